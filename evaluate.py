@@ -68,18 +68,24 @@ def main() -> int:
     options = parse("evaluate", __doc__)
     folders, overrides = split_runs(options.overrides)
     prepare_cpu(None)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a scheduler's SIGTERM saves like Ctrl-C
+    # a scheduler's SIGTERM saves like Ctrl-C
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     kind = kind_of(overrides)
-    settings = load_settings(kind.settings_class, [*overrides, *(["matrix=true"] if options.matrix else [])])
+    settings = load_settings(
+        kind.settings_class, [*overrides, *(["matrix=true"] if options.matrix else [])]
+    )
     # A dry run needs no other processes to estimate what each of them will take.
     with joined(1 if options.dry_run else getattr(settings, "context", 1)) as ranks:
         kind.check(settings.protocol, runs=len(folders), processes=ranks.world)
-        ranks.device(settings.device)  # raises for a device that does not exist, before anything is read
-        console, results = Console(quiet=not ranks.main), []
+        # raises for a device that does not exist, before anything is read
+        ranks.device(settings.device)
+        console = Console(quiet=not ranks.main)
+        results = []
         runs = open_runs(folders, settings, console)
         evaluation = kind(settings, runs, ranks, console)
         for run in runs:
-            session = evaluation.session(run, options.dry_run)  # methods, targets, cells already on disk
+            # methods, targets, cells already on disk
+            session = evaluation.session(run, options.dry_run)
             if options.dry_run:
                 session.forecast()
             else:
@@ -88,7 +94,8 @@ def main() -> int:
             return 0
         report = evaluation.report(results, provenance())
         folder = folders[0] / "evaluation" / (settings.folder or report.name)
-        files, figures = report.write(folder), report.draw(folder)
+        files = report.write(folder)
+        figures = report.draw(folder)
         write_text(folder / "settings.yaml", dump(evaluation.settings))
         show(report, files, figures, console, options.verbose)
     return 0
@@ -114,14 +121,17 @@ def provenance() -> dict:
     return {"command": command, "finished": datetime.now(UTC).isoformat(timespec="seconds")}
 
 
-def show(report: Report, files: list[Path], figures: list[Path], console: Console, verbose: bool) -> None:
+def show(
+    report: Report, files: list[Path], figures: list[Path], console: Console, verbose: bool
+) -> None:
     """Print the summary, the tables and the names of the files."""
     for line in report.headlines():
         print(printable(line))
     for table in report.tables():
         console.table(*table)
     named = [
-        f"{name}: {', '.join(map(str, paths))}" for name, paths in (("figures", figures), ("numbers", files))
+        f"{name}: {', '.join(map(str, paths))}"
+        for name, paths in (("figures", figures), ("numbers", files))
     ]
     for line in [*report.footnotes(verbose), *named]:
         print(printable(line))

@@ -46,7 +46,9 @@ from training.script import run_main
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 
 
-def report_positions(console: Console, positions: str, length: int, trained: int, overrides: list[str]):
+def report_positions(
+    console: Console, positions: str, length: int, trained: int, overrides: list[str]
+):
     """Print the positional scheme if overrides change it or a sequence exceeds the trained length."""
     about = f"up to {length} tokens, trained at {trained}"
     if length > trained:
@@ -57,13 +59,18 @@ def report_positions(console: Console, positions: str, length: int, trained: int
 
 def main() -> int | None:
     assert __doc__
-    args, console = parse("generate", __doc__), Console()
+    args = parse("generate", __doc__)
+    console = Console()
     device = find_device(args.device)
-    sampling = SamplingParams(args.repetition_penalty, args.temperature, args.top_k, args.top_p, args.min_p)
+    sampling = SamplingParams(
+        args.repetition_penalty, args.temperature, args.top_k, args.top_p, args.min_p
+    )
     prompts = read_prompts(args.prompt, args.file, sys.stdin, args.stdin)
 
     dtype = DTYPES.get(args.dtype)
-    loaded = load(run_of(args.run), args.overrides, device, dtype, console=console, weights=args.weights)
+    loaded = load(
+        run_of(args.run), args.overrides, device, dtype, console=console, weights=args.weights
+    )
     if loaded.changed:
         console.info(loaded.changed)
     samples = make_samples(
@@ -74,7 +81,8 @@ def main() -> int | None:
         seed=args.seed,
         stops=args.stop,
     )
-    length, trained = max(len(sample.ids) for sample in samples) + args.tokens, loaded.settings.train_length
+    length = max(len(sample.ids) for sample in samples) + args.tokens
+    trained = loaded.settings.train_length
     original = loaded.settings.original_length or trained
     positions = loaded.settings.model.describe_positions(length, original)
     report_positions(console, positions, length, trained, args.overrides)
@@ -98,7 +106,12 @@ def main() -> int | None:
         for start in range(0, len(samples), args.batch):
             batch = samples[start : start + args.batch]
             for _ in generate_samples(
-                loaded.model, loaded.tokenizer, batch, args.tokens, sampling, cache=not args.no_cache
+                loaded.model,
+                loaded.tokenizer,
+                batch,
+                args.tokens,
+                sampling,
+                cache=not args.no_cache,
             ):
                 writer.update()
     except KeyboardInterrupt:

@@ -123,9 +123,14 @@ def evaluate(
         folder: name of the results directory under RUN/evaluation.
         settings: top-level settings, such as `lengths=[256, 512]`, `methods=["trained", "yarn"]`.
     """
-    directory = import_module("interop.runs").run_of(run) if isinstance(run, (str, Path)) else run.folder
-    overrides = [f"{key}={json.dumps(value)}" for key, value in (settings | {"folder": folder}).items()]
-    results, printed = directory / "evaluation" / folder, io.StringIO()
+    directory = (
+        import_module("interop.runs").run_of(run) if isinstance(run, (str, Path)) else run.folder
+    )
+    overrides = [
+        f"{key}={json.dumps(value)}" for key, value in (settings | {"folder": folder}).items()
+    ]
+    results = directory / "evaluation" / folder
+    printed = io.StringIO()
     with (
         contextlib.redirect_stdout(printed),
         _command_line("evaluate.py", str(directory), *arguments, *overrides),
@@ -169,7 +174,8 @@ def _script(name: str) -> ModuleType:
 @contextlib.contextmanager
 def _command_line(*arguments: str) -> Iterator[None]:
     """Run a script's main with these arguments in `sys.argv`."""
-    before, sys.argv = sys.argv, list(arguments)
+    before = sys.argv
+    sys.argv = list(arguments)
     try:
         yield
     finally:
@@ -185,7 +191,8 @@ def _number(text: str) -> Any:
 
 def main() -> None:
     """The command `sextant`."""
-    name, arguments = (sys.argv[1:2] or ["--help"])[0], sys.argv[2:]
+    name = (sys.argv[1:2] or ["--help"])[0]
+    arguments = sys.argv[2:]
     if name in ("-h", "--help"):
         print("usage: sextant COMMAND [ARGUMENTS]\n")
         for command, (_, text) in SCRIPTS.items():

@@ -70,12 +70,16 @@ from training.script import run_main
 
 def main() -> int:
     assert __doc__
-    options, console = parse_options(__doc__), Console()
-    study, folder = options.study, options.folder
+    options = parse_options(__doc__)
+    console = Console()
+    study = options.study
+    folder = options.folder
     if options.report or study is None:
         return report(folder, study)
 
-    cells = [replace(cell, arguments=with_imported_parent(cell.arguments)) for cell in cells_of(study)]
+    cells = [
+        replace(cell, arguments=with_imported_parent(cell.arguments)) for cell in cells_of(study)
+    ]
     selected = select_cells(cells, options.cell, options.only)
     one_cell = options.cell is not None
     planner = StudyPlanner(study, folder, kind_of, read_methods(METHODS))
@@ -94,7 +98,9 @@ def main() -> int:
         if options.slurm:
             script = write_array(folder, options.name, selected, options.command, options.sbatch)
             print(f"sbatch {script}")
-            console.info(f"when all {len(selected)} tasks have finished: python {options.command_line}")
+            console.info(
+                f"when all {len(selected)} tasks have finished: python {options.command_line}"
+            )
             return 0
 
         by_index = {plan.cell.index: plan for plan in plans}

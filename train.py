@@ -53,8 +53,11 @@ def main() -> int:
 
 def train(run: TrainingRun) -> int:
     """Train from the newest good checkpoint to the last step; returns the exit status."""
-    settings, parallel, device = run.settings, run.parallel, run.device
-    t, steps = settings.training, settings.steps
+    settings = run.settings
+    parallel = run.parallel
+    device = run.device
+    t = settings.training
+    steps = settings.steps
     model = parallel.wrap(run.model, compiled=t.compile, autocast=run.autocast)
     optimizer = make_optimizer(run.model, t.optimizer)
     ema = EMA(run.model, t.ema, steps) if t.ema else None
@@ -68,7 +71,8 @@ def train(run: TrainingRun) -> int:
     profiler = Profiler(t.profile, run.folder, parallel.rank, run.console)
     prefetcher = Prefetcher(run, logger, checkpointer.groups)
     # On a GPU, results are read one step late, so that the host never waits inside a step.
-    pending, stop = 1 if device.type == "cuda" else 0, 0
+    pending = 1 if device.type == "cuda" else 0
+    stop = 0
 
     with logger, checkpointer, profiler:
         run.begin_steps()
@@ -102,7 +106,9 @@ def train(run: TrainingRun) -> int:
             if validator.is_due(done):
                 validator.run_step(done)
             if checkpointer.is_due(done):
-                checkpointer.save(done, logger, validator.nll.get(done, {}), wait=stop > 0 or done == steps)
+                checkpointer.save(
+                    done, logger, validator.nll.get(done, {}), wait=stop > 0 or done == steps
+                )
             if stop:
                 break
 

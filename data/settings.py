@@ -20,7 +20,8 @@ class TaskSource(StrictSettings):
     name: Literal["task"] = "task"
     task: TaskSettings = Field(PasskeyTask(), description="task")  # pyright: ignore[reportCallIssue]
     items: PositiveInt | None = Field(
-        None, description="number of items; null: 20,000, or with `text` the number that `share` requires"
+        None,
+        description="number of items; null: 20,000, or with `text` the number that `share` requires",
     )
     length: PositiveInt | tuple[PositiveInt, PositiveInt] = Field(
         254,
@@ -36,7 +37,9 @@ class TaskSource(StrictSettings):
     text: TextSettings | None = Field(
         None, description="text that the items are mixed into; null: items alone"
     )
-    share: float = Field(0.1, gt=0, lt=1, description="with `text`: fraction of all bytes that are items")
+    share: float = Field(
+        0.1, gt=0, lt=1, description="with `text`: fraction of all bytes that are items"
+    )
 
     @property
     def bounds(self) -> tuple[int, int]:
@@ -46,9 +49,13 @@ class TaskSource(StrictSettings):
     @model_validator(mode="after")
     def _consistent(self):
         if self.bounds[0] > self.bounds[1]:
-            raise ValueError(f"length=[minimum, maximum] must be ascending, not {list(self.bounds)}")
+            raise ValueError(
+                f"length=[minimum, maximum] must be ascending, not {list(self.bounds)}"
+            )
         if self.text is not None and self.items is not None:
-            raise ValueError("items and text exclude each other; with text, set share instead of items")
+            raise ValueError(
+                "items and text exclude each other; with text, set share instead of items"
+            )
         return self
 
 
@@ -59,7 +66,9 @@ class MixtureEntry(StrictSettings):
     """An additional text of a mixture: `source`, prepared with the tokenizer of data.source and without
     copies of its validation text, or an existing prepared folder."""
 
-    share: float = Field(gt=0, lt=1, description="fraction of the training tokens, at most four decimals")
+    share: float = Field(
+        gt=0, lt=1, description="fraction of the training tokens, at most four decimals"
+    )
     source: SourceSettings | None = Field(None, description="source of the text")
     prepared: str | None = Field(
         None, description="or a folder prepared by scripts/prepare.py with the same tokenizer"
@@ -119,7 +128,9 @@ class DataSettings(StrictSettings):
     bos: bool = Field(True, description="store a begin-of-document token before each document")
     eos: bool = Field(True, description="store an end-of-document token after each document")
     shard_bytes: int = Field(
-        4 << 20, ge=256, description="text per shard, in bytes; doubles every 8 shards up to 16 times this"
+        4 << 20,
+        ge=256,
+        description="text per shard, in bytes; doubles every 8 shards up to 16 times this",
     )
     mixture: list[MixtureEntry] = Field(
         [],
@@ -136,7 +147,9 @@ class DataSettings(StrictSettings):
         description="positions in training; evaluation and generation count from 0",
     )
     label: str | None = Field(
-        None, description="first part of the prepared folder's name", json_schema_extra={"may_change": True}
+        None,
+        description="first part of the prepared folder's name",
+        json_schema_extra={"may_change": True},
     )
     root: str = Field(
         "prepared", description="folder of prepared data", json_schema_extra={"may_change": True}
@@ -145,9 +158,13 @@ class DataSettings(StrictSettings):
     @model_validator(mode="after")
     def _consistent(self):
         if self.mixture and self.group_bytes is not None:
-            raise ValueError("data.group_bytes and data.mixture cannot be combined; remove one of them")
+            raise ValueError(
+                "data.group_bytes and data.mixture cannot be combined; remove one of them"
+            )
         if (taken := sum(self.mixed_shares)) >= 1:
-            raise ValueError(f"the shares of data.mixture sum to {float(taken):g}; the sum must be below 1")
+            raise ValueError(
+                f"the shares of data.mixture sum to {float(taken):g}; the sum must be below 1"
+            )
         return self
 
     @property

@@ -14,7 +14,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from data.files import atomic, damage_reported, read_json, save_array, sha256_of, write_json, write_text
+from data.files import (
+    atomic,
+    damage_reported,
+    read_json,
+    save_array,
+    sha256_of,
+    write_json,
+    write_text,
+)
 from data.hashing import canonical_hash
 from errors import DataError
 
@@ -48,7 +56,9 @@ def write_shard(
     """Write one shard with one document in memory at a time. Returns its manifest entry, or None if there are
     no documents.
     """
-    names, clusters, rows = [], [], []
+    names = []
+    clusters = []
+    rows = []
     paths = [folder / f"{stem}.{ending}" for ending in ("tokens", "documents.npy", "names.json")]
     with atomic(paths[0]) as file:
         for document in documents:
@@ -62,7 +72,9 @@ def write_shard(
     table = np.array(rows, dtype="<i8").T.copy()
     save_array(paths[1], table)
     # These bytes are part of the corpus hash, which seeds the draw of evaluation targets: keep their format.
-    write_text(paths[2], json.dumps({"names": names, "clusters": clusters}, ensure_ascii=False, indent=1))
+    write_text(
+        paths[2], json.dumps({"names": names, "clusters": clusters}, ensure_ascii=False, indent=1)
+    )
     files = {path.name: {"bytes": path.stat().st_size, "sha256": sha256_of(path)} for path in paths}
     return {"stem": stem, "documents": len(rows), "tokens": int(table[0].sum()), "files": files}
 
@@ -110,7 +122,9 @@ class TokenStore:
         self._check_files()
         tables = [self._table(shard) for shard in self._shards]
         table = np.concatenate(tables, axis=1) if tables else np.zeros((3, 0), dtype=np.int64)
-        self.lengths, self.bytes, self.numbers = (np.ascontiguousarray(row) for row in table.astype(np.int64))
+        self.lengths, self.bytes, self.numbers = (
+            np.ascontiguousarray(row) for row in table.astype(np.int64)
+        )
         self._first = np.cumsum([0] + [shard["documents"] for shard in self._shards])
         # Offset of each document in its shard.
         starts = np.cumsum(self.lengths) - self.lengths
@@ -120,7 +134,8 @@ class TokenStore:
 
     def _check_files(self, hashes: bool = False) -> None:
         for name, facts in (item for shard in self._shards for item in shard["files"].items()):
-            path, expected = self.folder / name, facts["bytes"]
+            path = self.folder / name
+            expected = facts["bytes"]
             if not path.is_file():
                 raise DataError(f"{path} is missing; {hint(self.folder)}")
             actual = path.stat().st_size

@@ -29,7 +29,8 @@ class RecordSource(StrictSettings):
     text_key: str = Field("text", description="key or column of the text")
     name_key: str | None = Field(None, description="key or column naming a document")
     cluster_key: str | None = Field(
-        None, description="key or column that groups documents (author, series), for confidence intervals"
+        None,
+        description="key or column that groups documents (author, series), for confidence intervals",
     )
 
     @property
@@ -47,10 +48,15 @@ class FilesSource(RecordSource):
         ["**/*.txt", "**/*.md", "**/*.jsonl", "**/*.jsonl.gz", "**/*.jsonl.zst", "**/*.parquet"],
         description="glob patterns of files to read in folders",
     )
-    exclude: list[str] = Field([], description="glob patterns of files to skip, relative to the folder")
-    separator: str | None = Field(None, description="text between documents inside one plain text file")
+    exclude: list[str] = Field(
+        [], description="glob patterns of files to skip, relative to the folder"
+    )
+    separator: str | None = Field(
+        None, description="text between documents inside one plain text file"
+    )
     manifest: str | None = Field(
-        None, description="jsonl file giving `cluster_key` for text files, matched by `file` = file name"
+        None,
+        description="jsonl file giving `cluster_key` for text files, matched by `file` = file name",
     )
     max_document_bytes: int | None = Field(
         None,
@@ -63,7 +69,9 @@ class FilesSource(RecordSource):
     @model_validator(mode="after")
     def _manifest_needs_key(self):
         if self.manifest is not None and self.cluster_key is None:
-            raise ValueError("manifest requires cluster_key, the key of the manifest that groups documents")
+            raise ValueError(
+                "manifest requires cluster_key, the key of the manifest that groups documents"
+            )
         return self
 
 
@@ -71,12 +79,20 @@ class HubSource(RecordSource):
     """A data set through `datasets.load_dataset`: the Hugging Face hub, or local files by format name."""
 
     name: Literal["hub"] = "hub"
-    path: str = Field(description="data set on the hub (owner/name), or a format: parquet, json, text")
+    path: str = Field(
+        description="data set on the hub (owner/name), or a format: parquet, json, text"
+    )
     subset: str | None = Field(None, description="configuration of the data set")
     split: str = Field("train", description="split of the data set")
-    revision: str | None = Field(None, description="commit or tag of the data set, for reproducibility")
-    data_files: Paths | None = Field(None, description="files of the data set, or local files for a format")
-    streaming: bool = Field(True, description="read over the network as needed instead of downloading first")
+    revision: str | None = Field(
+        None, description="commit or tag of the data set, for reproducibility"
+    )
+    data_files: Paths | None = Field(
+        None, description="files of the data set, or local files for a format"
+    )
+    streaming: bool = Field(
+        True, description="read over the network as needed instead of downloading first"
+    )
 
 
 class PreparedSource(StrictSettings):

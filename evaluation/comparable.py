@@ -21,7 +21,8 @@ def comparable(results: Mapping[str, Mapping]) -> None:
     labels = list(results)
     for key, fix in _MUST_AGREE.items():
         for label in labels[1:]:
-            mine, theirs = results[labels[0]].get(key), results[label].get(key)
+            mine = results[labels[0]].get(key)
+            theirs = results[label].get(key)
             if mine != theirs or mine is None:
                 raise EvaluationError(
                     f"{labels[0]} and {label} cannot be compared: {key} differs ({_short(mine)} and "

@@ -63,7 +63,8 @@ def differences(
     intervals = {}
     for where, nll in found.items():
         result = minuend[where[0]].result
-        alpha, how = 1 - result.settings.confidence, {"family": len(found), "seed": result.settings.seed}
+        alpha = 1 - result.settings.confidence
+        how = {"family": len(found), "seed": result.settings.seed}
         means = unit_means(nll, result.unit)
         intervals[where] = interval(means, alpha=alpha, resamples=result.settings.resamples, **how)
     return intervals
@@ -81,15 +82,20 @@ class RunComparison(Report):
         facts: dict | None = None,
         minuend: Literal["others", "first"] = "others",
     ):
-        self.name, self.facts, self.results = name, facts or {}, results
+        self.name = name
+        self.facts = facts or {}
+        self.results = results
         self.entries = entries_of(names, results)
-        self.first, self.lengths = self.entries[0], results[0].plan.lengths
+        self.first = self.entries[0]
+        self.lengths = results[0].plan.lengths
         others = self.entries[1:]
         references = [self.first] * len(others)
-        self.against, self.sign = f"difference from {self.first.label}", "better"
+        self.against = f"difference from {self.first.label}"
+        self.sign = "better"
         sides = others, references
         if minuend == "first":
-            self.against, self.sign = f"{self.first.label} − this", f"{self.first.label} is better"
+            self.against = f"{self.first.label} − this"
+            self.sign = f"{self.first.label} is better"
             sides = references, others
         found = differences(*sides, self.lengths)
         self.differences = {(others[i], length): one for (i, length), one in found.items()}
@@ -98,9 +104,11 @@ class RunComparison(Report):
         """One record for each entry and length."""
         rows = []
         for entry in self.entries:
-            subject, result = entry.result.subject, entry.result
+            subject = entry.result.subject
+            result = entry.result
             for length in self.lengths:
-                nll, one = entry.nll(length), self.differences.get((entry, length))
+                nll = entry.nll(length)
+                one = self.differences.get((entry, length))
                 where = (entry.method, length)
                 rows.append(
                     {
@@ -112,7 +120,9 @@ class RunComparison(Report):
                         "length": length,
                         "nll": None if nll is None else pooled(nll),
                         "perplexity": None if nll is None else perplexity(nll),
-                        "bits_per_byte": None if nll is None else bits_per_byte(nll, result.n_bytes),
+                        "bits_per_byte": None
+                        if nll is None
+                        else bits_per_byte(nll, result.n_bytes),
                         "difference": one and one.estimate,
                         "low": one and finite(one.low),
                         "high": one and finite(one.high),
@@ -125,7 +135,11 @@ class RunComparison(Report):
 
     def document(self) -> dict:
         result = self.results[0]
-        about = {"targets_hash": result.plan.hash, "targets": len(result.document), "cells": self.rows()}
+        about = {
+            "targets_hash": result.plan.hash,
+            "targets": len(result.document),
+            "cells": self.rows(),
+        }
         return {**self.facts, **result.facts, **about}
 
     def summary(self) -> list[str]:
@@ -134,9 +148,12 @@ class RunComparison(Report):
     def tables(self) -> list[Table]:
         columns = ["run", "length", "NLL", "perplexity", "bits per byte"]
         formats = {"nll": ".3f", "perplexity": ".2f", "bits_per_byte": ".3f"}
-        rows, entries = [], [entry for entry in self.entries for _ in self.lengths]
+        rows = []
+        entries = [entry for entry in self.entries for _ in self.lengths]
         for entry, cell in zip(entries, self.rows(), strict=True):
-            numbers = ["—" if cell[key] is None else format(cell[key], how) for key, how in formats.items()]
+            numbers = [
+                "—" if cell[key] is None else format(cell[key], how) for key, how in formats.items()
+            ]
             one = self.differences.get((entry, cell["length"]))
             tail = cell["failure"] if one is None else estimate(one)
             rows.append([entry.label, f"{cell['length']:,}", *numbers, tail])
@@ -148,9 +165,13 @@ class RunComparison(Report):
         for entry in self.entries:
             points = [(n, pooled(nll)) for n in self.lengths if (nll := entry.nll(n)) is not None]
             bars = [self.differences.get((entry, n)) for n, _ in points]
-            x, y = [float(n) for n, _ in points], [nll for _, nll in points]
+            x = [float(n) for n, _ in points]
+            y = [nll for _, nll in points]
             curves += [loss_curve(entry.label, x, y, bars)] if points else []
-        result, trained = self.results[0], {result.subject.trained_length for result in self.results}
+        result, trained = (
+            self.results[0],
+            {result.subject.trained_length for result in self.results},
+        )
         level = f"{100 * result.settings.confidence:g}%"
         text = FigureText(
             "Loss of several runs by context length",

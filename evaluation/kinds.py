@@ -44,7 +44,10 @@ class Evaluation(ABC):
     comparable: ClassVar[bool] = False  # several runs may be compared
 
     def __init__(self, settings, runs: Sequence[EvaluatedRun], ranks: EvaluationRanks, console):
-        self.settings, self.runs, self.ranks, self.console = settings, runs, ranks, console
+        self.settings = settings
+        self.runs = runs
+        self.ranks = ranks
+        self.console = console
 
     @classmethod
     def check(cls, protocol: str, runs: int, processes: int) -> None:
@@ -72,7 +75,8 @@ class Evaluation(ABC):
 class LossEvaluation(Evaluation):
     """Loss of text by length or by position; several runs are compared on the same targets."""
 
-    title, settings_class = "Loss of text", EvaluationSettings
+    title = "Loss of text"
+    settings_class = EvaluationSettings
     protocols = ("fixed-targets", "sliding", "non-overlapping", "by-position")
     distributed = comparable = True
     settings: EvaluationSettings
@@ -92,7 +96,9 @@ class LossEvaluation(Evaluation):
             "minutes": settings.minutes is not None,  # runs would finish different documents
         }
         for setting in (setting for setting, is_set in unsupported.items() if is_set):
-            raise EvaluationError(f"{setting} does not support several runs; evaluate them one at a time")
+            raise EvaluationError(
+                f"{setting} does not support several runs; evaluate them one at a time"
+            )
         first, *others = runs
         for other in others:
             if other.tokenizer.hash != first.tokenizer.hash:
@@ -109,11 +115,14 @@ class LossEvaluation(Evaluation):
         if len(self.runs) > 1:
             return [method for method in methods if not method.truncates]
         if self.settings.matrix:
-            bos, length = self.settings.bos, run.model.trained_length
+            bos = self.settings.bos
+            length = run.model.trained_length
             found, self.left_out = compatible_methods(
                 builtin_methods(), length, lambda overrides: run.position_settings(overrides, bos)
             )
-            methods += [method for method in found if method.label not in {one.label for one in methods}]
+            methods += [
+                method for method in found if method.label not in {one.label for one in methods}
+            ]
         return methods
 
     def session(self, run: EvaluatedRun, dry_run: bool = False) -> Any:
@@ -133,10 +142,13 @@ class LossEvaluation(Evaluation):
         )
 
     def report(self, results: list[EvaluationResult], facts: dict) -> Report:
-        run, settings = self.runs[0], self.settings
+        run = self.runs[0]
+        settings = self.settings
         facts = {"corpus": self.stores.name, "changed": run.changed} | facts
         if len(self.runs) > 1:
-            which = "".join([settings.identity(), *(run.model.checkpoint_hash for run in self.runs)])
+            which = "".join(
+                [settings.identity(), *(run.model.checkpoint_hash for run in self.runs)]
+            )
             name = f"comparison-{sha256(which.encode()).hexdigest()[:8]}"
             return RunComparison([run.name for run in self.runs], results, name, facts)
         (result,) = results
@@ -144,22 +156,28 @@ class LossEvaluation(Evaluation):
         result.facts |= facts
         exposure = run.exposure()
         below = None if exposure is None else partial(add_strip, exposure=exposure)
-        return LossReport(result, analyze(result), f"{settings.protocol}-{settings.identity()}", below)
+        return LossReport(
+            result, analyze(result), f"{settings.protocol}-{settings.identity()}", below
+        )
 
 
 class TaskEvaluation(Evaluation):
     """Items of one task, by length, depth and distance."""
 
-    title, protocols, settings_class = "Tasks", ("tasks",), TaskEvaluationSettings
+    title = "Tasks"
+    protocols = ("tasks",)
+    settings_class = TaskEvaluationSettings
     settings: TaskEvaluationSettings
 
     def session(self, run: EvaluatedRun, dry_run: bool = False) -> TaskSession:
-        settings, task = self.settings, self.settings.task or run.task
+        settings = self.settings
+        task = self.settings.task or run.task
         if task is None:
             raise EvaluationError(
                 f"{run.folder} was not trained on a task: set one, such as task.name=passkey"
             )
-        documents, origin = None, "none"
+        documents = None
+        origin = "none"
         if isinstance(task, HaystackTask):
             task = task.model_copy(update={"queries": 1})
             folder = settings.haystack_store or (run.data if run.task is None else None)
@@ -174,7 +192,8 @@ class TaskEvaluation(Evaluation):
             origin=origin,
         )
         facts = {"task": task.name, "haystack": origin, "tokenizer_hash": run.tokenizer.hash}
-        cells, methods = run.folder / "evaluation" / "cells", self.methods(run)
+        cells = run.folder / "evaluation" / "cells"
+        methods = self.methods(run)
         return TaskSession(
             settings, run.model, drawn, methods, cells=cells, facts=facts, console=self.console
         )
@@ -215,15 +234,21 @@ class _DiagnosticEvaluation(Evaluation):
 class AttentionEvaluation(_DiagnosticEvaluation):
     """Attention weights, by length, layer and head."""
 
-    title, protocols, settings_class = "Attention", ("attention",), AttentionDiagnosticSettings
-    sessions, reports = AttentionSession, AttentionReport
+    title = "Attention"
+    protocols = ("attention",)
+    settings_class = AttentionDiagnosticSettings
+    sessions = AttentionSession
+    reports = AttentionReport
 
 
 class GenerationEvaluation(_DiagnosticEvaluation):
     """Text that the model generates past its trained length."""
 
-    title, protocols, settings_class = "Generated text", ("generation",), GenerationDiagnosticSettings
-    sessions, reports = GenerationSession, GenerationReport
+    title = "Generated text"
+    protocols = ("generation",)
+    settings_class = GenerationDiagnosticSettings
+    sessions = GenerationSession
+    reports = GenerationReport
 
 
 KINDS: tuple[type[Evaluation], ...] = (
@@ -240,4 +265,6 @@ def kind_of_protocol(protocol: object) -> type[Evaluation]:
     try:
         return kinds[protocol or next(iter(kinds))]
     except (KeyError, TypeError):
-        raise EvaluationError(f"protocol={protocol} is unknown; choose one of {', '.join(kinds)}") from None
+        raise EvaluationError(
+            f"protocol={protocol} is unknown; choose one of {', '.join(kinds)}"
+        ) from None

@@ -15,7 +15,8 @@ from evaluation.scoring.text import EvaluationText
 from evaluation.scoring.windows import Scorer, fixed_windows
 from model import Transformer
 
-LEAST_DOCUMENTS = 8  # lengths that fewer reach are left out: they would limit the targets of all lengths
+# lengths that fewer reach are left out: they would limit the targets of all lengths
+LEAST_DOCUMENTS = 8
 
 
 @dataclass(frozen=True)
@@ -52,27 +53,37 @@ class MonitorTargets:
         equally many batches through the model, whose weights may be sharded. The model's mode is kept.
         """
         mine = {length: self._share(model, length, device, rank, world) for length in self.lengths}
-        parts, out = gather(mine), {}
+        parts = gather(mine)
+        out = {}
         for length in self.lengths:
-            nll, finite = merge([part[length][0] for part in parts]), all(part[length][1] for part in parts)
+            nll = merge([part[length][0] for part in parts])
+            finite = all(part[length][1] for part in parts)
             out[length] = float(nll.sum() / len(nll)) if finite else math.nan, len(nll)
         return out
 
-    def nll(self, model: Transformer, length: int, device: torch.device | str = "cpu") -> np.ndarray:
+    def nll(
+        self, model: Transformer, length: int, device: torch.device | str = "cpu"
+    ) -> np.ndarray:
         """NLL in nats of every target with `length` tokens of context, (n,) float64. Raises CellFailed if
         a loss is not finite."""
         scorer = ModelScorer(model, device=device, length=length)
-        return measure(scorer, self.text, fixed_windows(self.targets, length), batch=rows_of(length))
+        return measure(
+            scorer, self.text, fixed_windows(self.targets, length), batch=rows_of(length)
+        )
 
     def _share(self, model, length: int, device, rank: int, world: int) -> tuple[np.ndarray, bool]:
         """One rank's NLL of every target, NaN where another owns it, and whether all were finite."""
         scorer = _MonitoredLength(ModelScorer(model, device=device, length=length))
-        windows, batch = fixed_windows(self.targets, length), rows_of(length)
+        windows = fixed_windows(self.targets, length)
+        batch = rows_of(length)
         found = measure(scorer, self.text, windows, batch=batch, rank=rank, world=world)
         shape = batches(windows, batch)
         for _ in range(-(-len(shape) // world) - len(range(rank, len(shape), world))):
             row = shape[0][:1]  # a pass whose result is discarded
-            scorer(self.text.windows(windows.document[row], windows.end[row], length), self.targets.span)
+            scorer(
+                self.text.windows(windows.document[row], windows.end[row], length),
+                self.targets.span,
+            )
         return found, scorer.finite
 
 
@@ -86,7 +97,8 @@ class _MonitoredLength:
     trained length does not stop training."""
 
     def __init__(self, scorer: Scorer):
-        self.scorer, self.finite = scorer, True
+        self.scorer = scorer
+        self.finite = True
 
     def __call__(self, windows: np.ndarray, keep: int) -> np.ndarray:
         nll = np.asarray(self.scorer(windows, keep), dtype=np.float64)
@@ -108,12 +120,15 @@ def monitor_targets(
     Lengths that fewer than 8 documents reach (or fewer than reach the shortest length) are left out, and
     `note` says so. Raises EvaluationError where not even the shortest length is reached.
     """
-    text, span = EvaluationText(store), min(targets, *lengths)
+    text = EvaluationText(store)
+    span = min(targets, *lengths)
     drawn: dict[str, Any] = {"span": span, "spans_per_document": spans_per_document}
     reaching = int((text.lengths >= tokens_needed(min(lengths), **drawn)).sum())
     least = min(LEAST_DOCUMENTS, max(1, reaching))
     usable, note = shorten_lengths(text, lengths, **drawn, least_documents=least)
     documents = max(1, spans // spans_per_document)
     hashes: dict[str, Any] = {"corpus_hash": store.hash, "tokenizer_hash": ""}
-    found = draw_targets(text, longest=usable[-1], documents=documents, seed=seed, **hashes, **drawn)
+    found = draw_targets(
+        text, longest=usable[-1], documents=documents, seed=seed, **hashes, **drawn
+    )
     return MonitorTargets(text, found, usable, note)

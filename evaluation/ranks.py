@@ -66,7 +66,8 @@ class EvaluationRanks:
 
         Raises EvaluationError if processes that share windows would share a GPU, which NCCL cannot connect.
         """
-        device, gpus = find_device(wanted, self.local_rank), torch.cuda.device_count()
+        device = find_device(wanted, self.local_rank)
+        gpus = torch.cuda.device_count()
         if self.shard is not None and device.type == "cuda" and self.local_world > gpus:
             raise EvaluationError(
                 f"{self.local_world} processes share windows on a machine with {gpus} GPU(s): start {gpus} "
@@ -105,7 +106,8 @@ def this_process() -> EvaluationRanks:
     if not dist.is_initialized():
         return EvaluationRanks()
     world = dist.get_world_size()
-    rank, size = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", world))
+    rank = int(os.environ.get("LOCAL_RANK", "0"))
+    size = int(os.environ.get("LOCAL_WORLD_SIZE", world))
     return EvaluationRanks(dist.get_rank(), world, local_rank=rank, local_world=size)
 
 
@@ -145,9 +147,12 @@ def _context_shard(size: int) -> ContextShard | None:
     """This process in its group of `size` neighbors. All processes create all groups."""
     if size == 1:
         return None
-    rank, world = dist.get_rank(), dist.get_world_size()
+    rank = dist.get_rank()
+    world = dist.get_world_size()
     starts = range(0, world, size)
-    groups = [dist.new_group([*range(start, start + size)], timeout=GATHER_TIMEOUT) for start in starts]
+    groups = [
+        dist.new_group([*range(start, start + size)], timeout=GATHER_TIMEOUT) for start in starts
+    ]
     return ContextShard.of(groups[rank // size])
 
 

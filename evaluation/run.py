@@ -66,7 +66,8 @@ class EvaluatedRun:
 
 def resolve_all(methods: Sequence[Method], subject: EvaluatedModel) -> dict[str, dict]:
     """Position settings of every method; the error names all illegal methods at once."""
-    schemes, refused = {}, []
+    schemes = {}
+    refused = []
     for method in methods:
         try:
             schemes[method.label] = subject.resolve(method.overrides)
@@ -84,7 +85,11 @@ def absent_cells(
 
     Raises EvaluationError if no cell remains at a length, with `refuse`.
     """
-    limits = {method.label: subject.longest(method.overrides) for method in methods if not method.truncates}
+    limits = {
+        method.label: subject.longest(method.overrides)
+        for method in methods
+        if not method.truncates
+    }
     absent = {
         (label, length): f"its positions end after {limit} tokens"
         for label, limit in limits.items()

@@ -35,15 +35,21 @@ class MeasurementSettings(StrictSettings):
         0.95, gt=0.5, lt=1, description="level of the intervals, simultaneous for verdicts"
     )
     seed: int = Field(0, ge=0, description="seed for documents, spans, items and resamples")
-    dtype: Literal["float32", "float64", "bfloat16"] = Field("float32", description="dtype of the model")
+    dtype: Literal["float32", "float64", "bfloat16"] = Field(
+        "float32", description="dtype of the model"
+    )
     device: str = Field("auto", description="auto (a GPU if there is one), cpu, cuda, cuda:1 ...")
     weights: Literal["ema", "last"] | None = Field(
         None,
         description="the EMA of the weights, or those of the last step; null: the EMA if the run has one",
     )
-    chunk: int = Field(4096, ge=1, description="longer inputs are prefilled in chunks of this many tokens")
+    chunk: int = Field(
+        4096, ge=1, description="longer inputs are prefilled in chunks of this many tokens"
+    )
     memory: float | None = Field(
-        None, gt=0, description="memory limit of the evaluation in GiB; default: 80% of the free memory"
+        None,
+        gt=0,
+        description="memory limit of the evaluation in GiB; default: 80% of the free memory",
     )
 
     @field_validator("methods")
@@ -75,20 +81,24 @@ class TextSettings(MeasurementSettings):
     """Settings shared by the evaluations of text."""
 
     store: str | None = Field(
-        None, description="folder of another prepared corpus (same tokenizer); default: the run's own"
+        None,
+        description="folder of another prepared corpus (same tokenizer); default: the run's own",
     )
     split: Literal["valid", "train"] = Field("valid", description="split of that corpus")
     bos: Literal["as-trained", "none", "every-window"] = Field(
         "as-trained", description="position of BOS: as stored, nowhere, or first in every window"
     )
-    least_documents: int = Field(1, ge=1, description="fewer long enough documents than this are an error")
+    least_documents: int = Field(
+        1, ge=1, description="fewer long enough documents than this are an error"
+    )
 
 
 class TargetSettings(TextSettings):
     """Settings of fixed targets."""
 
     lengths: list[int] | None = Field(
-        None, description="input tokens; the trained length L0 is always added; default: L0 x 1, 2, 4, 8, 16"
+        None,
+        description="input tokens; the trained length L0 is always added; default: L0 x 1, 2, 4, 8, 16",
     )
     targets: int = Field(
         64,
@@ -97,7 +107,9 @@ class TargetSettings(TextSettings):
     )
     documents: int = Field(200, ge=1, description="maximum number of documents, chosen by seed")
     spans_per_document: int = Field(4, ge=1, description="disjoint spans in each document")
-    shorten: bool = Field(False, description="drop lengths that too few documents reach, with a warning")
+    shorten: bool = Field(
+        False, description="drop lengths that too few documents reach, with a warning"
+    )
 
 
 class EvaluationSettings(TargetSettings):
@@ -110,10 +122,13 @@ class EvaluationSettings(TargetSettings):
         "refuse",
         description="a length that no method supports is an error, or a dash in the table",
     )
-    stride: int | None = Field(None, ge=1, description="sliding: new targets per window; default: length / 8")
+    stride: int | None = Field(
+        None, ge=1, description="sliding: new targets per window; default: length / 8"
+    )
     windows_per_document: int = Field(4, ge=4, description="by-position: windows at random offsets")
     matrix: bool = Field(
-        False, description="add every built-in method that applies to this checkpoint; same as --matrix"
+        False,
+        description="add every built-in method that applies to this checkpoint; same as --matrix",
     )
     contamination: ContaminationSettings = Field(
         ContaminationSettings(), description="exclusion of text that was seen in training"
@@ -128,8 +143,12 @@ class EvaluationSettings(TargetSettings):
         description="correction for simultaneous verdicts; max-t: bootstrap of the largest t, narrower for "
         "correlated methods, wider for skewed documents",
     )
-    resamples: int = Field(10_000, ge=10_000, description="studentised bootstrap resamples, compared with t")
-    batch: int | None = Field(None, ge=1, description="windows per batch; default: as the memory allows")
+    resamples: int = Field(
+        10_000, ge=10_000, description="studentised bootstrap resamples, compared with t"
+    )
+    batch: int | None = Field(
+        None, ge=1, description="windows per batch; default: as the memory allows"
+    )
     context: int = Field(
         1,
         ge=1,
@@ -145,7 +164,9 @@ class EvaluationSettings(TargetSettings):
 
     @model_validator(mode="after")
     def _consistent(self) -> "EvaluationSettings":
-        if self.minutes is not None and (self.protocol != "fixed-targets" or self.dtype == "bfloat16"):
+        if self.minutes is not None and (
+            self.protocol != "fixed-targets" or self.dtype == "bfloat16"
+        ):
             raise ValueError("minutes requires protocol=fixed-targets and dtype=float32 or float64")
         if self.protocol == "fixed-targets" and self.lengths and min(self.lengths) < self.targets:
             raise ValueError(

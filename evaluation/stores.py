@@ -44,7 +44,8 @@ class EvaluationStores:
             raise EvaluationError(
                 f"{error}; or evaluate on another prepared corpus with store=FOLDER"
             ) from error
-        made_with, wanted = prepared.tokenizer.hash, tokenizer.hash
+        made_with = prepared.tokenizer.hash
+        wanted = tokenizer.hash
         if made_with != wanted:
             raise EvaluationError(
                 f"{folder} was prepared with another tokenizer ({made_with[:12]}) than this run's "
@@ -73,7 +74,8 @@ def haystacks(
     prepared `folder`, or the task's own haystack if it is None."""
     if folder is not None:
         prepared = open_prepared(folder)
-        store, tokenizer = prepared.valid, prepared.tokenizer
+        store = prepared.valid
+        tokenizer = prepared.tokenizer
         store.verify()
         kept = [i for i, name in enumerate(store.names) if not name.startswith(GENERATED)]
 
@@ -83,4 +85,6 @@ def haystacks(
         return texts, f"{Path(folder).name}/valid"
     source = open_text(task.haystack, "task.haystack")
     held = (d for d in source.documents() if d.fault is None and is_for(d.name, "evaluation"))
-    return lambda: ((d.name, d.text) for d in held), f"{source.label}, documents held out from training"
+    return lambda: (
+        (d.name, d.text) for d in held
+    ), f"{source.label}, documents held out from training"

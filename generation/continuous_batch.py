@@ -97,7 +97,9 @@ class ContinuousBatch:
         vocab_size: int | None = None,
         chunk: int = CHUNK,
     ):
-        self.model, self.eos_ids, self.chunk = model, frozenset(eos_ids), chunk
+        self.model = model
+        self.eos_ids = frozenset(eos_ids)
+        self.chunk = chunk
         self.vocab_size = model.vocab_size if vocab_size is None else vocab_size
         self.rows: list[GenerationRow] = []  # in the order of the cache
         self._waiting: deque[_Prefill] = deque()
@@ -121,7 +123,10 @@ class ContinuousBatch:
             row.previous = torch.zeros(1, self.vocab_size, dtype=torch.bool, device=self._device)
             row.previous[0, torch.tensor(row.prompt, device=self._device)] = True
         for one in self._waiting:
-            if not one.filled and (one.rows[0].prompt, one.rows[0].tokens) == (row.prompt, row.tokens):
+            if not one.filled and (one.rows[0].prompt, one.rows[0].tokens) == (
+                row.prompt,
+                row.tokens,
+            ):
                 one.rows.append(row)
                 return
         self._waiting.append(_Prefill([row], Cache(self.model, 1, len(row.prompt))))
@@ -159,7 +164,8 @@ class ContinuousBatch:
     def clear(self) -> list[GenerationRow]:
         """Remove all rows, and return them."""
         removed = [*self.rows, *(row for one in self._waiting for row in one.rows)]
-        self.rows, self._cache = [], None
+        self.rows = []
+        self._cache = None
         self._waiting.clear()
         return removed
 
@@ -187,10 +193,13 @@ class ContinuousBatch:
         """Prefill a chunk of the first waiting prompt. After its last chunk its n rows join the batch, and
         their logits (n, V) are returned."""
         one = self._waiting[0]
-        first, start = one.rows[0], one.filled
-        prompt, stop = first.prompt, min(start + self.chunk, len(first.prompt))
+        first = one.rows[0]
+        start = one.filled
+        prompt = first.prompt
+        stop = min(start + self.chunk, len(first.prompt))
         whole = TokenPositions.plain(len(prompt), length=first.length, device=self._device)
-        positions, is_last = whole.part(start, stop, position_end=stop), stop == len(prompt)
+        positions = whole.part(start, stop, position_end=stop)
+        is_last = stop == len(prompt)
         scored = [row for row in one.rows if row.score_prompt]
         keep = stop - start if scored else int(is_last)
         tokens = torch.tensor([prompt[start:stop]], device=self._device)
@@ -230,7 +239,9 @@ class ContinuousBatch:
         new = [0] * len(self.rows)
         for sampling, indices in groups.items():
             rows = [self.rows[index] for index in indices]
-            chances = [row.chances[:, row.generated, None] for row in rows if row.chances is not None]
+            chances = [
+                row.chances[:, row.generated, None] for row in rows if row.chances is not None
+            ]
             previous = [row.previous for row in rows if row.previous is not None]
             chosen = sampling.choose(
                 logits[indices, : self.vocab_size],
@@ -241,7 +252,8 @@ class ContinuousBatch:
                 new[index] = token
         found = self._scores(logits, new, [row.logprobs for row in self.rows])
         for row, token, score in zip(self.rows, new, found, strict=True):
-            row.last, row.generated = token, row.generated + 1
+            row.last = token
+            row.generated = row.generated + 1
             if row.previous is not None:
                 row.previous[0, token] = True
             if token in self.eos_ids:
@@ -250,14 +262,18 @@ class ContinuousBatch:
                 row.finish = "length"
             scores.setdefault(row, []).append(score)
 
-    def _scores(self, logits: Tensor, tokens: list[int], tops: list[int | None]) -> list[TokenScore]:
+    def _scores(
+        self, logits: Tensor, tokens: list[int], tops: list[int | None]
+    ) -> list[TokenScore]:
         """Scores of one token for each row of logits (n, V); `tops` is `logprobs` of each."""
         wanted = [index for index, top in enumerate(tops) if top is not None]
         found = [TokenScore(token) for token in tokens]
         if not wanted:
             return found
         log_p = logits[wanted].float().log_softmax(-1)
-        chosen = log_p.gather(1, torch.tensor([[tokens[i]] for i in wanted], device=log_p.device))[:, 0]
+        chosen = log_p.gather(1, torch.tensor([[tokens[i]] for i in wanted], device=log_p.device))[
+            :, 0
+        ]
         most = min(max(top or 0 for top in tops), self.vocab_size)
         values, ids = log_p[:, : self.vocab_size].topk(most, dim=-1)
         rows = zip(wanted, chosen.tolist(), values.tolist(), ids.tolist(), strict=True)

@@ -57,18 +57,24 @@ class Generation:
     ):
         self.vocab_size = model.vocab_size if vocab_size is None else vocab_size
         check_prompts(model, prompts, tokens, self.vocab_size)
-        self.model, self.tokens, self.sampling = model, tokens, sampling or SamplingParams()
-        self.eos_ids, self.chunk = frozenset(eos_ids), prefill_chunk
+        self.model = model
+        self.tokens = tokens
+        self.sampling = sampling or SamplingParams()
+        self.eos_ids = frozenset(eos_ids)
+        self.chunk = prefill_chunk
         self.finish: list[str | None] = [None] * len(prompts)
         counts = [len(prompt) for prompt in prompts]
-        self.width, device = max(counts), model.embed.weight.device
+        self.width = max(counts)
+        device = model.embed.weight.device
         # Slots of the whole generation; a pass is a slice of them. The last token is never an input.
         slots = self.width + tokens - 1
         if len(set(counts)) == 1:
             self.positions = TokenPositions.plain(slots, length=slots + 1, device=device)
         else:
             declared = [count + tokens for count in counts]
-            self.positions = TokenPositions.left_padded(counts, slots, lengths=declared, device=device)
+            self.positions = TokenPositions.left_padded(
+                counts, slots, lengths=declared, device=device
+            )
         rows = torch.zeros(len(prompts), slots, dtype=torch.int64)
         for row, prompt in zip(rows, prompts, strict=True):
             row[self.width - len(prompt) : self.width] = torch.tensor(prompt)
@@ -77,7 +83,9 @@ class Generation:
         self.plan: DecodePlan | StaticDecodePlan | None = None  # of the passes after the prompts
         self.previous = self._mark(prompts) if self.sampling.repetition_penalty != 1 else None
         self.chances = (
-            None if self.sampling.greedy else uniform_draws(seeds or [0] * len(prompts), tokens).to(device)
+            None
+            if self.sampling.greedy
+            else uniform_draws(seeds or [0] * len(prompts), tokens).to(device)
         )
 
     def stop(self, row: int) -> None:
@@ -131,7 +139,8 @@ class Generation:
 
     def _pass(self, start: int, stop: int, keep: int) -> Tensor:
         positions = self.positions.part(start, stop, position_end=stop)
-        logits = self.model(self.rows[:, start:stop], positions, cache=self.cache, keep=keep)  # (B, keep, V)
+        # (B, keep, V)
+        logits = self.model(self.rows[:, start:stop], positions, cache=self.cache, keep=keep)
         return logits[:, -1] if keep else logits
 
     def _mark(self, prompts: Sequence[Sequence[int]]) -> Tensor:
@@ -142,7 +151,9 @@ class Generation:
         return previous.to(self.rows.device)
 
 
-def check_prompts(model: Transformer, prompts: Sequence[Sequence[int]], tokens: int, vocab_size: int) -> None:
+def check_prompts(
+    model: Transformer, prompts: Sequence[Sequence[int]], tokens: int, vocab_size: int
+) -> None:
     """Raise ModelError for prompts that cannot be continued by `tokens` new tokens."""
     if not 0 < vocab_size <= model.vocab_size:
         raise ModelError(

@@ -36,7 +36,9 @@ def _read_file(file: Path) -> list[str]:
     for number, line in enumerate(_decode(file.read_bytes(), str(file)).split("\n"), start=1):
         line = line.removesuffix("\r")
         if line.strip():
-            found.append(_parse_json(line, f"{file}, line {number}") if file.suffix == ".jsonl" else line)
+            found.append(
+                _parse_json(line, f"{file}, line {number}") if file.suffix == ".jsonl" else line
+            )
     if not found:
         raise TrainingError(f"{file} contains no prompt; write one prompt per line")
     return found

@@ -53,7 +53,13 @@ class Sample:
 
 
 def make_samples(
-    prompts: Sequence[str], tokenizer: Tokenizer, *, bos: bool, count: int, seed: int, stops: Sequence[str]
+    prompts: Sequence[str],
+    tokenizer: Tokenizer,
+    *,
+    bos: bool,
+    count: int,
+    seed: int,
+    stops: Sequence[str],
 ) -> list[Sample]:
     """`count` samples of each prompt, with the seeds `seed`, `seed` + 1, ...
 
@@ -65,7 +71,9 @@ def make_samples(
     for index, prompt in enumerate(prompts):
         ids = prefix + tokenizer.encode(prompt)
         if not ids:
-            raise ModelError("an empty prompt requires a model trained with a begin-of-document token")
+            raise ModelError(
+                "an empty prompt requires a model trained with a begin-of-document token"
+            )
         for i in range(count):
             stream = TextStream(tokenizer, stops, begins=not prompt)
             samples.append(Sample(prompt, ids, index, seed + i, stream))

@@ -19,7 +19,8 @@ class TextStream:
     """
 
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = (), begins: bool = False):
-        self.pieces, self.stops = tokenizer.pieces, [stop for stop in stops if stop]
+        self.pieces = tokenizer.pieces
+        self.stops = [stop for stop in stops if stop]
         self.drop = tokenizer.prefix if begins else b""
         self.decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self.pending = ""  # decoded but not yet returned: possibly the start of a stop string
@@ -29,7 +30,8 @@ class TextStream:
         """The text that is certain after this token; "" after a stop string."""
         piece = self.pieces[token]
         if piece and self.drop:
-            piece, self.drop = piece.removeprefix(self.drop), b""
+            piece = piece.removeprefix(self.drop)
+            self.drop = b""
         return self._flush(self.decoder.decode(piece))
 
     def end(self) -> str:
@@ -43,10 +45,13 @@ class TextStream:
             return ""
         self.pending += text
         # The stop string that is complete first, independent of token boundaries.
-        found = [(at + len(stop), at) for stop in self.stops if (at := self.pending.find(stop)) >= 0]
+        found = [
+            (at + len(stop), at) for stop in self.stops if (at := self.pending.find(stop)) >= 0
+        ]
         self.stopped = bool(found)
         end = min(found)[1] if found else len(self.pending) - self._partial_stop()
-        text, rest = self.pending[:end], self.pending[end:]
+        text = self.pending[:end]
+        rest = self.pending[end:]
         self.pending = "" if found else rest
         return text
 

@@ -14,9 +14,12 @@ class TextWriter:
     """
 
     def __init__(self, samples: Sequence[Sample], out: TextIO, escape: Callable[[str], str]):
-        self.samples, self.out = samples, out
+        self.samples = samples
+        self.out = out
         self.escape = escape if out.isatty() else str
-        self.at, self.written = 0, 0  # current sample; how many of its characters are written
+        # current sample; how many of its characters are written
+        self.at = 0
+        self.written = 0
         self.has_header = False
 
     def update(self) -> None:
@@ -30,7 +33,9 @@ class TextWriter:
             if not sample.finish:
                 return
             self.out.write("\n")
-            self.at, self.written, self.has_header = self.at + 1, 0, False
+            self.at = self.at + 1
+            self.written = 0
+            self.has_header = False
 
     def _write_header(self, sample: Sample) -> None:
         if len(self.samples) > 1:
@@ -44,7 +49,9 @@ class JsonLinesWriter:
     """Writes one JSON object per complete sample."""
 
     def __init__(self, samples: Sequence[Sample], out: TextIO, settings: dict):
-        self.samples, self.out, self.settings = samples, out, settings
+        self.samples = samples
+        self.out = out
+        self.settings = settings
         self.at = 0
 
     def update(self) -> None:

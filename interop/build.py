@@ -42,7 +42,11 @@ def build_model(checkpoint: ForeignCheckpoint) -> ImportedModel:
         assert not unknown, f"families.py maps no tensor to {unknown}"
     tensors = checkpoint.tensors
     if missing := sorted(theirs.keys() - tensors.keys()):
-        tied = ": if its head is the embedding, set tie_word_embeddings = true" if missing == [HEAD] else ""
+        tied = (
+            ": if its head is the embedding, set tie_word_embeddings = true"
+            if missing == [HEAD]
+            else ""
+        )
         raise InteropError(f"{where} requires {some(missing)}, which the weights do not have{tied}")
     left = sorted(name for name in tensors.keys() - theirs.keys() if not DERIVED.fullmatch(name))
     has_copy = shape.model.tie_embeddings and left == [HEAD]
@@ -56,7 +60,9 @@ def build_model(checkpoint: ForeignCheckpoint) -> ImportedModel:
         expected = (sum(rows), *own[parts[0]].shape[1:])
         stored = tensors[name]
         if stored.shape != expected:
-            raise InteropError(f"{stored.file}: {name} has shape {stored.shape}, {where} requires {expected}")
+            raise InteropError(
+                f"{stored.file}: {name} has shape {stored.shape}, {where} requires {expected}"
+            )
         for part, values in zip(parts, stored.read().split(rows), strict=True):
             own[part].copy_(values)
     if has_copy and not torch.equal(tensors[HEAD].read(), own["embed.weight"]):

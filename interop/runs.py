@@ -54,7 +54,8 @@ class CheckpointSource:
     def folder(self) -> Path:
         """The run directory of its import: another one whenever a file changes."""
         about = [
-            (str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in sorted(self.files)
+            (str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns)
+            for file in sorted(self.files)
         ]
         digest = hashlib.sha256(json.dumps([FORMAT, about]).encode()).hexdigest()[:10]
         return IMPORTED / f"{self.name}-{digest}"
@@ -65,7 +66,8 @@ def _huggingface(name: str) -> CheckpointSource:
     if folder.is_dir():
         short = folder.resolve().name
     else:
-        folder, short = download(name), name.replace("/", "-")
+        folder = download(name)
+        short = name.replace("/", "-")
     files = [file for file in folder.iterdir() if file.is_file()]
     return CheckpointSource(short, files, lambda: read_folder(folder, short))
 
@@ -88,7 +90,9 @@ def is_foreign(argument: object) -> bool:
 def find_source(argument: str) -> CheckpointSource:
     """The checkpoint that `hf:...` or `gguf:...` names. Raises InteropError if there is none."""
     if not is_foreign(argument):
-        raise InteropError(f"{argument} must begin with {' or '.join(f'{kind}:' for kind in _FORMATS)}")
+        raise InteropError(
+            f"{argument} must begin with {' or '.join(f'{kind}:' for kind in _FORMATS)}"
+        )
     kind, _, name = argument.partition(":")
     return _FORMATS[kind](name)
 
@@ -114,7 +118,11 @@ def with_imported_parent(overrides: Sequence[str]) -> list[str]:
     """The files and overrides of train.py, with the run directory of a foreign `parent.run`."""
     parent = setting_before_validation(list(overrides), "parent")
     argument = parent.get("run") if isinstance(parent, dict) else None
-    return [*overrides, f"parent.run={run_of(str(argument))}"] if is_foreign(argument) else list(overrides)
+    return (
+        [*overrides, f"parent.run={run_of(str(argument))}"]
+        if is_foreign(argument)
+        else list(overrides)
+    )
 
 
 def write_run(
@@ -162,7 +170,8 @@ def _tokenizer(checkpoint: ForeignCheckpoint, file: Path | None) -> Tokenizer:
 
 def _check_tokenizer(tokenizer: Tokenizer, imported: ImportedModel, file: Path | None) -> None:
     """The embedding has a row for every id; a tokenizer given separately has the BOS and EOS of `config`."""
-    shape, config = imported.shape, imported.checkpoint.config_file
+    shape = imported.shape
+    config = imported.checkpoint.config_file
     own = imported.checkpoint.tokenizer
     name = file or (config if isinstance(own, Tokenizer) else own)
     # Embeddings are padded by a few rows or a few percent, never by as many rows as there are ids.
@@ -185,7 +194,8 @@ def _check_tokenizer(tokenizer: Tokenizer, imported: ImportedModel, file: Path |
 
 
 def _settings(imported: ImportedModel, tokenizer: Tokenizer, folder: Path) -> RunSettings:
-    shape, plain = imported.shape, TrainingSettings()
+    shape = imported.shape
+    plain = TrainingSettings()
     kind = SentencePieceSettings if tokenizer.name == "sentencepiece" else HuggingFaceSettings
     saved = str(folder / "tokenizer" / tokenizer.file)
     choice = kind(model=saved, vocab_size=max(264, tokenizer.vocab_size))

@@ -10,7 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import flex_attention_hop
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 from model.attention.biased import NAMESPACE
 from model.attention.kernels import AttentionHook
@@ -82,7 +86,8 @@ class Block(nn.Module):
         self.attention = MIXERS[self.mixer](s, choice)
         self.mlp_norm = RMSNorm(s.dim, eps=s.norm_eps)
         self.mlp = SwiGLU(s.dim, s.ffn_dim, s.mlp_bias)
-        self.norm_placement, self.residual_multiplier = s.norm_placement, s.residual_multiplier
+        self.norm_placement = s.norm_placement
+        self.residual_multiplier = s.residual_multiplier
         self.checkpointing: Checkpointing = "none"
         self._compiled: Callable[..., Tensor] | None = None
 
@@ -93,7 +98,8 @@ class Block(nn.Module):
 
     def compile(self, **options) -> None:
         """Compile the training pass of this block, inside any hooks on its call."""
-        selective = self.checkpointing == "selective"  # its policy applies to operations, not compiled code
+        # its policy applies to operations, not compiled code
+        selective = self.checkpointing == "selective"
         self._compiled = torch.compile(self._selective if selective else self._forward, **options)
 
     def forward(
@@ -143,7 +149,8 @@ class Block(nn.Module):
         if window is None:
             (only,) = passes
             return self._layer(x, only, layer_cache, hook)
-        gathered, parts = window.cache_for(self.mixer, self.attention.position.settings), []
+        gathered = window.cache_for(self.mixer, self.attention.position.settings)
+        parts = []
         if not window.streamed and isinstance(gathered, GatheredKeys):
             return self._overlapped(window.split(x), list(passes), gathered, hook)
         for part, each in zip(window.split(x), passes, strict=True):
@@ -163,7 +170,8 @@ class Block(nn.Module):
         """The passes of all chunks. All gathers start before the first attention, in the same order on all
         ranks, so that those of later chunks overlap with it."""
         assert isinstance(self.attention, Attention)
-        started, outputs = [], []
+        started = []
+        outputs = []
         for part, each in zip(parts, passes, strict=True):
             normed = self._attention_input(part)
             plan, k, v = self.attention.project(normed, each, gathered)
@@ -174,9 +182,13 @@ class Block(nn.Module):
             outputs.append(self._finish(part, each, mixed))
         return torch.cat(outputs, dim=1)
 
-    def _layer(self, x: Tensor, step: AttentionPass, layer_cache: Any, hook: AttentionHook | None) -> Tensor:
+    def _layer(
+        self, x: Tensor, step: AttentionPass, layer_cache: Any, hook: AttentionHook | None
+    ) -> Tensor:
         """x (B, T, C) → (B, K, C) for the K queries of one pass."""
-        return self._finish(x, step, self.attention(self._attention_input(x), step, layer_cache, hook))
+        return self._finish(
+            x, step, self.attention(self._attention_input(x), step, layer_cache, hook)
+        )
 
     def _attention_input(self, x: Tensor) -> Tensor:
         return self.attention_norm(x) if self.norm_placement == "input" else x

@@ -72,7 +72,8 @@ class CacheIndex:
     """
 
     def __init__(self, capacity: int, window: int | None, sinks: int):
-        self.window, self.sinks = window, sinks
+        self.window = window
+        self.sinks = sinks
         self.step = CacheStep(None, 0, None)
         self.positions: TokenPositions | None = None
         self._filled = 0
@@ -89,22 +90,27 @@ class CacheIndex:
         """Add the new tokens; returns the positions of all keys of the pass."""
         count = new.order.shape[1]
         if new.layout == "packed" and self.sinks and self.window:
-            self.slots = self.capacity  # the sinks of all documents stay; only the device knows them
+            # the sinks of all documents stay; only the device knows them
+            self.slots = self.capacity
         old = self.positions or new.part(0, 0)
         kept = None
         if self._filled + count > self.slots and self._filled > self._hold:
             kept, old = self._compacted(old)
         start = old.order.shape[1]
         keys = self._joined(old, new)
-        after, stored = None, keys
+        after = None
+        stored = keys
         if start + count > self.slots:
             after, stored = self._compacted(keys)
         self.step = CacheStep(kept, start, after)
-        self.positions, self._filled = stored, stored.order.shape[1]
+        self.positions = stored
+        self._filled = stored.order.shape[1]
         return keys
 
     @staticmethod
-    def merge(parts: Sequence[tuple[CacheIndex, Sequence[int]]], room: int) -> tuple[CacheIndex, list[int]]:
+    def merge(
+        parts: Sequence[tuple[CacheIndex, Sequence[int]]], room: int
+    ) -> tuple[CacheIndex, list[int]]:
         """An index of the given rows of several indices, left-padded to a common number of slots.
 
         Slots before the first token of all kept rows of a part are dropped.
@@ -180,9 +186,11 @@ class CacheIndex:
     def _compacted(self, positions: TokenPositions) -> tuple[Tensor, TokenPositions]:
         """The slots (B or 1, n) that are visible to later queries, and their positions."""
         assert self.window is not None
-        filled, device = positions.order.shape[1], positions.order.device
+        filled = positions.order.shape[1]
+        device = positions.order.device
         first = filled - (self.window - 1)
-        index, hidden = torch.arange(first, filled, device=device)[None], None
+        index = torch.arange(first, filled, device=device)[None]
+        hidden = None
         if self.sinks and positions.layout == "plain":
             index = torch.cat([torch.arange(self.sinks, device=device)[None], index], dim=1)
         elif self.sinks:
@@ -206,7 +214,8 @@ class LayerCache:
     """Keys, values and extras of one layer, (B, ·, slots, ·), written in place at the slots of `index`."""
 
     def __init__(self, index: CacheIndex, dtype: torch.dtype):
-        self.index, self.dtype = index, dtype
+        self.index = index
+        self.dtype = dtype
         self._buffers: dict[str, Tensor] = {}
         self._filled: dict[str, int] = {}
 
@@ -225,7 +234,9 @@ class LayerCache:
         buffer = self._buffers.get("extras")
         return None if buffer is None else buffer[:, 0, : self._filled["extras"]]
 
-    def extend_extras(self, features: Tensor, accumulate: Accumulate, new: TokenPositions) -> Tensor:
+    def extend_extras(
+        self, features: Tensor, accumulate: Accumulate, new: TokenPositions
+    ) -> Tensor:
         """Append the extras of the new tokens, computed from their features (B, T, F); returns those of all
         keys (B, S, E)."""
         return self._append("extras", accumulate(features, self.extras(), new)[:, None])[:, 0]
@@ -240,7 +251,8 @@ class LayerCache:
         parts: Sequence[tuple[LayerCache, Sequence[int]]], index: CacheIndex, widths: Sequence[int]
     ) -> LayerCache:
         """A cache of the given rows of several caches, whose last `widths` slots `index` keeps."""
-        merged, width = LayerCache(index, parts[0][0].dtype), max(widths)
+        merged = LayerCache(index, parts[0][0].dtype)
+        width = max(widths)
         for name, some in parts[0][0]._buffers.items():
             count = sum(len(rows) for _, rows in parts)
             # Zeros: padding is masked, but NaN times a weight of 0 would still be NaN.
@@ -255,7 +267,8 @@ class LayerCache:
         return merged
 
     def _append(self, name: str, x: Tensor) -> Tensor:
-        step, count = self.index.step, x.shape[2]
+        step = self.index.step
+        count = x.shape[2]
         if name not in self._buffers:
             # Allocated with the first keys: the cached form of a scheme may be wider than head_dim.
             shape = (*x.shape[:2], self.index.slots, x.shape[3])
@@ -329,7 +342,8 @@ class LinearLayerCache:
     @staticmethod
     def merge(parts: Sequence[tuple[LinearLayerCache, Sequence[int]]]) -> LinearLayerCache:
         """A cache of the given rows of several caches."""
-        merged, found = LinearLayerCache(), []
+        merged = LinearLayerCache()
+        found = []
         for part, rows in parts:
             assert part.sums is not None
             document = part.sums.document
@@ -353,8 +367,12 @@ class Cache:
         dtype: dtype of keys and values (default: that of the weights). Sums are float32 or float64.
     """
 
-    def __init__(self, model: Transformer, batch: int, capacity: int, dtype: torch.dtype | None = None):
-        self.capacity, self.batch, self.filled = capacity, batch, 0
+    def __init__(
+        self, model: Transformer, batch: int, capacity: int, dtype: torch.dtype | None = None
+    ):
+        self.capacity = capacity
+        self.batch = batch
+        self.filled = 0
         s = model.settings
         self.layers: list[LayerCache] | list[LinearLayerCache]
         if isinstance(s.mixer, LinearMixer):
@@ -362,7 +380,8 @@ class Cache:
             self.layers = [LinearLayerCache() for _ in s.layer_kinds]
         else:
             self._indices = {
-                kind: CacheIndex(capacity, choice.window, choice.sinks) for kind, choice in s.kinds.items()
+                kind: CacheIndex(capacity, choice.window, choice.sinks)
+                for kind, choice in s.kinds.items()
             }
             dtype = dtype or model.embed.weight.dtype
             self.layers = [LayerCache(self._indices[kind], dtype) for kind in s.layer_kinds]
@@ -398,8 +417,11 @@ class Cache:
             raise ModelError(f"the cache has a capacity of {self.capacity} tokens, got {count}")
         old = self._last or new
         if old.layout != new.layout:
-            raise ModelError(f"a cache filled in {old.layout} layout cannot continue in {new.layout} layout")
-        rows, new_rows = len(old.order), len(new.order)
+            raise ModelError(
+                f"a cache filled in {old.layout} layout cannot continue in {new.layout} layout"
+            )
+        rows = len(old.order)
+        new_rows = len(new.order)
         if rows != new_rows:
             raise ModelError(f"a cache created with {rows} rows cannot continue with {new_rows}")
         if self._depends_on_length and old.lengths != new.lengths:
@@ -407,7 +429,8 @@ class Cache:
                 f"the declared length changed from {old.lengths} to {new.lengths}, and cached keys depend on "
                 "it; declare the final length in the first pass"
             )
-        self._last, self.filled = new, count
+        self._last = new
+        self.filled = count
         keys = {kind: index.advance(new) for kind, index in self._indices.items()}
         return keys or dict.fromkeys(self._kinds, new)
 

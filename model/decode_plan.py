@@ -25,7 +25,8 @@ from model.position.rotation import apply_rotation
 if TYPE_CHECKING:
     from model.transformer import Transformer
 
-CHUNK = 32  # passes that are prepared together; each attends to the keys of all of them, later ones masked
+# passes that are prepared together; each attends to the keys of all of them, later ones masked
+CHUNK = 32
 
 
 class DecodePlan:
@@ -38,19 +39,25 @@ class DecodePlan:
     """
 
     def __init__(self, model: Transformer, cache: Cache, positions: TokenPositions):
-        self.model, self.cache, self.positions = model, cache, positions
+        self.model = model
+        self.cache = cache
+        self.positions = positions
         self._layers: list[LayerPasses] = []
         self._start = self._count = self._at = 0
         # Schemes that change token embeddings.
         self._embedding = [
-            name for name, scheme in model.schemes.items() if type(scheme).embed is not PositionalScheme.embed
+            name
+            for name, scheme in model.schemes.items()
+            if type(scheme).embed is not PositionalScheme.embed
         ]
         for layer_cache in cache.layers:
             assert isinstance(layer_cache, LayerCache)
             layer_cache.transpose_keys()
 
     @classmethod
-    def create(cls, model: Transformer, cache: Cache, positions: TokenPositions) -> DecodePlan | None:
+    def create(
+        cls, model: Transformer, cache: Cache, positions: TokenPositions
+    ) -> DecodePlan | None:
         """None if passes cannot be prepared: the model is not packed or not in float32 or float64, or a plan
         does not have an `AttentionPlan.mask`."""
         weight = model.embed.weight
@@ -59,8 +66,12 @@ class DecodePlan:
             return None
         first = positions.part(0, 1)
         tables, _ = model.prepare(first)
-        plans = model.contexts(cache.batch, first, dict.fromkeys(model.settings.kinds, first), tables, first)
-        if any(not isinstance(plan, AttentionPlan) or plan.mask is None for _, plan in plans.values()):
+        plans = model.contexts(
+            cache.batch, first, dict.fromkeys(model.settings.kinds, first), tables, first
+        )
+        if any(
+            not isinstance(plan, AttentionPlan) or plan.mask is None for _, plan in plans.values()
+        ):
             return None
         return cls(model, cache, positions)
 
@@ -68,7 +79,8 @@ class DecodePlan:
         """(B, V) logits after the next tokens (B,)."""
         if self._at == self._count:
             self._prepare()
-        model, at = self.model, self._at
+        model = self.model
+        at = self._at
         x = model.embed(tokens[:, None])
         if model.settings.embedding_multiplier != 1:
             x = x * model.settings.embedding_multiplier
@@ -84,21 +96,32 @@ class DecodePlan:
 
     def _prepare(self) -> None:
         """Plan the next chunk and reserve its slots of the cache."""
-        model, cache, positions = self.model, self.cache, self.positions
-        start, total = self._start + self._count, positions.order.shape[1]
-        count = min(CHUNK, total - start, query_block(cache.batch * model.settings.heads, cache.capacity))
+        model = self.model
+        cache = self.cache
+        positions = self.positions
+        start = self._start + self._count
+        total = positions.order.shape[1]
+        count = min(
+            CHUNK, total - start, query_block(cache.batch * model.settings.heads, cache.capacity)
+        )
         # A rolling cache has room for as many tokens as its window, besides the keys they attend to.
-        count = min([count, *(kind.window for kind in model.settings.kinds.values() if kind.window)])
+        count = min(
+            [count, *(kind.window for kind in model.settings.kinds.values() if kind.window)]
+        )
         end = positions.position_end - (total - start - count)
         chunk = self._chunk = positions.part(start, start + count, position_end=end)
         self._tables, factors = model.prepare(chunk)
         contexts = model.contexts(cache.batch, chunk, cache.advance(chunk), self._tables, chunk)
-        kinds, heads, groups = dict(model.layer_schemes), model.settings.heads, model.settings.kv_heads
+        kinds = dict(model.layer_schemes)
+        heads = model.settings.heads
+        groups = model.settings.kv_heads
         passes = {}
         for name, (_, plan) in contexts.items():
             assert isinstance(plan, AttentionPlan) and plan.mask is not None
             masks = plan.mask.by_query(groups, model.embed.weight.dtype)
-            rotations = rotations_of(plan.rotation, cache.batch, heads, groups, model.settings.head_dim)
+            rotations = rotations_of(
+                plan.rotation, cache.batch, heads, groups, model.settings.head_dim
+            )
             passes[name] = ChunkPasses(masks, rotations, factors[kinds[name]])
         self._layers = [
             LayerPasses(block, layer_cache, cache.batch, passes[name])
@@ -106,7 +129,9 @@ class DecodePlan:
                 model.packed_blocks, cache.layers, model.layer_schemes, strict=True
             )
         ]
-        self._start, self._count, self._at = start, count, 0
+        self._start = start
+        self._count = count
+        self._at = 0
 
 
 @dataclass(frozen=True)
@@ -158,22 +183,33 @@ class LayerPasses:
         at: index of the next pass.
     """
 
-    def __init__(self, block: PackedBlock, layer_cache: LayerCache, batch: int, passes: ChunkPasses):
-        self.block, self.passes, self.at, self._batch = block, passes, 0, batch
-        attention, count = block.attention, len(passes.masks)
-        heads, groups, features = attention.heads, attention.kv_heads, attention.head_dim
+    def __init__(
+        self, block: PackedBlock, layer_cache: LayerCache, batch: int, passes: ChunkPasses
+    ):
+        self.block = block
+        self.passes = passes
+        self.at = 0
+        self._batch = batch
+        attention = block.attention
+        count = len(passes.masks)
+        heads = attention.heads
+        groups = attention.kv_heads
+        features = attention.head_dim
         # Later slots are zeros: they are masked, but NaN times a weight of 0 would still be NaN.
         empty = passes.masks[0].new_zeros(batch, groups, count, features)
         k, v = layer_cache.append(empty, empty)  # views of the cache (B, G, S, D)
         self._new_k, self._new_v = (x[:, :, -count:].unbind(2) for x in (k, v))
         self._keys = k.view(batch * groups, -1, features).transpose(1, 2)
         self._values = v.view(batch * groups, -1, features)
-        self._heads, self._shape = (heads, groups), (batch * groups, heads // groups, features)
+        self._heads = (heads, groups)
+        self._shape = (batch * groups, heads // groups, features)
         self._sink = attention.position.sink_logits(k.device)
         self._is_scaled = passes.factors is not None or attention.position.scale is not None
 
     def __call__(self, x: Tensor) -> Tensor:
-        at, passes, attention = self.at, self.passes, self.block.attention
+        at = self.at
+        passes = self.passes
+        attention = self.block.attention
         qk, v = self.block.project(x)  # (B, H + G, D), (B, G, D)
         if passes.rotations is not None:
             qk = passes.rotations[at](qk)
@@ -185,8 +221,10 @@ class LayerPasses:
             if factors is not None and factors.shape[2] > 1:
                 factors = factors[:, :, at : at + 1]
             q = attention.position.scale_queries(q[:, :, None], factors)
-        mask, scale = passes.masks[at], attention.scale
-        scores = torch.baddbmm(mask, q.reshape(self._shape), self._keys, alpha=scale)  # (B·G, H / G, S)
+        mask = passes.masks[at]
+        scale = attention.scale
+        # (B·G, H / G, S)
+        scores = torch.baddbmm(mask, q.reshape(self._shape), self._keys, alpha=scale)
         if self._sink is None:
             weights = scores.softmax(-1)
         else:

@@ -72,8 +72,13 @@ def nll(logits: Tensor, ids: Tensor) -> Tensor:
 def chunks(x: Tensor, targets: Tensor, vocab_size: int) -> list[tuple[Tensor, Tensor]]:
     """Rows (n, C) and targets (n,) whose logits may exist at once."""
     size = max(1, LOGITS_AT_ONCE.get(x.device.type, 1 << 25) // vocab_size)
-    rows, ids = x.flatten(0, 1), targets.flatten()
-    return [(rows, ids)] if len(rows) <= size else [*zip(rows.split(size), ids.split(size), strict=True)]
+    rows = x.flatten(0, 1)
+    ids = targets.flatten()
+    return (
+        [(rows, ids)]
+        if len(rows) <= size
+        else [*zip(rows.split(size), ids.split(size), strict=True)]
+    )
 
 
 class _SummedNLL(torch.autograd.Function):
@@ -94,7 +99,9 @@ class _SummedNLL(torch.autograd.Function):
         dtype = torch.get_autocast_dtype(kind) if autocast else weight.dtype
         with torch.autocast(kind, enabled=False):
             head = OutputHead(weight.to(dtype), divisor, cap)
-            grad_weight, grads, losses = torch.zeros_like(weight), [], []
+            grad_weight = torch.zeros_like(weight)
+            grads = []
+            losses = []
             for rows, ids in chunks(x.to(dtype), targets, len(weight)):
                 logits = head(rows)
                 log_p = (logits if dtype == torch.float64 else logits.float()).log_softmax(-1)

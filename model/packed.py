@@ -43,8 +43,10 @@ def store_joined(linears: Sequence[nn.Linear]) -> Tensor:
 
 def _stored_matrix(linears: Sequence[nn.Linear]) -> Tensor | None:
     """The matrix in which `store_joined` has stored these weights, or None."""
-    first, width = linears[0].weight.detach(), sum(linear.out_features for linear in linears)
-    inputs, offset = linears[0].in_features, first.storage_offset()
+    first = linears[0].weight.detach()
+    width = sum(linear.out_features for linear in linears)
+    inputs = linears[0].in_features
+    offset = first.storage_offset()
     strides = (width, 1) if first.device.type == "cpu" else (1, inputs)  # of the (in, Σ out) matrix
     for linear in linears:
         weight = linear.weight.detach()
@@ -83,7 +85,9 @@ class PackedNorm:
 
     def __init__(self, norm: nn.RMSNorm):
         assert norm.eps is not None
-        self.weight, self.eps, self.shape = norm.weight, norm.eps, norm.normalized_shape
+        self.weight = norm.weight
+        self.eps = norm.eps
+        self.shape = norm.normalized_shape
         width = self.weight.numel()
         self._root = math.sqrt(width)
         self._least = torch.tensor(math.sqrt(width * norm.eps), dtype=self.weight.dtype)
@@ -104,17 +108,20 @@ class PackedBlock:
 
     def __init__(self, block: Block):
         assert isinstance(block.attention, Attention)
-        self.block, self.attention, mlp = block, block.attention, block.mlp
+        self.block = block
+        self.attention = block.attention
+        mlp = block.mlp
         attention = block.attention
         self.qkv = JoinedLinear(attention.wq, attention.wk, attention.wv)
-        self.out, self.gate_up, self.down = (
-            JoinedLinear(attention.wo),
-            JoinedLinear(mlp.gate, mlp.up),
-            JoinedLinear(mlp.down),
-        )
-        self.attention_norm, self.mlp_norm = PackedNorm(block.attention_norm), PackedNorm(block.mlp_norm)
-        self.before, self.multiplier = block.norm_placement == "input", block.residual_multiplier
-        self.heads, self.head_dim = (attention.heads, attention.kv_heads), attention.head_dim
+        self.out = JoinedLinear(attention.wo)
+        self.gate_up = JoinedLinear(mlp.gate, mlp.up)
+        self.down = JoinedLinear(mlp.down)
+        self.attention_norm = PackedNorm(block.attention_norm)
+        self.mlp_norm = PackedNorm(block.mlp_norm)
+        self.before = block.norm_placement == "input"
+        self.multiplier = block.residual_multiplier
+        self.heads = (attention.heads, attention.kv_heads)
+        self.head_dim = attention.head_dim
         self.sizes = attention.heads + attention.kv_heads, attention.kv_heads
         self.width = sum(self.sizes)
         self.has_head_norms = not isinstance(attention.q_norm, nn.Identity)

@@ -35,7 +35,9 @@ class PatternSettings(StrictSettings):
     """Layers of several kinds: a list of kind names, repeated over the depth, and a scheme per kind."""
 
     name: Literal["pattern"] = "pattern"
-    layers: list[str] = Field(min_length=1, description="kind of each layer from the first, repeated")
+    layers: list[str] = Field(
+        min_length=1, description="kind of each layer from the first, repeated"
+    )
     kinds: dict[str, Scheme] = Field(min_length=1, description="positional scheme of each kind")
 
     @model_validator(mode="after")
@@ -86,7 +88,9 @@ class MupSettings(StrictSettings):
 
 
 _COUNTS_IF_CHANGED: dict[str, Any] = {"counts_if_changed": True}
-_Multiplier = Annotated[float, Field(gt=0, allow_inf_nan=False, json_schema_extra=_COUNTS_IF_CHANGED)]
+_Multiplier = Annotated[
+    float, Field(gt=0, allow_inf_nan=False, json_schema_extra=_COUNTS_IF_CHANGED)
+]
 _DERIVED = ("kv_heads", "head_dim", "ffn_dim")
 
 
@@ -130,7 +134,9 @@ class ModelSettings(StrictSettings):
     mlp_bias: bool = Field(
         False, description="biases of the MLP's projections", json_schema_extra=_COUNTS_IF_CHANGED
     )
-    embedding_multiplier: _Multiplier = Field(1.0, description="factor on token embeddings (Granite)")
+    embedding_multiplier: _Multiplier = Field(
+        1.0, description="factor on token embeddings (Granite)"
+    )
     residual_multiplier: _Multiplier = Field(
         1.0,
         description="factor on the output of attention and MLP before it is added to the residual stream "
@@ -168,7 +174,9 @@ class ModelSettings(StrictSettings):
     def _null_is_derived(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
-        return {key: value for key, value in values.items() if value is not None or key not in _DERIVED}
+        return {
+            key: value for key, value in values.items() if value is not None or key not in _DERIVED
+        }
 
     @model_serializer(mode="wrap")
     def _only_given_sizes(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -233,12 +241,22 @@ class ModelSettings(StrictSettings):
     @property
     def kinds(self) -> dict[str, Any]:
         """The scheme of each layer kind; one kind named ``all`` without a pattern."""
-        return self.position.kinds if isinstance(self.position, PatternSettings) else {"all": self.position}
+        return (
+            self.position.kinds
+            if isinstance(self.position, PatternSettings)
+            else {"all": self.position}
+        )
 
     def describe_positions(self, length: int, original_length: int) -> str:
         """The schemes of all layer kinds, e.g. `near = rope | far = none`."""
-        found = {kind: choice.describe(length, original_length) for kind, choice in self.kinds.items()}
-        return " | ".join(f"{kind} = {s}" for kind, s in found.items()) if self.is_pattern else found["all"]
+        found = {
+            kind: choice.describe(length, original_length) for kind, choice in self.kinds.items()
+        }
+        return (
+            " | ".join(f"{kind} = {s}" for kind, s in found.items())
+            if self.is_pattern
+            else found["all"]
+        )
 
     @property
     def layer_kinds(self) -> list[str]:
@@ -269,12 +287,16 @@ def check_override(trained: ModelSettings, asked: ModelSettings) -> None:
                 f"model.{key} is part of the trained weights and cannot be changed after training; {legal}"
             )
     if trained.layer_kinds != asked.layer_kinds or set(trained.kinds) != set(asked.kinds):
-        raise ModelError(f"model.position: the pattern of layers cannot be changed after training; {legal}")
+        raise ModelError(
+            f"model.position: the pattern of layers cannot be changed after training; {legal}"
+        )
     for kind, old in trained.kinds.items():
         new = asked.kinds[kind]
         where = f"model.position.kinds.{kind}" if trained.is_pattern else "model.position"
         if old.name != new.name:
-            raise ModelError(f"{where}.name: trained with '{old.name}', cannot become '{new.name}'; {legal}")
+            raise ModelError(
+                f"{where}.name: trained with '{old.name}', cannot become '{new.name}'; {legal}"
+            )
         for key in type(old).model_fields:
             if key not in old.test_time and getattr(old, key) != getattr(new, key):
                 raise ModelError(f"{where}.{key} cannot be changed after training; {legal}")

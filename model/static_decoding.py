@@ -52,13 +52,15 @@ class StaticIndex:
     def __init__(self, source: CacheIndex, passes: int, window: int | None, end: int):
         stored = source.positions
         assert stored is not None
-        filled, device = stored.order.shape[1], stored.order.device
+        filled = stored.order.shape[1]
+        device = stored.order.device
         at = torch.arange(rounded(passes), device=device).clamp(max=passes - 1)
         if window is not None:
             sinks = source.sinks
             at = torch.where(at < sinks, at, sinks + (at - sinks) % window)
             passes = min(passes, sinks + window)
-        self.slots, self._slot_of = rounded(filled + passes), filled + at
+        self.slots = rounded(filled + passes)
+        self._slot_of = filled + at
         self.slot = self._slot_of[:1].clone()
         room = (0, self.slots - filled)
         self.positions = TokenPositions(
@@ -84,7 +86,9 @@ class StaticLayerCache(LayerCache):
     `source`, which must not be used afterwards."""
 
     def __init__(self, source: LayerCache, index: StaticIndex):
-        self.static, self.dtype, self._buffers = index, source.dtype, {}
+        self.static = index
+        self.dtype = source.dtype
+        self._buffers = {}
         for name, filled in source._filled.items():
             stored = source._buffers.pop(name)[:, :, :filled]
             # Zeros: empty slots are masked, but NaN times a weight of 0 would still be NaN.
@@ -107,7 +111,8 @@ class StaticCache(Cache):
 
     def __init__(self, source: Cache, passes: int, windows: dict[str, int | None], end: int):
         self._static = {
-            kind: StaticIndex(index, passes, windows[kind], end) for kind, index in source._indices.items()
+            kind: StaticIndex(index, passes, windows[kind], end)
+            for kind, index in source._indices.items()
         }
         of_index = {id(index): self._static[kind] for kind, index in source._indices.items()}
         self.layers = [
@@ -151,10 +156,12 @@ class PassInputs:
             # Tables of tokens are as long as there are tokens. All others are the same in every pass.
             by_pass = [x.shape != one.shape for x, one in zip(every, of_one[name], strict=True)]
             found[name] = [
-                (padded(x, 1, size) if each else x, each) for x, each in zip(every, by_pass, strict=True)
+                (padded(x, 1, size) if each else x, each)
+                for x, each in zip(every, by_pass, strict=True)
             ]
         by_kind = {
-            kind: x if x is None or x.shape[2] == 1 else padded(x, 2, size) for kind, x in factors.items()
+            kind: x if x is None or x.shape[2] == 1 else padded(x, 2, size)
+            for kind, x in factors.items()
         }
         changes: dict[str, Any] = {"layout": "ragged", "lengths": (0,), "unit_steps": False}
         return cls(positions.map(lambda x: padded(x, 1, size), **changes), found, by_kind)
@@ -172,16 +179,22 @@ class PassInputs:
         return TokenChunk(self.positions.map(lambda x: x.index_select(1, at)), tables, factors)
 
 
-def decode_step(model: Transformer, cache: StaticCache, inputs: PassInputs, tokens: Tensor) -> Tensor:
+def decode_step(
+    model: Transformer, cache: StaticCache, inputs: PassInputs, tokens: Tensor
+) -> Tensor:
     """(B, V) logits of the next pass after the tokens (B,)."""
     chunk = inputs.of(cache.at)
-    logits = model.forward_chunks(tokens[:, None], [chunk], None, cache, 1, None, "none", None, None)
+    logits = model.forward_chunks(
+        tokens[:, None], [chunk], None, cache, 1, None, "none", None, None
+    )
     cache.at.add_(1)
     return logits[:, -1]
 
 
 @memoize
-def compiled_step(sizes: tuple[int, ...], dtype: torch.dtype, settings: str) -> Callable[..., Tensor]:
+def compiled_step(
+    sizes: tuple[int, ...], dtype: torch.dtype, settings: str
+) -> Callable[..., Tensor]:
     """`decode_step` compiled on its first call, with a recompile limit of its own for these sizes and model
     settings."""
     # Matrix-vector products become reductions, which reach the memory bandwidth with tuned block sizes.
@@ -204,14 +217,19 @@ class StaticDecodePlan:
     """
 
     def __init__(
-        self, model: Transformer, cache: Cache, positions: TokenPositions, windows: dict[str, int | None]
+        self,
+        model: Transformer,
+        cache: Cache,
+        positions: TokenPositions,
+        windows: dict[str, int | None],
     ):
         passes = positions.order.shape[1]
         end = min(rounded(positions.position_end), model.limit or math.inf)
         positions = replace(positions, position_end=int(end))
         self._inputs = PassInputs.create(model, positions)
         self.cache = StaticCache(cache, passes, windows, int(end))
-        step, sizes = decode_step, (cache.batch, rounded(passes), int(end), *self.cache.sizes)
+        step = decode_step
+        sizes = (cache.batch, rounded(passes), int(end), *self.cache.sizes)
         model.decoded_passes[sizes] += passes
         if model.decoded_passes[sizes] >= COMPILED_PASSES:
             step = compiled_step(sizes, model.embed.weight.dtype, model.settings.model_dump_json())
@@ -219,7 +237,9 @@ class StaticDecodePlan:
         self._graph: CudaGraph | None = None
 
     @classmethod
-    def create(cls, model: Transformer, cache: Cache, positions: TokenPositions) -> StaticDecodePlan | None:
+    def create(
+        cls, model: Transformer, cache: Cache, positions: TokenPositions
+    ) -> StaticDecodePlan | None:
         """None if passes are not the same operations: the model is not packed, under autocast, or a scheme
         caches more than keys; or if there are not enough passes."""
         device = model.embed.weight.device.type
@@ -246,7 +266,8 @@ class StaticDecodePlan:
             return self._step(tokens)
         if self._graph is None:
             self._graph = CudaGraph(self._step, tokens)
-            self.cache.at.zero_()  # the recorded passes have written to slots that the next ones overwrite
+            # the recorded passes have written to slots that the next ones overwrite
+            self.cache.at.zero_()
         return self._graph(tokens)
 
 
@@ -262,7 +283,8 @@ class CudaGraph:
     it and initializes libraries."""
 
     def __init__(self, function: Callable[[Tensor], Tensor], x: Tensor):
-        self._input, stream = x.clone(), recording_stream(x.device)
+        self._input = x.clone()
+        stream = recording_stream(x.device)
         with torch.cuda.device(x.device):
             self._graph = torch.cuda.CUDAGraph()
             stream.wait_stream(torch.cuda.current_stream())

@@ -44,7 +44,9 @@ def transfer_parameters(old: nn.Module, new: nn.Module) -> None:
     """
     given = dict(old.named_parameters(remove_duplicate=False))
     shapes = {name: weight.shape for name, weight in given.items()}
-    if shapes != {name: weight.shape for name, weight in new.named_parameters(remove_duplicate=False)}:
+    if shapes != {
+        name: weight.shape for name, weight in new.named_parameters(remove_duplicate=False)
+    }:
         raise ModelError(
             "these model.position settings change the parameters and cannot be overridden after training"
         )
@@ -80,16 +82,22 @@ class Transformer(nn.Module):
     """
 
     def __init__(
-        self, settings: ModelSettings, vocab_size: int, train_length: int, original_length: int | None = None
+        self,
+        settings: ModelSettings,
+        vocab_size: int,
+        train_length: int,
+        original_length: int | None = None,
     ):
         super().__init__()
         s = self.settings = settings
-        self.vocab_size, self.train_length = vocab_size, train_length
+        self.vocab_size = vocab_size
+        self.train_length = train_length
         self.original_length = original_length or train_length
         self.embed = nn.Embedding(vocab_size, s.dim)
         # One instance per layer kind, or per layer if each layer has its own parameters.
         self._scheme_of_layer = [
-            f"{kind}-{i}" if s.kinds[kind].per_layer else kind for i, kind in enumerate(s.layer_kinds)
+            f"{kind}-{i}" if s.kinds[kind].per_layer else kind
+            for i, kind in enumerate(s.layer_kinds)
         ]
         self._kind_of = dict(zip(self._scheme_of_layer, s.layer_kinds, strict=True))
         self.position = self._make_schemes(s)
@@ -98,20 +106,29 @@ class Transformer(nn.Module):
         self.norm = nn.RMSNorm(s.dim, eps=s.norm_eps)
         self.head = None if s.tie_embeddings else nn.Linear(s.dim, vocab_size, bias=False)
         self._compiled: Callable[..., Tensor] | None = None
-        self.decoded_passes: Counter[tuple[int, ...]] = Counter()  # by their sizes; see StaticDecodePlan
+        # by their sizes; see StaticDecodePlan
+        self.decoded_passes: Counter[tuple[int, ...]] = Counter()
         self.packed_blocks: list[PackedBlock] = []  # blocks for passes of one token, after `pack`
 
     def _make_schemes(self, s: ModelSettings) -> nn.ModuleDict:
         """New scheme instances by name."""
         geometry = HeadGeometry(
-            s.dim, s.heads, s.head_dim, self.train_length, self.original_length, s.kv_heads, s.attention_scale
+            s.dim,
+            s.heads,
+            s.head_dim,
+            self.train_length,
+            self.original_length,
+            s.kv_heads,
+            s.attention_scale,
         )
         made = nn.ModuleDict()
         for name, kind in self._kind_of.items():
             choice = s.kinds[kind]
             if s.mixer.name == "linear":
                 check_scheme(
-                    "model.position" if kind == "all" else f"model.position.kinds.{kind}", choice, geometry
+                    "model.position" if kind == "all" else f"model.position.kinds.{kind}",
+                    choice,
+                    geometry,
                 )
             made[name] = SCHEMES[choice.name][1](choice, geometry)
         return made
@@ -126,7 +143,8 @@ class Transformer(nn.Module):
         logits stay within 0.1, and that logit within 2. With `mup`, the head and tied embeddings are
         initialized as at the base width.
         """
-        s, generator = self.settings, torch.Generator().manual_seed(seed)
+        s = self.settings
+        generator = torch.Generator().manual_seed(seed)
         base_dim = s.mup.base_dim if s.mup else s.dim
 
         def draw(weight: Tensor, std: float) -> None:
@@ -167,12 +185,15 @@ class Transformer(nn.Module):
         check_override(self.settings, settings)
         with torch.random.fork_rng(devices=[]):  # new instances must not advance the RNG
             schemes = self._make_schemes(settings)
-            modifiers = [Modifiers(settings.kinds[kind], settings.heads) for kind in settings.layer_kinds]
+            modifiers = [
+                Modifiers(settings.kinds[kind], settings.heads) for kind in settings.layer_kinds
+            ]
         transfer_parameters(self.position, schemes)
         for block, modifier in zip(self.blocks, modifiers, strict=True):
             transfer_parameters(block.attention.position, modifier)
             block.attention.position = modifier
-        self.position, self.settings = schemes, settings
+        self.position = schemes
+        self.settings = settings
         self._schemes = cast(dict[str, PositionalScheme], dict(schemes.items()))
 
     def compile(self, *, by_block: bool = False, **options) -> None:
@@ -260,7 +281,9 @@ class Transformer(nn.Module):
                 "in evaluation mode under torch.no_grad()"
             )
         if z_loss is not None and (targets is None or reduction != "sum"):
-            raise ModelError('z_loss changes the gradient of the sum only: give targets and reduction="sum"')
+            raise ModelError(
+                'z_loss changes the gradient of the sum only: give targets and reduction="sum"'
+            )
         keep = tokens.shape[1] if keep is None else keep
         if shard is not None and streamed:
             x = self._stream(tokens, ShardedWindow(shard, positions, streamed), keep, hooks)
@@ -324,21 +347,24 @@ class Transformer(nn.Module):
         if is_decoding:
             blocks = self.packed_blocks
         sequence = None if window is None else window.positions
-        full, last = self._passes(len(x), chunks, keys, new, sequence), None
+        full = self._passes(len(x), chunks, keys, new, sequence)
+        last = None
         if keep < tokens.shape[1]:
             last = self._passes(len(x), chunks, keys, [new[0].last(keep)], sequence)
         for i, (block, name) in enumerate(zip(blocks, self._scheme_of_layer, strict=True)):
             passes = (last if last and i == len(self.layers) - 1 else full)[name]
-            layer_cache, hook = (
-                None if cache is None else cache.layers[i],
-                None if hooks is None else hooks[i],
-            )
+            layer_cache = None if cache is None else cache.layers[i]
+            hook = None if hooks is None else hooks[i]
             x = block(x, passes, layer_cache, hook, window)
         x = self.packed_norm(x) if is_decoding else self.norm(x)  # (B, K, C)
         return self._outputs(x, targets, reduction, z_loss)
 
     def _stream(
-        self, tokens: Tensor, window: ShardedWindow, keep: int, hooks: Sequence[AttentionHook] | None
+        self,
+        tokens: Tensor,
+        window: ShardedWindow,
+        keep: int,
+        hooks: Sequence[AttentionHook] | None,
     ) -> Tensor:
         """Hidden states (B, K, C) of the last K of this rank's tokens. Tables and masks are created anew for
         each chunk and layer: those of all chunks would take more memory than the keys."""
@@ -349,7 +375,9 @@ class Transformer(nn.Module):
         def passes(name: str, is_last: bool) -> Iterator[AttentionPass]:
             for new, keys, last in chunks:
                 queries = last if is_last else new
-                made = self._passes(len(x), [self._chunk(new)], [keys], [queries], window.positions, [name])
+                made = self._passes(
+                    len(x), [self._chunk(new)], [keys], [queries], window.positions, [name]
+                )
                 yield from made[name]
 
         x = self._embed(tokens)
@@ -364,21 +392,34 @@ class Transformer(nn.Module):
         """The positions of the keys by layer kind, for each of this rank's chunks."""
         s = self.settings
         by_kind = {kind: window.keys(s.mixer.name, choice) for kind, choice in s.kinds.items()}
-        return [dict(zip(by_kind, each, strict=True)) for each in zip(*by_kind.values(), strict=True)]
+        return [
+            dict(zip(by_kind, each, strict=True)) for each in zip(*by_kind.values(), strict=True)
+        ]
 
     def _embed(self, tokens: Tensor) -> Tensor:
         """The token embeddings (B, T, C), without positions."""
         x = self.embed(tokens)
-        return x if self.settings.embedding_multiplier == 1 else x * self.settings.embedding_multiplier
+        return (
+            x if self.settings.embedding_multiplier == 1 else x * self.settings.embedding_multiplier
+        )
 
     def _outputs(
-        self, x: Tensor, targets: Tensor | None, reduction: Literal["none", "sum"], z_loss: float | None
+        self,
+        x: Tensor,
+        targets: Tensor | None,
+        reduction: Literal["none", "sum"],
+        z_loss: float | None,
     ) -> Tensor:
         """See `forward`, from normalized hidden states x (B, K, C)."""
         if targets is None:
             return self.logits(x)
-        head, x = self.output_head, self._head_input(x)
-        return summed_nll(head, x, targets, z_loss) if reduction == "sum" else token_nll(head, x, targets)
+        head = self.output_head
+        x = self._head_input(x)
+        return (
+            summed_nll(head, x, targets, z_loss)
+            if reduction == "sum"
+            else token_nll(head, x, targets)
+        )
 
     def contexts(
         self,
@@ -418,7 +459,11 @@ class Transformer(nn.Module):
 
     def _embed_positions(self, x: Tensor, chunks: list[TokenChunk]) -> Tensor:
         """The token embeddings x (B, T, C) of the chunks, with positions."""
-        parts = [x] if len(chunks) == 1 else x.split([chunk.positions.order.shape[1] for chunk in chunks], 1)
+        parts = (
+            [x]
+            if len(chunks) == 1
+            else x.split([chunk.positions.order.shape[1] for chunk in chunks], 1)
+        )
         done = []
         for part, chunk in zip(parts, chunks, strict=True):
             for name, scheme in self.schemes.items():
@@ -449,7 +494,9 @@ class Transformer(nn.Module):
                 batch, chunk.positions, chunk_keys, chunk.tables, chunk_queries, sequence, names
             )
             for name, (context, plan) in contexts.items():
-                passes[name].append(AttentionPass(context, plan, chunk.factors[self._kind_of[name]]))
+                passes[name].append(
+                    AttentionPass(context, plan, chunk.factors[self._kind_of[name]])
+                )
         return passes
 
     def logits(self, x: Tensor) -> Tensor:

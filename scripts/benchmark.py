@@ -61,8 +61,12 @@ FIRST_STEP = "documents are cut at a window boundary"  # the last line before th
 COMPILED = ("train",)  # cases that are measured compiled too
 LITGPT_CASES = ("train", "prefill", "decode-1")
 GROWTH: dict[tuple[str, str], dict[str, Sequence[int]]] = {  # sizes by (case, axis) and variant
-    ("growth-train", "length"): dict.fromkeys(("ours", "transformers"), tuple(2**n for n in range(8, 14))),
-    ("growth-train", "batch"): dict.fromkeys(("ours", "transformers"), tuple(2**n for n in range(6))),
+    ("growth-train", "length"): dict.fromkeys(
+        ("ours", "transformers"), tuple(2**n for n in range(8, 14))
+    ),
+    ("growth-train", "batch"): dict.fromkeys(
+        ("ours", "transformers"), tuple(2**n for n in range(6))
+    ),
     ("growth-train", "dim"): dict.fromkeys(("ours", "transformers"), (128, 256, 512, 768)),
     ("growth-score", "length"): {
         "ours": [2**n for n in range(8, 18)],
@@ -80,14 +84,26 @@ def main() -> int:
     known = [*CASES, *SCHEME_CASES, "growth", "preparing", "loading", "startup"]
     parser.add_argument("--shapes", nargs="+", default=[*SHAPES], choices=SHAPES)
     parser.add_argument("--cases", nargs="+", default=known, choices=known, metavar="CASE")
-    parser.add_argument("--schemes", nargs="+", default=[*SCHEMES], choices=SCHEMES, metavar="SCHEME")
+    parser.add_argument(
+        "--schemes", nargs="+", default=[*SCHEMES], choices=SCHEMES, metavar="SCHEME"
+    )
     parser.add_argument("--threads", type=int, default=1, help="of each process (default: 1)")
-    parser.add_argument("--rounds", type=int, default=3, help="processes of each variant (default: 3)")
-    parser.add_argument("--repeats", type=int, default=5, help="samples of each process (default: 5)")
-    parser.add_argument("--undisturbed", type=float, default=0.9, help="CPU time per wall time and thread")
-    parser.add_argument("--retakes", type=int, default=2, help="further processes of a variant (default: 2)")
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="processes of each variant (default: 3)"
+    )
+    parser.add_argument(
+        "--repeats", type=int, default=5, help="samples of each process (default: 5)"
+    )
+    parser.add_argument(
+        "--undisturbed", type=float, default=0.9, help="CPU time per wall time and thread"
+    )
+    parser.add_argument(
+        "--retakes", type=int, default=2, help="further processes of a variant (default: 2)"
+    )
     parser.add_argument("--litgpt", metavar="PYTHON", help="of an environment with litgpt")
-    parser.add_argument("--megabytes", type=int, default=32, help="of text for `preparing` (default: 32)")
+    parser.add_argument(
+        "--megabytes", type=int, default=32, help="of text for `preparing` (default: 32)"
+    )
     parser.add_argument("--results", type=Path, default=ROOT / "docs" / "benchmarks", help="folder")
     options = parser.parse_args()
     for name in ("threads", "rounds", "repeats", "megabytes"):
@@ -101,9 +117,12 @@ def main() -> int:
                 add(rows, options.results)
                 for row in rows:
                     values = {
-                        key: f"{v:,.4g}" if isinstance(v, float) else v for key, v in asdict(row).items()
+                        key: f"{v:,.4g}" if isinstance(v, float) else v
+                        for key, v in asdict(row).items()
                     }
-                    console.info(", ".join(f"{key} {value}" for key, value in values.items() if value != ""))
+                    console.info(
+                        ", ".join(f"{key} {value}" for key, value in values.items() if value != "")
+                    )
     return 0
 
 
@@ -126,7 +145,8 @@ class Benchmark:
     """
 
     def __init__(self, options, folder: Path):
-        self.options, self.folder = options, folder
+        self.options = options
+        self.folder = folder
         self._text: Path | None = None
         self._tokenizer = ""
 
@@ -155,23 +175,30 @@ class Benchmark:
                     seconds = statistics.median(sample.cpu for sample in found.samples)
                     name = {"batch": "rows", "dim": "parameters"}.get(axis, axis)
                     value = parameters(shape) if axis == "dim" else size
-                    yield [GrowthRow(case, name, value, variant, seconds, found.peak / 2**20, today())]
+                    yield [
+                        GrowthRow(case, name, value, variant, seconds, found.peak / 2**20, today())
+                    ]
 
     def data(self, case: str) -> list[DataRow]:
         """Preparing text, or reading what was prepared."""
-        rows, size = [], self.options.megabytes
+        rows = []
+        size = self.options.megabytes
         if self._text is None:
             self._text = self.folder / "text.jsonl"
             write_text_file(self._text, size)
             small = self.folder / "small.jsonl"
             write_text_file(small, 2)
-            prepared = self._data(DataWorkload("tokenizer", "", str(small), str(self.folder / "small")))
+            prepared = self._data(
+                DataWorkload("tokenizer", "", str(small), str(self.folder / "small"))
+            )
             self._tokenizer = f"{prepared['folder']}/tokenizer"
         for turn in range(self.options.rounds if case == "preparing" else 1):
             for variant in ("naive", "ours"):
                 root = self.folder / f"{case}-{variant}-{turn}"
                 root.mkdir()
-                work = DataWorkload("preparing", variant, str(self._text), str(root), self._tokenizer)
+                work = DataWorkload(
+                    "preparing", variant, str(self._text), str(root), self._tokenizer
+                )
                 if case == "preparing" or variant == "ours":
                     rows.append((variant, self._data(work)))
         if case == "loading":
@@ -182,11 +209,16 @@ class Benchmark:
             ]
         found = []
         for variant in dict.fromkeys(variant for variant, _ in rows):
-            runs = sorted((one for name, one in rows if name == variant), key=lambda one: one["seconds"])
+            runs = sorted(
+                (one for name, one in rows if name == variant), key=lambda one: one["seconds"]
+            )
             median = runs[len(runs) // 2]
-            rate, waited = median["tokens"] / median["seconds"], median.get("waited", 0.0)
+            rate = median["tokens"] / median["seconds"]
+            waited = median.get("waited", 0.0)
             peak = max(one["peak"] for one in runs) / 2**20
-            found.append(DataRow(case, variant, size, median["seconds"], rate, waited, peak, today()))
+            found.append(
+                DataRow(case, variant, size, median["seconds"], rate, waited, peak, today())
+            )
         return found
 
     def _data(self, work: DataWorkload) -> dict[str, Any]:
@@ -198,7 +230,9 @@ class Benchmark:
         train = ["train.py", "configs/tiny.yaml", f"data.root={self.folder / 'data'}", "--run-dir"]
         self._seconds([*train, str(self.folder / "first")], FIRST_STEP)  # prepares the data
         commands = [(f"{script} --help", [script, "--help"], "") for script in STARTUP]
-        commands += [("train.py until the first step", [*train, str(self.folder / "run")], FIRST_STEP)]
+        commands += [
+            ("train.py until the first step", [*train, str(self.folder / "run")], FIRST_STEP)
+        ]
         for name, command, until in commands:
             times = []
             for i in range(self.options.rounds):
@@ -208,7 +242,8 @@ class Benchmark:
 
     def _seconds(self, command: list[str], until: str) -> tuple[float, float]:
         """CPU and wall seconds of a script, up to a line that contains `until` if it is not empty."""
-        before, begin = os.times(), time.perf_counter()
+        before = os.times()
+        begin = time.perf_counter()
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         with subprocess.Popen([sys.executable, *command], cwd=ROOT, text=True, **pipes) as process:
             assert process.stdout
@@ -218,12 +253,18 @@ class Benchmark:
         if bool(until) != found or not (until or process.returncode == 0):
             raise TrainingError(f"{shlex.join(command)} failed")
         after = os.times()
-        cpu = after.children_user + after.children_system - before.children_user - before.children_system
+        cpu = (
+            after.children_user
+            + after.children_system
+            - before.children_user
+            - before.children_system
+        )
         return cpu, wall
 
     def compare(self, shape: str, case: str, baseline: str, variants: list[str]) -> list[SpeedRow]:
         """Measure the variants and their baseline in turns."""
-        o, found = self.options, {name: [] for name in [baseline, *variants]}
+        o = self.options
+        found = {name: [] for name in [baseline, *variants]}
         for _ in range(o.rounds):
             for name, processes in found.items():
                 processes.append(self._run(Workload(shape, case, name, o.threads, o.repeats)))
@@ -235,7 +276,8 @@ class Benchmark:
         reference = self._kept(found[baseline])
         rows = []
         for name, processes in found.items():
-            times, tokens = self._kept(processes), processes[0].tokens
+            times = self._kept(processes)
+            tokens = processes[0].tokens
             equal = agreement(case, found[baseline][0], processes[0])
             rows.append(
                 SpeedRow(
@@ -262,7 +304,9 @@ class Benchmark:
         if workload.variant.startswith("litgpt"):
             request = litgpt_request(workload, self.folder)
             script = Path(__file__).parent / "benchmarks" / "litgpt_peer.py"
-            found = self._json([self.options.litgpt, str(script), json.dumps(request)], workload.threads)
+            found = self._json(
+                [self.options.litgpt, str(script), json.dumps(request)], workload.threads
+            )
         else:
             command = [sys.executable, str(Path(__file__).resolve()), "--workload"]
             found = self._json([*command, json.dumps(asdict(workload))], workload.threads)
@@ -275,7 +319,9 @@ class Benchmark:
             environment["OMP_NUM_THREADS"] = str(threads)
         done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT)
         if done.returncode:
-            raise TrainingError(f"{shlex.join(command)[:400]} failed: {done.stderr.strip().splitlines()[-1]}")
+            raise TrainingError(
+                f"{shlex.join(command)[:400]} failed: {done.stderr.strip().splitlines()[-1]}"
+            )
         return json.loads(done.stdout.splitlines()[-1])
 
     def _quiet(self, sample: Sample) -> bool:
@@ -283,13 +329,16 @@ class Benchmark:
 
     def _has_quiet(self, processes: list[Measured]) -> bool:
         return (
-            sum(self._quiet(one) for process in processes for one in process.samples) >= self.options.repeats
+            sum(self._quiet(one) for process in processes for one in process.samples)
+            >= self.options.repeats
         )
 
     def _kept(self, processes: list[Measured]) -> list[float]:
         """Seconds of the undisturbed samples if there are enough of them, else of all."""
         samples = [one for process in processes for one in process.samples]
-        kept = [one for one in samples if self._quiet(one)] if self._has_quiet(processes) else samples
+        kept = (
+            [one for one in samples if self._quiet(one)] if self._has_quiet(processes) else samples
+        )
         return [one.cpu if self.options.threads == 1 else one.wall for one in kept]
 
 

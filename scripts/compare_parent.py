@@ -38,12 +38,15 @@ def main() -> int:
         print(__doc__)
         return 0
     prepare_cpu(None)
-    run, console = Path(sys.argv[1]), Console()
+    run = Path(sys.argv[1])
+    console = Console()
     extension = load(run, console=console)
     parent, methods, note = parent_of(extension, console)
     settings = load_settings(EvaluationSettings, sys.argv[2:])
     if settings.protocol == "by-position":
-        raise EvaluationError("protocol=by-position has no lengths to compare; evaluate each run separately")
+        raise EvaluationError(
+            "protocol=by-position has no lengths to compare; evaluate each run separately"
+        )
     own = extension.settings.train_length
     lengths = {parent.settings.train_length, own, *(settings.lengths or [own, 2 * own, 4 * own])}
     settings = settings.model_copy(update={"lengths": sorted(lengths)})
@@ -64,7 +67,9 @@ def main() -> int:
         for loaded, under in ((extension, methods[:1]), (parent, methods))
     ]
     facts = {"corpus": stores.name, "settings": settings.model_dump(mode="json"), "note": note}
-    facts |= provenance() | {"command": shlex.join(["python", "scripts/compare_parent.py", *sys.argv[1:]])}
+    facts |= provenance() | {
+        "command": shlex.join(["python", "scripts/compare_parent.py", *sys.argv[1:]])
+    }
     report = RunComparison(["run", "parent"], results, "parent", facts, minuend="first")
     folder = run / "evaluation" / report.name
     show(report, report.write(folder), report.draw(folder), console, verbose=False)
@@ -77,16 +82,21 @@ def parent_of(extension: LoadedRun, console: Console) -> tuple[LoadedRun, list[M
     lineage = read_manifest(extension.folder).get("lineage")
     if not lineage:
         raise EvaluationError(f"{extension.folder} is not an extension run: it has no parent")
-    folder, step, expected = Path(lineage[0]["run"]), lineage[0]["step"], lineage[0]["checkpoint_hash"]
+    folder = Path(lineage[0]["run"])
+    step = lineage[0]["step"]
+    expected = lineage[0]["checkpoint_hash"]
     found = open_parent(folder, step)
     if found.checkpoint.hash != expected:
         raise EvaluationError(
             f"checkpoint {step} of {folder} is not the parent of {extension.folder}: its hash is "
             f"{found.checkpoint.hash[:12]}, expected {expected[:12]}"
         )
-    methods, note = [Method(TRAINED, ())], not_at_test_time(found.settings, extension.settings)
+    methods = [Method(TRAINED, ())]
+    note = not_at_test_time(found.settings, extension.settings)
     if note:
-        console.warn(f"the parent cannot be evaluated under the run's method without training: {note}")
+        console.warn(
+            f"the parent cannot be evaluated under the run's method without training: {note}"
+        )
     else:
         position = method_of(found.settings, extension.settings).position.model_dump(mode="json")
         methods.append(Method(SAME_METHOD, (f"model.position={json.dumps(position)}",)))

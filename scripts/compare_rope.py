@@ -41,7 +41,9 @@ from training.run.directory import is_run, read_settings
 from training.script import Parser, run_main
 
 POSITIONS = 2048  # at most, evenly spaced over the length
-RELATIVE, ABSOLUTE = 2.0**-21, 1e-5  # rounding of float32: of frequencies and angles, and of everything else
+# rounding of float32: of frequencies and angles, and of everything else
+RELATIVE = 2.0**-21
+ABSOLUTE = 1e-5
 # Our names of transformers' rope_type, and the settings that both have.
 KINDS = {
     "none": ("default", ()),
@@ -88,9 +90,13 @@ class RotaryTable:
 
 def main() -> int:
     parser = Parser(__doc__)
-    parser.add_argument("model", type=Path, help="config.json or its folder, run directory, or settings file")
+    parser.add_argument(
+        "model", type=Path, help="config.json or its folder, run directory, or settings file"
+    )
     parser.add_argument("overrides", nargs="*", help="overrides of a run or of settings")
-    parser.add_argument("--lengths", nargs="+", type=int, metavar="N", help="default: original and trained")
+    parser.add_argument(
+        "--lengths", nargs="+", type=int, metavar="N", help="default: original and trained"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     options = parser.parse_args()
     compared = open_model(options.model, options.overrides)
@@ -114,7 +120,15 @@ def main() -> int:
             ]
             for one in found
         ]
-        columns = ["length", "quantity", "ours and", "difference", "dimension", "position", "result"]
+        columns = [
+            "length",
+            "quantity",
+            "ours and",
+            "difference",
+            "dimension",
+            "position",
+            "result",
+        ]
         Console().table(f"{options.model}", columns, rows)
     return int(any(one.exceeds for one in found if one.other == "transformers"))
 
@@ -136,7 +150,12 @@ def open_model(path: Path, overrides: Sequence[str]) -> ComparedModel:
     kind = config.get("model_type")
     if kind in ("bloom", "mpt"):
         heads = next(
-            (config[key] for key in ("n_heads", "n_head", "num_attention_heads") if config.get(key)), None
+            (
+                config[key]
+                for key in ("n_heads", "n_head", "num_attention_heads")
+                if config.get(key)
+            ),
+            None,
         )
         if not isinstance(heads, int):
             raise InteropError(f"{file} does not state the number of heads")
@@ -147,28 +166,38 @@ def open_model(path: Path, overrides: Sequence[str]) -> ComparedModel:
         return ComparedModel(settings, length, length, kind)
     shape = read_config(config, str(file))
     if not isinstance(shape.model.position, RopeSettings):
-        raise InteropError(f"{file}: layers with different positions cannot be compared, only one RoPE")
+        raise InteropError(
+            f"{file}: layers with different positions cannot be compared, only one RoPE"
+        )
     theirs = import_module("transformers").AutoConfig.for_model(
         kind, **{key: value for key, value in config.items() if key != "model_type"}
     )
-    return ComparedModel(shape.model, shape.train_length, shape.original_length or shape.train_length, theirs)
+    return ComparedModel(
+        shape.model, shape.train_length, shape.original_length or shape.train_length, theirs
+    )
 
 
 def from_settings(settings: RunSettings) -> ComparedModel:
     """Our settings, with transformers' equivalent."""
-    model, length = settings.model, settings.train_length
-    position, original = model.position, settings.original_length or length
+    model = settings.model
+    length = settings.train_length
+    position = model.position
+    original = settings.original_length or length
     if isinstance(position, AlibiSettings):
         return ComparedModel(model, length, original, "bloom")
     if not isinstance(position, RopeSettings):
-        raise InteropError(f"model.position.name={position.name} cannot be compared; only rope and alibi can")
+        raise InteropError(
+            f"model.position.name={position.name} cannot be compared; only rope and alibi can"
+        )
     scaling = position.scaling
     if scaling.name not in KINDS or position.resonance or getattr(scaling, "first", 0):
         return ComparedModel(model, length, original, None)
     kind, keys = KINDS[scaling.name]
     given = {key: getattr(scaling, key) for key in keys}
     if given.get("factor") == "auto":
-        raise InteropError("factor=auto follows the length: set model.position.scaling.factor to a number")
+        raise InteropError(
+            "factor=auto follows the length: set model.position.scaling.factor to a number"
+        )
     if kind == "longrope" and given["short_factor"] is None:
         given["short_factor"] = [1.0] * len(given["long_factor"])
     parameters = {key: value for key, value in given.items() if value is not None}
@@ -192,9 +221,14 @@ def from_settings(settings: RunSettings) -> ComparedModel:
 
 def rope_differences(compared: ComparedModel, length: int) -> list[Difference]:
     """Our rotary table against transformers' and the paper's, for sequences of `length` tokens."""
-    positions = np.unique(np.linspace(0, length - 1, min(length, POSITIONS)).round().astype(np.int64))
-    ours, found = our_table(compared, length, positions), []
-    others: dict[str, Callable[[], RotaryTable]] = {"paper": lambda: paper_table(compared, length, positions)}
+    positions = np.unique(
+        np.linspace(0, length - 1, min(length, POSITIONS)).round().astype(np.int64)
+    )
+    ours = our_table(compared, length, positions)
+    found = []
+    others: dict[str, Callable[[], RotaryTable]] = {
+        "paper": lambda: paper_table(compared, length, positions)
+    }
     if compared.config is not None:
         others = {"transformers": lambda: their_table(compared, length, positions)} | others
     for name, table in others.items():
@@ -202,7 +236,15 @@ def rope_differences(compared: ComparedModel, length: int) -> list[Difference]:
         size = np.abs(theirs.frequencies / ours.frequencies - 1)
         pair = int(size.argmax())
         found.append(
-            Difference(length, "frequency", name, float(size[pair]), pair, None, bool(size[pair] > RELATIVE))
+            Difference(
+                length,
+                "frequency",
+                name,
+                float(size[pair]),
+                pair,
+                None,
+                bool(size[pair] > RELATIVE),
+            )
         )
         change = abs(theirs.amplitude - ours.amplitude)
         found.append(Difference(length, "amplitude", name, change, None, None, change > ABSOLUTE))
@@ -217,19 +259,29 @@ def rope_differences(compared: ComparedModel, length: int) -> list[Difference]:
 
 
 def _logit_difference(
-    length: int, name: str, ours: RotaryTable, theirs: RotaryTable, positions: np.ndarray, allowed: np.ndarray
+    length: int,
+    name: str,
+    ours: RotaryTable,
+    theirs: RotaryTable,
+    positions: np.ndarray,
+    allowed: np.ndarray,
 ) -> Difference:
     """Logits of a random query at the last position, and one random key at every position."""
     pairs = len(ours.frequencies)
     q, k = np.random.default_rng(0).standard_normal((2, 2, pairs))
 
     def logits(table: RotaryTable) -> np.ndarray:
-        turned = [np.stack([x * table.cos - y * table.sin, y * table.cos + x * table.sin]) for x, y in (q, k)]
+        turned = [
+            np.stack([x * table.cos - y * table.sin, y * table.cos + x * table.sin])
+            for x, y in (q, k)
+        ]
         return (turned[0][:, -1:] * turned[1]).sum((0, 2)) / math.sqrt(2 * pairs)
 
     gap = np.abs(logits(theirs) - logits(ours))
     # Each of the four products of a pair has the error of two table entries.
-    bound = 4 * ours.amplitude * (np.abs(q).sum(0) * np.abs(k).sum(0) * (allowed + allowed[-1:])).sum(1)
+    bound = (
+        4 * ours.amplitude * (np.abs(q).sum(0) * np.abs(k).sum(0) * (allowed + allowed[-1:])).sum(1)
+    )
     bound /= math.sqrt(2 * pairs)
     at = int(gap.argmax())
     return Difference(
@@ -245,7 +297,9 @@ def our_table(compared: ComparedModel, length: int, positions: np.ndarray) -> Ro
     assert isinstance(s.position, RopeSettings)
     scheme = Rope(s.position, geometry)
     where = TokenPositions.plain(len(positions), length=length)
-    where = replace(where, position=torch.from_numpy(positions)[None], position_end=length, unit_steps=False)
+    where = replace(
+        where, position=torch.from_numpy(positions)[None], position_end=length, unit_steps=False
+    )
     frequencies, amplitude = scheme.frequencies(scheme.stretch(length))
     cos, sin = (table[0].numpy() for table in scheme.tables(where, torch.float64)[:2])
     return RotaryTable(frequencies.numpy(), amplitude, cos, sin)
@@ -259,7 +313,8 @@ def their_table(compared: ComparedModel, length: int, positions: np.ndarray) -> 
     name = next(name for name in vars(modeling) if name.endswith("RotaryEmbedding"))
     module = getattr(modeling, name)(compared.config)
     cos, sin = module(torch.zeros(1, 1), torch.from_numpy(positions)[None])
-    frequencies = module.inv_freq.double().numpy()  # after the pass, which may choose them by length
+    # after the pass, which may choose them by length
+    frequencies = module.inv_freq.double().numpy()
     pairs = len(frequencies)
     half = (table[0, :, :pairs].double().numpy() for table in (cos, sin))
     return RotaryTable(frequencies, float(module.attention_scaling), *half)
@@ -275,10 +330,13 @@ def paper_table(compared: ComparedModel, length: int, positions: np.ndarray) -> 
 
 def paper_frequencies(compared: ComparedModel, length: int) -> tuple[list[float], float]:
     """Frequencies and amplitude by the formulas as published, in float64, independent of model/position."""
-    position, original = compared.settings.position, compared.original_length
+    position = compared.settings.position
+    original = compared.original_length
     assert isinstance(position, RopeSettings)
     dims = int(compared.settings.head_dim * position.fraction) // 2 * 2
-    theta, scaling, pairs = position.theta, position.scaling, range(dims // 2)
+    theta = position.theta
+    scaling = position.scaling
+    pairs = range(dims // 2)
     plain = [theta ** (-2 * k / dims) for k in pairs]  # Su et al. 2021, eq. 15
     get: dict[str, Any] = scaling.model_dump()
     s = get.get("factor", 1.0)
@@ -291,7 +349,8 @@ def paper_frequencies(compared: ComparedModel, length: int) -> tuple[list[float]
             now = s * max(length, original) / original - (s - 1)
             base = theta * now ** (dims / (dims - 2))
             return [base ** (-2 * k / dims) for k in pairs], 1.0
-        case "yarn":  # Peng et al. 2023, eq. 17-18 and 22: the ramp is linear in the number of rotations
+        # Peng et al. 2023, eq. 17-18 and 22: the ramp is linear in the number of rotations
+        case "yarn":
             found = []
             for f in plain:
                 turns = original * f / (2 * math.pi)
@@ -300,11 +359,16 @@ def paper_frequencies(compared: ComparedModel, length: int) -> tuple[list[float]
                 found.append((1 - keep) * f / s + keep * f)
             return found, 0.1 * math.log(s) + 1
         case "longrope":  # Ding et al. 2024; the amplitude is that of the released Phi-3 code
-            divisors = get["long_factor"] if length > original else get["short_factor"] or [1.0] * len(plain)
+            divisors = (
+                get["long_factor"]
+                if length > original
+                else get["short_factor"] or [1.0] * len(plain)
+            )
             amplitude = math.sqrt(1 + math.log(s) / math.log(original)) if s > 1 else 1.0
             return [f / d for f, d in zip(plain, divisors, strict=True)], amplitude
         case "llama3":  # Meta's released code of Llama 3.1
-            low, high = original / get["low_freq_factor"], original / get["high_freq_factor"]
+            low = original / get["low_freq_factor"]
+            high = original / get["high_freq_factor"]
             found = []
             for f in plain:
                 wavelength = 2 * math.pi / f
@@ -314,7 +378,9 @@ def paper_frequencies(compared: ComparedModel, length: int) -> tuple[list[float]
                 blended = (1 - smooth) * f / s + smooth * f
                 found.append(f if wavelength < high else f / s if wavelength > low else blended)
             return found, 1.0
-    raise InteropError(f"no formula is known for scaling {scaling.name!r}; known: {', '.join(KINDS)}")
+    raise InteropError(
+        f"no formula is known for scaling {scaling.name!r}; known: {', '.join(KINDS)}"
+    )
 
 
 @torch.no_grad()
@@ -326,7 +392,9 @@ def alibi_differences(compared: ComparedModel, length: int) -> list[Difference]:
     ours = (
         alibi_slopes(heads) if settings.slopes is None else torch.tensor(settings.slopes).double()
     ).numpy()
-    bloom, mpt = (import_module(f"transformers.models.{one}.modeling_{one}") for one in ("bloom", "mpt"))
+    bloom, mpt = (
+        import_module(f"transformers.models.{one}.modeling_{one}") for one in ("bloom", "mpt")
+    )
     tensors = {
         "bloom": bloom.build_alibi_tensor(torch.ones(1, length), heads, torch.float32)[:, 0],
         "mpt": mpt.build_mpt_alibi_tensor(heads, length)[:, 0],
@@ -342,11 +410,18 @@ def alibi_differences(compared: ComparedModel, length: int) -> list[Difference]:
         head = int(slope.argmax())
         exceeds = bool(slope[head] > RELATIVE * length)
         found.append(Difference(length, "slope", name, float(slope[head]), head, None, exceeds))
-        gap, allowed = np.abs(penalty - wanted), ABSOLUTE + RELATIVE * ours[:, None] * length
+        gap = np.abs(penalty - wanted)
+        allowed = ABSOLUTE + RELATIVE * ours[:, None] * length
         at = np.unravel_index(gap.argmax(), gap.shape)
         found.append(
             Difference(
-                length, "bias", name, float(gap[at]), int(at[0]), int(at[1]), bool((gap > allowed).any())
+                length,
+                "bias",
+                name,
+                float(gap[at]),
+                int(at[0]),
+                int(at[1]),
+                bool((gap > allowed).any()),
             )
         )
     return found

@@ -17,7 +17,8 @@ Requires the extra `interop`.
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # when run as a script, from any directory
+# when run as a script, from any directory
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from interop.export.folder import DTYPES, export_folder
 from interop.export.parity import MULTIPLES
@@ -29,7 +30,8 @@ from training.logging.console import Console
 from training.run.directory import load
 from training.script import Parser, run_main
 
-EXTRAS = {"hf": "transformers", "gguf": "gguf", "safetensors": None}  # format -> package that it requires
+# format -> package that it requires
+EXTRAS = {"hf": "transformers", "gguf": "gguf", "safetensors": None}
 GGUF_TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "q8_0": "Q8_0"}
 
 
@@ -40,9 +42,14 @@ def main() -> None:
     parser.add_argument("--format", choices=EXTRAS, default="hf", help="default: hf")
     parser.add_argument("--out", type=Path, required=True, help="the new folder or file")
     parser.add_argument("--step", type=int, help="of the checkpoint; default: the newest good one")
-    parser.add_argument("--weights", choices=("last", "ema"), help="default: ema if the run has EMA weights")
     parser.add_argument(
-        "--dtype", choices=GGUF_TYPES, default="float32", help="of the stored weights; q8_0: GGUF only"
+        "--weights", choices=("last", "ema"), help="default: ema if the run has EMA weights"
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=GGUF_TYPES,
+        default="float32",
+        help="of the stored weights; q8_0: GGUF only",
     )
     parser.add_argument(
         "--multiples",
@@ -60,7 +67,13 @@ def main() -> None:
     if extra := EXTRAS[args.format]:
         load_extra(extra)  # before the run is loaded
     console = Console()
-    run = load(run_of(args.run), args.overrides, checkpoint=args.step, weights=args.weights, console=console)
+    run = load(
+        run_of(args.run),
+        args.overrides,
+        checkpoint=args.step,
+        weights=args.weights,
+        console=console,
+    )
     options = {"multiples": args.multiples, "console": console}
     if args.format == "safetensors":
         count = export_weights(run, args.out)
@@ -68,7 +81,9 @@ def main() -> None:
         console.info(f"{about}, {args.out.stat().st_size / 1e6:,.1f} MB")
     elif args.format == "gguf":
         file = export_gguf(run, args.out, dtype=GGUF_TYPES[args.dtype], **options)
-        about = f"{file.path}: step {run.step}, {run.weights} weights, architecture {file.architecture}"
+        about = (
+            f"{file.path}: step {run.step}, {run.weights} weights, architecture {file.architecture}"
+        )
         console.info(f"{about}, {file.path.stat().st_size / 1e6:,.1f} MB")
     else:
         folder = export_folder(run, args.out, dtype=args.dtype, **options)

@@ -12,7 +12,8 @@ checkpoint is run. Models that would compute something other than in transformer
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # when run as a script, from any directory
+# when run as a script, from any directory
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from interop.runs import find_source, write_run
 from training.logging.console import Console
@@ -25,15 +26,21 @@ def main() -> None:
         "model", metavar="MODEL", help="hf:FOLDER, hf:NAME of the Hugging Face hub, or gguf:FILE"
     )
     parser.add_argument(
-        "--tokenizer", metavar="FILE", help="tokenizer.json or tokenizer.model; default: the checkpoint's own"
+        "--tokenizer",
+        metavar="FILE",
+        help="tokenizer.json or tokenizer.model; default: the checkpoint's own",
     )
-    parser.add_argument("--out", metavar="RUN", help="run directory to create; default: in runs/imported/")
+    parser.add_argument(
+        "--out", metavar="RUN", help="run directory to create; default: in runs/imported/"
+    )
     args = parser.parse_args()
     source = find_source(args.model)
     run = Path(args.out) if args.out else source.folder
     model = write_run(source.read(), run, Path(args.tokenizer) if args.tokenizer else None).model
     console = Console()
-    console.info(f"{run}: {model.parameter_count():,} parameters, trained length {model.train_length}")
+    console.info(
+        f"{run}: {model.parameter_count():,} parameters, trained length {model.train_length}"
+    )
     console.info(f'next: python generate.py {run} --prompt "Once upon a time"')
 
 

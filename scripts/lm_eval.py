@@ -16,7 +16,8 @@ import importlib
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # when run as a script, from any directory
+# when run as a script, from any directory
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from interop.harness.packages import TASKS, prefer_installed
 from training.script import run_main
@@ -26,7 +27,8 @@ def main() -> None:
     if len(sys.argv) == 1 or sys.argv[1] in ("-h", "--help"):
         print(__doc__)
         return
-    prefer_installed()  # this file would hide the package lm_eval, and our evaluate.py the package evaluate
+    # this file would hide the package lm_eval, and our evaluate.py the package evaluate
+    prefer_installed()
     registry = importlib.import_module("lm_eval.api.registry")
     registry.model_registry.register("sextant", target="interop.harness.lm:SextantLM")
     sys.argv = with_tasks(sys.argv)

@@ -52,7 +52,9 @@ def main() -> int:
     schemes = read_measured(options.results, options.evaluation)
     found = needs(schemes, options.difference, power=options.power, wanted=wanted, **level)
     if not found:
-        print("nothing to compare: no results match --method and --length, other than the reference itself")
+        print(
+            "nothing to compare: no results match --method and --length, other than the reference itself"
+        )
         return 0
     kind = schemes[0].unit_kind
     print(
@@ -60,7 +62,15 @@ def main() -> int:
         "a half-width of at most "
         f"{half:.4f} ({options.confidence:.0%}, {options.family} simultaneous)."
     )
-    columns = ["comparison", "length", "now", "seeds", f"{kind}s", f"{kind}s needed", "seeds needed"]
+    columns = [
+        "comparison",
+        "length",
+        "now",
+        "seeds",
+        f"{kind}s",
+        f"{kind}s needed",
+        "seeds needed",
+    ]
     Console().table("", columns, [_row(one) for one in found])
     print(
         f"{kind}s needed: with the current seeds; seeds needed: per scheme, with the current "

@@ -32,7 +32,9 @@ def parse() -> Namespace:
         "--workers", type=int, metavar="N", help="threads that tokenize; default: one per core"
     )
     parser.add_argument("--verify", action="store_true", help="compare every shard with its hash")
-    parser.add_argument("-h", "--help", action="store_true", help="print this text and every setting of data")
+    parser.add_argument(
+        "-h", "--help", action="store_true", help="print this text and every setting of data"
+    )
     options = parser.parse_args()
     if options.workers is not None and options.workers < 1:
         raise DataError(f"--workers must be at least 1, got {options.workers}")
@@ -45,7 +47,8 @@ def parse() -> Namespace:
 
 
 def main() -> None:
-    options, console = parse(), Console()
+    options = parse()
+    console = Console()
     settings = load_settings(RunSettings, options.overrides)
     old = (prepared_folder(settings.data) / "prepared.json").is_file()
     prepared = prepare(settings.data, console, workers=options.workers)

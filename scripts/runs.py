@@ -36,15 +36,15 @@ def main() -> int:
 def row_of(run: Path) -> list[str]:
     """The cells of one run; if it cannot be read, its status is the reason."""
     try:
-        settings, lines, about = (
-            read_settings(run),
-            last_lines(run / "metrics.jsonl"),
-            read_object(run / MANIFEST),
-        )
+        settings = read_settings(run)
+        lines = last_lines(run / "metrics.jsonl")
+        about = read_object(run / MANIFEST)
     except (ValueError, OSError) as error:
         return [str(run), *[""] * (len(COLUMNS) - 2), str(error).splitlines()[0]]
-    train, validation = lines.get("train", {}), lines.get("validation", {})
-    length, imported = settings.train_length, about.get("data") is None
+    train = lines.get("train", {})
+    validation = lines.get("validation", {})
+    length = settings.train_length
+    imported = about.get("data") is None
     step = max((line["step"] for line in lines.values()), default=0)
     original = settings.original_length or length
     schemes = [choice.describe(length, original) for choice in settings.model.kinds.values()]

@@ -14,7 +14,8 @@ import importlib
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # when run as a script, from any directory
+# when run as a script, from any directory
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from interop.extras import load_extra
 from interop.runs import run_of
@@ -27,17 +28,27 @@ from training.script import Parser, run_main
 def main() -> None:
     parser = Parser(__doc__)
     parser.add_argument("run", metavar="RUN", help="run directory, or hf:FOLDER")
-    parser.add_argument("overrides", nargs="*", default=[], metavar="KEY=VALUE", help="model.position.*")
-    parser.add_argument("--port", type=int, default=8000, metavar="N", help="port (8000); 0: any free port")
-    parser.add_argument("--batch", type=int, default=32, metavar="N", help="rows generated at a time (32)")
-    parser.add_argument("--queue", type=int, default=256, metavar="N", help="rows that may wait (256)")
+    parser.add_argument(
+        "overrides", nargs="*", default=[], metavar="KEY=VALUE", help="model.position.*"
+    )
+    parser.add_argument(
+        "--port", type=int, default=8000, metavar="N", help="port (8000); 0: any free port"
+    )
+    parser.add_argument(
+        "--batch", type=int, default=32, metavar="N", help="rows generated at a time (32)"
+    )
+    parser.add_argument(
+        "--queue", type=int, default=256, metavar="N", help="rows that may wait (256)"
+    )
     parser.add_argument(
         "--max-length",
         type=int,
         metavar="N",
         help="maximum tokens of prompt and completion (16 times the trained length)",
     )
-    parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1, ... (auto: a GPU if available)")
+    parser.add_argument(
+        "--device", default="auto", help="cpu, cuda, cuda:1, ... (auto: a GPU if available)"
+    )
     args = parser.parse_args()
     for name, least in (("port", 0), ("batch", 1), ("queue", 0), ("max_length", 2)):
         value = getattr(args, name)

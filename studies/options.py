@@ -24,7 +24,9 @@ def parse_options(usage: str) -> Namespace:
     if options.jobs < 1:
         raise StudyError(f"--jobs must be at least 1, got {options.jobs}")
     if not options.overrides and not options.report:
-        raise StudyError("no study file given; for example: python study.py configs/studies/quick.yaml")
+        raise StudyError(
+            "no study file given; for example: python study.py configs/studies/quick.yaml"
+        )
     options.study = load_settings(StudySettings, options.overrides) if options.overrides else None
     files, _ = split_arguments(options.overrides)
     options.name = Path(files[0]).stem if files else "study"

@@ -18,7 +18,9 @@ def _text(value: Any) -> str:
     """A scalar as written in an override, and as a label."""
     if isinstance(value, (dict, list)):
         raise ValueError(f"{value}: such a value needs a label: {{short: [setting={value}], ...}}")
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    return (
+        "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    )
 
 
 def _skip_entries(entries: Any) -> Any:
@@ -42,7 +44,8 @@ class VariantSettings(StrictSettings):
 
     scheme: str = Field(description="label of the axis `scheme` whose runs are evaluated")
     method: str = Field(
-        TRAINED, description="label in configs/evaluation/methods.yaml or in the evaluation's own methods"
+        TRAINED,
+        description="label in configs/evaluation/methods.yaml or in the evaluation's own methods",
     )
 
 
@@ -56,7 +59,8 @@ class EvaluationEntry(StrictSettings):
         "prepared with each run's own tokenizer; null: the run's held-out data",
     )
     skip: Skip = Field(
-        [], description="cells to leave out, as in `skip`, such as schemes that cannot reach these lengths"
+        [],
+        description="cells to leave out, as in `skip`, such as schemes that cannot reach these lengths",
     )
 
 
@@ -73,12 +77,18 @@ class ReportSettings(StrictSettings):
         None, description="lengths at which variants are compared with the baseline; null: all"
     )
     family: int | None = Field(
-        None, ge=1, description="number of simultaneous comparisons; null: schemes × primary lengths"
+        None,
+        ge=1,
+        description="number of simultaneous comparisons; null: schemes × primary lengths",
     )
     tolerance: float = Field(
-        TOLERANCE, gt=0, description="nats; a scheme has held if the bound on its loss increase is below this"
+        TOLERANCE,
+        gt=0,
+        description="nats; a scheme has held if the bound on its loss increase is below this",
     )
-    confidence: float = Field(CONFIDENCE, gt=0.5, lt=1, description="simultaneous level of the intervals")
+    confidence: float = Field(
+        CONFIDENCE, gt=0.5, lt=1, description="simultaneous level of the intervals"
+    )
     pool_seed_variance: bool = Field(
         False, description="assume that the seed variance is equal for all schemes, and pool it"
     )
@@ -87,7 +97,9 @@ class ReportSettings(StrictSettings):
 class StudySettings(StrictSettings):
     """Training runs × evaluations → one report."""
 
-    base: list[str] = Field([], description="settings files and overrides of train.py for all cells")
+    base: list[str] = Field(
+        [], description="settings files and overrides of train.py for all cells"
+    )
     grid: Grid = Field(
         description="axes. Each maps labels to settings files and overrides of train.py, or lists values of "
         "the setting with the axis's name; a cell has one label of each. `scheme` is compared, `seed` repeats"
@@ -122,13 +134,17 @@ class StudySettings(StrictSettings):
             if SCHEME not in self.grid:
                 problems.append(f"{where} needs an axis `{SCHEME}` in the grid")
             elif variant.scheme not in schemes:
-                problems.append(f"{where}.scheme = {variant.scheme} is not in the grid: {', '.join(schemes)}")
+                problems.append(
+                    f"{where}.scheme = {variant.scheme} is not in the grid: {', '.join(schemes)}"
+                )
             if label in schemes and (variant.scheme, variant.method) != (label, TRAINED):
                 problems.append(f"{where} has the name of a scheme; rename it")
         for name, entry in self.evaluations.items():
             problems += _skip_problems(f"evaluations.{name}.skip", entry.skip, self.grid)
             if not _NAME.match(name):
-                problems.append(f"evaluations.{name} must be a directory name: use letters, digits, . + - _")
+                problems.append(
+                    f"evaluations.{name} must be a directory name: use letters, digits, . + - _"
+                )
         if self.report.baseline is not None and self.report.baseline not in known:
             known_names = ", ".join(known) or "nothing"
             problems.append(f"report.baseline = {self.report.baseline} is not among {known_names}")
@@ -154,7 +170,9 @@ def _labels(axis: str, value: Any) -> Any:
 
 def _axis_problems(grid: Grid) -> list[str]:
     problems = [] if grid else ["grid is empty: define at least one axis, such as seed: [0]"]
-    problems += [f"grid.{axis} is empty: define at least one label" for axis in grid if not grid[axis]]
+    problems += [
+        f"grid.{axis} is empty: define at least one label" for axis in grid if not grid[axis]
+    ]
     names = {f"grid.{axis}": axis for axis in grid}
     names |= {f"grid.{axis}.{label}": label for axis, labels in grid.items() for label in labels}
     return problems + [
@@ -172,9 +190,13 @@ def _skip_problems(where: str, skip: list[dict[str, list[str]]], grid: Grid) -> 
         for axis, labels in entry.items():
             unknown = [label for label in labels if label not in grid.get(axis, {})]
             if axis not in grid:
-                problems.append(f"{where}.{i}.{axis} is not an axis; the axes are {', '.join(grid)}")
+                problems.append(
+                    f"{where}.{i}.{axis} is not an axis; the axes are {', '.join(grid)}"
+                )
             elif unknown:
-                problems.append(f"{where}.{i}.{axis}: {', '.join(unknown)} not among {', '.join(grid[axis])}")
+                problems.append(
+                    f"{where}.{i}.{axis}: {', '.join(unknown)} not among {', '.join(grid[axis])}"
+                )
     return problems
 
 

@@ -25,7 +25,9 @@ from training.position_overrides import longest_input, override, why, widens
 from training.run.directory import LoadedRun, load, read_manifest
 
 
-def open_runs(folders: Sequence[Path], settings: MeasurementSettings, console: Console) -> list[EvaluatedRun]:
+def open_runs(
+    folders: Sequence[Path], settings: MeasurementSettings, console: Console
+) -> list[EvaluatedRun]:
     """Load the checkpoints and tokenizers of run directories for one evaluation."""
     return [
         _open_run(folder, name, settings, console)
@@ -33,11 +35,14 @@ def open_runs(folders: Sequence[Path], settings: MeasurementSettings, console: C
     ]
 
 
-def _open_run(folder: Path, name: str, settings: MeasurementSettings, console: Console) -> EvaluatedRun:
+def _open_run(
+    folder: Path, name: str, settings: MeasurementSettings, console: Console
+) -> EvaluatedRun:
     trained = load(folder, console=console, weights=settings.weights)
     if trained.changed:
         console.info(trained.changed)
-    root, source = trained.settings, trained.settings.data.source
+    root = trained.settings
+    source = trained.settings.data.source
     model = subject_of(trained, settings.device, console)
     return EvaluatedRun(
         folder=folder,
@@ -48,7 +53,9 @@ def _open_run(folder: Path, name: str, settings: MeasurementSettings, console: C
         task=source.task if isinstance(source, TaskSource) else None,
         bos=root.data.bos,
         changed=trained.changed,
-        open_stores=lambda settings, others: open_stores(settings, folder, trained.tokenizer, others),
+        open_stores=lambda settings, others: open_stores(
+            settings, folder, trained.tokenizer, others
+        ),
         position_settings=partial(offered, root, begins=model.bos_first),
         exposure=partial(exposure_of, folder, trained.step),
     )
@@ -56,7 +63,8 @@ def _open_run(folder: Path, name: str, settings: MeasurementSettings, console: C
 
 def subject_of(trained: LoadedRun, device: str, console: Console) -> EvaluatedModel:
     """The checkpoint of a run for evaluation on `device` (auto: a GPU if available)."""
-    root, place = trained.settings, this_process().device(device)
+    root = trained.settings
+    place = this_process().device(device)
 
     @cache
     def settings_of(method_overrides: tuple[str, ...]) -> RunSettings:
@@ -66,8 +74,12 @@ def subject_of(trained: LoadedRun, device: str, console: Console) -> EvaluatedMo
         return settings_of(tuple(method_overrides)).model.position.model_dump(mode="json")
 
     def load_method(method_overrides, dtype: str) -> Transformer:
-        arithmetic, step, weights = getattr(torch, dtype), trained.step, trained.weights
-        return load(trained.folder, method_overrides, place, arithmetic, step, console, weights).model
+        arithmetic = getattr(torch, dtype)
+        step = trained.step
+        weights = trained.weights
+        return load(
+            trained.folder, method_overrides, place, arithmetic, step, console, weights
+        ).model
 
     return EvaluatedModel(
         name=str(trained.folder),
@@ -98,7 +110,10 @@ def bos_first(root: RunSettings, manifest: dict) -> str:
 
 
 def open_stores(
-    settings: EvaluationSettings | DiagnosticSettings, run: Path, tokenizer, others: Sequence[Path] = ()
+    settings: EvaluationSettings | DiagnosticSettings,
+    run: Path,
+    tokenizer,
+    others: Sequence[Path] = (),
 ) -> EvaluationStores:
     """The evaluation data of a run, and all training data of the run, its parents and the runs `others`."""
     about = read_manifest(run)
@@ -110,7 +125,9 @@ def open_stores(
     earlier = [parent.get("data") for parent in trained[1:]]
     earlier += [folder for one in trained for folder in one.get("mixture", ())]
     lists = [Path(one["groups"]) for one in trained if one.get("groups")]
-    earlier += [folder for file in lists if file.is_file() for folder in read_object(file)["folders"]]
+    earlier += [
+        folder for file in lists if file.is_file() for folder in read_object(file)["folders"]
+    ]
     return EvaluationStores.open(folder, settings.split, tokenizer, about.get("data"), earlier)
 
 
@@ -123,6 +140,10 @@ def offered(root: RunSettings, method_overrides, bos: str, begins: str) -> dict:
     if widens(root, settings):
         raise EvaluationError("the model was trained with a narrower window")
     scheme = settings.model.position.model_dump(mode="json")
-    if begins and bos != "every-window" and new_sinks(scheme, root.model.position.model_dump(mode="json")):
+    if (
+        begins
+        and bos != "every-window"
+        and new_sinks(scheme, root.model.position.model_dump(mode="json"))
+    ):
         raise EvaluationError(f"sinks need bos=every-window. {begins}")
     return scheme

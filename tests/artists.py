@@ -54,13 +54,17 @@ def shown(axes: Axes, color: str) -> Shown:
     """Everything of that color."""
     mine = [line for line in lines(axes) if to_hex(line.get_color()) == to_hex(color)]
     loose = [line for line in mine if line.get_linestyle() == "None"]
-    strokes = sorted((line for line in mine if line not in loose), key=lambda line: -line.get_linewidth())
+    strokes = sorted(
+        (line for line in mine if line not in loose), key=lambda line: -line.get_linewidth()
+    )
     bars = {}
     for (x, low), (_, high) in (points(line) for line in strokes if _is_bar(line)):
         bars[x] = (low, high)
     for one in axes.collections:
         if isinstance(one, LineCollection) and to_hex(one.get_colors()[0]) == to_hex(color):
-            bars |= {float(at[0, 0]): (float(at[0, 1]), float(at[1, 1])) for at in one.get_segments()}
+            bars |= {
+                float(at[0, 0]): (float(at[0, 1]), float(at[1, 1])) for at in one.get_segments()
+            }
     first, *rest = [points(line) for line in strokes if not _is_bar(line)] or [[]]
     return Shown(first, rest, bars, [points(line) for line in loose if line.get_marker() != "_"])
 

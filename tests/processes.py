@@ -30,7 +30,8 @@ def together(world: int, work: Callable[[], Any], seconds: float = 240) -> list[
     """`work()` in `world` forked processes that know of each other as a launcher's would; what it gives, or
     the exception that it raises, by rank."""
     context = multiprocessing.get_context("fork")
-    answers, port = context.Queue(), free_port()
+    answers = context.Queue()
+    port = free_port()
 
     def one(rank: int) -> None:
         here = {"RANK": rank, "WORLD_SIZE": world, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": world}
@@ -47,7 +48,8 @@ def together(world: int, work: Callable[[], Any], seconds: float = 240) -> list[
     processes = [context.Process(target=one, args=(rank,), daemon=True) for rank in range(world)]
     for process in processes:
         process.start()
-    found, end = {}, time.monotonic() + seconds
+    found = {}
+    end = time.monotonic() + seconds
     while len(found) < world:
         try:
             rank, answer = answers.get(timeout=1)
@@ -69,7 +71,9 @@ def together(world: int, work: Callable[[], Any], seconds: float = 240) -> list[
 def _server():
     """Starts the process that has imported the scripts, once for all tests of this process."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["train", "evaluate", "generate", "scripts.prepare", "tests.processes"])
+    context.set_forkserver_preload(
+        ["train", "evaluate", "generate", "scripts.prepare", "tests.processes"]
+    )
     paths = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), paths]))
     try:
@@ -129,9 +133,13 @@ def _run_script(script, words, cwd, out, err, environment) -> None:
             os.close(file)
     encoding = os.environ.get("PYTHONIOENCODING", "utf-8")
     sys.stdout, sys.stderr = (
-        name and io.TextIOWrapper(io.FileIO(number, "w"), encoding, "backslashreplace", line_buffering=True)
+        name
+        and io.TextIOWrapper(
+            io.FileIO(number, "w"), encoding, "backslashreplace", line_buffering=True
+        )
         for number, name in ((1, out), (2, err))
     )  # None where the stream is closed, as at the start of Python
-    sys.__stdout__, sys.__stderr__ = sys.stdout, sys.stderr
+    sys.__stdout__ = sys.stdout
+    sys.__stderr__ = sys.stderr
     sys.argv = [script, *words]
     runpy.run_path(str(ROOT / script), run_name="__main__")

@@ -11,7 +11,8 @@ from model import Transformer
 @pytest.fixture(scope="module")
 def overrides(tmp_path_factory):
     """Settings of a run of 4 steps on 30 documents."""
-    home, rng = tmp_path_factory.mktemp("api"), random.Random(3)
+    home = tmp_path_factory.mktemp("api")
+    rng = random.Random(3)
     (home / "text").mkdir()
     for i in range(30):
         text = "".join(rng.choices("abcdefgh ", k=200 + 10 * i))
@@ -60,9 +61,16 @@ def test_generation_depends_on_prompt_and_seed_only(run):
 
 def test_evaluation_is_a_table_with_figures(run):
     results = sextant.evaluate(run, "documents=6", lengths=[24, 48], targets=8, methods=["trained"])
-    assert results.to_dicts() == results.rows and results.folder == run.folder / "evaluation" / "python"
+    assert (
+        results.to_dicts() == results.rows
+        and results.folder == run.folder / "evaluation" / "python"
+    )
     assert {24, 48} <= {row["length"] for row in results.rows}
     assert all(isinstance(row["length"], int) for row in results.rows)
-    assert results.figures and all(file.stat().st_size for file in results.figures) and "48" in results.text
+    assert (
+        results.figures
+        and all(file.stat().st_size for file in results.figures)
+        and "48" in results.text
+    )
     pandas = pytest.importorskip("pandas")
     assert isinstance(results.to_pandas(), pandas.DataFrame)

@@ -23,7 +23,9 @@ def test_the_commands_are_listed(monkeypatch, capsys):
     for arguments in ((), ("--help",)):
         call(monkeypatch, *arguments)
         listed = capsys.readouterr().out
-        assert all(f"  {name}" in listed for name in ("train", "generate", "evaluate", "study", "runs"))
+        assert all(
+            f"  {name}" in listed for name in ("train", "generate", "evaluate", "study", "runs")
+        )
     assert all((ROOT / script).is_file() for script, _ in sextant.SCRIPTS.values())
 
 
@@ -65,7 +67,9 @@ def test_command_is_declared_in_pyproject():
 )
 def test_help_and_typos_take_under_two_seconds_of_cpu(arguments, status):
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    ended = subprocess.run([sys.executable, *arguments.split()], cwd=ROOT, capture_output=True, timeout=60)
+    ended = subprocess.run(
+        [sys.executable, *arguments.split()], cwd=ROOT, capture_output=True, timeout=60
+    )
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert ended.returncode == status, ended.stderr
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 2

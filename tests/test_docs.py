@@ -46,7 +46,9 @@ def test_every_scheme_names_its_source():
 def test_every_setting_of_a_scheme_is_described():
     for name, (settings, _) in SCHEMES.items():
         for key, field in settings.model_fields.items():
-            assert key == "name" or (field.description and len(field.description) > 8), f"{name}.{key}"
+            assert key == "name" or (field.description and len(field.description) > 8), (
+                f"{name}.{key}"
+            )
 
 
 WALKTHROUGH = ROOT / "docs" / "adding_a_scheme.md"
@@ -58,7 +60,9 @@ def walkthrough() -> str:
 
 # The name of each example's file, and its code.
 EXAMPLES = dict(
-    re.findall(r"`model/position/schemes/(\w+)\.py`:\n\n```python\n(.*?)```", walkthrough(), flags=re.S)
+    re.findall(
+        r"`model/position/schemes/(\w+)\.py`:\n\n```python\n(.*?)```", walkthrough(), flags=re.S
+    )
 )
 
 
@@ -73,8 +77,12 @@ def test_walkthrough_examples_work(name, tmp_path, monkeypatch):
     """Its file is written, registered and run: full pass against cache and against NoPE."""
     model = example(name, tmp_path, monkeypatch)
     tokens = ids(2, 19)
-    whole, cache = model(tokens, TokenPositions.plain(19)), Cache(model, 2, 19)
-    parts = [model(tokens[:, n : n + 1], TokenPositions.plain(1, offset=n), cache=cache) for n in range(19)]
+    whole = model(tokens, TokenPositions.plain(19))
+    cache = Cache(model, 2, 19)
+    parts = [
+        model(tokens[:, n : n + 1], TokenPositions.plain(1, offset=n), cache=cache)
+        for n in range(19)
+    ]
     close(torch.cat(parts, dim=1), whole)
     without = Transformer(settings_of({"name": "none"}), V, 11).initialize(0).double().eval()
     assert (without(tokens, TokenPositions.plain(19)) - whole).abs().max() > 1e-3
@@ -83,7 +91,9 @@ def test_walkthrough_examples_work(name, tmp_path, monkeypatch):
 
 def test_manual_rotation_example(tmp_path, monkeypatch):
     """Ten features and L0 11: θ_0 = 1/1.5 turns 1.17 times, θ_1 = 10000^(-1/5)/1.5 = 0.106 less than once."""
-    frequencies, amplitude = example("slow_rope", tmp_path, monkeypatch).position["all"].frequencies(1.0)
+    frequencies, amplitude = (
+        example("slow_rope", tmp_path, monkeypatch).position["all"].frequencies(1.0)
+    )
     assert frequencies.tolist() == pytest.approx([1 / 1.5, 0, 0, 0, 0])
     assert amplitude == 1
 
@@ -96,7 +106,8 @@ def example(name, folder, monkeypatch) -> Transformer:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     title = name.title().replace("_", "")
-    settings, scheme = getattr(module, f"{title}Settings"), getattr(module, title)
+    settings = getattr(module, f"{title}Settings")
+    scheme = getattr(module, title)
     assert SOURCE.search(scheme.__doc__)
     monkeypatch.setitem(SCHEMES, name, (settings, scheme))
     shape = settings_of({"name": "none"}).model_copy(update={"position": settings()})
@@ -117,7 +128,11 @@ PLACEHOLDERS = {
     "tokenizer.model": "runs/quickstart/tokenizer/tokenizer.model",
     "N": "2",
 }
-TEXT = ["data.source={name: files, path: texts}", "data.tokenizer.vocab_size=320", "data.valid_fraction=0.7"]
+TEXT = [
+    "data.source={name: files, path: texts}",
+    "data.tokenizer.vocab_size=320",
+    "data.valid_fraction=0.7",
+]
 MINIATURE = [
     "train_length=256",
     "model.dim=16",
@@ -131,7 +146,13 @@ MINIATURE = [
     "training.compile=false",
     "training.validation.spans=2",
 ]
-SMALL = {"documents": 3, "spans_per_document": 1, "least_documents": 1, "windows": 2, "precision_windows": 1}
+SMALL = {
+    "documents": 3,
+    "spans_per_document": 1,
+    "least_documents": 1,
+    "windows": 2,
+    "precision_windows": 1,
+}
 SMALL |= {"prompts": 2, "items": 4, "haystacks": 4, "length": 512}
 # Scripts whose commands take minutes to hours, or that have a test of their own: only their --help runs.
 LONG = (
@@ -196,7 +217,8 @@ class Clone:
     """A folder that looks like a clone with the quick start's run in it."""
 
     def __init__(self, folder: Path, miniature: bool):
-        self.folder, self.miniature = folder, miniature
+        self.folder = folder
+        self.miniature = miniature
         self.statuses: dict[tuple[str, ...], int] = {}  # of the commands that ran
         for name in ("configs", "scripts", "docs", "tests/mutation"):
             shutil.copytree(ROOT / name, folder / name)
@@ -207,7 +229,9 @@ class Clone:
         words = ["".join(rng.choices("abcdefgh", k=rng.randint(2, 6))) for _ in range(400)]
         shared = rng.choices(words, k=60)  # as source code repeats itself
         for i in range(30):
-            text = " ".join(word for _ in range(5) for word in (*shared, *rng.choices(words, k=600)))
+            text = " ".join(
+                word for _ in range(5) for word in (*shared, *rng.choices(words, k=600))
+            )
             (folder / "texts" / f"{i:02}.txt").write_text(text, encoding="utf-8")
 
     def run(self, *words: str) -> int:
@@ -218,16 +242,20 @@ class Clone:
         return self.statuses[words]
 
     def _run(self, *words: str) -> int:
-        before, argv, stdin = Path.cwd(), sys.argv, sys.stdin
+        before = Path.cwd()
+        argv = sys.argv
+        stdin = sys.stdin
         os.chdir(self.folder)
-        sys.argv, sys.stdin = list(words), io.TextIOWrapper(io.BytesIO())
+        sys.argv = list(words)
+        sys.stdin = io.TextIOWrapper(io.BytesIO())
         try:
             runpy.run_path(words[0], run_name="__main__")
         except SystemExit as left:
             return int(left.code or 0)
         finally:
             os.chdir(before)
-            sys.argv, sys.stdin = argv, stdin
+            sys.argv = argv
+            sys.stdin = stdin
         return 0
 
     def block(self, source: str) -> None:
@@ -256,9 +284,12 @@ class Clone:
         launch = launch_command_parser() if program == "accelerate" else get_args_parser()
         found = launch.parse_args(words[1:] if program == "accelerate" else words)
         assert program == "torchrun" or (ROOT / found.config_file).is_file()
-        script, rest = found.training_script, found.training_script_args
+        script = found.training_script
+        rest = found.training_script_args
         is_shared = any(word.startswith("context=") for word in rest)  # requires the launcher
-        return self.python(script, *rest, *(["--dry-run"] if program == "accelerate" or is_shared else []))
+        return self.python(
+            script, *rest, *(["--dry-run"] if program == "accelerate" or is_shared else [])
+        )
 
     def python(self, script: str, *words: str) -> int:
         name = Path(script).stem
@@ -287,7 +318,9 @@ class Clone:
     def train(self, *words: str) -> int:
         if any(word.startswith("parent.run=") for word in words):  # inherits text and sizes
             return self.run("train.py", *words, "training.tokens=4K")
-        return self.run("train.py", *words, *((*text_for(words), *MINIATURE) if self.miniature else ()))
+        return self.run(
+            "train.py", *words, *((*text_for(words), *MINIATURE) if self.miniature else ())
+        )
 
 
 def quick_start(folder: Path, miniature: bool) -> Clone:
@@ -296,7 +329,12 @@ def quick_start(folder: Path, miniature: bool) -> Clone:
     script = (ROOT / "scripts" / "quickstart.sh").read_text(encoding="utf-8")
     for line in re.findall(r"^python .*", script, flags=re.M):
         assert clone.command(line.replace('"$run"', "runs/quickstart")) == 0, line
-    extension = ["configs/extension/yarn.yaml", "parent.run=runs/quickstart", "--run-dir", "runs/extension"]
+    extension = [
+        "configs/extension/yarn.yaml",
+        "parent.run=runs/quickstart",
+        "--run-dir",
+        "runs/extension",
+    ]
     assert clone.train(*extension) == 0
     make("llama", vocab_size=320).save_pretrained(folder / "llama")
     shutil.copy(folder / "runs/quickstart/tokenizer/tokenizer.model", folder / "llama")
@@ -309,7 +347,10 @@ def clone(tmp_path_factory) -> Clone:
 
 
 def test_documents_contain_commands():
-    assert len(COMMANDS) > 30 and "python evaluate.py RUN configs/evaluation/extension.yaml" in COMMANDS
+    assert (
+        len(COMMANDS) > 30
+        and "python evaluate.py RUN configs/evaluation/extension.yaml" in COMMANDS
+    )
     assert len(BLOCKS) >= 2
 
 
@@ -336,11 +377,16 @@ def test_document_python_blocks_run(clone, name):
 @pytest.mark.timeout(1800)
 @pytest.mark.filterwarnings("default")  # Jupyter's own
 def test_the_notebook_runs(clone, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *os.environ.get("PYTHONPATH", "").split()]))
-    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join([str(ROOT), *os.environ.get("PYTHONPATH", "").split()])
+    )
+    nbformat = pytest.importorskip("nbformat")
+    nbclient = pytest.importorskip("nbclient")
     notebook = nbformat.read(ROOT / "docs" / "notebooks" / "quickstart.ipynb", as_version=4)
     resources = {"metadata": {"path": str(clone.folder)}}
-    nbclient.NotebookClient(notebook, timeout=600, kernel_name="python3", resources=resources).execute()
+    nbclient.NotebookClient(
+        notebook, timeout=600, kernel_name="python3", resources=resources
+    ).execute()
     images = [
         output
         for cell in notebook.cells
@@ -354,7 +400,15 @@ def test_the_notebook_runs(clone, monkeypatch):
 @pytest.mark.slow
 def test_the_site_builds(tmp_path):
     pytest.importorskip("mkdocs")
-    line = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
+    line = [
+        sys.executable,
+        "-m",
+        "mkdocs",
+        "build",
+        "--strict",
+        "--site-dir",
+        str(tmp_path / "site"),
+    ]
     found = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert found.returncode == 0, found.stdout + found.stderr
 
@@ -422,12 +476,17 @@ def test_architecture_names_are_defined():
     assert len(named) > 30
     for path, name in named:
         definition = rf"^ *(class|def) {name}\b|^{name}\b.* = "
-        assert re.search(definition, (ROOT / path).read_text(encoding="utf-8"), flags=re.M), (path, name)
+        assert re.search(definition, (ROOT / path).read_text(encoding="utf-8"), flags=re.M), (
+            path,
+            name,
+        )
 
 
 def test_import_diagram_matches_imports():
     """Every import between packages is a path of arrows, and every arrow is an import."""
-    diagram = re.search(r"flowchart BT\n(.*?)```", ARCHITECTURE.read_text(encoding="utf-8"), flags=re.S)
+    diagram = re.search(
+        r"flowchart BT\n(.*?)```", ARCHITECTURE.read_text(encoding="utf-8"), flags=re.S
+    )
     assert diagram is not None
     arrows = set(re.findall(r"(\w+)(?:\[[^\]]*\])? --> (\w+)", diagram[1]))
     packages = {name for arrow in arrows for name in arrow} - {"scripts"}
@@ -436,10 +495,18 @@ def test_import_diagram_matches_imports():
         files = (ROOT / package).rglob("*.py")
         for file in [*files, *(ROOT.glob("*.py") if package == "scripts" else ())]:
             for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-                modules = [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
-                modules += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+                modules = (
+                    [node.module or ""]
+                    if isinstance(node, ast.ImportFrom) and not node.level
+                    else []
+                )
+                modules += (
+                    [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+                )
                 found |= {
-                    (package, target) for m in modules if (target := m.split(".")[0]) in packages - {package}
+                    (package, target)
+                    for m in modules
+                    if (target := m.split(".")[0]) in packages - {package}
                 }
     assert packages == {f.parent.name for f in ROOT.glob("*/__init__.py")} - {"scripts", "tests"}
     reached = set(arrows)
@@ -459,6 +526,10 @@ def test_document_evaluation_commands_run(tmp_path):
 
 def test_changelog_files_exist():
     """The last column of its tables has the current names."""
-    rows = [line.rstrip("| ").rpartition("|")[2] for line in prose(ROOT / "CHANGELOG.md").splitlines()]
-    missing = {path for row in rows for path in PATHS.findall(row) if not any(ROOT.glob(path.rstrip("/")))}
+    rows = [
+        line.rstrip("| ").rpartition("|")[2] for line in prose(ROOT / "CHANGELOG.md").splitlines()
+    ]
+    missing = {
+        path for row in rows for path in PATHS.findall(row) if not any(ROOT.glob(path.rstrip("/")))
+    }
     assert not missing

@@ -15,7 +15,17 @@ from pathlib import Path
 from tests.gpu_path.common import PATCHED
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = {"model", "data", "training", "evaluation", "interop", "studies", "generation", "scripts", "tests"}
+PACKAGES = {
+    "model",
+    "data",
+    "training",
+    "evaluation",
+    "interop",
+    "studies",
+    "generation",
+    "scripts",
+    "tests",
+}
 # What each package may import of the others. Top-level scripts and tests may import any of them, and all may
 # import errors.py.
 MAY_IMPORT = {
@@ -66,7 +76,15 @@ def texts() -> list[Path]:
     """Every file that people read: code, settings, documents."""
     more = [
         f
-        for pattern in ("*.md", "*.toml", "*.txt", "configs/**/*.yaml", "docs/**/*.md", "scripts/*", ".ci/*")
+        for pattern in (
+            "*.md",
+            "*.toml",
+            "*.txt",
+            "configs/**/*.yaml",
+            "docs/**/*.md",
+            "scripts/*",
+            ".ci/*",
+        )
         for f in ROOT.glob(pattern)
         if f.is_file()
     ]
@@ -83,7 +101,10 @@ def shown(path: Path) -> str:
 
 
 def _is_typing_guard(node: ast.AST) -> bool:
-    return isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
+    return isinstance(node, ast.If) and ast.unparse(node.test) in (
+        "TYPE_CHECKING",
+        "typing.TYPE_CHECKING",
+    )
 
 
 def imports(tree: ast.AST, module: str, package: bool) -> list[tuple[int, str]]:
@@ -123,7 +144,8 @@ def rank(module: str) -> int:
 
 
 def test_package_imports_follow_the_layers():
-    top_level_scripts, wrong = {f.stem for f in ROOT.glob("*.py")} - {"errors"}, []
+    top_level_scripts = {f.stem for f in ROOT.glob("*.py")} - {"errors"}
+    wrong = []
     for path in sources():
         package = path.relative_to(ROOT).parts[0]
         if package not in MAY_IMPORT:
@@ -144,7 +166,9 @@ def test_model_imports_follow_the_layers():
         for line, name in arrows(path):
             low = rank(name)
             if name.split(".")[0] == "model" and not (low < high or low == high == SCHEME):
-                wrong.append(f"{shown(path)}:{line}: rank {high} may not import {name} (rank {low})")
+                wrong.append(
+                    f"{shown(path)}:{line}: rank {high} may not import {name} (rank {low})"
+                )
     assert wrong == []
 
 
@@ -187,7 +211,9 @@ def test_no_unpickling():
     assert calls == modules == []
 
 
-MACHINE_PATH = re.compile(r"(?<![\w.$/~])/(?:work|tmp|home|root|Users|mnt|opt|srv|workspace|var/tmp)/\w")
+MACHINE_PATH = re.compile(
+    r"(?<![\w.$/~])/(?:work|tmp|home|root|Users|mnt|opt|srv|workspace|var/tmp)/\w"
+)
 
 
 def test_no_absolute_paths():
@@ -209,12 +235,16 @@ def test_every_module_has_a_docstring():
 def test_no_todo_comments():
     """No stub and no reminder: what is not built is an open issue."""
     words = re.compile(r"\b(TO" + "DO|FIX" + "ME|X" + "XX)\\b")
-    assert [shown(path) for path in sources() if words.search(path.read_text(encoding="utf-8"))] == []
+    assert [
+        shown(path) for path in sources() if words.search(path.read_text(encoding="utf-8"))
+    ] == []
     stubs = [
         f"{shown(path)}:{node.lineno}"
         for path in sources()
         for node in ast.walk(parsed(path))
-        if isinstance(node, ast.Raise) and node.exc is not None and "NotImplemented" in ast.unparse(node.exc)
+        if isinstance(node, ast.Raise)
+        and node.exc is not None
+        and "NotImplemented" in ast.unparse(node.exc)
     ]
     assert stubs == []
 
@@ -238,15 +268,22 @@ def test_syntax_tree_helpers():
         "c",
         "data",
     }
-    found = {name for _, name in imports(ast.parse("from .base import Span"), "model.position", package=True)}
+    found = {
+        name
+        for _, name in imports(ast.parse("from .base import Span"), "model.position", package=True)
+    }
     assert found == {"model.position.base"}
-    assert rank("model.position.schemes.rope") == rank("model.position.schemes.a_new_scheme") == SCHEME
+    assert (
+        rank("model.position.schemes.rope") == rank("model.position.schemes.a_new_scheme") == SCHEME
+    )
     for bad in ("torch.load(f)", "np.load(f, allow_pickle=True)", "yaml.load(f)"):
         assert may_unpickle(ast.parse(bad, mode="eval").body), bad
     assert not may_unpickle(ast.parse("torch.load(f, weights_only=True)", mode="eval").body)
     work = "/wo" + "rk/x"
     assert MACHINE_PATH.search(f"see {work}")
-    assert not any(MACHINE_PATH.search(before + work) for before in ("runs", "~", "." * 2, "$" + "HOME"))
+    assert not any(
+        MACHINE_PATH.search(before + work) for before in ("runs", "~", "." * 2, "$" + "HOME")
+    )
 
 
 def test_the_pinned_torch_is_the_one_whose_internals_tests_patch():

@@ -28,13 +28,16 @@ def exposure_rule_of(model: ModelSettings) -> ExposureRule:
     kinds = model.kinds.values()
     if any(choice.window is None for choice in kinds):
         return ExposureRule()
-    return ExposureRule(max(choice.window for choice in kinds), max(choice.sinks for choice in kinds))
+    return ExposureRule(
+        max(choice.window for choice in kinds), max(choice.sinks for choice in kinds)
+    )
 
 
 def make_batches(settings: RunSettings, prepared: PreparedData) -> BatchSampler:
     """The sampler of a run's batches. Raises TrainingError where no document is as long as the longest stage,
     and DataError where the text is too short for one window."""
-    longest, shares = prepared.longest, settings.data.mixed_shares
+    longest = prepared.longest
+    shares = settings.data.mixed_shares
     in_groups = settings.data.group_bytes is not None  # a later one may hold longer documents
     has_lengths = len({segment.length for segment in settings.plan}) > 1
     if has_lengths and longest < settings.train_length and not in_groups:
@@ -45,7 +48,10 @@ def make_batches(settings: RunSettings, prepared: PreparedData) -> BatchSampler:
     groups = TextGroups(settings.data, prepared) if in_groups else None
     texts = zip(prepared.texts, [1 - sum(shares), *shares], strict=True)
     return BatchSampler(
-        [TrainingText(text.train, Fraction(share), text.folder.name, groups) for text, share in texts],
+        [
+            TrainingText(text.train, Fraction(share), text.folder.name, groups)
+            for text, share in texts
+        ],
         settings.plan,
         packing=settings.data.packing,
         seed=settings.seed,
@@ -57,7 +63,10 @@ def make_ledger(settings: RunSettings, batches: BatchSampler) -> ExposureLedger:
     stages = stages_of(settings)
     rules = {stage.start: exposure_rule_of(stage.model) for stage in stages}
     return ExposureLedger(
-        batches, settings.steps, lambda step: rules[stage_of(stages, step).start], settings.first_step
+        batches,
+        settings.steps,
+        lambda step: rules[stage_of(stages, step).start],
+        settings.first_step,
     )
 
 
@@ -70,7 +79,8 @@ def exposure_of(run: Path, step: int | None = None) -> Exposure | None:
     step = max(steps_of(run), default=None) if step is None else step
     if step is None:
         return None
-    kept, before = read_exposure(run), read_exposure(run, INHERITED)
+    kept = read_exposure(run)
+    before = read_exposure(run, INHERITED)
     own_steps = step - read_settings(run).first_step
     if kept is not None and kept.steps == own_steps + (before.steps if before else 0):
         return kept

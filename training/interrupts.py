@@ -29,7 +29,8 @@ class Interrupts:
         self.received: signal.Signals | None = None
         self._before = {}
         self._at_steps = False
-        self._handled, self._left = threading.Event(), threading.Event()
+        self._handled = threading.Event()
+        self._left = threading.Event()
 
     def __enter__(self) -> "Interrupts":
         self._pipe, self._end = os.pipe()
@@ -41,7 +42,8 @@ class Interrupts:
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
                 self._before[number] = signal.signal(number, self._handle)
         _end_with_launcher()
-        os.register_at_fork(after_in_child=self._restore)  # forked children use the default handlers
+        # forked children use the default handlers
+        os.register_at_fork(after_in_child=self._restore)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -82,7 +84,9 @@ class Interrupts:
             if number[0] not in _SIGNALS:  # Python writes every handled signal to the pipe
                 continue
             heard.append(number[0])
-            again = len(heard) > 1 and set(heard) == {signal.SIGINT} and not self._left.wait(PATIENCE)
+            again = (
+                len(heard) > 1 and set(heard) == {signal.SIGINT} and not self._left.wait(PATIENCE)
+            )
             if again or (not self._at_steps and not self._handled.wait(PATIENCE)):
                 _report(number[0])
                 os._exit(INTERRUPTED if number[0] == signal.SIGINT else REQUEUE)
@@ -109,5 +113,7 @@ def _report(number: int) -> None:
     rank = os.environ.get("RANK", "0")
     who = "" if rank == "0" else f"(process {rank}) "
     text = f"stopped by {signal.Signals(number).name} before the first step: nothing to save. "
-    text = "interrupted" if number == signal.SIGINT else f"{text}Run the same command again to resume"
+    text = (
+        "interrupted" if number == signal.SIGINT else f"{text}Run the same command again to resume"
+    )
     print(who + text, file=sys.stderr, flush=True)

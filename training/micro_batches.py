@@ -40,7 +40,11 @@ class MicroBatch:
 
 
 def micro_batches(
-    batch: Batch, size: int | None, length: int, device: torch.device, shard: ContextShard | None = None
+    batch: Batch,
+    size: int | None,
+    length: int,
+    device: torch.device,
+    shard: ContextShard | None = None,
 ) -> list[MicroBatch]:
     """Split a batch into groups of at most `size` sequences, moved to the device without waiting."""
     count = batch.tokens.shape[0]
@@ -52,9 +56,14 @@ def micro_batches(
     def part(start: int) -> MicroBatch:
         tensors = ("order", "position", "document")
         moved = {name: move(getattr(positions, name), start) for name in tensors}
-        return MicroBatch(move(tokens, start), move(targets, start), replace(positions, **moved), shard)
+        return MicroBatch(
+            move(tokens, start), move(targets, start), replace(positions, **moved), shard
+        )
 
-    positions, tokens, targets = token_positions_of(batch, length), batch.tokens, batch.targets
+    positions = token_positions_of(batch, length)
+    tokens = batch.tokens
+    targets = batch.targets
     if shard is not None:
-        tokens, targets = shard.select(tokens), shard.select(targets)
+        tokens = shard.select(tokens)
+        targets = shard.select(targets)
     return [part(start) for start in range(0, count, size)]

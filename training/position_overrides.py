@@ -45,7 +45,8 @@ def override(trained: RunSettings, asked: Sequence[str] | ModelSettings) -> RunS
     direct = [one for one in asked if one not in template]
     if not template:
         return _applied(trained, direct)
-    taken, refused = [], {}
+    taken = []
+    refused = {}
     for kind, choice in kinds.items():
         try:
             own = [
@@ -77,7 +78,9 @@ def why(error: Exception) -> str:
 def meta_model(settings: RunSettings, vocab_size: int = 1) -> Transformer:
     """The model of these settings on the meta device."""
     with torch.device("meta"):
-        return Transformer(settings.model, vocab_size, settings.train_length, settings.original_length)
+        return Transformer(
+            settings.model, vocab_size, settings.train_length, settings.original_length
+        )
 
 
 def longest_input(settings: RunSettings) -> int | None:
@@ -88,7 +91,9 @@ def longest_input(settings: RunSettings) -> int | None:
 def widens(trained: RunSettings, asked: RunSettings) -> bool:
     """Whether a window is wider than in training, which is legal but no context-extension method."""
     kinds = asked.model.kinds
-    return any(_is_wider(old.window, kinds[kind].window) for kind, old in trained.model.kinds.items())
+    return any(
+        _is_wider(old.window, kinds[kind].window) for kind, old in trained.model.kinds.items()
+    )
 
 
 def _is_wider(old: int | None, new: int | None) -> bool:
@@ -115,7 +120,9 @@ def _checked(trained: RunSettings, settings: RunSettings) -> RunSettings:
 
 def _is_template(word: str) -> bool:
     key = word.partition("=")[0]
-    return key.startswith(_POSITION) and key.removeprefix(_POSITION).split(".")[0] not in _PATTERN_KEYS
+    return (
+        key.startswith(_POSITION) and key.removeprefix(_POSITION).split(".")[0] not in _PATTERN_KEYS
+    )
 
 
 def _filled_in(word: str, choice) -> str:

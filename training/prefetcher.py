@@ -34,8 +34,11 @@ class Prefetcher:
 
     def __init__(self, run: TrainingRun, logger: MetricsLogger, used: list[str]):
         self.status = 0
-        self._run, self._batches, self._parallel = run, run.batches, run.parallel
-        self._logger, self._used = logger, used
+        self._run = run
+        self._batches = run.batches
+        self._parallel = run.parallel
+        self._logger = logger
+        self._used = used
         self._group = 0  # the last text group that all processes can read
         self._check: Future[bool] | None = None  # of a check that is running
         self._failed = 0  # consecutive checks that failed to read the disk
@@ -54,7 +57,9 @@ class Prefetcher:
             for step in range(start, stop):
                 if not self._wait(step):
                     return
-                while asked < min(step + AHEAD, stop - 1) and self._batches.is_within(asked + 1, self._group):
+                while asked < min(step + AHEAD, stop - 1) and self._batches.is_within(
+                    asked + 1, self._group
+                ):
                     wanted.put(asked := asked + 1)
                 batch = read.get()
                 if isinstance(batch, BaseException):
@@ -64,7 +69,9 @@ class Prefetcher:
             wanted.put(None)
             reader.join()
 
-    def _read(self, wanted: "SimpleQueue[int | None]", read: "SimpleQueue[Batch | BaseException]") -> None:
+    def _read(
+        self, wanted: "SimpleQueue[int | None]", read: "SimpleQueue[Batch | BaseException]"
+    ) -> None:
         while (step := wanted.get()) is not None:
             try:
                 read.put(self._fetch(step))
@@ -120,17 +127,24 @@ class Prefetcher:
         A check may take long, as it compares files with their hashes; it runs in a thread between calls.
         """
         if self._check is None:
-            self._check = in_thread(partial(self._batches.has_stream, group, verify=self._parallel.main))
+            self._check = in_thread(
+                partial(self._batches.has_stream, group, verify=self._parallel.main)
+            )
         wait_for([self._check], POLL_INTERVAL)
-        ready, fault = None, None
+        ready = None
+        fault = None
         if self._check.done():
-            answer, self._check = self._check, None
+            answer = self._check
+            self._check = None
             try:
-                ready, self._failed = answer.result(), 0
+                ready = answer.result()
+                self._failed = 0
             except DataError as error:
                 fault = str(error)
-            except (OSError, ValueError) as error:  # a list that is being replaced, on a network disk
-                ready, self._failed = False, self._failed + 1
+            # a list that is being replaced, on a network disk
+            except (OSError, ValueError) as error:
+                ready = False
+                self._failed = self._failed + 1
                 if self._failed * POLL_INTERVAL > PATIENCE:
                     fault = f"group {group} of the text cannot be read: {error}"
         return ready, self._run.interrupts.status, fault

@@ -77,7 +77,9 @@ def _secure_streams() -> None:
 
 
 def _text(raw: io.FileIO, encoding: str = "utf-8") -> io.TextIOWrapper:
-    return io.TextIOWrapper(io.BufferedWriter(raw), encoding, "backslashreplace", line_buffering=True)
+    return io.TextIOWrapper(
+        io.BufferedWriter(raw), encoding, "backslashreplace", line_buffering=True
+    )
 
 
 def _discard_output() -> None:

@@ -78,19 +78,23 @@ class _Counting:
         train_step: TrainStep,
     ):
         self._settings = settings.model_copy(update={"model": stage.model})
-        self._parallel, self._length = parallel, stage.length
+        self._parallel = parallel
+        self._length = stage.length
         self._packed = settings.data.packing == "intra_document"
-        self._vocab_size, self._train_step = vocab_size, train_step
+        self._vocab_size = vocab_size
+        self._train_step = train_step
 
     def __call__(self, sizes: list[int]) -> Collectives:
         """The collectives of one step with micro-batches of these numbers of sequences."""
-        t, parallel = self._settings.training, self._parallel
+        t = self._settings.training
+        parallel = self._parallel
         fake = FakeTensorMode(allow_non_fake_inputs=True)
         with _WithoutWeights():
             model = make_model(self._settings, self._vocab_size).train()
         with fake:
             model.to_empty(device=parallel.device)
-        parts, n_targets = [self._part(size) for size in sizes], sum(sizes) * self._length
+        parts = [self._part(size) for size in sizes]
+        n_targets = sum(sizes) * self._length
         for part in parts:  # tables are real tensors, computed once
             model.prepare(part.positions.part(0, 2))
         autocast = simulated_autocast(t.precision)
@@ -108,7 +112,8 @@ class _Counting:
         return counter.found
 
     def _part(self, size: int) -> MicroBatch:
-        tokens, shard = torch.zeros(size, self._length, dtype=torch.int64), self._parallel.shard
+        tokens = torch.zeros(size, self._length, dtype=torch.int64)
+        shard = self._parallel.shard
         if shard is not None:
             tokens = shard.select(tokens)
         # One document: masks of several take many small operations. They change collectives only in layers

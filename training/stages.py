@@ -32,7 +32,11 @@ class Stage:
         return min(1.0, (step - self.start + 1) / self.warmup) if self.warmup else 1.0
 
     def describe(self) -> str:
-        parts = [f"windows of {self.length} tokens, {self.batch_size} a step"] if self.is_resized else []
+        parts = (
+            [f"windows of {self.length} tokens, {self.batch_size} a step"]
+            if self.is_resized
+            else []
+        )
         parts += [f"positions change: {', '.join(self.overrides)}"] if self.overrides else []
         rise = [f"the learning rate warms up over {self.warmup} steps"] if self.warmup else []
         return f"after step {self.start} {'; '.join(parts + rise)}"
@@ -44,20 +48,34 @@ def stages_of(settings: RunSettings) -> list[Stage]:
     Raises TrainingError, which names the index in `training.stages`, for a warmup longer than its stage, and
     for overrides that change nothing or that the weights do not allow.
     """
-    current, stages, start = settings, [], 0
+    current = settings
+    stages = []
+    start = 0
     asked = settings.training.stages or [StageSettings(length=None)]
     for i, (stage, size) in enumerate(zip(asked, settings.segments, strict=True)):
-        where, warmup = f"training.stages.{i}", steps_of(stage.warmup, settings.steps)
+        where = f"training.stages.{i}"
+        warmup = steps_of(stage.warmup, settings.steps)
         if not stages and (stage.overrides or warmup):
-            raise TrainingError(f"{where}: set model.position and training.lr_schedule.warmup instead")
+            raise TrainingError(
+                f"{where}: set model.position and training.lr_schedule.warmup instead"
+            )
         if warmup > size.steps:
-            raise TrainingError(f"{where}.warmup = {warmup} steps is longer than its stage of {size.steps}")
+            raise TrainingError(
+                f"{where}.warmup = {warmup} steps is longer than its stage of {size.steps}"
+            )
         if stage.overrides:
             current = _changed(current, stage.overrides, f"{where}.overrides")
         resized = bool(stages) and size[:2] != (stages[-1].length, stages[-1].batch_size)
         if not stages or resized or stage.overrides or warmup:
             stages.append(
-                Stage(start, current.model, *size[:2], tuple(stage.overrides), warmup, is_resized=resized)
+                Stage(
+                    start,
+                    current.model,
+                    *size[:2],
+                    tuple(stage.overrides),
+                    warmup,
+                    is_resized=resized,
+                )
             )
         start += size.steps
     return stages
@@ -102,7 +120,9 @@ class TrainingSchedule:
     """The stage and the learning rates of every step of a run."""
 
     def __init__(self, settings: RunSettings):
-        self.settings, self.stages, self._steps = settings, stages_of(settings), settings.steps
+        self.settings = settings
+        self.stages = stages_of(settings)
+        self._steps = settings.steps
 
     def stage(self, step: int) -> Stage:
         """The stage of update `step`."""
@@ -110,12 +130,17 @@ class TrainingSchedule:
 
     def learning_rates(self, step: int) -> dict[str, float]:
         """Every learning rate at update `step`, by its name in metrics.jsonl."""
-        t, rise = self.settings.training, self.stage(step).rise(step)
+        t = self.settings.training
+        rise = self.stage(step).rise(step)
         peaks = t.optimizer.rates.items()
-        return {name: learning_rate(t.lr_schedule, peak, step, self._steps) * rise for name, peak in peaks}
+        return {
+            name: learning_rate(t.lr_schedule, peak, step, self._steps) * rise
+            for name, peak in peaks
+        }
 
     def micro_batch_size(self, step: int) -> int | None:
         """Sequences per device and forward pass: as many tokens as training.micro_batch_size sequences of
         train_length have. None: the whole batch."""
-        size, longest = self.settings.training.micro_batch_size, self.settings.train_length
+        size = self.settings.training.micro_batch_size
+        longest = self.settings.train_length
         return None if size is None else max(1, size * longest // self.stage(step).length)

@@ -25,7 +25,9 @@ class Validator:
     """
 
     def __init__(self, run: TrainingRun, ema: EMA | None, logger: MetricsLogger):
-        self.run, self.ema, self.logger = run, ema, logger
+        self.run = run
+        self.ema = ema
+        self.logger = logger
         t = run.settings.training
         self._steps = validation_steps(t.validation, run.settings.steps)
         self._sample_interval = t.samples.interval
@@ -43,7 +45,8 @@ class Validator:
 
     def run_step(self, step: int) -> None:
         """Validate and generate samples after `step` updates, each where it is due."""
-        parallel, model = self.run.parallel, self.run.model
+        parallel = self.run.parallel
+        model = self.run.model
         model.eval()
         with self.ema.applied() if self.ema else nullcontext():
             if step in self._steps:
@@ -56,7 +59,9 @@ class Validator:
         self.logger.resume_clock()
 
     def _validate(self, step: int) -> None:
-        begun, parallel, targets = time.perf_counter(), self.run.parallel, self.run.targets
+        begun = time.perf_counter()
+        parallel = self.run.parallel
+        targets = self.run.targets
         with self._autocast():
             found = targets.measure(
                 self.run.model, parallel.device, parallel.rank, parallel.world, parallel.gather
@@ -74,8 +79,11 @@ class Validator:
 
     def _sample(self, step: int) -> None:
         """Continue each prompt greedily; with autocast, as sharded blocks are gathered in its dtype."""
-        model, tokenizer, settings = self.run.model, self.run.data.tokenizer, self.run.settings
-        length, bos_id = settings.training.samples.tokens, tokenizer.bos_id
+        model = self.run.model
+        tokenizer = self.run.data.tokenizer
+        settings = self.run.settings
+        length = settings.training.samples.tokens
+        bos_id = tokenizer.bos_id
         bos = [bos_id] if settings.data.bos and bos_id is not None else []
         samples = []
         for prompt in self.prompts:

@@ -13,13 +13,16 @@ import numpy as np
 
 from data.hashing import STEP, mixed, powers, range_hashes
 
-WORDS, CHARACTERS = 13, 30
+WORDS = 13
+CHARACTERS = 30
 SAMPLE = 8
-BLOCK = 1 << 20  # characters per block, to bound memory; the few shingles across block edges are skipped
+# characters per block, to bound memory; the few shingles across block edges are skipped
+BLOCK = 1 << 20
 TOGETHER = 1 << 18  # characters of documents that are processed together
 FEWEST = 4  # with fewer sampled shingles, only identical text counts as a copy
 
-_CLASS = np.zeros(256, dtype=bool)  # bytes of words: ASCII letters and digits, and all non-ASCII bytes
+# bytes of words: ASCII letters and digits, and all non-ASCII bytes
+_CLASS = np.zeros(256, dtype=bool)
 _CLASS[[*range(48, 58), *range(65, 91), *range(97, 123), *range(128, 256)]] = True
 _LOWER = np.arange(256, dtype=np.uint64)
 _LOWER[65:91] += 32
@@ -86,7 +89,8 @@ def shingles(texts: Iterable[str]) -> Iterator[np.ndarray]:
     for text in texts:
         if batch and size + len(text) > TOGETHER:
             yield from _shingles_of_short(batch)
-            batch, size = [], 0
+            batch = []
+            size = 0
         if len(text) > TOGETHER:
             yield _shingles_of_one(text)
         else:
@@ -106,12 +110,15 @@ def _shingles_of_short(texts: list[str]) -> Iterator[np.ndarray]:
     total = _rolling(hashes, WORDS)
     first = owner[: len(total)]
     kept = _is_sampled(total) & (first == owner[len(owner) - len(total) :])
-    total, first = total[kept], first[kept]
+    total = total[kept]
+    first = first[kept]
     order = np.lexsort((total, first))
-    total, first = total[order], first[order]
+    total = total[order]
+    first = first[order]
     new = np.ones(len(total), dtype=bool)
     new[1:] = (total[1:] != total[:-1]) | (first[1:] != first[:-1])
-    total, first = total[new], first[new]
+    total = total[new]
+    first = first[new]
     bounds = np.searchsorted(first, np.arange(len(texts) + 1))
     for i, text in enumerate(texts):
         own = total[bounds[i] : bounds[i + 1]]
@@ -120,7 +127,8 @@ def _shingles_of_short(texts: list[str]) -> Iterator[np.ndarray]:
 
 class DuplicateMatch(NamedTuple):
     own: float  # fraction of the text's sampled shingles found in validation text
-    theirs: float  # largest fraction of one validation document's sampled shingles found in the text
+    # largest fraction of one validation document's sampled shingles found in the text
+    theirs: float
     hits: np.ndarray  # the shared shingles
 
 
@@ -131,7 +139,10 @@ class ShingleIndex:
         self.counts = np.array([len(one) for one in sets], dtype=np.int64)
         hashes = np.concatenate([np.zeros(0, dtype=np.uint64), *sets])
         order = np.argsort(hashes, kind="stable")
-        self.hashes, self.owners = hashes[order], np.repeat(np.arange(len(sets)), self.counts)[order]
+        self.hashes, self.owners = (
+            hashes[order],
+            np.repeat(np.arange(len(sets)), self.counts)[order],
+        )
 
     def matches(self, texts: Iterable[str]) -> Iterator[DuplicateMatch]:
         for own in shingles(texts):
@@ -142,8 +153,11 @@ class ShingleIndex:
                 yield DuplicateMatch(0.0, 0.0, own[:0])
                 continue
             # Every (shingle, document) pair of the hits: low[k], low[k] + 1, ... for each hit k.
-            low, spans = low[found], spans[found]
+            low = low[found]
+            spans = spans[found]
             offsets = np.arange(spans.sum()) - np.repeat(np.cumsum(spans) - spans, spans)
-            owners, shared = np.unique(self.owners[np.repeat(low, spans) + offsets], return_counts=True)
+            owners, shared = np.unique(
+                self.owners[np.repeat(low, spans) + offsets], return_counts=True
+            )
             theirs = float((shared / self.counts[owners]).max())
             yield DuplicateMatch(float(found.mean()), theirs, own[found])

@@ -44,8 +44,12 @@ class ChunkEncoder:
         masks: dict[Chunk, np.ndarray],
         index: ShingleIndex | None,
     ):
-        self.folder, self.tokenizer, self.masks, self.index = folder, tokenizer, masks, index
-        self.threshold, self.dtype = settings.duplicate_threshold, token_dtype(tokenizer.vocab_size)
+        self.folder = folder
+        self.tokenizer = tokenizer
+        self.masks = masks
+        self.index = index
+        self.threshold = settings.duplicate_threshold
+        self.dtype = token_dtype(tokenizer.vocab_size)
         self.begin = [tokenizer.bos_id] if settings.bos else []
         self.end = [tokenizer.eos_id] if settings.eos else []
         self.is_stopped = False
@@ -53,12 +57,14 @@ class ChunkEncoder:
     def run(self, chunk: Chunk) -> None:
         """Write the shards of one chunk. The result file is written last and marks the chunk as done."""
         spool, number = chunk
-        table, valid = read_chunk(self.folder / "work" / spool, number), self.masks[chunk]
+        table = read_chunk(self.folder / "work" / spool, number)
+        valid = self.masks[chunk]
         result: dict[str, Any] = {"shards": {}, "lossy": 0, "copies": 0, "copied_bytes": 0}
         hits = [np.zeros(0, dtype=np.uint64)]
         for split, mask in (("train", ~valid), ("valid", valid)):
             shard = None
-            if mask.any():  # else it would overwrite the shard of the same number from the other spool
+            # else it would overwrite the shard of the same number from the other spool
+            if mask.any():
                 index = self.index if split == "train" else None
                 documents = self._encoded(table.filter(mask), index, result, hits)
                 shard = write_shard(self.folder / split, f"{number:05d}", self.dtype, documents)
@@ -67,7 +73,11 @@ class ChunkEncoder:
         write_json(result_path(self.folder, chunk), result)
 
     def _encoded(
-        self, table: pyarrow.Table, index: ShingleIndex | None, result: dict[str, Any], hits: list[np.ndarray]
+        self,
+        table: pyarrow.Table,
+        index: ShingleIndex | None,
+        result: dict[str, Any],
+        hits: list[np.ndarray],
     ) -> Iterator[EncodedDocument]:
         rows = table.to_pylist()
         compared = [index is not None and not row["name"].startswith(GENERATED) for row in rows]
@@ -102,7 +112,8 @@ class ChunkEncoder:
                 try:
                     for _ in pool.map(self.run, chunks):
                         bar.advance()
-                finally:  # after an error or an interrupt, end the other threads at their next document
+                # after an error or an interrupt, end the other threads at their next document
+                finally:
                     self.is_stopped = True
 
 

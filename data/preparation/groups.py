@@ -35,11 +35,13 @@ class TextGroups:
     """The groups of data.source. The first group is already prepared."""
 
     def __init__(self, settings: DataSettings, first: PreparedData):
-        self.settings, self.first = settings, first
+        self.settings = settings
+        self.first = first
         self.list = first.folder / f"groups-{settings.max_bytes or 'all'}.json"
         self._process: subprocess.Popen | None = None
         self._opened: dict[int, TokenStore] = {0: first.train}
-        self._found: dict[int, int] = {}  # token streams known to be ready, which need no further lookup
+        # token streams known to be ready, which need no further lookup
+        self._found: dict[int, int] = {}
         self._verified = {0}  # group 0 is verified when it is opened
 
     def store(self, stream: int) -> TokenStore:
@@ -109,11 +111,14 @@ class TextGroups:
         """Prepare and list every missing group. A lock ensures that only one process does so at a time."""
         with open(self.list.with_suffix(".lock"), "w") as lock:
             locked(lock, wait=True)
-            last, folders, spent = self.first, [str(self.first.folder)], self.first.summary["bytes_read"]
+            last = self.first
+            folders = [str(self.first.folder)]
+            spent = self.first.summary["bytes_read"]
             try:
                 while (settings := self._next(last, spent)) is not None:
                     last = prepare_one(settings, console, workers=1)
-                    folders, spent = [*folders, str(last.folder)], spent + last.summary["bytes_read"]
+                    folders = [*folders, str(last.folder)]
+                    spent = spent + last.summary["bytes_read"]
                     self._write(folders, complete=False)
                 self._write(folders, complete=True)
             except (DataError, OSError) as error:
@@ -122,7 +127,8 @@ class TextGroups:
 
     def _next(self, last: PreparedData, spent: int) -> DataSettings | None:
         """Settings to prepare the group after `last`; None if the text or the byte limit is exhausted."""
-        s, most = self.settings, self.settings.group_bytes
+        s = self.settings
+        most = self.settings.group_bytes
         assert most is not None
         if "read" not in last.summary:
             raise DataError(
@@ -131,9 +137,15 @@ class TextGroups:
         left = most if s.max_bytes is None else min(most, s.max_bytes - spent)
         skip = last.summary["read"]
         rest = open_source(s.source).documents(start=skip)
-        if last.summary["ended"] or left <= 0 or all(document.fault is not None for document in rest):
+        if (
+            last.summary["ended"]
+            or left <= 0
+            or all(document.fault is not None for document in rest)
+        ):
             return None
-        return further_text(s, self.first, s.source, left).model_copy(update={"skip": skip, "label": s.label})
+        return further_text(s, self.first, s.source, left).model_copy(
+            update={"skip": skip, "label": s.label}
+        )
 
     def _write(self, folders: list[str], complete: bool, failed: str | None = None) -> None:
         # Keep the longer list: an earlier process may have prepared more groups than this one has visited.
@@ -146,8 +158,12 @@ class TextGroups:
         listed = read_json(self.list)
         # The user repairs a damaged group by deleting its folder. The group is then prepared and listed
         # again.
-        there = list(takewhile(lambda one: (Path(one) / "prepared.json").is_file(), listed["folders"]))
-        return listed if there == listed["folders"] else listed | {"folders": there, "complete": False}
+        there = list(
+            takewhile(lambda one: (Path(one) / "prepared.json").is_file(), listed["folders"])
+        )
+        return (
+            listed if there == listed["folders"] else listed | {"folders": there, "complete": False}
+        )
 
     def _group(self, stream: int) -> int | None:
         if stream not in self._found:
@@ -160,7 +176,8 @@ class TextGroups:
     def _check_alive(self, stream: int, waited: float) -> None:
         if self._process is not None:
             status = self._process.poll()
-            is_dead, reason = status is not None, f"the process that prepares it exited with status {status}"
+            is_dead = status is not None
+            reason = f"the process that prepares it exited with status {status}"
         else:
             is_dead = waited > PATIENCE and not self._is_held()
             reason = "no process prepares it"

@@ -54,7 +54,9 @@ PIECE = 64 << 10  # characters per sampled piece of the tokenizer's training tex
 MOST_HELD_OUT = 3  # beyond valid_fraction, at most one document in this many is held out
 
 
-def prepare(settings: DataSettings, console: Any = None, workers: int | None = None) -> PreparedData:
+def prepare(
+    settings: DataSettings, console: Any = None, workers: int | None = None
+) -> PreparedData:
     """Prepare texts and tokenizer, or open the result of an earlier call. For text in groups, prepare the
     first group.
 
@@ -70,11 +72,14 @@ def prepare(settings: DataSettings, console: Any = None, workers: int | None = N
     begun = settings.model_copy(update={"max_bytes": min(most, default=None), "group_bytes": None})
     if not (prepared_folder(begun) / "prepared.json").is_file():
         check_texts(settings)
-    first, others = prepare_one(begun, console, workers), []
+    first = prepare_one(begun, console, workers)
+    others = []
     report_few_held_out(first.summary, settings.valid_source is None, console)
     for i, mixed in enumerate(settings.mixture):
         if mixed.prepared is not None:
-            others.append(open_prepared(finished_folder(mixed.prepared, f"data.mixture.{i}.prepared")))
+            others.append(
+                open_prepared(finished_folder(mixed.prepared, f"data.mixture.{i}.prepared"))
+            )
         elif mixed.source is not None:
             own = further_text(settings, first, mixed.source, mixed.max_bytes)
             others.append(prepare_one(own, console, workers, f"data.mixture.{i}.source"))
@@ -87,7 +92,9 @@ def further_text(
     """Settings to prepare a further text. All of it is training text, except copies of the first text's
     validation text.
     """
-    held = PreparedSource(path=str(first.folder), split="valid") if first.valid.n_documents else None
+    held = (
+        PreparedSource(path=str(first.folder), split="valid") if first.valid.n_documents else None
+    )
     changes = {
         "source": source,
         "max_bytes": max_bytes,
@@ -108,12 +115,14 @@ def prepare_one(
     folder = prepared_folder(settings, place)
     if not (folder / "prepared.json").is_file():
         with _alone(folder, console):
-            if not (folder / "prepared.json").is_file():  # another process may have finished it meanwhile
+            # another process may have finished it meanwhile
+            if not (folder / "prepared.json").is_file():
                 console.info(f"preparing {folder}")
                 summary = _Preparation(settings, folder, console, place).run(workers)
                 # A further text has the validation text of the first one, which was already printed.
                 show(summary, console, splits=("train", "valid") if place == FIRST else ("train",))
-    shutil.rmtree(folder / "work", ignore_errors=True)  # left if an earlier process crashed at this point
+    # left if an earlier process crashed at this point
+    shutil.rmtree(folder / "work", ignore_errors=True)
     return open_prepared(folder)
 
 
@@ -142,7 +151,10 @@ class _Preparation:
     """The preparation of one text in a locked folder."""
 
     def __init__(self, settings: DataSettings, folder: Path, console: Any, place: str):
-        self.settings, self.folder, self.console, self.place = settings, folder, console, place
+        self.settings = settings
+        self.folder = folder
+        self.console = console
+        self.place = place
         self.work = folder / "work"
 
     def run(self, workers: int | None) -> dict[str, Any]:
@@ -164,7 +176,10 @@ class _Preparation:
         index = None
         if s.duplicate_threshold <= 1:
             # Task items differ by construction, and their context is not validation text.
-            texts = (spool.texts(self.masks[name] & ~spool.generated) for name, spool in self.spools.items())
+            texts = (
+                spool.texts(self.masks[name] & ~spool.generated)
+                for name, spool in self.spools.items()
+            )
             index = ShingleIndex([*shingles(text for some in texts for text in some)])
         missing = [chunk for chunk in chunks if not self._is_done(chunk)]
         if done := len(chunks) - len(missing):
@@ -185,7 +200,8 @@ class _Preparation:
 
     def _split(self) -> dict[str, np.ndarray]:
         """Choose the validation documents: one boolean per document."""
-        keys, fraction = self.spools["text"].keys, self.settings.valid_fraction
+        keys = self.spools["text"].keys
+        fraction = self.settings.valid_fraction
         if self.settings.valid_source is not None:
             held = np.ones(len(self.spools["held"].keys), dtype=bool)
             return {"text": np.zeros(len(keys), dtype=bool), "held": held}
@@ -203,10 +219,12 @@ class _Preparation:
 
     def _tokenizer(self) -> tuple[Tokenizer, dict[str, Any]]:
         """Train or load the tokenizer and save it. Returns it and statistics of its training."""
-        place, card = self.folder / "tokenizer", self.work / "tokenizer_training.json"
+        place = self.folder / "tokenizer"
+        card = self.work / "tokenizer_training.json"
         if card.is_file():
             return load_tokenizer(place), read_json(card)
-        wanted, training = self.settings.tokenizer, {}
+        wanted = self.settings.tokenizer
+        training = {}
         if isinstance(wanted, BytesSettings):
             tokenizer: Tokenizer = ByteTokenizer()
         elif wanted.model is not None:
@@ -230,7 +248,9 @@ class _Preparation:
 
     def _sample(self, available: int, most: int) -> Iterator[str]:
         """Yield pieces spread evenly over the training text, at most `most` bytes in total."""
-        share, due, used = min(1.0, most / available), 0.0, 0
+        share = min(1.0, most / available)
+        due = 0.0
+        used = 0
         for text in self.spools["text"].texts(~self.masks["text"]):
             for start in range(0, len(text), PIECE):
                 piece = text[start : start + PIECE]
@@ -255,7 +275,8 @@ class _Preparation:
         self, chunks: list[Chunk], index: ShingleIndex | None, training: dict[str, Any]
     ) -> dict[str, Any]:
         """Write the manifests and prepared.json. Returns the summary."""
-        s, spools = self.settings, self.spools.values()
+        s = self.settings
+        spools = self.spools.values()
         results = [read_json(result_path(self.folder, chunk)) for chunk in chunks]
         for split, source in (("train", s.source), ("valid", s.valid_source or s.source)):
             write_manifest(
@@ -270,15 +291,22 @@ class _Preparation:
         text = self.spools["text"]
         summary = {
             "label": self.folder.name,
-            **{split: split_summary(TokenStore(self.folder / split)) for split in ("train", "valid")},
+            **{
+                split: split_summary(TokenStore(self.folder / split))
+                for split in ("train", "valid")
+            },
             "tokenizer": {
                 "hash": self.tokenizer.hash,
                 "vocab_size": self.tokenizer.vocab_size,
                 "normalization": self.tokenizer.normalization,
                 **training,
             },
-            "passed_over": dict(sum((Counter(spool.state["faults"]) for spool in spools), Counter())),
-            "examples": {fault: name for spool in spools for fault, name in spool.state["examples"].items()},
+            "passed_over": dict(
+                sum((Counter(spool.state["faults"]) for spool in spools), Counter())
+            ),
+            "examples": {
+                fault: name for spool in spools for fault, name in spool.state["examples"].items()
+            },
             "read": text.state["read"],
             "ended": text.state["ended"],
             "bytes_read": int(text.bytes.sum()),
@@ -288,14 +316,19 @@ class _Preparation:
         write_json(self.folder / "prepared.json", {"settings": s.model_dump(), "summary": summary})
         return summary
 
-    def _duplicates(self, index: ShingleIndex | None, results: list[dict[str, Any]]) -> dict[str, Any]:
+    def _duplicates(
+        self, index: ShingleIndex | None, results: list[dict[str, Any]]
+    ) -> dict[str, Any]:
         """Statistics of the excluded copies, and the fraction of validation shingles left in training."""
         if index is None:
             return {"documents": None, "share_of_bytes": None, "shingles_remaining": None}
-        candidates = sum(int(spool.bytes[~self.masks[name]].sum()) for name, spool in self.spools.items())
+        candidates = sum(
+            int(spool.bytes[~self.masks[name]].sum()) for name, spool in self.spools.items()
+        )
         remaining = len(set().union(*(result["hits"] for result in results)))
         return {
             "documents": sum(result["copies"] for result in results),
-            "share_of_bytes": sum(result["copied_bytes"] for result in results) / max(candidates, 1),
+            "share_of_bytes": sum(result["copied_bytes"] for result in results)
+            / max(candidates, 1),
             "shingles_remaining": remaining / max(len(np.unique(index.hashes)), 1),
         }

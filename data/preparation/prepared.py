@@ -16,7 +16,9 @@ from data.tokenizers import ByteTokenizer, Tokenizer, load_tokenizer, load_token
 from data.tokenizers.settings import BytesSettings
 from errors import DataError
 
-FIRST, VALID = "data.source", "data.valid_source"  # the settings that specify text, for messages
+# the settings that specify text, for messages
+FIRST = "data.source"
+VALID = "data.valid_source"
 # Settings that change the use or the location of prepared text, but not its content.
 USE = {"root", "label", "packing", "positions", "mixture"}
 BESIDE = USE | {"group_bytes"}  # the remaining text is in separate folders
@@ -83,12 +85,16 @@ def mix(first: PreparedData, others: Sequence[PreparedData]) -> PreparedData:
 def _open(folder: Path) -> PreparedData:
     path = folder / "prepared.json"
     if not path.is_file():
-        raise DataError(f"{folder} has no finished preparation (no prepared.json); run scripts/prepare.py")
+        raise DataError(
+            f"{folder} has no finished preparation (no prepared.json); run scripts/prepare.py"
+        )
     with damage_reported(path, hint(folder)):
         prepared = PreparedData(folder, read_json(path)["summary"])
     for store in (prepared.train, prepared.valid):
         if store.manifest["tokenizer"] != prepared.tokenizer.hash:
-            raise DataError(f"{store.folder} and {folder / 'tokenizer'} do not match; {hint(folder)}")
+            raise DataError(
+                f"{store.folder} and {folder / 'tokenizer'} do not match; {hint(folder)}"
+            )
     return prepared
 
 

@@ -33,7 +33,8 @@ SCHEMA = pyarrow.schema(
     }
 )
 # The limit doubles every 8 chunks, up to 16 times the first: parallel for small and large corpora.
-GROWTH, CEILING = 8, 16
+GROWTH = 8
+CEILING = 16
 PATIENCE = 20_000  # reading stops after this many unusable documents without a usable one
 
 
@@ -52,7 +53,12 @@ def read_chunk(folder: Path, number: int, columns: list[str] | None = None) -> p
 
 
 def fill(
-    folder: Path, source: Source, settings: DataSettings, max_bytes: int | None, skip: int, console: Any
+    folder: Path,
+    source: Source,
+    settings: DataSettings,
+    max_bytes: int | None,
+    skip: int,
+    console: Any,
 ) -> None:
     """Read the source from document `skip` on into the spool, or resume an earlier call. Raises DataError if
     there is no usable document.
@@ -67,7 +73,9 @@ def fill(
         console.info(f"reading {source.label}: resuming after document {state['read']:,}")
     with console.bar(f"reading {source.label}", None, unit="documents") as bar:
         for rows in _chunks(source, state, settings, count, max_bytes, bar):
-            table = pyarrow.Table.from_pylist(rows, SCHEMA.with_metadata({"state": json.dumps(state)}))
+            table = pyarrow.Table.from_pylist(
+                rows, SCHEMA.with_metadata({"state": json.dumps(state)})
+            )
             with atomic(chunk_path(folder, count)) as file:
                 pyarrow.parquet.write_table(table, file, compression="zstd")
             count += 1
@@ -85,7 +93,9 @@ def _chunks(
     bar: Any,
 ) -> Iterator[list[dict[str, Any]]]:
     """Yield the rows of chunk `number`, `number` + 1, ... and update `state`."""
-    rows, size, faults = [], 0, state["faults"]
+    rows = []
+    size = 0
+    faults = state["faults"]
     for document in source.documents(start=state["read"]):
         if max_bytes is not None and state["bytes"] >= max_bytes:
             break
@@ -93,7 +103,9 @@ def _chunks(
         if document.fault is None:
             n_bytes = len(document.text.encode())
             key = split_key(settings.valid_seed, document.name)
-            rows.append(document._asdict() | {"bytes": n_bytes, "number": state["read"], "key": key})
+            rows.append(
+                document._asdict() | {"bytes": n_bytes, "number": state["read"], "key": key}
+            )
             state["bytes"] += n_bytes
             size += n_bytes
         else:
@@ -104,7 +116,9 @@ def _chunks(
         state["read"] += 1
         if size >= settings.shard_bytes * min(CEILING, 1 << (number // GROWTH)):
             yield rows
-            rows, size, number = [], 0, number + 1
+            rows = []
+            size = 0
+            number = number + 1
     else:
         state["ended"] = True
     if rows:
@@ -116,7 +130,9 @@ def _nothing_left(source: Source, faults: dict[str, int], examples: dict[str, st
     if not faults:
         return f"{where} has no documents; use another {source.place}"
     by_count = sorted(faults, key=faults.__getitem__, reverse=True)
-    reasons = "; ".join(f"{faults[fault]:,} {fault} (such as {examples[fault]})" for fault in by_count)
+    reasons = "; ".join(
+        f"{faults[fault]:,} {fault} (such as {examples[fault]})" for fault in by_count
+    )
     is_keyed = any("under the key" in fault for fault in faults)
     key = f" and the right {source.place}.text_key" if is_keyed else ""
     return f"{where} has no usable text: {reasons}. Use UTF-8 text{key}"
@@ -134,7 +150,8 @@ class Spool:
         columns = ["bytes", "key", "name"]
         tables = [read_chunk(folder, number, columns) for number in range(self.n_chunks)]
         table = pyarrow.concat_tables(tables)
-        self.bytes, self.keys = table["bytes"].to_numpy(), table["key"].to_numpy()
+        self.bytes = table["bytes"].to_numpy()
+        self.keys = table["key"].to_numpy()
         self.generated = np.array(
             [name.startswith(GENERATED) for name in table["name"].to_pylist()], dtype=bool
         )

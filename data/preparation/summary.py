@@ -10,7 +10,8 @@ import numpy as np
 from data.sources import GENERATED
 from data.store import TokenStore
 
-POINTS_ONLY_BELOW = 6  # with fewer independent documents or clusters, evaluation omits confidence intervals
+# with fewer independent documents or clusters, evaluation omits confidence intervals
+POINTS_ONLY_BELOW = 6
 FEW_BELOW = 20  # with fewer units, evaluation flags its intervals
 LENGTHS = tuple(1 << k for k in range(8, 16))  # 256 ... 32768 tokens
 
@@ -35,7 +36,9 @@ class NullConsole:
 
 
 def split_summary(store: TokenStore) -> dict[str, Any]:
-    documents, tokens, raw = store.n_documents, store.n_tokens, int(store.bytes.sum())
+    documents = store.n_documents
+    tokens = store.n_tokens
+    raw = int(store.bytes.sum())
     control = documents * (store.has_bos + store.has_eos)
     made = np.array([name.startswith(GENERATED) for name in store.names], dtype=bool)
     at_least = {str(length): int((store.lengths >= length).sum()) for length in LENGTHS}
@@ -55,7 +58,9 @@ def split_summary(store: TokenStore) -> dict[str, Any]:
 
 def _units(clusters: list[str | None]) -> int:
     """Number of independent units: clusters, and documents without a cluster."""
-    return len({cluster for cluster in clusters if cluster}) + sum(not cluster for cluster in clusters)
+    return len({cluster for cluster in clusters if cluster}) + sum(
+        not cluster for cluster in clusters
+    )
 
 
 def report_few_held_out(summary: dict[str, Any], is_split: bool, console: Any) -> None:
@@ -69,11 +74,17 @@ def report_few_held_out(summary: dict[str, Any], is_split: bool, console: Any) -
     if not 0 < units < FEW_BELOW:
         return
     what = "document" if units == documents else "cluster"
-    needed, lacks, report = FEW_BELOW, f"flags intervals over fewer than {FEW_BELOW}", console.info
+    needed = FEW_BELOW
+    lacks = f"flags intervals over fewer than {FEW_BELOW}"
+    report = console.info
     if units < POINTS_ONLY_BELOW:
-        needed, report = POINTS_ONLY_BELOW, console.warn
+        needed = POINTS_ONLY_BELOW
+        report = console.warn
         lacks = f"has no confidence intervals with fewer than {POINTS_ONLY_BELOW}"
-    fraction = math.ceil(100 * needed * documents / units / (documents + summary["train"]["documents"])) / 100
+    fraction = (
+        math.ceil(100 * needed * documents / units / (documents + summary["train"]["documents"]))
+        / 100
+    )
     fix = "add documents to data.valid_source"
     if is_split:
         fix = "add documents (data.source.separator splits files) or set data.valid_source"
@@ -102,12 +113,15 @@ def _cells(split: dict[str, Any]) -> dict[str, str]:
     """One column of the table, by row title."""
     items = split.get("items")  # not recorded before tasks were added
     cells = {key: f"{split[key]:,}" for key in ("documents", "tokens", "bytes")}
-    cells["bytes per token"] = "-" if split["bytes_per_token"] is None else f"{split['bytes_per_token']:.3f}"
+    cells["bytes per token"] = (
+        "-" if split["bytes_per_token"] is None else f"{split['bytes_per_token']:.3f}"
+    )
     cells["longest document"] = f"{split['longest']:,}"
     share = (split.get("bytes_of_items") or 0) / max(1, split["bytes"])
     cells["task items"] = f"{items:,} ({share:.1%} of the bytes)" if items else ""
     for length in LENGTHS:
-        share, count = split["share_at_least"][str(length)], split["documents_at_least"][str(length)]
+        share = split["share_at_least"][str(length)]
+        count = split["documents_at_least"][str(length)]
         cells[f">= {length:,} tokens"] = f"{share:.1%} ({count:,})"
     return cells
 
@@ -116,7 +130,8 @@ def remarks(summary: dict[str, Any]) -> list[str]:
     lines = []
     for fault, n in summary["passed_over"].items():
         lines.append(f"skipped {n:,} documents: {fault} (such as {summary['examples'][fault]})")
-    tokenizer, copies = summary["tokenizer"], summary["near_duplicates"]
+    tokenizer = summary["tokenizer"]
+    copies = summary["near_duplicates"]
     if tokenizer.get("unused_share") is not None:
         lines.append(
             f"tokenizer: {tokenizer['vocab_size']:,} ids, trained on {tokenizer['bytes_used'] / 1e6:,.1f} MB "

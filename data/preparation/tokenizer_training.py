@@ -18,7 +18,9 @@ LONGEST_LINE = 4000  # bytes; sentencepiece drops longer lines silently
 # Newline and tab are separate tokens. The trainer drops lines that contain any of the others.
 CUTS = re.compile("[\n\t\0\u2047\u2581\u2585]+")
 THREADS = 16  # fixed, because the number of threads changes the summation order in unigram training
-BOS, EOS = "<|begin_of_text|>", "<|end_of_text|>"  # of our own byte-level BPE; Llama 3's names
+# of our own byte-level BPE; Llama 3's names
+BOS = "<|begin_of_text|>"
+EOS = "<|end_of_text|>"
 
 
 class TokenizerTraining(NamedTuple):
@@ -70,7 +72,9 @@ def _pre_tokenizer(settings: HuggingFaceSettings) -> pre_tokenizers.PreTokenizer
         return pre_tokenizers.Sequence([*steps, pre_tokenizers.ByteLevel(add_prefix_space=False)])
     pattern = LLAMA3_SINGLE_DIGITS if settings.split_digits else LLAMA3
     words = pre_tokenizers.Split(tokenizers.Regex(pattern), behavior="isolated")
-    return pre_tokenizers.Sequence([words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    return pre_tokenizers.Sequence(
+        [words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
 
 
 def pieces_of(text: str, longest: int = LONGEST_LINE) -> Iterator[str]:

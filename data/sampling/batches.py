@@ -40,7 +40,8 @@ class Batch:
 
     tokens: torch.Tensor  # (b, T) int64
     targets: torch.Tensor  # (b, T) int64, IGNORED where the next token belongs to another document
-    order: torch.Tensor  # (b, T) int64, or (1, T) in layout "plain"; the same for position and document
+    # (b, T) int64, or (1, T) in layout "plain"; the same for position and document
+    order: torch.Tensor
     position: torch.Tensor  # float64 if the positional sampler draws real numbers
     document: torch.Tensor
     layout: str  # "plain" | "packed"
@@ -48,7 +49,8 @@ class Batch:
     unit_steps: bool  # positions of neighboring tokens in a document differ by 1
     n_targets: int  # targets included in the loss of the whole step, over all ranks
     epoch: int  # of the first window of the step; for text in groups, the index of the token stream
-    hash: str  # 16 hex digits, of the tokens and targets of the whole step; "" on ranks other than 0
+    # 16 hex digits, of the tokens and targets of the whole step; "" on ranks other than 0
+    hash: str
     # `BatchSampler.passes` after this step, by label; empty without a mixture
     passes: dict[str, float] = field(default_factory=dict)
 
@@ -135,21 +137,32 @@ class BatchSampler:
         positions: PlainPositions = PLAIN,
     ):
         self.texts = [TrainingText(texts)] if isinstance(texts, TokenStore) else list(texts)
-        self.packing, self.positions, self.seed = packing, positions, seed
-        self.plan, self._pattern = SegmentPlan(plan), MixturePattern([text.share for text in self.texts])
+        self.packing = packing
+        self.positions = positions
+        self.seed = seed
+        self.plan, self._pattern = (
+            SegmentPlan(plan),
+            MixturePattern([text.share for text in self.texts]),
+        )
         self._check()
         self._samplers = []
         for i, text in enumerate(self.texts):
             totals = [int(self._pattern.before(i, np.array(n))) for n in self.plan.samples]
-            self._samplers.append(window_samplers(text.n_tokens, self.plan.lengths, totals, seed, i))
+            self._samplers.append(
+                window_samplers(text.n_tokens, self.plan.lengths, totals, seed, i)
+            )
         # A step may span two epochs of each text.
         self._stream = lru_cache(maxsize=2 * len(self.texts))(
-            lambda source, epoch: _TokenStream(self.texts[source].of_epoch(epoch), source, seed, epoch)
+            lambda source, epoch: _TokenStream(
+                self.texts[source].of_epoch(epoch), source, seed, epoch
+            )
         )
 
     def _check(self) -> None:
         if self.packing not in PACKINGS:
-            raise DataError(f"data.packing={self.packing!r} is unknown; known are {', '.join(PACKINGS)}")
+            raise DataError(
+                f"data.packing={self.packing!r} is unknown; known are {', '.join(PACKINGS)}"
+            )
         for length in self.plan.lengths:
             try:
                 self.positions.check(length)
@@ -176,7 +189,9 @@ class BatchSampler:
         for source in range(len(self.texts)):
             stream = self._stream(source, 0)
             size = ChunkLayout.of(stream.store.n_tokens, [*self.plan.lengths, length]).size
-            first, last = (at // size * size + at % size // length for at in (stream.starts, stream.ends - 1))
+            first, last = (
+                at // size * size + at % size // length for at in (stream.starts, stream.ends - 1)
+            )
             cut += int((first != last).sum())
             count += len(stream.starts)
         return cut / count
@@ -186,7 +201,9 @@ class BatchSampler:
         seen = [0] * len(self.texts)
         for share in self.plan.shares(0, done):
             for source in range(len(seen)):
-                low, high = self._pattern.before(source, np.array([share.first, share.stop])).tolist()
+                low, high = self._pattern.before(
+                    source, np.array([share.first, share.stop])
+                ).tolist()
                 seen[source] += share.length * (high - low)
         return [n / (text.store.n_tokens - 1) for n, text in zip(seen, self.texts, strict=True)]
 
@@ -200,7 +217,8 @@ class BatchSampler:
         for share in self.plan.shares(start, stop):
             sample = np.arange(share.first, share.stop)
             sources = self._pattern.turns(sample)
-            epoch, begin = np.empty_like(sample), np.empty_like(sample)
+            epoch = np.empty_like(sample)
+            begin = np.empty_like(sample)
             for source in np.unique(sources).tolist():
                 here = sources == source
                 index = self._pattern.before(source, sample[here])
@@ -249,19 +267,27 @@ class BatchSampler:
         lengths alone.
         """
         (found,) = self.windows(step, step + 1)
-        return np.stack([stream.begins(start, found.length) for stream, start in self._places(found)])
+        return np.stack(
+            [stream.begins(start, found.length) for stream, start in self._places(found)]
+        )
 
     def _places(self, windows: WindowBatch) -> list[tuple[_TokenStream, int]]:
-        where = zip(windows.source.tolist(), windows.epoch.tolist(), windows.start.tolist(), strict=True)
+        where = zip(
+            windows.source.tolist(), windows.epoch.tolist(), windows.start.tolist(), strict=True
+        )
         return [(self._stream(source, epoch), start) for source, epoch, start in where]
 
     def batch(self, step: int, rank: int = 0, world: int = 1) -> Batch:
         """Return the rows of `rank` out of `world`. The result depends only on the arguments."""
         batch_size = self.plan.at(step).batch_size
         if batch_size % world:
-            raise DataError(f"the batch size {batch_size} is not a multiple of the {world} processes")
+            raise DataError(
+                f"the batch size {batch_size} is not a multiple of the {world} processes"
+            )
         (windows,) = self.windows(step, step + 1)
-        share, length, places = batch_size // world, windows.length, self._places(windows)
+        share = batch_size // world
+        length = windows.length
+        places = self._places(windows)
         mine = slice(rank * share, (rank + 1) * share)
         # Computed for the whole step from document lengths alone, so ranks need no communication.
         begins = np.stack([stream.begins(start, length + 1) for stream, start in places])
@@ -269,12 +295,17 @@ class BatchSampler:
         # The hash covers the whole step, so rank 0 reads all of it; this costs far less than a training step.
         rows = slice(None) if rank == 0 else mine
         tokens = np.stack([stream.read(start, length + 1) for stream, start in places[rows]])
-        inputs, targets, digest = tokens[:, :-1], np.where(ignored[rows], IGNORED, tokens[:, 1:]), ""
+        inputs = tokens[:, :-1]
+        targets = np.where(ignored[rows], IGNORED, tokens[:, 1:])
+        digest = ""
         if rank == 0:
             digest = hashlib.sha256(inputs.tobytes() + targets.tobytes()).hexdigest()[:16]
-            inputs, targets = inputs[mine], targets[mine]
+            inputs = inputs[mine]
+            targets = targets[mine]
         row = np.arange(batch_size)[mine]
-        placed = place(self.packing, self.positions, begins[mine, :-1], seed=self.seed, step=step, rows=row)
+        placed = place(
+            self.packing, self.positions, begins[mine, :-1], seed=self.seed, step=step, rows=row
+        )
         return Batch(
             tokens=torch.from_numpy(inputs.copy()),
             targets=torch.from_numpy(targets.copy()),

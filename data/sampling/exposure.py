@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from data.sampling.batches import BatchSampler
 
 EXPOSURE = "exposure.npz"
-COUNTED = 200_000_000  # limit on positions and pairs counted individually in a run: one to two seconds
+# limit on positions and pairs counted individually in a run: one to two seconds
+COUNTED = 200_000_000
 _AT_ONCE = 1 << 18  # tokens
 _EMPTY = np.zeros(0, dtype=np.int64)
 
@@ -76,15 +77,22 @@ class ExposureLedger:
         rule: Callable[[int], ExposureRule] = lambda step: ExposureRule(),
         start: int = 0,
     ):
-        self.batches, self.rule, self.start = batches, rule, start
+        self.batches = batches
+        self.rule = rule
+        self.start = start
         sampler = batches.positions.name
-        self._plain, self._unit_steps = sampler == "plain", sampler in ("plain", "random_offset")
+        self._plain = sampler == "plain"
+        self._unit_steps = sampler in ("plain", "random_offset")
         work = sum(
-            (share.stop - share.first) * share.length * (1 if self._unit_steps else (share.length + 1) // 2)
+            (share.stop - share.first)
+            * share.length
+            * (1 if self._unit_steps else (share.length + 1) // 2)
             for share in batches.plan.shares(start, steps)
         )
         self.stride = 1 if self._plain else max(1, -(-work // COUNTED))
-        self._done, self._counted, self._first = start, 0, 0
+        self._done = start
+        self._counted = 0
+        self._first = 0
         self._positions = self._distances = _EMPTY  # of sampled steps, where the values are random
 
     def upto(self, step: int) -> Exposure:
@@ -93,8 +101,14 @@ class ExposureLedger:
             raise ValueError(f"the ledger is at step {self._done} already, asked for {step}")
         plan = self.batches.plan
         while self._done < step:
-            start, rule, segment = self._done, self.rule(self._done), plan.at(self._done)
-            while self._done < step and self.rule(self._done) == rule and plan.at(self._done) is segment:
+            start = self._done
+            rule = self.rule(self._done)
+            segment = plan.at(self._done)
+            while (
+                self._done < step
+                and self.rule(self._done) == rule
+                and plan.at(self._done) is segment
+            ):
                 self._done += 1
             self._count(start, self._done, rule)
         steps = step - self.start
@@ -108,7 +122,9 @@ class ExposureLedger:
             positions=scaled(self._positions, True),
             distances=scaled(self._distances, not self._unit_steps),
             first=self._first,
-            tokens=sum((one.stop - one.first) * one.length for one in plan.shares(self.start, step)),
+            tokens=sum(
+                (one.stop - one.first) * one.length for one in plan.shares(self.start, step)
+            ),
             steps=steps,
             counted=counted,
         )
@@ -197,13 +213,15 @@ def unit_distances(texts: np.ndarray, rule: ExposureRule) -> np.ndarray:
 
 def distances_of(placed: PositionedTokens, rule: ExposureRule) -> np.ndarray:
     """Count attended pairs by the distance of their positions: (D,) int64. `placed` has arrays (b, T)."""
-    counts, (window, sinks) = _EMPTY, rule
+    counts = _EMPTY
+    (window, sinks) = rule
     length = placed.order.shape[1]
     for lag in range(length):
         beyond = window is not None and lag >= window
         if beyond and not sinks:
             break
-        keys, queries = slice(0, length - lag), slice(lag, length)
+        keys = slice(0, length - lag)
+        queries = slice(lag, length)
         seen = placed.document[:, keys] == placed.document[:, queries]
         if beyond:
             seen &= placed.order[:, keys] < sinks
@@ -216,7 +234,12 @@ def distances_of(placed: PositionedTokens, rule: ExposureRule) -> np.ndarray:
 def _placed(batches: BatchSampler, step: int) -> PositionedTokens:
     rows = np.arange(batches.plan.at(step).batch_size)
     return place(
-        batches.packing, batches.positions, batches.begins(step), seed=batches.seed, step=step, rows=rows
+        batches.packing,
+        batches.positions,
+        batches.begins(step),
+        seed=batches.seed,
+        step=step,
+        rows=rows,
     )
 
 

@@ -28,7 +28,9 @@ class MixturePattern:
         parts = [int(share * self.period) for share in shares]
         self._turns = np.array(_quota(parts), dtype=np.int64)
         marks = self._turns[None] == np.arange(len(parts))[:, None]
-        self._before = np.concatenate([np.zeros((len(parts), 1), dtype=np.int64), np.cumsum(marks, 1)], 1)
+        self._before = np.concatenate(
+            [np.zeros((len(parts), 1), dtype=np.int64), np.cumsum(marks, 1)], 1
+        )
 
     def turns(self, sample: np.ndarray) -> np.ndarray:
         """Return the text of each sample 0, 1, ...: int64."""
@@ -44,7 +46,9 @@ def _quota(parts: list[int]) -> list[int]:
     """Assign sum(parts) samples to texts by the quota method of Balinski and Young (1975). After n samples,
     the count of each text differs from its share of n by less than one.
     """
-    whole, had, turns = sum(parts), [0] * len(parts), []
+    whole = sum(parts)
+    had = [0] * len(parts)
+    turns = []
     for n in range(1, whole + 1):
         due = [j for j, part in enumerate(parts) if had[j] * whole < part * n]
         turn = min(due, key=lambda j: (Fraction(had[j] + 1, parts[j]), j))

@@ -43,7 +43,9 @@ def below(random: np.ndarray, n: np.ndarray | int) -> np.ndarray:
 def permuted(index: np.ndarray, n: int, *key: int | str) -> np.ndarray:
     """Apply the permutation of 0 ... n-1 that `key` selects to each index. index: int64, any shape."""
     digest = hashlib.sha256(repr(key).encode()).digest()
-    words = [int.from_bytes(digest[4 * r : 4 * r + 8].ljust(8, b"\0"), "little") for r in range(ROUNDS)]
+    words = [
+        int.from_bytes(digest[4 * r : 4 * r + 8].ljust(8, b"\0"), "little") for r in range(ROUNDS)
+    ]
     return shuffled(index, n, [np.asarray(word, dtype=np.uint64) for word in words])
 
 
@@ -59,11 +61,13 @@ def shuffled(index: np.ndarray, n: int, keys: list[np.ndarray]) -> np.ndarray:
         keys: ROUNDS arrays of uint64 that broadcast to the shape of `index`.
     """
     half = max(1, (max(n - 1, 1).bit_length() + 1) // 2)
-    low, shift = np.uint64((1 << half) - 1), np.uint64(half)
+    low = np.uint64((1 << half) - 1)
+    shift = np.uint64(half)
     keys = [np.broadcast_to(key, index.shape) for key in keys]
 
     def once(x: np.ndarray, here: list[np.ndarray]) -> np.ndarray:
-        left, right = x >> shift, x & low
+        left = x >> shift
+        right = x & low
         for round_key in here:
             left, right = right, left ^ (mixed(right ^ round_key) & low)
         return (left << shift) | right

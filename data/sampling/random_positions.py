@@ -31,7 +31,9 @@ class PositionDraws:
 
     def draw(self, what: str, *token: np.ndarray) -> np.ndarray:
         """Return (b, T) uint64, equal for all tokens of a text, or different for each `token` (its order)."""
-        return bits(key_of(self.seed, self.step, "positions", what), self.rows, self.document, *token)
+        return bits(
+            key_of(self.seed, self.step, "positions", what), self.rows, self.document, *token
+        )
 
 
 class PlainPositions(StrictSettings):
@@ -50,7 +52,9 @@ class PlainPositions(StrictSettings):
         """Raise ValueError if texts of `length` tokens do not fit."""
         if self.position_end(length) < length:
             setting = f"data.positions.{self.bound} = {self.position_end(length)}"
-            raise ValueError(f"{setting} is less than train_length = {length}; set it to at least {length}")
+            raise ValueError(
+                f"{setting} is less than train_length = {length}; set it to at least {length}"
+            )
 
     def apply(self, placed: PositionedTokens, draws: PositionDraws) -> PositionedTokens:
         """Replace the positions, which are `order`, by those of this sampler."""
@@ -72,7 +76,9 @@ class OffsetPositions(PlainPositions):
 
     def apply(self, placed: PositionedTokens, draws: PositionDraws) -> PositionedTokens:
         # Steps stay 1, so schemes that use only distances keep their fast paths.
-        return placed._replace(position=placed.order + below(draws.draw("offset"), self.max_offset + 1))
+        return placed._replace(
+            position=placed.order + below(draws.draw("offset"), self.max_offset + 1)
+        )
 
 
 class SubsetPositions(PlainPositions):
@@ -85,7 +91,10 @@ class SubsetPositions(PlainPositions):
 
     name: Literal["random_subset"] = "random_subset"
     max_length: int = Field(
-        2048, ge=2, le=1_000_000, description="end of the range; should exceed all evaluated lengths"
+        2048,
+        ge=2,
+        le=1_000_000,
+        description="end of the range; should exceed all evaluated lengths",
     )
     per: Literal["row", "batch"] = Field(
         "row", description="one draw per text, or one per batch as in the authors' code"
@@ -96,7 +105,9 @@ class SubsetPositions(PlainPositions):
         if self.per == "batch":
             draws = PositionDraws(draws.seed, draws.step, 0 * draws.rows, 0 * draws.document)
         keys = [draws.draw(f"subset {r}") for r in range(ROUNDS)]
-        order, document = (np.broadcast_to(x, keys[0].shape) for x in (placed.order, placed.document))
+        order, document = (
+            np.broadcast_to(x, keys[0].shape) for x in (placed.order, placed.document)
+        )
         drawn = shuffled(order, self.max_length, keys)
         # Documents are consecutive within a row, so one sort per row sorts each of them in place.
         base = document * self.max_length
@@ -115,7 +126,10 @@ class CapePositions(PlainPositions):
     name: Literal["cape"] = "cape"
     global_shift: float = Field(5.0, ge=0, le=1e6, description="maximum shift of a text in tokens")
     local_shift: float = Field(
-        0.25, ge=0, lt=0.5, description="maximum jitter of a token; below 1/2, which preserves the order"
+        0.25,
+        ge=0,
+        lt=0.5,
+        description="maximum jitter of a token; below 1/2, which preserves the order",
     )
     scale: float = Field(
         1.03, ge=1, le=100, description="maximum factor on positions; the minimum is 1/scale"
@@ -172,7 +186,13 @@ PositionsSettings = Annotated[
 
 
 def place(
-    packing: str, positions: PlainPositions, begins: np.ndarray, *, seed: int, step: int, rows: np.ndarray
+    packing: str,
+    positions: PlainPositions,
+    begins: np.ndarray,
+    *,
+    seed: int,
+    step: int,
+    rows: np.ndarray,
 ) -> PositionedTokens:
     """Compute the order, positions and document ids of some windows of a step.
 

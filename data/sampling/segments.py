@@ -49,7 +49,8 @@ class SegmentPlan:
         lengths = [one.length for one in self.segments]
         self.lengths = [length for length, _ in groupby(lengths)]  # of each group
         self._group = [i for i, (_, row) in enumerate(groupby(lengths)) for _ in row]
-        self._before, self.samples = [], [0] * len(self.lengths)  # samples per group; the last has no end
+        # samples per group; the last has no end
+        self._before, self.samples = [], [0] * len(self.lengths)
         for segment, group in zip(self.segments, self._group, strict=True):
             self._before.append(self.samples[group])
             self.samples[group] += segment.steps * segment.batch_size
@@ -63,9 +64,12 @@ class SegmentPlan:
         found = []
         while start < stop:
             i = self._index(start)
-            begin, segment = int(self._begins[i]), self.segments[i]
+            begin = int(self._begins[i])
+            segment = self.segments[i]
             end = stop if i + 1 == len(self.segments) else min(stop, int(self._begins[i + 1]))
-            low, high = (self._before[i] + (step - begin) * segment.batch_size for step in (start, end))
+            low, high = (
+                self._before[i] + (step - begin) * segment.batch_size for step in (start, end)
+            )
             found.append(SegmentSlice(segment.length, self._group[i], low, high))
             start = end
         return found
@@ -125,8 +129,12 @@ class WindowSampler:
         previous: "WindowSampler | None",
         source: int,
     ):
-        self.layout, self.length, self.total, self.previous = layout, length, total, previous
-        self.seed, self.source = seed, source
+        self.layout = layout
+        self.length = length
+        self.total = total
+        self.previous = previous
+        self.seed = seed
+        self.source = source
         self._firsts = [0]  # index of the first window in each stream, and the end of the last one
         self._growing = Lock()  # a step may be prefetched while the ledger counts earlier ones
 
@@ -156,8 +164,11 @@ class WindowSampler:
         stream = np.searchsorted(firsts, index, side="right") - 1
         starts = np.empty(len(index), dtype=np.int64)
         for k in np.unique(stream).tolist():
-            here, first, layout = stream == k, int(firsts[k]), self.layout(epoch + k)
-            number, key = index[here] - first, stream_key(self.seed, self.source, epoch + k, "windows")
+            here = stream == k
+            first = int(firsts[k])
+            layout = self.layout(epoch + k)
+            number = index[here] - first
+            key = stream_key(self.seed, self.source, epoch + k, "windows")
             each = layout.size // self.length
             if each > 1:  # windows of one chunk are not consecutive
                 count = int(firsts[k + 1]) - first
@@ -191,7 +202,9 @@ class WindowSampler:
         """Extend `_firsts` to window `index`, but not to epochs after `last`."""
         epoch, _ = self.begin
         with self._growing:
-            while self._firsts[-1] <= index and (last is None or epoch + len(self._firsts) - 1 <= last):
+            while self._firsts[-1] <= index and (
+                last is None or epoch + len(self._firsts) - 1 <= last
+            ):
                 k = len(self._firsts) - 1
                 layout = self.layout(epoch + k)
                 windows = (layout.count - self._free(k)) * (layout.size // self.length)
@@ -200,7 +213,11 @@ class WindowSampler:
 
 
 def window_samplers(
-    tokens: Callable[[int], int], lengths: Sequence[int], totals: Sequence[int], seed: int, source: int = 0
+    tokens: Callable[[int], int],
+    lengths: Sequence[int],
+    totals: Sequence[int],
+    seed: int,
+    source: int = 0,
 ) -> list[WindowSampler]:
     """Return one WindowSampler per group of a plan. Each starts where the previous one ends; the last has no
     end.
@@ -217,5 +234,7 @@ def window_samplers(
 
     found: list[WindowSampler] = []
     for length, total in zip(lengths, [*totals[: len(lengths) - 1], None], strict=True):
-        found.append(WindowSampler(layout, length, total, seed, found[-1] if found else None, source))
+        found.append(
+            WindowSampler(layout, length, total, seed, found[-1] if found else None, source)
+        )
     return found

@@ -30,7 +30,8 @@ class Source(ABC):
     label: str  # short name for folders and messages
 
     def __init__(self, settings: Any, place: str):
-        self.settings, self.place = settings, place
+        self.settings = settings
+        self.place = place
 
     def check(self) -> None:  # noqa: B027
         """Raise DataError if a local input is missing. Reads no text."""

@@ -16,7 +16,9 @@ SENTENCES = (
     "Here we go.",
     "There and back again.",
 )
-DOCUMENTS, LENGTH = 512, 20_000  # documents, and sentences per document: about 340,000 characters
+# documents, and sentences per document: about 340,000 characters
+DOCUMENTS = 512
+LENGTH = 20_000
 
 
 class Filler(Source):

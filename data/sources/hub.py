@@ -9,7 +9,8 @@ from data.sources.local import check_columns
 from data.text_settings import HubSource
 from errors import DataError
 
-FORMATS = {"arrow", "csv", "json", "parquet", "text"}  # values of `path` that name a format, not a data set
+# values of `path` that name a format, not a data set
+FORMATS = {"arrow", "csv", "json", "parquet", "text"}
 
 
 class Hub(Source):
@@ -29,7 +30,9 @@ class Hub(Source):
         files = as_list(self.settings.data_files or []) if self.settings.path in FORMATS else []
         for file in files:
             if "://" not in file and not has_magic(file) and not Path(file).expanduser().exists():
-                raise DataError(f"{self.place}.data_files: {file} does not exist; set existing files")
+                raise DataError(
+                    f"{self.place}.data_files: {file} does not exist; set existing files"
+                )
 
     def documents(self, start: int = 0) -> Iterator[Document]:
         import datasets  # imported here: takes two seconds that other sources do not need

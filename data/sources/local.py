@@ -44,9 +44,15 @@ class Files(Source):
         found: dict[Path, str] = {}
         for path in self.paths:
             if not path.exists():
-                raise DataError(f"{self.place}.path: {path} does not exist; set an existing folder or file")
+                raise DataError(
+                    f"{self.place}.path: {path} does not exist; set an existing folder or file"
+                )
             prefix = f"{path.name}/" if len(self.paths) > 1 else ""
-            inside = [("", path.name)] if path.is_file() else [(n, prefix + n) for n in self._inside(path)]
+            inside = (
+                [("", path.name)]
+                if path.is_file()
+                else [(n, prefix + n) for n in self._inside(path)]
+            )
             for relative, name in inside:
                 found.setdefault(path / relative, utf8(name))
         if not found:
@@ -64,12 +70,16 @@ class Files(Source):
                 if path.is_file() and not any(part.startswith(".") for part in inside.parts):
                     names.add(inside.as_posix())
         out = self.settings.exclude
-        return sorted(name for name in names if not any(fnmatch.fnmatch(name, pattern) for pattern in out))
+        return sorted(
+            name for name in names if not any(fnmatch.fnmatch(name, pattern) for pattern in out)
+        )
 
     def check(self) -> None:
         len(self.files)  # raises DataError if there are none
         if (manifest := self._manifest()) is not None and not manifest.is_file():
-            raise DataError(f"{self.place}.manifest: {manifest} does not exist; set a jsonl file or null")
+            raise DataError(
+                f"{self.place}.manifest: {manifest} does not exist; set a jsonl file or null"
+            )
 
     def _manifest(self) -> Path | None:
         return None if self.settings.manifest is None else Path(self.settings.manifest).expanduser()
@@ -82,16 +92,21 @@ class Files(Source):
     def documents(self, start: int = 0) -> Iterator[Document]:
         # A folder of plain files can be read from any file on; record files are read from the start and
         # skipped.
-        if self.settings.separator is None and not any(_has_records(path) for _, path in self.files):
+        if self.settings.separator is None and not any(
+            _has_records(path) for _, path in self.files
+        ):
             return self._read(self.files[start:])
         return itertools.islice(self._read(self.files), start, None)
 
     def _read(self, files: list[tuple[str, Path]]) -> Iterator[Document]:
-        clusters, mark = self._clusters(), self.settings.separator
+        clusters = self._clusters()
+        mark = self.settings.separator
         for name, path in files:
             with _damage_reported(path):
                 if _has_records(path):
-                    records = self._rows(path) if _is_parquet(path) else _json_lines(path, self.most)
+                    records = (
+                        self._rows(path) if _is_parquet(path) else _json_lines(path, self.most)
+                    )
                     for number, record in enumerate(records):
                         yield self._from_record(f"{name}#{number}", record)
                 elif mark is not None:
@@ -101,7 +116,9 @@ class Files(Source):
                     raw = path.read_bytes() if path.stat().st_size <= self.most else None
                     yield self._from_bytes(name, raw, clusters.get(path.name))
 
-    def _from_bytes(self, name: str, raw: bytes | bytearray | None, cluster: str | None) -> Document:
+    def _from_bytes(
+        self, name: str, raw: bytes | bytearray | None, cluster: str | None
+    ) -> Document:
         return self._too_large(name) if raw is None else decoded(name, raw, cluster)
 
     def _from_record(self, name: str, record: object) -> Document:
@@ -110,10 +127,14 @@ class Files(Source):
         if not isinstance(record, dict):
             return Document(name, "", fault="not a JSON object")
         document = from_record(self.settings, name, record)
-        return self._too_large(document.name) if len(document.text.encode()) > self.most else document
+        return (
+            self._too_large(document.name) if len(document.text.encode()) > self.most else document
+        )
 
     def _too_large(self, name: str) -> Document:
-        return Document(name, "", fault=f"larger than {self.place}.max_document_bytes ({self.most:,})")
+        return Document(
+            name, "", fault=f"larger than {self.place}.max_document_bytes ({self.most:,})"
+        )
 
     def _rows(self, path: Path) -> Iterator[dict[str, Any]]:
         columns = self.settings.columns
@@ -123,14 +144,21 @@ class Files(Source):
                 yield from batch.to_pylist()
 
     def _clusters(self) -> dict[str, str]:
-        path, key = self._manifest(), self.settings.cluster_key
+        path = self._manifest()
+        key = self.settings.cluster_key
         if path is None:
             return {}
         self.check()
         table = {}
         for line, record in enumerate(_json_lines(path, self.most), start=1):
-            if not isinstance(record, dict) or not isinstance(record.get("file"), str) or key not in record:
-                raise DataError(f"{path} line {line}: no JSON object with the keys 'file' and {key!r}")
+            if (
+                not isinstance(record, dict)
+                or not isinstance(record.get("file"), str)
+                or key not in record
+            ):
+                raise DataError(
+                    f"{path} line {line}: no JSON object with the keys 'file' and {key!r}"
+                )
             table[record["file"]] = str(record[key])
         return table
 
@@ -196,7 +224,8 @@ def _damage_reported(path: Path) -> Iterator[None]:
     try:
         yield
     except (pyarrow.ArrowException, OSError) as error:
-        if isinstance(error, OSError) and error.errno is not None:  # an error of the disk, not of the file
+        # an error of the disk, not of the file
+        if isinstance(error, OSError) and error.errno is not None:
             raise
         raise DataError(f"{path} is damaged or truncated ({error}); download it again") from error
 
@@ -208,17 +237,21 @@ def _parts(path: Path, mark: bytes, most: int) -> Iterator[bytearray | None]:
     codec = CODECS.get(path.suffix.lower())
     with open(path, "rb") as raw:
         file = raw if codec is None else pyarrow.CompressedInputStream(raw, codec)
-        rest, searched, is_large = bytearray(), 0, False
+        rest = bytearray()
+        searched = 0
+        is_large = False
         while block := file.read(BLOCK):
             rest += block
             while (end := rest.find(mark, searched)) >= 0:
                 yield None if is_large or end > most else rest[:end]
                 del rest[: end + len(mark)]
-                searched, is_large = 0, False
+                searched = 0
+                is_large = False
             searched = max(0, len(rest) - len(mark) + 1)  # the separator may cross a block edge
             if is_large or searched > most:
                 del rest[:searched]
-                searched, is_large = 0, True
+                searched = 0
+                is_large = True
         if is_large or len(rest) > most:
             yield None
         elif rest.strip():  # no further part after a separator at the end of the file

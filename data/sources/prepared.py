@@ -15,7 +15,9 @@ def finished_folder(path: str, setting: str) -> Path:
     """The prepared folder that `setting` specifies. Raises DataError if it is not a finished preparation."""
     folder = Path(path).expanduser()
     if not (folder / "prepared.json").is_file():
-        raise DataError(f"{setting}: {folder} has no prepared.json; set it to a folder of scripts/prepare.py")
+        raise DataError(
+            f"{setting}: {folder} has no prepared.json; set it to a folder of scripts/prepare.py"
+        )
     return folder
 
 
@@ -38,7 +40,9 @@ class PreparedText(Source):
         return TokenStore(self.folder / self.settings.split)
 
     def documents(self, start: int = 0) -> Iterator[Document]:
-        store, tokenizer = self._store(), load_tokenizer(self.folder / "tokenizer")
-        names, clusters = store.names, store.clusters
+        store = self._store()
+        tokenizer = load_tokenizer(self.folder / "tokenizer")
+        names = store.names
+        clusters = store.clusters
         for i in itertools.islice(range(store.n_documents), start, None):
             yield checked(names[i], tokenizer.decode(store.document(i).tolist()), clusters[i])

@@ -22,9 +22,13 @@ class TaskDocuments(Source):
 
     settings: TaskSource
 
-    def __init__(self, settings: TaskSource, place: str, open_text: Callable[[TextSettings, str], Source]):
+    def __init__(
+        self, settings: TaskSource, place: str, open_text: Callable[[TextSettings, str], Source]
+    ):
         super().__init__(settings, place)
-        task, self._haystack, self._text = settings.task, None, None
+        task = settings.task
+        self._haystack = None
+        self._text = None
         self.label: str = task.name
         if isinstance(task, HaystackTask):
             self._haystack = open_text(task.haystack, f"{place}.task.haystack")
@@ -43,12 +47,17 @@ class TaskDocuments(Source):
 
     def documents(self, start: int = 0) -> Iterator[Document]:
         if self._text is None:
-            return itertools.islice(self._items(start), max(0, (self.settings.items or ITEMS) - start))
+            return itertools.islice(
+                self._items(start), max(0, (self.settings.items or ITEMS) - start)
+            )
         return itertools.islice(self._mixed(self._text), start, None)
 
     def _mixed(self, text: Source) -> Iterator[Document]:
         """After each document of the text, yield items until they reach their share of all bytes."""
-        items, share, of_text, of_items = self._items(0), self.settings.share, 0, 0
+        items = self._items(0)
+        share = self.settings.share
+        of_text = 0
+        of_items = 0
         for document in text.documents():
             yield document
             of_text += len(document.text.encode())
@@ -58,7 +67,8 @@ class TaskDocuments(Source):
                 yield item
 
     def _items(self, start: int) -> Iterator[Document]:
-        s, tokenizer = self.settings, ByteTokenizer()
+        s = self.settings
+        tokenizer = ByteTokenizer()
         least, most = s.bounds
         context = TaskContext(s.task, tokenizer, "training", s.seed)
         haystacks = self._haystacks(tokenizer)

@@ -19,15 +19,24 @@ class RecallTask(Task):
     hides: ClassVar[bool] = True
 
     name: Literal["recall"] = "recall"
-    letters: int = Field(2, ge=1, le=4, description="letters per key; the keys of an item are distinct")
+    letters: int = Field(
+        2, ge=1, le=4, description="letters per key; the keys of an item are distinct"
+    )
     digits: int = Field(2, ge=1, le=9, description="digits per value")
-    choices: int = Field(4, ge=2, le=64, description="number of values compared; chance is 1/choices")
-    queries: int = Field(1, ge=1, description="maximum number of queried keys; only the last one is scored")
+    choices: int = Field(
+        4, ge=2, le=64, description="number of values compared; chance is 1/choices"
+    )
+    queries: int = Field(
+        1, ge=1, description="maximum number of queried keys; only the last one is scored"
+    )
 
     def make(self, request: TaskRequest) -> TaskItem:
-        values, most = request.numbers("values", self.digits, self.choices), 26**self.letters
+        values = request.numbers("values", self.digits, self.choices)
+        most = 26**self.letters
         keys = request.distinct("keys", min(most, request.length), most).tolist()
-        names = ["".join(chr(97 + n // 26**place % 26) for place in range(self.letters)) for n in keys]
+        names = [
+            "".join(chr(97 + n // 26**place % 26) for place in range(self.letters)) for n in keys
+        ]
         # The first pairs have distinct values, the answer choices. They are in the item at every length.
         picks = [*range(self.choices), *request.draw("picks", len(names), len(values)).tolist()]
         pairs = [
@@ -53,7 +62,9 @@ class RecallTask(Task):
         name = request.encode(names[0])
         prompt = [token for i in [*order, *asked[1:]] for token in pairs[i]] + name
         answer, *others = [request.encode(f"{value}\n") for value in values[: self.choices]]
-        return TaskItem(prompt, answer, others, place / (count - 1), len(prompt) - start - len(name))
+        return TaskItem(
+            prompt, answer, others, place / (count - 1), len(prompt) - start - len(name)
+        )
 
 
 class CopyTask(Task):
@@ -61,9 +72,13 @@ class CopyTask(Task):
     `copy 4821:` → ` 4821`"""
 
     name: Literal["copy"] = "copy"
-    alphabet: str = Field("0123456789", min_length=2, description="symbols; each digit is one token")
+    alphabet: str = Field(
+        "0123456789", min_length=2, description="symbols; each digit is one token"
+    )
     separator: str = Field("", description="text between symbols")
-    choices: int = Field(4, ge=2, le=64, description="number of answers compared; chance is 1/choices")
+    choices: int = Field(
+        4, ge=2, le=64, description="number of answers compared; chance is 1/choices"
+    )
 
     def rewritten(self, symbols: list[str]) -> list[str]:
         return symbols
@@ -78,9 +93,12 @@ class CopyTask(Task):
         def answer(some: list[str]) -> list[int]:
             return request.encode_once(f" {self.separator.join(self.rewritten(some))}\n")
 
-        count = _largest(request, 3, lambda n: len(question(symbols[:n])) + len(answer(symbols[:n])))
+        count = _largest(
+            request, 3, lambda n: len(question(symbols[:n])) + len(answer(symbols[:n]))
+        )
         symbols = symbols[:count]
-        correct, others = answer(symbols), []
+        correct = answer(symbols)
+        others = []
         for i in request.distinct(f"exchanged {count}", count - 1, count - 1).tolist():
             other = answer([*symbols[:i], symbols[i + 1], symbols[i], *symbols[i + 2 :]])
             if len(other) == len(correct) and other != correct and other not in others:
@@ -128,8 +146,12 @@ class AdditionTask(Task):
     information about it"""
 
     name: Literal["addition"] = "addition"
-    backwards: bool = Field(False, description="write all three numbers from the last digit to the first")
-    choices: int = Field(4, ge=2, le=16, description="number of answers compared; chance is 1/choices")
+    backwards: bool = Field(
+        False, description="write all three numbers from the last digit to the first"
+    )
+    choices: int = Field(
+        4, ge=2, le=16, description="number of answers compared; chance is 1/choices"
+    )
 
     def make(self, request: TaskRequest) -> TaskItem:
         # Digits are drawn from last to first, so that a longer item adds leading digits.
@@ -144,7 +166,8 @@ class AdditionTask(Task):
 
         def result(count: int, wrong: int | None = None) -> list[int]:
             """Digits of the sum. If `wrong` is given, the carry into that column is inverted."""
-            carry, out = 0, []
+            carry = 0
+            out = []
             for column in range(count):
                 total = a[column] + b[column] + (carry ^ (column == wrong))
                 out.append(total % 10)
@@ -157,7 +180,9 @@ class AdditionTask(Task):
         count = _largest(request, LEAST_DIGITS, lambda n: len(question(n)) + len(result(n)))
         answer = result(count)
         columns = (1 + request.distinct(f"columns of {count}", count, count)).tolist()
-        others = [other for other in (result(count, k) for k in columns) if len(other) == len(answer)]
+        others = [
+            other for other in (result(count, k) for k in columns) if len(other) == len(answer)
+        ]
         if len(others) < self.choices - 1:
             raise DataError(
                 f"sums of {count} digits have only {len(others)} carries to invert, but "
@@ -170,7 +195,8 @@ def _largest(request: TaskRequest, least: int, tokens: Callable[[int], int]) -> 
     """The largest count for which tokens(count), an increasing function, is at most the requested length.
     Raises DataError if it is below `least`.
     """
-    low, high = 0, request.length
+    low = 0
+    high = request.length
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if tokens(middle) <= request.length else (low, middle - 1)

@@ -10,8 +10,10 @@ from data.tokenizers import Tokenizer
 from errors import DataError
 
 BEYOND = 1 << 12  # tokens kept per document beyond `longest`, to vary the start
-LETTERS = 8  # letters per token, an estimated maximum; limits how much of a document is encoded first
-SIDES = {"training": (1, 2, 3, 4), "evaluation": (0,)}  # residues modulo 5 that assign documents by name
+# letters per token, an estimated maximum; limits how much of a document is encoded first
+LETTERS = 8
+# residues modulo 5 that assign documents by name
+SIDES = {"training": (1, 2, 3, 4), "evaluation": (0,)}
 
 
 def is_for(name: str, purpose: str) -> bool:
@@ -45,7 +47,8 @@ class Haystacks:
     ):
         self.names: list[str] = []
         self.tokens: list[np.ndarray] = []
-        seen, most = 0, 0
+        seen = 0
+        most = 0
         for name, text in documents:
             seen += 1
             if len(text.encode()) < longest:  # a token has at least one byte

@@ -12,7 +12,8 @@ from data.tokenizers import Tokenizer
 from errors import DataError, StrictSettings
 
 CACHED = 100_000  # encodings kept
-SORTED = 4096  # sets up to this size are shuffled completely; from larger sets, distinct numbers are sampled
+# sets up to this size are shuffled completely; from larger sets, distinct numbers are sampled
+SORTED = 4096
 NO_TEXT = np.zeros(0, dtype=np.int64)
 
 
@@ -55,13 +56,18 @@ class TaskContext:
     """
 
     def __init__(self, task: Task, tokenizer: Tokenizer, purpose: str, seed: int):
-        self.task, self.tokenizer, self.purpose, self.seed = task, tokenizer, purpose, seed
+        self.task = task
+        self.tokenizer = tokenizer
+        self.purpose = purpose
+        self.seed = seed
         # Text can be split where a token begins with white space: the rest is then encoded as it would be
         # alone.
         self.may_cut = np.array([piece[:1].isspace() for piece in tokenizer.pieces])
         self.encode = lru_cache(maxsize=CACHED)(tokenizer.encode)
 
-    def item(self, index: int, length: int, depth: float = 0.0, haystack: np.ndarray = NO_TEXT) -> TaskItem:
+    def item(
+        self, index: int, length: int, depth: float = 0.0, haystack: np.ndarray = NO_TEXT
+    ) -> TaskItem:
         """Generate item `index` with at most `length` tokens (exactly `length` if it has a haystack).
 
         The same index at another length is the same question in a longer or shorter context. For tasks
@@ -103,7 +109,8 @@ class TaskRequest:
         """(count,) distinct integers in 0 ... below_what-1. The first n do not depend on `count`."""
         if below_what <= SORTED:
             return np.argsort(bits(self.key(what), np.arange(below_what)), kind="stable")[:count]
-        wanted, drawn = count, np.zeros(0, dtype=np.int64)
+        wanted = count
+        drawn = np.zeros(0, dtype=np.int64)
         while len(drawn) < count:
             wanted *= 2
             drawn = self.draw(what, wanted, below_what)

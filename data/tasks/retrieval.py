@@ -22,7 +22,8 @@ island tunnel bridge station bakery theatre tavern church mill quarry orchard pa
 hangar arcade saloon parlour nursery balcony basement courtyard workshop warehouse farm port bank shop
 lodge vault shed crypt ferry
 """
-NAMES, PLACES = _ANIMALS.split(), _BUILDINGS.split()
+NAMES = _ANIMALS.split()
+PLACES = _BUILDINGS.split()
 
 
 class HaystackTask(Task):
@@ -40,7 +41,9 @@ class HaystackTask(Task):
         """Hide `count` facts, each a stem with a name and one of `values`, and query the first of them.
         Values of no fact serve as wrong answers that are not in the context.
         """
-        stems = [stem.format(NAMES[i]) for i in request.distinct("names", count, len(NAMES)).tolist()]
+        stems = [
+            stem.format(NAMES[i]) for i in request.distinct("names", count, len(NAMES)).tolist()
+        ]
         depths = request.draw("depths", count, 1001) / 1000
         depths[0] = request.depth
         parts = [(stems[i], f"{values[i]}.\n") for i in range(count)]
@@ -60,7 +63,9 @@ class HaystackTask(Task):
         and `invented`. The first statement contains its answer.
         """
         last = request.encode(questions[0][0])
-        answer, *others = [request.encode(right) for right in [*(right for _, right in questions), *invented]]
+        answer, *others = [
+            request.encode(right) for right in [*(right for _, right in questions), *invented]
+        ]
         tokens = [request.encode(stem) + request.encode(value) for _, stem, value in statements]
         room = request.length - sum(map(len, tokens)) - len(last) - len(answer)
         if room < 0:
@@ -72,12 +77,17 @@ class HaystackTask(Task):
             question = request.encode(stem) + request.encode(right)
             if len(question) > room:
                 break
-            earlier, room = earlier + question, room - len(question)
+            earlier = earlier + question
+            room = room - len(question)
         text = request.haystack[len(request.haystack) - room :]
         # Insert between two tokens, the second of which begins with white space, or at an end.
-        cuts = np.array([0, *(1 + np.flatnonzero(request.context.may_cut[text[1:]])).tolist(), room])
+        cuts = np.array(
+            [0, *(1 + np.flatnonzero(request.context.may_cut[text[1:]])).tolist(), room]
+        )
         at = [int(cuts[np.abs(cuts - depth * room).argmin()]) for depth, *_ in statements]
-        prompt, starts, done = [], {}, 0
+        prompt = []
+        starts = {}
+        done = 0
         for i in sorted(range(len(statements)), key=lambda i: (at[i], statements[i][0], i)):
             prompt += text[done : at[i]].tolist()
             starts[i], done = len(prompt), at[i]
@@ -95,9 +105,14 @@ class PasskeyTask(HaystackTask):
     `Key heron 48213`; `Key heron` → ` 48213`"""
 
     name: Literal["passkey"] = "passkey"
-    keys: int = Field(3, ge=1, le=64, description="pass keys per item; with several, chance is 1/keys")
+    keys: int = Field(
+        3, ge=1, le=64, description="pass keys per item; with several, chance is 1/keys"
+    )
     choices: int = Field(
-        4, ge=2, le=64, description="number of values compared if there is one key; chance is 1/choices"
+        4,
+        ge=2,
+        le=64,
+        description="number of values compared if there is one key; chance is 1/choices",
     )
     digits: int = Field(5, ge=1, le=18, description="digits per pass key")
 
@@ -116,9 +131,14 @@ class NeedleTask(HaystackTask):
     keys: int = Field(3, ge=2, le=16, description="facts per item; chance is 1/keys")
 
     def make(self, request: TaskRequest) -> TaskItem:
-        places = [f" {PLACES[i]}" for i in request.distinct("values", len(PLACES), len(PLACES)).tolist()]
+        places = [
+            f" {PLACES[i]}" for i in request.distinct("values", len(PLACES), len(PLACES)).tolist()
+        ]
         return self.facts(
-            request, "\n{} hid it in the", request.same_count(places, self.keys)[: self.keys], self.keys
+            request,
+            "\n{} hid it in the",
+            request.same_count(places, self.keys)[: self.keys],
+            self.keys,
         )
 
 
@@ -129,7 +149,9 @@ class VariablesTask(HaystackTask):
 
     name: Literal["variables"] = "variables"
     chains: int = Field(2, ge=2, le=16, description="chains per item; chance is 1/chains")
-    hops: int = Field(1, ge=0, le=16, description="assignments from variable to variable in a chain")
+    hops: int = Field(
+        1, ge=0, le=16, description="assignments from variable to variable in a chain"
+    )
     digits: int = Field(3, ge=1, le=18, description="digits per value")
 
     def make(self, request: TaskRequest) -> TaskItem:
@@ -137,10 +159,15 @@ class VariablesTask(HaystackTask):
         values = request.numbers("values", self.digits, self.chains)
         numbers = request.distinct("names", self.chains * links, 26 * 10).tolist()
         names = [f"{chr(97 + n // 10)}{n % 10}" for n in numbers]
-        statements, questions = [], []
+        statements = []
+        questions = []
         for chain in range(self.chains):
             own = names[chain * links : (chain + 1) * links]
-            first = request.depth if chain == 0 else float(request.draw(f"depth {chain}", 1, 1001)[0]) / 1000
+            first = (
+                request.depth
+                if chain == 0
+                else float(request.draw(f"depth {chain}", 1, 1001)[0]) / 1000
+            )
             later = np.sort(request.draw(f"links {chain}", self.hops, 1001)) / 1000
             depths = [first, *(first + (1 - first) * later).tolist()]
             rights = [values[chain], *(f" {name}" for name in own[:-1])]

@@ -15,7 +15,8 @@ import numpy as np
 
 from data.files import write_json
 
-CARD = "tokenizer_info.json"  # beside the tokenizer's own file: its name, its hash and its control symbols
+# beside the tokenizer's own file: its name, its hash and its control symbols
+CARD = "tokenizer_info.json"
 
 
 class Tokenizer(ABC):
@@ -26,7 +27,8 @@ class Tokenizer(ABC):
     vocab_size: int  # the highest id + 1; the embedding of an imported model may have more rows
     bos_id: int | None
     eos_id: int | None  # the end of a document
-    eos_ids: tuple[int, ...]  # ids that end generated text: `eos_id` and, in some models, the end of a turn
+    # ids that end generated text: `eos_id` and, in some models, the end of a turn
+    eos_ids: tuple[int, ...]
     pad_id: int | None
     add_bos: bool  # whether models of this tokenizer expect `bos_id` before each document
     hash: str  # sha256, hex, of everything that defines the encoding and the control symbols
@@ -68,9 +70,14 @@ class Tokenizer(ABC):
 class ByteTokenizer(Tokenizer):
     """UTF-8 bytes as ids 0-255, begin of document 256 and end of document 257."""
 
-    name, file = "bytes", CARD
-    vocab_size, bos_id, eos_id, pad_id = 258, 256, 257, None
-    eos_ids, add_bos = (257,), True
+    name = "bytes"
+    file = CARD
+    vocab_size = 258
+    bos_id = 256
+    eos_id = 257
+    pad_id = None
+    eos_ids = (257,)
+    add_bos = True
     prefix = b""
     hash = hashlib.sha256(b"sextant bytes: 256 bytes, bos 256, eos 257").hexdigest()
     pieces = [bytes([value]) for value in range(256)] + [b"", b""]

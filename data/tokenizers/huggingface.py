@@ -14,7 +14,8 @@ from data.tokenizers.base import Tokenizer, end_ids, lossless
 from data.tokenizers.settings import HuggingFaceSettings
 from errors import DataError
 
-BLOCK = 1 << 18  # characters per block where blocks are encoded independently; 110 bytes of memory for each
+# characters per block where blocks are encoded independently; 110 bytes of memory for each
+BLOCK = 1 << 18
 # Text that every usable tokenizer represents exactly. Documents with other characters may be lossy; the
 # preparation counts them.
 PROBE = "The 2 quick  brown\n\n\tfoxes' (jumps) = {over}: [lazy] dogs; 12,345.67% @#$&*_-+|\\~`^\"<>?/!\n"
@@ -27,7 +28,8 @@ LLAMA3 = (
 )
 LLAMA3_SINGLE_DIGITS = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")  # also Qwen 2's
 # Where text can be cut so that its parts have the words of the whole.
-_BEFORE_NEWLINES, _AFTER_NEWLINES = re.compile(r"(?<=\S)(?=\n)"), re.compile(r"(?<=\n)(?=\S)")
+_BEFORE_NEWLINES = re.compile(r"(?<=\S)(?=\n)")
+_AFTER_NEWLINES = re.compile(r"(?<=\n)(?=\S)")
 _CUTS = {GPT2: _BEFORE_NEWLINES, LLAMA3: _AFTER_NEWLINES, LLAMA3_SINGLE_DIGITS: _AFTER_NEWLINES}
 
 
@@ -47,7 +49,8 @@ class HuggingFaceTokenizer(Tokenizer):
         DataError: the library cannot read the file, or the tokenizer loses information such as white space.
     """
 
-    name, file = "huggingface", HuggingFaceSettings.file
+    name = "huggingface"
+    file = HuggingFaceSettings.file
 
     def __init__(
         self,
@@ -105,7 +108,8 @@ class HuggingFaceTokenizer(Tokenizer):
         self._tokenizer.encode_special_tokens = True
 
     def _set_pieces(self, spec: dict[str, Any], names: dict[int, str]) -> None:
-        model, controls = spec["model"], {self.bos_id, self.eos_id, self.pad_id}
+        model = spec["model"]
+        controls = {self.bos_id, self.eos_id, self.pad_id}
         added = self._tokenizer.get_added_tokens_decoder()
         # Models may declare a control symbol in another file only. The library then treats it as text.
         self._tokenizer.add_special_tokens([token for i, token in added.items() if i in controls])
@@ -169,7 +173,9 @@ class HuggingFaceTokenizer(Tokenizer):
 def _blocks(text: str, cuts: re.Pattern | None) -> Iterator[str]:
     """Parts of about BLOCK characters."""
     start = 0
-    while cuts is not None and len(text) - start > BLOCK and (cut := cuts.search(text, start + BLOCK)):
+    while (
+        cuts is not None and len(text) - start > BLOCK and (cut := cuts.search(text, start + BLOCK))
+    ):
         yield text[start : cut.start()]
         start = cut.start()
     yield text[start:]
@@ -199,7 +205,11 @@ def _cuts(spec: dict[str, Any]) -> re.Pattern | None:
     for step in _steps(spec.get("pre_tokenizer")):
         if step["type"] == "ByteLevel" and not step.get("add_prefix_space"):
             found = _CUTS[GPT2] if step.get("use_regex", True) else cuts
-        elif step["type"] == "Split" and step.get("behavior") == "Isolated" and not step.get("invert"):
+        elif (
+            step["type"] == "Split"
+            and step.get("behavior") == "Isolated"
+            and not step.get("invert")
+        ):
             found = _CUTS.get(step["pattern"].get("Regex"))
         else:
             found = cuts if step["type"] == "Digits" else None
@@ -240,7 +250,9 @@ def _alphabet() -> dict[str, int]:
     characters are themselves, the other bytes are U+0100, U+0101, ..."""
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     other = [byte for byte in range(256) if byte not in plain]
-    return {chr(byte): byte for byte in plain} | {chr(256 + n): byte for n, byte in enumerate(other)}
+    return {chr(byte): byte for byte in plain} | {
+        chr(256 + n): byte for n, byte in enumerate(other)
+    }
 
 
 ALPHABET = _alphabet()

@@ -21,7 +21,8 @@ _READERS = {kind.file: kind for kind in (HuggingFaceTokenizer, SentencePieceToke
 def load_tokenizer(folder: Path | str) -> Tokenizer:
     """Load the tokenizer saved in `folder`. Raises DataError if it is missing or was modified."""
     card = _card(Path(folder))
-    name, expected = card.pop("name"), card.pop("hash")
+    name = card.pop("name")
+    expected = card.pop("hash")
     if name == ByteTokenizer.name:
         tokenizer: Tokenizer = ByteTokenizer()
     else:
@@ -37,7 +38,8 @@ def load_tokenizer(folder: Path | str) -> Tokenizer:
 
 def _card(folder: Path) -> dict[str, Any]:
     """What is saved about a tokenizer beside its own file."""
-    path, known = folder / CARD, [ByteTokenizer.name, *(kind.name for kind in _READERS.values())]
+    path = folder / CARD
+    known = [ByteTokenizer.name, *(kind.name for kind in _READERS.values())]
     if not path.is_file():
         older = folder / "tokenizer.json"
         if older.is_file():
@@ -49,7 +51,9 @@ def _card(folder: Path) -> dict[str, Any]:
     with damage_reported(path, "delete its folder and prepare the data again"):
         card = read_json(path)
         if card["name"] not in known:
-            raise DataError(f"{path}: unknown tokenizer {card['name']!r}; known are {', '.join(known)}")
+            raise DataError(
+                f"{path}: unknown tokenizer {card['name']!r}; known are {', '.join(known)}"
+            )
         for key in ("hash", "eos_ids", "add_bos"):
             card[key]
     return card

@@ -18,7 +18,9 @@ from errors import DataError
 SPACE = "\u2581"  # how sentencepiece represents a space inside its pieces
 BLOCK = 1 << 20  # characters per block where lines are encoded independently
 WORD = re.compile(r" *[^ \n]+| *\n| +")  # a text is the concatenation of its words
-LONGEST_WORD, MOST_WORDS = 32, 1 << 17  # in characters, and number, of words in memory
+# in characters, and number, of words in memory
+LONGEST_WORD = 32
+MOST_WORDS = 1 << 17
 
 
 class _LossyWord(Exception):
@@ -29,7 +31,8 @@ class WordIds(dict[str, bytes]):
     """The ids (uint32) of words, encoded when first read. Raises _LossyWord."""
 
     def __init__(self, encode: Callable[[str], list[int]], pieces: list[bytes]):
-        self.encode, self.pieces = encode, pieces
+        self.encode = encode
+        self.pieces = pieces
 
     def __missing__(self, word: str) -> bytes:
         ids = self.encode(word)
@@ -53,7 +56,8 @@ class SentencePieceTokenizer(Tokenizer):
         add_bos: None: true if the model has a BOS.
     """
 
-    name, file = "sentencepiece", SentencePieceSettings.file
+    name = "sentencepiece"
+    file = SentencePieceSettings.file
 
     def __init__(
         self,
@@ -71,7 +75,9 @@ class SentencePieceTokenizer(Tokenizer):
         except (RuntimeError, OSError):
             self.vocab_size = 0
         if self.vocab_size == 0:
-            raise DataError(f"{origin} is not a sentencepiece model or is damaged; use another file")
+            raise DataError(
+                f"{origin} is not a sentencepiece model or is damaged; use another file"
+            )
         control = (self.processor.bos_id(), self.processor.eos_id(), self.processor.pad_id())
         self.bos_id, self.eos_id, self.pad_id = (i if i >= 0 else None for i in control)
         self.eos_ids = end_ids(self.eos_id, eos_ids, self.vocab_size)
@@ -82,17 +88,25 @@ class SentencePieceTokenizer(Tokenizer):
         first = self.processor.encode("a")
         self.prefix = b" " if first and self.pieces[first[0]].startswith(b" ") else b""
         self._newline = self.processor.piece_to_id("\n")
-        self._space_bytes = [self.processor.piece_to_id(f"<0x{byte:02X}>") for byte in SPACE.encode()]
+        self._space_bytes = [
+            self.processor.piece_to_id(f"<0x{byte:02X}>") for byte in SPACE.encode()
+        ]
         # Splitting a text after a newline preserves its ids if a newline is always a separate piece and
         # nothing is inserted before a text.
         self._by_line = not self.prefix and self.pieces[self._newline] == b"\n"
         self._by_line &= not any(b"\n" in piece and piece != b"\n" for piece in self.pieces)
-        self._has_space_bytes = not self.prefix and all(self.processor.is_byte(i) for i in self._space_bytes)
+        self._has_space_bytes = not self.prefix and all(
+            self.processor.is_byte(i) for i in self._space_bytes
+        )
 
     def _piece(self, i: int) -> bytes:
         if self.processor.is_byte(i):
             return bytes([int(self.processor.id_to_piece(i)[3:5], 16)])
-        if self.processor.is_control(i) or self.processor.is_unknown(i) or self.processor.is_unused(i):
+        if (
+            self.processor.is_control(i)
+            or self.processor.is_unknown(i)
+            or self.processor.is_unused(i)
+        ):
             return b""
         return self.processor.id_to_piece(i).replace(SPACE, " ").encode()
 
@@ -114,7 +128,10 @@ class SentencePieceTokenizer(Tokenizer):
     def encode_document(self, text: str) -> tuple[np.ndarray, bool]:
         if self._words is not None and SPACE not in text:
             try:
-                parts = (map(self._words.__getitem__, WORD.findall(block)) for block in self._blocks(text))
+                parts = (
+                    map(self._words.__getitem__, WORD.findall(block))
+                    for block in self._blocks(text)
+                )
                 return np.frombuffer(b"".join(map(b"".join, parts)), dtype="<u4"), True
             except _LossyWord:
                 pass

@@ -23,7 +23,9 @@ class SentencePieceSettings(StrictSettings):
         default=True, description="encode unknown characters as bytes, so that encoding is lossless"
     )
     split_digits: bool = Field(default=True, description="each digit is its own token")
-    space_runs: bool = Field(default=True, description="allow tokens of several spaces (indentation of code)")
+    space_runs: bool = Field(
+        default=True, description="allow tokens of several spaces (indentation of code)"
+    )
     train_bytes: int = Field(
         default=16_000_000,
         ge=1,
@@ -51,7 +53,8 @@ class HuggingFaceSettings(StrictSettings):
         description="regular expression that splits text into words, across which no token extends",
     )
     split_digits: bool = Field(
-        default=True, description="each digit is its own token; false: up to 3 (llama3) or any number (gpt2)"
+        default=True,
+        description="each digit is its own token; false: up to 3 (llama3) or any number (gpt2)",
     )
     train_bytes: int = Field(
         default=16_000_000,

@@ -34,8 +34,10 @@ _UNSPACED = [
     (0x4E00, 0x9FFF),
     (0x20000, 0x3FFFF),
 ]
-_NONE, _LETTER, _SINGLE, _MARK = range(4)  # no word, part of a word, a word by itself, combining mark
-_FULL = WORDS * CHARACTERS  # the weight of a passage; a word weighs CHARACTERS, a single character WORDS
+# no word, part of a word, a word by itself, combining mark
+_NONE, _LETTER, _SINGLE, _MARK = range(4)
+# the weight of a passage; a word weighs CHARACTERS, a single character WORDS
+_FULL = WORDS * CHARACTERS
 
 
 class Passages(NamedTuple):
@@ -60,7 +62,9 @@ class HashedWords(NamedTuple):
 def _folded(code: int) -> np.ndarray:
     """The folded decomposition of a character: rows (code, kind, canonical combining class)."""
     text = unicodedata.normalize("NFKD", unicodedata.normalize("NFKC", chr(code)).casefold())
-    return np.array([(ord(one), _kind(one), unicodedata.combining(one)) for one in text]).reshape(-1, 3)
+    return np.array([(ord(one), _kind(one), unicodedata.combining(one)) for one in text]).reshape(
+        -1, 3
+    )
 
 
 def _kind(character: str) -> int:
@@ -91,7 +95,8 @@ def _normal(raw: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.nda
     distinct = np.flatnonzero(np.bincount(codes))
     folded = [_folded(code) for code in distinct.tolist()]
     code, kind, order = np.concatenate(folded).T.copy()
-    kind, order = kind.astype(np.uint8), order.astype(np.uint8)
+    kind = kind.astype(np.uint8)
+    order = order.astype(np.uint8)
     sizes = np.array([len(rows) for rows in folded])
     index = np.zeros(int(distinct[-1]) + 1, dtype=np.int64)
     index[distinct] = np.arange(len(distinct))
@@ -104,20 +109,26 @@ def _normal(raw: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.nda
     order = order[row]
     if ((order[1:] < order[:-1]) & (order[1:] > 0)).any():  # marks on one letter, in another order
         by_order = np.lexsort((order, np.cumsum(order == 0)))
-        row, starts, ends = row[by_order], starts[by_order], ends[by_order]
+        row = row[by_order]
+        starts = starts[by_order]
+        ends = ends[by_order]
     return code[row], kind[row], starts, ends
 
 
 def _words(raw: np.ndarray) -> HashedWords:
     codes, kind, first_byte, last_byte = _normal(raw)
-    inside, before = kind != _NONE, np.append(_NONE, kind[:-1])
+    inside = kind != _NONE
+    before = np.append(_NONE, kind[:-1])
     # A mark continues the previous character; a letter starts a word after a single character and its marks,
     # so the kind of the marked character is carried forward.
     unmarked = np.where(kind != _MARK, np.arange(len(kind)), 0)
     base = np.append(_NONE, kind[np.maximum.accumulate(unmarked)][:-1])
-    begins = inside & ((before == _NONE) | (kind == _SINGLE) | ((kind == _LETTER) & (base == _SINGLE)))
+    begins = inside & (
+        (before == _NONE) | (kind == _SINGLE) | ((kind == _LETTER) & (base == _SINGLE))
+    )
     closes = inside & (np.append(begins[1:], True) | np.append(~inside[1:], True))
-    starts, last = np.flatnonzero(begins), np.flatnonzero(closes)
+    starts = np.flatnonzero(begins)
+    last = np.flatnonzero(closes)
     hashes = range_hashes(np.where(inside, codes + 1, 0).astype(np.uint64), starts, last + 1)
     weight = np.where(kind[starts] == _SINGLE, WORDS, CHARACTERS)
     return HashedWords(hashes, weight, first_byte[starts], last_byte[last])
@@ -127,13 +138,16 @@ class PassageReader:
     """Passages of stores made with one tokenizer (`.pieces`: the raw bytes of each id)."""
 
     def __init__(self, tokenizer):
-        pieces = [*tokenizer.pieces, b"\n"]  # the last one separates documents, so that no word crosses them
+        # the last one separates documents, so that no word crosses them
+        pieces = [*tokenizer.pieces, b"\n"]
         self.size = np.array([len(piece) for piece in pieces], dtype=np.int64)
         self.start = np.cumsum(self.size) - self.size
         self.bytes = np.frombuffer(b"".join(pieces), dtype=np.uint8)
         self.between = len(pieces) - 1
 
-    def passages(self, store, after: Callable[[int], None] = lambda tokens: None) -> Iterator[Passages]:
+    def passages(
+        self, store, after: Callable[[int], None] = lambda tokens: None
+    ) -> Iterator[Passages]:
         """All passages of a store, block by block; `after(tokens)` runs after each block.
 
         Passages at the block edges of a long document occur twice, or with a truncated word.
@@ -145,7 +159,9 @@ class PassageReader:
     def _block(self, parts: list[tuple[int, int, np.ndarray]]) -> Passages:
         """`parts`: (document, index of the first token, ids)."""
         between = np.array([self.between], dtype=np.int64)
-        ids = np.concatenate([piece for _, _, one in parts for piece in (one, between)]).astype(np.int64)
+        ids = np.concatenate([piece for _, _, one in parts for piece in (one, between)]).astype(
+            np.int64
+        )
         tokens = np.array([len(one) + 1 for _, _, one in parts])
         size = self.size[ids]
         begins = np.cumsum(size) - size  # of each token, in bytes
@@ -161,7 +177,9 @@ class PassageReader:
         edges = begins[np.cumsum(tokens) - tokens]
         part = np.searchsorted(edges, words.first, side="right") - 1
         whole = part[starts] == part[ends]
-        starts, ends, hashes = starts[whole], ends[whole], hashes[whole]
+        starts = starts[whole]
+        ends = ends[whole]
+        hashes = hashes[whole]
         part = part[starts]
         # The token of a byte is the last one that starts at or before it, after tokens without bytes.
         first = np.searchsorted(begins, words.first[starts], side="right") - 1
@@ -173,7 +191,8 @@ class PassageReader:
 
 def _blocks(store) -> Iterator[list[tuple[int, int, np.ndarray]]]:
     """Parts of documents, BLOCK tokens at a time: many short documents together, long ones in pieces."""
-    parts, room = [], BLOCK
+    parts = []
+    room = BLOCK
     for number in range(store.n_documents):
         ids = store.document(number)
         start = 0
@@ -183,7 +202,8 @@ def _blocks(store) -> Iterator[list[tuple[int, int, np.ndarray]]]:
             room -= len(piece) + 1
             if room <= 0:
                 yield parts
-                parts, room = [], BLOCK
+                parts = []
+                room = BLOCK
             if start + BLOCK >= len(ids):
                 break
             start += BLOCK - OVERLAP

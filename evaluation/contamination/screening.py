@@ -26,7 +26,8 @@ from evaluation.scoring.windows import TargetWindows
 from evaluation.settings import ContaminationSettings
 
 MOST = 1 << 26  # tokens of an evaluated corpus beyond which its passages are sampled by hash
-FILTER_BITS = 4  # log2 of bits per passage in the filter that most of the training text does not pass
+# log2 of bits per passage in the filter that most of the training text does not pass
+FILTER_BITS = 4
 LONG = 1 << 20  # tokens of training text beyond which progress is shown
 
 
@@ -38,7 +39,8 @@ class Overlap:
     trained: np.ndarray  # occur in the training text
     repeated: np.ndarray  # occur in an earlier document of the corpus
     sample: int = 1  # one passage in this many was compared
-    unchecked: str = ""  # why the training text was not compared, as a sentence; '' if all of it was
+    # why the training text was not compared, as a sentence; '' if all of it was
+    unchecked: str = ""
 
     @property
     def rows(self) -> np.ndarray:
@@ -51,8 +53,14 @@ def find_overlap(
 ) -> Overlap:
     """What `store` shares with the training store `train` (None: with itself alone), both made with
     `tokenizer`. Cached in the folder `cache`, if it is writable."""
-    known = {"version": VERSION, "corpus": store.hash, "train": None if train is None else train.hash}
-    path = None if cache is None else Path(cache) / f"{content_hash({**known, 'most': most})[:16]}.npz"
+    known = {
+        "version": VERSION,
+        "corpus": store.hash,
+        "train": None if train is None else train.hash,
+    }
+    path = (
+        None if cache is None else Path(cache) / f"{content_hash({**known, 'most': most})[:16]}.npz"
+    )
     if path is not None and (found := _read(path)) is not None:
         return found
     tokens = 0 if train is None else int(train.lengths.sum())
@@ -72,7 +80,9 @@ def find_overlap(
     return found
 
 
-def _search(store, train, reader: PassageReader, most: int, advance: Callable[[int], None]) -> Overlap:
+def _search(
+    store, train, reader: PassageReader, most: int, advance: Callable[[int], None]
+) -> Overlap:
     sample = 1
     while store.lengths.sum() > most * sample:
         sample *= 2
@@ -106,7 +116,8 @@ def _merged(rows: np.ndarray) -> np.ndarray:
     rows = rows[np.lexsort((rows[:, 1], rows[:, 0]))]
     # Documents are offset on one axis, so that one running maximum serves all of them.
     gap = int(rows[:, 2].max()) + 2
-    begin, end = rows[:, 0] * gap + rows[:, 1], np.maximum.accumulate(rows[:, 0] * gap + rows[:, 2])
+    begin = rows[:, 0] * gap + rows[:, 1]
+    end = np.maximum.accumulate(rows[:, 0] * gap + rows[:, 2])
     new = np.append(True, begin[1:] > end[:-1] + 1)
     stops = np.append(np.flatnonzero(new)[1:], len(rows)) - 1
     return np.stack([rows[new, 0], rows[new, 1], end[stops] - rows[new, 0] * gap], axis=1)
@@ -160,7 +171,10 @@ class Screening:
 
 
 def screen(
-    shared: Overlap, text: EvaluationText, windows: TargetWindows, candidates: TargetWindows | None = None
+    shared: Overlap,
+    text: EvaluationText,
+    windows: TargetWindows,
+    candidates: TargetWindows | None = None,
 ) -> Screening:
     """Drop the targets of `windows` inside excluded text. `candidates`: the possible targets, if the draw
     already avoided excluded text.
@@ -169,7 +183,9 @@ def screen(
     """
     dropped = _targets_in(shared.rows, text, windows)
     if dropped.all():
-        raise EvaluationError("every target also occurs in the training text: evaluate on another store")
+        raise EvaluationError(
+            "every target also occurs in the training text: evaluate on another store"
+        )
     of = candidates or windows
     seen = _targets_in(shared.trained, text, of)
     again = _targets_in(shared.repeated, text, of) & ~seen
@@ -190,8 +206,10 @@ def _targets_in(rows: np.ndarray, text: EvaluationText, windows: TargetWindows) 
     """(n_targets,) which targets are inside one of the passages `rows` (tokens as stored)."""
     if not len(rows):
         return np.zeros(windows.n_targets, dtype=bool)
-    documents, index = windows.target_documents(), windows.target_indices() + text.shift
-    gap = 1 + max(int(index.max(initial=0)), int(rows[:, 2].max()))  # documents are offset on one axis
+    documents = windows.target_documents()
+    index = windows.target_indices() + text.shift
+    # documents are offset on one axis
+    gap = 1 + max(int(index.max(initial=0)), int(rows[:, 2].max()))
     at = documents * gap + index
     row = np.searchsorted(rows[:, 0] * gap + rows[:, 1], at, side="right") - 1
     return (row >= 0) & (at <= rows[row, 0] * gap + rows[row, 2])
@@ -202,10 +220,19 @@ def _by_document(
 ) -> list[dict]:
     """Documents with excluded text, the worst first."""
     documents, of = np.unique(windows.target_documents(), return_inverse=True)
-    counts = np.stack([np.bincount(of), np.bincount(of, weights=seen), np.bincount(of, weights=again)])
+    counts = np.stack(
+        [np.bincount(of), np.bincount(of, weights=seen), np.bincount(of, weights=again)]
+    )
     rows = [
-        {"name": str(text.store.names[document]), "tokens": tokens, "in_training": ours, "repeated": others}
-        for document, (tokens, ours, others) in zip(documents, counts.T.astype(int).tolist(), strict=True)
+        {
+            "name": str(text.store.names[document]),
+            "tokens": tokens,
+            "in_training": ours,
+            "repeated": others,
+        }
+        for document, (tokens, ours, others) in zip(
+            documents, counts.T.astype(int).tolist(), strict=True
+        )
         if ours + others
     ]
     return sorted(rows, key=lambda row: -(row["in_training"] + row["repeated"]) / row["tokens"])
@@ -220,7 +247,8 @@ def _ranges(mask: np.ndarray) -> list[list[int]]:
 def _sentence(record: dict) -> str:
     if not record["share"]:
         return ""
-    share, tokens = f"{record['share']:.2%}", record["tokens"]
+    share = f"{record['share']:.2%}"
+    tokens = record["tokens"]
     if record["dropped"]:
         text = f"{share} of the {tokens:,} targets are dropped"
     else:

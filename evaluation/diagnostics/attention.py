@@ -21,7 +21,12 @@ from evaluation.diagnostics.turns import (
     table_drift,
     unturned_features,
 )
-from evaluation.diagnostics.weights import AttentionRecorder, AttentionSample, bucket_edges, last_outputs
+from evaluation.diagnostics.weights import (
+    AttentionRecorder,
+    AttentionSample,
+    bucket_edges,
+    last_outputs,
+)
 from evaluation.run import EvaluatedModel, absent_cells
 from evaluation.scoring.evaluate import evenly_spread
 from evaluation.scoring.forecast import fit_pace
@@ -81,16 +86,22 @@ class AttentionSession(DiagnosticSession):
 
     settings: AttentionDiagnosticSettings
 
-    def __init__(self, settings: AttentionDiagnosticSettings, subject: EvaluatedModel, *, store, **shared):
+    def __init__(
+        self, settings: AttentionDiagnosticSettings, subject: EvaluatedModel, *, store, **shared
+    ):
         super().__init__(settings, subject, store=store, **shared)
         hashes = store.hash, self.tokenizer.hash
         plan = make_plan(settings.of_loss(), self.text, *hashes, subject.trained_length)
         if plan.note:
             self.console.warn(plan.note)
         self.chosen = {n: evenly_spread(plan.windows[n], settings.windows) for n in plan.lengths}
-        self.result = found = AttentionResult(**self.about(self.chosen[plan.lengths[0]].document), plan=plan)
+        self.result = found = AttentionResult(
+            **self.about(self.chosen[plan.lengths[0]].document), plan=plan
+        )
         found.absent.update(absent_cells(self.methods, plan.lengths, subject, refuse=False))
-        self.cells = [(r, n) for r in self.methods for n in plan.lengths if (r.label, n) not in found.absent]
+        self.cells = [
+            (r, n) for r in self.methods for n in plan.lengths if (r.label, n) not in found.absent
+        ]
         if not self.cells:
             raise EvaluationError(
                 f"no method reaches any of the lengths {', '.join(map(str, plan.lengths))}: shorten lengths, "
@@ -111,7 +122,8 @@ class AttentionSession(DiagnosticSession):
 
     def forecast(self) -> None:
         """Print every cell with its memory, and the time of all."""
-        found, s = self.result, self.settings
+        found = self.result
+        s = self.settings
         windows = found.windows
         rows = [self.row(self.trained, one.label, n, windows, s.targets) for one, n in self.cells]
         lengths = np.array([length for _, length in self.cells])
@@ -122,13 +134,16 @@ class AttentionSession(DiagnosticSession):
             max(n for n in lengths if n <= max(2 * s.chunk, shortest)),
         )
         passes = windows + self.few * self.dtypes
-        seconds, tokens = passes * pace.seconds(lengths), passes * int(lengths.sum())
+        seconds = passes * pace.seconds(lengths)
+        tokens = passes * int(lengths.sum())
         title = f"attention in {windows} windows"
         self.show_forecast(self.trained, title, rows, tokens, seconds, found.absent)
 
     def run(self) -> AttentionResult:
         """Run every method at every length."""
-        total = sum(length * (self.settings.windows + self.few * self.dtypes) for _, length in self.cells)
+        total = sum(
+            length * (self.settings.windows + self.few * self.dtypes) for _, length in self.cells
+        )
         with self.console.bar("attention", total=total, unit="tokens") as bar:
             for method in self.result.methods:
                 if lengths := [length for one, length in self.cells if one is method]:
@@ -155,19 +170,27 @@ class AttentionSession(DiagnosticSession):
             if (drift := table_drift(model, length)) is not None:
                 self.result.tables[where] = drift
         if self.settings.precision:
-            self._precision(method, [n for n in lengths if (method.label, n) in self.result.seen], advance)
+            self._precision(
+                method, [n for n in lengths if (method.label, n) in self.result.seen], advance
+            )
 
-    def _measure(self, model: Transformer, length: int, advance: Callable[[float], None]) -> AttentionSample:
-        parts, size = [], self.batch(model, length, self.settings.targets)
+    def _measure(
+        self, model: Transformer, length: int, advance: Callable[[float], None]
+    ) -> AttentionSample:
+        parts = []
+        size = self.batch(model, length, self.settings.targets)
         for start in range(0, self.result.windows, size):
             tokens = self._tokens(length, slice(start, start + size))[:, :-1]
             parts.append(self._record(model, tokens, length))
             advance(tokens.numel())
         return merged(parts)
 
-    def _precision(self, method: Method, lengths: list[int], advance: Callable[[float], None]) -> None:
+    def _precision(
+        self, method: Method, lengths: list[int], advance: Callable[[float], None]
+    ) -> None:
         """The same few windows in float64 and in lower precision."""
-        keep, chunk = self.settings.targets, self.settings.chunk
+        keep = self.settings.targets
+        chunk = self.settings.chunk
         exact: dict[int, tuple[Tensor, Tensor]] = {}
         for dtype in ("float64", *self.settings.precision):
             model = self.subject.load(method.overrides, dtype)
@@ -177,7 +200,9 @@ class AttentionSession(DiagnosticSession):
                     logits = last_outputs(model, tokens[:, :-1], keep, length=length, chunk=chunk)
                     exact[length] = logits, scored(logits, tokens[:, -keep:])
                 else:
-                    off = output_drift(exact[length], model, tokens, keep, length=length, chunk=chunk)
+                    off = output_drift(
+                        exact[length], model, tokens, keep, length=length, chunk=chunk
+                    )
                     self.result.drift[method.label, length, dtype] = off
                 advance(tokens.shape[0] * length)
 
@@ -189,7 +214,9 @@ class AttentionSession(DiagnosticSession):
 
     def _record(self, model: Transformer, tokens: Tensor, length: int) -> AttentionSample:
         """What the last queries of these windows (B, length) attend to."""
-        keep, chunk, edges = self.settings.targets, self.settings.chunk, self.result.edges(length)
+        keep = self.settings.targets
+        chunk = self.settings.chunk
+        edges = self.result.edges(length)
         recorder = AttentionRecorder(
             tokens, keep, edges, self.subject.trained_length, self.bos_id, self.unturned
         )
@@ -206,7 +233,8 @@ def merged(parts: list[AttentionSample]) -> AttentionSample:
     def values(name: str) -> Tensor:
         missing = like[name].new_full((1, *like[name].shape[1:]), torch.nan)
         found = [
-            part.values.get(name, missing.expand(n, -1, -1)) for part, n in zip(parts, rows, strict=True)
+            part.values.get(name, missing.expand(n, -1, -1))
+            for part, n in zip(parts, rows, strict=True)
         ]
         return torch.cat(found)
 

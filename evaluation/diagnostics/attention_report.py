@@ -57,7 +57,8 @@ def at(values: torch.Tensor, place: Place) -> torch.Tensor:
 
 class AttentionReport(Report):
     def __init__(self, result: AttentionResult, name: str = "attention"):
-        self.result, self.name = result, name
+        self.result = result
+        self.name = name
 
     def rows(self) -> list[dict]:
         """One record for each method, length, layer or all, head or all, and measure."""
@@ -69,7 +70,10 @@ class AttentionReport(Report):
                     if head is None:
                         numbers = over_units(self.result, by_window)
                     else:
-                        numbers = {"value": rounded(float(mean_of_finite(by_window, (0,)))), **NO_ENDS}
+                        numbers = {
+                            "value": rounded(float(mean_of_finite(by_window, (0,)))),
+                            **NO_ENDS,
+                        }
                     where = {"method": method, "length": length, "layer": layer, "head": head}
                     rows.append({**where, "measure": measure, **numbers})
         return [row for row in rows if row["value"] is not None]
@@ -78,13 +82,20 @@ class AttentionReport(Report):
         found = self.result
 
         def records(table: dict[tuple, dict], *names: str) -> list[dict]:
-            return [dict(zip(names, key, strict=True)) | rounded_record(row) for key, row in table.items()]
+            return [
+                dict(zip(names, key, strict=True)) | rounded_record(row)
+                for key, row in table.items()
+            ]
 
         pairs = {
-            (*key, n): asdict(pair) for key, pairs in found.pairs.items() for n, pair in enumerate(pairs)
+            (*key, n): asdict(pair)
+            for key, pairs in found.pairs.items()
+            for n, pair in enumerate(pairs)
         }
         tables = {
-            (*key, name): {"off": off} for key, one in found.tables.items() for name, off in one.items()
+            (*key, name): {"off": off}
+            for key, one in found.tables.items()
+            for name, off in one.items()
         }
         absent = {key: {"reason": reason} for key, reason in found.absent.items()}
         return {
@@ -109,36 +120,54 @@ class AttentionReport(Report):
         """Mass by distance of every layer and head, and of the means over them."""
         rows = []
         for (method, length), seen in self.result.seen.items():
-            edges, (_, layers, heads, _) = self.result.edges(length), seen.by_distance.shape
+            edges = self.result.edges(length)
+            (_, layers, heads, _) = seen.by_distance.shape
             for layer, head in places(layers, heads):
                 mass = at(seen.by_distance, (layer, head)).mean((0, 1, 2)).tolist()
                 uniform = (seen.visible.mean(0) if layer is None else seen.visible[layer]).tolist()
-                where = {"method": method, "length": length, "layer": layer, "head": head, "edges": edges}
-                rows.append({**where, "mass": [*map(rounded, mass)], "uniform": [*map(rounded, uniform)]})
+                where = {
+                    "method": method,
+                    "length": length,
+                    "layer": layer,
+                    "head": head,
+                    "edges": edges,
+                }
+                rows.append(
+                    {**where, "mass": [*map(rounded, mass)], "uniform": [*map(rounded, uniform)]}
+                )
         return rows
 
     def draw(self, folder: Path) -> list[Path]:
         return draw_attention(self.result, folder)
 
     def summary(self) -> list[str]:
-        found, drift = self.result, {}
+        found = self.result
+        drift = {}
         for dtype in found.settings.precision:
             rows = [
-                (n, row) for (label, n, one), row in found.drift.items() if (label, one) == (TRAINED, dtype)
+                (n, row)
+                for (label, n, one), row in found.drift.items()
+                if (label, one) == (TRAINED, dtype)
             ]
             drift[dtype] = sorted(rows, key=lambda row: -abs(row[1]["nll_mean"]))
-        shares = [(n, found.overall(TRAINED, n).get("unturned_variance")) for n in found.lengths_of(TRAINED)]
+        shares = [
+            (n, found.overall(TRAINED, n).get("unturned_variance"))
+            for n in found.lengths_of(TRAINED)
+        ]
         shares = [(n, share) for n, share in shares if share is not None]
         return sentences(
             "attention",
             found=found,
-            pairs=next((pairs for (label, _), pairs in found.pairs.items() if label == TRAINED), []),
+            pairs=next(
+                (pairs for (label, _), pairs in found.pairs.items() if label == TRAINED), []
+            ),
             shares=shares[:: max(1, len(shares) - 1)],
             drift=drift,
         )
 
     def tables(self) -> list[Table]:
-        rows, found = [], self.result
+        rows = []
+        found = self.result
         for method in found.methods:
             for length in found.plan.lengths:
                 seen = found.seen.get((method.label, length))

@@ -69,7 +69,8 @@ def measures_figure(
     xs = [trained, *(at for curve in every for at in curve.x)]
 
     def scales(axes: Axes, panel: Panel) -> None:
-        low, high = min(xs), max(xs)
+        low = min(xs)
+        high = max(xs)
         if log_x:
             token_axis(axes, ticks)
             room = max((high / low) ** 0.04, 1.06)
@@ -91,7 +92,10 @@ def measures_figure(
         axes.set_ylim(*_limits(every if y else panel.curves, share, log_y))
         mark(axes, trained)
 
-    note = ". ".join(filter(None, [text.note.rstrip("."), f"Dotted: trained length {trained:,}"])) + "."
+    note = (
+        ". ".join(filter(None, [text.note.rstrip("."), f"Dotted: trained length {trained:,}"]))
+        + "."
+    )
     text = FigureText(text.title, text.subtitle, note)
     return panels_figure(panels, text, scales, x=x, y=y, columns=2, height=1.75, names="below")
 
@@ -99,7 +103,8 @@ def measures_figure(
 def _limits(curves: Sequence[Curve], share: bool, log: bool) -> tuple[float, float]:
     """From 0 where that does not hide the differences, and never beyond what a share can be."""
     values = [y for curve in curves for y in curve.y if math.isfinite(y)]
-    low, high = min(values, default=0.0), max(values, default=1.0)
+    low = min(values, default=0.0)
+    high = max(values, default=1.0)
     if log:
         return low / 1.2, high * 1.2
     low = min(low, 0.0)
@@ -145,7 +150,8 @@ def _text(found: AttentionResult, title: str, note: str = "") -> FigureText:
 def _measures(found: AttentionResult, curves, title: str, note: str, ticks: list[int]) -> Figure:
     """A panel for each measure by length."""
     panels = [Panel(curves(measure), heading) for measure, heading in DRAWN.items()]
-    trained, text = found.subject.trained_length, _text(found, title, note)
+    trained = found.subject.trained_length
+    text = _text(found, title, note)
     return measures_figure(panels, text, x=LENGTH, trained=trained, ticks=ticks, shares=SHARES)
 
 
@@ -154,11 +160,21 @@ def by_length(found: AttentionResult, method: str, lengths: list[int]) -> Figure
     layers = len(found.layer_kinds)
 
     def curves(measure: str) -> list[Curve]:
-        values = np.array([found.seen[method, n].values[measure].mean((0, 2)).tolist() for n in lengths])
-        lines = [shaded(f"layer {n + 1}", lengths, values[:, n], c) for n, c in enumerate(shades(layers))]
-        return lines if layers == 1 else [*lines, Curve("mean", lengths, values.mean(1), INK, width=2.2)]
+        values = np.array(
+            [found.seen[method, n].values[measure].mean((0, 2)).tolist() for n in lengths]
+        )
+        lines = [
+            shaded(f"layer {n + 1}", lengths, values[:, n], c) for n, c in enumerate(shades(layers))
+        ]
+        return (
+            lines
+            if layers == 1
+            else [*lines, Curve("mean", lengths, values.mean(1), INK, width=2.2)]
+        )
 
-    return _measures(found, curves, titled("Attention beyond the trained length", method), "", lengths)
+    return _measures(
+        found, curves, titled("Attention beyond the trained length", method), "", lengths
+    )
 
 
 def by_method(found: AttentionResult, labels: Sequence[str]) -> Figure:
@@ -169,7 +185,10 @@ def by_method(found: AttentionResult, labels: Sequence[str]) -> Figure:
         for n, label in enumerate(labels):
             lengths = found.lengths_of(label)
             values = [found.overall(label, at)[measure] for at in lengths]
-            style: dict[str, Any] = {"color": COLOURS[n % len(COLOURS)], "marker": MARKERS[n % len(MARKERS)]}
+            style: dict[str, Any] = {
+                "color": COLOURS[n % len(COLOURS)],
+                "marker": MARKERS[n % len(MARKERS)],
+            }
             lines.append(Curve(name_of(label), lengths, values, **style))
         return lines
 
@@ -191,7 +210,8 @@ def by_distance(found: AttentionResult, method: str, lengths: list[int]) -> Figu
         for color, length in zip(shades(len(lengths)), lengths, strict=True):
             mass = found.seen[method, length].by_distance[:, layer].mean((0, 1)).tolist()
             lines.append(shaded(f"{length:,} tokens", _middles(found.edges(length)), mass, color))
-        flat, label = found.seen[method, lengths[-1]].visible[layer].tolist(), f"uniform at {lengths[-1]:,}"
+        flat = found.seen[method, lengths[-1]].visible[layer].tolist()
+        label = f"uniform at {lengths[-1]:,}"
         lines.append(_reference(label, _middles(found.edges(lengths[-1])), flat))
         panels.append(Panel(lines, _heading(found, layer)))
     return measures_figure(
@@ -222,7 +242,9 @@ def reach(found: AttentionResult, method: str, lengths: list[int]) -> Figure:
     """A panel for each layer, a line for each head: how far 90% of its mass reaches."""
     panels = []
     for layer in range(len(found.layer_kinds)):
-        values = [found.seen[method, n].values["reach_90"][:, layer].mean(0).tolist() for n in lengths]
+        values = [
+            found.seen[method, n].values["reach_90"][:, layer].mean(0).tolist() for n in lengths
+        ]
         lines = [
             Curve("" if head else "one head", lengths, of_head, COLOURS[0], width=1.0)
             for head, of_head in enumerate(zip(*values, strict=True))
@@ -240,18 +262,25 @@ def reach(found: AttentionResult, method: str, lengths: list[int]) -> Figure:
     )
 
 
-PER_METHOD = {"attention_by_length": by_length, "mass_by_distance": by_distance, "reach_of_heads": reach}
+PER_METHOD = {
+    "attention_by_length": by_length,
+    "mass_by_distance": by_distance,
+    "reach_of_heads": reach,
+}
 
 
 def wavelengths(found: AttentionResult) -> Figure:
     """Wavelength of every rotary pair at the longest length under each method, and the trained length."""
-    spectra, longest = {}, max(length for _, length in found.pairs)
+    spectra = {}
+    longest = max(length for _, length in found.pairs)
     for method in dict.fromkeys(label for label, _ in found.pairs):
         pairs = found.pairs[method, max(length for label, length in found.pairs if label == method)]
         kinds = dict.fromkeys(pair.kind for pair in pairs)
         for kind in kinds:
             name = name_of(method) if len(kinds) == 1 else f"{name_of(method)}, {kind}"
-            spectra[name] = np.array([pair.wavelength or math.inf for pair in pairs if pair.kind == kind])
+            spectra[name] = np.array(
+                [pair.wavelength or math.inf for pair in pairs if pair.kind == kind]
+            )
     text = FigureText(
         f"Rotary pairs and the trained length, at {longest:,} tokens",
         f"{found.subject.name}: hollow where a turn takes longer than the trained length",

@@ -64,11 +64,14 @@ class GenerationSession(DiagnosticSession):
 
     settings: GenerationDiagnosticSettings
 
-    def __init__(self, settings: GenerationDiagnosticSettings, subject: EvaluatedModel, *, store, **shared):
+    def __init__(
+        self, settings: GenerationDiagnosticSettings, subject: EvaluatedModel, *, store, **shared
+    ):
         super().__init__(settings, subject, store=store, **shared)
         l0 = subject.trained_length
         prompt = settings.prompt or max(1, l0 // 2)
-        total, width = settings.length or 4 * l0, settings.bucket or max(8, l0 // 2)
+        total = settings.length or 4 * l0
+        width = settings.bucket or max(8, l0 // 2)
         if total < prompt + width:
             raise EvaluationError(
                 f"length={total} leaves less than a bucket of {width} tokens after a prompt of {prompt}: "
@@ -86,18 +89,29 @@ class GenerationSession(DiagnosticSession):
             least_documents=settings.least_documents,
         )
         edges = [*range(prompt, total - width // 2, width), total]
-        self.result = GenerationResult(**self.about(drawn.document), edges=edges, targets_hash=drawn.hash)
+        self.result = GenerationResult(
+            **self.about(drawn.document), edges=edges, targets_hash=drawn.hash
+        )
         self.real = self.text.windows(drawn.document, drawn.end, total - 1)  # (P, total)
         self.ends = {method.label: _reach(self.result, method, total) for method in self.methods}
 
     def forecast(self) -> None:
         """Print every method with its memory, and the time of all, from a few tokens generated."""
-        prompts, prompt, s = len(self.real), self.result.edges[0], self.settings
-        model, repeats = self.subject.load((), s.dtype), len(s.temperatures)
+        prompts = len(self.real)
+        prompt = self.result.edges[0]
+        s = self.settings
+        model = self.subject.load((), s.dtype)
+        repeats = len(s.temperatures)
         few = min(8, min(self.ends.values()) - prompt)
-        pace = fit_pace(lambda n: self._generate(model, self.real[:, : prompt + n], 0.0, None), few, few)
-        rows = [self.row(model, label, end, prompts, end - prompt) for label, end in self.ends.items()]
-        seconds = sum(repeats * pace.seconds(np.array([end - prompt])) for end in self.ends.values())
+        pace = fit_pace(
+            lambda n: self._generate(model, self.real[:, : prompt + n], 0.0, None), few, few
+        )
+        rows = [
+            self.row(model, label, end, prompts, end - prompt) for label, end in self.ends.items()
+        ]
+        seconds = sum(
+            repeats * pace.seconds(np.array([end - prompt])) for end in self.ends.values()
+        )
         tokens = repeats * sum(row.inputs for row in rows)
         self.show_forecast(
             model, f"{prompts} prompts of {prompt} tokens", rows, tokens, seconds, {}, "prompts"
@@ -105,7 +119,8 @@ class GenerationSession(DiagnosticSession):
 
     def run(self) -> GenerationResult:
         """Continue every prompt under every method and at every temperature, and score the text."""
-        prompt, temperatures = self.result.edges[0], self.settings.temperatures
+        prompt = self.result.edges[0]
+        temperatures = self.settings.temperatures
         steps = sum(len(temperatures) * (end - prompt) for end in self.ends.values())
         with self.console.bar("generating", total=steps * len(self.real), unit="tokens") as bar:
             for method in self.result.methods:
@@ -121,9 +136,14 @@ class GenerationSession(DiagnosticSession):
         self, model: Transformer, rows: np.ndarray, temperature: float, advance
     ) -> tuple[np.ndarray, np.ndarray]:
         """(P, N) prompts with their continuation by the model, and the number of tokens of each row."""
-        prompt, tokenizer = self.result.edges[0], self.tokenizer
-        out, ends = rows.copy(), np.full(len(rows), rows.shape[1])
-        seeds = [draw_integer(str(self.settings.seed), "generation", row) % 2**63 for row in range(len(rows))]
+        prompt = self.result.edges[0]
+        tokenizer = self.tokenizer
+        out = rows.copy()
+        ends = np.full(len(rows), rows.shape[1])
+        seeds = [
+            draw_integer(str(self.settings.seed), "generation", row) % 2**63
+            for row in range(len(rows))
+        ]
         generation = Generation(
             model,
             [row[:prompt].tolist() for row in rows],
@@ -150,20 +170,25 @@ class GenerationSession(DiagnosticSession):
         self, method: str, source: str, model: Transformer, tokens: np.ndarray, ends: np.ndarray
     ) -> None:
         """Score the rows with the model in one pass, declared at their own length, and count repetitions."""
-        found, settings = self.result, self.settings
-        prompt, total = found.edges[0], tokens.shape[1]
+        found = self.result
+        settings = self.settings
+        prompt = found.edges[0]
+        total = tokens.shape[1]
         scorer = ModelScorer(model, device=self.device, chunk=settings.chunk, length=total)
         size = self.batch(model, total, total - prompt)
         nll = np.full(tokens.shape, np.nan)
         for start in range(0, len(tokens), size):
-            nll[start : start + size, prompt:] = scorer(tokens[start : start + size], total - prompt)
+            nll[start : start + size, prompt:] = scorer(
+                tokens[start : start + size], total - prompt
+            )
         edges = [edge for edge in found.edges if edge < total] + [total]
         values = by_bucket(tokens, ends, nll, edges)
         if not np.isfinite(values["nll"][:, 0]).any():
             raise ModelError(f"the loss of the text is not finite ({method}, {source})")
         room = len(found.edges) - len(edges)
         found.values[method, source] = {
-            name: np.pad(value, ((0, 0), (0, room)), constant_values=np.nan) for name, value in values.items()
+            name: np.pad(value, ((0, 0), (0, room)), constant_values=np.nan)
+            for name, value in values.items()
         }
         found.tokens[method, source] = tokens, ends
         found.text[method, source] = self.tokenizer.decode(tokens[0, prompt : ends[0]].tolist())

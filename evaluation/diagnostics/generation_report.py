@@ -36,11 +36,13 @@ SHARES = {"repeated_4", "distinct_1"}
 
 class GenerationReport(Report):
     def __init__(self, result: GenerationResult, name: str = "generation"):
-        self.result, self.name = result, name
+        self.result = result
+        self.name = name
 
     def rows(self) -> list[dict]:
         """One record for each method, source, bucket and measure."""
-        rows, found = [], self.result
+        rows = []
+        found = self.result
         buckets = list(enumerate(pairwise(found.edges)))
         for (method, source), values in found.values.items():
             for measure, value in values.items():  # (P, buckets)
@@ -48,7 +50,12 @@ class GenerationReport(Report):
                     where = {"method": method, "source": source, "start": start, "stop": stop}
                     count = int(np.isfinite(value[:, n]).sum())
                     rows.append(
-                        {**where, "measure": measure, **over_units(found, value[:, n]), "rows": count}
+                        {
+                            **where,
+                            "measure": measure,
+                            **over_units(found, value[:, n]),
+                            "rows": count,
+                        }
                     )
         return [row for row in rows if row["rows"]]
 
@@ -62,10 +69,12 @@ class GenerationReport(Report):
             "measures": MEASURES,
             "cells": self.rows(),
             "samples": [
-                {"method": r, "source": s, "text": text} for (r, s), text in self.result.text.items()
+                {"method": r, "source": s, "text": text}
+                for (r, s), text in self.result.text.items()
             ],
             "absent": [
-                {"method": method, "reason": reason} for method, reason in self.result.shorter.items()
+                {"method": method, "reason": reason}
+                for method, reason in self.result.shorter.items()
             ],
         }
 
@@ -81,7 +90,9 @@ class GenerationReport(Report):
         return sentences("generation", found=self.result, at=self.by_place())
 
     def tables(self) -> list[Table]:
-        at, rows, found = self.by_place(), [], self.result
+        at = self.by_place()
+        rows = []
+        found = self.result
         for method, source in found.values:
             for n, (start, stop, _) in enumerate(at[method, source, "nll"]):
                 shown = [
@@ -93,7 +104,8 @@ class GenerationReport(Report):
 
     def draw(self, folder: Path) -> list[Path]:
         """One figure for each method."""
-        drawn, found = [], self.result
+        drawn = []
+        found = self.result
         for method in found.methods:
             if any(label == method.label for label, _ in found.values):
                 name = "" if method.label == TRAINED else f"-{method.label}"
@@ -101,8 +113,11 @@ class GenerationReport(Report):
         return drawn
 
     def figure(self, method: str) -> Figure:
-        at, panels, found = self.by_place(), [], self.result
-        l0, width = found.subject.trained_length, found.edges[1] - found.edges[0]
+        at = self.by_place()
+        panels = []
+        found = self.result
+        l0 = found.subject.trained_length
+        width = found.edges[1] - found.edges[0]
         for measure, heading in DRAWN.items():
             curves = []
             for n, source in enumerate(found.sources):
@@ -112,7 +127,8 @@ class GenerationReport(Report):
                     "marker": MARKERS[n % len(MARKERS)],
                 }
                 style = {"color": INK, "dash": DASHED, "order": 2} if source == REAL else style
-                x, y = [(a + b) / 2 for a, b, _ in points], [value for *_, value in points]
+                x = [(a + b) / 2 for a, b, _ in points]
+                y = [value for *_, value in points]
                 curves.append(Curve(source, x, y, **style))
             panels.append(Panel(curves, heading))
         return measures_figure(

@@ -11,7 +11,10 @@ MEASURES = {
         f"repeated_{n}": f"share of {n}-grams that ended before within as many tokens as a bucket has"
         for n in GRAMS
     },
-    **{f"distinct_{n}": f"different {n}-grams of a bucket, as a share of its {n}-grams" for n in GRAMS},
+    **{
+        f"distinct_{n}": f"different {n}-grams of a bucket, as a share of its {n}-grams"
+        for n in GRAMS
+    },
     "longest_run": "longest stretch of a bucket, in tokens, that repeats one of the last tokens before",
     "nll": "NLL of the tokens under the model, nats, at temperature 1",
 }
@@ -52,11 +55,13 @@ def by_bucket(
         edges: of the buckets of positions, the first one the prompt's length; the first bucket's width is how
             far back repetitions are looked for.
     """
-    runs, buckets = repeated_runs(tokens, edges[1] - edges[0]), len(edges) - 1
+    runs = repeated_runs(tokens, edges[1] - edges[0])
+    buckets = len(edges) - 1
     out = {name: np.full((len(tokens), buckets), np.nan) for name in MEASURES}
     for row, end in enumerate(ends.tolist()):
         for n in range(buckets):
-            low, high = edges[n], min(edges[n + 1], end)
+            low = edges[n]
+            high = min(edges[n + 1], end)
             if low >= high:
                 break
             here = runs[row, low:high]

@@ -55,7 +55,10 @@ class DiagnosticSession:
     def __init__(
         self, settings, subject: EvaluatedModel, *, store, tokenizer, methods: list[Method], console
     ):
-        self.settings, self.subject, self.tokenizer, self.console = settings, subject, tokenizer, console
+        self.settings = settings
+        self.subject = subject
+        self.tokenizer = tokenizer
+        self.console = console
         # A context cut to the trained length shows nothing beyond it.
         self.methods = [method for method in methods if not method.truncates]
         self.schemes = resolve_all(self.methods, subject)
@@ -69,15 +72,23 @@ class DiagnosticSession:
         """The fields of a `DiagnosticResult`, from the document of each window or prompt."""
         unit_of, _, kind = self.text.units()
         known = {"settings": self.settings, "subject": self.subject, "methods": self.methods}
-        known |= {"schemes": self.schemes, "facts": self.facts, "documents": len(set(documents.tolist()))}
+        known |= {
+            "schemes": self.schemes,
+            "facts": self.facts,
+            "documents": len(set(documents.tolist())),
+        }
         return known | {"unit": unit_of[documents], "unit_kind": kind}
 
     def batch(self, model: Transformer, length: int, keep: int) -> int:
         """Rows of a pass that fit into memory."""
         chunk = self.settings.chunk
-        return choose_batch(model, length, keep, chunk=chunk, device=self.device, budget=self.budget)
+        return choose_batch(
+            model, length, keep, chunk=chunk, device=self.device, budget=self.budget
+        )
 
-    def row(self, model: Transformer, method: str, length: int, count: int, keep: int) -> ForecastRow:
+    def row(
+        self, model: Transformer, method: str, length: int, count: int, keep: int
+    ) -> ForecastRow:
         """The memory of `count` windows of a length under a method."""
         batch = self.batch(model, length, keep)
         peak = memory_needed(model, length, keep, batch, self.settings.chunk)

@@ -4,7 +4,12 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from evaluation.settings import EvaluationSettings, MeasurementSettings, TargetSettings, TextSettings
+from evaluation.settings import (
+    EvaluationSettings,
+    MeasurementSettings,
+    TargetSettings,
+    TextSettings,
+)
 
 
 class DiagnosticSettings(TextSettings):
@@ -20,7 +25,9 @@ class AttentionDiagnosticSettings(DiagnosticSettings, TargetSettings):
     """Attention weights at and beyond the trained length, of the last queries of windows of fixed targets."""
 
     protocol: Literal["attention"] = "attention"
-    windows: int = Field(16, ge=1, description="number of spans whose queries are recorded, evenly spread")
+    windows: int = Field(
+        16, ge=1, description="number of spans whose queries are recorded, evenly spread"
+    )
     precision: list[Literal["float32", "bfloat16"]] = Field(
         ["float32", "bfloat16"], description="dtypes compared with float64; []: none"
     )
@@ -33,7 +40,11 @@ class AttentionDiagnosticSettings(DiagnosticSettings, TargetSettings):
 
     def of_loss(self) -> EvaluationSettings:
         """The settings of an evaluation of loss with the same targets."""
-        shared = {*TargetSettings.model_fields} - {*MeasurementSettings.model_fields, "store", "split"}
+        shared = {*TargetSettings.model_fields} - {
+            *MeasurementSettings.model_fields,
+            "store",
+            "split",
+        }
         keys = {key: getattr(self, key) for key in (*shared, "methods", "seed")}
         return EvaluationSettings(protocol="fixed-targets", **keys)
 
@@ -43,7 +54,9 @@ class GenerationDiagnosticSettings(DiagnosticSettings):
 
     protocol: Literal["generation"] = "generation"
     prompt: int | None = Field(None, ge=1, description="tokens of each prompt; default: L0 / 2")
-    length: int | None = Field(None, ge=2, description="total tokens, including the prompt; default: 4 x L0")
+    length: int | None = Field(
+        None, ge=2, description="total tokens, including the prompt; default: 4 x L0"
+    )
     prompts: int = Field(16, ge=1, description="number of prompts")
     bucket: int | None = Field(
         None,

@@ -42,16 +42,21 @@ class RotaryPair:
 
 def pairs_of(trained: Transformer, model: Transformer, length: int) -> list[RotaryPair]:
     """Every rotary pair with fixed frequencies, for every kind of layer."""
-    found, kinds = [], model.settings.layer_kinds
+    found = []
+    kinds = model.settings.layer_kinds
     for kind in dict.fromkeys(kinds):
         before, now = (scheme_of_layer(m, kinds.index(kind)) for m in (trained, model))
         if not isinstance(before, Rope) or not isinstance(now, Rope):
             continue
-        old = turns_within(before.frequencies(before.stretch(trained.train_length))[0], trained.train_length)
+        old = turns_within(
+            before.frequencies(before.stretch(trained.train_length))[0], trained.train_length
+        )
         new = now.frequencies(now.stretch(length))[0]
         for n, (turned, frequency) in enumerate(zip(old.tolist(), new.tolist(), strict=True)):
             wavelength = 2 * math.pi / frequency if frequency else None
-            found.append(RotaryPair(kind, n, wavelength, turned, length * frequency / (2 * math.pi)))
+            found.append(
+                RotaryPair(kind, n, wavelength, turned, length * frequency / (2 * math.pi))
+            )
     return found
 
 
@@ -111,7 +116,13 @@ def scored(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def output_drift(
-    exact: tuple[Tensor, Tensor], model: Transformer, tokens: Tensor, keep: int, *, length: int, chunk: int
+    exact: tuple[Tensor, Tensor],
+    model: Transformer,
+    tokens: Tensor,
+    keep: int,
+    *,
+    length: int,
+    chunk: int,
 ) -> dict[str, float]:
     """Differences of the last `keep` logits and NLL of a lower-precision model from float64.
 

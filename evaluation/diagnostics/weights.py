@@ -85,12 +85,15 @@ class AttentionRecorder:
         bos_id: int | None,
         unturned: Sequence[Tensor | None],
     ):
-        self.tokens, self.first_query = tokens, tokens.shape[1] - keep
+        self.tokens = tokens
+        self.first_query = tokens.shape[1] - keep
         self.edges = torch.tensor(list(edges), device=tokens.device)
-        self.trained_length, self.unturned = trained_length, unturned
+        self.trained_length = trained_length
+        self.unturned = unturned
         is_bos = None if bos_id is None else tokens == bos_id
         self.is_bos = is_bos if is_bos is not None and bool(is_bos.any()) else None
-        self.sums: list[dict[str, tuple[Tensor, Tensor]]] = [{} for _ in unturned]  # numerators, denominators
+        # numerators, denominators
+        self.sums: list[dict[str, tuple[Tensor, Tensor]]] = [{} for _ in unturned]
         self.mismatch = 0.0
 
     def hooks(self) -> list[AttentionHook]:
@@ -105,7 +108,8 @@ class AttentionRecorder:
         sink: Tensor | None,
         out: Tensor,
     ) -> None:
-        mask, sums = views[0].mask, self.sums[layer]
+        mask = views[0].mask
+        sums = self.sums[layer]
         size = max(1, PAIRS_AT_ONCE // (mask.batch * mask.heads * mask.keys))
         for start in range(0, mask.queries, size):
             stop = min(start + size, mask.queries)
@@ -125,15 +129,22 @@ class AttentionRecorder:
         self, block: AttentionDetails, distance: Tensor, start: int
     ) -> dict[str, tuple[Tensor, Tensor]]:
         """Sums over a block of queries and the number of queries in them: (B, H), or (B, H, buckets)."""
-        weights, logits = block.weights, block.logits
+        weights = block.weights
+        logits = block.logits
         assert logits is not None
-        total, finite = weights.sum(-1), torch.isfinite(logits)  # (B, H, t), (B, H, t, s)
-        some, every = total > 0, torch.ones_like(total, dtype=torch.bool)
+        # (B, H, t), (B, H, t, s)
+        total = weights.sum(-1)
+        finite = torch.isfinite(logits)
+        some = total > 0
+        every = torch.ones_like(total, dtype=torch.bool)
         shares = weights / total.clamp(min=torch.finfo(total.dtype).tiny)[..., None]
         seen = finite | (weights > 0)
-        keys, entropy = seen.sum(-1), torch.special.entr(shares).sum(-1)
+        keys = seen.sum(-1)
+        entropy = torch.special.entr(shares).sum(-1)
         position = self.first_query + start + torch.arange(weights.shape[2], device=weights.device)
-        first, beyond = distance == position[:, None], distance >= self.trained_length  # (1, 1, t, s)
+        # (1, 1, t, s)
+        first = distance == position[:, None]
+        beyond = distance >= self.trained_length
         deviation = _centered(logits, finite).square().sum(-1) / finite.sum(-1).clamp(min=1)
         highest = logits.masked_fill(~finite, -torch.inf).amax(-1)
         measured = {  # of each query, and the queries that count
@@ -149,7 +160,8 @@ class AttentionRecorder:
             "keys": (keys, every),
         }
         if self.is_bos is not None:
-            at = (position[:, None] - distance).clamp(min=0)[:, 0]  # (1, t, s) index of the key's token
+            # (1, t, s) index of the key's token
+            at = (position[:, None] - distance).clamp(min=0)[:, 0]
             marked = self.is_bos[:, at[0]][:, None]  # (B, 1, t, s)
             measured["bos"] = (weights * marked).sum(-1), self.is_bos.any(-1)[:, None, None] & every
         out = {
@@ -172,7 +184,8 @@ class AttentionRecorder:
             return torch.stack([(value.double() / count).cpu() for value, count in each], 1)
 
         known = [name for name in MEASURES if any(name in sums for sums in self.sums)]
-        values, visible = {name: mean(name) for name in known}, mean("visible").mean((0, 2))
+        values = {name: mean(name) for name in known}
+        visible = mean("visible").mean((0, 2))
         return AttentionSample(values, mean("by_distance"), visible, self.mismatch)
 
 
@@ -217,7 +230,8 @@ def _variances(
         k = repeated(view.k[:, :, block.keys].to(dtype), view.mask.heads)
         part = part + (q @ k.mT * scale) * view.mask.visible(start, stop, block.keys)
     finite = torch.isfinite(block.logits)
-    logits, part = _centered(block.logits, finite).double(), _centered(part, finite).double()
+    logits = _centered(block.logits, finite).double()
+    part = _centered(part, finite).double()
     return (logits * part).sum((-1, -2)), logits.square().sum((-1, -2))
 
 
@@ -240,7 +254,9 @@ def last_outputs(
     before = inputs - keep
     for start in range(0, before, chunk):
         stop = min(before, start + chunk)
-        places = TokenPositions.plain(stop - start, offset=start, length=length, device=tokens.device)
+        places = TokenPositions.plain(
+            stop - start, offset=start, length=length, device=tokens.device
+        )
         model(tokens[:, start:stop], places, cache=cache, keep=0)
     places = TokenPositions.plain(keep, offset=before, length=length, device=tokens.device)
     return model(tokens[:, before:], places, cache=cache, hooks=hooks)

@@ -53,14 +53,17 @@ class Report(ABC):
         """Write results.csv, results.json and summary.txt into `folder`; returns the first two."""
         summary = self.summary()
         write_table(folder / "results.csv", self.rows())
-        write_clean_json(folder / "results.json", {"format": 1, "summary": summary, **self.document()})
+        write_clean_json(
+            folder / "results.json", {"format": 1, "summary": summary, **self.document()}
+        )
         write_text(folder / "summary.txt", "\n".join(summary) + "\n")
         return [folder / "results.csv", folder / "results.json"]
 
 
 def basis(result) -> dict:
     """The settings and hashes that the numbers of a `result` depend on, for every kind of evaluation."""
-    settings, subject = result.settings, result.subject
+    settings = result.settings
+    subject = result.subject
     return {
         "protocol": settings.protocol,
         "trained_length": subject.trained_length,
@@ -76,10 +79,17 @@ def basis(result) -> dict:
 def provenance(result) -> dict:
     """Command, settings and methods of a `result`, for results.json."""
     return {
-        **{key: result.facts[key] for key in ("command", "changed", "finished") if key in result.facts},
+        **{
+            key: result.facts[key]
+            for key in ("command", "changed", "finished")
+            if key in result.facts
+        },
         "settings": result.settings.model_dump(mode="json"),
         "methods": {
-            method.label: {"overrides": list(method.overrides), "position": result.schemes[method.label]}
+            method.label: {
+                "overrides": list(method.overrides),
+                "position": result.schemes[method.label],
+            }
             for method in result.methods
         },
     }
@@ -138,7 +148,9 @@ def over_units(result, values) -> dict:
 
 
 def rounded_record(record: dict) -> dict:
-    return {key: rounded(value) if isinstance(value, float) else value for key, value in record.items()}
+    return {
+        key: rounded(value) if isinstance(value, float) else value for key, value in record.items()
+    }
 
 
 def ends_of(name: str, one: MeanInterval | None) -> dict[str, float | None]:

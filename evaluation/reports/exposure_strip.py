@@ -11,8 +11,11 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from data.sampling.exposure import Exposure
 from evaluation.reports.figures import COLOURS, INK, SOFT, STYLE, fix_ticks, grid, power_of_ten
 
-HEIGHT, GAP = 0.95, 0.16  # inches, of the strip and between it and the axes above
-POSITIONS, DISTANCES = COLOURS[0], COLOURS[1]
+# inches, of the strip and between it and the axes above
+HEIGHT = 0.95
+GAP = 0.16
+POSITIONS = COLOURS[0]
+DISTANCES = COLOURS[1]
 _DECADES = 9  # at most, on the axis of shares
 
 
@@ -52,7 +55,8 @@ def add_strip(figure: Figure, axes: Axes, exposure: Exposure) -> Axes:
         text.set_position((x, up(y) if y > 0.1 else y * height / taller))
     axes.set_position((place.x0, up(place.y0), place.width, place.height * height / taller))
     with rc_context(STYLE):
-        bottom, high = place.y0 * height / taller, HEIGHT / taller
+        bottom = place.y0 * height / taller
+        high = HEIGHT / taller
         strip = figure.add_axes((place.x0, bottom, place.width, high))
         _draw(strip, exposure, axes.get_xlim())
         strip.set_xscale(axes.get_xscale(), **({"base": 2} if axes.get_xscale() == "log" else {}))
@@ -66,18 +70,19 @@ def add_strip(figure: Figure, axes: Axes, exposure: Exposure) -> Axes:
 
 
 def _draw(strip: Axes, exposure: Exposure, limits: tuple[float, float]) -> None:
-    lowest, labels = 1.0, []
+    lowest = 1.0
+    labels = []
     for label, counts, first, color, dash in (
         ("at this position", exposure.positions, exposure.first, POSITIONS, "-"),
         ("with a key at this distance", exposure.distances, 0, DISTANCES, (0, (4, 1.5))),
     ):
         x, y = shares(counts, exposure.tokens, first)
         if len(x):
-            last, (x, y) = x[-1], thinned(x, y)
-            x, y = (
-                np.append(x[y > 0], last),
-                np.append(y[y > 0], y[y > 0][-1]),
-            )  # to the last trained position
+            last = x[-1]
+            (x, y) = thinned(x, y)
+            # to the last trained position
+            x = np.append(x[y > 0], last)
+            y = np.append(y[y > 0], y[y > 0][-1])
             strip.plot(x, y, color=color, lw=1.6, ls=dash, solid_capstyle="butt", zorder=3)
             lowest = min(lowest, float(y[x >= limits[0]].min(initial=1.0)))
             labels.append((label, (1.0, 0.78 - 0.3 * len(labels)), "axes fraction", color))
@@ -88,7 +93,9 @@ def _draw(strip: Axes, exposure: Exposure, limits: tuple[float, float]) -> None:
     strip.yaxis.set_major_locator(FixedLocator([10.0**-k for k in range(0, decades + 1, step)]))
     strip.yaxis.set_minor_locator(NullLocator())
     strip.yaxis.set_major_formatter(
-        FuncFormatter(lambda share, _: f"{100 * share:g}%" if share >= 0.001 else power_of_ten(share))
+        FuncFormatter(
+            lambda share, _: f"{100 * share:g}%" if share >= 0.001 else power_of_ten(share)
+        )
     )
     strip.tick_params(axis="y", labelsize=7.5)
     grid(strip)

@@ -25,10 +25,16 @@ from data.files import atomic
 # Okabe and Ito 2008, without its yellow, which is too light for a line on white. Markers differ too.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A5C00", "#5B5B5B")
 MARKERS = ("s", "^", "D", "v", "P", "X", "<", ">")
-INK, SOFT, FAINT, GRID = "#222222", "#6E6E6E", "#767676", "#E6E6E6"
-DOTTED, DASHED = (0, (1, 2)), (0, (5, 3))
+INK = "#222222"
+SOFT = "#6E6E6E"
+FAINT = "#767676"
+GRID = "#E6E6E6"
+DOTTED = (0, (1, 2))
+DASHED = (0, (5, 3))
 WIDTH = 6.4  # inches
-HEAD, TICKS = 0.62, 0.44  # inches for title and subtitle, and for the labels of the x axis
+# inches for title and subtitle, and for the labels of the x axis
+HEAD = 0.62
+TICKS = 0.44
 KEY_ROW = 0.2  # inches of a row of the key below the panels
 LED_FROM = 0.85  # share of the width beyond which a line ends at the right edge
 LABEL_GAP = 12.0  # points between the middles of two labels
@@ -162,10 +168,13 @@ def panels_figure(
     if names == "ends":
         for n, panel in enumerate(panels):
             most = sum(bool(curve.label) for curve in panel.curves) + len(panel.levels)
-            heights[n // columns] = max(heights[n // columns], TICKS + 0.26 + (most + 1) * LABEL_GAP / 72)
+            heights[n // columns] = max(
+                heights[n // columns], TICKS + 0.26 + (most + 1) * LABEL_GAP / 72
+            )
     with rc_context(STYLE):
         known = {curve.label: curve for panel in panels for curve in panel.curves if curve.label}
-        key, per_row = 0.0, max(1, int((width - 0.3) / (0.62 + _widest(known))))
+        key = 0.0
+        per_row = max(1, int((width - 0.3) / (0.62 + _widest(known))))
         if names == "below" and len(known) > 1:
             key = KEY_ROW * math.ceil(len(known) / per_row) + 0.08
         under = 0.2 if rows > 1 else TICKS  # of panels above others
@@ -179,7 +188,12 @@ def panels_figure(
             bottom = high - (sum(heights[: row + 1]) - under) / inches
             area = (column / columns + 0.085, bottom, 1 / columns - 0.115, tall / inches)
             axes = figure.add_axes(area, label=str(n))
-            how: dict[str, Any] = {"fontsize": 9.5, "color": INK, "pad": 4, "parse_math": text.formula}
+            how: dict[str, Any] = {
+                "fontsize": 9.5,
+                "color": INK,
+                "pad": 4,
+                "parse_math": text.formula,
+            }
             axes.set_title(panel.heading, loc="left", **how)
             grid(axes)
             lines = [curve.draw(axes) for curve in panel.curves]
@@ -193,7 +207,8 @@ def panels_figure(
         texts = [one[0] for ends in labels for one in ends] if names == "ends" else known
         for (axes, lines, _), ends in zip(drawn, labels, strict=True):
             if names != "below":
-                place, room = axes.get_position(), (0.42 if names == "ends" else 0.76) + _widest(texts)
+                place = axes.get_position()
+                room = (0.42 if names == "ends" else 0.76) + _widest(texts)
                 wide = max(0.3, 1 - room / width - place.x0)
                 axes.set_position((place.x0, place.y0, wide, place.height))
             fit_left(figure, axes)
@@ -209,8 +224,16 @@ def panels_figure(
                 axes.set_position((left, place.y0, place.x1 - left, place.height))
         if key:
             handles = {line.get_label(): line for _, lines, _ in drawn for line in lines}
-            where = {"loc": "lower center", "bbox_to_anchor": (0.5, low - (key + TICKS - under) / inches)}
-            how = {"ncols": per_row, "handlelength": 2.4, "columnspacing": 1.4, "labelspacing": 0.25}
+            where = {
+                "loc": "lower center",
+                "bbox_to_anchor": (0.5, low - (key + TICKS - under) / inches),
+            }
+            how = {
+                "ncols": per_row,
+                "handlelength": 2.4,
+                "columnspacing": 1.4,
+                "labelspacing": 0.25,
+            }
             _key(figure, [handles[label] for label in known], **where, **how)
         return figure
 
@@ -230,19 +253,28 @@ def _widest(labels) -> float:
     """Inches of the widest label."""
     font = FontProperties(family=STYLE["font.family"], size=9)
     return (
-        max((TextPath((0, 0), one or " ", prop=font).get_extents().width for one in labels), default=0) / 72
+        max(
+            (TextPath((0, 0), one or " ", prop=font).get_extents().width for one in labels),
+            default=0,
+        )
+        / 72
     )
 
 
-def canvas(text: FigureText, height: float, width: float = WIDTH) -> tuple[Figure, tuple[float, float]]:
+def canvas(
+    text: FigureText, height: float, width: float = WIDTH
+) -> tuple[Figure, tuple[float, float]]:
     """A figure with `height` inches for the axes, and the vertical range of those inches."""
     lines = text.note.count("\n")
-    head, foot = HEAD if text.title else 0.1, 0.24 + 0.14 * lines if text.note else 0.06
+    head = HEAD if text.title else 0.1
+    foot = 0.24 + 0.14 * lines if text.note else 0.06
     total = head + height + foot
     figure = Figure(figsize=(width, total), dpi=200)
     FigureCanvasAgg(figure)
     how: dict[str, Any] = {"color": SOFT, "va": "top", "parse_math": text.formula}
-    figure.text(0.02, 1 - 0.12 / total, text.title, fontsize=11.5, fontweight="bold", color=INK, va="top")
+    figure.text(
+        0.02, 1 - 0.12 / total, text.title, fontsize=11.5, fontweight="bold", color=INK, va="top"
+    )
     figure.text(0.02, 1 - 0.36 / total, text.subtitle, fontsize=8.5, **how)
     figure.text(0.02, 0.07 / total, text.note, fontsize=8, color=SOFT, va="bottom")
     return figure, (foot / total, 1 - head / total)
@@ -274,7 +306,8 @@ def grid(axes: Axes) -> None:
 def mark(axes: Axes, x: float, text: str = "", side: str = "left", height: float = 1.0) -> None:
     """A dotted vertical line, labelled at a share of the height; `side`: alignment of the label."""
     axes.axvline(x, color=SOFT, lw=0.9, ls=DOTTED, zorder=1)
-    shift, how = (4 if side == "left" else -4, -3), {"color": SOFT, "fontsize": 8.5, "va": "top", "ha": side}
+    shift = (4 if side == "left" else -4, -3)
+    how = {"color": SOFT, "fontsize": 8.5, "va": "top", "ha": side}
     axes.annotate(text, (x, height), shift, ("data", "axes fraction"), "offset points", **how)
 
 
@@ -285,13 +318,16 @@ def decimals(low: float, high: float) -> int:
 
 def power_of_ten(value: float) -> str:
     """`10⁻⁴`, without mathtext."""
-    return "10" + str(round(math.log10(value))).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+    return "10" + str(round(math.log10(value))).translate(
+        str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+    )
 
 
 def fit_left(figure: Figure, axes: Axes) -> None:
     """Move the left edge of the axes inwards until the y label and tick labels fit into the figure."""
     renderer = cast(FigureCanvasAgg, figure.canvas).get_renderer()
-    box, place = axes.yaxis.get_tightbbox(renderer), axes.get_position()
+    box = axes.yaxis.get_tightbbox(renderer)
+    place = axes.get_position()
     cut = 0.0 if box is None else 0.01 - box.x0 / figure.bbox.width
     if cut > 0:
         axes.set_position((place.x0 + cut, place.y0, place.width - cut, place.height))
@@ -302,9 +338,12 @@ def label_ends(figure: Figure, axes: Axes, labels: list[tuple[str, float, float,
     they would overlap. Limits and scales of the axes must be final. The leader of a line that ends above the
     axes points to their top; a line that ends early has no leader, which would look like data."""
     height = axes.get_position().height * figure.get_figheight() * 72  # points
-    gap, top = LABEL_GAP / height, axes.get_ylim()[1]
+    gap = LABEL_GAP / height
+    top = axes.get_ylim()[1]
     to_axes = axes.transData - axes.transAxes
-    wanted = sorted((float(to_axes.transform((x, y))[1]), text, x, y, color) for text, x, y, color in labels)
+    wanted = sorted(
+        (float(to_axes.transform((x, y))[1]), text, x, y, color) for text, x, y, color in labels
+    )
     placed = within(spread([one[0] for one in wanted], gap), gap)
     for at, (_, text, x, y, color) in zip(placed, wanted, strict=True):
         led = to_axes.transform((x, y))[0] > LED_FROM

@@ -33,7 +33,8 @@ class ReferenceLines:
 
     trained_length: int
     levels: Sequence[tuple[str, float]] = ()
-    band: float | None = None  # ± this is shaded; the scale is linear inside and logarithmic outside
+    # ± this is shaded; the scale is linear inside and logarithmic outside
+    band: float | None = None
     top: float | None = None  # upper limit of the axis; the label of a clipped line has its value
     ceiling: float | None = None  # largest possible value; the axis ends there
     ticks: Sequence[float] = ()  # of the x axis; default: the points of the lines
@@ -62,7 +63,9 @@ def joint_figure(
     labelled = []
     for one in curves:
         label = f"{one.label}  {number(float(one.y[-1]), digits)}"
-        label += " ↑" if one.y[-1] > high else f" at {one.x[-1]:,.0f}" if one.x[-1] < longest else ""
+        label += (
+            " ↑" if one.y[-1] > high else f" at {one.x[-1]:,.0f}" if one.x[-1] < longest else ""
+        )
         labelled.append(replace(one, label=label))
     levels = [(label.replace("{}", number(at, digits)), at, SOFT) for label, at in marks.levels]
 
@@ -76,10 +79,16 @@ def joint_figure(
 
 
 def frame(
-    axes: Axes, curves: Sequence[Curve], marks: ReferenceLines, limits: tuple[float, float], most: int
+    axes: Axes,
+    curves: Sequence[Curve],
+    marks: ReferenceLines,
+    limits: tuple[float, float],
+    most: int,
 ) -> None:
     """Scales, limits, at most so many ticks, and the tolerance band."""
-    xs = {float(x) for one in curves for x in one.x} | {float(x) for x in (marks.trained_length, *marks.also)}
+    xs = {float(x) for one in curves for x in one.x} | {
+        float(x) for x in (marks.trained_length, *marks.also)
+    }
     xs = sorted(xs)
     ticks = list(marks.ticks) or xs
     while len(ticks) > most:
@@ -96,14 +105,17 @@ def limits_of(curves: Sequence[Curve], marks: ReferenceLines) -> tuple[float, fl
     if marks.ceiling is not None:
         return -0.02 * marks.ceiling, 1.04 * marks.ceiling
     values = [at for _, at in marks.levels]
-    values += [float(v) for one in curves for ends in (one.y, one.low, one.high) for v in ends if v == v]
+    values += [
+        float(v) for one in curves for ends in (one.y, one.low, one.high) for v in ends if v == v
+    ]
     top = math.inf if marks.top is None else marks.top
     return padded([min(v, top) for v in values], marks.band)
 
 
 def padded(values: Sequence[float], band: float | None) -> tuple[float, float]:
     """The values with margins, and zero and the band if there is one."""
-    low, high = min(values, default=0.0), max(values, default=1.0)
+    low = min(values, default=0.0)
+    high = max(values, default=1.0)
     if band:
         return 1.35 * min(low, -1.5 * band), 1.35 * max(high, 1.5 * band)
     room = max(high - low, 0.05)
@@ -114,14 +126,22 @@ def set_scale(axes: Axes, which: str, limits: tuple[float, float], band: float |
     """Limits; with `band`, a symlog scale that is linear within ± it, with round ticks."""
     axis = axes.xaxis if which == "x" else axes.yaxis
     if band:
-        (axes.set_xscale if which == "x" else axes.set_yscale)("symlog", linthresh=band, linscale=0.6)
+        (axes.set_xscale if which == "x" else axes.set_yscale)(
+            "symlog", linthresh=band, linscale=0.6
+        )
     (axes.set_xlim if which == "x" else axes.set_ylim)(*limits)
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}".replace("-", "−")))
     if not band:
         return
     # Rounder ticks take precedence over those too close to them.
-    sizes = [0.0, band, *(s * 10.0**k for s in (1, 3, 2, 5) for k in range(-4, 3) if s * 10.0**k > band)]
-    place, ticks, (low, high) = axis.get_transform().transform, [], limits
+    sizes = [
+        0.0,
+        band,
+        *(s * 10.0**k for s in (1, 3, 2, 5) for k in range(-4, 3) if s * 10.0**k > band),
+    ]
+    place = axis.get_transform().transform
+    ticks = []
+    (low, high) = limits
     gap = (0.1 if which == "x" else 0.08) * (place(high) - place(low))  # labels are wider than high
     for tick in (sign * size for size in [*sizes, band / 2] for sign in (1, -1)):
         if low <= tick <= high and all(abs(place(tick) - place(one)) >= gap for one in ticks):

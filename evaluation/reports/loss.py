@@ -44,11 +44,18 @@ class LossReport(Report):
         name: str = "loss",
         below: Callable[[Figure, Axes], object] | None = None,
     ):
-        self.result, self.analysis, self.name, self.below = result, analysis, name, below
-        self.trained_length, self.lengths = result.subject.trained_length, result.plan.lengths
+        self.result = result
+        self.analysis = analysis
+        self.name = name
+        self.below = below
+        self.trained_length = result.subject.trained_length
+        self.lengths = result.plan.lengths
         self.matrix = result.settings.matrix and not analysis.buckets
-        kind, units = analysis.unit_kind, analysis.units
-        self.title = f"{result.plan.protocol}: NLL in nats, {analysis.n_targets} targets, {units} {kind}s"
+        kind = analysis.unit_kind
+        units = analysis.units
+        self.title = (
+            f"{result.plan.protocol}: NLL in nats, {analysis.n_targets} targets, {units} {kind}s"
+        )
 
     def rows(self) -> list[dict]:
         """`part`: `all` units, or only those `seen` (cluster in the training text) or `unseen`."""
@@ -56,12 +63,16 @@ class LossReport(Report):
         rows = [{"part": "all", **self._cell(row), **common} for row in self.analysis.rows]
         for label, part in self._parts().items():
             counts = {key: part[key] for key in COUNTS}
-            rows += [{"part": label, **cell, **_doubling(None), **common, **counts} for cell in part["cells"]]
+            rows += [
+                {"part": label, **cell, **_doubling(None), **common, **counts}
+                for cell in part["cells"]
+            ]
         return rows
 
     def basis(self) -> dict:
         """What every number of this evaluation depends on."""
-        result, analysis = self.result, self.analysis
+        result = self.result
+        analysis = self.analysis
         return {
             **basis(result),
             "targets": analysis.n_targets,
@@ -78,7 +89,8 @@ class LossReport(Report):
         }
 
     def document(self) -> dict:
-        result, analysis = self.result, self.analysis
+        result = self.result
+        analysis = self.analysis
         return {
             **self.basis(),
             **provenance(result),
@@ -90,7 +102,8 @@ class LossReport(Report):
             "unigram_unit_nll": self._by_unit(result.unigram),
             "truncated_unit_nll": self._by_unit(result.truncated),
             "cells": [
-                self._cell(row) | {"unit_nll": self._by_unit(result.nll.get((row.method, row.length)))}
+                self._cell(row)
+                | {"unit_nll": self._by_unit(result.nll.get((row.method, row.length)))}
                 for row in analysis.rows
             ],
             "derived": [
@@ -99,7 +112,9 @@ class LossReport(Report):
             ],
             "context_reach": [_reach(one) for one in analysis.reaches],
             "parts": self._parts(),
-            "by_position": {method: [asdict(b) for b in found] for method, found in analysis.buckets.items()},
+            "by_position": {
+                method: [asdict(b) for b in found] for method, found in analysis.buckets.items()
+            },
             "per_target_nll": result.files,
         }
 
@@ -114,7 +129,8 @@ class LossReport(Report):
     def summary(self, brief: bool = False) -> list[str]:
         """Which method held to which length, by how much, and with what confidence; `brief`: one sentence for
         all methods."""
-        analysis, failures = self.analysis, {}
+        analysis = self.analysis
+        failures = {}
         for row in analysis.rows:
             if row.failure:
                 failures.setdefault((row.method, row.failure), []).append(row.length)
@@ -146,7 +162,9 @@ class LossReport(Report):
         difference = f"difference from {l0}, as trained"
         columns = ["method", "length", "NLL", "perplexity", difference, "verdict", "net gain"]
         rows = [
-            _table_row(row, l0) for row in self.analysis.rows if row.method != TRUNCATE or row.length == l0
+            _table_row(row, l0)
+            for row in self.analysis.rows
+            if row.method != TRUNCATE or row.length == l0
         ]
         return self.title, columns, rows
 
@@ -167,8 +185,10 @@ class LossReport(Report):
 
     def by_part(self) -> Table:
         """The cells once over the units in the training text, and once over the others."""
-        l0, parts = self.trained_length, self.analysis.parts
-        columns, rows = ["method", "length"], {}
+        l0 = self.trained_length
+        parts = self.analysis.parts
+        columns = ["method", "length"]
+        rows = {}
         for part in parts:
             columns += [f"NLL: {part.units} {PARTS[part.seen]}", f"difference from {l0}"]
             for row in part.rows:
@@ -179,7 +199,11 @@ class LossReport(Report):
             [method, "all" if method == TRUNCATE else str(length), *cells]
             for (method, length), cells in rows.items()
         ]
-        return f"{self.analysis.unit_kind}s, by whether the training text contains them", columns, lines
+        return (
+            f"{self.analysis.unit_kind}s, by whether the training text contains them",
+            columns,
+            lines,
+        )
 
     def grid(self) -> Table:
         """A row for each method, a column for each length; the verdict, and the gain over truncation.
@@ -196,7 +220,9 @@ class LossReport(Report):
             last = found[-1]
             gain = estimate(last.gain) if last and last.gain and len(self.lengths) > 1 else ""
             tail = (
-                ["flat by construction", ""] if label == TRUNCATE else [_verdict(verdicts.get(label)), gain]
+                ["flat by construction", ""]
+                if label == TRUNCATE
+                else [_verdict(verdicts.get(label)), gain]
             )
             rows.append([label, *map(_nll, found), *tail])
         return self.title, columns, rows
@@ -277,7 +303,8 @@ def _reach(found: ContextReach) -> dict:
 
 
 def _flat(row: AnalysisRow) -> dict:
-    verdict, shown = row.verdict, ("method", "scheme", "length", "nll", "perplexity", "bits_per_byte")
+    verdict = row.verdict
+    shown = ("method", "scheme", "length", "nll", "perplexity", "bits_per_byte")
     out = {key: getattr(row, key) for key in shown} | ends_of("nll", row.level)
     for name, one in (("delta", row.delta), ("gain", row.gain)):
         out |= {name: one.estimate if one else None, **ends_of(name, one)}
@@ -297,13 +324,28 @@ def _flat(row: AnalysisRow) -> dict:
 
 def _table_row(row: AnalysisRow, l0: int) -> list[str]:
     if row.nll is None:
-        return [row.method, str(row.length), "failed" if row.exists else "—", "", "", row.failure, ""]
+        return [
+            row.method,
+            str(row.length),
+            "failed" if row.exists else "—",
+            "",
+            "",
+            row.failure,
+            "",
+        ]
     numbers = [f"{row.nll:.4f}", f"{row.perplexity:.2f}"]
     if row.method == TRUNCATE:
         return [row.method, "all", *numbers, "", "flat by construction", ""]
     delta = estimate(row.delta) if row.delta else ""
     gain = estimate(row.gain) if row.gain and row.length > l0 else ""
-    return [row.method, str(row.length), *numbers, delta, row.verdict.word if row.verdict else "", gain]
+    return [
+        row.method,
+        str(row.length),
+        *numbers,
+        delta,
+        row.verdict.word if row.verdict else "",
+        gain,
+    ]
 
 
 def _nll(row: AnalysisRow | None) -> str:

@@ -36,14 +36,18 @@ def draw_figures(
     """Write the figures of one evaluation into `folder`; returns the PNG files. `below` adds a strip
     under the axes of each."""
     folder.mkdir(parents=True, exist_ok=True)
-    name, draw = ("nll_by_position", _by_position) if analysis.buckets else ("nll_by_length", _by_length)
+    name, draw = (
+        ("nll_by_position", _by_position) if analysis.buckets else ("nll_by_length", _by_length)
+    )
     figure = draw(result, analysis)
     if below is not None:
         below(figure, figure.axes[0])
     return [save(figure, folder, name)]
 
 
-def loss_curve(label: str, x: Sequence[float], y: Sequence[float], bars: Sequence[Interval | None]) -> Curve:
+def loss_curve(
+    label: str, x: Sequence[float], y: Sequence[float], bars: Sequence[Interval | None]
+) -> Curve:
     """NLL with bars as wide as the intervals of differences at the same points."""
     half = [math.nan if bar is None else bar.half for bar in bars]
     low, high = ([at + sign * h for at, h in zip(y, half, strict=True)] for sign in (-1, 1))
@@ -51,13 +55,15 @@ def loss_curve(label: str, x: Sequence[float], y: Sequence[float], bars: Sequenc
 
 
 def _by_length(result: EvaluationResult, analysis: Analysis) -> Figure:
-    l0, curves = result.subject.trained_length, []
+    l0 = result.subject.trained_length
+    curves = []
     for method in result.methods:
         rows = [row for row in analysis.rows if row.method == method.label and row.nll is not None]
         if method.label == TRUNCATE or not rows:
             continue
         gains = [row.gain if row.gain and row.length > l0 else None for row in rows]
-        x, y = [float(row.length) for row in rows], [row.nll or 0.0 for row in rows]
+        x = [float(row.length) for row in rows]
+        y = [row.nll or 0.0 for row in rows]
         curves.append(loss_curve(name_of(method.label), x, y, gains))
     same = "the same " if result.plan.protocol == "fixed-targets" else ""
     return length_figure(
@@ -74,9 +80,12 @@ def _by_length(result: EvaluationResult, analysis: Analysis) -> Figure:
 
 
 def _note(result: EvaluationResult, analysis: Analysis, curves: list[Curve]) -> str:
-    if not any(high > low for curve in curves for low, high in zip(curve.low, curve.high, strict=True)):
+    if not any(
+        high > low for curve in curves for low, high in zip(curve.low, curve.high, strict=True)
+    ):
         return ""
-    level, units = 100 * result.settings.confidence, f"{analysis.unit_kind}s"
+    level = 100 * result.settings.confidence
+    units = f"{analysis.unit_kind}s"
     return f"Bars: {level:g}% intervals over {units} of the paired difference from the dashed line."
 
 
@@ -89,7 +98,8 @@ def length_figure(
     """
     first, *also = [trained] if isinstance(trained, int) else trained
     levels = [] if baseline is None else [(f"context truncated to {first}  {{}}", baseline)]
-    curves, top = _styled(curves), None
+    curves = _styled(curves)
+    top = None
     highest = max((y for one in curves if one.color != FAINT for y in one.y), default=math.inf)
     limit = highest + 0.5 * (highest - min((y for one in curves for y in one.y), default=0.0))
     if any(max(one.y) > limit for one in curves):
@@ -99,12 +109,17 @@ def length_figure(
 
 
 def _by_position(result: EvaluationResult, analysis: Analysis) -> Figure:
-    l0, longest = result.subject.trained_length, result.plan.lengths[-1]
-    curves, x, cut = [], [], []
+    l0 = result.subject.trained_length
+    longest = result.plan.lengths[-1]
+    curves = []
+    x = []
+    cut = []
     for method, buckets in analysis.buckets.items():
         # Position p sees p + 1 tokens; a bucket is drawn at its geometric center in tokens seen.
         x = [math.sqrt((b.low + 1) * b.high) for b in buckets]
-        curves.append(loss_curve(name_of(method), x, [b.nll for b in buckets], [b.gain for b in buckets]))
+        curves.append(
+            loss_curve(name_of(method), x, [b.nll for b in buckets], [b.gain for b in buckets])
+        )
         cut = cut or [b.nll + b.gain.estimate for b in buckets]
     baseline = Curve(f"context truncated to {l0}", x, cut, width=1.1, dash=DASHED, order=2)
     text = FigureText(
@@ -124,10 +139,13 @@ def _styled(curves: Sequence[Curve]) -> list[Curve]:
     if len(rest) > len(COLOURS):
         rest.sort(key=lambda curve: (-curve.x[-1], curve.y[-1]))
         rest = rest[: len(COLOURS) - 1]  # the last color is the grey of the remaining lines
-    prominent, styles, out = {curve.label for curve in rest}, zip(COLOURS, MARKERS, strict=True), []
+    prominent = {curve.label for curve in rest}
+    styles = zip(COLOURS, MARKERS, strict=True)
+    out = []
     for curve in curves:
         if curve.label == name_of(TRAINED):
-            color, marker = INK, "o"
+            color = INK
+            marker = "o"
         elif curve.label in prominent:
             color, marker = next(styles)
         else:

@@ -42,7 +42,9 @@ class SchemeShape:
 
     @property
     def geometry(self) -> HeadGeometry:
-        return HeadGeometry(self.dim, self.heads, self.dim, self.train_length, self.train_length, self.heads)
+        return HeadGeometry(
+            self.dim, self.heads, self.dim, self.train_length, self.train_length, self.heads
+        )
 
 
 def build(choice: dict[str, Any], shape: SchemeShape) -> PositionalScheme:
@@ -54,7 +56,9 @@ def build(choice: dict[str, Any], shape: SchemeShape) -> PositionalScheme:
     """
     name = choice.get("name")
     if name not in SCHEMES:
-        raise EvaluationError(f"unknown positional scheme {name!r}; choose one of {', '.join(SCHEMES)}")
+        raise EvaluationError(
+            f"unknown positional scheme {name!r}; choose one of {', '.join(SCHEMES)}"
+        )
     settings_class, position_class = SCHEMES[name]
     try:
         settings = settings_class.model_validate(choice)
@@ -67,7 +71,9 @@ def build(choice: dict[str, Any], shape: SchemeShape) -> PositionalScheme:
     return scheme.double()
 
 
-def forms(settings: type[BaseModel], common: type[BaseModel]) -> Iterator[tuple[str, dict[str, str]]]:
+def forms(
+    settings: type[BaseModel], common: type[BaseModel]
+) -> Iterator[tuple[str, dict[str, str]]]:
     """(label, overrides) of the defaults and of each other value of the class's literal fields.
 
     Fields of `common` are ignored.
@@ -93,7 +99,9 @@ def distinct(found: list[tuple[str, str, Tensor]]) -> dict[str, int]:
     names: dict[int, dict[str, None]] = {}  # index of the first of equal values -> their names
     for n, (name, _, values) in enumerate(found):
         equal = (k for k in names if found[k][2].shape == values.shape)
-        twin = next((k for k in equal if torch.allclose(found[k][2], values, rtol=1e-12, atol=1e-12)), n)
+        twin = next(
+            (k for k in equal if torch.allclose(found[k][2], values, rtol=1e-12, atol=1e-12)), n
+        )
         names.setdefault(twin, {})[name] = None
     firsts = Counter(found[n][0] for n in names)
     labels = {}
@@ -109,7 +117,8 @@ def plan_of(
 ) -> tuple[AttentionContext, AttentionPlan] | None:
     """One pass over `tokens` tokens at 0, 1, 2, ..., with queries at the last `queries`; None for a scheme
     that depends on the layer's input."""
-    positions, heads = TokenPositions.plain(tokens), scheme.geometry.heads
+    positions = TokenPositions.plain(tokens)
+    heads = scheme.geometry.heads
     scheme.check(positions)
     context = AttentionContext(
         new=positions,
@@ -166,7 +175,9 @@ def frequencies(scheme: PositionalScheme, length: int) -> Tensor:
         EvaluationError: the scheme has no fixed frequencies.
     """
     if not isinstance(scheme, Rope):
-        able = ", ".join(name for name, (_, position) in SCHEMES.items() if issubclass(position, Rope))
+        able = ", ".join(
+            name for name, (_, position) in SCHEMES.items() if issubclass(position, Rope)
+        )
         raise EvaluationError(
             f"scheme '{scheme.settings.name}' has no fixed frequencies; choose one of {able}"
         )
@@ -179,7 +190,9 @@ def decay(frequencies: Tensor, distances: Tensor) -> Tensor:
     By Abel summation it bounds the score at that distance, up to a factor that depends on the content: Su
     et al. 2021 (arXiv:2104.09864), section 3.4.3; Su's blog (kexue.fm/archives/8265).
     """
-    turned = torch.polar(torch.ones((), dtype=torch.float64), distances.double()[:, None] * frequencies)
+    turned = torch.polar(
+        torch.ones((), dtype=torch.float64), distances.double()[:, None] * frequencies
+    )
     return turned.cumsum(-1).abs().mean(-1)
 
 
@@ -198,7 +211,8 @@ def bias(scheme: PositionalScheme, longest: int) -> Tensor | None:
     found = plan_of(scheme, longest + 1, queries=1)
     if found is None:
         return None
-    geometry, (_, plan) = scheme.geometry, found
+    geometry = scheme.geometry
+    (_, plan) = found
     q = torch.zeros(1, geometry.heads, 1, geometry.head_dim, dtype=torch.float64)
     k = torch.zeros(1, geometry.kv_heads, longest + 1, geometry.head_dim, dtype=torch.float64)
     views = plan.read(q, plan.write(k))
@@ -206,7 +220,8 @@ def bias(scheme: PositionalScheme, longest: int) -> Tensor | None:
         return None
     whole = slice(0, longest + 1)
     masks = [view.mask.additive(0, 1, whole, torch.float64)[0, :, 0] for view in views]
-    by_key = torch.stack([mask.expand(geometry.heads, -1) for mask in masks]).amax(0)  # disjoint views
+    # disjoint views
+    by_key = torch.stack([mask.expand(geometry.heads, -1) for mask in masks]).amax(0)
     return by_key.flip(-1)
 
 
@@ -219,7 +234,8 @@ def spaced(longest: int) -> Tensor:
 
 def biased(shape: SchemeShape, longest: int) -> dict[str, PositionalScheme]:
     """Every registered scheme with a positional bias, in each of its forms, as initialized."""
-    schemes, found = [], []
+    schemes = []
+    found = []
     for name, (settings, _) in SCHEMES.items():
         for form, keys in forms(settings, PositionSettings):
             try:

@@ -14,7 +14,9 @@ PALE = "#CFCFCF"
 CUBE = (0.46, 0.3)  # direction of the third axis in an oblique projection
 
 
-def encoding_figure(points: dict[str, np.ndarray], formulas: dict[str, str], text: FigureText) -> Figure:
+def encoding_figure(
+    points: dict[str, np.ndarray], formulas: dict[str, str], text: FigureText
+) -> Figure:
     """A panel for each scheme: its points (tokens, 2 or more), numbered, joined in order."""
     columns = min(3, len(points))
     rows = math.ceil(len(points) / columns)
@@ -22,8 +24,14 @@ def encoding_figure(points: dict[str, np.ndarray], formulas: dict[str, str], tex
         figure, (low, high) = canvas(text, 2.45 * rows)
         inches = figure.get_size_inches()[1]
         for n, (name, at) in enumerate(points.items()):
-            left, top = (n % columns) / columns, high - (high - low) * (n // columns) / rows
-            area = (left + 0.42 / WIDTH, top - 2.0 / inches, 1 / columns - 0.5 / WIDTH, 1.52 / inches)
+            left = (n % columns) / columns
+            top = high - (high - low) * (n // columns) / rows
+            area = (
+                left + 0.42 / WIDTH,
+                top - 2.0 / inches,
+                1 / columns - 0.5 / WIDTH,
+                1.52 / inches,
+            )
             axes = figure.add_axes(area, label=name)
             axes.set_title(name.replace("_", " "), loc="left", fontsize=9.5, color=INK, pad=16)
             _write(axes, formulas.get(name, ""), (0, 1), (0, 5))
@@ -33,7 +41,8 @@ def encoding_figure(points: dict[str, np.ndarray], formulas: dict[str, str], tex
 
 def _draw(axes: Axes, points: np.ndarray, size: np.ndarray) -> None:
     """Draw points into axes of that size in points, with equal scales."""
-    deep, flat = points.shape[1] > 2, _oblique(points)
+    deep = points.shape[1] > 2
+    flat = _oblique(points)
     lengths = np.linalg.norm(points, axis=1)
     if deep:
         _box(axes, points)
@@ -45,7 +54,8 @@ def _draw(axes: Axes, points: np.ndarray, size: np.ndarray) -> None:
     for n, (point, away) in enumerate(zip(flat, _outwards(flat), strict=True)):
         how = {"ha": "center", "va": "center", "fontsize": 8.5, "color": INK, "zorder": 5}
         axes.annotate(str(n), point, 8.5 * away, textcoords="offset points", **how)
-    low, high = flat.min(0), flat.max(0)
+    low = flat.min(0)
+    high = flat.max(0)
     reach = max((high - low) / (size - 2 * 15)) * size / 2  # 15 points of room for the numbers
     axes.set_xlim((low + high)[0] / 2 - reach[0], (low + high)[0] / 2 + reach[0])
     axes.set_ylim((low + high)[1] / 2 - reach[1], (low + high)[1] / 2 + reach[1])
@@ -85,7 +95,9 @@ def _box(axes: Axes, points: np.ndarray) -> None:
     ends = np.stack([points.min(0), points.max(0)])
     bits = np.arange(2**features)[:, None] >> np.arange(features) & 1
     flat = _oblique(np.take_along_axis(ends, bits, 0))
-    for a, b in ((a, a | 1 << k) for a in range(len(flat)) for k in range(features) if not a >> k & 1):
+    for a, b in (
+        (a, a | 1 << k) for a in range(len(flat)) for k in range(features) if not a >> k & 1
+    ):
         axes.plot(*flat[[a, b]].T, color=PALE, lw=0.8, zorder=1)
     axes.set_axis_off()
     _write(

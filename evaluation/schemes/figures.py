@@ -78,12 +78,18 @@ class FigureRequest:
     bare: bool = False
 
     def text(self, title: str, subtitle: str, note: str = "") -> FigureText:
-        return FigureText(formula=True) if self.bare else FigureText(title, subtitle, note, formula=True)
+        return (
+            FigureText(formula=True)
+            if self.bare
+            else FigureText(title, subtitle, note, formula=True)
+        )
 
     def rope(self, theta: float) -> PositionalScheme:
         return curves.build({"name": "rope", "theta": theta}, self.shape)
 
-    def chosen(self, default: Callable[[], dict[str, PositionalScheme]]) -> dict[str, PositionalScheme]:
+    def chosen(
+        self, default: Callable[[], dict[str, PositionalScheme]]
+    ) -> dict[str, PositionalScheme]:
         """The requested schemes by label, else the default ones."""
         return {label_of(one): curves.build(one, self.shape) for one in self.schemes} or default()
 
@@ -141,10 +147,12 @@ def draw(
     for where, lines in found.items():
         drawn = []
         for n, (key, (xs, ys)) in enumerate(lines.items()):
-            marked, every = "", None
+            marked = ""
+            every = None
             if step is not None:  # markers of consecutive lines do not coincide
                 count = max(1, round(step / (xs[1] - xs[0])))
-                marked, every = MARKERS[n % len(MARKERS)], (n * count // len(lines), count)
+                marked = MARKERS[n % len(MARKERS)]
+                every = (n * count // len(lines), count)
             dash = (0, (1, 1)) if name(key) in dotted else DASHES[n % len(DASHES)]
             style: dict[str, Any] = {"width": 1.4, "dash": dash, "marker": marked, "every": every}
             if n == 0 and step is None and len(xs) <= FEW:
@@ -169,17 +177,23 @@ def encodings(ask: FigureRequest) -> FigureSpec:
     choices = ask.schemes or [{"name": name} for name in STEPS]
     points = {label_of(c): curves.encodings(c, ask.tokens).numpy() for c in choices}
     text = ask.text(
-        f"The first {ask.tokens} positions" + ("" if ask.schemes else ", from counting to rotation"),
+        f"The first {ask.tokens} positions"
+        + ("" if ask.schemes else ", from counting to rotation"),
         "Encoded token x = (1, 1), or (1, 1, 1, ...) if the bits require more features.",
     )
     rows = [
-        (name, n, k + 1, value.item()) for name, at in points.items() for (n, k), value in np.ndenumerate(at)
+        (name, n, k + 1, value.item())
+        for name, at in points.items()
+        for (n, k), value in np.ndenumerate(at)
     ]
-    return FigureSpec(encoding_figure(points, STEPS, text), ("scheme", "position", "feature", "value"), rows)
+    return FigureSpec(
+        encoding_figure(points, STEPS, text), ("scheme", "position", "feature", "value"), rows
+    )
 
 
 def inner_product(ask: FigureRequest) -> FigureSpec:
-    theta, rows = ask.thetas[0], []
+    theta = ask.thetas[0]
+    rows = []
     for dim, reach in ((2, 4), (ask.shape.dim, ask.distance)):
         d = torch.arange(-reach, reach + 1)
         products = curves.inner_products(theta, dim, d)
@@ -202,13 +216,20 @@ def inner_product(ask: FigureRequest) -> FigureSpec:
 
 
 def decay(ask: FigureRequest) -> FigureSpec:
-    d, base = torch.arange(ask.distance + 1), ask.thetas[0]
+    d = torch.arange(ask.distance + 1)
+    base = ask.thetas[0]
     rope = {f"rope, base {plainly(theta)}": ask.rope(theta) for theta in ask.thetas}
-    others = {name: one for name, one in curves.rotations(base, ask.shape).items() if name != "rope"}
-    kinds = {name: ask.frequencies(scheme) for name, scheme in ask.chosen(lambda: rope | others).items()}
+    others = {
+        name: one for name, one in curves.rotations(base, ask.shape).items() if name != "rope"
+    }
+    kinds = {
+        name: ask.frequencies(scheme) for name, scheme in ask.chosen(lambda: rope | others).items()
+    }
     panels = {"": kinds}
     if not ask.schemes:
-        scaled, _ = curves.methods(ask.frequencies(ask.rope(base)), ask.factor, ask.shape.train_length)
+        scaled, _ = curves.methods(
+            ask.frequencies(ask.rope(base)), ask.factor, ask.shape.train_length
+        )
         second = f"rope, base {plainly(base)}, methods for {ask.factor:g} × the trained length"
         panels = {"schemes and bases": kinds, second: scaled}
     rows = [
@@ -236,13 +257,17 @@ def decay(ask: FigureRequest) -> FigureSpec:
 
 
 def angles(ask: FigureRequest) -> FigureSpec:
-    theta, shape, rows = ask.thetas[0], ask.shape, []
+    theta = ask.thetas[0]
+    shape = ask.shape
+    rows = []
     d = torch.arange(1, HE_XU_DISTANCES + 1)
     for name in HE_XU:
         spectrum = ask.frequencies(curves.build({"name": name, "theta": theta}, shape))
         for k in sorted({0, len(spectrum) // 4, len(spectrum) // 2}):
             turned = (d * spectrum[k]).remainder(2 * math.pi)
-            rows += [(name, k, at, value) for at, value in zip(d.tolist(), turned.tolist(), strict=True)]
+            rows += [
+                (name, k, at, value) for at, value in zip(d.tolist(), turned.tolist(), strict=True)
+            ]
     return draw(
         ("scheme", "pair", "distance", "angle_radians"),
         rows,
@@ -263,12 +288,17 @@ def angles(ask: FigureRequest) -> FigureSpec:
 
 
 def wavelengths(ask: FigureRequest) -> FigureSpec:
-    length, spectra, rows = ask.shape.train_length, {}, []
+    length = ask.shape.train_length
+    spectra = {}
+    rows = []
     built = ask.chosen(lambda: {f"base {plainly(theta)}": ask.rope(theta) for theta in ask.thetas})
     for label, scheme in built.items():
         found, whole = curves.wavelengths(scheme, length)
         spectra[f"{label}: {int((~whole).sum())} of {len(whole)}"] = found.numpy()
-        rows += [(label, k, *row) for k, row in enumerate(zip(found.tolist(), whole.tolist(), strict=True))]
+        rows += [
+            (label, k, *row)
+            for k, row in enumerate(zip(found.tolist(), whole.tolist(), strict=True))
+        ]
     text = ask.text(
         f"Pairs without a full rotation within {length:,} tokens of training",
         f"{ask.shape.dim} features a head. Hollow markers, counted on the right: longer wavelengths.",
@@ -315,7 +345,8 @@ def wavelength_figure(spectra: dict[str, np.ndarray], length: int, text: FigureT
 
 
 def biases(ask: FigureRequest) -> FigureSpec:
-    shape, longest = ask.shape, ask.shape.train_length
+    shape = ask.shape
+    longest = ask.shape.train_length
     found: dict[
         str, tuple[Tensor, bool]
     ] = {}  # values of each head, and whether they are random initial values
@@ -324,7 +355,8 @@ def biases(ask: FigureRequest) -> FigureSpec:
         if values is None:
             raise EvaluationError(f"{label} adds no positional bias: select other figures")
         found[label] = (values, label not in ask.trained and any(True for _ in scheme.parameters()))
-    at, rows = curves.spaced(longest), []
+    at = curves.spaced(longest)
+    rows = []
     for label, (values, _) in sorted(found.items(), key=lambda item: item[1][1]):
         head = values[min(ask.head, len(values) - 1)]
         head = head.where(head.isfinite(), torch.nan)[at]
@@ -365,10 +397,15 @@ def _symlog(axes: Axes, panel: Panel) -> None:
 
 
 def methods(ask: FigureRequest) -> FigureSpec:
-    theta, length = ask.thetas[0], ask.shape.train_length
+    theta = ask.thetas[0]
+    length = ask.shape.train_length
     plain = ask.frequencies(ask.rope(theta))
     scaled, left_out = curves.methods(plain, ask.factor, length)
-    rows = [(name, k, x) for name, found in scaled.items() for k, x in enumerate((found / plain).tolist())]
+    rows = [
+        (name, k, x)
+        for name, found in scaled.items()
+        for k, x in enumerate((found / plain).tolist())
+    ]
     whole = int(curves.wavelengths(ask.rope(theta), length)[1].sum())
     linear = limits(rows)
 
@@ -383,7 +420,9 @@ def methods(ask: FigureRequest) -> FigureSpec:
         ask.text(
             f"Frequency scaling by method, for {ask.factor:g} × the trained length",
             f"RoPE, base {plainly(theta)}, {ask.shape.dim} features a head, trained length {length:,}.",
-            f"Not drawn, as it requires searched factors: {', '.join(left_out)}." if left_out else "",
+            f"Not drawn, as it requires searched factors: {', '.join(left_out)}."
+            if left_out
+            else "",
         ),
         "pair $k$, fastest first",
         r"frequency $\theta'_k / \theta_k$",
@@ -396,7 +435,8 @@ def methods(ask: FigureRequest) -> FigureSpec:
 
 
 FIGURES: dict[str, Callable[[FigureRequest], FigureSpec]] = {
-    one.__name__: one for one in (encodings, inner_product, decay, angles, wavelengths, biases, methods)
+    one.__name__: one
+    for one in (encodings, inner_product, decay, angles, wavelengths, biases, methods)
 }
 
 
@@ -406,5 +446,9 @@ def plainly(number: float) -> str:
 
 def label_of(choice: dict[str, Any]) -> str:
     """`rope, theta 500000, scaling yarn`: a distinct label."""
-    values = {key: one.get("name", one) if isinstance(one, dict) else one for key, one in choice.items()}
-    return ", ".join([str(values.pop("name")), *(f"{key} {value}" for key, value in values.items())])
+    values = {
+        key: one.get("name", one) if isinstance(one, dict) else one for key, one in choice.items()
+    }
+    return ", ".join(
+        [str(values.pop("name")), *(f"{key} {value}" for key, value in values.items())]
+    )

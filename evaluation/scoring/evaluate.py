@@ -15,7 +15,14 @@ from evaluation.ranks import LAUNCH, EvaluationRanks, lost_process
 from evaluation.run import EvaluatedModel, absent_cells, resolve_all
 from evaluation.scoring.methods import TRAINED, TRUNCATE, Method, new_sinks
 from evaluation.scoring.plan import EvaluationPlan, make_plan, raw_bytes, truncation_step
-from evaluation.scoring.scoring import CellFailed, ModelScorer, batches, gather, measure, unigram_nll
+from evaluation.scoring.scoring import (
+    CellFailed,
+    ModelScorer,
+    batches,
+    gather,
+    measure,
+    unigram_nll,
+)
 from evaluation.scoring.session import CellSession, EvaluationCell, MeasuredCells
 from evaluation.scoring.text import EvaluationText
 from evaluation.scoring.windows import TargetWindows
@@ -40,12 +47,15 @@ class EvaluationResult(MeasuredCells):
     n_bytes: int | None
     unigram: np.ndarray | None
     unit_names: list[str] = field(default_factory=list)  # of the ids in `unit`
-    seen: np.ndarray | None = None  # per target: its cluster is also in the training text; None: unknown
+    # per target: its cluster is also in the training text; None: unknown
+    seen: np.ndarray | None = None
     nll: dict[tuple[str, int], np.ndarray] = field(default_factory=dict)
     truncated: np.ndarray | None = None  # context truncated to L0: the baseline of every net gain
     notes: list[str] = field(default_factory=list)  # caveats about the methods
-    left_out: dict[str, str] = field(default_factory=dict)  # built-in methods that do not apply, and why
-    precision: dict[tuple[str, int], float] = field(default_factory=dict)  # mean bfloat16 - float32, nats
+    # built-in methods that do not apply, and why
+    left_out: dict[str, str] = field(default_factory=dict)
+    # mean bfloat16 - float32, nats
+    precision: dict[tuple[str, int], float] = field(default_factory=dict)
 
 
 class EvaluationSession(CellSession):
@@ -82,8 +92,11 @@ class EvaluationSession(CellSession):
     ):
         ranks = ranks or EvaluationRanks()
         if settings.context != ranks.context and not dry_run:
-            raise EvaluationError(f"context = {settings.context} requires several processes: start {LAUNCH}")
-        shortest, chunks = settings.grid(subject.trained_length)[0], 2 * settings.context
+            raise EvaluationError(
+                f"context = {settings.context} requires several processes: start {LAUNCH}"
+            )
+        shortest = settings.grid(subject.trained_length)[0]
+        chunks = 2 * settings.context
         if settings.context > 1 and shortest < chunks:
             raise EvaluationError(
                 f"context = {settings.context} requires windows of {chunks} tokens or more, two for each "
@@ -94,8 +107,11 @@ class EvaluationSession(CellSession):
         schemes = resolve_all(methods, subject)
         notes = _sinks(methods, schemes, settings.bos, subject)
         if dry_run:
-            train, earlier = None, ()
-            settings = settings.model_copy(update={"contamination": ContaminationSettings(check=False)})
+            train = None
+            earlier = ()
+            settings = settings.model_copy(
+                update={"contamination": ContaminationSettings(check=False)}
+            )
         how = {"earlier": earlier, "cache": overlaps, "console": console}
         self.text, self.plan, screening = choose_targets(
             settings, store, train, tokenizer, subject.trained_length, **how
@@ -104,7 +120,8 @@ class EvaluationSession(CellSession):
             console.warn(self.plan.note)
         ids = self.plan.target_ids(self.text)[screening.kept]
         document = self.plan.truncated.target_documents()[screening.kept]
-        self.tokenizer, self.kept = tokenizer, screening.kept
+        self.tokenizer = tokenizer
+        self.kept = screening.kept
         unit_of, unit_names, unit_kind = self.text.units()
         seen = self.text.seen(train, *earlier)
         result = EvaluationResult(
@@ -126,7 +143,9 @@ class EvaluationSession(CellSession):
             unigram=None if train is None else unigram_nll(train, ids, tokenizer.vocab_size),
             unit_names=unit_names,
             seen=None if seen is None else seen[document],
-            absent=absent_cells(methods, self.plan.lengths, subject, settings.unreachable == "refuse"),
+            absent=absent_cells(
+                methods, self.plan.lengths, subject, settings.unreachable == "refuse"
+            ),
             notes=notes,
         )
         super().__init__(result, cells, console, ranks)
@@ -136,7 +155,9 @@ class EvaluationSession(CellSession):
         return f"{self.subject.name}: {self.plan.n_targets:,} targets"
 
     def cells(self) -> list[EvaluationCell]:
-        out, plan, sampled = [], self.plan, self.settings.dtype == "bfloat16"
+        out = []
+        plan = self.plan
+        sampled = self.settings.dtype == "bfloat16"
         for method in (method for method in self.result.methods if not method.truncates):
             lengths = [n for n in plan.lengths if (method.label, n) not in self.result.absent]
             out += [self._cell(method, length, plan.windows[length]) for length in lengths]
@@ -147,7 +168,9 @@ class EvaluationSession(CellSession):
             trained = next(method for method in self.result.methods if method.label == TRAINED)
             length = self.subject.trained_length
             step = truncation_step(self.settings, length)
-            out.append(self._cell(trained, length, plan.truncated, "truncated", truncated=True, step=step))
+            out.append(
+                self._cell(trained, length, plan.truncated, "truncated", truncated=True, step=step)
+            )
         return out
 
     def _cell(
@@ -157,22 +180,29 @@ class EvaluationSession(CellSession):
         key |= {"targets": self.plan.hash, "protocol": self.plan.protocol, **more}
         if self.plan.protocol == "sliding":
             key["stride"] = self.settings.step(length)
-        keep, chunk = int(windows.keep.max()), self.settings.chunk
-        return EvaluationCell(method, length, key, windows.inputs, keep, chunk, role=role, windows=windows)
+        keep = int(windows.keep.max())
+        chunk = self.settings.chunk
+        return EvaluationCell(
+            method, length, key, windows.inputs, keep, chunk, role=role, windows=windows
+        )
 
     def score(
         self, cell: EvaluationCell, model: Transformer, batch: int, advance: Callable[[float], None]
     ) -> np.ndarray:
         """Score the windows of this rank or of its context group, and gather those of the others; progress is
         estimated from this rank."""
-        ranks, windows = self.ranks, cell.windows
-        rank, world = ranks.data_rank, ranks.data_world
+        ranks = self.ranks
+        windows = cell.windows
+        rank = ranks.data_rank
+        world = ranks.data_world
         assert windows is not None
         known = self.of_main(lambda: self.store.load_partial(cell.key))
         if known is None:
             known = np.full(windows.n_targets, np.nan)
         out = known.copy()
-        total = sum(windows.inputs[members].sum() for members in batches(windows, batch)[rank::world])
+        total = sum(
+            windows.inputs[members].sum() for members in batches(windows, batch)[rank::world]
+        )
 
         def after(inputs: int, out: np.ndarray) -> None:
             advance(inputs / total)
@@ -182,7 +212,12 @@ class EvaluationSession(CellSession):
             if ranks.reports_losses:
                 self.store.save_partial(cell.key, out, ranks.rank, now=now)
 
-        how = {"device": self.device, "chunk": cell.chunk, "length": cell.length, "shard": ranks.shard}
+        how = {
+            "device": self.device,
+            "chunk": cell.chunk,
+            "length": cell.length,
+            "shard": ranks.shard,
+        }
         scorer = ModelScorer(model, **how)
         how = {"batch": batch, "rank": rank, "world": world, "out": out, "after_batch": after}
         error = ""
@@ -213,12 +248,15 @@ class EvaluationSession(CellSession):
         """With a time limit, measure window by window, and drop the documents that are not finished."""
         if self.settings.minutes is None:
             return super().measure_cells(missing, advance)
-        stop, distinct = time.monotonic() + 60 * self.settings.minutes, self._distinct(missing)
+        stop = time.monotonic() + 60 * self.settings.minutes
+        distinct = self._distinct(missing)
         rows: dict[str, np.ndarray] = {}
         failures: dict[str, str] = {}  # by file, which several cells can share
         for cell in distinct:
             known = self.store.load_partial(cell.key)
-            rows[self.store.name(cell.key)] = np.full(self.plan.n_targets, np.nan) if known is None else known
+            rows[self.store.name(cell.key)] = (
+                np.full(self.plan.n_targets, np.nan) if known is None else known
+            )
         # Model weights are loaded for every window: seconds, compared with minutes for a long one.
         turns = ((window, cell) for window in range(len(self.plan.truncated)) for cell in distinct)
         for window, cell in turns:
@@ -247,9 +285,12 @@ class EvaluationSession(CellSession):
         Raises CellFailed or ModelError."""
         all_windows = cell.windows
         assert all_windows is not None
-        first, keep = int(all_windows.keep[:window].sum()), int(all_windows.keep[window])
+        first = int(all_windows.keep[:window].sum())
+        keep = int(all_windows.keep[window])
         if np.isnan(rows[first : first + keep]).any():
-            scorer = ModelScorer(self.model(cell), device=self.device, chunk=cell.chunk, length=cell.length)
+            scorer = ModelScorer(
+                self.model(cell), device=self.device, chunk=cell.chunk, length=cell.length
+            )
             rows[first : first + keep] = measure(scorer, self.text, all_windows.part(window))
             self.store.save_partial(cell.key, rows, now=True)
             if not np.isnan(rows).any():
@@ -258,7 +299,8 @@ class EvaluationSession(CellSession):
 
     def _restrict(self, scored: np.ndarray) -> None:
         """Drop all targets of documents with a target that was not scored in every cell."""
-        result, of_target = self.result, self.plan.truncated.target_documents()
+        result = self.result
+        of_target = self.plan.truncated.target_documents()
         every = np.unique(result.document)  # without documents that are excluded
         finished = np.setdiff1d(every, of_target[~scored])
         if not len(finished):
@@ -289,7 +331,8 @@ class EvaluationSession(CellSession):
     def run(self) -> EvaluationResult:
         """Measure; drop the screened targets, add the precision of bfloat16 and the truncation baseline."""
         super().run()
-        result, kept = self.result, self.kept
+        result = self.result
+        kept = self.kept
         for where, exact in self.samples.items():
             if where in result.nll:
                 windows = self.plan.windows[where[1]]
@@ -320,7 +363,9 @@ def choose_targets(
     return text, plan, screen(shared, text, plan.truncated, plan.candidates)
 
 
-def _sinks(methods: list[Method], schemes: dict[str, dict], bos: str, subject: EvaluatedModel) -> list[str]:
+def _sinks(
+    methods: list[Method], schemes: dict[str, dict], bos: str, subject: EvaluatedModel
+) -> list[str]:
     """A note for methods that keep the first tokens of windows, which start anywhere in a document.
 
     Raises EvaluationError if the model was trained with BOS there.
@@ -348,4 +393,6 @@ def _chosen(n: int, count: int) -> np.ndarray:
 def evenly_spread(windows: TargetWindows, count: int) -> TargetWindows:
     """At most `count` windows, evenly spread."""
     rows = _chosen(len(windows), count)
-    return TargetWindows(windows.document[rows], windows.end[rows], windows.inputs[rows], windows.keep[rows])
+    return TargetWindows(
+        windows.document[rows], windows.end[rows], windows.inputs[rows], windows.keep[rows]
+    )

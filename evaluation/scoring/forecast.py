@@ -22,7 +22,8 @@ BLOCKS = {"masked": 4, "views": 6, "weighed": 14}
 SLACK = 1.25  # for the allocator
 LONG_TRIAL = 1.0  # seconds; a trial that takes longer is not repeated
 HEAD_FLOATS = 1 << 23  # logits alive at once; more are computed in chunks
-TOKENS_AT_ONCE = {"cpu": 1024, "cuda": 65_536}  # per batch: larger batches are faster on a GPU, not on a CPU
+# per batch: larger batches are faster on a GPU, not on a CPU
+TOKENS_AT_ONCE = {"cpu": 1024, "cuda": 65_536}
 
 
 def memory_needed(
@@ -48,12 +49,14 @@ def memory_needed(
         scores = 2 * batch * s.heads * tokens * pairs * max(4, element)
         scores += 2 * (tokens // pairs + 2) * sums
     else:
-        queries, blocks = min(tokens, query_block(batch * s.heads, length)), blocks_at_once(model)
+        queries = min(tokens, query_block(batch * s.heads, length))
+        blocks = blocks_at_once(model)
         # Keys and values are repeated for every head too; masks by distance are only vectors.
         per_key = blocks * queries + (2 * s.head_dim if blocks else 0) + 8
         scores = batch * s.heads * length * per_key * max(4, element)
     if context > 1:
-        hidden = 2 * batch * -(-length // context) * s.dim * element  # and those that a pass returns
+        # and those that a pass returns
+        hidden = 2 * batch * -(-length // context) * s.dim * element
         cache = hidden + batch * gathered_numbers(model, length, tokens) * element
     logits = 3 * min(batch * min(keep, tokens) * model.vocab_size, HEAD_FLOATS) * max(4, element)
     return int(SLACK * (activations + cache + scores + logits))
@@ -62,21 +65,28 @@ def memory_needed(
 def gathered_numbers(model: Transformer, length: int, chunk: int) -> int:
     """Keys and values per row of the layer that gathers most, in passes of `chunk` tokens; with a window, of
     the tokens that a pass sees, twice: as received and joined."""
-    s, found = model.settings, [0]
+    s = model.settings
+    found = [0]
     for name, kind in [] if isinstance(s.mixer, LinearMixer) else model.layer_schemes:
         choice = s.kinds[kind]
         seen = length if choice.window is None else 2 * (choice.window + choice.sinks + chunk)
-        found.append(min(seen, length) * s.kv_heads * (model.schemes[name].key_features + s.head_dim))
+        found.append(
+            min(seen, length) * s.kv_heads * (model.schemes[name].key_features + s.head_dim)
+        )
     return max(found)
 
 
 @torch.no_grad()
 def blocks_at_once(model: Transformer) -> int:
     """Blocks of scores (B, H, t, S) alive at once in the layers' kernels, found from a pass of two tokens."""
-    device, found = model.embed.weight.device, [0]
+    device = model.embed.weight.device
+    found = [0]
 
-    def inspect(views: list[AttentionView], v: torch.Tensor, scale: float, sink: Any, out: Any) -> None:
-        kernel, (first, *_) = choose(views, v, sink, device.type), views
+    def inspect(
+        views: list[AttentionView], v: torch.Tensor, scale: float, sink: Any, out: Any
+    ) -> None:
+        kernel = choose(views, v, sink, device.type)
+        (first, *_) = views
         if first.weights_fn is not None:
             found.append(BLOCKS["weighed"])
         elif kernel == "explicit":
@@ -145,7 +155,9 @@ class Throughput:
         return float((self.linear * inputs + self.square * inputs**2).sum())
 
 
-def measure_pace(scorer: ModelScorer, model: Transformer, short: int, long: int, keep: int) -> Throughput:
+def measure_pace(
+    scorer: ModelScorer, model: Transformer, short: int, long: int, keep: int
+) -> Throughput:
     """Time one short and one longer window of this model: at most two chunks, or 8192 tokens, so that
     prefilling in chunks is timed as well where it will happen."""
 
@@ -200,7 +212,9 @@ def forecast_table(
         ]
         for row in rows
     ]
-    cells += [[method, f"{length:,}", "—", "—", reason] for (method, length), reason in absent.items()]
+    cells += [
+        [method, f"{length:,}", "—", "—", reason] for (method, length), reason in absent.items()
+    ]
     return ["method", "length", counted, "input tokens", "memory, GiB"], cells
 
 

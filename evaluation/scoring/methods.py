@@ -43,7 +43,9 @@ def builtin_methods() -> dict[str, list[str]]:
 def read_methods(path: Path) -> dict[str, list[str]]:
     """Methods from a YAML mapping label -> list of overrides. Raises EvaluationError for anything else."""
     try:
-        return _TABLE.validate_python(yaml.safe_load(Path(path).read_text(encoding="utf-8")), strict=True)
+        return _TABLE.validate_python(
+            yaml.safe_load(Path(path).read_text(encoding="utf-8")), strict=True
+        )
     except ValidationError as error:
         raise EvaluationError(f"{path}: must map each label to a list of overrides") from error
 
@@ -57,10 +59,14 @@ def resolve_methods(
     less, `{train_length*4}` by four times as many.
     Raises EvaluationError for an unknown label, or for overrides under a label with a fixed meaning.
     """
-    table = {label: builtin.get(label) for label in asked} if isinstance(asked, list) else dict(asked)
+    table = (
+        {label: builtin.get(label) for label in asked} if isinstance(asked, list) else dict(asked)
+    )
     unknown = [label for label, overrides in table.items() if overrides is None]
     if unknown:
-        raise EvaluationError(f"unknown method {unknown[0]!r}; choose from {', '.join(sorted(builtin))}")
+        raise EvaluationError(
+            f"unknown method {unknown[0]!r}; choose from {', '.join(sorted(builtin))}"
+        )
     for label in (TRAINED, TRUNCATE):
         if table.get(label):
             raise EvaluationError(
@@ -81,7 +87,9 @@ def compatible_methods(
     `resolve(overrides)` returns the position settings and raises ValueError if they are illegal. A method
     that changes nothing, or gives the same settings as an earlier one, is left out too.
     """
-    methods, left_out, seen = [], {}, {}
+    methods = []
+    left_out = {}
+    seen = {}
     for method in resolve_methods(list(builtin), builtin, trained_length):
         try:
             scheme = json.dumps(resolve(method.overrides), sort_keys=True)

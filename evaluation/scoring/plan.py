@@ -46,7 +46,9 @@ class EvaluationPlan:
         """(n_targets,) token id of every counted target."""
         w = self.truncated
         rows = zip(w.document.tolist(), w.end.tolist(), w.keep.tolist(), strict=True)
-        return np.concatenate([text.slice(document, end - keep, end) for document, end, keep in rows])
+        return np.concatenate(
+            [text.slice(document, end - keep, end) for document, end, keep in rows]
+        )
 
 
 def make_plan(
@@ -62,7 +64,9 @@ def make_plan(
         return _fixed(settings, text, hashes, trained_length)
     lengths = settings.grid(trained_length)
     longest = lengths[-1]
-    documents = long_documents(text, longest, settings.documents, settings.seed, settings.least_documents)
+    documents = long_documents(
+        text, longest, settings.documents, settings.seed, settings.least_documents
+    )
     spec = {
         **hashes,
         "protocol": settings.protocol,
@@ -76,9 +80,13 @@ def make_plan(
     truncated = None
     if settings.protocol == "by-position":
         spec["windows_per_document"] = settings.windows_per_document
-        whole = position_windows(text, documents, longest, settings.windows_per_document, settings.seed)
+        whole = position_windows(
+            text, documents, longest, settings.windows_per_document, settings.seed
+        )
         windows = {longest: whole}
-        truncated = truncated_windows(whole, trained_length, truncation_step(settings, trained_length))
+        truncated = truncated_windows(
+            whole, trained_length, truncation_step(settings, trained_length)
+        )
     elif settings.protocol == "non-overlapping":
         windows = {length: block_windows(text, documents, length, longest) for length in lengths}
     else:
@@ -99,8 +107,12 @@ def truncation_step(settings: EvaluationSettings, trained_length: int) -> int:
 def _fixed(
     settings: EvaluationSettings, text: EvaluationText, hashes: dict[str, Any], trained_length: int
 ) -> EvaluationPlan:
-    lengths, note = settings.grid(trained_length), ""
-    spans: dict[str, Any] = {"span": settings.targets, "spans_per_document": settings.spans_per_document}
+    lengths = settings.grid(trained_length)
+    note = ""
+    spans: dict[str, Any] = {
+        "span": settings.targets,
+        "spans_per_document": settings.spans_per_document,
+    }
     spans["least_documents"] = settings.least_documents
     if settings.shorten:
         lengths, note = shorten_lengths(text, lengths, **spans)
@@ -110,12 +122,19 @@ def _fixed(
                 "lower spans_per_document or least_documents, or evaluate on another store"
             )
     targets = draw_targets(
-        text, longest=lengths[-1], documents=settings.documents, seed=settings.seed, **hashes, **spans
+        text,
+        longest=lengths[-1],
+        documents=settings.documents,
+        seed=settings.seed,
+        **hashes,
+        **spans,
     )
     windows = {length: fixed_windows(targets, length) for length in lengths}
     documents = np.unique(targets.document)
     ends = text.lengths[documents]
-    candidates = TargetWindows(documents, ends, ends - 1, ends - (targets.longest + 1 - targets.span))
+    candidates = TargetWindows(
+        documents, ends, ends - 1, ends - (targets.longest + 1 - targets.span)
+    )
     return EvaluationPlan(
         settings.protocol,
         lengths,
@@ -129,13 +148,16 @@ def _fixed(
     )
 
 
-def raw_bytes(ids: np.ndarray, documents: np.ndarray, text: EvaluationText, tokenizer) -> int | None:
+def raw_bytes(
+    ids: np.ndarray, documents: np.ndarray, text: EvaluationText, tokenizer
+) -> int | None:
     """Raw bytes of the targets with these token `ids` in these `documents`.
 
     None if an id has no bytes, or a document's tokens have other bytes than its raw text: bits per byte would
     be wrong.
     """
-    size, raw = np.asarray(tokenizer.token_bytes, dtype=np.int64), getattr(text.store, "bytes", None)
+    size = np.asarray(tokenizer.token_bytes, dtype=np.int64)
+    raw = getattr(text.store, "bytes", None)
     prefix = len(getattr(tokenizer, "prefix", b""))
     if raw is not None:  # else the store does not record its bytes
         for document in np.unique(documents).tolist():

@@ -40,7 +40,8 @@ class ModelScorer:
         length: int | None = None,
         shard: ContextShard | None = None,
     ):
-        self.model, self.shard = model, shard
+        self.model = model
+        self.shard = shard
         self.device = torch.device(device)
         self.chunk = chunk
         self.length = length
@@ -60,10 +61,16 @@ class ModelScorer:
     def _nll(self, tokens: torch.Tensor, keep: int) -> torch.Tensor:
         if self.shard is not None:
             return self._shared_nll(tokens, keep, self.shard)
-        rows, inputs = tokens.shape[0], tokens.shape[1] - 1
-        device, cache = self.device, None
+        rows = tokens.shape[0]
+        inputs = tokens.shape[1] - 1
+        device = self.device
+        cache = None
         if inputs > self.chunk:
-            half = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
+            half = (
+                torch.get_autocast_dtype(device.type)
+                if torch.is_autocast_enabled(device.type)
+                else None
+            )
             cache = Cache(self.model, rows, inputs, dtype=half)
         parts = []
         for start in range(0, inputs, self.chunk):
@@ -73,11 +80,14 @@ class ModelScorer:
                 stop - start, offset=start, length=self.length or inputs, device=device
             )
             targets = tokens[:, stop - here + 1 : stop + 1]
-            parts.append(self.model(tokens[:, start:stop], places, targets=targets, cache=cache, keep=here))
+            parts.append(
+                self.model(tokens[:, start:stop], places, targets=targets, cache=cache, keep=here)
+            )
         return torch.cat([part.double() for part in parts if part.shape[1]], dim=1)
 
     def _shared_nll(self, tokens: torch.Tensor, keep: int, shard: ContextShard) -> torch.Tensor:
-        inputs, device = tokens.shape[1] - 1, self.device
+        inputs = tokens.shape[1] - 1
+        device = self.device
         shard = shard.divided(inputs, self.chunk)
         places = TokenPositions.plain(inputs, length=self.length or inputs, device=device)
         index = shard.select(torch.arange(inputs, device=device)[None])[0]
@@ -130,7 +140,8 @@ def measure(
     for number, members in enumerate(batches(windows, size)):
         if number % world != rank:
             continue
-        inputs, keep = int(windows.inputs[members[0]]), int(windows.keep[members[0]])
+        inputs = int(windows.inputs[members[0]])
+        keep = int(windows.keep[members[0]])
         where = (first[members, None] + np.arange(keep)).reshape(-1)
         if not np.isnan(out[where]).any():
             if after_batch:
@@ -166,7 +177,9 @@ def gather(parts: list[np.ndarray]) -> np.ndarray:
 UNIGRAM_TOKENS = 50_000_000  # enough for every frequent token's share to four digits
 
 
-def unigram_nll(train, targets: np.ndarray, vocab_size: int, *, at_most: int = UNIGRAM_TOKENS) -> np.ndarray:
+def unigram_nll(
+    train, targets: np.ndarray, vocab_size: int, *, at_most: int = UNIGRAM_TOKENS
+) -> np.ndarray:
     """NLL in nats of every target id (n,) under add-one smoothed token counts of the store `train`, (n,)
     float64.
 
@@ -175,7 +188,8 @@ def unigram_nll(train, targets: np.ndarray, vocab_size: int, *, at_most: int = U
     """
     counts = np.ones(vocab_size, dtype=np.float64)
     seen = 0
-    first, last = int(bool(train.has_bos)), int(bool(train.has_eos))
+    first = int(bool(train.has_bos))
+    last = int(bool(train.has_eos))
     for document in range(train.n_documents):
         tokens = train.document(document)
         tokens = tokens[first : len(tokens) - last]

@@ -41,7 +41,8 @@ class MeasuredCells:
     schemes: dict[str, dict]  # label -> position settings as evaluated
     facts: dict
     failed: dict[tuple[str, int], str] = field(default_factory=dict)
-    absent: dict[tuple[str, int], str] = field(default_factory=dict)  # cells that cannot exist, and why
+    # cells that cannot exist, and why
+    absent: dict[tuple[str, int], str] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)  # "method@length" -> file of the cell
 
 
@@ -80,8 +81,12 @@ class CellSession(ABC):
     budget = 0  # bytes
 
     def __init__(self, result: Any, cells: Path, console, ranks: EvaluationRanks):
-        self.result, self.settings, self.subject = result, result.settings, result.subject
-        self.store, self.console, self.ranks = CellStore(cells), console, ranks
+        self.result = result
+        self.settings = result.settings
+        self.subject = result.subject
+        self.store = CellStore(cells)
+        self.console = console
+        self.ranks = ranks
         self.device = ranks.device(self.settings.device)
         self.context = getattr(self.settings, "context", 1)
         self._loaded: tuple[tuple, Transformer] | None = None
@@ -166,9 +171,12 @@ class CellSession(ABC):
         of the trained model.
         """
         trained, position = (
-            self.result.schemes[label] for label in (TRAINED, TRAINED if method.truncates else method.label)
+            self.result.schemes[label]
+            for label in (TRAINED, TRAINED if method.truncates else method.label)
         )
-        if position != trained and self._reduced(position, length) == self._reduced(trained, length):
+        if position != trained and self._reduced(position, length) == self._reduced(
+            trained, length
+        ):
             position = trained
         return {
             "format": 1,
@@ -204,7 +212,8 @@ class CellSession(ABC):
 
     def _known_and_missing(self) -> tuple[list[EvaluationCell], list[EvaluationCell]]:
         """All cells, and those that are not on disk; the others are added to the result."""
-        cells, missing = self.cells(), []
+        cells = self.cells()
+        missing = []
         # Only rank 0 reads, so that all ranks agree.
         known = self.of_main(lambda: [self.store.load(cell.key) for cell in cells])
         for cell, values in zip(cells, known, strict=True):
@@ -236,7 +245,9 @@ class CellSession(ABC):
         """Leave a cell out of the result."""
         self.result.failed[cell.where] = error
         if self.console:
-            self.console.warn(f"{cell.method.label} at {cell.length}: {error}; this cell is skipped")
+            self.console.warn(
+                f"{cell.method.label} at {cell.length}: {error}; this cell is skipped"
+            )
 
     def _measure(self, cell: EvaluationCell, advance: Callable[[float], None]) -> None:
         values = self._values.get(self.store.name(cell.key))
@@ -266,20 +277,27 @@ class CellSession(ABC):
 
     def _batch(self, model: Transformer, cell: EvaluationCell) -> tuple[int, int]:
         """(bytes, windows per batch) of a cell."""
-        inputs, chunk, budget = int(cell.inputs.max()), cell.chunk, self.budget // self.caches
+        inputs = int(cell.inputs.max())
+        chunk = cell.chunk
+        budget = self.budget // self.caches
         how = {"chunk": chunk, "context": self.context}
         batch = choose_batch(model, inputs, cell.keep, device=self.device, budget=budget, **how)
         batch = self.settings.batch or batch
         return memory_needed(model, inputs, cell.keep, batch, **how), batch
 
-    def _print_forecast(self, model: Transformer, missing: list[EvaluationCell], peaks: dict[int, int]):
+    def _print_forecast(
+        self, model: Transformer, missing: list[EvaluationCell], peaks: dict[int, int]
+    ):
         if self.console is None:
             return
         missing = self._distinct(missing)
         scorer = ModelScorer(model, device=self.device, chunk=self.settings.chunk)
         lengths = [int(cell.inputs.max()) for cell in missing]
-        pace = measure_pace(scorer, model, min(lengths), max(lengths), min(missing[0].keep, *lengths))
+        pace = measure_pace(
+            scorer, model, min(lengths), max(lengths), min(missing[0].keep, *lengths)
+        )
         seconds = sum(pace.seconds(cell.inputs + cell.answers) for cell in missing)
         seconds /= max(self.ranks.world, self.context)
-        tokens, peak = sum(cell.tokens for cell in missing), max(peaks.values())
+        tokens = sum(cell.tokens for cell in missing)
+        peak = max(peaks.values())
         self.console.info(forecast_line(model, len(missing), tokens, seconds, peak, self.budget))

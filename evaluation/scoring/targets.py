@@ -40,7 +40,9 @@ class TargetSet:
     def spec(self) -> dict:
         """Every field but the spans; `excluded` only where there is any."""
         spec = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {key: spec[key] for key in spec if key not in ("document", "end") and spec[key] != []}
+        return {
+            key: spec[key] for key in spec if key not in ("document", "end") and spec[key] != []
+        }
 
     @property
     def hash(self) -> str:
@@ -56,7 +58,9 @@ class TargetSet:
 
 
 def content_hash(record) -> str:
-    return hashlib.sha256(json.dumps(record, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    return hashlib.sha256(
+        json.dumps(record, sort_keys=True, separators=(",", ":")).encode()
+    ).hexdigest()
 
 
 def tokens_needed(longest: int, span: int, spans_per_document: int) -> int:
@@ -104,23 +108,43 @@ def draw_targets(
     _check_documents(text, room, longest, span, spans_per_document, least_documents)
     key = f"{seed}|{corpus_hash}|{tokenizer_hash}|{longest}|{span}|{spans_per_document}|{text.bos_rule}"
     chosen = draw_documents(key, room >= longest, documents).tolist()
-    pairs, moved, first = [], [], longest + 1 - span
+    pairs = []
+    moved = []
+    first = longest + 1 - span
     for d in chosen:
         clean = text.clean(d, first)
-        ends = _disjoint_ends(f"{key}|{d}", [(first, int(text.lengths[d]))], first, span, spans_per_document)
+        ends = _disjoint_ends(
+            f"{key}|{d}", [(first, int(text.lengths[d]))], first, span, spans_per_document
+        )
         # Redrawn only if a span overlaps excluded text: every valid placement remains equally likely, and
         # text excluded elsewhere in the document does not move the targets.
-        if not all(any(start <= end - span and end <= stop for start, stop in clean) for end in ends):
+        if not all(
+            any(start <= end - span and end <= stop for start, stop in clean) for end in ends
+        ):
             ends = _disjoint_ends(f"{key}|{d}|clean", clean, first, span, spans_per_document)
             moved.append(d)
         pairs += [(d, end) for end in ends]
     document, end = np.array(pairs, dtype=np.int64).T
-    drawn = (corpus_hash, tokenizer_hash, longest, span, documents, spans_per_document, text.bos_rule, seed)
+    drawn = (
+        corpus_hash,
+        tokenizer_hash,
+        longest,
+        span,
+        documents,
+        spans_per_document,
+        text.bos_rule,
+        seed,
+    )
     return TargetSet(*drawn, document, end, text.excluded_in(moved))
 
 
 def shorten_lengths(
-    text: EvaluationText, lengths: Sequence[int], *, span: int, spans_per_document: int, least_documents: int
+    text: EvaluationText,
+    lengths: Sequence[int],
+    *,
+    span: int,
+    spans_per_document: int,
+    least_documents: int,
 ) -> tuple[list[int], str]:
     """Drop lengths from the top until `least_documents` documents have room; returns them and a sentence
     ('' if none).
@@ -149,14 +173,19 @@ def longest_usable(room: np.ndarray, least: int) -> int:
 
 def draw_documents(key: str, eligible: np.ndarray, limit: int) -> np.ndarray:
     """At most `limit` of the documents with `eligible` (n_documents,), ascending, by a choice of the key."""
-    ranked = sorted(np.flatnonzero(eligible).tolist(), key=lambda d: (draw_integer(key, "document", d), d))
+    ranked = sorted(
+        np.flatnonzero(eligible).tolist(), key=lambda d: (draw_integer(key, "document", d), d)
+    )
     return np.array(sorted(ranked[:limit]), dtype=np.int64)
 
 
-def too_few(room: np.ndarray, longest: int, least: int, need: str, shortest: int = 0, fix: str = "") -> str:
+def too_few(
+    room: np.ndarray, longest: int, least: int, need: str, shortest: int = 0, fix: str = ""
+) -> str:
     """The error for fewer than `least` documents with `room` (n_documents,) for a length. `fix`: what to
     lower where the longest usable length is below `shortest`."""
-    have, usable = int((room >= longest).sum()), longest_usable(room, least)
+    have = int((room >= longest).sum())
+    usable = longest_usable(room, least)
     advice = f"the longest usable length is {usable}"
     if usable < shortest:
         advice = f"no length is usable with these settings: {fix}"
@@ -195,12 +224,17 @@ def _disjoint_ends(
     for start, end in reversed(pieces):
         own = [ways(end - start, n) for n in range(min(count, (end - start) // span) + 1)]
         rest = after[0]
-        after.insert(0, [sum(w * rest[n - i] for i, w in enumerate(own[: n + 1])) for n in range(count + 1)])
-    ends, left = [], count
+        after.insert(
+            0, [sum(w * rest[n - i] for i, w in enumerate(own[: n + 1])) for n in range(count + 1)]
+        )
+    ends = []
+    left = count
     for (start, end), here, rest in zip(pieces, after, after[1:], strict=False):
-        pick, n = (draw_integer(key, "piece", start - first) * here[left]) >> 128, 0
+        pick = (draw_integer(key, "piece", start - first) * here[left]) >> 128
+        n = 0
         while pick >= (found := ways(end - start, n) * rest[left - n]):
-            pick, n = pick - found, n + 1
+            pick = pick - found
+            n = n + 1
         # Stars and bars: sorted distinct draws from slack + n values, less their rank, are the gaps' prefix
         # sums.
         marks = sorted(_distinct(key, end - start - n * span + n, n, start - first))

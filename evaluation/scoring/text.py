@@ -53,8 +53,14 @@ class EvaluationText:
         """The stretches (start, end) of one document's text from `first` on that are not excluded."""
         low, high = np.searchsorted(self.excluded[:, 0], [document, document + 1])
         length = int(self.lengths[document])
-        edges = [first, *np.clip(self.excluded[low:high, 1:].ravel(), first, length).tolist(), length]
-        return [(start, end) for start, end in zip(edges[::2], edges[1::2], strict=True) if start < end]
+        edges = [
+            first,
+            *np.clip(self.excluded[low:high, 1:].ravel(), first, length).tolist(),
+            length,
+        ]
+        return [
+            (start, end) for start, end in zip(edges[::2], edges[1::2], strict=True) if start < end
+        ]
 
     def excluded_in(self, documents: np.ndarray | list[int]) -> list[list[int]]:
         """The excluded stretches of these documents: [document, start, end]."""
@@ -91,14 +97,19 @@ class EvaluationText:
 
         A corpus with clusters (an author, a series) declares that its documents are not independent.
         """
-        clusters, names = self._clusters(), [str(name) for name in self.store.names]
+        clusters = self._clusters()
+        names = [str(name) for name in self.store.names]
         if not any(clusters):
             return np.arange(len(names)), names, "document"
         # A document without a cluster is its own unit, with a key that no cluster name can have.
         keys = [(0, str(c), "") if c else (1, str(i), names[i]) for i, c in enumerate(clusters)]
         distinct = sorted(set(keys))
         index = {key: i for i, key in enumerate(distinct)}
-        return np.array([index[key] for key in keys]), [name or c for _, c, name in distinct], "cluster"
+        return (
+            np.array([index[key] for key in keys]),
+            [name or c for _, c, name in distinct],
+            "cluster",
+        )
 
     def _clusters(self) -> list:
         """The cluster of every document, None for a document without."""

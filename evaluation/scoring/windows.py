@@ -72,16 +72,22 @@ def fixed_windows(targets: TargetSet, length: int) -> TargetWindows:
             f"length {length} must lie between targets={targets.span} and the longest, {targets.longest}"
         )
     n = len(targets.end)
-    return TargetWindows(targets.document, targets.end, np.full(n, length), np.full(n, targets.span))
+    return TargetWindows(
+        targets.document, targets.end, np.full(n, length), np.full(n, targets.span)
+    )
 
 
-def _stepped(document: int, end: int, stop: int, length: int, step: int) -> list[tuple[int, int, int, int]]:
+def _stepped(
+    document: int, end: int, stop: int, length: int, step: int
+) -> list[tuple[int, int, int, int]]:
     """Windows of `length` inputs after one that ends at `end`; each counts the next `step` outputs."""
     ends = [*range(end + step, stop, step), stop] if end < stop else []
     return [(document, at, length, at - before) for before, at in pairwise([end, *ends])]
 
 
-def sliding_windows(text: EvaluationText, documents: np.ndarray, length: int, stride: int) -> TargetWindows:
+def sliding_windows(
+    text: EvaluationText, documents: np.ndarray, length: int, stride: int
+) -> TargetWindows:
     """`sliding`: the last `stride` outputs count, all of the first window, and the tail with full context."""
     if not 1 <= stride <= length:
         raise EvaluationError(f"stride={stride} must lie between 1 and the length {length}")
@@ -92,7 +98,9 @@ def sliding_windows(text: EvaluationText, documents: np.ndarray, length: int, st
     return _windows(rows)
 
 
-def block_windows(text: EvaluationText, documents: np.ndarray, length: int, longest: int) -> TargetWindows:
+def block_windows(
+    text: EvaluationText, documents: np.ndarray, length: int, longest: int
+) -> TargetWindows:
     """`non-overlapping`: all outputs count; each document cut to a multiple of Lmax, which `length`
     divides.
     """
@@ -116,7 +124,8 @@ def position_windows(
     for document in documents.tolist():
         room = int(text.lengths[document]) - longest  # offsets 0 .. room - 1
         draws = [
-            draw_integer(f"{seed}|{longest}|{document}", "offset", i) % room for i in range(per_document)
+            draw_integer(f"{seed}|{longest}|{document}", "offset", i) % room
+            for i in range(per_document)
         ]
         rows += [(document, offset + longest + 1, longest, longest) for offset in sorted(draws)]
     return _windows(rows)
@@ -129,7 +138,9 @@ def truncated_windows(whole: TargetWindows, length: int, span: int) -> TargetWin
     target does. A target among the first `length` of its window sees all tokens before it in the window.
     """
     rows = []
-    for document, end, inputs in np.stack([whole.document, whole.end, whole.inputs], axis=1).tolist():
+    for document, end, inputs in np.stack(
+        [whole.document, whole.end, whole.inputs], axis=1
+    ).tolist():
         first = min(length, inputs)
         begin = end - inputs + first
         rows.append((document, begin, first, first))
@@ -137,9 +148,12 @@ def truncated_windows(whole: TargetWindows, length: int, span: int) -> TargetWin
     return _windows(rows)
 
 
-def long_documents(text: EvaluationText, longest: int, limit: int, seed: int, least: int = 1) -> np.ndarray:
+def long_documents(
+    text: EvaluationText, longest: int, limit: int, seed: int, least: int = 1
+) -> np.ndarray:
     """Documents with more than `longest` tokens, at most `limit` of them by a seeded choice; ascending."""
-    room, least = text.lengths - 1, max(1, least)
+    room = text.lengths - 1
+    least = max(1, least)
     if (room >= longest).sum() < least:
         raise EvaluationError(too_few(room, longest, least, f"at least {longest + 1} tokens"))
     return draw_documents(f"{seed}|{longest}", room >= longest, limit)

@@ -109,12 +109,15 @@ class _Analyser:
     """`family`: every method that is judged at every length beyond L0, against as trained at L0."""
 
     def __init__(self, result: EvaluationResult):
-        self.result, settings = result, result.settings
+        self.result = result
+        settings = result.settings
         self.trained_length = result.subject.trained_length
         self.by_position = settings.protocol == "by-position"
         self.cells = [(method.label, n) for method in result.methods for n in result.plan.lengths]
         self.judged, self.notes = _judged_methods(result)
-        beyond = [cell for cell in self.cells if cell[0] in self.judged and cell[1] > self.trained_length]
+        beyond = [
+            cell for cell in self.cells if cell[0] in self.judged and cell[1] > self.trained_length
+        ]
         self.family = max(1, sum(cell not in result.absent for cell in beyond))
         self.each = {  # of an individual interval
             "alpha": 1 - settings.confidence,
@@ -128,11 +131,20 @@ class _Analyser:
             if cell in result.nll and result.truncated is not None
         ]
         # Bonferroni where a cell of the family failed.
-        if settings.simultaneous == "max-t" and len(changes) == self.family and not self.by_position:
-            self.joint |= {"alpha": max_t_alpha(np.stack(changes, axis=1), **self.each), "family": 1}
+        if (
+            settings.simultaneous == "max-t"
+            and len(changes) == self.family
+            and not self.by_position
+        ):
+            self.joint |= {
+                "alpha": max_t_alpha(np.stack(changes, axis=1), **self.each),
+                "family": 1,
+            }
 
     def known(self, cell: tuple[str, int]) -> bool:
-        return any(cell in found for found in (self.result.absent, self.result.failed, self.result.nll))
+        return any(
+            cell in found for found in (self.result.absent, self.result.failed, self.result.nll)
+        )
 
     def nll_of(self, label: str) -> dict[int, np.ndarray]:
         return {length: nll for (method, length), nll in self.result.nll.items() if method == label}
@@ -141,18 +153,30 @@ class _Analyser:
         return [length for method, length in self.result.failed if method == label]
 
     def row(
-        self, label: str, length: int, where: np.ndarray | None = None, verdict: Verdict | None = None
+        self,
+        label: str,
+        length: int,
+        where: np.ndarray | None = None,
+        verdict: Verdict | None = None,
     ) -> AnalysisRow:
         """One cell, of all targets or of those in the mask `where` (n_targets,)."""
-        result, cell = self.result, (label, length)
+        result = self.result
+        cell = (label, length)
         scheme = describe_scheme(result, label, length)
         for reasons, exists in ((result.absent, False), (result.failed, True)):
             if cell in reasons:
                 return AnalysisRow(label, scheme, length, failure=reasons[cell], exists=exists)
         some = slice(None) if where is None else where
-        nll, unit, base = result.nll[cell][some], result.unit[some], result.truncated
+        nll = result.nll[cell][some]
+        unit = result.unit[some]
+        base = result.truncated
         delta = verdict.delta if verdict else None
-        if where is not None and base is not None and label in self.judged and length > self.trained_length:
+        if (
+            where is not None
+            and base is not None
+            and label in self.judged
+            and length > self.trained_length
+        ):
             delta = interval(unit_means(nll - base[some], unit), **self.joint)
         return AnalysisRow(
             label,
@@ -172,7 +196,8 @@ class _Analyser:
         result = self.result
         if result.truncated is None or self.by_position:
             return []
-        span = result.plan.span if result.screening.kept.all() else None  # else spans are not equally long
+        # else spans are not equally long
+        span = result.plan.span if result.screening.kept.all() else None
         return [
             judge(
                 label,
@@ -191,13 +216,16 @@ class _Analyser:
 
     def parts(self) -> list[SubsetAnalysis]:
         """The units whose cluster (or document) is not in the training text, and the others, no verdicts."""
-        result, seen = self.result, self.result.seen
+        result = self.result
+        seen = self.result.seen
         if seen is None or self.by_position or seen.all() or not seen.any():
             return []
         parts = []
         for known in (False, True):
             where = seen == known
-            units, documents = (len(np.unique(ids[where])) for ids in (result.unit, result.document))
+            units, documents = (
+                len(np.unique(ids[where])) for ids in (result.unit, result.document)
+            )
             rows = [self.row(*cell, where) for cell in self.cells if cell in result.nll]
             parts.append(SubsetAnalysis(known, units, documents, int(where.sum()), rows))
         return parts
@@ -210,7 +238,9 @@ class _Analyser:
             return []
         how = {"tolerance": result.settings.tolerance, **self.each}
         return [
-            context_reach(method.label, nll, result.unit, failed=self.failed_of(method.label), **how)
+            context_reach(
+                method.label, nll, result.unit, failed=self.failed_of(method.label), **how
+            )
             for method in result.methods
             if not method.truncates and len(nll := self.nll_of(method.label)) > 1
         ]
@@ -219,7 +249,9 @@ class _Analyser:
         result = self.result
         if not self.by_position or result.truncated is None:
             return {}
-        position = result.plan.windows[result.plan.lengths[-1]].target_positions()[result.screening.kept]
+        position = result.plan.windows[result.plan.lengths[-1]].target_positions()[
+            result.screening.kept
+        ]
         return {
             method: by_position(nll, result.truncated, position, result.unit, **self.each)
             for (method, _), nll in result.nll.items()
@@ -228,7 +260,8 @@ class _Analyser:
 
 def _judged_methods(result: EvaluationResult) -> tuple[list[str], list[str]]:
     """Labels that get a verdict, and a note for each that does not."""
-    allowed, worst = result.settings.tolerance / 10, {}
+    allowed = result.settings.tolerance / 10
+    worst = {}
     for (label, _), difference in result.precision.items():
         worst[label] = max(worst.get(label, 0.0), abs(difference))
     labels = [method.label for method in result.methods if not method.truncates]

@@ -21,7 +21,8 @@ def wilson(
     size = n if n_eff is None else n_eff
     if not 0 < size <= n:
         raise EvaluationError(f"{n} items cannot count as {size} independent ones")
-    p, z = successes / n, NormalDist().inv_cdf(1 - alpha / 2)
+    p = successes / n
+    z = NormalDist().inv_cdf(1 - alpha / 2)
     center = (p + z * z / (2 * size)) / (1 + z * z / size)
     half = z / (1 + z * z / size) * math.sqrt(p * (1 - p) / size + z * z / (4 * size * size))
     # At a share of 0 or 1 one end is the share itself, without rounding error.
@@ -37,7 +38,8 @@ def effective(n: int, hits: Sequence[int] | np.ndarray, items: Sequence[int] | n
     haystacks as the sample (the ratio estimator, as their sizes may differ). If all answers are
     correct, or all wrong, V is undefined and each haystack counts once, the lower bound.
     """
-    hits, items = np.asarray(hits, dtype=np.float64), np.asarray(items, dtype=np.float64)
+    hits = np.asarray(hits, dtype=np.float64)
+    items = np.asarray(items, dtype=np.float64)
     if hits.shape != items.shape or int(items.sum()) != n or n < 1 or items.min() < 1:
         raise EvaluationError(f"hits and items must be given for each haystack, {n} items in total")
     haystacks = len(items)

@@ -61,7 +61,9 @@ def context_reach(
     for shorter, longer in pairwise(lengths):
         per = unit_means(nll[shorter] - nll[longer], unit) / math.log2(longer / shorter)
         doublings.append(
-            DoublingGain(shorter, longer, interval(per, alpha=alpha, resamples=resamples, seed=seed))
+            DoublingGain(
+                shorter, longer, interval(per, alpha=alpha, resamples=resamples, seed=seed)
+            )
         )
     points = math.isnan(upper_bound(unit_means(nll[lengths[0]], unit)))
     return ContextReach(method, reach, longest, doublings, points)

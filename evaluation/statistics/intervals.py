@@ -60,10 +60,17 @@ def unit_means(values: np.ndarray, unit: np.ndarray) -> np.ndarray:
 
 
 def interval(
-    means: np.ndarray, *, alpha: float = 0.05, family: int = 1, resamples: int = 10_000, seed: int = 0
+    means: np.ndarray,
+    *,
+    alpha: float = 0.05,
+    family: int = 1,
+    resamples: int = 10_000,
+    seed: int = 0,
 ) -> Interval:
     """mean ± t(D−1)·sd/√D at level 1 − alpha/family (simultaneous over `family` intervals by Bonferroni)."""
-    n, estimate, alpha = len(means), float(means.mean()), alpha / family
+    n = len(means)
+    estimate = float(means.mean())
+    alpha = alpha / family
     sd = float(means.std(ddof=1)) if n > 1 else math.nan
     half = low = high = math.nan
     if n >= POINTS_ONLY_BELOW:
@@ -76,7 +83,9 @@ def bootstrap_t(
     means: np.ndarray, *, alpha: float = 0.05, resamples: int = 10_000, seed: int = 0
 ) -> tuple[float, float]:
     """Studentised bootstrap interval for the mean; NaN for no resamples."""
-    n, estimate, sd = len(means), float(means.mean()), means.std(ddof=1)
+    n = len(means)
+    estimate = float(means.mean())
+    sd = means.std(ddof=1)
     if resamples == 0:
         return math.nan, math.nan
     if sd == 0:
@@ -118,11 +127,15 @@ def upper_bound(means: np.ndarray, confidence: float = 0.975) -> float:
     return float(means.mean() + t_quantile(confidence, n - 1) * means.std(ddof=1) / math.sqrt(n))
 
 
-def units_needed(sd: float, half: float, *, alpha: float = 0.05, family: int = 1, limit: int = 10**7) -> int:
+def units_needed(
+    sd: float, half: float, *, alpha: float = 0.05, family: int = 1, limit: int = 10**7
+) -> int:
     """The smallest number of units whose interval has a half-width of at most `half`, given `sd`."""
 
     quantile = partial(t_quantile, 1 - alpha / family / 2)
-    found = smallest(lambda n: quantile(n - 1) * sd / math.sqrt(n) <= half, POINTS_ONLY_BELOW, limit)
+    found = smallest(
+        lambda n: quantile(n - 1) * sd / math.sqrt(n) <= half, POINTS_ONLY_BELOW, limit
+    )
     return limit if found is None else found
 
 
@@ -146,11 +159,13 @@ def spans_needed(
     `span_means` (documents, N), `unit` (documents,) of each. More spans reduce only the variance within
     documents.
     """
-    spans, (_, counts) = span_means.shape[1], np.unique(unit, return_counts=True)
+    spans = span_means.shape[1]
+    (_, counts) = np.unique(unit, return_counts=True)
     units = len(counts)
     if units < POINTS_ONLY_BELOW or spans < 2:
         return None
-    within = float(span_means.var(axis=1, ddof=1).mean()) * float((1 / counts).mean())  # with one span each
+    # with one span each
+    within = float(span_means.var(axis=1, ddof=1).mean()) * float((1 / counts).mean())
     means = unit_means(span_means.mean(axis=1), unit)
     rest = max(0.0, float(means.var(ddof=1)) - within / spans)
     allowed = units * (half / t_quantile(1 - alpha / family / 2, units - 1)) ** 2 - rest
@@ -160,7 +175,9 @@ def spans_needed(
     return wanted if wanted <= limit else None
 
 
-def max_t_alpha(means: np.ndarray, *, alpha: float = 0.05, resamples: int = 10_000, seed: int = 0) -> float:
+def max_t_alpha(
+    means: np.ndarray, *, alpha: float = 0.05, resamples: int = 10_000, seed: int = 0
+) -> float:
     """The two-sided alpha of each of m t intervals that makes all of them simultaneous at `alpha`.
 
     `means` (D, m): m differences on the same D units. Studentised max-t: the 1 − alpha quantile of the

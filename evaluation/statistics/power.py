@@ -60,12 +60,16 @@ class RequiredSamples:
     more_seeds: int | None  # with these units
 
 
-def half_to_detect(difference: float, power: float = 0.8, *, alpha: float = 0.05, family: int = 1) -> float:
+def half_to_detect(
+    difference: float, power: float = 0.8, *, alpha: float = 0.05, family: int = 1
+) -> float:
     """The half-width whose interval leaves out zero with probability `power` where the true difference is
     this one; at power 0.5 the difference itself. Raises EvaluationError if there is no such half-width.
     """
     if not (math.isfinite(difference) and difference > 0):
-        raise EvaluationError(f"the difference must be a finite number of nats above 0, got {difference}")
+        raise EvaluationError(
+            f"the difference must be a finite number of nats above 0, got {difference}"
+        )
     if not 0.5 <= power < 1:
         raise EvaluationError(f"power={power} is out of range; choose 0.5 or more, and less than 1")
     normal = NormalDist().inv_cdf
@@ -100,7 +104,9 @@ def _documents(path: Path, evaluation: str | None) -> list[tuple[str, str, dict]
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise EvaluationError(f"{path} is not readable JSON ({error}); pass a results.json") from error
+        raise EvaluationError(
+            f"{path} is not readable JSON ({error}); pass a results.json"
+        ) from error
     if not isinstance(content, dict) or not isinstance(content.get("cells"), list):
         raise EvaluationError(f"{path} is not the results.json of an evaluation or a study")
     if "study" not in content:
@@ -124,7 +130,9 @@ def _documents(path: Path, evaluation: str | None) -> list[tuple[str, str, dict]
                 f"{path} contains the evaluations {', '.join(own)}; choose one with --evaluation NAME"
             )
         for document in own.values():
-            found.append((",".join(axes) or _scheme(document), f"{path}, cell {cell['id']}", document))
+            found.append(
+                (",".join(axes) or _scheme(document), f"{path}, cell {cell['id']}", document)
+            )
     return found
 
 
@@ -159,9 +167,13 @@ def needs(
                 found.append(_need(name, length, change(paired, **how), half))
                 continue
             one = interval(paired[0], resamples=0, **how)  # of this one checkpoint
-            units = units_needed(one.sd, half, limit=MANY_UNITS, **how) if one.units > 1 else MANY_UNITS
+            units = (
+                units_needed(one.sd, half, limit=MANY_UNITS, **how) if one.units > 1 else MANY_UNITS
+            )
             more = units if units < MANY_UNITS else None
-            found.append(RequiredSamples(name, length, one.estimate, one.half, (1,), one.units, more, None))
+            found.append(
+                RequiredSamples(name, length, one.estimate, one.half, (1,), one.units, more, None)
+            )
     first = schemes[0]
     for scheme in schemes[1:]:
         for cell, table in scheme.tables.items():

@@ -39,7 +39,9 @@ class SeedVariance:
         to 30% wider.
         """
         if self.pooled_df is None:
-            parts = [(variance / n, n - 1) for variance, n in zip(self.of_seeds, seeds, strict=True)]
+            parts = [
+                (variance / n, n - 1) for variance, n in zip(self.of_seeds, seeds, strict=True)
+            ]
         else:  # one estimate for all schemes: its error is shared
             parts = [(self.of_seeds[0] * sum(1 / n for n in seeds), self.pooled_df)]
         parts.append((self.of_units / units, units - 1))
@@ -85,7 +87,8 @@ def compare(
     differences), df by Welch-Satterthwaite over the three, fewer in a family. `pooled_variance`: `pool` of
     all schemes, if the study declares equal seed variances. Seeds of the two need not correspond.
     """
-    a, b = _checked(a), _checked(b)
+    a = _checked(a)
+    b = _checked(b)
     if a.shape[1] != b.shape[1]:
         raise EvaluationError(
             f"two schemes are compared on the same units; these have {a.shape[1]} and {b.shape[1]}"
@@ -130,15 +133,22 @@ def needed(interval: SeedInterval, half: float) -> tuple[int | None, int | None]
     """
     if not half > 0:
         raise EvaluationError(f"a half-width of {half} nats is impossible; choose one above 0")
-    parts, seeds, units, alpha = interval.variance, interval.seeds, interval.units, 1 - interval.level
+    parts = interval.variance
+    seeds = interval.seeds
+    units = interval.units
+    alpha = 1 - interval.level
     if any(math.isnan(v) for v in (*parts.of_seeds, parts.of_units)):
         return None, None
     more_seeds = more_units = None
     if units >= POINTS_ONLY_BELOW:
         each = len(seeds)
-        more_seeds = smallest(lambda n: parts.half([n] * each, units, alpha) <= half, CLAIM_SEEDS, MANY_SEEDS)
+        more_seeds = smallest(
+            lambda n: parts.half([n] * each, units, alpha) <= half, CLAIM_SEEDS, MANY_SEEDS
+        )
     if min(seeds) >= CLAIM_SEEDS:
-        more_units = smallest(lambda n: parts.half(seeds, n, alpha) <= half, POINTS_ONLY_BELOW, MANY_UNITS)
+        more_units = smallest(
+            lambda n: parts.half(seeds, n, alpha) <= half, POINTS_ONLY_BELOW, MANY_UNITS
+        )
     return more_seeds, more_units
 
 
@@ -163,11 +173,15 @@ def _interval(
     pooled: tuple[float, float] | None,
 ) -> SeedInterval:
     """`values` (D,): the seed-averaged estimate of each unit."""
-    seeds, units = tuple(map(len, schemes)), len(values)
+    seeds = tuple(map(len, schemes))
+    units = len(values)
     of_seeds = tuple(_of_seeds(one) if pooled is None else pooled[0] for one in schemes)
     of_units = float(values.var(ddof=1)) if units > 1 else math.nan
     parts = SeedVariance(of_seeds, of_units, None if pooled is None else pooled[1], family)
     enough = min(seeds) >= CLAIM_SEEDS and units >= POINTS_ONLY_BELOW
     half = parts.half(seeds, units, alpha / family) if enough else math.nan
-    mean, df = float(values.mean()), parts.total(seeds, units)[1]
-    return SeedInterval(mean, mean - half, mean + half, 1 - alpha / family, family, units, df, seeds, parts)
+    mean = float(values.mean())
+    df = parts.total(seeds, units)[1]
+    return SeedInterval(
+        mean, mean - half, mean + half, 1 - alpha / family, family, units, df, seeds, parts
+    )

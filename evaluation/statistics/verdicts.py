@@ -28,7 +28,8 @@ class Verdict:
     word: str  # "held" | "broken" | "inconclusive" | "points only"
     delta: Interval  # NLL(method, L) - NLL(as trained, L0), simultaneous over the family
     upper: float  # one-sided 97.5% upper bound of the same difference
-    units_needed: int | None  # units for a half-width of at most the tolerance, if this one is wider
+    # units for a half-width of at most the tolerance, if this one is wider
+    units_needed: int | None
     spans_needed: int | None  # or spans per document with the same documents
 
 
@@ -110,7 +111,12 @@ def judge(
 
 
 def _spans_needed(
-    difference: np.ndarray, unit: np.ndarray, document: np.ndarray, span: int | None, half: float, **how
+    difference: np.ndarray,
+    unit: np.ndarray,
+    document: np.ndarray,
+    span: int | None,
+    half: float,
+    **how,
 ) -> int | None:
     """Spans per document that would be enough, if every document has equally many of `span` targets."""
     _, first, counts = np.unique(document, return_index=True, return_counts=True)
@@ -142,11 +148,13 @@ def by_position(
 ) -> list[PositionBucket]:
     """NLL by position in geometric buckets [2^k, 2^(k+1)), the first being {0}; gain paired per bucket."""
     buckets = []
-    low, high = 0, 1
+    low = 0
+    high = 1
     while low <= int(position.max()):
         inside = (position >= low) & (position < high)
         if inside.any():
             gain = interval(unit_means((truncated - nll)[inside], unit[inside]), **how)
             buckets.append(PositionBucket(low, high, int(inside.sum()), pooled(nll[inside]), gain))
-        low, high = high, high * 2
+        low = high
+        high = high * 2
     return buckets

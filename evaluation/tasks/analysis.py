@@ -73,8 +73,11 @@ class TaskAnalysis:
 
 def analyse_tasks(result: TaskResult) -> TaskAnalysis:
     """Compute every number of a task report."""
-    drawn, alpha, family = result.drawn, 1 - result.settings.confidence, len(result.answers)
-    unit, found = drawn.unit, TaskAnalysis([], [], [], family, len(np.unique(drawn.unit)))
+    drawn = result.drawn
+    alpha = 1 - result.settings.confidence
+    family = len(result.answers)
+    unit = drawn.unit
+    found = TaskAnalysis([], [], [], family, len(np.unique(drawn.unit)))
     for cell in [(method.label, n) for method in result.methods for n in drawn.lengths]:
         if cell not in result.answers:
             continue
@@ -83,7 +86,13 @@ def analyse_tasks(result: TaskResult) -> TaskAnalysis:
         )
         means = unit_means(right, unit)
         low, high = _ends(means, right, unit, alpha / family)
-        word = "above chance" if low > drawn.chance else "below chance" if high < drawn.chance else UNDECIDED
+        word = (
+            "above chance"
+            if low > drawn.chance
+            else "below chance"
+            if high < drawn.chance
+            else UNDECIDED
+        )
         found.rows.append(
             TaskRow(
                 *cell,
@@ -110,10 +119,14 @@ def share_of(hits: np.ndarray, unit: np.ndarray, alpha: float) -> Accuracy:
     """Wilson's interval for 0/1 `hits` (n,), whose haystacks `unit` (n,) may repeat."""
     _, inverse = np.unique(unit, return_inverse=True)
     n_eff = effective(len(hits), np.bincount(inverse, weights=hits), np.bincount(inverse))
-    return Accuracy(len(hits), *wilson(float(hits.sum()), len(hits), alpha=alpha, n_eff=n_eff), n_eff)
+    return Accuracy(
+        len(hits), *wilson(float(hits.sum()), len(hits), alpha=alpha, n_eff=n_eff), n_eff
+    )
 
 
-def _ends(means: np.ndarray, hits: np.ndarray, unit: np.ndarray, alpha: float) -> tuple[float, float]:
+def _ends(
+    means: np.ndarray, hits: np.ndarray, unit: np.ndarray, alpha: float
+) -> tuple[float, float]:
     """Ends of the interval of a mean share over units, within 0 and 1; NaN with too few units."""
     found = interval(means, alpha=alpha, resamples=0)
     if np.ptp(means) == 0 and not math.isnan(found.low):
@@ -121,7 +134,9 @@ def _ends(means: np.ndarray, hits: np.ndarray, unit: np.ndarray, alpha: float) -
     return float(np.clip(found.low, 0, 1)), float(np.clip(found.high, 0, 1))
 
 
-def _gain(result: TaskResult, cell: tuple[str, int], right: np.ndarray, alpha: float) -> Interval | None:
+def _gain(
+    result: TaskResult, cell: tuple[str, int], right: np.ndarray, alpha: float
+) -> Interval | None:
     cut = result.answers.get((TRUNCATE, cell[1]))
     if cell[0] == TRUNCATE or cell[1] <= result.subject.trained_length or cut is None:
         return None
@@ -132,14 +147,19 @@ def _grids(result: TaskResult, length: int) -> Iterator[tuple[str, np.ndarray, l
     """The grids of a task that hides something: name, place of every item, and the rows as (where, until)."""
     drawn = result.drawn
     if drawn.task.hides:
-        yield "by_depth", np.array(drawn.depths)[drawn.depth], [(depth, None) for depth in drawn.depths]
+        yield (
+            "by_depth",
+            np.array(drawn.depths)[drawn.depth],
+            [(depth, None) for depth in drawn.depths],
+        )
         distance = np.array([item.distance or 0 for item in drawn.items[length]])
         yield "by_distance", distance, list(pairwise(distance_edges(distance)))
 
 
 def distance_edges(distance: Sequence[int] | np.ndarray) -> list[int]:
     """Powers of two around the distances."""
-    low, high = int(np.min(distance)).bit_length() - 1, int(np.max(distance)).bit_length()
+    low = int(np.min(distance)).bit_length() - 1
+    high = int(np.max(distance)).bit_length()
     return [1 << k for k in range(max(0, low), high + 1)]
 
 

@@ -33,7 +33,9 @@ SHADES = "cividis"  # even in lightness, and the same to every kind of color vis
 def draw_task_figures(result: TaskResult, analysis: TaskAnalysis, folder: Path) -> list[Path]:
     """Write the figures of one evaluation into `folder`; returns the PNG files."""
     folder.mkdir(parents=True, exist_ok=True)
-    found = [save(_by_length(result, analysis), folder, "accuracy_by_length")] if analysis.rows else []
+    found = (
+        [save(_by_length(result, analysis), folder, "accuracy_by_length")] if analysis.rows else []
+    )
     for label in dict.fromkeys(spot.method for spot in analysis.by_depth):
         found.append(save(_maps(result, analysis, label), folder, f"accuracy_by_depth_{label}"))
     return found
@@ -41,7 +43,8 @@ def draw_task_figures(result: TaskResult, analysis: TaskAnalysis, folder: Path) 
 
 def _by_length(result: TaskResult, analysis: TaskAnalysis) -> Figure:
     """Accuracy against length: by likelihood as solid lines, exact match as dotted lines."""
-    drawn, curves = result.drawn, []
+    drawn = result.drawn
+    curves = []
     for i, label in enumerate(dict.fromkeys(row.method for row in analysis.rows)):
         rows = [row for row in analysis.rows if row.method == label]
         color = INK if label == TRAINED else COLOURS[i % len(COLOURS)]
@@ -49,10 +52,14 @@ def _by_length(result: TaskResult, analysis: TaskAnalysis) -> Figure:
         x = [row.length for row in rows]
         exact, right, low, high = (
             [100 * value for value in values]
-            for values in zip(*((r.exact.share, r.share.share, r.low, r.high) for r in rows), strict=True)
+            for values in zip(
+                *((r.exact.share, r.share.share, r.low, r.high) for r in rows), strict=True
+            )
         )
         curves.append(Curve("", x, exact, color, width=1.1, dash=(0, (1, 1.6))))
-        curves.append(Curve(name_of(label), x, right, color, low, high, 1.7, marker=marker, order=4))
+        curves.append(
+            Curve(name_of(label), x, right, color, low, high, 1.7, marker=marker, order=4)
+        )
 
     def scales(axes: Axes, panel: Panel) -> None:
         l0 = result.subject.trained_length
@@ -110,19 +117,31 @@ def _maps(result: TaskResult, analysis: TaskAnalysis, label: str) -> Figure:
 
 
 def _grid(
-    axes: Axes, spots: list[DepthCell], lengths: list[int], what: str, name: Callable[[DepthCell], str]
+    axes: Axes,
+    spots: list[DepthCell],
+    lengths: list[int],
+    what: str,
+    name: Callable[[DepthCell], str],
 ) -> None:
     """Shaded cells with accuracy and interval; columns are lengths."""
-    shades, levels = colormaps[SHADES], sorted({spot.where for spot in spots})
+    shades = colormaps[SHADES]
+    levels = sorted({spot.where for spot in spots})
     names = {spot.where: name(spot) for spot in spots}
     for spot in spots:
-        x, y = lengths.index(spot.length), levels.index(spot.where)
+        x = lengths.index(spot.length)
+        y = levels.index(spot.where)
         shade = shades(spot.share.share)
         axes.fill([x, x + 1, x + 1, x], [y, y, y + 1, y + 1], color=shade, ec="white", lw=1.2)
         red, green, blue = shade[:3]
         ink = "white" if 0.299 * red + 0.587 * green + 0.114 * blue < 0.5 else INK
-        s, center = spot.share, (x + 0.5, y + 0.5)
-        how: dict[str, Any] = {"textcoords": "offset points", "ha": "center", "va": "center", "color": ink}
+        s = spot.share
+        center = (x + 0.5, y + 0.5)
+        how: dict[str, Any] = {
+            "textcoords": "offset points",
+            "ha": "center",
+            "va": "center",
+            "color": ink,
+        }
         axes.annotate(f"{100 * s.share:.0f}", center, xytext=(0, 4), fontsize=9.5, **how)
         ends = f"({100 * s.low:.0f}–{100 * s.high:.0f})"
         axes.annotate(ends, center, xytext=(0, -7), fontsize=6.5, **how)

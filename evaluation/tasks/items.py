@@ -72,10 +72,13 @@ def draw_items(
     rounds cover every depth in every haystack. Raises EvaluationError if a length is too short for an item,
     or no document is long enough.
     """
-    lengths, first = settings.grid(trained_length), int(bos)
+    lengths = settings.grid(trained_length)
+    first = int(bos)
     bench = TaskContext(task, tokenizer, "evaluation", settings.seed)
     index = np.arange(settings.items)
-    unit, names, kind = index, [f"item {i}" for i in index], "item"
+    unit = index
+    names = [f"item {i}" for i in index]
+    kind = "item"
     depths = list(np.linspace(0, 1, settings.depths)) if settings.depths > 1 else [0.5]
     depth = index % len(depths) if task.hides else np.zeros(len(index), dtype=np.int64)
     try:
@@ -83,15 +86,21 @@ def draw_items(
         if task.reads and documents is not None:
             most = min(settings.haystacks, settings.items)
             found = Haystacks(documents(), tokenizer, lengths[-1] + 1, most, origin)
-            unit, names, kind = index % len(found), found.names, "haystack"
+            unit = index % len(found)
+            names = found.names
+            kind = "haystack"
             depth = (index + index // len(found)) % len(depths)
             cut = [found.text(i, "evaluation", settings.seed, i) for i in range(len(found))]
             texts = [cut[i] for i in unit]
         items = {
-            length: [bench.item(int(i), length + 1 - first, depths[depth[i]], texts[i]) for i in index]
+            length: [
+                bench.item(int(i), length + 1 - first, depths[depth[i]], texts[i]) for i in index
+            ]
             for length in lengths
         }
     except DataError as error:
         raise EvaluationError(str(error)) from error
     bos_id = tokenizer.bos_id if bos else None
-    return DrawnItems(task, lengths, items, bos_id, tokenizer.vocab_size, unit, kind, names, depth, depths)
+    return DrawnItems(
+        task, lengths, items, bos_id, tokenizer.vocab_size, unit, kind, names, depth, depths
+    )

@@ -16,11 +16,14 @@ CLAIM_ITEMS = 200  # items at each length that a claim about retrieval requires
 
 class TaskReport(Report):
     def __init__(self, result: TaskResult, analysis: TaskAnalysis, name: str = "task"):
-        self.result, self.analysis, self.name = result, analysis, name
+        self.result = result
+        self.analysis = analysis
+        self.name = name
 
     def basis(self) -> dict:
         """What every number of this evaluation depends on."""
-        drawn, facts = self.result.drawn, self.result.facts
+        drawn = self.result.drawn
+        facts = self.result.facts
         return {
             **basis(self.result),
             "task": facts["task"],
@@ -41,7 +44,9 @@ class TaskReport(Report):
         return [{**_flat(row), **common} for row in self.analysis.rows]
 
     def document(self) -> dict:
-        result, analysis, drawn = self.result, self.analysis, self.result.drawn
+        result = self.result
+        analysis = self.analysis
+        drawn = self.result.drawn
         return {
             **self.basis(),
             **provenance(result),
@@ -69,7 +74,8 @@ class TaskReport(Report):
 
     def items(self) -> list[dict]:
         """One record for each method, length and item."""
-        drawn, result = self.result.drawn, self.result
+        drawn = self.result.drawn
+        result = self.result
         cells = [(method.label, length) for method in result.methods for length in drawn.lengths]
         return [
             {
@@ -96,18 +102,27 @@ class TaskReport(Report):
         return draw_task_figures(self.result, self.analysis, folder)
 
     def tables(self) -> list[Table]:
-        columns = ["method", "length", "accuracy", "against chance", "exact match", "gain over truncation"]
+        columns = [
+            "method",
+            "length",
+            "accuracy",
+            "against chance",
+            "exact match",
+            "gain over truncation",
+        ]
         rows = []
         for row in self.analysis.rows:
             exact = _percent(row.exact.share, row.exact.low, row.exact.high)
             gain = _points(row.gain) if row.gain else ""
             accuracy = _percent(row.share.share, row.low, row.high)
             rows.append([row.method, str(row.length), accuracy, row.word, exact, gain])
-        drawn, task = self.result.drawn, self.result.facts["task"]
+        drawn = self.result.drawn
+        task = self.result.facts["task"]
         return [(f"{task}: {drawn.count} items, chance {drawn.chance:.1%}", columns, rows)]
 
     def summary(self) -> list[str]:
-        result, methods = self.result, {}
+        result = self.result
+        methods = {}
         for row in self.analysis.rows:
             methods.setdefault(row.method, []).append(row)
         return sentences(
@@ -126,7 +141,9 @@ class TaskReport(Report):
 def _points(gain: Interval, unit: str = "") -> str:
     """A difference of shares in percentage points."""
     text = f"{100 * gain.estimate:+.1f}{unit}"
-    return text if math.isnan(gain.low) else f"{text} [{100 * gain.low:+.1f}, {100 * gain.high:+.1f}]"
+    return (
+        text if math.isnan(gain.low) else f"{text} [{100 * gain.low:+.1f}, {100 * gain.high:+.1f}]"
+    )
 
 
 def _percent(share: float, low: float, high: float) -> str:

@@ -56,7 +56,9 @@ class TaskScorer:
         chunk: int = 4096,
         vocab_size: int | None = None,
     ):
-        self.model, self.device, self.chunk = model, torch.device(device), chunk
+        self.model = model
+        self.device = torch.device(device)
+        self.chunk = chunk
         self.vocab_size = vocab_size
 
     @torch.no_grad()
@@ -70,17 +72,24 @@ class TaskScorer:
         first = tokens
         for start in range(0, width, self.chunk):
             stop = min(start + self.chunk, width)
-            places = TokenPositions.plain(stop - start, offset=start, length=length, device=self.device)
+            places = TokenPositions.plain(
+                stop - start, offset=start, length=length, device=self.device
+            )
             first = self.model(tokens[:, start:stop], places, cache=cache, keep=int(stop == width))
-        nll, greedy = [], []
+        nll = []
+        greedy = []
         for answer in answers.unbind(1):
             logits = self._logits(first, answer, copy.deepcopy(cache), width, length)  # (b, A, V)
-            losses = F.cross_entropy(logits.flatten(0, 1).double(), answer.flatten(), reduction="none")
+            losses = F.cross_entropy(
+                logits.flatten(0, 1).double(), answer.flatten(), reduction="none"
+            )
             nll.append(losses.view(answer.shape).sum(1))
             greedy.append((logits[..., : self.vocab_size].argmax(-1) == answer).all(1))
         return torch.stack(nll, dim=1).cpu().numpy(), greedy[0].cpu().numpy()
 
-    def _logits(self, first: Tensor, answer: Tensor, cache: Cache, width: int, length: int) -> Tensor:
+    def _logits(
+        self, first: Tensor, answer: Tensor, cache: Cache, width: int, length: int
+    ) -> Tensor:
         more = answer.shape[1] - 1
         if not more:
             return first

@@ -59,10 +59,14 @@ class TaskSession(CellSession):
         )
         super().__init__(result, cells, console, EvaluationRanks())
         self.drawn = drawn
-        self.read = reader or (lambda model: TaskScorer(model, self.device, settings.chunk, drawn.vocab_size))
+        self.read = reader or (
+            lambda model: TaskScorer(model, self.device, settings.chunk, drawn.vocab_size)
+        )
 
     def title(self) -> str:
-        return f"{self.subject.name}: {self.drawn.count} items of {self.drawn.candidates} candidates"
+        return (
+            f"{self.subject.name}: {self.drawn.count} items of {self.drawn.candidates} candidates"
+        )
 
     def cells(self) -> list[EvaluationCell]:
         return [
@@ -77,14 +81,16 @@ class TaskSession(CellSession):
         item = self.drawn.items[length][0]
         key = self.key(method, length)
         key |= {"kind": "tasks", "items": self.drawn.hash_at(length), "cut": inputs < length}
-        answers, chunk = sum(map(len, (item.answer, *item.others))), max(1, inputs // 2)
+        answers = sum(map(len, (item.answer, *item.others)))
+        chunk = max(1, inputs // 2)
         read = np.full(self.drawn.count, inputs)
         return EvaluationCell(method, length, key, read, min(inputs, 64), chunk, answers)
 
     def score(
         self, cell: EvaluationCell, model: Transformer, batch: int, advance: Callable[[float], None]
     ) -> np.ndarray:
-        inputs, n = int(cell.inputs[0]), self.drawn.count
+        inputs = int(cell.inputs[0])
+        n = self.drawn.count
         answers = read_items(
             self.read(model),
             self.drawn.items[cell.length],

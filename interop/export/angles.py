@@ -59,14 +59,17 @@ def rotations(model: Transformer, length: int) -> list[Rotation]:
     found = []
     for scheme in model.schemes.values():
         if isinstance(scheme, LearnedRope):
-            frequencies, amplitude = scheme.frequencies().detach().double(), 1.0
+            frequencies = scheme.frequencies().detach().double()
+            amplitude = 1.0
         elif isinstance(scheme, Rope):
             frequencies, amplitude = scheme.frequencies(scheme.stretch(length))
         else:
             continue
         if not frequencies.any():  # DroPE: exported without positions
             continue
-        plain = scheme.settings.theta ** (-torch.arange(len(frequencies)).double() / len(frequencies))
+        plain = scheme.settings.theta ** (
+            -torch.arange(len(frequencies)).double() / len(frequencies)
+        )
         # Interpolated frequencies have the rounding errors of both that they lie between.
         largest = torch.maximum(plain, frequencies.abs())
         relative = (math.log(scheme.settings.theta) + OPERATIONS) * ROUNDING
@@ -88,7 +91,9 @@ def exact_angles(theirs: Any, model: Transformer, length: int) -> Iterator[None]
         tables = _nearest(torch.stack(out), positions, exact)
         return tuple(tables.to(out[0].dtype))
 
-    named = [module for module in theirs.modules() if type(module).__name__.endswith("RotaryEmbedding")]
+    named = [
+        module for module in theirs.modules() if type(module).__name__.endswith("RotaryEmbedding")
+    ]
     hooks = [module.register_forward_hook(replaced, with_kwargs=True) for module in named if exact]
     try:
         yield

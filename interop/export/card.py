@@ -20,7 +20,14 @@ from training.run.directory import LoadedRun, read_manifest
 FIGURE = "nll_by_length.png"  # of an evaluation, and in the exported folder
 RESULTS = "results.json"
 # Keys of results.json that the card shows.
-SHOWN = {"protocol": str, "targets": int, "documents": int, "corpus": str, "summary": list, "cells": list}
+SHOWN = {
+    "protocol": str,
+    "targets": int,
+    "documents": int,
+    "corpus": str,
+    "summary": list,
+    "cells": list,
+}
 
 
 @dataclass(frozen=True)
@@ -33,7 +40,9 @@ class StoredEvaluation:
 
 def stored_evaluation(run: LoadedRun) -> StoredEvaluation | None:
     """The newest evaluation of the exported weights by length, or None."""
-    found = sorted((run.folder / "evaluation").glob(f"*/{RESULTS}"), key=lambda path: path.stat().st_mtime)
+    found = sorted(
+        (run.folder / "evaluation").glob(f"*/{RESULTS}"), key=lambda path: path.stat().st_mtime
+    )
     for path in reversed(found):
         figure = path.parent / FIGURE
         if not figure.is_file():
@@ -52,11 +61,17 @@ def model_card(
     dtype: str,
 ) -> str:
     """README.md of the folder."""
-    settings, model = run.settings, run.model
+    settings = run.settings
+    model = run.model
     about = read_manifest(run.folder)
-    length, original = model.train_length, model.original_length
+    length = model.train_length
+    original = model.original_length
     positions = settings.model.describe_positions(length, original)
-    tags = ["sextant", "text-generation", *sorted({kind.name for kind in settings.model.kinds.values()})]
+    tags = [
+        "sextant",
+        "text-generation",
+        *sorted({kind.name for kind in settings.model.kinds.values()}),
+    ]
     origin = "imported into Sextant" if "imported_from" in about else "trained with Sextant"
     front = ["---", "library_name: transformers", "pipeline_tag: text-generation", "tags:"]
     front += [f"- {tag}" for tag in tags] + ["---"]
@@ -72,7 +87,10 @@ def model_card(
                 ("positional scheme", positions),
                 ("trained length", f"{length:,} tokens"),
                 ("original length of scaling methods", f"{original:,} tokens"),
-                ("longest input", "unlimited" if model.limit is None else f"{model.limit:,} tokens"),
+                (
+                    "longest input",
+                    "unlimited" if model.limit is None else f"{model.limit:,} tokens",
+                ),
                 ("width, layers, heads", _sizes(run)),
                 ("vocabulary", f"{model.vocab_size:,} ({run.tokenizer.name})"),
                 ("weights", f"step {run.step:,}, {_weights(run)}, {dtype}"),
@@ -114,7 +132,9 @@ def _class_name(choice: ClassChoice) -> str:
 
 
 def _table(rows: Sequence[tuple[str, str]]) -> str:
-    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {_cell(value)} |" for name, value in rows)])
+    return "\n".join(
+        ["| | |", "|---|---|", *(f"| {name} | {_cell(value)} |" for name, value in rows)]
+    )
 
 
 def _cell(text: str) -> str:
@@ -141,7 +161,12 @@ def _training(run: LoadedRun, about: dict) -> list[tuple[str, str]]:
     )
     dirty = " with uncommitted changes" if attempt.get("uncommitted_changes") else ""
     rows = [
-        ("data", ", ".join(Path(path).name for path in [about.get("data", ""), *about.get("mixture", ())])),
+        (
+            "data",
+            ", ".join(
+                Path(path).name for path in [about.get("data", ""), *about.get("mixture", ())]
+            ),
+        ),
         ("packing", settings.data.packing),
         ("sequence length", f"{settings.train_length:,} tokens"),
         ("steps", f"{run.step:,}"),
@@ -162,7 +187,9 @@ def _evaluation(results: dict[str, Any]) -> str:
     rows.append("|---|" + "---:|" * len(lengths))
     for method in dict.fromkeys(method for method, _ in cells):
         found = [cells.get((method, length)) for length in lengths]
-        rows.append(f"| {method} | {' | '.join('' if one is None else f'{one:.3f}' for one in found)} |")
+        rows.append(
+            f"| {method} | {' | '.join('' if one is None else f'{one:.3f}' for one in found)} |"
+        )
     return (
         f"## Loss by length\n\n![NLL by length]({FIGURE})\n\nNLL in nats per token, protocol "
         f"{results['protocol']}: {results['targets']:,} targets in {results['documents']} documents of "
@@ -187,7 +214,10 @@ def _exposure(exposure: Exposure | None) -> str:
         [
             ("input tokens", f"{exposure.tokens:,}"),
             ("positions", f"{seen[0] + exposure.first:,} to {seen[-1] + exposure.first:,}"),
-            ("distances", f"{distances[0]:,} to {distances[-1]:,}; half of the pairs within {median:,}"),
+            (
+                "distances",
+                f"{distances[0]:,} to {distances[-1]:,}; half of the pairs within {median:,}",
+            ),
         ]
     )
 

@@ -12,17 +12,25 @@ from dataclasses import dataclass
 from interop.export.rope import RopeTable, rope_table
 from model import LinearMixer, Transformer
 from model.position import PositionSettings
-from model.position.temperature import FixedTemperature, HeadTemperature, Ministral3Temperature, NoTemperature
+from model.position.temperature import (
+    FixedTemperature,
+    HeadTemperature,
+    Ministral3Temperature,
+    NoTemperature,
+)
 
 # What transformers' decoders with RMSNorm and SwiGLU can and cannot do with each scheme.
-FREQUENCIES, NO_POSITIONS = "a rotation by fixed frequencies", "no positions"
+FREQUENCIES = "a rotation by fixed frequencies"
+NO_POSITIONS = "no positions"
 EMBEDDED = "adds positions to token embeddings"
 BIASED = "adds a bias to the logits"
 CONTENT = "computes positions from the layer input"
 SCHEME_KINDS: dict[str, str] = {
     "none": NO_POSITIONS,
     **dict.fromkeys(("rope", "p_rope", "he_xu", "learned_rope"), FREQUENCIES),
-    **dict.fromkeys(("integer", "unit_interval", "binary", "sine", "sinusoidal", "learned"), EMBEDDED),
+    **dict.fromkeys(
+        ("integer", "unit_interval", "binary", "sine", "sinusoidal", "learned"), EMBEDDED
+    ),
     **dict.fromkeys(("alibi", "t5", "kerple", "sandwich", "fire"), BIASED),
     **dict.fromkeys(("fox", "path", "selective_rope", "carope"), CONTENT),
     "xpos": "scales rotated queries and keys by position",
@@ -62,12 +70,17 @@ def _class(supports: Iterable[str] = (), requires: Iterable[str] = ()) -> ModelC
 SCALED = "frequencies other than those of a base"
 PARTIAL = "partial rotation"
 NOPE = "layers without positions"
-WINDOW, WINDOWS = "a window", "windows in some layers"
-BASES, BY_TYPE = "several rotary bases", "frequencies of layers with windows and of others"
+WINDOW = "a window"
+WINDOWS = "windows in some layers"
+BASES = "several rotary bases"
+BY_TYPE = "frequencies of layers with windows and of others"
 SINK = "sink logits"
 TEMPERATURE = "Ministral 3's temperature"
-QK_NORM, JOINT_NORM = "QK-norm", "norms of outputs and of all heads together"
-QKV_BIAS, ALL_BIASES, MLP_BIAS = "biases of q, k and v", "biases of all attention projections", "MLP biases"
+QK_NORM = "QK-norm"
+JOINT_NORM = "norms of outputs and of all heads together"
+QKV_BIAS = "biases of q, k and v"
+ALL_BIASES = "biases of all attention projections"
+MLP_BIAS = "MLP biases"
 MULTIPLIERS = "Granite's multipliers"
 UNEVEN = "a width that is not a multiple of the heads"  # refused by LlamaConfig alone
 
@@ -151,8 +164,14 @@ def _requirements(model: Transformer, tables: tuple[RopeTable | None, ...]) -> s
     has_joint_norm = s.qk_norm == "all_heads" and s.norm_placement == "output"
     several = _several_tables(tables, windows, has_joint_norm)
     is_partial = any(2 * len(table.frequencies) < s.head_dim for table in rotations)
-    if is_partial and s.head_dim != s.dim // s.heads and any(table.is_scaled for table in rotations):
-        raise NotRepresentable("scaled partial rotation of heads of another size than width / heads")
+    if (
+        is_partial
+        and s.head_dim != s.dim // s.heads
+        and any(table.is_scaled for table in rotations)
+    ):
+        raise NotRepresentable(
+            "scaled partial rotation of heads of another size than width / heads"
+        )
     met = {
         SCALED: any(table.is_scaled for table in rotations),
         PARTIAL: is_partial,
@@ -185,7 +204,9 @@ def _several_tables(
     found: dict[bool, list[tuple]] = {False: [], True: []}
     for table, window in zip(tables, windows, strict=True):
         if table is not None:
-            found[window is not None].append((table.theta, table.frequencies, table.amplitude, table.native))
+            found[window is not None].append(
+                (table.theta, table.frequencies, table.amplitude, table.native)
+            )
     every = found[False] + found[True]
     if all(one == every[0] for one in every):
         return ""

@@ -13,7 +13,9 @@ from model import Transformer
 from training.checkpoint.snapshot import weights_of
 
 
-def write_model(model: Transformer, choice: ClassChoice, folder: Path, controls: dict[str, Any]) -> None:
+def write_model(
+    model: Transformer, choice: ClassChoice, folder: Path, controls: dict[str, Any]
+) -> None:
     """Write what transformers loads a model from, with weights in the model's dtype.
 
     Args:
@@ -21,10 +23,12 @@ def write_model(model: Transformer, choice: ClassChoice, folder: Path, controls:
     """
     state = weights_of(model)
     if choice.model_type is None:
-        config, tensors = generated.config(model), generated.weights(state)
+        config = generated.config(model)
+        tensors = generated.weights(state)
         write_text(folder / f"{generated.MODULE}.py", generated.source(model.settings))
     else:
-        config, tensors = native.config(model, choice), native.weights(model, state, choice)
+        config = native.config(model, choice)
+        tensors = native.weights(model, state, choice)
     dtype = str(model.embed.weight.dtype).removeprefix("torch.")
     write_json(folder / "config.json", config | controls | {"dtype": dtype, "use_cache": True})
     load_extra("huggingface_hub").save_torch_state_dict(

@@ -56,16 +56,21 @@ def export_folder(
     load_extra("transformers")
     console = console or Console()
     model = run.model.to(DTYPES[dtype])
-    choice, evaluation = choose_class(model), stored_evaluation(run)
+    choice = choose_class(model)
+    evaluation = stored_evaluation(run)
     with _new_folder(out) as folder:
         controls = _controls(run)
         write_model(model, choice, folder, controls)
         write_json(folder / "generation_config.json", _generation(run, controls))
-        files = tokenizer_files(run.tokenizer, add_bos=run.settings.data.bos, max_length=model.train_length)
+        files = tokenizer_files(
+            run.tokenizer, add_bos=run.settings.data.bos, max_length=model.train_length
+        )
         for name, content in files.items():
             (folder / name).write_bytes(content)
         parity = []
-        for one in measure(model.float(), folder, choice.model_type, parity_lengths(model, multiples)):
+        for one in measure(
+            model.float(), folder, choice.model_type, parity_lengths(model, multiples)
+        ):
             console.info(
                 f"{one.length:,} tokens: logits differ by at most {one.difference:.1e} "
                 f"(tolerance {one.tolerance:.1e})"

@@ -16,12 +16,14 @@ from interop.huggingface.weights import to_half, weight_map
 from model import Transformer
 from model.position.temperature import Ministral3Temperature
 
-NO_SINK = -1e9  # logit of a sink without weight; finite in every dtype but float16, where it is −inf
+# logit of a sink without weight; finite in every dtype but float16, where it is −inf
+NO_SINK = -1e9
 
 
 def config(model: Transformer, choice: ClassChoice) -> dict[str, Any]:
     """The entries of config.json that describe the model."""
-    s, model_type = model.settings, choice.model_type
+    s = model.settings
+    model_type = choice.model_type
     assert model_type is not None
     found: dict[str, Any] = {
         "architectures": [FAMILIES[model_type].architecture],
@@ -61,7 +63,9 @@ def _rope_parameters(model: Transformer, choice: ClassChoice) -> dict[str, Any]:
         windowed = [(model.settings.kinds[kind].window is not None, table) for kind, table in kinds]
         found: dict[str, Any] = {}
         for name, is_windowed in ((FULL, False), (SLIDING, True)):
-            of_type = [table for windows, table in windowed if windows == is_windowed] or choice.tables
+            of_type = [
+                table for windows, table in windowed if windows == is_windowed
+            ] or choice.tables
             found[name] = _parameters(model, choice, of_type)
         truncated = [of_type.pop("truncate") for of_type in found.values() if "truncate" in of_type]
         return found | ({"truncate": truncated[0]} if truncated else {})
@@ -95,7 +99,8 @@ def _parameters(
 
 def _layers(model: Transformer, choice: ClassChoice) -> dict[str, Any]:
     """Windows, layers without positions, and bases of each layer."""
-    s, model_type = model.settings, choice.model_type
+    s = model.settings
+    model_type = choice.model_type
     windows = [s.kinds[kind].window for kind in s.layer_kinds]
     window = next((w for w in windows if w), None)
     types = [SLIDING if w else FULL for w in windows]
@@ -103,7 +108,11 @@ def _layers(model: Transformer, choice: ClassChoice) -> dict[str, Any]:
         return {"sliding_window": window}
     found: dict[str, Any] = {}
     if model_type in ("qwen2", "qwen3", "smollm3"):
-        found = {"use_sliding_window": window is not None, "sliding_window": window, "layer_types": types}
+        found = {
+            "use_sliding_window": window is not None,
+            "sliding_window": window,
+            "layer_types": types,
+        }
     if model_type == "smollm3":
         found["no_rope_layers"] = [int(table is not None) for table in choice.tables]
     if model_type in ("granite_swa", "olmo3"):
@@ -170,7 +179,8 @@ def _fold(
 
 
 def _to_half(ours: dict[str, Tensor], prefix: str, model: Transformer, table: RopeTable) -> None:
-    s, rotated = model.settings, 2 * len(table.frequencies)
+    s = model.settings
+    rotated = 2 * len(table.frequencies)
     for letter, heads in (("q", s.heads), ("k", s.kv_heads)):
         for name, count in (
             (f"{prefix}w{letter}.weight", heads),

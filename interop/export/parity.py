@@ -78,10 +78,13 @@ def measure(
 @contextmanager
 def _loaded(folder: Path, model_type: str | None) -> Iterator[Any]:
     transformers = load_extra("transformers")
-    load, module = transformers.AutoModelForCausalLM, None
+    load = transformers.AutoModelForCausalLM
+    module = None
     if model_type is None:
         # Our own file, loaded directly: transformers would copy it to the user's cache.
-        spec = importlib.util.spec_from_file_location(generated.MODULE, folder / f"{generated.MODULE}.py")
+        spec = importlib.util.spec_from_file_location(
+            generated.MODULE, folder / f"{generated.MODULE}.py"
+        )
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         sys.modules[generated.MODULE] = module  # dataclasses look it up
@@ -109,7 +112,8 @@ def _compared(model: Transformer, theirs: Any, model_type: str | None, length: i
     ids = torch.randint(0, model.vocab_size, (1, length), generator=generator)
     # Frequencies that follow the length would leave keys of other frequencies in transformers' cache.
     size = length if model.depends_on_length and model_type else CHUNK
-    cache, positions = Cache(model, 1, length), TokenPositions.plain(length)
+    cache = Cache(model, 1, length)
+    positions = TokenPositions.plain(length)
     past = None if model_type else sys.modules[generated.MODULE].SextantCache(theirs, length)
     difference = largest = 0.0
     for start in range(0, length, size):

@@ -21,7 +21,8 @@ from model.position.scaling import (
 from model.position.schemes.learned_rope import LearnedRope
 from model.position.schemes.rope import Rope, RopeSettings
 
-STILL = 1e30  # divisor of the frequency of a pair that is not rotated: sin(n·θ) is below 1e-23 for any n
+# divisor of the frequency of a pair that is not rotated: sin(n·θ) is below 1e-23 for any n
+STILL = 1e30
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,8 @@ def rope_table(scheme: PositionalScheme) -> RopeTable | str:
         frequencies = tuple(scheme.frequencies().detach().double().tolist())
         return RopeTable(scheme.settings.theta, frequencies, 1.0, scheme.settings.layout, None)
     assert isinstance(scheme, Rope)
-    settings, geometry = scheme.settings, scheme.geometry
+    settings = scheme.settings
+    geometry = scheme.geometry
     scaling = settings.scaling
     if not isinstance(settings.remap, NoRemap):
         return f"remap {settings.remap.name} treats pairs differently by distance"
@@ -88,12 +90,15 @@ def rope_table(scheme: PositionalScheme) -> RopeTable | str:
     if scaling.depends_on_length and native is None:
         return f"scaling {scaling.name} depends on the declared length"
     frequencies, amplitude = scheme.frequencies(scheme.stretch(geometry.original_length))
-    return RopeTable(settings.theta, tuple(frequencies.tolist()), amplitude, settings.layout, native)
+    return RopeTable(
+        settings.theta, tuple(frequencies.tolist()), amplitude, settings.layout, native
+    )
 
 
 def _native(scaling: Scaling, scheme: Rope) -> tuple[tuple[str, Any], ...] | None:
     """transformers' parameters of a scaling method, or None if it has no such kind."""
-    length, train_length = scheme.geometry.original_length, scheme.geometry.train_length
+    length = scheme.geometry.original_length
+    train_length = scheme.geometry.train_length
     if isinstance(scaling, NoScaling):
         return _default()
     if isinstance(scaling, DynamicScaling):
@@ -108,8 +113,11 @@ def _native(scaling: Scaling, scheme: Rope) -> tuple[tuple[str, Any], ...] | Non
         return _items("linear", factor=stretch)
     original = {"original_max_position_embeddings": length}
     if isinstance(scaling, Llama3Scaling):
-        low, high = scaling.low_freq_factor, scaling.high_freq_factor
-        return _items("llama3", factor=stretch, low_freq_factor=low, high_freq_factor=high, **original)
+        low = scaling.low_freq_factor
+        high = scaling.high_freq_factor
+        return _items(
+            "llama3", factor=stretch, low_freq_factor=low, high_freq_factor=high, **original
+        )
     if isinstance(scaling, YaRNScaling) and scaling.ramp == "dim":
         low, high = ramp_ends(scheme.spectrum(), length, scaling.beta_fast, scaling.beta_slow)
         if high <= 0 or low > scheme.dims - 1:  # transformers reverses the ramp
@@ -120,7 +128,9 @@ def _native(scaling: Scaling, scheme: Rope) -> tuple[tuple[str, Any], ...] | Non
             beta_fast=scaling.beta_fast,
             beta_slow=scaling.beta_slow,
             truncate=scaling.truncate,
-            **_amplitude(scaling.attention_factor or scaling.mscale, scheme.frequencies(stretch)[1]),
+            **_amplitude(
+                scaling.attention_factor or scaling.mscale, scheme.frequencies(stretch)[1]
+            ),
             **original,
         )
     return None

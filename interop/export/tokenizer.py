@@ -12,7 +12,9 @@ from interop.extras import load_extra
 
 SPACE = "\u2581"  # a space inside the pieces of sentencepiece
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # types of pieces
-UNIGRAM, BPE = 1, 2  # types of models
+# types of models
+UNIGRAM = 1
+BPE = 2
 PROBES = (
     "The 2 quick  brown\n\n\tfoxes' (jumps) = {over}: [lazy] dogs; 12,345.67% @#$&*_-+|\\~`^\"<>?/!\n",
     " Leading and trailing spaces ",
@@ -76,7 +78,12 @@ def _check(content: bytes, tokenizer: Tokenizer, texts: tuple[str, ...]) -> None
         found = exported.encode(text, add_special_tokens=False).ids
         if found != tokenizer.encode(text):
             at = next(
-                (i for i, (a, b) in enumerate(zip(found, tokenizer.encode(text), strict=False)) if a != b), 0
+                (
+                    i
+                    for i, (a, b) in enumerate(zip(found, tokenizer.encode(text), strict=False))
+                    if a != b
+                ),
+                0,
             )
             raise InteropError(
                 f"the tokenizer cannot be exported: tokenizer.json and ours differ on {text[:40]!r} from "
@@ -116,10 +123,18 @@ def _of_bytes(tokenizer: ByteTokenizer) -> dict[str, Any]:
     # GPT-2's characters for bytes, which ByteLevel uses.
     characters = {byte: chr(byte) for byte in printable}
     characters |= {byte: chr(256 + n) for n, byte in enumerate(others)}
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    byte_level = {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": True,
+        "use_regex": False,
+    }
     assert tokenizer.bos_id is not None and tokenizer.eos_id is not None
     return _whole(
-        added_tokens=[_added(tokenizer.bos_id, "<|bos|>", True), _added(tokenizer.eos_id, "<|eos|>", True)],
+        added_tokens=[
+            _added(tokenizer.bos_id, "<|bos|>", True),
+            _added(tokenizer.eos_id, "<|eos|>", True),
+        ],
         normalizer=None,
         pre_tokenizer=byte_level,
         post_processor=None,
@@ -144,7 +159,8 @@ def _bpe(vocabulary: dict[str, int], merges: list[list[str]], **options: Any) ->
 def _of_sentencepiece(tokenizer: SentencePieceTokenizer) -> dict[str, Any]:
     model: Any = load_extra("sentencepiece.sentencepiece_model_pb2").ModelProto()
     model.ParseFromString(tokenizer.model)
-    kind, spec = model.trainer_spec.model_type, model.normalizer_spec
+    kind = model.trainer_spec.model_type
+    spec = model.normalizer_spec
     if kind not in (UNIGRAM, BPE):
         raise InteropError("only BPE and unigram models of sentencepiece can be exported")
     pieces = [(one.piece, one.score, one.type) for one in model.pieces]
@@ -168,7 +184,9 @@ def _of_sentencepiece(tokenizer: SentencePieceTokenizer) -> dict[str, Any]:
             "byte_fallback": byte_fallback,
         }
     added = [
-        _added(i, piece.replace(SPACE, " ") if type_ == USER_DEFINED else piece, type_ != USER_DEFINED)
+        _added(
+            i, piece.replace(SPACE, " ") if type_ == USER_DEFINED else piece, type_ != USER_DEFINED
+        )
         for i, (piece, _, type_) in enumerate(pieces)
         if type_ in (CONTROL, UNKNOWN, USER_DEFINED)
     ]
@@ -201,7 +219,11 @@ def _of_sentencepiece(tokenizer: SentencePieceTokenizer) -> dict[str, Any]:
 
 def _merges(pieces: list[tuple[str, float, int]]) -> list[list[str]]:
     """The merges of a BPE vocabulary, in the order in which sentencepiece prefers their results."""
-    ids = {piece: i for i, (piece, _, type_) in enumerate(pieces) if type_ in (NORMAL, BYTE, USER_DEFINED)}
+    ids = {
+        piece: i
+        for i, (piece, _, type_) in enumerate(pieces)
+        if type_ in (NORMAL, BYTE, USER_DEFINED)
+    }
     found = []
     for piece, score, type_ in pieces:
         if type_ != NORMAL:

@@ -45,11 +45,9 @@ PHI3 = {
     "ffn_down.weight": "mlp.down_proj.weight",
 }
 # Divisors of the rotary frequencies: metadata in the form of tensors.
-ROPE_FREQS, ROPE_LONG, ROPE_SHORT = (
-    "rope_freqs.weight",
-    "rope_factors_long.weight",
-    "rope_factors_short.weight",
-)
+ROPE_FREQS = "rope_freqs.weight"
+ROPE_LONG = "rope_factors_long.weight"
+ROPE_SHORT = "rope_factors_short.weight"
 PERMUTED = ("attn_q.weight", "attn_k.weight", "attn_q.bias", "attn_k.bias")
 
 

@@ -83,19 +83,28 @@ def export_gguf(
 
 
 def _compare(
-    model: Transformer, draft: Path, out: Path, dtype: str, multiples: Sequence[int], console: Console
+    model: Transformer,
+    draft: Path,
+    out: Path,
+    dtype: str,
+    multiples: Sequence[int],
+    console: Console,
 ) -> dict[int, float]:
     lengths = [multiple * model.train_length for multiple in sorted(multiples)]
     lengths = [length for length in lengths if length * model.vocab_size <= MOST_LOGITS]
     found = {}
     for length in lengths:
-        ids = torch.randint(model.vocab_size, (length,), generator=torch.Generator().manual_seed(length))
+        ids = torch.randint(
+            model.vocab_size, (length,), generator=torch.Generator().manual_seed(length)
+        )
         (theirs,) = run_jobs([{"file": str(draft), "ids": ids.tolist()}])
         with torch.no_grad():
             ours = model(ids[None], TokenPositions.plain(length))[0].numpy()
         found[length] = float(np.abs(theirs["logits"] - ours).max() / np.abs(ours).max())
         limit = TOLERANCES[dtype] + PER_TOKEN * length
-        console.info(f"{length:,} tokens: logits differ by {found[length]:.1e} (tolerance {limit:.1e})")
+        console.info(
+            f"{length:,} tokens: logits differ by {found[length]:.1e} (tolerance {limit:.1e})"
+        )
         if not found[length] <= limit:
             raise InteropError(
                 f"{out} was not written: at {length:,} tokens llama.cpp's logits differ from ours by "

@@ -42,7 +42,8 @@ def run_jobs(jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
         InteropError: llama.cpp does not load a file, or aborts.
     """
     with tempfile.TemporaryDirectory() as folder:
-        jobs_file, out = Path(folder) / "jobs.json", Path(folder) / "out.npz"
+        jobs_file = Path(folder) / "jobs.json"
+        out = Path(folder) / "out.npz"
         jobs_file.write_text(json.dumps(jobs))
         command = [sys.executable, __file__, str(jobs_file), str(out)]
         environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
@@ -79,7 +80,8 @@ def _main(jobs_file: str, out_file: str) -> None:
 
 
 def _run(llama_cpp: Any, job: dict[str, Any]) -> dict[str, np.ndarray]:
-    ids, has_weights = list(job.get("ids", [])), "ids" in job
+    ids = list(job.get("ids", []))
+    has_weights = "ids" in job
     llm = llama_cpp.Llama(
         job["file"],
         n_ctx=len(ids) + job.get("new", 0) + 1,

@@ -16,8 +16,11 @@ _SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 _QWEN35 = LLAMA3_SINGLE_DIGITS.replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(
     r"[^\s\p{L}\p{N}]+", r"[^\s\p{L}\p{M}\p{N}]+"
 )
-_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_CASED = tuple(rf"[^\r\n\p{{L}}\p{{N}}]?{words}" for words in (f"{_UPPER}*{_LOWER}+", f"{_UPPER}+{_LOWER}*"))
+_UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
+_LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_CASED = tuple(
+    rf"[^\r\n\p{{L}}\p{{N}}]?{words}" for words in (f"{_UPPER}*{_LOWER}+", f"{_UPPER}+{_LOWER}*")
+)
 _REST = rf" ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
 _TEKKEN = rf"{_CASED[0]}|{_CASED[1]}|\p{{N}}|{_REST}"
 _GPT4O = rf"{_CASED[0]}{_CONTRACTIONS}?|{_CASED[1]}{_CONTRACTIONS}?|\p{{N}}{{1,3}}|{_REST}"
@@ -49,7 +52,9 @@ class PreTokenizer:
             steps.append({"type": "Digits", "individual_digits": True})
         if self.pattern is not None:
             regex = {"Regex": self.pattern}
-            steps.append({"type": "Split", "pattern": regex, "behavior": "Isolated", "invert": False})
+            steps.append(
+                {"type": "Split", "pattern": regex, "behavior": "Isolated", "invert": False}
+            )
         steps.append(
             {
                 "type": "ByteLevel",
@@ -61,18 +66,28 @@ class PreTokenizer:
         return steps[0] if len(steps) == 1 else {"type": "Sequence", "pretokenizers": steps}
 
 
-_GPT2_STYLE, _SMOLLM_STYLE = PreTokenizer(), PreTokenizer(digits=True)
+_GPT2_STYLE = PreTokenizer()
+_SMOLLM_STYLE = PreTokenizer(digits=True)
 _LLAMA3_STYLE = PreTokenizer(LLAMA3, ignore_merges=True, add_bos=True)
-_QWEN2_STYLE, _GPT4O_STYLE = PreTokenizer(LLAMA3_SINGLE_DIGITS), PreTokenizer(_GPT4O, exact=False)
+_QWEN2_STYLE = PreTokenizer(LLAMA3_SINGLE_DIGITS)
+_GPT4O_STYLE = PreTokenizer(_GPT4O, exact=False)
 
 # The first name of each style is the one written by an export.
 PRE_TOKENIZERS: dict[str, PreTokenizer] = {
-    **dict.fromkeys(("gpt-2", "phi-2", "olmo", "mpt", "jais", "trillion", "granite-docling"), _GPT2_STYLE),
-    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone"), _SMOLLM_STYLE),
+    **dict.fromkeys(
+        ("gpt-2", "phi-2", "olmo", "mpt", "jais", "trillion", "granite-docling"), _GPT2_STYLE
+    ),
+    **dict.fromkeys(
+        ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone"), _SMOLLM_STYLE
+    ),
     "minerva-7b": _SMOLLM_STYLE,
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "lfm2"), _LLAMA3_STYLE),
+    **dict.fromkeys(
+        ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "lfm2"), _LLAMA3_STYLE
+    ),
     **dict.fromkeys(("dbrx", "smaug-bpe"), PreTokenizer(LLAMA3)),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2", "megrez", "solar-open"), _QWEN2_STYLE),
+    **dict.fromkeys(
+        ("qwen2", "deepseek-r1-qwen", "stablelm2", "megrez", "solar-open"), _QWEN2_STYLE
+    ),
     "qwen35": PreTokenizer(_QWEN35),
     "tekken": PreTokenizer(_TEKKEN, ignore_merges=True, add_bos=True, exact=False),
     **dict.fromkeys(("gpt-4o", "llama4"), _GPT4O_STYLE),

@@ -23,7 +23,8 @@ def overrides_of(settings: Mapping[str, Any]) -> list[str]:
             "model.position.scaling.name=yarn"
         )
     return [
-        f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in settings.items()
+        f"{key}={value if isinstance(value, str) else json.dumps(value)}"
+        for key, value in settings.items()
     ]
 
 

@@ -94,7 +94,8 @@ class SextantLM(TemplateLM):
         super().__init__()
         prefer_installed()
         self._ranks = join_processes()
-        self._rank, self._world_size = self._ranks.rank, self._ranks.world
+        self._rank = self._ranks.rank
+        self._world_size = self._ranks.world
         changes = [*overrides, *overrides_of(settings)]
         if isinstance(run, LoadedRun):
             if changes or any(x is not None for x in (method, checkpoint, weights, device, dtype)):
@@ -106,15 +107,20 @@ class SextantLM(TemplateLM):
         else:
             # The harness passes cuda:0 where the user gives no device.
             wanted = "auto" if device in (None, "cuda", "cuda:0") else str(device)
-            place, arithmetic = self._ranks.device(wanted), dtype_named(dtype)
+            place = self._ranks.device(wanted)
+            arithmetic = dtype_named(dtype)
             loaded = load(run_of(run), (), place, arithmetic, checkpoint, weights=weights)
             if method is not None:
-                chosen = resolve_methods([method], builtin_methods(), loaded.settings.train_length)[-1]
+                chosen = resolve_methods([method], builtin_methods(), loaded.settings.train_length)[
+                    -1
+                ]
                 changes = [*chosen.overrides, *changes]
             changed = override(loaded.settings, changes)
             loaded.model.reposition(changed.model)
             loaded = replace(loaded, settings=changed)
-        self.run, self.overrides, self.model = loaded, changes, loaded.model
+        self.run = loaded
+        self.overrides = changes
+        self.model = loaded.model
         self._tokenizer = loaded.tokenizer
         trained = loaded.settings.train_length
         if method == TRUNCATE and max_length not in (None, trained):
@@ -128,14 +134,16 @@ class SextantLM(TemplateLM):
                 f"max_length={self.max_length} is beyond the positions of this run, which end after {limit} "
                 "tokens; decrease it or set a method that extends them"
             )
-        self.max_gen_toks, self.seed = positive("max_gen_toks", max_gen_toks), seed
+        self.max_gen_toks = positive("max_gen_toks", max_gen_toks)
+        self.seed = seed
         self.batch_size = batch_size if batch_size == "auto" else positive("batch_size", batch_size)
         self.max_batch_size = max_batch_size or 64
         self._add_bos, self._prefix = self._special_tokens(add_bos_token, prefix_token_id)
 
     def _special_tokens(self, add_bos: bool | None, prefix: int | None) -> tuple[bool, int | None]:
         """Whether texts start with BOS, and the token before a text without context."""
-        tokenizer, data = self._tokenizer, self.run.settings.data
+        tokenizer = self._tokenizer
+        data = self.run.settings.data
         if add_bos and tokenizer.bos_id is None:
             raise InteropError("add_bos_token=true, but the tokenizer of this run has no BOS token")
         if prefix is not None and not 0 <= prefix < self.model.vocab_size:
@@ -169,7 +177,9 @@ class SextantLM(TemplateLM):
         return self._prefix
 
     def all_gather(self, tensor: Tensor) -> Tensor:
-        return torch.cat([part.reshape(-1) for part in self._ranks.collect(tensor.cpu())]).to(tensor.device)
+        return torch.cat([part.reshape(-1) for part in self._ranks.collect(tensor.cpu())]).to(
+            tensor.device
+        )
 
     def gather_object(self, obj: Any, dst: int = 0) -> list[Any] | None:
         found = self._ranks.collect(obj)
@@ -197,7 +207,9 @@ class SextantLM(TemplateLM):
 
     # Text to tokens
 
-    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:  # pyright: ignore
+    def tok_encode(
+        self, string: str, add_special_tokens: bool | None = None, **_: Any
+    ) -> list[int]:  # pyright: ignore
         bos = self._add_bos if add_special_tokens is None else add_special_tokens
         prefix = [self._tokenizer.bos_id] if bos and self._tokenizer.bos_id is not None else []
         return prefix + self._tokenizer.encode(string)
@@ -215,7 +227,9 @@ class SextantLM(TemplateLM):
                     f"context, but 1 to max_length={self.max_length} can be scored"
                 )
         # A context of spaces alone belongs to the continuation.
-        requests = [(texts, context or [self.prefix_token_id], last) for texts, context, last in requests]
+        requests = [
+            (texts, context or [self.prefix_token_id], last) for texts, context, last in requests
+        ]
         truncated = sum(len(a) + len(b) > self.max_length + 1 for _, a, b in requests)
         if truncated:
             log.warning(
@@ -228,7 +242,8 @@ class SextantLM(TemplateLM):
         sharing: dict[tuple[int, ...], list[int]] = defaultdict(list)
         for index, (_, context, continuation) in enumerate(requests):
             sharing[tuple((context + continuation)[-(self.max_length + 1) :][:-1])].append(index)
-        inputs, members = list(sharing), list(sharing.values())
+        inputs = list(sharing)
+        members = list(sharing.values())
         answers: list[tuple[float, bool]] = [(0.0, False)] * len(requests)
         with self._progress(len(requests), "loglikelihood", disable_tqdm) as bar:
             for batch in self._batches([len(row) for row in inputs], self.model.depends_on_length):
@@ -243,12 +258,15 @@ class SextantLM(TemplateLM):
                     bar.update(len(members[i]))
         return answers
 
-    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
+    def loglikelihood_rolling(
+        self, requests: list[Instance], disable_tqdm: bool = False
+    ) -> list[float]:
         """Log-likelihood of whole texts, in windows of `max_length` inputs that predict each token once.
 
         As in the `hf` model, a leading BOS is itself predicted, from the prefix token.
         """
-        owner, windows = [], []
+        owner = []
+        windows = []
         for index, (string,) in enumerate(request.args for request in requests):
             parts = get_rolling_token_windows(
                 self.tok_encode(string), self.prefix_token_id, self.max_length, context_len=1
@@ -273,12 +291,16 @@ class SextantLM(TemplateLM):
     def _logits(self, rows: Sequence[Sequence[int]], keeps: Sequence[int]) -> list[Tensor]:
         """Logits (keep, V) after the last `keep` tokens of each row."""
         tokens, keep = self._padded(rows, keeps)
-        logits = self.model(tokens, TokenPositions.plain(tokens.shape[1], device=self.device), keep=keep)
+        logits = self.model(
+            tokens, TokenPositions.plain(tokens.shape[1], device=self.device), keep=keep
+        )
         ends = [len(row) - tokens.shape[1] + keep for row in rows]
         return [one[end - count : end] for one, end, count in zip(logits, ends, keeps, strict=True)]
 
     @torch.no_grad()
-    def _likelihoods(self, rows: Sequence[Sequence[int]], targets: Sequence[list[int]]) -> list[float]:
+    def _likelihoods(
+        self, rows: Sequence[Sequence[int]], targets: Sequence[list[int]]
+    ) -> list[float]:
         """Log-likelihood of the targets, which follow the last tokens of each row; without all logits."""
         tokens, keep = self._padded(rows, [len(target) for target in targets])
         wanted = torch.full((len(rows), keep), IGNORED)
@@ -307,7 +329,8 @@ class SextantLM(TemplateLM):
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """Continuations of contexts, up to EOS, a stop string or `max_gen_toks` tokens."""
         occurred: Counter[str] = Counter()
-        prompts, groups = [], defaultdict(list)
+        prompts = []
+        groups = defaultdict(list)
         for index, request in enumerate(requests):
             arguments: Any = request.args
             context, settings = arguments
@@ -328,7 +351,9 @@ class SextantLM(TemplateLM):
                     bar.update(len(batch))
         return texts
 
-    def _generate(self, prompts: Sequence[tuple[str, list[int], int]], arguments: dict) -> list[str]:
+    def _generate(
+        self, prompts: Sequence[tuple[str, list[int], int]], arguments: dict
+    ) -> list[str]:
         """The texts generated after prompts (text, ids, number of earlier occurrences), as one batch."""
         stops, tokens, sampling = self._generation_settings(arguments)
         room = self.max_length - tokens
@@ -341,7 +366,9 @@ class SextantLM(TemplateLM):
         for index, (context, ids, occurrence) in enumerate(prompts):
             seed = int(canonical_hash([self.seed, context, occurrence])[:12], 16)
             stream = TextStream(self._tokenizer, stops)
-            samples.append(Sample(context, ids[-room:] or [self.prefix_token_id], index, seed, stream))
+            samples.append(
+                Sample(context, ids[-room:] or [self.prefix_token_id], index, seed, stream)
+            )
         for _ in generate_samples(self.run.model, self._tokenizer, samples, tokens, sampling):
             pass
         return [
@@ -352,7 +379,8 @@ class SextantLM(TemplateLM):
     def _generation_settings(self, arguments: dict) -> tuple[list[str], int, SamplingParams]:
         """Stop strings, number of new tokens and sampling parameters of a task's generation arguments."""
         given: dict[str, Any] = dict(normalize_gen_kwargs(arguments, self.max_gen_toks))
-        stops, tokens = [stop for stop in given.pop("until") if stop], given.pop("max_gen_toks")
+        stops = [stop for stop in given.pop("until") if stop]
+        tokens = given.pop("max_gen_toks")
         sample = given.pop("do_sample", False)
         for key, accepted in _PLAIN.items():
             if given.pop(key, accepted[0]) not in accepted:
@@ -376,7 +404,8 @@ class SextantLM(TemplateLM):
         batch: list[int] = []
         for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
             if batch and (
-                len(batch) == self._rows(lengths[batch[0]]) or (equal and lengths[i] != lengths[batch[0]])
+                len(batch) == self._rows(lengths[batch[0]])
+                or (equal and lengths[i] != lengths[batch[0]])
             ):
                 yield batch
                 batch = []
@@ -391,7 +420,9 @@ class SextantLM(TemplateLM):
         return max(1, min(self.max_batch_size, AUTO_TOKENS // max(1, longest)))
 
     def _progress(self, total: int, what: str, disabled: bool) -> tqdm:
-        return tqdm(total=total, desc=f"Running {what} requests", disable=disabled or self.rank != 0)
+        return tqdm(
+            total=total, desc=f"Running {what} requests", disable=disabled or self.rank != 0
+        )
 
 
 def _likelihood(logits: Tensor, tokens: Sequence[int]) -> tuple[float, bool]:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from errors import InteropError
 
-TASKS = Path(__file__).resolve().parent / "tasks"  # for `--include_path` and TaskManager(include_path=...)
+# for `--include_path` and TaskManager(include_path=...)
+TASKS = Path(__file__).resolve().parent / "tasks"
 SHADOWED = ("evaluate", "lm_eval")  # packages with the name of one of our scripts
 
 

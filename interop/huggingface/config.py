@@ -15,7 +15,8 @@ from interop.huggingface.rope import RopeSource, read_rope, rope_parameters
 from model import ModelSettings
 
 GENERATED = "sextant"  # model_type of folders with a generated modeling file
-FULL, SLIDING = "full_attention", "sliding_attention"
+FULL = "full_attention"
+SLIDING = "sliding_attention"
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,9 @@ class ImportedShape:
     eos_ids: tuple[int, ...]
 
 
-def read_config(config: dict[str, Any], file: str, position: dict[str, Any] | None = None) -> ImportedShape:
+def read_config(
+    config: dict[str, Any], file: str, position: dict[str, Any] | None = None
+) -> ImportedShape:
     """The model that a config describes.
 
     Args:
@@ -87,7 +90,9 @@ def _settings(values: Any, file: str) -> ModelSettings:
     except ValidationError as error:
         first = error.errors()[0]
         where = "".join(f"{part}: " for part in [".".join(map(str, first["loc"]))] if part)
-        raise InteropError(f"{file}: {where}{first['msg'].removeprefix('Value error, ')}") from error
+        raise InteropError(
+            f"{file}: {where}{first['msg'].removeprefix('Value error, ')}"
+        ) from error
 
 
 def _generated(reader: ConfigReader) -> ImportedShape:
@@ -136,7 +141,10 @@ _NEUTRAL: dict[str, tuple] = {
     **dict.fromkeys(("embedding_multiplier", "residual_multiplier", "logits_scaling"), (None, 1)),
     "attention_multiplier": (None,),
 }
-_HINTS = {"quantization_config": "save the weights unquantized", "hidden_act": "only 'silu' is supported"}
+_HINTS = {
+    "quantization_config": "save the weights unquantized",
+    "hidden_act": "only 'silu' is supported",
+}
 
 
 def _refuse(reader: ConfigReader) -> None:
@@ -145,7 +153,9 @@ def _refuse(reader: ConfigReader) -> None:
         value = reader.get(key)
         if key not in reader.defaults and value not in accepted:
             hint = _HINTS.get(key, f"{reader.get('model_type')} models do not have it")
-            raise InteropError(f"{reader.file}: {key} = {as_json(value)} cannot be imported: {hint}")
+            raise InteropError(
+                f"{reader.file}: {key} = {as_json(value)} cannot be imported: {hint}"
+            )
 
 
 def _changes(reader: ConfigReader) -> dict[str, Any]:
@@ -167,14 +177,18 @@ def _changes(reader: ConfigReader) -> dict[str, Any]:
     return found
 
 
-def _position(reader: ConfigReader, family: Family, head_dim: int) -> tuple[dict[str, Any], int | None]:
+def _position(
+    reader: ConfigReader, family: Family, head_dim: int
+) -> tuple[dict[str, Any], int | None]:
     """Our position settings, one scheme or a pattern of layers, and L0."""
     by_type = rope_parameters(reader)
-    types, thetas = _layer_types(reader), _layer_thetas(reader)
+    types = _layer_types(reader)
+    thetas = _layer_thetas(reader)
     window = reader.number("sliding_window", int, None)
     if SLIDING in types and window is None:
         raise InteropError(f"{reader.file}: layer_types has {SLIDING}, but sliding_window is null")
-    schemes, lengths = [], set()
+    schemes = []
+    lengths = set()
     for layer_type, theta in zip(types, thetas, strict=True):
         parameters = by_type.get(layer_type) or by_type[""]
         if theta:
@@ -207,8 +221,10 @@ def _modifiers(reader: ConfigReader, parameters: ConfigReader) -> dict[str, Any]
 
 def _layer_types(reader: ConfigReader) -> list[str]:
     """`full_attention` or `sliding_attention` of each layer."""
-    layers, model_type = reader.number("num_hidden_layers", int), reader.get("model_type")
-    given, window = reader.get("layer_types"), reader.get("sliding_window")
+    layers = reader.number("num_hidden_layers", int)
+    model_type = reader.get("model_type")
+    given = reader.get("layer_types")
+    window = reader.get("sliding_window")
     if model_type in ("mistral", "ministral3", "phi3"):
         return [FULL if window is None else SLIDING] * layers
     if given is not None:
@@ -235,7 +251,8 @@ def _layer_types(reader: ConfigReader) -> list[str]:
 
 def _layer_thetas(reader: ConfigReader) -> list[float | None]:
     """The base of each layer where it has its own; 0 without positions, None for that of all layers."""
-    layers, model_type = reader.number("num_hidden_layers", int), reader.get("model_type")
+    layers = reader.number("num_hidden_layers", int)
+    model_type = reader.get("model_type")
     if model_type == "granite_swa":
         given = reader.numbers("layer_rope_theta", layers)
         return [None] * layers if given is None else [*given[:layers]]
@@ -265,7 +282,9 @@ def _pattern(schemes: list[dict[str, Any]]) -> dict[str, Any]:
     if len(kinds) == 1:
         return schemes[0]
     count = len(names)
-    period = next(p for p in range(1, count + 1) if all(names[i] == names[i % p] for i in range(count)))
+    period = next(
+        p for p in range(1, count + 1) if all(names[i] == names[i % p] for i in range(count))
+    )
     return {"name": "pattern", "layers": names[:period], "kinds": kinds}
 
 

@@ -13,7 +13,9 @@ from torch import Tensor
 from errors import InteropError
 from interop.checkpoint import ForeignCheckpoint, StoredTensor, some
 
-CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+CONFIG = "config.json"
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
 GENERATION = "generation_config.json"
 TOKENIZERS = ("tokenizer.json", "tokenizer.model")  # the first that exists
 DTYPES = ("F32", "F16", "BF16")  # each becomes float32 without loss
@@ -64,8 +66,14 @@ def _sharded(folder: Path) -> dict[str, StoredTensor]:
         raise InteropError(f"{folder / INDEX} has no weight_map")
     for name, file in index.items():
         # An index is foreign input: it must not lead out of its folder.
-        if not isinstance(file, str) or Path(file).name != file or not file.endswith(".safetensors"):
-            raise InteropError(f"{folder / INDEX}: {name} is in {file!r}, not in a shard of this folder")
+        if (
+            not isinstance(file, str)
+            or Path(file).name != file
+            or not file.endswith(".safetensors")
+        ):
+            raise InteropError(
+                f"{folder / INDEX}: {name} is in {file!r}, not in a shard of this folder"
+            )
     shards = sorted(set(index.values()))
     for file in shards:
         if not (folder / file).is_file():

@@ -26,13 +26,18 @@ def download(name: str) -> Path:
     """
     found = NAME.fullmatch(name)
     if found is None:
-        raise InteropError(f"hf:{name}: no such folder, and not a name on the Hugging Face hub (ORG/MODEL)")
+        raise InteropError(
+            f"hf:{name}: no such folder, and not a name on the Hugging Face hub (ORG/MODEL)"
+        )
     import huggingface_hub  # imported here: takes a second that local folders do not need
 
     try:
         return Path(
             huggingface_hub.snapshot_download(
-                found["name"], revision=found["revision"], allow_patterns=WANTED, ignore_patterns=UNWANTED
+                found["name"],
+                revision=found["revision"],
+                allow_patterns=WANTED,
+                ignore_patterns=UNWANTED,
             )
         )
     except huggingface_hub.errors.GatedRepoError as error:

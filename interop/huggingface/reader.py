@@ -17,8 +17,12 @@ class ConfigReader:
         defaults: values of absent keys.
     """
 
-    def __init__(self, values: Mapping[str, Any], file: str, defaults: Mapping[str, Any] | None = None):
-        self.values, self.file, self.defaults = values, file, defaults or {}
+    def __init__(
+        self, values: Mapping[str, Any], file: str, defaults: Mapping[str, Any] | None = None
+    ):
+        self.values = values
+        self.file = file
+        self.defaults = defaults or {}
 
     def get(self, key: str) -> Any:
         """The value, its default if the key is absent, or None."""
@@ -36,7 +40,11 @@ class ConfigReader:
                 return default[0]
             raise InteropError(f"{self.file} has no '{key}', which its model requires")
         accepted = (int,) if kind is int else (int, float)
-        if isinstance(value, bool) or not isinstance(value, accepted) or not 0 < value < float("inf"):
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, accepted)
+            or not 0 < value < float("inf")
+        ):
             what = "an integer above 0" if kind is int else "a number above 0"
             raise InteropError(f"{self.file}: {key} must be {what}, got {value!r}")
         return value
@@ -57,7 +65,9 @@ class ConfigReader:
             for one in value
         )
         if not good:
-            raise InteropError(f"{self.file}: {key} must be a list of numbers of at least 0, got {value!r}")
+            raise InteropError(
+                f"{self.file}: {key} must be a list of numbers of at least 0, got {value!r}"
+            )
         if length is not None and len(value) < length:
             raise InteropError(f"{self.file}: {key} must have {length} entries, got {len(value)}")
         return value

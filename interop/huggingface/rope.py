@@ -18,7 +18,8 @@ from model.position.scaling import plain_frequencies, ramp_ends
 
 LAYOUT = "half"  # of the rotated features in transformers
 NESTED = ("full_attention", "sliding_attention")
-_CURRENT, _LEGACY = "rope_parameters", "rope_scaling"
+_CURRENT = "rope_parameters"
+_LEGACY = "rope_scaling"
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,8 @@ def _nested(found: dict[str, Any], file: str) -> dict[str, ConfigReader]:
 
 def _olmo3(config: ConfigReader) -> dict[str, ConfigReader]:
     """OLMo 3's `rope_scaling` is that of layers without windows, and `rope_parameters` are nested."""
-    found, scaling = config.get(_CURRENT) or {}, config.get(_LEGACY) or {}
+    found = config.get(_CURRENT) or {}
+    scaling = config.get(_LEGACY) or {}
     for key, value in ((_CURRENT, found), (_LEGACY, scaling)):
         if not isinstance(value, dict):
             raise InteropError(f"{config.file}: {key} must be an object, got {value!r}")
@@ -163,7 +165,10 @@ def _linear(source: RopeSource) -> tuple[dict[str, Any], None]:
 def _dynamic(source: RopeSource) -> tuple[dict[str, Any], int]:
     """L0 is `max_position_embeddings`. transformers recomputes the frequencies when a text grows under a
     cache and keeps the old keys; ours are those of a full forward pass of the declared length."""
-    return {"name": "dynamic", "factor": source.parameters.number("factor", float)}, source.train_length
+    return {
+        "name": "dynamic",
+        "factor": source.parameters.number("factor", float),
+    }, source.train_length
 
 
 def _llama3(source: RopeSource) -> tuple[dict[str, Any], int]:
@@ -173,7 +178,8 @@ def _llama3(source: RopeSource) -> tuple[dict[str, Any], int]:
 
 
 def _yarn(source: RopeSource) -> tuple[dict[str, Any], int]:
-    number, factor = source.parameters.number, source.factor
+    number = source.parameters.number
+    factor = source.factor
     amplitude = number("attention_factor", float, None)
     # transformers reads 0 as absent.
     mscale, mscale_all = (
@@ -181,8 +187,11 @@ def _yarn(source: RopeSource) -> tuple[dict[str, Any], int]:
         for key in ("mscale", "mscale_all_dim")
     )
     if amplitude is None and mscale and mscale_all:  # DeepSeek's form
-        amplitude = (0.1 * mscale * math.log(factor) + 1) / (0.1 * mscale_all * math.log(factor) + 1)
-    fast, slow = number("beta_fast", float, 32.0), number("beta_slow", float, 1.0)
+        amplitude = (0.1 * mscale * math.log(factor) + 1) / (
+            0.1 * mscale_all * math.log(factor) + 1
+        )
+    fast = number("beta_fast", float, 32.0)
+    slow = number("beta_slow", float, 1.0)
     _check_ramp(source, fast, slow)
     truncate = source.parameters.get("truncate")
     return {
@@ -200,7 +209,9 @@ def _check_ramp(source: RopeSource, fast: float, slow: float) -> None:
     """Refuse a yarn ramp outside the rotated pairs, which transformers reverses."""
     if fast <= slow:
         return  # refused by our settings
-    low, high = ramp_ends(plain_frequencies(source.theta, source.dims), source.original_length, fast, slow)
+    low, high = ramp_ends(
+        plain_frequencies(source.theta, source.dims), source.original_length, fast, slow
+    )
     if high <= 0 or low > source.dims - 1:
         raise InteropError(
             f"{source.parameters.file}: yarn cannot be imported with original_max_position_embeddings = "
@@ -213,7 +224,8 @@ def _longrope(source: RopeSource) -> tuple[dict[str, Any], int]:
     """The list of divisors follows the declared length; transformers switches when a text crosses L0."""
     lists = {}
     for key in ("short_factor", "long_factor"):
-        divisors, pairs = source.parameters.numbers(key), source.dims // 2
+        divisors = source.parameters.numbers(key)
+        pairs = source.dims // 2
         if divisors is None or len(divisors) != pairs or 0 in divisors:
             raise InteropError(
                 f"{source.parameters.file}: longrope requires {key}, a list of {pairs} numbers above 0, one "

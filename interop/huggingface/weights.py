@@ -14,7 +14,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-WeightMap = dict[str, tuple[str, ...]]  # a tensor of transformers -> our weights, concatenated along rows
+# a tensor of transformers -> our weights, concatenated along rows
+WeightMap = dict[str, tuple[str, ...]]
 
 OUTER: WeightMap = {
     "model.embed_tokens.weight": ("embed.weight",),
@@ -51,7 +52,11 @@ OLMO2: WeightMap = {
 }
 PHI3: WeightMap = {
     "input_layernorm.weight": ("attention_norm.weight",),
-    "self_attn.qkv_proj.weight": ("attention.wq.weight", "attention.wk.weight", "attention.wv.weight"),
+    "self_attn.qkv_proj.weight": (
+        "attention.wq.weight",
+        "attention.wk.weight",
+        "attention.wv.weight",
+    ),
     "self_attn.o_proj.weight": ("attention.wo.weight",),
     "post_attention_layernorm.weight": ("mlp_norm.weight",),
     "mlp.gate_up_proj.weight": ("mlp.gate.weight", "mlp.up.weight"),

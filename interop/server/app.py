@@ -30,7 +30,8 @@ from interop.server.requests import ApiError, CompletionRequest, parse_request
 from interop.server.served_run import ServedRun
 
 PAGE = Path(__file__).with_name("page.html")
-LOOPBACK = ["127.0.0.1", "localhost"]  # other Host headers are refused: they come from pages of other sites
+# other Host headers are refused: they come from pages of other sites
+LOOPBACK = ["127.0.0.1", "localhost"]
 POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; "
     "img-src data:; base-uri 'none'; form-action 'none'"
@@ -127,7 +128,9 @@ class CompletionEndpoint:
     """POST /v1/completions, as an ASGI application: it must notice a client that disconnects."""
 
     def __init__(self, served: ServedRun, engine: Engine, limits: Limits):
-        self.served, self.engine, self.limits = served, engine, limits
+        self.served = served
+        self.engine = engine
+        self.limits = limits
 
     async def __call__(self, scope, receive, send) -> None:
         try:
@@ -144,7 +147,9 @@ class CompletionEndpoint:
             return
         gone = asyncio.ensure_future(_disconnected(receive))
         try:
-            await _Responder(asked, completion, self.served.name_of(method), gone, send, self.limits).run()
+            await _Responder(
+                asked, completion, self.served.name_of(method), gone, send, self.limits
+            ).run()
         except ClientGone:
             pass
         finally:
@@ -155,7 +160,9 @@ class CompletionEndpoint:
         """The body, read up to its limit. Raises ApiError (408, 413, 415)."""
         if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
             raise ApiError(415, "set the header Content-Type: application/json")
-        too_large = ApiError(413, f"the body is larger than {self.limits.body} bytes", code="body_too_large")
+        too_large = ApiError(
+            413, f"the body is larger than {self.limits.body} bytes", code="body_too_large"
+        )
         declared = request.headers.get("content-length", "0")
         if declared.isdigit() and int(declared) > self.limits.body:
             raise too_large
@@ -171,8 +178,11 @@ class CompletionEndpoint:
         return bytes(body)
 
     def _choices(self, asked: CompletionRequest, method: str) -> list[Choice]:
-        run, sampling, seed = self.served.run, asked.sampling, asked.first_seed()
-        tokenizer, count = run.tokenizer, asked.n or 1
+        run = self.served.run
+        sampling = asked.sampling
+        seed = asked.first_seed()
+        tokenizer = run.tokenizer
+        count = asked.n or 1
         samples: list[Sample] = []
         if isinstance(asked.prompts[0], str):
             samples = make_samples(
@@ -221,8 +231,11 @@ class _Responder:
         send,
         limits: Limits,
     ):
-        self.asked, self.completion, self.gone = asked, completion, gone
-        self._raw_send, self.limits = send, limits
+        self.asked = asked
+        self.completion = completion
+        self.gone = gone
+        self._raw_send = send
+        self.limits = limits
         self.common = {
             "id": f"cmpl-{uuid.uuid4().hex}",
             "object": "text_completion",
@@ -239,16 +252,22 @@ class _Responder:
         if self.completion.error is not None:
             await self._send_all(error_response(error_of(self.completion.error)))
             return
-        choices = [self._choice(i, choice.take()) for i, choice in enumerate(self.completion.choices)]
+        choices = [
+            self._choice(i, choice.take()) for i, choice in enumerate(self.completion.choices)
+        ]
         await self._send_all(
             JSONResponse(self.common | {"choices": choices, "usage": self.completion.usage()})
         )
 
     async def _stream(self) -> None:
-        headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")]
+        headers = [
+            (b"content-type", b"text/event-stream; charset=utf-8"),
+            (b"cache-control", b"no-store"),
+        ]
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         while True:
-            complete, error = self.completion.is_complete, self.completion.error
+            complete = self.completion.is_complete
+            error = self.completion.error
             for i, choice in enumerate(self.completion.choices):
                 delta = choice.take()
                 if delta.text or delta.entries or delta.finish:
@@ -260,7 +279,9 @@ class _Responder:
             await self._news()
         if self.asked.stream_options and self.asked.stream_options.include_usage and error is None:
             await self._event(self.common | {"choices": [], "usage": self.completion.usage()})
-        await self._send({"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": False})
+        await self._send(
+            {"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": False}
+        )
 
     def _choice(self, index: int, delta: Delta) -> dict[str, Any]:
         logprobs = None if self.asked.logprobs is None else delta.logprobs()
@@ -285,7 +306,9 @@ class _Responder:
     async def _send_all(self, response: Response) -> None:
         start = {"type": "http.response.start", "status": response.status_code}
         await self._send(start | {"headers": response.raw_headers})
-        await self._send({"type": "http.response.body", "body": bytes(response.body), "more_body": False})
+        await self._send(
+            {"type": "http.response.body", "body": bytes(response.body), "more_body": False}
+        )
 
     async def _send(self, message: dict[str, Any]) -> None:
         """Raises ClientGone if the client does not read for too long."""

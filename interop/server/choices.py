@@ -14,7 +14,8 @@ from generation.samples import Sample
 from generation.text_stream import TextStream
 
 LEAST = -9999.0  # log-probability of an impossible token; JSON has no infinity
-FINISH = {"eos": "stop", "stop": "stop", "length": "length"}  # our reasons -> those of the OpenAI API
+# our reasons -> those of the OpenAI API
+FINISH = {"eos": "stop", "stop": "stop", "length": "length"}
 
 
 @dataclass
@@ -22,7 +23,9 @@ class Delta:
     """New text of a choice and the entries of its tokens: (text, log-probability, top, offset)."""
 
     text: str = ""
-    entries: list[tuple[str, float | None, dict[str, float] | None, int]] = field(default_factory=list)
+    entries: list[tuple[str, float | None, dict[str, float] | None, int]] = field(
+        default_factory=list
+    )
     finish: str | None = None
 
     def add(self, later: Delta) -> None:
@@ -45,9 +48,12 @@ class Choice:
     """
 
     def __init__(self, sample: Sample, row: GenerationRow, tokenizer: Tokenizer, echo: bool):
-        self.sample, self.row, self.tokenizer = sample, row, tokenizer
+        self.sample = sample
+        self.row = row
+        self.tokenizer = tokenizer
         # Used by the event loop only: what is not sent yet, and whether it ends the choice.
-        self.delta, self.is_complete = Delta(), False
+        self.delta = Delta()
+        self.is_complete = False
         self._prompt_left = len(sample.ids) if row.score_prompt else 0
         self._echoed = sample.prompt if echo else ""
         self._whole = TextStream(tokenizer, begins=echo or not sample.prompt)
@@ -59,7 +65,8 @@ class Choice:
         """The delta of new tokens; sets the row's `finish` at a stop string."""
         delta = Delta()
         if self._echoed and not self._prompt_left:
-            delta.text, self._echoed = self._echoed, ""
+            delta.text = self._echoed
+            self._echoed = ""
         for score in scores:
             if self.row.logprobs is not None:
                 self._held.append(self._entry(score))
@@ -67,7 +74,8 @@ class Choice:
             if self._prompt_left:
                 self._prompt_left -= 1
                 if not self._prompt_left:
-                    delta.text, self._echoed = delta.text + self._echoed, ""
+                    delta.text = delta.text + self._echoed
+                    self._echoed = ""
             else:
                 delta.text += self.sample.add(score.token, self.row.finish)
         if self.sample.finish == "stop":
@@ -78,12 +86,14 @@ class Choice:
             ready = len(self._held)
         else:
             ready = sum(entry[3] < self._released for entry in self._held)
-        delta.entries, self._held = self._held[:ready], self._held[ready:]
+        delta.entries = self._held[:ready]
+        self._held = self._held[ready:]
         return delta
 
     def take(self) -> Delta:
         """What is not sent yet. Called on the event loop."""
-        taken, self.delta = self.delta, Delta()
+        taken = self.delta
+        self.delta = Delta()
         return taken
 
     def _entry(self, score: TokenScore) -> tuple[str, float | None, dict[str, float] | None, int]:
@@ -116,7 +126,9 @@ class Completion:
     """
 
     def __init__(self, method: str, choices: list[Choice], loop: asyncio.AbstractEventLoop):
-        self.method, self.choices, self.loop = method, choices, loop
+        self.method = method
+        self.choices = choices
+        self.loop = loop
         self.cancelled = False
         self.error: Exception | None = None
         self.news = asyncio.Event()

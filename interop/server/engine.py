@@ -26,8 +26,10 @@ class Engine:
     """
 
     def __init__(self, batches: Callable[[str], ContinuousBatch], rows: int, queue: int):
-        self.rows, self.queue = rows, queue
-        self._make, self._batches = batches, {}
+        self.rows = rows
+        self.queue = queue
+        self._make = batches
+        self._batches = {}
         self._waiting: deque[tuple[Completion, Choice]] = deque()
         self._active: dict[GenerationRow, tuple[Completion, Choice]] = {}
         self._changed = threading.Condition()
@@ -44,7 +46,9 @@ class Engine:
         count = len(completion.choices)
         if count > self.rows + self.queue:
             raise ApiError(
-                400, f"the request has {count} choices; this server accepts {self.rows + self.queue}", "n"
+                400,
+                f"the request has {count} choices; this server accepts {self.rows + self.queue}",
+                "n",
             )
         with self._changed:
             if self._closed:

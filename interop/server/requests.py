@@ -25,14 +25,20 @@ class ApiError(InteropError):
         code: machine-readable reason, or None.
     """
 
-    def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None):
+    def __init__(
+        self, status: int, message: str, param: str | None = None, code: str | None = None
+    ):
         super().__init__(message)
-        self.status, self.param, self.code = status, param, code
+        self.status = status
+        self.param = param
+        self.code = code
 
     def body(self) -> dict[str, Any]:
         """The error in the form of the OpenAI API."""
         kind = "server_error" if self.status >= 500 else "invalid_request_error"
-        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
+        return {
+            "error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}
+        }
 
 
 class StreamOptions(StrictSettings):
@@ -80,11 +86,15 @@ class CompletionRequest(StrictSettings):
             if not value:
                 raise ValueError("must not be an empty list")
             if not (is_ids(value) or all(isinstance(x, str) or is_ids(x) for x in value)):
-                raise ValueError("must be a string, a list of strings, token ids, or a list of token ids")
+                raise ValueError(
+                    "must be a string, a list of strings, token ids, or a list of token ids"
+                )
             if len({isinstance(x, str) for x in value}) > 1:
                 raise ValueError("must not mix strings and token ids")
         elif not isinstance(value, str):
-            raise ValueError("must be a string, a list of strings, token ids, or a list of token ids")
+            raise ValueError(
+                "must be a string, a list of strings, token ids, or a list of token ids"
+            )
         for text in value if isinstance(value, list) else [value]:
             if isinstance(text, str):
                 _check_utf8(text)
@@ -113,7 +123,11 @@ class CompletionRequest(StrictSettings):
 
     @property
     def stops(self) -> list[str]:
-        return [self.stop] if isinstance(self.stop, str) else [stop for stop in self.stop or [] if stop]
+        return (
+            [self.stop]
+            if isinstance(self.stop, str)
+            else [stop for stop in self.stop or [] if stop]
+        )
 
     @property
     def tokens(self) -> int:

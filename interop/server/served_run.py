@@ -33,10 +33,14 @@ class ServedRun:
             the limit of the positional scheme.
     """
 
-    def __init__(self, run: LoadedRun, overrides: Sequence[str] = (), max_length: int | None = None):
-        self.run, self.name = run, run.folder.resolve().name
+    def __init__(
+        self, run: LoadedRun, overrides: Sequence[str] = (), max_length: int | None = None
+    ):
+        self.run = run
+        self.name = run.folder.resolve().name
         self.max_length = max_length or LENGTHS * run.settings.train_length
-        self._created, self._lock = int(time.time()), threading.Lock()
+        self._created = int(time.time())
+        self._lock = threading.Lock()
 
         def resolve(more: Sequence[str]) -> dict:
             position = override(run.settings, [*overrides, *more]).model.position
@@ -80,7 +84,10 @@ class ServedRun:
             if model is None or model == self.name_of(method):
                 return method
         raise ApiError(
-            404, f"the model {model!r} does not exist; GET /v1/models lists them", "model", "model_not_found"
+            404,
+            f"the model {model!r} does not exist; GET /v1/models lists them",
+            "model",
+            "model_not_found",
         )
 
     def longest(self, method: str) -> int:
@@ -91,7 +98,9 @@ class ServedRun:
     def check(self, method: str, prompts: Sequence[Sequence[int]], tokens: int) -> None:
         """Check token ids and lengths. Raises ApiError (400)."""
         try:
-            check_prompts(self._model(method), prompts, max(1, tokens), self.run.tokenizer.vocab_size)
+            check_prompts(
+                self._model(method), prompts, max(1, tokens), self.run.tokenizer.vocab_size
+            )
         except ModelError as error:
             raise ApiError(400, str(error), "prompt") from error
         length = max(map(len, prompts)) + tokens

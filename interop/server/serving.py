@@ -56,7 +56,9 @@ def bind(port: int) -> socket.socket:
         listener.listen()  # clients may connect as soon as the address is printed
     except OSError as error:
         listener.close()
-        raise InteropError(f"port {port} cannot be used ({error.strerror}); choose another --port") from error
+        raise InteropError(
+            f"port {port} cannot be used ({error.strerror}); choose another --port"
+        ) from error
     return listener
 
 
@@ -65,5 +67,7 @@ def serve(served: ServedRun, limits: Limits, port: int, console: Console) -> Non
     listener = bind(port)
     with listener:
         address = f"http://{HOST}:{listener.getsockname()[1]}"
-        console.info(f"serving {served.name} on {address} (page) and {address}/v1 (OpenAI API); Ctrl-C stops")
+        console.info(
+            f"serving {served.name} on {address} (page) and {address}/v1 (OpenAI API); Ctrl-C stops"
+        )
         make_server(served, limits).run([listener])

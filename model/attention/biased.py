@@ -33,17 +33,27 @@ TILE = 128, 256  # queries and keys of a tile, whose weights of 8 heads fit into
 
 @torch.library.custom_op(f"{NAMESPACE}::biased_attention", mutates_args=())
 def biased_attention(
-    q: Tensor, k: Tensor, v: Tensor, table: Tensor, sums: Tensor | None, network: list[Tensor], scale: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    table: Tensor,
+    sums: Tensor | None,
+    network: list[Tensor],
+    scale: float,
 ) -> tuple[Tensor, Tensor]:
     """The output (B, H, T, E) in the dtype of v and the log-sum-exp (B, H, T) of each query's logits."""
-    width, features = max(q.shape[3], v.shape[3]), v.shape[3]
+    width = max(q.shape[3], v.shape[3])
+    features = v.shape[3]
     bias = _Bias.of(q, k, table, sums, network)
     # The fused kernel requires values as wide as keys.
     q, k, v = (F.pad(x, (0, width - x.shape[3])) if x.shape[3] < width else x for x in (q, k, v))
-    out, logs = q.new_empty(q.shape), q.new_empty(q.shape[:3], dtype=bias.table.dtype)
+    out = q.new_empty(q.shape)
+    logs = q.new_empty(q.shape[:3], dtype=bias.table.dtype)
     for start in range(0, q.shape[2], QUERY_BLOCK):
         stop = min(start + QUERY_BLOCK, q.shape[2])
-        outputs, terms, parts = [], [], bias.parts_of(start, stop)
+        outputs = []
+        terms = []
+        parts = bias.parts_of(start, stop)
         for low, high in parts:
             of_queries, of_keys = bias.terms(start, stop, low, high)
             block, log = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
@@ -55,7 +65,8 @@ def biased_attention(
             )
             if of_queries is not None:
                 log = log + of_queries[..., 0]
-            elif len(parts) > 1:  # without a visible key in this part, output and log-sum-exp are undefined
+            # without a visible key in this part, output and log-sum-exp are undefined
+            elif len(parts) > 1:
                 log = log.masked_fill(of_keys.amax(-1) == -torch.inf, -torch.inf)
             outputs.append(block)
             terms.append(log)
@@ -92,9 +103,13 @@ class _Bias:
     network: NetworkBias | None
 
     @classmethod
-    def of(cls, q: Tensor, k: Tensor, table: Tensor, sums: Tensor | None, network: list[Tensor]) -> _Bias:
-        keys, dtype = k.shape[2], mask_dtype(q)
-        table, parts = table.to(dtype).contiguous(), ()
+    def of(
+        cls, q: Tensor, k: Tensor, table: Tensor, sums: Tensor | None, network: list[Tensor]
+    ) -> _Bias:
+        keys = k.shape[2]
+        dtype = mask_dtype(q)
+        table = table.to(dtype).contiguous()
+        parts = ()
         if sums is not None:
             sums = sums.contiguous()
             whole = sums.floor()
@@ -102,9 +117,12 @@ class _Bias:
         visible = table > -torch.inf
         entries = visible.any(0).nonzero()
         is_mask = not bool(table[visible].any())
-        nearest, farthest = keys - 1 - int(entries[-1]), keys - 1 - int(entries[0])
+        nearest = keys - 1 - int(entries[-1])
+        farthest = keys - 1 - int(entries[0])
         pairs = NetworkBias(*(x.to(dtype).contiguous() for x in network)) if network else None
-        return cls(q.shape[1], q.shape[2], keys, table, sums, parts, nearest, farthest, is_mask, pairs)
+        return cls(
+            q.shape[1], q.shape[2], keys, table, sums, parts, nearest, farthest, is_mask, pairs
+        )
 
     def keys_of(self, start: int, stop: int) -> tuple[int, int]:
         """The range of keys visible to any query in [start, stop)."""
@@ -126,7 +144,9 @@ class _Bias:
             bias = self._add_network(bias, start, stop, low)
         if not self.parts:
             return bias
-        first, second = (self._of_queries(x, start, stop) - x[:, :, None, low:high] for x in self.parts)
+        first, second = (
+            self._of_queries(x, start, stop) - x[:, :, None, low:high] for x in self.parts
+        )
         return first.add_(second).add_(bias)
 
     def network_tile(self, start: int, stop: int, low: int, high: int) -> NetworkTile:
@@ -135,7 +155,8 @@ class _Bias:
 
     def _add_network(self, bias: Tensor, start: int, stop: int, low: int) -> Tensor:
         """The sum of a bias (1, H, t, s) and the network's."""
-        out, keys = bias.new_empty(bias.shape), bias.shape[3]
+        out = bias.new_empty(bias.shape)
+        keys = bias.shape[3]
         width = max(1, TILE[0] * TILE[1] // bias.shape[2])
         for first in range(0, keys, width):
             last = min(first + width, keys)
@@ -153,7 +174,8 @@ class _Bias:
         if not first <= low < high <= last:
             return None, self.tile(start, stop, low, high)
         assert self.sums is not None
-        shared, dtype = self.sums[:, :, high - 1 : high, None], self.table.dtype
+        shared = self.sums[:, :, high - 1 : high, None]
+        dtype = self.table.dtype
         of_queries = self._of_queries(self.sums, start, stop) - shared
         return of_queries.to(dtype), (shared - self.sums[:, :, None, low:high]).to(dtype)
 
@@ -175,13 +197,17 @@ class _Bias:
     def tiles_of(self, start: int, stop: int) -> list[tuple[int, int]]:
         """`parts_of` in tiles."""
         parts = self.parts_of(start, stop)
-        return [(a, min(a + TILE[1], high)) for low, high in parts for a in range(low, high, TILE[1])]
+        return [
+            (a, min(a + TILE[1], high)) for low, high in parts for a in range(low, high, TILE[1])
+        ]
 
     def row(self, b: int) -> _Bias:
         """The bias of one row."""
         if self.sums is None:
             return self
-        return replace(self, sums=self.sums[b : b + 1], parts=tuple(x[b : b + 1] for x in self.parts))
+        return replace(
+            self, sums=self.sums[b : b + 1], parts=tuple(x[b : b + 1] for x in self.parts)
+        )
 
     def _of_queries(self, x: Tensor, start: int, stop: int) -> Tensor:
         """Entries of x (B, H, S) of the queries stop − 1, ..., start: (B, H, t, 1)."""
@@ -215,7 +241,8 @@ def biased_attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, list[Tensor]]:
     """Gradients of q, k, v, table, sums and network. That of the table is 0 without `with_table`; that of
     sums is empty without sums."""
-    dtype, bias = mask_dtype(q), _Bias.of(q, k, table, sums, network)
+    dtype = mask_dtype(q)
+    bias = _Bias.of(q, k, table, sums, network)
     grad, scaled, keys, values = (x.to(dtype) for x in (grad, q, k, v))
     scaled = scaled * scale  # in float32: products in bfloat16 would differ from the forward pass
     rows = (grad * out.to(dtype)).sum(-1)  # (B, H, T): Σ_j weight · its gradient
@@ -236,7 +263,9 @@ def biased_attention_backward(
         )
     of_q.mul_(scale)
     of_network = [grad.to(x.dtype) for grad, x in zip(of_network, network, strict=True)]
-    of_k, of_v, of_table = of_k.to(k.dtype), of_v.to(v.dtype), of_table.to(table.dtype)
+    of_k = of_k.to(k.dtype)
+    of_v = of_v.to(v.dtype)
+    of_table = of_table.to(table.dtype)
     return of_q.to(q.dtype), of_k, of_v, of_table, of_sums.double(), of_network
 
 
@@ -263,11 +292,13 @@ def _backward_of_row(
     """The gradient of q, the queries of one row times the scale. Those of k, v, table and sums are added to
     `results`."""
     of_k, of_v, of_table, of_sums, of_network = results
-    groups, of_q = len(k), torch.empty_like(q)
+    groups = len(k)
+    of_q = torch.empty_like(q)
     by_table = replace(bias, network=None)
     # exp() of numbers below the smallest normal one is many times slower than of others.
     smallest = -80.0 if q.dtype == torch.float32 else -700.0
-    buffers, diagonals = q.new_empty(2, bias.heads * TILE[0] * TILE[1]), {}
+    buffers = q.new_empty(2, bias.heads * TILE[0] * TILE[1])
+    diagonals = {}
     for start in range(0, bias.queries, TILE[0]):
         stop = min(start + TILE[0], bias.queries)
         count = stop - start
@@ -325,7 +356,10 @@ def _sum_diagonals(x: Tensor, buffers: dict[torch.Size, Tensor]) -> Tensor:
 @biased_attention_backward.register_fake
 def _(grad, q, k, v, out, logs, table, sums, network, scale, with_table):
     of_sums = table.new_empty((0,) if sums is None else sums.shape, dtype=torch.float64)
-    empty = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v, table, *network)]
+    empty = [
+        torch.empty_like(x, memory_format=torch.contiguous_format)
+        for x in (q, k, v, table, *network)
+    ]
     return (*empty[:4], of_sums, empty[4:])
 
 
@@ -338,7 +372,17 @@ def _save(ctx, inputs, output) -> None:
 def _backward(ctx, grad: Tensor, _: Tensor):
     q, k, v, out, logs, table, sums, *network = ctx.saved_tensors
     of_q, of_k, of_v, of_table, of_sums, of_network = biased_attention_backward(
-        grad.contiguous(), q, k, v, out, logs, table, sums, network, ctx.scale, ctx.needs_input_grad[3]
+        grad.contiguous(),
+        q,
+        k,
+        v,
+        out,
+        logs,
+        table,
+        sums,
+        network,
+        ctx.scale,
+        ctx.needs_input_grad[3],
     )
     return of_q, of_k, of_v, of_table, None if sums is None else of_sums, of_network, None
 

@@ -87,7 +87,11 @@ def _fused(function, mask: AttentionMask, dynamic: bool | None = None, *options:
 
 
 def attend(
-    views: list[AttentionView], v: Tensor, scale: float, kernel: str = "auto", sink: Tensor | None = None
+    views: list[AttentionView],
+    v: Tensor,
+    scale: float,
+    kernel: str = "auto",
+    sink: Tensor | None = None,
 ) -> Tensor:
     """Softmax attention over one or several views of disjoint pairs.
 
@@ -105,7 +109,9 @@ def attend(
     if kernel == "auto":
         kernel = choose(views, v, sink, first.mask.device.type)
     if kernel == "dense":
-        return attention_details(views, v, scale, sink, 0, first.mask.queries, whole=True).output.to(v.dtype)
+        return attention_details(
+            views, v, scale, sink, 0, first.mask.queries, whole=True
+        ).output.to(v.dtype)
     weighted = first.weights_fn is not None and not (kernel == "flex" and first.mask.has_flex_bias)
     if kernel == "explicit" or weighted:
         return _explicit(views, v, scale, sink)
@@ -115,11 +121,13 @@ def attend(
         return _merged(views, v, scale)
     if len(views) > 1 or sink is not None:
         return _explicit(views, v, scale, sink)
-    q, k = first.q.to(v.dtype), first.k.to(v.dtype)
+    q = first.q.to(v.dtype)
+    k = first.k.to(v.dtype)
     if kernel == "single":
         return _single(q, k, v, first.mask, scale)
     if kernel == "biased":
-        table, sums = first.mask.by_distance(), first.mask.key_sums
+        table = first.mask.by_distance()
+        sums = first.mask.key_sums
         return biased_attention(q, k, v, table, sums, first.mask.network(), scale)[0]
     # The CPU's fused kernel requires values as wide as keys; its fallback materializes all T × S scores.
     whole = q.shape[-1] != v.shape[-1] and q.device.type == "cpu" and not torch.is_grad_enabled()
@@ -133,7 +141,8 @@ def attend(
 def choose(views: list[AttentionView], v: Tensor, sink: Tensor | None, device: str) -> str:
     """The kernel for these views and values on a device type."""
     first = views[0]
-    mask, q = first.mask, first.q
+    mask = first.mask
+    q = first.q
     # Triton matrix products are at least 16 wide and do not support float64. A single query is bound by
     # reading the keys, and needs no block mask.
     flex = device == "cuda" and q.shape[-1] >= FLEX_FEATURES and q.dtype != torch.float64
@@ -147,7 +156,9 @@ def choose(views: list[AttentionView], v: Tensor, sink: Tensor | None, device: s
         return "single"
     if len(views) == 1 and sink is None and causal:
         # On a GPU, grouped queries in float32, or with keys wider than values, materialize all T × S scores.
-        whole = q.shape[1] != v.shape[1] and (v.dtype == torch.float32 or q.shape[-1] != v.shape[-1])
+        whole = q.shape[1] != v.shape[1] and (
+            v.dtype == torch.float32 or q.shape[-1] != v.shape[-1]
+        )
         return "flex" if whole and flex else "sdpa"
     if flex:
         return "flex"
@@ -162,13 +173,17 @@ def choose(views: list[AttentionView], v: Tensor, sink: Tensor | None, device: s
 
 def _single(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, scale: float) -> Tensor:
     """One query per row: (B, H, 1, D)."""
-    rows, heads, groups = q.shape[0], q.shape[1], k.shape[1]
+    rows = q.shape[0]
+    heads = q.shape[1]
+    groups = k.shape[1]
     keys: slice | Tensor = slice(0, mask.keys)
     if not mask.is_causal_only:
         keys = mask.keys_of(0, 1)
-        k, v = k[:, :, keys], v[:, :, keys]
+        k = k[:, :, keys]
+        v = v[:, :, keys]
     q = q.reshape(rows * groups, heads // groups, -1)  # (B·G, H / G, D)
-    k, v = k.reshape(rows * groups, -1, k.shape[3]), v.reshape(rows * groups, -1, v.shape[3])
+    k = k.reshape(rows * groups, -1, k.shape[3])
+    v = v.reshape(rows * groups, -1, v.shape[3])
     is_masked = not mask.is_causal_only
     bias = mask.last_query(keys, groups, mask_dtype(q)) if is_masked else q.new_zeros(())
     if q.dtype in PRECISE:
@@ -182,7 +197,8 @@ def _flex(views: list[AttentionView], v: Tensor, scale: float, sink: Tensor | No
     """Each view through FlexAttention, merged by log-sum-exp."""
     if len(views) == 1 and sink is None:
         return _flex_view(views[0], v, scale, None)
-    outputs, logs = [], []
+    outputs = []
+    logs = []
     for view in views:
         out, aux = _flex_view(view, v, scale, AuxRequest(lse=True))
         outputs.append(out)
@@ -197,14 +213,24 @@ def _flex(views: list[AttentionView], v: Tensor, scale: float, sink: Tensor | No
 
 def _flex_view(view: AttentionView, v: Tensor, scale: float, aux: AuxRequest | None) -> Any:
     """(B, H, T, D); with `aux`, a tuple with the requested auxiliary outputs."""
-    q, k, mask, bias = view.q.to(v.dtype), view.k.to(v.dtype), view.mask, view.mask.flex_bias()
-    score_mod = None if bias is None else (lambda score, b, h, i, j: score + bias(b, h, i, j).to(score.dtype))
-    run, gqa = _fused(flex_attention, mask, True, aux is not None), q.shape[1] != k.shape[1]
+    q = view.q.to(v.dtype)
+    k = view.k.to(v.dtype)
+    mask = view.mask
+    bias = view.mask.flex_bias()
+    score_mod = (
+        None
+        if bias is None
+        else (lambda score, b, h, i, j: score + bias(b, h, i, j).to(score.dtype))
+    )
+    run = _fused(flex_attention, mask, True, aux is not None)
+    gqa = q.shape[1] != k.shape[1]
     block_mask = mask.block_mask(_fused(create_block_mask, mask))
     more: dict[str, Any] = {} if aux is None else {"return_aux": aux}
     if mask.kernel_options:
         more["kernel_options"] = mask.kernel_options
-    return run(q, k, v, score_mod=score_mod, block_mask=block_mask, scale=scale, enable_gqa=gqa, **more)
+    return run(
+        q, k, v, score_mod=score_mod, block_mask=block_mask, scale=scale, enable_gqa=gqa, **more
+    )
 
 
 def precompute_masks(mask: AttentionMask, device: str) -> None:
@@ -220,7 +246,9 @@ def precompute_masks(mask: AttentionMask, device: str) -> None:
         mask.block_mask(_fused(create_block_mask, mask))
 
 
-def _by_block(function: Callable[..., Tensor], queries: int, size: int, recompute: bool, *args) -> Tensor:
+def _by_block(
+    function: Callable[..., Tensor], queries: int, size: int, recompute: bool, *args
+) -> Tensor:
     """The outputs of function(*args, start, stop) for blocks of `size` queries, concatenated.
 
     Args:
@@ -232,7 +260,9 @@ def _by_block(function: Callable[..., Tensor], queries: int, size: int, recomput
     for start in range((queries - 1) // size * size, -1, -size):
         block = (*args, start, min(start + size, queries))
         if recompute:
-            outputs.append(checkpoint(function, *block, use_reentrant=False, preserve_rng_state=False))
+            outputs.append(
+                checkpoint(function, *block, use_reentrant=False, preserve_rng_state=False)
+            )
         else:
             outputs.append(function(*block))
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs[::-1], dim=2)
@@ -247,15 +277,19 @@ def _blocks(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, scale: float) 
     """Blocks of queries through the fused kernel, each with only its visible keys."""
     if mask.is_by_distance:
         learned = mask.by_distance().requires_grad
-        return _by_block(_distance_block, mask.queries, mask.distance_block, learned, q, k, v, mask, scale)
+        return _by_block(
+            _distance_block, mask.queries, mask.distance_block, learned, q, k, v, mask, scale
+        )
     size = query_block(mask.batch * mask.heads, mask.keys)
     return _by_block(_masked_block, mask.queries, size, True, q, k, v, mask, scale)
 
 
 def _masked_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
-    heads, groups = q.shape[1], k.shape[1]
+    heads = q.shape[1]
+    groups = k.shape[1]
     single = q.shape[2] == 1
-    if single and heads != groups:  # the queries of a group become the queries of one key/value head
+    # the queries of a group become the queries of one key/value head
+    if single and heads != groups:
         q = q.unflatten(1, (groups, -1)).squeeze(3)
         mask = mask.unflatten(1, (groups, -1)).squeeze(3) if mask.shape[1] == heads else mask
     dtype = v.dtype
@@ -266,7 +300,9 @@ def _masked_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: floa
         mask = mask.contiguous()
     # Autocast would round the mask and copy the strided view. q, k and v already have the dtype of v.
     with torch.autocast(q.device.type, enabled=False):
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=True).to(dtype)
+        out = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, scale=scale, enable_gqa=True
+        ).to(dtype)
     return out.flatten(1, 2).unsqueeze(2) if single else out
 
 
@@ -274,7 +310,9 @@ def _masked_block(
     q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, scale: float, start: int, stop: int
 ) -> Tensor:
     keys = mask.keys_of(start, stop)
-    q, k, v = q[:, :, start:stop], k[:, :, keys], v[:, :, keys]
+    q = q[:, :, start:stop]
+    k = k[:, :, keys]
+    v = v[:, :, keys]
     bias = mask.additive(start, stop, keys, mask_dtype(q))
     return _masked_attention(q, k, v, bias.expand(-1, -1, q.shape[2], k.shape[2]), scale)
 
@@ -287,7 +325,9 @@ def _distance_block(
     return _masked_attention(q, k[:, :, keys], v[:, :, keys], strided, scale).flip(2)
 
 
-def _distance_mask(q: Tensor, mask: AttentionMask, start: int, stop: int) -> tuple[Tensor, slice, Tensor]:
+def _distance_mask(
+    q: Tensor, mask: AttentionMask, start: int, stop: int
+) -> tuple[Tensor, slice, Tensor]:
     """Reversed queries, keys and mask of one block. The mask is a strided view: with reversed queries, the
     entry of pair (i', j) is at offset + i' + j, so strides of (1, 1) describe it without a copy."""
     band = mask.exact_band
@@ -306,9 +346,12 @@ def _merged(views: list[AttentionView], v: Tensor, scale: float) -> Tensor:
     return _by_block(_merged_block, views[0].mask.queries, size, False, views, v, scale)
 
 
-def _merged_block(views: list[AttentionView], v: Tensor, scale: float, start: int, stop: int) -> Tensor:
+def _merged_block(
+    views: list[AttentionView], v: Tensor, scale: float, start: int, stop: int
+) -> Tensor:
     """(B, H, stop − start, D): each view attends to its keys only; a view without keys has weight 0."""
-    outputs, logs = [], []
+    outputs = []
+    logs = []
     for view in views:
         band = view.mask.exact_band
         low, high = band.keys(start, stop)
@@ -322,7 +365,8 @@ def _merged_block(views: list[AttentionView], v: Tensor, scale: float, start: in
             attn_mask=mask.expand(*q.shape[:3], -1),
             scale=scale,
         )
-        some = band.attending(start, stop, q.device).flip(0)  # of rows without a key, the result is undefined
+        # of rows without a key, the result is undefined
+        some = band.attending(start, stop, q.device).flip(0)
         outputs.append(torch.where(some[:, None], out, 0.0))
         logs.append(log.masked_fill(~some, -math.inf))
     if len(outputs) == 1:
@@ -378,7 +422,8 @@ def attention_details(
         whole: include all keys of the pass, not only those visible to these queries.
         logits: also return the logits.
     """
-    mask, first = views[0].mask, views[0]
+    mask = views[0].mask
+    first = views[0]
     keys = slice(0, mask.keys) if whole else mask.keys_of(start, stop)
     with torch.autocast(v.device.type, enabled=False):
         values = repeated(v[:, :, keys].to(mask_dtype(v)), mask.heads)

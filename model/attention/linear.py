@@ -76,21 +76,29 @@ class LinearAttention(Projection):
                 "require model.mixer.name = attention"
             )
         bound = step.plan.bind(x, None)
-        q, k, v = self.queries(context.of_queries(x)), self.keys(x), self.values(x)
+        q = self.queries(context.of_queries(x))
+        k = self.keys(x)
+        v = self.values(x)
         with torch.autocast(x.device.type, enabled=False):
             q, k, values = (part.to(mask_dtype(v)) for part in (q, k, v))
-            q, k = (positive(q), positive(k)) if self.mixer.form == "numerator" else (unit(q), unit(k))
+            q, k = (
+                (positive(q), positive(k)) if self.mixer.form == "numerator" else (unit(q), unit(k))
+            )
             (view,) = bound.read(q, bound.write(k))
             if self.mixer.form == "numerator":
-                compared, counted = (view.q, view.k), (q, k)
+                compared = (view.q, view.k)
+                counted = (q, k)
             else:
                 # Normalize again: an amplitude or a mixture of frequencies could make weights negative.
-                compared, counted = (with_one(unit(view.q)), with_one(unit(view.k))), None
+                compared = (with_one(unit(view.q)), with_one(unit(view.k)))
+                counted = None
             document = None if context.new.layout == "plain" else context.new.document
             before = None
             if layer_cache is not None:
                 counting = compared[1] if counted is None else counted[1]
-                before = layer_cache.before(lambda: sums_of(compared[1], counting, values, document))
+                before = layer_cache.before(
+                    lambda: sums_of(compared[1], counting, values, document)
+                )
             out, sums = weighted_means(
                 compared,
                 counted,
@@ -151,7 +159,8 @@ def weighted_means(
     """
     q, k = compared
     counting = k if counted is None else counted[1]
-    queries, groups = q.shape[2], k.shape[1]
+    queries = q.shape[2]
+    groups = k.shape[1]
     early = k.shape[2] - queries  # tokens without queries
     size = max(1, min(chunk, queries))
     count = -(-queries // size)
@@ -181,7 +190,8 @@ def weighted_means(
     # Visible pairs of each chunk (R, 1, N, 1, c, c), and queries in the same document as the end of the
     # previous tokens (R, 1, N, 1, c, 1).
     row = torch.arange(mask.rows, device=v.device)[:, None, None, None]
-    i, j = index.view(count, size, 1), early + index.view(count, 1, size)
+    i = index.view(count, size, 1)
+    j = early + index.view(count, 1, size)
     visible = mask.mask_mod(row, index.new_zeros(()), i, j).expand(mask.rows, count, size, size)
     visible = visible[:, None, :, None]
     if pieces is None or known.document is None:
@@ -234,13 +244,15 @@ def _summed(k: Tensor, counting: Tensor, v: Tensor, document: Tensor | None) -> 
 
 def accumulated(parts: list[LinearState]) -> LinearState:
     """Cumulative sums over segments that end in the same document."""
-    values, keys = torch.cat([p.values for p in parts], 2), torch.cat([p.keys for p in parts], 2)
+    values = torch.cat([p.values for p in parts], 2)
+    keys = torch.cat([p.keys for p in parts], 2)
     ends = [p.document for p in parts if p.document is not None]
     if not ends:
         return LinearState(values.cumsum(2), keys.cumsum(2), None)
     # Not a difference of cumulative sums, which would leave rounding errors of other documents.
     document = torch.cat(ends, 1)
-    same = (document[:, :, None] == document[:, None, :]).tril()[:, None].to(values.dtype)  # (R, 1, M, M)
+    # (R, 1, M, M)
+    same = (document[:, :, None] == document[:, None, :]).tril()[:, None].to(values.dtype)
     return LinearState((same @ values.flatten(3)).view_as(values), same @ keys, document)
 
 
@@ -287,7 +299,9 @@ def check_scheme(where: str, choice: PositionSettings, geometry: HeadGeometry) -
 
 def _beyond_products(views: list[AttentionView]) -> str | None:
     """The requirement of these views that products of features cannot meet, or None."""
-    if len(views) > 1 or any(view.weights_fn is not None or view.extra_output is not None for view in views):
+    if len(views) > 1 or any(
+        view.weights_fn is not None or view.extra_output is not None for view in views
+    ):
         return "transforms pairs differently by distance, or computes its own attention weights"
     if views[0].mask.bias is not None:
         return "adds a bias to the logits"

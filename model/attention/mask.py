@@ -22,12 +22,14 @@ if TYPE_CHECKING:
     from model.position import TokenPositions
 
 # Arguments are INDICES (batch row, head, query, key), as in FlexAttention; indexed tensors are captured.
-MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # True: the query attends to the key
+# True: the query attends to the key
+MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 BiasFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # added to the logit
 DistanceFunction = Callable[[Tensor, Tensor], Tensor]  # (head, distance) -> added to the logit
 
 QUERY_BLOCK = 256
-WIDE_BLOCK = 1024  # for masks by distance: the CPU's fused kernel is faster with at least 768 queries
+# for masks by distance: the CPU's fused kernel is faster with at least 768 queries
+WIDE_BLOCK = 1024
 
 
 def mask_dtype(x: Tensor) -> torch.dtype:
@@ -78,7 +80,8 @@ def visibility_mask(
             return visible & (near | (k_order[b, j] < sinks) if sinks else near)
 
         return plain
-    q_order, q_document = queries.order.expand(batch, -1), queries.document.expand(batch, -1)
+    q_order = queries.order.expand(batch, -1)
+    q_document = queries.document.expand(batch, -1)
     k_document = keys.document.expand(batch, -1)
 
     def ordered(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
@@ -122,7 +125,8 @@ class CausalBand:
     def attending(self, start: int, stop: int, device: torch.device) -> Tensor:
         """(stop − start,) whether queries attend to any key; without sinks."""
         at = torch.arange(start, stop, device=device) + self.offset
-        low, high = torch.full_like(at, self.first), at - self.nearest
+        low = torch.full_like(at, self.first)
+        high = at - self.nearest
         if self.window is not None:
             low = low.maximum(at - self.window + 1)
         if self.last is not None:
@@ -200,7 +204,12 @@ class AttentionMask:
         if self.key_sums is not None:
             return self.is_exact_band
         if self.make_network is not None:
-            return torch.is_grad_enabled() and self.is_exact_band and self.unit_steps and self.rows == 1
+            return (
+                torch.is_grad_enabled()
+                and self.is_exact_band
+                and self.unit_steps
+                and self.rows == 1
+            )
         return torch.is_grad_enabled() and self.is_by_distance and self.by_distance().requires_grad
 
     @property
@@ -257,7 +266,8 @@ class AttentionMask:
         return self.keys - 1 - torch.arange(self.keys + WIDE_BLOCK - 1, device=self.device)
 
     def _by_distance(self) -> Tensor:
-        band, d = self.exact_band, self._distances()
+        band = self.exact_band
+        d = self._distances()
         hidden = d < band.nearest
         if band.window is not None:
             hidden |= d >= band.window
@@ -320,7 +330,9 @@ class AttentionMask:
             return mask.unflatten(1, (groups, -1)).expand(self.batch, -1, -1, -1, -1).flatten(0, 1)
         return (mask.expand(-1, groups, -1, -1) if rows > 1 else mask).flatten(0, 1)[:, None]
 
-    def indices(self, start: int, stop: int, keys: slice | Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def indices(
+        self, start: int, stop: int, keys: slice | Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Row (R, 1, 1, 1), head (1, H, 1, 1), query (1, 1, t, 1) and key (1, 1, 1, s) of a block."""
         b = torch.arange(self.rows, device=self.device)[:, None, None, None]
         h = torch.arange(self.heads, device=self.device)[None, :, None, None]
@@ -339,7 +351,9 @@ class AttentionMask:
         visible = self.visible(start, stop, keys)
         if self.bias is None:
             return torch.zeros((), dtype=dtype, device=self.device).masked_fill(~visible, -math.inf)
-        return self.bias(*self.indices(start, stop, keys)).to(dtype).masked_fill(~visible, -math.inf)
+        return (
+            self.bias(*self.indices(start, stop, keys)).to(dtype).masked_fill(~visible, -math.inf)
+        )
 
 
 @dataclass(frozen=True)
@@ -356,7 +370,8 @@ class AttentionView:
     k: Tensor  # (B, G, S, D)
     mask: AttentionMask
     weights_fn: Callable[[QueryBlock], Tensor] | None = None  # → (B, H, t, s)
-    extra_output: Callable[[QueryBlock, Tensor], Tensor] | None = None  # → (B, H, t, D of the values)
+    # → (B, H, t, D of the values)
+    extra_output: Callable[[QueryBlock, Tensor], Tensor] | None = None
 
 
 class QueryBlock:
@@ -380,8 +395,13 @@ class QueryBlock:
         sink: Tensor | None = None,
         keep_logits: bool = False,
     ):
-        self.start, self.stop, self.keys, self.scale, self.mask = start, stop, keys, scale, view.mask
-        self._sink, self._keep_logits = sink, keep_logits
+        self.start = start
+        self.stop = stop
+        self.keys = keys
+        self.scale = scale
+        self.mask = view.mask
+        self._sink = sink
+        self._keep_logits = keep_logits
         self.logits: Tensor | None = None
         dtype = mask_dtype(view.q)
         self.q = view.q[:, :, start:stop].to(dtype)

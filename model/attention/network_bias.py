@@ -72,7 +72,8 @@ class NetworkTile:
         """(H, t, s)."""
         n = self.network
         outer = n.outer[:, self.linear]
-        constant, slope = outer @ n.offset[self.linear], outer @ n.inner[self.linear]
+        constant = outer @ n.offset[self.linear]
+        slope = outer @ n.inner[self.linear]
         weights = torch.cat([constant[:, None], slope[:, None], n.outer[:, self.bent]], dim=1)
         return (weights @ self.features).view(-1, *self.x.shape)
 
@@ -85,13 +86,18 @@ class NetworkTile:
         Returns:
             (t, s) the gradient of the entries of `near`.
         """
-        n, linear, bent = self.network, self.linear, self.bent
+        n = self.network
+        linear = self.linear
+        bent = self.bent
         grad = grad.reshape(len(grad), -1)
         products = grad @ self.features.T  # (H, 2 + K)
-        total, by_x = products[:, 0], products[:, 1]
+        total = products[:, 0]
+        by_x = products[:, 1]
         outer = n.outer[:, linear]
         sums.outer[:, bent] += products[:, 2:]
-        sums.outer[:, linear] += torch.outer(total, n.offset[linear]) + torch.outer(by_x, n.inner[linear])
+        sums.outer[:, linear] += torch.outer(total, n.offset[linear]) + torch.outer(
+            by_x, n.inner[linear]
+        )
         sums.offset[linear] += total @ outer
         sums.inner[linear] += by_x @ outer
         of_x = (outer @ n.inner[linear]) @ grad

@@ -182,7 +182,8 @@ class ShardedWindow:
         if len(ranges) == 1:
             return self.positions.part(*ranges[0])
         return self.positions.map(
-            lambda x: torch.cat([x[:, start:stop] for start, stop in ranges], dim=1), unit_steps=False
+            lambda x: torch.cat([x[:, start:stop] for start, stop in ranges], dim=1),
+            unit_steps=False,
         )
 
     def split(self, x: Tensor) -> tuple[Tensor, ...]:
@@ -200,7 +201,8 @@ class GatheredLayer:
     """The cache of one layer in the passes of a rank's chunks, filled with the chunks of all ranks."""
 
     def __init__(self, window: ShardedWindow):
-        self.window, self.shard = window, window.shard
+        self.window = window
+        self.shard = window.shard
         self._turns: dict[str, int] = {}  # passes that have gathered each tensor
 
     def _gather(self, name: str, x: Tensor, dim: int | None = None) -> tuple[int, list[Tensor]]:
@@ -227,7 +229,8 @@ class GatheredLayer:
             found.reverse()
         if dim is not None:
             found = [
-                each.narrow(dim, 0, length) for each, length in zip(found, self._lengths(turn), strict=True)
+                each.narrow(dim, 0, length)
+                for each, length in zip(found, self._lengths(turn), strict=True)
             ]
         return self.shard.chunks[turn], found
 
@@ -283,7 +286,9 @@ class GatheredKeys(GatheredLayer):
             self._buffers[name][:, :, start:stop] = part
         return self._buffers[name][:, :, : self.window.bounds(index)[1]]
 
-    def extend_extras(self, features: Tensor, accumulate: Accumulate, new: TokenPositions) -> Tensor:
+    def extend_extras(
+        self, features: Tensor, accumulate: Accumulate, new: TokenPositions
+    ) -> Tensor:
         """Gather features (B, T, F); returns the extras visible to this rank's chunk (B, S, E).
 
         Extras are accumulated on each rank from the features of all earlier tokens, as in one process.
@@ -291,9 +296,13 @@ class GatheredKeys(GatheredLayer):
         index, chunks = self._gather("features", features, 1)
         begin = index - index % self.shard.size
         if self._turns["features"] == self.shard.chunks_per_rank:
-            chunks = chunks[: index + 1 - begin]  # later passes continue from all chunks of earlier ones
-        first, last = self.window.bounds(begin)[0], self.window.bounds(begin + len(chunks) - 1)[1]
-        extras = accumulate(torch.cat(chunks, dim=1), self._extras, self.window.positions.part(first, last))
+            # later passes continue from all chunks of earlier ones
+            chunks = chunks[: index + 1 - begin]
+        first = self.window.bounds(begin)[0]
+        last = self.window.bounds(begin + len(chunks) - 1)[1]
+        extras = accumulate(
+            torch.cat(chunks, dim=1), self._extras, self.window.positions.part(first, last)
+        )
         whole = extras if self._extras is None else torch.cat([self._extras, extras], dim=1)
         self._extras = whole
         parts = [whole[:, start:stop] for start, stop in self.window.visible(index, self.settings)]
@@ -306,37 +315,55 @@ class ExchangedKeys(GatheredKeys):
 
     def __init__(self, window: ShardedWindow, settings: PositionSettings):
         super().__init__(window, settings)
-        self._own: dict[str, list[tuple[int, Tensor]]] = {}  # (first token, tokens) of passes that have begun
-        self._parts: dict[str, list[tuple[int, Tensor]]] = {}  # those that are visible later, in order
+        # (first token, tokens) of passes that have begun
+        self._own: dict[str, list[tuple[int, Tensor]]] = {}
+        # those that are visible later, in order
+        self._parts: dict[str, list[tuple[int, Tensor]]] = {}
         self._ends: dict[str, list[Tensor]] = {}  # empty: the graph depends on every exchange
 
     def _begin(self, name: str, x: Tensor, turn: int) -> Tensor:
-        chunk, ranks = self.shard.chunks[turn], range(self.shard.size)
-        first, rows = self.window.bounds(chunk)[0], x.movedim(2, 0)
+        chunk = self.shard.chunks[turn]
+        ranks = range(self.shard.size)
+        first = self.window.bounds(chunk)[0]
+        rows = x.movedim(2, 0)
         self._own.setdefault(name, []).append((first, x))
         sent = [self._seen_by(rank, chunk) for rank in ranks]
         # Without any rows too, the backward pass of the exchange must run on this rank.
-        parts = [rows[start - first : stop - first] for ranges in sent for start, stop in ranges] or [
-            rows[:0]
+        parts = [
+            rows[start - first : stop - first] for ranges in sent for start, stop in ranges
+        ] or [rows[:0]]
+        received = [
+            self._seen_by(self.shard.rank, self.shard.chunks_of(rank)[turn]) for rank in ranks
         ]
-        received = [self._seen_by(self.shard.rank, self.shard.chunks_of(rank)[turn]) for rank in ranks]
-        return self.shard.exchange(torch.cat(parts), [*map(_tokens, sent)], [*map(_tokens, received)])
+        return self.shard.exchange(
+            torch.cat(parts), [*map(_tokens, sent)], [*map(_tokens, received)]
+        )
 
     def _finish(self, name: str, started: Tensor) -> Tensor:
         turn = self._turns.get(name, 0)
         self._turns[name] = turn + 1
-        found, parts = wait_tensor(started), self._parts.get(name, [])
-        own, ranks = self._own[name].pop(0), range(self.shard.size)
-        ranges = [self._seen_by(self.shard.rank, self.shard.chunks_of(rank)[turn]) for rank in ranks]
+        found = wait_tensor(started)
+        parts = self._parts.get(name, [])
+        own = self._own[name].pop(0)
+        ranks = range(self.shard.size)
+        ranges = [
+            self._seen_by(self.shard.rank, self.shard.chunks_of(rank)[turn]) for rank in ranks
+        ]
         received = found.split([*map(_tokens, ranges)])
         for rank in reversed(ranks) if turn % 2 else ranks:  # in the order of the sequence
-            parts = parts + ([own] if rank == self.shard.rank else _divided(received[rank], ranges[rank]))
+            parts = parts + (
+                [own] if rank == self.shard.rank else _divided(received[rank], ranges[rank])
+            )
         # Of no tokens: the graphs of all ranks contain all exchanges alike.
         self._ends.setdefault(name, []).append(found[:0].clone().movedim(0, 2))
         visible = self.window.visible(self.shard.chunks[turn], self.settings)
         keys = torch.cat([*_within(parts, visible), *self._ends[name]], dim=2)
-        later = [self.window.visible(chunk, self.settings) for chunk in self.shard.chunks[turn + 1 :]]
-        self._parts[name] = [part for part in parts if any(_within([part], ranges) for ranges in later)]
+        later = [
+            self.window.visible(chunk, self.settings) for chunk in self.shard.chunks[turn + 1 :]
+        ]
+        self._parts[name] = [
+            part for part in parts if any(_within([part], ranges) for ranges in later)
+        ]
         return keys
 
     def _seen_by(self, rank: int, chunk: int) -> TokenRanges:
@@ -346,10 +373,12 @@ class ExchangedKeys(GatheredKeys):
         begin, end = self.window.bounds(chunk)
         chunks = [later for later in self.shard.chunks_of(rank) if later > chunk]
         visible = [self.window.visible(later, self.settings) for later in chunks]
-        sinks, near = [ranges[0] for ranges in visible if len(ranges) > 1], [ranges[-1] for ranges in visible]
+        sinks = [ranges[0] for ranges in visible if len(ranges) > 1]
+        near = [ranges[-1] for ranges in visible]
         found: TokenRanges = []
         for start, stop in sinks + near:
-            start, stop = max(start, begin), min(stop, end)
+            start = max(start, begin)
+            stop = min(stop, end)
             if start < stop:
                 found.append((start, stop))
         merged: TokenRanges = []
@@ -376,7 +405,8 @@ def _within(parts: list[tuple[int, Tensor]], ranges: TokenRanges) -> list[Tensor
     found = []
     for start, stop in ranges:
         for first, x in parts:
-            low, high = max(start, first), min(stop, first + x.shape[2])
+            low = max(start, first)
+            high = min(stop, first + x.shape[2])
             if low < high:
                 found.append(x[:, :, low - first : high - first])
     return found
@@ -417,5 +447,6 @@ def is_broken_link(error: Exception) -> bool:
     """Whether an error means that a collective lost a process; gloo reports this only in the message."""
     text = str(error).lower()
     return isinstance(error, dist.DistError) or (
-        isinstance(error, RuntimeError) and ("gloo" in text or "nccl" in text or "connection" in text)
+        isinstance(error, RuntimeError)
+        and ("gloo" in text or "nccl" in text or "connection" in text)
     )

@@ -11,7 +11,13 @@ from torch import Tensor, nn
 from errors import ModelError
 from model.attention.kernels import AttentionHook, attend
 from model.attention.mask import AttentionView
-from model.position import AttentionContext, AttentionPlan, ContentPlan, ExtrasCache, PositionSettings
+from model.position import (
+    AttentionContext,
+    AttentionPlan,
+    ContentPlan,
+    ExtrasCache,
+    PositionSettings,
+)
 from model.settings import ModelSettings
 
 
@@ -49,7 +55,8 @@ class Modifiers(nn.Module):
 
     def __init__(self, settings: PositionSettings, heads: int):
         super().__init__()
-        self.settings, self._heads = settings, heads
+        self.settings = settings
+        self._heads = heads
         temperature = settings.temperature
         self.scale = nn.Parameter(torch.empty(heads)) if temperature.learned else None
         self.sink = nn.Parameter(torch.empty(heads)) if settings.sink_logit == "learned" else None
@@ -74,7 +81,11 @@ class Modifiers(nn.Module):
 
     def sink_logits(self, device: torch.device) -> Tensor | None:
         """(H,) logits of an extra softmax column without a value, or None."""
-        return torch.zeros(self._heads, device=device) if self.settings.sink_logit == "zero" else self.sink
+        return (
+            torch.zeros(self._heads, device=device)
+            if self.settings.sink_logit == "zero"
+            else self.sink
+        )
 
 
 class Projection(nn.Module):
@@ -82,7 +93,9 @@ class Projection(nn.Module):
 
     def __init__(self, s: ModelSettings, choice: PositionSettings):
         super().__init__()
-        self.heads, self.kv_heads, self.head_dim = s.heads, s.kv_heads, s.head_dim
+        self.heads = s.heads
+        self.kv_heads = s.kv_heads
+        self.head_dim = s.head_dim
         self.scale = s.attention_scale
         self.joint_norm = s.qk_norm == "all_heads"
         bias = s.attention_bias != "none"
@@ -90,9 +103,15 @@ class Projection(nn.Module):
         self.wk = nn.Linear(s.dim, s.kv_heads * s.head_dim, bias=bias)
         self.wv = nn.Linear(s.dim, s.kv_heads * s.head_dim, bias=bias)
         self.wo = nn.Linear(s.heads * s.head_dim, s.dim, bias=s.attention_bias == "all")
-        q_features, k_features = (heads if self.joint_norm else 1 for heads in (s.heads, s.kv_heads))
-        self.q_norm = HeadNorm(q_features * s.head_dim, eps=s.norm_eps) if s.qk_norm else nn.Identity()
-        self.k_norm = HeadNorm(k_features * s.head_dim, eps=s.norm_eps) if s.qk_norm else nn.Identity()
+        q_features, k_features = (
+            heads if self.joint_norm else 1 for heads in (s.heads, s.kv_heads)
+        )
+        self.q_norm = (
+            HeadNorm(q_features * s.head_dim, eps=s.norm_eps) if s.qk_norm else nn.Identity()
+        )
+        self.k_norm = (
+            HeadNorm(k_features * s.head_dim, eps=s.norm_eps) if s.qk_norm else nn.Identity()
+        )
         self.position = Modifiers(choice, s.heads)
 
     def queries(self, x: Tensor) -> Tensor:
@@ -111,7 +130,11 @@ class Projection(nn.Module):
         """Projected q (B, H, T, D) and k (B, G, T, D) with their norms."""
 
         def of(norm: nn.Module, x: Tensor) -> Tensor:
-            return self._split(norm(x.transpose(1, 2).flatten(2)), x.shape[1]) if self.joint_norm else norm(x)
+            return (
+                self._split(norm(x.transpose(1, 2).flatten(2)), x.shape[1])
+                if self.joint_norm
+                else norm(x)
+            )
 
         return of(self.q_norm, q), of(self.k_norm, k)
 
@@ -172,7 +195,12 @@ class Attention(Projection):
         return self.joined(out)
 
     def views(
-        self, plan: AttentionPlan, q: Tensor, k: Tensor, context: AttentionContext, factors: Tensor | None
+        self,
+        plan: AttentionPlan,
+        q: Tensor,
+        k: Tensor,
+        context: AttentionContext,
+        factors: Tensor | None,
     ) -> list[AttentionView]:
         """The plan's views of the queries (B, H, K, D), with the temperature."""
         if factors is not None and factors.shape[2] > 1:

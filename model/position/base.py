@@ -64,7 +64,8 @@ class AttentionContext:
 
     def of_queries(self, x: Tensor, dim: int = 1) -> Tensor:
         """The rows of a per-new-token (or per-key) tensor that belong to the queries."""
-        count, given = self.queries.order.shape[1], x.shape[dim]
+        count = self.queries.order.shape[1]
+        given = x.shape[dim]
         return x if count == given else x.narrow(dim, given - count, count)
 
     # Tensors indexed by mask and bias functions: (B, T) for queries, (B, S) for keys.
@@ -113,9 +114,15 @@ class AttentionContext:
         """
         visible = visibility_mask(self.queries, self.keys, self.batch, self.window, self.sinks)
         plain = self.queries.layout == "plain"
-        both = visible if mask_mod is None else lambda b, h, i, j: visible(b, h, i, j) & mask_mod(b, h, i, j)
-        queries, keys = self.queries.order.shape[1], self.keys.order.shape[1]
-        q_position, k_position = self.q_position, self.k_position
+        both = (
+            visible
+            if mask_mod is None
+            else lambda b, h, i, j: visible(b, h, i, j) & mask_mod(b, h, i, j)
+        )
+        queries = self.queries.order.shape[1]
+        keys = self.keys.order.shape[1]
+        q_position = self.q_position
+        k_position = self.k_position
 
         real = self.keys.position.is_floating_point()
 
@@ -167,14 +174,21 @@ class AttentionContext:
 
     def _ordered(self) -> bool:
         """Whether keys of a CPU have the positions 0, 1, 2, ..., without those that the cache has dropped."""
-        keys, count = self.keys, self.keys.order.shape[1]
-        if torch.is_grad_enabled() or torch.compiler.is_compiling():  # no kernel for it, and no graph break
+        keys = self.keys
+        count = self.keys.order.shape[1]
+        # no kernel for it, and no graph break
+        if torch.is_grad_enabled() or torch.compiler.is_compiling():
             return False
-        if self.device.type != "cpu" or keys.position.shape[0] > 1 or self.queries.position.shape[0] > 1:
+        if (
+            self.device.type != "cpu"
+            or keys.position.shape[0] > 1
+            or self.queries.position.shape[0] > 1
+        ):
             return False
         if not torch.equal(keys.position, keys.order.to(keys.position.dtype)):
             return False
-        steps, sinks = keys.order[0].diff(), min(self.sinks, count)
+        steps = keys.order[0].diff()
+        sinks = min(self.sinks, count)
         kept = torch.equal(keys.order[0, :sinks], torch.arange(sinks)) if sinks else True
         return kept and bool((steps[max(0, sinks) :] == 1).all())
 
@@ -190,7 +204,9 @@ Accumulate = Callable[[Tensor, Tensor | None, TokenPositions], Tensor]
 class ExtrasCache(Protocol):
     """A layer cache that stores per-token extras."""
 
-    def extend_extras(self, features: Tensor, accumulate: Accumulate, new: TokenPositions) -> Tensor:
+    def extend_extras(
+        self, features: Tensor, accumulate: Accumulate, new: TokenPositions
+    ) -> Tensor:
         """Add the extras of the new tokens (B, T, F); returns those of all keys (B, S, E)."""
         ...
 
@@ -235,7 +251,9 @@ class AttentionPlan:
     ) -> AttentionPlan:
         """Queries and keys stay as they are; the scheme acts on pairs. See `AttentionView`."""
         only = mask if weights_fn is None and extra_output is None else None
-        return cls(read=lambda q, k: [AttentionView(q, k, mask, weights_fn, extra_output)], mask=only)
+        return cls(
+            read=lambda q, k: [AttentionView(q, k, mask, weights_fn, extra_output)], mask=only
+        )
 
     def bind(self, x: Tensor, layer_cache: ExtrasCache | None) -> AttentionPlan:
         """The plan for the layer input x (B, T, C)."""
@@ -299,22 +317,29 @@ class PositionSettings(StrictSettings):
 
     name: str
     window: int | None = Field(
-        None, ge=1, description="attend to this many most recent keys, the query's own included; null: all"
+        None,
+        ge=1,
+        description="attend to this many most recent keys, the query's own included; null: all",
     )
     sinks: int = Field(
-        0, ge=0, description="tokens at the start of each document that stay visible outside the window"
+        0,
+        ge=0,
+        description="tokens at the start of each document that stay visible outside the window",
     )
     temperature: AnyTemperature = Field(
         NoTemperature(), description="factor on the q·k term of attention logits"
     )
     sink_logit: Literal["none", "learned", "zero"] = Field(
-        "none", description="extra softmax column without a value in each head: learned logit, or logit 0"
+        "none",
+        description="extra softmax column without a value in each head: learned logit, or logit 0",
     )
 
     @model_validator(mode="after")
     def _sinks_need_a_window(self):
         if self.sinks and self.window is None:
-            raise ValueError(f"sinks = {self.sinks} requires a window; set window, or set sinks to 0")
+            raise ValueError(
+                f"sinks = {self.sinks} requires a window; set window, or set sinks to 0"
+            )
         return self
 
     @property
@@ -341,7 +366,9 @@ class PositionSettings(StrictSettings):
         parts = [self.name]
         for key in [*own, "temperature"]:
             value = getattr(self, key)
-            if key not in self.test_time or value == fields[key].get_default(call_default_factory=True):
+            if key not in self.test_time or value == fields[key].get_default(
+                call_default_factory=True
+            ):
                 continue
             if hasattr(value, "describe"):
                 parts.append(value.describe(length, original_length))
@@ -403,7 +430,8 @@ class PositionalScheme(nn.Module):
 
     def __init__(self, settings: PositionSettings, geometry: HeadGeometry):
         super().__init__()
-        self.settings, self.geometry = settings, geometry
+        self.settings = settings
+        self.geometry = geometry
         self._initializers: list[Initializer] = []
         self.setup()
 

@@ -60,7 +60,10 @@ def running_sum(x: Tensor, before: Tensor | None, new: TokenPositions) -> Tensor
         total = x.cumsum(1)
         return total if before is None else total + before[:, None]
     # After s doublings each token has the sum of its last 2^s tokens within its document.
-    order, count, width, total = new.order[..., None], x.shape[1], 1, x
+    order = new.order[..., None]
+    count = x.shape[1]
+    width = 1
+    total = x
     while width < count:
         earlier = F.pad(total, (0, 0, width, 0))[:, :count]
         total = total + torch.where(order >= width, earlier, 0.0)
@@ -97,8 +100,10 @@ def causal_convolution(series: Tensor, weight: Tensor, order: Tensor) -> Tensor:
         weight: (E, width); column l is for the l-th previous token.
         order: (B or 1, T) of the new tokens; tokens before order 0 are not read.
     """
-    width, order = weight.shape[1], order[..., None]
-    count, weight = order.shape[1], weight.to(series.dtype)
+    width = weight.shape[1]
+    order = order[..., None]
+    count = order.shape[1]
+    weight = weight.to(series.dtype)
     total = series[:, width - 1 :] * weight[:, 0]
     for lag in range(1, width):
         earlier = series[:, width - 1 - lag : width - 1 - lag + count] * weight[:, lag]

@@ -49,7 +49,8 @@ class DistanceBias(PositionalScheme, ABC):
 
     def stretches(self, positions: TokenPositions) -> tuple[float, ...]:
         """s of each row, or a single value if all rows agree."""
-        original, given = self.geometry.original_length, self.settings.stretch
+        original = self.geometry.original_length
+        given = self.settings.stretch
         found = tuple(stretch_of(given, length, original) for length in positions.lengths)
         return found[:1] if len(set(found)) == 1 else found
 
@@ -72,7 +73,8 @@ class DistanceBias(PositionalScheme, ABC):
             return AttentionPlan.from_mask(
                 context.mask(distance=lambda h, d: bias(h * 0, h, d), tabulate=self.tabulate)
             )
-        q, k = context.q_position, context.k_position
+        q = context.q_position
+        k = context.k_position
         return AttentionPlan.from_mask(
             context.mask(bias=lambda b, h, i, j: bias(b, h, q[b, i] - k[b, j]), by_row=True)
         )
@@ -108,15 +110,19 @@ class _TwoLayers(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, inner: Tensor, bias: Tensor, outer: Tensor) -> Tensor:
         ctx.save_for_backward(x, inner, bias, outer)
-        return over_pairs(lambda x: pair_product(outer, pair_product(inner, x, bias).relu_()), len(outer), x)
+        return over_pairs(
+            lambda x: pair_product(outer, pair_product(inner, x, bias).relu_()), len(outer), x
+        )
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
         x, inner, bias, outer = ctx.saved_tensors
-        of_x, (of_inner, of_bias, of_outer) = torch.empty_like(x), map(torch.zeros_like, (inner, bias, outer))
+        of_x = torch.empty_like(x)
+        (of_inner, of_bias, of_outer) = map(torch.zeros_like, (inner, bias, outer))
         for start in range(0, x.shape[1], PAIRS_AT_ONCE):
             part = slice(start, start + PAIRS_AT_ONCE)
-            inputs, grad = x[:, part], grads[0][:, part]
+            inputs = x[:, part]
+            grad = grads[0][:, part]
             hidden = pair_product(inner, inputs, bias).relu_()
             of_outer += pair_product(grad, hidden.T)
             slope = pair_product(outer.T, grad)
@@ -131,7 +137,9 @@ def two_layers(x: Tensor, inner: Tensor, bias: Tensor, outer: Tensor) -> Tensor:
     """outer (O, W) times relu(inner (W, I) times x (I, N) + bias (W, 1)), for each of the N pairs: (O, N)."""
     if x.device.type == "cpu" and torch.is_grad_enabled() and not torch.compiler.is_compiling():
         return _TwoLayers.apply(x, inner, bias, outer)
-    return over_pairs(lambda x: pair_product(outer, pair_product(inner, x, bias).relu_()), len(outer), x)
+    return over_pairs(
+        lambda x: pair_product(outer, pair_product(inner, x, bias).relu_()), len(outer), x
+    )
 
 
 def sum_from(x: Tensor) -> Tensor:

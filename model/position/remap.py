@@ -40,7 +40,9 @@ class RemapBranch:
 
 def near_and_far(distance: int, context: RemapContext) -> tuple[RemapBranch, RemapBranch]:
     """The first maps for distances below `distance`, the second query map and third key map from it on."""
-    near, far = ((0, distance, 0, None), (distance, None, 0, None)) if not context.sinks else (None, None)
+    near, far = (
+        ((0, distance, 0, None), (distance, None, 0, None)) if not context.sinks else (None, None)
+    )
     return (
         RemapBranch(0, 0, lambda n, m, order: n - m < distance, near),
         RemapBranch(1, 2, lambda n, m, order: n - m >= distance, far),
@@ -119,7 +121,9 @@ class ReRope(Remap):
     """
 
     name: Literal["rerope"] = "rerope"
-    distance: int | None = Field(None, ge=1, description="maximum distance w; null: half the original length")
+    distance: int | None = Field(
+        None, ge=1, description="maximum distance w; null: half the original length"
+    )
 
     def _w(self, context: RemapContext) -> int:
         return self.distance or max(1, context.original_length // 2)
@@ -206,7 +210,8 @@ class SelfExtend(Remap):
         return length <= self._neighbors(context)
 
     def maps(self, n, stretch, context):
-        w, grouped = self._neighbors(context), torch.floor(n / self.group)
+        w = self._neighbors(context)
+        grouped = torch.floor(n / self.group)
         return n, grouped + (w - w // self.group), grouped
 
     def branches(self, context):
@@ -228,7 +233,9 @@ class DualChunk(Remap):
     distances are not monotonic in d.
     """
 
-    exempt: ClassVar[dict[str, str]] = {"shift": "chunks start at position 0, so a shift moves their borders"}
+    exempt: ClassVar[dict[str, str]] = {
+        "shift": "chunks start at position 0, so a shift moves their borders"
+    }
 
     name: Literal["dual_chunk"] = "dual_chunk"
     chunk: int | None = Field(
@@ -316,8 +323,10 @@ class LambdaLimit(Remap):
         return n, torch.full_like(n, self._limit(context)), torch.zeros_like(n)
 
     def branches(self, context):
-        limit, sinks = self._limit(context), context.sinks
-        near, far = (0, limit, 0, None), (limit, None, 0, sinks)
+        limit = self._limit(context)
+        sinks = context.sinks
+        near = (0, limit, 0, None)
+        far = (limit, None, 0, sinks)
         if limit != context.window:
             near = far = None
         return (

@@ -61,7 +61,8 @@ def rotation_factors(cos: Tensor, sin: Tensor, layout: str) -> Factors:
         cos and ∓sin for all features, each (B or 1, 1 or H, T, 2·R).
     """
     if cos.ndim == 3:
-        cos, sin = cos[:, None], sin[:, None]
+        cos = cos[:, None]
+        sin = sin[:, None]
     if layout == "half":
         return torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
     return torch.stack([cos, cos], dim=-1).flatten(-2), torch.stack([-sin, sin], dim=-1).flatten(-2)
@@ -93,16 +94,21 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, layout: str) -> Tensor:
     return apply_rotation(x, rotation_factors(cos, sin, layout), layout)
 
 
-def rotation_plan(context: AttentionContext, queries: Turns, keys: Turns, layout: str) -> AttentionPlan:
+def rotation_plan(
+    context: AttentionContext, queries: Turns, keys: Turns, layout: str
+) -> AttentionPlan:
     """Queries and keys are rotated, each by the cos and sin of the new tokens; keys are cached rotated."""
     mask = context.mask()
     of_keys = rotation_factors(*keys, layout)
     of_queries = (
-        of_keys if queries[0] is keys[0] and queries[1] is keys[1] else rotation_factors(*queries, layout)
+        of_keys
+        if queries[0] is keys[0] and queries[1] is keys[1]
+        else rotation_factors(*queries, layout)
     )
     own, partner = (context.of_queries(x, dim=2) for x in of_queries)
     if own.shape[1] > 1:  # of key/value heads (B or 1, G, K, 2·R)
-        own, partner = repeated(own, context.heads), repeated(partner, context.heads)
+        own = repeated(own, context.heads)
+        partner = repeated(partner, context.heads)
     return AttentionPlan(
         read=lambda q, k: [AttentionView(apply_rotation(q, (own, partner), layout), k, mask)],
         write=lambda k: apply_rotation(k, of_keys, layout),

@@ -66,7 +66,9 @@ class Scaling(StrictSettings):
         """The number of rotated pairs that the settings fix; None: any."""
         return None
 
-    def frequencies(self, plain: Tensor, stretch: float, original_length: int) -> tuple[Tensor, float]:
+    def frequencies(
+        self, plain: Tensor, stretch: float, original_length: int
+    ) -> tuple[Tensor, float]:
         """(R,) float64 frequencies in radians per token, from the trained ones `plain`, and the amplitude."""
         return plain, 1.0
 
@@ -101,7 +103,9 @@ class DropScaling(Scaling):
 class FactorScaling(Scaling):
     """Base class of methods with a stretch factor."""
 
-    factor: Factor = Field("auto", description="stretch factor s; auto: max(1, L / original_length)")
+    factor: Factor = Field(
+        "auto", description="stretch factor s; auto: max(1, L / original_length)"
+    )
 
     @property
     def depends_on_length(self) -> bool:
@@ -125,7 +129,9 @@ def change_base(plain: Tensor, stretch: float) -> Tensor:
     pairs = len(plain)
     if pairs < 2:
         raise ModelError(f"ntk scaling requires at least 4 rotated dimensions, got {2 * pairs}")
-    return plain * stretch ** -(torch.arange(pairs, dtype=torch.float64, device="cpu") / (pairs - 1))
+    return plain * stretch ** -(
+        torch.arange(pairs, dtype=torch.float64, device="cpu") / (pairs - 1)
+    )
 
 
 class NTKScaling(FactorScaling):
@@ -176,12 +182,15 @@ def turns_within(plain: Tensor, length: int) -> Tensor:
 
 def ramp_ends(plain: Tensor, length: int, fast: float, slow: float) -> tuple[float, float]:
     """Fractional indices of the pairs with `fast` and `slow` rotations within `length` tokens."""
-    turns, ratio = turns_within(plain, length), math.log(float(plain[0] / plain[1]))
+    turns = turns_within(plain, length)
+    ratio = math.log(float(plain[0] / plain[1]))
     low, high = (math.log(float(turns[0]) / count) / ratio for count in (fast, slow))
     return low, high
 
 
-def ramp_by_index(plain: Tensor, length: int, fast: float, slow: float, truncate: bool = True) -> Tensor:
+def ramp_by_index(
+    plain: Tensor, length: int, fast: float, slow: float, truncate: bool = True
+) -> Tensor:
     """(R,) 1 for pairs with more than `fast` rotations within `length`, 0 below `slow`, linear in k between.
 
     The ramp is between the fractional indices of pairs with these numbers of rotations; `truncate` rounds
@@ -189,7 +198,9 @@ def ramp_by_index(plain: Tensor, length: int, fast: float, slow: float, truncate
     """
     pairs = len(plain)
     if pairs < 2:
-        raise ModelError(f"a ramp over pairs requires at least 4 rotated dimensions, got {2 * pairs}")
+        raise ModelError(
+            f"a ramp over pairs requires at least 4 rotated dimensions, got {2 * pairs}"
+        )
     low, high = ramp_ends(plain, length, fast, slow)
     # The released code clamps an end beyond the last pair, which inverts the ramp.
     if high <= 0:
@@ -197,11 +208,15 @@ def ramp_by_index(plain: Tensor, length: int, fast: float, slow: float, truncate
     if low >= pairs - 1:
         return torch.ones_like(plain)
     if truncate:
-        low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, 2 * pairs - 1)
+        low = math.floor(low)
+        high = math.ceil(high)
+    low = max(low, 0)
+    high = min(high, 2 * pairs - 1)
     if low == high:
         high += 0.001
-    return 1 - ((torch.arange(pairs, dtype=torch.float64, device="cpu") - low) / (high - low)).clamp(0, 1)
+    return 1 - (
+        (torch.arange(pairs, dtype=torch.float64, device="cpu") - low) / (high - low)
+    ).clamp(0, 1)
 
 
 class ByPartsScaling(FactorScaling):
@@ -236,9 +251,15 @@ class YaRNScaling(FactorScaling):
     """
 
     name: Literal["yarn"] = "yarn"
-    beta_fast: float = Field(32.0, gt=0, description="pairs with more rotations within L0 are unchanged")
-    beta_slow: float = Field(1.0, gt=0, description="frequencies of pairs with fewer are divided by s")
-    ramp: Literal["dim", "wavelength"] = Field("dim", description="linear in pair index or in rotations")
+    beta_fast: float = Field(
+        32.0, gt=0, description="pairs with more rotations within L0 are unchanged"
+    )
+    beta_slow: float = Field(
+        1.0, gt=0, description="frequencies of pairs with fewer are divided by s"
+    )
+    ramp: Literal["dim", "wavelength"] = Field(
+        "dim", description="linear in pair index or in rotations"
+    )
     truncate: bool = Field(True, description="round the ends of the dim ramp outwards to integers")
     attention_factor: float | None = Field(
         None, gt=0, description="amplitude of cos and sin; null: 0.1 ln s + 1"
@@ -257,12 +278,16 @@ class YaRNScaling(FactorScaling):
         if (self.mscale is None) != (self.mscale_all_dim is None):
             raise ValueError("mscale and mscale_all_dim form one ratio: set both or neither")
         if self.mscale is not None and self.attention_factor is not None:
-            raise ValueError("attention_factor and mscale both set the amplitude: set only one of them")
+            raise ValueError(
+                "attention_factor and mscale both set the amplitude: set only one of them"
+            )
         return self
 
     def frequencies(self, plain, stretch, original_length):
         if self.ramp == "dim":
-            keep = ramp_by_index(plain, original_length, self.beta_fast, self.beta_slow, self.truncate)
+            keep = ramp_by_index(
+                plain, original_length, self.beta_fast, self.beta_slow, self.truncate
+            )
         else:
             turns = turns_within(plain, original_length)
             keep = ((turns - self.beta_slow) / (self.beta_fast - self.beta_slow)).clamp(0, 1)
@@ -294,7 +319,9 @@ class LongRoPEScaling(FactorScaling):
         None, description="divisor λ̂ of each pair up to original_length; null: all 1"
     )
     long_factor: Divisors = Field(description="divisor λ̂ of each pair beyond original_length")
-    first: int = Field(0, ge=0, description="number of first positions with trained frequencies (n̂)")
+    first: int = Field(
+        0, ge=0, description="number of first positions with trained frequencies (n̂)"
+    )
     attention_factor: float | None = Field(
         None, gt=0, description="amplitude of cos and sin; null: √(1 + ln s / ln original_length)"
     )
@@ -315,7 +342,10 @@ class LongRoPEScaling(FactorScaling):
         return max(1.0, length / original_length)
 
     def frequencies(self, plain, stretch, original_length):
-        for key, numbers in (("short_factor", self.short_factor), ("long_factor", self.long_factor)):
+        for key, numbers in (
+            ("short_factor", self.short_factor),
+            ("long_factor", self.long_factor),
+        ):
             if numbers is not None and len(numbers) != len(plain):
                 raise ModelError(
                     f"longrope's {key} must have {len(plain)} numbers, one per pair of rotated features, got "
@@ -323,7 +353,9 @@ class LongRoPEScaling(FactorScaling):
                 )
         divisors = self.long_factor if stretch > 1 else self.short_factor
         scaled = (
-            plain if divisors is None else plain / torch.tensor(divisors, dtype=torch.float64, device="cpu")
+            plain
+            if divisors is None
+            else plain / torch.tensor(divisors, dtype=torch.float64, device="cpu")
         )
         if self.attention_factor is not None:
             return scaled, self.attention_factor
@@ -338,7 +370,9 @@ class Llama3Scaling(FactorScaling):
     """
 
     name: Literal["llama3"] = "llama3"
-    low_freq_factor: float = Field(1.0, gt=0, description="wavelengths above L0 / this are divided by s")
+    low_freq_factor: float = Field(
+        1.0, gt=0, description="wavelengths above L0 / this are divided by s"
+    )
     high_freq_factor: float = Field(4.0, gt=0, description="wavelengths below L0 / this are kept")
 
     @model_validator(mode="after")
@@ -351,7 +385,9 @@ class Llama3Scaling(FactorScaling):
 
     def frequencies(self, plain, stretch, original_length):
         turns = turns_within(plain, original_length)
-        keep = ((turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)).clamp(0, 1)
+        keep = (
+            (turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
+        ).clamp(0, 1)
         return blend(plain, stretch, keep), 1.0
 
 

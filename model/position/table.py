@@ -70,7 +70,9 @@ class LookupTable:
         self._built = 0
         self._columns: dict[tuple[torch.device, torch.dtype], tuple[Tensor, ...]] = {}
 
-    def look_up(self, position: Tensor, position_end: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    def look_up(
+        self, position: Tensor, position_end: int, dtype: torch.dtype
+    ) -> tuple[Tensor, ...]:
         """Rows at `position` (B, T), each (B, T, ...).
 
         Args:
@@ -129,7 +131,9 @@ class StretchedTables(Generic[Stretch]):
         needed = set(stretches)
         self._make(needed)
         if len(needed) == 1:
-            return self._tables[stretches[0]].look_up(positions.position, positions.position_end, dtype)
+            return self._tables[stretches[0]].look_up(
+                positions.position, positions.position_end, dtype
+            )
         rows = positions.position.expand(len(stretches), -1)
         found = [
             self._tables[s].look_up(rows[b : b + 1], positions.position_end, dtype)

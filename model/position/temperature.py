@@ -44,7 +44,11 @@ class Temperature(StrictSettings):
         return None
 
     def query_factors(
-        self, positions: TokenPositions, max_visible: int | None, original_length: int, dtype: torch.dtype
+        self,
+        positions: TokenPositions,
+        max_visible: int | None,
+        original_length: int,
+        dtype: torch.dtype,
     ) -> Tensor | None:
         """(B or 1, H or 1, T or 1) factors on the queries of a pass, or None. Runs eagerly.
 
@@ -55,7 +59,8 @@ class Temperature(StrictSettings):
             return on_device(tuple(self.by_head), positions.order.device, dtype)[None, :, None]
         if type(self).factor is Temperature.factor:
             return None
-        count = positions.order.clamp(min=0).double() + 1  # padding has negative order and attends to itself
+        # padding has negative order and attends to itself
+        count = positions.order.clamp(min=0).double() + 1
         if max_visible is not None and not self.ignores_window:
             count = count.clamp(max=max_visible)
         lengths = on_device(positions.lengths, count.device, torch.float64)[:, None]

@@ -39,7 +39,12 @@ class TokenPositions:
 
     @classmethod
     def plain(
-        cls, tokens: int, *, offset: int = 0, length: int | None = None, device: torch.device | str = "cpu"
+        cls,
+        tokens: int,
+        *,
+        offset: int = 0,
+        length: int | None = None,
+        device: torch.device | str = "cpu",
     ) -> TokenPositions:
         """Rows of `tokens` tokens at positions offset, offset + 1, ...; `length` defaults to their end."""
         order = torch.arange(offset, offset + tokens, device=device)[None]
@@ -63,7 +68,9 @@ class TokenPositions:
         """
         width = max(counts)
         if tokens + offset < width:
-            raise ModelError(f"left padding requires at least {width} slots for {width} tokens, got {tokens}")
+            raise ModelError(
+                f"left padding requires at least {width} slots for {width} tokens, got {tokens}"
+            )
         padding = torch.tensor([width - c for c in counts], device=device)[:, None]  # (B, 1)
         order = torch.arange(offset, offset + tokens, device=device)[None] - padding  # (B, T)
         document = torch.where(order < 0, -1, 0)
@@ -76,7 +83,9 @@ class TokenPositions:
         order = function(self.order)
         # Often the same tensor; the cache joins it once then.
         position = order if self.position is self.order else function(self.position)
-        return replace(self, order=order, position=position, document=function(self.document), **changes)
+        return replace(
+            self, order=order, position=position, document=function(self.document), **changes
+        )
 
     def part(self, start: int, stop: int, **changes) -> TokenPositions:
         """The tokens start, ..., stop − 1."""

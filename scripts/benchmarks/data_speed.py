@@ -23,7 +23,9 @@ from data.tokenizers import load_tokenizer, saved_settings
 from training.prefetcher import Prefetcher
 from training.run.hardware import peak_memory
 
-ROWS, LENGTH, STEPS = 8, 512, 500
+ROWS = 8
+LENGTH = 512
+STEPS = 500
 CONSUMER = 1_000_000  # tokens/s
 WORDS = 20_000
 
@@ -70,14 +72,20 @@ def tokenizer(work: DataWorkload) -> dict[str, Any]:
 
 def settings(work: DataWorkload, tokenizer: Any) -> DataSettings:
     source = {"name": "files", "path": work.source}
-    return DataSettings.model_validate({"root": work.root, "source": source, "tokenizer": tokenizer})
+    return DataSettings.model_validate(
+        {"root": work.root, "source": source, "tokenizer": tokenizer}
+    )
 
 
 def preparing(work: DataWorkload) -> dict[str, Any]:
     if work.variant == "ours":
         prepared = prepare(settings(work, saved_settings(Path(work.tokenizer))))
-        return {"tokens": prepared.train.n_tokens + prepared.valid.n_tokens, "folder": str(prepared.folder)}
-    encoder, ids = load_tokenizer(Path(work.tokenizer)), []
+        return {
+            "tokens": prepared.train.n_tokens + prepared.valid.n_tokens,
+            "folder": str(prepared.folder),
+        }
+    encoder = load_tokenizer(Path(work.tokenizer))
+    ids = []
     with open(work.source, encoding="utf-8") as file:
         for line in file:
             ids += [encoder.bos_id, *encoder.encode(json.loads(line)["text"]), encoder.eos_id]
@@ -88,12 +96,16 @@ def preparing(work: DataWorkload) -> dict[str, Any]:
 def loading(work: DataWorkload) -> dict[str, Any]:
     """Batches of packed documents for a consumer of CONSUMER tokens/s."""
     prepared = open_prepared(Path(work.root))
-    batches = BatchSampler(prepared.train, [Segment(LENGTH, ROWS, STEPS)], packing="intra_document", seed=0)
+    batches = BatchSampler(
+        prepared.train, [Segment(LENGTH, ROWS, STEPS)], packing="intra_document", seed=0
+    )
     parallel = SimpleNamespace(data_rank=0, data_world=1, device=torch.device("cpu"))
     run = SimpleNamespace(batches=batches, parallel=parallel)
     reader = Prefetcher(cast(Any, run), cast(Any, None), []).batches(0, STEPS)
     next(reader)
-    begin, waited, tokens = time.perf_counter(), 0.0, 0
+    begin = time.perf_counter()
+    waited = 0.0
+    tokens = 0
     for _ in range(STEPS - 1):
         time.sleep(ROWS * LENGTH / CONSUMER)
         asked = time.perf_counter()

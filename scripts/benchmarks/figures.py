@@ -8,7 +8,17 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
-from evaluation.reports.figures import COLOURS, INK, MARKERS, SOFT, STYLE, WIDTH, fix_ticks, grid, save
+from evaluation.reports.figures import (
+    COLOURS,
+    INK,
+    MARKERS,
+    SOFT,
+    STYLE,
+    WIDTH,
+    fix_ticks,
+    grid,
+    save,
+)
 
 
 def exponent(sizes: np.ndarray, seconds: np.ndarray) -> float:
@@ -57,7 +67,8 @@ def draw_growth(table: pd.DataFrame, folder: Path) -> None:
             cells = table[(table["case"] == case) & (table["axis"] == axis)]
             for i, (variant, rows) in enumerate(cells.groupby("variant", sort=True)):
                 rows = rows.sort_values("size")
-                sizes, seconds = rows["size"].to_numpy(), rows["seconds"].to_numpy()
+                sizes = rows["size"].to_numpy()
+                seconds = rows["seconds"].to_numpy()
                 label = f"{variant}, exponent {exponent(sizes, seconds):.2f}"
                 ax.loglog(sizes, seconds, color=COLOURS[i], marker=MARKERS[i], ms=4, label=label)
             sizes = np.sort(cells["size"].unique())

@@ -31,7 +31,8 @@ def main() -> None:
     checked = [call() for _ in range(request["warmup"])][:1]
     samples = []
     for _ in range(request["repeats"]):
-        cpu, wall = time.process_time(), time.perf_counter()
+        cpu = time.process_time()
+        wall = time.perf_counter()
         checked.append(call())
         samples.append({"cpu": time.process_time() - cpu, "wall": time.perf_counter() - wall})
     with open("/proc/self/status", encoding="utf-8") as file:
@@ -83,7 +84,8 @@ def build(shape: dict, weights: dict[str, torch.Tensor]) -> GPT:
 
 def train(model: GPT, request: dict):
     tokens = torch.tensor(request["tokens"])
-    inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+    inputs = tokens[:, :-1].contiguous()
+    targets = tokens[:, 1:].contiguous()
     model.max_seq_length = inputs.shape[1]
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
@@ -102,7 +104,8 @@ def train(model: GPT, request: dict):
 
 def prefill(model: GPT, request: dict):
     ids = torch.tensor(request["tokens"])
-    count, vocab = ids.shape[1], request["shape"]["vocab"]
+    count = ids.shape[1]
+    vocab = request["shape"]["vocab"]
     model.max_seq_length = count
     model.set_kv_cache(batch_size=1)
     places = torch.arange(count)
@@ -115,7 +118,8 @@ def prefill(model: GPT, request: dict):
 
 
 def decode(model: GPT, request: dict):
-    prompt, new = torch.tensor(request["tokens"])[0], request["new"]
+    prompt = torch.tensor(request["tokens"])[0]
+    new = request["new"]
     model.max_seq_length = len(prompt) + new
 
     @torch.inference_mode()

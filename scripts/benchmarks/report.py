@@ -28,7 +28,8 @@ GOALS = {
     ("sliding", "A"): 1.7,
     ("sliding", "B"): 1.7,
 }
-MOST_COST = {"t5": 1.35, "kerple": 1.35, "fox": 1.35, "fire": 1.8, "cope": 2.5}  # training steps of RoPE
+# training steps of RoPE
+MOST_COST = {"t5": 1.35, "kerple": 1.35, "fox": 1.35, "fire": 1.8, "cope": 2.5}
 HEAD = """# Speed on CPUs
 
 `python scripts/benchmark.py`, {cores} cores of {processor}, torch {torch}. Shapes: A has 4 layers of
@@ -214,7 +215,11 @@ def models_table(table: pd.DataFrame) -> str:
     columns += ["peak, MiB", "samples", "checked", "date"]
     lines = []
     for row in table.to_dict("records"):
-        goal = GOALS.get((row["case"], row["shape"])) if str(row["variant"]).startswith("ours") else None
+        goal = (
+            GOALS.get((row["case"], row["shape"]))
+            if str(row["variant"]).startswith("ours")
+            else None
+        )
         lines.append(
             [
                 str(row["case"]),
@@ -253,7 +258,9 @@ def schemes_table(table: pd.DataFrame) -> str:
                 max(str(row["date"]) for row in by_case.values()),
             ]
         )
-    return markdown_table(["scheme", "shape", "training step", "goal", "decoding", "samples", "date"], lines)
+    return markdown_table(
+        ["scheme", "shape", "training step", "goal", "decoding", "samples", "date"], lines
+    )
 
 
 def data_table(table: pd.DataFrame) -> str:
@@ -277,7 +284,12 @@ def data_table(table: pd.DataFrame) -> str:
 
 def startup_table(table: pd.DataFrame) -> str:
     lines = [
-        [f"`{row['command']}`", f"{row['cpu_seconds']:.2f}", f"{row['wall_seconds']:.2f}", str(row["date"])]
+        [
+            f"`{row['command']}`",
+            f"{row['cpu_seconds']:.2f}",
+            f"{row['wall_seconds']:.2f}",
+            str(row["date"]),
+        ]
         for row in table.to_dict("records")
     ]
     return markdown_table(["command", "CPU", "wall", "date"], lines)
@@ -287,7 +299,8 @@ def growth_table(table: pd.DataFrame) -> str:
     lines = []
     for (case, axis, variant), rows in table.groupby(["case", "axis", "variant"], sort=True):
         rows = rows.sort_values("size")
-        sizes, seconds = rows["size"].to_numpy(), rows["seconds"].to_numpy()
+        sizes = rows["size"].to_numpy()
+        seconds = rows["seconds"].to_numpy()
         lines.append(
             [
                 str(case),

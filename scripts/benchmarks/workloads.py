@@ -26,9 +26,14 @@ from training.config.optimizer_settings import AdamWSettings
 from training.optim import make_optimizer
 from training.run.hardware import peak_memory, prepare_cpu
 
-WINDOW, STRIDE, SCORED = 2048, 512, 6144  # sliding evaluation, in tokens
-FIXED_WINDOWS, FIXED_TARGETS = 4, 64
-PREFILL, PROMPT = 2048, 32
+# sliding evaluation, in tokens
+WINDOW = 2048
+STRIDE = 512
+SCORED = 6144
+FIXED_WINDOWS = 4
+FIXED_TARGETS = 64
+PREFILL = 2048
+PROMPT = 32
 NEW = {1: 128, 8: 128, 64: 32}  # new tokens by batch size
 LONG = 2048  # tokens of a training step of the comparison of schemes
 NEAR_TIE = 1e-3  # logits that rounding may swap
@@ -131,7 +136,8 @@ def our_model(shape: Shape, scheme: str = "rope") -> Transformer:
 
 def their_model(shape: Shape) -> Any:
     """transformers' Llama with the weights of `our_model`."""
-    transformers, ours = load_extra("transformers"), our_model(shape)
+    transformers = load_extra("transformers")
+    ours = our_model(shape)
     config = transformers.LlamaConfig(
         vocab_size=shape.vocab,
         hidden_size=shape.dim,
@@ -148,9 +154,12 @@ def their_model(shape: Shape) -> Any:
         eos_token_id=None,
         pad_token_id=None,
     )
-    theirs, own = transformers.LlamaForCausalLM(config).eval(), ours.state_dict()
+    theirs = transformers.LlamaForCausalLM(config).eval()
+    own = ours.state_dict()
     names, _ = weight_map(LLAMA, shape.layers, own)
-    theirs.load_state_dict({name: torch.cat([own[part] for part in parts]) for name, parts in names.items()})
+    theirs.load_state_dict(
+        {name: torch.cat([own[part] for part in parts]) for name, parts in names.items()}
+    )
     return theirs
 
 
@@ -161,15 +170,23 @@ def tokens_of(shape: Shape, rows: int, count: int) -> Tensor:
 
 def litgpt_request(workload: Workload, folder: Path) -> dict[str, Any]:
     """What litgpt_peer.py runs: sizes, tokens, and a file with the weights of `our_model`."""
-    shape, file = shape_of(workload.shape), folder / f"weights-{workload.shape}.safetensors"
+    shape = shape_of(workload.shape)
+    file = folder / f"weights-{workload.shape}.safetensors"
     if not file.exists():
-        save_file({name: x.contiguous() for name, x in their_model(shape).state_dict().items()}, file)
+        save_file(
+            {name: x.contiguous() for name, x in their_model(shape).state_dict().items()}, file
+        )
     rows, count = {"train": (shape.batch, shape.length + 1), "prefill": (1, PREFILL)}.get(
         workload.case, (1, PROMPT)
     )
     sizes = asdict(shape) | {"block_size": 4 * LONG, "norm_eps": shape.settings("rope").norm_eps}
     tokens = tokens_of(shape, rows, count).tolist()
-    return asdict(workload) | {"shape": sizes, "weights": str(file), "tokens": tokens, "new": NEW[1]}
+    return asdict(workload) | {
+        "shape": sizes,
+        "weights": str(file),
+        "tokens": tokens,
+        "new": NEW[1],
+    }
 
 
 def train(shape: Shape, variant: str) -> Prepared:
@@ -179,7 +196,8 @@ def train(shape: Shape, variant: str) -> Prepared:
 
 def _training_step(shape: Shape, scheme: str, variant: str, rows: int, length: int) -> Prepared:
     tokens = tokens_of(shape, rows, length + 1)
-    inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+    inputs = tokens[:, :-1].contiguous()
+    targets = tokens[:, 1:].contiguous()
     if "transformers" in variant:
         theirs = their_model(shape).train()
         optimizer = torch.optim.AdamW(theirs.parameters(), lr=1e-3, fused=True)
@@ -230,9 +248,11 @@ def prefill(shape: Shape, variant: str) -> Prepared:
 
 def decode(shape: Shape, variant: str, rows: int) -> Prepared:
     """Greedy generation after a short prompt, which is part of the time. Numbers: the tokens."""
-    ids, new = tokens_of(shape, rows, PROMPT), NEW[rows]
+    ids = tokens_of(shape, rows, PROMPT)
+    new = NEW[rows]
     if variant == "transformers":
-        theirs, mask = their_model(shape), torch.ones_like(ids)
+        theirs = their_model(shape)
+        mask = torch.ones_like(ids)
 
         def call() -> list[float]:
             out = theirs.generate(ids, attention_mask=mask, max_new_tokens=new, do_sample=False)
@@ -241,7 +261,8 @@ def decode(shape: Shape, variant: str, rows: int) -> Prepared:
         def logits(row: Tensor) -> Tensor:
             return theirs(row[None]).logits[0]
     else:
-        ours, prompts = our_model(shape, "rope" if variant == "ours" else variant).pack(), ids.tolist()
+        ours = our_model(shape, "rope" if variant == "ours" else variant).pack()
+        prompts = ids.tolist()
 
         def call() -> list[float]:
             steps = list(Generation(ours, prompts, new, SamplingParams(temperature=0)))
@@ -272,7 +293,8 @@ def sliding(shape: Shape, variant: str) -> Prepared:
         theirs = their_model(shape)
 
         def call() -> list[float]:
-            total, previous = 0.0, 0
+            total = 0.0
+            previous = 0
             for begin in range(0, SCORED, STRIDE):
                 end = min(begin + WINDOW, SCORED)
                 window = ids[:, begin : end + 1]
@@ -285,7 +307,8 @@ def sliding(shape: Shape, variant: str) -> Prepared:
                     break
             return [total / SCORED]
     else:
-        scorer, array = ModelScorer(our_model(shape)), ids.numpy()
+        scorer = ModelScorer(our_model(shape))
+        array = ids.numpy()
 
         def call() -> list[float]:
             total = float(scorer(array[:, : WINDOW + 1], WINDOW).sum())
@@ -296,7 +319,9 @@ def sliding(shape: Shape, variant: str) -> Prepared:
     return call, SCORED
 
 
-def fixed_targets(shape: Shape, variant: str, windows: int = FIXED_WINDOWS, length: int = WINDOW) -> Prepared:
+def fixed_targets(
+    shape: Shape, variant: str, windows: int = FIXED_WINDOWS, length: int = WINDOW
+) -> Prepared:
     """The last FIXED_TARGETS targets of windows of WINDOW tokens. Numbers: their mean NLL."""
     ids = tokens_of(shape, windows, length + 1)
     if variant == "transformers":
@@ -304,7 +329,9 @@ def fixed_targets(shape: Shape, variant: str, windows: int = FIXED_WINDOWS, leng
 
         def nll(window: Tensor) -> float:
             with torch.no_grad():
-                logits = theirs(window[:, :-1], logits_to_keep=FIXED_TARGETS, use_cache=False).logits
+                logits = theirs(
+                    window[:, :-1], logits_to_keep=FIXED_TARGETS, use_cache=False
+                ).logits
             return float(F.cross_entropy(logits[0].float(), window[0, -FIXED_TARGETS:]))
     else:
         scorer = ModelScorer(our_model(shape))
@@ -355,7 +382,8 @@ def measure(workload: Workload) -> Measured:
     checked = [call() for _ in range(workload.warmup)][:1]
     samples = []
     for _ in range(workload.repeats):
-        cpu, wall = time.process_time(), time.perf_counter()
+        cpu = time.process_time()
+        wall = time.perf_counter()
         checked.append(call())
         samples.append(Sample(time.process_time() - cpu, time.perf_counter() - wall))
     return Measured(samples, tokens, checked[0], peak_memory(torch.device("cpu")))

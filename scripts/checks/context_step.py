@@ -36,7 +36,8 @@ from training.run.checks import check_processes, make_model
 from training.run.hardware import peak_memory, prepare_cpu
 from training.script import Parser, run_main
 
-VOCABULARY, WARM = 4096, 256
+VOCABULARY = 4096
+WARM = 256
 
 
 def main() -> int:
@@ -45,13 +46,19 @@ def main() -> int:
     parser.add_argument("overrides", nargs="+", metavar="CONFIG.yaml | key=value")
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2, 4], help="(1 2 4)")
     parser.add_argument("--threads", type=int, default=4, help="of all processes together (4)")
-    parser.add_argument("--rounds", type=int, default=1, help="measurements of each number of processes (1)")
-    parser.add_argument("--worker", help="file that a process writes its measurement to; used by the script")
+    parser.add_argument(
+        "--rounds", type=int, default=1, help="measurements of each number of processes (1)"
+    )
+    parser.add_argument(
+        "--worker", help="file that a process writes its measurement to; used by the script"
+    )
     options = parser.parse_args()
     if options.worker:
         return measure(options.overrides, Path(options.worker))
     if wrong := [n for n in options.processes if options.threads % n]:
-        raise TrainingError(f"--threads {options.threads} is not a multiple of {wrong[0]} processes")
+        raise TrainingError(
+            f"--threads {options.threads} is not a multiple of {wrong[0]} processes"
+        )
     found: dict[int, list[dict]] = {n: [] for n in options.processes}
     for _ in range(options.rounds):
         for n, measurements in found.items():
@@ -66,7 +73,11 @@ def main() -> int:
         ]
         for n, measurements in found.items()
     ]
-    print(markdown_table(["processes × threads", "s", "CPU s in all", "MiB per process", "loss"], rows))
+    print(
+        markdown_table(
+            ["processes × threads", "s", "CPU s in all", "MiB per process", "loss"], rows
+        )
+    )
     return 0
 
 
@@ -78,18 +89,27 @@ def start(overrides: list[str], processes: int, threads: int) -> dict:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "measurement.json"
         launch = ["-m", "torch.distributed.run", "--nproc_per_node", str(processes), "--standalone"]
-        command = [sys.executable, *launch, __file__, *overrides, f"training.parallel.context={processes}"]
+        command = [
+            sys.executable,
+            *launch,
+            __file__,
+            *overrides,
+            f"training.parallel.context={processes}",
+        ]
         environment = os.environ | {"OMP_NUM_THREADS": str(threads), "ACCELERATE_USE_CPU": "true"}
         done = subprocess.run([*command, "--worker", str(file)], env=environment, check=False)
         if done.returncode:
-            raise TrainingError(f"the measurement of {processes} processes failed; its output is above")
+            raise TrainingError(
+                f"the measurement of {processes} processes failed; its output is above"
+            )
         return json.loads(file.read_text(encoding="utf-8"))
 
 
 def measure(overrides: list[str], file: Path) -> int:
     """Train one step, in one of the processes."""
     settings = load_settings(RunSettings, overrides)
-    t, length = settings.training, settings.train_length
+    t = settings.training
+    length = settings.train_length
     prepare_cpu(int(os.environ["OMP_NUM_THREADS"]))
     parallel = Parallel(t)
     check_processes(settings, parallel.world)
@@ -101,9 +121,11 @@ def measure(overrides: list[str], file: Path) -> int:
     def step(length: int) -> float:
         generator = torch.Generator().manual_seed(length)
         tokens = torch.randint(VOCABULARY, (t.batch_size, length + 1), generator=generator)
-        inputs, targets = tokens[:, :-1], tokens[:, 1:]
+        inputs = tokens[:, :-1]
+        targets = tokens[:, 1:]
         if parallel.shard is not None:
-            inputs, targets = parallel.shard.select(inputs), parallel.shard.select(targets)
+            inputs = parallel.shard.select(inputs)
+            targets = parallel.shard.select(targets)
         parts = [MicroBatch(inputs, targets, TokenPositions.plain(length), parallel.shard)]
         args = wrapped, parallel, optimizer, guard, parts, t.batch_size * length
         return train_step(*args, grad_clip=t.grad_clip).read().loss
@@ -111,13 +133,20 @@ def measure(overrides: list[str], file: Path) -> int:
     step(WARM)
     before = peak_memory(parallel.device)
     parallel.wait()
-    began, cpu = time.perf_counter(), time.process_time()
+    began = time.perf_counter()
+    cpu = time.process_time()
     loss = step(length)
-    cpu, seconds = time.process_time() - cpu, time.perf_counter() - began
+    cpu = time.process_time() - cpu
+    seconds = time.perf_counter() - began
     found = parallel.gather((seconds, cpu, peak_memory(parallel.device) - before))
     if parallel.main:
         slowest, spent, memory = zip(*found, strict=True)
-        result = {"seconds": max(slowest), "cpu_seconds": sum(spent), "memory": max(memory), "loss": loss}
+        result = {
+            "seconds": max(slowest),
+            "cpu_seconds": sum(spent),
+            "memory": max(memory),
+            "loss": loss,
+        }
         file.write_text(json.dumps(result), encoding="utf-8")
     parallel.end()
     return 0

@@ -28,15 +28,26 @@ from data.files import write_text
 from errors import TrainingError
 from evaluation.reports.base import markdown_table
 from model import ModelSettings, TokenPositions, Transformer
-from training.config.optimizer_settings import AdamWBase, AdamWSettings, MuonSettings, OptimizerSettings
+from training.config.optimizer_settings import (
+    AdamWBase,
+    AdamWSettings,
+    MuonSettings,
+    OptimizerSettings,
+)
 from training.optim.optimizer import make_optimizer, set_learning_rates
 from training.script import Parser, run_main
 
-VOCABULARY, ROWS, LENGTH, HEAD = 64, 8, 32, 16
-PARTS = ("attention", "mlp", "stream", "logits")  # outputs of the last block's parts, of all blocks, the head
+VOCABULARY = 64
+ROWS = 8
+LENGTH = 32
+HEAD = 16
+# outputs of the last block's parts, of all blocks, the head
+PARTS = ("attention", "mlp", "stream", "logits")
 OPTIMIZERS = {
     "adamw": lambda lr: AdamWSettings(lr=lr, weight_decay=0.0),
-    "muon": lambda lr: MuonSettings(lr=lr, weight_decay=0.0, adamw=AdamWBase(lr=lr, weight_decay=0.0)),
+    "muon": lambda lr: MuonSettings(
+        lr=lr, weight_decay=0.0, adamw=AdamWBase(lr=lr, weight_decay=0.0)
+    ),
 }
 
 
@@ -75,10 +86,15 @@ def activations(model: Transformer, tokens: Tensor) -> dict[str, Tensor]:
     return seen
 
 
-def changes(model: Transformer, optimizer: OptimizerSettings, steps: int, seed: int) -> dict[str, float]:
+def changes(
+    model: Transformer, optimizer: OptimizerSettings, steps: int, seed: int
+) -> dict[str, float]:
     """RMS change of each activation after some steps on the same random tokens."""
-    drawn = torch.randint(VOCABULARY, (ROWS, LENGTH + 1), generator=torch.Generator().manual_seed(seed))
-    tokens, targets = drawn[:, :-1], drawn[:, 1:]
+    drawn = torch.randint(
+        VOCABULARY, (ROWS, LENGTH + 1), generator=torch.Generator().manual_seed(seed)
+    )
+    tokens = drawn[:, :-1]
+    targets = drawn[:, 1:]
     before = activations(model, tokens)
     update = make_optimizer(model, optimizer)
     set_learning_rates(update, optimizer.rates)
@@ -99,7 +115,8 @@ def check(
     for kind, base in (("standard", None), ("muP", min(widths))):
         for width in widths:
             each = [
-                changes(model_of(width, base, grow, seed), optimizer, steps, seed) for seed in range(seeds)
+                changes(model_of(width, base, grow, seed), optimizer, steps, seed)
+                for seed in range(seeds)
             ]
             for part in PARTS:
                 found.setdefault((kind, part), {})[width] = sum(one[part] for one in each) / seeds
@@ -108,7 +125,9 @@ def check(
 
 def page(table: pd.DataFrame, command: str, figure: str) -> str:
     """The table as a page of Markdown, with the figure of that name."""
-    rows = [[*key, *(f"{c:.4f}" for c in row), f"{slope(row):+.2f}"] for key, row in table.iterrows()]
+    rows = [
+        [*key, *(f"{c:.4f}" for c in row), f"{slope(row):+.2f}"] for key, row in table.iterrows()
+    ]
     parts = [
         "# Coordinate check",
         f"`{command}`",
@@ -140,20 +159,31 @@ def main() -> int:
     parser = Parser(__doc__)
     parser.add_argument("--widths", type=int, nargs="+", default=[32, 64, 128, 256])
     parser.add_argument(
-        "--grow", choices=("heads", "features"), default="heads", help="what increases with the width"
+        "--grow",
+        choices=("heads", "features"),
+        default="heads",
+        help="what increases with the width",
     )
     parser.add_argument("--optimizer", choices=OPTIMIZERS, default="adamw")
     parser.add_argument("--lr", type=float, default=0.01)
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--out", type=Path, default=Path("coordinate_check"), help="path without a suffix")
+    parser.add_argument(
+        "--out", type=Path, default=Path("coordinate_check"), help="path without a suffix"
+    )
     given = parser.parse_args()
-    if len(set(given.widths)) < 2 or any(width % HEAD or width < 2 * HEAD for width in given.widths):
-        raise TrainingError(f"--widths: set at least two different multiples of {HEAD} from {2 * HEAD} on")
+    if len(set(given.widths)) < 2 or any(
+        width % HEAD or width < 2 * HEAD for width in given.widths
+    ):
+        raise TrainingError(
+            f"--widths: set at least two different multiples of {HEAD} from {2 * HEAD} on"
+        )
     if min(given.steps, given.seeds) < 1 or not given.lr > 0:
         raise TrainingError("--steps and --seeds must be at least 1, --lr above 0")
     optimizer = OPTIMIZERS[given.optimizer](given.lr)
-    table = check(sorted(set(given.widths)), optimizer, grow=given.grow, steps=given.steps, seeds=given.seeds)
+    table = check(
+        sorted(set(given.widths)), optimizer, grow=given.grow, steps=given.steps, seeds=given.seeds
+    )
     command = " ".join(["python", "scripts/checks/coordinate_check.py", *sys.argv[1:]])
     text = page(table, command, given.out.with_suffix(".png").name)
     print(text)

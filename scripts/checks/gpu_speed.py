@@ -42,7 +42,8 @@ ROOT = Path(__file__).resolve().parents[2]
 VOCABULARY = 32_000
 TINY = ["model.dim=32", "model.layers=1", "model.heads=2", "model.kv_heads=1", "model.ffn_dim=32"]
 # Share of RoPE's throughput: fixed biases and learned ones (docs/benchmarks); other schemes have no goal.
-FIXED, LEARNED = {"alibi", "sandwich"}, {"kerple", "t5", "fire", "fox"}
+FIXED = {"alibi", "sandwich"}
+LEARNED = {"kerple", "t5", "fire", "fox"}
 COLUMNS = ["measured", "value", "goal", "met"]
 
 
@@ -69,10 +70,13 @@ class Bench:
     """The measurements on one device; `rehearse` shrinks models and lengths."""
 
     def __init__(self, device: torch.device, rehearse: bool):
-        self.device, self.rehearse = device, rehearse
+        self.device = device
+        self.rehearse = rehearse
 
     def autocast(self) -> AbstractContextManager:
-        return torch.autocast("cuda", torch.bfloat16) if self.device.type == "cuda" else nullcontext()
+        return (
+            torch.autocast("cuda", torch.bfloat16) if self.device.type == "cuda" else nullcontext()
+        )
 
     def model(
         self, config: str, *overrides: str, vocabulary: int = VOCABULARY
@@ -105,12 +109,15 @@ class Bench:
         length, rows = (64, 2) if self.rehearse else (length, rows)
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
-        model, settings = self.model(config, f"train_length={length}", *overrides, vocabulary=vocabulary)
+        model, settings = self.model(
+            config, f"train_length={length}", *overrides, vocabulary=vocabulary
+        )
         model.train()
         model.compile(dynamic=True, backend="eager" if self.rehearse else "inductor")
         optimizer = make_optimizer(model, settings.training.optimizer)
         tokens = torch.randint(vocabulary, (rows, length + 1), device=self.device)
-        inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+        inputs = tokens[:, :-1].contiguous()
+        targets = tokens[:, 1:].contiguous()
         positions = TokenPositions.plain(length, device=self.device)
 
         def step() -> None:
@@ -134,9 +141,13 @@ class Bench:
         tokens that include the prefill, compilation and the recording of the graph."""
         static_decoding.COMPILED_PASSES = 1 if compiled else 1 << 30
         model, _ = self.model("1b.yaml")
-        model = model.to(torch.bfloat16 if self.device.type == "cuda" else torch.float32).eval().pack()
+        model = (
+            model.to(torch.bfloat16 if self.device.type == "cuda" else torch.float32).eval().pack()
+        )
         first, timed = (4, 4) if self.rehearse else (16, 256)
-        tokens = iter(Generation(model, [list(range(64))], first + timed, SamplingParams(temperature=0)))
+        tokens = iter(
+            Generation(model, [list(range(64))], first + timed, SamplingParams(temperature=0))
+        )
         for _ in range(first):
             next(tokens)
         start = time.perf_counter()
@@ -157,23 +168,32 @@ class Bench:
             return self.seconds(lambda: scorer(tokens, 64), 1, 1)
 
 
-def attempt(name: str, unit: str, work: Callable[[], tuple[float, str]], goal: float | None = None) -> Figure:
+def attempt(
+    name: str, unit: str, work: Callable[[], tuple[float, str]], goal: float | None = None
+) -> Figure:
     """The figure of `work`, or its error."""
     try:
         value, note = work()
         return Figure(name, value, unit, goal, note)
     except Exception as error:  # also those of Triton and of settings, which share no base class
         lines = [line for line in str(error).splitlines() if line.strip()]
-        return Figure(name, None, unit, goal, f"{type(error).__name__}: {lines[0][:160] if lines else ''}")
+        return Figure(
+            name, None, unit, goal, f"{type(error).__name__}: {lines[0][:160] if lines else ''}"
+        )
 
 
 def training_figures(bench: Bench) -> list[Figure]:
     def run(config: str, length: int, rows: int) -> tuple[float, str]:
         rate, mfu = bench.training(config, length, rows)
-        return 100 * mfu, f"{rate:,.0f} tokens/s, peak memory {peak_memory(bench.device) / 2**30:.1f} GiB"
+        return (
+            100 * mfu,
+            f"{rate:,.0f} tokens/s, peak memory {peak_memory(bench.device) / 2**30:.1f} GiB",
+        )
 
     return [
-        attempt("training MFU, configs/base.yaml (125M)", "%", lambda: run("base.yaml", 1024, 32), 45),
+        attempt(
+            "training MFU, configs/base.yaml (125M)", "%", lambda: run("base.yaml", 1024, 32), 45
+        ),
         attempt("training MFU, configs/1b.yaml (1.1B)", "%", lambda: run("1b.yaml", 2048, 4), 58),
     ]
 
@@ -194,7 +214,8 @@ def scheme_figures(bench: Bench) -> list[Figure]:
     """Throughput of two of the 125M model's twelve layers at 2048 tokens, relative to RoPE's."""
     shape = ("base.yaml", 2048, 8, "model.layers=2")
     vocabulary = 5376  # a sixth, as of the layers: the head takes the same share of the time
-    rope, found = 0.0, []
+    rope = 0.0
+    found = []
 
     def run(name: str) -> tuple[float, str]:
         torch._dynamo.reset()
@@ -234,11 +255,14 @@ def main() -> int:
     parser = Parser(__doc__)
     parser.add_argument("--only", choices=list(PARTS), help="measure one part and write no file")
     parser.add_argument("--rehearse", action="store_true", help="tiny models on a CPU")
-    parser.add_argument("--results", default=str(ROOT / "docs" / "benchmarks" / "gpu"), help="folder")
+    parser.add_argument(
+        "--results", default=str(ROOT / "docs" / "benchmarks" / "gpu"), help="folder"
+    )
     options = parser.parse_args()
     device = find_device("cpu" if options.rehearse else "cuda")
     card = "rehearsal" if options.rehearse else torch.cuda.get_device_name(device)
-    bench, console = Bench(device, options.rehearse), Console()
+    bench = Bench(device, options.rehearse)
+    console = Console()
     figures: list[Figure] = []
     path = Path(options.results) / f"{re.sub(r'[^a-z0-9]+', '-', card.lower()).strip('-')}.md"
     head = f"# {card}\n\n`bash scripts/gpu_acceptance.sh`, torch {torch.__version__}, random weights.\n\n"

@@ -46,7 +46,10 @@ from training.script import Parser, run_main
 
 ROOT = Path(__file__).resolve().parents[2]
 SUBJECTS = ["rope", "none", "sinusoidal", "alibi", "kerple", "t5", "fire", "fox"]
-VOCABULARY, TARGETS, CHUNK, WARM = 4096, 64, 4096, 512
+VOCABULARY = 4096
+TARGETS = 64
+CHUNK = 4096
+WARM = 512
 KEYS = ["subject", "length", "threads", "processes"]
 HEAD = """# Cost of one long window on a small machine
 
@@ -80,14 +83,20 @@ class WindowRow:
 def main() -> int:
     assert __doc__
     parser = Parser(__doc__)
-    parser.add_argument("subjects", nargs="*", default=SUBJECTS, help="run directories or names of schemes")
+    parser.add_argument(
+        "subjects", nargs="*", default=SUBJECTS, help="run directories or names of schemes"
+    )
     parser.add_argument("--length", default="131072", help="input tokens; several with commas")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of each measurement")
     parser.add_argument("--processes", type=int, default=1, help="that share each window")
-    parser.add_argument("--results", default=str(ROOT / "docs" / "results"), help="folder of the two files")
+    parser.add_argument(
+        "--results", default=str(ROOT / "docs" / "results"), help="folder of the two files"
+    )
     options = parser.parse_args()
     lengths = [int(length) for length in options.length.split(",")]
-    console, folder, rows = Console(), Path(options.results), []
+    console = Console()
+    folder = Path(options.results)
+    rows = []
     for subject in options.subjects:
         model_of(subject, max(lengths))  # reports errors before anything is measured
     for length in sorted(lengths):
@@ -118,9 +127,13 @@ def model_of(subject: str, length: int) -> Transformer:
         model = Transformer(settings.model, VOCABULARY, settings.train_length).initialize(0).eval()
     else:
         known = ", ".join(SCHEMES)
-        raise TrainingError(f"{subject} is neither a run directory nor a scheme; known schemes are {known}")
+        raise TrainingError(
+            f"{subject} is neither a run directory nor a scheme; known schemes are {known}"
+        )
     if model.limit is not None and length > model.limit:
-        raise TrainingError(f"{subject}: its positions end after {model.limit} tokens; lower --length")
+        raise TrainingError(
+            f"{subject}: its positions end after {model.limit} tokens; lower --length"
+        )
     return model
 
 
@@ -158,19 +171,29 @@ def measure(subject: str, length: int, threads: int, processes: int) -> WindowRo
     )
 
 
-def measure_rank(subject: str, length: int, threads: int, processes: int, rank: int, port: int) -> WindowRow:
+def measure_rank(
+    subject: str, length: int, threads: int, processes: int, rank: int, port: int
+) -> WindowRow:
     """Time and peak memory of this process for its part of one window."""
-    group = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
+    group = {
+        "RANK": rank,
+        "LOCAL_RANK": rank,
+        "WORLD_SIZE": processes,
+        "LOCAL_WORLD_SIZE": processes,
+    }
     os.environ.update({name: str(number) for name, number in group.items()})
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     prepare_cpu(threads)
     model = model_of(subject, length)
-    tokens, device = tokens_of(subject, length, model.vocab_size), torch.device("cpu")
+    tokens = tokens_of(subject, length, model.vocab_size)
+    device = torch.device("cpu")
     with joined(processes) as ranks:
         scorer = ModelScorer(model, chunk=CHUNK, shard=ranks.shard)
         scorer(tokens[:, : WARM + 1], min(TARGETS, length))  # loads libraries and builds tables
         ranks.collect(None)  # start together
-        before, clock, used = peak_memory(device), time.perf_counter(), time.process_time()
+        before = peak_memory(device)
+        clock = time.perf_counter()
+        used = time.process_time()
         nll = scorer(tokens, TARGETS)
         return WindowRow(
             subject=Path(subject).name,
@@ -188,7 +211,8 @@ def measure_rank(subject: str, length: int, threads: int, processes: int, rank: 
 
 def keep(row: WindowRow, folder: Path) -> list[WindowRow]:
     """Add the row to both files, in place of an earlier one of its kind; returns all rows."""
-    path, measured = folder / "long_context.csv", pd.DataFrame([asdict(row)])
+    path = folder / "long_context.csv"
+    measured = pd.DataFrame([asdict(row)])
     known = [pd.read_csv(path, keep_default_na=False)] if path.exists() else []
     table = pd.concat([*known, measured]).drop_duplicates(KEYS, keep="last")
     table = table.sort_values(KEYS[::-1], ascending=[True, True, False, True])
@@ -218,7 +242,9 @@ def cells(rows: list[WindowRow]) -> list[list[str]]:
 
 def machine() -> str:
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    return f"{os.cpu_count()} cores ({platform.machine()}), {total:.0f} GiB, torch {torch.__version__}"
+    return (
+        f"{os.cpu_count()} cores ({platform.machine()}), {total:.0f} GiB, torch {torch.__version__}"
+    )
 
 
 if __name__ == "__main__":

@@ -27,16 +27,20 @@ from training.logging.console import Console
 from training.run.directory import LoadedRun, load, read_manifest
 from training.script import Parser, run_main
 
-WINDOWS, SEED = 64, 0
+WINDOWS = 64
+SEED = 0
 
 
 def main() -> int:
     parser = Parser(__doc__)
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run directory")
     parser.add_argument("--out", type=Path, metavar="FILE.csv", help="also write the table as CSV")
-    options, console = parser.parse_args(), Console()
+    options = parser.parse_args()
+    console = Console()
     rows = [probe(load(run, console=console)) for run in options.runs]
-    shown = [[f"{x:.3f}" if isinstance(x, float) else str(x or "") for x in row.values()] for row in rows]
+    shown = [
+        [f"{x:.3f}" if isinstance(x, float) else str(x or "") for x in row.values()] for row in rows
+    ]
     console.table("loss with permuted positions, nats per token", list(rows[0]), shown)
     if options.out:
         write_table(options.out, rows)
@@ -45,21 +49,28 @@ def main() -> int:
 
 def probe(run: LoadedRun) -> dict[str, Any]:
     """One row of the table."""
-    model, settings = run.model, run.settings
+    model = run.model
+    settings = run.settings
     rng = np.random.default_rng(SEED)
     plain, permuted = losses(model, held_out(run, rng), rng)
     added = plain.new_zeros(0) if permuted is None else permuted - plain
     low = None
     if added.any():  # bitwise equal: this variant of the scheme does not read positions
         low = float(added.mean() - 2.0 * added.std() / len(added) ** 0.5)
-    fresh = Transformer(settings.model, model.vocab_size, settings.train_length, settings.original_length)
+    fresh = Transformer(
+        settings.model, model.vocab_size, settings.train_length, settings.original_length
+    )
     start = dict(fresh.initialize(settings.seed).named_parameters())
-    own = {name: weight for name, weight in model.named_parameters() if "position" in name.split(".")}
+    own = {
+        name: weight for name, weight in model.named_parameters() if "position" in name.split(".")
+    }
     return {
         "run": run.folder.name,
         "schemes": " ".join(sorted({choice.name for choice in model.settings.kinds.values()})),
         "parameters": sum(weight.numel() for weight in own.values()),
-        "unchanged": " ".join(name for name, weight in own.items() if torch.equal(weight, start[name])),
+        "unchanged": " ".join(
+            name for name, weight in own.items() if torch.equal(weight, start[name])
+        ),
         "nll": float(plain.mean()),
         "permuted": None if low is None else float(added.mean()),
         "permuted_low": low,

@@ -61,18 +61,29 @@ class Attempt:
 def parse() -> Namespace:
     parser = Parser(__doc__)
     parser.add_argument("overrides", nargs="+", metavar="RUN | FILE.yaml | key.inner=value")
-    parser.add_argument("--steps", type=int, metavar="N", help="a budget of N steps instead of the run's")
+    parser.add_argument(
+        "--steps", type=int, metavar="N", help="a budget of N steps instead of the run's"
+    )
     parser.add_argument("--kills", type=int, default=3, metavar="N", help="at least 2 (default: 3)")
-    parser.add_argument("--ranks", type=int, nargs=2, metavar=("A", "B"), help="numbers of processes")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the times of the kills")
-    parser.add_argument("--out", metavar="FOLDER", help="keep both runs there (default: a temporary folder)")
+    parser.add_argument(
+        "--ranks", type=int, nargs=2, metavar=("A", "B"), help="numbers of processes"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="seed of the times of the kills"
+    )
+    parser.add_argument(
+        "--out", metavar="FOLDER", help="keep both runs there (default: a temporary folder)"
+    )
     return parser.parse_args()
 
 
 def main() -> int:
-    options, console = parse(), Console()
+    options = parse()
+    console = Console()
     if options.kills < 2:
-        raise TrainingError("--kills must be at least 2: some errors appear only at the second resume")
+        raise TrainingError(
+            "--kills must be at least 2: some errors appear only at the second resume"
+        )
     for name, least in (("steps", options.steps), ("ranks", min(options.ranks or (1,)))):
         if least is not None and least < 1:
             raise TrainingError(f"--{name} must be at least 1, not {least}")
@@ -89,7 +100,9 @@ def main() -> int:
     edges = edges_of(reference)
     moments = kill_steps(steps, options.kills, edges, interval, random.Random(options.seed))
     attempts = run_killed(overrides, out / "killed", ranks, moments, console)
-    wrong = differences(out / "reference", out / "killed", 0.0 if ranks[0] == ranks[1] else TOLERANCE)
+    wrong = differences(
+        out / "reference", out / "killed", 0.0 if ranks[0] == ranks[1] else TOLERANCE
+    )
     status = report(attempts, edges, steps, wrong, ranks, console)
     if status == 0 and options.out is None:
         shutil.rmtree(out)
@@ -105,7 +118,9 @@ def run_arguments(options: Namespace) -> tuple[list[str], int, int]:
         overrides.append("training.precision=float64")
     settings, _ = read_run_settings(overrides)
     if options.steps:
-        overrides.append(f"training.tokens={-(-settings.trained_tokens * options.steps // settings.steps)}")
+        overrides.append(
+            f"training.tokens={-(-settings.trained_tokens * options.steps // settings.steps)}"
+        )
         settings, _ = read_run_settings(overrides)
     steps = settings.steps
     if steps < 3 * options.kills:
@@ -118,7 +133,11 @@ def run_arguments(options: Namespace) -> tuple[list[str], int, int]:
     if interval is None or interval > steps // 4:
         interval = max(1, steps // 8)
         overrides.append(f"training.checkpoint.interval={interval}")
-    return [*overrides, "training.log_interval=1000000", "training.wandb.mode=disabled"], steps, interval
+    return (
+        [*overrides, "training.log_interval=1000000", "training.wandb.mode=disabled"],
+        steps,
+        interval,
+    )
 
 
 def settings_of(argument: str) -> str:
@@ -171,7 +190,9 @@ def edges_of(lines: list[dict]) -> list[int]:
     return [b["step"] for a, b in pairwise(train) if b["epoch"] != a["epoch"]]
 
 
-def kill_steps(steps: int, kills: int, edges: list[int], every: int, rng: random.Random) -> list[int]:
+def kill_steps(
+    steps: int, kills: int, edges: list[int], every: int, rng: random.Random
+) -> list[int]:
     """After which steps to kill, ascending: random steps over the run, one of them shortly after the start of
     an epoch and before the next checkpoint, so that the resumed run crosses it again."""
     share = (steps - 1) / kills
@@ -221,7 +242,8 @@ def run_killed(
     attempts = []
     for i, moment in enumerate([*moments, None], 1):
         checkpoint = find_checkpoint(folder) if folder.exists() else None
-        number, begun = ranks[i % 2], checkpoint.step if checkpoint else 0
+        number = ranks[i % 2]
+        begun = checkpoint.step if checkpoint else 0
         goal = "to the end" if moment is None else f"to be killed after step {moment}"
         console.info(f"attempt {i}: from step {begun} at world size {number}, {goal}")
         is_killed = run_through(overrides, folder, number, None if moment is None else (i, moment))
@@ -250,9 +272,15 @@ def first_difference(reference: list[dict], other: list[dict], tolerance: float)
     for step, kind in sorted(logged[0].keys() | logged[1].keys()):
         a, b = (lines.get((step, kind)) for lines in logged)
         if a is None or b is None:
-            return f"step {step}: only the {'killed' if a is None else 'reference'} run logs a {kind}"
-        for key in sorted(a.keys() | b.keys(), key=lambda key: (key != "data", key in MEASURED, key)):
-            if key not in CLOCKED and not same(a.get(key), b.get(key), tolerance if key in MEASURED else 0.0):
+            return (
+                f"step {step}: only the {'killed' if a is None else 'reference'} run logs a {kind}"
+            )
+        for key in sorted(
+            a.keys() | b.keys(), key=lambda key: (key != "data", key in MEASURED, key)
+        ):
+            if key not in CLOCKED and not same(
+                a.get(key), b.get(key), tolerance if key in MEASURED else 0.0
+            ):
                 what = "the data" if key == "data" else key
                 return (
                     f"step {step}, {kind}: {what} is {a.get(key)} in the reference and {b.get(key)} in "
@@ -279,7 +307,9 @@ def other_tensors(reference: Path, other: Path) -> str | None:
         if name.endswith(".safetensors") and all(name in found for found in hashes):
             a, b = (load_file(folder / name) for folder in folders)
             for key in sorted(a.keys() & b.keys()):
-                if not torch.equal(a[key].flatten().view(torch.uint8), b[key].flatten().view(torch.uint8)):
+                if not torch.equal(
+                    a[key].flatten().view(torch.uint8), b[key].flatten().view(torch.uint8)
+                ):
                     largest = (a[key].double() - b[key].double()).abs().max().item()
                     return f"at the end, {key} of {name} differs by up to {largest:.3g}"
         return f"at the end, {name} of the last checkpoint is another"
@@ -312,7 +342,9 @@ def report(
         print(f"NOT PROVEN: only {kills} kills were followed by more steps; increase --steps")
         return 1
     if not edges:
-        print(f"no epoch ends within {steps} steps; increase --steps or reduce the text (data.max_bytes=...)")
+        print(
+            f"no epoch ends within {steps} steps; increase --steps or reduce the text (data.max_bytes=...)"
+        )
     if wrong:
         print("DIFFERENT: " + "\n           ".join(wrong))
         return 1

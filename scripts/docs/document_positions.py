@@ -64,7 +64,9 @@ def main() -> int:
     if parser.parse_args().check:
         same = TARGET.is_file() and TARGET.read_text(encoding="utf-8") == text
         print(
-            "up to date" if same else f"{TARGET.name} is out of date: run scripts/docs/{Path(__file__).name}"
+            "up to date"
+            if same
+            else f"{TARGET.name} is out of date: run scripts/docs/{Path(__file__).name}"
         )
         return 0 if same else 1
     write_text(TARGET, text)
@@ -82,14 +84,23 @@ def document() -> str:
         *INTRODUCTION.splitlines(),
         "",
     ]
-    rows, columns = [], ["scheme", "what it is", "cached", "CPU", "GPU", "at test time", "exempt from"]
+    rows = []
+    columns = ["scheme", "what it is", "cached", "CPU", "GPU", "at test time", "exempt from"]
     for name, (settings, scheme) in SCHEMES.items():
         cpu, gpu = kernels(name)
         legal = sorted(settings.test_time - PositionSettings.test_time)
         own = scheme.__dict__.get("exempt", {})
         exempt = ", ".join(own) if isinstance(own, dict) else ""
         summary = first_sentence(settings.__doc__)
-        cells = [f"[{name}](#{name})", summary, scheme.cached_form, cpu, gpu, ", ".join(legal), exempt]
+        cells = [
+            f"[{name}](#{name})",
+            summary,
+            scheme.cached_form,
+            cpu,
+            gpu,
+            ", ".join(legal),
+            exempt,
+        ]
         rows.append([cell.replace("|", "\\|") or "–" for cell in cells])
     lines.append(markdown_table(columns, rows, texts=len(columns)))
     for name, (settings, scheme) in SCHEMES.items():
@@ -114,7 +125,9 @@ def scheme_section(settings: type[PositionSettings], scheme: type[PositionalSche
     if not scheme.supports_fractions:
         facts.append("Positions must be whole numbers.")
     if not scheme.uses_position:
-        facts.append("Position numbers are not read; order comes from the causal mask and from content.")
+        facts.append(
+            "Position numbers are not read; order comes from the causal mask and from content."
+        )
     own = scheme.__dict__.get("exempt", {})
     if isinstance(own, dict):
         facts += [f"Exempt from the check `{check}`: {reason}." for check, reason in own.items()]
@@ -127,7 +140,8 @@ def kernels(name: str) -> tuple[str, str]:
         {"dim": 64, "layers": 2, "heads": 2, "head_dim": 32, "position": {"name": name}}
     )
     model = Transformer(settings, vocab_size=8, train_length=16).initialize(0)
-    scheme, positions = next(iter(model.position.values())), TokenPositions.plain(8)
+    scheme = next(iter(model.position.values()))
+    positions = TokenPositions.plain(8)
     assert isinstance(scheme, PositionalScheme)
     tables = scheme.tables(positions, torch.float32)
     context = AttentionContext(positions, positions, positions, 1, 2, torch.device("cpu"), tables)
@@ -185,7 +199,9 @@ def choices_section(title: str, field: FieldInfo) -> list[str]:
     lines = [f"## {title}", "", f"{about[:1].upper()}{about[1:]}.", ""]
     for cls in choices(field.annotation):
         keys = [
-            f"`{key}` ({default(f)}): {f.description}" for key, f in cls.model_fields.items() if key != "name"
+            f"`{key}` ({default(f)}): {f.description}"
+            for key, f in cls.model_fields.items()
+            if key != "name"
         ]
         lines.append(f"### {title}: {cls.model_fields['name'].get_default()}")
         lines += ["", prose(cls.__doc__), ""]

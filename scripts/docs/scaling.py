@@ -32,7 +32,8 @@ ROOT = Path(__file__).resolve().parents[2]
 TARGET = ROOT / "docs" / "scaling.md"
 SIZES = {"100M": "base", "1B": "1b", "7B": "7b"}
 WORLDS = (1, 8, 64, 512)
-USABLE = 0.9  # share of a GPU's memory; the rest is for the CUDA context, fragmentation and communication
+# share of a GPU's memory; the rest is for the CUDA context, fragmentation and communication
+USABLE = 0.9
 GB = 1e9
 LENGTHS = {"128k": 1 << 17, "512k": 1 << 19, "1M": 1 << 20}
 CONTEXTS = (8, 16, 32, 64)
@@ -52,11 +53,19 @@ class Gpu:
 
 
 GPUS = {
-    "h100": Gpu("H100 SXM 80 GB, NVLink 4 (450 GB/s), InfiniBand NDR (400 Gb/s)", 989e12, 80e9, 450e9, 50e9),
-    "h200": Gpu(
-        "H200 SXM 141 GB, NVLink 4 (450 GB/s), InfiniBand NDR (400 Gb/s)", 989e12, 141e9, 450e9, 50e9
+    "h100": Gpu(
+        "H100 SXM 80 GB, NVLink 4 (450 GB/s), InfiniBand NDR (400 Gb/s)", 989e12, 80e9, 450e9, 50e9
     ),
-    "a100": Gpu("A100 SXM 80 GB, NVLink 3 (300 GB/s), InfiniBand HDR (200 Gb/s)", 312e12, 80e9, 300e9, 25e9),
+    "h200": Gpu(
+        "H200 SXM 141 GB, NVLink 4 (450 GB/s), InfiniBand NDR (400 Gb/s)",
+        989e12,
+        141e9,
+        450e9,
+        50e9,
+    ),
+    "a100": Gpu(
+        "A100 SXM 80 GB, NVLink 3 (300 GB/s), InfiniBand HDR (200 Gb/s)", 312e12, 80e9, 300e9, 25e9
+    ),
 }
 
 
@@ -69,7 +78,8 @@ class ModelShape:
 
     @cached_property
     def model(self) -> Transformer:
-        s, tokenizer = self.settings, self.settings.data.tokenizer
+        s = self.settings
+        tokenizer = self.settings.data.tokenizer
         with torch.device("meta"):
             return Transformer(s.model, getattr(tokenizer, "vocab_size", 258), s.train_length)
 
@@ -135,7 +145,11 @@ def best_layout(shape: ModelShape, world: int, sharded: bool, gpu: Gpu) -> Memor
             layout
             for k in range(each.bit_length())
             if each % (1 << k) == 0
-            and sum(memory(shape, layout := MemoryLayout(world, sharded, 1 << k, checkpointing)).values())
+            and sum(
+                memory(
+                    shape, layout := MemoryLayout(world, sharded, 1 << k, checkpointing)
+                ).values()
+            )
             <= USABLE * gpu.memory
         ]
         if fitting:
@@ -166,7 +180,9 @@ def states_table(gpu: Gpu) -> str:
             copies = total - states - parts["activations"] - parts["logits"]
             numbers = [states, copies, parts["activations"], parts["logits"], total]
             fits = "yes" if total <= USABLE * gpu.memory else "no"
-            rows.append([shape.name, group_name(world, sharded), *(f"{n / GB:.1f}" for n in numbers), fits])
+            rows.append(
+                [shape.name, group_name(world, sharded), *(f"{n / GB:.1f}" for n in numbers), fits]
+            )
     columns = ["size", "GPUs", "states", "copies", "activations", "logits", "total"]
     return markdown_table([*columns, f"at most {USABLE * gpu.memory / GB:.0f}"], rows)
 
@@ -176,7 +192,12 @@ def activations_table(gpu: Gpu) -> str:
     for shape in shapes():
         length = shape.settings.train_length
         kept, again = (shape.activations(True, checkpointing) for checkpointing in CHECKPOINTING)
-        sizes = [shape.name, f"{shape.parameters / 1e6:,.0f}M", f"{length:,}", f"{shape.flops / GB:.2f}"]
+        sizes = [
+            shape.name,
+            f"{shape.parameters / 1e6:,.0f}M",
+            f"{length:,}",
+            f"{shape.flops / GB:.2f}",
+        ]
         sizes += [f"{kept / 1e6:.2f}", f"{kept * length / GB:.2f}"]
         rows.append([*sizes, f"{again / 1e6:.3f}", f"{again * length / GB:.2f}"])
     columns = ["size", "parameters", "length", "GFLOP per token", "MB per token", "GB per sequence"]
@@ -185,20 +206,36 @@ def activations_table(gpu: Gpu) -> str:
 
 def speed_table(gpu: Gpu) -> str:
     groups = [(1, False), *((world, sharded) for world in WORLDS[1:] for sharded in (False, True))]
-    rows = [speed_row(shape, world, sharded, gpu) for shape in shapes() for world, sharded in groups]
-    columns = ["size", "GPUs", "micro-batches × sequences", "GB", "compute, ms", "communication, ms"]
+    rows = [
+        speed_row(shape, world, sharded, gpu) for shape in shapes() for world, sharded in groups
+    ]
+    columns = [
+        "size",
+        "GPUs",
+        "micro-batches × sequences",
+        "GB",
+        "compute, ms",
+        "communication, ms",
+    ]
     return markdown_table([*columns, "k tokens/s", "MFU", "days for training.tokens"], rows)
 
 
 def speed_row(shape: ModelShape, world: int, sharded: bool, gpu: Gpu) -> list[str]:
-    t, name = shape.settings.training, [shape.name, group_name(world, sharded)]
+    t = shape.settings.training
+    name = [shape.name, group_name(world, sharded)]
     layout = best_layout(shape, world, sharded, gpu)
     if layout is None:
-        why = f"{t.batch_size} sequences cannot be divided" if t.batch_size % world else "does not fit"
+        why = (
+            f"{t.batch_size} sequences cannot be divided"
+            if t.batch_size % world
+            else "does not fit"
+        )
         return [*name, why, *["–"] * 6]
-    calculating, sending = compute(shape, layout, gpu), communication(shape, layout, gpu)
+    calculating = compute(shape, layout, gpu)
+    sending = communication(shape, layout, gpu)
     tokens = t.batch_size * shape.settings.train_length
-    slow, fast = tokens / (calculating + sending), tokens / max(calculating, sending)
+    slow = tokens / (calculating + sending)
+    fast = tokens / max(calculating, sending)
     mfu = [rate * shape.flops / (world * gpu.peak) for rate in (slow, fast)]
     days = t.tokens / fast / 86_400
     again = ", checkpointing" if layout.checkpointing == "full" else ""
@@ -217,7 +254,8 @@ def context_bytes(model: Transformer, length: int, layout: MemoryLayout) -> floa
     """Bytes of the unsharded tensors that a context group gathers or reduces for one window: keys and values
     of every layer in the forward pass, their gradients in the backward pass, and keys and values again with
     checkpointing."""
-    s, times = model.settings, 2 if layout.checkpointing == "none" else 3
+    s = model.settings
+    times = 2 if layout.checkpointing == "none" else 3
     size = HALF if layout.half else layout.float_bytes
     return times * s.layers * length * 2 * s.kv_heads * s.head_dim * size
 
@@ -230,7 +268,9 @@ def context_table(gpu: Gpu) -> str:
             for world in CONTEXTS:
                 layout = MemoryLayout(world, True, 1, "full", context=world)
                 parts = memory_of(shape.model, length, layout)
-                total, keys, kept = sum(parts.values()), parts["gathered keys"], parts["activations"]
+                total = sum(parts.values())
+                keys = parts["gathered keys"]
+                kept = parts["activations"]
                 flops = RECOMPUTED["full"] * length * shape.model.flops_per_token(length) / world
                 calculating = flops / (USUAL_SHARE * gpu.peak)
                 sending = gather_seconds(context_bytes(shape.model, length, layout), world, gpu)
@@ -238,7 +278,9 @@ def context_table(gpu: Gpu) -> str:
                 numbers = [kept, keys, total - kept - keys, total]
                 fits = "yes" if total <= USABLE * gpu.memory else "no"
                 times = [f"{seconds:,.2f}" for seconds in (calculating, sending, weights)]
-                rows.append([shape.name, name, world, *(f"{n / GB:.1f}" for n in numbers), fits, *times])
+                rows.append(
+                    [shape.name, name, world, *(f"{n / GB:.1f}" for n in numbers), fits, *times]
+                )
     columns = ["size", "tokens", "GPUs", "activations", "gathered keys", "other", "total, GB"]
     columns += [f"at most {USABLE * gpu.memory / GB:.0f}", "compute, s", "keys, s", "weights, s"]
     return markdown_table(columns, rows)
@@ -263,7 +305,15 @@ TINY = {"dim": 2048, "layers": 22, "heads": 32, "kv_heads": 4, "ffn_dim": 5632}
 ANCHORS = (
     Anchor("TinyLlama, 1.1B, A100 40 GB", "a100", TINY, 2048, 32_000, 24_000),
     Anchor("fms-fsdp #89, 7B, H100", "h100", LLAMA2, 4096, 32_000, 9_600),
-    Anchor("KempnerForge, 7B, one H200, full checkpointing", "h200", LLAMA2, 4096, 32_000, 10_471, "full"),
+    Anchor(
+        "KempnerForge, 7B, one H200, full checkpointing",
+        "h200",
+        LLAMA2,
+        4096,
+        32_000,
+        10_471,
+        "full",
+    ),
     Anchor(
         "torchtitan, 8B, 8 H100, eager, selective checkpointing",
         "h100",
@@ -291,9 +341,11 @@ def anchors_table(gpu: Gpu) -> str:
         with torch.device("meta"):
             model = Transformer(ModelSettings(**one.model), one.vocabulary, one.length)
         again = RECOMPUTED[one.checkpointing]
-        flops, peak = model.flops_per_token(one.length), GPUS[one.gpu].peak
+        flops = model.flops_per_token(one.length)
+        peak = GPUS[one.gpu].peak
         predicted = USUAL_SHARE * peak / (again * flops)
-        mfu, off = one.rate * flops / peak, predicted / one.rate - 1
+        mfu = one.rate * flops / peak
+        off = predicted / one.rate - 1
         rows.append([one.who, f"{one.rate:,.0f}", f"{mfu:.0%}", f"{predicted:,.0f}", f"{off:+.0%}"])
     return markdown_table(["run", "published", "MFU by our formula", "predicted", "error"], rows)
 
@@ -310,7 +362,8 @@ TABLES = {
 def filled(document: str, gpu: Gpu) -> str:
     """The document with every table between its markers, `<!-- NAME -->` and `<!-- /NAME -->`."""
     for name, make in TABLES.items():
-        begin, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
+        begin = f"<!-- {name} -->\n"
+        end = f"<!-- /{name} -->"
         before, rest = document.split(begin)
         document = f"{before}{begin}{make(gpu)}\n{end}{rest.split(end, 1)[1]}"
     return document

@@ -15,7 +15,8 @@ import shutil
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # when run as a script, from any directory
+# when run as a script, from any directory
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -29,14 +30,27 @@ from studies.report.plots import DotEstimate, dots_figure
 from training.script import Parser, run_main
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-DOCUMENT, CSV, FIGURES = DOCS / "results" / "smollm2.md", DOCS / "results" / "smollm2.csv", DOCS / "figures"
-COLUMNS = ["method", "length", "nll", "gain", "gain_low", "gain_high", "verdict", "documents", "targets"]
+DOCUMENT = DOCS / "results" / "smollm2.md"
+CSV = DOCS / "results" / "smollm2.csv"
+FIGURES = DOCS / "figures"
+COLUMNS = [
+    "method",
+    "length",
+    "nll",
+    "gain",
+    "gain_low",
+    "gain_high",
+    "verdict",
+    "documents",
+    "targets",
+]
 
 
 def main() -> int:
     parser = Parser(__doc__)
     parser.add_argument("folders", nargs="+", type=Path, help="folders of results of evaluate.py")
-    text, tables = DOCUMENT.read_text(encoding="utf-8"), []
+    text = DOCUMENT.read_text(encoding="utf-8")
+    tables = []
     for folder in parser.parse_args().folders:
         found = json.loads((folder / "results.json").read_text(encoding="utf-8"))
         text = filled(text, folder.name, described(found) + "\n\n" + table(found))
@@ -57,15 +71,20 @@ def main() -> int:
 
 def filled(text: str, name: str, content: str) -> str:
     """The document with this content between the marks of `name`."""
-    start, end = f"<!-- results {name} -->", f"<!-- end of results {name} -->"
+    start = f"<!-- results {name} -->"
+    end = f"<!-- end of results {name} -->"
     if start not in text or end not in text:
-        raise EvaluationError(f"{DOCUMENT.name} has no results named {name}: rename the folder with folder=")
+        raise EvaluationError(
+            f"{DOCUMENT.name} has no results named {name}: rename the folder with folder="
+        )
     return re.sub(f"{start}.*{end}", lambda _: f"{start}\n{content}\n{end}", text, flags=re.DOTALL)
 
 
 def described(found: dict) -> str:
     """Counts of documents and targets."""
-    count, units, kind = found["documents"], found["units"]["names"], found["unit"]
+    count = found["documents"]
+    units = found["units"]["names"]
+    kind = found["unit"]
     inside = "" if len(units) < 6 else f" Intervals are over {len(units)} {kind}s."
     return f"{count} document{'s' * (count > 1)}, {found['targets']:,} targets.{inside}"
 
@@ -73,7 +92,9 @@ def described(found: dict) -> str:
 def best_first(found: dict) -> list[dict]:
     """The cells of the longest length without truncation."""
     longest = found["lengths"][-1]
-    cells = [cell for cell in found["cells"] if cell["length"] == longest and cell["method"] != TRUNCATE]
+    cells = [
+        cell for cell in found["cells"] if cell["length"] == longest and cell["method"] != TRUNCATE
+    ]
     return sorted(cells, key=lambda cell: cell["nll"])
 
 
@@ -88,15 +109,21 @@ def gain_figure(found: dict) -> Figure:
         )
         for cell in best_first(found)
     ]
-    lengths = f"{found['lengths'][-1]:,} tokens of context against the last {found['trained_length']:,}"
+    lengths = (
+        f"{found['lengths'][-1]:,} tokens of context against the last {found['trained_length']:,}"
+    )
     text = FigureText(lengths, described(found))
-    return dots_figure([("", dots)], text, "net gain, nats per token (right: better)", found["tolerance"])
+    return dots_figure(
+        [("", dots)], text, "net gain, nats per token (right: better)", found["tolerance"]
+    )
 
 
 def table(found: dict) -> str:
     """NLL by method and length, best at the longest length first, and the net gain over truncation there."""
-    lengths, cells = found["lengths"], {(cell["method"], cell["length"]): cell for cell in found["cells"]}
-    longest, labels = lengths[-1], [cell["method"] for cell in best_first(found)]
+    lengths = found["lengths"]
+    cells = {(cell["method"], cell["length"]): cell for cell in found["cells"]}
+    longest = lengths[-1]
+    labels = [cell["method"] for cell in best_first(found)]
     base = cells[TRAINED, found["trained_length"]]["nll"]
     truncated = f"context truncated to {found['trained_length']:,}"
     rows = [[truncated, *[""] * (len(lengths) - 1), f"{base:.4f}", ""]]
@@ -105,7 +132,9 @@ def table(found: dict) -> str:
         gain = signed(last["gain"])
         if last["gain_low"] is not None:
             gain += f" [{signed(last['gain_low'])}, {signed(last['gain_high'])}]"
-        rows.append([name_of(label), *(f"{cells[label, length]['nll']:.4f}" for length in lengths), gain])
+        rows.append(
+            [name_of(label), *(f"{cells[label, length]['nll']:.4f}" for length in lengths), gain]
+        )
     columns = ["method", *(f"{length:,}" for length in lengths), f"net gain at {longest:,}"]
     return markdown_table(columns, rows)
 

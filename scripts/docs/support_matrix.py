@@ -14,7 +14,8 @@ import re
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # when run as a script, from any directory
+# when run as a script, from any directory
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from errors import InteropError
 from interop.export.classes import choose_class
@@ -24,7 +25,8 @@ from model import SCHEMES, ModelSettings, Transformer
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "interop.md"
 RESULTS = DOCUMENT.with_name("results") / "exports.json"
 GENERATED = "generated file"
-START, END = "<!-- support matrix -->", "<!-- end of the support matrix -->"
+START = "<!-- support matrix -->"
+END = "<!-- end of the support matrix -->"
 SIZES = {"dim": 64, "layers": 4, "heads": 4, "kv_heads": 2}
 TRAINED = 64
 NOPE_4 = {
@@ -102,7 +104,8 @@ def cells(row: str, settings: dict) -> tuple[str, str, str]:
     else:
         # If frequencies follow the length, the cache keeps old keys, and all rows have that of the longest.
         limits = " without cache and padding" if model.depends_on_length else ""
-        transformers, vllm = f"{state}{limits}: {name}", f"untested: {name}"
+        transformers = f"{state}{limits}: {name}"
+        vllm = f"untested: {name}"
     try:
         architecture = make_plan(model).architecture
         gguf = f"{_state('gguf', row, settings, architecture)}: {architecture}"

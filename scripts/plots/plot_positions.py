@@ -92,7 +92,9 @@ def parse() -> argparse.Namespace:
     parser = Parser(__doc__)
     add = parser.add_argument
     add("figures", nargs="*", metavar="FIGURE", help="default: all")
-    add("--scheme", action="append", default=[], type=choice_of, metavar="YAML", help=HELP["scheme"])
+    add(
+        "--scheme", action="append", default=[], type=choice_of, metavar="YAML", help=HELP["scheme"]
+    )
     thetas = {"nargs": "+", "type": number(float, 1.0001), "default": [10_000.0, 500_000.0]}
     add("--theta", **thetas, metavar="B", help=HELP["theta"])
     for name, (kind, low, default, metavar, text) in NUMBERS.items():
@@ -111,7 +113,8 @@ def parse() -> argparse.Namespace:
 
 
 def main() -> None:
-    args, console = parse(), Console()
+    args = parse()
+    console = Console()
     request = FigureRequest(
         shape=SchemeShape(args.dim, args.heads, args.train_length),
         thetas=args.theta,
@@ -126,7 +129,9 @@ def main() -> None:
     for name in args.figures or FIGURES:
         drawn = FIGURES[name](request)
         rows = [[f"{x:.10g}" if isinstance(x, float) else x for x in row] for row in drawn.rows]
-        write_table(args.out / f"{name}.csv", [dict(zip(drawn.columns, row, strict=True)) for row in rows])
+        write_table(
+            args.out / f"{name}.csv", [dict(zip(drawn.columns, row, strict=True)) for row in rows]
+        )
         console.info(str(save(drawn.figure, args.out, name, args.dpi)))
 
 

@@ -25,7 +25,10 @@ def main() -> int:
     parser = Parser(__doc__)
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run directory")
     parser.add_argument(
-        "--out", type=Path, metavar="FILE.png", help="default: training.png in the first run directory"
+        "--out",
+        type=Path,
+        metavar="FILE.png",
+        help="default: training.png in the first run directory",
     )
     parser.add_argument(
         "--smooth",

@@ -23,13 +23,23 @@ from data.files import write_text
 from errors import StudyError
 from evaluation.comparable import comparable
 from evaluation.reports.base import markdown_table, write_table
-from evaluation.reports.figures import COLOURS, INK, MARKERS, Curve, FigureText, Panel, panels_figure, save
+from evaluation.reports.figures import (
+    COLOURS,
+    INK,
+    MARKERS,
+    Curve,
+    FigureText,
+    Panel,
+    panels_figure,
+    save,
+)
 from studies.report.document import counted
 from studies.results.losses import read_losses
 from studies.results.stored import RESULTS, SEED, StoredStudy, read_results, read_study
 from training.script import Parser, run_main
 
-Sweeps = dict[str, dict[str, pd.DataFrame]]  # by variant and line: NLL by value (rows, ascending) and seed
+# by variant and line: NLL by value (rows, ascending) and seed
+Sweeps = dict[str, dict[str, pd.DataFrame]]
 
 
 def read_sweeps(study: StoredStudy, evaluation: str, over: str, lines: str) -> Sweeps:
@@ -44,10 +54,13 @@ def read_sweeps(study: StoredStudy, evaluation: str, over: str, lines: str) -> S
             f"besides the scheme and {SEED} the axes are {', '.join(axes) or 'none'}; choose exactly two "
             "with --over and --lines"
         )
-    found: dict[str, dict[str, dict[float, dict[str, float]]]] = {one.name: {} for one in study.variants}
+    found: dict[str, dict[str, dict[float, dict[str, float]]]] = {
+        one.name: {} for one in study.variants
+    }
     facts = {}
     for group in study.groups:
-        labels, where = dict(group), ", ".join(f"{axis}={label}" for axis, label in group)
+        labels = dict(group)
+        where = ", ".join(f"{axis}={label}" for axis, label in group)
         try:
             value = float(labels[over])
         except ValueError:
@@ -58,7 +71,9 @@ def read_sweeps(study: StoredStudy, evaluation: str, over: str, lines: str) -> S
             units = losses.reference.get(variant.name, {}) if losses else {}
             if sorted(units) != sorted(cell.seed for cell in study.of(variant, group)):
                 reasons = [*losses.excluded.values()] if losses else []
-                reason = next(filter(None, reasons), "some seeds have no results; run the study again")
+                reason = next(
+                    filter(None, reasons), "some seeds have no results; run the study again"
+                )
                 raise StudyError(f"{variant.name}, {where}: {reason}")
             line = found[variant.name].setdefault(labels[lines], {})
             line[value] = {seed: float(nll.mean()) for seed, nll in units.items()}
@@ -81,13 +96,16 @@ def page(sweeps: Sweeps, command: str, figure: str, over: str, lines: str) -> st
         f"the best {over} of each seed.",
     ]
     for variant, own in sweeps.items():
-        rows, best = [], {label: nll.mean(axis=1).idxmin() for label, nll in own.items()}
+        rows = []
+        best = {label: nll.mean(axis=1).idxmin() for label, nll in own.items()}
         for label, nll in own.items():
             cells = [
-                f"**{v:.3f}**" if at == best[label] else f"{v:.3f}" for at, v in nll.mean(axis=1).items()
+                f"**{v:.3f}**" if at == best[label] else f"{v:.3f}"
+                for at, v in nll.mean(axis=1).items()
             ]
             rows.append([label, *cells, ", ".join(f"{value:g}" for value in nll.idxmin())])
-        low, high = min(best.values()), max(best.values())
+        low = min(best.values())
+        high = max(best.values())
         text = f"Best {over}: the same."
         if steps := values.index(high) - values.index(low):
             text = f"Best {over}: {counted(steps, 'step')} of the grid apart, from {low:g} to {high:g}."
@@ -120,7 +138,9 @@ def draw(sweeps: Sweeps, over: str, lines: str) -> Figure:
         ):
             means = table.mean(axis=1)
             curves.append(
-                Curve(f"{lines} {label}", list(means.index), list(means), color, marker=marker, size=4)
+                Curve(
+                    f"{lines} {label}", list(means.index), list(means), color, marker=marker, size=4
+                )
             )
             for value, seeds in table.iterrows():
                 one = [value] * len(seeds), list(seeds)
@@ -145,9 +165,14 @@ def draw(sweeps: Sweeps, over: str, lines: str) -> Figure:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = Parser(__doc__)
     parser.add_argument("study", type=Path, metavar="STUDY", help="directory of a study")
-    parser.add_argument("--over", default="rate", metavar="AXIS", help="numeric axis along x (default: rate)")
     parser.add_argument(
-        "--lines", default="width", metavar="AXIS", help="axis with one line per label (default: width)"
+        "--over", default="rate", metavar="AXIS", help="numeric axis along x (default: rate)"
+    )
+    parser.add_argument(
+        "--lines",
+        default="width",
+        metavar="AXIS",
+        help="axis with one line per label (default: width)",
     )
     parser.add_argument("--evaluation", metavar="NAME", help="default: the first of the study")
     parser.add_argument(

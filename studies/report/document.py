@@ -21,7 +21,9 @@ from studies.results.compare import StudyComparison
 from studies.results.table import StudyResult
 
 TEMPLATES = Path(__file__).with_name("templates")
-TEXTS: dict[str, dict[str, str]] = yaml.safe_load((TEMPLATES / "texts.yaml").read_text(encoding="utf-8"))
+TEXTS: dict[str, dict[str, str]] = yaml.safe_load(
+    (TEMPLATES / "texts.yaml").read_text(encoding="utf-8")
+)
 DARK = TEXTS["dark"]  # colors of the figures, and their counterparts on a dark background
 
 
@@ -49,7 +51,10 @@ class ReportTable:
 
     @property
     def cells(self) -> list[list[TableCell]]:
-        return [[one if isinstance(one, TableCell) else TableCell(one) for one in row] for row in self.rows]
+        return [
+            [one if isinstance(one, TableCell) else TableCell(one) for one in row]
+            for row in self.rows
+        ]
 
 
 @dataclass(frozen=True)
@@ -87,7 +92,9 @@ class ReportSection:
 
     def __post_init__(self) -> None:
         """Leave out empty texts and tables."""
-        self.blocks = [one for one in self.blocks if (one.rows if isinstance(one, ReportTable) else one)]
+        self.blocks = [
+            one for one in self.blocks if (one.rows if isinstance(one, ReportTable) else one)
+        ]
 
 
 @dataclass(frozen=True)
@@ -112,7 +119,11 @@ class ReportDocument:
 def note(name: str, table: StudyComparison | None = None, **values: object) -> str:
     """A text of texts.yaml, filled with facts about a loss evaluation and with `values`."""
     if table is not None:
-        values |= {"l0": table.trained_length, "kind": table.losses.kind, "baseline": table.baseline}
+        values |= {
+            "l0": table.trained_length,
+            "kind": table.losses.kind,
+            "baseline": table.baseline,
+        }
         values |= {"family": table.family, "differences": table.difference_family}
         values |= {"tolerance": table.tolerance, "level": 100 * table.confidence}
     return TEXTS["notes"][name].format(**values)
@@ -161,7 +172,12 @@ def _template(name: str, autoescape: bool):
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"slug": slug, "svg": _inline_svg, "interval": _interval, "plain": _unmarked}
+    environment.filters |= {
+        "slug": slug,
+        "svg": _inline_svg,
+        "interval": _interval,
+        "plain": _unmarked,
+    }
     return environment.get_template(name)
 
 
@@ -187,7 +203,9 @@ def _inline_svg(figure: ReportFigure, prefix: str) -> Markup:
     svg = svg.replace("'DejaVu Sans'", "'DejaVu Sans', Verdana, sans-serif")
     opening, rest = svg.split(">", 1)
     opening = re.sub(r'\s(width|height)="[^"]*"', "", opening)
-    return Markup(f'{opening} role="img" aria-label="{escape(figure.alt, quote=True)}">{rest.strip()}')
+    return Markup(
+        f'{opening} role="img" aria-label="{escape(figure.alt, quote=True)}">{rest.strip()}'
+    )
 
 
 def _page_color(match: re.Match) -> str:

@@ -20,7 +20,8 @@ def lead(table: StudyComparison) -> list[str]:
 
 
 def _verdicts(table: StudyComparison) -> str:
-    l0, longest = table.trained_length, table.losses.lengths[-1]
+    l0 = table.trained_length
+    longest = table.losses.lengths[-1]
     if longest <= l0:
         return f"Only lengths up to the trained length of {l0:,} tokens were evaluated."
     setup = f"Trained at {l0:,} tokens, evaluated up to {longest:,} ({longest / l0:.3g}×)"
@@ -66,7 +67,9 @@ def _by_sign(rows: Sequence[StudyResult], positive: str, negative: str) -> str:
 def _truncation(table: StudyComparison) -> str:
     """The net gain over truncation at the longest length."""
     longest = table.losses.lengths[-1]
-    gains = [row for row in table.select("gain") if row.length == longest and table.claims(row.variant)]
+    gains = [
+        row for row in table.select("gain") if row.length == longest and table.claims(row.variant)
+    ]
     if not gains or longest <= table.trained_length:
         return ""
     level = f"{100 * table.confidence:g}% individual intervals"
@@ -77,7 +80,8 @@ def _truncation(table: StudyComparison) -> str:
 
 def _against_baseline(table: StudyComparison) -> list[str]:
     """The differences from the baseline at the trained length and at the longest primary length."""
-    lines, l0 = [], table.trained_length
+    lines = []
+    l0 = table.trained_length
     claimed = [row for row in table.select("difference") if row.interval and row.interval.claimed]
     for length in dict.fromkeys((l0, max(table.primary, default=l0))):
         if found := [row for row in claimed if row.length == length]:
@@ -104,11 +108,15 @@ def _few_seeds(table: StudyComparison) -> str:
 
 def _sample(table: StudyComparison) -> str:
     losses = table.losses
-    documents, units = losses.facts.get("documents"), len(losses.units)
+    documents = losses.facts.get("documents")
+    units = len(losses.units)
     of = f" ({counted(documents, 'document')})" if losses.kind != "document" and documents else ""
     number = f"{counted(units, losses.kind)}{of}"
     text = note(
-        "sample", seeds=seed_counts(table, "training seed"), units=number, targets=int(losses.targets.sum())
+        "sample",
+        seeds=seed_counts(table, "training seed"),
+        units=number,
+        targets=int(losses.targets.sum()),
     )
     if units < POINTS_ONLY_BELOW:
         return f"{text} Fewer than {POINTS_ONLY_BELOW} {losses.kind}s: point estimates only."
@@ -121,12 +129,14 @@ def _sample(table: StudyComparison) -> str:
 
 def sentence(name: str, table: StudyComparison) -> str:
     """The findings about one variant."""
-    l0, beyond = table.trained_length, table.beyond(name)
+    l0 = table.trained_length
+    beyond = table.beyond(name)
     failures = [row for row in table.select("failure", name) if row.at > l0]
     if not beyond:
         reasons = listed(sorted({row.note for row in failures}))
         return f"not evaluated beyond {l0:,}: {reasons or 'no longer length was requested'}."
-    last, held = beyond[-1], table.value(name, "held_to")
+    last = beyond[-1]
+    held = table.value(name, "held_to")
     change = f"{with_ends(last)} nats"
     if last.verdict == POINTS_ONLY:
         parts = [f"{change} at {last.at:,} relative to {l0:,} (point estimate)"]
@@ -157,7 +167,13 @@ def power(table: StudyComparison) -> str:
         if unclear:
             worst = max(unclear, key=lambda row: row.half)
             nouns = {"seeds_needed": "seeds", "units_needed": f"{table.losses.kind}s"}
-            numbers = [(table.value(name, metric, worst.at), noun) for metric, noun in nouns.items()]
-            options = [f"{n:,.0f} {noun}" for n, noun in numbers if n is not None and not math.isnan(n)]
-            required.append(f"{name} at {worst.at:,}: {listed(options, 'or') or 'neither alone suffices'}")
+            numbers = [
+                (table.value(name, metric, worst.at), noun) for metric, noun in nouns.items()
+            ]
+            options = [
+                f"{n:,.0f} {noun}" for n, noun in numbers if n is not None and not math.isnan(n)
+            ]
+            required.append(
+                f"{name} at {worst.at:,}: {listed(options, 'or') or 'neither alone suffices'}"
+            )
     return f"{note('power', table)}: {'; '.join(required)}." if required else ""

@@ -29,7 +29,15 @@ from evaluation.reports.figures import (
     panels_figure,
     token_axis,
 )
-from evaluation.reports.length_figures import BAND, ReferenceLines, frame, limits_of, padded, plain, set_scale
+from evaluation.reports.length_figures import (
+    BAND,
+    ReferenceLines,
+    frame,
+    limits_of,
+    padded,
+    plain,
+    set_scale,
+)
 from studies.report.document import signed
 
 WIDTH = 6.0  # inches; on a phone 390 pixels wide, 8-point text is 7 pixels high
@@ -38,15 +46,20 @@ PALETTE = (*COLOURS[:7], "#332288", "#882255", "#117733", "#8A8A2A", "#5B5B5B")
 SHAPES = (*MARKERS, "p", "h", "d", "8")
 OTHERS = "#C9C9C9"
 SHADES = "cividis"  # uniform in lightness, suitable for all kinds of color vision
-STRIP, STRIP_GAP = 0.17, 0.03  # height of an exposure strip and the gap above it, inches
+# height of an exposure strip and the gap above it, inches
+STRIP = 0.17
+STRIP_GAP = 0.03
 FAINTEST = 4.0  # decades of exposure that the shades of a strip cover
-Exposure = Sequence[tuple[Sequence[float], Sequence[float]]]  # (tokens of context, share of the training)
+# (tokens of context, share of the training)
+Exposure = Sequence[tuple[Sequence[float], Sequence[float]]]
 
 
 def styles_of(names: Sequence[str], baseline: str | None) -> dict[str, tuple[str, str]]:
     """Color and marker of each variant, the same in all figures: ink for the baseline."""
     rest = [name for name in names if name != baseline]
-    found = {name: (PALETTE[n % len(PALETTE)], SHAPES[n % len(SHAPES)]) for n, name in enumerate(rest)}
+    found = {
+        name: (PALETTE[n % len(PALETTE)], SHAPES[n % len(SHAPES)]) for n, name in enumerate(rest)
+    }
     return found | ({baseline: (INK, "o")} if baseline is not None else {})
 
 
@@ -57,7 +70,10 @@ def informative(curves: Sequence[Curve], top: float | None = None) -> list[Curve
     most = max(values, default=0.0) - min(values, default=0.0)
     kept = []
     for one in curves:
-        ends = [(a, b) if b - a <= most else (math.nan,) * 2 for a, b in zip(one.low, one.high, strict=True)]
+        ends = [
+            (a, b) if b - a <= most else (math.nan,) * 2
+            for a, b in zip(one.low, one.high, strict=True)
+        ]
         kept.append(replace(one, low=[a for a, _ in ends], high=[b for _, b in ends]))
     return kept
 
@@ -90,10 +106,16 @@ def small_multiples(
         if last.y[-1] > axes.get_ylim()[1]:
             how = {"ha": "right", "va": "bottom", "fontsize": 8, "color": last.color}
             axes.annotate(
-                f"{plain(float(last.y[-1]), 2)} ↑", (1, 1), (0, 3), "axes fraction", "offset points", **how
+                f"{plain(float(last.y[-1]), 2)} ↑",
+                (1, 1),
+                (0, 3),
+                "axes fraction",
+                "offset points",
+                **how,
             )
 
-    columns, height = min(3, len(panels)), 1.85 + (STRIP + STRIP_GAP if any(strips) else 0)
+    columns = min(3, len(panels))
+    height = 1.85 + (STRIP + STRIP_GAP if any(strips) else 0)
     figure = panels_figure(
         panels,
         text,
@@ -118,7 +140,8 @@ def small_multiples(
 def _strip(figure: Figure, axes: Axes, exposure: Exposure) -> None:
     """Below a panel, the exposure in training of positions (upper row) and distances (lower row): darker is
     more, empty is none. Shades are transparent, so that they adapt to a dark page."""
-    place, inch = axes.get_position(), 1 / figure.get_figheight()
+    place = axes.get_position()
+    inch = 1 / figure.get_figheight()
     up = (STRIP + STRIP_GAP) * inch
     axes.set_position((place.x0, place.y0 + up, place.width, place.height - up))
     strip = figure.add_axes(
@@ -131,9 +154,14 @@ def _strip(figure: Figure, axes: Axes, exposure: Exposure) -> None:
         # Bins meet at geometric means; the first one begins, and the last one ends, at its own center.
         middles = np.sqrt(np.multiply(context[1:], context[:-1]))
         edges = np.clip([context[0], *middles, context[-1]], low, high)
-        bins = [(x, right - x, value) for x, right, value in zip(edges[:-1], edges[1:], share, strict=True)]
+        bins = [
+            (x, right - x, value)
+            for x, right, value in zip(edges[:-1], edges[1:], share, strict=True)
+        ]
         spans = [(x, width, value) for x, width, value in bins if value > 0 and width > 0]
-        colors = [(INK, min(1.0, max(0.12, 1 + math.log10(value) / FAINTEST))) for *_, value in spans]
+        colors = [
+            (INK, min(1.0, max(0.12, 1 + math.log10(value) / FAINTEST))) for *_, value in spans
+        ]
         strip.broken_barh([one[:2] for one in spans], (row + 0.1, 0.8), facecolors=colors, lw=0)
     strip.yaxis.set_major_locator(NullLocator())
     strip.tick_params(labelsize=7.5, length=2.5)
@@ -157,7 +185,10 @@ class DotEstimate:
 
 
 def dots_figure(
-    panels: Sequence[tuple[str, Sequence[DotEstimate]]], text: FigureText, x: str, band: float | None = None
+    panels: Sequence[tuple[str, Sequence[DotEstimate]]],
+    text: FigureText,
+    x: str,
+    band: float | None = None,
 ) -> Figure:
     """Points with intervals, one row each; panels (heading, rows) from top to bottom, on one scale. `band`:
     values are differences; ± it is shaded, and the scale is linear inside and logarithmic outside."""
@@ -166,8 +197,15 @@ def dots_figure(
         figure, (_, top) = canvas(text, sum(heights) + 0.45, WIDTH)
         inch = 1 / figure.get_figheight()
         longest = max((len(dot.label) for _, dots in panels for dot in dots), default=4)
-        left, right = (0.25 + 0.075 * longest) / WIDTH, 1 - 0.62 / WIDTH
-        values = [v for _, dots in panels for d in dots for v in (d.value, d.low, d.high, *d.each) if v == v]
+        left = (0.25 + 0.075 * longest) / WIDTH
+        right = 1 - 0.62 / WIDTH
+        values = [
+            v
+            for _, dots in panels
+            for d in dots
+            for v in (d.value, d.low, d.high, *d.each)
+            if v == v
+        ]
         number = signed if band else plain
         for n, ((heading, dots), tall) in enumerate(zip(panels, heights, strict=True)):
             axes = figure.add_axes(
@@ -187,7 +225,9 @@ def dots_figure(
             for at, dot in enumerate(dots):
                 _draw_dot(axes, at, dot)
                 spot = (1, at), (5, 0), ("axes fraction", "data"), "offset points"
-                axes.annotate(number(dot.value, 3), *spot, va="center", fontsize=8.5, color=dot.color)
+                axes.annotate(
+                    number(dot.value, 3), *spot, va="center", fontsize=8.5, color=dot.color
+                )
             axes.set_title(heading, loc="left", fontsize=9.5, fontweight="bold", color=INK, pad=4)
             axes.tick_params(labelbottom=n == len(panels) - 1)
             axes.set_xlabel(x if n == len(panels) - 1 else "", color=INK)
@@ -206,29 +246,43 @@ def _draw_dot(axes: Axes, at: int, dot: DotEstimate) -> None:
     axes.plot(dot.value, at, marker=dot.marker, ms=5.5, mfc=inside, mec=around, ls="", zorder=4)
 
 
-def heat_figure(maps: Sequence[tuple[str, str, dict[tuple[float, int], float]]], text: FigureText) -> Figure:
+def heat_figure(
+    maps: Sequence[tuple[str, str, dict[tuple[float, int], float]]], text: FigureText
+) -> Figure:
     """One depth × length heat map per (label, color, (depth, length) -> share), with numbers."""
     lengths = sorted({length for _, _, cells in maps for _, length in cells})
     depths = sorted({depth for _, _, cells in maps for depth, _ in cells})
     with rc_context(STYLE):
         columns = min(len(maps), max(1, int((WIDTH - 0.6) / max(1.6, 0.36 * len(lengths)))))
-        rows, cell, shades = math.ceil(len(maps) / columns), 0.2, colormaps[SHADES]
-        tall, wide = cell * len(depths) + 0.62, (WIDTH - 0.62) / columns
+        rows = math.ceil(len(maps) / columns)
+        cell = 0.2
+        shades = colormaps[SHADES]
+        tall = cell * len(depths) + 0.62
+        wide = (WIDTH - 0.62) / columns
         figure, (bottom, top) = canvas(text, rows * tall, WIDTH)
         inch = 1 / figure.get_figheight()
         for n, (label, color, cells) in enumerate(maps):
             row, column = divmod(n, columns)
             under = top - (row * tall + cell * len(depths) + 0.12) * inch
-            area = ((0.55 + column * wide) / WIDTH, under, (wide - 0.16) / WIDTH, cell * len(depths) * inch)
+            area = (
+                (0.55 + column * wide) / WIDTH,
+                under,
+                (wide - 0.16) / WIDTH,
+                cell * len(depths) * inch,
+            )
             axes = figure.add_axes(area, label=str(n))
             axes.set_xlim(-0.5, len(lengths) - 0.5)
             axes.set_ylim(len(depths) - 0.5, -0.5)
             for (depth, length), share in cells.items():
-                x, y = lengths.index(length), depths.index(depth)
+                x = lengths.index(length)
+                y = depths.index(depth)
                 look = {"facecolor": shades(share), "edgecolor": "white", "lw": 0.6}
                 axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, **look))
-                ink = "#fefefe" if share < 0.55 else "#111111"  # like the cells, the same on a dark page
-                axes.text(x, y, f"{100 * share:.0f}", ha="center", va="center", fontsize=7, color=ink)
+                # like the cells, the same on a dark page
+                ink = "#fefefe" if share < 0.55 else "#111111"
+                axes.text(
+                    x, y, f"{100 * share:.0f}", ha="center", va="center", fontsize=7, color=ink
+                )
             axes.set_title(label, loc="left", fontsize=9, color=color, fontweight="bold", pad=3)
             axes.set_xticks(range(len(lengths)), [f"{length:,}" for length in lengths], fontsize=7)
             shown = [f"{depth:.2g}" for depth in depths] if column == 0 else [""] * len(depths)

@@ -25,7 +25,14 @@ from studies.report.document import (
 from studies.report.figures import FigureBuilder
 from studies.results.compare import StudyComparison, derive
 from studies.results.losses import read_losses
-from studies.results.others import ABOVE_CHANCE, ATTENTION, BY_POSITION, GENERATION, TASKS, read_other
+from studies.results.others import (
+    ABOVE_CHANCE,
+    ATTENTION,
+    BY_POSITION,
+    GENERATION,
+    TASKS,
+    read_other,
+)
 from studies.results.stored import StoredStudy, read_study, unfair_comparisons
 from studies.results.table import ResultsTable, csv_text
 
@@ -75,10 +82,14 @@ def write_report(results: dict, folder: Path) -> list[Path]:
 
 
 def _lead(study: StoredStudy, comparisons: Sequence[StudyComparison]) -> list[str]:
-    lines = findings.lead(comparisons[0]) if comparisons else ["No loss evaluation has finished yet."]
+    lines = (
+        findings.lead(comparisons[0]) if comparisons else ["No loss evaluation has finished yet."]
+    )
     lines += [f"Warning: {text}" for text in unfair_comparisons(study.record.get("checks") or {})]
     if states := [cell.record["status"] for cell in study.unfinished]:
-        counts = listed([f"{states.count(one)} {one}" for one in ("failed", "pending") if one in states])
+        counts = listed(
+            [f"{states.count(one)} {one}" for one in ("failed", "pending") if one in states]
+        )
         lines.append(f"Of {len(study.cells)} cells {counts}; reasons are under “Missing results”.")
     return lines
 
@@ -91,14 +102,19 @@ def _subtitle(study: StoredStudy, comparisons: Sequence[StudyComparison]) -> str
     parts.append(f"{done} of {counted(len(study.cells), 'cell')} done")
     if comparisons:
         losses = comparisons[0].losses
-        parts.append(f"trained at {losses.trained_length:,} tokens, evaluated up to {losses.lengths[-1]:,}")
+        parts.append(
+            f"trained at {losses.trained_length:,} tokens, evaluated up to {losses.lengths[-1]:,}"
+        )
         parts.append(counted(len(losses.units), losses.kind))
     return " · ".join(parts)
 
 
-def _losses(table: StudyComparison, draw: FigureBuilder, several: bool, first: bool) -> list[ReportSection]:
+def _losses(
+    table: StudyComparison, draw: FigureBuilder, several: bool, first: bool
+) -> list[ReportSection]:
     """The sections about the losses of one evaluation."""
-    losses, names = table.losses, table.names
+    losses = table.losses
+    names = table.names
     tail = f" ({table.title})" if several else ""
     sentences = BulletList([(name, findings.sentence(name, table)) for name in names])
     blocks: list[Block] = [] if first else [*findings.lead(table)]
@@ -115,7 +131,8 @@ def _losses(table: StudyComparison, draw: FigureBuilder, several: bool, first: b
         sections.append(ReportSection(f"Comparison with {table.baseline}{tail}", differences))
     seen = tables.seen_units(table)
     if seen.rows:
-        kind, total = losses.kind, len(losses.units)
+        kind = losses.kind
+        total = len(losses.units)
         text = f"{int(losses.seen.sum())} of {total} {kind}s also occur in the training data."
         sections.append(ReportSection(f"Seen and unseen {kind}s{tail}", [text, seen]))
     return sections
@@ -131,7 +148,10 @@ def section(table: ResultsTable, draw: FigureBuilder) -> ReportSection:
             "Attention beyond the trained length",
             lambda: [text, draw.attention(table), tables.attention(table)],
         ),
-        GENERATION: ("Generated text beyond the trained length", lambda: [text, tables.generation(table)]),
+        GENERATION: (
+            "Generated text beyond the trained length",
+            lambda: [text, tables.generation(table)],
+        ),
         BY_POSITION: ("NLL by position", lambda: [text, draw.by_position(table)]),
     }[table.facts["protocol"]]
     return ReportSection(f"{title} ({table.title})", blocks() if table.rows else [])
@@ -144,7 +164,9 @@ def _task(table: ResultsTable, draw: FigureBuilder) -> list:
         rows = table.select("accuracy", name)
         ends = dict.fromkeys((rows[0], rows[-1]))
         text = f"accuracy {listed([f'{tables.percent(row)} at {row.at:,}' for row in ends])}"
-        first_not = next((n for n, row in enumerate(rows) if row.verdict != ABOVE_CHANCE), len(rows))
+        first_not = next(
+            (n for n, row in enumerate(rows) if row.verdict != ABOVE_CHANCE), len(rows)
+        )
         if all(math.isnan(row.low) for row in rows):
             text += " (point estimates)."
         elif first_not:
@@ -152,7 +174,12 @@ def _task(table: ResultsTable, draw: FigureBuilder) -> list:
         else:
             text += "; not shown to be above chance."
         sentences.append((name, text))
-    return [BulletList(sentences), draw.accuracy(table), tables.accuracy(table), *draw.depths(table)]
+    return [
+        BulletList(sentences),
+        draw.accuracy(table),
+        tables.accuracy(table),
+        *draw.depths(table),
+    ]
 
 
 def _training(
@@ -167,7 +194,8 @@ def _training(
 
 
 def _provenance(study: StoredStudy, comparisons: Sequence[StudyComparison]) -> ReportSection:
-    checks, commands = study.record.get("checks") or {}, _commands(study)
+    checks = study.record.get("checks") or {}
+    commands = _commands(study)
     blocks: list = [tables.basis(table) for table in comparisons]
     if checks.get("data_order") and not unfair_comparisons(checks):
         blocks.append(note("same_batches"))
@@ -177,13 +205,18 @@ def _provenance(study: StoredStudy, comparisons: Sequence[StudyComparison]) -> R
 
 def _commands(study: StoredStudy) -> list[str]:
     """The commands with which cells were trained and evaluated."""
-    settings, lines = study.record.get("study") or {}, []
+    settings = study.record.get("study") or {}
+    lines = []
     if settings.get("grid"):
         lines.append(" ".join(["python train.py", *(settings.get("base") or []), "..."]))
     for axis, labels in (settings.get("grid") or {}).items():
-        lines += [f"    {axis}={label}: {' '.join(own) or '(none)'}" for label, own in labels.items()]
+        lines += [
+            f"    {axis}={label}: {' '.join(own) or '(none)'}" for label, own in labels.items()
+        ]
     for name, entry in (settings.get("evaluations") or {}).items():
-        lines.append(" ".join(["python evaluate.py RUN", *(entry.get("overrides") or []), f"folder={name}"]))
+        lines.append(
+            " ".join(["python evaluate.py RUN", *(entry.get("overrides") or []), f"folder={name}"])
+        )
         if entry.get("data"):
             lines.append(f"    data: {' '.join(entry['data'])}")
     return lines

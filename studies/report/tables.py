@@ -23,10 +23,16 @@ from studies.results.others import ABOVE_CHANCE
 from studies.results.stored import Group, StoredStudy
 from studies.results.table import ResultsTable, StudyResult
 
-MARK = {"held": "✓ held", "broken": "✗ broken", "inconclusive": "? inconclusive", "points only": "· point"}
+MARK = {
+    "held": "✓ held",
+    "broken": "✗ broken",
+    "inconclusive": "? inconclusive",
+    "points only": "· point",
+}
 
 
-COSTS: tuple[tuple[str, str, str, Callable[[float], str]], ...] = (  # column, part of the cell, key, format
+# column, part of the cell, key, format
+COSTS: tuple[tuple[str, str, str, Callable[[float], str]], ...] = (
     ("parameters", "training", "parameters", "{:,.0f}".format),
     ("tokens", "training", "tokens", "{:,.0f}".format),
     ("FLOPs per token", "training", "flops_per_token", "{:.3g}".format),
@@ -47,9 +53,12 @@ def _matrix(
     note: str,
 ) -> ReportTable:
     """One metric: a row per variant and a column per length; a dash where there is no number."""
-    lengths, rows = list(lengths), []
+    lengths = list(lengths)
+    rows = []
     names = (
-        dict.fromkeys(row.variant for row in table.select(metric)) if metric == "difference" else table.names
+        dict.fromkeys(row.variant for row in table.select(metric))
+        if metric == "difference"
+        else table.names
     )
     for name in names:
         found = [table.get(name, metric, length) for length in lengths]
@@ -66,14 +75,26 @@ def _toned(row: StudyResult | None, positive: str = "better", negative: str = "w
 
 def overview(table: StudyComparison) -> ReportTable:
     """One row per variant: its starting point and what it reached."""
-    l0, unigram = table.trained_length, table.losses.unigram
-    columns = ["scheme", "seeds", f"NLL at {l0:,}", "below unigram", "bits per byte", "held to", "broken at"]
+    l0 = table.trained_length
+    unigram = table.losses.unigram
+    columns = [
+        "scheme",
+        "seeds",
+        f"NLL at {l0:,}",
+        "below unigram",
+        "bits per byte",
+        "held to",
+        "broken at",
+    ]
     columns += ["longest length", "change at longest", "gain over truncation", "context reach"]
     rows: list[list[Cell]] = []
     for name in table.names:
-        base, last = table.value(name, "nll_as_trained", l0) or 0.0, table.last(name)
-        bits, reach = table.value(name, "bits_per_byte", l0), table.value(name, "context_reach")
-        held, broken = table.value(name, "held_to"), table.value(name, "break_point")
+        base = table.value(name, "nll_as_trained", l0) or 0.0
+        last = table.last(name)
+        bits = table.value(name, "bits_per_byte", l0)
+        reach = table.value(name, "context_reach")
+        held = table.value(name, "held_to")
+        broken = table.value(name, "break_point")
         change = next((row for row in table.beyond(name) if row.length == last), None)
         none_reached = TableCell("not reached", "faint")
         rows.append(
@@ -129,7 +150,9 @@ def gains(table: StudyComparison) -> ReportTable:
 
 def steps(table: StudyComparison) -> ReportTable:
     """The gain of each step to the next length."""
-    found = {(row.variant, row.length, *row.where): row for row in table.select("step_gain", where=None)}
+    found = {
+        (row.variant, row.length, *row.where): row for row in table.select("step_gain", where=None)
+    }
     columns = list(dict.fromkeys((a, b) for _, a, b in found))
     rows = [
         [name, *(with_ends(found.get((name, a, b))) or NONE for a, b in columns)]
@@ -152,11 +175,14 @@ def differences(table: StudyComparison) -> ReportTable:
 
 def seen_units(table: StudyComparison) -> ReportTable:
     """The units outside and inside the training data separately."""
-    losses, l0, rows = table.losses, table.trained_length, []
+    losses = table.losses
+    l0 = table.trained_length
+    rows = []
     parts = ((UNSEEN, ~losses.seen, "not in"), (SEEN, losses.seen, "in"))
     for name in table.names:
         for where, chosen, inside in parts:
-            trained, last = table.get(name, "nll_as_trained", l0, where), table.last(name)
+            trained = table.get(name, "nll_as_trained", l0, where)
+            last = table.last(name)
             nll, gain = (table.get(name, metric, last, where) for metric in ("nll", "gain"))
             if trained and nll:
                 units = [f"{chosen.sum()}", f"{losses.targets[chosen].sum():,}"]
@@ -214,16 +240,22 @@ def generation(table: ResultsTable) -> ReportTable:
     rows = []
     for name in table.names:
         places = sorted(row.where for row in table.select("nll", name, where=None))
-        for source in dict.fromkeys(row.where[0] for row in table.rows.values() if row.variant == name):
+        for source in dict.fromkeys(
+            row.where[0] for row in table.rows.values() if row.variant == name
+        ):
             own = [place for place in places if place[0] == source]
             ends = own[0], own[-1]
-            repeated, nll = ([table.get(name, m, None, at) for at in ends] for m in ("repeated_4", "nll"))
+            repeated, nll = (
+                [table.get(name, m, None, at) for at in ends] for m in ("repeated_4", "nll")
+            )
             positions = " → ".join(f"{start:,}–{stop:,}" for _, start, stop in ends)
             shares = _change(repeated, lambda value: f"{100 * value:.0f}%")
             rows.append([name, source, shares, _change(nll, "{:.2f}".format), positions])
     columns = ["scheme", "text", "repeated 4-grams", "NLL under the model", "positions"]
     text = f"{note('generation')} {note('no_intervals')}"
-    return ReportTable("Repetition and NLL of generated text by position", columns, rows, text, numbers=2)
+    return ReportTable(
+        "Repetition and NLL of generated text by position", columns, rows, text, numbers=2
+    )
 
 
 def costs(study: StoredStudy, group: Group, table: StudyComparison | None) -> ReportTable:
@@ -232,7 +264,9 @@ def costs(study: StoredStudy, group: Group, table: StudyComparison | None) -> Re
     first = {variant.scheme: variant for variant in reversed(study.variants)}
     for scheme in dict.fromkeys(variant.scheme for variant in study.variants):
         name = first[scheme].name
-        cells = [cell.record for cell in study.of(first[scheme], group) if cell.record.get("training")]
+        cells = [
+            cell.record for cell in study.of(first[scheme], group) if cell.record.get("training")
+        ]
         nll = table.value(name, "nll_as_trained", table.trained_length) if table else None
         row: list[Cell] = [scheme, NONE if nll is None else plain(nll)]
         for _, part, key, write in COSTS:
@@ -248,19 +282,25 @@ def costs(study: StoredStudy, group: Group, table: StudyComparison | None) -> Re
 
 def _machine(about: dict[str, Any]) -> str:
     """`AMD EPYC, 1 thread` or `NVIDIA H200`."""
-    gpus, threads = about.get("gpus") or [], about.get("threads")
+    gpus = about.get("gpus") or []
+    threads = about.get("threads")
     if gpus:
         return ", ".join(str(one) for one in gpus)
-    return str(about.get("processor", "unknown")) + (f", {counted(threads, 'thread')}" if threads else "")
+    return str(about.get("processor", "unknown")) + (
+        f", {counted(threads, 'thread')}" if threads else ""
+    )
 
 
 def basis(table: StudyComparison) -> ReportTable:
     """The data and settings of an evaluation."""
-    losses, facts = table.losses, table.facts
+    losses = table.losses
+    facts = table.facts
     documents = facts.get("documents")
     of = f" from {documents} documents" if documents and losses.kind != "document" else ""
     seeds = [f"{name}: {', '.join(by_seed)}" for name, by_seed in losses.reference.items()]
-    more = f" and {len(losses.units) - 24} more (see results.json)" if len(losses.units) > 24 else ""
+    more = (
+        f" and {len(losses.units) - 24} more (see results.json)" if len(losses.units) > 24 else ""
+    )
     rows = {
         "protocol": facts.get("protocol"),
         "lengths, tokens": ", ".join(f"{n:,}" for n in losses.lengths),
@@ -292,14 +332,22 @@ def checkpoints(study: StoredStudy) -> ReportTable:
             values = (run.get(key) or "" for key in ("steps", "checkpoint_hash", "data_hash"))
             rows.append([cell.id, *(str(value)[:16] for value in values), run.get("run") or ""])
     return ReportTable(
-        "Checkpoints", ["cell", "steps", "checkpoint", "data", "run"], rows, note("hashes"), numbers=5
+        "Checkpoints",
+        ["cell", "steps", "checkpoint", "data", "run"],
+        rows,
+        note("hashes"),
+        numbers=5,
     )
 
 
 def failures(study: StoredStudy) -> ReportTable:
     """Cells without results."""
-    states = ((cell.id, cell.record["status"], cell.record.get("error")) for cell in study.unfinished)
-    rows: list[list[Cell]] = [[id, TableCell(s, "broken"), error or "not run yet"] for id, s, error in states]
+    states = (
+        (cell.id, cell.record["status"], cell.record.get("error")) for cell in study.unfinished
+    )
+    rows: list[list[Cell]] = [
+        [id, TableCell(s, "broken"), error or "not run yet"] for id, s, error in states
+    ]
     return ReportTable("Cells without results", ["cell", "status", "reason"], rows, numbers=3)
 
 
@@ -313,4 +361,6 @@ def excluded(tables: Sequence[StudyComparison]) -> ReportTable:
         for (name, reason), lengths in reasons.items():
             rows.append([losses.name, name, ", ".join(f"{n:,}" for n in sorted(lengths)), reason])
         rows += [[losses.name, cell, "all", reason] for cell, reason in losses.excluded.items()]
-    return ReportTable("Excluded results", ["evaluation", "scheme", "lengths", "reason"], rows, numbers=4)
+    return ReportTable(
+        "Excluded results", ["evaluation", "scheme", "lengths", "reason"], rows, numbers=4
+    )

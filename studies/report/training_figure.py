@@ -15,7 +15,10 @@ from evaluation.reports.figures import DASHED, DOTTED, SOFT, Curve, FigureText, 
 from studies.report.plots import PALETTE, SHAPES, WIDTH, styles_of
 from studies.results.training_curves import TrainingCurves, differences
 
-LOSS, HELD_OUT, RATE = 2.8, 1.75, 1.1  # inches of the rows
+# inches of the rows
+LOSS = 2.8
+HELD_OUT = 1.75
+RATE = 1.1
 EARLY = 0.1  # of the tokens: losses before may be clipped,
 FAR = 3.0  # if they would make the axis so many times as tall
 LONGEST_NAME = 26  # letters
@@ -27,11 +30,14 @@ ANNOTATION = {"textcoords": "offset points", "va": "top", "fontsize": 7.5}
 def training_figure(runs: Sequence[TrainingCurves], share: float) -> Figure:
     """Training loss, held-out NLL and learning rate. Bold lines: means over `share` of the steps."""
     styles = styles_of([run.name for run in runs], None)
-    most, highest = max(run.tokens[-1] for run in runs), max(run.rate.max() for run in runs)
+    most = max(run.tokens[-1] for run in runs)
+    highest = max(run.rate.max() for run in runs)
     smooth = [one for run in runs for one in _loss(run, styles[run.name][0], share)]
     loss = Panel(smooth, y="training loss, nats")
     held_out = _held_out(runs, styles)
-    rates = [Curve("", *thinned(run.tokens, run.rate), styles[run.name][0], width=1.3) for run in runs]
+    rates = [
+        Curve("", *thinned(run.tokens, run.rate), styles[run.name][0], width=1.3) for run in runs
+    ]
 
     def scales(axes: Axes, panel: Panel) -> None:
         token_counts(axes, most)
@@ -64,7 +70,9 @@ def thinned(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return x, y
     starts = np.linspace(0, len(x), BINS, endpoint=False).astype(int)
     ends = np.append(starts[1:], len(x)) - 1
-    low, high = np.fmin.reduceat(y, starts), np.fmax.reduceat(y, starts)  # of those that are finite
+    # of those that are finite
+    low = np.fmin.reduceat(y, starts)
+    high = np.fmax.reduceat(y, starts)
     return np.column_stack([x[starts], x[ends]]).ravel(), np.column_stack([low, high]).ravel()
 
 
@@ -117,7 +125,8 @@ def _held_out(runs: Sequence[TrainingCurves], styles: dict[str, tuple[str, str]]
     """Held-out NLL over tokens: one panel for a single run, one panel per multiple of L0 for several runs,
     whose colors are named at the training loss."""
     found: dict[float, list[tuple[int, Curve]]] = {}
-    several, own = len(runs) > 1, cycle(zip(PALETTE, SHAPES, strict=True))
+    several = len(runs) > 1
+    own = cycle(zip(PALETTE, SHAPES, strict=True))
     for run in runs:
         for length, points in run.held_out.items():
             finite = [(run.tokens_at(step), nll) for step, nll in points if math.isfinite(nll)]
@@ -145,7 +154,8 @@ def _mark_events(axes: Axes, run: TrainingCurves, color: str, most: float) -> No
     bottom, top = axes.get_ylim()
     for step, _ in run.changes:
         axes.axvline(run.tokens_at(step), color=color, lw=0.9, ls=DASHED, zorder=1.5)
-    row, before = 0, -most
+    row = 0
+    before = -most
     for step, length in run.resized:
         x = run.tokens_at(step)
         axes.axvline(x, color=color, lw=1.1, ls=DOTTED, zorder=1.5)
@@ -154,12 +164,16 @@ def _mark_events(axes: Axes, run: TrainingCurves, color: str, most: float) -> No
         before = x
     for steps, at, marker in ((run.resumed, bottom, "|"), (run.skipped, top, "x")):
         x = [run.tokens_at(step) for step in steps]
-        axes.plot(x, [at] * len(x), marker=marker, ls="", ms=6, color=color, clip_on=False, zorder=5)
+        axes.plot(
+            x, [at] * len(x), marker=marker, ls="", ms=6, color=color, clip_on=False, zorder=5
+        )
 
 
 def _annotate_clipped(axes: Axes, curves: Sequence[Curve]) -> None:
     """The first values of lines that begin above the axis, where they enter it."""
-    top, above, entries = axes.get_ylim()[1], [], []
+    top = axes.get_ylim()[1]
+    above = []
+    entries = []
     for one in curves:
         begins = next((i for i, value in enumerate(one.y) if value <= top), 0)
         if begins and one.alpha is None and math.isfinite(first := max(one.y[:begins])):
@@ -167,15 +181,19 @@ def _annotate_clipped(axes: Axes, curves: Sequence[Curve]) -> None:
             entries.append(one.x[begins])
     if above:
         ends = dict.fromkeys(f"{value:.2f}" for value in (min(above), max(above)))
-        axes.annotate(f"↑ from {' to '.join(ends)}", (max(entries), top), (3, 0), color=SOFT, **ANNOTATION)
+        axes.annotate(
+            f"↑ from {' to '.join(ends)}", (max(entries), top), (3, 0), color=SOFT, **ANNOTATION
+        )
 
 
 def _limits(curves: Sequence[Curve]) -> tuple[float, float]:
     """One scale for all curves, and most of the noise of thin ones. It includes early values, unless these
     make the axis FAR times as tall."""
-    late, early = [], []
+    late = []
+    early = []
     for one in curves:
-        x, y = np.asarray(one.x, float), np.asarray(one.y, float)
+        x = np.asarray(one.x, float)
+        y = np.asarray(one.y, float)
         first = (x < EARLY * x[-1]) | (x == x[0]) if len(x) > 3 else x < 0
         if one.alpha is None:
             early += y[first & np.isfinite(y)].tolist()
@@ -183,9 +201,11 @@ def _limits(curves: Sequence[Curve]) -> tuple[float, float]:
         elif len(noise := y[~first & np.isfinite(y)]):
             late += np.percentile(noise, [1, 99]).tolist()
     values = late or early or [0.0, 1.0]
-    low, high = min(values), max(values)
+    low = min(values)
+    high = max(values)
     if max([high, *early]) - min([low, *early]) <= FAR * (high - low):
-        low, high = min([low, *early]), max([high, *early])
+        low = min([low, *early])
+        high = max([high, *early])
     room = max(high - low, 0.05)
     return low - 0.08 * room, high + 0.08 * room
 

@@ -32,8 +32,13 @@ from studies.results.stored import CONFIDENCE, TOLERANCE, StoredStudy, StudyVari
 from studies.results.table import ResultsTable, StudyResult
 
 ONE_SIDED = 2 * (1 - 0.975)  # two-sided alpha whose upper end is the one-sided 97.5% bound
-HELD, BROKEN, INCONCLUSIVE, POINTS_ONLY = "held", "broken", "inconclusive", "points only"
-UNSEEN, SEEN = ("unseen",), ("seen",)  # parts of the units: outside and inside the training data
+HELD = "held"
+BROKEN = "broken"
+INCONCLUSIVE = "inconclusive"
+POINTS_ONLY = "points only"
+# parts of the units: outside and inside the training data
+UNSEEN = ("unseen",)
+SEEN = ("seen",)
 
 
 @dataclass(kw_only=True)
@@ -78,7 +83,8 @@ class StudyComparison(ResultsTable):
 
 def derive(study: StoredStudy, losses: StudyLosses) -> StudyComparison:
     """All results of one evaluation."""
-    declared, facts = study.declared, losses.facts
+    declared = study.declared
+    facts = losses.facts
     measured = [variant for variant in losses.variants if variant.name in losses.reference]
     # Failed cells count: the family follows from the declared study, not from its outcome.
     absent = set(losses.missing) - losses.failed
@@ -94,7 +100,8 @@ def derive(study: StoredStudy, losses: StudyLosses) -> StudyComparison:
         baseline=baseline.name if baseline else None,
         primary=primary,
         family=max(1, len(judged)),
-        difference_family=declared.get("family") or max(1, (len(losses.variants) - 1) * len(primary)),
+        difference_family=declared.get("family")
+        or max(1, (len(losses.variants) - 1) * len(primary)),
         tolerance=declared.get("tolerance") or facts.get("tolerance") or TOLERANCE,
         confidence=declared.get("confidence") or facts.get("confidence") or CONFIDENCE,
     )
@@ -119,7 +126,9 @@ def _pooled_variances(
         levels = [stacked(one) for one in nll if len(one) > 1]
         # As trained at L0 the change is 0 by definition and has no variance.
         moved = [v.name for v in variants if length != losses.trained_length or v.method != TRAINED]
-        changes = [losses.shift(name, length) for name in moved if len(losses.seeds(name, length)) > 1]
+        changes = [
+            losses.shift(name, length) for name in moved if len(losses.seeds(name, length)) > 1
+        ]
         if levels:
             out["nll", length] = pool(levels)
         if changes:
@@ -129,7 +138,9 @@ def _pooled_variances(
 
 def _add_levels(table: StudyComparison, name: str, pooled: dict) -> None:
     """NLL, change, verdict and gain at every length."""
-    losses, alpha, l0 = table.losses, table.alpha, table.trained_length
+    losses = table.losses
+    alpha = table.alpha
+    l0 = table.trained_length
     exact = holding = table.precise(name)
     table.add(name, "nll_as_trained", change(stacked(losses.reference[name]), alpha=alpha), l0)
     for seed, units in losses.reference[name].items():
@@ -143,8 +154,10 @@ def _add_levels(table: StudyComparison, name: str, pooled: dict) -> None:
             reason = losses.missing.get((name, length), "not measured")
             table.add(name, "failure", math.nan, length, note=reason)
             continue
-        nll, shift = stacked(losses.nll[name, length], seeds), losses.shift(name, length)
-        of_nll, of_shift = pooled.get(("nll", length)), pooled.get(("delta", length))
+        nll = stacked(losses.nll[name, length], seeds)
+        shift = losses.shift(name, length)
+        of_nll = pooled.get(("nll", length))
+        of_shift = pooled.get(("delta", length))
         delta = change(shift, alpha=alpha, family=table.family, pooled_variance=of_shift)
         bound = change(shift, alpha=ONE_SIDED, pooled_variance=of_shift).high
         holding = holding and (length < l0 or bound < table.tolerance)
@@ -166,7 +179,8 @@ def _add_levels(table: StudyComparison, name: str, pooled: dict) -> None:
             ):
                 table.add(name, metric, math.nan if number is None else number, length)
     lengths = {
-        verdict: [r.at for r in table.beyond(name) if r.verdict == verdict] for verdict in (HELD, BROKEN)
+        verdict: [r.at for r in table.beyond(name) if r.verdict == verdict]
+        for verdict in (HELD, BROKEN)
     }
     if lengths[HELD]:
         table.add(name, "held_to", max(lengths[HELD]))
@@ -174,7 +188,9 @@ def _add_levels(table: StudyComparison, name: str, pooled: dict) -> None:
         table.add(name, "break_point", min(lengths[BROKEN]))
 
 
-def _verdict(delta: SeedInterval, bound: float, tolerance: float, holding: bool, exact: bool) -> str:
+def _verdict(
+    delta: SeedInterval, bound: float, tolerance: float, holding: bool, exact: bool
+) -> str:
     if math.isnan(bound):
         return POINTS_ONLY
     if delta.low > tolerance:
@@ -194,7 +210,9 @@ def _add_steps_and_reach(table: StudyComparison, name: str) -> None:
     if not lengths or losses.facts.get("protocol") == "non-overlapping":
         return
     shared = [
-        seed for seed in losses.nll[name, lengths[-1]] if all(seed in losses.nll[name, n] for n in lengths)
+        seed
+        for seed in losses.nll[name, lengths[-1]]
+        if all(seed in losses.nll[name, n] for n in lengths)
     ]
     if not shared:
         return
@@ -216,11 +234,13 @@ def _add_steps_and_reach(table: StudyComparison, name: str) -> None:
 def _add_parts(table: StudyComparison, name: str) -> None:
     """The longest length on only the units outside, and inside, the training data; nothing if all are of one
     kind."""
-    losses, last = table.losses, table.last(name)
+    losses = table.losses
+    last = table.last(name)
     if last is None or losses.seen.all() or not losses.seen.any():
         return
     seeds = losses.seeds(name, last)
-    nll, trained = stacked(losses.nll[name, last], seeds), stacked(losses.reference[name], seeds)
+    nll = stacked(losses.nll[name, last], seeds)
+    trained = stacked(losses.reference[name], seeds)
     for where, chosen in ((UNSEEN, ~losses.seen), (SEEN, losses.seen)):
         numbers = {"nll_as_trained": trained, "nll": nll, "gain": trained - nll}
         for metric, values in numbers.items():

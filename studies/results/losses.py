@@ -11,8 +11,10 @@ from evaluation.comparable import comparable
 from evaluation.scoring.methods import TRAINED
 from studies.results.stored import Group, StoredCell, StoredStudy, StudyVariant
 
-LOSSES = ("fixed-targets", "sliding", "non-overlapping")  # protocols with the loss of units by length
-SHARED = ("trained_length", "dtype")  # must be equal besides the targets; other results are excluded
+# protocols with the loss of units by length
+LOSSES = ("fixed-targets", "sliding", "non-overlapping")
+# must be equal besides the targets; other results are excluded
+SHARED = ("trained_length", "dtype")
 
 
 @dataclass
@@ -41,7 +43,9 @@ class StudyLosses:
     seen: np.ndarray
     unigram: float | None
     nll: dict[tuple[str, int], dict[str, np.ndarray]] = field(default_factory=dict)
-    pooled: dict[tuple[str, int], dict[str, tuple[float, float | None]]] = field(default_factory=dict)
+    pooled: dict[tuple[str, int], dict[str, tuple[float, float | None]]] = field(
+        default_factory=dict
+    )
     reference: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
     missing: dict[tuple[str, int], str] = field(default_factory=dict)
     failed: set[tuple[str, int]] = field(default_factory=set)
@@ -89,7 +93,8 @@ def read_losses(study: StoredStudy, name: str, group: Group) -> StudyLosses | No
                 found.excluded[cell.id] = "its results have no losses by unit; evaluate it again"
             continue
         if found is None:
-            found, first = _empty(study, name, group, result), (cell.id, result)
+            found = _empty(study, name, group, result)
+            first = (cell.id, result)
         if differing := _differing(first, (cell.id, result)):
             found.excluded[cell.id] = differing
         else:
@@ -115,12 +120,15 @@ def _differing(first: tuple[str, dict], other: tuple[str, dict]) -> str:
 
 
 def _empty(study: StoredStudy, name: str, group: Group, result: dict) -> StudyLosses:
-    units, unigram = result["units"], result.get("unigram_unit_nll")
+    units = result["units"]
+    unigram = result.get("unigram_unit_nll")
     return StudyLosses(
         name=name,
         group=group,
         variants=study.variants,
-        facts={key: value for key, value in result.items() if key not in ("cells", "units", "summary")},
+        facts={
+            key: value for key, value in result.items() if key not in ("cells", "units", "summary")
+        },
         kind=units["kind"],
         units=list(units["names"]),
         targets=np.array(units["targets"], dtype=np.int64),
@@ -132,8 +140,14 @@ def _empty(study: StoredStudy, name: str, group: Group, result: dict) -> StudyLo
 def _add(losses: StudyLosses, variant: StudyVariant, cell: StoredCell, result: dict) -> None:
     for row in result["cells"]:
         where = (variant.name, row["length"])
-        values = None if row.get("unit_nll") is None else np.array(row["unit_nll"], dtype=np.float64)
-        if row["method"] == TRAINED and row["length"] == losses.trained_length and values is not None:
+        values = (
+            None if row.get("unit_nll") is None else np.array(row["unit_nll"], dtype=np.float64)
+        )
+        if (
+            row["method"] == TRAINED
+            and row["length"] == losses.trained_length
+            and values is not None
+        ):
             losses.reference.setdefault(variant.name, {})[cell.seed] = values
         if row["method"] in (variant.method, TRAINED):  # verdicts compare with `trained`
             off = abs(row.get("bfloat16_minus_float32") or 0.0)

@@ -13,8 +13,13 @@ from evaluation.statistics.seeds import change
 from studies.results.stored import CONFIDENCE, Group, StoredStudy
 from studies.results.table import ResultsTable
 
-TASKS, ATTENTION, GENERATION, BY_POSITION = "tasks", "attention", "generation", "by-position"
-ABOVE_CHANCE, NOT_ABOVE, POINT = "above chance", "not shown above chance", "points only"
+TASKS = "tasks"
+ATTENTION = "attention"
+GENERATION = "generation"
+BY_POSITION = "by-position"
+ABOVE_CHANCE = "above chance"
+NOT_ABOVE = "not shown above chance"
+POINT = "points only"
 # Facts that results must share to be averaged; others are excluded.
 SHARED = ("protocol", "trained_length", "tokenizer_hash", "targets_hash", "items_hash", "bos")
 Number = tuple[str, int | None, tuple, object]  # metric, length, where, value
@@ -26,7 +31,9 @@ def read_other(study: StoredStudy, name: str, group: Group) -> ResultsTable | No
     first = found[0][2] if found else {}
     if first.get("protocol") not in READERS:
         return None
-    facts = {key: value for key, value in first.items() if key not in ("cells", "by_distance", "summary")}
+    facts = {
+        key: value for key, value in first.items() if key not in ("cells", "by_distance", "summary")
+    }
     table = ResultsTable(name, group, study.variants, facts)
     numbers: dict[tuple[str, str, int | None, tuple], list] = {}
     for variant, _, result in found:
@@ -40,7 +47,9 @@ def read_other(study: StoredStudy, name: str, group: Group) -> ResultsTable | No
             table.add(variant, metric, float(np.mean(values)), length, where)
             continue
         share = change(np.array(values, dtype=np.float64), alpha=1 - CONFIDENCE, family=family)
-        verdict = ABOVE_CHANCE if share.low > facts["chance"] else NOT_ABOVE if share.claimed else POINT
+        verdict = (
+            ABOVE_CHANCE if share.low > facts["chance"] else NOT_ABOVE if share.claimed else POINT
+        )
         table.add(variant, metric, share, length, verdict=verdict)
     return table
 

@@ -94,17 +94,28 @@ class ResultsTable:
         )
 
     def get(
-        self, variant: str, metric: str, length: int | None = None, where: tuple = (), seed: str = ""
+        self,
+        variant: str,
+        metric: str,
+        length: int | None = None,
+        where: tuple = (),
+        seed: str = "",
     ) -> StudyResult | None:
         return self.rows.get((variant, metric, length, where, seed))
 
-    def value(self, variant: str, metric: str, length: int | None = None, where: tuple = ()) -> float | None:
+    def value(
+        self, variant: str, metric: str, length: int | None = None, where: tuple = ()
+    ) -> float | None:
         """The value over all seeds; None if there is none."""
         row = self.get(variant, metric, length, where)
         return None if row is None else row.value
 
     def select(
-        self, metric: str, variant: str | None = None, seed: str | None = "", where: tuple | None = ()
+        self,
+        metric: str,
+        variant: str | None = None,
+        seed: str | None = "",
+        where: tuple | None = (),
     ) -> list[StudyResult]:
         """The rows of a metric in their order; None selects every variant, seed or place."""
         return [
@@ -127,9 +138,11 @@ def csv_text(study: StoredStudy, tables: Sequence[ResultsTable]) -> str:
     writer.writerow(["study", "evaluation", *axes, *where, *numbers, *FACTS])
     variants = {variant.name: variant for variant in study.variants}
     for table in tables:
-        labels, facts = dict(table.group), [table.facts.get(key) for key in FACTS]
+        labels = dict(table.group)
+        facts = [table.facts.get(key) for key in FACTS]
         for row in table.rows.values():
-            variant, one = variants[row.variant], row.interval
+            variant = variants[row.variant]
+            one = row.interval
             sample = ["", "", "", ""]
             if one is not None:
                 seeds = " and ".join(map(str, one.seeds))
@@ -138,7 +151,10 @@ def csv_text(study: StoredStudy, tables: Sequence[ResultsTable]) -> str:
                 [study.name, table.name, *(labels.get(axis) for axis in axes)]
                 + [row.variant, variant.scheme, variant.method, row.metric, row.length]
                 + ["–".join(map(str, row.where)), row.seed]
-                + ["" if math.isnan(number) else number for number in (row.value, row.low, row.high)]
+                + [
+                    "" if math.isnan(number) else number
+                    for number in (row.value, row.low, row.high)
+                ]
                 + [row.verdict, row.note, *sample, *facts]
             )
     return text.getvalue()

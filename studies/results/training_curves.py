@@ -94,7 +94,9 @@ def read_curves(folder: Path, name: str) -> TrainingCurves:
     order = np.argsort(steps, kind="stable")
     order = order[np.append(np.diff(steps[order]) > 0, True)]  # the last line of each step
     columns = {key: np.array(values)[order] for key, values in train.items()}
-    about, changes, validations = read_manifest(folder), lines.get("change", []), lines.get("validation", [])
+    about = read_manifest(folder)
+    changes = lines.get("change", [])
+    validations = lines.get("validation", [])
     held_out: dict[int, list[tuple[int, float]]] = {}
     for line in validations:
         for length, nll in line["nll"].items():
@@ -110,12 +112,16 @@ def read_curves(folder: Path, name: str) -> TrainingCurves:
         rate=columns["lr"],
         held_out=dict(sorted(held_out.items())),
         resumed=[line["step"] for line in lines.get("start", []) if line["attempt"] > 1],
-        changes=[(line["step"], ", ".join(line["overrides"])) for line in changes if line["overrides"]],
+        changes=[
+            (line["step"], ", ".join(line["overrides"])) for line in changes if line["overrides"]
+        ],
         resized=[(line["step"], line["length"]) for line in changes if "length" in line],
         forked=[(one["step"], Path(one["run"]).name) for one in parents],
         skipped=columns["step"][columns["skipped"] > 0].astype(int).tolist(),
         tokenizer=about.get("tokenizer_hash", ""),
-        targets=str(validations[-1].get("targets_hash", validations[-1]["targets"])) if validations else "",
+        targets=str(validations[-1].get("targets_hash", validations[-1]["targets"]))
+        if validations
+        else "",
     )
 
 
@@ -149,8 +155,11 @@ def names_of(folders: Sequence[Path]) -> list[str]:
 
 def differences(runs: Sequence[TrainingCurves]) -> list[str]:
     """Reasons why the numbers of these runs are not comparable."""
-    tokenizers, targets = {run.tokenizer for run in runs}, {run.targets for run in runs if run.held_out}
-    found = ["the tokenizers differ, so losses are of different tokens"] if len(tokenizers) > 1 else []
+    tokenizers = {run.tokenizer for run in runs}
+    targets = {run.targets for run in runs if run.held_out}
+    found = (
+        ["the tokenizers differ, so losses are of different tokens"] if len(tokenizers) > 1 else []
+    )
     return found + (["held-out targets differ"] if len(targets) > 1 else [])
 
 
@@ -161,8 +170,12 @@ def write_csv(file: TextIO, runs: Sequence[TrainingCurves], share: float) -> Non
     for run in runs:
         by_step = {"loss": run.loss, "loss_smoothed": run.smoothed(share)[0], "lr": run.rate}
         for measure, values in by_step.items():
-            for step, tokens, attempt, value in zip(run.steps, run.tokens, run.attempts, values, strict=True):
-                writer.writerow([run.name, measure, "", step, f"{tokens:.0f}", attempt, f"{value:.10g}"])
+            for step, tokens, attempt, value in zip(
+                run.steps, run.tokens, run.attempts, values, strict=True
+            ):
+                writer.writerow(
+                    [run.name, measure, "", step, f"{tokens:.0f}", attempt, f"{value:.10g}"]
+                )
         marks: list[tuple[str, int | str, int, str]] = [
             *(
                 ("held_out", n, step, f"{nll:.10g}")
@@ -176,4 +189,6 @@ def write_csv(file: TextIO, runs: Sequence[TrainingCurves], share: float) -> Non
             *(("skipped", "", step, "") for step in run.skipped),
         ]
         for measure, length, step, value in marks:
-            writer.writerow([run.name, measure, length, step, f"{run.tokens_at(step):.0f}", "", value])
+            writer.writerow(
+                [run.name, measure, length, step, f"{run.tokens_at(step):.0f}", "", value]
+            )

@@ -30,7 +30,10 @@ def print_forecast(
     plans: Sequence[PlannedCell], texts: StudyTexts, folder: Path, jobs: int, console: Console
 ) -> None:
     """Print a table of all cells and one line about the remaining work."""
-    rows, left, n_left, is_partial = [], 0.0, 0, False
+    rows = []
+    left = 0.0
+    n_left = 0
+    is_partial = False
     for plan in plans:
         size, flops, missing = _forecast(plan, texts, folder)
         numbers = [
@@ -40,10 +43,16 @@ def print_forecast(
             f"{flops:.3g}",
         ]
         rows.append(
-            [plan.cell.index, plan.cell.id, *numbers, f"left: {', '.join(missing)}" if missing else "done"]
+            [
+                plan.cell.index,
+                plan.cell.id,
+                *numbers,
+                f"left: {', '.join(missing)}" if missing else "done",
+            ]
         )
         left += sum(cost or 0.0 for cost in missing.values())
-        n_left, is_partial = n_left + bool(missing), is_partial or None in missing.values()
+        n_left = n_left + bool(missing)
+        is_partial = is_partial or None in missing.values()
     count = counted(len(plans), "cell")
     console.table(f"{count} in {folder}", COLUMNS, rows)
     if not n_left:
@@ -55,7 +64,9 @@ def print_forecast(
         text += f", about {duration(left / rate / jobs)} at {rate / 1e9:.3g} GFLOP/s per job"
         text += f" with {counted(jobs, 'job')} ({source})"
     if is_partial:
-        text += "; not included: evaluations other than losses, or on corpora that are not prepared yet"
+        text += (
+            "; not included: evaluations other than losses, or on corpora that are not prepared yet"
+        )
     print(text)
 
 
@@ -83,12 +94,16 @@ def _forecast(
     vocabulary = _vocabulary(plan, texts.of_run(plan))
     with torch.device("meta"):
         model = make_model(plan.settings, vocabulary)
-    flops, checkpoint, record = flops_of(plan.settings, vocabulary), trained(plan), CellRecord(folder, plan)
+    flops = flops_of(plan.settings, vocabulary)
+    checkpoint = trained(plan)
+    record = CellRecord(folder, plan)
     missing = {}
     if checkpoint is None:
         done = max(steps_of(plan.run), default=0)
         name = f"training from step {done:,}" if done else "training"
-        missing[name] = flops * (1 - plan.settings.tokens_after(done) / plan.settings.trained_tokens)
+        missing[name] = flops * (
+            1 - plan.settings.tokens_after(done) / plan.settings.trained_tokens
+        )
     for evaluation in plan.evaluations:
         extra = texts.arguments(plan, evaluation)
         if checkpoint is None or not record.evaluated(evaluation, extra, checkpoint):
@@ -106,14 +121,18 @@ def _vocabulary(plan: PlannedCell, prepared: PreparedData | None) -> int:
 
 
 def _cost(
-    plan: PlannedCell, evaluation: PlannedEvaluation, prepared: PreparedData | None, model: Transformer
+    plan: PlannedCell,
+    evaluation: PlannedEvaluation,
+    prepared: PreparedData | None,
+    model: Transformer,
 ) -> float | None:
     """FLOPs of a loss evaluation; None for other evaluations and corpora that are not prepared."""
     settings = evaluation.settings
     if not isinstance(settings, EvaluationSettings) or prepared is None:
         return None
     store = prepared.valid if settings.split == "valid" else prepared.train
-    text, length = EvaluationText(store, settings.bos, prepared.tokenizer.bos_id), plan.settings.train_length
+    text = EvaluationText(store, settings.bos, prepared.tokenizer.bos_id)
+    length = plan.settings.train_length
     windows = make_plan(settings, text, store.hash, prepared.tokenizer.hash, length).windows
     limit = input_limit(plan.settings)
     reachable = [(n, w.n_inputs) for n, w in windows.items() if limit is None or n <= limit]

@@ -38,10 +38,14 @@ def cells_of(settings: StudySettings) -> list[GridCell]:
     return found
 
 
-def select_cells(cells: Sequence[GridCell], index: int | None, pattern: str | None) -> list[GridCell]:
+def select_cells(
+    cells: Sequence[GridCell], index: int | None, pattern: str | None
+) -> list[GridCell]:
     """The cell of that index, or the cells whose name matches the pattern; raises StudyError for none."""
     if index is not None and not 0 <= index < len(cells):
-        raise StudyError(f"--cell {index}: the cells are 0 to {len(cells) - 1}; --dry-run lists them")
+        raise StudyError(
+            f"--cell {index}: the cells are 0 to {len(cells) - 1}; --dry-run lists them"
+        )
     if index is not None:
         return [cells[index]]
     found = [cell for cell in cells if fnmatch.fnmatchcase(cell.id, pattern or "*")]

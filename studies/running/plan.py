@@ -67,7 +67,8 @@ class StudyPlanner:
 
     def plan(self, cells: Sequence[GridCell]) -> list[PlannedCell]:
         """Plans of all cells. Raises StudyError with every problem of every cell."""
-        plans, problems = [], CellProblems()
+        plans = []
+        problems = CellProblems()
         for cell in cells:
             try:
                 plans.append(self._cell(cell, problems))
@@ -114,9 +115,12 @@ class StudyPlanner:
                 f"evaluations.{primary}: {', '.join(map(str, sorted(measured)))}"
             )
 
-    def _evaluation(self, name: str, entry: EvaluationEntry, plan: PlannedCell) -> PlannedEvaluation:
+    def _evaluation(
+        self, name: str, entry: EvaluationEntry, plan: PlannedCell
+    ) -> PlannedEvaluation:
         kind = self.kind_of(entry.overrides)
-        fields, arguments = kind.settings_class.model_fields, [*entry.overrides, f"folder={name}"]
+        fields = kind.settings_class.model_fields
+        arguments = [*entry.overrides, f"folder={name}"]
         if "unreachable" in fields:  # all schemes use the targets of the longest length
             arguments.append("unreachable=dash")
         settings = load_settings(kind.settings_class, arguments)
@@ -126,7 +130,9 @@ class StudyPlanner:
             self._check_methods(settings.methods, plan.settings)
         length = plan.settings.train_length  # it is always evaluated, so targets must fit into it
         if getattr(settings, "protocol", "") == "fixed-targets" and settings.targets > length:
-            raise StudyError(f"targets={settings.targets} exceeds train_length={length}; decrease it")
+            raise StudyError(
+                f"targets={settings.targets} exceeds train_length={length}; decrease it"
+            )
         if entry.data is None:
             return PlannedEvaluation(name, tuple(arguments), settings)
         store = next((key for key in STORES if key in fields), None)
@@ -134,9 +140,13 @@ class StudyPlanner:
             raise StudyError(f"data: {kind.title.lower()} reads no corpus; remove the setting")
         return PlannedEvaluation(name, tuple(arguments), settings, _corpus(entry.data), store)
 
-    def _methods_of_variants(self, methods: list[str] | dict[str, list[str]], cell: GridCell) -> list[str]:
+    def _methods_of_variants(
+        self, methods: list[str] | dict[str, list[str]], cell: GridCell
+    ) -> list[str]:
         """The override that adds the methods of a scheme's variants to those of the evaluation."""
-        variants = [one for one in self.study.variants.values() if one.scheme == cell.axes.get(SCHEME)]
+        variants = [
+            one for one in self.study.variants.values() if one.scheme == cell.axes.get(SCHEME)
+        ]
         wanted = dict.fromkeys(one.method for one in variants if one.method != TRAINED)
         more = [method for method in wanted if method not in methods]
         if not more:

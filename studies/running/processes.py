@@ -94,7 +94,9 @@ def last_error(log: Path, status: int | None = None) -> str:
     """Why a command failed: its signal, else its last `error: ...` line, else its last line of output."""
     if status is not None and status < 0:
         name = signal.Signals(-status).name
-        return f"ended by {name}" + (" (possibly out of memory)" if -status == signal.SIGKILL else "")
+        return f"ended by {name}" + (
+            " (possibly out of memory)" if -status == signal.SIGKILL else ""
+        )
     lines = [line.strip() for line in tail(log).splitlines() if line.strip()]
     errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     return [*lines, *errors][-1] if lines else "no output"

@@ -14,8 +14,14 @@ from studies.running.plan import PlannedCell
 from studies.running.processes import tail
 from training.logging.console import Console, duration
 
-WAITING, BUSY, DONE, FAILED, STOPPED = "waiting", "locked by another process", "done", "failed", "stopped"
-TRAINING, EVALUATING = "training", "evaluating"  # the second is followed by the evaluation's name
+WAITING = "waiting"
+BUSY = "locked by another process"
+DONE = "done"
+FAILED = "failed"
+STOPPED = "stopped"
+# the second is followed by the evaluation's name
+TRAINING = "training"
+EVALUATING = "evaluating"
 ENDED = (DONE, FAILED, STOPPED)
 
 
@@ -32,7 +38,10 @@ class StudyProgress:
     with the time, and to the console."""
 
     def __init__(self, plans: list[PlannedCell], jobs: int, console: Console, journal: Path):
-        self.plans, self.jobs, self.console, self.journal = plans, jobs, console, journal
+        self.plans = plans
+        self.jobs = jobs
+        self.console = console
+        self.journal = journal
         self._states = {plan.cell.id: _CellState() for plan in plans}
         self._seconds: list[float] = []  # per cell that ran in this call
         self._lock = threading.Lock()
@@ -103,14 +112,17 @@ class StudyProgress:
 
 def _training(plan: PlannedCell) -> tuple[str, str, str, str]:
     """(step, loss, tokens/s, time left), read from the end of metrics.jsonl."""
-    step, loss, rate = 0, "", 0.0
+    step = 0
+    loss = ""
+    rate = 0.0
     for line in tail(plan.run / "metrics.jsonl").splitlines()[1:]:
         try:
             found = json.loads(line)
         except ValueError:
             continue  # an incomplete line
         if found.get("kind") == "train":
-            step, loss = found["step"], f"{found['loss']:.4f}"
+            step = found["step"]
+            loss = f"{found['loss']:.4f}"
             rate = found.get("tokens_per_second") or rate
     done = f"{step}/{plan.settings.steps}"
     if not rate:
@@ -120,5 +132,7 @@ def _training(plan: PlannedCell) -> tuple[str, str, str, str]:
 
 
 def _last_line(log: Path | None) -> str:
-    lines = [line.strip() for line in tail(log, 2 << 10).splitlines() if line.strip()] if log else []
+    lines = (
+        [line.strip() for line in tail(log, 2 << 10).splitlines() if line.strip()] if log else []
+    )
     return lines[-1][:100] if lines else ""

@@ -36,7 +36,8 @@ FREE = {
     "memory",
 }  # evaluation settings that do not change the results
 VOLATILE = ("command", "finished", "timing")  # keys of evaluation results that differ between calls
-SAME_BATCHES = ("seed", "train_length", "batch_size", "tokens", "data_hash")  # equal: the same batches
+# equal: the same batches
+SAME_BATCHES = ("seed", "train_length", "batch_size", "tokens", "data_hash")
 
 
 def trained(plan: PlannedCell) -> Checkpoint | None:
@@ -51,7 +52,8 @@ class CellRecord:
     """The file cells/<cell>.json."""
 
     def __init__(self, folder: Path, plan: PlannedCell):
-        self.plan, self.file = plan, folder / "cells" / f"{plan.cell.id}.json"
+        self.plan = plan
+        self.file = folder / "cells" / f"{plan.cell.id}.json"
         known = read_object(self.file) if self.file.is_file() else {}
         self.finished: dict[str, dict] = known.get("finished", {})
         self.seconds: dict[str, float] = known.get("seconds", {})
@@ -60,10 +62,13 @@ class CellRecord:
     def _results(self, name: str) -> Path:
         return self.plan.run / "evaluation" / name / "results.json"
 
-    def evaluated(self, evaluation: PlannedEvaluation, extra: list[str], checkpoint: Checkpoint) -> bool:
+    def evaluated(
+        self, evaluation: PlannedEvaluation, extra: list[str], checkpoint: Checkpoint
+    ) -> bool:
         """Whether intact results of this checkpoint under these settings exist. `extra`: arguments of
         evaluate.py besides the evaluation's own."""
-        known, results = self.finished.get(evaluation.name), self._results(evaluation.name)
+        known = self.finished.get(evaluation.name)
+        results = self._results(evaluation.name)
         done = (
             known is not None
             and known["identity"] == _identity(evaluation, extra, checkpoint)
@@ -73,7 +78,9 @@ class CellRecord:
         self._current |= {evaluation.name} if done else set()
         return done
 
-    def mark_evaluated(self, evaluation: PlannedEvaluation, extra: list[str], checkpoint: Checkpoint) -> None:
+    def mark_evaluated(
+        self, evaluation: PlannedEvaluation, extra: list[str], checkpoint: Checkpoint
+    ) -> None:
         self._current.add(evaluation.name)
         self.finished[evaluation.name] = {
             "identity": _identity(evaluation, extra, checkpoint),
@@ -92,7 +99,9 @@ class CellRecord:
         write_json(self.file, state)
 
     def _evaluation(self, name: str) -> dict:
-        found = {k: value for k, value in read_object(self._results(name)).items() if k not in VOLATILE}
+        found = {
+            k: value for k, value in read_object(self._results(name)).items() if k not in VOLATILE
+        }
         if "checkpoint" in found:  # an absolute path
             found["checkpoint"] = f"runs/{self.plan.cell.id}"
         return found
@@ -100,7 +109,12 @@ class CellRecord:
 
 def pending(plan: PlannedCell) -> dict[str, Any]:
     """The entry of a cell that has not been started."""
-    entry: dict[str, Any] = {"id": plan.cell.id, "axes": plan.cell.axes, "status": "pending", "error": None}
+    entry: dict[str, Any] = {
+        "id": plan.cell.id,
+        "axes": plan.cell.axes,
+        "status": "pending",
+        "error": None,
+    }
     return entry | {"training": None, "timing": {}, "evaluations": {}}
 
 
@@ -111,10 +125,12 @@ def _identity(evaluation: PlannedEvaluation, extra: list[str], checkpoint: Check
 
 def _training(plan: PlannedCell, checkpoint: Checkpoint) -> tuple[dict, dict]:
     """(results of training, timing): only the second depends on the machine."""
-    settings, about = plan.settings, read_object(plan.run / MANIFEST)
+    settings = plan.settings
+    about = read_object(plan.run / MANIFEST)
     lines = read_metrics(plan.run / "metrics.jsonl")
     steps = [line for line in lines if line["kind"] == "train"]
-    tokens, flops = settings.trained_tokens, flops_of(settings, about["vocab_size"])
+    tokens = settings.trained_tokens
+    flops = flops_of(settings, about["vocab_size"])
     orders = [line.get("data") for line in steps]
     order = hashlib.sha256(json.dumps(orders).encode()).hexdigest()
     training = {
@@ -140,7 +156,8 @@ def _training(plan: PlannedCell, checkpoint: Checkpoint) -> tuple[dict, dict]:
     timing = {
         "seconds": tokens / rate if rate else None,
         "tokens_per_second": rate,
-        "peak_memory_bytes": max((line.get("peak_memory_bytes", 0) for line in lines), default=0) or None,
+        "peak_memory_bytes": max((line.get("peak_memory_bytes", 0) for line in lines), default=0)
+        or None,
         "machine": attempts[-1].get("machine"),
         "commit": attempts[-1].get("commit"),
         "attempts": len(attempts),
@@ -163,10 +180,13 @@ def _exposure(run: Path, step: int) -> dict | None:
 
 def flops_of(settings: RunSettings, vocab_size: int) -> float:
     """Training FLOPs of the whole run, summed over its stages."""
-    stages, total = stages_of(settings), 0.0
+    stages = stages_of(settings)
+    total = 0.0
     for stage, end in zip(stages, [*(s.start for s in stages[1:]), settings.steps], strict=True):
         with torch.device("meta"):
-            model = Transformer(stage.model, vocab_size, settings.train_length, settings.original_length)
+            model = Transformer(
+                stage.model, vocab_size, settings.train_length, settings.original_length
+            )
         tokens = settings.tokens_after(end) - settings.tokens_after(stage.start)
         total += tokens * float(model.flops_per_token(stage.length))
     return total
@@ -176,7 +196,9 @@ def gather(study: StudySettings, name: str, folder: Path, plans: Sequence[Planne
     """Write results.json from the files of the cells, and return it. Apart from `timing` it depends on the
     training runs only."""
     files = [(plan, folder / "cells" / f"{plan.cell.id}.json") for plan in plans]
-    entries = [read_object(file)["entry"] if file.is_file() else pending(plan) for plan, file in files]
+    entries = [
+        read_object(file)["entry"] if file.is_file() else pending(plan) for plan, file in files
+    ]
     results = {
         "format": 1,
         "name": name,

@@ -19,7 +19,16 @@ from data.files import locked
 from errors import StudyError, TrainingError
 from studies.running.plan import USER_ERRORS, PlannedCell
 from studies.running.processes import CommandRunner, last_error
-from studies.running.progress import BUSY, DONE, EVALUATING, FAILED, STOPPED, TRAINING, WAITING, StudyProgress
+from studies.running.progress import (
+    BUSY,
+    DONE,
+    EVALUATING,
+    FAILED,
+    STOPPED,
+    TRAINING,
+    WAITING,
+    StudyProgress,
+)
 from studies.running.records import CellRecord, trained
 from studies.running.texts import StudyTexts
 from training.run.directory import is_run, locked_run
@@ -52,7 +61,10 @@ class StudyRunner:
         progress: StudyProgress,
         options: Namespace,
     ):
-        self.folder, self.texts, self.progress, self.options = folder, texts, progress, options
+        self.folder = folder
+        self.texts = texts
+        self.progress = progress
+        self.options = options
         self._commands = CommandRunner()
         self._queue = list(plans)
         self._lock = threading.Lock()
@@ -93,7 +105,8 @@ class StudyRunner:
 
     def _work(self, slot: int) -> None:
         while (plan := self._next()) is not None:
-            start, worked = time.monotonic(), False
+            start = time.monotonic()
+            worked = False
             try:
                 worked = self._cell(plan, slot)
             except USER_ERRORS as error:  # such as a full disk
@@ -122,7 +135,9 @@ class StudyRunner:
 
     def _cell(self, plan: PlannedCell, slot: int) -> bool:
         """Train and evaluate one cell; False if everything was done before."""
-        record, checkpoint, errors = CellRecord(self.folder, plan), trained(plan), []
+        record = CellRecord(self.folder, plan)
+        checkpoint = trained(plan)
+        errors = []
         worked = checkpoint is None
         if checkpoint is None and self.options.no_training:
             self.progress.set(plan, WAITING)
@@ -142,7 +157,8 @@ class StudyRunner:
             extra = self.texts.arguments(plan, evaluation)
             if record.evaluated(evaluation, extra, checkpoint) and not self.options.evaluate_again:
                 continue
-            worked, phase = True, f"{EVALUATING} {evaluation.name}"
+            worked = True
+            phase = f"{EVALUATING} {evaluation.name}"
             arguments = ["evaluate.py", str(plan.run), *evaluation.arguments, *extra]
             if error := self._command(plan, phase, evaluation.name, arguments, slot, record):
                 errors.append(error)
@@ -151,7 +167,9 @@ class StudyRunner:
                 record.mark_evaluated(evaluation, extra, checkpoint)
             record.save("pending", None, checkpoint)
         if self._commands.stopping.is_set() and missing:
-            status, phase, errors = "pending", STOPPED, []
+            status = "pending"
+            phase = STOPPED
+            errors = []
         else:
             status, phase = ("failed", FAILED) if errors else ("done", DONE)
         text = "; ".join(errors)
@@ -160,14 +178,22 @@ class StudyRunner:
         return worked
 
     def _command(
-        self, plan: PlannedCell, phase: str, name: str, arguments: list[str], slot: int, record: CellRecord
+        self,
+        plan: PlannedCell,
+        phase: str,
+        name: str,
+        arguments: list[str],
+        slot: int,
+        record: CellRecord,
     ) -> str:
         """Run a script with arguments; the error, '' on success."""
-        log, start = self.folder / "logs" / plan.cell.id / f"{name}.log", time.monotonic()
+        log = self.folder / "logs" / plan.cell.id / f"{name}.log"
+        start = time.monotonic()
         self.progress.set(plan, phase, log=log)
         command = [str(ROOT / arguments[0]), *arguments[1:]]
         status = self._commands.run(command, log, environment(slot, self.options.jobs))
-        before = record.seconds.get(name, 0.0) if phase == TRAINING else 0.0  # of interrupted attempts
+        # of interrupted attempts
+        before = record.seconds.get(name, 0.0) if phase == TRAINING else 0.0
         record.seconds[name] = round(before + time.monotonic() - start, 1)
         if status == 0:
             return ""

@@ -23,7 +23,11 @@ exec {command} --cell "$SLURM_ARRAY_TASK_ID"
 
 
 def write_array(
-    folder: Path, name: str, cells: Sequence[GridCell], command: Sequence[str], options: Sequence[str]
+    folder: Path,
+    name: str,
+    cells: Sequence[GridCell],
+    command: Sequence[str],
+    options: Sequence[str],
 ) -> Path:
     """Write `folder`/slurm.sh: one task per cell, each `command --cell INDEX`. `options` are sbatch options
     such as `--partition=gpu`."""
@@ -43,7 +47,9 @@ def write_array(
 def indices(numbers: Sequence[int]) -> str:
     """`0-3,7` for 0, 1, 2, 3, 7."""
     parts = []
-    for _, group in itertools.groupby(enumerate(sorted(numbers)), key=lambda pair: pair[1] - pair[0]):
+    for _, group in itertools.groupby(
+        enumerate(sorted(numbers)), key=lambda pair: pair[1] - pair[0]
+    ):
         run = [number for _, number in group]
         parts.append(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}")
     return ",".join(parts)

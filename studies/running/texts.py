@@ -21,16 +21,20 @@ class StudyTexts:
     """Prepared corpora by their settings, each opened once. `make`: prepare those that are missing."""
 
     def __init__(self, console: Any, make: bool = True):
-        self.console, self.make = console, make
+        self.console = console
+        self.make = make
         self._open: dict[str, PreparedData | None] = {}
 
     def of_run(self, plan: PlannedCell) -> PreparedData | None:
         """The training corpus of a cell; None if it is not prepared and `make` is false."""
         return self._prepared(plan.settings.data)
 
-    def of_evaluation(self, plan: PlannedCell, evaluation: PlannedEvaluation) -> PreparedData | None:
+    def of_evaluation(
+        self, plan: PlannedCell, evaluation: PlannedEvaluation
+    ) -> PreparedData | None:
         """The corpus of an evaluation: its own, or else the run's."""
-        own, data = self.of_run(plan), evaluation.data
+        own = self.of_run(plan)
+        data = evaluation.data
         if data is None or own is None:
             return own
         tokenizer = saved_settings(own.folder / "tokenizer")
@@ -52,7 +56,8 @@ class StudyTexts:
 
     def check(self, plans: Sequence[PlannedCell]) -> None:
         """Prepare all corpora; raises StudyError with every problem of every cell."""
-        problems, drawn = CellProblems(), {}
+        problems = CellProblems()
+        drawn = {}
         for plan in plans:
             try:
                 own = self.of_run(plan)
@@ -75,11 +80,15 @@ class StudyTexts:
                     problems.add(plan.cell, f"evaluations.{evaluation.name}: {error}")
         problems.raise_any(len(plans))
 
-    def _check_targets(self, plan: PlannedCell, evaluation: PlannedEvaluation, drawn: dict[str, str]) -> None:
+    def _check_targets(
+        self, plan: PlannedCell, evaluation: PlannedEvaluation, drawn: dict[str, str]
+    ) -> None:
         """Choose targets as evaluate.py will; fails if documents are too few, too short or in the training
         data."""
-        settings, own = evaluation.settings, self.of_run(plan)
-        prepared, length = self.of_evaluation(plan, evaluation), plan.settings.train_length
+        settings = evaluation.settings
+        own = self.of_run(plan)
+        prepared = self.of_evaluation(plan, evaluation)
+        length = plan.settings.train_length
         if prepared is None or own is None or not isinstance(settings, EvaluationSettings):
             return
         key = f"{prepared.folder}|{own.folder}|{length}|{settings.model_dump_json(exclude={'methods'})}"
@@ -89,7 +98,9 @@ class StudyTexts:
             how = {"cache": own.folder / "overlaps", "console": self.console}
             others = [other.train for other in own.others]
             try:
-                choose_targets(settings, store, own.train, prepared.tokenizer, length, earlier=others, **how)
+                choose_targets(
+                    settings, store, own.train, prepared.tokenizer, length, earlier=others, **how
+                )
             except USER_ERRORS as error:
                 drawn[key] = str(error)
         if drawn[key]:

@@ -7,8 +7,31 @@ import pytest
 
 from data import DataSettings
 
-WORDS = ["position", "window", "token", "model", "order", "document", "length", "scheme", "table", "cache"]
-WORDS += ["query", "value", "rotate", "angle", "shard", "batch", "epoch", "train", "valid", "space", "number"]
+WORDS = [
+    "position",
+    "window",
+    "token",
+    "model",
+    "order",
+    "document",
+    "length",
+    "scheme",
+    "table",
+    "cache",
+]
+WORDS += [
+    "query",
+    "value",
+    "rotate",
+    "angle",
+    "shard",
+    "batch",
+    "epoch",
+    "train",
+    "valid",
+    "space",
+    "number",
+]
 WORDS += ["line", "reader", "return", "import", "class", "def", "while", "yield", "lambda"]
 
 

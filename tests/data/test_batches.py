@@ -24,7 +24,9 @@ def make_store(lengths: list[int], shards: int = 3) -> TokenStore:
     entries = []
     for shard, group in enumerate(np.array_split(np.arange(len(lengths)), shards)):
         documents = (
-            EncodedDocument(f"doc{d}", None, 1000 * (d + 1) + np.arange(lengths[d]), 2 * lengths[d], int(d))
+            EncodedDocument(
+                f"doc{d}", None, 1000 * (d + 1) + np.arange(lengths[d]), 2 * lengths[d], int(d)
+            )
             for d in group
         )
         entry = write_shard(folder, f"{shard:05d}", DTYPE, documents)
@@ -45,7 +47,9 @@ def line_of(batches: BatchSampler, epoch: int) -> np.ndarray:
     return batches._stream(0, epoch).read(0, batches.texts[0].store.n_tokens)
 
 
-stores = st.lists(st.integers(1, 40), min_size=2, max_size=9).filter(lambda lengths: sum(lengths) > 30)
+stores = st.lists(st.integers(1, 40), min_size=2, max_size=9).filter(
+    lambda lengths: sum(lengths) > 30
+)
 
 
 @hypothesis_settings(max_examples=15, deadline=None)
@@ -67,13 +71,17 @@ def test_windows_cover_each_epoch_once(lengths, train_length, batch_size, seed, 
         rows += batches.batch(step).tokens.tolist()
     for epoch in (0, 1):
         line = line_of(batches, epoch)
-        assert sorted(line) == sorted(1000 * (d + 1) + t for d, m in enumerate(lengths) for t in range(m))
+        assert sorted(line) == sorted(
+            1000 * (d + 1) + t for d, m in enumerate(lengths) for t in range(m)
+        )
         expected = [line[w * train_length : (w + 1) * train_length].tolist() for w in range(n)]
         assert sorted(rows[epoch * n : (epoch + 1) * n]) == sorted(expected)
 
 
 @hypothesis_settings(max_examples=15, deadline=None)
-@given(stores, st.integers(2, 13), st.integers(0, 40), st.sampled_from(["concat", "intra_document"]))
+@given(
+    stores, st.integers(2, 13), st.integers(0, 40), st.sampled_from(["concat", "intra_document"])
+)
 def test_ranks_split_the_same_step(lengths, train_length, step, packing):
     store = make_store(lengths)
 
@@ -85,7 +93,9 @@ def test_ranks_split_the_same_step(lengths, train_length, step, packing):
         # Other objects, asked in another order, as after a resume on another machine.
         parts = [fresh().batch(step, rank, world) for rank in reversed(range(world))][::-1]
         for name in ("tokens", "targets"):
-            assert torch.equal(torch.cat([getattr(part, name) for part in parts]), getattr(whole, name))
+            assert torch.equal(
+                torch.cat([getattr(part, name) for part in parts]), getattr(whole, name)
+            )
         if packing == "intra_document":
             assert torch.equal(torch.cat([part.document for part in parts]), whole.document)
         assert {part.n_targets for part in parts} == {whole.n_targets}
@@ -133,9 +143,12 @@ def test_seeds_and_epochs_differ():
         batches = BatchSampler(store, [Segment(5, 4)], packing="concat", seed=seed)
         return [batches.batch(step).hash for step in steps]
 
-    epoch = -(-BatchSampler(store, [Segment(5, 4)], packing="concat", seed=1).windows_per_epoch(5) // 4)
+    epoch = -(
+        -BatchSampler(store, [Segment(5, 4)], packing="concat", seed=1).windows_per_epoch(5) // 4
+    )
     whole = BatchSampler(store, [Segment(5, 4)], packing="concat", seed=1)
-    assert line_of(whole, 0).tolist() != line_of(whole, 1).tolist()  # documents stand in another order too
+    # documents stand in another order too
+    assert line_of(whole, 0).tolist() != line_of(whole, 1).tolist()
     assert order(1, range(epoch)) == order(1, range(epoch))
     assert order(1, range(epoch)) != order(2, range(epoch))
     assert not set(order(1, range(epoch - 1))) & set(order(1, range(epoch, 2 * epoch - 1)))
@@ -144,9 +157,9 @@ def test_seeds_and_epochs_differ():
 def test_golden_order():
     """Runs are resumed over years: the order may not change with a library or by accident."""
     assert permuted(np.arange(10), 10, 3, 0, "windows").tolist() == [5, 9, 3, 6, 8, 0, 1, 4, 7, 2]
-    batch = BatchSampler(make_store([5, 7, 11, 3]), [Segment(6, 2)], packing="intra_document", seed=4).batch(
-        1
-    )
+    batch = BatchSampler(
+        make_store([5, 7, 11, 3]), [Segment(6, 2)], packing="intra_document", seed=4
+    ).batch(1)
     assert batch.hash == "41888da50c236c72"
 
 
@@ -176,7 +189,9 @@ def test_fraction_of_truncated_documents():
     batches = BatchSampler(make_store([4, 4, 4, 4]), [Segment(3, 1)], packing="concat", seed=0)
     assert batches.cut_share(3) == 1
     # By hand, in slots of 8, two windows of 3 and a rest: 0-2 and 3-5 are whole, 6-8 and 9-11 are cut.
-    staged = BatchSampler(make_store([3] * 4), [Segment(8, 1, 1), Segment(3, 1)], packing="concat", seed=0)
+    staged = BatchSampler(
+        make_store([3] * 4), [Segment(8, 1, 1), Segment(3, 1)], packing="concat", seed=0
+    )
     assert staged.cut_share(3) == 0.5
 
 
@@ -190,16 +205,23 @@ def test_invalid_requests():
         BatchSampler(store, [Segment(5, 6)], packing="loose", seed=0)
 
 
-plans = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 5), st.integers(1, 7)), min_size=2, max_size=5)
+plans = st.lists(
+    st.tuples(st.integers(1, 9), st.integers(1, 5), st.integers(1, 7)), min_size=2, max_size=5
+)
 
 
 @hypothesis_settings(max_examples=25, deadline=None)
 @given(stores, plans, st.integers(0, 99))
 def test_tokens_are_unique_within_an_epoch(lengths, plan, seed):
-    batches = BatchSampler(make_store(lengths), [Segment(*p) for p in plan], packing="concat", seed=seed)
-    steps, seen = sum(p[2] for p in plan), {}
+    batches = BatchSampler(
+        make_store(lengths), [Segment(*p) for p in plan], packing="concat", seed=seed
+    )
+    steps = sum(p[2] for p in plan)
+    seen = {}
     for step in range(steps + 3):  # the last portion goes on
-        expected = next((p for i, p in enumerate(plan) if step < sum(q[2] for q in plan[: i + 1])), plan[-1])
+        expected = next(
+            (p for i, p in enumerate(plan) if step < sum(q[2] for q in plan[: i + 1])), plan[-1]
+        )
         (windows,) = batches.windows(step, step + 1)
         tokens = batches.batch(step).tokens
         assert tokens.shape == (expected[1], expected[0])
@@ -210,8 +232,10 @@ def test_tokens_are_unique_within_an_epoch(lengths, plan, seed):
     for epoch in epochs:
         assert len(set(seen[epoch])) == len(seen[epoch])
     slot = max(p[0] for p in plan)  # of so short a line
-    rest, n_slots = max(slot % p[0] for p in plan), (sum(lengths) - 1) // slot
-    for epoch in epochs[:-2]:  # whole ones: ends of the line, of slots, and of what edges of portions cut
+    rest = max(slot % p[0] for p in plan)
+    n_slots = (sum(lengths) - 1) // slot
+    # whole ones: ends of the line, of slots, and of what edges of portions cut
+    for epoch in epochs[:-2]:
         assert sum(lengths) - len(seen[epoch]) <= slot + n_slots * rest + (len(plan) - 1) * slot
     whole = sum(len(rows) for rows in seen.values())
     assert batches.passes(steps + 3) == [whole / (sum(lengths) - 1)]
@@ -239,7 +263,9 @@ def test_stages_keep_order_before_boundary_with_random_access():
         assert fresh.batch(step).hash == hashes[step]
         if staged.plan.at(step).batch_size == 3:
             parts = [fresh.batch(step, rank, 3) for rank in range(3)]
-            assert torch.equal(torch.cat([part.tokens for part in parts]), staged.batch(step).tokens)
+            assert torch.equal(
+                torch.cat([part.tokens for part in parts]), staged.batch(step).tokens
+            )
     assert hashes[6:8] != [
         BatchSampler(store, plan, packing="intra_document", seed=6).batch(s).hash for s in (6, 7)
     ]
@@ -248,7 +274,10 @@ def test_stages_keep_order_before_boundary_with_random_access():
 def test_third_stage_continues_after_second():
     """In slots of 7: four windows of 5, two of 7, then windows of 3, two of a slot, all of one line."""
     batches = BatchSampler(
-        make_store([50, 31]), [Segment(5, 4, 1), Segment(7, 2, 1), Segment(3, 5)], packing="concat", seed=1
+        make_store([50, 31]),
+        [Segment(5, 4, 1), Segment(7, 2, 1), Segment(3, 5)],
+        packing="concat",
+        seed=1,
     )
     starts = [windows.start.tolist() for windows in batches.windows(0, 4)]
     slots = (7 * permuted(np.arange(11), 11, 1, 0, "windows")).tolist()

@@ -9,7 +9,14 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from data.hashing import mixed
-from data.preparation.duplicates import BLOCK, TOGETHER, DuplicateMatch, ShingleIndex, shingles, words
+from data.preparation.duplicates import (
+    BLOCK,
+    TOGETHER,
+    DuplicateMatch,
+    ShingleIndex,
+    shingles,
+    words,
+)
 
 RNG = random.Random(8)
 VOCABULARY = ["".join(RNG.choices("abcdefgh", k=RNG.randrange(2, 9))) for _ in range(500)]
@@ -46,7 +53,10 @@ def test_words_are_independent_of_separators(parts, gap):
 def test_chinese_characters_are_words():
     hashes, cjk = words("天下大势，分久必合")
     assert cjk and len(hashes) == 9  # the full-width comma is a character like the others
-    assert hashes[0] == words("abc 天")[0][1] and words("abc天d")[0].tolist() == words("abc 天 d")[0].tolist()
+    assert (
+        hashes[0] == words("abc 天")[0][1]
+        and words("abc天d")[0].tolist() == words("abc 天 d")[0].tolist()
+    )
     assert not words("mostly latin text 天")[1]
 
 
@@ -122,6 +132,7 @@ def test_long_text_is_processed_in_blocks(monkeypatch):
 
 def test_hashes_are_mixed_by_splitmix64():
     """Its first three numbers from the seed 0, as published with the generator."""
-    step, found = 0x9E3779B97F4A7C15, [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
+    step = 0x9E3779B97F4A7C15
+    found = [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
     states = np.array([k * step % 2**64 for k in (1, 2, 3)], dtype=np.uint64)
     assert mixed(states).tolist() == found

@@ -13,7 +13,13 @@ from hypothesis import strategies as st
 
 from data import BatchSampler, DataError, TokenStore
 from data.sampling import exposure as module
-from data.sampling.exposure import Exposure, ExposureLedger, ExposureRule, read_exposure, write_exposure
+from data.sampling.exposure import (
+    Exposure,
+    ExposureLedger,
+    ExposureRule,
+    read_exposure,
+    write_exposure,
+)
 from data.sampling.random_positions import (
     CapePositions,
     OffsetPositions,
@@ -32,7 +38,13 @@ SAMPLERS = {
     "cape": CapePositions(global_shift=4, local_shift=0.4, scale=1.5, center=True),
     "pose": PosePositions(target=29),
 }
-RULES = [ExposureRule(), ExposureRule(3), ExposureRule(3, 2), ExposureRule(1, 40), ExposureRule(50, 2)]
+RULES = [
+    ExposureRule(),
+    ExposureRule(3),
+    ExposureRule(3, 2),
+    ExposureRule(1, 40),
+    ExposureRule(50, 2),
+]
 
 
 @pytest.fixture(scope="module")
@@ -44,18 +56,32 @@ def stored(lengths: list[int], folder: Path) -> TokenStore:
     documents = (EncodedDocument(f"d{d}", None, np.arange(n), n, d) for d, n in enumerate(lengths))
     entry = write_shard(folder, "00000", np.dtype("<u2"), documents)
     write_manifest(
-        folder, np.dtype("<u2"), [entry], tokenizer="t", has_bos=False, has_eos=False, source={"name": "test"}
+        folder,
+        np.dtype("<u2"),
+        [entry],
+        tokenizer="t",
+        has_bos=False,
+        has_eos=False,
+        source={"name": "test"},
     )
     return TokenStore(folder)
 
 
-def batches_of(store: TokenStore, packing: str, positions, *, length=13, batch=3, seed=4) -> BatchSampler:
-    return BatchSampler(store, [Segment(length, batch)], packing=packing, seed=seed, positions=positions)
+def batches_of(
+    store: TokenStore, packing: str, positions, *, length=13, batch=3, seed=4
+) -> BatchSampler:
+    return BatchSampler(
+        store, [Segment(length, batch)], packing=packing, seed=seed, positions=positions
+    )
 
 
-def by_loops(batches: BatchSampler, steps: range, rule: ExposureRule) -> tuple[Counter, Counter, int]:
+def by_loops(
+    batches: BatchSampler, steps: range, rule: ExposureRule
+) -> tuple[Counter, Counter, int]:
     """Positions, distances and tokens counted one by one from batches as training gets them."""
-    positions, distances, tokens = Counter(), Counter(), 0
+    positions = Counter()
+    distances = Counter()
+    tokens = 0
     for step in steps:
         batch = batches.batch(step)
         rows, length = batch.tokens.shape
@@ -109,7 +135,9 @@ def test_counts_match_loops_over_batches(store, packing, name, rule):
 def test_packed_documents_of_any_lengths(lengths, length, batch, steps, seed):
     with tempfile.TemporaryDirectory() as folder:
         store = stored(lengths, Path(folder))
-        batches = batches_of(store, "intra_document", PlainPositions(), length=length, batch=batch, seed=seed)
+        batches = batches_of(
+            store, "intra_document", PlainPositions(), length=length, batch=batch, seed=seed
+        )
         found = ExposureLedger(batches, steps).upto(steps)
         assert as_counters(found) == by_loops(batches, range(steps), ExposureRule())
 
@@ -147,14 +175,18 @@ def test_lengths_may_change_during_training(store, packing, name):
 def test_fraction_of_steps(store, name, stride, monkeypatch):
     """2 steps of 3 windows of 5 tokens: 30 positions where steps are of one, else 15 pairs a window."""
     monkeypatch.setattr(module, "COUNTED", 10)
-    assert ExposureLedger(batches_of(store, "concat", SAMPLERS[name], length=5, batch=3), 2).stride == stride
+    assert (
+        ExposureLedger(batches_of(store, "concat", SAMPLERS[name], length=5, batch=3), 2).stride
+        == stride
+    )
 
 
 @pytest.mark.parametrize(
     "name", ["pose", *(pytest.param(name, marks=pytest.mark.slow) for name in ("offset", "subset"))]
 )
 def test_long_runs_are_estimated_from_sampled_steps(store, name, monkeypatch):
-    batches, steps = batches_of(store, "concat", SAMPLERS[name]), 600
+    batches = batches_of(store, "concat", SAMPLERS[name])
+    steps = 600
     whole = ExposureLedger(batches, steps).upto(steps)
     monkeypatch.setattr(module, "COUNTED", 4000)
     ledger = ExposureLedger(batches, steps)
@@ -176,10 +208,14 @@ def test_long_runs_are_estimated_from_sampled_steps(store, name, monkeypatch):
 
 def test_consecutive_trainings(store):
     first = ExposureLedger(batches_of(store, "concat", SAMPLERS["cape"]), 3).upto(3)
-    second = ExposureLedger(batches_of(store, "intra_document", PlainPositions(), length=20), 2).upto(2)
+    second = ExposureLedger(
+        batches_of(store, "intra_document", PlainPositions(), length=20), 2
+    ).upto(2)
     assert first.first < 0
     both = as_counters(first + second)
-    assert both == tuple(a + b for a, b in zip(as_counters(first), as_counters(second), strict=True))
+    assert both == tuple(
+        a + b for a, b in zip(as_counters(first), as_counters(second), strict=True)
+    )
     assert as_counters(second + first) == both and (first + second).steps == 5
 
 

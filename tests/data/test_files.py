@@ -30,7 +30,11 @@ def test_array_size_mismatch_names_file(tmp_path):
     draft.symlink_to("/dev/full")
     with pytest.raises(OSError) as error:
         save_array(file, np.arange(100_000))
-    assert error.value.errno == errno.ENOSPC and error.value.filename == str(file) and not file.exists()
+    assert (
+        error.value.errno == errno.ENOSPC
+        and error.value.filename == str(file)
+        and not file.exists()
+    )
 
 
 def test_lock_is_exclusive_unless_shared(tmp_path):

@@ -26,9 +26,12 @@ from training.run.directory import locked_run
 @pytest.fixture(params=["jsonl", pytest.param("hub", marks=pytest.mark.slow)])
 def grouped(request, tmp_path) -> DataSettings:
     """90 documents in one file of records, read whole or streamed, in groups of 30 kB."""
-    rng, file = random.Random(3), tmp_path / "records.jsonl"
+    rng = random.Random(3)
+    file = tmp_path / "records.jsonl"
     file.write_text(
-        "".join(json.dumps({"text": make_text(rng, rng.randrange(20, 200))}) + "\n" for _ in range(90))
+        "".join(
+            json.dumps({"text": make_text(rng, rng.randrange(20, 200))}) + "\n" for _ in range(90)
+        )
     )
     if request.param == "hub":
         pytest.importorskip("datasets")
@@ -48,7 +51,10 @@ def grouped(request, tmp_path) -> DataSettings:
 
 def batches_of(groups: TextGroups) -> BatchSampler:
     return BatchSampler(
-        [TrainingText(groups.first.train, groups=groups)], [Segment(64, 16)], packing="concat", seed=5
+        [TrainingText(groups.first.train, groups=groups)],
+        [Segment(64, 16)],
+        packing="concat",
+        seed=5,
     )
 
 
@@ -69,7 +75,9 @@ def test_groups_are_read_in_order_once(grouped):
     assert len({groups.store(line).manifest["tokenizer"] for line in range(len(folders))}) == 1
     # Everything sealed before: the same order, at any step alone; past the last group all come again.
     later = TextGroups(grouped, prepare(grouped, workers=1))
-    assert [batches_of(later).batch(step).hash for step in (69, 3, 31)] == [hashes[s] for s in (69, 3, 31)]
+    assert [batches_of(later).batch(step).hash for step in (69, 3, 31)] == [
+        hashes[s] for s in (69, 3, 31)
+    ]
     assert later.store(len(folders)).hash == later.store(0).hash
     later.check(used)
     with pytest.raises(DataError, match=r"group 1 of .* has changed"):
@@ -118,17 +126,22 @@ def test_size_limit_ends_groups(grouped):
     groups.prepare_rest(NullConsole())
     listed = json.loads(groups.list.read_text())
     assert listed["complete"] and len(listed["folders"]) == 2
-    total = sum(groups.store(line).bytes.sum() for line in range(2)) + groups.first.valid.bytes.sum()
+    total = (
+        sum(groups.store(line).bytes.sum() for line in range(2)) + groups.first.valid.bytes.sum()
+    )
     assert 43_000 < total < 48_000
 
 
-@pytest.mark.parametrize("number", [errno.ENOLCK, pytest.param(errno.EOPNOTSUPP, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "number", [errno.ENOLCK, pytest.param(errno.EOPNOTSUPP, marks=pytest.mark.slow)]
+)
 def test_file_system_without_locks_warns_once(settings, tmp_path, monkeypatch, number):
     def refuse(*_: object) -> None:
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(data.files.fcntl, "flock", refuse)
-    grouped, console = settings.model_copy(update={"group_bytes": 20_000}), Listener()
+    grouped = settings.model_copy(update={"group_bytes": 20_000})
+    console = Listener()
     groups = TextGroups(grouped, prepare(grouped, console, workers=1))
     assert sum("without locks" in line for line in console.lines) == 1
     monkeypatch.setattr(data.preparation.groups, "PATIENCE", 0.2)
@@ -144,12 +157,15 @@ def test_streams_of_a_step_are_known_in_advance(settings, monkeypatch):
     settings = settings.model_copy(update={"group_bytes": 25_000})
     groups = TextGroups(settings, prepare(settings, workers=1))
     batches = batches_of(groups)
-    monkeypatch.setattr(data.preparation.groups, "PATIENCE", -1)  # waiting for a stream raises an error
+    # waiting for a stream raises an error
+    monkeypatch.setattr(data.preparation.groups, "PATIENCE", -1)
     early = [batches.is_within(step, 0) for step in range(40)]
     assert early[0] and not early[-1] and not groups.is_ready(1)
     groups.prepare_rest(Listener())
     assert groups.is_ready(1) and groups.is_ready(99)
-    last = [max(int(part.epoch.max()) for part in batches.windows(step, step + 1)) for step in range(40)]
+    last = [
+        max(int(part.epoch.max()) for part in batches.windows(step, step + 1)) for step in range(40)
+    ]
     assert early == [stream == 0 for stream in last]
     for step in (0, 7, 19, 39):
         assert [batches.is_within(step, stream) for stream in range(9)] == [

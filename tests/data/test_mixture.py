@@ -11,7 +11,15 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from data import BatchSampler, DataError, DataSettings, check_texts, open_prepared, prepare, prepared_folder
+from data import (
+    BatchSampler,
+    DataError,
+    DataSettings,
+    check_texts,
+    open_prepared,
+    prepare,
+    prepared_folder,
+)
 from data.sampling.batches import TrainingText
 from data.sampling.mixture import MixturePattern
 from data.sampling.segments import Segment
@@ -34,7 +42,10 @@ def test_mixture_proportions_are_exact_to_one_sample(parts):
     for source, share in enumerate(shares):
         counted = np.concatenate([[0], np.cumsum(turns == source)])
         assert np.array_equal(pattern.before(source, n), counted)
-        assert all(abs(count - share * i) < 1 for i, count in zip(n.tolist(), counted.tolist(), strict=True))
+        assert all(
+            abs(count - share * i) < 1
+            for i, count in zip(n.tolist(), counted.tolist(), strict=True)
+        )
 
 
 def test_interleaving_pattern():
@@ -59,16 +70,22 @@ def test_sources_have_separate_epochs(packing):
 
     def fresh(seed: int = 3) -> BatchSampler:
         texts = [
-            TrainingText(s, share, f"t{i}") for i, (s, share) in enumerate(zip(stores, SHARES, strict=True))
+            TrainingText(s, share, f"t{i}")
+            for i, (s, share) in enumerate(zip(stores, SHARES, strict=True))
         ]
         return BatchSampler(texts, PLAN, packing=packing, seed=seed)
 
-    whole, seen, count = fresh(), {}, np.zeros(3)
+    whole = fresh()
+    seen = {}
+    count = np.zeros(3)
     hashes = []
     for step in range(18):
-        batch, (windows,) = whole.batch(step), whole.windows(step, step + 1)
+        batch = whole.batch(step)
+        (windows,) = whole.windows(step, step + 1)
         hashes.append(batch.hash)
-        rows = zip(batch.tokens.tolist(), windows.source.tolist(), windows.epoch.tolist(), strict=True)
+        rows = zip(
+            batch.tokens.tolist(), windows.source.tolist(), windows.epoch.tolist(), strict=True
+        )
         for tokens, source, epoch in rows:
             assert max(tokens) < 1000 * (len(LENGTHS[source]) + 1)
             seen.setdefault((source, epoch), []).extend(tokens)
@@ -88,7 +105,10 @@ def test_sources_have_separate_epochs(packing):
     assert fresh(4).batch(5).hash != hashes[5]
     with pytest.raises(DataError, match="fewer than the 28 of one window"):
         BatchSampler(
-            [TrainingText(stores[0]), TrainingText(stores[1])], [Segment(27, 1)], packing=packing, seed=0
+            [TrainingText(stores[0]), TrainingText(stores[1])],
+            [Segment(27, 1)],
+            packing=packing,
+            seed=0,
         )
 
 
@@ -100,22 +120,32 @@ def mixed(settings, corpus, tmp_path) -> DataSettings:
         (more / path.parent.name).mkdir(parents=True, exist_ok=True)
         (more / path.parent.name / f"copy-{path.name}").write_bytes(path.read_bytes())
     for i in range(3):
-        (more / f"own-{i}.txt").write_text(f"chapter {i}: " + " ".join(str(n * n) for n in range(200 + i)))
-    return changed(settings, mixture=[{"share": 0.2, "source": {"name": "files", "path": str(more)}}])
+        (more / f"own-{i}.txt").write_text(
+            f"chapter {i}: " + " ".join(str(n * n) for n in range(200 + i))
+        )
+    return changed(
+        settings, mixture=[{"share": 0.2, "source": {"name": "files", "path": str(more)}}]
+    )
 
 
 def test_additional_source_excludes_validation_text(mixed, settings):
     listener = Listener()
-    first, both = prepare(settings, workers=1), prepare(mixed, listener, workers=1)
+    first = prepare(settings, workers=1)
+    both = prepare(mixed, listener, workers=1)
     (table,) = listener.tables  # the second text alone, without the first one's held-out text
     assert [row[1:] for row in table[:1]] == [[f"{both.others[0].train.n_documents}"]]
-    assert both.folder == first.folder == prepared_folder(mixed) and both.train.hash == first.train.hash
+    assert (
+        both.folder == first.folder == prepared_folder(mixed)
+        and both.train.hash == first.train.hash
+    )
     (other,) = both.others
     assert other.tokenizer.hash == first.tokenizer.hash
     names = set(other.train.names)
     assert {f"own-{i}.txt" for i in range(3)} <= names
     held = {Path(name).name for name in first.valid.names}
-    assert len(held) == 7 and not any(f"copy-{name}" in {Path(n).name for n in names} for name in held)
+    assert len(held) == 7 and not any(
+        f"copy-{name}" in {Path(n).name for n in names} for name in held
+    )
     assert len(names) == 3 + 37 - 7
     # Its own held-out text is the first's, token for token.
     assert [other.valid.document(i).tolist() for i in range(7)] == [
@@ -135,7 +165,9 @@ def test_different_tokenizers_are_rejected(settings):
     hashes = f"{bytewise.tokenizer.hash[:12]}, not {first.tokenizer.hash[:12]}"
     with pytest.raises(DataError, match=f"cannot be mixed with .*tokenizers differ .{hashes}"):
         prepare(mixed, workers=1)
-    same = prepare(changed(settings, mixture=[{"share": 0.25, "prepared": str(first.folder)}]), workers=1)
+    same = prepare(
+        changed(settings, mixture=[{"share": 0.25, "prepared": str(first.folder)}]), workers=1
+    )
     assert same.others[0].train.hash == first.train.hash
 
 
@@ -144,7 +176,10 @@ def test_different_tokenizers_are_rejected(settings):
     [
         ([{"share": 0.6, "prepared": "a"}, {"share": 0.4, "prepared": "b"}], "sum to 1"),
         ([{"share": 0.5}], "either source or prepared"),
-        ([{"share": 0.5, "prepared": "a", "source": {"name": "stdlib"}}], "either source or prepared"),
+        (
+            [{"share": 0.5, "prepared": "a", "source": {"name": "stdlib"}}],
+            "either source or prepared",
+        ),
         ([{"share": 0.5, "prepared": "a", "max_bytes": 9}], "max_bytes requires source"),
         ([{"share": 0.12345, "prepared": "a"}], "share=0.12345"),
     ],
@@ -172,9 +207,18 @@ NOWHERE = {"name": "files", "path": "no/such/folder"}
             {"source": {"name": "prepared", "path": "no/such"}},
             "data.source.path: no/such has no prepared",
         ),
-        ({"tokenizer": {"name": "sentencepiece", "model": "no.model"}}, "no.model .* data.tokenizer.model"),
         (
-            {"source": {"name": "hub", "path": "json", "data_files": ["no.jsonl", "https://x/y.jsonl"]}},
+            {"tokenizer": {"name": "sentencepiece", "model": "no.model"}},
+            "no.model .* data.tokenizer.model",
+        ),
+        (
+            {
+                "source": {
+                    "name": "hub",
+                    "path": "json",
+                    "data_files": ["no.jsonl", "https://x/y.jsonl"],
+                }
+            },
             "data.source.data_files: no.jsonl does",
         ),
         (
@@ -190,7 +234,9 @@ NOWHERE = {"name": "files", "path": "no/such/folder"}
         ),
     ],
 )
-def test_missing_source_is_rejected_before_preparation(settings, tmp_path, monkeypatch, words, place):
+def test_missing_source_is_rejected_before_preparation(
+    settings, tmp_path, monkeypatch, words, place
+):
     asked = changed(settings, **words)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "docs").mkdir()

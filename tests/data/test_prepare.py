@@ -85,7 +85,8 @@ def whole(settings) -> tuple:
 def test_prepared_text_round_trips(settings, corpus):
     console = Listener()
     prepared = prepare(settings, console, workers=1)
-    tokenizer, seen = prepared.tokenizer, {}
+    tokenizer = prepared.tokenizer
+    seen = {}
     for store in (prepared.train, prepared.valid):
         assert len(store.manifest["shards"]) > 2  # else resuming would not be tested below
         for i, name in enumerate(store.names):
@@ -98,7 +99,9 @@ def test_prepared_text_round_trips(settings, corpus):
         assert store.manifest["tokenizer"] == tokenizer.hash
     assert len(seen) == 37 and prepared.valid.n_documents == round(0.2 * 37)
     assert prepared.summary["train"]["tokens"] == prepared.train.n_tokens
-    assert prepared.summary["valid"]["share_at_least"]["512"] == (prepared.valid.lengths >= 512).mean()
+    assert (
+        prepared.summary["valid"]["share_at_least"]["512"] == (prepared.valid.lengths >= 512).mean()
+    )
     assert prepared.summary["lossy_documents"] == 0
     assert prepared.train.bytes.sum() == prepared.summary["train"]["bytes"]
     assert console.tables and any("near-duplicates" in line for line in console.lines)
@@ -126,7 +129,8 @@ class Stop(Exception):
 def stop_after(monkeypatch, target: str, calls: int) -> list:
     """Make the function `target` fail at its call number `calls`; the list of calls made."""
     module, name = target.rsplit(".", 1)
-    real, made = getattr(sys.modules[module], name), []
+    real = getattr(sys.modules[module], name)
+    made = []
 
     def counted(*args, **more):
         made.append(args)
@@ -182,7 +186,9 @@ def test_finished_shards_are_reused(settings, monkeypatch):
 
 def test_killed_preparation_resumes(settings, whole):
     """SIGKILL to a process with two workers, as soon as the first shard is done."""
-    code = f"import sys; sys.path.insert(0, {str(HOUSE)!r})\nfrom data import DataSettings, prepare\n"
+    code = (
+        f"import sys; sys.path.insert(0, {str(HOUSE)!r})\nfrom data import DataSettings, prepare\n"
+    )
     code += f"prepare(DataSettings.model_validate({settings.model_dump()!r}), workers=2)"
     process = subprocess.Popen([sys.executable, "-c", code])
     done = prepared_folder(settings) / "work" / "done"
@@ -195,7 +201,12 @@ def test_killed_preparation_resumes(settings, whole):
 
 def test_settings_determine_directory(settings, corpus):
     folders = {prepared_folder(settings)}
-    for values in ({"valid_seed": 1}, {"eos": False}, {"tokenizer": {"name": "bytes"}}, {"max_bytes": 9}):
+    for values in (
+        {"valid_seed": 1},
+        {"eos": False},
+        {"tokenizer": {"name": "bytes"}},
+        {"max_bytes": 9},
+    ):
         folders.add(prepared_folder(changed(settings, **values)))
     assert len(folders) == 5
     assert (
@@ -235,7 +246,9 @@ def test_minimum_validation_size(settings, corpus, files, fraction, held, sugges
     lines = [line for line in console.lines if "held out" in line]
     assert len(lines) == (0 < held < 20)
     for line in lines:
-        assert ("no confidence intervals" in line) == (held < 6) and ("fewer than 20" in line) == (held >= 6)
+        assert ("no confidence intervals" in line) == (held < 6) and ("fewer than 20" in line) == (
+            held >= 6
+        )
         assert (f"data.valid_fraction={suggested}" in line) == (suggested is not None)
     again = Listener()
     prepare(changed(settings, **more), again)
@@ -243,7 +256,9 @@ def test_minimum_validation_size(settings, corpus, files, fraction, held, sugges
 
 
 def test_few_validation_clusters_warn(settings, tmp_path):
-    records = [{"text": f"words of {i} " * 9, "by": "AB"[i % 2] if i % 7 else None} for i in range(200)]
+    records = [
+        {"text": f"words of {i} " * 9, "by": "AB"[i % 2] if i % 7 else None} for i in range(200)
+    ]
     file = tmp_path / "r.jsonl"
     file.write_text("\n".join(map(json.dumps, records)))
     source = {"name": "files", "path": str(file), "cluster_key": "by"}
@@ -259,7 +274,9 @@ def test_few_validation_clusters_warn(settings, tmp_path):
 def test_separate_validation_text(settings, tmp_path):
     (tmp_path / "held").mkdir()
     for i in range(3):
-        (tmp_path / "held" / f"{i}.txt").write_text(f"held out text number {i} about positions\n" * (i + 2))
+        (tmp_path / "held" / f"{i}.txt").write_text(
+            f"held out text number {i} about positions\n" * (i + 2)
+        )
     held = {"name": "files", "path": str(tmp_path / "held")}
     prepared = prepare(changed(settings, valid_source=held), workers=1)
     assert prepared.valid.names == ["0.txt", "1.txt", "2.txt"] and prepared.train.n_documents == 37
@@ -278,7 +295,10 @@ def test_near_duplicates_of_validation_text_are_excluded(settings, corpus, tmp_p
     source = {"name": "files", "path": str(held)}
     prepared = prepare(changed(settings, valid_source=source), workers=1)
     figures = prepared.summary["near_duplicates"]
-    assert not {"copy.txt", "part.txt"} & set(prepared.train.names) and prepared.train.n_documents == 37
+    assert (
+        not {"copy.txt", "part.txt"} & set(prepared.train.names)
+        and prepared.train.n_documents == 37
+    )
     assert figures["documents"] == 2 and figures["shingles_remaining"] == 0
     size = sum(path.stat().st_size for path in corpus.rglob("*.txt"))
     copied = sum((corpus / name).stat().st_size for name in ("copy.txt", "part.txt"))
@@ -288,7 +308,9 @@ def test_near_duplicates_of_validation_text_are_excluded(settings, corpus, tmp_p
 
 
 def test_all_or_nothing_in_validation(settings):
-    everything = prepare(changed(settings, valid_fraction=1, tokenizer={"name": "bytes"}), workers=1)
+    everything = prepare(
+        changed(settings, valid_fraction=1, tokenizer={"name": "bytes"}), workers=1
+    )
     assert (everything.train.n_documents, everything.valid.n_documents) == (0, 37)
     nothing = prepare(changed(settings, valid_fraction=0), workers=1)
     assert (nothing.train.n_documents, nothing.valid.n_documents) == (37, 0)
@@ -324,7 +346,9 @@ def test_empty_corpus_raises(settings, tmp_path):
 
 def test_vocabulary_too_large(settings):
     with pytest.raises(DataError, match=r"vocab_size=30000 is too large.* at most \d+"):
-        prepare(changed(settings, tokenizer={"name": "sentencepiece", "vocab_size": 30000}), workers=1)
+        prepare(
+            changed(settings, tokenizer={"name": "sentencepiece", "vocab_size": 30000}), workers=1
+        )
     assert prepare(settings, workers=1).tokenizer.vocab_size == 400
 
 
@@ -336,12 +360,16 @@ def test_max_bytes_and_tokenizer_sample(settings):
     sampled = prepare(changed(settings, tokenizer=tokenizer), workers=1).summary
     used = sampled["tokenizer"]["bytes_used"]
     assert 4500 < used <= 9000
-    assert sampled["tokenizer"]["unused_share"] == pytest.approx(1 - used / sampled["train"]["bytes"])
+    assert sampled["tokenizer"]["unused_share"] == pytest.approx(
+        1 - used / sampled["train"]["bytes"]
+    )
 
 
 def test_byte_level_bpe(settings, tmp_path):
     """Trained, and then read from the saved file; other texts of a mixture have the same tokenizer."""
-    trained = prepare(changed(settings, tokenizer={"name": "huggingface", "vocab_size": 300}), workers=2)
+    trained = prepare(
+        changed(settings, tokenizer={"name": "huggingface", "vocab_size": 300}), workers=2
+    )
     tokenizer = trained.tokenizer
     assert isinstance(tokenizer, HuggingFaceTokenizer) and trained.summary["lossy_documents"] == 0
     assert trained.summary["tokenizer"]["bytes_used"] > 0
@@ -353,14 +381,20 @@ def test_byte_level_bpe(settings, tmp_path):
     extra.mkdir()
     (extra / "a.txt").write_text("another text " * 30)
     source = {"name": "files", "path": str(extra)}
-    mixed = prepare(changed(settings, tokenizer=file, mixture=[{"share": 0.25, "source": source}]), workers=1)
-    assert {text.tokenizer.hash for text in mixed.texts} == {tokenizer.hash} and len(mixed.texts) == 2
+    mixed = prepare(
+        changed(settings, tokenizer=file, mixture=[{"share": 0.25, "source": source}]), workers=1
+    )
+    assert {text.tokenizer.hash for text in mixed.texts} == {tokenizer.hash} and len(
+        mixed.texts
+    ) == 2
     assert mixed.train.hash == trained.train.hash
 
 
 def test_lossy_documents_are_counted(settings, tmp_path, capsys):
     """NFC composes an e and an accent in one document."""
-    trained = prepare(changed(settings, tokenizer={"name": "huggingface", "vocab_size": 300}), workers=1)
+    trained = prepare(
+        changed(settings, tokenizer={"name": "huggingface", "vocab_size": 300}), workers=1
+    )
     spec = json.loads((trained.folder / "tokenizer" / "tokenizer.json").read_text())
     file = tmp_path / "nfc" / "tokenizer.json"
     file.parent.mkdir()

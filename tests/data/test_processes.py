@@ -24,7 +24,9 @@ with atomic(Path(sys.argv[1])) as file:
 @pytest.mark.parametrize("deaf", [False, True])
 def test_child_exits_with_parent(tmp_path, deaf):
     """At once, with no incomplete file; also within a call that blocks signals."""
-    code = CHILD.format(deaf="signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])" if deaf else "")
+    code = CHILD.format(
+        deaf="signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])" if deaf else ""
+    )
     file = tmp_path / "shard"
     with subprocess.Popen(
         [sys.executable, "-c", code, str(file)],

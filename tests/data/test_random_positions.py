@@ -67,7 +67,9 @@ def texts(placed) -> list[np.ndarray]:
     return [np.array(one) for one in found]
 
 
-masks = st.tuples(st.integers(1, 5), st.integers(1, 31), st.integers(0, 99), st.sampled_from([0.0, 0.2, 0.9]))
+masks = st.tuples(
+    st.integers(1, 5), st.integers(1, 31), st.integers(0, 99), st.sampled_from([0.0, 0.2, 0.9])
+)
 
 
 @hypothesis_settings(max_examples=60, deadline=None)
@@ -75,8 +77,11 @@ masks = st.tuples(st.integers(1, 5), st.integers(1, 31), st.integers(0, 99), st.
 def test_order_document_and_layout_follow_packing(mask, name, packing, seed, step):
     rows, length, draw_seed, share = mask
     begins = windows(rows, length, draw_seed, share)
-    placed, bare = draw(name, packing, begins=begins, seed=seed, step=step), PACKINGS[packing](begins)
-    assert np.array_equal(placed.order, bare.order) and np.array_equal(placed.document, bare.document)
+    placed = draw(name, packing, begins=begins, seed=seed, step=step)
+    bare = PACKINGS[packing](begins)
+    assert np.array_equal(placed.order, bare.order) and np.array_equal(
+        placed.document, bare.document
+    )
     assert placed.layout == bare.layout
     assert placed.position.shape in ((1, length), (rows, length))
     assert placed.position.dtype == (np.float64 if name.startswith("cape") else np.int64)
@@ -107,7 +112,9 @@ def test_offsets_are_uniform_and_per_document():
     begins = windows(400, 9)
     found = []
     for step in range(10):
-        for text in texts(draw("random_offset", "intra_document", begins=begins, step=step, max_offset=4)):
+        for text in texts(
+            draw("random_offset", "intra_document", begins=begins, step=step, max_offset=4)
+        ):
             assert (np.diff(text) == 1).all()
             found.append(text[0])
     assert set(found) == set(range(5))
@@ -133,14 +140,17 @@ def test_samples_of_adjacent_rows_are_independent():
 def test_subsets_are_uniform():
     """Of the ten subsets of two out of five, each comes one time in ten."""
     begins = np.zeros((3000, 2), dtype=bool)
-    found = [tuple(map(int, text)) for text in texts(draw("random_subset", begins=begins, max_length=5))]
+    found = [
+        tuple(map(int, text)) for text in texts(draw("random_subset", begins=begins, max_length=5))
+    ]
     assert set(found) == set(itertools.combinations(range(5), 2))
     assert all(near(found.count(pair), len(found), 1 / 10) for pair in set(found))
 
 
 def test_order_statistics_of_a_large_subset():
     """The i-th of n out of M is (i+1)(M+1)/(n+1) − 1 on average."""
-    n, limit = 19, 1000
+    n = 19
+    limit = 1000
     position = draw("random_subset", begins=windows(2000, n), max_length=limit).position
     assert position.min() >= 0 and position.max() < limit
     expected = (np.arange(n) + 1) * (limit + 1) / (n + 1) - 1
@@ -170,7 +180,8 @@ def test_pose_skip_is_single_and_bounded(packing):
     target = 71
     found = texts(draw("pose", packing, begins=windows(500, 19), target=target))
     for text in found:
-        n, steps = len(text), np.diff(text)
+        n = len(text)
+        steps = np.diff(text)
         assert text[0] == 0 and text[-1] < target
         leaps = np.flatnonzero(steps != 1)
         assert len(leaps) <= 1
@@ -180,7 +191,9 @@ def test_pose_skip_is_single_and_bounded(packing):
 
 
 def test_pose_cuts_and_skips_are_uniform():
-    n, target = 5, 7  # cuts 1 ... 3, leaps 0 ... 2
+    # cuts 1 ... 3, leaps 0 ... 2
+    n = 5
+    target = 7
     found = texts(draw("pose", begins=np.zeros((4000, n), dtype=bool), target=target))
     leaps = [int(text[-1]) - (n - 1) for text in found]
     assert all(near(leaps.count(k), 4000, 1 / 3) for k in range(3)) and len(set(leaps)) == 3
@@ -213,7 +226,9 @@ def test_cape_shift_is_uniform_and_per_document():
 
 
 def test_cape_scale_is_log_uniform_and_applied_last():
-    position = draw("cape", begins=windows(800, 19), global_shift=0, local_shift=0, scale=3).position
+    position = draw(
+        "cape", begins=windows(800, 19), global_shift=0, local_shift=0, scale=3
+    ).position
     factors = position[:, 1]
     assert np.allclose(position, factors[:, None] * np.arange(19), rtol=1e-14, atol=0)
     logs = np.log(factors) / np.log(3)
@@ -224,17 +239,22 @@ def test_cape_scale_is_log_uniform_and_applied_last():
 
 
 def test_cape_centers_each_document_before_shift():
-    found = texts(draw("cape", "intra_document", global_shift=0, local_shift=0, scale=2, center=True))
+    found = texts(
+        draw("cape", "intra_document", global_shift=0, local_shift=0, scale=2, center=True)
+    )
     assert len({len(text) for text in found}) > 3
     assert all(abs(text.mean()) < 1e-12 for text in found)
-    shifted = texts(draw("cape", "intra_document", global_shift=5, local_shift=0, scale=1, center=True))
+    shifted = texts(
+        draw("cape", "intra_document", global_shift=5, local_shift=0, scale=1, center=True)
+    )
     assert max(abs(text.mean()) for text in shifted) > 2
 
 
 @hypothesis_settings(max_examples=40, deadline=None)
 @given(names, packings, st.integers(0, 50), st.permutations(range(6)), st.integers(1, 6))
 def test_row_is_deterministic(name, packing, step, rows, share):
-    begins, some = windows(6, 19), np.array(rows[:share])
+    begins = windows(6, 19)
+    some = np.array(rows[:share])
     whole = draw(name, packing, begins=begins, step=step).position
     part = draw(name, packing, begins=begins[some], rows=some, step=step).position
     assert np.array_equal(np.broadcast_to(part, (share, 19)), np.broadcast_to(whole, (6, 19))[some])
@@ -257,19 +277,24 @@ def test_positions_are_independent_of_ranks_micro_batches_and_resume(
     running = fresh()
     for earlier in range(max(0, step - 2), step):
         running.batch(earlier)
-    whole, bare = running.batch(step), fresh("plain").batch(step)
+    whole = running.batch(step)
+    bare = fresh("plain").batch(step)
     for other in ("tokens", "targets", "order", "document"):
         assert torch.equal(getattr(whole, other), getattr(bare, other))
     assert (whole.n_targets, whole.hash, whole.layout) == (bare.n_targets, bare.hash, bare.layout)
     if packing == "concat":  # where the text does not matter
-        here = draw(name, begins=np.zeros((6, train_length), dtype=bool), seed=11, step=step).position
+        here = draw(
+            name, begins=np.zeros((6, train_length), dtype=bool), seed=11, step=step
+        ).position
         assert np.array_equal(rows(whole), np.broadcast_to(here, whole.tokens.shape))
     for world in (2, 3):
         parts = [fresh().batch(step, rank, world) for rank in range(world)]  # as after a resume
         assert torch.equal(torch.cat([rows(part) for part in parts]), rows(whole))
         for part in [*parts, whole]:
             top = float(part.position.max())
-            assert part.position_end - 1 >= top and (part.position_end - 2 < top or part.position_end == 1)
+            assert part.position_end - 1 >= top and (
+                part.position_end - 2 < top or part.position_end == 1
+            )
             assert part.position_end <= chosen(name).position_end(train_length)
 
 

@@ -8,18 +8,23 @@ from data.sampling.segments import FEW, ChunkLayout, window_samplers
 
 LENGTHS = st.sampled_from([1, 2, 3, 4, 6, 7, 12])
 PLANS = st.lists(st.tuples(LENGTHS, st.integers(0, 40)), min_size=1, max_size=4)
-LINES = st.lists(st.integers(13, 90), min_size=1, max_size=5)  # too short for slots of several windows of 12
+# too short for slots of several windows of 12
+LINES = st.lists(st.integers(13, 90), min_size=1, max_size=5)
 
 
 def walk(sizes, plan, windows):
     """The epoch of every window, course by course: slot after slot, each filled before the next."""
     slot = max(length for length, _ in plan)
-    found, epoch, used = [], 0, 0
+    found = []
+    epoch = 0
+    used = 0
     for i, (length, total) in enumerate(plan):
-        expected, own = windows if i + 1 == len(plan) else total, []
+        expected = windows if i + 1 == len(plan) else total
+        own = []
         while len(own) < expected:
             if used == (sizes[epoch % len(sizes)] - 1) // slot:
-                epoch, used = epoch + 1, 0
+                epoch = epoch + 1
+                used = 0
             own += [epoch] * (slot // length)
             used += 1
         found.append(own[:expected])
@@ -35,7 +40,8 @@ def test_windows_match_sequential_walk_with_lazy_reads(sizes, plan, windows, las
         return sizes[epoch % len(sizes)]
 
     lengths, totals = zip(*plan, strict=True)
-    found, want = window_samplers(tokens, lengths, totals, 3), walk(sizes, plan, windows)
+    found = window_samplers(tokens, lengths, totals, 3)
+    want = walk(sizes, plan, windows)
     assert not asked
     for sampler, own in zip(found, want, strict=True):
         for index, epoch in enumerate(own):
@@ -54,7 +60,13 @@ def test_windows_match_sequential_walk_with_lazy_reads(sizes, plan, windows, las
 
 
 def test_little_text_is_dropped_for_any_lengths():
-    for lengths in ([256], [128, 384, 64, 32, 384, 128], [512, 1536, 256], [100, 101, 103], [384, 512]):
+    for lengths in (
+        [256],
+        [128, 384, 64, 32, 384, 128],
+        [512, 1536, 256],
+        [100, 101, 103],
+        [384, 512],
+    ):
         slots = ChunkLayout.of(10**6, lengths)
         assert all(slots.size % length < slots.size / 16 for length in lengths), lengths
         assert slots.count == (10**6 - 1) // slots.size
@@ -62,7 +74,10 @@ def test_little_text_is_dropped_for_any_lengths():
             FEW * max(lengths), lengths
         )  # of windows that fill them all, there would be few
         assert short.size == max(lengths) and short.count == FEW - 1
-    assert ChunkLayout.of(10**6, [256]).size == 256 and ChunkLayout.of(10**6, [128, 384, 64, 32]).size == 384
+    assert (
+        ChunkLayout.of(10**6, [256]).size == 256
+        and ChunkLayout.of(10**6, [128, 384, 64, 32]).size == 384
+    )
     assert ChunkLayout.of(10**6, [384, 512]) == (1536, 651)
 
 

@@ -37,7 +37,9 @@ def write_records(folder: Path, ending: str) -> Path:
     elif ending.endswith("zst"):
         half = len(lines) // 2  # two frames, as tools that append write them
         compress = pyarrow.Codec("zstd").compress
-        path.write_bytes(b"".join(compress(part, asbytes=True) for part in (lines[:half], lines[half:])))
+        path.write_bytes(
+            b"".join(compress(part, asbytes=True) for part in (lines[:half], lines[half:]))
+        )
     elif ending == "parquet":
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(RECORDS), path, row_group_size=3)
     else:
@@ -81,7 +83,15 @@ def test_record_files(tmp_path, ending):
 
 
 def test_invalid_records_are_named(tmp_path):
-    lines = ['{"text": "good"}', '{"text": 5}', "[1]", '{"tex', '{"body": "x"}', "", '{"text": "\\ud800"}']
+    lines = [
+        '{"text": "good"}',
+        '{"text": 5}',
+        "[1]",
+        '{"tex',
+        '{"body": "x"}',
+        "",
+        '{"text": "\\ud800"}',
+    ]
     (tmp_path / "r.jsonl").write_text("\n".join(lines))
     missing = "no text under the key 'text'"
     faults = [None, missing, "not a JSON object", "not a JSON object", missing, "invalid Unicode"]
@@ -131,13 +141,20 @@ def test_large_files_are_skipped(tmp_path, monkeypatch):
     sizes = [len(d.text) or d.fault.split()[0] for d in files(tmp_path, max_document_bytes=5)]
     assert sizes == [5, "larger"]
     parts = files(tmp_path / "b.txt", separator="--", max_document_bytes=5)
-    assert [len(d.text) or d.fault.split()[0] for d in parts] == ["larger", 1, "larger", 5, "larger"]
+    assert [len(d.text) or d.fault.split()[0] for d in parts] == [
+        "larger",
+        1,
+        "larger",
+        5,
+        "larger",
+    ]
 
 
 @pytest.mark.parametrize("ending", ["gz", "zst"])
 def test_one_line_file_is_read_in_bounded_memory(tmp_path, ending):
     """64 MB in some kilobytes; Python's memory is counted, of which a document may take 1 MB."""
-    path, piece = tmp_path / f"bomb.jsonl.{ending}", b"a" * (1 << 20)
+    path = tmp_path / f"bomb.jsonl.{ending}"
+    piece = b"a" * (1 << 20)
     with pyarrow.CompressedOutputStream(path, "gzip" if ending == "gz" else "zstd") as file:
         for _ in range(64):
             file.write(piece)
@@ -180,7 +197,9 @@ def test_clusters_from_a_manifest(tmp_path):
     for name in ("p.txt", "q.txt"):
         (tmp_path / name).write_text(name)
     manifest = tmp_path / "MANIFEST.jsonl"
-    manifest.write_text('{"file": "p.txt", "author": "Eliot"}\n{"file": "z.txt", "author": "Poe"}\n')
+    manifest.write_text(
+        '{"file": "p.txt", "author": "Eliot"}\n{"file": "z.txt", "author": "Poe"}\n'
+    )
     more = {"patterns": ["*.txt"], "manifest": str(manifest), "cluster_key": "author"}
     assert [d.cluster for d in files(tmp_path, **more)] == ["Eliot", None]
     manifest.write_text('{"file": "p.txt"}\n')
@@ -210,7 +229,12 @@ def test_fingerprint_depends_on_files(tmp_path):
         ("parquet", False),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
-            for case in [("jsonl", False), ("parquet", True), ("jsonl.gz", False), ("jsonl.gz", True)]
+            for case in [
+                ("jsonl", False),
+                ("parquet", True),
+                ("jsonl.gz", False),
+                ("jsonl.gz", True),
+            ]
         ),
     ],
 )
@@ -228,7 +252,10 @@ def test_hub_calls_on_local_files(tmp_path, monkeypatch, streaming, ending):
     ]
     for start in range(5):
         assert list(source.documents(start)) == got[start:]
-    assert source.fingerprint() != open_source(settings.model_copy(update={"split": "test"})).fingerprint()
+    assert (
+        source.fingerprint()
+        != open_source(settings.model_copy(update={"split": "test"})).fingerprint()
+    )
     with pytest.raises(DataError, match="no column 'body'"):
         list(open_source(settings.model_copy(update={"text_key": "body"})).documents())
 
@@ -243,9 +270,14 @@ def test_standard_library_source(tmp_path):
     names = source.files
     assert names == sorted(names) and "argparse.py" in names and "json/decoder.py" in names
     assert not [
-        n for n in names if {"site-packages", "encodings", "pydoc_data", "__pycache__"} & {*n.split("/")}
+        n
+        for n in names
+        if {"site-packages", "encodings", "pydoc_data", "__pycache__"} & {*n.split("/")}
     ]
     first = next(d for d in source.documents() if not d.fault)
-    assert first.text and next(iter(source.documents(names.index("argparse.py")))).name == "argparse.py"
+    assert (
+        first.text
+        and next(iter(source.documents(names.index("argparse.py")))).name == "argparse.py"
+    )
     with pytest.raises(DataError, match="standard library"):
         Stdlib(StdlibSource(), "data.source", tmp_path).check()

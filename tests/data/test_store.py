@@ -14,7 +14,9 @@ from data.store import EncodedDocument, token_dtype, write_manifest, write_shard
 
 def write(folder, documents: list[list[int]], groups: list[int], kind: str = "<u2") -> TokenStore:
     """documents cut into shards of the sizes `groups`."""
-    entries, i, dtype = [], 0, np.dtype(kind)
+    entries = []
+    i = 0
+    dtype = np.dtype(kind)
     for shard, size in enumerate(groups):
         part = range(i, i + size)
         encoded = (
@@ -26,7 +28,13 @@ def write(folder, documents: list[list[int]], groups: list[int], kind: str = "<u
         entries += [entry] if entry else []
         i += size
     write_manifest(
-        folder, dtype, entries, tokenizer="abc", has_bos=True, has_eos=False, source={"path": str(folder)}
+        folder,
+        dtype,
+        entries,
+        tokenizer="abc",
+        has_bos=True,
+        has_eos=False,
+        source={"path": str(folder)},
     )
     return TokenStore(folder)
 
@@ -52,7 +60,8 @@ def test_round_trip(tmp_path):
 
 @hypothesis_settings(max_examples=12, deadline=None)
 @given(
-    st.lists(st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=9), min_size=1, max_size=8), st.data()
+    st.lists(st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=9), min_size=1, max_size=8),
+    st.data(),
 )
 def test_documents_in_any_shard_layout(tmp_path_factory, documents, data):
     cut = data.draw(st.integers(0, len(documents)))

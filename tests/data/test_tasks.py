@@ -14,7 +14,9 @@ from data.tasks.closed import AdditionTask, CopyTask, ParityTask, RecallTask, Re
 from data.tasks.retrieval import NeedleTask, PasskeyTask, VariablesTask
 from data.tokenizers.settings import SentencePieceSettings
 
-TEXT = "It rained on the hill, and the road ran on.\nNobody came by; the lamp was out 7 times.\n" * 40
+TEXT = (
+    "It rained on the hill, and the road ran on.\nNobody came by; the lamp was out 7 times.\n" * 40
+)
 
 
 def solved_pairs(prompt: str, pattern: str) -> dict[str, str]:
@@ -87,7 +89,12 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def subwords():
-    lines = [TEXT, "Key heron 48213.\n" * 30, "owl hid it in the attic.\n" * 30, "copy 12:\nab 42\n" * 30]
+    lines = [
+        TEXT,
+        "Key heron 48213.\n" * 30,
+        "owl hid it in the attic.\n" * 30,
+        "copy 12:\nab 42\n" * 30,
+    ]
     return train_sentencepiece(SentencePieceSettings(vocab_size=320), iter(lines)).tokenizer
 
 
@@ -104,12 +111,14 @@ def test_every_task_has_a_test_case():
 def test_reference_solver_agrees(name, kind, subwords):
     task, solve = CASES[name]
     tokenizer = ByteTokenizer() if kind == "bytes" else subwords
-    bench, haystack = TaskContext(task, tokenizer, "evaluation", 3), spelled_by(tokenizer)
+    bench = TaskContext(task, tokenizer, "evaluation", 3)
+    haystack = spelled_by(tokenizer)
     seen = set()
     for index in range(12):
         for length in (150, 400):
             item = bench.item(index, length, index / 11, haystack)
-            prompt, answer = tokenizer.decode(item.prompt), tokenizer.decode(item.answer)
+            prompt = tokenizer.decode(item.prompt)
+            answer = tokenizer.decode(item.answer)
             right, rivals = solve(prompt)
             assert answer == right
             others = [tokenizer.decode(other) for other in item.others]
@@ -135,7 +144,9 @@ def test_items_depend_on_seed_purpose_and_index(name, subwords):
 
     first, other, again = items("evaluation", 0)
     assert first == again and first.prompt != other.prompt
-    assert [one.prompt for one in items("training", 0)] != [one.prompt for one in items("evaluation", 0)]
+    assert [one.prompt for one in items("training", 0)] != [
+        one.prompt for one in items("evaluation", 0)
+    ]
     prompts = {
         tuple(TaskContext(task, subwords, purpose, seed).item(i, 200, 0.5, haystack).prompt)
         for purpose in ("training", "evaluation")
@@ -148,7 +159,8 @@ def test_items_depend_on_seed_purpose_and_index(name, subwords):
 @pytest.mark.parametrize("name", ["passkey", "needle", "variables"])
 def test_depth_and_distance_locate_the_answer(name, subwords):
     task, solve = CASES[name]
-    bench, haystack = TaskContext(task, subwords, "evaluation", 0), spelled_by(subwords)
+    bench = TaskContext(task, subwords, "evaluation", 0)
+    haystack = spelled_by(subwords)
     for depth in (0.0, 0.3, 1.0):
         item = bench.item(4, 900, depth, haystack)
         assert abs(item.depth - depth) < 0.05
@@ -175,10 +187,15 @@ def test_longer_items_keep_the_question():
         assert short.answer == long.answer and short.others == long.others
         # What is nearest the question is the same text.
         assert long.prompt[-30:] == short.prompt[-30:]
-    for name, pattern in (("copy", r"copy (\d+)"), ("parity", r"ones (\d+)"), ("recall", r"^(\w\w \d+)")):
+    for name, pattern in (
+        ("copy", r"copy (\d+)"),
+        ("parity", r"ones (\d+)"),
+        ("recall", r"^(\w\w \d+)"),
+    ):
         bench = TaskContext(CASES[name][0], tokenizer, "evaluation", 0)
         short, long = (
-            re.search(pattern, tokenizer.decode(bench.item(1, length).prompt))[1] for length in (80, 300)
+            re.search(pattern, tokenizer.decode(bench.item(1, length).prompt))[1]
+            for length in (80, 300)
         )
         assert name == "recall" or (long.startswith(short) and len(long) > len(short))
 
@@ -194,7 +211,9 @@ def test_addition_distractors_differ_by_a_carry():
             off = abs(int(tokenizer.decode(other)) - int(a) - int(b))
             assert re.fullmatch("10+", str(off))
     backwards = TaskContext(AdditionTask(backwards=True), tokenizer, "evaluation", 0).item(0, 40)
-    a, b = (int(one[::-1]) for one in tokenizer.decode(backwards.prompt).removesuffix("=").split("+"))
+    a, b = (
+        int(one[::-1]) for one in tokenizer.decode(backwards.prompt).removesuffix("=").split("+")
+    )
     assert int(tokenizer.decode(backwards.answer).strip()[::-1]) == a + b
 
 
@@ -220,8 +239,12 @@ def test_in_context_examples_are_correct_and_fit():
 
 def test_invalid_items_are_rejected():
     tokenizer = ByteTokenizer()
-    with pytest.raises(DataError, match=r"40 tokens is too short for the task passkey.* at least \d+"):
-        TaskContext(PasskeyTask(), tokenizer, "evaluation", 0).item(0, 40, 0.5, spelled_by(tokenizer))
+    with pytest.raises(
+        DataError, match=r"40 tokens is too short for the task passkey.* at least \d+"
+    ):
+        TaskContext(PasskeyTask(), tokenizer, "evaluation", 0).item(
+            0, 40, 0.5, spelled_by(tokenizer)
+        )
     for task in (CopyTask(), ReverseTask(), ParityTask(), AdditionTask(), RecallTask()):
         with pytest.raises(DataError, match="too short"):
             TaskContext(task, tokenizer, "evaluation", 0).item(0, 5)
@@ -239,8 +262,11 @@ def test_haystacks_are_long_documents():
     found = Haystacks(documents, ByteTokenizer(), 300, 5, "here")
     assert found.names == ["long", "longer"]
     places = {found.text(1, i).tobytes() for i in range(20)}
-    assert len(places) == 3 and all(len(found.text(1, i)) == 300 for i in range(20))  # "de " has 3 phases
-    with pytest.raises(DataError, match=r"none of the 3 documents of here .* 3,000 tokens.* has 2,700"):
+    # "de " has 3 phases
+    assert len(places) == 3 and all(len(found.text(1, i)) == 300 for i in range(20))
+    with pytest.raises(
+        DataError, match=r"none of the 3 documents of here .* 3,000 tokens.* has 2,700"
+    ):
         Haystacks(documents, ByteTokenizer(), 3000, 5, "here")
     sides = [is_for(f"file {i}", "evaluation") for i in range(500)]
     assert 70 < sum(sides) < 130
@@ -252,8 +278,11 @@ def test_key_occurs_once_and_distractors_do_not_occur():
     bench = TaskContext(PasskeyTask(keys=1, choices=5), tokenizer, "evaluation", 0)
     for index in range(20):
         item = bench.item(index, 300, index / 19, spelled_by(tokenizer))
-        prompt, answer = tokenizer.decode(item.prompt), tokenizer.decode(item.answer)
-        assert re.findall(r"\nKey (\w+) (\d+)\.\n", prompt) == [(prompt.split()[-1], answer.strip(" .\n"))]
+        prompt = tokenizer.decode(item.prompt)
+        answer = tokenizer.decode(item.answer)
+        assert re.findall(r"\nKey (\w+) (\d+)\.\n", prompt) == [
+            (prompt.split()[-1], answer.strip(" .\n"))
+        ]
         others = [tokenizer.decode(other) for other in item.others]
         assert len(set(others)) == 4 and answer not in others
         assert not any(other.strip(" .\n") in prompt for other in others)
@@ -262,6 +291,7 @@ def test_key_occurs_once_and_distractors_do_not_occur():
 
 def test_depths_are_spread_in_order():
     tokenizer = ByteTokenizer()
-    bench, haystack = TaskContext(PasskeyTask(keys=2), tokenizer, "evaluation", 0), spelled_by(tokenizer)
+    bench = TaskContext(PasskeyTask(keys=2), tokenizer, "evaluation", 0)
+    haystack = spelled_by(tokenizer)
     distances = [bench.item(0, 600, d, haystack).distance for d in (0, 0.25, 0.5, 0.75, 1)]
     assert all(a > b for a, b in pairwise(distances))

@@ -22,7 +22,9 @@ def test_items_have_requested_length(tmp_path):
     source = open_source(settings)
     got = list(source.documents())
     assert (
-        len(got) == 12 and len({d.name for d in got}) == 12 and all(d.name.startswith(GENERATED) for d in got)
+        len(got) == 12
+        and len({d.name for d in got}) == 12
+        and all(d.name.startswith(GENERATED) for d in got)
     )
     sizes = [len(d.text.encode()) for d in got]
     assert min(sizes) >= 100 and max(sizes) <= 180 and len(set(sizes)) > 6
@@ -70,7 +72,10 @@ def test_mixture_has_requested_proportion(corpus, tmp_path):
     assert sum(a != b for a, b in pairwise(kinds)) > 10  # interleaved, not in blocks
     assert list(open_source(TaskSource(**source)).documents(9)) == documents[9:]
     settings = DataSettings(
-        source=source, tokenizer={"name": "bytes"}, valid_fraction=0.2, root=str(tmp_path / "prepared")
+        source=source,
+        tokenizer={"name": "bytes"},
+        valid_fraction=0.2,
+        root=str(tmp_path / "prepared"),
     )
     prepared = prepare(settings, workers=1)
     items = [split["items"] for split in (prepared.summary["train"], prepared.summary["valid"])]
@@ -86,7 +91,10 @@ def test_items_in_same_haystack_are_not_duplicates(tmp_path):
         "task": {"name": "passkey", "haystack": {"name": "filler"}},
     }
     settings = DataSettings(
-        source=source, tokenizer={"name": "bytes"}, valid_fraction=0.5, root=str(tmp_path / "prepared")
+        source=source,
+        tokenizer={"name": "bytes"},
+        valid_fraction=0.5,
+        root=str(tmp_path / "prepared"),
     )
     prepared = prepare(settings, workers=1)
     assert prepared.train.n_documents == prepared.valid.n_documents == 30

@@ -7,7 +7,9 @@ import torch
 from evaluation import EvaluatedModel, EvaluationSession, EvaluationSettings, resolve_methods
 from model import ModelError, ModelSettings, Transformer, check_override
 
-VOCAB, BOS, EOS = 23, 1, 2
+VOCAB = 23
+BOS = 1
+EOS = 2
 
 
 class MemoryStore:
@@ -16,20 +18,29 @@ class MemoryStore:
     def __init__(self, lengths, *, bos=True, eos=True, seed=0, clusters=None):
         rng = np.random.default_rng(seed)
         self.documents = [
-            np.array([BOS] * bos + rng.integers(3, VOCAB, size=n).tolist() + [EOS] * eos, dtype=np.uint16)
+            np.array(
+                [BOS] * bos + rng.integers(3, VOCAB, size=n).tolist() + [EOS] * eos, dtype=np.uint16
+            )
             for n in lengths
         ]
-        self.has_bos, self.has_eos, self.clusters = bos, eos, clusters or [None] * len(lengths)
+        self.has_bos = bos
+        self.has_eos = eos
+        self.clusters = clusters or [None] * len(lengths)
         self.lengths = np.array([len(d) for d in self.documents], dtype=np.int64)
         self.names = [f"doc{i}" for i in range(len(lengths))]
-        self.n_documents, self.hash = len(lengths), f"store-{seed}"
+        self.n_documents = len(lengths)
+        self.hash = f"store-{seed}"
 
     def document(self, i):
         return self.documents[i]
 
 
 class MemoryTokenizer:
-    vocab_size, bos_id, eos_id, eos_ids, hash = VOCAB, BOS, EOS, (EOS,), "tokenizer"
+    vocab_size = VOCAB
+    bos_id = BOS
+    eos_id = EOS
+    eos_ids = (EOS,)
+    hash = "tokenizer"
     pieces = [b"", b"", b""] + [b"word"[: 1 + i % 3] for i in range(VOCAB - 3)]
     token_bytes = np.array([len(piece) for piece in pieces])
 
@@ -81,7 +92,9 @@ def eight_tokens(windows, keep):
     out = np.empty((len(windows), keep))
     for column, target in enumerate(range(inputs - keep + 1, inputs + 1)):
         context = windows[:, max(0, target - 8) : target]
-        out[:, column] = 3 - 0.2 * context.shape[1] + 0.01 * ((context.sum(axis=1) + windows[:, target]) % 7)
+        out[:, column] = (
+            3 - 0.2 * context.shape[1] + 0.01 * ((context.sum(axis=1) + windows[:, target]) % 7)
+        )
     return out
 
 
@@ -138,9 +151,16 @@ def subject(sharp):
 
 @pytest.fixture
 def do(make_store, tokenizer, subject, tmp_path):
-    store, train = make_store([90, 120, 75, 99, 130, 81, 77], seed=1), make_store([300, 40], seed=2)
+    store = make_store([90, 120, 75, 99, 130, 81, 77], seed=1)
+    train = make_store([300, 40], seed=2)
 
-    def run(console=None, methods=("trained", "truncate", "yarn", "window"), store=store, train=train, **kw):
+    def run(
+        console=None,
+        methods=("trained", "truncate", "yarn", "window"),
+        store=store,
+        train=train,
+        **kw,
+    ):
         how = {"lengths": [16, 32, 64], "targets": 5, "spans_per_document": 2, "device": "cpu"} | kw
         settings = EvaluationSettings(methods=list(methods), **how)
         return EvaluationSession(

@@ -14,7 +14,11 @@ ONE = {
 
 def test_runs_on_same_targets_are_comparable():
     comparable(
-        {"rope": ONE, "alibi": ONE | {"checkpoint_hash": "another", "lengths": [1]}, "none": dict(ONE)}
+        {
+            "rope": ONE,
+            "alibi": ONE | {"checkpoint_hash": "another", "lengths": [1]},
+            "none": dict(ONE),
+        }
     )
     comparable({})
 
@@ -22,7 +26,9 @@ def test_runs_on_same_targets_are_comparable():
 @pytest.mark.parametrize("key", [key for key in ONE if key != "checkpoint_hash"])
 def test_differences_name_both_runs(key):
     other = ONE | {key: "x" * 64}
-    with pytest.raises(EvaluationError, match=rf"^rope and fox cannot be compared: {key} differs \(.*xxxx"):
+    with pytest.raises(
+        EvaluationError, match=rf"^rope and fox cannot be compared: {key} differs \(.*xxxx"
+    ):
         comparable({"rope": ONE, "alibi": ONE, "fox": other})
 
 

@@ -68,7 +68,9 @@ def make_run(root, name, position, *more):
     )
     prepared = prepare(settings.data, workers=1)
     length = settings.train_length
-    model = Transformer(settings.model, prepared.tokenizer.vocab_size, length).initialize(1 + settings.seed)
+    model = Transformer(settings.model, prepared.tokenizer.vocab_size, length).initialize(
+        1 + settings.seed
+    )
     about = {"data": str(prepared.folder), "data_hash": prepared.train.hash}
     run = create_run(root / name, settings, prepared.tokenizer, ["test"], about)
     save_checkpoint(run, 0, model)
@@ -87,11 +89,21 @@ def test_evaluation_end_to_end(root, monkeypatch, capsys):
     assert call(monkeypatch, root / "run", *SMALL, methods, "folder=first") == 0
     out, err = capsys.readouterr()
     # 18 cells, of which five change nothing at the trained length and share that of the trained model.
-    assert out.startswith("as trained: ") and "flat by construction" in out and "forecast: 13 cells" in err
+    assert (
+        out.startswith("as trained: ")
+        and "flat by construction" in out
+        and "forecast: 13 cells" in err
+    )
     folder = root / "run" / "evaluation" / "first"
     names = {path.name for path in folder.iterdir()}
     figures = {"nll_by_length.png", "nll_by_length.svg"}
-    assert names == figures | {"results.csv", "results.json", "settings.yaml", "summary.txt", "targets.json"}
+    assert names == figures | {
+        "results.csv",
+        "results.json",
+        "settings.yaml",
+        "summary.txt",
+        "targets.json",
+    }
     report = json.loads((folder / "results.json").read_text())
     assert report["corpus"].endswith("/valid") and report["unigram_nll"] < 3
     assert report["command"].startswith("python evaluate.py") and len(report["cells"]) == 21
@@ -110,7 +122,11 @@ def numbers(record, where=""):
     """The leaves of a JSON record by path."""
     if isinstance(record, dict | list):
         items = record.items() if isinstance(record, dict) else enumerate(record)
-        return {key: leaf for name, each in items for key, leaf in numbers(each, f"{where}/{name}").items()}
+        return {
+            key: leaf
+            for name, each in items
+            for key, leaf in numbers(each, f"{where}/{name}").items()
+        }
     return {where: record}
 
 
@@ -127,10 +143,16 @@ def test_processes_that_share_windows_report_the_same(root, monkeypatch):
         for run in runs.values()
     )
     expected = {"/command", "/finished", "/settings/context"}
-    differing = {key for key in alone if found.get(key, key) != alone[key]} | alone.keys() ^ found.keys()
+    differing = {
+        key for key in alone if found.get(key, key) != alone[key]
+    } | alone.keys() ^ found.keys()
     assert expected - {"/finished"} <= differing  # both may finish within the same second
     for key in differing - expected:
-        assert abs(found[key] - alone[key]) < 1e-9 * max(1, abs(alone[key])), (key, alone[key], found[key])
+        assert abs(found[key] - alone[key]) < 1e-9 * max(1, abs(alone[key])), (
+            key,
+            alone[key],
+            found[key],
+        )
 
 
 def test_text_seen_in_training_is_excluded_under_every_protocol(root, monkeypatch, capsys):
@@ -140,20 +162,29 @@ def test_text_seen_in_training_is_excluded_under_every_protocol(root, monkeypatc
     folder.mkdir()
     rng = random.Random(8)
     for i in range(6):
-        (folder / f"{i}.txt").write_text(" ".join("".join(rng.choices("ijklmn", k=5)) for _ in range(50)))
+        (folder / f"{i}.txt").write_text(
+            " ".join("".join(rng.choices("ijklmn", k=5)) for _ in range(50))
+        )
     (folder / "whole.txt").write_text(seen[0])
     (folder / "half.txt").write_text((folder / "1.txt").read_text()[:200][::-1] + seen[1][:200])
-    overrides = ["data.source.name=files", f"data.source.path={folder}", "data.tokenizer.name=bytes"]
+    overrides = [
+        "data.source.name=files",
+        f"data.source.path={folder}",
+        "data.tokenizer.name=bytes",
+    ]
     overrides += ["data.valid_fraction=1", f"data.root={root / 'prepared'}"]
     copies = prepare(load_settings(RunSettings, overrides).data, workers=1)
-    names, text = list(copies.valid.names), EvaluationText(copies.valid)
+    names = list(copies.valid.names)
+    text = EvaluationText(copies.valid)
     asked = ["device=cpu", "lengths=[24,48]", f"store={copies.folder}", "methods=[trained]"]
 
     def report(*more):
         assert call(monkeypatch, root / "run", *asked, *more) == 0
         (done,) = [word.removeprefix("folder=") for word in more if word.startswith("folder=")]
         folder = root / "run" / "evaluation" / done
-        return [json.loads((folder / name).read_text()) for name in ("results.json", "targets.json")]
+        return [
+            json.loads((folder / name).read_text()) for name in ("results.json", "targets.json")
+        ]
 
     # Fixed targets: in every document but the one that was trained on, none in the half that was.
     found, targets = report("targets=8", "spans_per_document=10", "folder=drawn")
@@ -173,18 +204,25 @@ def test_text_seen_in_training_is_excluded_under_every_protocol(root, monkeypatc
         report("targets=8", "spans_per_document=10", "least_documents=8", "folder=more")
     # The other protocols drop what is inside, from the mean at every length.
     found, _ = report("protocol=sliding", "folder=dropped")
-    lost, n = found["contamination"]["dropped"], found["contamination"]["tokens"]
+    lost = found["contamination"]["dropped"]
+    n = found["contamination"]["tokens"]
     kept = np.ones(n, dtype=bool)
     for start, end in lost:
         kept[start:end] = False
-    assert found["targets"] == kept.sum() < n and found["contamination"]["share"] == (~kept).mean() > 0.1
+    assert (
+        found["targets"] == kept.sum() < n
+        and found["contamination"]["share"] == (~kept).mean() > 0.1
+    )
     for cell in found["cells"]:
         name = found["per_target_nll"][f"trained@{cell['length']}"]
         nll = np.load(root / "run" / "evaluation" / "cells" / name)["nll"]
         assert cell["nll"] == pytest.approx(nll[kept].mean(), abs=1e-12)
         assert abs(nll.mean() - nll[kept].mean()) > 1e-6
     # Its own training text is no held-out text, which is said and no reason to stop.
-    assert call(monkeypatch, root / "run", *SMALL, "lengths=[24]", "split=train", "methods=[trained]") == 0
+    assert (
+        call(monkeypatch, root / "run", *SMALL, "lengths=[24]", "split=train", "methods=[trained]")
+        == 0
+    )
     assert "not held-out text" in capsys.readouterr().out
 
 
@@ -216,7 +254,9 @@ def test_models_trained_with_bos_require_bos_in_every_window_for_sinks():
 def test_invalid_settings_raise_one_error(root, monkeypatch):
     run = root / "run"
     with pytest.raises(EvaluationError, match=r"(?s)method 'theta'.*method 'other'") as caught:
-        methods = "methods={theta: [model.position.fraction=0.5], other: [model.position.name=alibi]}"
+        methods = (
+            "methods={theta: [model.position.fraction=0.5], other: [model.position.name=alibi]}"
+        )
         call(monkeypatch, run, *SMALL, methods)
     assert "model.position.fraction" in str(caught.value)
     with pytest.raises(EvaluationError, match="unknown method 'yarm'"):
@@ -243,7 +283,9 @@ def test_invalid_settings_raise_one_error(root, monkeypatch):
 
 def grid_of(out):
     """Rows of the printed table by method."""
-    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.splitlines() if "│" in line]
+    rows = [
+        [cell.strip() for cell in line.split("│")[1:-1]] for line in out.splitlines() if "│" in line
+    ]
     return {row[0]: row[1:] for row in rows}
 
 
@@ -251,15 +293,19 @@ def test_matrix_contains_every_applicable_method(root, monkeypatch, capsys):
     short = [*SMALL[1:], "lengths=[24,48]", "folder=matrix"]
     assert call(monkeypatch, root / "run", "--matrix", "--verbose", *short) == 0
     out, err = capsys.readouterr()
-    rows, folder = grid_of(out), root / "run" / "evaluation" / "matrix"
+    rows = grid_of(out)
+    folder = root / "run" / "evaluation" / "matrix"
     report = json.loads((folder / "results.json").read_text())
     assert list(rows)[:2] == ["trained", "truncate"]
-    assert {"linear", "yarn", "rerope", "streaming", "window", "log_n", "theta_x50", "drop"} < set(rows)
+    assert {"linear", "yarn", "rerope", "streaming", "window", "log_n", "theta_x50", "drop"} < set(
+        rows
+    )
     assert set(report["left_out"]) == set(read_methods(BUILTIN)) - set(rows)
     assert f"{len(report['left_out'])} built-in methods do not apply here: " in out
     assert "  extend_clip: model.position.extend belongs to learned, not to rope\n" in out
     assert len(report["per_target_nll"]) == 2 * (len(rows) - 1)
-    distinct = len(set(report["per_target_nll"].values()))  # methods without effect at 24 share a cell
+    # methods without effect at 24 share a cell
+    distinct = len(set(report["per_target_nll"].values()))
     assert f"forecast: {distinct} cells" in err and len(rows) < distinct < 2 * (len(rows) - 1)
     # The numbers are those of the cells, the best first, and each method of its own.
     cells = {(cell["method"], cell["length"]): cell["nll"] for cell in report["cells"]}
@@ -337,7 +383,11 @@ def test_invalid_overrides_exit_with_2(root, monkeypatch, capsys, run, overrides
 
 def test_help_lists_settings_and_missing_run_exits_with_2(monkeypatch, capsys):
     done = subprocess.run(
-        [sys.executable, "evaluate.py", "--help"], cwd=ROOT, capture_output=True, text=True, timeout=120
+        [sys.executable, "evaluate.py", "--help"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert done.returncode == 0
     for word in ("lengths", "spans_per_document", "truncate", "yarn"):
@@ -362,16 +412,19 @@ def test_runs_are_compared_with_the_first(root, monkeypatch, capsys):
     assert list(cells) == [(run.name, length) for run in runs for length in (24, 32, 48)]
     nll = {}
     for run in runs:
-        trained = read_settings(run).model.position.model_dump(mode="json")  # other tests leave other methods
+        # other tests leave other methods
+        trained = read_settings(run).model.position.model_dump(mode="json")
         for file in (run / "evaluation" / "cells").glob("*.npz"):
             held = np.load(file)
             key = json.loads(str(held["key"]))
             if key["targets"] == report["targets_hash"] and key["position"] == trained:
-                nll[run.name, key["length"]] = held["nll"].reshape(-1, 16).mean(axis=1)  # by document
+                # by document
+                nll[run.name, key["length"]] = held["nll"].reshape(-1, 16).mean(axis=1)
     pairs = [(name, n) for name in ("longer", "learned") for n in (24, 32, 48) if (name, n) in nll]
     assert len(pairs) == 4 and report["targets"] == 16 * len(nll["run", 24])
     for name, n in pairs:
-        cell, difference = cells[name, n], nll[name, n] - nll["run", n]
+        cell = cells[name, n]
+        difference = nll[name, n] - nll["run", n]
         d = len(difference)
         half = t_quantile(1 - 0.05 / len(pairs) / 2, d - 1) * difference.std(ddof=1) / d**0.5
         assert cell["nll"] == pytest.approx(nll[name, n].mean(), abs=1e-12)
@@ -407,6 +460,10 @@ def test_incomparable_runs_are_rejected(root, monkeypatch):
     ):
         with pytest.raises(EvaluationError) as caught:
             call(monkeypatch, root / "run", root / other, asked)
-        assert asked in str(caught.value) or "tokenizer" in str(caught.value) or "matrix" in str(caught.value)
+        assert (
+            asked in str(caught.value)
+            or "tokenizer" in str(caught.value)
+            or "matrix" in str(caught.value)
+        )
     with pytest.raises(EvaluationError, match="RUN"):
         call(monkeypatch, "lengths=[24]")

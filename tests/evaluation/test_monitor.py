@@ -12,7 +12,8 @@ def test_losses_match_naive_loop_and_are_deterministic(make_store, sharp):
     monitor = monitor_targets(store, [16, 32, 64], targets=6, spans=7, seed=3)
     assert monitor.lengths == [16, 32, 64] and monitor.note == ""
     model = sharp().train()
-    first, second = monitor.measure(model), monitor.measure(model)
+    first = monitor.measure(model)
+    second = monitor.measure(model)
     assert first == second and model.training
     again = monitor_targets(
         make_store([90, 150, 130, 77, 20, 88, 140, 160, 99, 101], seed=6), [16, 32, 64], 6, 7, 3
@@ -25,14 +26,21 @@ def test_losses_match_naive_loop_and_are_deterministic(make_store, sharp):
         tokens = torch.from_numpy(monitor.text.windows(windows.document, windows.end, length))
         with torch.no_grad():
             for row in tokens:
-                logits = model(row[None, :-1], TokenPositions.plain(length, length=length))[0].double()
-                total -= torch.log_softmax(logits, -1)[torch.arange(length), row[1:]][-6:].sum().item()
+                logits = model(row[None, :-1], TokenPositions.plain(length, length=length))[
+                    0
+                ].double()
+                total -= (
+                    torch.log_softmax(logits, -1)[torch.arange(length), row[1:]][-6:].sum().item()
+                )
         assert nll == pytest.approx(total / count, abs=1e-5)
 
 
 def test_ranks_match_single_process_with_equal_batches(make_store, sharp, monkeypatch):
-    monitor = monitor_targets(make_store([90, 300, 150, 130] * 4), [16, 128, 80], targets=6, spans=9)
-    model, passes = sharp(), []
+    monitor = monitor_targets(
+        make_store([90, 300, 150, 130] * 4), [16, 128, 80], targets=6, spans=9
+    )
+    model = sharp()
+    passes = []
     monkeypatch.setattr("evaluation.monitor.rows_of", lambda length: 2)
     alone = monitor.measure(model)
     plain = {length: float(monitor.nll(model, length).mean()) for length in monitor.lengths}
@@ -40,7 +48,8 @@ def test_ranks_match_single_process_with_equal_batches(make_store, sharp, monkey
     forward = model.forward
     monkeypatch.setattr(model, "forward", lambda *a, **k: passes.append(1) or forward(*a, **k))
     for world in (2, 3, 4, 7):
-        held, counts = [], []
+        held = []
+        counts = []
 
         def leave(mine, held=held):  # where a rank would wait for the others
             held.append(mine)
@@ -65,7 +74,8 @@ def test_failing_length_is_nan_and_others_are_kept(make_store, sharp):
     def breaks(tokens, *args, **kwargs):
         return forward(tokens, *args, **kwargs) * (float("inf") if tokens.shape[1] == 32 else 1.0)
 
-    fine, model.forward = monitor.measure(model), breaks
+    fine = monitor.measure(model)
+    model.forward = breaks
     found = monitor.measure(model)
     assert np.isnan(found[32][0]) and found[32][1] == 54
     assert found[16] == fine[16] and found[64] == fine[64]

@@ -8,7 +8,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from evaluation import EvaluatedModel, EvaluationError, EvaluationSession, EvaluationSettings, resolve_methods
+from evaluation import (
+    EvaluatedModel,
+    EvaluationError,
+    EvaluationSession,
+    EvaluationSettings,
+    resolve_methods,
+)
 from evaluation.ranks import EvaluationRanks, joined, refuse_silent_launch, this_process
 from evaluation.scoring.cells import CellStore
 from evaluation.scoring.scoring import ModelScorer
@@ -37,7 +43,9 @@ def measured(make_store, tokenizer, sharp, tmp_path):
             model = sharp(YARN if overrides else None, dtype=getattr(torch, dtype))
             return model if spoil is None else spoil(model, ranks)
 
-        subject = EvaluatedModel("run", "abc", 7, 16, 16, lambda w: YARN if w else {"name": "rope"}, load)
+        subject = EvaluatedModel(
+            "run", "abc", 7, 16, 16, lambda w: YARN if w else {"name": "rope"}, load
+        )
         settings = EvaluationSettings(
             methods=["trained", "yarn"],
             lengths=list(LENGTHS),
@@ -79,7 +87,12 @@ def test_ranks_match_single_process_bitwise(measured, world, tmp_path):
     results = together(world, lambda ranks: (ranks, measured(ranks, batch=2)))
     for rank, answer in enumerate(results):
         ranks, result = answer
-        assert (ranks.rank, ranks.world, ranks.local_rank, ranks.local_world) == (rank, world, rank, world)
+        assert (ranks.rank, ranks.world, ranks.local_rank, ranks.local_world) == (
+            rank,
+            world,
+            rank,
+            world,
+        )
         assert set(result.nll) == set(alone.nll) and result.targets == alone.targets
         for where, nll in alone.nll.items():
             assert (result.nll[where] == nll).all(), where
@@ -100,14 +113,21 @@ SHARED = {
 
 
 @pytest.mark.parametrize("world", [2, 4])
-def test_processes_that_share_windows_match_a_single_process(measured, monkeypatch, world, tmp_path):
+def test_processes_that_share_windows_match_a_single_process(
+    measured, monkeypatch, world, tmp_path
+):
     alone = measured(cells="alone", **SHARED | {"context": 1})
-    read, call = [], ModelScorer.__call__
-    monkeypatch.setattr(ModelScorer, "__call__", lambda s, w, k: read.append(len(w)) or call(s, w, k))
+    read = []
+    call = ModelScorer.__call__
+    monkeypatch.setattr(
+        ModelScorer, "__call__", lambda s, w, k: read.append(len(w)) or call(s, w, k)
+    )
     results = together(world, lambda ranks: (measured(ranks, **SHARED), sum(read)), context=2)
     for rank, (result, count) in enumerate(results):
         assert set(result.nll) == set(alone.nll) and result.targets == alone.targets
-        assert all(np.abs(result.nll[where] - nll).max() < 1e-10 for where, nll in alone.nll.items())
+        assert all(
+            np.abs(result.nll[where] - nll).max() < 1e-10 for where, nll in alone.nll.items()
+        )
         # 3 documents × 2 spans in each of five cells; two groups divide their batches of two.
         assert count == 5 * (6 if world == 2 else (4, 4, 2, 2)[rank])
     names = {path.name for path in (tmp_path / "alone").iterdir()}
@@ -137,7 +157,8 @@ def test_processes_share_windows_under_every_protocol(measured):
 
 def interrupted_at(count: int):
     """`ModelScorer.__call__`, of which rank 1 is interrupted in its call `count`."""
-    call, calls = ModelScorer.__call__, []
+    call = ModelScorer.__call__
+    calls = []
 
     def interrupted(self, windows, keep):
         calls.append(1)
@@ -162,7 +183,9 @@ def test_process_that_leaves_a_context_group_ends_the_others(measured, monkeypat
 
 
 def test_processes_that_share_windows_have_a_gpu_each(monkeypatch):
-    monkeypatch.setattr("evaluation.ranks.find_device", lambda wanted, local: torch.device("cuda", local))
+    monkeypatch.setattr(
+        "evaluation.ranks.find_device", lambda wanted, local: torch.device("cuda", local)
+    )
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     ranks = EvaluationRanks(0, 2, local_world=2)
     assert ranks.device("auto").type == "cuda"  # each reads windows of its own
@@ -173,7 +196,10 @@ def test_processes_that_share_windows_have_a_gpu_each(monkeypatch):
 def test_context_that_cannot_be_shared_is_refused(measured, monkeypatch):
     for world, context, fix in (("1", 2, 2), ("3", 2, 4)):
         monkeypatch.setenv("WORLD_SIZE", world)
-        with pytest.raises(EvaluationError, match=f"context.*nproc_per_node {fix}"), joined(context):
+        with (
+            pytest.raises(EvaluationError, match=f"context.*nproc_per_node {fix}"),
+            joined(context),
+        ):
             pytest.fail("joined")
     with pytest.raises(EvaluationError, match="context = 2"):
         measured(context=2)
@@ -187,21 +213,27 @@ def test_a_time_limit_requires_one_process(measured):
 
 
 def test_each_rank_scores_its_own_windows_only(measured, monkeypatch):
-    scored, saved, call, save = [], [], ModelScorer.__call__, CellStore.save
+    scored = []
+    saved = []
+    call = ModelScorer.__call__
+    save = CellStore.save
 
     def counted(self, windows, keep):
         scored.append((self.length, len(windows)))
         return call(self, windows, keep)
 
     monkeypatch.setattr(ModelScorer, "__call__", counted)
-    monkeypatch.setattr(CellStore, "save", lambda self, key, nll: saved.append(key) or save(self, key, nll))
+    monkeypatch.setattr(
+        CellStore, "save", lambda self, key, nll: saved.append(key) or save(self, key, nll)
+    )
 
     def work(ranks):
         measured(ranks, batch=1)
         return scored, len(saved)
 
     (first, five), (second, none) = together(2, work)
-    assert (five, none) == (5, 0)  # rank 0 alone writes; at the trained length both methods share a cell
+    # rank 0 alone writes; at the trained length both methods share a cell
+    assert (five, none) == (5, 0)
     for share in (first, second):
         # 7 documents × 2 spans × 2 methods at each length beyond the trained one, half of them here.
         counts = [sum(n for length, n in share if length == one) for one in LENGTHS]
@@ -227,7 +259,9 @@ def test_cell_failure_on_one_rank_fails_on_all(measured, monkeypatch):
     assert first.failed == second.failed
     assert set(first.failed) == {("trained", 32), ("yarn", 32)}
     assert "not finite" in first.failed["trained", 32]
-    assert set(first.nll) == {(method, length) for method in ("trained", "yarn") for length in (16, 64)}
+    assert set(first.nll) == {
+        (method, length) for method in ("trained", "yarn") for length in (16, 64)
+    }
 
 
 def test_exiting_rank_stops_others_and_rerun_resumes(measured, monkeypatch, tmp_path):
@@ -239,18 +273,24 @@ def test_exiting_rank_stops_others_and_rerun_resumes(measured, monkeypatch, tmp_
     parts = sorted((tmp_path / "cells").glob("partial-*"))
     assert [path.name.split("-")[1] for path in parts] == ["0", "1"]
     shutil.copytree(tmp_path / "cells", tmp_path / "again")
-    asked, call = [], ModelScorer.__call__
-    monkeypatch.setattr(ModelScorer, "__call__", lambda s, w, k: asked.append(len(w)) or call(s, w, k))
+    asked = []
+    call = ModelScorer.__call__
+    monkeypatch.setattr(
+        ModelScorer, "__call__", lambda s, w, k: asked.append(len(w)) or call(s, w, k)
+    )
     again = measured(batch=2)
     alone_cells = sum(14 for _ in range(5))
-    assert sum(asked) == alone_cells - 8 - 4  # rank 0 had done its 4 batches of two, rank 1 two of its 3
+    # rank 0 had done its 4 batches of two, rank 1 two of its 3
+    assert sum(asked) == alone_cells - 8 - 4
     asked.clear()
     alone = measured(batch=2, cells="alone")
     assert sum(asked) == alone_cells
     for result in (again, *together(2, lambda ranks: measured(ranks, batch=2, cells="again"))):
         assert all((result.nll[where] == nll).all() for where, nll in alone.nll.items())
     for name in ("cells", "again"):
-        assert len(list((tmp_path / name).iterdir())) == 5 and not list((tmp_path / name).glob("partial-*"))
+        assert len(list((tmp_path / name).iterdir())) == 5 and not list(
+            (tmp_path / name).glob("partial-*")
+        )
 
 
 def test_smallest_memory_budget_is_used(measured, monkeypatch):
@@ -259,7 +299,8 @@ def test_smallest_memory_budget_is_used(measured, monkeypatch):
         monkeypatch.setattr("evaluation.scoring.forecast.memory_free", lambda device: free)
         budgets = []
         monkeypatch.setattr(
-            "evaluation.scoring.session.choose_batch", lambda *a, **k: budgets.append(k["budget"]) or 2
+            "evaluation.scoring.session.choose_batch",
+            lambda *a, **k: budgets.append(k["budget"]) or 2,
         )
         measured(ranks)
         return set(budgets)
@@ -269,7 +310,9 @@ def test_smallest_memory_budget_is_used(measured, monkeypatch):
 
 
 def test_partial_results_are_merged(tmp_path):
-    cells, key, nan = CellStore(tmp_path), {"a": 1}, np.nan
+    cells = CellStore(tmp_path)
+    key = {"a": 1}
+    nan = np.nan
     cells.save_partial(key, np.array([1.0, nan, nan, nan]), 0, now=True)
     cells.save_partial(key, np.array([nan, nan, 3.0, nan]), 1, now=True)
     cells.save_partial({"a": 2}, np.array([9.0, 9.0, 9.0, 9.0]), 1, now=True)
@@ -297,7 +340,12 @@ def test_each_rank_has_its_own_device(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.setattr(torch, "empty", lambda *size, device: None)
-    assert [EvaluationRanks(5, 8, local, 4).device("auto").index for local in range(4)] == [0, 1, 2, 3]
+    assert [EvaluationRanks(5, 8, local, 4).device("auto").index for local in range(4)] == [
+        0,
+        1,
+        2,
+        3,
+    ]
     assert EvaluationRanks().device("auto") == torch.device("cuda:0")
     assert (
         EvaluationRanks(1, 2, 1, 2).device("cuda:3").index == 3

@@ -48,15 +48,20 @@ def results(run):
     record = json.loads((run / "evaluation" / "one" / "results.json").read_text())
     text = json.dumps({k: v for k, v in record.items() if k not in ("command", "finished")})
     table = (run / "evaluation" / "one" / "results.csv").read_text()
-    cells = {path.name: np.load(path)["nll"] for path in (run / "evaluation" / "cells").glob("*.npz")}
+    cells = {
+        path.name: np.load(path)["nll"] for path in (run / "evaluation" / "cells").glob("*.npz")
+    }
     return text.replace(str(run), "RUN"), table.replace(str(run), "RUN"), cells
 
 
 @pytest.mark.slow  # tests/evaluation/test_ranks.py has processes without a launcher
-@pytest.mark.parametrize(("launcher", "processes"), [("torchrun", 2), ("torchrun", 4), ("accelerate", 2)])
+@pytest.mark.parametrize(
+    ("launcher", "processes"), [("torchrun", 2), ("torchrun", 4), ("accelerate", 2)]
+)
 def test_launched_processes_write_same_files_as_one(root, monkeypatch, capsys, launcher, processes):  # noqa: F811
     overrides = [*SMALL, "folder=one", "batch=2", "methods=[trained,window]"]
-    alone, shared = root / f"alone-{launcher}-{processes}", root / f"{launcher}-{processes}"
+    alone = root / f"alone-{launcher}-{processes}"
+    shared = root / f"{launcher}-{processes}"
     for copy in (alone, shared):
         shutil.copytree(root / "run", copy, ignore=shutil.ignore_patterns("evaluation"))
     call(monkeypatch, alone, *overrides)
@@ -86,7 +91,9 @@ def test_comparison_matches_single_process(root, monkeypatch):  # noqa: F811
     for run in runs:
         shutil.rmtree(run / "evaluation" / "cells")
     call(monkeypatch, *runs, *overrides, "folder=alone")
-    tables = [(runs[0] / "evaluation" / name / "results.csv").read_text() for name in ("shared", "alone")]
+    tables = [
+        (runs[0] / "evaluation" / name / "results.csv").read_text() for name in ("shared", "alone")
+    ]
     assert tables[0] == tables[1] and len(tables[0].splitlines()) == 5
 
 
@@ -95,9 +102,17 @@ def test_comparison_matches_single_process(root, monkeypatch):  # noqa: F811
 def test_signal_to_launcher_stops_processes_and_keeps_results(root, number):  # noqa: F811
     run = root / f"signal-{number}"
     shutil.copytree(root / "run", run, ignore=shutil.ignore_patterns("evaluation"))
-    overrides = [*SMALL[:1], "targets=1", "spans_per_document=16", "device=cpu", "folder=one", "batch=1"]
+    overrides = [
+        *SMALL[:1],
+        "targets=1",
+        "spans_per_document=16",
+        "device=cpu",
+        "folder=one",
+        "batch=1",
+    ]
     process = started("torchrun", 2, run, *overrides)
-    cells, end = run / "evaluation" / "cells", time.monotonic() + 200
+    cells = run / "evaluation" / "cells"
+    end = time.monotonic() + 200
     while not list(cells.glob("*.npz")) and time.monotonic() < end and process.poll() is None:
         time.sleep(0.002)
     process.send_signal(number)
@@ -109,10 +124,30 @@ def test_signal_to_launcher_stops_processes_and_keeps_results(root, number):  # 
 
 @pytest.mark.slow
 def test_launcher_starting_one_process_is_rejected(root):  # noqa: F811
-    launch = ["-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", "--num_machines", "1"]
-    kept = {name: value for name, value in os.environ.items() if name not in ("WORLD_SIZE", "MASTER_PORT")}
+    launch = [
+        "-m",
+        "accelerate.commands.launch",
+        "--cpu",
+        "--num_processes",
+        "2",
+        "--num_machines",
+        "1",
+    ]
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("WORLD_SIZE", "MASTER_PORT")
+    }
     done = subprocess.run(
-        [sys.executable, *launch, "--mixed_precision", "no", ROOT / "evaluate.py", root / "run", *SMALL],
+        [
+            sys.executable,
+            *launch,
+            "--mixed_precision",
+            "no",
+            ROOT / "evaluate.py",
+            root / "run",
+            *SMALL,
+        ],
         env=kept,
         capture_output=True,
         text=True,

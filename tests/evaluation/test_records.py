@@ -25,14 +25,19 @@ def test_results_record_units_and_their_contamination(do, make_store, tmp_path):
         "targets": [20, 10, 20, 10, 10],
         "seen": [False, False, True, False, False],  # a document's name is no cluster
     }
-    of = [[0, 1], [2], [4, 5], [3], [6]]  # documents in the order of the units, each with 10 targets
+    # documents in the order of the units, each with 10 targets
+    of = [[0, 1], [2], [4, 5], [3], [6]]
     for cell in report["cells"]:
         nll = result.nll[cell["method"], cell["length"]].reshape(7, 10)
         assert cell["unit_nll"] == pytest.approx([nll[documents].mean() for documents in of])
     unigram = result.unigram.reshape(7, 10)
-    assert report["unigram_unit_nll"] == pytest.approx([unigram[documents].mean() for documents in of])
+    assert report["unigram_unit_nll"] == pytest.approx(
+        [unigram[documents].mean() for documents in of]
+    )
     truncated = result.truncated.reshape(7, 10)
-    assert report["truncated_unit_nll"] == pytest.approx([truncated[documents].mean() for documents in of])
+    assert report["truncated_unit_nll"] == pytest.approx(
+        [truncated[documents].mean() for documents in of]
+    )
 
 
 def test_contaminated_units_are_reported_separately(do, make_store, tmp_path):
@@ -49,16 +54,24 @@ def test_contaminated_units_are_reported_separately(do, make_store, tmp_path):
     means = result.nll["yarn", 64].reshape(16, 10)[new].reshape(6, 20).mean(axis=1)
     base = result.nll["trained", 16].reshape(16, 10)[new].reshape(6, 20).mean(axis=1)
     assert row.nll == pytest.approx(means.mean())
-    half = stats.t.ppf(1 - 0.025 / 4, 5) * stats.sem(means - base)  # simultaneous over 2 methods at 2 lengths
-    assert row.delta.estimate == pytest.approx((means - base).mean()) and row.delta.half == pytest.approx(
-        half
-    )
+    # simultaneous over 2 methods at 2 lengths
+    half = stats.t.ppf(1 - 0.025 / 4, 5) * stats.sem(means - base)
+    assert row.delta.estimate == pytest.approx(
+        (means - base).mean()
+    ) and row.delta.half == pytest.approx(half)
     assert row.verdict is None and all(np.isnan(row.level.low) for row in seen.rows)
     text = "\n".join(LossReport(result, analysis).summary())
     assert "6 clusters (12 documents) not in the training text: as trained NLL" in text
-    line = next(line for line in LossReport(result, analysis).summary() if "not in the training text" in line)
+    line = next(
+        line
+        for line in LossReport(result, analysis).summary()
+        if "not in the training text" in line
+    )
     assert re.findall(r"(as trained|truncate|yarn) [+-]", line) == ["as trained", "yarn"]
-    assert "2 clusters (4 documents) in the training text, point estimates only: as trained NLL" in text
+    assert (
+        "2 clusters (4 documents) in the training text, point estimates only: as trained NLL"
+        in text
+    )
     _, columns, lines = LossReport(result, analysis).by_part()
     assert [line[:2] for line in lines] == [
         *(["trained", str(n)] for n in (16, 32, 64)),
@@ -71,7 +84,11 @@ def test_contaminated_units_are_reported_separately(do, make_store, tmp_path):
     assert set(report["parts"]) == {"unseen", "seen"} and report["parts"]["unseen"]["units"] == 6
     with (tmp_path / "results.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert [sum(row["part"] == part for row in rows) for part in ("all", "unseen", "seen")] == [9, 9, 9]
+    assert [sum(row["part"] == part for row in rows) for part in ("all", "unseen", "seen")] == [
+        9,
+        9,
+        9,
+    ]
     assert {row["units"] for row in rows if row["part"] == "seen"} == {"2"}
 
 
@@ -85,22 +102,35 @@ def test_reach_and_ratios_are_recorded(do, tmp_path):
     report = json.loads((tmp_path / "results.json").read_text())
     cells = {(cell["method"], cell["length"]): cell for cell in report["cells"]}
     reach = {one["method"]: one for one in report["context_reach"]}["trained"]
-    assert reach["longest"] == 64 and [(d["from"], d["to"]) for d in reach["gain_per_doubling"]] == [
+    assert reach["longest"] == 64 and [
+        (d["from"], d["to"]) for d in reach["gain_per_doubling"]
+    ] == [
         (16, 32),
         (32, 64),
     ]
-    cell, last = cells["trained", 64], reach["gain_per_doubling"][1]
+    cell = cells["trained", 64]
+    last = reach["gain_per_doubling"][1]
     assert last["gain"] == pytest.approx(cells["trained", 32]["nll"] - cell["nll"])
-    assert cell["gain_per_doubling"] == last["gain"] and cells["trained", 16]["gain_per_doubling"] is None
-    assert cell["perplexity_ratio"] == pytest.approx(cell["perplexity"] / cells["trained", 16]["perplexity"])
+    assert (
+        cell["gain_per_doubling"] == last["gain"]
+        and cells["trained", 16]["gain_per_doubling"] is None
+    )
+    assert cell["perplexity_ratio"] == pytest.approx(
+        cell["perplexity"] / cells["trained", 16]["perplexity"]
+    )
     assert cell["perplexity_ratio_low"] == pytest.approx(np.exp(cell["delta_low"]))
     assert not analyze(do(protocol="non-overlapping")).reaches
 
 
 def test_verdicts_use_max_t(do):
     plain, joint = (analyze(do(simultaneous=how)) for how in ("bonferroni", "max-t"))
-    one, other = plain.verdicts[1].verdicts[-1].delta, joint.verdicts[1].verdicts[-1].delta
-    assert one.estimate == other.estimate and one.half != other.half and joint.family == plain.family == 6
+    one = plain.verdicts[1].verdicts[-1].delta
+    other = joint.verdicts[1].verdicts[-1].delta
+    assert (
+        one.estimate == other.estimate
+        and one.half != other.half
+        and joint.family == plain.family == 6
+    )
     assert "simultaneous over 6 comparisons (max-t)" in "\n".join(
         LossReport(do(simultaneous="max-t"), joint).summary()
     )
@@ -111,7 +141,8 @@ def test_every_derived_column_by_hand(do):
     result = do()
     analysis = analyze(result)
     rows = {(row["method"], row["length"]): row for row in LossReport(result, analysis).rows()}
-    base, unit = result.nll["trained", 16], result.unit
+    base = result.nll["trained", 16]
+    unit = result.unit
 
     def interval(values, share=0.05):
         means = [values[unit == one].mean() for one in np.unique(unit)]
@@ -165,4 +196,7 @@ def test_inapplicable_methods_are_footnotes(do):
     report = LossReport(replace(result, left_out={"alibi": "cannot become alibi"}), analyze(result))
     brief, verbose = (report.footnotes(verbose) for verbose in (False, True))
     assert brief[-1] == "1 built-in method does not apply here: alibi (--verbose: why)"
-    assert verbose[-1].split() == ["alibi:", "cannot", "become", "alibi"] and len(verbose) == len(brief) + 1
+    assert (
+        verbose[-1].split() == ["alibi:", "cannot", "become", "alibi"]
+        and len(verbose) == len(brief) + 1
+    )

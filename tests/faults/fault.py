@@ -40,7 +40,8 @@ class Fault:
 
 def call(script: str, *overrides: object, cwd: Path, **env: str) -> Result:
     """A script in a process of its own."""
-    out, err = cwd.with_name(f"{cwd.name}.out"), cwd.with_name(f"{cwd.name}.err")
+    out = cwd.with_name(f"{cwd.name}.out")
+    err = cwd.with_name(f"{cwd.name}.err")
     process = ScriptProcess(script, [str(word) for word in overrides], cwd, out, err, env)
     try:
         status = process.wait(120)

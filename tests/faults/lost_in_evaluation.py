@@ -16,7 +16,8 @@ from training.script import run_main
 def main() -> None:
     number, timeout, *words = sys.argv[1:]
     evaluation.ranks.GATHER_TIMEOUT = timedelta(seconds=float(timeout))
-    gather, calls = ContextShard.gather, []
+    gather = ContextShard.gather
+    calls = []
 
     def hit(self, x):
         calls.append(1)

@@ -17,7 +17,10 @@ POSITIONS = ROOT / "configs" / "position"
 def inside(script: str, *overrides: object, cwd: Path) -> Result:
     """A script called in this process, which saves seconds for each command line that is refused at once."""
     main = importlib.import_module(script).main
-    argv, here, out, err = sys.argv, os.getcwd(), io.StringIO(), io.StringIO()
+    argv = sys.argv
+    here = os.getcwd()
+    out = io.StringIO()
+    err = io.StringIO()
     sys.argv = [f"{script.rpartition('.')[2]}.py", *map(str, overrides)]
     os.chdir(cwd)
     try:
@@ -31,7 +34,9 @@ def inside(script: str, *overrides: object, cwd: Path) -> Result:
     raise AssertionError("run_main returned")
 
 
-def refused(name: str, script: str, *overrides: str, names: tuple[str, ...], tiny: bool = False) -> Fault:
+def refused(
+    name: str, script: str, *overrides: str, names: tuple[str, ...], tiny: bool = False
+) -> Fault:
     """A command line that must be refused; `tiny`: with the overrides of a tiny run before them."""
 
     def run(folder: Path, settings: list[str]) -> Result:
@@ -61,20 +66,48 @@ FAULTS = [
     ),
     refused("unknown option", "train", "--resume", names=("--resume", "train.py --help")),
     refused("steps in place of tokens", "train", "training.steps=5", names=("training.tokens",)),
-    refused("a scheme's other name", "train", "model.position.name=rotary", names=("did you mean rope?",)),
-    refused("a scheme's other file", "train", str(POSITIONS / "nope.yaml"), names=("none.yaml?",)),
-    refused("run directory is a file", "train", "--run-dir", "file", names=("file", "--run-dir"), tiny=True),
     refused(
-        "run directory in a file", "train", "--run-dir", "file/x", names=("file/x", "--run-dir"), tiny=True
+        "a scheme's other name",
+        "train",
+        "model.position.name=rotary",
+        names=("did you mean rope?",),
+    ),
+    refused("a scheme's other file", "train", str(POSITIONS / "nope.yaml"), names=("none.yaml?",)),
+    refused(
+        "run directory is a file",
+        "train",
+        "--run-dir",
+        "file",
+        names=("file", "--run-dir"),
+        tiny=True,
+    ),
+    refused(
+        "run directory in a file",
+        "train",
+        "--run-dir",
+        "file/x",
+        names=("file/x", "--run-dir"),
+        tiny=True,
     ),
     refused("generate without a run", "generate", names=("RUN",)),
     *(
-        refused(f"generate on {device}", "generate", "run", "--device", device, names=(device, "auto, cpu"))
+        refused(
+            f"generate on {device}",
+            "generate",
+            "run",
+            "--device",
+            device,
+            names=(device, "auto, cpu"),
+        )
         for device in ("gpu", "cuda:99", "meta")
     ),
     *(
         refused(
-            f"{overrides[0]} without a device", "evaluate", "run", *overrides, names=("cuda:99", "auto, cpu")
+            f"{overrides[0]} without a device",
+            "evaluate",
+            "run",
+            *overrides,
+            names=("cuda:99", "auto, cpu"),
         )
         for overrides in (
             ("seed=1", "device=cuda:99"),

@@ -19,8 +19,14 @@ def _corpus(files: dict[bytes, str], *more: str):
     def run(folder, overrides):
         for name, text in files.items():
             (folder / os.fsdecode(name)).write_text(text, encoding="utf-8")
-        overrides = [word for word in overrides if "data.source" not in word and "data.root" not in word]
-        source = ["data.source.name=files", f"data.source.path={folder}", f"data.root={folder / 'prepared'}"]
+        overrides = [
+            word for word in overrides if "data.source" not in word and "data.root" not in word
+        ]
+        source = [
+            "data.source.name=files",
+            f"data.source.path={folder}",
+            f"data.root={folder / 'prepared'}",
+        ]
         return call("scripts/prepare.py", *overrides, *source, *more, "--workers=1", cwd=folder)
 
     return run
@@ -28,10 +34,16 @@ def _corpus(files: dict[bytes, str], *more: str):
 
 _TEXT = "some words of a document " * 20
 _RECORDS = {b"r.jsonl": "[" * 200_000 + "\n" + f'{{"text": "{_TEXT}"}}\n' * 20}
-_BOMB = "\n".join(["a0: &a0 [x]"] + [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 30)])
+_BOMB = "\n".join(
+    ["a0: &a0 [x]"] + [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 30)]
+)
 
 FAULTS = [
-    Fault("settings of nested aliases", _settings_file(_BOMB), names=("settings.yaml", "100,000 values")),
+    Fault(
+        "settings of nested aliases",
+        _settings_file(_BOMB),
+        names=("settings.yaml", "100,000 values"),
+    ),
     Fault(
         "NUL in settings",
         _settings_file("seed: 1\ndata: {label: x\0}\n"),
@@ -42,7 +54,9 @@ FAULTS = [
         _settings_file('"\\e[2J": 1\n'),
         names=("settings.yaml:1", r"\x1b[2J"),
     ),
-    Fault("records nested too deeply", _corpus(_RECORDS), status=0, names=("1 documents", "r.jsonl#0")),
+    Fault(
+        "records nested too deeply", _corpus(_RECORDS), status=0, names=("1 documents", "r.jsonl#0")
+    ),
     Fault(
         "documents too large",
         _corpus(
@@ -52,6 +66,12 @@ FAULTS = [
         status=0,
         names=("data.source.max_document_bytes", r"\udcff\x1b.txt"),
     ),
-    Fault("names that are not UTF-8", _corpus({b"%d\xff.txt" % i: _TEXT for i in range(20)}), status=0),
-    Fault("a tag that does not fit", _settings_file('seed: !!int ""\n'), names=("settings.yaml:1", "tag")),
+    Fault(
+        "names that are not UTF-8", _corpus({b"%d\xff.txt" % i: _TEXT for i in range(20)}), status=0
+    ),
+    Fault(
+        "a tag that does not fit",
+        _settings_file('seed: !!int ""\n'),
+        names=("settings.yaml:1", "tag"),
+    ),
 ]

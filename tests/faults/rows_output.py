@@ -47,7 +47,8 @@ class Training:
     """A long training, from its first steps on."""
 
     def __init__(self, folder: Path, overrides: list[str], *launcher: str):
-        self.run, self.log = folder / "run", folder / "log"
+        self.run = folder / "run"
+        self.log = folder / "log"
         overrides = [*overrides, *LONG, f"--run-dir={self.run}"]
         if launcher:
             with open(self.log, "wb") as stream:
@@ -132,5 +133,11 @@ FAULTS = [
     Fault("manifest removed", partial(loses, "manifest.json", True), names=("/run/manifest.json",)),
     Fault("no manifest", without_manifest, names=("run", "manifest.json", "--restart")),
     Fault("lock deleted", second_trainer, names=("another process",)),
-    Fault("launcher killed", orphaned, status=-signal.SIGKILL, names=("SIGTERM", "saved"), is_slow=True),
+    Fault(
+        "launcher killed",
+        orphaned,
+        status=-signal.SIGKILL,
+        names=("SIGTERM", "saved"),
+        is_slow=True,
+    ),
 ]

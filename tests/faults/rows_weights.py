@@ -39,7 +39,11 @@ FAULTS = [
     Fault(
         "a step that memory cannot hold",
         lambda folder, overrides: call(
-            "train.py", *overrides, "training.batch_size=1000000000", "training.tokens=100B", cwd=folder
+            "train.py",
+            *overrides,
+            "training.batch_size=1000000000",
+            "training.tokens=100B",
+            cwd=folder,
         ),
         names=("training.batch_size=", "training.micro_batch_size=", "GiB", "--force"),
     ),

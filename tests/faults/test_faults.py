@@ -14,7 +14,10 @@ FAULTS = [
 
 @pytest.mark.parametrize(
     "fault",
-    [pytest.param(fault, id=fault.name, marks=pytest.mark.slow if fault.is_slow else ()) for fault in FAULTS],
+    [
+        pytest.param(fault, id=fault.name, marks=pytest.mark.slow if fault.is_slow else ())
+        for fault in FAULTS
+    ],
 )
 def test_fault(fault, tmp_path, overrides):
     result = fault.run(tmp_path, overrides)

@@ -37,7 +37,9 @@ def sentencepiece_tokenizer(dummy_prefix: bool) -> SentencePieceTokenizer:
     return SentencePieceTokenizer(model.getvalue())
 
 
-@pytest.fixture(scope="session", params=["bytes", "byte-level BPE", "sentencepiece", "foreign sentencepiece"])
+@pytest.fixture(
+    scope="session", params=["bytes", "byte-level BPE", "sentencepiece", "foreign sentencepiece"]
+)
 def tokenizer(request):
     if request.param == "bytes":
         return ByteTokenizer()

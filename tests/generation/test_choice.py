@@ -24,15 +24,24 @@ def left(sampling: SamplingParams, logits: torch.Tensor = LOGITS) -> dict[int, f
     [
         (SamplingParams(temperature=1), P),
         # p^(1/2), over their sum 2.10731: 0.63246, 0.54772, 0.38730, 0.31623, 0.22361
-        (SamplingParams(temperature=2), {3: 0.30012, 0: 0.25992, 4: 0.18379, 1: 0.15006, 2: 0.10611}),
+        (
+            SamplingParams(temperature=2),
+            {3: 0.30012, 0: 0.25992, 4: 0.18379, 1: 0.15006, 2: 0.10611},
+        ),
         (SamplingParams(temperature=1, top_k=2), {3: 4 / 7, 0: 3 / 7}),
         (SamplingParams(temperature=1, top_k=99), P),
         # 0.40 < 0.6 ≤ 0.40 + 0.30: two stay. At 0.71 a third is needed.
         (SamplingParams(temperature=1, top_p=0.6), {3: 4 / 7, 0: 3 / 7}),
-        (SamplingParams(temperature=1, top_p=0.71), {3: 0.40 / 0.85, 0: 0.30 / 0.85, 4: 0.15 / 0.85}),
+        (
+            SamplingParams(temperature=1, top_p=0.71),
+            {3: 0.40 / 0.85, 0: 0.30 / 0.85, 4: 0.15 / 0.85},
+        ),
         (SamplingParams(temperature=1, top_p=1e-9), {3: 1.0}),
         # 0.3 · 0.40 = 0.12: those of 0.10 and 0.05 fall.
-        (SamplingParams(temperature=1, min_p=0.3), {3: 0.40 / 0.85, 0: 0.30 / 0.85, 4: 0.15 / 0.85}),
+        (
+            SamplingParams(temperature=1, min_p=0.3),
+            {3: 0.40 / 0.85, 0: 0.30 / 0.85, 4: 0.15 / 0.85},
+        ),
         (SamplingParams(temperature=1, min_p=1.0), {3: 1.0}),
         # top_k first: of 0.40, 0.30, 0.15 over 0.85 the first is 0.47 ≥ 0.45; without top_k it is not.
         (SamplingParams(temperature=1, top_k=3, top_p=0.45), {3: 1.0}),
@@ -54,7 +63,9 @@ def test_repetition_penalty_by_hand():
     close = torch.tensor([[2.0, 1.5, 0.0, -1.0]])
     assert SamplingParams(temperature=0).choose(close, seen, None).tolist() == [0]
     seen = torch.tensor([[True, False, False, False]])
-    assert SamplingParams(repetition_penalty=1.6, temperature=0).choose(close, seen, None).tolist() == [1]
+    assert SamplingParams(repetition_penalty=1.6, temperature=0).choose(
+        close, seen, None
+    ).tolist() == [1]
 
 
 @pytest.mark.parametrize(
@@ -104,11 +115,15 @@ def test_out_of_range_settings_are_named(wrong):
 def test_top_p_matches_full_sort(top_p):
     """A peaked row ends within the tokens looked at first, a flat one far beyond: together and alone."""
     generator = torch.Generator().manual_seed(4)
-    logits = torch.randn(2, 3001, generator=generator, dtype=torch.float64) * torch.tensor([[6.0], [0.1]])
+    logits = torch.randn(2, 3001, generator=generator, dtype=torch.float64) * torch.tensor(
+        [[6.0], [0.1]]
+    )
     got = SamplingParams(temperature=1, top_p=top_p).probabilities(logits) > 0
     sizes = []
     for row, kept in zip(logits.softmax(-1), got, strict=True):
-        order, total, nucleus = row.argsort(descending=True), 0.0, set()
+        order = row.argsort(descending=True)
+        total = 0.0
+        nucleus = set()
         for i in order.tolist():
             if total >= top_p:
                 break
@@ -117,4 +132,6 @@ def test_top_p_matches_full_sort(top_p):
         assert set(kept.nonzero()[:, 0].tolist()) == nucleus
         sizes.append(len(nucleus))
     assert sizes[0] < 512 and (sizes[1] > 512) == (top_p > 0.1)
-    assert torch.equal(SamplingParams(temperature=1, top_p=top_p).probabilities(logits[:1])[0] > 0, got[0])
+    assert torch.equal(
+        SamplingParams(temperature=1, top_p=top_p).probabilities(logits[:1])[0] > 0, got[0]
+    )

@@ -29,7 +29,8 @@ def test_jsonl_from_a_pipe_and_past_the_trained_length(run, monkeypatch, capsys)
     # begin-of-document and 5 bytes make 26 tokens of a trained 16
     assert len(err.splitlines()) == 1
     assert all(
-        part in err for part in ("26 tokens", "trained at 16", "positions: rope, yarn s=1.625 (matched)")
+        part in err
+        for part in ("26 tokens", "trained at 16", "positions: rope, yarn s=1.625 (matched)")
     )
     assert first["settings"]["positions"] == "rope, yarn s=1.625 (matched)"
 
@@ -100,7 +101,9 @@ def test_method_is_reported_within_trained_length(run, monkeypatch, capsys):
         [*overrides, "model.position.window=6", "model.position.sinks=1"], monkeypatch, capsys
     )
     assert code == 0
-    assert all(part in err for part in ("positions: rope, window 6, 1 sink", "7 tokens", "trained at 16"))
+    assert all(
+        part in err for part in ("positions: rope, window 6, 1 sink", "7 tokens", "trained at 16")
+    )
     assert _inside(overrides, monkeypatch, capsys) == (0, "")
 
 
@@ -122,7 +125,9 @@ def test_length_beyond_learned_table_is_rejected(run, monkeypatch, capsys):
         ("p.jsonl", b'{"prompt": "\\ud800"}', "p.jsonl, line 1 is not UTF-8"),
     ],
 )
-def test_bad_prompt_files_name_file_and_line(run, tmp_path, name, raw, message, monkeypatch, capsys):
+def test_bad_prompt_files_name_file_and_line(
+    run, tmp_path, name, raw, message, monkeypatch, capsys
+):
     (tmp_path / name).write_bytes(raw)
     code, err = _inside([str(run), "--file", str(tmp_path / name)], monkeypatch, capsys)
     assert code == 2 and re.search(message, err)

@@ -28,7 +28,8 @@ def requests(**options) -> list[GenerationRow]:
 def run(batch, asked, every=2, cancel=()):
     """Admit one request every few steps and collect the tokens; rows in `cancel` stop at two tokens."""
     found = {row: [] for row in asked}
-    waiting, step = list(asked), 0
+    waiting = list(asked)
+    step = 0
     while waiting or len(batch):
         if waiting and step % every == 0:
             batch.admit(waiting.pop(0))
@@ -46,10 +47,12 @@ def alone(model, row, **options):
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in POSITIONS]
+    "name",
+    [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in POSITIONS],
 )
 def test_rows_that_join_equal_rows_generated_alone(name):
-    model, asked = tiny(POSITIONS[name]), requests()
+    model = tiny(POSITIONS[name])
+    asked = requests()
     found = run(ContinuousBatch(model, chunk=5), asked, cancel=asked[2:3])
     for row, scores in zip(asked, found, strict=True):
         expected = alone(model, row)
@@ -67,7 +70,8 @@ def test_rows_that_join_equal_rows_generated_alone(name):
     ],
 )
 def test_sinks_survive_changes_of_the_batch(position):
-    model, asked = tiny(position), requests()
+    model = tiny(position)
+    asked = requests()
     found = run(ContinuousBatch(model, chunk=3), asked, every=1)
     for row, scores in zip(asked, found, strict=True):
         assert [score.token for score in scores] == alone(model, row)
@@ -140,7 +144,8 @@ def test_logits_that_are_not_finite_end_the_row():
     with torch.no_grad():
         model.embed.weight[9] = float("nan")
     batch = ContinuousBatch(model)
-    bad, good = GenerationRow([3, 9], 4, SAMPLING[0]), GenerationRow([3, 8], 4, SAMPLING[0])
+    bad = GenerationRow([3, 9], 4, SAMPLING[0])
+    good = GenerationRow([3, 8], 4, SAMPLING[0])
     batch.admit(bad)
     batch.admit(good)
     while len(batch):
@@ -150,10 +155,13 @@ def test_logits_that_are_not_finite_end_the_row():
     assert good.error is None and good.generated == 4
 
 
-@pytest.mark.parametrize("name", ["rope", "rope yarn auto", "alibi window", "fox", "pattern of biases"])
+@pytest.mark.parametrize(
+    "name", ["rope", "rope yarn auto", "alibi window", "fox", "pattern of biases"]
+)
 def test_rows_of_one_prompt_share_its_prefill(name):
     """Rows with the same prompt and declared length, of which one leaves during the prefill."""
-    model, passes = tiny(POSITIONS[name]), []
+    model = tiny(POSITIONS[name])
+    passes = []
     model.register_forward_pre_hook(lambda module, inputs: passes.append(inputs[0].shape))
     asked = [GenerationRow(list(LONG), 6, SAMPLING[i % 3], seed=i, logprobs=0) for i in range(4)]
     asked[1].score_prompt = True

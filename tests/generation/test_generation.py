@@ -9,7 +9,8 @@ from generation.decoding import Generation
 from generation.sampling import SamplingParams
 from model import SCHEMES, ModelError, ModelSettings, TokenPositions, Transformer
 
-GREEDY, SAMPLED = SamplingParams(temperature=0), SamplingParams(temperature=1.3, top_p=0.95)
+GREEDY = SamplingParams(temperature=0)
+SAMPLED = SamplingParams(temperature=1.3, top_p=0.95)
 RAGGED = [[5, 17, 3, 22, 9, 1, 30], [8], [11, 2, 28, 6]]
 NEW = 13
 
@@ -62,7 +63,9 @@ QUICK = (
 def tiny(position: dict, train_length: int = 9, dtype=torch.float64) -> Transformer:
     """Heads 4, groups 2, features 6, vocabulary 31: no two sizes equal. Trained shorter than what is asked of
     it, unless its table would end."""
-    settings = ModelSettings(dim=20, layers=3, heads=4, kv_heads=2, head_dim=6, ffn_dim=28, position=position)
+    settings = ModelSettings(
+        dim=20, layers=3, heads=4, kv_heads=2, head_dim=6, ffn_dim=28, position=position
+    )
     model = Transformer(settings, 31, train_length)
     if model.limit is not None and train_length == 9:
         return tiny(position, 40, dtype)
@@ -96,18 +99,23 @@ def named_cases() -> list:
 
 @pytest.mark.parametrize(("name", "kind"), named_cases())
 def test_tokens_are_independent_of_cache_chunks_and_batch(name, kind):
-    model, seeds, sampling = tiny(POSITIONS[name]), [4, 4, 6], GREEDY if kind == "greedy" else SAMPLED
+    model = tiny(POSITIONS[name])
+    seeds = [4, 4, 6]
+    sampling = GREEDY if kind == "greedy" else SAMPLED
     slow = rows(model, sampling=sampling, seeds=seeds, cache=False)
     assert rows(model, sampling=sampling, seeds=seeds) == slow
     assert rows(model, sampling=sampling, seeds=seeds, prefill_chunk=3) == slow
-    for row, prompt in enumerate(RAGGED):  # a lone prompt takes the plain layout, a ragged batch does not
+    # a lone prompt takes the plain layout, a ragged batch does not
+    for row, prompt in enumerate(RAGGED):
         alone = rows(model, [prompt], sampling, seeds=[seeds[row]])
         assert alone == [slow[row]]
         assert rows(model, [prompt], sampling, seeds=[seeds[row]], prefill_chunk=2) == alone
     assert rows(copy.deepcopy(model).pack(), sampling=sampling, seeds=seeds) == slow
     assert all(len(row) == NEW for row in slow)
     varied = {token for row in slow for token in row}
-    assert len({tuple(row) for row in slow}) == 3 and len(varied) > 3, "too uniform to tell anything"
+    assert len({tuple(row) for row in slow}) == 3 and len(varied) > 3, (
+        "too uniform to tell anything"
+    )
 
 
 def test_auto_factor_is_fixed_by_declared_length_per_row():
@@ -121,7 +129,9 @@ def test_auto_factor_is_fixed_by_declared_length_per_row():
                 ids.append(int(model(torch.tensor([ids]), positions)[0, -1].argmax()))
         assert rows(model, [prompt]) == [ids[len(prompt) :]]
     longer = rows(model, [RAGGED[0]], tokens=4 * NEW)[0]
-    assert longer[:NEW] != rows(model, [RAGGED[0]])[0], "the declared length had no effect: the test is blind"
+    assert longer[:NEW] != rows(model, [RAGGED[0]])[0], (
+        "the declared length had no effect: the test is blind"
+    )
 
 
 def test_equal_lengths_use_no_padding():
@@ -133,7 +143,8 @@ def test_equal_lengths_use_no_padding():
 
 
 def test_seeds_determine_tokens_and_shorter_is_a_prefix():
-    model, prompt = tiny({"name": "rope"}), RAGGED[0]
+    model = tiny({"name": "rope"})
+    prompt = RAGGED[0]
     first, again, other = rows(model, [prompt] * 3, SAMPLED, tokens=40, seeds=[7, 7, 8])
     assert first == again != other
     assert rows(model, [prompt], SAMPLED, tokens=40, seeds=[7]) == [first]
@@ -173,7 +184,9 @@ def test_eos_is_per_row(count):
         assert generation.finish[row] == ("length" if end is None else "eos")
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED, SamplingParams(0.7, temperature=2.0, min_p=0.0)])
+@pytest.mark.parametrize(
+    "sampling", [GREEDY, SAMPLED, SamplingParams(0.7, temperature=2.0, min_p=0.0)]
+)
 def test_padding_of_the_vocabulary_is_not_sampled(sampling):
     """Rows of the embedding that are no ids have the largest logits; without them, nothing changes."""
     small = tiny({"name": "rope"})

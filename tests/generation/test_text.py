@@ -81,16 +81,19 @@ def test_stop_string_across_tokens_is_removed(tokenizer, text):
 def test_partial_stop_string_is_printed():
     pieces, stopped = streamed(ByteTokenizer(), b"abcabd", ["abce"])
     assert (pieces, stopped) == (["", "", "", "abc", "", "abd", ""], False)
-    pieces, stopped = streamed(ByteTokenizer(), b"xaaab", ["aab"])  # the false start overlaps the true one
+    # the false start overlaps the true one
+    pieces, stopped = streamed(ByteTokenizer(), b"xaaab", ["aab"])
     assert (pieces, stopped) == (["x", "", "", "a", "", ""], True)
-    assert streamed(ByteTokenizer(), b"xab", ["abc"])[0] == ["x", "", "", "ab"]  # the end resolves it
+    # the end resolves it
+    assert streamed(ByteTokenizer(), b"xab", ["abc"])[0] == ["x", "", "", "ab"]
 
 
 def test_first_complete_stop_string_wins():
     """Wherever the borders of tokens lie: by bytes and in one piece."""
 
     class OnePiece:
-        pieces, prefix = [b"xabcdef"], b""
+        pieces = (b"xabcdef",)
+        prefix = b""
 
     for stops, expected in ((["abcdef", "cd"], "xab"), (["cd", "bcd"], "xa"), (["zz", "x"], "")):
         by_bytes, stopped = streamed(ByteTokenizer(), b"xabcdef", stops)

@@ -34,7 +34,8 @@ def gradients(
     monkeypatch: pytest.MonkeyPatch,
 ) -> tuple[dict[str, torch.Tensor], int]:
     """(NLL, gradients of block inputs and parameters) by name, and how many attentions ran as `kernel`."""
-    calls, inputs = 0, []
+    calls = 0
+    inputs = []
 
     def attended(views, v, scale, sink=None):
         nonlocal calls

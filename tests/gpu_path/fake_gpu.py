@@ -16,7 +16,8 @@ import torch.utils.backend_registration as backends
 from torch.utils._python_dispatch import TorchDispatchMode
 
 ROOT = Path(__file__).resolve().parents[2]
-CUDA, CPU = torch.device("cuda:0"), torch.device("cpu")
+CUDA = torch.device("cuda:0")
+CPU = torch.device("cpu")
 aten = torch.ops.aten
 # Operations whose result's value or size the host needs.
 WAITS = {
@@ -135,7 +136,9 @@ class FakeGpu(TorchDispatchMode):
         elif func is aten.copy_.default and device and host:
             self.copies += 1
             if not (len(args) > 2 and args[2]) and not kwargs.get("non_blocking"):
-                self._wait("copy to the device" if isinstance(args[0], GpuTensor) else "copy to the host")
+                self._wait(
+                    "copy to the device" if isinstance(args[0], GpuTensor) else "copy to the host"
+                )
         elif func in WAITS and device:
             self._wait(str(func))
         elif func in INDEXING and device:
@@ -185,6 +188,8 @@ def to_gpu(module: torch.nn.Module) -> torch.nn.Module:
     for part in module.modules():
         for name, p in part._parameters.items():
             if p is not None and id(p) not in moved:
-                moved[id(p)] = torch.nn.Parameter(GpuTensor(p.data.clone()), requires_grad=p.requires_grad)
+                moved[id(p)] = torch.nn.Parameter(
+                    GpuTensor(p.data.clone()), requires_grad=p.requires_grad
+                )
             part._parameters[name] = None if p is None else moved[id(p)]
     return module

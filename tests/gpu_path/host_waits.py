@@ -43,7 +43,9 @@ def repeated(q, *others):
     return [x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in others]
 
 
-def flex_attention(q, k, v, score_mod=None, block_mask=None, scale=None, enable_gqa=False, **options):
+def flex_attention(
+    q, k, v, score_mod=None, block_mask=None, scale=None, enable_gqa=False, **options
+):
     """FlexAttention as plain tensor operations on the device of `q`."""
     k, v = repeated(q, k, v)
     device, (batch, heads, queries, _), keys = q.device, q.shape, k.shape[2]
@@ -67,7 +69,9 @@ def create_block_mask(mask_mod, batch, heads, queries, keys, device):
     return SimpleNamespace(mask_mod=mask_mod)
 
 
-def scaled_dot_product_attention(q, k, v, attn_mask=None, is_causal=False, scale=None, enable_gqa=False):
+def scaled_dot_product_attention(
+    q, k, v, attn_mask=None, is_causal=False, scale=None, enable_gqa=False
+):
     k, v = repeated(q, k, v)
     scores = q @ k.mT * scale
     if is_causal:
@@ -93,7 +97,8 @@ class CudaGraph:
 class OneDevice:
     """`training.distributed.parallel.Parallel` of one process on the fake GPU."""
 
-    device, world = CUDA, 1
+    device = CUDA
+    world = 1
 
     def sum(self, x):
         return x
@@ -116,7 +121,9 @@ def batch_of(layout: str, length: int, seed: int) -> SimpleNamespace:
     elif layout == "real":
         position = p.position.double() + torch.rand(ROWS, length, generator=generator).double()
         p = replace(p, position=position, position_end=length + 1, unit_steps=False)
-    return SimpleNamespace(tokens=tokens[:, :-1].contiguous(), targets=tokens[:, 1:].contiguous(), **vars(p))
+    return SimpleNamespace(
+        tokens=tokens[:, :-1].contiguous(), targets=tokens[:, 1:].contiguous(), **vars(p)
+    )
 
 
 def train(case: str, layout: str, gpu: FakeGpu) -> Counter | None:
@@ -162,7 +169,8 @@ def decode(case: str, prompts: list[list[int]], sampling: SamplingParams, gpu: F
     raise AssertionError("generation ended early")
 
 
-GREEDY, NUCLEUS = SamplingParams(temperature=0), SamplingParams(top_p=0.9, top_k=20, repetition_penalty=1.1)
+GREEDY = SamplingParams(temperature=0)
+NUCLEUS = SamplingParams(top_p=0.9, top_k=20, repetition_penalty=1.1)
 ACTIVITIES = {
     "train plain": lambda case, gpu: train(case, "plain", gpu),
     "train packed": lambda case, gpu: train(case, "packed", gpu),
@@ -193,7 +201,8 @@ def main(cases: list[str]) -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     FakeGpu()
-    kernels.flex_attention, kernels.create_block_mask = flex_attention, create_block_mask
+    kernels.flex_attention = flex_attention
+    kernels.create_block_mask = create_block_mask
     kernels._fused = lambda function, *options: function
     # Copies: storage of the fake GPU's tensors cannot be shared.
     packed_blocks.store_joined = lambda linears: torch.cat([x.weight.detach() for x in linears]).t()

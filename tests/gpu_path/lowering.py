@@ -113,7 +113,8 @@ def pretend_h100() -> None:
         get_rng_state=torch.cuda.get_rng_state,
         set_rng_state=torch.cuda.set_rng_state,
     )
-    torch.cuda._get_device_properties = lambda device=None: H100  # does not exist in a build for CPUs
+    # does not exist in a build for CPUs
+    torch.cuda._get_device_properties = lambda device=None: H100
     torch.version.cuda = "13.0"
     patched(
         device_interface.CudaInterface,
@@ -181,12 +182,23 @@ def tensor(data, dtype=None, device=None):
 
 def block_mask(mask_mod, rows, _, queries, keys, device):
     """An empty block mask: its numbers do not matter for lowering."""
-    q, k, rows = -(-queries // 128), -(-keys // 128), rows or 1
+    q = -(-queries // 128)
+    k = -(-keys // 128)
+    rows = rows or 1
 
     def empty(*shape):
         return torch.zeros(rows, 1, *shape, dtype=torch.int32, device=device)
 
-    counts = (empty(q), empty(q, k), empty(q), empty(q, k), empty(k), empty(k, q), empty(k), empty(k, q))
+    counts = (
+        empty(q),
+        empty(q, k),
+        empty(q),
+        empty(q, k),
+        empty(k),
+        empty(k, q),
+        empty(k),
+        empty(k, q),
+    )
     return flex.BlockMask((queries, keys), *counts, (128, 128), mask_mod)
 
 
@@ -199,7 +211,9 @@ def to_gpu(net: Transformer) -> None:
     for part in net.modules():
         for name, p in part._parameters.items():
             if p is not None:
-                part._parameters[name] = torch.nn.Parameter(moved(p), requires_grad=torch.is_grad_enabled())
+                part._parameters[name] = torch.nn.Parameter(
+                    moved(p), requires_grad=torch.is_grad_enabled()
+                )
 
 
 @torch.no_grad()
@@ -266,7 +280,8 @@ def lower(case: str, layout: str) -> list[str]:
             return block_mask
         return torch.compile(function, dynamic=dynamic, fullgraph=True)
 
-    kernels._fused, model.attention.softmax.attend = fused, attend
+    kernels._fused = fused
+    model.attention.softmax.attend = attend
     torch._C._set_only_lift_cpu_tensors(True)
     torch.tensor = tensor
     with FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv()):
@@ -306,11 +321,14 @@ def shared_memory(name: str, source: str) -> int:
         spec = importlib.util.spec_from_file_location(name, path)
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        function, meta = found["function"], found["triton_meta"]
+        function = found["function"]
+        meta = found["triton_meta"]
 
         def argument(key):
             return (
-                key if isinstance(key, str) else function.arg_names[key if isinstance(key, int) else key[0]]
+                key
+                if isinstance(key, str)
+                else function.arg_names[key if isinstance(key, int) else key[0]]
             )
 
         constants = {argument(key): value for key, value in meta["constants"].items()}
@@ -323,7 +341,9 @@ def shared_memory(name: str, source: str) -> int:
                 ASTSource(
                     function,
                     {name: signature[name] for name in function.arg_names if name in signature},
-                    constexprs={(function.arg_names.index(key),): value for key, value in constants.items()},
+                    constexprs={
+                        (function.arg_names.index(key),): value for key, value in constants.items()
+                    },
                     attrs=attributes,
                 ),
                 target=TARGET,
@@ -342,7 +362,10 @@ def main(words: list[str]) -> None:
         if layout == "decode":
             sources = lower_decoding(case)
             kernels_of = sum(len(KERNEL.findall(code)) for code in sources)
-            print(json.dumps({"case": word, "graphs": len(sources), "kernels": kernels_of}), flush=True)
+            print(
+                json.dumps({"case": word, "graphs": len(sources), "kernels": kernels_of}),
+                flush=True,
+            )
             continue
         made = []
         for code in lower(case, layout):
@@ -350,7 +373,9 @@ def main(words: list[str]) -> None:
                 if "tem_fused" in name:
                     shared = shared_memory(name, source) if machine_code else None
                     kind = "backward" if "backward" in name else "forward"
-                    made.append({"kind": kind, "atomics": source.count("tl.atomic_add"), "shared": shared})
+                    made.append(
+                        {"kind": kind, "atomics": source.count("tl.atomic_add"), "shared": shared}
+                    )
         print(json.dumps({"case": word, "kernels": made}), flush=True)
 
 

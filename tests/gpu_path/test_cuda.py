@@ -27,7 +27,19 @@ LAYOUTS = {
     "packed": lambda length: packed([[4, length - 4], [length - 3, 3]]),
 }
 # Explicit weights, several views, transformed keys, a sum along the keys, and kernels of other kinds.
-SCHEMES = ("rope", "alibi", "t5", "kerple", "fire", "fox", "cope", "shaw", "path", "stick_breaking", "pope")
+SCHEMES = (
+    "rope",
+    "alibi",
+    "t5",
+    "kerple",
+    "fire",
+    "fox",
+    "cope",
+    "shaw",
+    "path",
+    "stick_breaking",
+    "pope",
+)
 
 
 def on_gpu(cases, quick, marks=()):
@@ -36,7 +48,9 @@ def on_gpu(cases, quick, marks=()):
         not torch.cuda.is_available(), reason="needs a CUDA device, and there is none"
     )
     params = [pytest.param(case, "cuda", marks=[pytest.mark.gpu, absent]) for case in cases]
-    return pytest.mark.parametrize(("case", "device"), [*params, pytest.param(quick, "cpu", marks=marks)])
+    return pytest.mark.parametrize(
+        ("case", "device"), [*params, pytest.param(quick, "cpu", marks=marks)]
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -46,12 +60,16 @@ def _fresh_graphs():
         torch._dynamo.reset()
 
 
-@on_gpu([*FLEX, "cope:plain", "path:packed", "stick_breaking:ragged", "hyperbolic:plain"], "alibi:packed")
+@on_gpu(
+    [*FLEX, "cope:plain", "path:packed", "stick_breaking:ragged", "hyperbolic:plain"],
+    "alibi:packed",
+)
 def test_kernels_match_dense_outputs_and_gradients(case, device, monkeypatch):
     name, layout = case.split(":")
     net = gpu_model(name).to(device).train()
     length = reach_of(net, LENGTH)
-    tokens, positions = ids(2, length).to(device), LAYOUTS[layout](length).map(lambda x: x.to(device))
+    tokens = ids(2, length).to(device)
+    positions = LAYOUTS[layout](length).map(lambda x: x.to(device))
     dense, _ = gradients(net, tokens, positions, "dense", monkeypatch)
     found, _ = gradients(net, tokens, positions, "auto", monkeypatch)
     assert found.keys() == dense.keys()
@@ -64,14 +82,17 @@ def test_kernels_match_dense_outputs_and_gradients(case, device, monkeypatch):
 def test_bfloat16_gradients_agree_with_float32(case, device):
     net = gpu_model(case).initialize(0).to(device).train()
     length = reach_of(net, LENGTH)
-    tokens, positions = ids(4, length).to(device), TokenPositions.plain(length, device=device)
+    tokens = ids(4, length).to(device)
+    positions = TokenPositions.plain(length, device=device)
     found = []
     for half in (False, True):
         net.zero_grad()
         with torch.autocast(device, torch.bfloat16, enabled=half):
             nll = net(tokens, positions, targets=tokens.roll(-1, 1)).mean()
         nll.backward()
-        grad = torch.cat([p.grad.double().flatten() for p in net.parameters() if p.grad is not None])
+        grad = torch.cat(
+            [p.grad.double().flatten() for p in net.parameters() if p.grad is not None]
+        )
         found.append((float(nll.detach()), grad))
     (expected, grad), (nll, low) = found
     assert nll == pytest.approx(expected, rel=5e-3)
@@ -98,7 +119,8 @@ def test_greedy_tokens_are_those_of_full_passes(case, device):
 def test_compiled_passes_give_the_tokens_of_single_ones(case, device, monkeypatch):
     net = gpu_model(case).to(device).eval().pack()
     monkeypatch.setattr(static_decoding, "COMPILED_PASSES", 1 if device == "cuda" else 1 << 30)
-    prompts, greedy = [[5, 6, 7], [9, 4, 2]], SamplingParams(temperature=0)
+    prompts = [[5, 6, 7], [9, 4, 2]]
+    greedy = SamplingParams(temperature=0)
     assert list(Generation(net, prompts, 12, greedy)) == list(
         Generation(net, prompts, 12, greedy, cache=False)
     )
@@ -109,15 +131,19 @@ def test_resumed_training_has_the_losses_of_an_uninterrupted_run(case, device, o
     folder = tmp_path / "run"
     words = [*overrides, f"training.compile={str(case).lower()}", "training.log_interval=1"]
     words += ["training.checkpoint.keep=9", "--run-dir", str(folder)]
-    losses, saved = [], []
+    losses = []
+    saved = []
     for _ in range(2):
         done = run(*words, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
-        losses.append({x["step"]: x["loss"] for x in read_metrics(folder / "metrics.jsonl", "train")})
+        losses.append(
+            {x["step"]: x["loss"] for x in read_metrics(folder / "metrics.jsonl", "train")}
+        )
         checkpoints = sorted((folder / "checkpoints").glob("step-*"))
         saved.append([checkpoint.name for checkpoint in checkpoints])
         for checkpoint in checkpoints[2:]:
             shutil.rmtree(checkpoint)
-    assert saved[0] == saved[1] and len(saved[0]) == 4  # the second run has trained the last six steps again
+    # the second run has trained the last six steps again
+    assert saved[0] == saved[1] and len(saved[0]) == 4
     assert losses[0].keys() == losses[1].keys() and len(losses[0]) == 12
     assert losses[1] == pytest.approx(losses[0], rel=1e-2)

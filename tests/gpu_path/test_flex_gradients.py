@@ -17,7 +17,9 @@ from tests.model.zoo import CASES, build, ids, packed, reach_of
 pytestmark = [
     needs_patched_torch,
     # Dynamo reads `.grad` of the tensors that a score_mod captures.
-    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
+    pytest.mark.filterwarnings(
+        "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"
+    ),
 ]
 
 # Schemes whose weights are not the softmax of a masked product. All others run as FlexAttention.
@@ -45,7 +47,8 @@ QUICK = [
 
 @pytest.fixture(autouse=True)
 def _gradients_on_a_cpu(monkeypatch):
-    monkeypatch.setattr(flex_module, "_validate_device", lambda q, k, v: None)  # raises if torch renames it
+    # raises if torch renames it
+    monkeypatch.setattr(flex_module, "_validate_device", lambda q, k, v: None)
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
@@ -54,7 +57,8 @@ def _gradients_on_a_cpu(monkeypatch):
 def compare(case: str, layout: str, monkeypatch, layers: int = 2) -> None:
     net = build(case, layers=layers).train()
     length = reach_of(net)
-    tokens, positions = ids(2, length), LAYOUTS[layout](length)
+    tokens = ids(2, length)
+    positions = LAYOUTS[layout](length)
     dense, _ = gradients(net, tokens, positions, "dense", monkeypatch)
     flex, calls = gradients(net, tokens, positions, "flex", monkeypatch)
     chosen = [net.settings.kinds[kind] for kind in net.settings.layer_kinds]
@@ -62,7 +66,9 @@ def compare(case: str, layout: str, monkeypatch, layers: int = 2) -> None:
     assert flex.keys() == dense.keys()
     for name, expected in dense.items():
         scale = max(1.0, float(expected.abs().max()))
-        torch.testing.assert_close(flex[name] / scale, expected / scale, rtol=0, atol=1e-10, msg=name)
+        torch.testing.assert_close(
+            flex[name] / scale, expected / scale, rtol=0, atol=1e-10, msg=name
+        )
 
 
 @pytest.mark.parametrize(("case", "layout"), QUICK)

@@ -21,7 +21,15 @@ pytestmark = needs_patched_torch
 
 BUDGET = json.loads(Path(__file__).with_name("host_waits.json").read_text())
 # Without waits; a learned rotation; a sink; a bias and ragged tables; a mask of two views; explicit weights.
-QUICK = ["rope", "learned_rope-layer", "none-sinks", "alibi", "unit_interval-current", "rope-rerope", "cope"]
+QUICK = [
+    "rope",
+    "learned_rope-layer",
+    "none-sinks",
+    "alibi",
+    "unit_interval-current",
+    "rope-rerope",
+    "cope",
+]
 CHUNK = 20  # cases of one process
 
 
@@ -87,5 +95,7 @@ with FakeGpu() as gpu:
 
 
 def test_fake_gpu_counts_syncs_and_rejects_mixed_devices():
-    run = subprocess.run([sys.executable, "-c", MIXED], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    run = subprocess.run(
+        [sys.executable, "-c", MIXED], cwd=ROOT, capture_output=True, text=True, timeout=300
+    )
     assert run.returncode == 0, run.stderr + run.stdout

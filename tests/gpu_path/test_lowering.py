@@ -22,7 +22,10 @@ from tests.gpu_path.fake_gpu import ROOT
 SHARED_MEMORY = 232_448  # bytes that a block of an H100 may use
 missing = [
     name
-    for name, found in (("g++", shutil.which("g++")), ("triton", importlib.util.find_spec("triton")))
+    for name, found in (
+        ("g++", shutil.which("g++")),
+        ("triton", importlib.util.find_spec("triton")),
+    )
     if found is None
 ]
 pytestmark = [
@@ -47,10 +50,21 @@ CASES = [
 def guard(tmp_path_factory) -> Path:
     """`cuda_guard.cpp` as a shared library."""
     torch_folder = Path(torch.__file__).parent
-    includes = [f"-I{torch_folder / 'include'}", f"-I{torch_folder / 'include/torch/csrc/api/include'}"]
+    includes = [
+        f"-I{torch_folder / 'include'}",
+        f"-I{torch_folder / 'include/torch/csrc/api/include'}",
+    ]
     made = tmp_path_factory.mktemp("guard") / "cuda_guard.so"
     source = Path(__file__).with_name("cuda_guard.cpp")
-    command = ["g++", "-std=c++20", "-shared", "-fPIC", *includes, str(source), f"-L{torch_folder / 'lib'}"]
+    command = [
+        "g++",
+        "-std=c++20",
+        "-shared",
+        "-fPIC",
+        *includes,
+        str(source),
+        f"-L{torch_folder / 'lib'}",
+    ]
     subprocess.run([*command, "-lc10", "-ltorch_cpu", "-o", str(made)], check=True, timeout=300)
     return made
 
@@ -58,9 +72,17 @@ def guard(tmp_path_factory) -> Path:
 def lowered(tmp_path: Path, guard: Path, *words: str) -> dict:
     """The line that `tests.gpu_path.lowering` prints for one case."""
     command = [sys.executable, "-m", "tests.gpu_path.lowering", str(guard), *words]
-    caches = {"TRITON_CACHE_DIR": str(tmp_path / "triton"), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "code")}
+    caches = {
+        "TRITON_CACHE_DIR": str(tmp_path / "triton"),
+        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "code"),
+    }
     run = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=1700, env={**os.environ, **caches}
+        command,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=1700,
+        env={**os.environ, **caches},
     )
     assert run.returncode == 0, run.stderr
     return json.loads(run.stdout.splitlines()[-1])
@@ -76,7 +98,17 @@ def test_flex_kernels_fit_an_h100(case, guard, tmp_path):
 
 @pytest.mark.parametrize(
     "case",
-    ["rope", "rope-window", "alibi", "t5", "fire", "rope-self-extend", "cope", "none-ssmax", "pattern-shaw"],
+    [
+        "rope",
+        "rope-window",
+        "alibi",
+        "t5",
+        "fire",
+        "rope-self-extend",
+        "cope",
+        "none-ssmax",
+        "pattern-shaw",
+    ],
 )
 @pytest.mark.timeout(1800)
 def test_decoding_passes_lower_to_one_graph(case, guard, tmp_path):

@@ -25,7 +25,9 @@ from tests.model.zoo import CASES, ids, packed
 pytestmark = [
     needs_patched_torch,
     # Dynamo's own, while it traces the block mask and the score_mod.
-    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
+    pytest.mark.filterwarnings(
+        "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"
+    ),
     pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
 ]
 
@@ -41,7 +43,9 @@ POSITIONS = {
 def counters(monkeypatch):
     """Choose kernels and compile them as on a GPU; how often each compiled function was traced."""
     made: list[tuple[str, CompileCounter]] = []
-    compile_, fused, choose = torch.compile, kernels._fused, kernels.choose
+    compile_ = torch.compile
+    fused = kernels._fused
+    choose = kernels.choose
 
     def counted(function, **options):
         counter = CompileCounter()
@@ -54,7 +58,9 @@ def counters(monkeypatch):
     monkeypatch.setattr(
         kernels, "_fused", lambda f, pairs, *more: fused(f, replace(pairs, device=on_gpu), *more)
     )
-    monkeypatch.setattr(kernels, "choose", lambda views, v, sink, device: choose(views, v, sink, "cuda"))
+    monkeypatch.setattr(
+        kernels, "choose", lambda views, v, sink, device: choose(views, v, sink, "cuda")
+    )
     kernels._compiled.cache_clear()
     torch._dynamo.reset()
     yield made
@@ -93,7 +99,8 @@ def test_evaluation_and_generation_share_no_recompile_limit(counters):
 
 
 def test_exceeding_the_recompile_limit_is_an_error(counters):
-    net, other = gpu_model("alibi", layers=1), gpu_model("alibi", torch.bfloat16, layers=1)
+    net = gpu_model("alibi", layers=1)
+    other = gpu_model("alibi", torch.bfloat16, layers=1)
     with torch._dynamo.config.patch(recompile_limit=1):
         evaluate(net, ["plain"])
         with pytest.raises(FailOnRecompileLimitHit):

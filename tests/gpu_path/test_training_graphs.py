@@ -23,16 +23,21 @@ from tests.model.zoo import ids, packed, reach_of
 pytestmark = [
     needs_patched_torch,
     # Dynamo's own, while it traces the block mask and the score_mod.
-    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
+    pytest.mark.filterwarnings(
+        "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"
+    ),
     pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
 ]
 
 
 @pytest.fixture(autouse=True)
 def _kernels_of_a_gpu(monkeypatch):
-    choose, precompute = kernels.choose, kernels.precompute_masks
+    choose = kernels.choose
+    precompute = kernels.precompute_masks
     monkeypatch.setattr(flex_module, "_validate_device", lambda q, k, v: None)
-    monkeypatch.setattr(kernels, "choose", lambda views, v, sink, device: choose(views, v, sink, "cuda"))
+    monkeypatch.setattr(
+        kernels, "choose", lambda views, v, sink, device: choose(views, v, sink, "cuda")
+    )
     monkeypatch.setattr(base, "precompute_masks", lambda mask, device: precompute(mask, "cuda"))
     torch._dynamo.reset()
     yield
@@ -42,13 +47,19 @@ def _kernels_of_a_gpu(monkeypatch):
 def batches(layout: str, length: int) -> list[TokenPositions]:
     """The positions of three steps, as a loader gives them."""
     if layout == "packed":
-        cuts = ([[4, length - 4], [6, length - 6]], [[1, length - 1], [length]], [[5, length - 5], [length]])
+        cuts = (
+            [[4, length - 4], [6, length - 6]],
+            [[1, length - 1], [length]],
+            [[5, length - 5], [length]],
+        )
         return [packed(list(rows), length=length) for rows in cuts]
     plain = TokenPositions.plain(length)
     if layout == "plain":
         return [plain] * 3
     shifted = [plain.position + torch.tensor([[0], [n]]) for n in range(1, 4)]
-    return [replace(plain, position=x, position_end=int(x.max()) + 1, unit_steps=False) for x in shifted]
+    return [
+        replace(plain, position=x, position_end=int(x.max()) + 1, unit_steps=False) for x in shifted
+    ]
 
 
 def train(case: str, layout: str, by_block: bool, layers: int = 2) -> list[int]:

@@ -22,7 +22,8 @@ class ExactNorm(nn.Module):
 
     def __init__(self, weight, eps: float):
         super().__init__()
-        self.weight, self.eps = weight, eps
+        self.weight = weight
+        self.eps = eps
 
     def forward(self, x):
         return self.weight * (x / (x.square().mean(-1, keepdim=True) + self.eps).sqrt())

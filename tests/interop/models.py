@@ -72,7 +72,8 @@ ROPES = {
     "longrope, attention factor": {**LONGROPE, "attention_factor": 1.25},
 }
 ABSENT = object()  # a key that the configuration does not have
-FULL, SLIDING = "full_attention", "sliding_attention"
+FULL = "full_attention"
+SLIDING = "sliding_attention"
 TYPES = [SLIDING, FULL, SLIDING, SLIDING, FULL]
 # Model type and configuration, by name. The first of each family is in the quick suite.
 VARIANTS: dict[str, tuple[str, dict]] = {
@@ -168,7 +169,9 @@ def variant(name: str, **changes) -> PreTrainedModel:
 def double_precision() -> Iterator[None]:
     """transformers computes angles, norms and softmax in float32 whatever the dtype; its own code, built and
     run within this context, computes them in float64."""
-    single, method, default = torch.float32, torch.Tensor.float, torch.get_default_dtype()
+    single = torch.float32
+    method = torch.Tensor.float
+    default = torch.get_default_dtype()
     try:
         torch.float = torch.float32 = torch.float64
         torch.Tensor.float = torch.Tensor.double

@@ -28,7 +28,9 @@ class Hub(ThreadingHTTPServer):
 
     def __init__(self, folder: Path):
         super().__init__(("127.0.0.1", 0), Answers)
-        self.folder, self.cut, self.requested = folder, set(), []
+        self.folder = folder
+        self.cut = set()
+        self.requested = []
 
 
 class Answers(BaseHTTPRequestHandler):
@@ -50,7 +52,9 @@ class Answers(BaseHTTPRequestHandler):
             return self.send(404, b"", {"X-Error-Code": "RepoNotFound"})
         if "/tree/" in self.path:
             sizes = {file.name: file.stat().st_size for file in self.server.folder.iterdir()}
-            tree = [{"type": "file", "path": n, "size": size, "oid": "0"} for n, size in sizes.items()]
+            tree = [
+                {"type": "file", "path": n, "size": size, "oid": "0"} for n, size in sizes.items()
+            ]
             return self.send(200, json.dumps(tree).encode(), {"Content-Type": "application/json"})
         if self.path.startswith("/api"):
             if not path.endswith(("revision/main", COMMIT)):
@@ -108,7 +112,9 @@ def test_download(hub, tmp_path):
     assert {path.name for path in folder.iterdir()} == {
         path.name for path in hub.folder.iterdir() if path.suffix in (".json", ".safetensors")
     }
-    found, expected = (build_model(read_folder(one)).model.state_dict() for one in (folder, hub.folder))
+    found, expected = (
+        build_model(read_folder(one)).model.state_dict() for one in (folder, hub.folder)
+    )
     assert all(torch.equal(found[name], weight) for name, weight in expected.items())
     before = [path for path in hub.requested if path.endswith(".safetensors")]
     assert download("org/model") == folder

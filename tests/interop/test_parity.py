@@ -40,13 +40,18 @@ COUNTS = [LENGTH, 71, 30]  # of the rows of a left-padded batch: past and within
 
 
 def tokens_of(rows: int = 3, length: int = LENGTH) -> Tensor:
-    return torch.randint(0, SMALL["vocab_size"], (rows, length), generator=torch.Generator().manual_seed(2))
+    return torch.randint(
+        0, SMALL["vocab_size"], (rows, length), generator=torch.Generator().manual_seed(2)
+    )
 
 
 def close(got: Tensor, expected: Tensor, tolerance: float) -> None:
     assert expected.std() > 0.3, "flat logits would hide a difference"
     torch.testing.assert_close(
-        got.double(), expected.double(), rtol=tolerance, atol=tolerance * float(expected.abs().max())
+        got.double(),
+        expected.double(),
+        rtol=tolerance,
+        atol=tolerance * float(expected.abs().max()),
     )
 
 
@@ -67,10 +72,16 @@ def check_everything(ours: Transformer, theirs: PreTrainedModel) -> None:
     }
     padded = ours(tokens, TokenPositions.left_padded(COUNTS, LENGTH))
     for row, count in enumerate(COUNTS):
-        close(ours(tokens[row : row + 1, -count:], TokenPositions.plain(count))[0], expected[row], 1e-9)
+        close(
+            ours(tokens[row : row + 1, -count:], TokenPositions.plain(count))[0],
+            expected[row],
+            1e-9,
+        )
         close(padded[row, -count:], expected[row], 1e-9)
     positions = TokenPositions.left_padded(COUNTS, LENGTH)
-    cache, parts, start = Cache(ours, len(COUNTS), LENGTH), [], 0
+    cache = Cache(ours, len(COUNTS), LENGTH)
+    parts = []
+    start = 0
     for stop in (40, 41, 77, LENGTH):
         parts.append(ours(tokens[:, start:stop], positions.part(start, stop), cache=cache))
         start = stop
@@ -83,7 +94,9 @@ def saved(theirs: PreTrainedModel, folder) -> ImportedModel:
     return build_model(read_folder(folder))
 
 
-SLOW_VARIANTS = [pytest.param(name, marks=pytest.mark.slow) for name in VARIANTS if name not in QUICK]
+SLOW_VARIANTS = [
+    pytest.param(name, marks=pytest.mark.slow) for name in VARIANTS if name not in QUICK
+]
 
 
 @pytest.mark.parametrize("name", [*QUICK, *SLOW_VARIANTS])
@@ -107,7 +120,9 @@ QUICK_ROPES = ("linear", "dynamic", "llama3", "yarn, all settings", "longrope")
 def rope_cases() -> list:
     cases = [(family, rope) for family in SHARED_ROPE for rope in ROPES]
     quick = [("llama", rope) for rope in QUICK_ROPES]
-    return quick + [pytest.param(*case, marks=pytest.mark.slow) for case in cases if case not in quick]
+    return quick + [
+        pytest.param(*case, marks=pytest.mark.slow) for case in cases if case not in quick
+    ]
 
 
 @pytest.mark.parametrize(("family", "rope"), rope_cases())
@@ -126,7 +141,8 @@ def test_rope_kinds(family, rope, tmp_path):
 def test_left_padding_in_transformers(name, tmp_path):
     """The same padded batch in transformers, with its attention mask and position ids."""
     theirs = variant(name)
-    ours, tokens = saved(theirs, tmp_path).model, tokens_of()
+    ours = saved(theirs, tmp_path).model
+    tokens = tokens_of()
     mask = torch.stack([(torch.arange(LENGTH) >= LENGTH - count).long() for count in COUNTS])
     position_ids = (mask.cumsum(-1) - 1).clamp(min=0)
     expected = theirs(tokens, attention_mask=mask, position_ids=position_ids).logits
@@ -139,9 +155,13 @@ def test_left_padding_in_transformers(name, tmp_path):
 @pytest.mark.parametrize("rope", ["default", "linear", "dynamic", "llama3", "yarn", "longrope"])
 def test_legacy_rope_theta_and_rope_scaling(key, rope, tmp_path):
     scaling = {k: v for k, v in ROPES[rope].items() if k not in ("rope_theta", "rope_type")}
-    old = {"rope_theta": 700.0, "rope_scaling": None if rope == "default" else {key: rope, **scaling}}
+    old = {
+        "rope_theta": 700.0,
+        "rope_scaling": None if rope == "default" else {key: rope, **scaling},
+    }
     rewritten(make("llama"), tmp_path, rope_parameters=None, **old)
-    theirs = AutoModelForCausalLM.from_pretrained(tmp_path).eval()  # their own reading of the old form
+    # their own reading of the old form
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
     found = build_model(read_folder(tmp_path))
     assert found.shape.model.position.theta == 700.0
     check_plain(found.model, theirs)
@@ -155,14 +175,17 @@ def test_legacy_phi3(scaling, tmp_path):
     old = {"rope_theta": 700.0, "rope_scaling": scaling, **ORIGINAL}
     rewritten(theirs, tmp_path, rope_parameters=None, **old)
     check_plain(
-        build_model(read_folder(tmp_path)).model, AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+        build_model(read_folder(tmp_path)).model,
+        AutoModelForCausalLM.from_pretrained(tmp_path).eval(),
     )
 
 
 @pytest.mark.parametrize("theta", [{}, {"rope_theta": 500_000.0}])
 def test_legacy_olmo3(theta, tmp_path):
     """`rope_scaling` is that of the layers without windows, as in the released configurations."""
-    rewritten(make("olmo3", sliding_window=9), tmp_path, rope_parameters=None, rope_scaling=YARN, **theta)
+    rewritten(
+        make("olmo3", sliding_window=9), tmp_path, rope_parameters=None, rope_scaling=YARN, **theta
+    )
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
     found = build_model(read_folder(tmp_path))
     kinds = found.shape.model.position.kinds.values()
@@ -195,7 +218,9 @@ SIZES = {
 def test_absent_keys_have_the_defaults_of_transformers(model_type, tmp_path):
     """Older versions left out keys with the defaults of their class."""
     defaults = AutoConfig.for_model(model_type, **SIZES)
-    keys = {key: getattr(defaults, key) for key in DROPPED if getattr(defaults, key, None) is not None}
+    keys = {
+        key: getattr(defaults, key) for key in DROPPED if getattr(defaults, key, None) is not None
+    }
     full = read_config(json.loads(json.dumps(defaults.to_dict() | keys)), "config.json")
     bare = {key: value for key, value in defaults.to_dict().items() if key not in DROPPED}
     assert read_config(json.loads(json.dumps(bare)), "config.json") == full
@@ -204,13 +229,16 @@ def test_absent_keys_have_the_defaults_of_transformers(model_type, tmp_path):
 @given(
     theta=st.sampled_from([3.0, 50.0, 10_000.0]),
     original=st.integers(1, 4000),
-    betas=st.tuples(st.floats(0.1, 20), st.floats(0.1, 40)).map(sorted).filter(lambda b: b[0] < b[1]),
+    betas=st.tuples(st.floats(0.1, 20), st.floats(0.1, 40))
+    .map(sorted)
+    .filter(lambda b: b[0] < b[1]),
     head_dim=st.sampled_from([4, 10, 16]),
     truncate=st.booleans(),
 )
 @example(10_000.0, 6, [1.0, 32.0], 10, True)  # 6 < 2π: every pair turns less than beta_slow times
 @example(10_000.0, 2, [1.0, 32.0], 10, True)
-@example(3.0, 4000, [1.0, 2.0], 10, True)  # every pair turns more than beta_fast times, ramp past the last
+# every pair turns more than beta_fast times, ramp past the last
+@example(3.0, 4000, [1.0, 2.0], 10, True)
 @example(3.0, 4000, [1.0, 2.0], 10, False)
 @settings(max_examples=100)
 def test_yarn_ramp_matches_transformers_or_is_rejected(theta, original, betas, head_dim, truncate):
@@ -225,7 +253,13 @@ def test_yarn_ramp_matches_transformers_or_is_rejected(theta, original, betas, h
     }
     config = LlamaConfig(**(SMALL | {"head_dim": head_dim, "rope_parameters": rope}))
     theirs, amplitude = ROPE_INIT_FUNCTIONS["yarn"](config, torch.device("cpu"))
-    keys = {"name": "yarn", "factor": 4.0, "beta_fast": betas[1], "beta_slow": betas[0], "truncate": truncate}
+    keys = {
+        "name": "yarn",
+        "factor": 4.0,
+        "beta_fast": betas[1],
+        "beta_slow": betas[0],
+        "truncate": truncate,
+    }
     ours = YaRNScaling(**keys).frequencies(plain_frequencies(theta, head_dim), 4.0, original)
     try:
         found = read_config(config.to_dict() | {"rope_parameters": rope}, "config.json")
@@ -244,7 +278,10 @@ def test_pattern_of_layers(tmp_path):
     theirs = make("granite_swa", layer_rope_theta=[0, 9.0, 0, 9.0, 0], layer_types=[FULL] * 5)
     position = saved(theirs, tmp_path).shape.model.position
     assert position.layers == ["nope", "rope"]  # not all five
-    assert {name: kind.name for name, kind in position.kinds.items()} == {"nope": "none", "rope": "rope"}
+    assert {name: kind.name for name, kind in position.kinds.items()} == {
+        "nope": "none",
+        "rope": "rope",
+    }
     theirs = make("qwen3", use_sliding_window=True, sliding_window=9, layer_types=TYPES)
     found = saved(theirs, tmp_path / "qwen3").shape.model
     windows = [found.kinds[kind].window for kind in found.layer_kinds]
@@ -291,5 +328,7 @@ def test_code_of_a_model_is_never_run(tmp_path, monkeypatch):
 def test_original_length_is_that_of_scaling(tmp_path):
     found = saved(make("llama", rope_parameters=YARN | {"rope_theta": 1e4}), tmp_path).model
     assert (found.train_length, found.original_length) == (64, 32)
-    found = saved(make("llama", rope_parameters=LONGROPE | {"rope_theta": 1e4}), tmp_path / "long").model
+    found = saved(
+        make("llama", rope_parameters=LONGROPE | {"rope_theta": 1e4}), tmp_path / "long"
+    ).model
     assert found.original_length == 32

@@ -13,7 +13,9 @@ from tests.interop.models import FULL, SLIDING, YARN, make
 
 def change(folder, **keys) -> None:
     config = json.loads((folder / "config.json").read_text()) | keys
-    (folder / "config.json").write_text(json.dumps({k: v for k, v in config.items() if v != "absent"}))
+    (folder / "config.json").write_text(
+        json.dumps({k: v for k, v in config.items() if v != "absent"})
+    )
 
 
 def rope(**keys) -> dict:
@@ -24,9 +26,15 @@ def rope(**keys) -> dict:
     ("keys", "overrides"),
     [
         ({"attention_bias": "yes"}, "attention_bias must be true or false"),
-        ({"embedding_multiplier": 12.0}, "embedding_multiplier = 12.0 .*llama models do not have it"),
+        (
+            {"embedding_multiplier": 12.0},
+            "embedding_multiplier = 12.0 .*llama models do not have it",
+        ),
         ({"hidden_act": "gelu"}, "hidden_act = 'gelu' .*only 'silu'"),
-        ({"model_type": "mixtral"}, "model_type = 'mixtral' .*mixture of experts.*supported: llama"),
+        (
+            {"model_type": "mixtral"},
+            "model_type = 'mixtral' .*mixture of experts.*supported: llama",
+        ),
         ({"model_type": "qwen2-"}, "model_type = 'qwen2-' .*did you mean qwen2"),
         ({"model_type": "absent"}, "model_type = None"),
         ({"model_type": "mistral"}, "architectures .*must be MistralForCausalLM"),
@@ -54,7 +62,9 @@ def rope(**keys) -> dict:
             "original_max_position_embeddings = 6.*beta_slow = 1",
         ),
         (
-            rope(rope_type="yarn", factor=4.0, rope_theta=2.0, original_max_position_embeddings=1000),
+            rope(
+                rope_type="yarn", factor=4.0, rope_theta=2.0, original_max_position_embeddings=1000
+            ),
             "original_max_position_embeddings = 1000.*beta_fast = 32",
         ),
         (
@@ -86,7 +96,11 @@ NESTED = {
         ("qwen3", {"mlp_bias": True}, "mlp_bias = true .*qwen3 models do not have it"),
         ("olmo2", {"clip_qkv": 8.0}, "clip_qkv = 8.0"),
         ("mistral", {"sliding_window": 0}, "sliding_window must be an integer above 0"),
-        ("mistral", {"partial_rotary_factor": 0.5}, "partial_rotary_factor must be 1 in this family"),
+        (
+            "mistral",
+            {"partial_rotary_factor": 0.5},
+            "partial_rotary_factor must be 1 in this family",
+        ),
         ("smollm3", {"no_rope_layers": [1, 0]}, "no_rope_layers must have 5 entries, got 2"),
         (
             "granite_swa",
@@ -94,14 +108,22 @@ NESTED = {
             "layer_rope_theta must be a list of numbers",
         ),
         ("granite", {"residual_multiplier": -1.0}, "residual_multiplier must be a number above 0"),
-        ("phi3", {"partial_rotary_factor": 0.3, "rope_parameters": None}, "rotates 3 of 10 features"),
+        (
+            "phi3",
+            {"partial_rotary_factor": 0.3, "rope_parameters": None},
+            "rotates 3 of 10 features",
+        ),
         ("phi3", {"rope_parameters": {"partial_rotary_factor": 1.5}}, "must be at most 1"),
         ("ministral3", {"rope_parameters": YARN}, "no 'llama_4_scaling_beta'"),
         ("olmo3", {"rope_parameters": NESTED}, "different original lengths .16, 32."),
         ("llama", {"rope_parameters": {FULL: [1.0]}}, "full_attention must be an object"),
         ("olmo3", {"rope_parameters": {FULL: [1.0]}}, "full_attention must be an object"),
         ("olmo3", {"rope_parameters": YARN}, "must have full_attention and sliding_attention"),
-        ("olmo3", {"rope_theta": 1e4, "rope_scaling": YARN}, "rope_theta = 10000 .*layers with windows"),
+        (
+            "olmo3",
+            {"rope_theta": 1e4, "rope_scaling": YARN},
+            "rope_theta = 10000 .*layers with windows",
+        ),
     ],
 )
 def test_unsupported_configs_of_families(model_type, keys, message):
@@ -128,8 +150,14 @@ Q = "model.layers.1.self_attn.q_proj.weight"
     [
         ({Q: None}, f"requires {Q}, which the weights do not have"),
         ({"lm_head.weight": None}, "requires lm_head.weight.*tie_word_embeddings = true"),
-        ({"model.layers.1.self_attn.q_proj.bias": torch.zeros(60)}, "contains .*q_proj.bias.* does not have"),
-        ({"model.layers.3.input_layernorm.weight": torch.ones(24)}, "layers.3.input_layernorm.weight"),
+        (
+            {"model.layers.1.self_attn.q_proj.bias": torch.zeros(60)},
+            "contains .*q_proj.bias.* does not have",
+        ),
+        (
+            {"model.layers.3.input_layernorm.weight": torch.ones(24)},
+            "layers.3.input_layernorm.weight",
+        ),
         ({Q: torch.zeros(24, 60)}, rf"{Q} has shape \(24, 60\), .* \(60, 24\)"),
         ({Q: torch.zeros(60, 24, dtype=torch.int8)}, f"{Q} is stored as I8"),
         ({Q: torch.zeros(60, 24, dtype=torch.float64)}, f"{Q} is stored as F64"),

@@ -14,10 +14,16 @@ from tests.model.zoo import CASES as ZOO
 from tests.model.zoo import TRAIN, V, build
 
 QUICK_ROPES = [("llama", "yarn, all settings"), ("llama", "longrope")]
-ALL = [*((name, None) for name in VARIANTS), *((family, rope) for family in SHARED_ROPE for rope in ROPES)]
+ALL = [
+    *((name, None) for name in VARIANTS),
+    *((family, rope) for family in SHARED_ROPE for rope in ROPES),
+]
 CASES = [
     pytest.param(
-        *case, marks=() if (case[0] in QUICK and case[1] is None) or case in QUICK_ROPES else pytest.mark.slow
+        *case,
+        marks=()
+        if (case[0] in QUICK and case[1] is None) or case in QUICK_ROPES
+        else pytest.mark.slow,
     )
     for case in ALL
 ]
@@ -43,14 +49,17 @@ def test_import_export_import(name, rope, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=() if case == "pattern-alibi" else pytest.mark.slow) for case in ZOO]
+    "case",
+    [pytest.param(case, marks=() if case == "pattern-alibi" else pytest.mark.slow) for case in ZOO],
 )
 def test_generated_folders(case, tmp_path):
     check_generated(build(case, dtype=torch.float32), tmp_path)
 
 
 def test_generated_folder_of_a_linear_mixer(tmp_path):
-    check_generated(build({"name": "rope"}, dtype=torch.float32, mixer={"name": "linear"}), tmp_path)
+    check_generated(
+        build({"name": "rope"}, dtype=torch.float32, mixer={"name": "linear"}), tmp_path
+    )
 
 
 def check_generated(model, folder):

@@ -25,7 +25,9 @@ from training.logging.console import Console
 from training.run.directory import load
 
 TEXT = "the quick brown fox jumps over the lazy dog and the cat sat on the mat. " * 400
-IDS, ROWS = 280, 320  # of the tokenizer, and of the padded embedding
+# of the tokenizer, and of the padded embedding
+IDS = 280
+ROWS = 320
 
 
 def save(folder, **changes):
@@ -43,7 +45,9 @@ def save(folder, **changes):
     )
     tokenizer.train_from_iterator([TEXT], trainer)
     tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<end>", "bos_token": None}))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"eos_token": "<end>", "bos_token": None})
+    )
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [0, 1]}))
     return theirs
 
@@ -98,7 +102,9 @@ def test_evaluate(theirs, tmp_path, monkeypatch, capsys):
         (tmp_path / "texts" / f"{i}.txt").write_text(f"{i} " + TEXT[: 4000 + i])
     trained = load(run_of("hf:small")).settings.data
     source = {"source": {"name": "files", "path": "texts"}, "valid_fraction": 0.9}
-    store = prepare(type(trained).model_validate(trained.model_dump() | source), Console(quiet=True)).folder
+    store = prepare(
+        type(trained).model_validate(trained.model_dump() | source), Console(quiet=True)
+    ).folder
     overrides = ["lengths=[32,64,96]", "methods=[trained,truncate]", "targets=16", "folder=mine"]
     overrides += [f"store={store}", "documents=4", "spans_per_document=1", "least_documents=1"]
     monkeypatch.setattr(sys, "argv", ["evaluate.py", "hf:small", *overrides])
@@ -141,8 +147,12 @@ def test_gguf_file(theirs):
     assert run.parent == IMPORTED and run.name.startswith("small-")
     again = load(run)
     assert again.tokenizer.encode(TEXT[:90]) == found.tokenizer.encode(TEXT[:90])
-    before, after = found.model.state_dict(), again.model.state_dict()
-    assert all(torch.equal(before[name], after[name]) for name in before) and before.keys() == after.keys()
+    before = found.model.state_dict()
+    after = again.model.state_dict()
+    assert (
+        all(torch.equal(before[name], after[name]) for name in before)
+        and before.keys() == after.keys()
+    )
     with pytest.raises(InteropError, match="no such file"):
         run_of("gguf:absent.gguf")
 
@@ -209,4 +219,6 @@ def test_hub_downloads_only_what_is_needed(monkeypatch, theirs, tmp_path):
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
     assert huggingface.hub.download("org/small@v1.0") == tmp_path / "small"
     assert (asked["name"], asked["revision"]) == ("org/small", "v1.0")
-    assert not [pattern for pattern in asked["allow_patterns"] if pattern.endswith((".bin", ".pt", ".py"))]
+    assert not [
+        pattern for pattern in asked["allow_patterns"] if pattern.endswith((".bin", ".pt", ".py"))
+    ]

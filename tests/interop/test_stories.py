@@ -53,11 +53,15 @@ def logits(model: Transformer, ids: list[int]) -> torch.Tensor:
 
 
 def test_reference_config_and_prompt(reference, imported):
-    ours, message = imported.settings, reference["config"]
+    ours = imported.settings
+    message = reference["config"]
     found = (ours.dim, ours.ffn_dim, ours.layers, ours.heads, ours.kv_heads, imported.vocab_size)
     keys = ("dim", "hidden_dim", "n_layers", "n_heads", "n_kv_heads", "vocab_size")
     assert found == tuple(message[key] for key in keys)
-    assert (imported.train_length, ours.position.theta) == (message["max_seq_len"], message["rope_theta"])
+    assert (imported.train_length, ours.position.theta) == (
+        message["max_seq_len"],
+        message["rope_theta"],
+    )
     assert (ours.norm_eps, ours.tie_embeddings) == (message["norm_eps"], message["tied"])
     tokenizer = load_tokenizer_file(STORIES / "tok512.model")
     assert [tokenizer.bos_id, *tokenizer.encode("Once upon a time")] == reference["prompt_ids"]
@@ -71,7 +75,9 @@ def test_logits_match_transformers(reference, imported, theirs):
     # much; the proof to 1e-10 is the next test.
     torch.testing.assert_close(logits(imported, ids), expected, rtol=1e-5, atol=5e-5)
     last = logits(imported, reference["prompt_ids"])[-1]
-    torch.testing.assert_close(last, torch.tensor(reference["prompt_last_logits"]), rtol=1e-5, atol=2e-5)
+    torch.testing.assert_close(
+        last, torch.tensor(reference["prompt_last_logits"]), rtol=1e-5, atol=2e-5
+    )
 
 
 def test_logits_in_float64(reference):
@@ -97,8 +103,10 @@ def test_logits_in_float64(reference):
 def test_greedy_generation_matches_reference(reference, cache, dtype):
     model = build_model(read_folder(STORIES / "hf")).model.to(dtype)
     tokenizer = load_tokenizer_file(STORIES / "tok512.model")
-    expected, stream = reference["greedy_ids_bos_plus_200"], TextStream(tokenizer, begins=True)
-    ids, text = [tokenizer.bos_id], ""
+    expected = reference["greedy_ids_bos_plus_200"]
+    stream = TextStream(tokenizer, begins=True)
+    ids = [tokenizer.bos_id]
+    text = ""
     for (new,) in Generation(
         model, [ids], 200, SamplingParams(temperature=0), eos_ids=tokenizer.eos_ids, cache=cache
     ):
@@ -111,7 +119,8 @@ def test_greedy_generation_matches_reference(reference, cache, dtype):
 
 def test_greedy_generation_of_ragged_batches_in_chunks(reference, imported):
     expected = reference["greedy_ids_bos_plus_200"]
-    starts, tokens = [1, 60, 23], 40
+    starts = [1, 60, 23]
+    tokens = 40
     generation = Generation(
         imported,
         [expected[:start] for start in starts],
@@ -177,15 +186,26 @@ def test_both_checkpoint_layouts_agree(reference, imported):
     )
     ids = reference["greedy_ids_bos_plus_200"]
     half = build_model(read_folder(STORIES / "hf")).model.double()
-    torch.testing.assert_close(logits(original.double(), ids), logits(half, ids), rtol=0, atol=1e-10)
-    found = [new[0] for new in Generation(original.float(), [ids[:1]], 200, SamplingParams(temperature=0))]
+    torch.testing.assert_close(
+        logits(original.double(), ids), logits(half, ids), rtol=0, atol=1e-10
+    )
+    found = [
+        new[0]
+        for new in Generation(original.float(), [ids[:1]], 200, SamplingParams(temperature=0))
+    ]
     assert ids[:1] + found == ids
 
 
 def test_import_run_and_generate(reference, imported, tmp_path, monkeypatch, capsys):
     """The two commands a user types."""
     run = tmp_path / "stories"
-    overrides = [f"hf:{STORIES / 'hf'}", "--out", str(run), "--tokenizer", str(STORIES / "tok512.model")]
+    overrides = [
+        f"hf:{STORIES / 'hf'}",
+        "--out",
+        str(run),
+        "--tokenizer",
+        str(STORIES / "tok512.model"),
+    ]
     monkeypatch.setattr(sys, "argv", ["import_model.py", *overrides])
     import_model.main()
     # Weights rather than logits: another test may have stored those of `imported` transposed, which rounds

@@ -54,7 +54,8 @@ def losses(model, ids, length, longest) -> np.ndarray:
 )
 def test_non_overlapping_curve(tmp_path, monkeypatch, lengths):
     monkeypatch.chdir(tmp_path)  # text is prepared below the current directory
-    longest, console = max(lengths), Console(quiet=True)
+    longest = max(lengths)
+    console = Console(quiet=True)
     store = prepared(tmp_path, characters=5 * longest)
     write_run(read_folder(STORIES / "hf"), tmp_path / "run", STORIES / "tok512.model")
     held_out = open_prepared(store).valid
@@ -70,12 +71,15 @@ def test_non_overlapping_curve(tmp_path, monkeypatch, lengths):
         )
         runs = open_runs([tmp_path / "run"], settings, console)
         result = LossEvaluation(settings, runs, EvaluationRanks(), console).session(runs[0]).run()
-        theirs = LlamaForCausalLM.from_pretrained(STORIES / "hf", dtype=getattr(torch, dtype)).eval()
+        theirs = LlamaForCausalLM.from_pretrained(
+            STORIES / "hf", dtype=getattr(torch, dtype)
+        ).eval()
         if dtype == "float64":
             with_exact_arithmetic(theirs)
         curve = {}
         for length in lengths:
-            found, expected = result.nll["trained", length], losses(theirs, ids, length, longest)
+            found = result.nll["trained", length]
+            expected = losses(theirs, ids, length, longest)
             assert len(found) == len(expected) >= 2 * longest
             # In float32 the error of transformers' angles grows with the position.
             allowed = 1e-9 if dtype == "float64" else 1e-6 * length

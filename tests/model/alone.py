@@ -11,7 +11,9 @@ from model import SCHEMES, TokenPositions
 from model.position import HeadGeometry, PositionalScheme
 
 
-def made(name: str, dim: int, train: int = 16, original: int | None = None, **keys) -> PositionalScheme:
+def made(
+    name: str, dim: int, train: int = 16, original: int | None = None, **keys
+) -> PositionalScheme:
     """The scheme alone, its parameters drawn."""
     settings, scheme = SCHEMES[name]
     geometry = HeadGeometry(dim, 2, dim // 2, train, original or train, 2)

@@ -18,12 +18,18 @@ from model.position import AttentionContext, HeadGeometry, PositionalScheme
 from model.position.schemes.rope import Rope, RopeSettings
 from tests.model.zoo import V
 
-B, H, G, D, L0, T = 2, 6, 3, 10, 16, 23
+B = 2
+H = 6
+G = 3
+D = 10
+L0 = 16
+T = 23
 
 
 def scheme_of(remap: dict, length: int = L0, features: int = D, **keys) -> Rope:
     return Rope(
-        RopeSettings(remap=remap, theta=50.0, **keys), HeadGeometry(28, H, features, length, length, H)
+        RopeSettings(remap=remap, theta=50.0, **keys),
+        HeadGeometry(28, H, features, length, length, H),
     )
 
 
@@ -55,15 +61,21 @@ def context_of(
     )
 
 
-def dense_scores(q, k, shown, theta: float = 50.0, rotated: int = D, layout: str = "half") -> torch.Tensor:
+def dense_scores(
+    q, k, shown, theta: float = 50.0, rotated: int = D, layout: str = "half"
+) -> torch.Tensor:
     """(B, H, T, T) of q·k with the first `rotated` features turned by P·θ; `shown` (B or 1, T, T) is P."""
     k = torch.stack([k[:, h // (H // G)] for h in range(H)], dim=1)
     total = torch.zeros(*q.shape[:3], k.shape[2], dtype=torch.float64)
     for pair in range(rotated // 2):
-        first, second = (pair, pair + rotated // 2) if layout == "half" else (2 * pair, 2 * pair + 1)
+        first, second = (
+            (pair, pair + rotated // 2) if layout == "half" else (2 * pair, 2 * pair + 1)
+        )
         angle = shown[:, None] * theta ** (-2 * pair / rotated)
-        qa, qb = q[..., first, None], q[..., second, None]
-        ka, kb = k[..., None, :, first], k[..., None, :, second]
+        qa = q[..., first, None]
+        qb = q[..., second, None]
+        ka = k[..., None, :, first]
+        kb = k[..., None, :, second]
         total += (qa * ka + qb * kb) * angle.cos() + (qa * kb - qb * ka) * angle.sin()
     for feature in range(rotated, q.shape[-1]):
         total += q[..., feature, None] * k[..., None, :, feature]
@@ -95,10 +107,12 @@ def shown_by(remap: dict, tokens: int, **keys) -> torch.Tensor:
     scheme = Rope(RopeSettings(remap=remap, **keys), HeadGeometry(28, H, 4, L0, L0, H))
     unit = torch.eye(4, dtype=torch.float64)
     plan = scheme.plan(context_of(scheme, TokenPositions.plain(tokens)))
-    zero, n = torch.zeros((), dtype=torch.int64), torch.arange(tokens)
+    zero = torch.zeros((), dtype=torch.int64)
+    n = torch.arange(tokens)
     scores = []
     for k in (unit[1], unit[3]):
-        q, k = unit[1].expand(B, H, tokens, 4), k.expand(B, G, tokens, 4)
+        q = unit[1].expand(B, H, tokens, 4)
+        k = k.expand(B, G, tokens, 4)
         total = torch.zeros(tokens, tokens, dtype=torch.float64)
         for view in plan.read(q, plan.write(k)):
             served = view.mask.mask_mod(zero, zero, n[:, None], n[None, :])
@@ -110,6 +124,8 @@ def shown_by(remap: dict, tokens: int, **keys) -> torch.Tensor:
 def refused(remap: dict, length: int = L0, **keys) -> str:
     with pytest.raises((ModelError, ValidationError)) as caught:
         Transformer(
-            ModelSettings(dim=48, heads=4, position={"name": "rope", "remap": remap, **keys}), V, length
+            ModelSettings(dim=48, heads=4, position={"name": "rope", "remap": remap, **keys}),
+            V,
+            length,
         )
     return str(caught.value)

@@ -25,10 +25,14 @@ def put(scheme: PositionalScheme, **values) -> PositionalScheme:
 
 
 def pairs_of(
-    scheme: PositionalScheme, queries: TokenPositions, keys: TokenPositions | None = None, rows: int = 1
+    scheme: PositionalScheme,
+    queries: TokenPositions,
+    keys: TokenPositions | None = None,
+    rows: int = 1,
 ):
     keys = queries if keys is None else keys
-    heads, tables = scheme.geometry.heads, scheme.tables(queries, torch.float64)
+    heads = scheme.geometry.heads
+    tables = scheme.tables(queries, torch.float64)
     context = AttentionContext(queries, queries, keys, rows, heads, torch.device("cpu"), tables)
     q = torch.zeros(rows, heads, queries.order.shape[1], 10, dtype=torch.float64)
     (view,) = scheme.plan(context).read(q, q)
@@ -41,7 +45,8 @@ def bias_of(scheme: PositionalScheme, tokens: int | TokenPositions, rows: int = 
     pairs = pairs_of(scheme, positions, rows=rows)
     count = positions.order.shape[1]
     found = pairs.bias(*pairs.indices(0, count, slice(0, count)))
-    if pairs.distance is not None and pairs.unit_steps:  # the same by distance: entry m is for d = T − 1 − m
+    # the same by distance: entry m is for d = T − 1 − m
+    if pairs.distance is not None and pairs.unit_steps:
         by_distance = pairs.by_distance()[:, :count].flip(1)
         close(by_distance, found[0, :, -1].flip(-1), atol=1e-12)
     return found.detach().tril()

@@ -18,7 +18,10 @@ from model.attention.kernels import attend
 from model.position import AttentionContext, HeadGeometry, PositionalScheme
 from tests.model.zoo import G, H, packed
 
-B, C, D, S = 2, 14, 8, 13
+B = 2
+C = 14
+D = 8
+S = 13
 LAYOUTS = {
     "plain": TokenPositions.plain(S),
     "ragged": TokenPositions.left_padded([S, S - 4], S),
@@ -45,13 +48,16 @@ def context_of(
     scheme: PositionalScheme, positions: TokenPositions, rows: int = B, window: int | None = None
 ) -> AttentionContext:
     tables = scheme.tables(positions, torch.float64)
-    return AttentionContext(positions, positions, positions, rows, H, torch.device("cpu"), tables, window)
+    return AttentionContext(
+        positions, positions, positions, rows, H, torch.device("cpu"), tables, window
+    )
 
 
 def tensors() -> tuple[torch.Tensor, ...]:
     """x (B, S, C); q (B, H, S, D), k and v (B, G, S, D)."""
     x, q, k, v = (
-        normal(*s, seed=9 + n) for n, s in enumerate([(B, S, C), (B, H, S, D), (B, G, S, D), (B, G, S, D)])
+        normal(*s, seed=9 + n)
+        for n, s in enumerate([(B, S, C), (B, H, S, D), (B, G, S, D), (B, G, S, D)])
     )
     return x, 2 * q, k, v
 
@@ -95,7 +101,9 @@ def real(positions: TokenPositions, x: torch.Tensor) -> torch.Tensor:
     return x.transpose(1, 2)[positions.document.expand(B, -1) >= 0]
 
 
-def convolved(x: torch.Tensor, down: torch.Tensor, up: torch.Tensor, conv: torch.Tensor) -> torch.Tensor:
+def convolved(
+    x: torch.Tensor, down: torch.Tensor, up: torch.Tensor, conv: torch.Tensor
+) -> torch.Tensor:
     """(t, E) of one document, by PyTorch's convolution: its last tap is the token itself."""
     series = F.pad((x @ down.mT @ up.mT).mT[None], (conv.shape[1] - 1, 0))
     return F.conv1d(series, conv.flip(1)[:, None], groups=conv.shape[0])[0].mT

@@ -44,9 +44,9 @@ def test_sinusoids_shift_by_linear_map():
 def test_sinusoids_with_an_offset_against_huggingface(dim, offset):
     n = 40
     rows = {
-        layout: added(made("sinusoidal", dim, layout=layout, offset=offset), TokenPositions.plain(n))[
-            0
-        ].float()
+        layout: added(
+            made("sinusoidal", dim, layout=layout, offset=offset), TokenPositions.plain(n)
+        )[0].float()
         for layout in ("interleaved", "half")
     }
     flaubert = create_sinusoidal_embeddings(n + offset, dim, torch.zeros(n + offset, dim))
@@ -57,9 +57,13 @@ def test_sinusoids_with_an_offset_against_huggingface(dim, offset):
         close(rows["half"], create_sinusoidal_positions(n + offset, dim)[offset:], atol=1e-5)
 
 
-@pytest.mark.parametrize(("stretch", "length", "factor"), [(2.5, 90, 2.5), ("auto", 40, 2.5), ("auto", 9, 1)])
+@pytest.mark.parametrize(
+    ("stretch", "length", "factor"), [(2.5, 90, 2.5), ("auto", 40, 2.5), ("auto", 9, 1)]
+)
 def test_sinusoids_at_positions_divided_by_the_stretch(stretch, length, factor):
-    dim, offset, theta = 10, 2, 300.0
+    dim = 10
+    offset = 2
+    theta = 300.0
     scheme = made("sinusoidal", dim, stretch=stretch, offset=offset, theta=theta)
     rows = added(scheme, at([0, 1, 5, 8], length))[0]
     speeds = [theta ** (-2 * k / dim) for k in range(dim // 2)]
@@ -75,22 +79,31 @@ def test_sinusoids_at_positions_divided_by_the_stretch(stretch, length, factor):
 @torch.no_grad()
 def test_stretch_uses_original_length_of_extension():
     position = {"name": "sinusoidal", "stretch": "auto"}
-    branch = Transformer(settings_of(position), V, train_length=2 * TRAIN, original_length=TRAIN).double()
+    branch = Transformer(
+        settings_of(position), V, train_length=2 * TRAIN, original_length=TRAIN
+    ).double()
     branch.load_state_dict(build("sinusoidal").state_dict())
-    fixed, tokens = build({"name": "sinusoidal", "stretch": T / TRAIN}), ids(2, T)
+    fixed = build({"name": "sinusoidal", "stretch": T / TRAIN})
+    tokens = ids(2, T)
     close(branch(tokens, TokenPositions.plain(T)), fixed(tokens, TokenPositions.plain(T)))
 
 
 def gpt2(rows: int, dim: int) -> GPT2Model:
-    return GPT2Model(GPT2Config(vocab_size=V, n_positions=rows, n_embd=dim, n_layer=1, n_head=2)).eval()
+    return GPT2Model(
+        GPT2Config(vocab_size=V, n_positions=rows, n_embd=dim, n_layer=1, n_head=2)
+    ).eval()
 
 
 @torch.no_grad()
 def test_learned_table_matches_gpt2_with_left_padding():
-    theirs, scheme, tokens = gpt2(11, 8), made("learned", 8, train=11), ids(2, 9)
+    theirs = gpt2(11, 8)
+    scheme = made("learned", 8, train=11)
+    tokens = ids(2, 9)
     scheme.weight.copy_(theirs.wpe.weight)
     positions = TokenPositions.left_padded([9, 4], 9)
-    given = theirs(tokens, position_ids=positions.position, output_hidden_states=True).hidden_states[0]
+    given = theirs(
+        tokens, position_ids=positions.position, output_hidden_states=True
+    ).hidden_states[0]
     x = theirs.wte(tokens).double()
     ours = scheme.embed(x, scheme.tables(positions, torch.float64), positions)
     close(ours.float(), given, atol=1e-6)
@@ -98,7 +111,8 @@ def test_learned_table_matches_gpt2_with_left_padding():
 
 @torch.no_grad()
 def test_learned_table_matches_opt_without_offset_rows():
-    theirs, scheme = OPTLearnedPositionalEmbedding(9, 8), made("learned", 8, train=9)
+    theirs = OPTLearnedPositionalEmbedding(9, 8)
+    scheme = made("learned", 8, train=9)
     assert theirs.weight.shape[0] == 11
     scheme.weight.copy_(theirs.weight[2:])
     mask = torch.tensor([[1] * 7, [0] * 3 + [1] * 4])
@@ -114,7 +128,8 @@ def learned(rows: int, extend: str, dim: int = 3) -> PositionalScheme:
 def test_table_is_stretched_over_declared_length(length):
     """The first and the last row stay; torch's own resampling with aligned corners agrees."""
     scheme = learned(5, "interpolate")
-    out, table = added(scheme, TokenPositions.plain(length))[0], scheme.weight.detach()
+    out = added(scheme, TokenPositions.plain(length))[0]
+    table = scheme.weight.detach()
     expected = F.interpolate(table.T[None], size=length, mode="linear", align_corners=True)[0].T
     close(out, expected, atol=1e-13)
     close(out[[0, -1]], table[[0, -1]], atol=0)
@@ -125,23 +140,40 @@ def test_stretched_table_values():
     with torch.no_grad():
         scheme.weight.copy_(doubles([[0.0], [10.0], [30.0], [20.0]]))
     # Seven tokens over four rows: token n stands at row n/2.
-    close(added(scheme, TokenPositions.plain(7)).flatten(), doubles([0, 5, 10, 20, 30, 25, 20]), atol=1e-14)
+    close(
+        added(scheme, TokenPositions.plain(7)).flatten(),
+        doubles([0, 5, 10, 20, 30, 25, 20]),
+        atol=1e-14,
+    )
     # Four or fewer stretch nothing; a declared length decides, not the tokens of the pass.
     close(added(scheme, TokenPositions.plain(3)).flatten(), doubles([0, 10, 30]), atol=0)
-    close(added(scheme, TokenPositions.plain(2, offset=3, length=7)).flatten(), doubles([20, 30]), atol=1e-14)
+    close(
+        added(scheme, TokenPositions.plain(2, offset=3, length=7)).flatten(),
+        doubles([20, 30]),
+        atol=1e-14,
+    )
     # Rows of one batch have their own declared lengths.
     ragged = TokenPositions.left_padded([3, 2], 3, lengths=[7, 4])
     close(added(scheme, ragged, rows=2)[..., 0], doubles([[0, 5, 10], [0, 0, 10]]), atol=1e-14)
     # Real positions lie between rows; those outside the declared length stay at its ends.
-    close(added(scheme, at([-3.5, -0.5, 0.0, 0.5], 7)).flatten(), doubles([0, 0, 0, 2.5]), atol=1e-14)
+    close(
+        added(scheme, at([-3.5, -0.5, 0.0, 0.5], 7)).flatten(), doubles([0, 0, 0, 2.5]), atol=1e-14
+    )
     close(added(scheme, at([0.25, 2.5, 9.0], 4)).flatten(), doubles([2.5, 25, 20]), atol=1e-14)
     close(added(scheme, at([0.5, 5.0, 70.0], 7)).flatten(), doubles([2.5, 25, 20]), atol=1e-14)
 
 
 def test_table_repeats_clips_or_has_one_row():
-    repeat, clip = learned(4, "repeat"), learned(4, "clip")
-    close(added(repeat, TokenPositions.plain(6, offset=3))[0], repeat.weight[[3, 0, 1, 2, 3, 0]], atol=0)
-    close(added(clip, TokenPositions.plain(6, offset=1))[0], clip.weight[[1, 2, 3, 3, 3, 3]], atol=0)
+    repeat = learned(4, "repeat")
+    clip = learned(4, "clip")
+    close(
+        added(repeat, TokenPositions.plain(6, offset=3))[0],
+        repeat.weight[[3, 0, 1, 2, 3, 0]],
+        atol=0,
+    )
+    close(
+        added(clip, TokenPositions.plain(6, offset=1))[0], clip.weight[[1, 2, 3, 3, 3, 3]], atol=0
+    )
     for extend in ("repeat", "clip", "interpolate"):
         one = learned(1, extend)
         assert one.limit is None
@@ -169,7 +201,8 @@ def test_interpolation_weights_of_long_table_are_exact():
 @pytest.mark.parametrize("case", FOLLOWERS)
 @torch.no_grad()
 def test_declared_length_is_fixed_for_a_cache(case):
-    model, tokens = build(case), ids(2, T)
+    model = build(case)
+    tokens = ids(2, T)
     assert model.depends_on_length and not build(case.split("-")[0]).depends_on_length
     for length in (T, 2 * T):
         whole = model(tokens, TokenPositions.plain(T, length=length))
@@ -185,7 +218,10 @@ def test_declared_length_is_fixed_for_a_cache(case):
 @pytest.mark.parametrize("case", FOLLOWERS)
 @torch.no_grad()
 def test_declared_length_per_row(case):
-    model, tokens, counts, lengths = build(case), ids(3, 15), [15, 6, 9], [16, 70, 33]
+    model = build(case)
+    tokens = ids(3, 15)
+    counts = [15, 6, 9]
+    lengths = [16, 70, 33]
     out = model(tokens, TokenPositions.left_padded(counts, 15, lengths=lengths))
     for r, (count, length) in enumerate(zip(counts, lengths, strict=True)):
         alone = model(tokens[r : r + 1, 15 - count :], TokenPositions.plain(count, length=length))
@@ -203,14 +239,17 @@ def test_declared_length_per_row(case):
 )
 @torch.no_grad()
 def test_half_positions_equal_integer_positions_at_half_frequency(position, same):
-    tokens, plain = ids(2, T), TokenPositions.plain(T)
+    tokens = ids(2, T)
+    plain = TokenPositions.plain(T)
     halves = replace(plain, position=plain.position / 2, unit_steps=False)
     close(build(position)(tokens, halves), build(same)(tokens, plain))
 
 
 @pytest.mark.parametrize("case", ["learned", "learned-repeat", "learned-clip", "binary"])
 def test_real_positions_are_rejected_where_unsupported(case):
-    model, tokens, plain = build(case), ids(1, 6), TokenPositions.plain(6)
+    model = build(case)
+    tokens = ids(1, 6)
+    plain = TokenPositions.plain(6)
     assert not model.position["all"].supports_fractions
     cache = Cache(model, 1, 9)
     with torch.no_grad():
@@ -273,7 +312,8 @@ def test_invalid_overrides(trained, key, value):
 @torch.no_grad()
 def test_trained_table_extends_with_another_method():
     """The weights of a model that ends at eleven serve one that does not, and agree up to there."""
-    short, tokens = build("learned"), ids(1, T)
+    short = build("learned")
+    tokens = ids(1, T)
     for extend in ("interpolate", "repeat", "clip"):
         long = build({"name": "learned", "extend": extend}, seed=9)
         long.load_state_dict(short.state_dict())

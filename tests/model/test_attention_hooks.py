@@ -23,7 +23,9 @@ def watched(model, tokens, last=LAST):
     reach = tokens.shape[1]
     cache = Cache(model, tokens.shape[0], reach)
     with torch.no_grad():
-        model(tokens[:, :-last], TokenPositions.plain(reach - last, length=reach), cache=cache, keep=0)
+        model(
+            tokens[:, :-last], TokenPositions.plain(reach - last, length=reach), cache=cache, keep=0
+        )
         hooks = [functools.partial(hook, i) for i in range(len(model.layers))]
         positions = TokenPositions.plain(last, offset=reach - last, length=reach)
         logits = model(tokens[:, -last:], positions, cache=cache, hooks=hooks)
@@ -38,7 +40,8 @@ def test_weights_times_values_are_the_output(case):
     close(logits, cached(model, tokens, [tokens.shape[1] - LAST, LAST])[:, -LAST:])
     assert [layer for layer, *_ in seen] == [0, 1, 2]
     for _, views, v, sink, spelled, out in seen:
-        weights, pairs = spelled.weights, views[0].mask
+        weights = spelled.weights
+        pairs = views[0].mask
         values = v[:, :, spelled.keys].repeat_interleave(pairs.heads // v.shape[1], dim=1)
         mixed = torch.einsum("bhts,bhsd->bhtd", weights, values)
         if views[0].extra_output is None:

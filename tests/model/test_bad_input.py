@@ -43,7 +43,8 @@ def test_width_not_divisible_by_heads():
 
 
 @pytest.mark.parametrize(
-    "position", [{"name": "roep"}, {"name": "pattern", "layers": ["a"], "kinds": {"a": {"name": "x"}}}]
+    "position",
+    [{"name": "roep"}, {"name": "pattern", "layers": ["a"], "kinds": {"a": {"name": "x"}}}],
 )
 def test_unknown_scheme_lists_available(position):
     text = message_of(ValidationError, lambda: ModelSettings(position=position))
@@ -85,12 +86,16 @@ def test_scaling_limits_must_be_ordered():
 
     text = message_of(ValidationError, scaled(name="yarn", beta_fast=1.0, beta_slow=2.0))
     assert "beta_fast 1.0 must exceed beta_slow 2.0" in text
-    text = message_of(ValidationError, scaled(name="llama3", low_freq_factor=4.0, high_freq_factor=4.0))
+    text = message_of(
+        ValidationError, scaled(name="llama3", low_freq_factor=4.0, high_freq_factor=4.0)
+    )
     assert "high_freq_factor 4.0 must exceed low_freq_factor 4.0" in text
 
 
 def test_rotation_requires_enough_pairs():
-    text = message_of(ModelError, lambda: made(dim=40, heads=4, position={"name": "rope", "fraction": 0.1}))
+    text = message_of(
+        ModelError, lambda: made(dim=40, heads=4, position={"name": "rope", "fraction": 0.1})
+    )
     assert "fraction 0.1" in text and "no pair" in text
     ntk = {"name": "rope", "fraction": 0.2, "scaling": {"name": "ntk", "factor": 2.0}}
     text = message_of(ModelError, lambda: made(dim=40, heads=4, position=ntk))
@@ -99,12 +104,18 @@ def test_rotation_requires_enough_pairs():
 
 def test_pattern_must_match_layer_types():
     def pattern(layers, kinds):
-        scheme = {"name": "pattern", "layers": layers, "kinds": {k: {"name": "none"} for k in kinds}}
+        scheme = {
+            "name": "pattern",
+            "layers": layers,
+            "kinds": {k: {"name": "none"} for k in kinds},
+        }
         return lambda: ModelSettings(position=scheme)
 
     text = message_of(ValidationError, pattern(["near", "fra"], ["near", "far"]))
     assert "'fra'" in text and "near, far" in text
-    assert "'far' is used by no layer" in message_of(ValidationError, pattern(["near"], ["near", "far"]))
+    assert "'far' is used by no layer" in message_of(
+        ValidationError, pattern(["near"], ["near", "far"])
+    )
     with pytest.raises(ValidationError):
         pattern([], [])()
 
@@ -123,9 +134,11 @@ def test_length_beyond_learned_table_reports_offset_plus_length():
 
 
 def test_failed_forward_leaves_cache_unchanged():
-    model, tokens = build("learned"), ids(1, 11)
+    model = build("learned")
+    tokens = ids(1, 11)
     with torch.no_grad():
-        whole, cache = model(tokens, TokenPositions.plain(11)), Cache(model, 1, 20)
+        whole = model(tokens, TokenPositions.plain(11))
+        cache = Cache(model, 1, 20)
         model(tokens[:, :8], TokenPositions.plain(8), cache=cache)
         with pytest.raises(ModelError):
             model(tokens[:, :4], TokenPositions.plain(4, offset=8), cache=cache)
@@ -136,7 +149,8 @@ def test_failed_forward_leaves_cache_unchanged():
 
 
 def test_full_cache():
-    model, cache = build("rope"), Cache(build("rope"), 1, 6)
+    model = build("rope")
+    cache = Cache(build("rope"), 1, 6)
     with torch.no_grad():
         model(ids(1, 4), TokenPositions.plain(4), cache=cache)
         text = message_of(
@@ -148,8 +162,11 @@ def test_full_cache():
 
 
 def test_cache_rejects_gradients_and_other_layouts():
-    model, cache = build("rope"), Cache(build("rope"), 1, 9)
-    assert "no_grad" in message_of(ModelError, lambda: model(ids(1, 4), TokenPositions.plain(4), cache=cache))
+    model = build("rope")
+    cache = Cache(build("rope"), 1, 9)
+    assert "no_grad" in message_of(
+        ModelError, lambda: model(ids(1, 4), TokenPositions.plain(4), cache=cache)
+    )
     with torch.no_grad():
         model(ids(1, 4), TokenPositions.plain(4), cache=cache)
         ragged = TokenPositions.left_padded([4], 1, offset=4)
@@ -182,7 +199,12 @@ ILLEGAL = [
         "model.position.layout",
         "theta, window",
     ),
-    ({"name": "learned"}, {"name": "learned", "max_length": 99}, "model.position.max_length", "window"),
+    (
+        {"name": "learned"},
+        {"name": "learned", "max_length": 99},
+        "model.position.max_length",
+        "window",
+    ),
 ]
 
 
@@ -207,7 +229,8 @@ def test_shapes_cannot_be_overridden():
         "logit_softcap": 9.0,
     }.items():
         text = message_of(
-            ModelError, lambda k=key, v=value: check_override(settings_of(ROPE), settings_of(ROPE, **{k: v}))
+            ModelError,
+            lambda k=key, v=value: check_override(settings_of(ROPE), settings_of(ROPE, **{k: v})),
         )
         assert f"model.{key}" in text
 

@@ -48,7 +48,8 @@ def test_alibi_with_custom_slopes():
     found = bias_of(scheme_of("alibi", 3, slopes=slopes, stretch=4.0), 5)[0]
     close(found[:, 4, 0], torch.tensor([-0.5, 0.0, -2.0], dtype=torch.float64), atol=1e-14)
     learned = scheme_of("alibi", 3, learned=True)
-    close(bias_of(learned, 5), bias_of(scheme_of("alibi", 3), 5), atol=1e-7)  # starts as the fixed ones
+    # starts as the fixed ones
+    close(bias_of(learned, 5), bias_of(scheme_of("alibi", 3), 5), atol=1e-7)
     close(bias_of(put(learned, slopes=slopes), 5)[0] / 4, found, atol=1e-14)
 
 
@@ -72,7 +73,8 @@ def test_alibi_auto_stretch_per_row(name):
 @pytest.mark.parametrize("case", ["alibi-auto", "kerple-power"])
 @torch.no_grad()
 def test_auto_stretch_equals_explicit_stretch(case):
-    model, tokens = build(case), ids(2, T)
+    model = build(case)
+    tokens = ids(2, T)
     keys = model.settings.position.model_dump()
     fixed = build({**keys, "stretch": 33 / 11})
     close(model(tokens, TokenPositions.plain(T, length=33)), fixed(tokens, TokenPositions.plain(T)))
@@ -120,13 +122,30 @@ def test_t5_bucket_boundaries_match_paper():
     found = buckets_found(200).tolist()
     first = {bucket: found.index(bucket) for bucket in range(32)}
     assert [first[b] for b in range(17)] == list(range(17))
-    assert [first[b] for b in range(17, 32)] == [19, 21, 24, 27, 31, 35, 40, 46, 52, 59, 67, 77, 87, 99, 113]
+    assert [first[b] for b in range(17, 32)] == [
+        19,
+        21,
+        24,
+        27,
+        31,
+        35,
+        40,
+        46,
+        52,
+        59,
+        67,
+        77,
+        87,
+        99,
+        113,
+    ]
     assert found[-1] == 31
 
 
 @pytest.mark.parametrize(("queries", "past"), [(9, 0), (4, 30), (1, 200)])
 def test_t5_biases_match_huggingface(queries, past):
-    theirs, ours = huggingface_t5(32, 128), scheme_of("t5")
+    theirs = huggingface_t5(32, 128)
+    ours = scheme_of("t5")
     table = theirs.relative_attention_bias.weight.detach()
     put(ours, weight=table)
     keys = past + queries
@@ -141,14 +160,22 @@ def test_t5_biases_match_huggingface(queries, past):
 def test_t5_without_scale_uses_unscaled_dot_products():
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, 6, 5, 10, generator=generator, dtype=torch.float64) for _ in range(3))
-    scheme, positions = scheme_of("t5", unscaled=True), TokenPositions.plain(5)
+    scheme = scheme_of("t5", unscaled=True)
+    positions = TokenPositions.plain(5)
     context = AttentionContext(
-        positions, positions, positions, 1, 6, torch.device("cpu"), scheme.tables(positions, torch.float64)
+        positions,
+        positions,
+        positions,
+        1,
+        6,
+        torch.device("cpu"),
+        scheme.tables(positions, torch.float64),
     )
     found = attend(scheme.plan(context).read(q, k), v, 10**-0.5)
     weight = scheme.get_parameter("weight")
     n = torch.arange(5)
-    table = weight[(n[:, None] - n).clamp(min=0)].permute(2, 0, 1)  # distances 0 to 4 have a row each
+    # distances 0 to 4 have a row each
+    table = weight[(n[:, None] - n).clamp(min=0)].permute(2, 0, 1)
     logits = q @ k.transpose(-1, -2) + table
     close(found, logits.masked_fill(n > n[:, None], -math.inf).softmax(-1) @ v, atol=1e-12)
 
@@ -156,7 +183,8 @@ def test_t5_without_scale_uses_unscaled_dot_products():
 def test_t5_initialization_and_real_positions():
     weight = scheme_of("t5", heads=400).get_parameter("weight")
     assert float(weight.detach().std() * 28**0.5) == pytest.approx(1.0, abs=0.02)
-    model, positions = build("t5"), TokenPositions.plain(T)
+    model = build("t5")
+    positions = TokenPositions.plain(T)
     positions = replace(positions, position=positions.position / 2, unit_steps=False)
     assert "integer positions" in message_of(ModelError, lambda: model(ids(1, T), positions))
 
@@ -168,10 +196,15 @@ def test_t5_initialization_and_real_positions():
 @pytest.mark.parametrize("tokens", [19, QUERY_BLOCK + 45])
 def test_blockwise_gradients_of_learned_biases_match_reference(case, tokens):
     """Also over several blocks of queries, which are recomputed backwards."""
-    scheme = build(case).position["all" if case not in ("alibi-learned", "kerple-log3", "fire") else "all-0"]
+    scheme = build(case).position[
+        "all" if case not in ("alibi-learned", "kerple-log3", "fire") else "all-0"
+    ]
     generator = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(1, 6, tokens, 4, generator=generator, dtype=torch.float64) for _ in range(3))
-    weights, found = dict(scheme.named_parameters()), {}
+    q, k, v = (
+        torch.randn(1, 6, tokens, 4, generator=generator, dtype=torch.float64) for _ in range(3)
+    )
+    weights = dict(scheme.named_parameters())
+    found = {}
     for kernel in ("dense", "blocks"):
         positions = TokenPositions.plain(tokens)
         context = AttentionContext(
@@ -196,7 +229,13 @@ def test_learned_biases_stay_float32_under_autocast(case):
     scheme = next(iter(build(case, dtype=torch.float32).position.values()))
     positions = TokenPositions.plain(T, offset=4000)
     context = AttentionContext(
-        positions, positions, positions, 1, 6, torch.device("cpu"), scheme.tables(positions, torch.float32)
+        positions,
+        positions,
+        positions,
+        1,
+        6,
+        torch.device("cpu"),
+        scheme.tables(positions, torch.float32),
     )
     q = torch.zeros(1, 6, T, 4)
 
@@ -275,11 +314,14 @@ OVERRIDES = [
 @pytest.mark.parametrize(("name", "keys", "more"), OVERRIDES)
 @torch.no_grad()
 def test_valid_overrides_keep_weights_and_change_outputs(name, keys, more):
-    old, new = {"name": name, **keys}, {"name": name, **keys, **more}
+    old = {"name": name, **keys}
+    new = {"name": name, **keys, **more}
     check_override(settings_of(old), settings_of(new))
-    trained, other = build(old), build(new, seed=5)
+    trained = build(old)
+    other = build(new, seed=5)
     other.load_state_dict(trained.state_dict())
-    tokens, positions = ids(1, 40), TokenPositions.plain(40)
+    tokens = ids(1, 40)
+    positions = TokenPositions.plain(40)
     assert (trained(tokens, positions) - other(tokens, positions)).abs().max() > 1e-3
 
 
@@ -296,5 +338,8 @@ def test_valid_overrides_keep_weights_and_change_outputs(name, keys, more):
     ],
 )
 def test_trained_settings_cannot_be_overridden(name, key, value):
-    old, new = settings_of({"name": name}), settings_of({"name": name, key: value})
-    assert f"model.position.{key} cannot" in message_of(ModelError, lambda: check_override(old, new))
+    old = settings_of({"name": name})
+    new = settings_of({"name": name, key: value})
+    assert f"model.position.{key} cannot" in message_of(
+        ModelError, lambda: check_override(old, new)
+    )

@@ -12,13 +12,19 @@ from model.block import Block, Checkpointing, RMSNorm
 from tests.model.zoo import build, each_mechanism, ids, packed
 from training.run.memory import MemoryLayout, activations
 
-B, T = 2, 11
+B = 2
+T = 11
 CUTS = [[4, 7], [6, 5]]
 CPU = torch.profiler.ProfilerActivity.CPU
 # A rotation, a factor in each layer's softmax, what is learned for the model, and in each layer.
 # The other values of `checkpointing` are slow.
 QUICK = [("rope", "selective"), ("none-ssmax", "full"), ("kerple-log3", "none"), ("fox", "full")]
-OTHERS = [(case, other) for case, quick in QUICK for other in ("none", "selective", "full") if other != quick]
+OTHERS = [
+    (case, other)
+    for case, quick in QUICK
+    for other in ("none", "selective", "full")
+    if other != quick
+]
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +44,8 @@ def gradients(net, positions: TokenPositions, seed: int = 0) -> dict[str, torch.
 @pytest.fixture
 def passes(monkeypatch) -> list:
     """Grows by one with every block that is computed."""
-    seen, compute = [], Block._forward
+    seen = []
+    compute = Block._forward
 
     def counted(self, *args):
         seen.append(self)
@@ -51,7 +58,8 @@ def passes(monkeypatch) -> list:
 @pytest.mark.parametrize("checkpointing", ["full", "selective"])
 @each_mechanism([*SCHEMES, "none-ssmax", "rope-window", "rope-self-extend", "fire-shared"])
 def test_activation_checkpointing_gradients_match(case, checkpointing, passes):
-    net, again = build(case).train(), build(case).train()
+    net = build(case).train()
+    again = build(case).train()
     again.checkpoint_blocks(checkpointing)
     for positions in (TokenPositions.plain(T), packed(CUTS)):
         want = gradients(net, positions)
@@ -69,7 +77,8 @@ def kept_bytes(checkpointing: Checkpointing, layers: int) -> int:
     """Bytes allocated in a forward pass and not freed."""
     net = build("rope", dtype=torch.float32, layers=layers).train()
     net.checkpoint_blocks(checkpointing)
-    tokens, positions = ids(B, T), TokenPositions.plain(T)
+    tokens = ids(B, T)
+    positions = TokenPositions.plain(T)
     net(tokens, positions)  # fills tables
     with torch.profiler.profile(activities=[CPU], profile_memory=True) as seen:
         out = net(tokens, positions)
@@ -86,11 +95,15 @@ def test_stored_activations_match_the_forecast(checkpointing):
 
 
 @pytest.mark.parametrize(
-    ("case", "checkpointing"), [*QUICK, *(pytest.param(*other, marks=pytest.mark.slow) for other in OTHERS)]
+    ("case", "checkpointing"),
+    [*QUICK, *(pytest.param(*other, marks=pytest.mark.slow) for other in OTHERS)],
 )
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # Dynamo's own look
+# Dynamo's own look
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 def test_compiled_blocks_share_one_graph(case, checkpointing):
-    net, plain, counter = build(case).train(), build(case).train(), CompileCounter()
+    net = build(case).train()
+    plain = build(case).train()
+    counter = CompileCounter()
     net.checkpoint_blocks(checkpointing)
     net.compile(by_block=True, fullgraph=True, backend=counter)
     for seed in range(3):
@@ -101,7 +114,8 @@ def test_compiled_blocks_share_one_graph(case, checkpointing):
 
 
 def test_norm_keeps_input_dtype():
-    norm, x = RMSNorm(6).bfloat16(), torch.randn(2, 3, 6)
+    norm = RMSNorm(6).bfloat16()
+    x = torch.randn(2, 3, 6)
     norm.weight.data.copy_(torch.tensor([1, 2, 0.5, 1, 4, 1]))
     want = torch.nn.functional.rms_norm(x, (6,), norm.weight.float(), norm.eps)
     assert norm(x).dtype == torch.float32 and norm(x).equal(want)

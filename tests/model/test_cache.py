@@ -12,7 +12,8 @@ YARN = {"name": "rope", "scaling": {"name": "yarn", "factor": "auto"}}
 
 @torch.no_grad()
 def test_a_factor_that_follows_the_length_needs_one_declared_length():
-    model, tokens = build(YARN), ids(2, T)
+    model = build(YARN)
+    tokens = ids(2, T)
     cache = Cache(model, 2, T)
     model(tokens[:, : T - 1], TokenPositions.plain(T - 1), cache=cache)
     with pytest.raises(ModelError, match=rf"declared length .*{T - 1}.* to .*{T}"):
@@ -22,7 +23,8 @@ def test_a_factor_that_follows_the_length_needs_one_declared_length():
 
 @torch.no_grad()
 def test_a_fixed_factor_goes_on_without_a_declared_length():
-    model, tokens = build({"name": "rope", "scaling": {"name": "yarn", "factor": 3.0}}), ids(2, T)
+    model = build({"name": "rope", "scaling": {"name": "yarn", "factor": 3.0}})
+    tokens = ids(2, T)
     cache = Cache(model, 2, T)
     parts = [
         model(tokens[:, : T - 1], TokenPositions.plain(T - 1), cache=cache),
@@ -38,7 +40,8 @@ def test_the_first_positions_are_not_remapped():
 
 @torch.no_grad()
 def test_rows_and_layout_stay_what_they_were():
-    model, tokens = build("rope"), ids(2, T)
+    model = build("rope")
+    tokens = ids(2, T)
     cache = Cache(model, 2, 2 * T)
     model(tokens, TokenPositions.plain(T), cache=cache)
     with pytest.raises(ModelError, match=r"plain layout .*ragged layout"):
@@ -49,10 +52,13 @@ def test_rows_and_layout_stay_what_they_were():
         model(tokens[:1], TokenPositions.left_padded([T], T, offset=T), cache=ragged)
 
 
-@pytest.mark.parametrize("case", ["rope", "rope-rerope", "rope-dual-chunk", "pope", "alibi", "xpos"])
+@pytest.mark.parametrize(
+    "case", ["rope", "rope-rerope", "rope-dual-chunk", "pope", "alibi", "xpos"]
+)
 @torch.no_grad()
 def test_a_full_cache_has_the_declared_key_features(case):
-    model, tokens = build(case), ids(1, 5)
+    model = build(case)
+    tokens = ids(1, 5)
     cache = Cache(model, 1, 5)
     model(tokens, TokenPositions.plain(5), cache=cache)
     held = sum(
@@ -70,14 +76,19 @@ GROWING = ["rope", "rope-window", "none-sinks", "fox", "pattern-alibi"]
 @pytest.mark.parametrize("layout", ["plain", "ragged"])
 @torch.no_grad()
 def test_a_cache_grows_while_it_is_used(case, layout):
-    model, tokens = build(case), ids(2, T)
+    model = build(case)
+    tokens = ids(2, T)
     counts = [T, T - 3]
     whole = TokenPositions.plain(T) if layout == "plain" else TokenPositions.left_padded(counts, T)
-    expected, cache, parts = model(tokens, whole), Cache(model, 2, 4), []
+    expected = model(tokens, whole)
+    cache = Cache(model, 2, 4)
+    parts = []
     for start, stop in ((0, 4), (4, 7), (7, 8), (8, T)):
         if stop > cache.capacity:
             cache.grow(stop)
-        parts.append(model(tokens[:, start:stop], whole.part(start, stop, position_end=stop), cache=cache))
+        parts.append(
+            model(tokens[:, start:stop], whole.part(start, stop, position_end=stop), cache=cache)
+        )
     found = torch.cat(parts, 1)
     for row, count in enumerate([T, T] if layout == "plain" else counts):
         torch.testing.assert_close(found[row, -count:], expected[row, -count:], rtol=0, atol=1e-10)
@@ -89,13 +100,18 @@ def test_a_cache_grows_while_it_is_used(case, layout):
 def test_selected_rows_of_a_cache(case, layout):
     """Rows are repeated and reordered, as in beam search, and continue as if they had always been there."""
     options = {"mixer": {"name": "linear", "chunk": 4}} if case == "linear" else {}
-    model, tokens = build("rope" if case == "linear" else case, **options), ids(3, T)
-    counts, rows = [T, T - 3, T - 1], torch.tensor([2, 0, 2, 1])
+    model = build("rope" if case == "linear" else case, **options)
+    tokens = ids(3, T)
+    counts = [T, T - 3, T - 1]
+    rows = torch.tensor([2, 0, 2, 1])
 
     def positions(counts: list[int]) -> TokenPositions:
-        return TokenPositions.plain(T) if layout == "plain" else TokenPositions.left_padded(counts, T)
+        return (
+            TokenPositions.plain(T) if layout == "plain" else TokenPositions.left_padded(counts, T)
+        )
 
-    cache, half = Cache(model, 3, T), T - 5
+    cache = Cache(model, 3, T)
+    half = T - 5
     model(tokens[:, :half], positions(counts).part(0, half, position_end=half), cache=cache)
     cache.select_rows(rows)
     after = positions([counts[row] for row in rows.tolist()]).part(half, T, position_end=T)

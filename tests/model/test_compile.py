@@ -10,11 +10,28 @@ from torch._dynamo.testing import CompileCounter
 import model.attention.kernels
 import model.loss
 from model import SCHEMES, TokenPositions
-from tests.model.zoo import V, build, cached, close, each_mechanism, ids, packed, reach_of, schemes_of
+from tests.model.zoo import (
+    V,
+    build,
+    cached,
+    close,
+    each_mechanism,
+    ids,
+    packed,
+    reach_of,
+    schemes_of,
+)
 
 B = 2
 # One of each kind: every default, a window, a rule that follows the length, a pattern.
-KINDS = [*SCHEMES, "rope-self-extend", "rope-streaming", "rope-window", "rope-yarn-auto", "pattern-none"]
+KINDS = [
+    *SCHEMES,
+    "rope-self-extend",
+    "rope-streaming",
+    "rope-window",
+    "rope-yarn-auto",
+    "pattern-none",
+]
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +51,9 @@ def step(net, positions: TokenPositions, tokens: torch.Tensor) -> float:
 @each_mechanism(KINDS)
 def test_training_steps_are_one_graph_that_is_never_compiled_again(case):
     layers = 2 if case.startswith("pattern") else 1
-    net, plain, counter = build(case, layers=layers).train(), build(case, layers=layers), CompileCounter()
+    net = build(case, layers=layers).train()
+    plain = build(case, layers=layers)
+    counter = CompileCounter()
     length = reach_of(net)
     net.compile(fullgraph=True, backend=counter)
     for n in range(2):
@@ -49,18 +68,25 @@ def test_training_steps_are_one_graph_that_is_never_compiled_again(case):
 
 @pytest.mark.parametrize("case", ["rope-yarn-auto", "alibi", "learned", "fox"])
 def test_packed_steps_with_other_documents_are_one_graph(case):
-    net, plain, counter = build(case, layers=1).train(), build(case, layers=1), CompileCounter()
+    net = build(case, layers=1).train()
+    plain = build(case, layers=1)
+    counter = CompileCounter()
     net.compile(fullgraph=True, backend=counter)
     for n, cuts in enumerate(([[4, 7], [6, 5]], [[1, 10], [11]], [[5, 3, 3], [2, 9]])):
-        tokens, positions = ids(B, 11, seed=n), packed(cuts, length=11)
-        assert step(net, positions, tokens) == pytest.approx(step(plain, positions, tokens), abs=1e-10)
+        tokens = ids(B, 11, seed=n)
+        positions = packed(cuts, length=11)
+        assert step(net, positions, tokens) == pytest.approx(
+            step(plain, positions, tokens), abs=1e-10
+        )
     # The largest position of a step is known on the host: at most one more graph makes it dynamic.
     assert counter.frame_count <= 2
 
 
 @each_mechanism(SCHEMES)
 def test_many_lengths_share_a_bounded_number_of_graphs(case, monkeypatch):
-    net, plain, counter = build(case, layers=1).train(), build(case, layers=1), CompileCounter()
+    net = build(case, layers=1).train()
+    plain = build(case, layers=1)
+    counter = CompileCounter()
     for scheme in schemes_of(net):
         if "graphs" in scheme.exempt:
             pytest.skip(scheme.exempt["graphs"])
@@ -78,17 +104,24 @@ def test_many_lengths_share_a_bounded_number_of_graphs(case, monkeypatch):
     net.compile(fullgraph=True, backend=counter, dynamic=True)
     for length in (11, 10, 5):
         tokens = ids(B, length)
-        close(net(tokens, TokenPositions.plain(length)), plain(tokens, TokenPositions.plain(length)))
+        close(
+            net(tokens, TokenPositions.plain(length)), plain(tokens, TokenPositions.plain(length))
+        )
     assert counter.frame_count <= 2
 
 
 @pytest.mark.parametrize("settings", [{}, {"logit_softcap": 20.0, "logit_divisor": 3.0}])
 def test_loss_in_chunks_is_part_of_the_graph(settings, monkeypatch):
     monkeypatch.setattr(model.loss, "LOGITS_AT_ONCE", {"cpu": 5 * V})
-    (net, plain), counter = (build("rope", layers=1, **settings).train() for _ in range(2)), CompileCounter()
+    (net, plain), counter = (
+        (build("rope", layers=1, **settings).train() for _ in range(2)),
+        CompileCounter(),
+    )
     net.compile(fullgraph=True, backend=counter, dynamic=True)
-    tokens, positions = ids(B, 11), TokenPositions.plain(11)
-    targets, how = tokens.roll(1, 1), {"reduction": "sum", "z_loss": 0.01}
+    tokens = ids(B, 11)
+    positions = TokenPositions.plain(11)
+    targets = tokens.roll(1, 1)
+    how = {"reduction": "sum", "z_loss": 0.01}
     losses = [one(tokens, positions, targets=targets, **how) / 22 for one in (net, plain)]
     close(*losses)
     for a, b in zip(
@@ -105,7 +138,8 @@ def test_loss_in_chunks_is_part_of_the_graph(settings, monkeypatch):
 @pytest.mark.parametrize("case", ["rope", "alibi", "learned", "rope-window"])
 @torch.no_grad()
 def test_passes_in_evaluation_mode_and_through_a_cache_stay_eager(case):
-    net, counter = build(case), CompileCounter()
+    net = build(case)
+    counter = CompileCounter()
     net.compile(fullgraph=True, backend=counter)
     tokens = ids(B, 11)
     whole = net(tokens, TokenPositions.plain(11))

@@ -91,7 +91,8 @@ def test_future_is_masked(case):
     """Other tokens after t, or none at all, change no logit up to t; the token at t changes its own."""
     model = shared(case)
     length = reach_of(model)
-    tokens, other = ids(2, length), ids(2, length, seed=1)
+    tokens = ids(2, length)
+    other = ids(2, length, seed=1)
     whole = model(tokens, TokenPositions.plain(length))
     for t in (0, length // 2, length - 2):
         head = slice(0, t + 1)
@@ -109,10 +110,12 @@ def test_future_is_masked(case):
 def test_relative_schemes_are_shift_invariant(case):
     model = shared(case)
     length = reach_of(model)
-    tokens, here = ids(2, length), TokenPositions.plain(length)
+    tokens = ids(2, length)
+    here = TokenPositions.plain(length)
     shifts = (1, 1000) if model.limit is None else (1,)
     if model.limit is not None:
-        tokens, here = tokens[:, : length - 1], TokenPositions.plain(length - 1)
+        tokens = tokens[:, : length - 1]
+        here = TokenPositions.plain(length - 1)
     for shift in shifts:
         position = here.position + shift
         there = TokenPositions(
@@ -127,7 +130,9 @@ def test_relative_schemes_are_shift_invariant(case):
         moved = (model(tokens, there) - model(tokens, here)).abs().max()
         if is_relative(model):
             assert moved < 1e-10
-        elif shift == shifts[-1] or not any("shift" in scheme.exempt for scheme in schemes_of(model)):
+        elif shift == shifts[-1] or not any(
+            "shift" in scheme.exempt for scheme in schemes_of(model)
+        ):
             assert moved > 1e-3  # an absolute scheme that ignores positions would be NoPE
 
 
@@ -138,7 +143,9 @@ def test_chunked_cache_matches_full_forward(case, data):
     model = shared(case)
     length = reach_of(model)
     tokens = ids(2, length)
-    cuts = data.draw(st.lists(st.integers(1, length - 1), unique=True, max_size=6).map(sorted), label="cuts")
+    cuts = data.draw(
+        st.lists(st.integers(1, length - 1), unique=True, max_size=6).map(sorted), label="cuts"
+    )
     edges = [0, *cuts, length]
     sizes = [b - a for a, b in itertools.pairwise(edges)]
     with torch.no_grad():
@@ -167,7 +174,8 @@ def test_left_padded_row_matches_unpadded_row(case):
     width = reach_of(model) - 3
     counts = [width, 2, width - 5, 3]
     lengths = [count + 3 for count in counts]
-    tokens = ids(4, width + 3)  # row r's text stands at its right end, the decoded three tokens last
+    # row r's text stands at its right end, the decoded three tokens last
+    tokens = ids(4, width + 3)
     alone = [
         model(tokens[r : r + 1, width - count :], TokenPositions.plain(count + 3))[0]
         for r, count in enumerate(counts)
@@ -207,10 +215,13 @@ def test_padding_tokens_are_masked(case):
 @given(data=st.data())
 def test_packed_documents_equal_separate_documents(case, data):
     model = shared(case)
-    cuts = data.draw(st.lists(st.integers(1, TRAIN), min_size=2, max_size=4), label="lengths of row 0")
+    cuts = data.draw(
+        st.lists(st.integers(1, TRAIN), min_size=2, max_size=4), label="lengths of row 0"
+    )
     total = sum(cuts)
     rows = [cuts, cuts[::-1]]
-    tokens, positions = ids(2, total + 2), packed(rows, length=TRAIN, pad=2)
+    tokens = ids(2, total + 2)
+    positions = packed(rows, length=TRAIN, pad=2)
     with torch.no_grad():
         out = model(tokens, positions)
         for r, lengths in enumerate(rows):
@@ -218,7 +229,8 @@ def test_packed_documents_equal_separate_documents(case, data):
             for count in lengths:
                 piece = tokens[r : r + 1, start : start + count]
                 close(
-                    out[r, start : start + count], model(piece, TokenPositions.plain(count, length=TRAIN))[0]
+                    out[r, start : start + count],
+                    model(piece, TokenPositions.plain(count, length=TRAIN))[0],
                 )
                 start += count
 
@@ -228,11 +240,13 @@ def test_packed_documents_equal_separate_documents(case, data):
 def test_packed_documents_do_not_attend_to_each_other(case):
     """Document A is rewritten, before and after B; document B's logits do not move by one bit."""
     model = shared(case)
-    tokens, positions = ids(1, 18), packed([[5, 7, 6]])
+    tokens = ids(1, 18)
+    positions = packed([[5, 7, 6]])
     changed = tokens.clone()
     changed[:, :5] = (changed[:, :5] + 3) % V
     changed[:, 12:] = (changed[:, 12:] + 4) % V
-    before, after = model(tokens, positions), model(changed, positions)
+    before = model(tokens, positions)
+    after = model(changed, positions)
     close(after[:, 5:12], before[:, 5:12], atol=0)
     assert (after[:, 4] - before[:, 4]).abs().max() > 1e-3
 
@@ -241,8 +255,11 @@ def test_packed_documents_do_not_attend_to_each_other(case):
 @torch.no_grad()
 def test_packed_documents_continue_through_cache(case):
     model = shared(case)
-    tokens, positions = ids(1, 16), packed([[6, 10]])
-    whole, cache, parts = model(tokens, positions), Cache(model, 1, 16), []
+    tokens = ids(1, 16)
+    positions = packed([[6, 10]])
+    whole = model(tokens, positions)
+    cache = Cache(model, 1, 16)
+    parts = []
     for start, stop in ((0, 4), (4, 9), (9, 16)):
         piece = TokenPositions(
             positions.order[:, start:stop],
@@ -262,7 +279,8 @@ def test_packed_documents_continue_through_cache(case):
 def test_kept_positions_equal_tail_of_full_forward(case):
     model = shared(case)
     length = reach_of(model)
-    tokens, positions = ids(2, length), TokenPositions.plain(length)
+    tokens = ids(2, length)
+    positions = TokenPositions.plain(length)
     whole = model(tokens, positions)
     for keep in (length, length - 1, 6, 1):
         out = model(tokens, positions, keep=keep)
@@ -280,7 +298,8 @@ def test_prefill_without_logits_gives_same_cache(case):
     model = shared(case)
     length = reach_of(model)
     tokens = ids(2, length)
-    whole, cache = model(tokens, TokenPositions.plain(length)), Cache(model, 2, length)
+    whole = model(tokens, TokenPositions.plain(length))
+    cache = Cache(model, 2, length)
     empty = model(tokens[:, :6], TokenPositions.plain(6, length=length), cache=cache, keep=0)
     assert empty.shape == (2, 0, V) and cache.filled == 6
     rest = TokenPositions.plain(length - 6, offset=6, length=length)
@@ -317,7 +336,11 @@ def test_state_dict_round_trips(case, tmp_path):
         model(tokens, TokenPositions.plain(TRAIN)) - other(tokens, TokenPositions.plain(TRAIN))
     ).abs().max() > 1e-3
     other.load_state_dict(torch.load(tmp_path / "weights", weights_only=True), strict=True)
-    close(other(tokens, TokenPositions.plain(TRAIN)), model(tokens, TokenPositions.plain(TRAIN)), atol=0)
+    close(
+        other(tokens, TokenPositions.plain(TRAIN)),
+        model(tokens, TokenPositions.plain(TRAIN)),
+        atol=0,
+    )
     # No table, mask or other derived number travels with the weights.
     assert set(model.state_dict()) == {name for name, _ in model.named_parameters()}
 
@@ -328,9 +351,12 @@ def test_window_counts_the_query_itself(name):
     """One layer, window w: the query at t reads tokens t − w + 1 to t and no other; where a scheme says that
     its notes of those read farther, none another window back."""
     model = build({"name": name, "window": WINDOW}, layers=1)
-    farther = range(WINDOW, 2 * WINDOW) if any("window" in s.exempt for s in schemes_of(model)) else ()
+    farther = (
+        range(WINDOW, 2 * WINDOW) if any("window" in s.exempt for s in schemes_of(model)) else ()
+    )
     length = reach_of(model)
-    tokens, t = ids(1, length), length - 2
+    tokens = ids(1, length)
+    t = length - 2
     for positions in (
         TokenPositions.plain(length),
         TokenPositions.left_padded([length], length),
@@ -351,7 +377,8 @@ def test_window_counts_the_query_itself(name):
 @pytest.mark.parametrize("name", SCHEMES)
 @torch.no_grad()
 def test_window_of_one_and_of_all_keys(name):
-    wide, none = build({"name": name, "window": 500}), build({"name": name})
+    wide = build({"name": name, "window": 500})
+    none = build({"name": name})
     length = reach_of(none)
     tokens = ids(2, length)
     close(wide(tokens, TokenPositions.plain(length)), none(tokens, TokenPositions.plain(length)))
@@ -375,10 +402,14 @@ def test_pattern_assigns_scheme_per_layer():
         {"name": "pattern", "layers": ["near"], "kinds": {"near": {"name": "rope", "window": 4}}}
     )
     moved = (
-        (model(changed, TokenPositions.plain(T)) - model(tokens, TokenPositions.plain(T)))[0, -1].abs().max()
+        (model(changed, TokenPositions.plain(T)) - model(tokens, TokenPositions.plain(T)))[0, -1]
+        .abs()
+        .max()
     )
     unmoved = (
-        (all_near(changed, TokenPositions.plain(T)) - all_near(tokens, TokenPositions.plain(T)))[0, -1]
+        (all_near(changed, TokenPositions.plain(T)) - all_near(tokens, TokenPositions.plain(T)))[
+            0, -1
+        ]
         .abs()
         .max()
     )
@@ -392,7 +423,9 @@ def test_single_layer_nope_is_permutation_invariant():
     for name, blind in (("none", True), ("rope", False), ("alibi", False), ("sinusoidal", False)):
         model = build({"name": name}, layers=1)
         moved = (
-            (model(shuffled, TokenPositions.plain(T)) - model(tokens, TokenPositions.plain(T)))[0, -1]
+            (model(shuffled, TokenPositions.plain(T)) - model(tokens, TokenPositions.plain(T)))[
+                0, -1
+            ]
             .abs()
             .max()
         )
@@ -401,7 +434,8 @@ def test_single_layer_nope_is_permutation_invariant():
 
 def test_gqa_groups_are_contiguous():
     """Grouped-query attention equals full attention with each key and value head written H/G times."""
-    few, many = build("rope"), build("rope", kv_heads=H)
+    few = build("rope")
+    many = build("rope", kv_heads=H)
     repeat = H // few.settings.kv_heads
     state = few.state_dict()
     for name in list(state):

@@ -10,7 +10,15 @@ import torch
 import torch.nn.functional as F
 from pydantic import ValidationError
 
-from model import SCHEMES, Cache, ModelError, ModelSettings, TokenPositions, Transformer, check_override
+from model import (
+    SCHEMES,
+    Cache,
+    ModelError,
+    ModelSettings,
+    TokenPositions,
+    Transformer,
+    check_override,
+)
 from model.position import AttentionContext, HeadGeometry
 from model.position.content import causal_convolution, running_sum, series_of
 from model.position.schemes.alibi import alibi_slopes
@@ -55,10 +63,15 @@ def forgetting(weight: torch.Tensor, bias: torch.Tensor):
 @layouts
 @torch.no_grad()
 def test_forget_gates_multiply_between_key_and_query(layout):
-    scheme, positions = scheme_of("fox"), LAYOUTS[layout]
+    scheme = scheme_of("fox")
+    positions = LAYOUTS[layout]
     expected = by_documents(positions, forgetting(scheme.weight, scheme.bias))
     for kernel in ("auto", "dense", "explicit"):
-        close(real(positions, output_of(scheme, positions, kernel)), real(positions, expected), atol=1e-12)
+        close(
+            real(positions, output_of(scheme, positions, kernel)),
+            real(positions, expected),
+            atol=1e-12,
+        )
 
 
 @torch.no_grad()
@@ -75,7 +88,8 @@ def test_forget_gate_excludes_own_token():
 @layouts
 @torch.no_grad()
 def test_constant_gate_equals_alibi(layout):
-    scheme, positions = scheme_of("fox", gate="constant"), LAYOUTS[layout]
+    scheme = scheme_of("fox", gate="constant")
+    positions = LAYOUTS[layout]
     slopes = doubles([-math.log(1 / (1 + math.exp(-float(b)))) for b in scheme.bias])
 
     def logits_of(x, q, k):
@@ -83,7 +97,11 @@ def test_constant_gate_equals_alibi(layout):
         return torch.einsum("htd,hsd->hts", q, k) / math.sqrt(D) - slopes[:, None, None] * back
 
     expected = by_documents(positions, logits_of, window=6)
-    close(real(positions, output_of(scheme, positions, "auto", 6)), real(positions, expected), atol=1e-12)
+    close(
+        real(positions, output_of(scheme, positions, "auto", 6)),
+        real(positions, expected),
+        atol=1e-12,
+    )
 
 
 @pytest.mark.parametrize("gate", ["fixed", "constant"])
@@ -92,7 +110,9 @@ def test_initial_gates_equal_alibi(gate):
     settings = settings_of({"name": "fox", "gate": gate})
     fox = Transformer(settings, V, S).initialize(4).double()
     alibi = Transformer(settings_of({"name": "alibi"}), V, S).initialize(4).double()
-    assert len(list(fox.parameters())) - len(list(alibi.parameters())) == (3 if gate == "constant" else 0)
+    assert len(list(fox.parameters())) - len(list(alibi.parameters())) == (
+        3 if gate == "constant" else 0
+    )
     tokens = ids(2, S)
     atol = 1e-10 if gate == "fixed" else 1e-5  # β is a float32 number
     close(fox(tokens, TokenPositions.plain(S)), alibi(tokens, TokenPositions.plain(S)), atol=atol)
@@ -102,7 +122,8 @@ def test_initial_gates_equal_alibi(gate):
 def test_forget_gates_combine_with_rotation():
     """A gate that never learned beside RoPE is ALiBi's slopes beside RoPE."""
     theta = 50.0
-    scheme, positions = scheme_of("fox", gate="fixed", rotary=True, theta=theta), LAYOUTS["packed"]
+    scheme = scheme_of("fox", gate="fixed", rotary=True, theta=theta)
+    positions = LAYOUTS["packed"]
     spectrum = doubles([theta ** (-2 * n / D) for n in range(D // 2)])
 
     def logits_of(x, q, k):
@@ -111,16 +132,20 @@ def test_forget_gates_combine_with_rotation():
         return turned(q, k, angle.expand(H, -1, -1)) - alibi_slopes(H)[:, None, None] * back
 
     expected = by_documents(positions, logits_of)
-    close(real(positions, output_of(scheme, positions, "auto")), real(positions, expected), atol=1e-12)
+    close(
+        real(positions, output_of(scheme, positions, "auto")), real(positions, expected), atol=1e-12
+    )
 
 
 def test_long_gate_sums_resolve_adjacent_tokens():
     """Float32 gates; the exact sum of those between two tokens, near and far, whole and in two pieces."""
-    count, geometry = 50_000, HeadGeometry(C, H, D, S, S, H)
+    count = 50_000
+    geometry = HeadGeometry(C, H, D, S, S, H)
     settings, kind = SCHEMES["fox"]
     scheme = kind(settings(), geometry)
     scheme.initialize(torch.Generator().manual_seed(0), 1.0)
-    x, positions = normal(1, count, C, seed=1).float(), TokenPositions.plain(count)
+    x = normal(1, count, C, seed=1).float()
+    positions = TokenPositions.plain(count)
     tables = scheme.tables(positions, torch.float32)
     context = AttentionContext(positions, positions, positions, 1, H, x.device, tables)
     with torch.no_grad():
@@ -145,7 +170,8 @@ def test_long_gate_sums_resolve_adjacent_tokens():
 
 @torch.no_grad()
 def test_packed_convolutions_and_sums_are_bit_exact():
-    x, weight = normal(B, S, 6), normal(6, 4, seed=1)
+    x = normal(B, S, 6)
+    weight = normal(6, 4, seed=1)
     positions = LAYOUTS["packed"]
     out = causal_convolution(series_of(x, None, 4)[0], weight, positions.order)
     total = running_sum(x, None, positions)
@@ -180,7 +206,9 @@ def test_sinks_keep_cumulative_state_after_eviction(name):
     parts = [model(tokens[:, :9], TokenPositions.left_padded(counts, 9), cache=cache)]
     for n in range(9, 19):
         parts.append(
-            model(tokens[:, n : n + 1], TokenPositions.left_padded(counts, 1, offset=n), cache=cache)
+            model(
+                tokens[:, n : n + 1], TokenPositions.left_padded(counts, 1, offset=n), cache=cache
+            )
         )
     out = torch.cat(parts, dim=1)
     close(out[0], whole[0])
@@ -191,7 +219,8 @@ def test_sinks_keep_cumulative_state_after_eviction(name):
 @pytest.mark.parametrize("window", [1, 2])
 @torch.no_grad()
 def test_windows_shorter_than_the_convolution(name, window):
-    model, tokens = build({"name": name, "window": window}), ids(2, 11)
+    model = build({"name": name, "window": window})
+    tokens = ids(2, 11)
     close(cached(model, tokens, [1] * 11), model(tokens, TokenPositions.plain(11)))
 
 
@@ -260,7 +289,9 @@ def test_valid_overrides():
     check_override(
         trained, ModelSettings(position={"name": "fox", "rotary": True, "theta": 5e5, "window": 9})
     )
-    text = refusal(ModelError, lambda: check_override(trained, ModelSettings(position={"name": "fox"})))
+    text = refusal(
+        ModelError, lambda: check_override(trained, ModelSettings(position={"name": "fox"}))
+    )
     assert "rotary" in text and "theta" in text
     old, new = (ModelSettings(position={"name": "carope", "theta": t}) for t in (1e4, 1e5))
     assert "theta" in refusal(ModelError, lambda: check_override(old, new))

@@ -22,7 +22,8 @@ def message_of(error, call) -> str:
 @pytest.mark.parametrize("scale", [1.0, 0.3])
 def test_integers_add_position_to_every_feature(scale):
     x = torch.randn(2, 3, 5, dtype=torch.float64)
-    scheme, positions = made("integer", 5, scale=scale), TokenPositions.plain(3, offset=7)
+    scheme = made("integer", 5, scale=scale)
+    positions = TokenPositions.plain(3, offset=7)
     out = scheme.embed(x, scheme.tables(positions, torch.float64), positions)
     close(out, x + scale * doubles(range(7, 10))[None, :, None], atol=1e-14)
     assert not list(scheme.parameters())
@@ -63,14 +64,13 @@ def test_current_fraction_is_relative_to_declared_length():
 
 
 @pytest.mark.parametrize(
-    ("name", "keys"), [("integer", {}), ("unit_interval", {}), ("unit_interval", {"denominator": "current"})]
+    ("name", "keys"),
+    [("integer", {}), ("unit_interval", {}), ("unit_interval", {"denominator": "current"})],
 )
 def test_layer_norm_removes_constant_offset_and_rms_norm_does_not(name, keys):
-    scheme, x, positions = (
-        made(name, 12, **keys),
-        torch.randn(1, 9, 12, dtype=torch.float64),
-        TokenPositions.plain(9),
-    )
+    scheme = made(name, 12, **keys)
+    x = torch.randn(1, 9, 12, dtype=torch.float64)
+    positions = TokenPositions.plain(9)
     out = scheme.embed(x, scheme.tables(positions, torch.float64), positions)
     close(F.layer_norm(out, (12,)), F.layer_norm(x, (12,)), atol=1e-12)
     moved = (F.rms_norm(out, (12,)) - F.rms_norm(x, (12,)))[0].abs().amax(-1)
@@ -78,11 +78,9 @@ def test_layer_norm_removes_constant_offset_and_rms_norm_does_not(name, keys):
 
 
 def test_layer_norm_keeps_learned_direction():
-    scheme, x, positions = (
-        made("integer", 12, direction="learned"),
-        torch.randn(1, 9, 12),
-        TokenPositions.plain(9),
-    )
+    scheme = made("integer", 12, direction="learned")
+    x = torch.randn(1, 9, 12)
+    positions = TokenPositions.plain(9)
     out = scheme.embed(x.double(), scheme.tables(positions, torch.float64), positions)
     moved = (F.layer_norm(out, (12,)) - F.layer_norm(x.double(), (12,)))[0].abs().amax(-1)
     assert (moved[1:] > 0.1).all()
@@ -90,7 +88,8 @@ def test_layer_norm_keeps_learned_direction():
 
 def test_small_numbers_and_bfloat16_tokens_are_rounded_once():
     """257 is no bfloat16: 256 + 0.5 would be 256, and 257 + 0.5 first made exactly rounds to 258."""
-    scheme, positions = made("integer", 2), TokenPositions.plain(1, offset=257)
+    scheme = made("integer", 2)
+    positions = TokenPositions.plain(1, offset=257)
     x = torch.full((1, 1, 2), 0.5, dtype=torch.bfloat16)
     out = scheme.embed(x, scheme.tables(positions, torch.float32), positions)
     assert out.dtype == torch.bfloat16 and out.tolist() == [[[258.0, 258.0]]]
@@ -120,7 +119,8 @@ def test_binary_at_powers_of_two(dim):
 def test_binary_is_limited_by_width():
     model = Transformer(ModelSettings(dim=4, heads=2, layers=1, position={"name": "binary"}), V, 10)
     with torch.no_grad():
-        model(ids(1, 16), TokenPositions.plain(16))  # past the trained length the higher features serve
+        # past the trained length the higher features serve
+        model(ids(1, 16), TokenPositions.plain(16))
         for positions in (TokenPositions.plain(17), TokenPositions.plain(3, offset=14)):
             tokens = ids(1, positions.order.shape[1])
             text = message_of(ModelError, lambda p=positions, t=tokens: model(t, p))
@@ -136,7 +136,9 @@ def test_binary_requires_enough_features(train, keys):
     made("binary", 4, train=train, max_length=16)  # 2^4 positions have four bits
 
 
-@pytest.mark.parametrize(("dim", "base"), [(7, None), (1, None), (7, 10_000.0), (12, 50.0), (1, 9.0)])
+@pytest.mark.parametrize(
+    ("dim", "base"), [(7, None), (1, None), (7, 10_000.0), (12, 50.0), (1, 9.0)]
+)
 def test_sines_at_doubling_or_geometric_wavelengths(dim, base):
     out = added(made("sine", dim, base=base), TokenPositions.plain(5, offset=300))[0]
     for row, n in zip(out, range(300, 305), strict=True):

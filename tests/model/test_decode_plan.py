@@ -12,7 +12,16 @@ from model.decode_plan import DecodePlan
 from tests.model.zoo import build, close, every_case, ids, reach_of, shared
 
 PROMPT = 7
-PREPARED = ("rope", "rope-window", "xpos", "learned", "alibi", "fire-window", "none-sinks", "pattern-none")
+PREPARED = (
+    "rope",
+    "rope-window",
+    "xpos",
+    "learned",
+    "alibi",
+    "fire-window",
+    "none-sinks",
+    "pattern-none",
+)
 GENERAL = ("rope-self-extend", "cope", "fox", "path", "pattern-fox")
 
 
@@ -21,7 +30,9 @@ def small_chunks(monkeypatch):
     monkeypatch.setattr(decode_plan, "CHUNK", 4)
 
 
-def plan_of(model: Transformer, tokens: torch.Tensor, positions: TokenPositions) -> DecodePlan | None:
+def plan_of(
+    model: Transformer, tokens: torch.Tensor, positions: TokenPositions
+) -> DecodePlan | None:
     """The plan of all passes after a prompt of PROMPT columns."""
     length = tokens.shape[1]
     cache = Cache(model, len(tokens), length)
@@ -31,7 +42,8 @@ def plan_of(model: Transformer, tokens: torch.Tensor, positions: TokenPositions)
 
 def check(model: Transformer) -> None:
     """Every pass of a plan equals a column of one pass over all tokens, in both layouts."""
-    packed, length = copy.deepcopy(model).pack(), reach_of(model)
+    packed = copy.deepcopy(model).pack()
+    length = reach_of(model)
     tokens = ids(2, length)
     ragged = TokenPositions.left_padded([PROMPT, 3], length, lengths=[length, length - PROMPT + 3])
     for positions in (TokenPositions.plain(length), ragged):
@@ -63,13 +75,15 @@ def test_settings_of_blocks_in_prepared_passes(settings):
 @pytest.mark.parametrize("case", [*PREPARED, *GENERAL])
 @torch.no_grad()
 def test_plans_of_one_masked_view_are_prepared(case):
-    model, tokens = copy.deepcopy(shared(case)).pack(), ids(2, reach_of(shared(case)))
+    model = copy.deepcopy(shared(case)).pack()
+    tokens = ids(2, reach_of(shared(case)))
     plan = plan_of(model, tokens, TokenPositions.plain(tokens.shape[1]))
     assert (plan is not None) == (case in PREPARED)
 
 
 @torch.no_grad()
 def test_models_that_are_not_packed_are_not_prepared():
-    model, tokens = build("rope"), ids(2, 9)
+    model = build("rope")
+    tokens = ids(2, 9)
     assert plan_of(model, tokens, TokenPositions.plain(9)) is None
     assert plan_of(model.pack().bfloat16(), tokens, TokenPositions.plain(9)) is None

@@ -66,7 +66,9 @@ def test_kerple_becomes_alibi_where_r2_vanishes_with_r1_times_r2_fixed():
 @pytest.mark.parametrize("form", ["log", "power", "log3"])
 def test_kerple_initialization_ranges(form):
     scheme = scheme_of("kerple", heads=4000, form=form)
-    tops = {"log": {"r1": 2, "r2": 1}, "power": {"r1": 1, "r2": 2}, "log3": {"r1": 2, "r2": 1}}[form]
+    tops = {"log": {"r1": 2, "r2": 1}, "power": {"r1": 1, "r2": 2}, "log3": {"r1": 2, "r2": 1}}[
+        form
+    ]
     for name, top in tops.items():
         drawn = scheme.get_parameter(name).detach()
         assert 0 <= drawn.min() < 0.01 * top and 0.99 * top < drawn.max() <= top
@@ -87,7 +89,8 @@ def test_kerple_parameters_are_clamped_and_receive_gradients(dtype):
     for name, p in scheme.named_parameters():
         assert torch.equal(p, kept[name])  # reading a model does not change it
     model.train()(tokens, TokenPositions.plain(T), targets=tokens.flip(1)).mean().backward()
-    r1, r2 = scheme.get_parameter("r1"), scheme.get_parameter("r2")
+    r1 = scheme.get_parameter("r1")
+    r2 = scheme.get_parameter("r2")
     assert float(r1[0].detach()) == pytest.approx(0.01, rel=1e-6) and float(r1[1].detach()) == 0.5
     assert float(r2[1].detach()) == 2.0 and float(r2[2].detach()) == pytest.approx(0.01, rel=1e-6)
     assert (r1.grad.abs() > 1e-9).all() and (r2.grad.abs() > 1e-9).all()
@@ -116,7 +119,9 @@ def test_sandwich_matches_formula(heads, dims, offset, stretch, halves):
             for j in range(i + 1):
                 d = (i - j) / stretch / (2 if halves else 1)
                 total = math.fsum(math.cos(d * 10000 ** (-2 * k / dims)) for k in range(dims // 2))
-                assert float(found[h, i, j]) == pytest.approx(total * heads / (8 * (h + 1)), abs=1e-10)
+                assert float(found[h, i, j]) == pytest.approx(
+                    total * heads / (8 * (h + 1)), abs=1e-10
+                )
 
 
 def test_sandwich_equals_inner_product_of_sinusoids():
@@ -131,11 +136,15 @@ def test_sandwich_equals_inner_product_of_sinusoids():
 
 def test_sandwich_is_accurate_at_large_distances_in_float32():
     """Angles in float32 would be wrong by 1e-2 radians at 300,000."""
-    scheme, far = scheme_of("sandwich", 1, dims=4), 300_000
+    scheme = scheme_of("sandwich", 1, dims=4)
+    far = 300_000
     positions = TokenPositions.plain(1, offset=far)
-    context = AttentionContext(positions, positions, TokenPositions.plain(far + 1), 1, 1, torch.device("cpu"))
+    context = AttentionContext(
+        positions, positions, TokenPositions.plain(far + 1), 1, 1, torch.device("cpu")
+    )
     context = replace(context, tables=scheme.tables(positions, torch.float32))
-    h, d = torch.tensor([0]), torch.tensor([far])
+    h = torch.tensor([0])
+    d = torch.tensor([far])
     found = scheme.bias(context)(h, h, d)
     expected = (math.cos(far) + math.cos(far / 100)) / 8
     assert float(found) == pytest.approx(expected, abs=1e-6)
@@ -150,7 +159,9 @@ class FireByTheListing(nn.Module):
     def __init__(self, heads: int, width: int, c: float, multiplier: float, length: float):
         super().__init__()
         self.mlp = nn.Sequential(nn.Linear(1, width), nn.ReLU(), nn.Linear(width, heads))
-        self.c, self.multiplier, self.length = c, multiplier, length
+        self.c = c
+        self.multiplier = multiplier
+        self.length = length
 
     def forward(self, tokens: int) -> torch.Tensor:
         positions = torch.arange(tokens, dtype=torch.float64)
@@ -175,9 +186,14 @@ def test_fire_matches_reference_implementation(heads, width, c, multiplier, toke
     listing = FireByTheListing(heads, width, c, multiplier, 11.0).double()
     scheme = scheme_of("fire", heads, width=width, init_length=11.0)
     put(scheme, c=[c], multiplier=[multiplier])
-    inner, last = listing.mlp[0], listing.mlp[2]
-    put(scheme, **{"inner.weight": inner.weight, "inner.bias": inner.bias, "outer.weight": last.weight})
-    expected = listing(tokens) - last.bias[:, None, None]  # one number for each head's logits: not learned
+    inner = listing.mlp[0]
+    last = listing.mlp[2]
+    put(
+        scheme,
+        **{"inner.weight": inner.weight, "inner.bias": inner.bias, "outer.weight": last.weight},
+    )
+    # one number for each head's logits: not learned
+    expected = listing(tokens) - last.bias[:, None, None]
     with torch.no_grad():
         close(bias_of(scheme, tokens)[0], expected.tril(), atol=1e-11)
 
@@ -217,9 +233,20 @@ def test_fire_by_hand():
     """One unit, weights 1: f_h(x) = w_h·x. c = 1, T = 7: d = 1, 3, 7 give 1/3, 2/3, 1 of ln 8; n = 15 gives
     1/4, 1/2, 3/4 of ln 16. Before T the bias knows distance alone."""
     scheme = scheme_of("fire", 2, width=1, threshold=7.0)
-    put(scheme, c=[1.0], **{"inner.weight": [[1.0]], "inner.bias": [0.0], "outer.weight": [[-3.0], [12.0]]})
+    put(
+        scheme,
+        c=[1.0],
+        **{"inner.weight": [[1.0]], "inner.bias": [0.0], "outer.weight": [[-3.0], [12.0]]},
+    )
     found = bias_of(scheme, 16)[0]
-    for i, j, x in ((7, 6, 1 / 3), (3, 2, 1 / 3), (5, 2, 2 / 3), (7, 0, 1.0), (15, 14, 0.25), (15, 12, 0.5)):
+    for i, j, x in (
+        (7, 6, 1 / 3),
+        (3, 2, 1 / 3),
+        (5, 2, 2 / 3),
+        (7, 0, 1.0),
+        (15, 14, 0.25),
+        (15, 12, 0.5),
+    ):
         close(found[:, i, j], torch.tensor([-3.0 * x, 12.0 * x], dtype=torch.float64), atol=1e-5)
     close(found[:, 15, 8], torch.tensor([-2.25, 9.0], dtype=torch.float64), atol=1e-5)
 
@@ -231,7 +258,11 @@ def test_fire_with_a_small_c_is_linear_in_distance():
     outer = -20 * slopes[:, None]
     put(scheme, c=[1e-4], **{"inner.weight": [[1.0]], "inner.bias": [0.0], "outer.weight": outer})
     expected = -slopes[:, None, None] * distances(12)
-    close(bias_of(scheme, 12)[0] * (2e-3 + 1e-6) / 2e-3, expected, atol=3e-3 * float(expected.abs().max()))
+    close(
+        bias_of(scheme, 12)[0] * (2e-3 + 1e-6) / 2e-3,
+        expected,
+        atol=3e-3 * float(expected.abs().max()),
+    )
 
 
 @torch.no_grad()
@@ -272,8 +303,11 @@ def test_fire_segments_equal_the_network(width):
 
 def test_two_forward_passes_before_backward():
     for name in ("kerple", "fire", "t5"):
-        model, tokens = build({"name": name}).train(), ids(2, T)
-        losses = [model(tokens, TokenPositions.plain(T), targets=tokens.flip(1)).mean() for _ in range(2)]
+        model = build({"name": name}).train()
+        tokens = ids(2, T)
+        losses = [
+            model(tokens, TokenPositions.plain(T), targets=tokens.flip(1)).mean() for _ in range(2)
+        ]
         sum(losses).backward()
         assert all(p.grad is not None for p in model.parameters()), name
 

@@ -50,7 +50,11 @@ def huggingface(
         num_attention_heads=3,
         head_dim=dim,
         max_position_embeddings=length,
-        rope_parameters={"rope_theta": THETA, "original_max_position_embeddings": length, **parameters},
+        rope_parameters={
+            "rope_theta": THETA,
+            "original_max_position_embeddings": length,
+            **parameters,
+        },
     )
     return ROPE_INIT_FUNCTIONS[parameters["rope_type"]](config, "cpu", seq_len)
 
@@ -75,7 +79,13 @@ def test_plain_frequencies(dim):
             {"rope_type": "yarn", "factor": 4.0, "truncate": False},
         ),
         (
-            {"name": "yarn", "factor": 16.0, "beta_fast": 20.0, "beta_slow": 2.0, "attention_factor": 1.7},
+            {
+                "name": "yarn",
+                "factor": 16.0,
+                "beta_fast": 20.0,
+                "beta_slow": 2.0,
+                "attention_factor": 1.7,
+            },
             {
                 "rope_type": "yarn",
                 "factor": 16.0,
@@ -107,7 +117,9 @@ def test_yarn_truncation_changes_frequencies():
 def test_yarn_amplitude_multiplies_both_cos_and_sin():
     scheme = rope(64, 512, scaling={"name": "yarn", "factor": 4.0})
     cos, sin = scheme.tables(TokenPositions.plain(9), torch.float64)
-    close(cos.square() + sin.square(), torch.full_like(cos, (0.1 * math.log(4) + 1) ** 2), atol=1e-12)
+    close(
+        cos.square() + sin.square(), torch.full_like(cos, (0.1 * math.log(4) + 1) ** 2), atol=1e-12
+    )
 
 
 @pytest.mark.parametrize("stretch", [1.0, 2.0, 7.3])
@@ -152,11 +164,14 @@ def test_every_scaling_at_stretch_one_is_plain_rope():
 
 @pytest.mark.parametrize("rule", ["linear", "ntk", "yarn", "llama3"])
 def test_scaled_frequencies_are_between_plain_and_plain_over_s(rule):
-    plain, scaled = plain_frequencies(THETA, 64), spectrum(64, 256, 6.0, name=rule, factor=6.0)
+    plain = plain_frequencies(THETA, 64)
+    scaled = spectrum(64, 256, 6.0, name=rule, factor=6.0)
     assert (scaled <= plain * (1 + 1e-12)).all() and (scaled >= plain / 6 * (1 - 1e-12)).all()
     assert (scaled.diff() < 0).all()
     if rule != "linear":
-        assert scaled[0] == plain[0] and float(plain[-1] / scaled[-1]) == pytest.approx(6.0, rel=1e-12)
+        assert scaled[0] == plain[0] and float(plain[-1] / scaled[-1]) == pytest.approx(
+            6.0, rel=1e-12
+        )
 
 
 def turned(x: torch.Tensor, position: int, layout: str, **keys) -> torch.Tensor:
@@ -169,9 +184,15 @@ def turned(x: torch.Tensor, position: int, layout: str, **keys) -> torch.Tensor:
 def test_rotation_of_two_features_by_hand():
     """θ_0 = 1 whatever the base: (3, 1) at position 2 turns anticlockwise by 2 radians."""
     x = torch.tensor([3.0, 1.0], dtype=torch.float64)
-    cos, sin = -0.4161468365471424, 0.9092974268256817  # of 2 radians
+    # of 2 radians
+    cos = -0.4161468365471424
+    sin = 0.9092974268256817
     expected = torch.tensor([3 * cos - sin, 3 * sin + cos], dtype=torch.float64)
-    close(expected, torch.tensor([-2.157737936467109, 2.3117454439299027], dtype=torch.float64), atol=1e-14)
+    close(
+        expected,
+        torch.tensor([-2.157737936467109, 2.3117454439299027], dtype=torch.float64),
+        atol=1e-14,
+    )
     for layout in ("half", "interleaved"):
         close(turned(x, 2, layout), expected, atol=1e-14)
 
@@ -179,7 +200,10 @@ def test_rotation_of_two_features_by_hand():
 def test_rotation_of_four_features_by_hand():
     """Base 16, D 4: θ = 1, 1/4. At position 2 the pairs turn by 2 and by 0.5 radians."""
     x = torch.tensor([1.0, 0.0, 0.0, 2.0], dtype=torch.float64)
-    c2, s2, c5, s5 = math.cos(2), math.sin(2), math.cos(0.5), math.sin(0.5)
+    c2 = math.cos(2)
+    s2 = math.sin(2)
+    c5 = math.cos(0.5)
+    s5 = math.sin(0.5)
     half = [c2, -2 * s5, s2, 2 * c5]  # pairs (x0, x2) = (1, 0) and (x1, x3) = (0, 2)
     interleaved = [c2, s2, -2 * s5, 2 * c5]  # pairs (x0, x1) = (1, 0) and (x2, x3) = (0, 2)
     for layout, expected in (("half", half), ("interleaved", interleaved)):
@@ -189,12 +213,18 @@ def test_rotation_of_four_features_by_hand():
 
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
 def test_rotations_against_huggingface(layout):
-    b, h, t, dim, offset = 2, 3, 7, 12, 5
+    b = 2
+    h = 3
+    t = 7
+    dim = 12
+    offset = 5
     generator = torch.Generator().manual_seed(0)
     q, k = (torch.randn(b, h, t, dim, generator=generator, dtype=torch.float64) for _ in range(2))
     angles = (torch.arange(t) + offset)[:, None] / THETA ** (torch.arange(0, dim, 2).double() / dim)
     angles = angles[None].expand(b, -1, -1)
-    cos, sin = rope(dim, layout=layout).tables(TokenPositions.plain(t, offset=offset), torch.float64)
+    cos, sin = rope(dim, layout=layout).tables(
+        TokenPositions.plain(t, offset=offset), torch.float64
+    )
     found = rotate(q, cos, sin, layout), rotate(k, cos, sin, layout)
     if layout == "half":
         wide = torch.cat([angles, angles], dim=-1)
@@ -221,8 +251,11 @@ def test_layouts_are_permutations_of_each_other():
 
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
 def test_rotations_preserve_norms_and_depend_on_differences(layout):
-    dim, eye = 8, torch.eye(8, dtype=torch.float64)
-    matrix = {n: torch.stack([turned(row, n, layout) for row in eye], dim=1) for n in (0, 3, 7, 20, 23, 4)}
+    dim = 8
+    eye = torch.eye(8, dtype=torch.float64)
+    matrix = {
+        n: torch.stack([turned(row, n, layout) for row in eye], dim=1) for n in (0, 3, 7, 20, 23, 4)
+    }
     for n in matrix:
         close(matrix[n].T @ matrix[n], eye, atol=1e-13)
     close(matrix[0], eye, atol=0)
@@ -278,7 +311,8 @@ def test_sinusoids_against_huggingface(dim):
     }
     flaubert = create_sinusoidal_embeddings(n, dim, torch.zeros(n, dim))
     close(ours["interleaved"].float(), flaubert, atol=1e-6)
-    close(ours["half"].float(), create_sinusoidal_positions(n, dim), atol=1e-5)  # theirs has float32 angles
+    # theirs has float32 angles
+    close(ours["half"].float(), create_sinusoidal_positions(n, dim), atol=1e-5)
 
 
 def test_sinusoid_dot_products_depend_on_distance():
@@ -303,8 +337,11 @@ def test_sinusoids_by_hand():
 
 @pytest.mark.parametrize("scale_tokens", [True, False])
 def test_sinusoids_are_added_to_tokens_times_the_root_of_the_width(scale_tokens):
-    scheme = Sinusoidal(SinusoidalSettings(scale_tokens=scale_tokens), HeadGeometry(4, 2, 2, 16, 16, 2))
-    x, positions = torch.randn(2, 3, 4, dtype=torch.float64), TokenPositions.plain(3, offset=5)
+    scheme = Sinusoidal(
+        SinusoidalSettings(scale_tokens=scale_tokens), HeadGeometry(4, 2, 2, 16, 16, 2)
+    )
+    x = torch.randn(2, 3, 4, dtype=torch.float64)
+    positions = TokenPositions.plain(3, offset=5)
     out = scheme.embed(x, scheme.tables(positions, torch.float64), positions)
     rows = [[math.sin(n), math.cos(n), math.sin(n / 100), math.cos(n / 100)] for n in (5, 6, 7)]
     expected = x * (2 if scale_tokens else 1) + torch.tensor(rows, dtype=torch.float64)
@@ -315,7 +352,8 @@ def test_learned_table_row_n_is_position_n():
     scheme = Learned(LearnedSettings(), HeadGeometry(4, 2, 2, 9, 9, 2))
     with torch.no_grad():
         scheme.weight.copy_(torch.arange(36).view(9, 4))
-    x, ragged = torch.randn(2, 3, 4), TokenPositions.left_padded([6, 5], 3, offset=3)
+    x = torch.randn(2, 3, 4)
+    ragged = TokenPositions.left_padded([6, 5], 3, offset=3)
     found = []
     for positions in (TokenPositions.plain(3, offset=6), ragged):
         found.append(scheme.embed(x, scheme.tables(positions, torch.float32), positions) - x)

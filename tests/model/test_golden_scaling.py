@@ -49,12 +49,16 @@ def test_yarn_mscale(mscales):
     keys = {"name": "yarn", "factor": 8.0, "mscale": mscales[0], "mscale_all_dim": mscales[1]}
     _, amplitude = rope(64, 512, scaling=keys).frequencies(8.0)
     theirs = {key: value for key, value in keys.items() if key != "name"}
-    assert amplitude == pytest.approx(huggingface(64, 512, rope_type="yarn", **theirs)[1], rel=1e-12)
+    assert amplitude == pytest.approx(
+        huggingface(64, 512, rope_type="yarn", **theirs)[1], rel=1e-12
+    )
 
 
 def test_deepseek_logit_scale_is_an_attention_factor():
     """cos and sin times m(mscale)/m(mscale_all_dim), logits times m(mscale_all_dim)²: a² is m(mscale)²."""
-    s, mscale, mscale_all = 40.0, 0.8, 1.3
+    s = 40.0
+    mscale = 0.8
+    mscale_all = 1.3
     own = (0.1 * mscale * math.log(s) + 1) / (0.1 * mscale_all * math.log(s) + 1)
     logits = own**2 * (0.1 * mscale_all * math.log(s) + 1) ** 2
     keys = {"name": "yarn", "factor": s, "attention_factor": 0.1 * mscale * math.log(s) + 1}
@@ -65,8 +69,14 @@ def test_deepseek_logit_scale_is_an_attention_factor():
 @pytest.mark.parametrize("attention_factor", [None, 1.3])
 @pytest.mark.parametrize("at", [100, 512, 513, 4096])
 def test_longrope_by_declared_length(at, attention_factor):
-    short, long = [1 + 0.01 * k for k in range(32)], [1 + 0.4 * k for k in range(32)]
-    keys = {"factor": 4.0, "short_factor": short, "long_factor": long, "attention_factor": attention_factor}
+    short = [1 + 0.01 * k for k in range(32)]
+    long = [1 + 0.4 * k for k in range(32)]
+    keys = {
+        "factor": 4.0,
+        "short_factor": short,
+        "long_factor": long,
+        "attention_factor": attention_factor,
+    }
     made = rope(64, 512, scaling={"name": "longrope", **keys})
     found, amplitude = made.frequencies(made.stretch(at))
     keys = {key: value for key, value in keys.items() if value is not None}
@@ -103,7 +113,8 @@ def test_longrope_first_positions_are_unscaled():
 
 @torch.no_grad()
 def test_the_first_positions_of_longrope_through_a_cache():
-    model, tokens = build({"name": "rope", "scaling": FIRST}), ids(2, T)
+    model = build({"name": "rope", "scaling": FIRST})
+    tokens = ids(2, T)
     whole = model(tokens, TokenPositions.plain(T))
     close(cached(model, tokens, [2, 5, 1, 11]), whole)
     without = build({"name": "rope", "scaling": {**FIRST, "first": 0}})
@@ -123,7 +134,9 @@ def test_p_rope_matches_huggingface_proportional(dim, share):
 def test_p_rope_reversed_and_cut_by_wavelength():
     full = [THETA ** (-2 * k / 64) for k in range(32)]
     last = [0.0] * 8 + full[8:]
-    close(spectrum("p_rope", 64, reversed=True), torch.tensor(last, dtype=torch.float64), atol=1e-16)
+    close(
+        spectrum("p_rope", 64, reversed=True), torch.tensor(last, dtype=torch.float64), atol=1e-16
+    )
     within = [t if 2 * math.pi / t <= 2 * 512 else 0.0 for t in full]
     assert 0 < sum(t > 0 for t in within) < 24
     found = spectrum("p_rope", 64, share=1.0, max_wavelength=2.0)
@@ -181,7 +194,8 @@ def test_ntk_by_parts_matches_released_code(dim, length, s):
         def pair(turns: float) -> float:
             return dim * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(THETA))
 
-        low, high = max(math.floor(pair(fast)), 0), min(math.ceil(pair(slow)), dim - 1)
+        low = max(math.floor(pair(fast)), 0)
+        high = min(math.ceil(pair(slow)), dim - 1)
         return 1 - min(max((k - low) / (high - low), 0), 1)
 
     found = spectrum("rope", dim, length, scaling={"name": "by_parts", "factor": s})
@@ -189,7 +203,8 @@ def test_ntk_by_parts_matches_released_code(dim, length, s):
     for k in range(dim // 2):
         base = THETA ** (-2 * k / dim)
         ntk = (THETA * s ** (dim / (dim - 2))) ** (-2 * k / dim)
-        m, n = ramp(1.25, 0.75, k), ramp(16, 2, k)
+        m = ramp(1.25, 0.75, k)
+        n = ramp(16, 2, k)
         expected = (base / s * (1 - m) + ntk * m) * (1 - n) + base * n
         assert float(found[k]) == pytest.approx(expected, rel=1e-12)
         kinds.add((m == 1, n == 1, n == 0))
@@ -197,7 +212,9 @@ def test_ntk_by_parts_matches_released_code(dim, length, s):
 
 
 def test_ntk_by_parts_at_stretch_one_is_plain_rope():
-    close(spectrum("rope", 64, scaling={"name": "by_parts"}), plain_frequencies(THETA, 64), atol=1e-15)
+    close(
+        spectrum("rope", 64, scaling={"name": "by_parts"}), plain_frequencies(THETA, 64), atol=1e-15
+    )
 
 
 def test_resonance_rounds_wavelengths():
@@ -217,7 +234,9 @@ def test_resonant_pairs_repeat_exactly(scaling):
         for k in range(10):
             period = round(2 * math.pi / float(made.frequencies(made.stretch(2000))[0][k]))
             assert period < 200
-            apart = torch.hypot(cos[period:, k] - cos[:-period, k], sin[period:, k] - sin[:-period, k]).max()
+            apart = torch.hypot(
+                cos[period:, k] - cos[:-period, k], sin[period:, k] - sin[:-period, k]
+            ).max()
             assert apart < 1e-10 if resonance else apart > 1e-5
 
 
@@ -232,8 +251,10 @@ def test_resonance_comes_after_scaling():
 
 @torch.no_grad()
 def test_dropped_positions_equal_nope():
-    tokens, positions = ids(2, T), TokenPositions.plain(T)
-    nope, trained = build("none"), build("rope")
+    tokens = ids(2, T)
+    positions = TokenPositions.plain(T)
+    nope = build("none")
+    trained = build("rope")
     for name in ("rope", "p_rope", "he_xu"):
         dropped = build({"name": name, "scaling": {"name": "drop"}, "resonance": name == "rope"})
         dropped.load_state_dict(trained.state_dict())
@@ -242,8 +263,14 @@ def test_dropped_positions_equal_nope():
 
 
 def test_pairs_that_complete_a_rotation():
-    assert scheme("rope", 128, 4096).whole_turns(4096) == (46, 64)  # 92 of 128 dimensions: Liu et al. 2023
-    for theta, dims, length in ((THETA, 64, 512), (500_000.0, 64, 512), (THETA, 10, 11), (100.0, 128, 5000)):
+    # 92 of 128 dimensions: Liu et al. 2023
+    assert scheme("rope", 128, 4096).whole_turns(4096) == (46, 64)
+    for theta, dims, length in (
+        (THETA, 64, 512),
+        (500_000.0, 64, 512),
+        (THETA, 10, 11),
+        (100.0, 128, 5000),
+    ):
         made = scheme("rope", dims, length, theta=theta)
         turned = sum(length * theta ** (-2 * k / dims) >= 2 * math.pi for k in range(dims // 2))
         assert made.whole_turns(length) == (turned, dims // 2)

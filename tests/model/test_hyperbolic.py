@@ -11,7 +11,16 @@ import torch
 from model import TokenPositions
 from tests.model.alone import at
 from tests.model.dense_remap import B, D, drawn
-from tests.model.rotated import POSITIONS, THETA, answers, distances, made, pair_of, spelled_out, through
+from tests.model.rotated import (
+    POSITIONS,
+    THETA,
+    answers,
+    distances,
+    made,
+    pair_of,
+    spelled_out,
+    through,
+)
 from tests.model.zoo import close, packed
 
 
@@ -20,11 +29,15 @@ def decays(q, k, d, fastest: float, margin: float) -> torch.Tensor:
     damping = fastest * (1 + margin)
 
     def score(q, k, group, pair):
-        theta, (a, b) = fastest * THETA ** (-2 * pair / D), pair_of(pair, "half")
+        theta = fastest * THETA ** (-2 * pair / D)
+        (a, b) = pair_of(pair, "half")
         total = 0.0
         for sign in (1, -1):
             q_part, k_part = ((x[..., a] + sign * x[..., b]) / math.sqrt(2) for x in (q, k))
-            total = total + (-(damping - sign * theta) * d).exp() * q_part[..., None] * k_part[..., None, :]
+            total = (
+                total
+                + (-(damping - sign * theta) * d).exp() * q_part[..., None] * k_part[..., None, :]
+            )
         return total
 
     return spelled_out(q, k, score)
@@ -36,22 +49,32 @@ def test_hyperbolic_hope_is_a_decay_of_each_channel():
     damping = 0.7 * (1 + 0.3)
 
     def printed(q, k, group, pair):
-        theta, (a, b) = 0.7 * THETA ** (-2 * pair / D), pair_of(pair, "half")
-        cosh, sinh = (d * theta).cosh(), (d * theta).sinh()
-        qa, qb, ka, kb = q[..., a, None], q[..., b, None], k[..., None, :, a], k[..., None, :, b]
+        theta = 0.7 * THETA ** (-2 * pair / D)
+        (a, b) = pair_of(pair, "half")
+        cosh = (d * theta).cosh()
+        sinh = (d * theta).sinh()
+        qa = q[..., a, None]
+        qb = q[..., b, None]
+        ka = k[..., None, :, a]
+        kb = k[..., None, :, b]
         return (-d * damping).exp() * (qa * (cosh * ka + sinh * kb) + qb * (sinh * ka + cosh * kb))
 
     scores = spelled_out(q, k, printed)
     close(scores.tril(), decays(q, k, d, 0.7, 0.3).tril(), atol=1e-12)
     scheme = made("hyperbolic", fastest=0.7, margin=0.3)
     for kernel in ("auto", "dense"):
-        close(through(scheme, TokenPositions.plain(21), q, k, v, kernel), answers(scores, v), atol=1e-12)
+        close(
+            through(scheme, TokenPositions.plain(21), q, k, v, kernel),
+            answers(scores, v),
+            atol=1e-12,
+        )
 
 
 @pytest.mark.parametrize("damping", ["fixed", "learned"])
 def test_hyperbolic_scores_at_any_positions(damping):
     """5,000 tokens apart factors vanish as the scores do; nothing overflows, in float32 either."""
-    scheme, (q, k, v) = made("hyperbolic", fastest=0.2, margin=0.05, damping=damping), drawn(len(POSITIONS))
+    scheme = made("hyperbolic", fastest=0.2, margin=0.05, damping=damping)
+    (q, k, v) = drawn(len(POSITIONS))
     margin = 0.05 if damping == "fixed" else float(scheme.log_margin.detach().exp())
     expected = answers(decays(q, k, distances(POSITIONS), 0.2, margin), v)
     close(through(scheme, at(POSITIONS, 9000), q, k, v), expected, atol=1e-12)
@@ -62,7 +85,8 @@ def test_hyperbolic_scores_at_any_positions(damping):
 def test_hyperbolic_documents_at_any_offset():
     """Documents of one row at positions thousands apart, in both directions: their keys never meet, neither
     in the answers nor in the gradients, where a factor without bound of a hidden pair would leave 0·∞."""
-    positions, tensors = packed([[3, 18, 5, 11], [20, 17]]), drawn(37)
+    positions = packed([[3, 18, 5, 11], [20, 17]])
+    tensors = drawn(37)
     starts = [[0.5, 4000.0, 9000.0, 20.0], [0.0, 7000.0]]
     offsets = torch.stack([torch.tensor(starts[r])[positions.document[r]] for r in range(B)])
     positions = replace(positions, position=positions.position + offsets, position_end=9006)
@@ -95,7 +119,9 @@ def test_hyperbolic_across_kernel_blocks_with_window_and_sinks(window, layout):
     are 30 apart: a key of a block's own queries taken for an earlier one would overflow."""
     count = 300
     (q, k, v), n = drawn(count), torch.arange(count)
-    scheme = made("hyperbolic", fastest=2.0, margin=1e-4, window=window, sinks=0 if window is None else 3)
+    scheme = made(
+        "hyperbolic", fastest=2.0, margin=1e-4, window=window, sinks=0 if window is None else 3
+    )
     positions = TokenPositions.plain(count) if layout == "plain" else packed([[count], [count]])
     positions = replace(
         positions, position=positions.position * 30, position_end=30 * count, unit_steps=False

@@ -22,7 +22,10 @@ from model.position import AttentionContext
 from model.position.schemes.alibi import alibi_slopes
 from tests.model.zoo import build, close, every_case_and_layout, ids, packed, reach_of, shared
 
-B, H, G, D = 2, 6, 3, 8
+B = 2
+H = 6
+G = 3
+D = 8
 
 
 def tensors(t: int, s: int, dtype=torch.float64, seed: int = 0) -> tuple[torch.Tensor, ...]:
@@ -39,7 +42,8 @@ def context_of(keys: TokenPositions, queries: int, window: int | None) -> Attent
 
 
 def pairs_of(keys: TokenPositions, queries: int, window: int | None, bias: str | None):
-    context, slopes = context_of(keys, queries, window), alibi_slopes(H)
+    context = context_of(keys, queries, window)
+    slopes = alibi_slopes(H)
     if bias == "distance":
         return context.mask(distance=lambda h, d: -slopes[h] * d)
     if bias == "elementwise":
@@ -56,8 +60,10 @@ def pairs_of(keys: TokenPositions, queries: int, window: int | None, bias: str |
 def by_loops(q, k, v, positions: TokenPositions, window: int | None, slopes=None) -> torch.Tensor:
     """(B, H, T, D): each query by itself, the seen keys listed by their own order and document."""
     out = torch.empty_like(q)
-    t, s = q.shape[2], k.shape[2]
-    order, document = positions.order.expand(B, -1), positions.document.expand(B, -1)
+    t = q.shape[2]
+    s = k.shape[2]
+    order = positions.order.expand(B, -1)
+    document = positions.document.expand(B, -1)
     position = positions.position.expand(B, -1)
     for b in range(B):
         for i in range(t):
@@ -86,7 +92,8 @@ def by_loops(q, k, v, positions: TokenPositions, window: int | None, slopes=None
 @pytest.mark.parametrize("window", [None, 3])
 @pytest.mark.parametrize("layout", ["plain", "ragged", "packed"])
 def test_reference_kernel_matches_loops(layout, window, bias):
-    s, t = 11, 7
+    s = 11
+    t = 7
     positions = {
         "plain": TokenPositions.plain(s),
         "ragged": TokenPositions.left_padded([s, s - 2], s),
@@ -95,7 +102,9 @@ def test_reference_kernel_matches_loops(layout, window, bias):
     q, k, v = tensors(t, s)
     pairs = pairs_of(positions, t, window, bias)
     found = attend([AttentionView(q, k, pairs)], v, D**-0.5, "dense")
-    close(found, by_loops(q, k, v, positions, window, alibi_slopes(H) if bias else None), atol=1e-12)
+    close(
+        found, by_loops(q, k, v, positions, window, alibi_slopes(H) if bias else None), atol=1e-12
+    )
 
 
 EDGES = [
@@ -178,7 +187,9 @@ def test_lower_precision_is_close_to_float64(dtype, atol, bias, t, s, window):
 @pytest.mark.parametrize("layout", ["plain", "packed"])
 @pytest.mark.parametrize(("t", "s", "window"), [(530, 530, None), (270, 270, 256), (20, 290, 17)])
 def test_blockwise_gradients_match_reference(layout, t, s, window, bias):
-    positions = TokenPositions.plain(s) if layout == "plain" else packed([[100, s - 100], [s - 9, 9]])
+    positions = (
+        TokenPositions.plain(s) if layout == "plain" else packed([[100, s - 100], [s - 9, 9]])
+    )
     pairs = pairs_of(positions, t, window, bias)
     weight = torch.randn(B, H, t, D, generator=torch.Generator().manual_seed(3)).double()
     grads = []
@@ -191,7 +202,9 @@ def test_blockwise_gradients_match_reference(layout, t, s, window, bias):
         close(fast, slow, atol=1e-11)
 
 
-def learned_pairs(t: int, s: int, window: int | None, form: str) -> tuple[AttentionMask, list[torch.Tensor]]:
+def learned_pairs(
+    t: int, s: int, window: int | None, form: str
+) -> tuple[AttentionMask, list[torch.Tensor]]:
     """A mask with a bias by distance, of differences of sums or of a network, and what is learned."""
     generator = torch.Generator().manual_seed(5)
     context = context_of(TokenPositions.plain(s), t, window)
@@ -200,8 +213,11 @@ def learned_pairs(t: int, s: int, window: int | None, form: str) -> tuple[Attent
         return context.mask(distance=lambda h, d: weight[h, d]), [weight]
     if form == "network":
         shapes = {"near": (s,), "far": (t,), "inner": (12,), "offset": (12,), "outer": (H, 12)}
-        parts = {name: torch.randn(shape, generator=generator).double() for name, shape in shapes.items()}
-        near, far = parts["near"].sigmoid(), 1 + parts["far"].abs()
+        parts = {
+            name: torch.randn(shape, generator=generator).double() for name, shape in shapes.items()
+        }
+        near = parts["near"].sigmoid()
+        far = 1 + parts["far"].abs()
         network = NetworkBias(**{**parts, "near": near, "far": far})
         leaves = [x.requires_grad_() for x in network.tensors()]
 
@@ -210,7 +226,9 @@ def learned_pairs(t: int, s: int, window: int | None, form: str) -> tuple[Attent
             hidden = (x[..., None] * network.inner + network.offset).relu()
             return (hidden * network.outer[h]).sum(-1)
 
-        return context.mask(bias=bias, make_network=lambda d: replace(network, near=near[d])), leaves
+        return context.mask(
+            bias=bias, make_network=lambda d: replace(network, near=near[d])
+        ), leaves
     sums = torch.rand(B, H, s, generator=generator).double().neg().cumsum(-1).requires_grad_()
     mask = context.mask(
         bias=lambda b, h, i, j: sums[b, h, i + s - t] - sums[b, h, j], key_sums=sums, by_row=True
@@ -221,7 +239,14 @@ def learned_pairs(t: int, s: int, window: int | None, form: str) -> tuple[Attent
 @pytest.mark.parametrize("form", ["distance", "sums", "network"])
 @pytest.mark.parametrize(
     ("t", "s", "window", "wide"),
-    [(23, 23, None, 0), (9, 30, None, 3), (23, 23, 6, 0), (17, 31, 14, 2), (16, 16, None, 0), (3, 20, 2, 0)],
+    [
+        (23, 23, None, 0),
+        (9, 30, None, 3),
+        (23, 23, 6, 0),
+        (17, 31, 14, 2),
+        (16, 16, None, 0),
+        (3, 20, 2, 0),
+    ],
 )
 def test_gradients_of_learned_biases_match_reference(form, t, s, window, wide, monkeypatch):
     """Small blocks and tiles put many edges into few tokens; `wide` is by how much values exceed keys."""
@@ -236,7 +261,9 @@ def test_gradients_of_learned_biases_match_reference(form, t, s, window, wide, m
     slow, fast = (attend(views, v, D**-0.5, kernel) for kernel in ("dense", "auto"))
     close(fast, slow, atol=1e-12)
     factor = torch.randn(slow.shape, generator=torch.Generator().manual_seed(3)).double()
-    expected, found = (torch.autograd.grad((x * factor).sum(), [*leaves, *weights]) for x in (slow, fast))
+    expected, found = (
+        torch.autograd.grad((x * factor).sum(), [*leaves, *weights]) for x in (slow, fast)
+    )
     for a, b in zip(expected, found, strict=True):
         assert a.abs().max() > 1e-3
         close(b, a, atol=1e-11)
@@ -263,10 +290,14 @@ def test_gradients_of_learned_biases_in_lower_dtypes(form, dtype, error):
 def test_sums_of_a_thousand_keep_the_precision_of_lower_dtypes(dtype, rtol):
     mask, _ = learned_pairs(700, 700, None, "sums")
     exact = replace(mask, key_sums=mask.key_sums * 3)
-    exact = replace(exact, bias=lambda b, h, i, j: exact.key_sums[b, h, i] - exact.key_sums[b, h, j])
+    exact = replace(
+        exact, bias=lambda b, h, i, j: exact.key_sums[b, h, i] - exact.key_sums[b, h, j]
+    )
     q, k, v = tensors(700, 700, dtype)
     with torch.no_grad():
-        expected = attend([AttentionView(q.double(), k.double(), exact)], v.double(), D**-0.5, "dense")
+        expected = attend(
+            [AttentionView(q.double(), k.double(), exact)], v.double(), D**-0.5, "dense"
+        )
         found = attend([AttentionView(q, k, exact)], v, D**-0.5)
     assert found.dtype == dtype and exact.key_sums.min() < -900
     close(found.double(), expected, atol=float(rtol * expected.abs().max()))
@@ -292,7 +323,8 @@ def test_several_views_share_one_softmax():
     odd = context.mask(mask_mod=lambda b, h, i, j: j % 2 == 1)
     views = [AttentionView(q, k, even), AttentionView(0.3 * q, k, odd)]
     repeat = H // G
-    kk, vv = k.repeat_interleave(repeat, 1), v.repeat_interleave(repeat, 1)
+    kk = k.repeat_interleave(repeat, 1)
+    vv = v.repeat_interleave(repeat, 1)
     j = torch.arange(t)
     scores = torch.where(j % 2 == 0, q @ kk.mT, 0.3 * q @ kk.mT) * D**-0.5
     expected = scores.masked_fill(j[None] > j[:, None], -math.inf).softmax(-1) @ vv
@@ -314,7 +346,9 @@ def test_sdpa_is_chosen_only_for_supported_masks():
     assert chosen(1, 9) == chosen(1, 9, window=3) == chosen(1, 9, bias="rule") == "single"
     assert chosen(3, 9) == chosen(9, 9, window=8) == chosen(9, 9, bias="distance") == "blocks"
     assert (
-        chosen(9, 9, bias="rule") == chosen(9, 9, positions=TokenPositions.left_padded([9, 4], 9)) == "blocks"
+        chosen(9, 9, bias="rule")
+        == chosen(9, 9, positions=TokenPositions.left_padded([9, 4], 9))
+        == "blocks"
     )
 
 
@@ -328,15 +362,19 @@ def test_every_kernel_gives_the_same_logits(case, layout, monkeypatch):
         "ragged": TokenPositions.left_padded([length, 4], length),
         "packed": packed([[4, length - 4], [length - 3, 3]]),
     }[layout]
-    tokens, real = ids(2, length), positions.document.expand(2, -1) >= 0
+    tokens = ids(2, length)
+    real = positions.document.expand(2, -1) >= 0
     auto = small(tokens, positions)
     for kernel in ("dense", "flex"):
-        monkeypatch.setattr(model.attention.softmax, "attend", functools.partial(attend, kernel=kernel))
+        monkeypatch.setattr(
+            model.attention.softmax, "attend", functools.partial(attend, kernel=kernel)
+        )
         close(small(tokens, positions)[real], auto[real])
 
 
 @pytest.mark.parametrize(
-    ("kernel", "called"), [("sdpa", []), ("flex", ["_flex"]), ("explicit", ["_explicit"]), ("blocks", [])]
+    ("kernel", "called"),
+    [("sdpa", []), ("flex", ["_flex"]), ("explicit", ["_explicit"]), ("blocks", [])],
 )
 def test_configured_kernel_runs(kernel, called, monkeypatch):
     found = []
@@ -344,7 +382,12 @@ def test_configured_kernel_runs(kernel, called, monkeypatch):
         real = getattr(kernels, name)
         monkeypatch.setattr(kernels, name, lambda *a, n=name, f=real: (found.append(n), f(*a))[1])
     q, k, v = tensors(9, 9)
-    attend([AttentionView(q, k, pairs_of(TokenPositions.plain(9), 9, None, None))], v, 0.3, kernel=kernel)
+    attend(
+        [AttentionView(q, k, pairs_of(TokenPositions.plain(9), 9, None, None))],
+        v,
+        0.3,
+        kernel=kernel,
+    )
     assert found == called
 
 

@@ -24,10 +24,14 @@ def scaled(rule: str, factor: float | str) -> dict:
 @pytest.mark.parametrize("rule", RULES)
 @torch.no_grad()
 def test_auto_stretch_is_declared_over_trained_length(rule):
-    auto, tokens = build(scaled(rule, "auto")), ids(2, T)
+    auto = build(scaled(rule, "auto"))
+    tokens = ids(2, T)
     for length in (T, 2 * T, 5 * TRAIN):
         fixed = build(scaled(rule, length / TRAIN))
-        close(auto(tokens, TokenPositions.plain(T, length=length)), fixed(tokens, TokenPositions.plain(T)))
+        close(
+            auto(tokens, TokenPositions.plain(T, length=length)),
+            fixed(tokens, TokenPositions.plain(T)),
+        )
     none = build("rope")
     short = tokens[:, :TRAIN]
     close(
@@ -39,18 +43,22 @@ def test_auto_stretch_is_declared_over_trained_length(rule):
 @pytest.mark.parametrize("rule", RULES)
 @torch.no_grad()
 def test_auto_stretch_uses_original_length(rule):
-    settings, tokens = settings_of(scaled(rule, "auto")), ids(2, T)
+    settings = settings_of(scaled(rule, "auto"))
+    tokens = ids(2, T)
     branch = Transformer(settings, V, train_length=2 * TRAIN, original_length=TRAIN).double()
     branch.load_state_dict(build("rope").state_dict())
     close(
-        branch(tokens, TokenPositions.plain(T)), build(scaled(rule, "auto"))(tokens, TokenPositions.plain(T))
+        branch(tokens, TokenPositions.plain(T)),
+        build(scaled(rule, "auto"))(tokens, TokenPositions.plain(T)),
     )
 
 
 @pytest.mark.parametrize("rule", RULES)
 @torch.no_grad()
 def test_ragged_batch_has_stretch_per_row(rule):
-    model, counts, tokens = build(scaled(rule, "auto")), [T, 4, 13], ids(3, T)
+    model = build(scaled(rule, "auto"))
+    counts = [T, 4, 13]
+    tokens = ids(3, T)
     out = model(tokens, TokenPositions.left_padded(counts, T))
     stretches = set()
     for r, count in enumerate(counts):
@@ -63,10 +71,15 @@ def test_ragged_batch_has_stretch_per_row(rule):
 @pytest.mark.parametrize("rule", RULES)
 @torch.no_grad()
 def test_auto_stretch_is_fixed_for_a_cache(rule):
-    model, tokens = build(scaled(rule, "auto")), ids(1, T)
-    whole, cache, out = model(tokens, TokenPositions.plain(T)), Cache(model, 1, T), []
+    model = build(scaled(rule, "auto"))
+    tokens = ids(1, T)
+    whole = model(tokens, TokenPositions.plain(T))
+    cache = Cache(model, 1, T)
+    out = []
     for n in range(T):
-        out.append(model(tokens[:, n : n + 1], TokenPositions.plain(1, offset=n, length=T), cache=cache))
+        out.append(
+            model(tokens[:, n : n + 1], TokenPositions.plain(1, offset=n, length=T), cache=cache)
+        )
     close(torch.cat(out, dim=1), whole)
 
 
@@ -74,7 +87,9 @@ def test_auto_stretch_is_fixed_for_a_cache(rule):
 @torch.no_grad()
 def test_skipped_positions_between_cached_passes(case):
     """Each pass has unit steps and the whole has not: order decides who is seen, position what is seen."""
-    model, tokens, plain = build(case), ids(2, 12), TokenPositions.plain(12)
+    model = build(case)
+    tokens = ids(2, 12)
+    plain = TokenPositions.plain(12)
     position = torch.cat([torch.arange(7), torch.arange(7, 12) + 20])[None]
     whole = model(tokens, replace(plain, position=position, position_end=32, unit_steps=False))
     if case in ("rope", "alibi", "sinusoidal"):
@@ -88,7 +103,9 @@ def test_skipped_positions_between_cached_passes(case):
 @torch.no_grad()
 def test_skipped_positions_keep_causality_and_window():
     for case in ("rope-window", "alibi-window", "none-window"):
-        model, tokens, plain = build(case, layers=1), ids(1, T), TokenPositions.plain(T)
+        model = build(case, layers=1)
+        tokens = ids(1, T)
+        plain = TokenPositions.plain(T)
         position = (torch.arange(T) * 3)[None]
         positions = replace(plain, position=position, position_end=3 * T, unit_steps=False)
         whole = model(tokens, positions)[0, -2]
@@ -104,7 +121,9 @@ def test_alibi_by_hand(layout):
     positions = TokenPositions.plain(3)
     away = [2, 1, 0]
     if layout == "skipping":
-        positions = replace(positions, position=torch.tensor([[0, 5, 9]]), position_end=10, unit_steps=False)
+        positions = replace(
+            positions, position=torch.tensor([[0, 5, 9]]), position_end=10, unit_steps=False
+        )
         away = [9, 4, 0]
     scheme = Alibi(AlibiSettings(), HeadGeometry(8, 2, 4, 16, 16, 2))
     context = AttentionContext(
@@ -116,7 +135,8 @@ def test_alibi_by_hand(layout):
         torch.device("cpu"),
         scheme.tables(positions, torch.float64),
     )
-    q, k = torch.zeros(1, 2, 1, 4).double(), torch.randn(1, 2, 3, 4).double()
+    q = torch.zeros(1, 2, 1, 4).double()
+    k = torch.randn(1, 2, 3, 4).double()
     v = torch.tensor([1.0, 10.0, 100.0]).double()[None, None, :, None].expand(1, 2, 3, 4)
     for kernel in ("blocks", "dense"):
         out = attend(scheme.plan(context).read(q, k), v, 0.5, kernel)
@@ -132,20 +152,32 @@ def test_the_bias_is_added_after_the_scale():
     positions = TokenPositions.plain(9)
     scheme = Alibi(AlibiSettings(), HeadGeometry(24, 6, 4, 16, 16, 6))
     context = AttentionContext(
-        positions, positions, positions, 1, 6, torch.device("cpu"), scheme.tables(positions, torch.float64)
+        positions,
+        positions,
+        positions,
+        1,
+        6,
+        torch.device("cpu"),
+        scheme.tables(positions, torch.float64),
     )
     q, k, v = (torch.randn(1, 6, 9, 4).double() for _ in range(3))
     plan = scheme.plan(context)
     for kernel in ("blocks", "dense", "flex"):
-        close(attend(plan.read(2 * q, k), v, 0.25, kernel), attend(plan.read(q, k), v, 0.5, kernel), 1e-12)
+        close(
+            attend(plan.read(2 * q, k), v, 0.25, kernel),
+            attend(plan.read(q, k), v, 0.5, kernel),
+            1e-12,
+        )
 
 
 @torch.no_grad()
 def test_each_table_is_built_once_per_batch(monkeypatch):
     built = []
     for case in (scaled("yarn", "auto"), {"name": "sinusoidal", "stretch": "auto"}):
-        model, counts = build(case), list(range(TRAIN + 1, TRAIN + 21))
-        tokens, positions = ids(len(counts), max(counts)), TokenPositions.left_padded(counts, max(counts))
+        model = build(case)
+        counts = list(range(TRAIN + 1, TRAIN + 21))
+        tokens = ids(len(counts), max(counts))
+        positions = TokenPositions.left_padded(counts, max(counts))
         model(tokens, positions)
         monkeypatch.setattr("model.position.table.LookupTable.__init__", lambda *_: built.append(1))
         model(tokens, positions)

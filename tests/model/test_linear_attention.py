@@ -34,7 +34,9 @@ from tests.model.zoo import C, D, G, H, T, build, close, ids, packed
 @pytest.mark.parametrize("chunk", [1, 3, 64])
 @torch.no_grad()
 def test_chunked_recurrent_and_quadratic_forms_agree(form, chunk):
-    model, x, offset = linear("rope", form, chunk), inputs(2, 11), 37
+    model = linear("rope", form, chunk)
+    x = inputs(2, 11)
+    offset = 37
     out = mixed(model, x, TokenPositions.plain(11, offset=offset))
     for b, h in ((0, 0), (0, 3), (1, 5)):
         q, k, v = projected(model, x, b, h)
@@ -47,18 +49,23 @@ def test_chunked_recurrent_and_quadratic_forms_agree(form, chunk):
 @every_form
 @torch.no_grad()
 def test_nope_has_no_rotation(form):
-    model, x = linear("none", form, 4), inputs(1, 9)
+    model = linear("none", form, 4)
+    x = inputs(1, 9)
     q, k, v = projected(model, x, 0, 2)
     expected = by_definition(q, k, v, range(9), form, turned=False)
-    close(mixed(model, x, TokenPositions.plain(9))[0, 2], torch.tensor(expected, dtype=torch.float64))
+    close(
+        mixed(model, x, TokenPositions.plain(9))[0, 2], torch.tensor(expected, dtype=torch.float64)
+    )
 
 
 @torch.no_grad()
 def test_denominator_is_not_rotated():
     """With it rotated the result is another, and a weight would be negative: the guard on this test."""
-    model, x = linear("rope", "numerator"), inputs(1, 11)
+    model = linear("rope", "numerator")
+    x = inputs(1, 11)
     q, k, v = projected(model, x, 0, 1)
-    rotated, least = [], math.inf
+    rotated = []
+    least = math.inf
     for n in range(11):
         weights = [dot(turn(phi(q[n]), 9 * n), turn(phi(k[m]), 9 * m)) for m in range(n + 1)]
         rotated.append(mean(weights, weights, v[: n + 1]))
@@ -85,7 +92,9 @@ def test_cosine_weights_are_nonnegative(seed, n, m):
         (2 + torch.tensor([0.0, 1.0])[None, None, :, None]).expand(1, G, 2, D).double()
     )
     order = torch.arange(2)[None]
-    positions = TokenPositions(order, torch.tensor([[m, n]]), 0 * order, "plain", max(n, m) + 1, (2,), False)
+    positions = TokenPositions(
+        order, torch.tensor([[m, n]]), 0 * order, "plain", max(n, m) + 1, (2,), False
+    )
     out = mixed(model, x, positions)
     assert (out >= 2 - 1e-12).all() and (out <= 3 + 1e-12).all()
 
@@ -93,7 +102,8 @@ def test_cosine_weights_are_nonnegative(seed, n, m):
 @torch.no_grad()
 def test_cosine_form_is_independent_of_amplitude():
     yarn = {"name": "rope", "scaling": {"name": "yarn", "factor": 4.0, "attention_factor": 1.5}}
-    x, positions = inputs(2, 9), TokenPositions.plain(9)
+    x = inputs(2, 9)
+    positions = TokenPositions.plain(9)
     same = {**yarn, "scaling": {**yarn["scaling"], "attention_factor": 1.0}}
     close(mixed(linear(yarn, "cosine"), x, positions), mixed(linear(same, "cosine"), x, positions))
 
@@ -103,11 +113,13 @@ def test_yarn_amplitude_scales_numerator_only():
     """cos and sin times a: products of rotated features times a², the denominator as it was."""
     plain, scaled = (
         linear(
-            {"name": "rope", "scaling": {"name": "yarn", "factor": 4.0, "attention_factor": a}}, "numerator"
+            {"name": "rope", "scaling": {"name": "yarn", "factor": 4.0, "attention_factor": a}},
+            "numerator",
         )
         for a in (1.0, 1.5)
     )
-    x, positions = inputs(2, 9), TokenPositions.plain(9)
+    x = inputs(2, 9)
+    positions = TokenPositions.plain(9)
     close(mixed(scaled, x, positions), 1.5**2 * mixed(plain, x, positions))
 
 
@@ -122,23 +134,31 @@ def test_gradients_match_quadratic_form(form):
     def dense() -> torch.Tensor:
         q, k, v = (
             repeated(p.unflatten(-1, (-1, D)).transpose(1, 2), H)
-            for p in (x @ attention.wq.weight.T, x @ attention.wk.weight.T, x @ attention.wv.weight.T)
+            for p in (
+                x @ attention.wq.weight.T,
+                x @ attention.wk.weight.T,
+                x @ attention.wv.weight.T,
+            )
         )
         angle = positions.position[..., None] * 10_000.0 ** (-torch.arange(0, D, 2).double() / D)
         wave = torch.polar(torch.ones_like(angle), angle)[:, None]
 
         def turned(y: torch.Tensor) -> torch.Tensor:
-            return torch.view_as_real(torch.complex(y[..., : D // 2], y[..., D // 2 :]) * wave).flatten(-2)
+            return torch.view_as_real(
+                torch.complex(y[..., : D // 2], y[..., D // 2 :]) * wave
+            ).flatten(-2)
 
         if form == "numerator":
             q, k = (torch.where(y > 0, y + 1, y.clamp(max=0).exp()) for y in (q, k))
-            weights, counts = turned(q) @ turned(k).mT, q @ k.mT
+            weights = turned(q) @ turned(k).mT
+            counts = q @ k.mT
         else:
             q, k = (y / y.norm(dim=-1, keepdim=True) for y in (q, k))
             weights = counts = 1 + turned(q) @ turned(k).mT
         same = positions.document[:, None, :, None] == positions.document[:, None, None, :]
         seen = same & torch.ones(13, 13).tril().bool()
-        weights, counts = weights * seen, counts * seen
+        weights = weights * seen
+        counts = counts * seen
         return (weights @ v / counts.sum(-1, keepdim=True))[:, :, -9:]
 
     goal = torch.randn(2, H, 9, D, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
@@ -157,17 +177,22 @@ def test_gradients_match_quadratic_form(form):
 def test_gradients_are_nonzero_when_features_underflow(form):
     model = linear("rope", form, dtype=torch.float32).train()
     with torch.no_grad():
-        model.layers[0].attention.wk.weight.mul_(20)  # elu + 1 of −30 is 0 in float32, exp(−30) is not
+        # elu + 1 of −30 is 0 in float32, exp(−30) is not
+        model.layers[0].attention.wk.weight.mul_(20)
     tokens = ids(3, T)
     model(tokens, TokenPositions.plain(T), targets=tokens.flip(1)).mean().backward()
     for name, p in model.named_parameters():
-        assert p.grad is not None and torch.isfinite(p.grad).all() and p.grad.abs().max() > 1e-9, name
+        assert p.grad is not None and torch.isfinite(p.grad).all() and p.grad.abs().max() > 1e-9, (
+            name
+        )
 
 
 @torch.no_grad()
 def test_feature_map_is_elu_plus_one_without_underflow():
     x = torch.linspace(-40, 9, 99, dtype=torch.float64)
-    expected = torch.tensor([a + 1 if a > 0 else math.exp(a) for a in x.tolist()], dtype=torch.float64)
+    expected = torch.tensor(
+        [a + 1 if a > 0 else math.exp(a) for a in x.tolist()], dtype=torch.float64
+    )
     ours = positive(x.float())
     torch.testing.assert_close(ours.double(), expected, rtol=1e-5, atol=0)
     torch.testing.assert_close(positive(x), torch.nn.functional.elu(x) + 1, rtol=0, atol=1e-12)
@@ -177,7 +202,8 @@ def test_feature_map_is_elu_plus_one_without_underflow():
 @torch.no_grad()
 def test_sums_stay_float32_under_autocast(form):
     """bfloat16 has 8 bits: a sum over 300 tokens in it would stop growing. Projections alone are rounded."""
-    model, tokens = linear("rope", form, dtype=torch.float32), ids(2, 300)
+    model = linear("rope", form, dtype=torch.float32)
+    tokens = ids(2, 300)
     exact = model(tokens, TokenPositions.plain(300))
     cache = Cache(model, 2, 300, dtype=torch.bfloat16)
     with torch.autocast("cpu", torch.bfloat16):
@@ -204,7 +230,8 @@ def test_training_steps_are_one_graph(form):
     nets[0].compile(fullgraph=True, backend=counter)
     for n, cuts in enumerate(([[4, 7], [6, 5]], [[1, 10], [11]], [[5, 3, 3], [2, 9]])):
         for positions, graphs in ((TokenPositions.plain(11), 1), (packed(cuts, length=11), 3)):
-            tokens, losses = ids(2, 11, seed=n), []
+            tokens = ids(2, 11, seed=n)
+            losses = []
             for net in nets:
                 net.zero_grad()
                 loss = net(tokens, positions, targets=tokens.roll(1, 1)).mean()
@@ -228,13 +255,16 @@ def test_number_of_graphs_is_bounded():
     net.compile(fullgraph=True, backend=counter, dynamic=True)
     for length in (19, 18, 9, 8):
         tokens = ids(2, length)
-        close(net(tokens, TokenPositions.plain(length)), plain(tokens, TokenPositions.plain(length)))
+        close(
+            net(tokens, TokenPositions.plain(length)), plain(tokens, TokenPositions.plain(length))
+        )
     assert counter.frame_count <= 2
 
 
 @every_form
 def test_cost_per_token_is_constant(form):
-    model, softmax = linear("rope", form, 4), build("rope")
+    model = linear("rope", form, 4)
+    softmax = build("rope")
     assert model.flops_per_token(100) == model.flops_per_token(10_000)
     # Two tokens in one chunk: as attention to 1.5 keys, with the sums on top.
     sums = 6 * 3 * (H + G) * D**2
@@ -248,9 +278,15 @@ def test_cost_per_token_is_constant(form):
         ({"name": "rope", "window": 5}, ["model.position.window", "null"]),
         ({"name": "none", "sink_logit": "learned"}, ["model.position.sink_logit", "none"]),
         ({"name": "none", "sink_logit": "zero"}, ["model.position.sink_logit", "none"]),
-        ({"name": "rope", "temperature": {"name": "log_n"}}, ["model.position.temperature", "{name: none}"]),
+        (
+            {"name": "rope", "temperature": {"name": "log_n"}},
+            ["model.position.temperature", "{name: none}"],
+        ),
         ({"name": "alibi"}, ["model.position", "'alibi' adds a bias"]),
-        ({"name": "rope", "remap": {"name": "rerope"}}, ["model.position", "'rope'", "by distance"]),
+        (
+            {"name": "rope", "remap": {"name": "rerope"}},
+            ["model.position", "'rope'", "by distance"],
+        ),
         (
             {
                 "name": "pattern",

@@ -20,10 +20,13 @@ from tests.model.zoo import TRAIN, D, G, T, V, cached, close, ids, packed, reach
 @given(data=st.data())
 def test_chunked_cache_matches_full_forward(scheme, form, data):
     chunk = data.draw(st.sampled_from([1, 2, 5, 64]), label="chunk")
-    whole_model, model = linear(scheme, form, 64, qk_norm=True), linear(scheme, form, chunk, qk_norm=True)
+    whole_model = linear(scheme, form, 64, qk_norm=True)
+    model = linear(scheme, form, chunk, qk_norm=True)
     length = reach_of(model)
     tokens = ids(2, length)
-    cuts = data.draw(st.lists(st.integers(1, length - 1), unique=True, max_size=6).map(sorted), label="cuts")
+    cuts = data.draw(
+        st.lists(st.integers(1, length - 1), unique=True, max_size=6).map(sorted), label="cuts"
+    )
     sizes = [b - a for a, b in itertools.pairwise([0, *cuts, length])]
     with torch.no_grad():
         whole = whole_model(tokens, TokenPositions.plain(length))
@@ -55,14 +58,18 @@ def part(positions: TokenPositions, start: int, stop: int) -> TokenPositions:
 @pytest.mark.parametrize("prefill", [[16], [3, 13], [1] * 16])
 @torch.no_grad()
 def test_left_padded_row_matches_unpadded_row(form, chunk, prefill):
-    model, width = linear("auto", form, chunk), 16
+    model = linear("auto", form, chunk)
+    width = 16
     counts = [width, 2, width - 5, 3]
     tokens = ids(4, width + 3)
     alone = [
-        model(tokens[r : r + 1, width - n :], TokenPositions.plain(n + 3))[0] for r, n in enumerate(counts)
+        model(tokens[r : r + 1, width - n :], TokenPositions.plain(n + 3))[0]
+        for r, n in enumerate(counts)
     ]
     positions = TokenPositions.left_padded(counts, width + 3)
-    cache, parts, start = Cache(model, 4, width + 3), [], 0
+    cache = Cache(model, 4, width + 3)
+    parts = []
+    start = 0
     for size in [*prefill, 1, 1, 1]:
         piece = part(positions, start, start + size)
         parts.append(model(tokens[:, start : start + size], piece, cache=cache))
@@ -79,8 +86,10 @@ def test_left_padded_row_matches_unpadded_row(form, chunk, prefill):
 @every_form
 @torch.no_grad()
 def test_padding_tokens_are_masked(form):
-    model, width = linear("rope", form), T
-    positions, tokens = TokenPositions.left_padded([width, 4], width), ids(2, width)
+    model = linear("rope", form)
+    width = T
+    positions = TokenPositions.left_padded([width, 4], width)
+    tokens = ids(2, width)
     changed = tokens.clone()
     changed[1, : width - 4] = (changed[1, : width - 4] + 5) % V
     close(model(changed, positions)[1, -4:], model(tokens, positions)[1, -4:], atol=0)
@@ -92,14 +101,19 @@ def test_padding_tokens_are_masked(form):
 def test_packed_documents_equal_separate_documents(form, data):
     chunk = data.draw(st.sampled_from([1, 3, 7, 64]), label="chunk")
     model = linear("rope", form, chunk)
-    cuts = data.draw(st.lists(st.integers(1, TRAIN), min_size=2, max_size=5), label="lengths of row 0")
+    cuts = data.draw(
+        st.lists(st.integers(1, TRAIN), min_size=2, max_size=5), label="lengths of row 0"
+    )
     total = sum(cuts) + 2
     rows = [cuts, cuts[::-1]]
-    tokens, positions = ids(2, total), packed(rows, length=TRAIN, pad=2)
+    tokens = ids(2, total)
+    positions = packed(rows, length=TRAIN, pad=2)
     keep = data.draw(st.integers(1, total), label="keep")
     piece = data.draw(st.integers(1, total), label="piece")
     with torch.no_grad():
-        out, cache, parts = model(tokens, positions), Cache(model, 2, total), []
+        out = model(tokens, positions)
+        cache = Cache(model, 2, total)
+        parts = []
         real = positions.document >= 0  # padding sees padding, and nobody asks what
         close(model(tokens, positions, keep=keep)[real[:, -keep:]], out[:, -keep:][real[:, -keep:]])
         for start in range(0, total, piece):
@@ -110,7 +124,8 @@ def test_packed_documents_equal_separate_documents(form, data):
             start = 0
             for count in lengths:
                 alone = model(
-                    tokens[r : r + 1, start : start + count], TokenPositions.plain(count, length=TRAIN)
+                    tokens[r : r + 1, start : start + count],
+                    TokenPositions.plain(count, length=TRAIN),
                 )
                 close(out[r, start : start + count], alone[0])
                 start += count
@@ -121,11 +136,13 @@ def test_packed_documents_equal_separate_documents(form, data):
 def test_packed_documents_do_not_attend_to_each_other(form):
     """Not by one bit, though the sums of all documents are made at once; nor if a neighbor is enormous."""
     model = linear("rope", form, dtype=torch.float32)
-    tokens, positions = ids(1, 18), packed([[5, 7, 6]])
+    tokens = ids(1, 18)
+    positions = packed([[5, 7, 6]])
     model.embed.weight[0] *= 1e6
     changed = tokens.clone()
     changed[:, :5], changed[:, 12:] = 0, 0
-    before, after = model(tokens, positions), model(changed, positions)
+    before = model(tokens, positions)
+    after = model(changed, positions)
     close(after[:, 5:12], before[:, 5:12], atol=0)
     assert (after[:, 4] - before[:, 4]).abs().max() > 1e-3
 
@@ -136,7 +153,8 @@ def test_packed_documents_do_not_attend_to_each_other(form):
 def test_kept_positions_equal_tail_of_full_forward(scheme, form):
     model = linear(scheme, form)
     length = reach_of(model)
-    tokens, positions = ids(2, length), TokenPositions.plain(length)
+    tokens = ids(2, length)
+    positions = TokenPositions.plain(length)
     whole = model(tokens, positions)
     for keep in (length - 1, 6, 1):
         close(model(tokens, positions, keep=keep), whole[:, length - keep :])
@@ -153,7 +171,8 @@ def test_cache_size_is_constant(form):
     model = linear("rope", form, dtype=torch.float32)
 
     def held(tokens: int) -> int:
-        cache, start = Cache(model, 1, tokens), 0
+        cache = Cache(model, 1, tokens)
+        start = 0
         for size in (tokens // 2, tokens - tokens // 2 - 1, 1):
             model(ids(1, size), TokenPositions.plain(size, offset=start), cache=cache, keep=1)
             start += size

@@ -12,7 +12,14 @@ from model.position.schemes.rope import RopeSettings
 from tests.model.llama import as_llama, their_name
 from tests.model.zoo import close
 
-C, LAYERS, H, D, HIDDEN, V, B, T = 30, 3, 6, 10, 43, 37, 2, 23
+C = 30
+LAYERS = 3
+H = 6
+D = 10
+HIDDEN = 43
+V = 37
+B = 2
+T = 23
 TRAIN = 16
 
 
@@ -21,7 +28,8 @@ class ExactNorm(nn.Module):
 
     def __init__(self, weight: nn.Parameter, eps: float):
         super().__init__()
-        self.weight, self.eps = weight, eps
+        self.weight = weight
+        self.eps = eps
 
     def forward(self, x):
         return self.weight * x / (x.square().mean(-1, keepdim=True) + self.eps).sqrt()
@@ -32,7 +40,8 @@ class ExactRotary(nn.Module):
 
     def __init__(self, inv_freq: torch.Tensor, amplitude: float):
         super().__init__()
-        self.inv_freq, self.amplitude = inv_freq.double(), amplitude
+        self.inv_freq = inv_freq.double()
+        self.amplitude = amplitude
 
     def forward(self, x, position_ids):
         angles = position_ids[..., None].double() * self.inv_freq
@@ -61,7 +70,8 @@ def pair(
     model = Transformer(settings, V, TRAIN)
     generator = torch.Generator().manual_seed(7)
     state = {
-        name: torch.randn(p.shape, generator=generator) * (1.3 * p.shape[-1] ** -0.5 if p.ndim == 2 else 0.2)
+        name: torch.randn(p.shape, generator=generator)
+        * (1.3 * p.shape[-1] ** -0.5 if p.ndim == 2 else 0.2)
         + (p.ndim == 1)
         for name, p in model.named_parameters()
     }
@@ -83,14 +93,17 @@ def make_exact(reference: LlamaForCausalLM) -> None:
 TOKENS = torch.randint(V, (B, T), generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize(("groups", "tie_embeddings"), [(6, False), (3, True), (2, False), (1, False)])
+@pytest.mark.parametrize(
+    ("groups", "tie_embeddings"), [(6, False), (3, True), (2, False), (1, False)]
+)
 @torch.no_grad()
 def test_float64_logits(groups, tie_embeddings):
     model, reference = pair(groups, tie_embeddings, torch.float64)
     make_exact(reference)
     # Their float32 frequencies are the only thing left to differ: give them ours to full precision, retyped.
     reference.model.rotary_emb.inv_freq = 500.0 ** (-torch.arange(0, D, 2).double() / D)
-    ours, theirs = model(TOKENS, TokenPositions.plain(T)), reference(TOKENS).logits
+    ours = model(TOKENS, TokenPositions.plain(T))
+    theirs = reference(TOKENS).logits
     assert ours.std() > 0.3
     close(ours, theirs, atol=1e-10)
 

@@ -16,7 +16,8 @@ from model import IGNORED, SCHEMES, Cache, ModelSettings, TokenPositions, Transf
 from model.attention.kernels import attend
 from tests.model.zoo import C, D, G, H, V, build, close, ids, packed, settings_of
 
-B, T = 4, 11
+B = 4
+T = 11
 
 
 def targets_with_holes() -> torch.Tensor:
@@ -32,7 +33,8 @@ def targets_with_holes() -> torch.Tensor:
 def test_nll_in_chunks_matches_dense_cross_entropy(tie_embeddings, cap, rows_at_once, monkeypatch):
     monkeypatch.setattr(model.loss, "LOGITS_AT_ONCE", {"cpu": rows_at_once * V})
     net = build("rope", tie_embeddings=tie_embeddings, logit_softcap=cap, logit_divisor=1.5)
-    tokens, targets = ids(B, T), targets_with_holes()
+    tokens = ids(B, T)
+    targets = targets_with_holes()
     nll = net(tokens, TokenPositions.plain(T), targets=targets)
     assert nll.shape == (B, T) and nll.dtype == torch.float64
     assert (nll[targets == IGNORED] == 0).all() and (nll[targets != IGNORED] > 0).all()
@@ -56,7 +58,9 @@ def test_nll_in_chunks_matches_dense_cross_entropy(tie_embeddings, cap, rows_at_
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_summed_nll_under_autocast_is_close_to_float32(dtype, monkeypatch):
     monkeypatch.setattr(model.loss, "LOGITS_AT_ONCE", {"cpu": 7 * V})
-    net, tokens, positions = build("rope", dtype=torch.float32), ids(B, T), TokenPositions.plain(T)
+    net = build("rope", dtype=torch.float32)
+    tokens = ids(B, T)
+    positions = TokenPositions.plain(T)
     exact = net(tokens, positions, targets=targets_with_holes()).sum()
     expected = torch.autograd.grad(exact, net.output_head.weight)[0]
     with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
@@ -64,7 +68,9 @@ def test_summed_nll_under_autocast_is_close_to_float32(dtype, monkeypatch):
     found = torch.autograd.grad(total, net.output_head.weight)[0]
     near = 1e-5 if dtype == torch.float32 else 0.03
     assert total.dtype == found.dtype == torch.float32
-    assert abs(total - exact) <= near * exact and (found - expected).norm() <= near * expected.norm()
+    assert (
+        abs(total - exact) <= near * exact and (found - expected).norm() <= near * expected.norm()
+    )
 
 
 def test_frozen_head_has_no_gradient():
@@ -75,7 +81,8 @@ def test_frozen_head_has_no_gradient():
 
 
 def test_soft_cap():
-    plain, capped = build("rope"), build("rope", logit_softcap=2.5)
+    plain = build("rope")
+    capped = build("rope", logit_softcap=2.5)
     tokens = ids(B, T)
     close(
         capped(tokens, TokenPositions.plain(T)),
@@ -85,12 +92,16 @@ def test_soft_cap():
 
 @torch.no_grad()
 def test_loss_of_kept_targets_equals_tail():
-    net, tokens, targets = build("alibi"), ids(B, T), targets_with_holes()
+    net = build("alibi")
+    tokens = ids(B, T)
+    targets = targets_with_holes()
     whole = net(tokens, TokenPositions.plain(T), targets=targets)
     close(net(tokens, TokenPositions.plain(T), targets=targets[:, -4:], keep=4), whole[:, -4:])
     cache = Cache(net, B, T)
     net(tokens[:, :7], TokenPositions.plain(7, length=T), cache=cache, keep=0)
-    rest = net(tokens[:, 7:], TokenPositions.plain(4, offset=7), targets=targets[:, 7:], cache=cache)
+    rest = net(
+        tokens[:, 7:], TokenPositions.plain(4, offset=7), targets=targets[:, 7:], cache=cache
+    )
     close(rest, whole[:, 7:])
 
 
@@ -103,15 +114,19 @@ def test_loss_is_float32_for_lower_precision_weights():
 
 
 def test_packed_loss_equals_loss_of_documents():
-    net, cuts = build("rope"), [[4, 7], [6, 5]]
-    tokens, targets = ids(2, 11), ids(2, 11, seed=4)
+    net = build("rope")
+    cuts = [[4, 7], [6, 5]]
+    tokens = ids(2, 11)
+    targets = ids(2, 11, seed=4)
     nll = net(tokens, packed(cuts), targets=targets)
     for r, lengths in enumerate(cuts):
         start = 0
         for count in lengths:
             piece = slice(start, start + count)
             alone = net(
-                tokens[r : r + 1, piece], TokenPositions.plain(count), targets=targets[r : r + 1, piece]
+                tokens[r : r + 1, piece],
+                TokenPositions.plain(count),
+                targets=targets[r : r + 1, piece],
             )
             close(nll[r, piece], alone[0])
             start += count
@@ -121,7 +136,9 @@ def first_loss(tokens: torch.Tensor, vocab: int, **keys) -> float:
     net = Transformer(ModelSettings(heads=4, **keys), vocab, 256).initialize(seed=1)
     length = tokens.shape[1] - 1
     with torch.no_grad():
-        return float(net(tokens[:, :-1], TokenPositions.plain(length), targets=tokens[:, 1:]).mean())
+        return float(
+            net(tokens[:, :-1], TokenPositions.plain(length), targets=tokens[:, 1:]).mean()
+        )
 
 
 @pytest.mark.parametrize("tie_embeddings", [False, True])
@@ -139,7 +156,9 @@ def test_initial_loss_is_ln_v(width, vocab, tie_embeddings):
 def test_initial_loss_of_repetitive_text_is_ln_v(name, tie_embeddings):
     """Real text repeats its tokens, and a tied head knows them again."""
     tokens = torch.randint(30, (4, 256), generator=torch.Generator().manual_seed(5))
-    loss = first_loss(tokens, 512, dim=64, layers=3, tie_embeddings=tie_embeddings, position={"name": name})
+    loss = first_loss(
+        tokens, 512, dim=64, layers=3, tie_embeddings=tie_embeddings, position={"name": name}
+    )
     assert abs(loss / math.log(512) - 1) < 0.01
 
 
@@ -150,12 +169,15 @@ def test_initialization_depends_on_seed(name):
         torch.manual_seed(seed * 1000 + 77)  # the global generator plays no part
         return net.initialize(seed).state_dict()
 
-    first, torch_state = drawn(3), torch.get_rng_state()
-    again, other = drawn(3), drawn(4)
+    first = drawn(3)
+    torch_state = torch.get_rng_state()
+    again = drawn(3)
+    other = drawn(4)
     torch.set_rng_state(torch_state)
     for key, value in first.items():
         assert torch.equal(value, again[key]) and torch.isfinite(value).all()
-        if value.ndim == 2 and (value != value.flatten()[0]).any():  # some of a scheme's start at a constant
+        # some of a scheme's start at a constant
+        if value.ndim == 2 and (value != value.flatten()[0]).any():
             assert not torch.equal(value, other[key])
 
 
@@ -179,7 +201,8 @@ def test_residual_stream_variance_is_independent_of_depth():
     assert 0.5 < sizes[1] / sizes[0] < 2
 
 
-HIDDEN, LAYERS = 43, 3
+HIDDEN = 43
+LAYERS = 3
 
 
 def by_hand(tie_embeddings: bool, table: int = 0, qk_norm: bool = False) -> int:
@@ -190,7 +213,9 @@ def by_hand(tie_embeddings: bool, table: int = 0, qk_norm: bool = False) -> int:
 
 def test_parameter_count():
     for tie_embeddings in (False, True):
-        assert build("rope", tie_embeddings=tie_embeddings).parameter_count() == by_hand(tie_embeddings)
+        assert build("rope", tie_embeddings=tie_embeddings).parameter_count() == by_hand(
+            tie_embeddings
+        )
     assert build("rope", qk_norm=True).parameter_count() == by_hand(False, qk_norm=True)
     assert build("learned").parameter_count() == by_hand(False, table=11)
     assert build("learned-long").parameter_count() == by_hand(False, table=61)
@@ -224,11 +249,16 @@ def test_flops_of_pattern_use_window_per_layer():
 
 def test_flops_match_torch_flop_counter(monkeypatch):
     """Over one training step on the explicit kernel, which computes the whole square of pairs."""
-    monkeypatch.setattr(model.attention.softmax, "attend", functools.partial(attend, kernel="dense"))
-    net, t = build("none", dtype=torch.float32), 16
+    monkeypatch.setattr(
+        model.attention.softmax, "attend", functools.partial(attend, kernel="dense")
+    )
+    net = build("none", dtype=torch.float32)
+    t = 16
     tokens = ids(1, t)
     with FlopCounterMode(display=False) as counter:
-        F.cross_entropy(net(tokens, TokenPositions.plain(t)).flatten(0, 1), tokens.flatten()).backward()
+        F.cross_entropy(
+            net(tokens, TokenPositions.plain(t)).flatten(0, 1), tokens.flatten()
+        ).backward()
     per_key = 12 * H * D * LAYERS
     whole_square = net.flops_per_token(t) + per_key * (t - (t + 1) / 2)
     assert counter.get_total_flops() == pytest.approx(t * whole_square, rel=1e-12)
@@ -238,7 +268,9 @@ def test_flops_match_torch_flop_counter(monkeypatch):
 def test_z_loss_affects_gradients_not_reported_loss(rows_at_once, monkeypatch):
     monkeypatch.setattr(model.loss, "LOGITS_AT_ONCE", {"cpu": rows_at_once * V})
     net = build("rope", logit_softcap=3.0)
-    tokens, targets, positions = ids(B, T), targets_with_holes(), TokenPositions.plain(T)
+    tokens = ids(B, T)
+    targets = targets_with_holes()
+    positions = TokenPositions.plain(T)
     weights = list(net.parameters())
     total = net(tokens, positions, targets=targets, reduction="sum", z_loss=0.3)
     plain = net(tokens, positions, targets=targets, reduction="sum")

@@ -35,7 +35,8 @@ def small_blocks(monkeypatch):
 
 def views_of(case, positions: TokenPositions, queries: int):
     remap, keys = case
-    scheme, (q, k, v) = scheme_of(remap, **keys), drawn(T)
+    scheme = scheme_of(remap, **keys)
+    (q, k, v) = drawn(T)
     plan = scheme.plan(context_of(scheme, positions, queries=queries))
     return plan.read(q[:, :, -queries:], plan.write(k)), v
 
@@ -69,7 +70,9 @@ def test_gaps_gradients_and_sink_logits_stay_explicit():
         assert choose(views, v, None, "cpu") == "explicit"
     gaps = TokenPositions.plain(T)
     position = torch.where(gaps.order < 9, gaps.order, gaps.order + 5)
-    gaps = TokenPositions(gaps.order, position, gaps.document, "plain", T + 5, (T + 5,), unit_steps=False)
+    gaps = TokenPositions(
+        gaps.order, position, gaps.document, "plain", T + 5, (T + 5,), unit_steps=False
+    )
     views, v = views_of(case, gaps, T)
     assert choose(views, v, None, "cpu") == "explicit"
 
@@ -83,6 +86,7 @@ def test_chunks_through_a_cache_that_drops_keys(case, monkeypatch):
     tokens = ids(1, 40)
     found = cached(model, tokens, [11, 9, 1, 8, 6, 5])
     monkeypatch.setattr(
-        "model.attention.softmax.attend", lambda *args, **more: attend(*args, **more, kernel="explicit")
+        "model.attention.softmax.attend",
+        lambda *args, **more: attend(*args, **more, kernel="explicit"),
     )
     close(found, model(tokens, TokenPositions.plain(40)), atol=1e-11)

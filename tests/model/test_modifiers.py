@@ -42,7 +42,9 @@ def factors(temperature: dict, positions: TokenPositions, **keys) -> torch.Tenso
 def test_no_temperature_adds_no_operations():
     choice = settings_of({"name": "none"}).kinds["all"]
     assert (
-        choice.temperature.query_factors(TokenPositions.plain(4), choice.max_visible, L0, torch.float64)
+        choice.temperature.query_factors(
+            TokenPositions.plain(4), choice.max_visible, L0, torch.float64
+        )
         is None
     )
 
@@ -75,8 +77,10 @@ def test_counts_include_visible_keys_only():
 
 
 def test_published_temperatures():
-    positions, n = TokenPositions.plain(40_000), torch.arange(40_000)
-    llama4 = torch.log1p(torch.floor((n.double() + 1.0) / 8192)) * 0.1 + 1.0  # modeling_llama4's line
+    positions = TokenPositions.plain(40_000)
+    n = torch.arange(40_000)
+    # modeling_llama4's line
+    llama4 = torch.log1p(torch.floor((n.double() + 1.0) / 8192)) * 0.1 + 1.0
     close(factors({"name": "llama4"}, positions)[0], llama4, atol=1e-12)
     theirs = get_llama_4_attn_scale(n[None].double(), 0.1, 16)[0, 0, :, 0]
     close(factors({"name": "ministral3", "length": 16}, positions)[0], theirs, atol=1e-12)
@@ -97,19 +101,24 @@ def test_stretch_temperature_uses_declared_length_per_row():
 @torch.no_grad()
 def test_a_temperature_multiplies_the_scores(scheme):
     """A fixed factor equals query weights scaled by it; a learned head factor does so head by head."""
-    tokens, positions = ids(2, T), TokenPositions.plain(T)
+    tokens = ids(2, T)
+    positions = TokenPositions.plain(T)
     plain = build({"name": scheme})
     fixed = torch.full((H,), 1.7, dtype=torch.float64)
     for temperature, scale in (({"name": "fixed", "value": 1.7}, fixed), ({"name": "head"}, None)):
         scaled = build({"name": scheme, "temperature": temperature})
         state = {k: v.clone() for k, v in scaled.state_dict().items()}
         for i in range(len(plain.layers)):
-            factor = scale if scale is not None else state.pop(f"layers.{i}.attention.position.scale")
+            factor = (
+                scale if scale is not None else state.pop(f"layers.{i}.attention.position.scale")
+            )
             key = f"layers.{i}.attention.wq.weight"
             state[key] = (state[key].unflatten(0, (H, D)) * factor[:, None, None]).flatten(0, 1)
         plain.load_state_dict(state)
         close(scaled(tokens, positions), plain(tokens, positions))
-        assert (plain(tokens, positions) - build({"name": scheme})(tokens, positions)).abs().max() > 1e-3
+        assert (
+            plain(tokens, positions) - build({"name": scheme})(tokens, positions)
+        ).abs().max() > 1e-3
 
 
 @torch.no_grad()
@@ -125,7 +134,11 @@ def test_constant_head_factors_equal_frozen_learned_factors():
     check_override(settings_of({"name": "none"}), settings_of(given))
     fixed = build(given)
     fixed.load_state_dict({k: v for k, v in state.items() if not k.endswith("position.scale")})
-    close(fixed(ids(2, T), TokenPositions.plain(T)), learned(ids(2, T), TokenPositions.plain(T)), atol=1e-6)
+    close(
+        fixed(ids(2, T), TokenPositions.plain(T)),
+        learned(ids(2, T), TokenPositions.plain(T)),
+        atol=1e-6,
+    )
     with pytest.raises(ModelError, match=r"temperature\.value .*\(6\), got 2"):
         build({"name": "none", "temperature": {"name": "fixed", "value": [1.0, 2.0]}})
 
@@ -148,7 +161,9 @@ def test_sink_logit_matches_gpt_oss(kernel):
     sinks = torch.randn(H, generator=generator).double() * 2
     positions = TokenPositions.plain(T)
     for window in (None, 5):
-        context = AttentionContext(positions, positions, positions, 2, H, torch.device("cpu"), window=window)
+        context = AttentionContext(
+            positions, positions, positions, 2, H, torch.device("cpu"), window=window
+        )
         found = attend([AttentionView(q, k, context.mask())], v, 0.4, kernel, sinks)
 
         class Layer(torch.nn.Module):
@@ -211,14 +226,18 @@ def test_window_with_sinks_attends_to_its_keys_only(scheme):
             changed = tokens.clone()
             changed[0, at] = (changed[0, at] + 1) % 37
             moved = (model(changed, positions)[0, t] - whole).abs().max()
-            assert (moved > 1e-9) == (at - first < 2 or t - 4 < at <= t), f"{positions.layout}: token {at}"
+            assert (moved > 1e-9) == (at - first < 2 or t - 4 < at <= t), (
+                f"{positions.layout}: token {at}"
+            )
 
 
 @torch.no_grad()
 def test_sinks_have_no_effect_within_window():
-    tokens, positions = ids(2, T), TokenPositions.plain(T)
+    tokens = ids(2, T)
+    positions = TokenPositions.plain(T)
     close(
-        build({"name": "rope", "window": T, "sinks": 3})(tokens, positions), build("rope")(tokens, positions)
+        build({"name": "rope", "window": T, "sinks": 3})(tokens, positions),
+        build("rope")(tokens, positions),
     )
 
 
@@ -233,12 +252,16 @@ ILLEGAL = [
 @pytest.mark.parametrize(("trained", "asked", "message"), ILLEGAL)
 def test_learned_modifiers_cannot_be_overridden(trained, asked, message):
     with pytest.raises(ModelError, match=message):
-        check_override(settings_of({"name": "none", **trained}), settings_of({"name": "none", **asked}))
+        check_override(
+            settings_of({"name": "none", **trained}), settings_of({"name": "none", **asked})
+        )
 
 
 def test_parameter_free_temperatures_can_be_overridden():
     for name in ("fixed", "log_n", "llama4", "ministral3", "inkling", "power", "stretch", "none"):
-        asked = settings_of({"name": "alibi", "temperature": {"name": name}, "sinks": 4, "window": 9})
+        asked = settings_of(
+            {"name": "alibi", "temperature": {"name": name}, "sinks": 4, "window": 9}
+        )
         check_override(settings_of({"name": "alibi"}), asked)
 
 

@@ -44,15 +44,22 @@ def build(**changes) -> Transformer:
 def test_first_block_by_hand():
     """One block with every setting, from its weights, for the first token: attention returns its value."""
     model = randomized(build(**EVERYTHING))
-    tokens, seen = ids(1, 1), []
-    model.layers[0].register_forward_hook(lambda block, inputs, output: seen.append((inputs[0], output)))
+    tokens = ids(1, 1)
+    seen = []
+    model.layers[0].register_forward_hook(
+        lambda block, inputs, output: seen.append((inputs[0], output))
+    )
     model(tokens, TokenPositions.plain(1))
     x, found = seen[0]
     w = {name: weight.detach() for name, weight in model.layers[0].named_parameters()}
     close(x, 3.0 * model.embed(tokens))
 
     def norm(x, name):
-        return x / (x.square().mean(-1, keepdim=True) + model.settings.norm_eps).sqrt() * w[f"{name}.weight"]
+        return (
+            x
+            / (x.square().mean(-1, keepdim=True) + model.settings.norm_eps).sqrt()
+            * w[f"{name}.weight"]
+        )
 
     def linear(x, name):
         return x @ w[f"{name}.weight"].T + w[f"{name}.bias"]
@@ -76,16 +83,23 @@ def test_joint_qk_norm_by_hand():
 
 @torch.no_grad()
 def test_logit_divisor():
-    plain, divided = build(), build(logit_divisor=2.5)
-    tokens, positions = ids(2, T), TokenPositions.plain(T)
+    plain = build()
+    divided = build(logit_divisor=2.5)
+    tokens = ids(2, T)
+    positions = TokenPositions.plain(T)
     close(plain(tokens, positions) / 2.5, divided(tokens, positions))
 
 
 @torch.no_grad()
 def test_cache_with_every_setting():
-    model, tokens, positions = randomized(build(**EVERYTHING)), ids(2, T), TokenPositions.plain(T)
+    model = randomized(build(**EVERYTHING))
+    tokens = ids(2, T)
+    positions = TokenPositions.plain(T)
     cache = Cache(model, 2, T)
-    parts = [model(tokens[:, a:b], positions.part(a, b), cache=cache) for a, b in ((0, 5), (5, 6), (6, T))]
+    parts = [
+        model(tokens[:, a:b], positions.part(a, b), cache=cache)
+        for a, b in ((0, 5), (5, 6), (6, T))
+    ]
     close(torch.cat(parts, 1), model(tokens, positions))
 
 
@@ -95,13 +109,17 @@ def test_initial_values_and_roles():
     biases = [name for name in parameters if name.endswith(".bias")]
     assert len(biases) == 7 * model.settings.layers
     assert all(not parameters[name].any() for name in biases)
-    assert {role_of(name, parameters[name]) for name in biases} == {"vectors"}  # without weight decay
+    # without weight decay
+    assert {role_of(name, parameters[name]) for name in biases} == {"vectors"}
     assert all((weight == 1).all() for name, weight in parameters.items() if "norm" in name)
 
 
 def test_defaults_leave_weights_and_identity_unchanged():
-    plain, stated = build(), build(**DEFAULTS)
-    assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), stated.parameters(), strict=True))
+    plain = build()
+    stated = build(**DEFAULTS)
+    assert all(
+        torch.equal(a, b) for a, b in zip(plain.parameters(), stated.parameters(), strict=True)
+    )
     assert not [name for name, _ in plain.named_parameters() if "bias" in name]
     run = RunSettings()
     stated = run.model_copy(update={"model": ModelSettings.model_validate(DEFAULTS)})

@@ -25,14 +25,18 @@ BLOCKS = [
 @torch.no_grad()
 def decoded(model: Transformer, tokens: torch.Tensor) -> torch.Tensor:
     """Logits of all tokens, one pass each."""
-    positions, cache = TokenPositions.plain(LENGTH), Cache(model, len(tokens), LENGTH)
+    positions = TokenPositions.plain(LENGTH)
+    cache = Cache(model, len(tokens), LENGTH)
     passes = [positions.part(i, i + 1, position_end=i + 1) for i in range(LENGTH)]
-    return torch.cat([model(tokens[:, i : i + 1], one, cache=cache) for i, one in enumerate(passes)], dim=1)
+    return torch.cat(
+        [model(tokens[:, i : i + 1], one, cache=cache) for i, one in enumerate(passes)], dim=1
+    )
 
 
 @pytest.mark.parametrize("settings", BLOCKS, ids=str)
 def test_packed_model_decodes_as_a_full_pass(settings):
-    model, tokens = randomized(build("rope", **settings)), ids(2, LENGTH)
+    model = randomized(build("rope", **settings))
+    tokens = ids(2, LENGTH)
     with torch.no_grad():
         whole = model(tokens, TokenPositions.plain(LENGTH))
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
@@ -42,13 +46,16 @@ def test_packed_model_decodes_as_a_full_pass(settings):
 
 
 def test_weights_loaded_after_packing_are_used():
-    model, other, tokens = build("rope").pack(), randomized(build("rope", seed=4)), ids(2, LENGTH)
+    model = build("rope").pack()
+    other = randomized(build("rope", seed=4))
+    tokens = ids(2, LENGTH)
     model.load_state_dict(other.state_dict())
     close(decoded(model, tokens), decoded(other, tokens))
 
 
 def test_casting_undoes_packing():
-    model, tokens = build("rope").pack(), ids(2, LENGTH)
+    model = build("rope").pack()
+    tokens = ids(2, LENGTH)
     expected = decoded(model, tokens)
     model.float()
     with torch.no_grad():
@@ -58,14 +65,18 @@ def test_casting_undoes_packing():
 
 
 def test_weights_loaded_into_a_copy_of_a_packed_model_are_used():
-    model, other, tokens = build("rope").pack(), randomized(build("rope", seed=4)), ids(2, LENGTH)
+    model = build("rope").pack()
+    other = randomized(build("rope", seed=4))
+    tokens = ids(2, LENGTH)
     model = copy.deepcopy(model)
     model.load_state_dict(other.state_dict())
     close(decoded(model, tokens), decoded(other, tokens))
 
 
 def test_packed_models_with_the_same_parameters_share_their_storage():
-    first, other, tokens = build("rope").pack(), randomized(build("rope", seed=4)), ids(2, LENGTH)
+    first = build("rope").pack()
+    other = randomized(build("rope", seed=4))
+    tokens = ids(2, LENGTH)
     addresses = [weight.data_ptr() for weight in first.parameters()]
     second = copy.deepcopy(first, {id(weight): weight for weight in first.parameters()}).pack()
     assert [weight.data_ptr() for weight in second.parameters()] == addresses

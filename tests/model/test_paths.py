@@ -36,11 +36,13 @@ def reflected(scheme: PositionalScheme):
         w = (z / (1 + torch.exp(-z))).unflatten(-1, (G, D))
         w = w / (w.square().sum(-1, keepdim=True) + 1e-6).sqrt()
         beta = 2 / (1 + torch.exp(-(x @ scheme.strength.mT + scheme.strength_bias)))  # (t, G)
-        eye, rows = torch.eye(D, dtype=torch.float64), []
+        eye = torch.eye(D, dtype=torch.float64)
+        rows = []
         for h in range(H):
             g = h // (H // G)
             for n in range(len(x)):
-                product, row = eye, [torch.zeros((), dtype=torch.float64)] * len(x)
+                product = eye
+                row = [torch.zeros((), dtype=torch.float64)] * len(x)
                 for m in range(n, -1, -1):
                     row[m] = q[h, n] @ product @ k[h, m] / math.sqrt(D)
                     product = product @ (eye - beta[m, g] * torch.outer(w[m, g], w[m, g]))
@@ -54,10 +56,16 @@ def reflected(scheme: PositionalScheme):
 @layouts
 def test_path_multiplies_the_reflections_between_query_and_key(layout, window, monkeypatch):
     """Values and gradients, with every query at once, and with few queries and keys to a block and chunk."""
-    scheme, positions = scheme_of("path"), LAYOUTS[layout]
+    scheme = scheme_of("path")
+    positions = LAYOUTS[layout]
     expected = real(positions, by_documents(positions, reflected(scheme), window))
     slow = torch.autograd.grad(expected.square().sum(), list(scheme.parameters()))
-    for kernel, queries, keys in (("dense", 256, 128), ("auto", 256, 128), ("auto", 4, 3), ("auto", 3, 128)):
+    for kernel, queries, keys in (
+        ("dense", 256, 128),
+        ("auto", 256, 128),
+        ("auto", 4, 3),
+        ("auto", 3, 128),
+    ):
         monkeypatch.setattr("model.attention.kernels.QUERY_BLOCK", queries)
         monkeypatch.setattr("model.position.schemes.path.CHUNK", keys)
         found = real(positions, output_of(scheme, positions, kernel, window))
@@ -81,7 +89,8 @@ def test_path_without_strength_is_nope():
 def angles_of_selective_rope(scheme: PositionalScheme, theta: float):
     def logits_of(x, q, k):
         z = convolved(x, scheme.down, scheme.up, scheme.conv).unflatten(-1, (G, D // 2))
-        angle, total = [], torch.zeros(G, D // 2, dtype=torch.float64)
+        angle = []
+        total = torch.zeros(G, D // 2, dtype=torch.float64)
         for added in z:
             total = total + added
             angle.append(total * doubles([theta ** (-2 * n / D) for n in range(D // 2)]))
@@ -96,7 +105,9 @@ def angles_of_carope(scheme: PositionalScheme):
         for h, n, i in itertools.product(range(H), range(len(x)), range(D // 2)):
             for t in range(n + 1):
                 g = h // (H // G)
-                z = float(scheme.weight[g] @ x[t]) + (0.0 if scheme.bias is None else float(scheme.bias[g]))
+                z = float(scheme.weight[g] @ x[t]) + (
+                    0.0 if scheme.bias is None else float(scheme.bias[g])
+                )
                 angle[h, n, i] += (1 / (math.log(1 + math.exp(z)) + 1)) ** i
         return turned(q, k, angle)
 
@@ -106,25 +117,37 @@ def angles_of_carope(scheme: PositionalScheme):
 @layouts
 @torch.no_grad()
 def test_selective_rope_rotates_by_cumulative_convolved_projections(layout):
-    scheme, positions = scheme_of("selective_rope", theta=900.0, rank=5), LAYOUTS[layout]
+    scheme = scheme_of("selective_rope", theta=900.0, rank=5)
+    positions = LAYOUTS[layout]
     expected = by_documents(positions, angles_of_selective_rope(scheme, 900.0))
     for kernel in ("auto", "dense"):
-        close(real(positions, output_of(scheme, positions, kernel)), real(positions, expected), atol=1e-11)
+        close(
+            real(positions, output_of(scheme, positions, kernel)),
+            real(positions, expected),
+            atol=1e-11,
+        )
 
 
 @pytest.mark.parametrize("start", ["rope", "paper"])
 @layouts
 @torch.no_grad()
 def test_carope_rotates_by_powers_of_each_tokens_base(layout, start):
-    scheme, positions = scheme_of("carope", start=start), LAYOUTS[layout]
+    scheme = scheme_of("carope", start=start)
+    positions = LAYOUTS[layout]
     expected = by_documents(positions, angles_of_carope(scheme))
-    close(real(positions, output_of(scheme, positions, "auto")), real(positions, expected), atol=1e-11)
+    close(
+        real(positions, output_of(scheme, positions, "auto")), real(positions, expected), atol=1e-11
+    )
 
 
 @torch.no_grad()
 def test_carope_equals_rope_at_initialization_and_for_equal_f():
-    theta, tokens, positions = 700.0, ids(2, S), TokenPositions.plain(S)
-    carope = Transformer(settings_of({"name": "carope", "theta": theta}), V, S).initialize(4).double()
+    theta = 700.0
+    tokens = ids(2, S)
+    positions = TokenPositions.plain(S)
+    carope = (
+        Transformer(settings_of({"name": "carope", "theta": theta}), V, S).initialize(4).double()
+    )
     rope = Transformer(settings_of({"name": "rope", "theta": theta}), V, S).initialize(4).double()
     expected = rope(tokens, positions)
     close(carope(tokens, positions), expected, atol=1e-5)  # b is a float32 number
@@ -132,14 +155,17 @@ def test_carope_equals_rope_at_initialization_and_for_equal_f():
         features = carope.settings.head_dim
         scheme.bias.fill_(math.log(math.exp(theta ** (2 / features) - 1) - 1))
     close(carope(tokens, positions), expected, atol=1e-10)
-    moved = Transformer(settings_of({"name": "carope", "start": "paper"}), V, S).initialize(4).double()
+    moved = (
+        Transformer(settings_of({"name": "carope", "start": "paper"}), V, S).initialize(4).double()
+    )
     assert (moved(tokens, positions) - expected).abs().max() > 1e-3
 
 
 def test_carope_without_bias_differs_from_rope():
     """w = 0 gives f = 0.5906; RoPE of base 10,000 needs 0.7499 at D = 64."""
     settings, kind = SCHEMES["carope"]
-    x, positions = normal(1, 2, C), TokenPositions.plain(2)
+    x = normal(1, 2, C)
+    positions = TokenPositions.plain(2)
     for start, expected in (("paper", 0.5906), ("rope", 0.7499)):
         scheme = kind(settings(start=start), HeadGeometry(C, 2, 64, S, S, 2)).double()
         scheme.initialize(torch.Generator().manual_seed(0), 1.0)
@@ -154,8 +180,10 @@ def test_carope_without_bias_differs_from_rope():
 
 def test_cumulative_angles_are_accurate_at_large_positions():
     """CARoPE's first pair turns by exactly one radian a token, in float32 and after 60,000 tokens too."""
-    count, (settings, kind) = 60_000, SCHEMES["carope"]
-    scheme, positions = kind(settings(), HeadGeometry(C, 1, D, S, S, 1)), TokenPositions.plain(count)
+    count = 60_000
+    (settings, kind) = SCHEMES["carope"]
+    scheme = kind(settings(), HeadGeometry(C, 1, D, S, S, 1))
+    positions = TokenPositions.plain(count)
     scheme.initialize(torch.Generator().manual_seed(0), 1.0)
     with torch.no_grad():
         context = AttentionContext(positions, positions, positions, 1, 1, torch.device("cpu"))

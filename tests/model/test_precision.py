@@ -30,7 +30,9 @@ def far_places(tokens: int, start: int) -> TokenPositions:
     )
 
 
-@pytest.mark.parametrize("case", ["rope", "rope-interleaved", "sinusoidal", "alibi", "rope-yarn-wavelength"])
+@pytest.mark.parametrize(
+    "case", ["rope", "rope-interleaved", "sinusoidal", "alibi", "rope-yarn-wavelength"]
+)
 @torch.no_grad()
 def test_float32_at_a_million_is_as_accurate_as_at_zero(case):
     model = build(case)
@@ -56,10 +58,15 @@ def test_angles_at_a_million_against_exact_arithmetic():
 def test_tables_are_unaffected_by_module_casts(case):
     model = build(case, dtype=torch.float32)
     length = reach_of(model)
-    before = [scheme.tables(TokenPositions.plain(length), torch.float32) for scheme in schemes_of(model)]
+    before = [
+        scheme.tables(TokenPositions.plain(length), torch.float32) for scheme in schemes_of(model)
+    ]
     for cast in (lambda m: m.to(torch.bfloat16), lambda m: m.half(), lambda m: m.float()):
         cast(model)
-        after = [scheme.tables(TokenPositions.plain(length), torch.float32) for scheme in schemes_of(model)]
+        after = [
+            scheme.tables(TokenPositions.plain(length), torch.float32)
+            for scheme in schemes_of(model)
+        ]
         for old, new in zip(before, after, strict=True):
             for a, b in zip(old, new, strict=True):
                 close(a, b, atol=0)
@@ -98,7 +105,8 @@ def test_autocast_loss_is_float32_and_close(case):
 
 @pytest.mark.parametrize("layout", ["distance", "elementwise"])
 def test_autocast_distinguishes_large_distances(layout):
-    queries, keys = 1, 700
+    queries = 1
+    keys = 700
     band = CausalBand(keys - queries) if layout == "distance" else None
 
     def bias(b, h, i, j):
@@ -122,7 +130,8 @@ def test_autocast_distinguishes_large_distances(layout):
     )
     zeros = torch.zeros(1, 1, keys, 8, dtype=torch.bfloat16)
     v = zeros.clone()
-    v[0, 0, [keys - 1 - d for d in range(511, 515)], range(4)] = 1.0  # feature n tells the weight of 511 + n
+    # feature n tells the weight of 511 + n
+    v[0, 0, [keys - 1 - d for d in range(511, 515)], range(4)] = 1.0
     with torch.autocast("cpu", torch.bfloat16):
         out = attend([AttentionView(zeros[:, :, :queries], zeros, pairs)], v, 1.0, "blocks")
     expected = torch.tensor([0.0, -1.0, -2.0, -3.0]).softmax(0)
@@ -149,7 +158,8 @@ def test_long_table_is_computed_in_parts_and_kept_in_the_asked_dtype():
         computed.append(len(n))
         return (n[..., None] / 3,)
 
-    table, here = LookupTable(rows), torch.tensor([[16_383, 16_384, 39_999]])
+    table = LookupTable(rows)
+    here = torch.tensor([[16_383, 16_384, 39_999]])
     (single,) = table.look_up(here, 40_000, torch.float32)
     (double,) = table.look_up(here, 40_000, torch.float64)
     close(double, here.double()[..., None] / 3, atol=0)
@@ -171,9 +181,16 @@ def test_real_positions_have_separate_rows():
 def test_real_positions_halve_the_angles_of_integer_ones(case):
     """Positions n/2 under real-valued ids equal even positions n at half the speed, where that is defined."""
     model = build(case)
-    tokens, plain = ids(2, T), TokenPositions.plain(T)
+    tokens = ids(2, T)
+    plain = TokenPositions.plain(T)
     real = TokenPositions(
-        plain.order, plain.position.double(), plain.document, "plain", T, plain.lengths, unit_steps=True
+        plain.order,
+        plain.position.double(),
+        plain.document,
+        "plain",
+        T,
+        plain.lengths,
+        unit_steps=True,
     )
     close(model(tokens, real), model(tokens, plain))
     halves = TokenPositions(

@@ -8,7 +8,8 @@ import torch
 from model import TokenPositions
 from tests.model.zoo import build, ids
 
-L0, LENGTHS = 16, (6, 8, 9, 16, 17, 33)
+L0 = 16
+LENGTHS = (6, 8, 9, 16, 17, 33)
 KEPT = {"window": 12, "sinks": 4}
 AUTO = {"factor": "auto"}
 # Overrides of a model trained with RoPE at 16 tokens, and the longest length that they are known to keep.
@@ -36,11 +37,13 @@ def test_equal_reduced_settings_mean_equal_logits(method):
     changes, unchanged_to = METHODS[method]
     trained = build({"name": "rope"}, train=L0)
     changed = build({"name": "rope", **changes}, train=L0)
-    settings, plain = changed.settings.position, trained.settings.position
+    settings = changed.settings.position
+    plain = trained.settings.position
     for length in LENGTHS:
         same = settings.reduced(length, L0) == plain.reduced(length, L0)
         assert same == (length <= unchanged_to)
-        tokens, positions = ids(1, length), TokenPositions.plain(length)
+        tokens = ids(1, length)
+        positions = TokenPositions.plain(length)
         difference = (changed(tokens, positions) - trained(tokens, positions)).abs().max()
         assert difference < 1e-10 or not same
     assert not same and difference > 1e-6  # at the longest length

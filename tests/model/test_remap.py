@@ -59,7 +59,10 @@ CASES = {
     "rerope-default": ({"name": "rerope"}, rerope(8)),
     "leaky": ({"name": "leaky_rerope", "distance": 5, "factor": 3.0}, leaky(5, 3)),
     "leaky-default": ({"name": "leaky_rerope"}, leaky(8, 16)),
-    "leaky-auto": ({"name": "leaky_rerope", "factor": "auto", "distance": 6}, leaky(6, (T - 6) / 10)),
+    "leaky-auto": (
+        {"name": "leaky_rerope", "factor": "auto", "distance": 6},
+        leaky(6, (T - 6) / 10),
+    ),
     "self-extend": ({"name": "self_extend", "neighbors": 6, "group": 3}, self_extend(6, 3)),
     "self-extend-default": ({"name": "self_extend"}, self_extend(8, 8)),
     "self-extend-rounded": ({"name": "self_extend", "group": 5}, self_extend(5, 5)),
@@ -82,9 +85,11 @@ def test_scores_use_remapped_distances(case, kernel):
 def test_last_queries_over_chunked_cache(case):
     """As a cache does it: each piece of keys is written by its own pass, and no old table is needed."""
     remap, distance = CASES[case]
-    scheme, (q, k, v) = scheme_of(remap), drawn(T)
+    scheme = scheme_of(remap)
+    (q, k, v) = drawn(T)
     expected = dense(q, k, v, matrix_of(list(range(T)), distance))
-    forms, start = [], 0
+    forms = []
+    start = 0
     for size in (7, 1, 9, 6):
         stop = start + size
         new = TokenPositions.plain(size, offset=start, length=T)
@@ -99,7 +104,9 @@ def test_last_queries_over_chunked_cache(case):
 
 @every_case
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
-@pytest.mark.parametrize(("features", "fraction", "rotated"), [(14, 1.0, 14), (10, 0.85, 8), (14, 0.5, 6)])
+@pytest.mark.parametrize(
+    ("features", "fraction", "rotated"), [(14, 1.0, 14), (10, 0.85, 8), (14, 0.5, 6)]
+)
 def test_rotary_layouts_and_partial_rotation(case, layout, features, fraction, rotated):
     remap, distance = CASES[case]
     scheme = scheme_of(remap, features=features, layout=layout, fraction=fraction)
@@ -111,7 +118,8 @@ def test_rotary_layouts_and_partial_rotation(case, layout, features, fraction, r
 @every_case
 def test_real_and_noncontiguous_positions(case):
     remap, distance = CASES[case]
-    scheme, (q, k, v) = scheme_of(remap), drawn(T)
+    scheme = scheme_of(remap)
+    (q, k, v) = drawn(T)
     for numbers in ([n * 0.75 for n in range(T)], [n + n // 3 * 2 for n in range(T)]):
         kind = torch.float64 if isinstance(numbers[1], float) else torch.int64
         position = torch.tensor([numbers], dtype=kind)
@@ -127,10 +135,13 @@ def test_real_and_noncontiguous_positions(case):
 def test_packed_documents_of_different_lengths(case):
     """Distances begin again with each document, and so do chunks and groups."""
     remap, distance = CASES[case]
-    scheme, (q, k, v) = scheme_of(remap), drawn(T)
+    scheme = scheme_of(remap)
+    (q, k, v) = drawn(T)
     cuts = [[4, 19], [17, 6]]
     positions = [[n for length in row for n in range(length)] for row in cuts]
-    document = torch.tensor([[d for d, length in enumerate(row) for _ in range(length)] for row in cuts])
+    document = torch.tensor(
+        [[d for d, length in enumerate(row) for _ in range(length)] for row in cuts]
+    )
     seen = document[:, None, :, None] == document[:, None, None, :]
     seen = seen & torch.ones(T, T).tril().bool()
     shown = torch.cat([matrix_of(row, distance) for row in positions])
@@ -169,7 +180,8 @@ def test_remaps_compose_with_scaling_and_amplitude(case):
 def test_dual_chunk_amplitude_matches_released_code():
     """0.05 ln s + 1 on both cos and sin, s the declared length over L0, and none up to L0."""
     remap, distance = CASES["dual-chunk"]
-    scheme, (q, k, v) = scheme_of({**remap, "mscale": True}), drawn(T)
+    scheme = scheme_of({**remap, "mscale": True})
+    (q, k, v) = drawn(T)
     shown = matrix_of(list(range(T)), distance)
     for length, amplitude in ((64, 0.05 * math.log(4) + 1), (T, 0.05 * math.log(T / 16) + 1)):
         expected = dense(q * amplitude, k * amplitude, v, shown)
@@ -242,11 +254,14 @@ PLAIN = [
 @torch.no_grad()
 def test_remap_equals_rope_at_short_distances_only(remap, tokens):
     """Through the whole model. With w = 7 the distance 7 is shown as it is, so 8 tokens are."""
-    ours, plain = build({"name": "rope", "remap": remap}), build("rope")
+    ours = build({"name": "rope", "remap": remap})
+    plain = build("rope")
     for count in range(1, 14):
         text = ids(2, count)
         apart = (
-            (ours(text, TokenPositions.plain(count)) - plain(text, TokenPositions.plain(count))).abs().max()
+            (ours(text, TokenPositions.plain(count)) - plain(text, TokenPositions.plain(count)))
+            .abs()
+            .max()
         )
         assert (apart < 1e-10) == (tokens is None or count <= tokens), count
 

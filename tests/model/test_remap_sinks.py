@@ -21,7 +21,8 @@ from tests.model.dense_remap import (
 )
 from tests.model.zoo import build, cached, close, ids, packed, settings_of
 
-WINDOW, SINKS = 6, 3
+WINDOW = 6
+SINKS = 3
 
 
 def lambda_shape(limit: int):
@@ -44,7 +45,9 @@ KEPT = {"window": WINDOW, "sinks": SINKS}
 
 def seen(orders: list[int], window: int = WINDOW, sinks: int = SINKS) -> torch.Tensor:
     """(T, T): in the window, or among the sinks; orders of one document."""
-    return torch.tensor([[m <= n and (n - m < window or m < sinks) for m in orders] for n in orders])
+    return torch.tensor(
+        [[m <= n and (n - m < window or m < sinks) for m in orders] for n in orders]
+    )
 
 
 @every_case
@@ -57,7 +60,9 @@ def test_scores_use_remapped_distances(case, kernel):
 
 
 @every_case
-@pytest.mark.parametrize(("layout", "fraction", "rotated"), [("interleaved", 1.0, 14), ("half", 0.5, 6)])
+@pytest.mark.parametrize(
+    ("layout", "fraction", "rotated"), [("interleaved", 1.0, 14), ("half", 0.5, 6)]
+)
 def test_rotary_layouts_and_partial_rotation(case, layout, fraction, rotated):
     remap, distance = CASES[case]
     (q, k, v), numbers = drawn(T, 14), list(range(T))
@@ -84,11 +89,17 @@ def test_last_query_over_retained_keys(case):
 @every_case
 def test_sinks_per_packed_document(case):
     remap, distance = CASES[case]
-    scheme, (q, k, v) = scheme_of(remap, **KEPT), drawn(T)
+    scheme = scheme_of(remap, **KEPT)
+    (q, k, v) = drawn(T)
     cuts = [[4, 19], [17, 6]]
     rows = [torch.block_diag(*[seen(list(range(n))) for n in row]) for row in cuts]
-    shown = torch.cat([matrix_of([n for count in row for n in range(count)], distance) for row in cuts])
-    close(through(scheme, packed(cuts), q, k, v), dense(q, k, v, shown, torch.stack(rows)[:, None].bool()))
+    shown = torch.cat(
+        [matrix_of([n for count in row for n in range(count)], distance) for row in cuts]
+    )
+    close(
+        through(scheme, packed(cuts), q, k, v),
+        dense(q, k, v, shown, torch.stack(rows)[:, None].bool()),
+    )
 
 
 def test_streaming_matches_paper_figure():
@@ -101,11 +112,14 @@ def test_streaming_matches_paper_figure():
 @torch.no_grad()
 def test_streaming_equals_full_attention_before_eviction():
     """Until sinks + window tokens, through the whole model; the next one pushes a token out."""
-    ours, plain = build({"name": "rope", "remap": {"name": "streaming"}, **KEPT}), build("rope")
+    ours = build({"name": "rope", "remap": {"name": "streaming"}, **KEPT})
+    plain = build("rope")
     for count in range(1, 15):
         text = ids(2, count)
         apart = (
-            (ours(text, TokenPositions.plain(count)) - plain(text, TokenPositions.plain(count))).abs().max()
+            (ours(text, TokenPositions.plain(count)) - plain(text, TokenPositions.plain(count)))
+            .abs()
+            .max()
         )
         assert (apart < 1e-10) == (count <= SINKS + WINDOW), count
 

@@ -18,7 +18,12 @@ ROLLING = {
     "rope-sinks": {"name": "rope", "window": 5, "sinks": 3},
     "alibi-sinks": {"name": "alibi", "window": 4, "sinks": 1},
     "none-window-of-one": {"name": "none", "window": 1},
-    "none-sinks": {"name": "none", "window": 1, "sinks": 2, "temperature": {"name": "log_n", "length": 2}},
+    "none-sinks": {
+        "name": "none",
+        "window": 1,
+        "sinks": 2,
+        "temperature": {"name": "log_n", "length": 2},
+    },
     "pattern": {
         "name": "pattern",
         "layers": ["near", "far"],
@@ -46,17 +51,27 @@ def layouts() -> dict[str, TokenPositions]:
 @settings(max_examples=2)
 @given(data=st.data())
 def test_chunked_cache_matches_full_forward(case, layout, data):
-    model, tokens, positions = build(ROLLING[case]), ids(3, LONG), layouts()[layout]
-    sizes, start, parts = [], 0, []
+    model = build(ROLLING[case])
+    tokens = ids(3, LONG)
+    positions = layouts()[layout]
+    sizes = []
+    start = 0
+    parts = []
     while start < LONG:
         size = data.draw(st.one_of(st.just(1), st.integers(1, LONG)), label="tokens of the pass")
         sizes.append(min(size, LONG - start))
         start += sizes[-1]
     with torch.no_grad():
-        whole, cache, start = model(tokens, positions), Cache(model, 3, LONG), 0
+        whole = model(tokens, positions)
+        cache = Cache(model, 3, LONG)
+        start = 0
         for size in sizes:
             parts.append(
-                model(tokens[:, start : start + size], piece(positions, start, start + size), cache=cache)
+                model(
+                    tokens[:, start : start + size],
+                    piece(positions, start, start + size),
+                    cache=cache,
+                )
             )
             start += size
     real = positions.document.expand(3, -1) >= 0
@@ -66,7 +81,8 @@ def test_chunked_cache_matches_full_forward(case, layout, data):
 @every
 @torch.no_grad()
 def test_memory_is_bounded_by_window(case):
-    model, tokens = build(ROLLING[case]), ids(1, 1)
+    model = build(ROLLING[case])
+    tokens = ids(1, 1)
     cache = Cache(model, 1, 4000)
     for n in range(60):
         model(tokens, TokenPositions.plain(1, offset=n, length=4000), cache=cache)
@@ -81,11 +97,15 @@ def test_memory_is_bounded_by_window(case):
 def test_rolling_cache_with_noncontiguous_positions():
     """Distances come from positions, eviction from order."""
     for case in ("rope-sinks", "alibi-sinks"):
-        model, tokens, plain = build(ROLLING[case]), ids(2, LONG), TokenPositions.plain(LONG)
+        model = build(ROLLING[case])
+        tokens = ids(2, LONG)
+        plain = TokenPositions.plain(LONG)
         positions = replace(
             plain, position=plain.position * 3 + 1, position_end=3 * LONG + 1, unit_steps=False
         )
-        whole, cache, parts = model(tokens, positions), Cache(model, 2, LONG), []
+        whole = model(tokens, positions)
+        cache = Cache(model, 2, LONG)
+        parts = []
         for n in range(LONG):
             parts.append(model(tokens[:, n : n + 1], piece(positions, n, n + 1), cache=cache))
         close(torch.cat(parts, dim=1), whole)

@@ -44,7 +44,8 @@ NAMES = ("learned_rope", "xpos", "fope", "hyperbolic", "pope")
 def test_angles_per_head_rotate_each_head_separately():
     q, _, _ = drawn(7)
     angles = torch.rand(1, H, 7, 4, dtype=torch.float64) * 6
-    cos, sin = angles.cos(), angles.sin()
+    cos = angles.cos()
+    sin = angles.sin()
     for layout in LAYOUTS:
         turned = rotate(q, cos, sin, layout)
         for h in range(H):
@@ -58,8 +59,10 @@ def test_angles_per_head_rotate_each_head_separately():
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("share", ["model", "layer", "head"])
 def test_learned_frequencies_are_exponentials_of_the_parameters(share, layout):
-    scheme, (q, k, v) = made("learned_rope", share=share, layout=layout), drawn(len(POSITIONS))
-    ratios, d = scheme.log_ratio.detach(), distances(POSITIONS)
+    scheme = made("learned_rope", share=share, layout=layout)
+    (q, k, v) = drawn(len(POSITIONS))
+    ratios = scheme.log_ratio.detach()
+    d = distances(POSITIONS)
     assert ratios.shape == ((G, D // 2) if share == "head" else (D // 2,)) and ratios.std() > 0.1
 
     def score(q, k, group, pair):
@@ -76,11 +79,17 @@ def test_learned_frequencies_are_exponentials_of_the_parameters(share, layout):
 @torch.no_grad()
 def test_initial_learned_frequencies_equal_rope(share, layout):
     both = [
-        Transformer(settings_of({"name": name, "layout": layout, **keys}), V, L0).double().initialize(4)
+        Transformer(settings_of({"name": name, "layout": layout, **keys}), V, L0)
+        .double()
+        .initialize(4)
         for name, keys in (("rope", {}), ("learned_rope", {"share": share}))
     ]
     tokens = ids(2, 19)
-    close(both[1](tokens, TokenPositions.plain(19)), both[0](tokens, TokenPositions.plain(19)), atol=1e-12)
+    close(
+        both[1](tokens, TokenPositions.plain(19)),
+        both[0](tokens, TokenPositions.plain(19)),
+        atol=1e-12,
+    )
     assert len(both[1].position) == (1 if share == "model" else LAYERS)
 
 
@@ -103,14 +112,21 @@ def test_learned_angles_are_accurate_at_a_million():
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_xpos_equals_rope_times_decay(layout):
-    scheme, (q, k, v) = made("xpos", layout=layout, scale_base=100.0, gamma=0.7), drawn(len(POSITIONS))
+    scheme = made("xpos", layout=layout, scale_base=100.0, gamma=0.7)
+    (q, k, v) = drawn(len(POSITIONS))
     d = distances(POSITIONS)
 
     def score(q, k, group, pair):
         zeta = (2 * pair + 0.7 * D) / (1.7 * D)
-        return zeta ** (d / 100) * rope_pair(q, k, pair_of(pair, layout), d * THETA ** (-2 * pair / D))
+        return zeta ** (d / 100) * rope_pair(
+            q, k, pair_of(pair, layout), d * THETA ** (-2 * pair / D)
+        )
 
-    close(through(scheme, at(POSITIONS, 9000), q, k, v), answers(spelled_out(q, k, score), v), atol=1e-9)
+    close(
+        through(scheme, at(POSITIONS, 9000), q, k, v),
+        answers(spelled_out(q, k, score), v),
+        atol=1e-9,
+    )
 
 
 def test_xpos_scores_match_released_code():
@@ -134,7 +150,8 @@ def test_xpos_scores_match_released_code():
 
 @torch.no_grad()
 def test_xpos_without_decay_is_rope():
-    one, other = build({"name": "xpos", "gamma": 1e15}), build({"name": "rope", "layout": "interleaved"})
+    one = build({"name": "xpos", "gamma": 1e15})
+    other = build({"name": "rope", "layout": "interleaved"})
     other.load_state_dict(one.state_dict())
     close(one(ids(2, 19), TokenPositions.plain(19)), other(ids(2, 19), TokenPositions.plain(19)))
 
@@ -149,7 +166,9 @@ def test_xpos_maximum_length_avoids_float32_overflow():
     for dtype in (torch.float64, torch.float32):
         q, k, v = (x.to(dtype).requires_grad_() for x in drawn(12))
         positions = at(list(last), 1)
-        plan = scheme.plan(replace(context_of(scheme, positions), tables=scheme.tables(positions, dtype)))
+        plan = scheme.plan(
+            replace(context_of(scheme, positions), tables=scheme.tables(positions, dtype))
+        )
         out = attend(plan.read(q, plan.write(k)), v, D**-0.5)
         (out.square().sum() * 1e-8).backward()  # of the size of a mean over a large batch
         results.append((out.detach(), q.grad * 1e8, k.grad * 1e8))
@@ -166,8 +185,11 @@ def test_xpos_maximum_length_avoids_float32_overflow():
 @pytest.mark.parametrize("clipped", ["identity", "ones"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_fope_mixes_kept_frequencies(layout, clipped):
-    scheme, (q, k, v) = made("fope", layout=layout, clipped=clipped, max_length=40), drawn(len(POSITIONS))
-    kept = [THETA ** (-2 * p / D) for p in range(D // 2) if THETA ** (-2 * p / D) >= 2 * math.pi / 40]
+    scheme = made("fope", layout=layout, clipped=clipped, max_length=40)
+    (q, k, v) = drawn(len(POSITIONS))
+    kept = [
+        THETA ** (-2 * p / D) for p in range(D // 2) if THETA ** (-2 * p / D) >= 2 * math.pi / 40
+    ]
     assert len(kept) == 3 and scheme.cos_mix.shape == (G, 3, 3)
     n = torch.tensor(POSITIONS, dtype=torch.float64)
 
@@ -177,14 +199,19 @@ def test_fope_mixes_kept_frequencies(layout, clipped):
             cos = sum(scheme.cos_mix[group, j, pair] * (n * kept[j]).cos() for j in range(3))
             sin = sum(scheme.sin_mix[group, j, pair] * (n * kept[j]).sin() for j in range(3))
         else:
-            cos, sin = 1.0, 1.0 if clipped == "ones" else 0.0
+            cos = 1.0
+            sin = 1.0 if clipped == "ones" else 0.0
         return a * cos - b * sin, a * sin + b * cos
 
     def score(q, k, group, pair):
         (qa, qb), (ka, kb) = turned(q, group, pair), turned(k, group, pair)
         return qa[..., None] * ka[..., None, :] + qb[..., None] * kb[..., None, :]
 
-    close(through(scheme, at(POSITIONS, 9000), q, k, v), answers(spelled_out(q, k, score), v), atol=1e-9)
+    close(
+        through(scheme, at(POSITIONS, 9000), q, k, v),
+        answers(spelled_out(q, k, score), v),
+        atol=1e-9,
+    )
 
 
 def test_fope_with_identity_mixture_is_rope():
@@ -226,8 +253,10 @@ def test_pope_of_two_tokens_by_hand():
 
 @pytest.mark.parametrize("share", ["model", "layer", "head"])
 def test_pope_scores_are_magnitudes_times_cosines(share):
-    scheme, (q, k, v) = made("pope", share=share, phase="uniform"), drawn(len(POSITIONS))
-    d, phase = distances(POSITIONS), scheme.phase.detach()
+    scheme = made("pope", share=share, phase="uniform")
+    (q, k, v) = drawn(len(POSITIONS))
+    d = distances(POSITIONS)
+    phase = scheme.phase.detach()
     scores = torch.zeros(B, H, len(d), len(d), dtype=torch.float64)
     for h in range(H):
         g = h // (H // G)
@@ -261,8 +290,12 @@ def test_pope_initial_phases():
 )
 def test_gradients_match_finite_differences(name, keys):
     """Central differences, every entry, over positions that skip."""
-    scheme, positions, (q, k, v) = made(name, **keys), at(POSITIONS[:20], 60), drawn(20)
-    weights = torch.randn(B, H, 20, D, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    scheme = made(name, **keys)
+    positions = at(POSITIONS[:20], 60)
+    (q, k, v) = drawn(20)
+    weights = torch.randn(
+        B, H, 20, D, generator=torch.Generator().manual_seed(1), dtype=torch.float64
+    )
 
     def loss() -> torch.Tensor:
         return (through(scheme, positions, q, k, v) * weights).sum()
@@ -277,7 +310,9 @@ def test_gradients_match_finite_differences(name, keys):
                     p.view(-1)[entry] += step
                     values.append(float(loss()))
                     p.view(-1)[entry] -= step
-            assert float(p.grad.view(-1)[entry]) == pytest.approx((values[0] - values[1]) / 2e-6, abs=2e-6)
+            assert float(p.grad.view(-1)[entry]) == pytest.approx(
+                (values[0] - values[1]) / 2e-6, abs=2e-6
+            )
         assert p.grad.abs().max() > 1e-2
 
 
@@ -304,7 +339,12 @@ def test_values_out_of_range_are_rejected(position):
 def test_rotations_require_even_head_dim_and_pope_does_not(name):
     settings = ModelSettings(dim=45, heads=3, position={"name": name})
     if name == "pope":
-        assert Transformer(settings, V, L0).initialize(0)(ids(1, 4), TokenPositions.plain(4)).isfinite().all()
+        assert (
+            Transformer(settings, V, L0)
+            .initialize(0)(ids(1, 4), TokenPositions.plain(4))
+            .isfinite()
+            .all()
+        )
         return
     with pytest.raises(ModelError, match=f"{name} .* even .* got 15: change model.dim"):
         Transformer(settings, V, L0)

@@ -46,27 +46,34 @@ def result(case: str, layout: str, shard: ContextShard | None = None) -> Result:
     model = model_of(case)
     length = min(LENGTHS[layout], model.limit or 19)
     tokens = ids(ROWS, length + 1)
-    inputs, targets = tokens[:, :-1], tokens[:, 1:].clone()
+    inputs = tokens[:, :-1]
+    targets = tokens[:, 1:].clone()
     targets[0, 2] = -100
     if shard is not None:
-        inputs, targets = shard.select(inputs), shard.select(targets)
+        inputs = shard.select(inputs)
+        targets = shard.select(targets)
     nll = model(inputs, positions_of(layout, length), targets, shard=shard)
     nll.sum().backward()
     gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     return {"nll": nll.detach().sum(), **gradients}
 
 
-def read(case: str, layout: str, keep: int | None, shard: ContextShard | None = None) -> torch.Tensor:
+def read(
+    case: str, layout: str, keep: int | None, shard: ContextShard | None = None
+) -> torch.Tensor:
     """(ROWS, L) NLL of the last `keep` tokens without gradients, 0 for the tokens of other processes."""
     model = model_of(case).eval()
     length = min(LENGTHS[layout], model.limit or 19)
-    tokens, index = ids(ROWS, length + 1), torch.arange(length)[None]
-    inputs, targets = tokens[:, :-1], tokens[:, 1:]
+    tokens = ids(ROWS, length + 1)
+    index = torch.arange(length)[None]
+    inputs = tokens[:, :-1]
+    targets = tokens[:, 1:]
     if shard is not None:
         shard = shard.divided(length, 2)
         inputs, targets, index = (shard.select(x) for x in (inputs, targets, index))
     index = index[0, index[0] >= length - (keep or length)]
-    targets, count = targets[:, targets.shape[1] - len(index) :], None if keep is None else len(index)
+    targets = targets[:, targets.shape[1] - len(index) :]
+    count = None if keep is None else len(index)
     with torch.no_grad():
         found = model(inputs, positions_of(layout, length), targets, keep=count, shard=shard)
     return torch.zeros(ROWS, length, dtype=torch.float64).index_copy(1, index, found)
@@ -95,7 +102,10 @@ def in_groups(world: int, cases: Iterable[tuple[str, str]]) -> dict[tuple[str, s
         if isinstance(answer, BaseException):
             raise answer
     return {
-        case: {name: sum(torch.from_numpy(rank[case][name]) for rank in ranks) for name in ranks[0][case]}
+        case: {
+            name: sum(torch.from_numpy(rank[case][name]) for rank in ranks)
+            for name in ranks[0][case]
+        }
         for case in ranks[0]
     }
 
@@ -113,7 +123,12 @@ def check(world: int, cases: list[tuple[str, str]]) -> None:
 
 # Every class of schemes, with windows, sinks and patterns, in both layouts.
 QUICK = [
-    *(("rope", "plain"), ("rope-sinks", "packed"), ("none-sinks", "plain"), ("alibi-window", "plain")),
+    *(
+        ("rope", "plain"),
+        ("rope-sinks", "packed"),
+        ("none-sinks", "plain"),
+        ("alibi-window", "plain"),
+    ),
     *(
         ("fox-window", "packed"),
         ("path-window", "packed"),
@@ -127,8 +142,18 @@ QUICK = [
         ("learned_rope", "plain"),
         ("rope-dual-chunk", "packed"),
     ),
-    *(("cope", "packed"), ("stick_breaking-drop", "plain"), ("dape", "packed"), ("transformer_xl", "plain")),
-    *(("fox-rotary", "packed"), ("path", "plain"), ("selective_rope", "packed"), ("carope", "plain")),
+    *(
+        ("cope", "packed"),
+        ("stick_breaking-drop", "plain"),
+        ("dape", "packed"),
+        ("transformer_xl", "plain"),
+    ),
+    *(
+        ("fox-rotary", "packed"),
+        ("path", "plain"),
+        ("selective_rope", "packed"),
+        ("carope", "plain"),
+    ),
     *(("pattern-fox", "plain"), ("numerator rope", "packed"), ("cosine pattern", "plain")),
 ]
 
@@ -163,7 +188,8 @@ def test_communication_is_that_of_the_formula(world, case, tensors, numbers):
             result(case, "packed", shard)
     finally:
         dist.destroy_process_group()
-    expected = LAYERS * 2 * tensors, LAYERS * ROWS * 8 * numbers(2 * world)  # in two passes; float64
+    # in two passes; float64
+    expected = LAYERS * 2 * tensors, LAYERS * ROWS * 8 * numbers(2 * world)
     assert counted.found == dict.fromkeys(
         [(name, "context") for name in ("all-gather", "reduce-scatter")], expected
     )
@@ -179,7 +205,9 @@ def test_keys_outside_a_window_are_not_sent(world, sinks):
         model = build("rope-window")
         kinds = {"window": WINDOW, "sinks": sinks}
         model.reposition(
-            model.settings.model_copy(update={"position": model.settings.position.model_copy(update=kinds)})
+            model.settings.model_copy(
+                update={"position": model.settings.position.model_copy(update=kinds)}
+            )
         )
         tokens = shard.select(ids(ROWS, 64))
         with CollectiveCounter(shard.group) as counted:
@@ -196,7 +224,8 @@ def test_tokens_visible_to_a_chunk():
     """Of 32 tokens in chunks of 8, with a window of 4 and 2 sinks. In packed documents sinks are anywhere."""
     settings = build("rope-sinks").settings.position
     plain, packed = (
-        ShardedWindow(ContextShard(0, 2, ""), positions_of(layout, 32)) for layout in ("plain", "packed")
+        ShardedWindow(ContextShard(0, 2, ""), positions_of(layout, 32))
+        for layout in ("plain", "packed")
     )
     assert [plain.visible(chunk, settings) for chunk in (0, 1, 3)] == [
         *([(0, 8)], [(0, 2), (5, 16)], [(0, 2), (21, 32)])
@@ -237,10 +266,14 @@ def gathers_with_gloo(rounds: int) -> list[tuple[bool, set[str]]]:
 
     def work() -> tuple[bool, set[str]]:
         dist.init_process_group("gloo")
-        shard, right = ContextShard.of(dist.group.WORLD), True
+        shard = ContextShard.of(dist.group.WORLD)
+        right = True
         with CollectiveCounter(shard.group) as counted:
             for round_ in range(rounds):
-                started = [shard.gather(torch.full((2, 9), 10.0 * round_ + shard.rank + k)) for k in range(4)]
+                started = [
+                    shard.gather(torch.full((2, 9), 10.0 * round_ + shard.rank + k))
+                    for k in range(4)
+                ]
                 for k, one in enumerate(started):
                     found = [float(x.unique()) for x in shard.gathered(one)]
                     right &= found == [10.0 * round_ + rank + k for rank in range(2)]
@@ -276,24 +309,32 @@ def test_many_gathers_under_way_with_gloo():
     [(12, [[0, 1, 10, 11], [2, 3, 8, 9], [4, 5, 6, 7]]), (8, [[0, 6, 7], [1, 5], [2, 3, 4]])],
 )
 def test_ranks_own_an_early_and_a_late_chunk(length, expected):
-    parts = [ContextShard(rank, 3, "").select(torch.arange(length)[None])[0].tolist() for rank in range(3)]
+    parts = [
+        ContextShard(rank, 3, "").select(torch.arange(length)[None])[0].tolist()
+        for rank in range(3)
+    ]
     assert parts == expected
 
 
-@pytest.mark.parametrize(("length", "size", "at_most"), [(100, 2, 7), (16, 4, 2), (5, 2, 1), (4, 2, 9)])
+@pytest.mark.parametrize(
+    ("length", "size", "at_most"), [(100, 2, 7), (16, 4, 2), (5, 2, 1), (4, 2, 9)]
+)
 def test_smaller_chunks_cover_the_window_and_balance_causal_work(length, size, at_most):
     shards = [ContextShard(rank, size, "").divided(length, at_most) for rank in range(size)]
     (count,) = {shard.chunks_per_rank for shard in shards}
     assert sorted(chunk for shard in shards for chunk in shard.chunks) == list(range(count * size))
     assert len({sum(shard.chunks) for shard in shards}) == 1 and count % 2 == 0
-    widths = [stop - start for start, stop in (shards[0].bounds(length, i) for i in range(count * size))]
+    widths = [
+        stop - start for start, stop in (shards[0].bounds(length, i) for i in range(count * size))
+    ]
     assert sum(widths) == length and max(widths) <= max(
         at_most, -(-length // (2 * size)) if count == 2 else 0
     )
 
 
 def test_window_with_fewer_tokens_than_chunks_is_refused():
-    shard, positions = ContextShard(0, 2, ""), TokenPositions.plain(3)
+    shard = ContextShard(0, 2, "")
+    positions = TokenPositions.plain(3)
     with pytest.raises(ModelError, match="4 tokens or more"):
         shard.select(torch.arange(3)[None])
     with pytest.raises(ModelError, match="4 tokens or more"):
@@ -301,7 +342,8 @@ def test_window_with_fewer_tokens_than_chunks_is_refused():
 
 
 def test_cache_and_partial_outputs_are_refused():
-    model, shard = model_of("rope"), ContextShard(0, 2, "")
+    model = model_of("rope")
+    shard = ContextShard(0, 2, "")
     for more in ({"keep": 1}, {"cache": Cache(model, 1, 8)}):
         with torch.no_grad(), pytest.raises(ModelError, match="sharded"):
             model(ids(1, 4), TokenPositions.plain(8), shard=shard, **more)

@@ -31,7 +31,9 @@ def is_general(case: str) -> bool:
     return case.removeprefix("pattern-").split("-")[0] in GENERAL
 
 
-def plan_of(model: Transformer, tokens: torch.Tensor, positions: TokenPositions) -> StaticDecodePlan | None:
+def plan_of(
+    model: Transformer, tokens: torch.Tensor, positions: TokenPositions
+) -> StaticDecodePlan | None:
     """The plan of all passes after a prompt of PROMPT columns."""
     length = tokens.shape[1]
     cache = Cache(model, len(tokens), length)
@@ -44,7 +46,8 @@ def plan_of(model: Transformer, tokens: torch.Tensor, positions: TokenPositions)
 def test_static_passes_match_full_forward(case):
     """In both layouts, after two passes that are repeated, as a recording of a CUDA graph begins."""
     model = shared(case)
-    packed, length = copy.deepcopy(model).pack(), reach_of(model)
+    packed = copy.deepcopy(model).pack()
+    length = reach_of(model)
     tokens = ids(2, length)
     ragged = TokenPositions.left_padded([PROMPT, 3], length, lengths=[length, length - PROMPT + 3])
     for positions in (TokenPositions.plain(length), ragged):
@@ -60,7 +63,8 @@ def test_static_passes_match_full_forward(case):
 
 @torch.no_grad()
 def test_windowed_layers_store_a_window():
-    model, tokens = build("pattern-none").pack(), ids(2, 60)
+    model = build("pattern-none").pack()
+    tokens = ids(2, 60)
     plan = plan_of(model, tokens, TokenPositions.plain(60))
     assert plan is not None
     window = model.settings.kinds["near"].window
@@ -69,11 +73,15 @@ def test_windowed_layers_store_a_window():
     assert far == 60 and near <= PROMPT + window + 4
 
 
-@pytest.mark.parametrize(("sinks", "prompt"), [(0, 1), (0, 9), (2, 1), (2, 9)], ids=lambda x: str(x))
+@pytest.mark.parametrize(
+    ("sinks", "prompt"), [(0, 1), (0, 9), (2, 1), (2, 9)], ids=lambda x: str(x)
+)
 @torch.no_grad()
 def test_windows_that_wrap_several_times(sinks, prompt):
-    model, length = build({"name": "rope", "window": 4, "sinks": sinks}).pack(), 40
-    tokens, positions = ids(2, length), TokenPositions.plain(length)
+    model = build({"name": "rope", "window": 4, "sinks": sinks}).pack()
+    length = 40
+    tokens = ids(2, length)
+    positions = TokenPositions.plain(length)
     cache = Cache(model, 2, length)
     model(tokens[:, :prompt], positions.part(0, prompt, position_end=prompt), cache=cache, keep=0)
     plan = StaticDecodePlan.create(model, cache, positions.part(prompt, length))
@@ -85,7 +93,8 @@ def test_windows_that_wrap_several_times(sinks, prompt):
 @pytest.fixture
 def counter(monkeypatch):
     """Compile all static passes, with a backend that counts graphs."""
-    counter, made = CompileCounter(), {}
+    counter = CompileCounter()
+    made = {}
 
     def compiled(*key):
         if key not in made:
@@ -99,9 +108,13 @@ def counter(monkeypatch):
     torch._dynamo.reset()
 
 
-def generated(model: Transformer, plans: type, prompts: list[list[int]], tokens: int, monkeypatch) -> list:
+def generated(
+    model: Transformer, plans: type, prompts: list[list[int]], tokens: int, monkeypatch
+) -> list:
     monkeypatch.setattr(generation.decoding, "DecodePlan", plans)
-    return [list(step) for step in Generation(model, prompts, tokens, SamplingParams(temperature=0))]
+    return [
+        list(step) for step in Generation(model, prompts, tokens, SamplingParams(temperature=0))
+    ]
 
 
 def check_graphs(model: Transformer, counter: CompileCounter, monkeypatch) -> None:

@@ -23,8 +23,14 @@ from model.position.pairwise import two_layers
 from model.position.schemes.cope import Cope
 from tests.model.zoo import close, packed
 
-B, H, G, D, C = 2, 6, 3, 8, 21
-S, Q = 11, 7  # keys, and queries where a cache stands before them
+B = 2
+H = 6
+G = 3
+D = 8
+C = 21
+# keys, and queries where a cache stands before them
+S = 11
+Q = 7
 SCALE = D**-0.5
 
 
@@ -50,10 +56,16 @@ def tensors(queries: int, seed: int = 0) -> list[Tensor]:
 
 
 def run(
-    scheme: PositionalScheme, positions: TokenPositions, q: Tensor, k: Tensor, v: Tensor, kernel: str = "auto"
+    scheme: PositionalScheme,
+    positions: TokenPositions,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    kernel: str = "auto",
 ) -> Tensor:
     """(B, H, Q, D) attention of the last Q places to all of them, under the scheme."""
-    new, s = positions.last(q.shape[2]), scheme.settings
+    new = positions.last(q.shape[2])
+    s = scheme.settings
     tables = scheme.tables(new, torch.float64)
     context = AttentionContext(
         new, new, positions, B, H, torch.device("cpu"), tables, window=s.window, sinks=s.sinks
@@ -81,7 +93,8 @@ windows = pytest.mark.parametrize("window", [{}, {"window": 4}, {"window": 3, "s
 def seen_by(
     positions: TokenPositions, b: int, me: int, window: int | None = None, sinks: int = 0
 ) -> list[int]:
-    order, document = positions.order.expand(B, -1)[b], positions.document.expand(B, -1)[b]
+    order = positions.order.expand(B, -1)[b]
+    document = positions.document.expand(B, -1)[b]
     return [
         j
         for j in range(S)
@@ -101,7 +114,8 @@ def by_loops(
 ) -> Tensor:
     """weigh(head, query, keys, distances) gives the weights of one query's visible keys; values(distance)
     is added to a value."""
-    out, queries = torch.zeros_like(q), q.shape[2]
+    out = torch.zeros_like(q)
+    queries = q.shape[2]
     position = positions.position.expand(B, -1)
     for b in range(B):
         for i in range(queries):
@@ -137,8 +151,10 @@ def sigmoid(x: float) -> float:
 @torch.no_grad()
 def test_cope_matches_loops(gate, layout, window):
     """Counts of visible keys only; four rows, so that many counts are clamped and many are not."""
-    scheme, positions = made("cope", positions=4, gate=gate, **window), LAYOUTS[layout]()
-    rows, clamped = scheme.weight, []
+    scheme = made("cope", positions=4, gate=gate, **window)
+    positions = LAYOUTS[layout]()
+    rows = scheme.weight
+    clamped = []
 
     def weigh(h, q, keys, away):
         scores = [float(q @ k) * SCALE for k in keys]
@@ -147,8 +163,11 @@ def test_cope_matches_loops(gate, layout, window):
         for m, score in enumerate(scores):
             p = min(sum(gates[m:]), 3.0)
             clamped.append(p == 3.0)
-            low, high = math.floor(p), math.ceil(p)
-            logits.append(score + (1 - (p - low)) * float(q @ rows[low]) + (p - low) * float(q @ rows[high]))
+            low = math.floor(p)
+            high = math.ceil(p)
+            logits.append(
+                score + (1 - (p - low)) * float(q @ rows[low]) + (p - low) * float(q @ rows[high])
+            )
         return softmax(logits)
 
     tensor = tensors(Q)
@@ -161,11 +180,15 @@ def test_cope_matches_loops(gate, layout, window):
 @pytest.mark.parametrize("values", [False, True])
 @torch.no_grad()
 def test_shaw_matches_loops(values, layout, window):
-    scheme, positions = made("shaw", clip=3, values=values, **window), LAYOUTS[layout]()
+    scheme = made("shaw", clip=3, values=values, **window)
+    positions = LAYOUTS[layout]()
 
     def weigh(h, q, keys, away):
         return softmax(
-            [float(q @ (k + scheme.key[min(d, 3)])) * SCALE for k, d in zip(keys, away, strict=True)]
+            [
+                float(q @ (k + scheme.key[min(d, 3)])) * SCALE
+                for k, d in zip(keys, away, strict=True)
+            ]
         )
 
     def beside(d):
@@ -179,13 +202,15 @@ def test_shaw_matches_loops(values, layout, window):
 
 @torch.no_grad()
 def test_shaw_matches_speecht5():
-    scheme, clip = made("shaw", clip=4), 4
+    scheme = made("shaw", clip=4)
+    clip = 4
     theirs = SpeechT5RelativePositionalEncoding(D, clip + 1).double()
     nn.init.constant_(theirs.pe_k.weight, math.nan)  # the future's rows: hidden below
     theirs.pe_k.weight[clip + 1 :] = scheme.key  # row max_length + distance
     q, k, v = tensors(S)
     beside = theirs(torch.zeros(1, S, D))  # (S, S, D)
-    k, values = k.repeat_interleave(H // G, 1), v.repeat_interleave(H // G, 1)
+    k = k.repeat_interleave(H // G, 1)
+    values = v.repeat_interleave(H // G, 1)
     logits = (q @ k.mT + (q.transpose(1, 2) @ beside.mT).transpose(1, 2)) * SCALE
     future = torch.ones(S, S, dtype=torch.bool).triu(1)
     expected = logits.masked_fill(future, -math.inf).softmax(-1) @ values
@@ -203,11 +228,14 @@ def sinusoid(d: float) -> Tensor:
 @pytest.mark.parametrize("queries", [Q, S])  # fewer and more than the features of a head
 @torch.no_grad()
 def test_transformer_xl_matches_four_terms(queries, layout, window):
-    scheme, positions = made("transformer_xl", **window), LAYOUTS[layout]()
+    scheme = made("transformer_xl", **window)
+    positions = LAYOUTS[layout]()
     weight = scheme.weight.view(H, D, C)
 
     def weigh(h, q, keys, away):
-        u, v, logits = scheme.u[h], scheme.v[h], []
+        u = scheme.u[h]
+        v = scheme.v[h]
+        logits = []
         for k, d in zip(keys, away, strict=True):
             r = weight[h] @ sinusoid(d)
             logits.append(float(q @ k + q @ r + u @ k + v @ r) * SCALE)
@@ -243,7 +271,8 @@ def test_transformer_xl_matches_xlnet_relative_shift(queries):
 @torch.no_grad()
 def test_dape_matches_linear_layers(base, layout, window):
     """Theirs has a constant behind the second layer, drawn at random: the softmax does not see it."""
-    scheme, positions = made("dape", base=base, width=5, **window), LAYOUTS[layout]()
+    scheme = made("dape", base=base, width=5, **window)
+    positions = LAYOUTS[layout]()
     if base == "kerple":
         scheme.r1.abs_()[0] = -0.3  # below the floor of 0.01
         scheme.r2.abs_()
@@ -260,7 +289,9 @@ def test_dape_matches_linear_layers(base, layout, window):
         r1, r2 = (r.clamp(min=0.01)[:, None, None] for r in (scheme.r1, scheme.r2))
         bias = -r1 * torch.log(1 + r2 * d)
     scores = q @ k.repeat_interleave(H // G, 1).mT * SCALE
-    adapted = net(torch.cat([scores, bias.expand_as(scores)], 1).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+    adapted = net(torch.cat([scores, bias.expand_as(scores)], 1).permute(0, 2, 3, 1)).permute(
+        0, 3, 1, 2
+    )
     logits = scores + bias + adapted
     seen = torch.zeros(B, 1, Q, S, dtype=torch.bool)
     for b in range(B):
@@ -283,10 +314,12 @@ def test_clamped_kerple_parameter_receives_gradients():
 @pytest.mark.parametrize("remainder", ["self", "drop"])
 @torch.no_grad()
 def test_stick_breaking_matches_product(remainder, layout, window):
-    scheme, positions = made("stick_breaking", remainder=remainder, **window), LAYOUTS[layout]()
+    scheme = made("stick_breaking", remainder=remainder, **window)
+    positions = LAYOUTS[layout]()
 
     def weigh(h, q, keys, away):
-        shares = [sigmoid(float(q @ k) * SCALE) for k in keys[:-1]]  # the last visible key is the query's
+        # the last visible key is the query's
+        shares = [sigmoid(float(q @ k) * SCALE) for k in keys[:-1]]
         weights = [a * math.prod(1 - b for b in shares[m + 1 :]) for m, a in enumerate(shares)]
         rest = math.prod(1 - b for b in shares)
         assert math.isclose(sum(weights) + rest, 1)
@@ -300,7 +333,8 @@ def test_stick_breaking_matches_product(remainder, layout, window):
 def test_stick_breaking_weights_sum_to_one():
     """Over values of one the output is the sum of the weights; logits of hundreds neither."""
     q, k, v = tensors(S)
-    v, positions = torch.ones_like(v), TokenPositions.plain(S)
+    v = torch.ones_like(v)
+    positions = TokenPositions.plain(S)
     for size in (1.0, 400.0):
         whole = run(made("stick_breaking"), positions, size * q, k, v)
         close(whole, torch.ones_like(whole), atol=1e-12)
@@ -322,11 +356,17 @@ CASES = {
 @pytest.mark.parametrize("layout", ["plain", "packed", "skipping"])
 @pytest.mark.parametrize("name", CASES)
 def test_small_blocks_match_one_block_with_gradients(name, layout, window, monkeypatch):
-    positions, found = LAYOUTS[layout](), []
-    direction = torch.randn(B, H, S, D, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
+    positions = LAYOUTS[layout]()
+    found = []
+    direction = torch.randn(
+        B, H, S, D, generator=torch.Generator().manual_seed(9), dtype=torch.float64
+    )
     for size in (S, 3):
-        monkeypatch.setattr("model.attention.kernels.query_block", lambda rows, keys, size=size: size)
-        scheme, leaves = made(name, **CASES[name], **window), [x.requires_grad_() for x in tensors(S)]
+        monkeypatch.setattr(
+            "model.attention.kernels.query_block", lambda rows, keys, size=size: size
+        )
+        scheme = made(name, **CASES[name], **window)
+        leaves = [x.requires_grad_() for x in tensors(S)]
         out = run(scheme, positions, *leaves)
         (out * direction).sum().backward()
         found.append([out.detach(), *(x.grad for x in (*leaves, *scheme.parameters()))])
@@ -340,8 +380,12 @@ def test_small_blocks_match_one_block_with_gradients(name, layout, window, monke
 @windows
 @pytest.mark.parametrize("layout", ["plain", "packed"])
 @pytest.mark.parametrize("gate", ["scaled", "unscaled"])
-def test_gates_of_keys_beyond_the_last_count_of_cope_do_not_matter(gate, layout, window, monkeypatch):
-    positions, found, skipped = LAYOUTS[layout](), [], []
+def test_gates_of_keys_beyond_the_last_count_of_cope_do_not_matter(
+    gate, layout, window, monkeypatch
+):
+    positions = LAYOUTS[layout]()
+    found = []
+    skipped = []
     start = Cope._start
 
     def recorded(self, *arguments):
@@ -356,7 +400,10 @@ def test_gates_of_keys_beyond_the_last_count_of_cope_do_not_matter(gate, layout,
         leaves = [x.requires_grad_() for x in tensors(S)]
         out = run(scheme, positions, *leaves)
         found.append(
-            [out.detach(), *torch.autograd.grad(out.square().sum(), [*leaves, *scheme.parameters()])]
+            [
+                out.detach(),
+                *torch.autograd.grad(out.square().sum(), [*leaves, *scheme.parameters()]),
+            ]
         )
     for one, other in zip(*found, strict=True):
         close(other, one, atol=1e-12)
@@ -367,7 +414,9 @@ def test_gradients_of_a_network_in_blocks_of_pairs(monkeypatch):
     monkeypatch.setattr("model.position.pairwise.PAIRS_AT_ONCE", 4)
     generator = torch.Generator().manual_seed(0)
     shapes = (2, 11), (5, 2), (5, 1), (3, 5)
-    leaves = [torch.randn(s, generator=generator, dtype=torch.float64).requires_grad_() for s in shapes]
+    leaves = [
+        torch.randn(s, generator=generator, dtype=torch.float64).requires_grad_() for s in shapes
+    ]
     x, inner, bias, outer = leaves
     expected = outer @ (inner @ x + bias).relu()
     found = two_layers(*leaves)
@@ -382,13 +431,16 @@ def test_gradients_of_a_network_in_blocks_of_pairs(monkeypatch):
 @torch.no_grad()
 def test_initialization_matches_documentation():
     """CoPE as NoPE; DAPE as its bias alone; Transformer-XL without the two global biases."""
-    tensor, positions = tensors(Q), TokenPositions.plain(S)
+    tensor = tensors(Q)
+    positions = TokenPositions.plain(S)
     none = run(made("none"), positions, *tensor)
     close(run(made("cope", initial=True), positions, *tensor), none, atol=1e-13)
     alibi = run(made("alibi"), positions, *tensor)
     close(run(made("dape", initial=True, base="alibi"), positions, *tensor), alibi, atol=1e-13)
     dape = made("dape", initial=True)
-    assert dape.r1.min() >= 0 and 1 < dape.r1.max() <= 2 and dape.r2.min() >= 0 and dape.r2.max() <= 1
+    assert (
+        dape.r1.min() >= 0 and 1 < dape.r1.max() <= 2 and dape.r2.min() >= 0 and dape.r2.max() <= 1
+    )
     scheme = made("transformer_xl", initial=True)
     assert not scheme.u.any() and not scheme.v.any()
     assert float(scheme.weight.std()) == pytest.approx(C**-0.5, rel=0.1)
@@ -399,7 +451,9 @@ def test_initialization_matches_documentation():
 @pytest.mark.parametrize("name", ["cope", "stick_breaking"])
 @torch.no_grad()
 def test_schemes_that_ignore_positions_declare_it(name):
-    tensor, positions, scheme = tensors(Q), TokenPositions.plain(S), made(name)
+    tensor = tensors(Q)
+    positions = TokenPositions.plain(S)
+    scheme = made(name)
     assert not scheme.uses_position
     scattered = replace(positions, position=torch.randn(B, S) * 50, unit_steps=False)
     close(run(scheme, scattered, *tensor), run(scheme, positions, *tensor), atol=0)

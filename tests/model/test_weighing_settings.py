@@ -48,7 +48,8 @@ def test_stick_breaking_does_not_support_sink_logits(sink):
 
 @pytest.mark.parametrize("name", ["shaw", "transformer_xl"])
 def test_distance_vectors_reject_real_positions(name):
-    model, plain = build(name), TokenPositions.plain(6)
+    model = build(name)
+    plain = TokenPositions.plain(6)
     halves = replace(plain, position=plain.position / 2, unit_steps=False)
     assert not SCHEMES[name][1].supports_fractions
     with pytest.raises(ModelError, match=f"'{name}'.*integer positions"):

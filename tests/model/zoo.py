@@ -20,8 +20,15 @@ from model import SCHEMES, Cache, ModelSettings, TokenPositions, Transformer
 from model.position import PositionalScheme
 from model.settings import AnyPosition
 
-H, G, D, C, V, LAYERS = 6, 3, 10, 28, 37, 3
-TRAIN, T = 11, 19  # trained length, and a length beyond it
+H = 6
+G = 3
+D = 10
+C = 28
+V = 37
+LAYERS = 3
+# trained length, and a length beyond it
+TRAIN = 11
+T = 19
 WINDOW = 5
 
 EXTRAS: dict[str, dict[str, dict]] = {
@@ -82,7 +89,10 @@ EXTRAS: dict[str, dict[str, dict]] = {
     "fox": {"rotary": {"gate": "constant", "rotary": True, "theta": 300.0}},
     "alibi": {"auto": {"stretch": "auto"}, "learned": {"learned": True, "shared": False}},
     "t5": {"unscaled": {"buckets": 8, "max_distance": 13, "unscaled": True}},
-    "kerple": {"power": {"form": "power", "stretch": "auto"}, "log3": {"form": "log3", "shared": False}},
+    "kerple": {
+        "power": {"form": "power", "stretch": "auto"},
+        "log3": {"form": "log3", "shared": False},
+    },
     "sandwich": {"stretch": {"dims": 6, "stretch": 1.5}},
     "fire": {"shared": {"init_length": 6.0, "width": 7, "shared": True}},
     "learned_rope": {
@@ -122,7 +132,9 @@ CASES = _cases()
 
 def _place(case: str) -> int:
     """The index of a case among those of its scheme."""
-    scheme = CASES[case].get("name") if "kinds" not in CASES[case] else case.removeprefix("pattern-")
+    scheme = (
+        CASES[case].get("name") if "kinds" not in CASES[case] else case.removeprefix("pattern-")
+    )
     own = [c for c, keys in CASES.items() if keys.get("name") == scheme or c == f"pattern-{scheme}"]
     return own.index(case)
 
@@ -162,7 +174,9 @@ MECHANISMS = (
 
 def each_mechanism(cases: Iterable[str]) -> Callable:
     """Parametrize by `case`. Those of MECHANISMS are quick, the others slow."""
-    params = [pytest.param(case, marks=() if case in MECHANISMS else pytest.mark.slow) for case in cases]
+    params = [
+        pytest.param(case, marks=() if case in MECHANISMS else pytest.mark.slow) for case in cases
+    ]
     return pytest.mark.parametrize("case", params)
 
 
@@ -170,7 +184,8 @@ def every_case_and_layout(test: Callable) -> Callable:
     """Parametrize by `case` and `layout`. One layout of every third case is quick, a different one for each
     scheme."""
     quick = {
-        case: LAYOUTS[n % 3] for n, case in enumerate(c for c, place in PLACES.items() if place % 3 == 0)
+        case: LAYOUTS[n % 3]
+        for n, case in enumerate(c for c, place in PLACES.items() if place % 3 == 0)
     }
     params = [
         pytest.param(case, layout, marks=() if quick.get(case) == layout else pytest.mark.slow)
@@ -240,7 +255,9 @@ def randomized(model: Transformer) -> Transformer:
     with torch.no_grad():
         for weight in model.parameters():
             if weight.ndim == 1:
-                weight.add_(0.3 * torch.randn(weight.shape, generator=generator, dtype=weight.dtype))
+                weight.add_(
+                    0.3 * torch.randn(weight.shape, generator=generator, dtype=weight.dtype)
+                )
     return model
 
 
@@ -269,7 +286,8 @@ def packed(cuts: list[list[int]], *, length: int | None = None, pad: int = 0) ->
     """Rows of documents of the given lengths, order and position starting again with each.
 
     The last `pad` slots of each row are padding."""
-    order, document = [], []
+    order = []
+    document = []
     for lengths in cuts:
         order.append([n for count in lengths for n in range(count)] + [0] * pad)
         document.append([d for d, count in enumerate(lengths) for _ in range(count)] + [-1] * pad)
@@ -292,7 +310,8 @@ def cached(
 ) -> torch.Tensor:
     """(B, T, V) logits of a plain batch fed to a cache in pieces of the given sizes."""
     cache = Cache(model, tokens.shape[0], tokens.shape[1])
-    out, start = [], 0
+    out = []
+    start = 0
     for size in chunks:
         positions = TokenPositions.plain(size, offset=start, length=length or tokens.shape[1])
         out.append(model(tokens[:, start : start + size], positions, cache=cache))

@@ -43,7 +43,15 @@ COPIED = (
     "configs",
     "scripts",
 )
-FILES = ("pyproject.toml", "errors.py", "train.py", "generate.py", "evaluate.py", "study.py", "sextant.py")
+FILES = (
+    "pyproject.toml",
+    "errors.py",
+    "train.py",
+    "generate.py",
+    "evaluate.py",
+    "study.py",
+    "sextant.py",
+)
 
 
 @dataclass(frozen=True)
@@ -69,22 +77,35 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2, help="mutants tested at once")
     parser.add_argument("--out", help="write the table there, as Markdown")
     options = parser.parse_args()
-    console, mutants = Console(), read(TABLE)
+    console = Console()
+    mutants = read(TABLE)
     chosen = [
-        m for m in mutants if not options.words or any(w.lower() in m.name.lower() for w in options.words)
+        m
+        for m in mutants
+        if not options.words or any(w.lower() in m.name.lower() for w in options.words)
     ]
     if not chosen:
-        raise TrainingError(f"no mutant's name contains {' or '.join(options.words)}; see {TABLE.name}")
+        raise TrainingError(
+            f"no mutant's name contains {' or '.join(options.words)}; see {TABLE.name}"
+        )
     for name in misplaced(chosen):
-        raise TrainingError(f"{TABLE.name}: the text of '{name}' is not found exactly once in its file")
-    start, outcomes = time.monotonic(), []
+        raise TrainingError(
+            f"{TABLE.name}: the text of '{name}' is not found exactly once in its file"
+        )
+    start = time.monotonic()
+    outcomes = []
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         healthy = sorted({m.tests for m in chosen})
-        with console.bar("tests without mutants", len(healthy), "sets") as bar, pool(options.jobs) as workers:
+        with (
+            console.bar("tests without mutants", len(healthy), "sets") as bar,
+            pool(options.jobs) as workers,
+        ):
             results = workers.map(lambda tests: run(Path(folder), None, tests), healthy)
             for tests, (status, first) in zip(healthy, results, strict=True):
                 if status != 0:
-                    raise TrainingError(f"without a mutant, `pytest {tests}` ends with {status}: {first}")
+                    raise TrainingError(
+                        f"without a mutant, `pytest {tests}` ends with {status}: {first}"
+                    )
                 bar.advance(1)
         with console.bar("mutants", len(chosen), "mutants") as bar, pool(options.jobs) as workers:
             for outcome in workers.map(lambda m: test(Path(folder), m), chosen):
@@ -109,7 +130,9 @@ def read(file: Path) -> list[Mutant]:
 
 
 def misplaced(mutants: list[Mutant]) -> list[str]:
-    return [m.name for m in mutants if (ROOT / m.file).read_text(encoding="utf-8").count(m.old) != 1]
+    return [
+        m.name for m in mutants if (ROOT / m.file).read_text(encoding="utf-8").count(m.old) != 1
+    ]
 
 
 def test(folder: Path, mutant: Mutant) -> MutantOutcome:
@@ -128,7 +151,9 @@ def run(folder: Path, mutant: Mutant | None, tests: str) -> tuple[int, str]:
         shutil.copy(ROOT / name, copy / name)
     if mutant is not None:
         file = copy / mutant.file
-        file.write_text(file.read_text(encoding="utf-8").replace(mutant.old, mutant.new), encoding="utf-8")
+        file.write_text(
+            file.read_text(encoding="utf-8").replace(mutant.old, mutant.new), encoding="utf-8"
+        )
     line = [
         sys.executable,
         "-m",

@@ -44,7 +44,8 @@ from training.script import Parser, run_main
 
 PACKAGES = ("model", "data", "training", "evaluation", "studies", "generation")
 LEFT_OUT = ("VariableReplacer", "VariableInserter")  # need a variable's name
-TEST_SECONDS, EDIT_SECONDS = 120, 300
+TEST_SECONDS = 120
+EDIT_SECONDS = 300
 
 
 @dataclass(frozen=True)
@@ -65,9 +66,12 @@ def main() -> int:
     parser.add_argument("--commit", default="HEAD", help="commit whose code is edited and tested")
     parser.add_argument("--nearest", type=int, default=6, help="tests run for each edit")
     parser.add_argument("--only", type=int, nargs="*", help="run these edits, by number")
-    parser.add_argument("--out", default="docs/results/mutation_sample.md", help="the table, in Markdown")
+    parser.add_argument(
+        "--out", default="docs/results/mutation_sample.md", help="the table, in Markdown"
+    )
     options = parser.parse_args()
-    out, console = Path(options.out), Console()
+    out = Path(options.out)
+    console = Console()
     commit = git("rev-parse", "--short=10", options.commit).decode().strip()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
@@ -101,7 +105,8 @@ def draw(tree: Path, count: int, seed: int) -> list[Edit]:
         ]
         for package in PACKAGES
     }
-    sizes, edits = [len(found) for found in places.values()], []
+    sizes = [len(found) for found in places.values()]
+    edits = []
     bounds = [round(count * sum(sizes[:i]) / sum(sizes)) for i in range(len(sizes) + 1)]
     for package, (start, stop) in zip(PACKAGES, pairwise(bounds), strict=True):
         rng.shuffle(places[package])
@@ -142,7 +147,11 @@ def mutations(file: Path, line: int) -> list[tuple[str, int]]:
         if name.split("/")[1] in LEFT_OUT or not any(places(operator, n, line) for n in near):
             continue
         all_places = [(n, at) for n in nodes_of(file) for at, _ in operator().mutation_positions(n)]
-        found += [(name, i) for i, (n, at) in enumerate(all_places) if at[0] == line and not in_annotation(n)]
+        found += [
+            (name, i)
+            for i, (n, at) in enumerate(all_places)
+            if at[0] == line and not in_annotation(n)
+        ]
     return found
 
 
@@ -161,11 +170,14 @@ def in_annotation(node) -> bool:
 
 def changed(text: str, code: str) -> tuple[str, str]:
     """The lines that differ, without those that both share at either end."""
-    old, new = text.splitlines(), code.splitlines()
+    old = text.splitlines()
+    new = code.splitlines()
     while old and new and old[0] == new[0]:
-        old, new = old[1:], new[1:]
+        old = old[1:]
+        new = new[1:]
     while old and new and old[-1] == new[-1]:
-        old, new = old[:-1], new[:-1]
+        old = old[:-1]
+        new = new[:-1]
     return " ".join(x.strip() for x in old), " ".join(x.strip() for x in new)
 
 
@@ -175,8 +187,10 @@ def tests_of(tree: Path, edit: Edit) -> list[str]:
     A file is near when it is named after the module, names it, or imports it; a test when it names the edited
     function or class, or a function of the module that calls it.
     """
-    module, package = module_of(tree, tree / edit.file), edit.file.split("/")[0]
-    stem, (inner, outer) = Path(edit.file).stem, names_around(edit)
+    module = module_of(tree, tree / edit.file)
+    package = edit.file.split("/")[0]
+    stem = Path(edit.file).stem
+    (inner, outer) = names_around(edit)
     ranked = []
     for file in sorted((tree / "tests").rglob("test_*.py")):
         steps = distances(tree, file).get(module)
@@ -203,12 +217,15 @@ def functions(file: Path) -> dict[str, str]:
     lines = text.splitlines()
     found = [n for n in ast.parse(text).body if isinstance(n, ast.FunctionDef)]
     first = [min([n.lineno, *(d.lineno for d in n.decorator_list)]) for n in found]
-    return {n.name: "\n".join(lines[at - 1 : n.end_lineno]) for n, at in zip(found, first, strict=True)}
+    return {
+        n.name: "\n".join(lines[at - 1 : n.end_lineno]) for n, at in zip(found, first, strict=True)
+    }
 
 
 def names_around(edit: Edit) -> tuple[set[str], set[str]]:
     """Names of the functions and classes that hold the edited line; of those in the file that use one."""
-    tree, lines = ast.parse(edit.text), edit.text.splitlines()
+    tree = ast.parse(edit.text)
+    lines = edit.text.splitlines()
     found = [n for n in ast.walk(tree) if isinstance(n, (ast.FunctionDef, ast.ClassDef))]
     found = [n for n in found if not n.name.startswith("__") and n.name != "main"]
     inner = {n.name for n in found if n.lineno <= edit.line <= (n.end_lineno or 0)}
@@ -219,7 +236,8 @@ def names_around(edit: Edit) -> tuple[set[str], set[str]]:
 @cache
 def distances(tree: Path, start: Path) -> dict[str, int]:
     """Module → number of imports between it and the file."""
-    steps, queue = {module_of(tree, start): 0}, [start]
+    steps = {module_of(tree, start): 0}
+    queue = [start]
     for file in queue:
         near = steps[module_of(tree, file)] + 1
         for name in imported(tree, file):
@@ -239,7 +257,9 @@ def imported(tree: Path, file: Path) -> list[str]:
         if isinstance(node, ast.Import):
             found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            base = ".".join([*package[: len(package) - node.level + 1], *filter(None, [node.module])])
+            base = ".".join(
+                [*package[: len(package) - node.level + 1], *filter(None, [node.module])]
+            )
             base = base if node.level else node.module or ""
             found += [base, *(f"{base}.{alias.name}" for alias in node.names)]
     return [name for name in dict.fromkeys(found) if name and path_of(tree, name)]
@@ -291,7 +311,9 @@ def run_here(tree: Path, tests: list[str], output: Path) -> int:
     """pytest's exit status; this process is of no other use afterwards."""
     os.setsid()
     os.chdir(tree)
-    for name in [m for m in sys.modules if m.split(".")[0] in (*PACKAGES, "errors", "scripts", "tests")]:
+    for name in [
+        m for m in sys.modules if m.split(".")[0] in (*PACKAGES, "errors", "scripts", "tests")
+    ]:
         del sys.modules[name]
     sys.path[0] = str(tree)
     sys.stdout = sys.stderr = output.open("w", encoding="utf-8", buffering=1)

@@ -30,5 +30,7 @@ def test_mutant_names_are_unique():
 @pytest.mark.timeout(1800)
 def test_every_mutant_is_caught():
     line = [sys.executable, str(ROOT / "tests" / "mutation" / "check.py")]
-    found = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=1700, check=False)
+    found = subprocess.run(
+        line, cwd=ROOT, capture_output=True, text=True, timeout=1700, check=False
+    )
     assert found.returncode == 0, found.stdout[-3000:] + found.stderr[-1000:]

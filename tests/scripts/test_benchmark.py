@@ -20,12 +20,22 @@ def test_exponent_is_fitted_to_the_larger_half():
 
 def test_rows_replace_rows_of_the_same_kind(tmp_path):
     speed = {"threads": 1, "fastest": 2.0, "slowest": 1.0, "ratio_of_fastest": 1.0, "samples": 3}
-    speed |= {"disturbed": 0, "peak_mib": 9.0, "equal": "", "date": "2026-01-01", "tokens_per_second": 2.0}
+    speed |= {
+        "disturbed": 0,
+        "peak_mib": 9.0,
+        "equal": "",
+        "date": "2026-01-01",
+        "tokens_per_second": 2.0,
+    }
     for ratio in (1.5, 1.7):
         add([SpeedRow("A", "train", "ours", "transformers", ratio=ratio, **speed)], tmp_path)
     add([SpeedRow("A", "scheme-train", "t5", "rope", ratio=0.5, **speed)], tmp_path)
     add(
-        [GrowthRow("growth-train", "length", n, "ours", n * 2.0, 1.0, "2026-01-01") for n in (2, 4)], tmp_path
+        [
+            GrowthRow("growth-train", "length", n, "ours", n * 2.0, 1.0, "2026-01-01")
+            for n in (2, 4)
+        ],
+        tmp_path,
     )
     add([StartupRow("x --help", 0.5, 0.6, "2026-01-01")], tmp_path)
     assert list(pd.read_csv(tmp_path / "cpu.csv")["ratio"]) == [1.7]
@@ -45,7 +55,13 @@ def test_only_tokens_of_largest_logits_pass_the_check():
 
 def test_sizes_of_growth():
     shape = shape_of(growth_shape("growth-train", "dim", 512))
-    assert (shape.dim, shape.heads, shape.kv_heads, shape.length, shape.batch) == (512, 16, 8, 256, 4)
+    assert (shape.dim, shape.heads, shape.kv_heads, shape.length, shape.batch) == (
+        512,
+        16,
+        8,
+        256,
+        4,
+    )
     # embedding and head, norms; q and o, k and v, feed-forward
     layer = 2 * 512**2 + 2 * 512 * 256 + 3 * 512 * shape.ffn_dim + 2 * 512
     assert parameters(growth_shape("growth-train", "dim", 512)) == 2 * 4096 * 512 + 512 + 4 * layer

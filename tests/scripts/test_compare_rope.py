@@ -94,11 +94,19 @@ def test_released_configs(name, tmp_path, monkeypatch, capsys):
         return
     # The ramp of YaRN's released code, and of transformers, is not that of its paper.
     assert {one["other"] for one in found if one["exceeds"]} == {"paper"}
-    frequency = next(one for one in found if one["quantity"] == "frequency" and one["other"] == "paper")
+    frequency = next(
+        one for one in found if one["quantity"] == "frequency" and one["other"] == "paper"
+    )
     assert frequency["dimension"] == 32 and frequency["size"] == pytest.approx(0.416, abs=1e-3)
 
 
-SMALL = ["model.dim=64", "model.heads=4", "model.layers=1", "train_length=256", "data.tokenizer.name=bytes"]
+SMALL = [
+    "model.dim=64",
+    "model.heads=4",
+    "model.layers=1",
+    "train_length=256",
+    "data.tokenizer.name=bytes",
+]
 
 
 @pytest.fixture

@@ -39,7 +39,11 @@ def test_script_writes_table_and_figure(monkeypatch, tmp_path, capsys):
     small = ["--widths", "48", "32", "--steps", "1", "--seeds", "1"]
     assert run(monkeypatch, *small, "--out", str(out)) == 0
     page = out.with_suffix(".md").read_text()
-    assert page in capsys.readouterr().out and "| muP | logits |" in page and "| 32 | 48 | slope |" in page
+    assert (
+        page in capsys.readouterr().out
+        and "| muP | logits |" in page
+        and "| 32 | 48 | slope |" in page
+    )
     with open(out.with_suffix(".csv"), encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 16 and all(float(row["rms_change"]) > 0 for row in rows)
@@ -47,7 +51,9 @@ def test_script_writes_table_and_figure(monkeypatch, tmp_path, capsys):
     at_base = [row["rms_change"] for row in rows if row["width"] == "32"]
     assert at_base[:4] == at_base[4:]
     assert out.with_suffix(".png").stat().st_size > 10_000
-    with pytest.raises(TrainingError, match=r"--widths: set at least two different multiples of 16"):
+    with pytest.raises(
+        TrainingError, match=r"--widths: set at least two different multiples of 16"
+    ):
         run(monkeypatch, "--widths", "40", "64")
 
 

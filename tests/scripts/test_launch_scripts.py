@@ -49,7 +49,13 @@ def standins(tmp_path):
 def run(script: str, *words: str, **environment: str) -> subprocess.CompletedProcess:
     line = ["bash", str(ROOT / "scripts" / "launch" / script), *words]
     return subprocess.run(
-        line, cwd=ROOT, env=os.environ | environment, capture_output=True, text=True, timeout=60, check=False
+        line,
+        cwd=ROOT,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
 
 
@@ -77,7 +83,12 @@ def test_slurm_tasks_rendezvous_and_requeue(standins, status):
     lines = arguments.read_text().splitlines()
     assert lines[0] == "srun --kill-on-bad-exit=1"
     words = "node-a:23456 train.py configs/tiny.yaml seed=1 training.parallel.processes=4"
-    assert lines[1:5] == [f"0/4 0/3 {words}", f"1/4 1/3 {words}", f"2/4 2/3 {words}", f"3/4 0/1 {words}"]
+    assert lines[1:5] == [
+        f"0/4 0/3 {words}",
+        f"1/4 1/3 {words}",
+        f"2/4 2/3 {words}",
+        f"3/4 0/1 {words}",
+    ]
     assert lines[5:] == (["scontrol requeue 123456"] if status in (REQUEUE, RANK_LOST) else [])
 
 
@@ -87,7 +98,9 @@ def test_slurm_signal_and_log_options():
         assert f"#SBATCH {wish}\n" in text
 
 
-@pytest.mark.parametrize(("option", "config"), [((), "many_nodes"), (("--sharded",), "many_nodes_fsdp")])
+@pytest.mark.parametrize(
+    ("option", "config"), [((), "many_nodes"), (("--sharded",), "many_nodes_fsdp")]
+)
 def test_node_starts_its_processes(standins, option, config):
     arguments = standins / "arguments"
     words = ["--node", "1", "--nodes", "3", "--gpus", "8", "--host", "first", *option]

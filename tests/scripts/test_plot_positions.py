@@ -33,11 +33,15 @@ def test_script_writes_figures_reproducibly(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(plot_positions, "save", lambda figure, out, name, dpi: saved.append(name))
     run(monkeypatch, *overrides, "--out", str(tmp_path / "all"))
     assert saved == list(FIGURES)
-    assert {path.name for path in (tmp_path / "all").iterdir()} == {f"{name}.csv" for name in FIGURES}
+    assert {path.name for path in (tmp_path / "all").iterdir()} == {
+        f"{name}.csv" for name in FIGURES
+    }
 
 
 def test_custom_schemes_and_trained_runs_are_plotted(tmp_path, monkeypatch):
-    model = Transformer(ModelSettings(dim=16, layers=1, heads=4, position={"name": "alibi"}), 20, 32)
+    model = Transformer(
+        ModelSettings(dim=16, layers=1, heads=4, position={"name": "alibi"}), 20, 32
+    )
     monkeypatch.setattr(plot_positions, "load", lambda folder: type("Loaded", (), {"model": model}))
     overrides = [
         "biases",

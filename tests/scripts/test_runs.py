@@ -23,11 +23,17 @@ def folder(tmp_path):
     settings = RunSettings.model_validate(overrides)
     for name, steps in (("a", 4), ("b", 2), ("c", 2), ("d", 0), ("e", 0)):
         create_run(
-            tmp_path / name, settings, ByteTokenizer(), ["test"], {"data": "x" if name != "d" else None}
+            tmp_path / name,
+            settings,
+            ByteTokenizer(),
+            ["test"],
+            {"data": "x" if name != "d" else None},
         )
         lines = [{"kind": "start", "step": 0}]
         lines += [{"kind": "train", "step": n, "loss": 9.0 - n} for n in range(1, steps + 1)]
-        lines += [{"kind": "validation", "step": steps, "nll": {"32": 5.25, "64": 7.0}}] if steps else []
+        lines += (
+            [{"kind": "validation", "step": steps, "nll": {"32": 5.25, "64": 7.0}}] if steps else []
+        )
         text = "".join(json.dumps(line | {"attempt": 1}) + "\n" for line in lines)
         (tmp_path / name / "metrics.jsonl").write_text(text)
     (tmp_path / "e" / "settings.yaml").write_text("train_length: none\n")
@@ -37,10 +43,17 @@ def folder(tmp_path):
 def test_run_statuses(folder):
     with open(folder / "c" / ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        rows = {name: dict(zip(runs.COLUMNS, runs.row_of(folder / name), strict=True)) for name in "abcde"}
+        rows = {
+            name: dict(zip(runs.COLUMNS, runs.row_of(folder / name), strict=True))
+            for name in "abcde"
+        }
     statuses = [rows[name]["status"] for name in "abcd"]
-    assert statuses == ["done", "stopped", "training", "imported"] and "train_length" in rows["e"]["status"]
-    a, b = rows["a"], rows["b"]
+    assert (
+        statuses == ["done", "stopped", "training", "imported"]
+        and "train_length" in rows["e"]["status"]
+    )
+    a = rows["a"]
+    b = rows["b"]
     assert (a["scheme"], a["length"], a["tokens"], a["steps"]) == ("rope", "32", "1,024", "4/4")
     assert (a["loss"], a["validation"]) == ("5.0000", "5.2500")
     assert (b["tokens"], b["steps"], b["loss"]) == ("512", "2/4", "7.0000")

@@ -28,7 +28,8 @@ def kept_bytes(shape: ModelShape, sequences: int) -> int:
     def pack(x: torch.Tensor) -> torch.Tensor:
         place = x.untyped_storage()
         if place.data_ptr() not in weights:
-            kept[place.data_ptr()] = place, place.nbytes()  # held, so that its address is not given again
+            # held, so that its address is not given again
+            kept[place.data_ptr()] = place, place.nbytes()
         return x
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
@@ -40,7 +41,13 @@ def kept_bytes(shape: ModelShape, sequences: int) -> int:
     "overrides",
     [
         ["model.dim=96", "model.heads=6", "model.kv_heads=2", "train_length=40"],
-        ["model.dim=64", "model.heads=4", "model.kv_heads=4", "model.head_dim=24", "train_length=72"],
+        [
+            "model.dim=64",
+            "model.heads=4",
+            "model.kv_heads=4",
+            "model.head_dim=24",
+            "train_length=72",
+        ],
     ],
 )
 def test_activation_memory_matches_formula(overrides):
@@ -54,10 +61,16 @@ def test_activation_memory_matches_formula(overrides):
 def test_memory_estimate():
     """configs/1b.yaml: 1,100,048,384 parameters, 22 layers of 44,044,288, V = 32,000, C = 2,048."""
     shape = next(one for one in scaling.shapes() if one.name == "1B")
-    p, block = 1_100_048_384, 44_044_288
+    p = 1_100_048_384
+    block = 44_044_288
     assert (shape.parameters, block_parameters(shape.model)) == (p, block)
     alone = scaling.memory(shape, MemoryLayout(1, False, 4))
-    assert [alone[key] for key in ("weights", "gradients", "moments", "buckets")] == [4 * p, 4 * p, 8 * p, 0]
+    assert [alone[key] for key in ("weights", "gradients", "moments", "buckets")] == [
+        4 * p,
+        4 * p,
+        8 * p,
+        0,
+    ]
     assert alone["bfloat16 copies"] == 2 * (22 * block + 32_000 * 2048)
     # 4·C + H + 2 in float32; 2·C + (2·32 + 2·4)·64 + 4·5632 in bfloat16
     kept = 4 * (4 * 2048 + 34) + 2 * (2 * 2048 + 72 * 64 + 4 * 5632)
@@ -94,7 +107,11 @@ def test_communication_formulas_match_counted_bytes(checkpointing):
         "training.precision=bfloat16",
         f"training.parallel.activation_checkpointing={checkpointing == 'full'}",
     ]
-    case += ["training.parallel.context=4", "training.parallel.sharding=full", "training.batch_size=2"]
+    case += [
+        "training.parallel.context=4",
+        "training.parallel.sharding=full",
+        "training.batch_size=2",
+    ]
     found = simulations({"": (case, 8)})[""]
     shape = shape_of(*SMALL, *case)
     layout = MemoryLayout(8, True, 1, checkpointing, context=4)
@@ -118,12 +135,17 @@ def test_smallest_fitting_layout():
     assert scaling.best_layout(seven, 8, False, gpu) is None  # its states alone are 108 GB
 
 
-def most(shape: ModelShape, world: int, sharded: bool, checkpointing: Checkpointing = "none") -> int:
+def most(
+    shape: ModelShape, world: int, sharded: bool, checkpointing: Checkpointing = "none"
+) -> int:
     """The most sequences a pass has room for."""
     room = scaling.USABLE * GPUS["h100"].memory
 
     def fits(n: int) -> bool:
-        return sum(scaling.memory(shape, MemoryLayout(world, sharded, n, checkpointing)).values()) <= room
+        return (
+            sum(scaling.memory(shape, MemoryLayout(world, sharded, n, checkpointing)).values())
+            <= room
+        )
 
     return next(n for n in range(100) if not fits(n + 1))
 
@@ -132,13 +154,19 @@ def test_documented_limits_match_estimate():
     shape = next(one for one in scaling.shapes() if one.name == "1B")
     assert [most(shape, 8, sharded) for sharded in (False, True)] == [10, 15]
     layouts = [scaling.best_layout(shape, 8, sharded, GPUS["h100"]) for sharded in (False, True)]
-    assert [(scaling.passes(shape, one), one.sequences) for one in layouts if one] == [(4, 8), (4, 8)]
-    sizes, file = {}, str(scaling.ROOT / "configs" / "1b.yaml")
+    assert [(scaling.passes(shape, one), one.sequences) for one in layouts if one] == [
+        (4, 8),
+        (4, 8),
+    ]
+    sizes = {}
+    file = str(scaling.ROOT / "configs" / "1b.yaml")
     for dim, layers, hidden in ((2816, 30, 7552), (3072, 28, 8192), (3072, 32, 8192)):
         heads = ["model.kv_heads=4", f"model.heads={dim // 64}", f"model.ffn_dim={hidden}"]
         overrides = [file, f"model.dim={dim}", f"model.layers={layers}", *heads]
         one = ModelShape("x", load_settings(RunSettings, overrides))
-        sizes[f"{one.parameters / 1e9:.1f}B"] = [most(one, 8, False, again) > 0 for again in ("none", "full")]
+        sizes[f"{one.parameters / 1e9:.1f}B"] = [
+            most(one, 8, False, again) > 0 for again in ("none", "full")
+        ]
     assert sizes == {"2.6B": [True, True], "2.9B": [False, True], "3.3B": [False, False]}
 
 

@@ -70,7 +70,9 @@ def write_study(corpus, prepared_root, tmp_path_factory):
 
     def write(text: str = STUDY, tokens: int = 1152) -> Path:
         base = home / f"base-{tokens}.yaml"
-        base.write_text(BASE.format(corpus=corpus, root=prepared_root, tokens=tokens), encoding="utf-8")
+        base.write_text(
+            BASE.format(corpus=corpus, root=prepared_root, tokens=tokens), encoding="utf-8"
+        )
         filled = text.format(base=base, configs=ROOT / "configs", corpus=corpus)
         file = home / hashlib.sha256(filled.encode()).hexdigest()[:8] / "tiny.yaml"
         file.parent.mkdir(exist_ok=True)
@@ -108,7 +110,9 @@ def blank_figures(monkeypatch):
     def save(figure, folder: Path, name: str) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         for suffix in (".png", ".svg"):
-            (folder / f"{name}{suffix}").write_text('<svg viewBox="0 0 1 1"></svg>', encoding="utf-8")
+            (folder / f"{name}{suffix}").write_text(
+                '<svg viewBox="0 0 1 1"></svg>', encoding="utf-8"
+            )
         return folder / f"{name}.png"
 
     monkeypatch.setattr(figures, "save", save)
@@ -122,7 +126,9 @@ def vector_figures():
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{name}.png").touch()
         with rc_context(STYLE):
-            figure.savefig(folder / f"{name}.svg", format="svg", facecolor="white", metadata={"Date": None})
+            figure.savefig(
+                folder / f"{name}.svg", format="svg", facecolor="white", metadata={"Date": None}
+            )
         return folder / f"{name}.png"
 
     with pytest.MonkeyPatch.context() as monkeypatch:

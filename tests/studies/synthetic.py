@@ -52,9 +52,13 @@ def results(
             if scheme == "rope":
                 methods["yarn"] = {
                     length: level + shift + (rng.normal(0, noise) + drift[n] if n else 0.0)
-                    for n, (length, shift) in enumerate(zip(LENGTHS, (YARN[0], *YARN[1]), strict=True))
+                    for n, (length, shift) in enumerate(
+                        zip(LENGTHS, (YARN[0], *YARN[1]), strict=True)
+                    )
                 }
-            cells.append(_done(scheme, seed, {"long": evaluation(methods, of_unit, seen)}, len(cells)))
+            cells.append(
+                _done(scheme, seed, {"long": evaluation(methods, of_unit, seen)}, len(cells))
+            )
     cells.append(
         {
             "id": f"scheme={FAILED[0]},seed={FAILED[1]}",
@@ -83,7 +87,9 @@ def results(
     }
 
 
-def evaluation(methods: dict[str, dict[int, np.ndarray]], of_unit: np.ndarray, seen: int = 0) -> dict:
+def evaluation(
+    methods: dict[str, dict[int, np.ndarray]], of_unit: np.ndarray, seen: int = 0
+) -> dict:
     """What evaluate.py leaves behind, without what the clock tells."""
     units = len(of_unit)
     targets = [64 * (6 + j % 3) for j in range(units)]
@@ -129,7 +135,10 @@ def evaluation(methods: dict[str, dict[int, np.ndarray]], of_unit: np.ndarray, s
 def shown(last: int, slope: float = 0.0) -> dict:
     """What training has shown up to `last` tokens of context, in the form of a study's results."""
     context = [float(n) for n in range(1, last + 1)]
-    return {"context": context, "share": [(1 - slope * (n - 1) / (last + 1)) / last for n in context]}
+    return {
+        "context": context,
+        "share": [(1 - slope * (n - 1) / (last + 1)) / last for n in context],
+    }
 
 
 def _done(scheme: str, seed: int, evaluations: dict, index: int) -> dict:

@@ -33,7 +33,8 @@ def add(record: dict, draw: int = 0) -> dict:
 
 
 def passkey(shares: tuple[float, ...], methods: list[str], rng: np.random.Generator) -> dict:
-    cells, spots = [], []
+    cells = []
+    spots = []
     for method in methods:
         for length, share in zip(LENGTHS, shares, strict=True):
             units = np.clip(share + rng.normal(0, 0.02, 20), 0, 1)
@@ -98,10 +99,22 @@ def attention(methods: list[str], rng: np.random.Generator) -> dict:
                 "reach_90": 200.0 * (n + 1),
             }.items():
                 shown = value * (1 + 0.05 * rng.normal())
-                where = {"method": method, "length": length, "measure": measure, "low": None, "high": None}
+                where = {
+                    "method": method,
+                    "length": length,
+                    "measure": measure,
+                    "low": None,
+                    "high": None,
+                }
                 cells.append({**where, "layer": None, "head": None, "value": shown})
                 cells.append({**where, "layer": 0, "head": None, "value": -1e6})  # not to be shown
-    return {"format": 1, "protocol": "attention", "trained_length": L0, "documents": 12, "cells": cells}
+    return {
+        "format": 1,
+        "protocol": "attention",
+        "trained_length": L0,
+        "documents": 12,
+        "cells": cells,
+    }
 
 
 def generation(methods: list[str], rng: np.random.Generator) -> dict:
@@ -118,7 +131,13 @@ def generation(methods: list[str], rng: np.random.Generator) -> dict:
                         "measure": measure,
                     }
                     cells.append({**where, "value": value, "low": None, "high": None, "rows": 32})
-    return {"format": 1, "protocol": "generation", "trained_length": L0, "documents": 32, "cells": cells}
+    return {
+        "format": 1,
+        "protocol": "generation",
+        "trained_length": L0,
+        "documents": 32,
+        "cells": cells,
+    }
 
 
 def position(methods: list[str], rng: np.random.Generator) -> dict:

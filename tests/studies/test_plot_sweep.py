@@ -22,11 +22,25 @@ def make_study(folder, missing=(), elsewhere=None):
         for rate in VALUES:
             for seed in ("0", "1"):
                 axes = {"scheme": scheme, "width": width, "rate": rate, "seed": seed}
-                record = {"id": ",".join(f"{k}={v}" for k, v in axes.items()), "axes": axes, "status": "done"}
+                record = {
+                    "id": ",".join(f"{k}={v}" for k, v in axes.items()),
+                    "axes": axes,
+                    "status": "done",
+                }
                 nll = 2 + 0.1 * math.log2(float(rate) / best) ** 2 + 0.004 * int(seed)
-                row = {"method": "trained", "length": 64, "nll": nll, "unit_nll": [nll - 0.5, nll + 0.5]}
+                row = {
+                    "method": "trained",
+                    "length": 64,
+                    "nll": nll,
+                    "unit_nll": [nll - 0.5, nll + 0.5],
+                }
                 result = {
-                    **{"protocol": "fixed-targets", "trained_length": 64, "lengths": [64], "cells": [row]},
+                    **{
+                        "protocol": "fixed-targets",
+                        "trained_length": 64,
+                        "lengths": [64],
+                        "cells": [row],
+                    },
                     "units": {"kind": "document", "names": ["x", "y"], "targets": [8, 8]},
                     **{
                         "targets_hash": "u" if (width, rate) == elsewhere else "t",
@@ -60,7 +74,11 @@ def test_the_best_value_of_each_line_and_their_distance_are_reported(tmp_path, m
     assert "| 32 | 2.402 | 2.102 | **2.002** | 2.102 | 0.02, 0.02 |" in of_a
     rows = list(csv.DictReader((tmp_path / "sweep.csv").read_text(encoding="utf-8").splitlines()))
     assert len(rows) == 32
-    (one,) = [r for r in rows if (r["variant"], r["width"], r["rate"], r["seed"]) == ("b", "64", "0.04", "1")]
+    (one,) = [
+        r
+        for r in rows
+        if (r["variant"], r["width"], r["rate"], r["seed"]) == ("b", "64", "0.04", "1")
+    ]
     assert float(one["nll"]) == pytest.approx(2 + 0.1 * 9 + 0.004)
     for suffix in (".png", ".svg"):
         assert (tmp_path / f"sweep{suffix}").stat().st_size > 5_000
@@ -69,7 +87,9 @@ def test_the_best_value_of_each_line_and_their_distance_are_reported(tmp_path, m
 def test_a_missing_seed_is_reported(tmp_path):
     study = make_study(tmp_path, missing=[("b", "64", "0.01", "1")])
     with pytest.raises(StudyError, match=r"b, width=64, rate=0\.01: some seeds have no results"):
-        plot_sweep.read_sweeps(read_study(plot_sweep.read_results(study)), "held-out", "rate", "width")
+        plot_sweep.read_sweeps(
+            read_study(plot_sweep.read_results(study)), "held-out", "rate", "width"
+        )
 
 
 def test_losses_on_different_targets_are_rejected(tmp_path):
@@ -77,7 +97,9 @@ def test_losses_on_different_targets_are_rejected(tmp_path):
     with pytest.raises(
         EvaluationError, match=r"width=64, rate=0\.01 cannot be compared: targets_hash differs"
     ):
-        plot_sweep.read_sweeps(read_study(plot_sweep.read_results(study)), "held-out", "rate", "width")
+        plot_sweep.read_sweeps(
+            read_study(plot_sweep.read_results(study)), "held-out", "rate", "width"
+        )
 
 
 @pytest.mark.parametrize(("over", "lines"), [("rate", "depth"), ("rate", "rate")])

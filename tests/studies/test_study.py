@@ -22,7 +22,9 @@ def results(folder: Path) -> dict:
 
 def lasting(found: dict) -> dict:
     """Results without what a clock or a machine decides."""
-    return found | {"cells": [{k: v for k, v in cell.items() if k != "timing"} for cell in found["cells"]]}
+    return found | {
+        "cells": [{k: v for k, v in cell.items() if k != "timing"} for cell in found["cells"]]
+    }
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +35,8 @@ def home(tmp_path_factory) -> Path:
 @pytest.fixture
 def clean(home, write_study, monkeypatch) -> tuple[Path, Path]:
     """(study file, folder of the study, done once)."""
-    file, folder = write_study(), home / "clean"
+    file = write_study()
+    folder = home / "clean"
     if not folder.exists():
         assert call(monkeypatch, file, "--run-dir", folder, "--jobs", 2) == 0
     return file, folder
@@ -47,13 +50,22 @@ def test_a_study_trains_evaluates_and_gathers(clean):
     for cell in found["cells"]:
         run = folder / "runs" / cell["id"]
         losses = [line["loss"] for line in read_metrics(run / "metrics.jsonl", "train")]
-        training, timing = cell["training"], cell["timing"]
+        training = cell["training"]
+        timing = cell["timing"]
         assert len(losses) == training["steps"] == 6 and training["loss"] == losses[-1]
         assert training["tokens"] == 6 * 8 * 24 == training["steps"] * training["batch_size"] * 24
-        assert training["run"] == f"runs/{cell['id']}" and training["position"]["name"] in cell["id"]
+        assert (
+            training["run"] == f"runs/{cell['id']}" and training["position"]["name"] in cell["id"]
+        )
         assert training["flops"] == pytest.approx(training["tokens"] * training["flops_per_token"])
-        assert timing["tokens_per_second"] > 0 and timing["peak_memory_bytes"] > 1e6 and timing["machine"]
-        own = json.loads((run / "evaluation" / "held-out" / "results.json").read_text(encoding="utf-8"))
+        assert (
+            timing["tokens_per_second"] > 0
+            and timing["peak_memory_bytes"] > 1e6
+            and timing["machine"]
+        )
+        own = json.loads(
+            (run / "evaluation" / "held-out" / "results.json").read_text(encoding="utf-8")
+        )
         measured = cell["evaluations"]["held-out"]
         assert measured["cells"] == own["cells"] and not set(VOLATILE) & set(measured)
         assert measured["checkpoint_hash"] == training["checkpoint_hash"]
@@ -64,7 +76,9 @@ def test_a_study_trains_evaluates_and_gathers(clean):
 
 def test_a_variant_adds_its_method_to_its_scheme_only(clean):
     for cell in results(clean[1])["cells"]:
-        table = {(row["method"], row["length"]): row for row in cell["evaluations"]["held-out"]["cells"]}
+        table = {
+            (row["method"], row["length"]): row for row in cell["evaluations"]["held-out"]["cells"]
+        }
         if cell["axes"]["scheme"] == "rope":
             assert {method for method, _ in table} == {"trained", "truncate", "yarn"}
             assert all(row["nll"] > 0 for row in table.values())
@@ -92,7 +106,9 @@ def test_finished_cells_are_not_run_again(clean, monkeypatch, capsys):
     logs = {path: path.read_bytes() for path in folder.glob("logs/*/*.log")}
     text = (folder / "results.json").read_bytes()
     assert call(monkeypatch, file, "--run-dir", folder) == 0
-    assert {path: path.read_bytes() for path in folder.glob("logs/*/*.log")} == logs and len(logs) == 8
+    assert {path: path.read_bytes() for path in folder.glob("logs/*/*.log")} == logs and len(
+        logs
+    ) == 8
     assert {path: path.stat().st_mtime_ns for path in before} == before
     assert (folder / "results.json").read_bytes() == text
     assert "4 done" in capsys.readouterr().err
@@ -102,7 +118,9 @@ def test_an_existing_run_is_reused(clean, monkeypatch, tmp_path):
     file, folder = clean
     other = tmp_path / "other"
     shutil.copytree(folder / "runs" / CELLS[0], other / "runs" / CELLS[0])
-    assert call(monkeypatch, file, "--run-dir", other, "--only", "scheme=rope*", "--no-training") == 0
+    assert (
+        call(monkeypatch, file, "--run-dir", other, "--only", "scheme=rope*", "--no-training") == 0
+    )
     found = {cell["id"]: cell for cell in results(other)["cells"]}
     assert not (other / "logs" / CELLS[0] / "training.log").exists()
     assert [cell["status"] for cell in found.values()] == ["done", "pending", "pending", "pending"]
@@ -116,11 +134,16 @@ def test_a_damaged_checkpoint_or_result_is_replaced(clean, monkeypatch, tmp_path
     stored = next((other / "runs" / CELLS[1] / "checkpoints").glob("step-*/model.safetensors"))
     stored.write_bytes(stored.read_bytes()[:-1] + b"\0")
     touched = other / "runs" / CELLS[2] / "evaluation" / "held-out" / "results.json"
-    touched.write_text(touched.read_text(encoding="utf-8").replace("fixed-targets", "fixed-tragets"), "utf-8")
+    touched.write_text(
+        touched.read_text(encoding="utf-8").replace("fixed-targets", "fixed-tragets"), "utf-8"
+    )
     # No checkpoint is left that could be resumed: train.py refuses, and the other cells go on.
     assert call(monkeypatch, file, "--run-dir", other) == 1
     found = {cell["id"]: cell for cell in results(other)["cells"]}
-    assert found[CELLS[1]]["status"] == "failed" and "no good checkpoint is left" in found[CELLS[1]]["error"]
+    assert (
+        found[CELLS[1]]["status"] == "failed"
+        and "no good checkpoint is left" in found[CELLS[1]]["error"]
+    )
     assert "logs/scheme=rope,seed=1/training.log" in found[CELLS[1]]["error"]
     assert lasting(results(other))["cells"][2] == lasting(results(folder))["cells"][2]
     assert found[CELLS[0]]["status"] == found[CELLS[3]]["status"] == "done"
@@ -133,7 +156,9 @@ def test_a_cell_of_an_array_is_gathered_by_the_next_call(clean, monkeypatch, tmp
     file, folder = clean
     other = tmp_path / "other"
     assert call(monkeypatch, file, "--run-dir", other, "--cell", 2) == 0
-    assert not (other / "results.json").exists() and (other / "cells" / f"{CELLS[2]}.json").is_file()
+    assert (
+        not (other / "results.json").exists() and (other / "cells" / f"{CELLS[2]}.json").is_file()
+    )
     with pytest.raises(StudyError, match="the cells are 0 to 3"):
         call(monkeypatch, file, "--run-dir", other, "--cell", 4)
     assert call(monkeypatch, file, "--run-dir", other, "--no-training") == 0
@@ -156,7 +181,8 @@ def test_all_invalid_cells_are_reported_before_training(write_study, monkeypatch
   illegal: {{overrides: [targets=8, "methods={{other: [model.position.name=alibi]}}"]}}
   wide-apart: {{overrides: [targets=64]}}""",
     )
-    file, folder = write_study(text), tmp_path / "other"
+    file = write_study(text)
+    folder = tmp_path / "other"
     with pytest.raises(StudyError) as caught:
         call(monkeypatch, file, "--run-dir", folder)
     message = str(caught.value)
@@ -204,7 +230,9 @@ def test_dry_run_starts_nothing(clean, monkeypatch, capsys, tmp_path):
     assert output.count(" done") >= 4 and "everything is done" in output
     assert call(monkeypatch, file, "--run-dir", tmp_path / "new", "--dry-run") == 0
     output = capsys.readouterr().out
-    assert "4 of 4 cells left" in output and "left: training, held-out" in output and "1,152" in output
+    assert (
+        "4 of 4 cells left" in output and "left: training, held-out" in output and "1,152" in output
+    )
     assert not (tmp_path / "new").exists()
 
 
@@ -238,12 +266,16 @@ report:"""
     file = write_study(STUDY.replace("report:", tight))
     assert call(monkeypatch, file, "--run-dir", folder, "--only", "*seed=0") == 1
     found = results(folder)["cells"]
-    assert found[0]["status"] == "failed" and found[0]["error"].startswith("tight: length 24 needs about")
+    assert found[0]["status"] == "failed" and found[0]["error"].startswith(
+        "tight: length 24 needs about"
+    )
     assert "logs/scheme=rope,seed=0/tight.log" in found[0]["error"]
     assert set(found[0]["evaluations"]) == {"held-out"} and found[2]["status"] == "done"
 
 
-def test_evaluation_on_training_text_is_rejected_before_training(write_study, monkeypatch, tmp_path):
+def test_evaluation_on_training_text_is_rejected_before_training(
+    write_study, monkeypatch, tmp_path
+):
     known = """  known:
     overrides: ["lengths=[48]", targets=8, least_documents=20]
     data: ["data.source={{name: files, path: {corpus}}}"]
@@ -254,7 +286,9 @@ report:"""
     assert not (tmp_path / "other" / "runs").exists()
 
 
-def test_the_report_needs_only_the_stored_results(clean, blank_figures, monkeypatch, tmp_path, capsys):
+def test_the_report_needs_only_the_stored_results(
+    clean, blank_figures, monkeypatch, tmp_path, capsys
+):
     file, folder = clean
     at_the_end = json.loads((folder / "report.html").read_text(encoding="utf-8"))
     assert at_the_end == results(folder) and at_the_end["study"]["report"]["baseline"] == "rope"
@@ -265,6 +299,9 @@ def test_the_report_needs_only_the_stored_results(clean, blank_figures, monkeypa
     assert capsys.readouterr().out.strip() == f"report: {alone / 'report.html'}"
     assert "rope + yarn" in (alone / "report.md").read_text(encoding="utf-8")
     assert call(monkeypatch, file, "report.baseline=learned", "--report", "--run-dir", alone) == 0
-    assert json.loads((alone / "report.html").read_text("utf-8"))["study"]["report"]["baseline"] == "learned"
+    assert (
+        json.loads((alone / "report.html").read_text("utf-8"))["study"]["report"]["baseline"]
+        == "learned"
+    )
     with pytest.raises(StudyError, match=r"results\.json does not exist"):
         call(monkeypatch, "--report", "--run-dir", tmp_path / "nowhere")

@@ -70,7 +70,13 @@ def run(
     """A run of train.py in a process of its own; `prefix` replaces the interpreter (a launcher)."""
     line = [*prefix, str(ROOT / "train.py"), *overrides] if prefix else command(*overrides)
     return subprocess.run(
-        line, cwd=cwd, env=environment(**more), capture_output=True, text=True, timeout=300, check=False
+        line,
+        cwd=cwd,
+        env=environment(**more),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
 
 

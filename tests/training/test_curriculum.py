@@ -37,7 +37,8 @@ def forget(folder: Path, step: int) -> None:
 
 
 def test_resume_is_bit_exact_across_stage_boundaries(overrides, tmp_path, monkeypatch, capsys):
-    overrides, whole = [*overrides, *STAGES], tmp_path / "whole"
+    overrides = [*overrides, *STAGES]
+    whole = tmp_path / "whole"
     assert here(monkeypatch, *overrides, "--run-dir", str(whole)) == 0
     output = capsys.readouterr().err
     assert "training 20 steps of 8 × 12, then 6 × 24, then 12 × 8 tokens: 0.00M tokens" in output
@@ -54,7 +55,8 @@ def test_resume_is_bit_exact_across_stage_boundaries(overrides, tmp_path, monkey
     rates = [line["lr"] for line in steps]
     assert rates[14] == pytest.approx((rates[13] + rates[15]) / 4, rel=0.02)
     assert sorted(rates[:14], reverse=True) == rates[:14] and rates[13] > rates[15] > rates[19]
-    exposure, counted = read_exposure(whole), exposure_of(whole, 20)
+    exposure = read_exposure(whole)
+    counted = exposure_of(whole, 20)
     assert exposure is not None and counted is not None
     assert exposure.positions.tolist() == [8 * 8 + 6 * 6 + 6 * 12] * 8 + [100] * 4 + [36] * 12
     assert exposure.tokens == counted.tokens == 2208
@@ -65,7 +67,8 @@ def test_resume_is_bit_exact_across_stage_boundaries(overrides, tmp_path, monkey
             forget(folder, again)
             assert here(monkeypatch, *overrides, "--run-dir", str(folder)) == 0
             assert lines(folder) == logged
-            ours, theirs = weights(folder), weights(whole)
+            ours = weights(folder)
+            theirs = weights(whole)
             assert all(ours[name].equal(theirs[name]) for name in theirs)
     manifest = json.loads((whole / "manifest.json").read_text())
     assert [entry["after_step"] for entry in manifest["changes"]] == [8, 14]
@@ -96,19 +99,22 @@ def test_mixture_with_stages_resumes_across_epochs(overrides, tmp_path, monkeypa
         "data.max_bytes=1200",
         f"data.root={tmp_path}",
     ]
-    whole, folder = tmp_path / "whole", tmp_path / "cut"
+    whole = tmp_path / "whole"
+    folder = tmp_path / "cut"
     assert here(monkeypatch, *overrides, "--run-dir", str(whole)) == 0
     output = capsys.readouterr().err
     logged = lines(whole)
     steps = [line for line in logged if line["kind"] == "train"]
     last = steps[-1]["passes"]
     assert [
-        sum(n * size for n, size in zip(s["passes"].values(), sizes(whole), strict=True)) for s in steps
+        sum(n * size for n, size in zip(s["passes"].values(), sizes(whole), strict=True))
+        for s in steps
     ] == (pytest.approx([step["tokens"] for step in steps], abs=0.01))
     (own, other) = last
     assert all(n > 1 for n in last.values()) and own != other
     assert f"epochs: {own} {last[own]:.2f}, {other} {last[other]:.2f}" in output
-    edges = {k: next(s["step"] for s in steps if s["passes"][k] >= 1) for k in last}  # epochs end here
+    # epochs end here
+    edges = {k: next(s["step"] for s in steps if s["passes"][k] >= 1) for k in last}
     first, second = sorted(edges.values())
     assert first < second < 20
     shutil.copytree(whole, folder)
@@ -116,37 +122,59 @@ def test_mixture_with_stages_resumes_across_epochs(overrides, tmp_path, monkeypa
         forget(folder, step)
         assert here(monkeypatch, *overrides, "--run-dir", str(folder)) == 0
         assert lines(folder) == logged
-    ours, theirs = weights(folder), weights(whole)
+    ours = weights(folder)
+    theirs = weights(whole)
     assert all(ours[name].equal(theirs[name]) for name in theirs)
     shown = exposure_of(whole, 20)
     assert shown is not None and shown.tokens == 2208
     # Other text under the same settings is no resume.
     manifest = json.loads((folder / "manifest.json").read_text())
     assert (
-        len(manifest["mixture"]) == 1 and manifest["data_hash"] != open_prepared(manifest["data"]).train.hash
+        len(manifest["mixture"]) == 1
+        and manifest["data_hash"] != open_prepared(manifest["data"]).train.hash
     )
 
 
 def sizes(run: Path) -> list[int]:
     manifest = json.loads((run / "manifest.json").read_text())
-    return [open_prepared(path).train.n_tokens - 1 for path in (manifest["data"], *manifest["mixture"])]
+    return [
+        open_prepared(path).train.n_tokens - 1 for path in (manifest["data"], *manifest["mixture"])
+    ]
 
 
-def test_streaming_starts_on_first_group_and_resumes_across_groups(overrides, tmp_path, monkeypatch):
-    overrides = [*overrides, "training.tokens=15360", "data.group_bytes=4000", "training.batch_size=32"]
-    overrides += ["training.checkpoint.interval=1", "training.checkpoint.keep=40", "data.max_bytes=10000"]
+def test_streaming_starts_on_first_group_and_resumes_across_groups(
+    overrides, tmp_path, monkeypatch
+):
+    overrides = [
+        *overrides,
+        "training.tokens=15360",
+        "data.group_bytes=4000",
+        "training.batch_size=32",
+    ]
+    overrides += [
+        "training.checkpoint.interval=1",
+        "training.checkpoint.keep=40",
+        "data.max_bytes=10000",
+    ]
     overrides += ["training.validation.interval=null"]
-    whole, folder = tmp_path / "whole", tmp_path / "cut"
-    assert here(monkeypatch, *overrides, f"data.root={tmp_path / 'a'}", "--run-dir", str(whole)) == 0
+    whole = tmp_path / "whole"
+    folder = tmp_path / "cut"
+    assert (
+        here(monkeypatch, *overrides, f"data.root={tmp_path / 'a'}", "--run-dir", str(whole)) == 0
+    )
     logged = lines(whole)
     assert {line["epoch"] for line in logged if line["kind"] == "train"} >= {0, 1, 2, 3}
     shutil.copytree(whole, folder)
     for step in (12, 5):
         forget(folder, step)
-        assert here(monkeypatch, *overrides, f"data.root={tmp_path / 'a'}", "--run-dir", str(folder)) == 0
+        assert (
+            here(monkeypatch, *overrides, f"data.root={tmp_path / 'a'}", "--run-dir", str(folder))
+            == 0
+        )
         assert lines(folder) == logged
     states = [
-        json.loads(p.read_text())["state"] for p in sorted((folder / "checkpoints").glob("*/state.json"))
+        json.loads(p.read_text())["state"]
+        for p in sorted((folder / "checkpoints").glob("*/state.json"))
     ]
     used = [len(state["groups"]) for state in states]
     assert used == sorted(used) and used[0] == 1 and used[-1] == 3
@@ -156,7 +184,9 @@ def test_streaming_starts_on_first_group_and_resumes_across_groups(overrides, tm
     # A group that is another now: no step is trained.
     state = max((folder / "checkpoints").glob("step-*"))
     forget(folder, 12)
-    monkeypatch.setattr("data.preparation.groups.TextGroups.used", lambda self, lines: ["another"] * lines)
+    monkeypatch.setattr(
+        "data.preparation.groups.TextGroups.used", lambda self, lines: ["another"] * lines
+    )
     with pytest.raises(DataError, match=r"group 0 of .* has changed since this run was trained"):
         here(monkeypatch, *overrides, f"data.root={tmp_path / 'a'}", "--run-dir", str(folder))
     assert not state.exists()
@@ -178,13 +208,19 @@ def test_fork_of_streamed_run_with_other_data(overrides, tmp_path, monkeypatch):
     other = [*more, "data.group_bytes=5000"]
     assert here(monkeypatch, *other, "--run-dir", str(fork)) == 0
     state = json.loads((folder_of(fork, 24) / "state.json").read_text())["state"]
-    groups = json.loads(Path(json.loads((fork / "manifest.json").read_text())["groups"]).read_text())
+    groups = json.loads(
+        Path(json.loads((fork / "manifest.json").read_text())["groups"]).read_text()
+    )
     hashes = [open_prepared(path).train.hash for path in groups["folders"]]
     assert state["groups"] == hashes[: len(state["groups"])]
-    monkeypatch.setattr("data.preparation.groups.TextGroups.used", lambda self, lines: ["another"] * lines)
+    monkeypatch.setattr(
+        "data.preparation.groups.TextGroups.used", lambda self, lines: ["another"] * lines
+    )
     forget(fork, 21)
     for folder, line in ((fork, other), (same, more)):  # its own later steps; the parent's text
-        with pytest.raises(DataError, match=r"group 0 of .* has changed since this run was trained"):
+        with pytest.raises(
+            DataError, match=r"group 0 of .* has changed since this run was trained"
+        ):
             here(monkeypatch, *line, "--run-dir", str(folder))
 
 
@@ -198,9 +234,14 @@ def test_streaming_with_stages_resumes_across_boundaries(overrides, tmp_path, mo
         "training.batch_size=16",
         "data.group_bytes=4000",
     ]
-    overrides += ["training.checkpoint.interval=1", "training.checkpoint.keep=40", "data.max_bytes=10000"]
+    overrides += [
+        "training.checkpoint.interval=1",
+        "training.checkpoint.keep=40",
+        "data.max_bytes=10000",
+    ]
     overrides += ["training.validation.interval=null", f"data.root={tmp_path / 'a'}"]
-    whole, folder = tmp_path / "whole", tmp_path / "cut"
+    whole = tmp_path / "whole"
+    folder = tmp_path / "cut"
     assert here(monkeypatch, *overrides, "--run-dir", str(whole)) == 0
     logged = lines(whole)
     steps = [line for line in logged if line["kind"] == "train"]

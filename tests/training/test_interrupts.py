@@ -37,7 +37,8 @@ def test_sigterm_before_first_step_exits_immediately(number, capsys):
         try:
             send(number)
         finally:
-            send(number, signal.SIGTERM)  # the launcher's, too: they do not cut short what tidies up
+            # the launcher's, too: they do not cut short what tidies up
+            send(number, signal.SIGTERM)
             tidied.append(True)
     assert caught.value.code == REQUEUE and tidied
     message = f"stopped by {number.name} before the first step: nothing to save."

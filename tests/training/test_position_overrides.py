@@ -17,9 +17,8 @@ from training.run.compatibility import check_extension
 L0 = 32
 SHAPE = ["model.dim=24", "model.heads=2", "model.layers=3", f"train_length={L0}"]
 SHAPE += ["training.validation.targets=8"]
-PATTERN = (
-    "{name: pattern, layers: [near, near, far], kinds: {near: {name: rope, window: 8}, far: {name: none}}}"
-)
+KINDS = "{near: {name: rope, window: 8}, far: {name: none}}"
+PATTERN = f"{{name: pattern, layers: [near, near, far], kinds: {KINDS}}}"
 
 ALL = [
     ["window=16"],
@@ -59,7 +58,10 @@ ROWS: dict[str, tuple[list[list[str]], list[str]]] = {
         [["extend=interpolate"], ["extend=repeat"], ["extend=clip"]],
         ["max_length=64", "stretch=auto", "theta=500000", *NO_ROTATION],
     ),
-    "alibi": ([["stretch=auto"], ["stretch=4"], ["slopes=[0.5, 0.125]"]], ["theta=500000", *NO_ROTATION]),
+    "alibi": (
+        [["stretch=auto"], ["stretch=4"], ["slopes=[0.5, 0.125]"]],
+        ["theta=500000", *NO_ROTATION],
+    ),
     "kerple": ([["stretch=auto"]], ["form=power", *NO_ROTATION]),
     "sandwich": ([["stretch=auto"]], ["dims=64", *NO_ROTATION]),
     "t5": ([["max_distance=512"]], ["buckets=64", *NO_ROTATION]),
@@ -78,7 +80,9 @@ def of(scheme: str, overrides: list[str]) -> list[str]:
 
 LEGAL = [(scheme, overrides) for scheme, (own, _) in ROWS.items() for overrides in [*ALL, *own]]
 ILLEGAL = [
-    (scheme, word) for scheme, (_, overrides) in ROWS.items() for word in [*overrides, "sink_logit=zero"]
+    (scheme, word)
+    for scheme, (_, overrides) in ROWS.items()
+    for word in [*overrides, "sink_logit=zero"]
 ]
 
 
@@ -100,7 +104,8 @@ def test_invalid_overrides_name_valid_settings(scheme, word):
     root = trained(f"model.position.name={scheme}")
     with pytest.raises((ModelError, ConfigError)) as refused:
         override(root, of(scheme, [word]))
-    message, key = str(refused.value), word.split("=")[0]
+    message = str(refused.value)
+    key = word.split("=")[0]
     head, legal = message.split(f"legal for a checkpoint trained with '{scheme}': ")
     assert f"model.position.{key}" in head and "first" not in head
     expected = {w.split("=")[0] for overrides in [*ALL, *ROWS[scheme][0]] for w in overrides}
@@ -116,7 +121,9 @@ def test_scheme_name_cannot_be_overridden(scheme):
     other = "alibi" if scheme != "alibi" else "rope"
     root = trained(f"model.position.name={scheme}")
     for word in (f"model.position.name={other}", f"model.position={{name: {other}}}"):
-        with pytest.raises(ModelError, match=f"trained with '{scheme}', cannot become '{other}'; legal for"):
+        with pytest.raises(
+            ModelError, match=f"trained with '{scheme}', cannot become '{other}'; legal for"
+        ):
             override(root, [word])
 
 
@@ -132,7 +139,10 @@ def test_learned_temperature_cannot_be_overridden(word):
     ("overrides", "message"),
     [
         (["scaling={name: longrope, long_factor: [1, 2, 3]}"], "6 numbers.*got 3"),
-        (["remap={name: self_extend, neighbors: 12, group: 8}"], "12 must be a multiple of remap.group 8"),
+        (
+            ["remap={name: self_extend, neighbors: 12, group: 8}"],
+            "12 must be a multiple of remap.group 8",
+        ),
         (["remap={name: self_extend, group: 64}"], "remap.group 64"),
         (["remap={name: dual_chunk, chunk: 4}"], "remap.chunk 4"),
         (["scaling={name: yarm}"], "yarn"),
@@ -154,7 +164,9 @@ def test_only_positions_may_change():
 def test_override_may_multiply_trained_value():
     root = trained("model.position.theta=300")
     assert override(root, ["model.position.theta={theta*8}"]).model.position.theta == 2400
-    with pytest.raises(ModelError, match=r"model.position.window: offset does not exist for 'rope'"):
+    with pytest.raises(
+        ModelError, match=r"model.position.window: offset does not exist for 'rope'"
+    ):
         override(root, ["model.position.window={offset*2}"])
     with pytest.raises(ModelError, match="window is not a number in training for 'rope'"):
         override(root, ["model.position.window={window*2}"])
@@ -180,7 +192,9 @@ def test_pattern_applies_override_to_every_supporting_layer_type():
     assert (kinds["near"].window, kinds["near"].remap.name) == (7, "lambda")
     assert kinds["far"] == root.model.kinds["far"]
     # One kind by its name, beside a rule for all.
-    kinds = override(root, ["model.position.window=4", "model.position.kinds.far.window=20"]).model.kinds
+    kinds = override(
+        root, ["model.position.window=4", "model.position.kinds.far.window=20"]
+    ).model.kinds
     assert (kinds["near"].window, kinds["far"].window) == (4, 20)
 
 
@@ -193,27 +207,44 @@ def test_pattern_keeps_narrower_windows_by_default():
     assert widens(root, override(root, ["model.position.kinds.near.window=null"]))
     assert not widens(root, override(root, ["model.position.window=16"]))
     with pytest.raises(ModelError, match=r"(?s)no layer kind .*near: its window of 8 is narrower"):
-        override(apply_overrides(root, ["model.position.kinds.far.window=8"]), ["model.position.window=16"])
+        override(
+            apply_overrides(root, ["model.position.kinds.far.window=8"]),
+            ["model.position.window=16"],
+        )
 
 
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
         (["model.position.kinds.far.scaling.name=yarn"], "model.position.kinds.far.scaling"),
-        (["model.position.kinds.near.layout=interleaved"], "model.position.kinds.near.layout cannot be"),
-        (["model.position.kinds.far.name=alibi"], "kinds.far.name: trained with 'none', cannot become"),
+        (
+            ["model.position.kinds.near.layout=interleaved"],
+            "model.position.kinds.near.layout cannot be",
+        ),
+        (
+            ["model.position.kinds.far.name=alibi"],
+            "kinds.far.name: trained with 'none', cannot become",
+        ),
         (["model.position.layers=[near, far]"], "pattern of layers cannot be changed"),
         (["model.position.name=rope"], "pattern of layers cannot be changed"),
         (["model.position.stretch=auto"], r"no layer kind supports it\n +near: .*\n +far: .*"),
-        (["model.position.layout=interleaved"], r"near: .*layout cannot be changed after training\n"),
+        (
+            ["model.position.layout=interleaved"],
+            r"near: .*layout cannot be changed after training\n",
+        ),
     ],
 )
 def test_pattern_errors_name_valid_overrides_per_layer_type(overrides, message):
     with pytest.raises((ModelError, ConfigError), match=message) as refused:
         override(trained(f"model.position={PATTERN}"), overrides)
     text = str(refused.value)
-    assert text.count("legal for layers of kind 'near' trained with 'rope': remap, resonance, ") == 1
-    assert text.count("legal for layers of kind 'far' trained with 'none': sinks, temperature, window") == 1
+    assert (
+        text.count("legal for layers of kind 'near' trained with 'rope': remap, resonance, ") == 1
+    )
+    assert (
+        text.count("legal for layers of kind 'far' trained with 'none': sinks, temperature, window")
+        == 1
+    )
 
 
 def test_weight_mismatch_names_three_parameters():

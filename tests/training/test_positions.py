@@ -20,7 +20,8 @@ from training.micro_batches import micro_batches, token_positions_of
 from training.run.checks import check_model
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
-B, T = 4, 11
+B = 4
+T = 11
 SAMPLERS = ["random_offset", "random_subset", "random_subset-batch", "cape", "cape-center", "pose"]
 WHOLE = [name for name in SAMPLERS if not name.startswith("cape")]
 
@@ -52,7 +53,9 @@ def losses(net: Transformer, batch: Batch, tokens: torch.Tensor | None = None) -
     """(B, T) NLL of the batch's targets."""
     with torch.no_grad():
         return net(
-            batch.tokens if tokens is None else tokens, token_positions_of(batch, T), targets=batch.targets
+            batch.tokens if tokens is None else tokens,
+            token_positions_of(batch, T),
+            targets=batch.targets,
         )
 
 
@@ -60,7 +63,8 @@ def losses(net: Transformer, batch: Batch, tokens: torch.Tensor | None = None) -
 @pytest.mark.parametrize("scheme", ["rope", "alibi", "none"])
 def test_offset_does_not_change_relative_schemes(scheme, packing):
     net = build(scheme)
-    there, here = batch_of("random_offset", packing), batch_of("plain", packing)
+    there = batch_of("random_offset", packing)
+    here = batch_of("plain", packing)
     assert (there.position > here.position).all(dim=-1).any()
     torch.testing.assert_close(losses(net, there), losses(net, here), rtol=0, atol=1e-11)
 
@@ -68,7 +72,9 @@ def test_offset_does_not_change_relative_schemes(scheme, packing):
 @pytest.mark.parametrize("packing", ["concat", "intra_document"])
 def test_offset_changes_sinusoidal_positions(packing):
     net = build("sinusoidal")
-    change = losses(net, batch_of("random_offset", packing)) - losses(net, batch_of("plain", packing))
+    change = losses(net, batch_of("random_offset", packing)) - losses(
+        net, batch_of("plain", packing)
+    )
     assert change.abs().max() > 0.01
 
 
@@ -95,25 +101,34 @@ def seen(net: Transformer, batch: Batch) -> torch.Tensor:
 def test_attention_mask_is_unchanged(name, packing):
     """By order and document: a token sees itself and what stands before it in its text."""
     begins = [[0, 2 + r % 3, 7] if packing == "intra_document" else [0] for r in range(B)]
-    first = torch.tensor([[max(b for b in begins[r] if b <= t) for t in range(T)] for r in range(B)])
+    first = torch.tensor(
+        [[max(b for b in begins[r] if b <= t) for t in range(T)] for r in range(B)]
+    )
     places = torch.arange(T)
     expected = (places[:, None, None] <= places) & (places[:, None, None] >= first)
     schemes = ["rope", "rope-window", "alibi", "sinusoidal"]
-    for scheme in schemes if name.startswith("cape") else [*schemes, {"name": "learned", "max_length": 99}]:
+    for scheme in (
+        schemes if name.startswith("cape") else [*schemes, {"name": "learned", "max_length": 99}]
+    ):
         near = places - places[:, None, None] < 5 if scheme == "rope-window" else True
         # One layer: in more, a window's tokens reach further back through each other.
-        assert torch.equal(seen(build(scheme, layers=1), batch_of(name, packing)), expected & near), scheme
+        assert torch.equal(
+            seen(build(scheme, layers=1), batch_of(name, packing)), expected & near
+        ), scheme
 
 
 @pytest.mark.parametrize("packing", ["concat", "intra_document"])
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_micro_batches_use_their_own_rows(name, packing):
-    net, batch = build("sinusoidal"), batch_of(name, packing)
+    net = build("sinusoidal")
+    batch = batch_of(name, packing)
     whole = losses(net, batch)
     for size in (1, 3):
         parts = micro_batches(batch, size, T, torch.device("cpu"))
         with torch.no_grad():
-            found = torch.cat([net(part.tokens, part.positions, targets=part.targets) for part in parts])
+            found = torch.cat(
+                [net(part.tokens, part.positions, targets=part.targets) for part in parts]
+            )
         torch.testing.assert_close(found, whole, rtol=0, atol=1e-12)
 
 
@@ -127,7 +142,9 @@ def test_micro_batches_use_their_own_rows(name, packing):
 )
 def test_sampled_positions_do_not_recompile(name, scheme):
     torch._dynamo.reset()
-    net, plain, counter = build(scheme, layers=2).train(), build(scheme, layers=2), CompileCounter()
+    net = build(scheme, layers=2).train()
+    plain = build(scheme, layers=2)
+    counter = CompileCounter()
     net.compile(fullgraph=True, backend=counter)
     for step in range(4):
         batch = batch_of(name, step=step)
@@ -140,7 +157,9 @@ def test_sampled_positions_do_not_recompile(name, scheme):
 
 
 LEARNED = "model.position={name: learned, max_length: 300}"
-PATTERN = "model.position={name: pattern, layers: [a, b], kinds: {a: {name: rope}, b: {name: learned}}}"
+PATTERN = (
+    "model.position={name: pattern, layers: [a, b], kinds: {a: {name: rope}, b: {name: learned}}}"
+)
 
 
 @pytest.mark.parametrize(
@@ -159,7 +178,10 @@ PATTERN = "model.position={name: pattern, layers: [a, b], kinds: {a: {name: rope
             [LEARNED, "data.positions={name: random_offset, max_offset: 237}"],
             r"up to 300, and positions end at 299: raise model.position.max_length to 301",
         ),
-        ([LEARNED, "data.positions={name: pose, target: 301}"], "up to 300, and positions end at 299"),
+        (
+            [LEARNED, "data.positions={name: pose, target: 301}"],
+            "up to 300, and positions end at 299",
+        ),
     ],
 )
 def test_unsupported_positions_are_rejected(overrides, message):
@@ -181,7 +203,9 @@ def test_unsupported_positions_are_rejected(overrides, message):
 )
 def test_supported_positions_are_accepted(overrides):
     check_model(
-        load_settings(RunSettings, ["train_length=64", "training.validation.multiples=[1]", *overrides])
+        load_settings(
+            RunSettings, ["train_length=64", "training.validation.multiples=[1]", *overrides]
+        )
     )
 
 

@@ -14,7 +14,8 @@ from errors import INTERRUPTED, REQUEUE, TrainingError
 from training import prefetcher as module
 from training.prefetcher import Prefetcher
 
-THERE, NOT_YET = (True, 0, None), (False, 0, None)
+THERE = (True, 0, None)
+NOT_YET = (False, 0, None)
 
 
 class Fetched(str):
@@ -29,10 +30,17 @@ class World:
     """Two processes; three steps draw on each group. `others`: what the other one says at each look."""
 
     def __init__(self, others, ready=lambda line: True):
-        self.others, self.ready = list(others), ready
-        self.looks, self.messages, self.fetched, self.checked, self.watched = [], [], [], [], 0
+        self.others = list(others)
+        self.ready = ready
+        self.looks = []
+        self.messages = []
+        self.fetched = []
+        self.checked = []
+        self.watched = 0
         self.interrupts = SimpleNamespace(status=0)
-        self.rank, self.main, self.asked = 0, True, 0
+        self.rank = 0
+        self.main = True
+        self.asked = 0
 
     def prefetcher(self, used=(), device="cpu"):
         batches = SimpleNamespace(
@@ -42,13 +50,22 @@ class World:
             batch=self.batch,
         )
         parallel = SimpleNamespace(
-            rank=0, data_rank=0, data_world=2, main=True, gather=self.gather, device=torch.device(device)
+            rank=0,
+            data_rank=0,
+            data_world=2,
+            main=True,
+            gather=self.gather,
+            device=torch.device(device),
         )
         console = SimpleNamespace(info=self.info)
         watchdog = SimpleNamespace(collective=self.together)
         logger = SimpleNamespace(read=self.read, resume_clock=lambda: self.looks.append("clock"))
         run = SimpleNamespace(
-            batches=batches, parallel=parallel, interrupts=self.interrupts, watchdog=watchdog, console=console
+            batches=batches,
+            parallel=parallel,
+            interrupts=self.interrupts,
+            watchdog=watchdog,
+            console=console,
         )
         return Prefetcher(run, logger, list(used))  # pyright: ignore
 
@@ -98,7 +115,9 @@ def test_batches_are_pinned_for_a_gpu_only():
 
 
 def test_a_slow_read_delays_no_earlier_step(monkeypatch):
-    world, slow, asked = World([]), threading.Event(), []
+    world = World([])
+    slow = threading.Event()
+    asked = []
     read = world.batch
 
     def batch(step, rank, ranks):
@@ -131,7 +150,8 @@ def test_ranks_synchronize_once_per_group():
         assert batch == f"batch {step}"
         world.looks.append(f"step {step}")
         ahead.append(step)
-    first, second, third = (["read", line, "clock"] for line in (1, 2, 3))  # waits are no time of steps
+    # waits are no time of steps
+    first, second, third = (["read", line, "clock"] for line in (1, 2, 3))
     steps = [f"step {step}" for step in range(4, 11)]
     assert world.looks == [*first, *steps[:2], *second, *steps[2:5], *third, *steps[5:]]
     assert world.fetched == ahead == list(range(4, 11)) and prefetcher.status == 0
@@ -186,7 +206,8 @@ def test_pending_signal_is_handled_before_waiting():
 
 
 def test_file_checks_are_not_timed_and_handle_signals():
-    begun, done = threading.Event(), threading.Event()
+    begun = threading.Event()
+    done = threading.Event()
 
     def slow(line):
         begun.set()
@@ -196,14 +217,19 @@ def test_file_checks_are_not_timed_and_handle_signals():
     world.on_gather = lambda left: done.set() if left == 10 else None
     assert [step for step, _ in world.prefetcher().batches(3, 4)] == [3]
     assert begun.is_set() and world.looks.count(1) == 1 and len(world.others) <= 10
-    world, done = World([THERE] * 40, slow), threading.Event()
+    world = World([THERE] * 40, slow)
+    done = threading.Event()
     world.on_gather = lambda left: setattr(world.interrupts, "status", REQUEUE if left < 30 else 0)
     prefetcher = world.prefetcher()
-    assert list(prefetcher.batches(3, 9)) == [] and prefetcher.status == REQUEUE and not done.is_set()
+    assert (
+        list(prefetcher.batches(3, 9)) == [] and prefetcher.status == REQUEUE and not done.is_set()
+    )
     done.set()
 
 
-@pytest.mark.parametrize("error", [OSError(errno.ESTALE, "Stale file handle"), ValueError("Expecting value")])
+@pytest.mark.parametrize(
+    "error", [OSError(errno.ESTALE, "Stale file handle"), ValueError("Expecting value")]
+)
 def test_transient_disk_errors_are_retried(error):
     def fails(times):
         def ready(line):
@@ -225,7 +251,8 @@ def test_missing_data_on_one_rank_raises():
 
 
 def test_errors_of_the_reading_thread_are_raised_at_their_step(monkeypatch):
-    world, threads = World([]), threading.active_count()
+    world = World([])
+    threads = threading.active_count()
 
     def batch(step, rank, world):
         if step == 1:

@@ -17,7 +17,12 @@ from training.run.compatibility import check_fork
 from training.stages import TrainingSchedule, last_trained, stage_after, stage_of, stages_of
 
 # 20 steps of 2 × 24 tokens.
-SMALL = ["train_length=24", "training.batch_size=2", "training.tokens=960", "training.validation.targets=8"]
+SMALL = [
+    "train_length=24",
+    "training.batch_size=2",
+    "training.tokens=960",
+    "training.validation.targets=8",
+]
 DROP = "model.position.scaling={name: drop}"
 
 
@@ -27,7 +32,9 @@ def settings(changes: list[tuple], *overrides: str) -> RunSettings:
     for i, (_, override, *warmup) in enumerate(changes):
         end = f", duration: {changes[i + 1][0]}" if i + 1 < len(changes) else ""
         stages.append(f'{{overrides: ["{override}"], warmup: {warmup[0] if warmup else 0}{end}}}')
-    return load_settings(RunSettings, [*SMALL, f"training.stages=[{', '.join(stages)}]", *overrides])
+    return load_settings(
+        RunSettings, [*SMALL, f"training.stages=[{', '.join(stages)}]", *overrides]
+    )
 
 
 def test_stages_by_fraction_and_step_inherit_previous():
@@ -37,7 +44,14 @@ def test_stages_by_fraction_and_step_inherit_previous():
     positions = [stage.model.position for stage in stages]
     assert [p.theta for p in positions] == [10_000, 5, 5]
     assert [p.scaling.name for p in positions] == ["none", "none", "drop"]
-    assert [stage_of(stages, step).start for step in (0, 9, 10, 15, 16, 19)] == [0, 0, 10, 10, 16, 16]
+    assert [stage_of(stages, step).start for step in (0, 9, 10, 15, 16, 19)] == [
+        0,
+        0,
+        10,
+        10,
+        16,
+        16,
+    ]
     # Weights after 10 updates have seen updates 0 to 9 alone.
     assert [stage_after(stages, done).start for done in (0, 1, 10, 11, 16, 17, 20)] == [
         0,
@@ -102,7 +116,10 @@ def test_length_curriculum():
             "use 1,008 tokens, and training.tokens = 960",
         ),
         ("{length: 12, duration: 21}, {length: 24}", "training.stages.1 is shorter than one step"),
-        ("{length: 12, duration: 0.01}, {length: 24}", "training.stages.0 is shorter than one step"),
+        (
+            "{length: 12, duration: 0.01}, {length: 24}",
+            "training.stages.0 is shorter than one step",
+        ),
         (
             "{length: 12, duration: 8}, {length: 24, duration: 8}",
             "use 768 tokens, and training.tokens = 960: set it to 768",
@@ -111,9 +128,15 @@ def test_length_curriculum():
             "{length: 12, duration: 0.5}, {length: 24, duration: 0.4}",
             "use 864 tokens, and training.tokens = 960",
         ),
-        ("{length: 12, duration: 2.5}, {length: 24}", "neither a share .* nor a whole number of steps"),
+        (
+            "{length: 12, duration: 2.5}, {length: 24}",
+            "neither a share .* nor a whole number of steps",
+        ),
         ("{length: 12, duration: 5, warmup: 3}, {length: 24}", "training.stages.0: "),
-        ("{length: 12, duration: 5}, {length: 24, warmup: 16}", "training.stages.1.warmup = 16 steps"),
+        (
+            "{length: 12, duration: 5}, {length: 24, warmup: 16}",
+            "training.stages.1.warmup = 16 steps",
+        ),
         (
             "{length: 12, duration: 5}, {length: 24, overrides: [seed=3]}",
             "training.stages.1.overrides: seed cannot",
@@ -130,7 +153,9 @@ def test_fractions_summing_to_one_fit_after_rounding():
     assert s.plan == ((8, 6, 6), (24, 2, 13))
     assert identity(staged("{length: 24}")) != identity(load_settings(RunSettings, SMALL))
     assert check_processes(s, 2) is None
-    with pytest.raises(TrainingError, match=r"training.stages.1: a batch_size of 2 must be a multiple .* 3"):
+    with pytest.raises(
+        TrainingError, match=r"training.stages.1: a batch_size of 2 must be a multiple .* 3"
+    ):
         check_processes(s, 3)
 
 
@@ -141,7 +166,8 @@ def test_fork_keeps_stages_that_determine_data_order(tmp_path):
     def fork(step: int, stages: str, tokens: int = 960) -> None:
         check_fork(step, old, staged(stages, f"training.tokens={tokens}"))
 
-    fork(10, "{length: 12, duration: 10}, {length: 8, duration: 8}, {length: 24}")  # where the second begins
+    # where the second begins
+    fork(10, "{length: 12, duration: 10}, {length: 8, duration: 8}, {length: 24}")
     fork(12, "{length: 12, duration: 10}, {length: 24}", 1200)  # the last stage goes on for longer
     for step, stages in (
         (9, "{length: 12, duration: 11}, {length: 24}"),
@@ -215,7 +241,9 @@ def test_position_parameters_have_their_own_lr_and_no_decay(case):
     s = load_settings(
         RunSettings, ["training.optimizer.weight_decay=0.5", "training.optimizer.positions_lr=0.03"]
     )
-    net = Transformer(ModelSettings(dim=12, layers=2, heads=3, position=LEARNERS[case]), 31, 7).initialize(0)
+    net = Transformer(
+        ModelSettings(dim=12, layers=2, heads=3, position=LEARNERS[case]), 31, 7
+    ).initialize(0)
     optimizer = make_optimizer(net, s.training.optimizer)
     own = [name for name, _ in net.named_parameters() if "position" in name.split(".")]
     group = next(group for group in optimizer.param_groups if group["name"] == "positions")
@@ -228,7 +256,9 @@ def test_position_parameters_have_their_own_lr_and_no_decay(case):
     optimizer.step()
     for name, weight in net.named_parameters():
         decayed = (
-            before[name] * (1 - 0.01 * 0.5) if weight.ndim == 2 and "embed" not in name else before[name]
+            before[name] * (1 - 0.01 * 0.5)
+            if weight.ndim == 2 and "embed" not in name
+            else before[name]
         )
         if name in own:
             torch.testing.assert_close(weight.detach(), before[name] - 0.03)
@@ -250,8 +280,11 @@ def test_position_change_equals_model_built_with_it(case):
     position = net.settings.position.model_copy(update={"window": 6})
     position = type(position).model_validate(position.model_dump() | overrides.get(case, {}))
     asked = net.settings.model_copy(update={"position": position})
-    tokens, places, weights = ids(2, 11), TokenPositions.plain(11), dict(net.named_parameters())
-    before, state = net(tokens, places), torch.get_rng_state()
+    tokens = ids(2, 11)
+    places = TokenPositions.plain(11)
+    weights = dict(net.named_parameters())
+    before = net(tokens, places)
+    state = torch.get_rng_state()
     net.reposition(asked)
     assert torch.get_rng_state().equal(state) and net.settings == asked
     assert [*net.named_parameters()] == [*weights.items()]
@@ -271,9 +304,12 @@ def test_position_change_equals_model_built_with_it(case):
 
 
 def test_dropped_rotations_equal_nope():
-    rotated, bare = build("rope"), build("none")
+    rotated = build("rope")
+    bare = build("none")
     bare.load_state_dict(rotated.state_dict())
-    position = rotated.settings.position.model_validate({"name": "rope", "scaling": {"name": "drop"}})
+    position = rotated.settings.position.model_validate(
+        {"name": "rope", "scaling": {"name": "drop"}}
+    )
     rotated.reposition(rotated.settings.model_copy(update={"position": position}))
     tokens = ids(2, 19)
     close(rotated(tokens, TokenPositions.plain(19)), bare(tokens, TokenPositions.plain(19)))
@@ -281,7 +317,8 @@ def test_dropped_rotations_equal_nope():
 
 def test_incompatible_change_keeps_model():
     net = build("rope")
-    before, position = net.settings, net.settings.position.model_copy(update={"fraction": 0.5})
+    before = net.settings
+    position = net.settings.position.model_copy(update={"fraction": 0.5})
     with pytest.raises(ModelError, match="fraction cannot be changed"):
         net.reposition(net.settings.model_copy(update={"position": position}))
     assert net.settings == before
@@ -289,15 +326,17 @@ def test_incompatible_change_keeps_model():
 
 def test_position_change_recompiles_at_most_once():
     torch._dynamo.reset()
-    net, plain, counter = (
-        build("rope-sinks", layers=1).train(),
-        build("rope-sinks", layers=1),
-        CompileCounter(),
-    )
+    net = build("rope-sinks", layers=1).train()
+    plain = build("rope-sinks", layers=1)
+    counter = CompileCounter()
     net.compile(fullgraph=True, backend=counter)
-    tokens, places, graphs = ids(2, 11), TokenPositions.plain(11), [0]
+    tokens = ids(2, 11)
+    places = TokenPositions.plain(11)
+    graphs = [0]
     for changed in ({}, {"scaling": {"name": "drop"}, "window": 7}):
-        position = type(net.settings.position).model_validate(net.settings.position.model_dump() | changed)
+        position = type(net.settings.position).model_validate(
+            net.settings.position.model_dump() | changed
+        )
         losses = []
         for one in (net, plain):
             one.reposition(net.settings.model_copy(update={"position": position}))

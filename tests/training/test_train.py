@@ -74,17 +74,23 @@ def test_run_logs_every_step_and_validates_beyond_trained_length(whole, corpus):
     losses = [line["loss"] for line in found if line["kind"] == "train"]
     assert abs(losses[0] - 5.5530) < 0.06  # ln 258
     assert losses[-1] < losses[0] - 0.3
-    (prompt,) = [s["prompt"] for line in found if line["kind"] == "samples" for s in line["samples"]]
+    (prompt,) = [
+        s["prompt"] for line in found if line["kind"] == "samples" for s in line["samples"]
+    ]
     openings = [file.read_text()[:16] for file in corpus.iterdir()]
-    assert prompt and prompt in [text[: text.rindex(" ")] for text in openings]  # whole words of a document
+    # whole words of a document
+    assert prompt and prompt in [text[: text.rindex(" ")] for text in openings]
 
 
 @pytest.mark.parametrize(
     ("number", "status"),
     [(signal.SIGINT, INTERRUPTED), (signal.SIGTERM, REQUEUE), (signal.SIGUSR1, REQUEUE)],
 )
-def test_signal_saves_checkpoint_and_exits(overrides, whole, tmp_path, monkeypatch, capsys, number, status):
-    folder, real = tmp_path / "stopped", MetricsLogger.step
+def test_signal_saves_checkpoint_and_exits(
+    overrides, whole, tmp_path, monkeypatch, capsys, number, status
+):
+    folder = tmp_path / "stopped"
+    real = MetricsLogger.step
 
     def step(self, done, *args):
         real(self, done, *args)
@@ -104,13 +110,18 @@ def test_signal_saves_checkpoint_and_exits(overrides, whole, tmp_path, monkeypat
 
 @pytest.mark.slow
 def test_signal_to_process_saves_checkpoint_and_exits(overrides, tmp_path):
-    overrides, folder = [*overrides, "training.tokens=15360"], tmp_path / "stopped"
+    overrides = [*overrides, "training.tokens=15360"]
+    folder = tmp_path / "stopped"
     slow = [*overrides, "training.checkpoint.interval=null", "training.validation.interval=1"]
     with subprocess.Popen(
-        command(*slow, "--run-dir", str(folder)), env=environment(), stderr=subprocess.PIPE, text=True
+        command(*slow, "--run-dir", str(folder)),
+        env=environment(),
+        stderr=subprocess.PIPE,
+        text=True,
     ) as process:
         while (
-            not (folder / "metrics.jsonl").exists() or b"train" not in (folder / "metrics.jsonl").read_bytes()
+            not (folder / "metrics.jsonl").exists()
+            or b"train" not in (folder / "metrics.jsonl").read_bytes()
         ):
             assert process.poll() is None
             time.sleep(0.01)
@@ -145,16 +156,26 @@ def test_two_processes_match_single_process(overrides, tmp_path, monkeypatch):
     manifest = json.loads((tmp_path / "two" / "manifest.json").read_text())
     assert manifest["attempts"][-1]["machine"]["processes"] == 2
     parallel = manifest["attempts"][-1]["parallel"]
-    assert (parallel["processes"], parallel["kind"], parallel["backend"]) == (2, "MULTI_CPU", "gloo")
+    assert (parallel["processes"], parallel["kind"], parallel["backend"]) == (
+        2,
+        "MULTI_CPU",
+        "gloo",
+    )
     assert [rank["host"] for rank in parallel["ranks"]] == [socket.gethostname()] * 2
     assert len(manifest["data_hash"]) == len(manifest["valid_hash"]) == 64
-    assert manifest["exposure"] == "exposure.npz" and (tmp_path / "two" / manifest["exposure"]).exists()
-    one, two = lines(tmp_path / "one"), lines(tmp_path / "two")
+    assert (
+        manifest["exposure"] == "exposure.npz"
+        and (tmp_path / "two" / manifest["exposure"]).exists()
+    )
+    one = lines(tmp_path / "one")
+    two = lines(tmp_path / "two")
     assert len(one) == len(two)
     for a, b in zip(one, two, strict=True):
         if a["kind"] == "train":
             assert a["data"] == b["data"] and a["targets"] == b["targets"]
-            assert abs(a["loss"] - b["loss"]) < 1e-10 and abs(a["grad_norm"] - b["grad_norm"]) < 1e-9
+            assert (
+                abs(a["loss"] - b["loss"]) < 1e-10 and abs(a["grad_norm"] - b["grad_norm"]) < 1e-9
+            )
         if a["kind"] == "validation":
             assert all(abs(a["nll"][length] - b["nll"][length]) < 1e-9 for length in a["nll"])
 
@@ -163,7 +184,10 @@ def test_micro_batches_do_not_change_losses(overrides, tmp_path, monkeypatch):
     exact = [*overrides, "training.precision=float64", "data.packing=intra_document"]
     for size in (8, 3, 1):
         folder = tmp_path / str(size)
-        assert here(monkeypatch, *exact, f"training.micro_batch_size={size}", "--run-dir", str(folder)) == 0
+        assert (
+            here(monkeypatch, *exact, f"training.micro_batch_size={size}", "--run-dir", str(folder))
+            == 0
+        )
     whole, thirds, ones = (
         [line["loss"] for line in lines(tmp_path / name) if line["kind"] == "train"]
         for name in ("8", "3", "1")
@@ -175,16 +199,21 @@ def test_micro_batches_do_not_change_losses(overrides, tmp_path, monkeypatch):
 
 def test_sampled_positions_are_reproduced_on_resume(overrides, tmp_path, monkeypatch):
     overrides = [*overrides, "model.position.name=sinusoidal", "training.micro_batch_size=3"]
-    drawn, folder = (
-        [*overrides, "data.packing=intra_document", "data.positions.name=cape"],
-        tmp_path / "drawn",
-    )
+    drawn = [*overrides, "data.packing=intra_document", "data.positions.name=cape"]
+    folder = tmp_path / "drawn"
     assert (
-        here(monkeypatch, *overrides, "data.packing=intra_document", "--run-dir", str(tmp_path / "plain"))
+        here(
+            monkeypatch,
+            *overrides,
+            "data.packing=intra_document",
+            "--run-dir",
+            str(tmp_path / "plain"),
+        )
         == 0
     )
     assert here(monkeypatch, *drawn, "--run-dir", str(folder)) == 0
-    logged, ours = lines(folder), weights(folder)
+    logged = lines(folder)
+    ours = weights(folder)
     first, plain = (
         read_metrics(tmp_path / name / "metrics.jsonl", "train")[0] for name in ("drawn", "plain")
     )
@@ -205,26 +234,36 @@ def test_non_finite_loss_stops_before_update(overrides, tmp_path, monkeypatch):
         "training.checkpoint.interval=1",
     ]
     for _ in range(2):  # started again, it does not call the checkpoint good either
-        with pytest.raises(TrainingError, match=r"step 2: .* the gradient norm nan.* there is no good one"):
+        with pytest.raises(
+            TrainingError, match=r"step 2: .* the gradient norm nan.* there is no good one"
+        ):
             here(monkeypatch, *wild, "training.grad_clip=null", "--run-dir", str(folder))
     found = read_metrics(folder / "metrics.jsonl", "train")
     assert found[-1]["step"] == 2 and found[-1]["grad_norm"] == "nan"
     assert [p.name for p in (folder / "checkpoints").iterdir()] == ["step-00000001"]
-    with pytest.raises(TrainingError, match=r"step 1 is not saved, embed\.weight has numbers of 1e\+30"):
+    with pytest.raises(
+        TrainingError, match=r"step 1 is not saved, embed\.weight has numbers of 1e\+30"
+    ):
         here(monkeypatch, *wild, "training.optimizer.lr=1e30", "--run-dir", str(tmp_path / "dead"))
     assert steps_of(tmp_path / "dead") == []
 
 
-def test_checkpoint_policy_and_async_save_do_not_change_run(overrides, tmp_path, monkeypatch, capsys):
+def test_checkpoint_policy_and_async_save_do_not_change_run(
+    overrides, tmp_path, monkeypatch, capsys
+):
     """... also under a clock that jumps by hours, to and fro, and with a mirror that cannot be reached."""
     overrides = [*overrides, "training.checkpoint.interval=4", "training.samples.prompts=[]"]
-    plain, folder = tmp_path / "plain", tmp_path / "policy"
+    plain = tmp_path / "plain"
+    folder = tmp_path / "policy"
     assert here(monkeypatch, *overrides, "training.checkpoint.keep=9", "--run-dir", str(plain)) == 0
-    real, looks = time.time, iter(range(10**9))
+    real = time.time
+    looks = iter(range(10**9))
     jumps = (0.0, 7200.0, -7200.0, 86_400.0, 3600.0)  # as many as no number of steps divides
     monkeypatch.setattr(time, "time", lambda: real() + jumps[next(looks) % len(jumps)])
     monkeypatch.setitem(sys.modules, "wandb", unreachable())
-    policy = ["training.checkpoint={interval: 4, keep: 1, keep_interval: 8, best: 1, asynchronous: true}"]
+    policy = [
+        "training.checkpoint={interval: 4, keep: 1, keep_interval: 8, best: 1, asynchronous: true}"
+    ]
     policy += ["training.wandb.mode=online", "training.rank_timeout=5"]
     assert here(monkeypatch, *overrides, *policy, "--run-dir", str(folder)) == 0
     output = capsys.readouterr().err
@@ -233,9 +272,16 @@ def test_checkpoint_policy_and_async_save_do_not_change_run(overrides, tmp_path,
     assert steps_of(folder) == [8, 12] and lines(folder) == lines(plain)
     for step in (8, 12):
         files = [folder_of(run, step) for run in (plain, folder)]
-        assert all((files[0] / name).read_bytes() == (files[1] / name).read_bytes() for name in CHECKPOINT)
-    rates = [line["tokens_per_second"] for line in read_metrics(folder / "metrics.jsonl") if "mfu" in line]
-    assert rates and all(50 < rate < 1e7 for rate in rates)  # an hour more would leave less than one
+        assert all(
+            (files[0] / name).read_bytes() == (files[1] / name).read_bytes() for name in CHECKPOINT
+        )
+    rates = [
+        line["tokens_per_second"]
+        for line in read_metrics(folder / "metrics.jsonl")
+        if "mfu" in line
+    ]
+    # an hour more would leave less than one
+    assert rates and all(50 < rate < 1e7 for rate in rates)
 
 
 CHECKPOINT = ["model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"]
@@ -248,14 +294,21 @@ def unreachable() -> SimpleNamespace:
     return SimpleNamespace(init=init)
 
 
-def test_unwritable_wandb_directory_does_not_stop_training(overrides, tmp_path, monkeypatch, capsys):
+def test_unwritable_wandb_directory_does_not_stop_training(
+    overrides, tmp_path, monkeypatch, capsys
+):
     """The real library, offline, where a file occupies the path of its folder."""
     pytest.importorskip("wandb")
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "wandb").write_text("in the way")
     monkeypatch.setenv("WANDB_DIR", str(folder))
-    short = [*overrides, "training.tokens=576", "training.samples.prompts=[]", "training.wandb.mode=offline"]
+    short = [
+        *overrides,
+        "training.tokens=576",
+        "training.samples.prompts=[]",
+        "training.wandb.mode=offline",
+    ]
     assert here(monkeypatch, *short, "--run-dir", str(folder)) == 0
     assert [line["step"] for line in lines(folder) if line["kind"] == "train"] == [1, 2, 3]
     assert (folder / "wandb").read_text() == "in the way"
@@ -266,7 +319,14 @@ def test_unwritable_wandb_directory_does_not_stop_training(overrides, tmp_path, 
 def test_too_short_data_creates_no_run(overrides, tmp_path, monkeypatch):
     folder = tmp_path / "never"
     with pytest.raises(EvaluationError, match=r"0 of \d+ .*lower targets|longest usable length"):
-        here(monkeypatch, *overrides, "train_length=4096", "training.tokens=40k", "--run-dir", str(folder))
+        here(
+            monkeypatch,
+            *overrides,
+            "train_length=4096",
+            "training.tokens=40k",
+            "--run-dir",
+            str(folder),
+        )
     assert not folder.exists()
 
 
@@ -277,14 +337,19 @@ def test_missing_validation_data_names_setting(overrides, tmp_path, monkeypatch)
 
 
 def test_modified_shard_is_detected_before_training(overrides, tmp_path, monkeypatch):
-    root, folder = tmp_path / "prepared", tmp_path / "never"
-    assert here(monkeypatch, *overrides, f"data.root={root}", "--run-dir", str(tmp_path / "first")) == 0
+    root = tmp_path / "prepared"
+    folder = tmp_path / "never"
+    assert (
+        here(monkeypatch, *overrides, f"data.root={root}", "--run-dir", str(tmp_path / "first"))
+        == 0
+    )
     shard = next(root.glob("*/train/*.tokens"))
     raw = bytearray(shard.read_bytes())
     raw[100] ^= 1
     shard.write_bytes(raw)
     with pytest.raises(
-        DataError, match=rf"{shard} does not match its recorded hash.* delete {shard.parents[1]} and prepare"
+        DataError,
+        match=rf"{shard} does not match its recorded hash.* delete {shard.parents[1]} and prepare",
     ):
         here(monkeypatch, *overrides, f"data.root={root}", "--run-dir", str(folder))
     assert not folder.exists()
@@ -319,7 +384,8 @@ def test_step_guard_keeps_weights_and_moments():
 
 def test_skipped_step_changes_neither_weights_nor_ema(overrides, tmp_path, monkeypatch):
     """The mean is updated after the weights, and only by steps that were applied."""
-    real, calls = train.forward_backward, []
+    real = train.forward_backward
+    calls = []
 
     def poisoned(model, *args):
         nll = real(model, *args)
@@ -351,18 +417,26 @@ def test_skipped_step_changes_neither_weights_nor_ema(overrides, tmp_path, monke
 
 @pytest.mark.parametrize("bos", [True, False])
 def test_samples_start_with_bos(overrides, tmp_path, monkeypatch, bos):
-    prompts, real = [], validation.Generation
+    prompts = []
+    real = validation.Generation
 
     def generation(model, ids, *args, **more):
         prompts.extend(ids)
         return real(model, ids, *args, **more)
 
     monkeypatch.setattr(validation, "Generation", generation)
-    overrides = [*overrides, "training.tokens=576", f"data.bos={bos}", f"data.root={tmp_path / 'prepared'}"]
+    overrides = [
+        *overrides,
+        "training.tokens=576",
+        f"data.bos={bos}",
+        f"data.root={tmp_path / 'prepared'}",
+    ]
     overrides += ["training.samples.prompts=[abc]", "data.eos=true"]
     assert here(monkeypatch, *overrides, "--run-dir", str(tmp_path / "run")) == 0
     tokenizer = load(tmp_path / "run").tokenizer
-    assert prompts == [[tokenizer.bos_id, *tokenizer.encode("abc")] if bos else tokenizer.encode("abc")]
+    assert prompts == [
+        [tokenizer.bos_id, *tokenizer.encode("abc")] if bos else tokenizer.encode("abc")
+    ]
 
 
 CHANGE = [  # after 12 of 24 steps; what positions learn goes on, at its own rate
@@ -374,8 +448,14 @@ CHANGE = [  # after 12 of 24 steps; what positions learn goes on, at its own rat
 
 
 def test_position_change_happens_at_its_step_after_resume(overrides, tmp_path, monkeypatch, capsys):
-    overrides = [*overrides, *CHANGE, "training.checkpoint.keep=40", "training.validation.interval=12"]
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    overrides = [
+        *overrides,
+        *CHANGE,
+        "training.checkpoint.keep=40",
+        "training.validation.interval=12",
+    ]
+    whole = tmp_path / "whole"
+    cut = tmp_path / "cut"
     assert here(monkeypatch, *overrides, "--run-dir", str(whole)) == 0
     output = capsys.readouterr().err
     assert output.count("after step 12 positions change: model.position.scaling={name: drop}") == 2
@@ -395,7 +475,11 @@ def test_position_change_happens_at_its_step_after_resume(overrides, tmp_path, m
         if equal and line["kind"] not in ("end", "samples")
     ]
     assert steps == [*range(1, 13), 12]
-    rates = {line["step"]: (line["lr"], line["positions_lr"]) for line in logged if line["kind"] == "train"}
+    rates = {
+        line["step"]: (line["lr"], line["positions_lr"])
+        for line in logged
+        if line["kind"] == "train"
+    }
     assert all(own == pytest.approx(10 * rate, rel=1e-12) for rate, own in rates.values())
     assert rates[13][0] == pytest.approx(0.2 * other["train", 13]["lr"], rel=1e-12)
     assert rates[17][0] == other["train", 17]["lr"]
@@ -408,30 +492,46 @@ def test_position_change_happens_at_its_step_after_resume(overrides, tmp_path, m
                 shutil.rmtree(folder)
         assert here(monkeypatch, *overrides, "--run-dir", str(cut)) == 0
         assert lines(cut) == logged
-        ours, theirs = weights(cut), weights(whole)
-        assert all(ours[name].equal(theirs[name]) for name in theirs) and ours.keys() == theirs.keys()
+        ours = weights(cut)
+        theirs = weights(whole)
+        assert (
+            all(ours[name].equal(theirs[name]) for name in theirs) and ours.keys() == theirs.keys()
+        )
         shutil.rmtree(cut)
 
     # A checkpoint is what it was last trained as; overrides start from there.
-    assert [load(whole, checkpoint=step).settings.model.position.scaling.name for step in (12, 15, 24)] == [
+    assert [
+        load(whole, checkpoint=step).settings.model.position.scaling.name for step in (12, 15, 24)
+    ] == [
         "none",
         "drop",
         "drop",
     ]
-    loaded = load(whole, ["model.position.temperature={name: ssmax, init: 0.43}", "model.position.window=9"])
+    loaded = load(
+        whole, ["model.position.temperature={name: ssmax, init: 0.43}", "model.position.window=9"]
+    )
     assert (
-        loaded.settings.model.position.scaling.name == "drop" and loaded.model.settings.position.window == 9
+        loaded.settings.model.position.scaling.name == "drop"
+        and loaded.model.settings.position.window == 9
     )
     assert "changed after step 12: model.position.scaling={name: drop}" in loaded.changed
     last = [line["nll"]["24"] for line in logged if line["kind"] == "validation"][-1]
     manifest = json.loads((whole / "manifest.json").read_text())
-    assert manifest["changes"] == [{"after_step": 12, "overrides": ["model.position.scaling={name: drop}"]}]
+    assert manifest["changes"] == [
+        {"after_step": 12, "overrides": ["model.position.scaling={name: drop}"]}
+    ]
     assert manifest["evaluated_as"]["scaling"]["name"] == "drop" and last > 0
 
 
 def test_unused_position_lr_warns(overrides, tmp_path, monkeypatch, capsys):
     assert (
-        here(monkeypatch, *overrides, "training.optimizer.positions_lr=1", "--run-dir", str(tmp_path / "a"))
+        here(
+            monkeypatch,
+            *overrides,
+            "training.optimizer.positions_lr=1",
+            "--run-dir",
+            str(tmp_path / "a"),
+        )
         == 0
     )
     assert "positions_lr 1: unused: no positional parameters" in capsys.readouterr().err

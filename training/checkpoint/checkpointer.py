@@ -12,7 +12,13 @@ from torch import nn
 from data.sampling.exposure import write_exposure
 from errors import INTERRUPTED
 from training.checkpoint.restore import restore
-from training.checkpoint.retention import DIVERGED, HELD_OUT, held_out_state, newest_before_divergence, prune
+from training.checkpoint.retention import (
+    DIVERGED,
+    HELD_OUT,
+    held_out_state,
+    newest_before_divergence,
+    prune,
+)
 from training.checkpoint.snapshot import Snapshot, capture
 from training.checkpoint.storage import find_checkpoint, save_snapshot
 from training.config.trainer_settings import CheckpointSettings
@@ -35,9 +41,16 @@ class CheckpointWriter:
     """
 
     def __init__(
-        self, folder: Path, settings: CheckpointSettings, train_length: int, group: ProcessGroup = ALONE
+        self,
+        folder: Path,
+        settings: CheckpointSettings,
+        train_length: int,
+        group: ProcessGroup = ALONE,
     ):
-        self.folder, self.settings, self.train_length, self.group = folder, settings, train_length, group
+        self.folder = folder
+        self.settings = settings
+        self.train_length = train_length
+        self.group = group
         self._thread = ThreadPoolExecutor(1)
         self._writing: Future[None] | None = None
 
@@ -82,7 +95,8 @@ class CheckpointWriter:
 
     def wait(self) -> None:
         """Wait until the current save is written."""
-        writing, self._writing = self._writing, None
+        writing = self._writing
+        self._writing = None
         if writing is not None:
             writing.result()
 
@@ -101,17 +115,25 @@ class Checkpointer(CheckpointWriter):
     groups: hashes of the text groups that the steps before it read.
     """
 
-    def __init__(self, run: TrainingRun, optimizer: torch.optim.Optimizer, ema: EMA | None, guard: StepGuard):
+    def __init__(
+        self, run: TrainingRun, optimizer: torch.optim.Optimizer, ema: EMA | None, guard: StepGuard
+    ):
         settings = run.settings
-        checkpoint, length = settings.training.checkpoint, settings.train_length
+        checkpoint = settings.training.checkpoint
+        length = settings.train_length
         super().__init__(run.folder, checkpoint, length, run.parallel.saving_group)
-        self.run, self.optimizer, self.ema, self.guard = run, optimizer, ema, guard
+        self.run = run
+        self.optimizer = optimizer
+        self.ema = ema
+        self.guard = guard
         self._ledger = make_ledger(settings, run.batches)
-        self.saved, self.groups = 0, []
+        self.saved = 0
+        self.groups = []
 
     def resume(self) -> int:
         """Restore the newest good checkpoint, if there is one; returns its step, else 0."""
-        run, settings = self.run, self.run.settings
+        run = self.run
+        settings = self.run.settings
         found = find_checkpoint(run.folder, run.console if run.parallel.main else None)
         state: dict = restore(run.model, self.optimizer, found, self.ema) if found else {}
         self.saved = found.step if found else 0
@@ -130,14 +152,17 @@ class Checkpointer(CheckpointWriter):
         every = self.settings.interval
         return step == self.run.settings.steps or (every is not None and step % every == 0)
 
-    def save(self, step: int, logger: MetricsLogger, held_out: Mapping[int, float], wait: bool) -> None:
+    def save(
+        self, step: int, logger: MetricsLogger, held_out: Mapping[int, float], wait: bool
+    ) -> None:
         """Save the run after `step` updates.
 
         Args:
             held_out: {input tokens: NLL in nats} at this step, where it was measured.
             wait: return when the files are written, also of an asynchronous save.
         """
-        run, parallel = self.run, self.run.parallel
+        run = self.run
+        parallel = self.run.parallel
         logger.read()
         with error_barrier(parallel, "save"):
             logger.sync()
@@ -154,7 +179,11 @@ class Checkpointer(CheckpointWriter):
 
     def _state(self, step: int, loss: float, held_out: Mapping[int, float]) -> dict:
         run = self.run
-        state = {"step": step, "tokens": run.settings.tokens_after(step), "step_guard": self.guard.state()}
+        state = {
+            "step": step,
+            "tokens": run.settings.tokens_after(step),
+            "step_guard": self.guard.state(),
+        }
         state |= {"groups": run.batches.groups_used(step), HELD_OUT: held_out_state(held_out)}
         uniform = math.log(run.data.tokenizer.vocab_size)  # the loss of a uniform prediction
         if not loss <= 2 * uniform:

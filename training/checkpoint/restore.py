@@ -28,7 +28,9 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint) -> None:
             wrong.append(f"{name} is stored as {dtype}")
     if wrong:
         more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
-        raise TrainingError(f"{checkpoint.folder} does not fit the settings: {'; '.join(wrong[:3])}{more}")
+        raise TrainingError(
+            f"{checkpoint.folder} does not fit the settings: {'; '.join(wrong[:3])}{more}"
+        )
     with torch.no_grad():
         read_into(checkpoint.folder, {name: own[name] for name in stored}, (WEIGHTS,))
 
@@ -59,30 +61,41 @@ def restore(
     names = {id(weight): name for name, weight in named_weights(model)}
     weights = {name: weight.detach() for name, weight in named_weights(model)}
     places = shapes_in(checkpoint.folder, (OPTIMIZER,))
-    like = {place: weights[name] for place in places if (name := place.partition("/")[2]) in weights}
+    like = {
+        place: weights[name] for place in places if (name := place.partition("/")[2]) in weights
+    }
     stored = read_like(checkpoint.folder, places, like, (OPTIMIZER,))
     own = [[names[id(weight)] for weight in group["params"]] for group in optimizer.param_groups]
     if own != [group["weights"] for group in saved["groups"]]:
-        raise TrainingError(f"{checkpoint.folder}: its optimizer groups differ from those of the settings")
+        raise TrainingError(
+            f"{checkpoint.folder}: its optimizer groups differ from those of the settings"
+        )
     state: dict[str, dict] = {name: dict(numbers) for name, numbers in saved["numbers"].items()}
     for place, tensor in stored.items():
         key, _, name = place.partition("/")
         if key != "generator":
             state.setdefault(name, {})[key] = tensor
     flat = [name for group in own for name in group]
-    groups, numbers = [], iter(range(len(flat)))
+    groups = []
+    numbers = iter(range(len(flat)))
     for group, old in zip(optimizer.param_groups, saved["groups"], strict=True):
-        kept = {key: value for key, value in old["options"].items() if key not in group or key == "lr"}
+        kept = {
+            key: value for key, value in old["options"].items() if key not in group or key == "lr"
+        }
         groups.append(group | kept | {"params": [next(numbers) for _ in group["params"]]})
     optimizer.load_state_dict(
-        {"state": {i: state[name] for i, name in enumerate(flat) if name in state}, "param_groups": groups}
+        {
+            "state": {i: state[name] for i, name in enumerate(flat) if name in state},
+            "param_groups": groups,
+        }
     )
     torch.set_rng_state(stored["generator/cpu"])
     for i in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
         if f"generator/cuda{i}" in stored:
             torch.cuda.set_rng_state(stored[f"generator/cuda{i}"], i)
     if average is not None:
-        like, means = average.tensors(), None
+        like = average.tensors()
+        means = None
         if checkpoint.has_average:
             means = read_like(checkpoint.folder, like, like, (AVERAGE,))
         average.load(means, checkpoint.step)

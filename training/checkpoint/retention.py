@@ -10,7 +10,8 @@ from errors import TrainingError
 from training.checkpoint.storage import STATE, folder_of, remove_checkpoint, steps_of
 from training.config.trainer_settings import CheckpointSettings
 
-DIVERGED = "diverged"  # true in a checkpoint's state: the loss is far above that of a uniform prediction
+# true in a checkpoint's state: the loss is far above that of a uniform prediction
+DIVERGED = "diverged"
 HELD_OUT = "held_out"  # in a checkpoint's state: {input tokens: held-out NLL in nats}
 
 
@@ -65,5 +66,7 @@ def prune(run: Path, step: int, settings: CheckpointSettings, train_length: int)
         remove_checkpoint(folder_of(run, later))
     best = best_of(run, settings.best * train_length) if settings.best else None
     steps = steps_of(run)
-    for old in set(steps) - kept(steps, settings, best[0] if best else None, newest_before_divergence(run)):
+    for old in set(steps) - kept(
+        steps, settings, best[0] if best else None, newest_before_divergence(run)
+    ):
         remove_checkpoint(folder_of(run, old))

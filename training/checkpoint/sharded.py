@@ -58,7 +58,9 @@ def own_part(tensor: Tensor) -> Tensor:
 
 def part_of(tensor: DTensor, copied: bool) -> TensorShard:
     """This process's shard in host memory; with `copied`, it does not change when the tensor does."""
-    _, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    _, offset = compute_local_shape_and_global_offset(
+        tensor.shape, tensor.device_mesh, tensor.placements
+    )
     return TensorShard(_on_host(tensor.to_local(), copied), tuple(offset))
 
 
@@ -71,7 +73,8 @@ def write_part(
     folder: Path, kind: str, held: Mapping[str, Tensor | TensorShard], rank: int, world: int
 ) -> Path:
     """Write this process's file of a `kind`: its shard of every sharded tensor and, on rank 0, all others."""
-    parts, offsets = {}, {}
+    parts = {}
+    offsets = {}
     for name, own in held.items():
         if isinstance(own, Tensor):
             if rank > 0:
@@ -113,7 +116,9 @@ def flaw_of_file(file: Path) -> str | None:
                     return f"{name} {wrong}"
                 if places is not None:
                     begins = places[name]["saved_offsets"]
-                    if [type(one) for one in begins] != [int] * tensor.ndim or min(begins, default=0) < 0:
+                    if [type(one) for one in begins] != [int] * tensor.ndim or min(
+                        begins, default=0
+                    ) < 0:
                         return f"{_PLACES} is not that of {name}"
     except (SafetensorError, ValueError, TypeError, KeyError) as error:
         return f"not readable as safetensors ({error})"
@@ -153,7 +158,9 @@ def read_into(folder: Path, tensors: Mapping[str, Tensor], kinds: Collection[str
     Every process reads independently, and only what it needs.
     """
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")
+        warnings.filterwarnings(
+            "ignore", "torch.distributed is disabled, unavailable or uninitialized"
+        )
         try:
             load(dict(tensors), storage_reader=_reader(folder, kinds), no_dist=True)
         except CheckpointException as error:  # not an Exception, which error barriers handle

@@ -18,12 +18,15 @@ class Snapshot:
     """The content of a checkpoint at one step."""
 
     weights: dict[str, Tensor | TensorShard]
-    optimizer: dict[str, Tensor | TensorShard] | None  # and random generator states; None: weights only
+    # and random generator states; None: weights only
+    optimizer: dict[str, Tensor | TensorShard] | None
     options: dict  # the optimizer's numbers and options by group
     average: dict[str, Tensor | TensorShard] | None = None  # the EMA of the weights
 
 
-def capture(model: nn.Module, optimizer, average: EMA | None = None, copied: bool = False) -> Snapshot:
+def capture(
+    model: nn.Module, optimizer, average: EMA | None = None, copied: bool = False
+) -> Snapshot:
     """Take a snapshot on the host; with `copied`, later updates do not change it."""
 
     def parts(tensors: dict[str, Tensor]) -> dict[str, Tensor | TensorShard]:
@@ -37,7 +40,9 @@ def capture(model: nn.Module, optimizer, average: EMA | None = None, copied: boo
     if torch.cuda.is_available():
         states = enumerate(torch.cuda.get_rng_state_all())
         generators |= {f"generator/cuda{i}": state for i, state in states}
-    moments, options = (None, {}) if optimizer is None else optimizer_state(model, optimizer, copied)
+    moments, options = (
+        (None, {}) if optimizer is None else optimizer_state(model, optimizer, copied)
+    )
     return Snapshot(
         parts(weights_of(model, copied)),
         None if moments is None else parts(moments | generators),
@@ -67,7 +72,8 @@ def optimizer_state(
     """The optimizer's tensors as `key/parameter name`, `copied` as in `detached`, and its numbers and group
     options as JSON."""
     names = {id(weight): name for name, weight in named_weights(model)}
-    tensors, numbers = {}, {}
+    tensors = {}
+    numbers = {}
     for weight, entries in optimizer.state.items():
         for key, value in entries.items():
             if isinstance(value, Tensor):
@@ -78,5 +84,7 @@ def optimizer_state(
     for group in optimizer.param_groups:
         options = {k: v for k, v in group.items() if k != "params" and k not in _MACHINE_FLAGS}
         options = {k: v.item() if isinstance(v, Tensor) else v for k, v in options.items()}
-        groups.append({"weights": [names[id(weight)] for weight in group["params"]], "options": options})
+        groups.append(
+            {"weights": [names[id(weight)] for weight in group["params"]], "options": options}
+        )
     return tensors, {"groups": groups, "numbers": numbers}

@@ -30,9 +30,11 @@ from training.checkpoint.snapshot import Snapshot, capture
 from training.distributed.error_barrier import ALONE, ProcessGroup, error_barrier, on_all
 from training.optim.ema import EMA
 
-WEIGHTS, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
+WEIGHTS = "model.safetensors"
+OPTIMIZER = "optimizer.safetensors"
 AVERAGE = "average.safetensors"
-STATE, MANIFEST = "state.json", "manifest.json"
+STATE = "state.json"
+MANIFEST = "manifest.json"
 _NAME = re.compile(r"step-(\d+)")
 _STATE = {"step": int, "state": dict, "optimizer": dict}
 _MAX_READS = 100  # attempts to read a checkpoint that is replaced meanwhile
@@ -64,8 +66,11 @@ class Checkpoint:
         Raises TrainingError where only weights are saved.
         """
         if not self._has(OPTIMIZER):
-            raise TrainingError(f"{self.folder} contains only weights: it can be evaluated, but not resumed")
-        file, found = self.folder / STATE, self._saved["optimizer"]
+            raise TrainingError(
+                f"{self.folder} contains only weights: it can be evaluated, but not resumed"
+            )
+        file = self.folder / STATE
+        found = self._saved["optimizer"]
         for group in with_keys(file, found, {"groups": list, "numbers": dict})["groups"]:
             with_keys(file, group, {"weights": list, "options": dict})
         for numbers in found["numbers"].values():
@@ -168,7 +173,9 @@ def copy_checkpoint(checkpoint: Checkpoint, run: Path) -> None:
         _put_in_place(draft, folder_of(run, checkpoint.step))
 
 
-def _write(draft: Path, step: int, snapshot: Snapshot, state: dict, group: ProcessGroup) -> dict[str, dict]:
+def _write(
+    draft: Path, step: int, snapshot: Snapshot, state: dict, group: ProcessGroup
+) -> dict[str, dict]:
     """Write this process's files of a checkpoint; returns size and hash of each."""
 
     def put(kind: str, held: dict[str, Tensor | TensorShard]) -> Path:
@@ -185,11 +192,17 @@ def _write(draft: Path, step: int, snapshot: Snapshot, state: dict, group: Proce
         save_file({name: _tensor_of(own) for name, own in held.items()}, file)
         return file
 
-    kinds = {"model": snapshot.weights, "optimizer": snapshot.optimizer, "average": snapshot.average}
+    kinds = {
+        "model": snapshot.weights,
+        "optimizer": snapshot.optimizer,
+        "average": snapshot.average,
+    }
     written = [put(kind, held) for kind, held in kinds.items() if held is not None]
     if group.rank == 0:
         write_json(
-            draft / STATE, {"step": step, "state": state, "optimizer": snapshot.options}, allow_nan=False
+            draft / STATE,
+            {"step": step, "state": state, "optimizer": snapshot.options},
+            allow_nan=False,
         )
         written.append(draft / STATE)
     files = {}
@@ -240,14 +253,19 @@ def clean_leftovers(run: Path) -> None:
     """
     folder = run / "checkpoints"
     for path in list(folder.iterdir()) if folder.is_dir() else []:
-        if path.name.startswith(".replaced-") and not (home := path.with_name(path.name[10:])).exists():
+        if (
+            path.name.startswith(".replaced-")
+            and not (home := path.with_name(path.name[10:])).exists()
+        ):
             os.rename(path, home)
         elif path.name.startswith((".writing-", ".deleting-", ".replaced-")):
             shutil.rmtree(path, ignore_errors=True)
 
 
 def _kept(run: Path) -> str:
-    good = next((old for old in reversed(steps_of(run)) if damage(folder_of(run, old)) is None), None)
+    good = next(
+        (old for old in reversed(steps_of(run)) if damage(folder_of(run, old)) is None), None
+    )
     return "there is no earlier one" if good is None else f"step {good} is intact"
 
 
@@ -333,5 +351,7 @@ def _find(run: Path, console, step: int | None, only: tuple[str, ...] | None) ->
             raise FileNotFoundError(f"{folder} was removed while it was read")
         problems.append(f"{folder}: {problem}")
     if problems:
-        raise TrainingError(f"no good checkpoint is left: {'; '.join(problems)}; restore one or train anew")
+        raise TrainingError(
+            f"no good checkpoint is left: {'; '.join(problems)}; restore one or train anew"
+        )
     return None

@@ -39,7 +39,9 @@ def describe_setting(
         close = difflib.get_close_matches(
             word, [name for schema in schemas for name, _ in walk(schema)], n=1, cutoff=0.5
         )
-        raise ConfigError(f"--help {word}: no such setting{f'; did you mean {close[0]}?' if close else ''}")
+        raise ConfigError(
+            f"--help {word}: no such setting{f'; did you mean {close[0]}?' if close else ''}"
+        )
     text = "\n\n".join(dict.fromkeys(pages))
     if inside and re.search(r"^[\w.\[\]=]+\*(\s|$)", text, re.MULTILINE):
         note = "* may change when a run is resumed; any other change makes a new run."
@@ -60,7 +62,8 @@ def _matches(names: Sequence[str], word: str) -> list[str]:
 
 def _page(name: str, node: SchemaNode, width: int, inside: bool) -> str:
     """A setting or choice; `inside`: with the settings of its group, or its choices in a line each."""
-    lines, is_group = _entry(name, node, width), bool(node.spec.get("properties"))
+    lines = _entry(name, node, width)
+    is_group = bool(node.spec.get("properties"))
     group = node if is_group else node.inside.group
     for key, field in group.fields.items() if group and inside else ():
         if key != "name":
@@ -87,7 +90,11 @@ def _entry(name: str, node: SchemaNode, width: int) -> list[str]:
         text = node.description.rstrip(".") + (f" ({details})" if details else "")
     head = name + ("*" if node.may_change else "")
     lines = textwrap.wrap(text, max(20, width - column)) or [""]
-    lines = [head, *lines] if len(head) + 2 > column else [f"{head:<{column}}{lines[0]}".rstrip(), *lines[1:]]
+    lines = (
+        [head, *lines]
+        if len(head) + 2 > column
+        else [f"{head:<{column}}{lines[0]}".rstrip(), *lines[1:]]
+    )
     return [lines[0], *(" " * column + line for line in lines[1:])]
 
 

@@ -40,7 +40,9 @@ def apply_overrides(settings: S, overrides: list[str]) -> S:
     """The same settings with overrides applied; files are rejected."""
     files, _ = split_arguments(overrides)
     if files:
-        raise ConfigError(f"{files[0]}: use overrides such as model.position.window=256 here, not a file")
+        raise ConfigError(
+            f"{files[0]}: use overrides such as model.position.window=256 here, not a file"
+        )
     layers = SettingsLayers(settings.model_dump(mode="json"))
     layers.apply(overrides)
     return _validated(type(settings), layers)
@@ -85,7 +87,8 @@ def dropped_settings(settings: BaseModel, arguments: list[str]) -> list[str]:
         given = _at(layers.tree, [*place, *inside])
         now = to_jsonable_python(_at(choice, [*inside, last]))
         if now != value and not (isinstance(given, dict) and last in given):
-            where, chosen = ".".join(place), getattr(choice, "name", "another")
+            where = ".".join(place)
+            chosen = getattr(choice, "name", "another")
             warnings.append(
                 f"{origin}: {where}.{key} = {value} is dropped, because {chosen} was chosen after it: "
                 f"{where}.{name} is {now}; set it after that choice"
@@ -107,18 +110,25 @@ def is_override(argument: str) -> bool:
 
 def split_arguments(arguments: list[str]) -> tuple[list[str], list[str]]:
     """Split command-line arguments into YAML paths and overrides; raises ConfigError for others."""
-    files, overrides = [], []
+    files = []
+    overrides = []
     for one in arguments:
         if is_override(one):
             overrides.append(one)
         elif one.startswith("-"):
-            raise ConfigError(f"{one}: unknown option; settings are written without dashes, as key=value")
+            raise ConfigError(
+                f"{one}: unknown option; settings are written without dashes, as key=value"
+            )
         elif one.endswith((".yaml", ".yml")) or "/" in one or Path(one).exists():
             files.append(one)
         elif re.fullmatch(r"[\w.-]+", one):
-            raise ConfigError(f"{one}: neither a YAML file nor a setting; settings are written {one}=VALUE")
+            raise ConfigError(
+                f"{one}: neither a YAML file nor a setting; settings are written {one}=VALUE"
+            )
         else:
-            raise ConfigError(f"{one}: neither a YAML file nor a setting such as training.tokens=2M")
+            raise ConfigError(
+                f"{one}: neither a YAML file nor a setting such as training.tokens=2M"
+            )
     return files, overrides
 
 
@@ -131,7 +141,11 @@ def merge(base: dict, over: dict, path: tuple = (), replaced: list[tuple] | None
     merged = dict(base)
     for key, value in over.items():
         below = (*path, key)
-        if isinstance(old := base.get(key), dict) and isinstance(value, dict) and "name" not in value:
+        if (
+            isinstance(old := base.get(key), dict)
+            and isinstance(value, dict)
+            and "name" not in value
+        ):
             value = merge(old, value, below, replaced)
         elif key in base and replaced is not None:
             replaced.append(below)
@@ -146,7 +160,8 @@ class SettingsLayers:
         self.tree = tree
         self.origins: dict[tuple, str] = {}
         self.problems: list[str] = []
-        self.dropped: list[tuple[tuple, object, str]] = []  # settings, values and lines of replaced choices
+        # settings, values and lines of replaced choices
+        self.dropped: list[tuple[tuple, object, str]] = []
         self.files: dict[str, list[str]] = {}  # keys at the top of each file
         self._overrides: list[tuple[tuple, str]] = []
 
@@ -154,7 +169,10 @@ class SettingsLayers:
         """Merge files from left to right, then overrides; errors are added to `problems`."""
         files, overrides = split_arguments(arguments)
         steps = [(self.apply_file, Path(file)) for file in files]
-        for apply, argument in [*steps, *((self.apply_override, override) for override in overrides)]:
+        for apply, argument in [
+            *steps,
+            *((self.apply_override, override) for override in overrides),
+        ]:
             try:
                 apply(argument)
             except ConfigError as error:
@@ -220,7 +238,9 @@ class SettingsLayers:
         choice = path if is_choice else path[:-1] if path[-1] == "name" else ()
         for earlier, text in self._overrides if choice else ():
             if earlier[: len(choice)] == choice and earlier not in (choice, (*choice, "name")):
-                raise ConfigError(f"{override}: a new choice would discard {text}; put {override} before it")
+                raise ConfigError(
+                    f"{override}: a new choice would discard {text}; put {override} before it"
+                )
         self._overrides.append((path, override))
         self._merge(tree, {path[: i + 1]: "" for i in range(len(path))})
 
@@ -238,7 +258,8 @@ class SettingsLayers:
 
 
 def _missing(file: Path, extended_by: Path | None) -> str:
-    start, folder = f"{file} (extended by {extended_by})" if extended_by else f"{file}", file.parent
+    start = f"{file} (extended by {extended_by})" if extended_by else f"{file}"
+    folder = file.parent
     if file.is_dir():
         return f"{start}: a folder, not a YAML file"
     if not folder.is_dir():
@@ -297,11 +318,14 @@ def differences(
     pairs: list[tuple[str, Any, Any, bool]] | None = None
     if isinstance(a, BaseModel) and type(a) is type(b):
         fields = type(a).model_fields.items()
-        pairs = [(k, getattr(a, k), getattr(b, k), free or _marked(f, "may_change")) for k, f in fields]
+        pairs = [
+            (k, getattr(a, k), getattr(b, k), free or _marked(f, "may_change")) for k, f in fields
+        ]
     elif isinstance(a, dict) and isinstance(b, dict) and a.keys() == b.keys():
         pairs = [(key, a[key], b[key], free) for key in a]
     if pairs is not None:
         prefix = f"{dotted}." if dotted else ""
         return [one for key, x, y, may in pairs for one in differences(x, y, f"{prefix}{key}", may)]
-    a, b = to_jsonable_python(a), to_jsonable_python(b)
+    a = to_jsonable_python(a)
+    b = to_jsonable_python(b)
     return [] if a == b else [(dotted, a, b, free)]

@@ -11,7 +11,9 @@ from training.config.trainer_settings import ShareOrSteps, optional, setting, sh
 class RoleSettings(StrictSettings):
     """Optimizer settings of the weights of one role."""
 
-    lr: float | None = setting(None, "peak learning rate, on the same schedule; null: the optimizer's", gt=0)
+    lr: float | None = setting(
+        None, "peak learning rate, on the same schedule; null: the optimizer's", gt=0
+    )
     weight_decay: float | None = setting(
         None, "null: the optimizer's for matrices and the head, 0 for the others", ge=0
     )
@@ -41,7 +43,9 @@ class AdamWBase(StrictSettings):
     )
     betas: tuple[float, float] = setting((0.9, 0.95), "decay of the two moments, each in [0, 1)")
     eps: float = setting(1e-8, "added to the root of the second moment", gt=0)
-    weight_decay: float = setting(0.1, "of matrices; embeddings, norms, biases and positions have none", ge=0)
+    weight_decay: float = setting(
+        0.1, "of matrices; embeddings, norms, biases and positions have none", ge=0
+    )
     groups: RolesSettings | None = optional("learning rates and weight decay by role")
 
     @field_validator("betas")
@@ -54,7 +58,9 @@ class AdamWBase(StrictSettings):
     @model_validator(mode="after")
     def _one_rate_for_positions(self) -> "AdamWBase":
         if self.positions_lr is not None and self.of("positions").lr is not None:
-            raise ValueError("positions_lr and groups.positions.lr are the same setting: keep one of them")
+            raise ValueError(
+                "positions_lr and groups.positions.lr are the same setting: keep one of them"
+            )
         return self
 
     def of(self, role: str) -> RoleSettings:
@@ -99,7 +105,9 @@ class MuonSettings(StrictSettings):
     @model_validator(mode="after")
     def _muon_updates_matrices(self) -> "MuonSettings":
         if self.adamw.of("matrices") != RoleSettings():
-            raise ValueError("adamw.groups.matrices: Muon updates matrices; set its lr and weight_decay")
+            raise ValueError(
+                "adamw.groups.matrices: Muon updates matrices; set its lr and weight_decay"
+            )
         return self
 
     @property

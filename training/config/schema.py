@@ -24,8 +24,18 @@ LIMITS: dict[str, tuple[str, Callable[[float, float], bool]]] = {  # and when a 
     "maximum": ("at most", operator.gt),
 }
 # pydantic writes limits of a union under its own names.
-_PYDANTIC_LIMITS = {"gt": "exclusiveMinimum", "ge": "minimum", "lt": "exclusiveMaximum", "le": "maximum"}
-TYPES = {"integer": "whole number", "number": "number", "string": "text", "boolean": "true or false"}
+_PYDANTIC_LIMITS = {
+    "gt": "exclusiveMinimum",
+    "ge": "minimum",
+    "lt": "exclusiveMaximum",
+    "le": "maximum",
+}
+TYPES = {
+    "integer": "whole number",
+    "number": "number",
+    "string": "text",
+    "boolean": "true or false",
+}
 
 
 class _Generator(GenerateJsonSchema):
@@ -96,8 +106,11 @@ class SchemaNode:
     @cached_property
     def types(self) -> list[str]:
         found = [member.get("type") for member in self.members if not _constants(member)]
-        names = [one[0] if isinstance(one, list) else one for one in found]  # the other is a text as 200M
-        return [one for one in names if one in TYPES and not (one == "integer" and "number" in names)]
+        # the other is a text as 200M
+        names = [one[0] if isinstance(one, list) else one for one in found]
+        return [
+            one for one in names if one in TYPES and not (one == "integer" and "number" in names)
+        ]
 
     @cached_property
     def literals(self) -> list:
@@ -122,7 +135,9 @@ class SchemaNode:
 
     @cached_property
     def values(self) -> "SchemaNode | None":
-        free = (one for one in self.members if one.get("type") == "object" and "properties" not in one)
+        free = (
+            one for one in self.members if one.get("type") == "object" and "properties" not in one
+        )
         values = (member.get("additionalProperties") for member in free)
         return self._first(one if isinstance(one, dict) else {} for one in values)
 
@@ -198,8 +213,12 @@ def schema_of(cls: type[BaseModel]) -> SchemaNode:
     schema = cls.model_json_schema(schema_generator=_Generator)
     definitions = schema.pop("$defs", {})
     for title, group in definitions.items():
-        if "name" in (properties := group.get("properties", {})) and not _constants(properties["name"]):
-            raise TypeError(f"{title}.name: `name` is reserved for discriminated unions; rename this field")
+        if "name" in (properties := group.get("properties", {})) and not _constants(
+            properties["name"]
+        ):
+            raise TypeError(
+                f"{title}.name: `name` is reserved for discriminated unions; rename this field"
+            )
     return SchemaNode(schema, definitions)
 
 
@@ -224,16 +243,23 @@ def schema_text(cls: type[BaseModel]) -> str:
     return json.dumps(schema, indent=1, ensure_ascii=False) + "\n"
 
 
-def walk(node: SchemaNode, prefix: str = "", above: tuple[int, ...] = ()) -> Iterator[tuple[str, SchemaNode]]:
+def walk(
+    node: SchemaNode, prefix: str = "", above: tuple[int, ...] = ()
+) -> Iterator[tuple[str, SchemaNode]]:
     """Every setting and every choice (as model.position.name=rope) below a group, default choices first.  A
     choice inside another choice of the same kind is not repeated."""
     for key, field in node.fields.items():
-        name, inner = f"{prefix}{key}", field.inside
+        name = f"{prefix}{key}"
+        inner = field.inside
         if key == "name" and (field.literals or not prefix):
             continue
         yield name, field
         inside = f"{name}{'.KEY' if field.values else '[]' if field.items else ''}."
-        first = (field.spec.get("default") or {}).get("name") if inner.choices and inner is field else None
+        first = (
+            (field.spec.get("default") or {}).get("name")
+            if inner.choices and inner is field
+            else None
+        )
         choices = sorted(inner.choices.items(), key=lambda item: item[0] != first)
         entered = (*above, *(id(choice.spec) for _, choice in choices))
         for choice, group in [("", inner.group), *choices]:
@@ -246,7 +272,11 @@ def walk(node: SchemaNode, prefix: str = "", above: tuple[int, ...] = ()) -> Ite
 
 def leaves(node: SchemaNode) -> list[str]:
     """The dotted name of every setting below a group that an override can set."""
-    names = (name for name, _ in walk(node) if "=" not in name and "[]" not in name and ".KEY" not in name)
+    names = (
+        name
+        for name, _ in walk(node)
+        if "=" not in name and "[]" not in name and ".KEY" not in name
+    )
     return list(dict.fromkeys(names))
 
 

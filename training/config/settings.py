@@ -50,13 +50,17 @@ class TrainingSettings(StrictSettings):
         ge=1,
     )
     optimizer: OptimizerSettings = setting(AdamWSettings(), "optimizer of the weights")
-    lr_schedule: ScheduleSettings = setting(CosineSchedule(), "learning rate as a function of the step")
+    lr_schedule: ScheduleSettings = setting(
+        CosineSchedule(), "learning rate as a function of the step"
+    )
     stages: list[StageSettings] = optional(
         "stages of the run, in order: window length, batch size, overrides of the positional scheme; "
         "empty: one stage",
         default=[],
     )
-    grad_clip: float | None = setting(1.0, "maximum norm of the whole gradient; null: no clipping", gt=0)
+    grad_clip: float | None = setting(
+        1.0, "maximum norm of the whole gradient; null: no clipping", gt=0
+    )
     on_nonfinite: NonFiniteSettings = free(
         StopOnNonFinite(), "what to do if the loss or gradient of a step is not finite"
     )
@@ -73,7 +77,8 @@ class TrainingSettings(StrictSettings):
         "auto", "auto: bfloat16 autocast on a GPU that has it, float32 elsewhere"
     )
     compile: bool | None = free(
-        None, "torch.compile: a minute at the start, faster steps after it; null: on GPUs, not on CPUs"
+        None,
+        "torch.compile: a minute at the start, faster steps after it; null: on GPUs, not on CPUs",
     )
     parallel: ParallelSettings = free(ParallelSettings(), "how processes share the run")
     rank_timeout: float = free(
@@ -97,9 +102,12 @@ class TrainingSettings(StrictSettings):
 
     @model_validator(mode="after")
     def _intervals_and_sizes_agree(self) -> "TrainingSettings":
-        c, v = self.checkpoint, self.validation
+        c = self.checkpoint
+        v = self.validation
         if c.best is not None and c.best not in v.multiples:
-            raise ValueError(f"checkpoint.best = {c.best} is not measured: add it to validation.multiples")
+            raise ValueError(
+                f"checkpoint.best = {c.best} is not measured: add it to validation.multiples"
+            )
         if c.best is not None and c.interval and (not v.interval or c.interval % v.interval):
             fix = f"make it a multiple of validation.interval ({v.interval})"
             raise ValueError(
@@ -119,7 +127,9 @@ class ParentSettings(StrictSettings):
         json_schema_extra={"may_change": True},
     )
     checkpoint: int | None = free(None, "step of its checkpoint; null: the newest", ge=0)
-    hash: str | None = setting(None, "of that checkpoint; recorded at the start, and checked if set")
+    hash: str | None = setting(
+        None, "of that checkpoint; recorded at the start, and checked if set"
+    )
     fork: Literal[True] | None = optional(
         "true: continue its optimizer, step count and data order too, as --fork RUN does"
     )
@@ -186,14 +196,18 @@ class RunSettings(StrictSettings):
 
     @model_validator(mode="after")
     def _lengths_and_budget_agree(self) -> "RunSettings":
-        t, length, targets = self.training, self.train_length, self.training.validation.targets
+        t = self.training
+        length = self.train_length
+        targets = self.training.validation.targets
         if self.steps < 1:
             raise ValueError(
                 f"training.tokens = {t.tokens} is less than one step: training.batch_size × train_length = "
                 f"{t.batch_size * length} tokens"
             )
         if targets > length:
-            raise ValueError(f"training.validation.targets = {targets} exceeds train_length = {length}")
+            raise ValueError(
+                f"training.validation.targets = {targets} exceeds train_length = {length}"
+            )
         self.data.positions.check(length)
         decay = t.lr_schedule.decay if isinstance(t.lr_schedule, WsdSchedule) else 0.0
         warmup = t.lr_schedule.warmup / (1 if t.lr_schedule.warmup < 1 else self.steps)

@@ -53,9 +53,12 @@ def segments(
     per_step = batch_size * train_length
     if not stages:
         return (Segment(train_length, batch_size, tokens // per_step),)
-    found, spent, slack = [], 0, 0
+    found = []
+    spent = 0
+    slack = 0
     for i, stage in enumerate(stages):
-        where, before = f"training.stages.{i}", found[-1] if found else Segment(train_length, batch_size)
+        where = f"training.stages.{i}"
+        before = found[-1] if found else Segment(train_length, batch_size)
         length = stage.length or before.length
         batch = stage.batch_size or (per_step // length if stage.length else before.batch_size)
         if stage.batch_size is None and stage.length and per_step % length:
@@ -64,7 +67,9 @@ def segments(
                 f"not a multiple of its length {length}"
             )
         if stage.duration is None and i < len(stages) - 1:
-            raise ValueError(f"{where}.duration is missing: only that of the last stage may be null")
+            raise ValueError(
+                f"{where}.duration is missing: only that of the last stage may be null"
+            )
         each = batch * length
         is_share = stage.duration is None or stage.duration < 1
         due = tokens - spent if stage.duration is None else stage.duration * tokens
@@ -72,9 +77,12 @@ def segments(
         if steps < 1:
             raise ValueError(f"{where} is shorter than one step of {batch} × {length} tokens")
         found.append(Segment(length, batch, steps))
-        spent, slack = spent + steps * each, slack + each * is_share
+        spent = spent + steps * each
+        slack = slack + each * is_share
     if (longest := max(segment.length for segment in found)) != train_length:
-        raise ValueError(f"train_length = {train_length} must be the longest of training.stages, {longest}")
+        raise ValueError(
+            f"train_length = {train_length} must be the longest of training.stages, {longest}"
+        )
     if spent > tokens or tokens - spent >= max(slack, per_step):
         raise ValueError(
             f"training.stages use {spent:,} tokens, and training.tokens = {tokens}: set it to {spent}, or "

@@ -38,19 +38,26 @@ class CheckpointSettings(StrictSettings):
     interval: int | None = free(
         500, "steps between checkpoints; null: only at the end and when interrupted", ge=1
     )
-    keep: int = free(2, "number of newest checkpoints to keep; 2 leave one if the newest is damaged", ge=1)
-    keep_interval: int | None = free(None, "keep all checkpoints whose step is a multiple of this", ge=1)
+    keep: int = free(
+        2, "number of newest checkpoints to keep; 2 leave one if the newest is damaged", ge=1
+    )
+    keep_interval: int | None = free(
+        None, "keep all checkpoints whose step is a multiple of this", ge=1
+    )
     best: int | None = free(
         None,
         "keep the checkpoint of lowest held-out loss at this multiple of train_length, one of "
         "validation.multiples",
         ge=1,
     )
-    asynchronous: bool = free(False, "write in the background from a copy in host memory, one at a time")
+    asynchronous: bool = free(
+        False, "write in the background from a copy in host memory, one at a time"
+    )
 
     @model_validator(mode="after")
     def _kept_steps_are_saved(self) -> "CheckpointSettings":
-        keep, interval = self.keep_interval, self.interval
+        keep = self.keep_interval
+        interval = self.interval
         if keep is not None and (interval is None or keep % interval):
             fix = f"make it a multiple of interval ({interval})" if interval else "set interval too"
             raise ValueError(f"keep_interval = {keep}: {fix}")
@@ -111,7 +118,9 @@ NonFiniteSettings = Annotated[StopOnNonFinite | SkipNonFinite, Field(discriminat
 class SpikeSettings(StrictSettings):
     """Skip the update of a step whose loss is far above those before it."""
 
-    sigmas: float = setting(6.0, "a loss this many standard deviations above the mean is a spike", gt=0)
+    sigmas: float = setting(
+        6.0, "a loss this many standard deviations above the mean is a spike", gt=0
+    )
     window: int = setting(
         100,
         "applied steps that mean and deviation are computed over; no step is a spike before a stage of the "
@@ -132,14 +141,18 @@ class ValidationSettings(StrictSettings):
         [], "further validations: below 1 a share of the run, from 1 on a number of steps"
     )
     multiples: list[int] = free([1, 2, 4], "lengths, as multiples of train_length", min_length=1)
-    spans: int = free(32, "number of spans of targets, from different places of the validation text", ge=1)
+    spans: int = free(
+        32, "number of spans of targets, from different places of the validation text", ge=1
+    )
     targets: int = free(64, "targets in each span, at the end of its context", ge=1)
 
     @field_validator("multiples")
     @classmethod
     def _multiples_are_positive(cls, multiples: list[int]) -> list[int]:
         if min(multiples) < 1 or len(set(multiples)) < len(multiples):
-            raise ValueError(f"multiples must be different whole numbers from 1 on, not {multiples}")
+            raise ValueError(
+                f"multiples must be different whole numbers from 1 on, not {multiples}"
+            )
         return multiples
 
     @field_validator("at")

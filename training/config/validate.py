@@ -91,12 +91,18 @@ class _Checker:
     def reject(self, path: tuple, text: str) -> None:
         self.problems.append(SettingsProblem(path, text))
 
-    def group(self, node: SchemaNode, tree: dict, path: tuple, kind: SchemaNode | None = None) -> dict:
+    def group(
+        self, node: SchemaNode, tree: dict, path: tuple, kind: SchemaNode | None = None
+    ) -> dict:
         """The valid settings of a group; `kind` is the setting of which the group is one choice."""
         kept = {}
         for key, value in tree.items():
             if (field := node.fields.get(key)) is None:
-                owners = [name for name, one in kind.choices.items() if key in one.fields] if kind else []
+                owners = (
+                    [name for name, one in kind.choices.items() if key in one.fields]
+                    if kind
+                    else []
+                )
                 self.reject((*path, key), self.unknown(node, path, key, tree.get("name"), owners))
                 continue
             before = len(self.problems)
@@ -113,27 +119,38 @@ class _Checker:
             name = value.get("name")
             if isinstance(name, str) and name in node.choices:
                 return self.group(node.choices[name], value, path, node)
-            only = [*node.choices.values()] if len(node.choices) == 1 and "name" not in value else []
+            only = (
+                [*node.choices.values()] if len(node.choices) == 1 and "name" not in value else []
+            )
             if group := node.group or next(iter(only), None):
                 return self.group(group, value, path)
             if node.values is not None and not node.choices:
-                return {key: self.value(node.values, item, (*path, key)) for key, item in value.items()}
-            path, close = (*path, "name"), closest(name, node.choices, 0.5)
+                return {
+                    key: self.value(node.values, item, (*path, key)) for key, item in value.items()
+                }
+            path = (*path, "name")
+            close = closest(name, node.choices, 0.5)
             guess = f"did you mean {close}? " if close else ""
             text = f" = {show(name)} is unknown; {guess}" if "name" in value else " is missing; "
             problem = f"{text}known: {', '.join(node.choices)}"
-        elif not isinstance(value, dict) and node.is_group_only and not (value is None and node.null):
+        elif (
+            not isinstance(value, dict) and node.is_group_only and not (value is None and node.null)
+        ):
             problem = f" = {show(value)}: {_group_required(node, value, path)}"
         else:
-            given, (value, reason) = value, _read_scalar(node, value)
+            given = value
+            (value, reason) = _read_scalar(node, value)
             problem = f" = {show(given)}: {reason}" if reason else None
         if problem is not None:
             self.reject(path, _dotted(path) + problem)
         return value
 
-    def unknown(self, node: SchemaNode, path: tuple, key: str, name: object, owners: list[str]) -> str:
+    def unknown(
+        self, node: SchemaNode, path: tuple, key: str, name: object, owners: list[str]
+    ) -> str:
         """The message for an unknown key; `owners` are the other choices of this kind that have it."""
-        dotted, group = _dotted((*path, key)), _dotted(path)
+        dotted = _dotted((*path, key))
+        group = _dotted(path)
         if owners:
             inside = [leaf for leaf in leaves(node) if leaf.rsplit(".", 1)[-1] == key]
             fix = (
@@ -142,7 +159,8 @@ class _Checker:
                 else f"choose {group}.name={owners[0]} first"
             )
             return f"{dotted} belongs to {', '.join(owners)}, not to {name}; {fix}"
-        start, fields = f"{dotted} is not a setting; ", [one for one in node.fields if one != "name"]
+        start = f"{dotted} is not a setting; "
+        fields = [one for one in node.fields if one != "name"]
         siblings = [_dotted((*path, one)) for one in fields]
         names = [*siblings, *leaves(self.root)]
         renamed = (new for old, new in RENAMED.items() if f".{dotted}".endswith(f".{old}"))
@@ -151,7 +169,8 @@ class _Checker:
             return f"{start}did you mean {alias}?"
         if key in ("threads", "num_threads") and not path:
             return f"{start}set the environment variable OMP_NUM_THREADS"
-        if path and len(siblings) <= MAX_LISTED:  # few enough to list: suggest nothing from elsewhere
+        # few enough to list: suggest nothing from elsewhere
+        if path and len(siblings) <= MAX_LISTED:
             names = [one for one in names if one.startswith(f"{group}.")] or siblings
 
         def similarity(one: str) -> float:
@@ -176,13 +195,20 @@ def _read_scalar(node: SchemaNode, value: Any) -> tuple[Any, str | None]:
         if node.types == ["string"] and isinstance(value, (bool, int, float)):
             return value, "must be text; put it between quotes"
         close = difflib.get_close_matches(str(value), map(str, node.literals), n=1, cutoff=0.6)
-        got = "" if isinstance(value, (str, int, float)) and value != "" else f", not {kind_of(value)}"
-        allowed, types = f", {node.range_text}" if node.range else "", node.type_text
+        got = (
+            ""
+            if isinstance(value, (str, int, float)) and value != ""
+            else f", not {kind_of(value)}"
+        )
+        allowed = f", {node.range_text}" if node.range else ""
+        types = node.type_text
         if types.startswith(("whole", "number", "list", "mapping", "path")):
             types = f"a {types}"
         elif not types.startswith(("a ", "text", "true or false")) and " or " in types:
             types = f"one of {types}"
-        return value, f"must be {types}{allowed}{got}" + (f"; did you mean {close[0]}?" if close else "")
+        return value, f"must be {types}{allowed}{got}" + (
+            f"; did you mean {close[0]}?" if close else ""
+        )
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return value, None
     is_outside = any(LIMITS[key][1](value, limit) for key, limit in node.range)
@@ -202,16 +228,20 @@ def _fits(node: SchemaNode, value: Any) -> bool:
 
 def _group_required(node: SchemaNode, value: Any, path: tuple) -> str:
     """The message for another value where a choice by name or a group of settings is required."""
-    dotted, null = _dotted(path), " or null" if node.null else ""
+    dotted = _dotted(path)
+    null = " or null" if node.null else ""
     if node.choices:
         close = closest(value, node.choices, 0.6)
         guess = f"did you mean {dotted}.name={close}?" if close else f"write {dotted}.name=NAME;"
         return f"must be a choice by name{null}; {guess} known: {', '.join(node.choices)}"
     assert node.group is not None
     fields = node.group.fields
-    key, example, listed = next(iter(fields)), "VALUE", ""
+    key = next(iter(fields))
+    example = "VALUE"
+    listed = ""
     if len(fields) <= MAX_LISTED:
-        listed, plain = f" ({', '.join(fields)})", [one for one in fields if not fields[one].is_group_only]
+        listed = f" ({', '.join(fields)})"
+        plain = [one for one in fields if not fields[one].is_group_only]
         fits = [one for one in plain if _read_scalar(fields[one], value)[1] is None]
         key, example = (fits[0], show(value)) if fits else (key, example)
     # No override can set an item of a list.
@@ -228,7 +258,9 @@ def from_pydantic(
     paths = [problem.path for problem in known]
     errors: list[Any] = error.errors(include_url=False)
     for item in errors:
-        path, current, is_missing = (), tree, item["type"] == "missing"
+        path = ()
+        current = tree
+        is_missing = item["type"] == "missing"
         for part in item["loc"][:-1] if is_missing else item["loc"]:  # also names of union members
             with suppress(KeyError, IndexError, TypeError):
                 current = current[part]
@@ -236,9 +268,12 @@ def from_pydantic(
         path += item["loc"][-1:] if is_missing else ()
         if path in found or any(path[: len(k)] == k or k[: len(path)] == path for k in paths):
             continue
-        dotted, message = _dotted(path), item["msg"][0].lower() + item["msg"][1:]
+        dotted = _dotted(path)
+        message = item["msg"][0].lower() + item["msg"][1:]
         text = (
-            f"{dotted} = {show(item['input'])}: {message}" if dotted else f"{show(item['input'])}: {message}"
+            f"{dotted} = {show(item['input'])}: {message}"
+            if dotted
+            else f"{show(item['input'])}: {message}"
         )
         if is_missing:
             about = (node.description for name, node in walk(root) if name == dotted)

@@ -25,7 +25,8 @@ _SCALARS = (
     ),
 )
 MAX_VALUES = 100_000  # in one text; nested aliases can expand to any number
-_INVALID = re.compile("[\0\ud800-\udfff]")  # characters that are invalid in paths and in UTF-8 files
+# characters that are invalid in paths and in UTF-8 files
+_INVALID = re.compile("[\0\ud800-\udfff]")
 
 
 class _Loader(yaml.SafeLoader):
@@ -103,14 +104,18 @@ def parse_yaml(text: str, source: str, numbered: bool = True) -> tuple[object, d
         node = loader.get_single_node()
         return None if node is None else loader.build(node, ()), loader.lines
     except yaml.reader.ReaderError as error:
-        line, problem = text.count("\n", 0, error.position), f"the character {chr(error.character)!a}"
+        line = text.count("\n", 0, error.position)
+        problem = f"the character {chr(error.character)!a}"
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        line, problem = mark.line if mark else None, error.problem or error.context
+        line = mark.line if mark else None
+        problem = error.problem or error.context
     except (yaml.YAMLError, ValueError, OverflowError) as error:  # the latter for "\UFFFFFFFF"
-        line, problem = None, str(error)
+        line = None
+        problem = str(error)
     except RecursionError:
-        line, problem = None, "nested too deeply"
+        line = None
+        problem = "nested too deeply"
     where = f"{source}:{line + 1}" if line is not None and numbered else source
     raise ConfigError(f"{where}: not valid YAML: {problem}")
 
@@ -120,14 +125,18 @@ def read_yaml(file: Path) -> tuple[dict, dict[tuple, int]]:
     try:
         text = file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{file}: not UTF-8 text (byte {error.start}), so not a settings file") from None
+        raise ConfigError(
+            f"{file}: not UTF-8 text (byte {error.start}), so not a settings file"
+        ) from None
     except OSError as error:
         raise ConfigError(f"{file}: cannot be read: {error.strerror}") from None
     value, lines = parse_yaml(text, str(file))
     if value is None:
         return {}, {}
     if not isinstance(value, dict):
-        raise ConfigError(f"{file}: must be a mapping of settings (key: value), but it is {kind_of(value)}")
+        raise ConfigError(
+            f"{file}: must be a mapping of settings (key: value), but it is {kind_of(value)}"
+        )
     return value, lines
 
 
@@ -140,7 +149,13 @@ def kind_of(value: object) -> str:
     """The type of a parsed value, as text for a message."""
     if value is None:
         return "null"
-    names = {bool: "true/false", int: "a whole number", float: "a number", str: "text", list: "a list"}
+    names = {
+        bool: "true/false",
+        int: "a whole number",
+        float: "a number",
+        str: "text",
+        list: "a list",
+    }
     return names.get(type(value), "a mapping" if isinstance(value, dict) else type(value).__name__)
 
 

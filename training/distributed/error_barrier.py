@@ -9,14 +9,16 @@ import torch.distributed as dist
 
 from errors import TrainingError
 
-PATIENCE = timedelta(hours=24)  # timeout of a collective; the watchdog detects lost processes long before
+# timeout of a collective; the watchdog detects lost processes long before
+PATIENCE = timedelta(hours=24)
 T = TypeVar("T")
 
 
 class ProcessGroup:
     """Processes that exchange Python objects. This base class is a single process."""
 
-    rank, world = 0, 1
+    rank = 0
+    world = 1
 
     def gather(self, value: Any) -> list[Any]:
         """The value of each process, by rank."""
@@ -31,7 +33,8 @@ class SideChannelGroup(ProcessGroup):
     steps. Every process must create it at the same point."""
 
     def __init__(self, rank: int, world: int):
-        self.rank, self.world = rank, world
+        self.rank = rank
+        self.world = world
         backend = "fake" if dist.get_backend() == "fake" else "gloo"  # "fake": simulated processes
         self._link = dist.new_group(backend=backend, timeout=PATIENCE)
 

@@ -35,16 +35,23 @@ def check_launch(t: TrainingSettings, environment: Mapping[str, str]) -> None:
         if is_wrong:
             raise TrainingError(f"accelerate config: {problem}")
 
-    enabled = {name for name, value in environment.items() if value.lower() not in ("", "false", "no")}
+    enabled = {
+        name for name, value in environment.items() if value.lower() not in ("", "false", "no")
+    }
     for name in ("DEEPSPEED", "MEGATRON_LM"):
-        reject(f"ACCELERATE_USE_{name}" in enabled, f"{name} is not supported: use one of configs/accelerate")
+        reject(
+            f"ACCELERATE_USE_{name}" in enabled,
+            f"{name} is not supported: use one of configs/accelerate",
+        )
     bfloat16 = t.precision == "bfloat16" or (t.precision == "auto" and torch.cuda.is_available())
     mixed = environment.get("ACCELERATE_MIXED_PRECISION", "no")
     reject(
         mixed != "no" and not (mixed == "bf16" and bfloat16),
         f"mixed_precision is {mixed}, but training.precision is {t.precision}: set mixed_precision: no",
     )
-    reject("ACCELERATE_DYNAMO_BACKEND" in enabled, "remove dynamo_config; training.compile replaces it")
+    reject(
+        "ACCELERATE_DYNAMO_BACKEND" in enabled, "remove dynamo_config; training.compile replaces it"
+    )
     steps = environment.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1")
     reject(
         steps not in ("1", "auto"),
@@ -58,7 +65,10 @@ def check_launch(t: TrainingSettings, environment: Mapping[str, str]) -> None:
         )
     if not requests_fsdp(environment):
         return
-    reject(t.parallel.sharding == "none", "FSDP contradicts training.parallel.sharding none: set it to full")
+    reject(
+        t.parallel.sharding == "none",
+        "FSDP contradicts training.parallel.sharding none: set it to full",
+    )
     version = environment.get("FSDP_VERSION", "1")
     reject(version != "2", f"fsdp_version is {version}: set it to 2")
     reshard = environment.get("FSDP_RESHARD_AFTER_FORWARD", "true")

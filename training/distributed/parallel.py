@@ -20,7 +20,13 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from errors import TrainingError
 from model import ContextShard, Transformer
 from training.config.settings import TrainingSettings
-from training.distributed.error_barrier import ALONE, PATIENCE, ProcessGroup, SideChannelGroup, error_barrier
+from training.distributed.error_barrier import (
+    ALONE,
+    PATIENCE,
+    ProcessGroup,
+    SideChannelGroup,
+    error_barrier,
+)
 from training.distributed.launch import (
     COMMAND,
     check_context,
@@ -54,10 +60,14 @@ class Parallel(ProcessGroup):
         self.world: int = self._accelerator.num_processes
         check_world(t, os.environ, self.world)
         default = "full" if requests_fsdp(os.environ) else "none"
-        self.sharded: bool = (default if t.parallel.sharding == "auto" else t.parallel.sharding) == "full"
+        self.sharded: bool = (
+            default if t.parallel.sharding == "auto" else t.parallel.sharding
+        ) == "full"
         if self.sharded and not dist.is_initialized():
             start = COMMAND.format(n="N")
-            raise TrainingError(f"training.parallel.sharding=full requires several processes: start {start}")
+            raise TrainingError(
+                f"training.parallel.sharding=full requires several processes: start {start}"
+            )
         self.shard: ContextShard | None = None
         if (size := t.parallel.context) > 1:
             check_context(size, self.world)
@@ -67,7 +77,9 @@ class Parallel(ProcessGroup):
             self.shard = ContextShard.of(mesh.get_group("context"))
         # Sharded: all processes save the model and report errors over `saving_group`. Otherwise the main
         # process saves it and reports errors to all processes over `error_group`.
-        self.saving_group: ProcessGroup = SideChannelGroup(self.rank, self.world) if self.sharded else ALONE
+        self.saving_group: ProcessGroup = (
+            SideChannelGroup(self.rank, self.world) if self.sharded else ALONE
+        )
         self.error_group: ProcessGroup = ALONE if self.sharded else self
 
     @property
@@ -106,7 +118,11 @@ class Parallel(ProcessGroup):
         self._accelerator.wait_for_everyone()
 
     def wrap(
-        self, model: Transformer, *, compiled: bool | None = False, autocast: torch.dtype | None = None
+        self,
+        model: Transformer,
+        *,
+        compiled: bool | None = False,
+        autocast: torch.dtype | None = None,
     ) -> nn.Module:
         """The model for training passes, whose gradients are averaged over all processes.
 
@@ -161,7 +177,9 @@ class Parallel(ProcessGroup):
         found = self.gather(value)
         for rank, other in enumerate(found):
             if other != found[0]:
-                raise TrainingError(f"{what} is {other} on process {rank} and {found[0]} on process 0: {fix}")
+                raise TrainingError(
+                    f"{what} is {other} on process {rank} and {found[0]} on process 0: {fix}"
+                )
 
     def state(self) -> dict[str, Any]:
         """The state of accelerate, for the run's manifest."""
@@ -180,7 +198,9 @@ class Parallel(ProcessGroup):
         self._accelerator.end_training()
 
 
-def shard(model: Transformer, device: torch.device, world: int, autocast: torch.dtype | None) -> None:
+def shard(
+    model: Transformer, device: torch.device, world: int, autocast: torch.dtype | None
+) -> None:
     """Shard weights, gradients and optimizer state over all processes, block by block (FSDP2).
 
     The parameters outside the blocks, such as positional schemes and tied embeddings, form one more group,

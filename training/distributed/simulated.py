@@ -39,9 +39,15 @@ class SimulatedParallel(Parallel):
 
     def __init__(self, t: TrainingSettings, world: int):
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-            raise TrainingError("--world simulates the processes: run it in one process, without a launcher")
+            raise TrainingError(
+                "--world simulates the processes: run it in one process, without a launcher"
+            )
         launch = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
-        launch |= {"ACCELERATE_USE_CPU": "true", "ACCELERATE_TORCH_DEVICE": "cpu", "OMP_NUM_THREADS": 1}
+        launch |= {
+            "ACCELERATE_USE_CPU": "true",
+            "ACCELERATE_TORCH_DEVICE": "cpu",
+            "OMP_NUM_THREADS": 1,
+        }
         # Read by accelerate, which uses a process group that is initialized.
         os.environ.update({name: str(value) for name, value in launch.items()})
         dist.init_process_group("fake", rank=0, world_size=world, store=FakeStore())
@@ -94,7 +100,9 @@ class CollectiveCounter(TorchDispatchMode):
             group = "context" if self._context in names else "all"
             key = _NAMES.get(name, name), group
             before = self.found.get(key, Traffic())
-            self.found[key] = Traffic(before.count + 1, before.nbytes + max(x.nbytes for x in tensors))
+            self.found[key] = Traffic(
+                before.count + 1, before.nbytes + max(x.nbytes for x in tensors)
+            )
         return out
 
 

@@ -42,7 +42,10 @@ class Watchdog:
     """
 
     def __init__(self, run: Path, attempt: str, rank: int, world: int, timeout: float):
-        self.rank, self.world, self.timeout, self._attempt = rank, world, timeout, attempt
+        self.rank = rank
+        self.world = world
+        self.timeout = timeout
+        self._attempt = attempt
         self._folder = heartbeats_of(run)
         self._interval = min(5.0, timeout / 20)
         self._peers = range(1, world) if rank == 0 else (0,)
@@ -95,7 +98,9 @@ class Watchdog:
             if (now := self._collective) is None:
                 in_step.restart()
             elif in_step.seconds(now) > self.timeout:
-                self._exit(f"{now[1]} has not finished within {self.timeout:g} s: another process hangs")
+                self._exit(
+                    f"{now[1]} has not finished within {self.timeout:g} s: another process hangs"
+                )
             for peer, watch in silent.items():
                 if (beat := self._last_heartbeat(peer)) is None:
                     watch.restart()
@@ -117,7 +122,8 @@ class Watchdog:
     def _last_heartbeat(self, peer: int) -> str | None:
         """The last heartbeat of a process: a number, or the error it exited with."""
         try:
-            text = self._file(peer).read_text(encoding="utf-8", errors="replace")  # may be partly written
+            # may be partly written
+            text = self._file(peer).read_text(encoding="utf-8", errors="replace")
         except OSError:
             return None
         attempt, _, beat = text.partition(" ")
@@ -131,12 +137,14 @@ class Watchdog:
     def _exit(self, text: str) -> None:
         """Exit at once: an orderly shutdown would wait for the lost process again."""
         message = (
-            f"{text} (training.rank_timeout). Run the same command again to resume from the last checkpoint"
+            f"{text} (training.rank_timeout). Run the same command again to resume from the last "
+            "checkpoint"
         )
         status = RANK_LOST
         if (failure := self._failure()) is not None:
             self._write(failure)  # for processes that read this heartbeat only
-            message, status = failure, FAILED
+            message = failure
+            status = FAILED
         print(f"error: (process {self.rank}) {message}", file=sys.stderr, flush=True)
         os._exit(status)
 
@@ -149,7 +157,8 @@ class Stopwatch:
     """
 
     def __init__(self, clock: Callable[[], float], interval: float):
-        self._clock, self._most = clock, 2 * interval
+        self._clock = clock
+        self._most = 2 * interval
         self.restart()
 
     def restart(self) -> None:
@@ -160,7 +169,8 @@ class Stopwatch:
     def seconds(self, mark: object) -> float:
         """Seconds since `mark` last changed."""
         now = self._clock()
-        passed, self._last = min(max(now - self._last, 0.0), self._most), now
+        passed = min(max(now - self._last, 0.0), self._most)
+        self._last = now
         self._sum = self._sum + passed if mark == self._mark else 0.0
         self._mark = mark
         return self._sum

@@ -38,7 +38,8 @@ class Console:
     """
 
     def __init__(self, quiet: bool = False, interval: float = 10.0, results: bool = True):
-        self.quiet, self.results = quiet, results
+        self.quiet = quiet
+        self.results = results
         self.interval = interval
         self._screens: list[RichConsole] = []  # rich consoles with a live display
 
@@ -107,11 +108,14 @@ class Console:
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
         """Print a table; numeric columns are right-aligned."""
         stream = sys.stdout if self.results else sys.stderr
-        table = Table(title=printable(title) or None, title_justify="left", show_header=any(columns))
+        table = Table(
+            title=printable(title) or None, title_justify="left", show_header=any(columns)
+        )
         for i, column in enumerate(columns):
             cells = [str(row[i]) for row in rows]
             table.add_column(
-                printable(column), justify="right" if cells and all(map(_numeric, cells)) else "left"
+                printable(column),
+                justify="right" if cells and all(map(_numeric, cells)) else "left",
             )
         for row in rows:
             table.add_row(*(printable(str(cell)).replace("[", r"\[") for cell in row))
@@ -140,8 +144,11 @@ class _Progress:
     """Counts finished units; shows nothing."""
 
     def __init__(self, label: str, total: int | None, unit: str):
-        self.label, self.total, self.unit = label, total, unit
-        self.done, self.start = 0.0, time.monotonic()
+        self.label = label
+        self.total = total
+        self.unit = unit
+        self.done = 0.0
+        self.start = time.monotonic()
 
     def advance(self, n: float = 1) -> None:
         self.done += n
@@ -168,10 +175,14 @@ class _TerminalBar(_Progress):
             TimeRemainingColumn(compact=True),
             console=RichConsole(file=sys.stderr),
         )
-        self.task = self.progress.add_task(printable(label).replace("[", r"\["), total=total, rate="")
+        self.task = self.progress.add_task(
+            printable(label).replace("[", r"\["), total=total, rate=""
+        )
 
     def show(self) -> None:
-        self.progress.update(self.task, completed=self.done, rate=f"{_count(self.rate)} {self.unit}/s")
+        self.progress.update(
+            self.task, completed=self.done, rate=f"{_count(self.rate)} {self.unit}/s"
+        )
 
 
 class _LineBar(_Progress):
@@ -179,10 +190,13 @@ class _LineBar(_Progress):
 
     def __init__(self, label, total, unit, line: Callable[[str], None], interval: float):
         super().__init__(label, total, unit)
-        self.line, self.interval, self.last = line, interval, self.start
+        self.line = line
+        self.interval = interval
+        self.last = self.start
 
     def show(self) -> None:
-        now, total = time.monotonic(), self.total
+        now = time.monotonic()
+        total = self.total
         if now - self.last < self.interval or (total and self.done >= total):
             return
         self.last, rate = now, f"{_count(self.rate)} {self.unit}/s"
@@ -196,7 +210,9 @@ class _LineBar(_Progress):
     def close(self, word: str) -> None:
         rate = f" ({_count(self.rate)} {self.unit}/s)" if self.done else ""
         seconds = time.monotonic() - self.start
-        self.line(f"{self.label}: {word}, {_count(self.done)} {self.unit} in {duration(seconds)}{rate}")
+        self.line(
+            f"{self.label}: {word}, {_count(self.done)} {self.unit} in {duration(seconds)}{rate}"
+        )
 
 
 def _count(number: float) -> str:

@@ -30,8 +30,14 @@ class LiveView:
     draw: redraws the terminal; None: there is none.
     """
 
-    def __init__(self, name: str, steps: int, tokens: int, done: int, peak: float, console: Console):
-        self.name, self.steps, self.tokens, self.peak, self.console = name, steps, tokens, peak, console
+    def __init__(
+        self, name: str, steps: int, tokens: int, done: int, peak: float, console: Console
+    ):
+        self.name = name
+        self.steps = steps
+        self.tokens = tokens
+        self.peak = peak
+        self.console = console
         self.draw: Callable[[], None] | None = None
         self._step: dict = {"step": done}  # the newest step
         self._measured: dict = {}  # the newest step with a measured speed
@@ -58,7 +64,8 @@ class LiveView:
                 )
         elif line["kind"] == "validation":
             targets = f"{line['targets']:,} targets of {line['documents']} documents"
-            self._before, self._nll = self._nll, {int(k): float(v) for k, v in line["nll"].items()}
+            self._before = self._nll
+            self._nll = {int(k): float(v) for k, v in line["nll"].items()}
             self._validation = f"step {line['step']:,}, {targets}"
             if not self._before:
                 self.console.info(f"held-out NLL by length: the same {targets}")
@@ -73,11 +80,16 @@ class LiveView:
         return Group(*lines, self._held_out()) if self._nll else Group(*lines)
 
     def _head(self) -> Table:
-        head, done = Table.grid(padding=(0, 2)), self._step["step"]
+        head = Table.grid(padding=(0, 2))
+        done = self._step["step"]
         left = f"{duration(self._seconds_left())} left" if self._measured else ""
         bar = ProgressBar(total=self.steps, completed=done, width=20)
         head.add_row(
-            Text(self.name, "bold"), f"step {done:,}/{self.steps:,}", bar, f"{done / self.steps:.0%}", left
+            Text(self.name, "bold"),
+            f"step {done:,}/{self.steps:,}",
+            bar,
+            f"{done / self.steps:.0%}",
+            left,
         )
         return head
 
@@ -86,12 +98,14 @@ class LiveView:
         if not self._losses:
             return text.append("waiting for the first step")
         losses = list(self._losses)
-        recent, earlier = losses[-RECENT:], losses[-2 * RECENT : -RECENT]
+        recent = losses[-RECENT:]
+        earlier = losses[-2 * RECENT : -RECENT]
         text.append("loss ").append(f"{mean(recent):.4f}", "bold")
         if len(earlier) == RECENT:
             change = mean(recent) - mean(earlier)
             text.append(f" {change:+.4f}", _tint(change))
-        rate, norm = self._step["lr"], float(self._step["grad_norm"])
+        rate = self._step["lr"]
+        norm = float(self._step["grad_norm"])
         return text.append(f"  {sparkline(losses, CURVE)}  lr {rate:.2e}  gradient {norm:.2g}")
 
     def _speed(self) -> Text:
@@ -108,9 +122,15 @@ class LiveView:
             table.add_column(f"{length:,}", justify="right")
         table.add_row("NLL", *(f"{nll:.4f}" for nll in self._nll.values()))
         if self._before:
-            changes = [nll - self._before.get(length, math.nan) for length, nll in self._nll.items()]
-            table.add_row("change", *(Text(f"{c:+.4f}" if c == c else "", _tint(c)) for c in changes))
-        return Group(Text(f"held out: {self._validation}", "dim", no_wrap=True, overflow="ellipsis"), table)
+            changes = [
+                nll - self._before.get(length, math.nan) for length, nll in self._nll.items()
+            ]
+            table.add_row(
+                "change", *(Text(f"{c:+.4f}" if c == c else "", _tint(c)) for c in changes)
+            )
+        return Group(
+            Text(f"held out: {self._validation}", "dim", no_wrap=True, overflow="ellipsis"), table
+        )
 
 
 def validation_in_words(nll: dict[int, float], before: dict[int, float]) -> list[str]:
@@ -138,11 +158,16 @@ def sparkline(values: Sequence[float], width: int) -> str:
     minimum to the maximum; a gap where no value is finite."""
     values = list(values)
     width = min(width, len(values))
-    bins = [mean(values[i * len(values) // width : (i + 1) * len(values) // width]) for i in range(width)]
+    bins = [
+        mean(values[i * len(values) // width : (i + 1) * len(values) // width])
+        for i in range(width)
+    ]
     good = [value for value in bins if value == value]
     low = min(good, default=0.0)
     scale = (len(BLOCKS) - 1) / ((max(good, default=0.0) - low) or math.inf)
-    return "".join(BLOCKS[round((value - low) * scale)] if value == value else " " for value in bins)
+    return "".join(
+        BLOCKS[round((value - low) * scale)] if value == value else " " for value in bins
+    )
 
 
 def _tint(change: float) -> str:

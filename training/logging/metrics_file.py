@@ -37,7 +37,9 @@ class MetricsFile:
             self._stream.write(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")
             self._stream.flush()
         except OSError as error:
-            raise TrainingError(f"{self.file}: step {step} cannot be written: {error.strerror}") from error
+            raise TrainingError(
+                f"{self.file}: step {step} cannot be written: {error.strerror}"
+            ) from error
         return line
 
     def sync(self) -> None:
@@ -46,7 +48,9 @@ class MetricsFile:
             self._stream.flush()
             os.fsync(self._stream.fileno())
         except OSError as error:
-            raise TrainingError(f"{self.file}: cannot be flushed to disk: {error.strerror}") from error
+            raise TrainingError(
+                f"{self.file}: cannot be flushed to disk: {error.strerror}"
+            ) from error
 
     def close(self) -> None:
         self._stream.close()
@@ -67,7 +71,8 @@ def latest(lines: Iterable[dict]) -> list[dict]:
     """The last line of each (step, kind), sorted by step."""
     kept: dict[tuple[int, str], dict] = {}
     for line in lines:
-        kept.pop((line["step"], line["kind"]), None)  # the last one defines the order within its step
+        # the last one defines the order within its step
+        kept.pop((line["step"], line["kind"]), None)
         kept[line["step"], line["kind"]] = line
     return sorted(kept.values(), key=lambda line: line["step"])  # stable
 
@@ -78,7 +83,8 @@ def held_lines(file: Path) -> Iterator[dict]:
     Ignores an incomplete last line. Raises TrainingError for an invalid line elsewhere.
     """
     # One pass over the bytes finds the starts: each supersedes the lines before it of later steps.
-    starts, end = [], 0
+    starts = []
+    end = 0
     with open(file, "rb") as stream:
         for number, raw in enumerate(stream, 1):
             end += len(raw)
@@ -132,7 +138,8 @@ def _last_line(file: Path) -> dict | None:
             return None
         with mmap.mmap(stream.fileno(), 0) as text:
             end = text.rfind(b"\n") + 1
-            last, tail = text[text.rfind(b"\n", 0, max(end - 1, 0)) + 1 : end], text[end:]
+            last = text[text.rfind(b"\n", 0, max(end - 1, 0)) + 1 : end]
+            tail = text[end:]
         if tail and (line := _parsed(tail)) is not None:
             stream.seek(size)
             stream.write(b"\n")

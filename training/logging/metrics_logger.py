@@ -41,14 +41,24 @@ class MetricsLogger:
     """
 
     def __init__(self, run: TrainingRun, step: int):
-        folder, settings = run.folder, run.settings
-        self.folder, self.settings, self.console = folder, settings, run.console
-        self._device, self._flops_per_token_at = run.device, run.model.flops_per_token
-        self._flops_per_token = self._flops_per_token_at(stage_after(stages_of(settings), step).length)
+        folder = run.folder
+        settings = run.settings
+        self.folder = folder
+        self.settings = settings
+        self.console = run.console
+        self._device = run.device
+        self._flops_per_token_at = run.model.flops_per_token
+        self._flops_per_token = self._flops_per_token_at(
+            stage_after(stages_of(settings), step).length
+        )
         self._peak = peak_flops(run.device) * run.parallel.world
         tokens = settings.tokens_after(settings.steps)
-        self._view = LiveView(short_name(folder), settings.steps, tokens, step, self._peak, run.console)
-        self._file, self._trackers, self._own = None, [], {}
+        self._view = LiveView(
+            short_name(folder), settings.steps, tokens, step, self._peak, run.console
+        )
+        self._file = None
+        self._trackers = []
+        self._own = {}
         if run.parallel.main:
             self._file = MetricsFile(folder / "metrics.jsonl", step)
             self._trackers = make_trackers(settings, folder, step, run.console)
@@ -59,7 +69,8 @@ class MetricsLogger:
         self._stage: Stage | None = None  # the stage that begins with the next step
         self._applied = step  # the last step that changed the weights
         self.loss = math.nan
-        if step == 0 and "step0" in (manifest := read_object(folder / MANIFEST)):  # of an extension run
+        # of an extension run
+        if step == 0 and "step0" in (manifest := read_object(folder / MANIFEST)):
             self.write(0, "step0", **manifest["step0"])
 
     def __enter__(self) -> "MetricsLogger":
@@ -90,7 +101,9 @@ class MetricsLogger:
     def check(self) -> None:
         """Raises TrainingError where part of the run directory is lost."""
         if (lost := self._lost()) is not None:
-            raise TrainingError(f"{lost} was removed or moved during training: restore it, then resume")
+            raise TrainingError(
+                f"{lost} was removed or moved during training: restore it, then resume"
+            )
 
     def sync(self) -> None:
         """Flush the metrics to the disk before a checkpoint.
@@ -114,7 +127,9 @@ class MetricsLogger:
         values = {"tokens": self.settings.tokens_after(done), "targets": batch.n_targets}
         values |= {"passes": batch.passes} if batch.passes else {}
         values |= {"epoch": batch.epoch, "data": batch.hash}
-        self._queue.append(_QueuedStep(done, result, rates, values, self._flops_per_token, self._stage))
+        self._queue.append(
+            _QueuedStep(done, result, rates, values, self._flops_per_token, self._stage)
+        )
         self._stage = None
 
     def read(self, pending: int = 0) -> int:
@@ -135,7 +150,10 @@ class MetricsLogger:
             self._meter.step(tokens, step.flops_per_token)
             skipped = {"skipped": REASONS[found.reason]} if found.reason else {}
             values = skipped | step.rates | step.values
-            if step.done % self.settings.training.log_interval == 0 or step.done == self.settings.steps:
+            if (
+                step.done % self.settings.training.log_interval == 0
+                or step.done == self.settings.steps
+            ):
                 speed, flops = self._meter.measure()
                 values |= {"tokens_per_second": speed, "mfu": flops / self._peak}
                 values |= {"peak_memory_bytes": peak_memory(self._device)}

@@ -14,7 +14,10 @@ class Profiler:
     """Traces the steps of the settings, one file per rank; settings None: no trace."""
 
     def __init__(self, settings: ProfileSettings | None, folder: Path, rank: int, console: Console):
-        self.settings, self.folder, self.rank, self.console = settings, folder / "profile", rank, console
+        self.settings = settings
+        self.folder = folder / "profile"
+        self.rank = rank
+        self.console = console
         self._running: profile | None = None
         self._first = self._last = -1
 
@@ -28,12 +31,14 @@ class Profiler:
         """Start or stop the trace before update `step` (0, 1, ...)."""
         if self.settings is None:
             return
-        first, after = self.settings.start, self.settings.start + self.settings.steps
+        first = self.settings.start
+        after = self.settings.start + self.settings.steps
         if step == after:
             self._stop()
         elif self._running is None and first <= step < after:
             gpu = [ProfilerActivity.CUDA] if torch.cuda.is_available() else []
-            self._running, self._first = profile(activities=[ProfilerActivity.CPU, *gpu]), step
+            self._running = profile(activities=[ProfilerActivity.CPU, *gpu])
+            self._first = step
             self._running.start()
         self._last = step
 
@@ -49,4 +54,6 @@ class Profiler:
         draft = self.folder / f".writing-{name}"
         trace.export_chrome_trace(str(draft))
         os.replace(draft, self.folder / name)
-        self.console.info(f"trace of steps {self._first + 1} to {self._last + 1}: {self.folder / name}")
+        self.console.info(
+            f"trace of steps {self._first + 1} to {self._last + 1}: {self.folder / name}"
+        )

@@ -15,11 +15,14 @@ from training.optim.step_guard import StepDecision, StepMetrics
 class StepResult:
     """The metrics of one step, copied to the host asynchronously: reading waits for this step only."""
 
-    values: Tensor  # (7,) float64: loss, gradient norm, ranks that exit, ranks to requeue, StepDecision
+    # (7,) float64: loss, gradient norm, ranks that exit, ranks to requeue, StepDecision
+    values: Tensor
     ready: torch.cuda.Event | None  # recorded when `values` have arrived; None: they have
 
     @classmethod
-    def of(cls, loss: Tensor, grad_norm: Tensor, requests: Tensor, decision: StepDecision) -> "StepResult":
+    def of(
+        cls, loss: Tensor, grad_norm: Tensor, requests: Tensor, decision: StepDecision
+    ) -> "StepResult":
         """From tensors on the device: the mean NLL over all targets and ranks, the gradient norm before
         clipping, the counts of `reduce_step`, and the decision of the StepGuard."""
         values = torch.stack([x.double() for x in (loss, grad_norm, *requests, *decision)])
@@ -37,7 +40,9 @@ class StepResult:
             self.ready.synchronize()
         loss, norm, exits, requeue, *decision = self.values.tolist()
         status = REQUEUE if requeue else INTERRUPTED if exits else 0
-        return StepMetrics(loss, norm, status, int(decision[0]), int(decision[1]), bool(decision[2]))
+        return StepMetrics(
+            loss, norm, status, int(decision[0]), int(decision[1]), bool(decision[2])
+        )
 
 
 def reduce_step(parallel: Parallel, nll: Tensor, status: int) -> tuple[Tensor, Tensor]:

@@ -23,10 +23,15 @@ MANY_EPOCHS = 16
 
 def announce(run: TrainingRun, start: int) -> None:
     """Print the model, data and schedule of a run before it trains from step `start` on."""
-    settings, model, batches, console = run.settings, run.model, run.batches, run.console
-    s, t = settings.model, settings.training
+    settings = run.settings
+    model = run.model
+    batches = run.batches
+    console = run.console
+    s = settings.model
+    t = settings.training
     scheme = ", ".join(
-        f"{kind}: {choice.name}" if len(s.kinds) > 1 else choice.name for kind, choice in s.kinds.items()
+        f"{kind}: {choice.name}" if len(s.kinds) > 1 else choice.name
+        for kind, choice in s.kinds.items()
     )
     linear = f", linear attention ({s.mixer.form})" if isinstance(s.mixer, LinearMixer) else ""
     console.info(f"run {run.folder}")
@@ -44,7 +49,8 @@ def announce(run: TrainingRun, start: int) -> None:
             )
     passes = {} if settings.data.group_bytes else batches.passes_by_label(settings.steps)
     data = ", ".join(
-        f"{n:.2f} epochs" + (f" of {label}" if len(passes) > 1 else "") for label, n in passes.items()
+        f"{n:.2f} epochs" + (f" of {label}" if len(passes) > 1 else "")
+        for label, n in passes.items()
     )
     if not passes:
         data = f"text in groups, the first of {batches.texts[0].store.n_tokens:,} tokens"
@@ -66,27 +72,37 @@ def announce(run: TrainingRun, start: int) -> None:
         console.info(f"positions of training text: {sampled(settings)}; evaluation counts from 0")
     for length in sorted({segment.length for segment in settings.plan}):
         of = f" of {length} tokens" if t.stages else ""
-        console.info(f"{batches.cut_share(length):.0%} of the documents are cut at a window boundary{of}")
+        console.info(
+            f"{batches.cut_share(length):.0%} of the documents are cut at a window boundary{of}"
+        )
     if start:
         console.info(f"resuming after step {start} of {settings.steps}")
 
 
 def steps_in_words(settings: RunSettings) -> str:
     """Windows per step of each stage: `16 × 128, then 4 × 512 tokens`."""
-    return ", then ".join(f"{size.batch_size} × {size.length}" for size in settings.plan) + " tokens"
+    return (
+        ", then ".join(f"{size.batch_size} × {size.length}" for size in settings.plan) + " tokens"
+    )
 
 
 def announce_end(run: TrainingRun, prompts: list[str]) -> None:
     """Print the summary of a completed run, and commands to evaluate it."""
-    folder, settings, console = run.folder, run.settings, run.console
+    folder = run.folder
+    settings = run.settings
+    console = run.console
     console.info(f"done: {folder} (peak memory {peak_memory(run.device) / 2**20:,.0f} MiB)")
     best_at = settings.training.checkpoint.best
     if best_at and (best := best_of(folder, best_at * settings.train_length)):
-        console.info(f"best at {best_at} × train_length: step {best[0]}, held-out NLL {best[1]:.4f}")
+        console.info(
+            f"best at {best_at} × train_length: step {best[0]}, held-out NLL {best[1]:.4f}"
+        )
     if len(run.batches.texts) > 1:
         passes = run.batches.passes_by_label(settings.steps).items()
         console.info(f"epochs: {', '.join(f'{label} {n:.2f}' for label, n in passes)}")
     if overrides := [override for stage in stages_of(settings) for override in stage.overrides]:
         console.info(f"evaluated and extended with the changes: {', '.join(overrides)}")
     prompt = shlex.quote(prompts[0] if prompts else "")
-    console.info(f"next: python evaluate.py {folder}   or   python generate.py {folder} --prompt {prompt}")
+    console.info(
+        f"next: python evaluate.py {folder}   or   python generate.py {folder} --prompt {prompt}"
+    )

@@ -14,7 +14,8 @@ from training.logging.console import Console
 FINISH = 20.0  # seconds to finish uploads
 INSTALL = "pip install -c constraints.txt tensorboard"
 
-Send = Callable[[int, int, dict[str, Any]], object]  # step, attempt, values by name, such as `train/loss`
+# step, attempt, values by name, such as `train/loss`
+Send = Callable[[int, int, dict[str, Any]], object]
 Close = Callable[[], object]
 
 
@@ -62,14 +63,17 @@ class Tracker:
     """Copies metrics to one experiment tracker. A failure is reported once and does not affect training."""
 
     def __init__(self, name: str, open_: Callable[[], tuple[Send, Close]], console: Console):
-        self.name, self._console = name, console
+        self.name = name
+        self._console = console
         self._calls = None
         self._calls = self._try(open_)
 
     def write(self, line: dict) -> None:
         """Send one line of metrics; names are prefixed with its kind, nested names joined with slashes."""
         if self._calls and line["kind"] != "start":
-            send, step, attempt = self._calls[0], line["step"], line["attempt"]
+            send = self._calls[0]
+            step = line["step"]
+            attempt = line["attempt"]
             values = {k: v for k, v in line.items() if k not in ("kind", "step", "attempt")}
             self._try(lambda: send(step, attempt, flat(values, line["kind"])))
 
@@ -96,7 +100,9 @@ def flat(values: dict, prefix: str) -> dict[str, Any]:
     return found
 
 
-def make_trackers(settings: RunSettings, folder: Path, step: int, console: Console) -> list[Tracker]:
+def make_trackers(
+    settings: RunSettings, folder: Path, step: int, console: Console
+) -> list[Tracker]:
     """The trackers in the settings, resumed after `step`."""
     t = settings.training
     chosen = {
@@ -113,4 +119,6 @@ def make_trackers(settings: RunSettings, folder: Path, step: int, console: Conso
 def check_trackers(t: TrainingSettings) -> None:
     """Raise for a tracker whose package is not installed, before any data are read."""
     if t.tensorboard and importlib.util.find_spec("tensorboard") is None:
-        raise TrainingError(f"training.tensorboard=true requires tensorboard: {INSTALL}; or set it to false")
+        raise TrainingError(
+            f"training.tensorboard=true requires tensorboard: {INSTALL}; or set it to false"
+        )

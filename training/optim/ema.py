@@ -22,7 +22,9 @@ class EMA:
 
     def __init__(self, model: nn.Module, settings: EmaSettings, steps: int):
         self._weights = dict(named_weights(model))
-        self._decay, self._start, self._step = settings.decay, steps_of(settings.start, steps), 0
+        self._decay = settings.decay
+        self._start = steps_of(settings.start, steps)
+        self._step = 0
         self._means = {
             name: weight.detach().to(torch.promote_types(weight.dtype, torch.float32), copy=True)
             for name, weight in self._weights.items()

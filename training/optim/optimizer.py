@@ -64,14 +64,17 @@ def make_optimizer(model: nn.Module, settings: OptimizerSettings) -> torch.optim
     for name, weight in named_weights(model):
         if weight.requires_grad:
             role = role_of(name, weight)
-            by_role["matrices" if role == "head" and not is_head_apart else role].append((name, weight))
+            by_role["matrices" if role == "head" and not is_head_apart else role].append(
+                (name, weight)
+            )
     groups = {}
     for role, weights in by_role.items():
         if not weights:
             continue
         factor = 1 / width if role == "matrices" else 1.0
         if muon is not None and role == "matrices":
-            rate, decay = "lr", muon.weight_decay
+            rate = "lr"
+            decay = muon.weight_decay
             factor = 1.0 if muon.adjust == "original" else width**-0.5
         else:
             default = "lr" if muon is None else "adamw_lr"
@@ -111,8 +114,12 @@ def make_optimizer(model: nn.Module, settings: OptimizerSettings) -> torch.optim
 
 def _adamw(groups: list[dict], settings: AdamWBase) -> torch.optim.AdamW:
     weights = [weight for group in groups for weight in group["params"]]
-    fused = all(weight.device.type in ("cpu", "cuda") and weight.is_floating_point() for weight in weights)
-    return torch.optim.AdamW(groups, lr=settings.lr, betas=settings.betas, eps=settings.eps, fused=fused)
+    fused = all(
+        weight.device.type in ("cpu", "cuda") and weight.is_floating_point() for weight in weights
+    )
+    return torch.optim.AdamW(
+        groups, lr=settings.lr, betas=settings.betas, eps=settings.eps, fused=fused
+    )
 
 
 def set_learning_rates(optimizer: torch.optim.Optimizer, rates: Mapping[str, float]) -> None:
@@ -139,7 +146,9 @@ def guarded_step(optimizer: torch.optim.Optimizer, broken: Tensor) -> None:
 @torch.no_grad()
 def _step_and_put_back(optimizer: torch.optim.Optimizer, broken: Tensor) -> None:
     weights = [w for group in optimizer.param_groups for w in group["params"] if w.grad is not None]
-    before = [(w.clone(), {key: x.clone() for key, x in optimizer.state[w].items()}) for w in weights]
+    before = [
+        (w.clone(), {key: x.clone() for key, x in optimizer.state[w].items()}) for w in weights
+    ]
     optimizer.step()
     for weight, (kept, moments) in zip(weights, before, strict=True):
         _put_back(weight, kept, broken)
@@ -157,15 +166,21 @@ def _put_back(x: Tensor, kept: Tensor | None, broken: Tensor) -> None:
 def count_positional(model: nn.Module) -> int:
     """The number of trainable parameters of the positional schemes."""
     weights = named_weights(model)
-    return sum(w.numel() for name, w in weights if w.requires_grad and role_of(name, w) == "positions")
+    return sum(
+        w.numel() for name, w in weights if w.requires_grad and role_of(name, w) == "positions"
+    )
 
 
 def parameters_at_rate(rate: str, model: nn.Module, settings: OptimizerSettings) -> str:
     """A description of the parameters that a learning rate applies to; there may be none."""
     if rate == "positions_lr":
         count = count_positional(model)
-        return f"for {count:,} positional parameters" if count else "unused: no positional parameters"
-    groups = [group for group in make_optimizer(model, settings).param_groups if group["rate"] == rate]
+        return (
+            f"for {count:,} positional parameters" if count else "unused: no positional parameters"
+        )
+    groups = [
+        group for group in make_optimizer(model, settings).param_groups if group["rate"] == rate
+    ]
     if not groups:
         return "unused: the model has no such parameters"
     count = sum(weight.numel() for group in groups for weight in group["params"])

@@ -12,7 +12,9 @@ from training.checkpoint.retention import newest_before_divergence
 from training.checkpoint.storage import steps_of
 from training.config.trainer_settings import NonFiniteSettings, SpikeSettings
 
-NOT_FINITE, SPIKE = 1, 2  # reasons to skip an update; 0: it is applied
+# reasons to skip an update; 0: it is applied
+NOT_FINITE = 1
+SPIKE = 2
 REASONS = {NOT_FINITE: "not finite", SPIKE: "spike"}
 
 
@@ -49,14 +51,19 @@ class StepGuard:
     """
 
     def __init__(
-        self, on_nonfinite: NonFiniteSettings, on_spike: SpikeSettings | None, device: torch.device | str
+        self,
+        on_nonfinite: NonFiniteSettings,
+        on_spike: SpikeSettings | None,
+        device: torch.device | str,
     ):
         self._on_spike = on_spike
         limits = [0, on_nonfinite.limit, on_spike.limit if on_spike else 0]
         self._limits = torch.tensor(limits, device=device)
-        self._skipped = torch.zeros(3, dtype=torch.int64, device=device)  # by reason; the first stays 0
+        # by reason; the first stays 0
+        self._skipped = torch.zeros(3, dtype=torch.int64, device=device)
         window = on_spike.window if on_spike else 0
-        self._losses = torch.zeros(window, dtype=torch.float64, device=device)  # a ring of applied steps
+        # a ring of applied steps
+        self._losses = torch.zeros(window, dtype=torch.float64, device=device)
         self._applied = torch.zeros((), dtype=torch.int64, device=device)  # since the stage began
         self._stopped = torch.zeros((), dtype=torch.bool, device=device)
 
@@ -76,7 +83,8 @@ class StepGuard:
     def _is_spike(self, loss: Tensor) -> Tensor:
         if self._on_spike is None:
             return torch.zeros((), dtype=torch.bool, device=loss.device)
-        mean, deviation = self._losses.mean(), self._losses.std(correction=0)
+        mean = self._losses.mean()
+        deviation = self._losses.std(correction=0)
         is_above = loss.double() > mean + self._on_spike.sigmas * deviation
         return is_above & (self._applied >= self._on_spike.window)
 
@@ -97,7 +105,11 @@ class StepGuard:
         skipped = self._skipped.tolist()
         if self._on_spike is None and not any(skipped):
             return {}
-        seen = {"losses": self._losses.tolist(), "applied": int(self._applied)} if self._on_spike else {}
+        seen = (
+            {"losses": self._losses.tolist(), "applied": int(self._applied)}
+            if self._on_spike
+            else {}
+        )
         return {"skipped": {word: skipped[reason] for reason, word in REASONS.items()}} | seen
 
     def load(self, state: dict) -> None:
@@ -112,7 +124,9 @@ class StepGuard:
 
 def raise_stopped(step: int, found: StepMetrics, folder: Path, applied: int) -> None:
     """Raise TrainingError for the step that stopped the run; `applied` is the last applied step."""
-    loss, reason, count = found.loss, found.reason, found.count
+    loss = found.loss
+    reason = found.reason
+    count = found.count
     steps = steps_of(folder)
     is_source = bool(steps) and reason != SPIKE and steps[-1] >= applied  # no update in between
     good = newest_before_divergence(folder, before=applied if is_source else None)
@@ -121,13 +135,20 @@ def raise_stopped(step: int, found: StepMetrics, folder: Path, applied: int) -> 
     elif good == steps[-1]:
         saved = f"the checkpoint of step {good} in {folder} is good"
     else:
-        bad = "has the weights that caused it" if is_source else "was saved after training had diverged"
+        bad = (
+            "has the weights that caused it"
+            if is_source
+            else "was saved after training had diverged"
+        )
         rest = "there is no good one" if good is None else f"that of step {good} is good"
         saved = f"the checkpoint of step {steps[-1]} in {folder} {bad}; {rest}"
     limit = "training.on_spike.limit" if reason == SPIKE else "training.on_nonfinite.limit"
     is_over = reason == SPIKE or count > 1
     number = f" ({REASONS[reason]} number {count} of the run, above {limit})" if is_over else ""
-    fixes = ["lower training.optimizer.lr or training.grad_clip in a new run", "check the data of this step"]
+    fixes = [
+        "lower training.optimizer.lr or training.grad_clip in a new run",
+        "check the data of this step",
+    ]
     if not is_source or math.isfinite(loss):  # else every later step has such a loss
         fixes.append(f"raise {limit}" if is_over else "set training.on_nonfinite.name=skip")
     raise TrainingError(

@@ -31,7 +31,8 @@ def check_model(settings: RunSettings) -> None:
     """Raise for an invalid model shape, positional scheme, stage or validation length, and for steps outside
     the run, before any data are read."""
     limit = input_limit(settings)
-    length, shortest = settings.train_length, min(settings.training.validation.multiples)
+    length = settings.train_length
+    shortest = min(settings.training.validation.multiples)
     if limit is not None and limit < length:
         raise TrainingError(
             f"train_length {length} is longer than the {limit} positions this scheme has: shorten it, or "
@@ -43,7 +44,9 @@ def check_model(settings: RunSettings) -> None:
             f"{limit}: add 1 to it"
         )
     _check_sampler(settings, limit)
-    trace, first, last = settings.training.profile, settings.first_step, settings.steps
+    trace = settings.training.profile
+    first = settings.first_step
+    last = settings.steps
     if trace is not None and not first - trace.steps < trace.start < last:
         raise TrainingError(
             f"training.profile.start = {trace.start} is outside the run: set {first} to {last - 1}"
@@ -94,7 +97,8 @@ def check_processes(settings: RunSettings, processes: int) -> None:
     """Raise for a batch that does not divide equally among the ranks, or windows among those of a context
     group, before any data are read."""
     context = settings.training.parallel.context
-    groups, chunks = processes // context, 2 * context if context > 1 else 1
+    groups = processes // context
+    chunks = 2 * context if context > 1 else 1
     for i, segment in enumerate(settings.segments):
         stage = f"training.stages.{i}: a " if settings.training.stages else ""
         if segment.batch_size % groups:
@@ -114,7 +118,11 @@ def check_processes(settings: RunSettings, processes: int) -> None:
 def check_sharding(settings: RunSettings, model: Transformer, sharded: bool) -> None:
     """Raise for a sharded model whose learned positional scheme changes during training: its parameters
     cannot be replaced, as they are shards."""
-    if sharded and count_positional(model) and any(stage.overrides for stage in stages_of(settings)):
+    if (
+        sharded
+        and count_positional(model)
+        and any(stage.overrides for stage in stages_of(settings))
+    ):
         raise TrainingError(
             "training.stages: overrides cannot change a positional scheme with learned parameters while the "
             "model is sharded; remove them, or set training.parallel.sharding=none and launch without FSDP"
@@ -134,6 +142,8 @@ def validation_steps(settings: ValidationSettings, steps: int) -> frozenset[int]
     at = [(one, max(1, steps_of(one, steps))) for one in settings.at]
     for one, step in at:
         if step > steps:
-            raise TrainingError(f"training.validation.at has {one:g}, and the run {steps} steps: lower it")
+            raise TrainingError(
+                f"training.validation.at has {one:g}, and the run {steps} steps: lower it"
+            )
     regular = range(settings.interval, steps + 1, settings.interval) if settings.interval else ()
     return frozenset([*regular, *(step for _, step in at), steps])

@@ -49,13 +49,19 @@ def check_resume(folder: Path, old: RunSettings, new: RunSettings) -> list[str]:
 def changed(old: RunSettings, new: RunSettings, free: bool = True) -> list[str]:
     """Every setting that differs, as `key: old → new`; with `free`, also those that may change on resume."""
     found = differences(old, new)
-    return [f"{key}: {_short(a)} → {_short(b)}" for key, a, b, may_change in found if free or not may_change]
+    return [
+        f"{key}: {_short(a)} → {_short(b)}"
+        for key, a, b, may_change in found
+        if free or not may_change
+    ]
 
 
 def _short(value: object) -> str:
     if not isinstance(value, dict):
         return str(value) if isinstance(value, str) else show(value, sys.maxsize)
-    inside = ", ".join(f"{k}: {_short(v)}" for k, v in value.items() if k != "name" and v is not None)
+    inside = ", ".join(
+        f"{k}: {_short(v)}" for k, v in value.items() if k != "name" and v is not None
+    )
     return f"{value.get('name', '')}({inside})" if inside else str(value.get("name", "{}"))
 
 
@@ -64,7 +70,8 @@ def check_start(parent: ParentRun, settings: RunSettings) -> None:
     if not settings.is_fork:
         check_extension(parent, settings)
         return
-    old, tokenizer = parent.settings, parent.trained_tokenizer()
+    old = parent.settings
+    tokenizer = parent.trained_tokenizer()
     if settings.data.tokenizer == tokenizer:  # the same tokenizer under another setting
         old = old.model_copy(update={"data": old.data.model_copy(update={"tokenizer": tokenizer})})
     try:
@@ -79,7 +86,8 @@ def check_start(parent: ParentRun, settings: RunSettings) -> None:
 
 def check_text(settings: RunSettings, prepared: PreparedData, tokenizer_hash: str) -> None:
     """Check that the text has the parent's tokenizer and, in an extension run, a document of train_length."""
-    found, longest = prepared.tokenizer.hash, prepared.longest
+    found = prepared.tokenizer.hash
+    longest = prepared.longest
     if found != tokenizer_hash:
         raise TrainingError(
             f"{prepared.folder} was prepared with another tokenizer ({found[:12]}) than the parent's "
@@ -101,10 +109,13 @@ def with_table_length(
         return model
     kinds = dict(model.kinds)
     for kind in kinds.keys() & parent.kinds.keys():
-        new, old = kinds[kind], parent.kinds[kind]
+        new = kinds[kind]
+        old = parent.kinds[kind]
         if hasattr(new, "extend") and hasattr(old, "max_length"):
             kinds[kind] = new.model_copy(update={"max_length": length(new, old)})
-    position = model.position.model_copy(update={"kinds": kinds}) if model.is_pattern else kinds["all"]
+    position = (
+        model.position.model_copy(update={"kinds": kinds}) if model.is_pattern else kinds["all"]
+    )
     return model.model_copy(update={"position": position})
 
 
@@ -125,7 +136,8 @@ def not_at_test_time(parent: RunSettings, settings: RunSettings) -> str:
 def check_extension(parent: ParentRun, settings: RunSettings) -> None:
     """A change of the scheme's settings must be legal on trained weights; another scheme needs parameters of
     the same names and shapes."""
-    old, new = parent.settings.model, settings.model
+    old = parent.settings.model
+    new = settings.model
     for key in type(old).model_fields:
         if key != "position" and getattr(old, key) != getattr(new, key):
             raise TrainingError(
@@ -196,7 +208,8 @@ def check_fork(step: int, old: RunSettings, new: RunSettings) -> None:
 def _segments_before(settings: RunSettings, step: int) -> list[Segment]:
     """The segments that determine the data order of the first `step` updates; the last one of a run has no
     end."""
-    begin, found = 0, []
+    begin = 0
+    found = []
     for segment in settings.plan:
         if begin >= step:
             break

@@ -45,7 +45,9 @@ from training.run.compatibility import check_resume
 from training.run.environment import attempt
 from training.stages import last_trained
 
-SETTINGS, MANIFEST, LOCK = "settings.yaml", "manifest.json", ".lock"
+SETTINGS = "settings.yaml"
+MANIFEST = "manifest.json"
+LOCK = ".lock"
 _FIXED_KEYS = {  # manifest keys whose values must not change on resume
     "tokenizer_hash": "tokenizer",
     "vocab_size": "vocabulary",
@@ -57,8 +59,11 @@ _FIXED_KEYS = {  # manifest keys whose values must not change on resume
 def run_folder(settings: RunSettings, arguments: Sequence[str], root: str | Path = "runs") -> Path:
     """The default run directory: `<root>/<first file>-<choices not in that file>-<identity>`, such as
     runs/tiny-alibi-0123456789. Other overrides with equal settings give the same folder."""
-    stem, end = name_stem(arguments), identity(settings)
-    known = [folder for folder in sorted(Path(root).glob(f"{escape(stem)}-*{end}")) if is_run(folder)]
+    stem = name_stem(arguments)
+    end = identity(settings)
+    known = [
+        folder for folder in sorted(Path(root).glob(f"{escape(stem)}-*{end}")) if is_run(folder)
+    ]
     names = dict.fromkeys([stem, *choices_of(settings, arguments), end])
     return known[0] if known else Path(root) / "-".join(names)
 
@@ -75,7 +80,9 @@ def choices_of(settings: RunSettings, arguments: Sequence[str]) -> list[str]:
         base = RunSettings()
     changed = [(key, new) for key, _, new, free in differences(base, settings) if not free]
     named = [(key, new["name"]) for key, new in changed if isinstance(new, dict) and "name" in new]
-    return [name for _, name in sorted(named, key=lambda one: not one[0].startswith("model.position"))]
+    return [
+        name for _, name in sorted(named, key=lambda one: not one[0].startswith("model.position"))
+    ]
 
 
 def name_stem(arguments: Sequence[str]) -> str:
@@ -90,7 +97,9 @@ def check_writable(folder: Path) -> None:
     """Raise TrainingError for a run directory that cannot be created, before any other work."""
     nearest = next(path for path in (folder, *folder.parents) if path.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
-        raise TrainingError(f"{folder}: {nearest} is not a writable directory; choose another --run-dir")
+        raise TrainingError(
+            f"{folder}: {nearest} is not a writable directory; choose another --run-dir"
+        )
 
 
 def is_run(folder: Path) -> bool:
@@ -173,7 +182,9 @@ def create_run(
     if is_run(folder):
         raise TrainingError(f"{folder} is already a run; resume it, or start again with --restart")
     if steps_of(folder):
-        raise TrainingError(f"{folder} contains checkpoints but no {MANIFEST}: restore it, or use --restart")
+        raise TrainingError(
+            f"{folder} contains checkpoints but no {MANIFEST}: restore it, or use --restart"
+        )
     rows = (extra or {}).get("vocab_size", tokenizer.vocab_size)
     if tokenizer.vocab_size > rows:
         raise TrainingError(
@@ -212,7 +223,8 @@ def resume_run(
     about = read_manifest(folder)
     now = {"tokenizer_hash": tokenizer.hash, "vocab_size": tokenizer.vocab_size, **(extra or {})}
     changes = check_resume(folder, read_settings(folder), settings)
-    for key, name in _FIXED_KEYS.items():  # the settings are equal, so these changed for another reason
+    # the settings are equal, so these changed for another reason
+    for key, name in _FIXED_KEYS.items():
         if key in about and key in now and about[key] != now[key]:
             was, new = (str(value)[:12] for value in (about[key], now[key]))
             raise TrainingError(
@@ -248,7 +260,9 @@ def locked_run(folder: Path) -> Iterator[None]:
     try:
         with open(folder / LOCK, "a") as lock:
             if locked(handle) is False or locked(lock) is False:
-                raise TrainingError(f"{folder} is being trained by another process; wait for it or end it")
+                raise TrainingError(
+                    f"{folder} is being trained by another process; wait for it or end it"
+                )
             yield
     finally:
         os.close(handle)
@@ -311,7 +325,8 @@ def load(
             f"{folder / 'tokenizer'} is not the tokenizer of this run "
             f"(hash {tokenizer.hash[:12]}, the run's {str(about.get('tokenizer_hash'))[:12]}); restore it"
         )
-    trained, console = read_settings(folder), console or Console()
+    trained = read_settings(folder)
+    console = console or Console()
 
     def read() -> LoadedRun:
         found = find_checkpoint(folder, console, checkpoint, only=(WEIGHTS, AVERAGE, STATE))
@@ -319,21 +334,29 @@ def load(
             raise TrainingError(f"{folder} has no checkpoint yet; train it first")
         last, changed = last_trained(trained, found.step)
         settings = override(last, overrides)
-        length, original = settings.train_length, settings.original_length
+        length = settings.train_length
+        original = settings.original_length
         model = Transformer(settings.model, about["vocab_size"], length, original)
         stored = {kind for _, kind in shapes_in(found.folder, (WEIGHTS,)).values()}
         model.to(dtype or (torch.float64 if torch.float64 in stored else torch.float32))
         load_weights(model, found)
         usual = "ema" if found.has_average else "last"
-        chosen, notes = weights or usual, [changed] if changed else []
+        chosen = weights or usual
+        notes = [changed] if changed else []
         if chosen == "ema":
             if not found.has_average:
-                raise TrainingError(f"{found.folder} has no EMA weights: it was trained without training.ema")
+                raise TrainingError(
+                    f"{found.folder} has no EMA weights: it was trained without training.ema"
+                )
             load_average(model, found)
             notes.append("weights are their exponential mean (training.ema)")
         model.to(device).eval().pack()
-        digest = found.hash if chosen == usual else sha256(f"{chosen} {found.hash}".encode()).hexdigest()
-        return LoadedRun(model, tokenizer, settings, found.step, folder, digest, "; ".join(notes), chosen)
+        digest = (
+            found.hash if chosen == usual else sha256(f"{chosen} {found.hash}".encode()).hexdigest()
+        )
+        return LoadedRun(
+            model, tokenizer, settings, found.step, folder, digest, "; ".join(notes), chosen
+        )
 
     return while_training(folder, read)
 

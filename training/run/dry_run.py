@@ -31,7 +31,9 @@ def show_forecast(
 
     Raises DataError where its text does not exist.
     """
-    t, done, device = settings.training, settings.first_step, parallel.device
+    t = settings.training
+    done = settings.first_step
+    device = parallel.device
     if parent is not None or settings.parent is None:  # without its parent: already prepared
         check_texts(settings.data)
     if not parallel.main:
@@ -41,13 +43,18 @@ def show_forecast(
     is_simulated = isinstance(parallel, SimulatedParallel)
     peak = 1.0 if is_simulated else peak_flops(device)  # of GPUs that are not known
     expected = partial(forecast, model, settings.train_length, layout=layout, peak=peak)
-    f, left = expected(plan=settings.plan), expected(plan=after(settings.plan, done))
-    free, steps = free_memory(device), f"{f.steps:,} of {steps_in_words(settings)}"
-    tokens, time = f"{f.tokens:,}", f"about {duration(f.seconds)}"
+    f = expected(plan=settings.plan)
+    left = expected(plan=after(settings.plan, done))
+    free = free_memory(device)
+    steps = f"{f.steps:,} of {steps_in_words(settings)}"
+    tokens = f"{f.tokens:,}"
+    time = f"about {duration(f.seconds)}"
     if done:  # a fork: its parent has trained the first steps
         steps += f"; {left.steps:,} are left after step {done:,}"
         tokens += f"; {left.tokens:,} are left"
-        time = f"about {duration(left.seconds)} for what is left ({duration(f.seconds)} for all steps)"
+        time = (
+            f"about {duration(left.seconds)} for what is left ({duration(f.seconds)} for all steps)"
+        )
     changes = [stage for stage in stages_of(settings) if stage.overrides]
     rows = [
         ("parameters", f"{f.parameters:,}"),
@@ -106,7 +113,8 @@ def show_communication(
     Args:
         train_step: that of train.py.
     """
-    schedule, rows = TrainingSchedule(settings), []
+    schedule = TrainingSchedule(settings)
+    rows = []
     sizes = {"all": parallel.world, "context": settings.training.parallel.context}
     for stage in schedule.stages:
         size = schedule.micro_batch_size(stage.start)
@@ -117,7 +125,14 @@ def show_communication(
             sent = sent_bytes(operation, traffic.nbytes, sizes[group])
             processes = f"{sizes[group]} ({group})"
             rows.append(
-                (name, operation, processes, f"{traffic.count:,}", f"{traffic.nbytes:,}", _size(sent))
+                (
+                    name,
+                    operation,
+                    processes,
+                    f"{traffic.count:,}",
+                    f"{traffic.nbytes:,}",
+                    _size(sent),
+                )
             )
     console.table(
         "communication of each device in one step",
@@ -126,7 +141,9 @@ def show_communication(
     )
 
 
-def check_memory(settings: RunSettings, parallel: Parallel, parent: ParentRun | None = None) -> None:
+def check_memory(
+    settings: RunSettings, parallel: Parallel, parent: ParentRun | None = None
+) -> None:
     """Raise TrainingError for a run that needs more than the free memory of its devices, before training.
     Every process must call it."""
     model, layout = _shape(settings, parallel, parent)
@@ -143,10 +160,12 @@ def _shape(
     settings: RunSettings, parallel: Parallel, parent: ParentRun | None
 ) -> tuple[Transformer, MemoryLayout]:
     """The model of a run on the meta device, and its layout on the devices."""
-    t, device = settings.training, parallel.device.type
+    t = settings.training
+    device = parallel.device.type
     autocast = autocast_type(t.precision, parallel.device)
     if isinstance(parallel, SimulatedParallel):  # of GPUs
-        device, autocast = "cuda", simulated_autocast(t.precision)
+        device = "cuda"
+        autocast = simulated_autocast(t.precision)
     with torch.device("meta"):
         model = make_model(settings, _vocabulary(settings, parent))
     most = max(-(-p.batch_size * p.length // settings.train_length) for p in settings.plan)
@@ -195,5 +214,7 @@ def after(plan: Sequence[Segment], done: int) -> list[Segment]:
     for segment in plan:
         done_here = min(done, segment.steps)
         done -= done_here
-        left += [segment._replace(steps=segment.steps - done_here)] if done_here < segment.steps else []
+        left += (
+            [segment._replace(steps=segment.steps - done_here)] if done_here < segment.steps else []
+        )
     return left

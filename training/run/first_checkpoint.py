@@ -23,7 +23,8 @@ from training.run.directory import MANIFEST, LoadedRun, load
 from training.run.parent import ParentRun
 from training.stages import TrainingSchedule
 
-Score = Callable[[Transformer], np.ndarray]  # NLL in nats of fixed held-out targets at train_length, (n,)
+# NLL in nats of fixed held-out targets at train_length, (n,)
+Score = Callable[[Transformer], np.ndarray]
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}  # nats, of any one target
 
 
@@ -42,10 +43,13 @@ def write_first_checkpoint(
 
     Raises TrainingError where the parent is gone, or the scores differ.
     """
-    if find_checkpoint(folder) is not None:  # damaged checkpoints are reported by Checkpointer.resume
+    # damaged checkpoints are reported by Checkpointer.resume
+    if find_checkpoint(folder) is not None:
         return
     if parent is None:
-        raise TrainingError(f"{folder} has no checkpoint, and its parent run is gone: restore parent.run")
+        raise TrainingError(
+            f"{folder} has no checkpoint, and its parent run is gone: restore parent.run"
+        )
     if (exposure := exposure_of(parent.folder, parent.checkpoint.step)) is not None:
         write_exposure(folder, exposure, INHERITED)
     if settings.is_fork:
@@ -56,7 +60,9 @@ def write_first_checkpoint(
     load_weights(model, parent.checkpoint)
     found = compare(settings, parent, model, score)
     console.info(describe_comparison(found))
-    write_json(folder / MANIFEST, read_object(folder / MANIFEST) | {"step0": found}, allow_nan=False)
+    write_json(
+        folder / MANIFEST, read_object(folder / MANIFEST) | {"step0": found}, allow_nan=False
+    )
     optimizer = make_optimizer(model, settings.training.optimizer)
     save_checkpoint(folder, 0, model, optimizer, {"step": 0, "tokens": 0})
 
@@ -77,7 +83,9 @@ def compare(settings: RunSettings, parent: ParentRun, model: Transformer, score:
 
     Returns the entry for the manifest; raises TrainingError where the two differ unexpectedly.
     """
-    weight, nll, length = next(model.parameters()), score(model), settings.train_length
+    weight = next(model.parameters())
+    nll = score(model)
+    length = settings.train_length
     found: dict = {
         "length": length,
         "targets": len(nll),
@@ -106,8 +114,11 @@ def compare(settings: RunSettings, parent: ParentRun, model: Transformer, score:
     found |= {"parent_under_method": float(under_method.mean()), "largest_difference": largest}
     if largest > TOLERANCE[weight.dtype]:
         measured, own = (s.original_length or s.train_length for s in (parent.settings, settings))
-        ours, theirs = weights_of(model), weights_of(loaded().model)
-        is_copy = ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+        ours = weights_of(model)
+        theirs = weights_of(loaded().model)
+        is_copy = ours.keys() == theirs.keys() and all(
+            torch.equal(ours[name], theirs[name]) for name in ours
+        )
         if measured != own and is_copy:  # the one setting that has no test-time override
             return found | {"not_compared": f"its original_length is {measured}, not {own}"}
         raise TrainingError(
@@ -122,7 +133,11 @@ def describe_comparison(found: dict) -> str:
     """The result of `compare` as one line."""
     start = f"step 0: NLL {found['nll']:.4f} on {found['targets']:,} targets at {found['length']} tokens"
     trained = found["parent_as_trained"]
-    plain = "the parent as trained has no such positions" if trained is None else f"as trained {trained:.4f}"
+    plain = (
+        "the parent as trained has no such positions"
+        if trained is None
+        else f"as trained {trained:.4f}"
+    )
     if found["not_compared"]:
         return f"{start} ({plain}); not compared with the parent under this method: {found['not_compared']}"
     most = found["largest_difference"]
@@ -133,13 +148,18 @@ def _describe_fork(settings: RunSettings, parent: ParentRun) -> list[str]:
     """Lines about a fork: its parent, changed settings, learning rates, and whether the parent's learning
     rates before it differ from those of its own settings."""
     step = parent.checkpoint.step
-    lines = [f"fork of {parent.folder}: continues after step {step} with its optimizer and data order"]
+    lines = [
+        f"fork of {parent.folder}: continues after step {step} with its optimizer and data order"
+    ]
     lines += [f"changed in the fork: {text}" for text in parent.changed(settings)]
     lines += changed_rates(settings, parent)
-    old, new = TrainingSchedule(parent.settings), TrainingSchedule(settings)
+    old = TrainingSchedule(parent.settings)
+    new = TrainingSchedule(settings)
     first = next((i for i in range(step) if old.learning_rates(i) != new.learning_rates(i)), None)
     if first is not None:
-        lines.append(f"learning rates before it differ from those of its settings from step {first + 1} on")
+        lines.append(
+            f"learning rates before it differ from those of its settings from step {first + 1} on"
+        )
     return lines
 
 

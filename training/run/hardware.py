@@ -51,7 +51,10 @@ def prepare_cpu(threads: int | None) -> None:
         torch.set_num_threads(threads)
     torch.set_flush_denormal(True)
     if sys.platform == "linux" and platform.libc_ver()[0] == "glibc":
-        mmap_max, trim_threshold, top_pad = -4, -1, -2  # parameters of mallopt(3)
+        # parameters of mallopt(3)
+        mmap_max = -4
+        trim_threshold = -1
+        top_pad = -2
         libc = ctypes.CDLL("libc.so.6")
         libc.mallopt(mmap_max, 0)
         libc.mallopt(trim_threshold, 2**31 - 1)
@@ -69,8 +72,11 @@ def peak_flops(device: torch.device) -> float:
     # On a GPU in bfloat16, as in training, and large enough to saturate it.
     n, dtype = (8192, torch.bfloat16) if device.type == "cuda" else (1536, torch.float32)
     # Uses its own generator, so that the restored state of the global one in a resumed run does not change.
-    a = torch.randn(n, n, device=device, dtype=dtype, generator=torch.Generator(device).manual_seed(0))
-    best, end = float("inf"), time.perf_counter() + 1.0
+    a = torch.randn(
+        n, n, device=device, dtype=dtype, generator=torch.Generator(device).manual_seed(0)
+    )
+    best = float("inf")
+    end = time.perf_counter() + 1.0
     while time.perf_counter() < end:  # take the fastest: other processes can only slow it down
         start = time.perf_counter()
         torch.mm(a, a)
@@ -89,7 +95,9 @@ def peak_memory(device: torch.device) -> int:
         lines = dict(line.split(":", 1) for line in status.read_text(encoding="utf-8").splitlines())
         if "VmHWM" in lines:
             return int(lines["VmHWM"].split()[0]) * 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
+        1 if sys.platform == "darwin" else 1024
+    )
 
 
 def free_memory(device: torch.device) -> int:
@@ -98,7 +106,9 @@ def free_memory(device: torch.device) -> int:
         return torch.cuda.mem_get_info(device)[0]
     meminfo = Path("/proc/meminfo")
     if meminfo.exists():  # MemAvailable includes the reclaimable file cache
-        lines = dict(line.split(":", 1) for line in meminfo.read_text(encoding="utf-8").splitlines())
+        lines = dict(
+            line.split(":", 1) for line in meminfo.read_text(encoding="utf-8").splitlines()
+        )
         return int(lines["MemAvailable"].split()[0]) * 1024
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # total memory, an upper bound
 

@@ -6,7 +6,9 @@ from model import LinearMixer, Transformer
 from model.block import Checkpointing
 from model.loss import LOGITS_AT_ONCE
 
-FLOAT, HALF = 4, 2  # bytes
+# bytes
+FLOAT = 4
+HALF = 2
 BATCH = 48  # bytes per token: int64 tokens and targets of this batch, the next, and one in transfer
 USED = 0.9  # share of the free memory that suggested sizes may use
 
@@ -23,7 +25,8 @@ class MemoryLayout:
     device: str = "cuda"
     mean: bool = False  # whether an EMA of the weights is stored
     float_bytes: int = FLOAT  # bytes of a number outside autocast; 8 in float64
-    step_sequences: int = 0  # of a whole step over all devices; on a CPU they share memory with the model
+    # of a whole step over all devices; on a CPU they share memory with the model
+    step_sequences: int = 0
     context: int = 1  # devices that share each sequence
 
     @property
@@ -34,7 +37,8 @@ class MemoryLayout:
 
 def memory(model: Transformer, length: int, layout: MemoryLayout) -> dict[str, float]:
     """Bytes on each device, by purpose, for training on windows of `length` tokens."""
-    p, size = model.parameter_count(), layout.float_bytes
+    p = model.parameter_count()
+    size = layout.float_bytes
     split = layout.world if layout.sharded else 1
     tokens = layout.sequences * length / layout.context
     found = {
@@ -45,7 +49,8 @@ def memory(model: Transformer, length: int, layout: MemoryLayout) -> dict[str, f
     }
     if layout.sharded and layout.world > 1:
         # The current block and the next, one block's gradients in both dtypes; embedding and head throughout.
-        block, outer = block_parameters(model), p - block_parameters(model) * model.settings.layers
+        block = block_parameters(model)
+        outer = p - block_parameters(model) * model.settings.layers
         low = HALF if layout.half else size
         found["whole blocks"] = (2 * low + low + size) * block + (2 * low + size) * outer
     else:
@@ -61,7 +66,9 @@ def memory(model: Transformer, length: int, layout: MemoryLayout) -> dict[str, f
     return found
 
 
-def fitting(model: Transformer, length: int, layout: MemoryLayout, free: float) -> tuple[int, int] | None:
+def fitting(
+    model: Transformer, length: int, layout: MemoryLayout, free: float
+) -> tuple[int, int] | None:
     """(sequences per pass, sequences per step) that fit into `free` bytes per device, in powers of two. The
     step is reduced only where none of its passes fit. None where nothing fits."""
 
@@ -99,7 +106,8 @@ def activations(model: Transformer, length: int, layout: MemoryLayout) -> float:
     feed-forward. With full checkpointing: the input of every block, and everything of one block. With
     selective checkpointing also the outputs of attention and of all matrix products of every block.
     """
-    s, size = model.settings, layout.float_bytes
+    s = model.settings
+    size = layout.float_bytes
     inner = 2 * s.dim + 2 * (s.heads + s.kv_heads) * s.head_dim + 4 * s.ffn_dim
     if isinstance(s.mixer, LinearMixer):  # feature maps of q and k; chunk weights and states
         chunk = min(s.mixer.chunk, length)
@@ -124,7 +132,8 @@ def gathered_keys(model: Transformer, length: int, layout: MemoryLayout) -> floa
         return 0.0
     tokens = []
     for _, kind in model.layer_schemes:
-        choice, whole = s.kinds[kind], length * (1 - 1 / (2 * layout.context))
+        choice = s.kinds[kind]
+        whole = length * (1 - 1 / (2 * layout.context))
         is_local = choice.window is not None and not choice.sinks
         tokens.append(min(whole, 2 * (choice.window - 1)) if is_local else whole)
     size = HALF if layout.half else layout.float_bytes

@@ -64,13 +64,16 @@ class ParentRun:
         tokenizer = self.settings.data.tokenizer
         if isinstance(tokenizer, BytesSettings):
             return tokenizer
-        return tokenizer.model_copy(update={"model": str(self.folder / "tokenizer" / tokenizer.file)})
+        return tokenizer.model_copy(
+            update={"model": str(self.folder / "tokenizer" / tokenizer.file)}
+        )
 
     def complete(self, settings: RunSettings) -> RunSettings:
         """The settings with what only the parent determines: the hash of its checkpoint, the length of its
         position tables, its tokenizer."""
         assert settings.parent is not None
-        stated, found = settings.parent.hash, self.checkpoint
+        stated = settings.parent.hash
+        found = self.checkpoint
         if stated is not None and stated != found.hash:
             raise TrainingError(
                 f"parent.hash is {stated[:12]}, and checkpoint {found.step} of {self.folder} has "
@@ -78,14 +81,17 @@ class ParentRun:
             )
         length = self.settings.train_length
         more: dict[str, Any] = {
-            "parent": settings.parent.model_copy(update={"checkpoint": found.step, "hash": found.hash}),
+            "parent": settings.parent.model_copy(
+                update={"checkpoint": found.step, "hash": found.hash}
+            ),
             "model": with_table_length(
                 settings.model,
                 self.settings.model,
                 lambda new, old: new.max_length or (length if new.name == old.name else None),
             ),
         }
-        data, theirs = settings.data, self.settings.data
+        data = settings.data
+        theirs = self.settings.data
         is_other_text = data.model_dump(exclude=USE) != theirs.model_dump(exclude=USE)
         if data.tokenizer == theirs.tokenizer and is_other_text:
             more["data"] = data.model_copy(update={"tokenizer": self.trained_tokenizer()})
@@ -137,10 +143,14 @@ def open_parent(folder: Path, step: int | None = None, fork: bool = False) -> Pa
         tree |= {"original_length": settings.original_length or settings.train_length}
         tree["seed"] += 1
         tree["training"]["stages"] = []
-    return ParentRun(folder, settings, found, read_manifest(folder, "vocab_size", "tokenizer_hash"), tree)
+    return ParentRun(
+        folder, settings, found, read_manifest(folder, "vocab_size", "tokenizer_hash"), tree
+    )
 
 
-def _without_parent(overrides: list[str], run: str, folder: Path | None, root: Path) -> RunSettings | None:
+def _without_parent(
+    overrides: list[str], run: str, folder: Path | None, root: Path
+) -> RunSettings | None:
     """The settings of an existing run whose parent is gone, from the inherited settings in its folder."""
     for candidate in [folder] if folder else sorted(root.glob(f"{name_stem(overrides)}-*")):
         about = read_manifest(candidate) if is_run(candidate) else {}

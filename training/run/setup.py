@@ -128,7 +128,9 @@ def dry_run(options: Namespace, train_step: TrainStep) -> int:
 
 
 @contextmanager
-def open_run(options: Namespace, interrupts: Interrupts, draw_targets: DrawTargets) -> Iterator[TrainingRun]:
+def open_run(
+    options: Namespace, interrupts: Interrupts, draw_targets: DrawTargets
+) -> Iterator[TrainingRun]:
     """Prepare the data, build the model, and create or reopen the run directory, which stays locked until the
     block ends. An extension run starts with a checkpoint of step 0."""
     settings, parent, parallel, console = _launch(options)
@@ -166,11 +168,17 @@ def open_run(options: Namespace, interrupts: Interrupts, draw_targets: DrawTarge
         with ExitStack() as stack:
             with error_barrier(parallel, "begin"):
                 if parallel.main:
-                    about, ancestry = run_manifest(settings, data, model), {}
+                    about = run_manifest(settings, data, model)
+                    ancestry = {}
                     if parent is not None:
-                        ancestry = {"lineage": parent.lineage(settings), "inherited": parent.inherited}
+                        ancestry = {
+                            "lineage": parent.lineage(settings),
+                            "inherited": parent.inherited,
+                        }
                     opened = (folder, settings, data.tokenizer, about, ancestry, processes)
-                    stack.enter_context(create_or_resume(*opened, restart=options.restart, console=console))
+                    stack.enter_context(
+                        create_or_resume(*opened, restart=options.restart, console=console)
+                    )
                 stack.enter_context(batches.preparing(parallel.main))
                 if settings.parent is not None and parallel.main:
                     score = step0_score(draw_targets, data, settings, parallel.device)
@@ -181,19 +189,24 @@ def open_run(options: Namespace, interrupts: Interrupts, draw_targets: DrawTarge
 
 def _launch(options: Namespace) -> tuple[RunSettings, ParentRun | None, Parallel, Console]:
     """Read the settings, join the other processes, and check what can be checked without data."""
-    settings, parent = read_run_settings(options.overrides, options.run_dir and Path(options.run_dir))
+    settings, parent = read_run_settings(
+        options.overrides, options.run_dir and Path(options.run_dir)
+    )
     prepare_cpu(settings.training.num_threads)
     # The initial state of torch's generator is random and saved in checkpoints: a fixed seed makes the
     # checkpoints of equal runs equal.
     torch.manual_seed(settings.seed)
-    t, world = settings.training, options.world
+    t = settings.training
+    world = options.world
     parallel = Parallel(t) if world is None else SimulatedParallel(t, world)
     console = Console(quiet=not parallel.main, results=options.dry_run)
     for warning in dropped_settings(settings, options.overrides):
         console.info(warning)
     check_processes(settings, parallel.world)
     parallel.agree(
-        identity(settings), "the hash of the settings", "start all with the same files and overrides"
+        identity(settings),
+        "the hash of the settings",
+        "start all with the same files and overrides",
     )
     check_model(settings)
     return settings, parent, parallel, console
@@ -203,7 +216,8 @@ def held_out_targets(
     draw: DrawTargets, data: PreparedData, settings: RunSettings, console: Console
 ) -> ValidationTargets:
     """Held-out targets at the multiples of train_length that the model and the text allow."""
-    v, limit = settings.training.validation, input_limit(settings)
+    v = settings.training.validation
+    limit = input_limit(settings)
     if not data.valid.n_documents:
         raise TrainingError(
             f"{data.valid.folder} has no documents: raise data.valid_fraction or set data.valid_source"
@@ -213,16 +227,21 @@ def held_out_targets(
     if lengths < requested:
         console.info(f"positions end at {limit}: validation uses the lengths {lengths} only")
     if (best := settings.training.checkpoint.best) and best * settings.train_length not in lengths:
-        raise TrainingError(f"training.checkpoint.best = {best} cannot be measured: positions end at {limit}")
+        raise TrainingError(
+            f"training.checkpoint.best = {best} cannot be measured: positions end at {limit}"
+        )
     targets = draw(data.valid, lengths, v.targets, v.spans, settings.seed)
     if targets.note:
         console.info(targets.note)
     return targets
 
 
-def step0_score(draw: DrawTargets, data: PreparedData, settings: RunSettings, device: torch.device) -> Score:
+def step0_score(
+    draw: DrawTargets, data: PreparedData, settings: RunSettings, device: torch.device
+) -> Score:
     """A function that measures a model's NLL on each of some fixed held-out targets at train_length."""
-    v, length = settings.training.validation, settings.train_length
+    v = settings.training.validation
+    length = settings.train_length
     targets = draw(data.valid, [length], v.targets, v.spans, settings.seed)
     return lambda model: targets.nll(model, length, device)
 

@@ -92,7 +92,9 @@ def bundle(
     Raises:
         RuntimeError: two definitions have the same name.
     """
-    return _Bundle(set(whole), dict(settings or {}), {r.name: r.keys for r in registries}).run(roots, header)
+    return _Bundle(set(whole), dict(settings or {}), {r.name: r.keys for r in registries}).run(
+        roots, header
+    )
 
 
 @dataclass
@@ -100,7 +102,8 @@ class _Bundle:
     whole: set[str]
     settings: dict[tuple[str, str | None], tuple[str, str]]
     registries: dict[str, frozenset[str]]
-    kept: dict[tuple[str, str], None] = field(default_factory=dict)  # (module, definition), an ordered set
+    # (module, definition), an ordered set
+    kept: dict[tuple[str, str], None] = field(default_factory=dict)
     attributes: set[str] = field(default_factory=set)
     instantiated: set[tuple[str, str]] = field(default_factory=set)
     external: dict[str, tuple[str, str | None]] = field(default_factory=dict)  # name → import
@@ -111,12 +114,20 @@ class _Bundle:
         while self._grow():
             pass
         self._check_names()
-        parts = [f'"""{header}"""\n\nfrom __future__ import annotations\n', self._imports(), PRELUDE]
+        parts = [
+            f'"""{header}"""\n\nfrom __future__ import annotations\n',
+            self._imports(),
+            PRELUDE,
+        ]
         for module in self._order():
             own = [name for name in module_of(module).definitions if (module, name) in self.kept]
             if not own:
                 continue
-            about = (ast.get_docstring(module_of(module).tree) or "").split("\n\n")[0].replace("\n", " ")
+            about = (
+                (ast.get_docstring(module_of(module).tree) or "")
+                .split("\n\n")[0]
+                .replace("\n", " ")
+            )
             path = module_of(module).path.relative_to(ROOT).as_posix()
             parts.append(f"\n# {'-' * 100}\n# {path}: {about}\n")
             nodes = dict.fromkeys(module_of(module).definitions[name] for name in own)
@@ -141,7 +152,12 @@ class _Bundle:
                     self._keep(module, reference, found, needed=True)
                 for reference in found.annotations:
                     self._keep(module, reference, found, needed=False)
-        return before != (len(self.kept), len(self.attributes), len(self.instantiated), len(self.external))
+        return before != (
+            len(self.kept),
+            len(self.attributes),
+            len(self.instantiated),
+            len(self.external),
+        )
 
     def _keep(self, module: str, name: str, found: References, needed: bool) -> None:
         owner = module_of(module)
@@ -168,19 +184,27 @@ class _Bundle:
         """The parts of a definition that are copied."""
         name = bound_names(node)[0]
         if name in self.registries:
-            return [ast.Tuple(elts=[value for _, value in self._entries(module, node)], ctx=ast.Load())]
+            return [
+                ast.Tuple(elts=[value for _, value in self._entries(module, node)], ctx=ast.Load())
+            ]
         if not isinstance(node, ast.ClassDef):
             return [node]
         kept = [*node.bases, *node.keywords, *node.decorator_list]
         return [
             *kept,
-            *(part for member in node.body for part in [self._member(module, node, member)] if part),
+            *(
+                part
+                for member in node.body
+                for part in [self._member(module, node, member)]
+                if part
+            ),
         ]
 
     def _entries(self, module: str, node: ast.stmt) -> list[tuple[str, ast.expr]]:
         """The needed entries of a registry, with `module.Name` reduced to `Name`."""
         assert isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Dict)
-        imports, bundled = module_of(module).imports, self
+        imports = module_of(module).imports
+        bundled = self
 
         class Bare(ast.NodeTransformer):
             def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
@@ -204,7 +228,9 @@ class _Bundle:
         names = bound_names(member)
         of_settings = is_settings(module, owner.name)
         if isinstance(member, ast.FunctionDef):
-            decorators = {n.id for d in member.decorator_list for n in ast.walk(d) if isinstance(n, ast.Name)}
+            decorators = {
+                n.id for d in member.decorator_list for n in ast.walk(d) if isinstance(n, ast.Name)
+            }
             if of_settings and decorators & VALIDATORS:
                 return None
             dunder = member.name.startswith("__") and member.name.endswith("__")
@@ -225,7 +251,11 @@ class _Bundle:
         if not any((module, owner.name) in lineage(*key) for key in self.instantiated):
             return None
         value = member.value
-        if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "Field":
+        if (
+            isinstance(value, ast.Call)
+            and isinstance(value.func, ast.Name)
+            and value.func.id == "Field"
+        ):
             value = value.args[0] if value.args else None
         if value is None or (isinstance(value, ast.Constant) and value.value is ...):
             return None
@@ -235,7 +265,9 @@ class _Bundle:
         owner = module_of(module)
         name = bound_names(node)[0]
         if name in self.registries:
-            entries = [f"    {key!r}: {ast.unparse(value)}," for key, value in self._entries(module, node)]
+            entries = [
+                f"    {key!r}: {ast.unparse(value)}," for key, value in self._entries(module, node)
+            ]
             return f"{name} = {{\n" + "\n".join(entries) + "\n}"
         if not isinstance(node, ast.ClassDef):
             return owner.text(node)
@@ -252,7 +284,9 @@ class _Bundle:
             if isinstance(kept, ast.FunctionDef):
                 out.append("")
             text = (
-                owner.text(kept) if kept is member else "    " + ast.unparse(ast.fix_missing_locations(kept))
+                owner.text(kept)
+                if kept is member
+                else "    " + ast.unparse(ast.fix_missing_locations(kept))
             )
             out.append(text)
         if not any(kept for _, kept in members):
@@ -284,23 +318,29 @@ class _Bundle:
         for module, name in self.kept:
             for other in (owners.get(name), "an import" if name in self.external else None):
                 if other not in (None, module):
-                    raise RuntimeError(f"{module}.{name} has the same name as a definition of {other}")
+                    raise RuntimeError(
+                        f"{module}.{name} has the same name as a definition of {other}"
+                    )
             if hasattr(builtins, name):
                 raise RuntimeError(f"{module}.{name} hides a built-in")
             owners[name] = module
 
     def _imports(self) -> str:
-        plain, grouped = [], {}
+        plain = []
+        grouped = {}
         for name, (module, original) in sorted(self.external.items()):
             if module == "__future__":
                 continue
             if original is None:
-                plain.append(f"import {module}" + ("" if name == module.split(".")[0] else f" as {name}"))
+                plain.append(
+                    f"import {module}" + ("" if name == module.split(".")[0] else f" as {name}")
+                )
             else:
                 grouped.setdefault(module, []).append(
                     original if name == original else f"{original} as {name}"
                 )
         lines = [
-            f"from {module} import {', '.join(sorted(names))}" for module, names in sorted(grouped.items())
+            f"from {module} import {', '.join(sorted(names))}"
+            for module, names in sorted(grouped.items())
         ]
         return "\n".join([*sorted(plain), *lines]) + "\n"

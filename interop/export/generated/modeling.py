@@ -39,7 +39,8 @@ class SextantConfig(PreTrainedConfig):
         **kwargs,
     ):
         self.settings = settings or {}
-        self.vocab_size, self.train_length = vocab_size, train_length
+        self.vocab_size = vocab_size
+        self.train_length = train_length
         self.original_length = original_length
         super().__init__(**kwargs)
 
@@ -87,7 +88,8 @@ class SextantCache(cache_utils.Cache):
     def __init__(self, model: SextantForCausalLM, final_length: int | None = None):
         super().__init__(layers=[])
         self.final_length = final_length
-        self._model, self._cache = model.model, None
+        self._model = model.model
+        self._cache = None
         self.is_padded = False
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -102,7 +104,9 @@ class SextantCache(cache_utils.Cache):
         """The cache, with space for `tokens` more tokens."""
         needed = self.get_seq_length() + tokens
         if self._cache is None:
-            self._cache = Cache(self._model, batch, max(self.final_length or FIRST_CAPACITY, needed))
+            self._cache = Cache(
+                self._model, batch, max(self.final_length or FIRST_CAPACITY, needed)
+            )
         elif needed > self._cache.capacity:
             self._cache.grow(max(needed, 2 * self._cache.capacity))
         return self._cache
@@ -119,7 +123,8 @@ class SextantCache(cache_utils.Cache):
             self._cache.select_rows(torch.arange(self._cache.batch).repeat_interleave(repeats))
 
     def reset(self) -> None:
-        self._cache, self.is_padded = None, False
+        self._cache = None
+        self.is_padded = False
 
     def crop(self, tokens_to_remove: int) -> None:
         raise ValueError("tokens cannot be removed from this cache: start again with another one")
@@ -136,8 +141,11 @@ class SextantForCausalLM(PreTrainedModel, GenerationMixin):
     def __init__(self, config: SextantConfig):
         super().__init__(config)
         settings = ModelSettings.model_validate(config.settings)
-        with torch.device("cpu"):  # transformers creates models on the meta device; tables need values
-            self.model = Transformer(settings, config.vocab_size, config.train_length, config.original_length)
+        # transformers creates models on the meta device; tables need values
+        with torch.device("cpu"):
+            self.model = Transformer(
+                settings, config.vocab_size, config.train_length, config.original_length
+            )
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Module:
@@ -231,7 +239,9 @@ class SextantForCausalLM(PreTrainedModel, GenerationMixin):
             positions = TokenPositions.plain(tokens, offset=start, length=final, device=device)
         else:
             if attention_mask is None:
-                raise ValueError("the preceding tokens contain padding: pass their attention_mask too")
+                raise ValueError(
+                    "the preceding tokens contain padding: pass their attention_mask too"
+                )
             seen = attention_mask.bool()
             padding = seen.int().argmax(1, keepdim=True)  # (B, 1) slots before the first token
             order = torch.arange(end, device=device)[None] - padding
@@ -251,5 +261,7 @@ class SextantForCausalLM(PreTrainedModel, GenerationMixin):
                 position_ids.expand(batch, -1)[is_token.expand(batch, -1)],
                 positions.position.expand(batch, -1)[is_token.expand(batch, -1)],
             ):
-                raise ValueError("position_ids other than those of attention_mask are not supported")
+                raise ValueError(
+                    "position_ids other than those of attention_mask are not supported"
+                )
         return positions

@@ -8,7 +8,8 @@ from functools import cache, cached_property
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
-OWN = ("model", "interop", "errors")  # top-level packages whose code is copied; all else is imported
+# top-level packages whose code is copied; all else is imported
+OWN = ("model", "interop", "errors")
 SETTINGS_BASE = "StrictSettings"
 
 
@@ -78,7 +79,11 @@ def bound_names(node: ast.stmt) -> list[str]:
     if isinstance(node, ast.Assign):
         targets = [t for target in node.targets for t in getattr(target, "elts", [target])]
         return [t.id for t in targets if isinstance(t, ast.Name)]
-    if isinstance(node, ast.AnnAssign) and node.value is not None and isinstance(node.target, ast.Name):
+    if (
+        isinstance(node, ast.AnnAssign)
+        and node.value is not None
+        and isinstance(node.target, ast.Name)
+    ):
         return [node.target.id]
     return []
 
@@ -148,7 +153,8 @@ def resolve(module: str, name: str) -> tuple[str, str]:
 @cache
 def lineage(module: str, name: str) -> tuple[tuple[str, str], ...]:
     """A class and those of its bases whose code is copied, as (module, class)."""
-    node, found = module_of(module).definitions.get(name), [(module, name)]
+    node = module_of(module).definitions.get(name)
+    found = [(module, name)]
     for base in node.bases if isinstance(node, ast.ClassDef) else []:
         if isinstance(base, ast.Name) and is_own(module, base.id):
             found += lineage(*resolve(module, base.id))
@@ -173,7 +179,9 @@ def is_module(name: str) -> bool:
 
 
 def is_protocol(node: ast.stmt) -> bool:
-    return isinstance(node, ast.ClassDef) and any(ast.unparse(base) == "Protocol" for base in node.bases)
+    return isinstance(node, ast.ClassDef) and any(
+        ast.unparse(base) == "Protocol" for base in node.bases
+    )
 
 
 def is_dataclass(node: ast.ClassDef) -> bool:

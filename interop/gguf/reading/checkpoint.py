@@ -43,7 +43,8 @@ def _tensors(file: GGUFFile, config: dict[str, Any]) -> dict[str, StoredTensor]:
             f"{file.path} contains {some(left)}, which architecture {file.architecture} with "
             f"{config['num_hidden_layers']} layers does not have"
         )
-    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    heads = config["num_attention_heads"]
+    kv_heads = config["num_key_value_heads"]
     found = {}
     for name, tensor in file.tensors.items():
         if name in known:

@@ -8,7 +8,13 @@ from typing import Any
 import torch
 
 from errors import InteropError
-from interop.gguf.architectures import ARCHITECTURES, ROPE_FREQS, ROPE_LONG, ROPE_SHORT, Architecture
+from interop.gguf.architectures import (
+    ARCHITECTURES,
+    ROPE_FREQS,
+    ROPE_LONG,
+    ROPE_SHORT,
+    Architecture,
+)
 from interop.gguf.reading.file import GGUFFile
 from model.position.scaling import Llama3Scaling, plain_frequencies
 
@@ -35,14 +41,20 @@ def read_config(file: GGUFFile) -> dict[str, Any]:
     Raises:
         InteropError: naming the metadata key that is missing, wrong or not supported.
     """
-    architecture, a = architecture_of(file), file.architecture
+    architecture = architecture_of(file)
+    a = file.architecture
     for key in _REFUSED:
         if file.get(f"{a}.{key}"):
-            raise InteropError(f"{file.path}: {a}.{key} = {file.get(f'{a}.{key}')} cannot be imported")
-    heads, dim = file.number(f"{a}.attention.head_count"), file.number(f"{a}.embedding_length")
+            raise InteropError(
+                f"{file.path}: {a}.{key} = {file.get(f'{a}.{key}')} cannot be imported"
+            )
+    heads = file.number(f"{a}.attention.head_count")
+    dim = file.number(f"{a}.embedding_length")
     head_dim = file.number(f"{a}.attention.key_length", int, dim // heads)
     if file.number(f"{a}.attention.value_length", int, head_dim) != head_dim:
-        raise InteropError(f"{file.path}: {a}.attention.value_length must equal {a}.attention.key_length")
+        raise InteropError(
+            f"{file.path}: {a}.attention.value_length must equal {a}.attention.key_length"
+        )
     config: dict[str, Any] = {
         "model_type": architecture.model_type,
         "hidden_size": dim,
@@ -76,7 +88,8 @@ def _vocab_size(file: GGUFFile) -> int:
 
 
 def _rotary(file: GGUFFile, config: dict[str, Any]) -> dict[str, Any]:
-    a, head_dim = file.architecture, config["head_dim"]
+    a = file.architecture
+    head_dim = config["head_dim"]
     theta = file.number(f"{a}.rope.freq_base", float, 10_000.0)
     rotated = file.number(f"{a}.rope.dimension_count", int, head_dim)
     found: dict[str, Any] = {"rope_theta": theta}
@@ -114,7 +127,9 @@ def _divisors(file: GGUFFile, rotated: int) -> tuple[list[float], list[float]] |
     if not present:
         return None
     if not ARCHITECTURES[file.architecture].frequency_divisors:
-        raise InteropError(f"{file.path}: {present[0]} is not used by architecture {file.architecture}")
+        raise InteropError(
+            f"{file.path}: {present[0]} is not used by architecture {file.architecture}"
+        )
     found = []
     for name in names:
         tensor = file.named(name)
@@ -181,7 +196,10 @@ def _yarn(file: GGUFFile, factor: float) -> dict[str, Any]:
     elif file.get(f"{prefix}.yarn_attn_factor"):
         found["attention_factor"] = file.number(f"{prefix}.yarn_attn_factor", float)
     elif file.get(f"{prefix}.yarn_log_multiplier"):
-        found |= {"mscale": 1.0, "mscale_all_dim": file.number(f"{prefix}.yarn_log_multiplier", float)}
+        found |= {
+            "mscale": 1.0,
+            "mscale_all_dim": file.number(f"{prefix}.yarn_log_multiplier", float),
+        }
     return found
 
 
@@ -232,7 +250,8 @@ def _phi3(file: GGUFFile, config: dict) -> dict[str, Any]:
 
 
 def _granite(file: GGUFFile, config: dict) -> dict[str, Any]:
-    a, head_dim = file.architecture, config["head_dim"]
+    a = file.architecture
+    head_dim = config["head_dim"]
     found = {
         **_biases(file),
         "attention_multiplier": file.number(f"{a}.attention.scale", float, head_dim**-0.5),
@@ -249,7 +268,8 @@ def _granite(file: GGUFFile, config: dict) -> dict[str, Any]:
 
 
 def _granite_swa(file: GGUFFile, config: dict) -> dict[str, Any]:
-    layers, theta = config["num_hidden_layers"], config["rope_parameters"]["rope_theta"]
+    layers = config["num_hidden_layers"]
+    theta = config["rope_parameters"]["rope_theta"]
     windowed = file.items("granite_swa.attention.sliding_window_pattern", bool)
     rotated = file.items("granite_swa.attention.rope_pattern", bool) or [True] * layers
     if len(windowed) != layers or len(rotated) != layers:

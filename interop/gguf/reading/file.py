@@ -90,7 +90,8 @@ class GGUFFile:
             kind = self._gguf.GGMLQuantizationType(entry.kind)
             name = kind.name
         except ValueError:
-            kind, name = None, f"type {entry.kind}"
+            kind = None
+            name = f"type {entry.kind}"
         if kind is None or name not in READABLE:
             raise InteropError(
                 f"{self.path}: {entry.name} is stored as {name}, which cannot be read; use a file with "
@@ -98,10 +99,15 @@ class GGUFFile:
             )
         block, size = self._gguf.GGML_QUANT_SIZES[kind]
         if not entry.shape or entry.shape[-1] % block:
-            raise InteropError(f"{self.path}: {entry.name} of shape {entry.shape} cannot be stored as {name}")
-        rows, columns = math.prod(entry.shape[:-1]), entry.shape[-1] // block * size
+            raise InteropError(
+                f"{self.path}: {entry.name} of shape {entry.shape} cannot be stored as {name}"
+            )
+        rows = math.prod(entry.shape[:-1])
+        columns = entry.shape[-1] // block * size
         if entry.offset + rows * columns > self.path.stat().st_size:
-            raise InteropError(f"{self.path} is truncated: it ends before {entry.name}; download it again")
+            raise InteropError(
+                f"{self.path} is truncated: it ends before {entry.name}; download it again"
+            )
 
         def read() -> Tensor:
             raw = np.memmap(self.path, np.uint8, "r", entry.offset, (rows, columns))

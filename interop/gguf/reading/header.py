@@ -21,7 +21,8 @@ ALIGNMENT = 32  # of the data, unless general.alignment says otherwise
 # Types of values, by their numbers in the file.
 _SCALARS = dict(enumerate("BbHhIif?"))  # as in `struct`
 _SCALARS |= {10: "Q", 11: "q", 12: "d"}
-_STRING, _ARRAY = 8, 9
+_STRING = 8
+_ARRAY = 9
 
 
 @dataclass(frozen=True)
@@ -56,14 +57,20 @@ def read_header(path: Path) -> Header:
 
 class _Parser:
     def __init__(self, data: mmap.mmap, path: Path):
-        self.data, self.path, self.position = data, path, 4  # after the magic number
+        # after the magic number
+        self.data = data
+        self.path = path
+        self.position = 4
 
     def header(self) -> Header:
         version = self.scalar("I")
         if version not in VERSIONS:
             known = " and ".join(map(str, VERSIONS))
-            raise InteropError(f"{self.path} has version {version} of GGUF; versions {known} can be read")
-        tensors, keys = self.scalar("Q"), self.scalar("Q")
+            raise InteropError(
+                f"{self.path} has version {version} of GGUF; versions {known} can be read"
+            )
+        tensors = self.scalar("Q")
+        keys = self.scalar("Q")
         metadata: dict[str, Any] = {}
         for _ in range(keys):
             key = self.text()
@@ -81,7 +88,8 @@ class _Parser:
         return Header(metadata, placed)
 
     def entry(self) -> TensorEntry:
-        name, count = self.text(), self.scalar("I")
+        name = self.text()
+        count = self.scalar("I")
         if count > 4:
             raise self.damage(f"tensor {name} has {count} dimensions")
         sizes = self.array("Q", count)
@@ -91,7 +99,8 @@ class _Parser:
         if kind == _STRING:
             return self.text()
         if kind == _ARRAY:
-            inner, count = self.scalar("I"), self.scalar("Q")
+            inner = self.scalar("I")
+            count = self.scalar("Q")
             if inner == _STRING:
                 return [self.text() for _ in range(count)]
             if inner in _SCALARS:
@@ -102,7 +111,9 @@ class _Parser:
         return self.scalar(_SCALARS[kind])
 
     def scalar(self, code: str) -> Any:
-        (found,) = struct.unpack_from("<" + code, self.data, self.take(1, struct.calcsize("<" + code)))
+        (found,) = struct.unpack_from(
+            "<" + code, self.data, self.take(1, struct.calcsize("<" + code))
+        )
         return found
 
     def array(self, code: str, count: int) -> list:

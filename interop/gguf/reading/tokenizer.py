@@ -38,7 +38,9 @@ def read_tokenizer(file: GGUFFile, vocab_size: int) -> Tokenizer | None:
     tokens = file.items("tokenizer.ggml.tokens", str)
     types = file.items("tokenizer.ggml.token_type", int) or [NORMAL] * len(tokens)
     if len(types) != len(tokens) or len(tokens) != len(set(tokens)):
-        raise InteropError(f"{file.path}: tokenizer.ggml.tokens repeats a token or has no type for some")
+        raise InteropError(
+            f"{file.path}: tokenizer.ggml.tokens repeats a token or has no type for some"
+        )
     if not 0 < len(tokens) <= vocab_size:
         raise InteropError(
             f"{file.path}: tokenizer.ggml.tokens has {len(tokens)} tokens, but the embedding has "
@@ -61,7 +63,9 @@ def read_tokenizer(file: GGUFFile, vocab_size: int) -> Tokenizer | None:
             f"{', '.join(PRE_TOKENIZERS)}"
         )
     if file.get("tokenizer.ggml.add_space_prefix"):
-        raise InteropError(f"{file.path}: tokenizer.ggml.add_space_prefix is not supported with gpt2")
+        raise InteropError(
+            f"{file.path}: tokenizer.ggml.add_space_prefix is not supported with gpt2"
+        )
     bpe = {
         "type": "BPE",
         "dropout": None,
@@ -71,7 +75,9 @@ def read_tokenizer(file: GGUFFile, vocab_size: int) -> Tokenizer | None:
         "fuse_unk": False,
         "byte_fallback": False,
         "ignore_merges": pre.ignore_merges,
-        "vocab": {t: i for i, (t, kind) in enumerate(zip(tokens, types, strict=True)) if kind != UNUSED},
+        "vocab": {
+            t: i for i, (t, kind) in enumerate(zip(tokens, types, strict=True)) if kind != UNUSED
+        },
         "merges": _merges(file, set(tokens)),
     }
     return HuggingFaceTokenizer(
@@ -88,12 +94,15 @@ def read_tokenizer(file: GGUFFile, vocab_size: int) -> Tokenizer | None:
 def _id(file: GGUFFile, key: str, count: int) -> int | None:
     value = file.get(key)
     if value is not None and not (type(value) is int and 0 <= value < count):
-        raise InteropError(f"{file.path}: {key} = {value!r} is not the id of one of the {count} tokens")
+        raise InteropError(
+            f"{file.path}: {key} = {value!r} is not the id of one of the {count} tokens"
+        )
     return value
 
 
 def _merges(file: GGUFFile, tokens: set[str]) -> list[list[str]]:
-    found, merges = [], file.items("tokenizer.ggml.merges", str)
+    found = []
+    merges = file.items("tokenizer.ggml.merges", str)
     for merge in [] if merges == NO_MERGES else merges:
         left, space, right = merge.partition(" ")
         if not (space and left and right) or not {left, right, left + right} <= tokens:
@@ -104,7 +113,9 @@ def _merges(file: GGUFFile, tokens: set[str]) -> list[list[str]]:
     return found
 
 
-def _tokenizers_json(model: dict, pre_tokenizer: dict, tokens: list[str], types: list[int]) -> bytes:
+def _tokenizers_json(
+    model: dict, pre_tokenizer: dict, tokens: list[str], types: list[int]
+) -> bytes:
     added = [
         {
             "id": i,
@@ -126,13 +137,20 @@ def _tokenizers_json(model: dict, pre_tokenizer: dict, tokens: list[str], types:
         "normalizer": None,
         "pre_tokenizer": pre_tokenizer,
         "post_processor": None,
-        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+        "decoder": {
+            "type": "ByteLevel",
+            "add_prefix_space": True,
+            "trim_offsets": True,
+            "use_regex": True,
+        },
         "model": model,
     }
     return json.dumps(whole, ensure_ascii=False).encode()
 
 
-def _sentencepiece(file: GGUFFile, tokens: list[str], types: list[int], ids: dict[str, Any]) -> bytes:
+def _sentencepiece(
+    file: GGUFFile, tokens: list[str], types: list[int], ids: dict[str, Any]
+) -> bytes:
     """A sentencepiece BPE model: llama.cpp merges the pair with the highest score, as sentencepiece does."""
     scores = file.items("tokenizer.ggml.scores", float)
     if len(scores) != len(tokens):
@@ -140,13 +158,18 @@ def _sentencepiece(file: GGUFFile, tokens: list[str], types: list[int], ids: dic
     model: Any = load_extra("sentencepiece.sentencepiece_model_pb2").ModelProto()
     for token, score, kind in zip(tokens, scores, types, strict=True):
         if not NORMAL <= kind <= BYTE:
-            raise InteropError(f"{file.path}: tokenizer.ggml.token_type has the unknown type {kind}")
+            raise InteropError(
+                f"{file.path}: tokenizer.ggml.token_type has the unknown type {kind}"
+            )
         model.pieces.add(piece=token, score=score, type=kind)
-    trainer, normalizer = model.trainer_spec, model.normalizer_spec
+    trainer = model.trainer_spec
+    normalizer = model.normalizer_spec
     trainer.model_type = trainer.BPE
     trainer.vocab_size = len(tokens)
     trainer.byte_fallback = BYTE in types
-    trainer.unk_id, trainer.bos_id, trainer.eos_id = ids["unknown"], ids["bos"], ids["eos"]
+    trainer.unk_id = ids["unknown"]
+    trainer.bos_id = ids["bos"]
+    trainer.eos_id = ids["eos"]
     trainer.unk_piece, trainer.bos_piece, trainer.eos_piece = (
         tokens[ids[key]] for key in ("unknown", "bos", "eos")
     )
@@ -156,6 +179,8 @@ def _sentencepiece(file: GGUFFile, tokens: list[str], types: list[int], ids: dic
         trainer.pad_piece = tokens[trainer.pad_id]
     normalizer.name = "identity"
     normalizer.add_dummy_prefix = bool(file.get("tokenizer.ggml.add_space_prefix", True))
-    normalizer.remove_extra_whitespaces = bool(file.get("tokenizer.ggml.remove_extra_whitespaces", False))
+    normalizer.remove_extra_whitespaces = bool(
+        file.get("tokenizer.ggml.remove_extra_whitespaces", False)
+    )
     normalizer.escape_whitespaces = True
     return model.SerializeToString()

@@ -110,11 +110,16 @@ def make_plan(model: Transformer) -> Plan:
     if architecture == "granite_swa":
         # llama.cpp requires a layer with a window.
         metadata["attention.sliding_window"] = window or NO_WINDOW
-        metadata["attention.sliding_window_pattern"] = [window in (layer.window, None) for layer in layers]
+        metadata["attention.sliding_window_pattern"] = [
+            window in (layer.window, None) for layer in layers
+        ]
         metadata["attention.rope_pattern"] = [layer.rotation is not None for layer in layers]
     if layers[0].temperature is not None:
         beta, length = layers[0].temperature
-        metadata |= {"attention.temperature_scale": beta, "rope.scaling.original_context_length": length}
+        metadata |= {
+            "attention.temperature_scale": beta,
+            "rope.scaling.original_context_length": length,
+        }
     rotated = 2 * len(rotation.frequencies) if rotation else 0
     dimensions = rotated if architecture == "phi3" else s.head_dim
     metadata["rope.dimension_count"] = dimensions
@@ -126,15 +131,24 @@ def make_plan(model: Transformer) -> Plan:
         return Plan(architecture, metadata | rotation.metadata, None, rotated, layout, folds_scales)
     metadata["rope.scaling.type"] = "longrope" if architecture == "phi3" else "none"
     metadata["rope.scaling.attn_factor"] = rotation.amplitude if rotation else 1.0
-    return Plan(architecture, metadata, _divisors(rotation, dimensions), rotated, layout, folds_scales)
+    return Plan(
+        architecture, metadata, _divisors(rotation, dimensions), rotated, layout, folds_scales
+    )
 
 
 # What a model may need, and the architectures that compute it, the most widely supported first.
-TABLE, PARTIAL, NOPE = "a table of frequencies", "partial rotation", "no positions"
-SOME_NOPE, EVERY_FOURTH = "layers without positions", "no positions in every fourth layer"
-ALIBI, WINDOW, SINK = "ALiBi", "windows", "sink logits"
-TEMPERATURE, QK_NORM = "a temperature by position", "QK-norm"
-QKV_BIAS, BIASES = "biases of queries, keys and values", "biases of all projections"
+TABLE = "a table of frequencies"
+PARTIAL = "partial rotation"
+NOPE = "no positions"
+SOME_NOPE = "layers without positions"
+EVERY_FOURTH = "no positions in every fourth layer"
+ALIBI = "ALiBi"
+WINDOW = "windows"
+SINK = "sink logits"
+TEMPERATURE = "a temperature by position"
+QK_NORM = "QK-norm"
+QKV_BIAS = "biases of queries, keys and values"
+BIASES = "biases of all projections"
 MULTIPLIERS = "multipliers"
 _LLAMA = {TABLE, PARTIAL, NOPE, QKV_BIAS, BIASES}
 CAPABILITIES = {
@@ -149,16 +163,21 @@ CAPABILITIES = {
     "granite_swa": {MULTIPLIERS, WINDOW, SINK, SOME_NOPE, EVERY_FOURTH, *_LLAMA},
 }
 _GRANITES = ("granite", "granite_swa")
-_ONLY_FOR = {"phi3": PARTIAL, "qwen2": QKV_BIAS}  # they require heads · head_dim = dim; else Llama can do it
+# they require heads · head_dim = dim; else Llama can do it
+_ONLY_FOR = {"phi3": PARTIAL, "qwen2": QKV_BIAS}
 
 
 def _check_decoder(s: ModelSettings) -> None:
     if s.mixer.name != "attention":
-        raise refusal(f"model.mixer.name = {s.mixer.name}", "linear attention with these feature maps")
+        raise refusal(
+            f"model.mixer.name = {s.mixer.name}", "linear attention with these feature maps"
+        )
     if s.logit_softcap is not None:
         raise refusal("model.logit_softcap", "a cap on the logits of a Llama")
     if s.norm_placement != "input" or s.qk_norm == "all_heads":
-        raise refusal("model.norm_placement, model.qk_norm", "norms of outputs or of all heads together")
+        raise refusal(
+            "model.norm_placement, model.qk_norm", "norms of outputs or of all heads together"
+        )
     if s.head_dim % 2:
         raise refusal(f"model.head_dim = {s.head_dim}", "an odd head dimension")
 
@@ -181,11 +200,14 @@ def _layers(model: Transformer) -> list[LayerPlan]:
     return [by_kind[kind] for kind in model.settings.layer_kinds]
 
 
-def _temperature(scheme: PositionalScheme, choice: PositionSettings, where: str) -> tuple[float, int] | None:
+def _temperature(
+    scheme: PositionalScheme, choice: PositionSettings, where: str
+) -> tuple[float, int] | None:
     given = choice.temperature
     if isinstance(given, Ministral3Temperature):
         return given.beta, given.length or scheme.geometry.original_length
-    if not isinstance(given, NoTemperature | FixedTemperature | HeadTemperature):  # these are folded in
+    # these are folded in
+    if not isinstance(given, NoTemperature | FixedTemperature | HeadTemperature):
         raise refusal(f"{where}.temperature.name = {given.name}", "this temperature")
     return None
 
@@ -206,7 +228,8 @@ def _rotation(scheme: PositionalScheme, choice: PositionSettings, where: str) ->
         return Rotation(frequencies, 1.0, scheme.settings.theta, scheme.settings.layout, None)
     if not isinstance(scheme, Rope):
         raise refusal(f"{where}.name = {choice.name}", f"{choice.name}")
-    s, scaling = scheme.settings, scheme.settings.scaling
+    s = scheme.settings
+    scaling = scheme.settings.scaling
     if not isinstance(s.remap, NoRemap):
         raise refusal(f"{where}.remap.name = {s.remap.name}", "remapped positions")
     if scaling.untouched:
@@ -222,7 +245,9 @@ def _rotation(scheme: PositionalScheme, choice: PositionSettings, where: str) ->
     found, amplitude = scheme.frequencies(scheme.stretch(scheme.geometry.train_length))
     if not found.any():  # DroPE
         return None
-    return Rotation(tuple(found.tolist()), float(amplitude), s.theta, s.layout, _described(scheme, amplitude))
+    return Rotation(
+        tuple(found.tolist()), float(amplitude), s.theta, s.layout, _described(scheme, amplitude)
+    )
 
 
 def _check_alibi(choice: AlibiSettings, heads: int, where: str) -> None:
@@ -236,7 +261,8 @@ def _check_alibi(choice: AlibiSettings, heads: int, where: str) -> None:
 
 def _described(scheme: Rope, amplitude: float) -> dict[str, Any] | None:
     """The frequencies as metadata, which llama.cpp and other readers of GGUF files understand directly."""
-    s, scaling = scheme.settings, scheme.settings.scaling
+    s = scheme.settings
+    scaling = scheme.settings.scaling
     if s.resonance or s.name != "rope":
         return None
     if scaling.name == "none":
@@ -245,7 +271,8 @@ def _described(scheme: Rope, amplitude: float) -> dict[str, Any] | None:
         return {"rope.scaling.type": "linear", "rope.scaling.factor": float(scaling.factor)}
     # llama.cpp reads other values of beta in few architectures only.
     if isinstance(scaling, YaRNScaling) and (scaling.beta_fast, scaling.beta_slow) == (32, 1):
-        factor, whole = float(scaling.factor), scaling.ramp == "dim" and scaling.truncate
+        factor = float(scaling.factor)
+        whole = scaling.ramp == "dim" and scaling.truncate
         if not whole or factor <= 1:
             return None
         found: dict[str, Any] = {
@@ -254,7 +281,11 @@ def _described(scheme: Rope, amplitude: float) -> dict[str, Any] | None:
             "rope.scaling.original_context_length": scheme.geometry.original_length,
         }
         times = amplitude / (0.1 * math.log(factor) + 1)
-        return found if math.isclose(times, 1, rel_tol=1e-12) else found | {"rope.scaling.attn_factor": times}
+        return (
+            found
+            if math.isclose(times, 1, rel_tol=1e-12)
+            else found | {"rope.scaling.attn_factor": times}
+        )
     return None
 
 

@@ -35,7 +35,8 @@ def tokenizer_metadata(tokenizer: Tokenizer, rows: int) -> dict[str, Any]:
         found["scores"] = [*found["scores"], *[0.0] * (rows - len(tokens))]
     ids = {"bos": tokenizer.bos_id, "eos": tokenizer.eos_id, "padding": tokenizer.pad_id}
     found |= {f"{key}_token_id": i for key, i in ids.items() if i is not None}
-    if len(tokenizer.eos_ids) > 1 and tokenizer.eos_id is not None:  # llama.cpp knows one more, by this name
+    # llama.cpp knows one more, by this name
+    if len(tokenizer.eos_ids) > 1 and tokenizer.eos_id is not None:
         found["eot_token_id"] = next(i for i in tokenizer.eos_ids if i != tokenizer.eos_id)
     return found | {"add_bos_token": tokenizer.add_bos, "add_eos_token": False}
 
@@ -43,13 +44,18 @@ def tokenizer_metadata(tokenizer: Tokenizer, rows: int) -> dict[str, Any]:
 def _sentencepiece(tokenizer: SentencePieceTokenizer) -> dict[str, Any]:
     model: Any = load_extra("sentencepiece.sentencepiece_model_pb2").ModelProto()
     model.ParseFromString(tokenizer.model)
-    trainer, normalizer = model.trainer_spec, model.normalizer_spec
+    trainer = model.trainer_spec
+    normalizer = model.normalizer_spec
     if trainer.model_type != trainer.BPE:
         raise InteropError(
             "the tokenizer is a unigram model: llama.cpp has no byte fallback for those; export to the "
             "Hugging Face format"
         )
-    if normalizer.precompiled_charsmap or normalizer.remove_extra_whitespaces or not trainer.byte_fallback:
+    if (
+        normalizer.precompiled_charsmap
+        or normalizer.remove_extra_whitespaces
+        or not trainer.byte_fallback
+    ):
         raise InteropError(
             "the tokenizer normalizes text or has no byte fallback, which llama.cpp does not support for BPE "
             "models; export to the Hugging Face format"
@@ -102,7 +108,10 @@ def _byte_level(tokenizer: HuggingFaceTokenizer) -> dict[str, Any]:
 def _pre(steps: list[dict[str, Any]], ignore_merges: bool) -> str:
     """The name of a pre-tokenizer."""
     for name, known in PRE_TOKENIZERS.items():
-        same = _shown(_steps(known.as_json())) == _shown(steps) and known.ignore_merges == ignore_merges
+        same = (
+            _shown(_steps(known.as_json())) == _shown(steps)
+            and known.ignore_merges == ignore_merges
+        )
         if same and known.exact:
             return name
     raise InteropError(

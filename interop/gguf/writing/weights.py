@@ -42,7 +42,9 @@ def tensors(model: Transformer, plan: Plan) -> dict[str, Tensor]:
     theirs = {their: name for name, their in OUTER.items()}
     for i in range(model.settings.layers):
         theirs |= {f"model.layers.{i}.{their}": f"blk.{i}.{name}" for name, their in names.items()}
-    out = {theirs[their]: torch.cat([state[part] for part in parts]) for their, parts in found.items()}
+    out = {
+        theirs[their]: torch.cat([state[part] for part in parts]) for their, parts in found.items()
+    }
     for i, block in enumerate(model.blocks if plan.architecture == "granite_swa" else []):
         sink = block.attention.position.sink_logits(torch.device("cpu"))
         absent = torch.full((model.settings.heads,), NO_SINK)
@@ -67,14 +69,14 @@ def _reordered(model: Transformer, plan: Plan, name: str, rows: Tensor) -> Tenso
 def _fold(model: Transformer, plan: Plan, state: dict[str, Tensor]) -> None:
     """Multiply weights by the model's scales that the file cannot state."""
     s = model.settings
-    embedding, residual, logits = 1.0, 1.0, 1.0
+    embedding = 1.0
+    residual = 1.0
+    logits = 1.0
     scale = 1.0
     if plan.folds_scales:
-        embedding, residual, logits = (
-            s.embedding_multiplier,
-            s.residual_multiplier,
-            s.logit_divisor * s.width_ratio,
-        )
+        embedding = s.embedding_multiplier
+        residual = s.residual_multiplier
+        logits = s.logit_divisor * s.width_ratio
         scale = s.attention_scale * s.head_dim**0.5
     if s.tie_embeddings:
         logits *= embedding
@@ -97,7 +99,9 @@ def _fold(model: Transformer, plan: Plan, state: dict[str, Tensor]) -> None:
             for name in ("attention.wq.weight", "attention.wq.bias"):
                 if prefix + name in state:
                     weight = state[prefix + name]
-                    state[prefix + name] = weight * rows.view(-1, *[1] * (weight.ndim - 1)).to(weight.dtype)
+                    state[prefix + name] = weight * rows.view(-1, *[1] * (weight.ndim - 1)).to(
+                        weight.dtype
+                    )
 
 
 def _multiply(state: dict[str, Tensor], names, factor: float) -> None:

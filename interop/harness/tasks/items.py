@@ -46,12 +46,15 @@ class LengthGroup(Group):
     """The tasks of one kind of item, NAME_LENGTH for every length of the metadata."""
 
     def __init__(self, config: dict[str, Any]):
-        name, item = config["task"], config["item"]
+        name = config["task"]
+        item = config["item"]
         try:
             metadata = ItemMetadata.model_validate(config["metadata"])
         except ValidationError as error:
             first = error.errors()[0]
-            raise InteropError(f"metadata {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+            raise InteropError(
+                f"metadata {'.'.join(map(str, first['loc']))}: {first['msg']}"
+            ) from error
         super().__init__(name, metadata=config["metadata"])
         for length in metadata.lengths:
             task = {
@@ -79,7 +82,8 @@ def documents(item: dict[str, Any], length: int, **metadata: Any) -> dict[str, D
     """The items of one length: at most `length` input tokens, the last token of the answer not counted."""
     given = ItemMetadata.model_validate(metadata)
     tokenizer, bos = tokenizer_of(given)
-    room, shorter = length + 1 - bos, 0
+    room = length + 1 - bos
+    shorter = 0
     while True:  # text that is encoded at once may have more tokens than its parts
         fields = {"items", "depths", "haystacks", "seed"}
         settings = TaskEvaluationSettings.model_validate(
@@ -93,8 +97,12 @@ def documents(item: dict[str, Any], length: int, **metadata: Any) -> dict[str, D
         shorter += most - room
 
 
-def _draw(settings: TaskEvaluationSettings, tokenizer: Tokenizer, bos: bool) -> list[dict[str, Any]]:
-    task, texts, origin = settings.task, None, ""
+def _draw(
+    settings: TaskEvaluationSettings, tokenizer: Tokenizer, bos: bool
+) -> list[dict[str, Any]]:
+    task = settings.task
+    texts = None
+    origin = ""
     assert task is not None and settings.lengths is not None
     if isinstance(task, HaystackTask):
         texts, origin = haystacks(task, None)

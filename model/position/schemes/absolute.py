@@ -21,7 +21,8 @@ from model.position.table import Constant, LookupTable, Rows, StretchedTables, o
 from model.position.token_positions import TokenPositions
 
 INT64_BITS = 63  # of a position that is not negative
-TABLE_STD = 0.02  # as large as token embeddings (1), rows are noise that drowns a short run's tokens
+# as large as token embeddings (1), rows are noise that drowns a short run's tokens
+TABLE_STD = 0.02
 
 
 class NoneSettings(PositionSettings):
@@ -34,7 +35,9 @@ class IntegerSettings(PositionSettings):
     """The position, added to every feature."""
 
     name: Literal["integer"] = "integer"
-    scale: float = Field(1.0, gt=0, allow_inf_nan=False, description="the number added is scale × position")
+    scale: float = Field(
+        1.0, gt=0, allow_inf_nan=False, description="the number added is scale × position"
+    )
     direction: Literal["ones", "learned"] = Field(
         "ones", description="add the number to all features, or along a learned vector"
     )
@@ -102,7 +105,9 @@ class LearnedSettings(PositionSettings):
     test_time = PositionSettings.test_time | {"extend"}
 
     name: Literal["learned"] = "learned"
-    max_length: int | None = Field(None, ge=1, description="rows of the table; null: the trained length")
+    max_length: int | None = Field(
+        None, ge=1, description="rows of the table; null: the trained length"
+    )
     extend: Literal["none", "interpolate", "repeat", "clip"] = Field(
         "none",
         description="positions beyond the table: error; stretch the table over the declared length; wrap "
@@ -192,7 +197,8 @@ class BinaryEncoding(AdditiveEncoding):
     supports_fractions = False
 
     def setup(self) -> None:
-        length, dim = self.settings.max_length or self.geometry.train_length, self.geometry.dim
+        length = self.settings.max_length or self.geometry.train_length
+        dim = self.geometry.dim
         needed = (length - 1).bit_length()  # ⌈log2 length⌉ without a logarithm's rounding
         if needed > dim:
             raise ModelError(
@@ -206,7 +212,8 @@ class BinaryEncoding(AdditiveEncoding):
         return 2**self.geometry.dim if self.geometry.dim < INT64_BITS else None
 
     def tables(self, positions: TokenPositions, dtype: torch.dtype) -> tuple[Tensor, ...]:
-        position, dim = positions.position, self.geometry.dim
+        position = positions.position
+        dim = self.geometry.dim
         count = min(dim, INT64_BITS)
         shifts = torch.arange(count - 1, -1, -1, device=position.device)
         bits = (position[..., None] >> shifts) & 1  # (B or 1, T, count)
@@ -258,11 +265,13 @@ class Sinusoidal(PositionalScheme):
         return self.settings.stretch == "auto"
 
     def _rows(self, stretch: float) -> Rows:
-        dim, offset = self.geometry.dim, self.settings.offset
+        dim = self.geometry.dim
+        offset = self.settings.offset
         speeds = Constant(plain_frequencies(self.settings.theta, dim))
 
         def rows(positions: Tensor) -> tuple[Tensor, ...]:
-            angles = (positions / stretch + offset)[..., None] * speeds.to(positions.device)  # (..., ⌈C/2⌉)
+            # (..., ⌈C/2⌉)
+            angles = (positions / stretch + offset)[..., None] * speeds.to(positions.device)
             if self.settings.layout == "half":
                 features = torch.cat([angles.sin(), angles.cos()], dim=-1)
             else:
@@ -272,7 +281,8 @@ class Sinusoidal(PositionalScheme):
         return rows
 
     def tables(self, positions: TokenPositions, dtype: torch.dtype) -> tuple[Tensor, ...]:
-        given, original = self.settings.stretch, self.geometry.original_length
+        given = self.settings.stretch
+        original = self.geometry.original_length
         stretches = [stretch_of(given, length, original) for length in positions.lengths]
         return self._tables.look_up(positions, stretches, dtype)
 
@@ -313,7 +323,9 @@ class Learned(PositionalScheme):
 
     def tables(self, positions: TokenPositions, dtype: torch.dtype) -> tuple[Tensor, ...]:
         """Row (B or 1, T) of each token; with ``interpolate`` two rows and the weight of the second."""
-        position, extend, last = positions.position, self.settings.extend, self.weight.shape[0] - 1
+        position = positions.position
+        extend = self.settings.extend
+        last = self.weight.shape[0] - 1
         if extend == "interpolate":
             return self._between(positions, dtype)
         if extend == "repeat":
@@ -324,8 +336,10 @@ class Learned(PositionalScheme):
 
     def _between(self, positions: TokenPositions, dtype: torch.dtype) -> tuple[Tensor, ...]:
         # Integer arithmetic until the last division, so weights are exact for any table length.
-        last, device = self.weight.shape[0] - 1, positions.position.device
-        spans = tuple(max(length - 1, last, 1) for length in positions.lengths)  # r(n) = n·last/span
+        last = self.weight.shape[0] - 1
+        device = positions.position.device
+        # r(n) = n·last/span
+        spans = tuple(max(length - 1, last, 1) for length in positions.lengths)
         span = spans[0] if len(set(spans)) == 1 else on_device(spans, device, torch.int64)[:, None]
         along = (positions.position * last).clamp(min=0)  # (B or 1, T), as all here
         low = along.div(span, rounding_mode="floor")

@@ -23,7 +23,8 @@ class AlibiSettings(DistanceSettings):
 
     name: Literal["alibi"] = "alibi"
     slopes: list[Annotated[float, Field(ge=0, allow_inf_nan=False)]] | None = Field(
-        None, description="slope of each head in logits per token; null: geometric, 2^(−8/H) to 2^(−8)"
+        None,
+        description="slope of each head in logits per token; null: geometric, 2^(−8/H) to 2^(−8)",
     )
     learned: bool = Field(
         False, description="learn the slopes, initialized to the geometric ones; worse in the paper"
@@ -33,7 +34,9 @@ class AlibiSettings(DistanceSettings):
     @model_validator(mode="after")
     def _slopes_are_given_or_learned(self):
         if self.learned and self.slopes is not None:
-            raise ValueError("slopes cannot be set with learned: true; remove slopes or set learned to false")
+            raise ValueError(
+                "slopes cannot be set with learned: true; remove slopes or set learned to false"
+            )
         return self
 
     @property
@@ -64,7 +67,8 @@ class Alibi(DistanceBias):
 
     def setup(self) -> None:
         super().setup()
-        given, heads = self.settings.slopes, self.geometry.heads
+        given = self.settings.slopes
+        heads = self.geometry.heads
         if given is not None and len(given) != heads:
             raise ModelError(
                 f"model.position.slopes must have one slope per head ({heads}), got {len(given)}"

@@ -48,7 +48,11 @@ class ContentRotation(PositionalScheme):
 
     @abstractmethod
     def increments(
-        self, features: Tensor, history: Tensor | None, new: TokenPositions, tables: tuple[Tensor, ...]
+        self,
+        features: Tensor,
+        history: Tensor | None,
+        new: TokenPositions,
+        tables: tuple[Tensor, ...],
     ) -> tuple[Tensor, Tensor]:
         """Increments (B, T, G, D/2) in radians of tokens with these features, and their history (B, T, ·)."""
 
@@ -90,7 +94,9 @@ class SelectiveRopeSettings(ContentSettings):
     """Rotations by angles computed from the tokens (Selective RoPE, Movahedi et al. 2025)."""
 
     name: Literal["selective_rope"] = "selective_rope"
-    theta: float = Field(500_000.0, gt=1, description="base b of the temperatures b^(−2k/D) of the pairs")
+    theta: float = Field(
+        500_000.0, gt=1, description="base b of the temperatures b^(−2k/D) of the pairs"
+    )
     rank: int = Field(16, ge=1, description="rank of the projection to angles")
     width: int = Field(4, ge=2, description="kernel size of the convolution, with the token itself")
 
@@ -113,12 +119,16 @@ class SelectiveRope(ContentRotation):
     def setup(self) -> None:
         """Increments of the fastest pair start at about 0.1 rad."""
         super().setup()
-        dim, rank, width = self.geometry.dim, self.settings.rank, self.settings.width
+        dim = self.geometry.dim
+        rank = self.settings.rank
+        width = self.settings.width
         angles = self.geometry.kv_heads * self.angles
         self.down = self.learned((rank, dim), normal(dim**-0.5))  # W₁
         self.up = self.learned((angles, rank), normal(0.1 * rank**-0.5))  # W₂
         self.conv = self.learned((angles, width), normal(width**-0.5))
-        self._temperatures = Constant(plain_frequencies(self.settings.theta, self.geometry.head_dim)[None])
+        self._temperatures = Constant(
+            plain_frequencies(self.settings.theta, self.geometry.head_dim)[None]
+        )
 
     def tables(self, positions: TokenPositions, dtype: torch.dtype) -> tuple[Tensor, ...]:
         """(1, D/2) temperatures b^(−2k/D)."""
@@ -129,7 +139,11 @@ class SelectiveRope(ContentRotation):
         return linear(x, self.down)
 
     def increments(
-        self, features: Tensor, history: Tensor | None, new: TokenPositions, tables: tuple[Tensor, ...]
+        self,
+        features: Tensor,
+        history: Tensor | None,
+        new: TokenPositions,
+        tables: tuple[Tensor, ...],
     ) -> tuple[Tensor, Tensor]:
         series, kept_history = series_of(features, history, self.settings.width)
         added = causal_convolution(linear(series, self.up), self.conv, new.order)
@@ -162,18 +176,27 @@ class Carope(ContentRotation):
     def setup(self) -> None:
         """`start: rope` is RoPE exactly: w 0, and b with softplus(b) = base^(2/D) − 1."""
         super().setup()
-        groups, dim = self.geometry.kv_heads, self.geometry.dim
+        groups = self.geometry.kv_heads
+        dim = self.geometry.dim
         as_rope = self.settings.start == "rope"
         growth = self.settings.theta ** (2 / self.geometry.head_dim) - 1
-        self.weight = self.learned((groups, dim), constant(0.0) if as_rope else normal(0.1 * dim**-0.5))
-        self.bias = self.learned((groups,), constant(math.log(math.expm1(growth)))) if as_rope else None
+        self.weight = self.learned(
+            (groups, dim), constant(0.0) if as_rope else normal(0.1 * dim**-0.5)
+        )
+        self.bias = (
+            self.learned((groups,), constant(math.log(math.expm1(growth)))) if as_rope else None
+        )
 
     def features(self, x: Tensor) -> Tensor:
         """ln f (B, T, G)."""
         return -torch.log1p(F.softplus(linear(x, self.weight, self.bias)))
 
     def increments(
-        self, features: Tensor, history: Tensor | None, new: TokenPositions, tables: tuple[Tensor, ...]
+        self,
+        features: Tensor,
+        history: Tensor | None,
+        new: TokenPositions,
+        tables: tuple[Tensor, ...],
     ) -> tuple[Tensor, Tensor]:
         powers = torch.arange(self.angles, device=features.device, dtype=features.dtype)
         return torch.exp(features[..., None] * powers), features[..., :0]

@@ -9,17 +9,26 @@ from pydantic import Field
 from torch import Tensor
 
 from model.attention.mask import QueryBlock
-from model.position.base import AttentionContext, AttentionPlan, PositionalScheme, SharableSettings, constant
+from model.position.base import (
+    AttentionContext,
+    AttentionPlan,
+    PositionalScheme,
+    SharableSettings,
+    constant,
+)
 from model.position.pairwise import UNROLLED, sum_from
 
-KEYS_AT_ONCE = 128  # keys whose gates are computed before testing whether all counts have reached their end
+# keys whose gates are computed before testing whether all counts have reached their end
+KEYS_AT_ONCE = 128
 
 
 class CopeSettings(SharableSettings):
     """Contextual positions: gates per query-key pair are summed to positions (Golovneva et al. 2024)."""
 
     name: Literal["cope"] = "cope"
-    positions: int = Field(64, ge=2, description="P: number of positions; counts are clamped to P − 1")
+    positions: int = Field(
+        64, ge=2, description="P: number of positions; counts are clamped to P − 1"
+    )
     gate: Literal["scaled", "unscaled"] = Field(
         "scaled", description="gates are σ(q·k/√D), as released, or σ(q·k), as in the paper"
     )
@@ -47,12 +56,15 @@ class Cope(PositionalScheme):
         return AttentionPlan.from_mask(context.mask(), self._weights)
 
     def _weights(self, block: QueryBlock) -> Tensor:
-        scores, last = block.scores + block.additive, self.settings.positions - 1
+        scores = block.scores + block.additive
+        last = self.settings.positions - 1
         rows = block.q @ self.weight.to(scores.dtype).T  # (B, H, t, P)
         start = self._start(block, scores)
-        p = sum_from(self._gates(block, scores[..., start:])).clamp(max=last)  # (B, H, t, s − start)
+        # (B, H, t, s − start)
+        p = sum_from(self._gates(block, scores[..., start:])).clamp(max=last)
         low = p.detach().long().clamp(max=last - 1)  # at p = P − 1 the weight of the upper row is 1
-        here, step = rows.gather(-1, low), rows.diff(dim=-1).gather(-1, low)
+        here = rows.gather(-1, low)
+        step = rows.diff(dim=-1).gather(-1, low)
         bias = here + (p - low) * step
         if start:
             bias = torch.cat([rows[..., last:].expand(-1, -1, -1, start), bias], dim=-1)
@@ -70,6 +82,7 @@ class Cope(PositionalScheme):
             counts = scores.new_zeros(*scores.shape[:3])
             # Beyond P − 1 by more than the rounding of the sums.
             while start > 0 and float(counts.min()) < self.settings.positions:
-                before, start = start, max(0, start - KEYS_AT_ONCE)
+                before = start
+                start = max(0, start - KEYS_AT_ONCE)
                 counts += self._gates(block, scores[..., start:before]).sum(-1)
         return start

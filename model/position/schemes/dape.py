@@ -35,7 +35,9 @@ class DapeSettings(SharableSettings):
     """A bias of distance and a network over all heads' logits and biases (Zheng et al. 2024)."""
 
     name: Literal["dape"] = "dape"
-    base: Literal["kerple", "alibi"] = Field("kerple", description="bias B: logarithmic KERPLE, or ALiBi")
+    base: Literal["kerple", "alibi"] = Field(
+        "kerple", description="bias B: logarithmic KERPLE, or ALiBi"
+    )
     width: int = Field(32, ge=1, description="hidden features of the network")
 
 
@@ -52,7 +54,8 @@ class Dape(PositionalScheme):
     settings: DapeSettings
 
     def setup(self) -> None:
-        heads, width = self.geometry.heads, self.settings.width
+        heads = self.geometry.heads
+        width = self.settings.width
         self.weight1 = self.learned((width, 2 * heads), normal((2 * heads) ** -0.5))
         self.bias1 = self.learned((width,), constant(0.0))
         self.weight2 = self.learned((heads, width), constant(0.0))
@@ -65,12 +68,14 @@ class Dape(PositionalScheme):
         return (self._slopes.to(positions.position.device, dtype),)
 
     def plan(self, context: AttentionContext) -> AttentionPlan:
-        mask, slopes = mask_per_row(context), context.tables[0][0]
+        mask = mask_per_row(context)
+        slopes = context.tables[0][0]
 
         def weights_fn(block: QueryBlock) -> Tensor:
             scores = block.scores
             b = self._bias(block.distance.clamp(min=0).to(scores.dtype), slopes)  # (R, H, t, s)
-            w1, w2 = self.weight1.to(scores.dtype), self.weight2.to(scores.dtype)
+            w1 = self.weight1.to(scores.dtype)
+            w2 = self.weight2.to(scores.dtype)
             of_a, of_b = w1.tensor_split(2, dim=1)
             constant = self.bias1.to(scores.dtype)[:, None]
 

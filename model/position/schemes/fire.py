@@ -34,7 +34,10 @@ class FireSettings(SharableSettings):
         description="initial threshold T: distances are divided by the query position, or by T below T",
     )
     init_scale: float = Field(
-        0.1, gt=0, allow_inf_nan=False, description="initial value of the learned c in ln(1 + |c·x|)"
+        0.1,
+        gt=0,
+        allow_inf_nan=False,
+        description="initial value of the learned c in ln(1 + |c·x|)",
     )
     threshold: float | None = Field(
         None, gt=0, allow_inf_nan=False, description="fixed T instead of the learned one"
@@ -52,14 +55,17 @@ class Fire(PositionalScheme):
     Beyond T the bias depends on n, not on distance alone, so positions must not be shifted.
     """
 
-    exempt: ClassVar[dict[str, str]] = {"shift": "distances are divided by the query position beyond T"}
+    exempt: ClassVar[dict[str, str]] = {
+        "shift": "distances are divided by the query position beyond T"
+    }
     epsilon: ClassVar[float] = 1e-6
     settings: FireSettings
 
     def setup(self) -> None:
         self.inner = nn.Linear(1, self.settings.width)
         self.outer = nn.Linear(self.settings.width, self.geometry.heads, bias=False)
-        self.c, self.multiplier = nn.Parameter(torch.empty(1)), nn.Parameter(torch.empty(1))
+        self.c = nn.Parameter(torch.empty(1))
+        self.multiplier = nn.Parameter(torch.empty(1))
 
     def initialize(self, generator: torch.Generator, embedding_std: float) -> None:
         """Linear layers U(±1/√fan_in), as in PyTorch."""
@@ -106,11 +112,15 @@ class Fire(PositionalScheme):
         Returns:
             edges (width + 2,) in ascending order, the last two infinite; intercept and slope (H, width + 1).
         """
-        w1, b1, w2 = (precise(p) for p in (self.inner.weight[:, 0], self.inner.bias, self.outer.weight))
+        w1, b1, w2 = (
+            precise(p) for p in (self.inner.weight[:, 0], self.inner.bias, self.outer.weight)
+        )
         width = self.settings.width
         with torch.no_grad():
-            edges, order = torch.where(w1 == 0, math.inf, -b1 / w1).sort()  # where units turn on or off
-            after = torch.arange(width + 1, device=w1.device) > order.argsort()[:, None]  # (width, width + 1)
+            # where units turn on or off
+            edges, order = torch.where(w1 == 0, math.inf, -b1 / w1).sort()
+            # (width, width + 1)
+            after = torch.arange(width + 1, device=w1.device) > order.argsort()[:, None]
             active = torch.where(w1[:, None] > 0, after, ~after)
             active = torch.where(w1[:, None] == 0, b1[:, None] > 0, active).to(w1.dtype)
             edges = F.pad(edges, (0, 2), value=math.inf)
@@ -129,10 +139,14 @@ class Fire(PositionalScheme):
         def copies(x: Tensor) -> Tensor:
             return x[..., None].expand(-1, -1, COPIES).contiguous()
 
-        q_position, k_position, keys = context.q_position, context.k_position, context.keys
+        q_position = context.q_position
+        k_position = context.k_position
+        keys = context.keys
         far = self.far(context.queries.position).expand(context.batch, -1).contiguous()  # (B, T)
         edges, intercept, slope = self.segments()
-        intercept, slope = copies(intercept), copies(slope)  # (H, width + 1, COPIES)
+        # (H, width + 1, COPIES)
+        intercept = copies(intercept)
+        slope = copies(slope)
         starts = torch.arange(CELLS + 1, device=context.device, dtype=edges.dtype) / CELLS
         first = torch.searchsorted(edges, starts, right=True, out_int32=True)  # (CELLS + 1,)
         real = keys.position.is_floating_point()
@@ -153,11 +167,14 @@ class Fire(PositionalScheme):
 
     def _network_bias(self, d: Tensor, context: AttentionContext) -> NetworkBias:
         """The bias of queries in one row of positions; d (N,) distances."""
-        w1, b1, w2 = (precise(p) for p in (self.inner.weight[:, 0], self.inner.bias, self.outer.weight))
+        w1, b1, w2 = (
+            precise(p) for p in (self.inner.weight[:, 0], self.inner.bias, self.outer.weight)
+        )
         return NetworkBias(self.near(d), self.far(context.queries.position[0]), w1, b1, w2)
 
     def plan(self, context: AttentionContext) -> AttentionPlan:
-        q_position, k_position = context.q_position, context.k_position
+        q_position = context.q_position
+        k_position = context.k_position
 
         def bias(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
             n = q_position[b, i]

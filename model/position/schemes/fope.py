@@ -28,7 +28,9 @@ class FopeSettings(RotationSettings):
         description="drop frequencies below 2π / max_length; fixed after training; null: original_length",
     )
     gain: float = Field(
-        0.3, ge=0, description="Xavier gain of the noise added to the identity to initialize the mixtures"
+        0.3,
+        ge=0,
+        description="Xavier gain of the noise added to the identity to initialize the mixtures",
     )
     clipped: Literal["identity", "ones"] = Field(
         "identity",
@@ -60,12 +62,14 @@ class Fope(PositionalScheme):
     settings: FopeSettings
 
     def setup(self) -> None:
-        settings, geometry = self.settings, self.geometry
+        settings = self.settings
+        geometry = self.geometry
         check_even(settings.name, geometry)
         plain = plain_frequencies(settings.theta, geometry.head_dim)
         length = settings.max_length or geometry.original_length
         frequencies = plain[plain >= 2 * math.pi / length]  # in decreasing order
-        self._dropped, kept = len(plain) - len(frequencies), len(frequencies)
+        self._dropped = len(plain) - len(frequencies)
+        kept = len(frequencies)
         self._kept = Constant(frequencies)
         if not kept:
             raise ModelError(

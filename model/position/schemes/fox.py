@@ -48,10 +48,14 @@ class Fox(PositionalScheme):
 
     def setup(self) -> None:
         """Linear gates start near σ(0) = ½; constant gates as in ALiBi, σ(β) = e^−slope."""
-        kind, heads, dim = self.settings.gate, self.geometry.heads, self.geometry.dim
+        kind = self.settings.gate
+        heads = self.geometry.heads
+        dim = self.geometry.dim
         slopes = alibi_slopes(heads)
         start = torch.zeros(heads) if kind == "linear" else -slopes.expm1().log()
-        self.weight = self.learned((heads, dim), normal(0.1 * dim**-0.5)) if kind == "linear" else None
+        self.weight = (
+            self.learned((heads, dim), normal(0.1 * dim**-0.5)) if kind == "linear" else None
+        )
         self.bias = self.learned((heads,), constant(start)) if kind != "fixed" else None
         rope = RopeSettings.model_validate({"theta": self.settings.theta})
         self._rope = Rope(rope, self.geometry) if self.settings.rotary else None
@@ -70,7 +74,8 @@ class Fox(PositionalScheme):
         return gate.expand(*x.shape[:2], -1)
 
     def plan(self, context: AttentionContext) -> ContentPlan:
-        slopes, turns = context.tables[0], context.tables[1:]
+        slopes = context.tables[0]
+        turns = context.tables[1:]
 
         def features(x: Tensor) -> Tensor:
             with torch.autocast(x.device.type, enabled=False):
@@ -95,8 +100,10 @@ class Fox(PositionalScheme):
         # Integer and fractional parts, so that float32 differences are exact to 1e-7.
         sums = extras.transpose(1, 2)  # (B, H, S)
         whole = sums.detach().floor()
-        k_whole, k_rest = whole.to(dtype), (sums - whole).to(dtype)
-        q_whole, q_rest = context.of_queries(k_whole, 2), context.of_queries(k_rest, 2)
+        k_whole = whole.to(dtype)
+        k_rest = (sums - whole).to(dtype)
+        q_whole = context.of_queries(k_whole, 2)
+        q_rest = context.of_queries(k_rest, 2)
         if self.settings.sink_logit == "none":
             # A term of the query alone shifts all of its logits, which softmax ignores: its gradient is 0.
             q_rest = q_rest.detach()

@@ -10,7 +10,13 @@ from pydantic import Field
 from torch import Tensor
 
 from model.attention.mask import AttentionView, QueryBlock, mask_dtype
-from model.position.base import AttentionContext, AttentionPlan, PositionalScheme, PositionSettings, constant
+from model.position.base import (
+    AttentionContext,
+    AttentionPlan,
+    PositionalScheme,
+    PositionSettings,
+    constant,
+)
 from model.position.rotation import check_even
 from model.position.scaling import plain_frequencies
 from model.position.table import Constant, wide
@@ -26,7 +32,9 @@ class HyperbolicSettings(PositionSettings):
     theta: float = Field(10_000.0, gt=1, description="base b of the frequencies fastest·b^(−2k/D)")
     fastest: float = Field(1.0, gt=0, description="largest frequency θ_0, per token")
     margin: float = Field(
-        0.1, gt=0, description="decay rate θ' = θ_0·(1 + margin); the slowest feature decays at θ_0·margin"
+        0.1,
+        gt=0,
+        description="decay rate θ' = θ_0·(1 + margin); the slowest feature decays at θ_0·margin",
     )
     damping: Literal["fixed", "learned"] = Field(
         "fixed", description="learned: one margin per layer, initialized to margin"
@@ -54,14 +62,19 @@ class Hyperbolic(PositionalScheme):
     """
 
     cached_form: ClassVar[str] = "plain keys, in the coordinates u and w"
-    exempt: ClassVar[dict[str, str]] = {"graphs": "blocks of queries are unrolled: one graph per length"}
+    exempt: ClassVar[dict[str, str]] = {
+        "graphs": "blocks of queries are unrolled: one graph per length"
+    }
     settings: HyperbolicSettings
 
     def setup(self) -> None:
-        settings, geometry = self.settings, self.geometry
+        settings = self.settings
+        geometry = self.geometry
         check_even(settings.name, geometry)
         learned = settings.damping == "learned"
-        self.log_margin = self.learned((1,), constant(math.log(settings.margin))) if learned else None
+        self.log_margin = (
+            self.learned((1,), constant(math.log(settings.margin))) if learned else None
+        )
         speeds = settings.fastest * plain_frequencies(settings.theta, geometry.head_dim)
         self._rests = Constant(torch.cat([speeds[0] - speeds, speeds[0] + speeds])[None])
 
@@ -77,12 +90,15 @@ class Hyperbolic(PositionalScheme):
         return rests + self.settings.fastest * self.log_margin.to(rests.dtype).exp()
 
     def plan(self, context: AttentionContext) -> AttentionPlan:
-        rates, dtype = self.rates(context.tables[0][0]), wide(context.device)
-        q_position, k_position = context.queries.position.to(dtype), context.keys.position.to(dtype)
+        rates = self.rates(context.tables[0][0])
+        dtype = wide(context.device)
+        q_position = context.queries.position.to(dtype)
+        k_position = context.keys.position.to(dtype)
         mask = context.mask()
 
         def weights_fn(block: QueryBlock) -> Tensor:
-            n, m = q_position[:, block.start : block.stop], k_position[:, block.keys]
+            n = q_position[:, block.start : block.stop]
+            m = k_position[:, block.keys]
             return block.softmax(decayed(block, n, m, rates.to(block.q.dtype)) * block.scale)
 
         return AttentionPlan(
@@ -104,15 +120,21 @@ def decayed(block: QueryBlock, n: Tensor, m: Tensor, rates: Tensor) -> Tensor:
         n, m: positions (B or 1, t) and (B or 1, s).
         rates: (D,) γ.
     """
-    queries, keys, visible = n.shape[1], m.shape[1], block.visible[:, 0]  # (R, t, s)
+    # (R, t, s)
+    queries = n.shape[1]
+    keys = m.shape[1]
+    visible = block.visible[:, 0]
     # Queries are the last tokens of the pass, and a band's keys end with the block's queries.
     whole = block.mask.keys - block.mask.queries + block.start
     own = whole if keys == block.mask.keys else keys - queries
     rows = []
     for start in range(0, queries, QUERIES):
         stop = min(start + QUERIES, queries)
-        first, last = own + start, own + stop
-        q, q_n, rows_visible = block.q[:, :, start:stop], n[:, start:stop], visible[:, start:stop]
+        first = own + start
+        last = own + stop
+        q = block.q[:, :, start:stop]
+        q_n = n[:, start:stop]
+        rows_visible = visible[:, start:stop]
         near = block.k[:, :, first:last]
         parts = [_near(q, near, q_n, m[:, first:last], rows_visible[:, :, first:last], rates)]
         if first > 0:
@@ -131,7 +153,8 @@ def _factors(exponent: Tensor, rates: Tensor) -> Tensor:
 
 def _near(q: Tensor, k: Tensor, n: Tensor, m: Tensor, visible: Tensor, rates: Tensor) -> Tensor:
     """Scores pair by pair. Masked pairs, which can have any distance, use distance 0."""
-    distance = torch.where(visible, n[:, :, None] - m[:, None, :], 0.0).to(rates.dtype)  # (B or 1, t, s)
+    # (B or 1, t, s)
+    distance = torch.where(visible, n[:, :, None] - m[:, None, :], 0.0).to(rates.dtype)
     decay = (-distance[..., None] * rates).exp()[:, None]  # (B or 1, 1, t, s, D)
     return torch.einsum("bhtsc,bhsc->bhts", q[:, :, :, None] * decay, k)
 
@@ -141,7 +164,9 @@ def _far(q: Tensor, k: Tensor, n: Tensor, m: Tensor, visible: Tensor, rates: Ten
 
     Queries without such keys (their document starts in this block) and keys without queries (their document
     has ended) do not affect the base and get the factor 1."""
-    has_keys, has_queries = visible.any(2), visible.any(1)  # (R, t), (R, s)
+    # (R, t), (R, s)
+    has_keys = visible.any(2)
+    has_queries = visible.any(1)
     base = torch.where(has_keys, n, math.inf).amin(1, keepdim=True)  # (B or 1, 1)
     q = q * _factors(torch.where(has_keys, n - base, 0.0), rates)
     k = k * _factors(torch.where(has_queries, base - m, 0.0), rates)

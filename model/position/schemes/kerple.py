@@ -73,10 +73,13 @@ class Kerple(DistanceBias):
         ]
 
     def bias(self, context: AttentionContext) -> RowBias:
-        stretch, (r1, r2, *more) = context.tables[0], self._values()
+        stretch = context.tables[0]
+        (r1, r2, *more) = self._values()
         if self.settings.form == "power":
             return lambda row, h, d: -r1[h] * power_of(d.abs() / stretch[row], r2[h])
         if more:
             (r3,) = more
-            return lambda row, h, d: -r1[h] * torch.log1p(r2[h] * power_of(d.abs() / stretch[row], r3[h]))
+            return lambda row, h, d: (
+                -r1[h] * torch.log1p(r2[h] * power_of(d.abs() / stretch[row], r3[h]))
+            )
         return lambda row, h, d: -r1[h] * torch.log1p(r2[h] * d.abs() / stretch[row])

@@ -10,7 +10,12 @@ from torch import Tensor
 
 from model.attention.mask import mask_dtype
 from model.position.base import AttentionContext, AttentionPlan, PositionalScheme, constant
-from model.position.rotation import AngleSharingSettings, RotationSettings, check_even, rotation_plan
+from model.position.rotation import (
+    AngleSharingSettings,
+    RotationSettings,
+    check_even,
+    rotation_plan,
+)
 from model.position.scaling import plain_frequencies
 from model.position.table import Constant, wide
 from model.position.token_positions import TokenPositions
@@ -43,7 +48,9 @@ class LearnedRope(PositionalScheme):
     def setup(self) -> None:
         features = self.geometry.head_dim
         check_even(self.settings.name, self.geometry)
-        self.log_ratio = self.learned(self.settings.shape(self.geometry, features // 2), constant(0.0))
+        self.log_ratio = self.learned(
+            self.settings.shape(self.geometry, features // 2), constant(0.0)
+        )
         self._start = Constant(plain_frequencies(self.settings.theta, features)[None])
 
     def tables(self, positions: TokenPositions, dtype: torch.dtype) -> tuple[Tensor, ...]:
@@ -61,9 +68,11 @@ class LearnedRope(PositionalScheme):
 
     def _turns(self, position: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin (B or 1, T, R) or (B or 1, G, T, R) at positions (B or 1, T)."""
-        frequencies, position = self._learned(start), position.to(start.dtype)
+        frequencies = self._learned(start)
+        position = position.to(start.dtype)
         if frequencies.ndim == 2:
-            frequencies, position = frequencies[:, None], position[:, None]
+            frequencies = frequencies[:, None]
+            position = position[:, None]
         angles = position[..., None] * frequencies
         dtype = mask_dtype(self.log_ratio)
         if dtype != angles.dtype:
@@ -71,7 +80,8 @@ class LearnedRope(PositionalScheme):
         return angles.cos(), angles.sin()
 
     def plan(self, context: AttentionContext) -> AttentionPlan:
-        position, (start,) = context.new.position, context.tables[0]
+        position = context.new.position
+        (start,) = context.tables[0]
         if self.training and torch.is_grad_enabled():
             # Scores depend on distance alone. The error of θ's gradient in bfloat16 is proportional to the
             # angles, so a training pass, which has no cache, measures positions from the middle of each row.

@@ -50,8 +50,10 @@ class PRope(Rope):
             )
 
     def rotated_pairs(self) -> Tensor:
-        s, spectrum = self.settings, self.spectrum()
-        count, indices = int(s.share * self.dims // 2), torch.arange(len(spectrum), device="cpu")
+        s = self.settings
+        spectrum = self.spectrum()
+        count = int(s.share * self.dims // 2)
+        indices = torch.arange(len(spectrum), device="cpu")
         rotated = indices >= len(spectrum) - count if s.reversed else indices < count
         if s.max_wavelength is not None:
             # The trained frequencies, so that scaling does not change the selection.

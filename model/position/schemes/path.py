@@ -55,8 +55,11 @@ class PathAttention(PositionalScheme):
 
     def setup(self) -> None:
         """Strengths β start near 1 (projections)."""
-        groups, dim = self.geometry.kv_heads, self.geometry.dim
-        features, rank, width = groups * self.geometry.head_dim, self.settings.rank, self.settings.width
+        groups = self.geometry.kv_heads
+        dim = self.geometry.dim
+        features = groups * self.geometry.head_dim
+        rank = self.settings.rank
+        width = self.settings.width
         self.down = self.learned((rank, dim), normal(dim**-0.5))  # W₁
         self.up = self.learned((features, rank), normal(rank**-0.5))  # W₂
         self.conv = self.learned((features, width), normal(width**-0.5))
@@ -64,7 +67,8 @@ class PathAttention(PositionalScheme):
         self.strength_bias = self.learned((groups,), constant(0.0))  # b
 
     def plan(self, context: AttentionContext) -> ContentPlan:
-        groups, head_dim = self.geometry.kv_heads, self.geometry.head_dim
+        groups = self.geometry.kv_heads
+        head_dim = self.geometry.head_dim
         sizes = [groups * head_dim, groups]
 
         def features(x: Tensor) -> Tensor:
@@ -87,12 +91,14 @@ class PathAttention(PositionalScheme):
         mask = context.mask()
 
         def read(q: Tensor, k: Tensor, extras: Tensor) -> list[AttentionView]:
-            w = extras[..., : sizes[0]].unflatten(-1, (groups, head_dim)).transpose(1, 2)  # (B, G, S, D)
+            # (B, G, S, D)
+            w = extras[..., : sizes[0]].unflatten(-1, (groups, head_dim)).transpose(1, 2)
             strength = extras[..., sizes[0] : sum(sizes)].transpose(1, 2)[..., None]  # (B, G, S, 1)
 
             def weights_fn(block: QueryBlock) -> Tensor:
                 parts = (
-                    repeated(x[:, :, block.keys], context.heads).to(block.q.dtype) for x in (w, strength)
+                    repeated(x[:, :, block.keys], context.heads).to(block.q.dtype)
+                    for x in (w, strength)
                 )
                 return block.softmax(along_paths(block, *parts) * block.scale)
 
@@ -109,8 +115,10 @@ def along_paths(block: QueryBlock, w: Tensor, strength: Tensor) -> Tensor:
     Q Wᵀ is lower triangular among the queries' own tokens. Other documents and padding need no
     mask: the product between two tokens contains only the tokens between them.
     """
-    q, k = block.q, block.k
-    keys, mask = block.keys, block.mask
+    q = block.q
+    k = block.k
+    keys = block.keys
+    mask = block.mask
     assert isinstance(keys, slice)  # without sinks
     own = mask.keys - mask.queries + block.start - keys.start  # the first query's own token
     edges = [own, *range(own - CHUNK, 0, -CHUNK), 0] if own else [0]
@@ -119,12 +127,15 @@ def along_paths(block: QueryBlock, w: Tensor, strength: Tensor) -> Tensor:
     future = k.shape[2] - stop
     for start in edges:
         here = slice(start, stop)
-        w_here, k_here, strengths = w[:, :, here], k[:, :, here], strength[:, :, here]
+        w_here = w[:, :, here]
+        k_here = k[:, :, here]
+        strengths = strength[:, :, here]
         met = q @ w_here.mT
         met = met.tril() if start == own else met
         system = (strengths * (w_here @ w_here.mT)).tril(-1)
         y = torch.linalg.solve_triangular(system, met, upper=False, left=False, unitriangular=True)
         y = y * strengths.mT
         parts.insert(0, q @ k_here.mT - y @ (w_here @ k_here.mT).tril(-1))
-        q, stop = q - y @ w_here, start
+        q = q - y @ w_here
+        stop = start
     return F.pad(torch.cat(parts, dim=-1), (0, future))

@@ -70,7 +70,8 @@ class Pope(PositionalScheme):
 
     def plan(self, context: AttentionContext) -> AttentionPlan:
         cos, sin = (x[:, None] for x in context.tables)  # (B or 1, 1, T, D)
-        q_cos, q_sin = context.of_queries(cos, dim=2), context.of_queries(sin, dim=2)
+        q_cos = context.of_queries(cos, dim=2)
+        q_sin = context.of_queries(sin, dim=2)
         phase = self.phase.to(mask_dtype(self.phase))
         phase = phase[:, None] if phase.ndim == 2 else phase  # (D,) or (G, 1, D)
         k_cos = cos * phase.cos() - sin * phase.sin()  # of mθ + δ

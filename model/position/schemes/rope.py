@@ -44,12 +44,14 @@ class RotarySettings(RotationSettings):
     )
 
     def reduced(self, length: int, original_length: int) -> PositionSettings:
-        changes, scaling = {}, self.scaling
+        changes = {}
+        scaling = self.scaling
         plain = plain_frequencies(self.theta, 2 * (scaling.pairs or 512))
         scaled, amplitude = scaling.frequencies(
             plain, scaling.stretch(length, original_length), original_length
         )
-        is_plain = torch.allclose(scaled, plain, rtol=1e-12, atol=0)  # up to the rounding of interpolation
+        # up to the rounding of interpolation
+        is_plain = torch.allclose(scaled, plain, rtol=1e-12, atol=0)
         if is_plain and amplitude == 1 and not scaling.untouched:
             changes["scaling"] = NoScaling()
         if self.remap.keeps(length, RemapContext(original_length, self.window, self.sinks)):
@@ -86,7 +88,8 @@ class Rope(PositionalScheme):
     settings: RotarySettings
 
     def setup(self) -> None:
-        settings, geometry = self.settings, self.geometry
+        settings = self.settings
+        geometry = self.geometry
         check_even(settings.name, geometry)
         self.dims = int(geometry.head_dim * settings.fraction) // 2 * 2
         if self.dims < 2:
@@ -95,9 +98,12 @@ class Rope(PositionalScheme):
                 f"pair: raise it to {2 / geometry.head_dim:.4g} or more"
             )
         self.frequencies(self.stretch(geometry.train_length))  # validates the settings
-        self._remap_context = RemapContext(geometry.original_length, settings.window, settings.sinks)
+        self._remap_context = RemapContext(
+            geometry.original_length, settings.window, settings.sinks
+        )
         self._branches = settings.remap.branches(self._remap_context)
-        self._forms = sorted({branch.key for branch in self._branches})  # key maps; keys are cached with each
+        # key maps; keys are cached with each
+        self._forms = sorted({branch.key for branch in self._branches})
         self._tables = StretchedTables(self._rows)
 
     def stretch(self, length: int) -> float:
@@ -133,7 +139,9 @@ class Rope(PositionalScheme):
 
     def _rotating(self, frequencies: Tensor) -> Tensor:
         """The frequencies with resonance, and 0 for pairs that are not rotated."""
-        return (resonant(frequencies) if self.settings.resonance else frequencies) * self.rotated_pairs()
+        return (
+            resonant(frequencies) if self.settings.resonance else frequencies
+        ) * self.rotated_pairs()
 
     def whole_turns(self, length: int) -> tuple[int, int]:
         """(number of pairs that complete a rotation within `length` tokens, number of pairs)."""
@@ -142,18 +150,23 @@ class Rope(PositionalScheme):
 
     def _rows(self, stretches: tuple[float, float]) -> Rows:
         stretch, remap_stretch = stretches
-        remap, gain = self.settings.remap, self.settings.remap.amplitude(remap_stretch)
+        remap = self.settings.remap
+        gain = self.settings.remap.amplitude(remap_stretch)
         frequencies, amplitude = self.frequencies(stretch)
         untouched = self.settings.scaling.untouched
-        scaled, plain = Constant(frequencies), Constant(self._rotating(self.spectrum()))
+        scaled = Constant(frequencies)
+        plain = Constant(self._rotating(self.spectrum()))
 
         def turns(positions: Tensor) -> tuple[Tensor, Tensor]:
             positions = positions[..., None]
             angles = positions * scaled.to(positions.device)
-            cos, sin = angles.cos() * amplitude, angles.sin() * amplitude
+            cos = angles.cos() * amplitude
+            sin = angles.sin() * amplitude
             if untouched:
-                early, angles = positions < untouched, positions * plain.to(positions.device)
-                cos, sin = torch.where(early, angles.cos(), cos), torch.where(early, angles.sin(), sin)
+                early = positions < untouched
+                angles = positions * plain.to(positions.device)
+                cos = torch.where(early, angles.cos(), cos)
+                sin = torch.where(early, angles.sin(), sin)
             return cos, sin
 
         def rows(positions: Tensor) -> tuple[Tensor, ...]:
@@ -164,13 +177,18 @@ class Rope(PositionalScheme):
         return rows
 
     def tables(self, positions: TokenPositions, dtype: torch.dtype) -> tuple[Tensor, ...]:
-        remap, remap_context = self.settings.remap, self._remap_context
+        remap = self.settings.remap
+        remap_context = self._remap_context
         stretches = [(self.stretch(n), remap.stretch(n, remap_context)) for n in positions.lengths]
         return self._tables.look_up(positions, stretches, dtype)
 
     def plan(self, context: AttentionContext) -> AttentionPlan:
-        layout, features = self.settings.layout, self.geometry.head_dim
-        if len(self._branches) == len(context.tables) // 2 == 1 and self._branches[0].covers is None:
+        layout = self.settings.layout
+        features = self.geometry.head_dim
+        if (
+            len(self._branches) == len(context.tables) // 2 == 1
+            and self._branches[0].covers is None
+        ):
             cos, sin = context.tables
             return rotation_plan(context, (cos, sin), (cos, sin), layout)
         by_map = zip(context.tables[0::2], context.tables[1::2], strict=True)
@@ -189,7 +207,9 @@ class Rope(PositionalScheme):
             split = (k,) if len(self._forms) == 1 else k.split(features, dim=-1)
             forms = dict(zip(self._forms, split, strict=True))
             return [
-                AttentionView(apply_rotation(q, queries[branch.query], layout), forms[branch.key], mask)
+                AttentionView(
+                    apply_rotation(q, queries[branch.query], layout), forms[branch.key], mask
+                )
                 for branch, mask in zip(self._branches, masks, strict=True)
             ]
 
@@ -199,7 +219,9 @@ class Rope(PositionalScheme):
         covers = branch.covers
         if covers is None:
             return context.mask()
-        q_position, k_position, k_order = context.q_position, context.k_position, context.k_order
+        q_position = context.q_position
+        k_position = context.k_position
+        k_order = context.k_order
         part = branch.part
         return context.mask(
             mask_mod=lambda b, h, i, j: covers(q_position[b, i], k_position[b, j], k_order[b, j]),

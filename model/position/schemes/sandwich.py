@@ -15,14 +15,17 @@ from model.position.scaling import plain_frequencies
 from model.position.table import Constant, Rows, StretchedTables
 from model.position.token_positions import TokenPositions
 
-SMALLEST_TABLE = 512  # minimum number of distances; doubled as needed, to limit the number of table shapes
+# minimum number of distances; doubled as needed, to limit the number of table shapes
+SMALLEST_TABLE = 512
 
 
 class SandwichSettings(DistanceSettings):
     """The inner product of two sinusoidal embeddings, as a bias (Chi et al. 2022)."""
 
     name: Literal["sandwich"] = "sandwich"
-    dims: int = Field(128, ge=2, le=65_536, multiple_of=2, description="width d̄ of the sinusoidal embeddings")
+    dims: int = Field(
+        128, ge=2, le=65_536, multiple_of=2, description="width d̄ of the sinusoidal embeddings"
+    )
 
 
 class Sandwich(DistanceBias):
@@ -40,7 +43,9 @@ class Sandwich(DistanceBias):
         heads = self.geometry.heads
         self._theta = plain_frequencies(10_000.0, self.settings.dims)
         self._sums = StretchedTables(self._rows)
-        self._factors = Constant((heads / (8.0 * torch.arange(1, heads + 1, dtype=torch.float64)))[None])
+        self._factors = Constant(
+            (heads / (8.0 * torch.arange(1, heads + 1, dtype=torch.float64)))[None]
+        )
 
     def _sum(self, d: Tensor) -> Tensor:
         """Σ_k cos(d θ_k), one frequency at a time, which limits memory for millions of distances."""
@@ -55,9 +60,12 @@ class Sandwich(DistanceBias):
     def tables(self, positions: TokenPositions, dtype: torch.dtype) -> tuple[Tensor, ...]:
         """(B or 1, N) sums for distances 0 to N − 1, computed in float64; factors (1, H); stretches (B or
         1,), for fractional distances."""
-        device, stretches = positions.position.device, self.stretches(positions)
+        device = positions.position.device
+        stretches = self.stretches(positions)
         size = max(SMALLEST_TABLE, 1 << (positions.position_end - 1).bit_length())
-        distances = replace(positions, position=torch.arange(size, device=device)[None], position_end=size)
+        distances = replace(
+            positions, position=torch.arange(size, device=device)[None], position_end=size
+        )
         (sums,) = self._sums.look_up(distances, list(stretches), dtype)
         return (sums, self._factors.to(device, dtype), *super().tables(positions, dtype))
 
@@ -67,7 +75,8 @@ class Sandwich(DistanceBias):
 
     def bias(self, context: AttentionContext) -> RowBias:
         sums, (factors,), stretch = context.tables
-        size, flat = sums.shape[1], sums.flatten()
+        size = sums.shape[1]
+        flat = sums.flatten()
 
         def bias(row: Tensor, h: Tensor, d: Tensor) -> Tensor:
             if d.is_floating_point():

@@ -9,7 +9,13 @@ from pydantic import Field
 from torch import Tensor
 
 from model.attention.mask import AttentionView, BiasFunction, QueryBlock, mask_dtype
-from model.position.base import AttentionContext, AttentionPlan, PositionalScheme, SharableSettings, normal
+from model.position.base import (
+    AttentionContext,
+    AttentionPlan,
+    PositionalScheme,
+    SharableSettings,
+    normal,
+)
 from model.position.pairwise import UNROLLED, distances, mask_per_row
 
 FAR_COPIES = 32  # of the entry of all far keys
@@ -55,12 +61,16 @@ class Shaw(PositionalScheme):
 
     def _bias(self, context: AttentionContext, q: Tensor) -> BiasFunction:
         """q_n·a_c/√D, looked up in the products of q with all K + 1 vectors."""
-        clip, dtype = self.settings.clip, mask_dtype(q)
+        clip = self.settings.clip
+        dtype = mask_dtype(q)
         with torch.autocast(q.device.type, enabled=False):
             rows = q.to(dtype) @ self.key.to(dtype).T * self.geometry.scale  # (B, H, Q, K + 1)
         # Far keys use copies of the last entry in turn: FlexAttention's backward pass adds to entries.
-        rows = torch.cat([rows[..., :clip], rows[..., clip:].expand(*rows.shape[:3], FAR_COPIES)], dim=-1)
-        q_position, k_position = context.q_position, context.k_position
+        rows = torch.cat(
+            [rows[..., :clip], rows[..., clip:].expand(*rows.shape[:3], FAR_COPIES)], dim=-1
+        )
+        q_position = context.q_position
+        k_position = context.k_position
 
         def bias(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
             d = (q_position[b, i] - k_position[b, j]).clamp(min=0)

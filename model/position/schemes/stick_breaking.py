@@ -50,7 +50,8 @@ class StickBreaking(PositionalScheme):
         keep = self.settings.remainder == "self"
 
         def weights_fn(block: QueryBlock) -> Tensor:
-            z, hidden = block.scores, ~block.visible
+            z = block.scores
+            hidden = ~block.visible
             passed = F.logsigmoid(-z).masked_fill(hidden, 0.0)  # ln(1 − σ(z)), (B, H, t, s)
             weights = (F.logsigmoid(z) + sum_after(passed)).exp().masked_fill(hidden, 0.0)
             if not keep:
@@ -63,11 +64,16 @@ class StickBreaking(PositionalScheme):
     @staticmethod
     def _is_own_key(context: AttentionContext) -> MaskFunction:
         """Whether a key is that of the query's token."""
-        keys, queries = context.keys, context.queries
+        keys = context.keys
+        queries = context.queries
         if queries.layout == "plain":
             before = keys.order.shape[1] - queries.order.shape[1]  # the queries are the last keys
             return lambda b, h, i, j: j == i + before
         expand = lambda x: x.expand(context.batch, -1)  # noqa: E731
-        q_order, q_document = expand(queries.order), expand(queries.document)
-        k_order, k_document = expand(keys.order), expand(keys.document)
-        return lambda b, h, i, j: (q_order[b, i] == k_order[b, j]) & (q_document[b, i] == k_document[b, j])
+        q_order = expand(queries.order)
+        q_document = expand(queries.document)
+        k_order = expand(keys.order)
+        k_document = expand(keys.document)
+        return lambda b, h, i, j: (
+            (q_order[b, i] == k_order[b, j]) & (q_document[b, i] == k_document[b, j])
+        )

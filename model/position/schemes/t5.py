@@ -10,7 +10,13 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from model.attention.mask import AttentionView, precise
-from model.position.base import AttentionContext, AttentionPlan, PositionalScheme, SharableSettings, normal
+from model.position.base import (
+    AttentionContext,
+    AttentionPlan,
+    PositionalScheme,
+    SharableSettings,
+    normal,
+)
 from model.position.table import Constant
 from model.position.token_positions import TokenPositions
 
@@ -32,7 +38,8 @@ class T5Settings(SharableSettings):
     )
     shared: bool = Field(True, description="share the learned parameters between all layers")
     unscaled: bool = Field(
-        False, description="omit the factor 1/√D on q·k, as in T5, whose queries are initialized smaller"
+        False,
+        description="omit the factor 1/√D on q·k, as in T5, whose queries are initialized smaller",
     )
 
     @model_validator(mode="after")
@@ -67,8 +74,10 @@ class T5(PositionalScheme):
     settings: T5Settings
 
     def setup(self) -> None:
-        s, geometry = self.settings, self.geometry
-        self.weight = self.learned((s.buckets, geometry.heads), normal(geometry.dim**-0.5))  # as in T5
+        s = self.settings
+        geometry = self.geometry
+        # as in T5
+        self.weight = self.learned((s.buckets, geometry.heads), normal(geometry.dim**-0.5))
         found = [bucket_of(d, s.buckets, s.max_distance) for d in range(s.max_distance + 1)]
         self._buckets = Constant(torch.tensor(found)[None])
 
@@ -77,8 +86,14 @@ class T5(PositionalScheme):
         return (self._buckets.to(positions.position.device),)
 
     def plan(self, context: AttentionContext) -> AttentionPlan:
-        (buckets,), weight, last = context.tables[0], precise(self.weight), self.settings.max_distance
-        mask = context.mask(distance=lambda h, d: weight[buckets[d.clamp(0, last)], h], tabulate=True)
+        (buckets,), weight, last = (
+            context.tables[0],
+            precise(self.weight),
+            self.settings.max_distance,
+        )
+        mask = context.mask(
+            distance=lambda h, d: weight[buckets[d.clamp(0, last)], h], tabulate=True
+        )
         if not self.settings.unscaled:
             return AttentionPlan.from_mask(mask)
         root = self.geometry.head_dim**0.5

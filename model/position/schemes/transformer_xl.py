@@ -44,7 +44,9 @@ class TransformerXL(PositionalScheme):
     settings: TransformerXLSettings
 
     def setup(self) -> None:
-        heads, features, dim = self.geometry.heads, self.geometry.head_dim, self.geometry.dim
+        heads = self.geometry.heads
+        features = self.geometry.head_dim
+        dim = self.geometry.dim
         self.weight = self.learned((heads * features, dim), normal(dim**-0.5))
         self.u = self.learned((heads, features), constant(0.0))
         self.v = self.learned((heads, features), constant(0.0))
@@ -62,7 +64,8 @@ class TransformerXL(PositionalScheme):
         return self._table.look_up(every, positions.position_end, dtype)
 
     def plan(self, context: AttentionContext) -> AttentionPlan:
-        mask, keys = mask_per_row(context), context.keys
+        mask = mask_per_row(context)
+        keys = context.keys
         r = context.tables[0][0]  # (N, C), N distances
         if keys.layout == "plain" and keys.unit_steps:
             r = r[: keys.order.shape[1]]  # independent of the first position
@@ -70,7 +73,8 @@ class TransformerXL(PositionalScheme):
         few = context.queries.order.shape[1] < self.geometry.head_dim
 
         def read(q: Tensor, k: Tensor) -> list[AttentionView]:
-            rows, dtype = r.to(mask_dtype(q)), mask_dtype(q)
+            rows = r.to(mask_dtype(q))
+            dtype = mask_dtype(q)
             weight = self.weight.to(dtype).unflatten(0, self.u.shape)  # (H, D, C)
             with torch.autocast(q.device.type, enabled=False):
                 projected = None if few else torch.einsum("hdc,nc->hdn", weight, rows)

@@ -26,9 +26,15 @@ class XPosSettings(RotationSettings):
     test_time = RotationSettings.test_time | {"theta"}
 
     name: Literal["xpos"] = "xpos"
-    layout: Layout = Field("interleaved", description="features of a pair: (2k, 2k + 1) or (k, k + D/2)")
-    gamma: float = Field(0.4, gt=0, description="γ of ζ_k = (2k + γD) / ((1 + γ)D): more decays less")
-    scale_base: float = Field(512.0, gt=0, description="S: distance after which pair k has decayed to ζ_k")
+    layout: Layout = Field(
+        "interleaved", description="features of a pair: (2k, 2k + 1) or (k, k + D/2)"
+    )
+    gamma: float = Field(
+        0.4, gt=0, description="γ of ζ_k = (2k + γD) / ((1 + γ)D): more decays less"
+    )
+    scale_base: float = Field(
+        512.0, gt=0, description="S: distance after which pair k has decayed to ζ_k"
+    )
 
 
 class XPos(PositionalScheme):
@@ -53,8 +59,11 @@ class XPos(PositionalScheme):
 
     def _log_zeta(self) -> Tensor:
         """(R,) float64 ln ζ_k / S: log growth of the query factor per token."""
-        dims, gamma = self.geometry.head_dim, self.settings.gamma
-        zeta = (torch.arange(0, dims, 2, dtype=torch.float64, device="cpu") / dims + gamma) / (1 + gamma)
+        dims = self.geometry.head_dim
+        gamma = self.settings.gamma
+        zeta = (torch.arange(0, dims, 2, dtype=torch.float64, device="cpu") / dims + gamma) / (
+            1 + gamma
+        )
         return zeta.log() / self.settings.scale_base
 
     @property
@@ -66,7 +75,8 @@ class XPos(PositionalScheme):
         """cos and sin (..., R) for queries, and for keys."""
         angles = positions[..., None] * self._frequencies.to(positions.device)
         scale = (positions[..., None] * self._growth.to(positions.device)).exp()
-        cos, sin = angles.cos(), angles.sin()
+        cos = angles.cos()
+        sin = angles.sin()
         return cos * scale, sin * scale, cos / scale, sin / scale
 
     def tables(self, positions: TokenPositions, dtype: torch.dtype) -> tuple[Tensor, ...]:

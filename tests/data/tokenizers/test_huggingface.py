@@ -54,7 +54,9 @@ def sentencepiece_bpe(prefix: bool) -> bytes:
         [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
     )
     made.add_special_tokens(["<unk>", "<s>", "</s>"])
-    made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    made.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 1)]
+    )
     return made.to_str().encode()
 
 
@@ -64,8 +66,12 @@ KINDS = {
     "qwen2": byte_level,
     "gpt2": lambda: byte_level(pre_tokenizer="gpt2", split_digits=False),
     "smollm": lambda: byte_level(pre_tokenizer="gpt2"),
-    "gemma": lambda: HuggingFaceTokenizer(sentencepiece_bpe(prefix=False), bos_id="<s>", eos_id="</s>"),
-    "llama2": lambda: HuggingFaceTokenizer(sentencepiece_bpe(prefix=True), bos_id="<s>", eos_id="</s>"),
+    "gemma": lambda: HuggingFaceTokenizer(
+        sentencepiece_bpe(prefix=False), bos_id="<s>", eos_id="</s>"
+    ),
+    "llama2": lambda: HuggingFaceTokenizer(
+        sentencepiece_bpe(prefix=True), bos_id="<s>", eos_id="</s>"
+    ),
 }
 LITERAL_SPACE_IS_LOST = {"gemma", "llama2"}  # U+2581 in the text becomes a space
 
@@ -121,7 +127,9 @@ def test_every_piece_has_the_bytes_of_the_decoder(case):
         assert decoded.encode() == expected, i
         whole += bool(piece)
     assert whole > 190
-    assert {piece for piece in ours.pieces if len(piece) == 1} == {bytes([byte]) for byte in range(256)}
+    assert {piece for piece in ours.pieces if len(piece) == 1} == {
+        bytes([byte]) for byte in range(256)
+    }
 
 
 @hypothesis_settings(max_examples=60)
@@ -136,7 +144,8 @@ def test_encoding_in_blocks_matches_whole_text(case, text, block):
 
 @pytest.mark.parametrize("pre_tokenizer", ["llama3", "gpt2"])
 def test_long_text_is_encoded_in_blocks(pre_tokenizer, monkeypatch):
-    ours, sizes = byte_level(pre_tokenizer=pre_tokenizer), []
+    ours = byte_level(pre_tokenizer=pre_tokenizer)
+    sizes = []
     monkeypatch.setattr("data.tokenizers.huggingface.BLOCK", 100)
     monkeypatch.setattr(ours, "_encode", lambda text: sizes.append(len(text)) or [])
     ours.encode(TEXT * 20)
@@ -146,7 +155,13 @@ def test_long_text_is_encoded_in_blocks(pre_tokenizer, monkeypatch):
 def test_trained_tokenizer_properties():
     ours = byte_level(vocab_size=500)
     assert ours.vocab_size == 500 == len(ours.pieces) and ours.token_bytes.dtype == "int64"
-    assert (ours.bos_id, ours.eos_id, ours.eos_ids, ours.pad_id, ours.add_bos) == (0, 1, (1,), None, True)
+    assert (ours.bos_id, ours.eos_id, ours.eos_ids, ours.pad_id, ours.add_bos) == (
+        0,
+        1,
+        (1,),
+        None,
+        True,
+    )
     assert [ours.pieces[i] for i in ours.encode("2048")] == [b"2", b"0", b"4", b"8"]
     assert ours.hash == byte_level(vocab_size=500).hash != byte_level(vocab_size=501).hash
     assert len(ours.encode("    for i in")) < 8  # spaces of indentation are one token
@@ -162,8 +177,12 @@ def test_trained_tokenizer_properties():
     ],
 )
 def test_digits(pre_tokenizer, split_digits, expected):
-    settings = HuggingFaceSettings(vocab_size=270, pre_tokenizer=pre_tokenizer, split_digits=split_digits)
-    ours = train_tokenizer(settings, iter(["20487 20487 the cat sat on a mat, the end"] * 9)).tokenizer
+    settings = HuggingFaceSettings(
+        vocab_size=270, pre_tokenizer=pre_tokenizer, split_digits=split_digits
+    )
+    ours = train_tokenizer(
+        settings, iter(["20487 20487 the cat sat on a mat, the end"] * 9)
+    ).tokenizer
     assert [ours.pieces[i] for i in ours.encode("20487")] == expected
 
 
@@ -181,7 +200,8 @@ def test_save_and_load(case, tmp_path):
     for name in ("hash", "pieces", "bos_id", "eos_id", "eos_ids", "pad_id", "add_bos", "prefix"):
         assert getattr(loaded, name) == getattr(ours, name)
     assert loaded.encode(TEXT) == ours.encode(TEXT)
-    theirs = PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"))  # the usual name
+    # the usual name
+    theirs = PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"))
     assert theirs.encode(TEXT, add_special_tokens=False) == ours.encode(TEXT)
     file = tmp_path / "tokenizer.json"
     file.write_bytes(file.read_bytes() + b" ")
@@ -204,7 +224,11 @@ def test_added_tokens_are_text_unless_special():
     text = "x<tool>    <|turn|>y"
     ids = ours.encode(text)
     assert lossless(ours, ids, text) and {tool, spaces} <= set(ids) and turn not in ids
-    assert ours.pieces[tool] == b"<tool>" and ours.pieces[spaces] == b"    " and ours.pieces[turn] == b""
+    assert (
+        ours.pieces[tool] == b"<tool>"
+        and ours.pieces[spaces] == b"    "
+        and ours.pieces[turn] == b""
+    )
 
 
 def test_controls_named_elsewhere_are_not_produced_from_text():
@@ -220,7 +244,12 @@ def test_controls_named_elsewhere_are_not_produced_from_text():
 
 def test_controls_in_a_unigram_vocabulary_are_not_produced_from_text():
     pieces = [("<unk>", 0.0), ("</s>", 0.0), *((f"<0x{byte:02X}>", -9.0) for byte in range(256))]
-    pieces += [("\u2581", -2.0), ("\n", -3.0), ("\t", -3.0), *((character, -4.0) for character in PRINTABLE)]
+    pieces += [
+        ("\u2581", -2.0),
+        ("\n", -3.0),
+        ("\t", -3.0),
+        *((character, -4.0) for character in PRINTABLE),
+    ]
     library = tokenizers.Tokenizer(models.Unigram(pieces, unk_id=0, byte_fallback=True))
     library.normalizer = normalizers.Replace(" ", "\u2581")
     library.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback()])
@@ -240,12 +269,14 @@ def test_truncation_padding_and_dropout_are_disabled():
     spec = json.loads(library.to_str())
     spec["model"]["dropout"] = 0.5
     ours = HuggingFaceTokenizer(json.dumps(spec).encode())
-    assert ours.encode(TEXT) == ours.encode(TEXT) == plain.encode(TEXT) and ours.encode("a") == plain.encode(
+    assert ours.encode(TEXT) == ours.encode(TEXT) == plain.encode(TEXT) and ours.encode(
         "a"
-    )
+    ) == plain.encode("a")
 
 
-@pytest.mark.parametrize("normalizer", [{"type": "Lowercase"}, {"type": "StripAccents"}, {"type": "NFKC"}])
+@pytest.mark.parametrize(
+    "normalizer", [{"type": "Lowercase"}, {"type": "StripAccents"}, {"type": "NFKC"}]
+)
 def test_normalizers_that_lose_information(normalizer):
     content = changed(byte_level(), normalizer=normalizer)
     if normalizer["type"] == "Lowercase":  # most documents would be lossy
@@ -260,14 +291,18 @@ def test_normalizers_that_lose_information(normalizer):
 
 
 def test_word_piece_is_rejected():
-    library = tokenizers.Tokenizer(models.WordPiece({"[UNK]": 0, "the": 1, "##s": 2}, unk_token="[UNK]"))
+    library = tokenizers.Tokenizer(
+        models.WordPiece({"[UNK]": 0, "the": 1, "##s": 2}, unk_token="[UNK]")
+    )
     library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     library.decoder = decoders.WordPiece()
     with pytest.raises(DataError, match=r"some\.json.*WordPiece"):
         HuggingFaceTokenizer(library.to_str().encode(), "some.json")
 
 
-@pytest.mark.parametrize("content", [b"", b"{}", b"no json", b'{"version": "1.0", "model": {"type": "X"}}'])
+@pytest.mark.parametrize(
+    "content", [b"", b"{}", b"no json", b'{"version": "1.0", "model": {"type": "X"}}']
+)
 def test_damaged_files_are_rejected(content):
     with pytest.raises(DataError, match=r"some\.json"):
         HuggingFaceTokenizer(content, "some.json")

@@ -8,14 +8,22 @@ import tokenizers
 from tokenizers import processors
 from transformers import AutoTokenizer
 
-from data import ByteTokenizer, DataError, HuggingFaceTokenizer, load_folder_tokenizer, load_tokenizer
+from data import (
+    ByteTokenizer,
+    DataError,
+    HuggingFaceTokenizer,
+    load_folder_tokenizer,
+    load_tokenizer,
+)
 from data.preparation.tokenizer_training import train_tokenizer
 from data.tokenizers import load_tokenizer_file, saved_settings
 from data.tokenizers.settings import BytesSettings, HuggingFaceSettings, SentencePieceSettings
 from tests.corpora import STORIES, needs_stories
 
 TEXT = "the cat sat on the mat, and the dog sat on the log; " * 9
-BOS, EOS, TURN = "<|begin_of_text|>", "<|end_of_text|>", "<|turn|>"
+BOS = "<|begin_of_text|>"
+EOS = "<|end_of_text|>"
+TURN = "<|turn|>"
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +65,8 @@ def test_folder_has_the_symbols_of_auto_tokenizer(plain, tmp_path, config, bos, 
             single=f"{symbol} $A", special_tokens=[(symbol, bos)]
         )
     write_folder(tmp_path, library, tokenizer_config=config)
-    ours, theirs = load_folder_tokenizer(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    ours = load_folder_tokenizer(tmp_path)
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
     assert (ours.bos_id, ours.eos_id) == (theirs.bos_token_id, theirs.eos_token_id) == (bos, eos)
     begin = [ours.bos_id] if ours.add_bos else []
     assert begin + ours.encode("the cat") == theirs.encode("the cat")
@@ -148,7 +157,9 @@ def test_kind_of_file_and_settings_agree(plain, tmp_path):
 
 def test_saved_card_of_an_earlier_version(tmp_path):
     """It was named tokenizer.json and had a name and a hash."""
-    (tmp_path / "tokenizer.json").write_text(json.dumps({"name": "bytes", "hash": ByteTokenizer.hash}))
+    (tmp_path / "tokenizer.json").write_text(
+        json.dumps({"name": "bytes", "hash": ByteTokenizer.hash})
+    )
     with pytest.raises(DataError, match=r"earlier version.*prepare the data again"):
         load_tokenizer(tmp_path)
 

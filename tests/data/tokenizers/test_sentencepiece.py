@@ -48,7 +48,9 @@ def check_document(tokenizer, text: str) -> None:
 
 
 @hypothesis_settings(max_examples=60)
-@given(text=st.one_of(st.sampled_from(HARD), ANY, WHITESPACE, st.text("ab \n\t\u2581é", max_size=80)))
+@given(
+    text=st.one_of(st.sampled_from(HARD), ANY, WHITESPACE, st.text("ab \n\t\u2581é", max_size=80))
+)
 def test_ids_of_words_are_those_of_the_text(tokenizer, text):
     check_document(tokenizer, text)
 
@@ -66,11 +68,18 @@ def test_ids_of_words_are_those_of_the_text(tokenizer, text):
 )
 def test_words_are_encoded_separately_only_if_that_is_exact(changes, separately, monkeypatch):
     """Some texts contain words that the model does not represent exactly; they are encoded as a whole."""
-    monkeypatch.setattr("data.tokenizers.sentencepiece.MOST_WORDS", 3)  # words are forgotten and read again
+    # words are forgotten and read again
+    monkeypatch.setattr("data.tokenizers.sentencepiece.MOST_WORDS", 3)
     model = io.BytesIO()
     exact = {"model_type": "bpe", "byte_fallback": True, "normalization_rule_name": "identity"}
-    exact |= {"add_dummy_prefix": False, "remove_extra_whitespaces": False, "user_defined_symbols": ["\n"]}
-    words = "in the end of the day in the end of a day we add a few more words of the text at the end"
+    exact |= {
+        "add_dummy_prefix": False,
+        "remove_extra_whitespaces": False,
+        "user_defined_symbols": ["\n"],
+    }
+    words = (
+        "in the end of the day in the end of a day we add a few more words of the text at the end"
+    )
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter([words] * 20),
         model_writer=model,
@@ -115,7 +124,8 @@ def test_trained_model_properties():
     assert trained.token_bytes.dtype == np.int64
     assert (trained.bos_id, trained.eos_id, trained.pad_id) == (1, 2, 3)
     assert trained.token_bytes[:4].tolist() == [0, 0, 0, 0]
-    newline, tab = trained.encode("\n"), trained.encode("\t")
+    newline = trained.encode("\n")
+    tab = trained.encode("\t")
     assert (
         len(newline) == len(tab) == 1
         and trained.pieces[newline[0]] == b"\n"
@@ -158,7 +168,9 @@ def test_text_in_one_line_is_used_for_training():
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
 def test_invalid_vocabulary_size(kind):
-    with pytest.raises(DataError, match=r"vocab_size=9000 is too large for [\d,]+ bytes .* at most \d+"):
+    with pytest.raises(
+        DataError, match=r"vocab_size=9000 is too large for [\d,]+ bytes .* at most \d+"
+    ):
         train_sentencepiece(SentencePieceSettings(kind=kind, vocab_size=9000), iter([TEXT]))
     many = "".join(chr(0x4E00 + i) for i in range(900)) * 3
     with pytest.raises(DataError, match="vocab_size=300 is less than"):

@@ -17,7 +17,21 @@ from evaluation.scoring.windows import TargetWindows
 from evaluation.settings import ContaminationSettings
 
 TOKENIZER = ByteTokenizer()
-WORDS = ["time", "horse", "née", "Straße", "ﬁeld", "it", "42", "oak", "Ärger", "zebra", "quick", "x", "naïve"]
+WORDS = [
+    "time",
+    "horse",
+    "née",
+    "Straße",
+    "ﬁeld",
+    "it",
+    "42",
+    "oak",
+    "Ärger",
+    "zebra",
+    "quick",
+    "x",
+    "naïve",
+]
 
 
 class Corpus:
@@ -58,14 +72,17 @@ def slow_overlap(text: str, other: str) -> np.ndarray:
     def words(of):
         found = []
         for match in re.finditer(r"[^\W_]+", of):
-            folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", match.group()).casefold())
+            folded = unicodedata.normalize(
+                "NFKC", unicodedata.normalize("NFKC", match.group()).casefold()
+            )
             found.append((folded, match.start(), match.end()))
         return found
 
     def passages(found):
         return [tuple(word for word, _, _ in found[i : i + 13]) for i in range(len(found) - 12)]
 
-    known, own = set(passages(words(other))), words(text)
+    known = set(passages(words(other)))
+    own = words(text)
     inside = np.zeros(len(text), dtype=bool)
     for i, passage in enumerate(passages(own)):
         if passage in known:
@@ -84,7 +101,8 @@ def test_excluded_spans_match_naive_search(seed):
 
     shared = [text(n) for n in (5, 12, 13, 14, 40)]
     one, other = [
-        "".join(part for piece in rng.sample(shared, 5) for part in (text(9), piece)) for _ in range(2)
+        "".join(part for piece in rng.sample(shared, 5) for part in (text(9), piece))
+        for _ in range(2)
     ]
     if seed % 2:
         other = unicodedata.normalize("NFD", other).upper()  # other bytes, the same words
@@ -102,7 +120,9 @@ def test_matches_at_every_offset_and_require_thirteen_words():
     for start in (0, 1, 57, 200):
         for n, hit in ((12, False), (13, True), (30, True)):
             copy = " ".join(words[start : start + n])
-            found = check(Corpus(f"{prose(50, 1)} {copy} {prose(50, 2)}"), Corpus(prose(99, 3), training))
+            found = check(
+                Corpus(f"{prose(50, 1)} {copy} {prose(50, 2)}"), Corpus(prose(99, 3), training)
+            )
             assert (found.record["in_training"] > 0) == hit
             if hit:
                 assert found.record["in_training"] == len(copy)  # and not a letter around it
@@ -111,13 +131,17 @@ def test_matches_at_every_offset_and_require_thirteen_words():
 def test_matching_ignores_unicode_form_case_and_punctuation():
     plain = "the café of the first field office was élite as I said only yesterday"
     other = "THE CAFE\u0301—of the first ﬁeld ofﬁce\nwas (E\u0301LITE), as Ⅰ said: only _yesterday_"
-    assert check(Corpus(f"{plain} at noon"), Corpus(other)).record["in_training"] == len(plain.encode())
+    assert check(Corpus(f"{plain} at noon"), Corpus(other)).record["in_training"] == len(
+        plain.encode()
+    )
     assert check(Corpus(plain.replace("é", "e")), Corpus(other)).kept.all()
     # Two marks on one letter, in either order, are one letter.
     vowel = " ".join(f"a\u0323\u0302{word}" for word in WORDS)
     swapped = vowel.replace("\u0323\u0302", "\u0302\u0323")
     assert swapped != vowel
-    assert check(Corpus(f"{vowel} more"), Corpus(swapped)).record["in_training"] == len(vowel.encode())
+    assert check(Corpus(f"{vowel} more"), Corpus(swapped)).record["in_training"] == len(
+        vowel.encode()
+    )
 
 
 def test_chinese_is_split_into_characters():
@@ -125,7 +149,8 @@ def test_chinese_is_split_into_characters():
     text = "".join(chr(rng.randrange(0x4E00, 0x9000)) for _ in range(200))
     for n, hit in ((29, 0), (30, 90), (60, 180)):
         found = check(Corpus(text[50 : 50 + n] + prose(40, 2)), Corpus("一" + text, prose(80, 3)))
-        assert found.record["in_training"] == hit  # three bytes a character, the last one's included
+        # three bytes a character, the last one's included
+        assert found.record["in_training"] == hit
     # Beside words each counts by its share: 15 characters and 7 words are one passage, 6 words are none.
     mixed = text[:15] + " one two three four five six seven"
     assert check(Corpus(f"{mixed} x"), Corpus(mixed)).record["in_training"] == len(mixed.encode())
@@ -133,8 +158,10 @@ def test_chinese_is_split_into_characters():
 
 
 def test_matches_do_not_cross_documents():
-    a, b = prose(40, 1).rstrip(), prose(40, 2)
-    tail, head = " ".join(a.split()[-8:]), " ".join(b.split()[:8])
+    a = prose(40, 1).rstrip()
+    b = prose(40, 2)
+    tail = " ".join(a.split()[-8:])
+    head = " ".join(b.split()[:8])
     assert check(Corpus(f"{tail} {head} x"), Corpus(a, b)).record["in_training"] == 0
     assert check(Corpus(f"{tail} {head} x"), Corpus(f"{a} {b}")).record["in_training"] > 0
     assert check(Corpus(tail, head), Corpus(f"{a} {b}")).record["in_training"] == 0
@@ -142,7 +169,15 @@ def test_matches_do_not_cross_documents():
     long = prose(60_000, 4)
     raw = long.encode()
     assert len(raw) > 2.5 * BLOCK
-    for at in (0, BLOCK - 1100, BLOCK - 1000, BLOCK - 100, BLOCK - 60, 2 * BLOCK - 1050, len(raw) - 300):
+    for at in (
+        0,
+        BLOCK - 1100,
+        BLOCK - 1000,
+        BLOCK - 100,
+        BLOCK - 60,
+        2 * BLOCK - 1050,
+        len(raw) - 300,
+    ):
         copy = raw[at : at + 300].decode(errors="ignore")
         found = check(Corpus(f"{prose(20, 7)} {copy}"), Corpus(long))
         assert found.record["in_training"] > 250, at
@@ -183,20 +218,29 @@ def test_excluded_targets_are_the_shared_tokens(bos):
 
 
 def test_excluded_fraction_is_relative_to_eligible_text():
-    half, fresh = prose(300, 2), prose(300, 3)
+    half = prose(300, 2)
+    fresh = prose(300, 3)
     common = "at the end of the day it was all the same to"  # 12 words
-    train = Corpus(prose(100, 4), half[: len(half) // 2], f"{prose(30, 8)} {common}. {prose(40, 5)}")
+    train = Corpus(
+        prose(100, 4), half[: len(half) // 2], f"{prose(30, 8)} {common}. {prose(40, 5)}"
+    )
     found = check(Corpus(f"{prose(200, 6)} {common}, {prose(100, 7)}"), train)
     assert found.kept.all() and found.sentence == "" and found.record["share"] == 0
     store = Corpus(fresh, half)
     found = check(store, train)
     (worst,) = found.record["documents"]
     assert worst["name"] == "doc1" and 0.45 < worst["in_training"] / worst["tokens"] < 0.5
-    assert found.record["share"] == (~found.kept).mean() == worst["in_training"] / found.record["tokens"]
+    assert (
+        found.record["share"]
+        == (~found.kept).mean()
+        == worst["in_training"] / found.record["tokens"]
+    )
     # Drawn from the second half of each document alone, of which nothing is excluded, and from all of it.
     overlap = find_overlap(store, train, TOKENIZER)
-    text, rows = EvaluationText(store, excluded=overlap.rows), np.array([0, 1])
-    clean, end = np.full(2, 300), text.lengths
+    text = EvaluationText(store, excluded=overlap.rows)
+    rows = np.array([0, 1])
+    clean = np.full(2, 300)
+    end = text.lengths
     last = TargetWindows(rows, end, clean, clean)
     drawn = screen(overlap, text, last, TargetWindows(rows, end, end - 1, end - 1))
     assert drawn.kept.all() and drawn.record["share"] == found.record["share"]
@@ -207,9 +251,12 @@ def test_excluded_fraction_is_relative_to_eligible_text():
 
 
 def test_lineage_training_data_is_screened():
-    mothers, own, fresh = prose(120, 1), prose(120, 2), prose(120, 3)
+    mothers = prose(120, 1)
+    own = prose(120, 2)
+    fresh = prose(120, 3)
     store = Corpus(fresh, mothers, own)
-    train, earlier = Corpus(prose(50, 4), own), Corpus(prose(50, 5), mothers)
+    train = Corpus(prose(50, 4), own)
+    earlier = Corpus(prose(50, 5), mothers)
 
     def lost(found):
         return {row["name"] for row in found.record["documents"]}
@@ -218,7 +265,11 @@ def test_lineage_training_data_is_screened():
     both = check(store, train, earlier=[earlier])
     assert lost(both) == {"doc1", "doc2"} and both.record["checked"]
     gone = check(store, train, earlier=[None])
-    assert lost(gone) == {"doc2"} and not gone.record["checked"] and "no longer exists" in gone.sentence
+    assert (
+        lost(gone) == {"doc2"}
+        and not gone.record["checked"]
+        and "no longer exists" in gone.sentence
+    )
     parents = check(store, train, earlier=[Corpus(fresh, mothers, own)])
     assert parents.kept.all() and "not held-out text" in parents.sentence
 
@@ -243,7 +294,8 @@ class Trap:
 
 def test_results_are_cached_and_corrupted_cache_is_ignored(tmp_path):
     shared = prose(80, 1)
-    store, train = Corpus(prose(90, 2) + shared, shared, prose(50, 3)), Corpus(prose(70, 4) + " " + shared)
+    store = Corpus(prose(90, 2) + shared, shared, prose(50, 3))
+    train = Corpus(prose(70, 4) + " " + shared)
     first = check(store, train, cache=tmp_path / "overlaps")
     (path,) = (tmp_path / "overlaps").iterdir()
     unread = SimpleNamespace(hash=train.hash)  # nothing but its hash is looked at
@@ -263,7 +315,8 @@ def test_results_are_cached_and_corrupted_cache_is_ignored(tmp_path):
 
 def test_large_corpus_is_sampled_by_hash():
     shared = prose(4000, 1)
-    store, train = Corpus(shared, prose(4000, 2)), Corpus(f"{prose(30, 3)} {shared}")
+    store = Corpus(shared, prose(4000, 2))
+    train = Corpus(f"{prose(30, 3)} {shared}")
     whole, some = (find_overlap(store, train, TOKENIZER, most=most) for most in (1 << 26, 8000))
     assert (whole.sample, some.sample) == (1, 8)
     assert len(whole.trained) == 1  # one stretch from end to end
@@ -276,14 +329,24 @@ def test_large_corpus_is_sampled_by_hash():
 def test_subword_hashes_match_text():
     # Another cut into tokens, the same passages, and the tokens they touch.
     text = "Ärger im Café — " + prose(40, 1)
-    pieces = [b"", *(bytes([i]) for i in range(256)), " Café".encode(), b" im", b" a", "Är".encode()]
-    ids, at, raw = [0], 0, text.encode()
+    pieces = [
+        b"",
+        *(bytes([i]) for i in range(256)),
+        " Café".encode(),
+        b" im",
+        b" a",
+        "Är".encode(),
+    ]
+    ids = [0]
+    at = 0
+    raw = text.encode()
     by_length = sorted(range(1, len(pieces)), key=lambda i: -len(pieces[i]))
     while at < len(raw):
         ids.append(next(i for i in by_length if raw.startswith(pieces[i], at)))
         at += len(pieces[ids[-1]])
     store = Corpus(text)
-    store.document, store.lengths = lambda i: np.array(ids), np.array([len(ids)])
+    store.document = lambda i: np.array(ids)
+    store.lengths = np.array([len(ids)])
     (subwords,) = PassageReader(SimpleNamespace(pieces=pieces)).passages(store)
     (spelled,) = PassageReader(TOKENIZER).passages(Corpus(text))
     assert (subwords.hashes == spelled.hashes).all() and len(subwords.hashes) == 43 - 12

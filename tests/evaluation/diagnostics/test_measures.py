@@ -8,14 +8,24 @@ import torch
 
 from evaluation.diagnostics.attention import merged
 from evaluation.diagnostics.repetition import by_bucket, distinct, repeated_runs
-from evaluation.diagnostics.turns import output_drift, pairs_of, scored, table_drift, unturned_features
+from evaluation.diagnostics.turns import (
+    output_drift,
+    pairs_of,
+    scored,
+    table_drift,
+    unturned_features,
+)
 from evaluation.diagnostics.weights import AttentionRecorder, bucket_edges, last_outputs
 from model import TokenPositions
 from model.attention.kernels import attend, attention_details
 from model.position import SCHEMES, AttentionContext, HeadGeometry
 from tests.model.zoo import CASES, T, build, ids, reach_of
 
-H, G, D, KEEP, L0 = 4, 2, 6, 3, 8
+H = 4
+G = 2
+D = 6
+KEEP = 3
+L0 = 8
 
 
 def measure_attention(q, k, *, sink=None, bos=None, tokens=None, window=None, sinks=0):
@@ -26,7 +36,14 @@ def measure_attention(q, k, *, sink=None, bos=None, tokens=None, window=None, si
     choice = settings(name="none", window=window, sinks=sinks)
     places = TokenPositions.plain(length)
     span = AttentionContext(
-        places, places.last(KEEP), places, len(q), H, torch.device("cpu"), window=window, sinks=sinks
+        places,
+        places.last(KEEP),
+        places,
+        len(q),
+        H,
+        torch.device("cpu"),
+        window=window,
+        sinks=sinks,
     )
     views = scheme(choice, HeadGeometry(H * D, H, D, L0, L0, G)).plan(span).read(q, k)
     recorder = AttentionRecorder(tokens, KEEP, bucket_edges(length, L0), L0, bos, [None])
@@ -47,7 +64,9 @@ def test_uniform_attention_by_hand():
     assert values["entropy"].shape == (2, H)
 
     def is_(name, numbers):
-        torch.testing.assert_close(values[name], torch.full((2, H), float(np.mean(numbers))).double())
+        torch.testing.assert_close(
+            values[name], torch.full((2, H), float(np.mean(numbers))).double()
+        )
 
     is_("entropy", [math.log(n) for n in seen])
     is_("entropy_relative", [1, 1, 1])
@@ -69,7 +88,8 @@ def test_uniform_attention_by_hand():
 
 def test_single_key():
     """Every query's mass is on key 3 of 20: distances 14, 15, 16."""
-    q, k = zeros(1, KEEP, H), zeros(1, 20, G)
+    q = zeros(1, KEEP, H)
+    k = zeros(1, 20, G)
     q[..., 0], k[:, :, 3, 0] = 1.0, 1e3
     tokens = torch.zeros(1, 20, dtype=torch.int64)
     tokens[0, 3] = 7
@@ -89,8 +109,15 @@ def test_single_key():
 
 
 def test_sinks_and_windows():
-    values, _ = measure_attention(zeros(1, KEEP, H), zeros(1, 21, G), sink=torch.zeros(H).double(), window=5)
-    for name, number in (("mass_lost", 1 / 6), ("entropy", math.log(5)), ("first_token", 0), ("keys", 5)):
+    values, _ = measure_attention(
+        zeros(1, KEEP, H), zeros(1, 21, G), sink=torch.zeros(H).double(), window=5
+    )
+    for name, number in (
+        ("mass_lost", 1 / 6),
+        ("entropy", math.log(5)),
+        ("first_token", 0),
+        ("keys", 5),
+    ):
         torch.testing.assert_close(values[name], torch.full((1, H), float(number)).double())
     values, _ = measure_attention(zeros(1, KEEP, H), zeros(1, 21, G), window=5, sinks=2)
     reached = [19, 20, 21]  # the seven keys of a query: five near ones, and two that far away
@@ -100,7 +127,9 @@ def test_sinks_and_windows():
 
 def record_attention(model, tokens, keep=4, bos=None):
     length = tokens.shape[1]
-    recorder = AttentionRecorder(tokens, keep, bucket_edges(length, L0), L0, bos, unturned_features(model))
+    recorder = AttentionRecorder(
+        tokens, keep, bucket_edges(length, L0), L0, bos, unturned_features(model)
+    )
     last_outputs(model, tokens, keep, length=length, chunk=5, hooks=recorder.hooks())
     return recorder.result()
 
@@ -136,7 +165,8 @@ def brute(model, tokens, keep):
 def test_measures_match_loops_without_cache(case, keep=4):
     model = build(case)
     tokens = ids(2, reach_of(model, T))
-    found, length = record_attention(model, tokens, keep, bos=int(tokens[0, 2])), tokens.shape[1]
+    found = record_attention(model, tokens, keep, bos=int(tokens[0, 2]))
+    length = tokens.shape[1]
     assert found.mismatch < 1e-10
     for layer, (weights, logits) in enumerate(brute(model, tokens, keep)):
         for row in range(2):
@@ -148,8 +178,11 @@ def test_measures_match_loops_without_cache(case, keep=4):
                     w = weights[row, head, i, : query + 1].numpy()
                     z = logits[row, head, i, : query + 1].numpy()
                     z = z[np.isfinite(z)]
-                    p, distance = w / w.sum(), query - np.arange(query + 1)
-                    keys = int(((weights[row, head, i] > 0) | torch.isfinite(logits[row, head, i])).sum())
+                    p = w / w.sum()
+                    distance = query - np.arange(query + 1)
+                    keys = int(
+                        ((weights[row, head, i] > 0) | torch.isfinite(logits[row, head, i])).sum()
+                    )
                     entropy = -sum(x * math.log(x) for x in p if x > 0)
                     expected["entropy"].append(entropy)
                     expected["entropy_relative"].append(entropy / math.log(keys))
@@ -158,7 +191,9 @@ def test_measures_match_loops_without_cache(case, keep=4):
                     expected["mass_lost"].append(1 - w.sum())
                     expected["logit_std"].append(z.std())
                     expected["logit_max"].append(z.max())
-                    near = next(r for r in range(1, query + 2) if p[distance < r].sum() >= 0.9 - 1e-9)
+                    near = next(
+                        r for r in range(1, query + 2) if p[distance < r].sum() >= 0.9 - 1e-9
+                    )
                     expected["reach_90"].append(near)
                     expected["distance_mean"].append((p * distance).sum())
                     expected["keys"].append(keys)
@@ -167,7 +202,9 @@ def test_measures_match_loops_without_cache(case, keep=4):
                         w[marked].sum() if (tokens[row] == tokens[0, 2]).any() else math.nan
                     )
                     for at, d in zip(w, distance, strict=True):
-                        mass[np.searchsorted(bucket_edges(length, L0), d, side="right") - 1] += at / keep
+                        mass[np.searchsorted(bucket_edges(length, L0), d, side="right") - 1] += (
+                            at / keep
+                        )
                 for name, numbers in expected.items():
                     if name != "unturned_variance":
                         value = float(found.values[name][row, layer, head])
@@ -183,7 +220,9 @@ def test_incomplete_rotation_pairs_and_variance_fraction():
     for n, pair in enumerate(pairs):
         wave = 2 * math.pi * 100 ** (2 * n / 8)
         assert pair.wavelength == pytest.approx(wave)
-        assert pair.turns_trained == pytest.approx(11 / wave) and pair.turns == pytest.approx(44 / wave)
+        assert pair.turns_trained == pytest.approx(11 / wave) and pair.turns == pytest.approx(
+            44 / wave
+        )
     slow = [n for n in range(4) if 2 * math.pi * 100 ** (2 * n / 8) > 11]
     assert slow == [1, 2, 3]
     features = unturned_features(model)[0]
@@ -202,21 +241,26 @@ def test_incomplete_rotation_pairs_and_variance_fraction():
         above = below = 0.0
         for i in range(4):
             each = q[0, 1, i] * k[0, 1, : 10 + i] * scale  # (keys, D) what every feature adds
-            total, part = each.sum(-1), each[:, [n for n in range(8) if n % 4 in slow]].sum(-1)
+            total = each.sum(-1)
+            part = each[:, [n for n in range(8) if n % 4 in slow]].sum(-1)
             above += float(((total - total.mean()) * (part - part.mean())).sum())
             below += float((total - total.mean()).square().sum())
         assert float(found.values["unturned_variance"][0, layer, 1]) == pytest.approx(
             above / below, abs=1e-10
         )
     assert (
-        unturned_features(build("alibi")) == [None] * 3 and pairs_of(build("alibi"), build("alibi"), 9) == []
+        unturned_features(build("alibi")) == [None] * 3
+        and pairs_of(build("alibi"), build("alibi"), 9) == []
     )
 
 
 def test_batches_are_concatenated_in_order():
-    model, tokens = build("rope-sinks"), ids(4, T)
+    model = build("rope-sinks")
+    tokens = ids(4, T)
     whole = record_attention(model, tokens, bos=5)
-    parts = merged([record_attention(model, tokens[:3], bos=5), record_attention(model, tokens[3:], bos=5)])
+    parts = merged(
+        [record_attention(model, tokens[:3], bos=5), record_attention(model, tokens[3:], bos=5)]
+    )
     for name, value in whole.values.items():
         torch.testing.assert_close(parts.values[name], value, equal_nan=True)
     torch.testing.assert_close(parts.by_distance, whole.by_distance)
@@ -224,7 +268,8 @@ def test_batches_are_concatenated_in_order():
 
 
 def test_query_blocks_do_not_change_results(monkeypatch):
-    model, tokens = build("t5"), ids(2, T)
+    model = build("t5")
+    tokens = ids(2, T)
     whole = record_attention(model, tokens)
     monkeypatch.setattr("evaluation.diagnostics.weights.PAIRS_AT_ONCE", 1)
     for name, value in record_attention(model, tokens).values.items():
@@ -241,17 +286,24 @@ def test_drift_of_tables_and_outputs():
     assert 2**-10 < drift["stored in bfloat16"] <= 2**-8
     assert table_drift(build("none"), 50) is None
     kinds = {"a": {"name": "none"}, "b": {"name": "rope"}}
-    assert table_drift(build({"name": "pattern", "layers": ["a", "b"], "kinds": kinds}), 5000) == drift
+    assert (
+        table_drift(build({"name": "pattern", "layers": ["a", "b"], "kinds": kinds}), 5000) == drift
+    )
     tokens = ids(2, T + 1)
     how = {"length": T, "chunk": 4}
     logits = last_outputs(model, tokens[:, :-1], 5, **how)
     exact = logits, scored(logits, tokens[:, -5:])
-    torch.testing.assert_close(exact[1], -logits.log_softmax(-1).gather(-1, tokens[:, -5:, None])[..., 0])
+    torch.testing.assert_close(
+        exact[1], -logits.log_softmax(-1).gather(-1, tokens[:, -5:, None])[..., 0]
+    )
     again = output_drift(exact, model, tokens, 5, **how)
     assert all(value == 0 for value in again.values())
     single = output_drift(exact, build("rope", dtype=torch.float32), tokens, 5, **how)
     half = output_drift(exact, build("rope", dtype=torch.bfloat16), tokens, 5, **how)
-    assert 1e-8 < single["logit_max"] < 1e-4 < half["logit_max"] and abs(half["nll_mean"]) <= half["nll_max"]
+    assert (
+        1e-8 < single["logit_max"] < 1e-4 < half["logit_max"]
+        and abs(half["nll_mean"]) <= half["nll_max"]
+    )
 
 
 def test_repetition_matches_loops():
@@ -270,11 +322,14 @@ def test_repetition_matches_loops():
 
 
 def test_buckets_by_hand():
-    tokens = np.array([[1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3, 4], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]])
+    tokens = np.array(
+        [[1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3, 4], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]]
+    )
     nll = np.arange(24.0).reshape(2, 12)
     found = by_bucket(tokens, np.array([12, 10]), nll, [4, 8, 12])
     assert found["repeated_1"].tolist() == [[1, 1], [0, 0]]
-    assert found["repeated_4"].tolist() == [[0.25, 1], [0, 0]]  # at 7 the first four tokens are back
+    # at 7 the first four tokens are back
+    assert found["repeated_4"].tolist() == [[0.25, 1], [0, 0]]
     assert found["longest_run"].tolist() == [[4, 8], [0, 0]]
     assert found["distinct_1"].tolist() == [[1, 1], [1, 1]]
     assert found["nll"].tolist() == [[5.5, 9.5], [17.5, 20.5]]

@@ -45,24 +45,42 @@ def test_attention_diagnostics_end_to_end(root, monkeypatch, capsys):  # noqa: F
     monkeypatch.setattr(figures, "save", touch)
     assert (
         call(
-            monkeypatch, root / "run", *overrides, "windows=9", "methods=[trained,truncate,yarn]", "folder=a"
+            monkeypatch,
+            root / "run",
+            *overrides,
+            "windows=9",
+            "methods=[trained,truncate,yarn]",
+            "folder=a",
         )
         == 0
     )
     out, _ = capsys.readouterr()
-    assert out.startswith("as trained, from 24 to 96 tokens: entropy") and "rotary pairs never" in out
+    assert (
+        out.startswith("as trained, from 24 to 96 tokens: entropy") and "rotary pairs never" in out
+    )
     folder = root / "run" / "evaluation" / "a"
     names = {path.stem for path in folder.glob("*.png")}
     by_method = {"attention_by_length", "mass_by_distance", "reach_of_heads"}
-    assert names == by_method | {f"{n}-yarn" for n in by_method} | {"attention_by_method", "rotary_pairs"}
+    assert names == by_method | {f"{n}-yarn" for n in by_method} | {
+        "attention_by_method",
+        "rotary_pairs",
+    }
     report = read(folder)
-    assert report["kind"] == "attention" and report["lengths"] == [24, 48, 96] and report["windows"] == 9
+    assert (
+        report["kind"] == "attention"
+        and report["lengths"] == [24, 48, 96]
+        and report["windows"] == 9
+    )
     assert list(report["methods"]) == ["trained", "yarn"] and report["mismatch"] < 1e-5
-    flat = {(c["method"], c["length"], c["layer"], c["head"], c["measure"]): c for c in report["cells"]}
+    flat = {
+        (c["method"], c["length"], c["layer"], c["head"], c["measure"]): c for c in report["cells"]
+    }
     assert len(flat) == len(report["cells"])
     for measure in ("entropy", "first_token", "logit_std", "reach_90"):
         heads = [flat["trained", 48, 1, head, measure]["value"] for head in range(6)]
-        assert flat["trained", 48, 1, None, measure]["value"] == pytest.approx(np.mean(heads), rel=1e-4)
+        assert flat["trained", 48, 1, None, measure]["value"] == pytest.approx(
+            np.mean(heads), rel=1e-4
+        )
     top = flat["trained", 96, None, None, "entropy"]
     assert top["low"] < top["value"] < top["high"] < math.log(96)
     assert (
@@ -71,15 +89,33 @@ def test_attention_diagnostics_end_to_end(root, monkeypatch, capsys):  # noqa: F
         < flat["yarn", 96, 0, 0, "mass_beyond"]["value"]
     )
     # Of one length, the trained model and a method that does nothing there are the same.
-    assert flat["trained", 24, 0, 3, "entropy"]["value"] == flat["yarn", 24, 0, 3, "entropy"]["value"]
+    assert (
+        flat["trained", 24, 0, 3, "entropy"]["value"] == flat["yarn", 24, 0, 3, "entropy"]["value"]
+    )
     spread = [row for row in report["by_distance"] if row["length"] == 96]
-    assert len(spread) == 2 * (1 + 2 * 7) and spread[0]["edges"] == [0, 1, 2, 4, 8, 16, 24, 32, 64, 96]
+    assert len(spread) == 2 * (1 + 2 * 7) and spread[0]["edges"] == [
+        0,
+        1,
+        2,
+        4,
+        8,
+        16,
+        24,
+        32,
+        64,
+        96,
+    ]
     assert sum(spread[0]["mass"]) == pytest.approx(1, abs=1e-4) == sum(spread[0]["uniform"])
     assert {row["dtype"] for row in report["precision"]} == {"float32", "bfloat16"}
     assert {row["variant"] for row in report["tables"]} >= {"as used", "computed in float32"}
-    assert len([row for row in report["pairs"] if row["method"] == "yarn" and row["length"] == 96]) == 2
+    assert (
+        len([row for row in report["pairs"] if row["method"] == "yarn" and row["length"] == 96])
+        == 2
+    )
     rows = list(csv.DictReader(io.StringIO((folder / "results.csv").read_text())))
-    assert len(rows) == len(report["cells"]) and float(rows[0]["value"]) == report["cells"][0]["value"]
+    assert (
+        len(rows) == len(report["cells"]) and float(rows[0]["value"]) == report["cells"][0]["value"]
+    )
     monkeypatch.setattr(attention_report, "draw_attention", lambda found, folder: [])
     call(monkeypatch, root / "run", folder / "settings.yaml")
     again = read(folder)
@@ -87,8 +123,15 @@ def test_attention_diagnostics_end_to_end(root, monkeypatch, capsys):  # noqa: F
 
 
 def test_models_without_attention_or_positions(root, monkeypatch, capsys):  # noqa: F811
-    monkeypatch.setattr(attention_report, "draw_attention", lambda found, folder: [])  # figures take time
-    overrides = ["protocol=attention", "targets=8", "spans_per_document=1", "windows=2", "precision=[]"]
+    # figures take time
+    monkeypatch.setattr(attention_report, "draw_attention", lambda found, folder: [])
+    overrides = [
+        "protocol=attention",
+        "targets=8",
+        "spans_per_document=1",
+        "windows=2",
+        "precision=[]",
+    ]
     assert call(monkeypatch, root / "learned", *overrides, "lengths=[24,48]", "folder=a") == 0
     assert "trained at 48: its positions end after 24 tokens" in capsys.readouterr().out
     report = read(root / "learned" / "evaluation" / "a")
@@ -117,7 +160,10 @@ def test_generation_diagnostics_end_to_end(root, monkeypatch, capsys):  # noqa: 
     assert {c["source"] for c in report["cells"]} == {"greedy", "temperature 1", "real text"}
     assert len(report["samples"]) == 6
     cells = [c for c in report["cells"] if c["measure"] == "nll" and c["source"] == "real text"]
-    assert all(c["low"] < c["value"] < c["high"] and c["rows"] == 8 for c in cells) and len(cells) == 10
+    assert (
+        all(c["low"] < c["value"] < c["high"] and c["rows"] == 8 for c in cells)
+        and len(cells) == 10
+    )
     assert call(monkeypatch, root / "learned", *overrides) == 0
     assert "positions end after 24 tokens" in capsys.readouterr().out
     report = read(root / "learned" / "evaluation" / "g")
@@ -147,7 +193,9 @@ ROPE = {"name": "rope", "scaling": {"name": "yarn"}}
 def measured(sharp, make_store, tokenizer, position, **keys):
     """What the model of a fixture writes, in memory."""
     model = sharp(position, train_length=16, dtype=torch.float64)
-    subject = EvaluatedModel("tiny", "hash", 0, 16, 16, lambda overrides: {}, lambda overrides, dtype: model)
+    subject = EvaluatedModel(
+        "tiny", "hash", 0, 16, 16, lambda overrides: {}, lambda overrides, dtype: model
+    )
     settings = GenerationDiagnosticSettings(prompts=6, length=60, dtype="float64", **keys)
     tokenizer.decode = lambda row: " ".join(map(str, row))
     return model, GenerationSession(

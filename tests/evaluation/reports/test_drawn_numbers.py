@@ -29,7 +29,9 @@ def drawn(result, tmp_path):
     """The axes of an evaluation's figure, and its note."""
     kept = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("evaluation.reports.loss_figures.save", lambda figure, *_: kept.append(figure))
+        patch.setattr(
+            "evaluation.reports.loss_figures.save", lambda figure, *_: kept.append(figure)
+        )
         draw_figures(result, analyze(result), tmp_path)
     (figure,) = kept
     return figure.axes[0], figure.texts[-1].get_text()
@@ -38,7 +40,9 @@ def drawn(result, tmp_path):
 def half_width(differences):
     """Of the 95% t interval of the mean over units."""
     return (
-        stats.t.ppf(0.975, len(differences) - 1) * np.std(differences, ddof=1) / math.sqrt(len(differences))
+        stats.t.ppf(0.975, len(differences) - 1)
+        * np.std(differences, ddof=1)
+        / math.sqrt(len(differences))
     )
 
 
@@ -83,16 +87,21 @@ def test_caption_omits_bars_that_are_not_drawn(do, make_store, tmp_path):
 def test_nll_by_position_shows_buckets_and_truncation(do, tmp_path):
     result = do(protocol="by-position")
     axes, note = drawn(result, tmp_path)
-    at, by_name = result.plan.windows[64].target_positions(), named(axes)
+    at = result.plan.windows[64].target_positions()
+    by_name = named(axes)
     edges = [(0, 1), (1, 2), (2, 4), (4, 8), (8, 16), (16, 32), (32, 64)]
     x = [math.sqrt((low + 1) * high) for low, high in edges]
     cut = []
     for method, name in (("yarn", "yarn"), ("window", "window"), ("trained", "as trained")):
-        nll, points, bars, cut = result.nll[method, 64], [], [], []
+        nll = result.nll[method, 64]
+        points = []
+        bars = []
+        cut = []
         for low, high in edges:
             inside = (at >= low) & (at < high)
             gains = by_unit(result, result.truncated - nll, inside)
-            mean, half = nll[inside].mean(), half_width(gains)
+            mean = nll[inside].mean()
+            half = half_width(gains)
             points.append(mean)
             bars.append((mean - half, mean + half))
             cut.append(mean + np.mean(gains))
@@ -105,14 +114,19 @@ def test_nll_by_position_shows_buckets_and_truncation(do, tmp_path):
     (line,) = dashed(axes)
     close(line, x, cut)
     assert abs(cut[-1] - points[-1]) > 1e-3
-    assert by_name["context truncated to 16"].points and {end.name for end in ends(axes)} == set(by_name)
+    assert by_name["context truncated to 16"].points and {end.name for end in ends(axes)} == set(
+        by_name
+    )
     assert "paired difference" in note
     assert "the same" not in axes.figure.texts[1].get_text()
 
 
 def test_close_line_labels_do_not_overlap():
     """The curves of the quick start that end within a hundredth of a nat."""
-    curves = [Curve(name, [256, 512], [4.0012, y]) for name, y in (("as trained", 4.0021), ("yarn", 4.0034))]
+    curves = [
+        Curve(name, [256, 512], [4.0012, y])
+        for name, y in (("as trained", 4.0021), ("yarn", 4.0034))
+    ]
     figure = length_figure(curves, 4.0005, 256, FigureText("t", "s"))
     (axes,) = figure.axes
     assert len({end.value for end in ends(axes)}) == 3
@@ -131,9 +145,11 @@ def test_dollar_signs_are_escaped(name, tmp_path):
 
 def test_task_figure_shows_accuracies_and_intervals(tmp_path, monkeypatch):
     result = answered(retriever, tmp_path, items=42, haystacks=7)
-    analysis, figures = analyse_tasks(result), {}
+    analysis = analyse_tasks(result)
+    figures = {}
     monkeypatch.setattr(
-        "evaluation.tasks.figures.save", lambda figure, folder, name: figures.setdefault(name, figure)
+        "evaluation.tasks.figures.save",
+        lambda figure, folder, name: figures.setdefault(name, figure),
     )
     draw_task_figures(result, analysis, tmp_path)
     axes = figures["accuracy_by_length"].axes[0]
@@ -156,13 +172,17 @@ def test_task_figure_shows_accuracies_and_intervals(tmp_path, monkeypatch):
         ):
             spots = [spot for spot in spots if spot.method == method]
             rows = sorted({spot.where for spot in spots})
-            cells = [(x, rows.index(s.where), s) for s in spots for x in [(100, 200).index(s.length)]]
+            cells = [
+                (x, rows.index(s.where), s) for s in spots for x in [(100, 200).index(s.length)]
+            ]
             assert len(axes.patches) == len(cells) and len(axes.texts) == 2 * len(cells)
             for patch, (x, y, spot) in zip(axes.patches, cells, strict=True):
                 box = patch.get_extents().transformed(axes.transData.inverted())
                 assert (box.x0, box.x1) == pytest.approx((x, x + 1))
                 assert sorted((box.y0, box.y1)) == pytest.approx([y, y + 1])
-                assert to_hex(patch.get_facecolor()) == to_hex(colormaps["cividis"](spot.share.share))
+                assert to_hex(patch.get_facecolor()) == to_hex(
+                    colormaps["cividis"](spot.share.share)
+                )
                 labels = [text.get_text() for text in axes.texts if text.xy == (x + 0.5, y + 0.5)]
                 share = spot.share
                 assert labels == [
@@ -170,9 +190,12 @@ def test_task_figure_shows_accuracies_and_intervals(tmp_path, monkeypatch):
                     f"({100 * share.low:.0f}–{100 * share.high:.0f})",
                 ]
             names = {
-                s.where: f"{s.where:.2f}" if s.until is None else f"{s.where}–{s.until - 1}" for s in spots
+                s.where: f"{s.where:.2f}" if s.until is None else f"{s.where}–{s.until - 1}"
+                for s in spots
             }
-            assert [text.get_text() for text in axes.get_yticklabels()] == [names[row] for row in rows]
+            assert [text.get_text() for text in axes.get_yticklabels()] == [
+                names[row] for row in rows
+            ]
 
 
 def seen(rng, length):
@@ -187,11 +210,16 @@ def seen(rng, length):
 
 
 def test_single_points_have_markers():
-    assert [attention_figures.shaded("", range(n), range(n), INK).marker for n in (1, 3)] == ["o", ""]
+    assert [attention_figures.shaded("", range(n), range(n), INK).marker for n in (1, 3)] == [
+        "o",
+        "",
+    ]
 
 
 def test_attention_shows_means_over_windows_layers_and_heads():
-    rng, lengths, methods = np.random.default_rng(0), [8, 16, 32], ("trained", "yarn")
+    rng = np.random.default_rng(0)
+    lengths = [8, 16, 32]
+    methods = ("trained", "yarn")
     found = SimpleNamespace(
         methods=[Method(method, ()) for method in methods],
         plan=SimpleNamespace(lengths=lengths),
@@ -202,7 +230,9 @@ def test_attention_shows_means_over_windows_layers_and_heads():
         layer_kinds=["full", "full"],
         edges=lambda length: bucket_edges(length, 8),
         seen={(method, length): seen(rng, length) for method in methods for length in lengths},
-        pairs={("yarn", 32): [SimpleNamespace(kind="full", wavelength=w) for w in (6.0, 60.0, None)]},
+        pairs={
+            ("yarn", 32): [SimpleNamespace(kind="full", wavelength=w) for w in (6.0, 60.0, None)]
+        },
     )
     found.lengths_of = MethodType(AttentionResult.lengths_of, found)
     figure = attention_figures.by_length(found, "trained", lengths)
@@ -215,7 +245,8 @@ def test_attention_shows_means_over_windows_layers_and_heads():
     figure = attention_figures.by_method(found, methods)
     for axes, measure in zip(figure.axes, attention_figures.DRAWN, strict=True):
         means = {
-            method: [found.seen[method, n].values[measure].mean() for n in lengths] for method in methods
+            method: [found.seen[method, n].values[measure].mean() for n in lengths]
+            for method in methods
         }
         compare(axes, {"as trained": means["trained"], "yarn": means["yarn"]}, lengths)
     figure = attention_figures.by_distance(found, "yarn", lengths)
@@ -231,7 +262,9 @@ def test_attention_shows_means_over_windows_layers_and_heads():
         close(drawn_here["uniform at 32"], x, even)
     figure = attention_figures.reach(found, "yarn", lengths)
     for layer, axes in enumerate(figure.axes):
-        reaches = [found.seen["yarn", n].values["reach_90"][:, layer].numpy().mean(0) for n in lengths]
+        reaches = [
+            found.seen["yarn", n].values["reach_90"][:, layer].numpy().mean(0) for n in lengths
+        ]
         one = shown(axes, attention_figures.COLOURS[0])
         for line, reach in zip(
             sorted([one.points, *one.thin]), sorted(np.array(reaches).T.tolist()), strict=True
@@ -240,7 +273,9 @@ def test_attention_shows_means_over_windows_layers_and_heads():
         close(labelled(axes)["uniform attention"], lengths, [0.9 * n for n in lengths])
         assert axes.get_ylabel() or layer
     axes = attention_figures.wavelengths(found).axes[0]
-    assert [points(line) for line in lines(axes)] == [[(0, 6.0)], [(1, 60.0)]] and levels(axes) == [8]
+    assert [points(line) for line in lines(axes)] == [[(0, 6.0)], [(1, 60.0)]] and levels(axes) == [
+        8
+    ]
 
 
 def compare(axes, expected: dict[str, list], x: list) -> None:
@@ -251,7 +286,8 @@ def compare(axes, expected: dict[str, list], x: list) -> None:
 
 
 def test_generation_shows_means_over_prompts_by_bucket():
-    rng, edges = np.random.default_rng(1), [8, 16, 24]
+    rng = np.random.default_rng(1)
+    edges = [8, 16, 24]
     sources = ["greedy", "temperature 1", REAL]
     found = SimpleNamespace(
         methods=[Method("trained", ())],
@@ -261,7 +297,9 @@ def test_generation_shows_means_over_prompts_by_bucket():
         subject=SimpleNamespace(name="run", trained_length=8),
         settings=SimpleNamespace(confidence=0.95),
         values={
-            ("trained", source): {name: rng.uniform(size=(6, 2)) for name in generation_report.DRAWN}
+            ("trained", source): {
+                name: rng.uniform(size=(6, 2)) for name in generation_report.DRAWN
+            }
             for source in sources
         },
     )

@@ -12,7 +12,9 @@ from evaluation.reports.loss_figures import length_figure
 def plain(length: int, steps: int, first: int = 0) -> Exposure:
     """One window of `length` tokens a step."""
     positions = np.concatenate([np.full(-first, 7), np.full(length, steps)])
-    return Exposure(positions, steps * np.arange(length, 0, -1), first, length * steps, steps, steps)
+    return Exposure(
+        positions, steps * np.arange(length, 0, -1), first, length * steps, steps, steps
+    )
 
 
 def figure_of(lengths: list[int]):
@@ -32,18 +34,24 @@ def test_exposure_fractions_by_context_length():
 def test_thinning_keeps_short_lengths_and_means():
     x = np.arange(1, 4097, dtype=float)
     centers, means = thinned(x, x)
-    assert np.allclose(centers[:4], [1, 2, 3, 4]) and len(centers) < 140 and (np.diff(centers) > 0).all()
+    assert (
+        np.allclose(centers[:4], [1, 2, 3, 4])
+        and len(centers) < 140
+        and (np.diff(centers) > 0).all()
+    )
     assert means == pytest.approx(centers, rel=0.002)
 
 
 def test_strip_ends_at_trained_length():
     lengths = [64, 128, 512]
-    bare, figure = figure_of(lengths), figure_of(lengths)
+    bare = figure_of(lengths)
+    figure = figure_of(lengths)
     axes = figure.axes[0]
     strip = add_strip(figure, axes, plain(64, 5))
 
     def inches(one):
-        box, (width, height) = one.axes[0].get_position(), one.get_size_inches()
+        box = one.axes[0].get_position()
+        (width, height) = one.get_size_inches()
         return box.width * width, box.height * height, (1 - box.y1) * height
 
     assert inches(figure) == pytest.approx(inches(bare))

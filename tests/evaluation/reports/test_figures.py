@@ -30,7 +30,9 @@ def test_labels_stay_within_axes(expected, gap):
 def test_best_lines_are_colored_and_outliers_annotated():
     names = ["as trained", *(f"method {i}" for i in range(20)), "far off"]
     ends = [3.0, *np.linspace(2.4, 3.2, 20), 9.0]
-    lines = [Curve(n, [256.0, 512.0], [2.4, float(end)]) for n, end in zip(names, ends, strict=True)]
+    lines = [
+        Curve(n, [256.0, 512.0], [2.4, float(end)]) for n, end in zip(names, ends, strict=True)
+    ]
     figure = length_figure(lines, 2.4, 256, FigureText("A title", "runs/x"))
     axes = figure.axes[0]
     assert axes.get_ylim()[1] < 4
@@ -44,25 +46,34 @@ def test_best_lines_are_colored_and_outliers_annotated():
 MANY = [3.0, *np.linspace(2.4, 2.5, 24).tolist(), 9.0]
 
 
-@pytest.mark.parametrize("ends", [[2.4, 2.4, 2.4, 2.4, 2.4, 2.4], [2.4, 9.0, 2.41, 2.5, 3.1, 2.39], MANY])
+@pytest.mark.parametrize(
+    "ends", [[2.4, 2.4, 2.4, 2.4, 2.4, 2.4], [2.4, 9.0, 2.41, 2.5, 3.1, 2.39], MANY]
+)
 def test_text_does_not_overlap_or_leave_the_figure(ends):
     names = ["as trained", "linear", "ntk", "yarn", "window", "a method with a name"]
     names += [f"method {i}" for i in range(len(names), len(ends))]
-    xs, half = [256.0, 512.0, 1024.0, 2048.0, 4096.0], np.array([np.nan, 0.1, 0.1, 0.2, 0.1])
+    xs = [256.0, 512.0, 1024.0, 2048.0, 4096.0]
+    half = np.array([np.nan, 0.1, 0.1, 0.2, 0.1])
     lines = [
         Curve(name, xs, y := np.linspace(2.4, end, 5), low=y - half, high=y + half)
         for name, end in zip(names, ends, strict=True)
     ]
-    figure = length_figure(lines, 2.4, 256, FigureText("A title", "runs/x: targets", "Bars: intervals."))
+    figure = length_figure(
+        lines, 2.4, 256, FigureText("A title", "runs/x: targets", "Bars: intervals.")
+    )
     figure.canvas.draw()
     renderer = figure.canvas.get_renderer()
     axes = figure.axes[0]
     low, high = axes.get_ylim()
     ticks = [t for t in axes.get_yticklabels() if low <= t.get_position()[1] <= high]
-    texts = [t for t in [*axes.texts, *figure.texts, *axes.get_xticklabels(), *ticks] if t.get_text()]
+    texts = [
+        t for t in [*axes.texts, *figure.texts, *axes.get_xticklabels(), *ticks] if t.get_text()
+    ]
     # An annotation's own extent holds its leader line; the words alone are what must not collide.
     boxes = [Text.get_window_extent(text, renderer) for text in texts]
-    labels = [t for t in axes.texts if t.get_text().split("  ")[0] in [*names, "context truncated to 256"]]
+    labels = [
+        t for t in axes.texts if t.get_text().split("  ")[0] in [*names, "context truncated to 256"]
+    ]
     assert len(labels) == len(names) + 1
     width, height = figure.bbox.size
     for text, box in zip(texts, boxes, strict=True):

@@ -35,7 +35,8 @@ def test_lines_match_their_tables():
                 own = where | ({label: one} if label else {})
                 xs, ys = (column(drawing, key, **own) for key in (x, y))
                 close(
-                    found[word], *zip(*((a, b) for a, b in zip(xs, ys, strict=True) if b == b), strict=True)
+                    found[word],
+                    *zip(*((a, b) for a, b in zip(xs, ys, strict=True) if b == b), strict=True),
                 )
                 if label:
                     (line,) = [line for line in lines(axes) if line.get_label() == word]

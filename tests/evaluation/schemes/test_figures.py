@@ -22,7 +22,9 @@ from model.position import SCHEMES, AttentionPlan, PositionalScheme, PositionSet
 def column(drawing, value: str, **where) -> list:
     """The values of a column in the rows where others have given values."""
     at = drawing.columns.index
-    return [row[at(value)] for row in drawing.rows if all(row[at(k)] == v for k, v in where.items())]
+    return [
+        row[at(value)] for row in drawing.rows if all(row[at(k)] == v for k, v in where.items())
+    ]
 
 
 def test_encodings_match_source_document():
@@ -33,10 +35,21 @@ def test_encodings_match_source_document():
         "unit_interval": [0, 0, 0.25, 0.25, 0.5, 0.5, 0.75, 0.75],
         "binary": [0, 0, 0, 1, 1, 0, 1, 1],
         "sine": [0, 0, 0.84147098, 0.47942554, 0.90929743, 0.84147098, 0.14112001, 0.99749499],
-        "sinusoidal": [0, 1, 0.84147098, 0.54030231, 0.90929743, -0.41614684, 0.14112001, -0.9899925],
+        "sinusoidal": [
+            0,
+            1,
+            0.84147098,
+            0.54030231,
+            0.90929743,
+            -0.41614684,
+            0.14112001,
+            -0.9899925,
+        ],
     }
     for name, numbers in printed.items():
-        assert column(drawing, "value", scheme=name) == pytest.approx([1 + x for x in numbers], abs=1e-8)
+        assert column(drawing, "value", scheme=name) == pytest.approx(
+            [1 + x for x in numbers], abs=1e-8
+        )
     turned = [1, 1, -0.30116868, 1.38177329, -1.32544426, 0.49315059, -1.1311125, -0.84887249]
     assert column(drawing, "value", scheme="rope") == pytest.approx(turned, abs=1e-8)
 
@@ -53,7 +66,9 @@ def test_inner_products_are_sums_of_cosines():
     assert distances == list(range(-9, 10))
     expected = [sum(math.cos(d * 70 ** (-2 * k / 10)) for k in range(5)) for d in distances]
     assert column(drawing, "inner_product", features=10) == pytest.approx(expected, abs=1e-12)
-    assert column(drawing, "inner_product", features=2) == pytest.approx([math.cos(d) for d in range(-4, 5)])
+    assert column(drawing, "inner_product", features=2) == pytest.approx(
+        [math.cos(d) for d in range(-4, 5)]
+    )
 
 
 def test_decay_matches_independent_sum():
@@ -92,29 +107,41 @@ def test_decay_with_method_and_base():
 def test_angles_match_he_xu():
     drawing = drawings.angles(FigureRequest())
     before = column(drawing, "angle_radians", scheme="rope", pair=0)
-    assert before[5] == 6 and before[6] == pytest.approx(0.7168, abs=5e-5)  # their text, on distances 6 and 7
+    # their text, on distances 6 and 7
+    assert before[5] == 6 and before[6] == pytest.approx(0.7168, abs=5e-5)
     after = column(drawing, "angle_radians", scheme="he_xu", pair=0)
     assert after == pytest.approx([d * math.pi / 4096 for d in range(1, 51)], rel=1e-12)
     slow = column(drawing, "angle_radians", scheme="he_xu", pair=32)
-    assert slow == pytest.approx([d * math.pi / 4096 * 10_000**-0.5 for d in range(1, 51)], rel=1e-12)
+    assert slow == pytest.approx(
+        [d * math.pi / 4096 * 10_000**-0.5 for d in range(1, 51)], rel=1e-12
+    )
 
 
 def test_angles_follow_the_base_and_the_width():
     drawing = drawings.angles(FigureRequest(SchemeShape(dim=12, train_length=300), thetas=[50.0]))
     for name, first in (("rope", 1.0), ("he_xu", math.pi / 600)):
         expected = [d * first * 50 ** (-2 * 3 / 12) % (2 * math.pi) for d in range(1, 51)]
-        assert column(drawing, "angle_radians", scheme=name, pair=3) == pytest.approx(expected, rel=1e-9)
+        assert column(drawing, "angle_radians", scheme=name, pair=3) == pytest.approx(
+            expected, rel=1e-9
+        )
 
 
 @pytest.mark.parametrize(
     ("theta", "dim", "length", "rotated_pairs"),
-    [(10_000.0, 128, 4096, 46), (10_000.0, 128, 2048, None), (5e5, 64, 8192, None), (50.0, 8, 4096, 4)],
+    [
+        (10_000.0, 128, 4096, 46),
+        (10_000.0, 128, 2048, None),
+        (5e5, 64, 8192, None),
+        (50.0, 8, 4096, 4),
+    ],
 )
 def test_incomplete_rotation_pairs_are_past_critical_dimension(theta, dim, length, rotated_pairs):
     """D_c = 2⌈D/2 · log_b(L0 / 2π)⌉ (Liu et al. 2023); 92 for the first case."""
     pairs = min(dim // 2, math.ceil(dim / 2 * math.log(length / (2 * math.pi)) / math.log(theta)))
     assert rotated_pairs in (None, pairs)
-    drawing = drawings.wavelengths(FigureRequest(SchemeShape(dim=dim, train_length=length), thetas=[theta]))
+    drawing = drawings.wavelengths(
+        FigureRequest(SchemeShape(dim=dim, train_length=length), thetas=[theta])
+    )
     whole = column(drawing, "whole_turn")
     assert whole == [True] * pairs + [False] * (dim // 2 - pairs)
     assert f": {dim // 2 - pairs} of {dim // 2}" in drawing.figure.axes[0].texts[-1].get_text()
@@ -125,19 +152,25 @@ def test_incomplete_rotation_pairs_are_past_critical_dimension(theta, dim, lengt
 def test_alibi_biases_match_slopes():
     drawing = drawings.biases(FigureRequest(SchemeShape(dim=8, heads=8, train_length=100), head=2))
     found = dict(
-        zip(*(column(drawing, key, scheme="alibi") for key in ("distance", "bias_nats")), strict=True)
+        zip(
+            *(column(drawing, key, scheme="alibi") for key in ("distance", "bias_nats")),
+            strict=True,
+        )
     )
     assert {0, 1, 2, 3, 31, 64, 100} <= found.keys() and max(found) == 100
     assert all(value == pytest.approx(-d / 8, abs=1e-12) for d, value in found.items())
 
 
 def test_other_biases_match_formulas():
-    shape, head = SchemeShape(dim=16, heads=4, train_length=200), 1
+    shape = SchemeShape(dim=16, heads=4, train_length=200)
+    head = 1
     drawing = drawings.biases(FigureRequest(shape, head=head))
     start = curves.biased(shape, 200)
 
     def drawn(label: str) -> dict[int, float]:
-        distances, values = (column(drawing, key, scheme=label) for key in ("distance", "bias_nats"))
+        distances, values = (
+            column(drawing, key, scheme=label) for key in ("distance", "bias_nats")
+        )
         return dict(zip(distances, values, strict=True))
 
     for d, value in drawn("sandwich").items():
@@ -152,7 +185,8 @@ def test_other_biases_match_formulas():
         for d, value in drawn(f"kerple {form}").items():
             assert value == pytest.approx(formula(r1, r2, d), abs=1e-9)
     (table,) = start["t5"].state_dict().values()
-    firsts = [*range(17), 19, 21, 24, 27, 31, 35, 40, 46, 52, 59, 67, 77, 87, 99, 113]  # of each bucket
+    # of each bucket
+    firsts = [*range(17), 19, 21, 24, 27, 31, 35, 40, 46, 52, 59, 67, 77, 87, 99, 113]
     for d, value in drawn("t5").items():
         assert value == float(table[sum(d >= first for first in firsts) - 1, head])
 
@@ -185,13 +219,16 @@ class Halves(PositionalScheme):
     """Near and far pairs in views of their own; only far ones have a bias."""
 
     def plan(self, context):
-        q, k = context.q_position, context.k_position
+        q = context.q_position
+        k = context.k_position
         near = context.mask(mask_mod=lambda b, h, i, j: q[b, i] - k[b, j] < 3)
         far = context.mask(
             mask_mod=lambda b, h, i, j: q[b, i] - k[b, j] >= 3,
             bias=lambda b, h, i, j: -(h + 2.0) * (q[b, i] - k[b, j]),
         )
-        return AttentionPlan(read=lambda q, k: [AttentionView(q, k, near), AttentionView(q, k, far)])
+        return AttentionPlan(
+            read=lambda q, k: [AttentionView(q, k, near), AttentionView(q, k, far)]
+        )
 
 
 def test_disjoint_views_are_merged(monkeypatch):
@@ -214,7 +251,9 @@ def test_a_windowed_bias_ends_with_its_window():
     scheme = curves.build({"name": "alibi", "window": 5}, SchemeShape(dim=8, heads=2))
     values = curves.bias(scheme, 9)
     assert values is not None
-    assert values[0].tolist() == pytest.approx([0.0, -1 / 16, -2 / 16, -3 / 16, -4 / 16] + [-math.inf] * 5)
+    assert values[0].tolist() == pytest.approx(
+        [0.0, -1 / 16, -2 / 16, -3 / 16, -4 / 16] + [-math.inf] * 5
+    )
     settings = {"name": "alibi", "window": 5}
     axes = drawings.biases(
         FigureRequest(SchemeShape(dim=8, train_length=64), schemes=[settings])
@@ -228,7 +267,9 @@ def test_methods_match_frequency_formulas():
     assert column(drawing, "frequency_ratio", method="none") == [1.0] * 8
     assert column(drawing, "frequency_ratio", method="linear") == pytest.approx([0.25] * 8)
     ntk = [4 ** (-2 * k / 14) for k in range(8)]
-    assert column(drawing, "frequency_ratio", method="ntk = dynamic") == pytest.approx(ntk, rel=1e-12)
+    assert column(drawing, "frequency_ratio", method="ntk = dynamic") == pytest.approx(
+        ntk, rel=1e-12
+    )
     assert column(drawing, "frequency_ratio", method="drop") == [0.0] * 8
     llama3 = []
     for k in range(8):
@@ -237,15 +278,21 @@ def test_methods_match_frequency_formulas():
         llama3.append(kept + (1 - kept) / 4)
     assert 0.25 < llama3[4] < 1 or 0.25 < llama3[3] < 1
     assert column(drawing, "frequency_ratio", method="llama3") == pytest.approx(llama3, rel=1e-12)
-    both = [column(drawing, "frequency_ratio", method=f"yarn {ramp}") for ramp in ("dim", "wavelength")]
+    both = [
+        column(drawing, "frequency_ratio", method=f"yarn {ramp}") for ramp in ("dim", "wavelength")
+    ]
     assert both[0][0] == both[1][0] == 1 and both[0] != both[1]
     assert any("longrope" in text.get_text() for text in drawing.figure.texts)
 
 
 REQUESTS = {
     "usual": FigureRequest(),
-    "small": FigureRequest(SchemeShape(8, 3, 300), thetas=[5e7], factor=32.0, distance=20, tokens=5, head=0),
-    "bare": FigureRequest(SchemeShape(64, 12, 5000), thetas=[100.0, 1e4, 5e5], factor=1.5, bare=True),
+    "small": FigureRequest(
+        SchemeShape(8, 3, 300), thetas=[5e7], factor=32.0, distance=20, tokens=5, head=0
+    ),
+    "bare": FigureRequest(
+        SchemeShape(64, 12, 5000), thetas=[100.0, 1e4, 5e5], factor=1.5, bare=True
+    ),
 }
 SAMPLE = [("decay", "usual"), ("biases", "usual"), ("wavelengths", "bare"), ("methods", "small")]
 SAMPLE += [("angles", "usual"), ("encodings", "small"), ("inner_product", "bare")]
@@ -270,9 +317,9 @@ def test_text_does_not_overlap_or_leave_the_figure(name, ask):
         if text.get_text() and text.get_visible() and not _beyond(figure, text):
             texts.append((text.get_text(), Text.get_window_extent(text, renderer)))
     for overrides, box in texts:
-        assert box.x0 >= -0.5 and box.x1 <= width + 0.5 and box.y0 >= -0.5 and box.y1 <= height + 0.5, (
-            overrides
-        )
+        assert (
+            box.x0 >= -0.5 and box.x1 <= width + 0.5 and box.y0 >= -0.5 and box.y1 <= height + 0.5
+        ), overrides
     for i, (overrides, a) in enumerate(texts):
         for others, b in texts[:i]:
             shared = min(a.x1, b.x1) - max(a.x0, b.x0), min(a.y1, b.y1) - max(a.y0, b.y0)
@@ -291,7 +338,9 @@ def _beyond(figure, text) -> bool:
 def test_length_dependent_methods_use_requested_factor():
     ask = FigureRequest(factor=4.0)
     plain = curves.build({"name": "rope"}, ask.shape)
-    auto = curves.build({"name": "rope", "scaling": {"name": "linear", "factor": "auto"}}, ask.shape)
+    auto = curves.build(
+        {"name": "rope", "scaling": {"name": "linear", "factor": "auto"}}, ask.shape
+    )
     assert torch.equal(ask.frequencies(auto), ask.frequencies(plain) / 4)
 
 

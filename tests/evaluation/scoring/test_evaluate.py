@@ -21,7 +21,8 @@ from evaluation.scoring.methods import new_sinks
 
 class Console:
     def __init__(self):
-        self.lines, self.advanced = [], 0.0
+        self.lines = []
+        self.advanced = 0.0
 
     def info(self, text):
         self.lines.append(text)
@@ -118,17 +119,24 @@ def test_a_time_limit_scores_document_by_document(do, subject, monkeypatch):
     monkeypatch.setattr("evaluation.scoring.evaluate.time", SimpleNamespace(monotonic=monotonic))
     part = do(minutes=1, seed=3)
     documents = np.unique(part.plan.truncated.document)
-    assert np.unique(part.document).tolist() == documents[:2].tolist() and "2 of 7" in part.notes[-1]
+    assert (
+        np.unique(part.document).tolist() == documents[:2].tolist() and "2 of 7" in part.notes[-1]
+    )
     assert len(part.document) == len(part.unit) == len(part.unigram) == 2 * 2 * 5
     monkeypatch.undo()
     subject.loads.clear()
-    whole, console = do(minutes=60, seed=3), Console()
+    whole = do(minutes=60, seed=3)
+    console = Console()
     assert len(subject.loads) <= 1 + 9 * 3 and set(np.unique(whole.document)) == set(documents)
     for where, nll in part.nll.items():
         assert (nll == whole.nll[where][: 2 * 2 * 5]).all()
     subject.loads.clear()
     plain = do(console, seed=3)  # all cells are complete, whichever way they were measured
-    assert "9 of 9 cells" in console.lines[0] and subject.loads == [] and plain.plan.hash == whole.plan.hash
+    assert (
+        "9 of 9 cells" in console.lines[0]
+        and subject.loads == []
+        and plain.plan.hash == whole.plan.hash
+    )
     fresh = do(seed=3, chunk=4095)
     for where, nll in fresh.nll.items():
         assert np.abs(whole.nll[where] - nll).max() < 1e-5
@@ -147,11 +155,14 @@ def test_a_time_limit_skips_all_cells_of_one_file_when_it_fails(do, monkeypatch)
             raise matrix.CellFailed("not finite")
         return measure(scorer, text, windows)
 
-    measure, console = matrix.measure, Console()
+    measure = matrix.measure
+    console = Console()
     monkeypatch.setattr(matrix, "measure", measured)
     result = do(console, minutes=60)
     assert set(result.failed) == {(label, 16) for label in ("trained", "yarn", "window")}
-    assert set(result.nll) == {(label, n) for label in ("trained", "yarn", "window") for n in (32, 64)}
+    assert set(result.nll) == {
+        (label, n) for label in ("trained", "yarn", "window") for n in (32, 64)
+    }
     assert len(result.document) == 7 * 2 * 5
     assert sum(line.startswith("warning") for line in console.lines) == 3
 
@@ -172,7 +183,9 @@ def test_sinks_are_rejected_for_models_trained_with_bos(do, subject, monkeypatch
         subject, "resolve", lambda overrides: sinks if overrides == ("sinks",) else known(overrides)
     )
     object.__setattr__(subject, "bos_first", "It was trained so")
-    with pytest.raises(EvaluationError, match=r"streaming: the first tokens.*trained so.*bos=every-window"):
+    with pytest.raises(
+        EvaluationError, match=r"streaming: the first tokens.*trained so.*bos=every-window"
+    ):
         do(methods=("trained", "streaming", "window"))
     assert subject.loads == []
     do(methods=("trained", "window"))  # without sinks, any BOS rule will do
@@ -203,7 +216,9 @@ def test_incompatible_methods_are_reported_together(do, subject):
 
 
 def test_oversized_length_error_suggests_length(do):
-    with pytest.raises(EvaluationError, match=r"length 64 needs about .* length (\d+) would fit") as caught:
+    with pytest.raises(
+        EvaluationError, match=r"length 64 needs about .* length (\d+) would fit"
+    ) as caught:
         do(memory=0.00008)
     fits = int(str(caught.value).split(" would fit")[0].split()[-1])
     assert 5 <= fits < 64
@@ -222,7 +237,8 @@ def test_a_non_finite_cell_fails_alone(do, subject, monkeypatch):
     object.__setattr__(subject, "load", broken)
     console = Console()
     result = do(console)
-    assert set(result.failed) == {("yarn", 32), ("yarn", 64)}  # at 16 it shares the cell of the trained model
+    # at 16 it shares the cell of the trained model
+    assert set(result.failed) == {("yarn", 32), ("yarn", 64)}
     assert ("window", 64) in result.nll and any("skipped" in line for line in console.lines)
     text = "\n".join(LossReport(result, analyze(result)).summary())
     assert "Not measured: yarn at 32: the loss is not finite" in text
@@ -233,9 +249,15 @@ def test_other_protocols_end_to_end(do, protocol, tmp_path):
     result = do(protocol=protocol)
     analysis = analyze(result)
     LossReport(result, analysis).write(tmp_path / "out")
-    assert [p.stat().st_size > 5000 for p in draw_figures(result, analysis, tmp_path / "out")] == [True]
+    assert [p.stat().st_size > 5000 for p in draw_figures(result, analysis, tmp_path / "out")] == [
+        True
+    ]
     report = json.loads((tmp_path / "out" / "results.json").read_text())
-    assert report["protocol"] == protocol and report["summary"] and report["targets"] == result.plan.n_targets
+    assert (
+        report["protocol"] == protocol
+        and report["summary"]
+        and report["targets"] == result.plan.n_targets
+    )
     if protocol == "by-position":
         assert set(report["by_position"]) == {"trained", "yarn", "window"}
         last = report["by_position"]["trained"][-1]
@@ -271,13 +293,19 @@ def test_results_record_provenance(do, tmp_path):
     nll = result.nll["yarn", 64]
     assert float(row["nll"]) == pytest.approx(nll.mean())
     delta = nll - result.nll["trained", 16]
-    assert float(row["delta"]) == pytest.approx(delta.mean()) and float(row["gain"]) == pytest.approx(
-        -delta.mean()
+    assert float(row["delta"]) == pytest.approx(delta.mean()) and float(
+        row["gain"]
+    ) == pytest.approx(-delta.mean())
+    assert (
+        next(r for r in rows if r["method"] == "truncate" and r["length"] == "64")["verdict"] == ""
     )
-    assert next(r for r in rows if r["method"] == "truncate" and r["length"] == "64")["verdict"] == ""
     assert json.loads((tmp_path / "targets.json").read_text())["hash"] == result.plan.hash
     title, columns, lines = LossReport(result, analysis).by_length()
-    assert "70 targets" in title and all(len(line) == len(columns) for line in lines) and len(lines) == 10
+    assert (
+        "70 targets" in title
+        and all(len(line) == len(columns) for line in lines)
+        and len(lines) == 10
+    )
     text = "\n".join(LossReport(result, analysis).summary())
     assert "as trained" in text and "a unigram model has" in text
 
@@ -310,12 +338,15 @@ def test_bits_per_byte_use_bytes_of_counted_targets(do, make_store, monkeypatch,
 
 
 def test_untested_lengths_have_no_verdict(do, make_store):
-    tested, untested = do(), do(store=make_store([90, 120, 75], seed=1))
+    tested = do()
+    untested = do(store=make_store([90, 120, 75], seed=1))
     assert "Of 2 methods tested" in LossReport(tested, analyze(tested)).summary(brief=True)[0]
     message = LossReport(untested, analyze(untested)).summary(brief=True)[
         0
     ]  # three documents are points only
-    assert "held" not in message and "None of the 2 methods" in message and "best there is" in message
+    assert (
+        "held" not in message and "None of the 2 methods" in message and "best there is" in message
+    )
 
 
 def test_clusters_are_units_if_available(do, make_store):
@@ -336,7 +367,11 @@ def test_bfloat16_is_checked_against_float32_before_a_verdict(do):
     strict = analyze(do(dtype="bfloat16", methods=["trained", "truncate", "yarn"], tolerance=worst))
     assert any("no verdict" in note for note in strict.notes)
     loose = analyze(
-        do(dtype="bfloat16", methods=["trained", "truncate", "yarn"], tolerance=max(1.0, 11 * worst))
+        do(
+            dtype="bfloat16",
+            methods=["trained", "truncate", "yarn"],
+            tolerance=max(1.0, 11 * worst),
+        )
     )
     assert not loose.notes and len(loose.verdicts) == 2
 
@@ -346,7 +381,9 @@ def test_bits_per_byte_need_the_bytes_of_every_target(do, tokenizer):
     ids = result.plan.target_ids
     assert ids and result.n_bytes and result.n_bytes > result.plan.n_targets
     row = analyze(result).rows[0]
-    assert row.bits_per_byte == pytest.approx(result.nll["trained", 16].sum() / np.log(2) / result.n_bytes)
+    assert row.bits_per_byte == pytest.approx(
+        result.nll["trained", 16].sum() / np.log(2) / result.n_bytes
+    )
 
 
 def test_methods_and_overrides(builtin_methods):
@@ -358,7 +395,11 @@ def test_methods_and_overrides(builtin_methods):
     )
     assert less[1].overrides == ("a=44", "b=48 38")
     own = resolve_methods({"truncate": [], "mine": ["a.b=1"]}, builtin_methods, 48)
-    assert [(r.label, r.overrides) for r in own] == [("trained", ()), ("truncate", ()), ("mine", ("a.b=1",))]
+    assert [(r.label, r.overrides) for r in own] == [
+        ("trained", ()),
+        ("truncate", ()),
+        ("mine", ("a.b=1",)),
+    ]
     with pytest.raises(EvaluationError, match=r"unknown method 'yarm'.*alibi, trained"):
         resolve_methods(["yarm"], builtin_methods, 48)
     with pytest.raises(EvaluationError, match="trained"):

@@ -19,7 +19,9 @@ from model import ModelSettings, TokenPositions, Transformer
 from tests.model.zoo import CASES, TRAIN, V, every_case, settings_of
 
 ROOT = Path(__file__).resolve().parents[3]
-LENGTH, KEEP = 41, 9  # several times the zoo's trained length
+# several times the zoo's trained length
+LENGTH = 41
+KEEP = 9
 
 
 def zoo_model(case, dtype):
@@ -52,7 +54,8 @@ def test_chunk_size_does_not_change_results(case, monkeypatch):
     length = LENGTH if model.limit is None else min(LENGTH, model.limit)
     tokens = np.random.default_rng(2).integers(0, V, (2, length + 1))
     with torch.no_grad():
-        inputs, targets = torch.from_numpy(tokens[:, :-1]), torch.from_numpy(tokens[:, 1:])
+        inputs = torch.from_numpy(tokens[:, :-1])
+        targets = torch.from_numpy(tokens[:, 1:])
         logits = model(inputs, TokenPositions.plain(length))
         every = -torch.log_softmax(logits, -1).gather(-1, targets[..., None])[..., 0]
     whole = every[:, -min(KEEP, length) :].numpy()
@@ -65,9 +68,12 @@ def test_chunk_size_does_not_change_results(case, monkeypatch):
             assert np.abs(found - whole).max() <= 1e-9, (chunk, head)
 
 
-@pytest.mark.parametrize("case", ["rope", "rope-yarn-auto", "alibi", "t5", "fire", "fox", "cope", "path"])
+@pytest.mark.parametrize(
+    "case", ["rope", "rope-yarn-auto", "alibi", "t5", "fire", "fox", "cope", "path"]
+)
 def test_float32_chunks_stay_within_the_stated_bounds(case):
-    exact, whole = scores(case, torch.float64, 1000), scores(case, torch.float32, 1000)
+    exact = scores(case, torch.float64, 1000)
+    whole = scores(case, torch.float32, 1000)
     for chunk in (17, 4):
         parts = scores(case, torch.float32, chunk)
         assert np.abs(parts - whole).max() <= 1e-3 and abs((parts - whole).mean()) <= 1e-5
@@ -109,11 +115,14 @@ def test_oversized_length_error_suggests_longest():
     settings = ModelSettings(dim=192, layers=4, heads=6, kv_heads=2)
     for scheme, gib in (("rope", 0.2), ("fire", 0.5)):
         model = Transformer(
-            settings.model_copy(update={"position": ModelSettings(position={"name": scheme}).position}),
+            settings.model_copy(
+                update={"position": ModelSettings(position={"name": scheme}).position}
+            ),
             64,
             256,
         )
-        budget, how = int(gib * 2**30), {"chunk": 1024, "device": "cpu"}
+        budget = int(gib * 2**30)
+        how = {"chunk": 1024, "device": "cpu"}
         with pytest.raises(EvaluationError, match="length 131072 needs about") as refused:
             choose_batch(model, 131_072, 64, budget=budget, **how)
         found = re.search(r"length (\d+) would fit", str(refused.value))
@@ -126,7 +135,8 @@ def test_oversized_length_error_suggests_longest():
 
 
 def test_time_is_extrapolated_from_two_short_windows(monkeypatch):
-    clock, asked = [0.0], []
+    clock = [0.0]
+    asked = []
     monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
 
     class Timed:

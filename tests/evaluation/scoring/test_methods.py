@@ -16,7 +16,8 @@ from training.config.settings import RunSettings
 from training.position_overrides import override
 
 BUILTIN = read_methods(Path(__file__).parents[3] / "configs" / "evaluation" / "methods.yaml")
-L0, V = 32, 23
+L0 = 32
+V = 23
 SHAPE = ["model.dim=24", "model.heads=2", "model.layers=2", f"train_length={L0}"]
 SHAPE += ["training.validation.targets=8"]
 SAME = {"trained", "truncate"}  # no overrides of the model
@@ -43,7 +44,8 @@ def test_builtin_methods_change_long_inputs_and_match_with_cache(label):
     trained = Transformer(root.model, V, L0).initialize(0).double().eval()
     ruled = Transformer(asked.model, V, L0).double().eval()
     ruled.load_state_dict(trained.state_dict())
-    text, length = torch.arange(4 * L0)[None] % V, 4 * L0
+    text = torch.arange(4 * L0)[None] % V
+    length = 4 * L0
     whole = ruled(text, TokenPositions.plain(length))
     if trained.limit is None:
         apart = (whole - trained(text, TokenPositions.plain(length))).abs()[0].amax(-1)
@@ -54,7 +56,9 @@ def test_builtin_methods_change_long_inputs_and_match_with_cache(label):
         with pytest.raises(ModelError, match=f"shorten the input to {trained.limit} tokens"):
             trained(text, TokenPositions.plain(length))
     # The declared length decides, not what is there so far: chunks and single tokens give the same.
-    cache, parts, start = Cache(ruled, 1, length), [], 0
+    cache = Cache(ruled, 1, length)
+    parts = []
+    start = 0
     for count in (5, L0, 1, 1, length - L0 - 7):
         places = TokenPositions.plain(count, offset=start, length=length)
         parts.append(ruled(text[:, start : start + count], places, cache=cache))
@@ -62,12 +66,15 @@ def test_builtin_methods_change_long_inputs_and_match_with_cache(label):
     torch.testing.assert_close(torch.cat(parts, dim=1), whole, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("label", ["yarn", "dynamic", "stretch", "extend_interpolate", "temperature_stretch"])
+@pytest.mark.parametrize(
+    "label", ["yarn", "dynamic", "stretch", "extend_interpolate", "temperature_stretch"]
+)
 @torch.no_grad()
 def test_length_dependent_methods_reject_exceeding_declared_length(label):
     _, asked = host_of(label)
     model = Transformer(asked.model, V, L0).initialize(0).eval()
-    cache, text = Cache(model, 1, 3 * L0), torch.zeros(1, 2 * L0, dtype=torch.long)
+    cache = Cache(model, 1, 3 * L0)
+    text = torch.zeros(1, 2 * L0, dtype=torch.long)
     model(text, TokenPositions.plain(2 * L0), cache=cache)
     with pytest.raises(ModelError, match="declare the final length"):
         model(text[:, :1], TokenPositions.plain(1, offset=2 * L0, length=2 * L0 + 1), cache=cache)
@@ -76,16 +83,22 @@ def test_length_dependent_methods_reject_exceeding_declared_length(label):
 def test_applicable_methods_are_identified():
     def offered(root):
         return compatible_methods(
-            BUILTIN, L0, lambda overrides: override(root, overrides).model.position.model_dump(mode="json")
+            BUILTIN,
+            L0,
+            lambda overrides: override(root, overrides).model.position.model_dump(mode="json"),
         )
 
-    methods, left_out = offered(apply_overrides(RunSettings(), [*SHAPE, "model.position.name=learned"]))
+    methods, left_out = offered(
+        apply_overrides(RunSettings(), [*SHAPE, "model.position.name=learned"])
+    )
     labels = [method.label for method in methods]
     assert labels[:2] == ["trained", "truncate"] and not set(labels) & set(left_out)
     assert {"extend_interpolate", "extend_repeat", "extend_clip", "window", "log_n"} < set(labels)
     assert set(labels) | set(left_out) == set(BUILTIN)
     assert {"yarn", "rerope", "stretch", "theta_x8"} < set(left_out)
-    assert left_out["theta_x8"].startswith("model.position.theta: theta does not exist for 'learned'")
+    assert left_out["theta_x8"].startswith(
+        "model.position.theta: theta does not exist for 'learned'"
+    )
     # As trained, and the same as another, are no methods of their own.
     long = [*SHAPE, "model.position.scaling={name: yarn, factor: auto}"]
     methods, left_out = offered(apply_overrides(RunSettings(), long))
@@ -93,7 +106,9 @@ def test_applicable_methods_are_identified():
     twice = {"trained": [], "a": ["model.position.window=8"], "b": ["model.position.window=8"]}
     root = apply_overrides(RunSettings(), SHAPE)
     methods, left_out = compatible_methods(
-        twice, L0, lambda overrides: override(root, overrides).model.position.model_dump(mode="json")
+        twice,
+        L0,
+        lambda overrides: override(root, overrides).model.position.model_dump(mode="json"),
     )
     assert [method.label for method in methods] == ["trained", "a"] and left_out == {
         "b": "the same as a here"
@@ -120,4 +135,6 @@ def test_results_record_remap_and_window(label, overrides):
     asked = override(RunSettings(), resolve_methods([label], BUILTIN, L0)[-1].overrides)
     schemes = {label: asked.model.position.model_dump(mode="json")}
     lengths = SimpleNamespace(trained_length=L0, original_length=L0)
-    assert describe_scheme(SimpleNamespace(schemes=schemes, subject=lengths), label, 128) == overrides
+    assert (
+        describe_scheme(SimpleNamespace(schemes=schemes, subject=lengths), label, 128) == overrides
+    )

@@ -35,7 +35,9 @@ def naive(model, text, windows):
     ):
         tokens = torch.from_numpy(text.slice(document, end - inputs - 1, end))
         with torch.no_grad():
-            logits = model(tokens[None, :-1], TokenPositions.plain(int(inputs), length=int(inputs)))[0]
+            logits = model(
+                tokens[None, :-1], TokenPositions.plain(int(inputs), length=int(inputs))
+            )[0]
         nll = -torch.log_softmax(logits.double(), -1)[torch.arange(int(inputs)), tokens[1:]]
         out.append(nll[-keep:].numpy())
     return np.concatenate(out)
@@ -87,7 +89,8 @@ def test_the_declared_length_sets_the_factor(work, sharp):
 @pytest.mark.parametrize("world", [2, 3, 50])
 def test_ranks_match_single_process_bitwise(work, sharp, world):
     text, targets = work
-    scorer, windows = ModelScorer(sharp()), fixed_windows(targets, 48)
+    scorer = ModelScorer(sharp())
+    windows = fixed_windows(targets, 48)
     one = measure(scorer, text, windows, batch=4)
     parts = [measure(scorer, text, windows, batch=4, rank=r, world=world) for r in range(world)]
     assert (gather(parts) == one).all()
@@ -121,9 +124,11 @@ def test_a_non_finite_target_fails_the_cell_and_is_never_dropped(work):
 
 def test_interrupted_measurement_resumes(work, sharp):
     text, targets = work
-    scorer, windows = ModelScorer(sharp()), fixed_windows(targets, 32)
+    scorer = ModelScorer(sharp())
+    windows = fixed_windows(targets, 32)
     want = measure(scorer, text, windows, batch=2)
-    out, calls = np.full(windows.n_targets, np.nan), []
+    out = np.full(windows.n_targets, np.nan)
+    calls = []
 
     def stop(inputs, _):
         calls.append(inputs)

@@ -65,8 +65,10 @@ def test_bos_and_eos_are_never_targets_and_bos_displaces_the_oldest_token(make_s
 
 def test_the_bos_of_every_window_does_not_depend_on_the_stores(make_store):
     # The same raw documents, stored with and without BOS, give the same windows.
-    with_bos, without = make_store([80, 61], bos=True), make_store([80, 61], bos=False)
-    a, b = EvaluationText(with_bos, "every-window", 1), EvaluationText(without, "every-window", 1)
+    with_bos = make_store([80, 61], bos=True)
+    without = make_store([80, 61], bos=False)
+    a = EvaluationText(with_bos, "every-window", 1)
+    b = EvaluationText(without, "every-window", 1)
     assert (a.lengths == b.lengths).all()
     assert (
         a.windows(np.array([0, 1, 1]), np.array([31, 31, 62]), 30)
@@ -138,7 +140,9 @@ def test_the_record_gives_the_hash(make_store):
     targets = draw(EvaluationText(make_store(LENGTHS)))
     record = json.loads(json.dumps(targets.record()))
     known = {key: record[key] for key in record if key not in ("format", "hash")}
-    assert content_hash(known) == record["hash"] == targets.hash and record["spans"] == targets.pairs()
+    assert (
+        content_hash(known) == record["hash"] == targets.hash and record["spans"] == targets.pairs()
+    )
     known["spans"][0][1] += 1
     assert content_hash(known) != targets.hash
 
@@ -167,7 +171,12 @@ def test_length_grid_is_truncated_with_warning(make_store):
 
 
 @settings(max_examples=60, deadline=None)
-@given(longest=st.integers(8, 40), span=st.integers(1, 8), spans=st.integers(1, 6), extra=st.integers(0, 30))
+@given(
+    longest=st.integers(8, 40),
+    span=st.integers(1, 8),
+    spans=st.integers(1, 6),
+    extra=st.integers(0, 30),
+)
 def test_minimum_document_length_is_exact(longest, span, spans, extra):
     need = longest + 1 + (spans - 1) * span
     text = bare([need + extra, need - 1])
@@ -214,9 +223,12 @@ def test_spans_avoid_excluded_ranges(excluded, span, spans):
     text = bare([80, 80], [(0, start, end - 1) for start, end in edges.tolist()])
 
     def room(longest):  # packed greedily from the left
-        at, fitting = longest + 1 - span, 0
+        at = longest + 1 - span
+        fitting = 0
         while at + span <= 80:
-            at, fitting = (at + 1, fitting) if marks[at : at + span].any() else (at + span, fitting + 1)
+            at, fitting = (
+                (at + 1, fitting) if marks[at : at + span].any() else (at + span, fitting + 1)
+            )
         return fitting >= spans
 
     targets = draw(text, longest=20, span=span, spans=spans)
@@ -245,7 +257,10 @@ def test_too_little_clean_text_error_suggests_longest_length():
     text = bare([120, 90], [(0, 70, 119), (1, 60, 89)])
     with pytest.raises(EvaluationError, match=r"longest usable length is 69\b"):
         draw(text, longest=70, spans=1)
-    assert longest_usable(reaches(text, 5, 1), 1) == 69 and longest_usable(reaches(text, 5, 3), 2) == 49
+    assert (
+        longest_usable(reaches(text, 5, 1), 1) == 69
+        and longest_usable(reaches(text, 5, 3), 2) == 49
+    )
 
 
 def test_default_settings_are_unchanged():
@@ -253,4 +268,9 @@ def test_default_settings_are_unchanged():
     assert (asked.protocol, asked.targets, asked.documents, asked.spans_per_document) == (
         "fixed-targets", 64, 200, 4
     )  # fmt: skip
-    assert (asked.seed, asked.confidence, asked.tolerance, asked.bos) == (0, 0.95, 0.02, "as-trained")
+    assert (asked.seed, asked.confidence, asked.tolerance, asked.bos) == (
+        0,
+        0.95,
+        0.02,
+        "as-trained",
+    )

@@ -8,18 +8,26 @@ from evaluation import EvaluationText, unigram_nll
 
 def test_units_seen_in_training(make_store):
     store = make_store([9, 9, 9], seed=1, clusters=["ann", "bob", None])
-    assert EvaluationText(store).seen(make_store([9], clusters=["bob"])).tolist() == [False, True, False]
+    assert EvaluationText(store).seen(make_store([9], clusters=["bob"])).tolist() == [
+        False,
+        True,
+        False,
+    ]
     assert EvaluationText(store).seen(store).tolist() == [True, True, True]
     assert EvaluationText(store).seen(make_store([9], seed=3)) is None  # it names no clusters
     assert EvaluationText(store).seen(None) is None
-    bob, eve = make_store([9], clusters=["bob"]), make_store([9], seed=5, clusters=["eve"])
+    bob = make_store([9], clusters=["bob"])
+    eve = make_store([9], seed=5, clusters=["eve"])
     assert EvaluationText(store).seen(eve, bob).tolist() == [False, True, False]
     assert EvaluationText(store).seen(bob, eve).tolist() == [
         False,
         True,
         False,
     ]  # whichever training came first
-    assert EvaluationText(store).seen(bob, None) is None and EvaluationText(store).seen(bob, store).all()
+    assert (
+        EvaluationText(store).seen(bob, None) is None
+        and EvaluationText(store).seen(bob, store).all()
+    )
     plain = make_store([9, 9], seed=4)
     assert EvaluationText(plain).seen(make_store([9], clusters=["bob"])).tolist() == [False, False]
 

@@ -63,7 +63,9 @@ def test_target_context_lengths(make_store):
 
 def test_fixed_targets_are_constant_beyond_memory(make_store, ngram_scorer):
     # 8 tokens of memory and K = 5: flat for L >= K + 7 = 12, not before.
-    text, plan = plan_for(make_store(LENGTHS), "fixed-targets", lengths=(11, 12, 13, 40, 128), trained=12)
+    text, plan = plan_for(
+        make_store(LENGTHS), "fixed-targets", lengths=(11, 12, 13, 40, 128), trained=12
+    )
     nll = {n: measure(ngram_scorer, text, w, batch=4) for n, w in plan.windows.items()}
     for length in (13, 40, 128):
         assert (nll[length] == nll[12]).all()
@@ -82,7 +84,8 @@ def test_sliding_by_k_equals_fixed_targets_on_aligned_spans(make_store, sharp):
     scorer = ModelScorer(sharp().double())
     store = make_store([128 + 3 * 8])  # with BOS: 1 + 152 tokens
     text = EvaluationText(store)
-    length, k = 32, 8
+    length = 32
+    k = 8
     sliding = sliding_windows(text, np.array([0]), length, k)
     nll = measure(scorer, text, sliding)
     ends = np.arange(length + 1 + k, text.lengths[0] + 1, k)
@@ -135,7 +138,9 @@ def test_unequal_windows_are_weighted_by_tokens(make_store):
     windows = TargetWindows(
         np.zeros(3, dtype=int), np.array([21, 24, 27]), np.array([20, 20, 20]), np.array([20, 3, 3])
     )
-    nll = measure(lambda w, keep: np.full((len(w), keep), 1.0 if keep == 20 else 4.0), text, windows, batch=2)
+    nll = measure(
+        lambda w, keep: np.full((len(w), keep), 1.0 if keep == 20 else 4.0), text, windows, batch=2
+    )
     assert pooled(nll) == pytest.approx(44 / 26, abs=1e-15)
 
 
@@ -146,7 +151,8 @@ def test_by_position_windows_and_their_truncation(make_store):
     assert (whole.target_positions().reshape(10, 64) == np.arange(64)).all()
     cut = truncated_windows(whole, 16, 5)
     assert (cut.target_indices() == whole.target_indices()).all()
-    seen, offered = cut.target_positions() + 1, whole.target_positions() + 1
+    seen = cut.target_positions() + 1
+    offered = whole.target_positions() + 1
     early = offered <= 16
     assert (seen[early] == offered[early]).all()
     assert seen[~early].min() >= 16 - 5 + 1 and seen.max() == 16

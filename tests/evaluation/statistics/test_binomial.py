@@ -18,7 +18,9 @@ def test_effective_items_shrink_sample_size():
     assert wilson(7, 7)[2] == 1.0 and wilson(0, 7)[1] == 0.0
 
 
-@pytest.mark.parametrize("hits, n, n_eff", [(1, 0, None), (5, 4, None), (-1, 4, None), (1, 4, 5), (1, 4, 0)])
+@pytest.mark.parametrize(
+    "hits, n, n_eff", [(1, 0, None), (5, 4, None), (-1, 4, None), (1, 4, 5), (1, 4, 0)]
+)
 def test_invalid_proportions_are_rejected(hits, n, n_eff):
     with pytest.raises(EvaluationError):
         wilson(hits, n, n_eff=n_eff)
@@ -28,7 +30,8 @@ def test_effective_items_by_hand():
     # Haystacks of 4 answered all or nothing are one item each, up to the n−1 of a variance: 10·9/10 = 9.
     assert effective(40, [4, 0] * 5, [4] * 10) == pytest.approx(9.0)
     # Unequal haystacks, p = 1/2: the ratio estimator H/(H−1) Σ(hits − p·items)²/n².
-    hits, items = [3, 0, 1], [3, 4, 1]
+    hits = [3, 0, 1]
+    items = [3, 4, 1]
     variance = 3 / 2 * ((3 - 0.5 * 3) ** 2 + (0 - 0.5 * 4) ** 2 + (1 - 0.5) ** 2) / 8**2
     assert effective(8, hits, items) == pytest.approx(0.25 / variance)
     assert effective(6, [1, 1, 1], [2, 2, 2]) == 6  # haystacks that agree are worth no more than n
@@ -41,7 +44,11 @@ def test_effective_items_by_hand():
 
 def test_effective_items_match_haystack_variance():
     """Beta-binomial: n_eff = n / (1 + (m−1)ρ), ρ = 1/(a+b+1), and Wilson with it covers."""
-    rng, haystacks, m, a, b = np.random.default_rng(4), 60, 8, 3.0, 1.0
+    rng = np.random.default_rng(4)
+    haystacks = 60
+    m = 8
+    a = 3.0
+    b = 1.0
     rate = rng.beta(a, b, size=(4000, haystacks))
     hits = rng.binomial(m, rate)
     found = [effective(haystacks * m, one, [m] * haystacks) for one in hits]
@@ -50,7 +57,9 @@ def test_effective_items_match_haystack_variance():
     truth = a / (a + b)
 
     def covered(n_effs):
-        ends = [wilson(int(h.sum()), haystacks * m, n_eff=n) for h, n in zip(hits, n_effs, strict=True)]
+        ends = [
+            wilson(int(h.sum()), haystacks * m, n_eff=n) for h, n in zip(hits, n_effs, strict=True)
+        ]
         return np.mean([low <= truth <= high for _, low, high in ends])
 
     assert 0.935 <= covered(found) <= 0.965

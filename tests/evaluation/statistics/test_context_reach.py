@@ -6,7 +6,8 @@ from scipy import stats
 
 from evaluation.statistics.context_reach import context_reach
 
-UNITS, EACH = 12, 5
+UNITS = 12
+EACH = 5
 UNIT = np.repeat(np.arange(UNITS), EACH)
 
 
@@ -14,7 +15,9 @@ def curve(means, sd=0.002, seed=0):
     """Per-target NLL by length: these means, units that differ from length to length by `sd`."""
     rng = np.random.default_rng(seed)
     level = rng.gamma(2.0, size=UNITS * EACH)
-    return {n: level + mean + np.repeat(rng.normal(0, sd, UNITS), EACH) for n, mean in means.items()}
+    return {
+        n: level + mean + np.repeat(rng.normal(0, sd, UNITS), EACH) for n, mean in means.items()
+    }
 
 
 def bound(difference):
@@ -52,7 +55,9 @@ def test_all_longer_lengths_are_tested():
 
 
 def test_degradation_is_not_context_use():
-    assert context_reach("x", curve({64: 1.0, 128: 1.4, 256: 2.0}), UNIT, tolerance=0.02).reach == 64
+    assert (
+        context_reach("x", curve({64: 1.0, 128: 1.4, 256: 2.0}), UNIT, tolerance=0.02).reach == 64
+    )
 
 
 def test_wide_interval_is_inconclusive():
@@ -65,7 +70,11 @@ def test_wide_interval_is_inconclusive():
 def test_reach_matches_definition(seed):
     """Brute force: every L is tried by the words of the definition."""
     rng = np.random.default_rng(seed)
-    nll = curve({64 * 2**k: m for k, m in enumerate(np.cumsum(rng.normal(0, 0.012, 6)))}, sd=0.008, seed=seed)
+    nll = curve(
+        {64 * 2**k: m for k, m in enumerate(np.cumsum(rng.normal(0, 0.012, 6)))},
+        sd=0.008,
+        seed=seed,
+    )
     lengths = sorted(nll)
     good = {n: all(bound(nll[n] - nll[m]) < 0.02 for m in lengths if m > n) for n in lengths}
     want = [n for n in lengths[:-1] if all(good[m] for m in lengths if m >= n)]
@@ -75,7 +84,8 @@ def test_reach_matches_definition(seed):
 def test_gains_are_per_doubling_with_an_interval():
     nll = curve({64: 1.0, 1024: 0.6}, sd=0.03)
     (one,) = context_reach("x", nll, UNIT, tolerance=0.02).doublings
-    means = (nll[64] - nll[1024]).reshape(UNITS, EACH).mean(axis=1) / 4  # 64 to 1024 is four doublings
+    # 64 to 1024 is four doublings
+    means = (nll[64] - nll[1024]).reshape(UNITS, EACH).mean(axis=1) / 4
     assert one.gain.estimate == pytest.approx(means.mean())
     assert one.gain.half == pytest.approx(stats.t.ppf(0.975, UNITS - 1) * stats.sem(means))
 

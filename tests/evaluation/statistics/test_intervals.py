@@ -57,7 +57,9 @@ def test_interval_by_hand():
     got = interval(np.array([1.0, 2, 3, 4, 5, 9]))
     half = 2.570581835636 * math.sqrt(8) / math.sqrt(6)
     assert (got.estimate, got.units, got.few) == (4.0, 6, True)
-    assert got.low == pytest.approx(4 - half, rel=1e-9) and got.high == pytest.approx(4 + half, rel=1e-9)
+    assert got.low == pytest.approx(4 - half, rel=1e-9) and got.high == pytest.approx(
+        4 + half, rel=1e-9
+    )
     assert got.half == pytest.approx(half)
     wider = interval(np.array([1.0, 2, 3, 4, 5, 9]), family=10)
     assert wider.half == pytest.approx(stats.t.ppf(1 - 0.05 / 20, 5) * math.sqrt(8 / 6))
@@ -67,7 +69,10 @@ def test_interval_by_hand():
 def test_fewer_than_six_units_are_points_only():
     got = interval(np.array([1.0, 2, 3, 4, 9]))
     assert (
-        got.estimate == 3.8 and math.isnan(got.low) and math.isnan(got.bootstrap_high) and not got.disagrees
+        got.estimate == 3.8
+        and math.isnan(got.low)
+        and math.isnan(got.bootstrap_high)
+        and not got.disagrees
     )
     assert math.isnan(upper_bound(np.array([1.0, 2, 3, 4, 9])))
     assert interval(np.array([5.0])).estimate == 5.0
@@ -84,7 +89,8 @@ def test_studentized_bootstrap_matches_scipy_and_flags_skew():
     x = np.random.default_rng(1).gamma(2.0, size=30)
     low, high = bootstrap_t(x, resamples=40_000, seed=2)
     # Independent twin: plain loops over resamples.
-    rng, ts = np.random.default_rng(9), []
+    rng = np.random.default_rng(9)
+    ts = []
     for _ in range(20_000):
         y = rng.choice(x, 30)
         ts.append((y.mean() - x.mean()) / (y.std(ddof=1) / math.sqrt(30)))
@@ -110,9 +116,13 @@ def test_units_needed_is_minimal():
 
 def test_spans_needed_solves_the_two_variance_parts():
     rng = np.random.default_rng(5)
-    between, within, units, spans = 0.01, 0.2, 400, 4
+    between = 0.01
+    within = 0.2
+    units = 400
+    spans = 4
     x = rng.normal(0, between, (units, 1)) + rng.normal(0, within, (units, spans))
-    half, alone = 0.008, np.arange(units)
+    half = 0.008
+    alone = np.arange(units)
     want = within**2 / (units * (half / stats.t.ppf(0.975, units - 1)) ** 2 - between**2)
     assert spans_needed(x, alone, half) == pytest.approx(want, rel=0.15)
     # Clusters of one and of three documents: spans shrink their part of both, documents' part stays.
@@ -129,7 +139,11 @@ def test_spans_needed_solves_the_two_variance_parts():
 
 def effects(rng, effect, shape):
     """Unit effects with mean 0 and variance 1."""
-    return rng.normal(size=shape) if effect == "normal" else (rng.gamma(2.0, size=shape) - 2) / math.sqrt(2)
+    return (
+        rng.normal(size=shape)
+        if effect == "normal"
+        else (rng.gamma(2.0, size=shape) - 2) / math.sqrt(2)
+    )
 
 
 def t_of(x):
@@ -153,10 +167,11 @@ def test_coverage_in_4000_draws(units, effect, low, high):
 @pytest.mark.parametrize("units", [20, 60])
 @pytest.mark.parametrize("correlation", [0.0, 0.3, 0.9])
 def test_bonferroni_holds_jointly_for_any_dependence(units, correlation):
-    rng, family = np.random.default_rng([11, units]), 8
-    x = math.sqrt(correlation) * rng.normal(size=(4000, units, 1)) + math.sqrt(1 - correlation) * rng.normal(
-        size=(4000, units, family)
-    )
+    rng = np.random.default_rng([11, units])
+    family = 8
+    x = math.sqrt(correlation) * rng.normal(size=(4000, units, 1)) + math.sqrt(
+        1 - correlation
+    ) * rng.normal(size=(4000, units, family))
     covered = (t_of(x) <= stats.t.ppf(1 - 0.025 / family, units - 1)).all(axis=1)
     for i in range(10):
         got = [interval(x[i][:, j], family=family, resamples=0) for j in range(family)]
@@ -170,7 +185,9 @@ def joint_coverage(draws, units, effect, correlation, resamples, family=8):
     """
     rng = np.random.default_rng([3, units, len(effect), int(10 * correlation)])
     plain = stats.t.ppf(1 - 0.025 / family, units - 1)
-    held, held_plain, ratio = 0, 0, 0.0
+    held = 0
+    held_plain = 0
+    ratio = 0.0
     for _ in range(draws):
         x = math.sqrt(correlation) * effects(rng, effect, (units, 1))
         x = x + math.sqrt(1 - correlation) * effects(rng, effect, (units, family))
@@ -199,7 +216,8 @@ def test_max_t_holds_jointly_in_4000_draws(units, effect, correlation):
 def test_max_t_of_one_difference_is_never_narrower_than_t():
     x = np.random.default_rng(8).normal(size=(30, 1))
     assert 0.03 < max_t_alpha(x) <= 0.05
-    assert max_t_alpha(np.hstack([x] * 7)) == pytest.approx(max_t_alpha(x))  # seven times the same is one
+    # seven times the same is one
+    assert max_t_alpha(np.hstack([x] * 7)) == pytest.approx(max_t_alpha(x))
     assert max_t_alpha(np.hstack([x, np.zeros((30, 3))])) == pytest.approx(
         max_t_alpha(x)
     )  # what never varies always holds
@@ -212,10 +230,12 @@ def test_intervals_are_over_units():
     # Nine authors of twenty books: taking books for units under-covers, authors do not.
     rng = np.random.default_rng(13)
     author = np.array([0, 0, 0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 4, 4, 5, 6, 7, 8, 8])
-    books, authors = 0, 0
+    books = 0
+    authors = 0
     for _ in range(4000):
         x = rng.normal(size=9)[author] + rng.normal(0, 0.5, size=20)
-        one, many = interval(x, resamples=0), interval(unit_means(x, author), resamples=0)
+        one = interval(x, resamples=0)
+        many = interval(unit_means(x, author), resamples=0)
         books += one.low <= 0 <= one.high
         authors += many.low <= 0 <= many.high
     assert books / 4000 < 0.91 and authors / 4000 > 0.93

@@ -14,8 +14,11 @@ from evaluation import EvaluationSettings, EvaluationText, measure
 from evaluation.scoring.plan import make_plan
 from evaluation.statistics.verdicts import by_position, judge
 
-V, MEMORY, COPY = 20, 8, 0.7
-LIKELY, OTHER = COPY + (1 - COPY) / V, (1 - COPY) / V
+V = 20
+MEMORY = 8
+COPY = 0.7
+LIKELY = COPY + (1 - COPY) / V
+OTHER = (1 - COPY) / V
 ENTROPY = -LIKELY * math.log(LIKELY) - (V - 1) * OTHER * math.log(OTHER)
 BLIND = math.log(V)
 GRID = (16, 32, 64, 128)
@@ -33,7 +36,8 @@ def oracle(windows, keep):
 
 @pytest.fixture
 def store(make_store):
-    store, rng = make_store([400, 391, 523, 460, 402, 388, 500, 431], bos=False), np.random.default_rng(3)
+    store = make_store([400, 391, 523, 460, 402, 388, 500, 431], bos=False)
+    rng = np.random.default_rng(3)
     for document in store.documents:
         for t in range(len(document) - 1):
             if t >= MEMORY and rng.random() < COPY:
@@ -76,7 +80,8 @@ def test_fixed_targets_with_limited_memory(store):
     full = known(text, plan.truncated)
     assert len(full) == 8 * 16 * k and abs(full.mean() - ENTROPY) < error(len(full))
     for length in lengths:
-        blind = max(0, k + MEMORY - 1 - length)  # the first so many of the K lack some of the memory
+        # the first so many of the K lack some of the memory
+        blind = max(0, k + MEMORY - 1 - length)
         shown = nll[length].reshape(-1, k)
         assert (shown[:, :blind] == BLIND).all()
         assert (shown[:, blind:] == full.reshape(-1, k)[:, blind:]).all()

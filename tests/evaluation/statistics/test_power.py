@@ -59,7 +59,10 @@ def test_difference_is_detected_with_requested_power():
 def test_units_needed_for_one_checkpoint(file):
     content = evaluation(1)
     schemes = read_measured([file(content)])
-    found = {(one.comparison.split(": ")[1].split(" ")[0], one.length): one for one in needs(schemes, 0.02)}
+    found = {
+        (one.comparison.split(": ")[1].split(" ")[0], one.length): one
+        for one in needs(schemes, 0.02)
+    }
     assert set(found) == {("trained", 128), ("yarn", 128)}  # the baseline is no method
     one = found["trained", 128]
     a, b = (np.array(content["cells"][i]["unit_nll"]) for i in (1, 0))
@@ -69,7 +72,10 @@ def test_units_needed_for_one_checkpoint(file):
     def half(units):
         return stats.t.ppf(0.975, units - 1) * (a - b).std(ddof=1) / math.sqrt(units)
 
-    assert half(one.more_units) <= half_to_detect(0.02) < half(one.more_units - 1) and one.more_seeds is None
+    assert (
+        half(one.more_units) <= half_to_detect(0.02) < half(one.more_units - 1)
+        and one.more_seeds is None
+    )
 
 
 def test_seeds_are_pooled_and_schemes_compared(file):
@@ -86,7 +92,8 @@ def test_seeds_are_pooled_and_schemes_compared(file):
         for runs in ([(10 + i, 0.05) for i in range(4)], [(i,) for i in range(3)])
     )
     assert one.estimate == pytest.approx(a.mean() - b.mean())
-    va, vb = a.mean(1).var(ddof=1), b.mean(1).var(ddof=1)
+    va = a.mean(1).var(ddof=1)
+    vb = b.mean(1).var(ddof=1)
     vd = (a.mean(0) - b.mean(0)).var(ddof=1)
 
     def half(seeds):
@@ -96,7 +103,9 @@ def test_seeds_are_pooled_and_schemes_compared(file):
         return stats.t.ppf(0.975, df) * math.sqrt(total)
 
     wanted = half_to_detect(0.05)
-    assert half(one.more_seeds) <= wanted and (one.more_seeds == 3 or half(one.more_seeds - 1) > wanted)
+    assert half(one.more_seeds) <= wanted and (
+        one.more_seeds == 3 or half(one.more_seeds - 1) > wanted
+    )
 
 
 def test_study_results_are_read_by_cell(file):
@@ -112,7 +121,9 @@ def test_study_results_are_read_by_cell(file):
         for scheme in ("rope", "alibi")
         for seed in range(3)
     ]
-    cells.append({"id": "scheme=t5,seed=0", "axes": {"scheme": "t5", "seed": "0"}, "evaluations": {}})
+    cells.append(
+        {"id": "scheme=t5,seed=0", "axes": {"scheme": "t5", "seed": "0"}, "evaluations": {}}
+    )
     study = {"format": 1, "study": {}, "cells": cells}
     assert [(one.name, len(one.tables["trained", 64])) for one in read_measured([file(study)])] == [
         ("scheme=rope", 3),
@@ -152,6 +163,8 @@ def test_power_command(file, monkeypatch, capsys):
     out = capsys.readouterr().out
     assert "half-width of at most 0.0140" in out and "documents needed" in out
     (row,) = (line for line in out.splitlines() if line.startswith("│"))
-    assert "rope (64): trained against trained at 64" in row and " ±0.0" in row and row.count("?") == 1
+    assert (
+        "rope (64): trained against trained at 64" in row and " ±0.0" in row and row.count("?") == 1
+    )
     with pytest.raises(EvaluationError):
         call(file(evaluation(1)), "--difference", "-1")

@@ -8,12 +8,14 @@ from evaluation import EvaluationError
 from evaluation.statistics.seeds import change, compare, needed, pool, upper
 
 RNG = np.random.default_rng(17)
-A, B = RNG.normal(2.0, 0.3, (4, 9)), RNG.normal(1.9, 0.1, (3, 9))
+A = RNG.normal(2.0, 0.3, (4, 9))
+B = RNG.normal(1.9, 0.1, (3, 9))
 
 
 def by_hand(parts, p, family=1):
     """Half-width from [(variance of a mean, df)], with scipy's t."""
-    total, power = sum(v for v, _ in parts), 2 if family == 1 else 4 / 3
+    total = sum(v for v, _ in parts)
+    power = 2 if family == 1 else 4 / 3
     df = total**power / sum(v**power / n for v, n in parts)
     return stats.t.ppf(p, df) * math.sqrt(total), df
 
@@ -29,7 +31,9 @@ def test_two_schemes_are_compared_by_the_three_variances(family):
     got = compare(A, B, family=family)
     half, df = by_hand(parts_of(A, B), 1 - 0.025 / family, family)
     assert got.estimate == pytest.approx(A.mean() - B.mean())
-    assert (got.low, got.high) == pytest.approx((got.estimate - half, got.estimate + half), rel=1e-9)
+    assert (got.low, got.high) == pytest.approx(
+        (got.estimate - half, got.estimate + half), rel=1e-9
+    )
     assert got.df == pytest.approx(df) and got.half == pytest.approx(half)
     assert (got.seeds, got.units, got.family) == ((4, 3), 9, family)
     assert got.level == pytest.approx(1 - 0.05 / family)
@@ -38,7 +42,8 @@ def test_two_schemes_are_compared_by_the_three_variances(family):
 
 def test_difference_has_one_seed_variance():
     got = change(A - 1.5)
-    seed, doc = stats.sem(A.mean(axis=1)) ** 2, stats.sem(A.mean(axis=0)) ** 2
+    seed = stats.sem(A.mean(axis=1)) ** 2
+    doc = stats.sem(A.mean(axis=0)) ** 2
     half, df = by_hand([(seed, 3), (doc, 8)], 0.975)
     assert got.estimate == pytest.approx(A.mean() - 1.5)
     assert got.half == pytest.approx(half) and got.df == pytest.approx(df)
@@ -63,7 +68,8 @@ def test_too_few_seeds_or_units_are_points(a, b):
     got = compare(a, b)
     assert got.estimate == pytest.approx(a.mean() - b.mean())
     assert math.isnan(got.low) and math.isnan(got.high) and not got.claimed
-    assert math.isnan(compare(a, b, pooled_variance=(0.01, 30.0)).low)  # a claim needs seeds of its own
+    # a claim needs seeds of its own
+    assert math.isnan(compare(a, b, pooled_variance=(0.01, 30.0)).low)
     assert math.isnan(upper(A[:2])) and math.isnan(upper(A[:, :5]))
 
 
@@ -96,7 +102,9 @@ def test_needed_seeds_and_units_reach_half_width(family, factor):
     va, vb, vd = (v * n for (v, _), n in zip(parts_of(a, b), (4, 4, 12), strict=True))
 
     def half(s, d):
-        return by_hand([(va / s, s - 1), (vb / s, s - 1), (vd / d, d - 1)], 1 - 0.025 / family, family)[0]
+        return by_hand(
+            [(va / s, s - 1), (vb / s, s - 1), (vd / d, d - 1)], 1 - 0.025 / family, family
+        )[0]
 
     assert half(4, units) <= expected < half(4, units - 1)
     if seeds is None:
@@ -108,14 +116,17 @@ def test_needed_seeds_and_units_reach_half_width(family, factor):
 
 def test_needed_reports_unreachable_half_width():
     got = compare(A, B)
-    seeds_only, units_only = got.variance.of_seeds, got.variance.of_units
+    seeds_only = got.variance.of_seeds
+    units_only = got.variance.of_units
     assert needed(got, math.sqrt(units_only / 9) * 1.9) == (
         None,
         needed(got, math.sqrt(units_only / 9) * 1.9)[1],
     )
     assert needed(got, math.sqrt(seeds_only[0] / 4 + seeds_only[1] / 3) * 1.9)[1] is None
     assert needed(compare(A[:1], B), 0.1) == (None, None)
-    assert needed(compare(A[:2], B), 0.5)[0] is not None and needed(compare(A[:2], B), 0.5)[1] is None
+    assert (
+        needed(compare(A[:2], B), 0.5)[0] is not None and needed(compare(A[:2], B), 0.5)[1] is None
+    )
     assert needed(compare(A[:, :5], B[:, :5]), 0.5)[0] is None
     with pytest.raises(EvaluationError, match="above 0"):
         needed(got, 0.0)
@@ -139,13 +150,16 @@ def draws(n, units, effect, setting, rng):
     """Two schemes of 3 seeds with equal means, (n, 3, D) each; their difference has the setting's unit sd."""
     (sd_a, sd_b), unit_sd = SETTINGS[setting]
     documents = 3 * unit_effect(rng, effect, (n, 1, units))
-    return scheme(rng, documents, effect, 3, sd_a, unit_sd), scheme(rng, documents, effect, 3, sd_b, 0.0)
+    return scheme(rng, documents, effect, 3, sd_a, unit_sd), scheme(
+        rng, documents, effect, 3, sd_b, 0.0
+    )
 
 
 def vectorised(a, b, family=1):
     """(estimate, half) of every draw at once, with scipy: the twin of `compare`."""
     parts = [a.mean(2).var(1, ddof=1) / a.shape[1], b.mean(2).var(1, ddof=1) / b.shape[1]]
-    units, power = a.mean(1) - b.mean(1), 2 if family == 1 else 4 / 3
+    units = a.mean(1) - b.mean(1)
+    power = 2 if family == 1 else 4 / 3
     parts.append(units.var(1, ddof=1) / units.shape[1])
     freedom = (a.shape[1] - 1, b.shape[1] - 1, a.shape[2] - 1)
     df = sum(parts) ** power / sum(v**power / n for v, n in zip(parts, freedom, strict=True))

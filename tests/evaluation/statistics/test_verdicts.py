@@ -3,9 +3,18 @@ import math
 import numpy as np
 import pytest
 
-from evaluation.statistics.verdicts import bits_per_byte, by_position, judge, net_gain, perplexity, pooled
+from evaluation.statistics.verdicts import (
+    bits_per_byte,
+    by_position,
+    judge,
+    net_gain,
+    perplexity,
+    pooled,
+)
 
-UNITS, SPAN, SPANS = 30, 5, 3
+UNITS = 30
+SPAN = 5
+SPANS = 3
 N = UNITS * SPAN * SPANS
 UNIT = np.repeat(np.arange(UNITS), SPAN * SPANS)
 
@@ -23,7 +32,9 @@ def verdicts(differences, tolerance=0.02, family=1, failed=(), l0=64):
     reference, _ = shifted(0, 1)
     nll = {64: reference}
     for length, (mean, sd) in differences.items():
-        nll[length] = reference + (shifted(mean, sd, seed=length)[1] - shifted(mean, sd, seed=length)[0])
+        nll[length] = reference + (
+            shifted(mean, sd, seed=length)[1] - shifted(mean, sd, seed=length)[0]
+        )
     return judge(
         "method",
         nll,
@@ -51,7 +62,9 @@ def test_held_needs_every_shorter_length():
 
 
 def test_failed_shorter_length_stops_testing():
-    assert [v.word for v in verdicts({256: (0.0, 0.001)}, failed=[128]).verdicts] == ["inconclusive"]
+    assert [v.word for v in verdicts({256: (0.0, 0.001)}, failed=[128]).verdicts] == [
+        "inconclusive"
+    ]
     assert [v.word for v in verdicts({256: (0.0, 0.001)}, failed=[512]).verdicts] == ["held"]
 
 
@@ -71,7 +84,10 @@ def test_method_worse_at_trained_length_is_not_held():
 
 
 def test_broken_threshold_is_simultaneous_lower_bound():
-    sd, t1, t8 = 0.1, 2.045229642, 2.951  # t(29) at 97.5%; at 1 - 0.025/8
+    # t(29) at 97.5%; at 1 - 0.025/8
+    sd = 0.1
+    t1 = 2.045229642
+    t8 = 2.951
     edge1 = 0.02 + t1 * sd / math.sqrt(UNITS)
     edge8 = 0.02 + t8 * sd / math.sqrt(UNITS)
     assert edge8 > edge1
@@ -84,7 +100,9 @@ def test_held_threshold_is_one_sided_upper_bound():
     edge = 0.02 - 2.045229642 * 0.03 / math.sqrt(UNITS)
     for family in (1, 8):
         assert verdicts({128: (edge - 1e-5, 0.03)}, family=family).verdicts[0].word == "held"
-        assert verdicts({128: (edge + 1e-5, 0.03)}, family=family).verdicts[0].word == "inconclusive"
+        assert (
+            verdicts({128: (edge + 1e-5, 0.03)}, family=family).verdicts[0].word == "inconclusive"
+        )
 
 
 def test_lengths_below_trained_have_no_verdict():
@@ -116,19 +134,31 @@ def test_units_needed_are_counted_in_documents():
 
     def needed(document):
         how = {"tolerance": 0.035, "alpha": 0.05, "family": 1, "span": SPAN, "document": document}
-        return judge("x", {64: reference, 128: noise}, reference, UNIT, 64, **how).verdicts[0].spans_needed
+        return (
+            judge("x", {64: reference, 128: noise}, reference, UNIT, 64, **how)
+            .verdicts[0]
+            .spans_needed
+        )
 
     in_units = needed(UNIT)
     assert in_units is not None and in_units > 3
     assert needed(None) == in_units
-    assert needed(np.arange(N) // SPAN) is None  # one span in each document: nothing is known of their spread
+    # one span in each document: nothing is known of their spread
+    assert needed(np.arange(N) // SPAN) is None
     assert needed(np.arange(N) % 7) is None  # unequal documents
 
 
 def test_few_units_give_point_estimates():
     few = np.arange(5)
     got = judge(
-        "x", {8: np.zeros(5), 16: few * 1.0}, np.zeros(5), few, 8, tolerance=0.02, alpha=0.05, family=1
+        "x",
+        {8: np.zeros(5), 16: few * 1.0},
+        np.zeros(5),
+        few,
+        8,
+        tolerance=0.02,
+        alpha=0.05,
+        family=1,
     )
     assert got.verdicts[0].word == "points only" and got.held_to is None and got.break_point is None
 

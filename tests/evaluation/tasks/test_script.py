@@ -34,12 +34,18 @@ def root(tmp_path_factory):
         (root / "text" / f"{i:02}.txt").write_text(f"Chapter {i}. The road went on and on. " * 20)
     for name, overrides in SOURCES.items():
         overrides = [word.replace("TEXT", str(root / "text")) for word in overrides]
-        more = ["data.tokenizer.name=bytes", "data.valid_fraction=0.5", f"data.root={root / 'prepared'}"]
+        more = [
+            "data.tokenizer.name=bytes",
+            "data.valid_fraction=0.5",
+            f"data.root={root / 'prepared'}",
+        ]
         settings = load_settings(RunSettings, [*SHAPE, *overrides, *more])
         prepared = prepare(settings.data, workers=1)
         model = Transformer(settings.model, prepared.tokenizer.vocab_size, 128).initialize(1)
         about = {"data": str(prepared.folder), "data_hash": prepared.train.hash}
-        save_checkpoint(create_run(root / name, settings, prepared.tokenizer, ["test"], about), 0, model)
+        save_checkpoint(
+            create_run(root / name, settings, prepared.tokenizer, ["test"], about), 0, model
+        )
     return root
 
 
@@ -59,7 +65,10 @@ def test_run_is_evaluated_on_new_items_of_its_tasks(root, monkeypatch, capsys):
     folder = root / "items" / "evaluation" / "first"
     report = json.loads((folder / "results.json").read_text())
     assert report["task"] == "passkey" and report["task_settings"]["queries"] == 1
-    assert report["haystack"] == "filler, documents held out from training" and report["unit_count"] == 6
+    assert (
+        report["haystack"] == "filler, documents held out from training"
+        and report["unit_count"] == 6
+    )
     assert [(cell["method"], cell["length"]) for cell in report["cells"]] == [
         (method, length) for method in ("trained", "truncate", "yarn") for length in (128, 160)
     ]
@@ -92,11 +101,19 @@ def test_haystacks_use_own_validation_data(root, monkeypatch, capsys):
 
 
 def test_dry_run_lists_cells(root, monkeypatch, capsys):
-    overrides = ["task.name=recall", "methods=[trained,truncate]", "seed=7", "folder=dry", "--dry-run"]
+    overrides = [
+        "task.name=recall",
+        "methods=[trained,truncate]",
+        "seed=7",
+        "folder=dry",
+        "--dry-run",
+    ]
     before = sorted((root / "items").rglob("*"))
     assert call(monkeypatch, root / "items", *SMALL, *overrides) == 0
     out, err = capsys.readouterr()
-    rows = [[cell.strip() for cell in line.split("│")[1:5]] for line in out.splitlines() if "│" in line]
+    rows = [
+        [cell.strip() for cell in line.split("│")[1:5]] for line in out.splitlines() if "│" in line
+    ]
     assert [row[:4] for row in rows] == [
         ["trained", "128", "12", "1,536"],
         ["trained", "160", "12", "1,920"],

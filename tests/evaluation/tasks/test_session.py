@@ -28,11 +28,14 @@ from model import ModelSettings, TokenPositions, Transformer
 
 TOKENIZER = ByteTokenizer()
 TEXTS = [(f"doc{i}", f"The {i}th hill is steep, and the road goes on. " * 30) for i in range(7)]
-TRAINED, CUT = Method("trained", ()), Method("truncate", ())
+TRAINED = Method("trained", ())
+CUT = Method("truncate", ())
 
 
 def draw(task=None, trained_length=100, **more):
-    settings = TaskEvaluationSettings(**{"items": 30, "lengths": [100, 200], "depths": 3, "batch": 8, **more})
+    settings = TaskEvaluationSettings(
+        **{"items": 30, "lengths": [100, 200], "depths": 3, "batch": 8, **more}
+    )
     task = task or PasskeyTask(digits=3)
     documents = (lambda: TEXTS) if isinstance(task, PasskeyTask) else None
     how = {"bos": True, "trained_length": trained_length, "documents": documents, "origin": "here"}
@@ -61,9 +64,11 @@ def answered(reader, tmp_path, task=None, **more):
 
 def retriever(prompts, candidates, length):
     """Knows the answer where it still stands in what it is given, and otherwise guesses the first digits."""
-    nll, exact = np.empty(candidates.shape[:2]), np.zeros(len(prompts), dtype=bool)
+    nll = np.empty(candidates.shape[:2])
+    exact = np.zeros(len(prompts), dtype=bool)
     for row, (prompt, options) in enumerate(zip(prompts, candidates, strict=True)):
-        text, marks = bytes(t for t in prompt if t < 256), [bytes(option.tolist()) for option in options]
+        text = bytes(t for t in prompt if t < 256)
+        marks = [bytes(option.tolist()) for option in options]
         asked = text.rsplit(b"\n", 1)[1]
         nll[row] = [0.0 if asked + mark in text else 1 + mark[1] + 0.01 * mark[2] for mark in marks]
         exact[row] = asked + marks[0] in text
@@ -88,7 +93,8 @@ def test_haystacks_cover_depths_and_items_are_nested():
     for short, long in zip(drawn.items[100], drawn.items[200], strict=True):
         assert (short.answer, short.others) == (long.answer, long.others)
         assert len(long.prompt) - len(short.prompt) == 100
-        assert 1 + len(short.prompt) + len(short.answer) - 1 == 100  # inputs: BOS, prompt, all but the last
+        # inputs: BOS, prompt, all but the last
+        assert 1 + len(short.prompt) + len(short.answer) - 1 == 100
     _, again = draw(items=42, haystacks=7, lengths=[100, 200])
     _, other = draw(items=42, haystacks=7, seed=1)
     assert drawn.hash == again.hash != other.hash
@@ -121,7 +127,9 @@ def test_retrieval_oracle_accuracy(tmp_path):
     kept = np.array([item.distance + stem <= 95 for item, stem in zip(items, stems, strict=True)])
     assert 0 < kept.mean() < 1 and cut.exact.share == kept.mean()
     gain = rows["trained", 200].gain
-    assert gain.estimate == pytest.approx(np.mean(1 - np.array(cut.unit_share))) and gain.estimate > 0
+    assert (
+        gain.estimate == pytest.approx(np.mean(1 - np.array(cut.unit_share))) and gain.estimate > 0
+    )
     assert rows["truncate", 100].share.share == 1 and rows["trained", 100].gain is None
     # The cells of a grid are all items, once.
     for spots in (analysis.by_depth, analysis.by_distance):
@@ -178,9 +186,15 @@ def test_cached_prefix_matches_full_forward(model, chunk):
             with torch.no_grad():
                 places = TokenPositions.plain(tokens.shape[1] - 1, length=100)
                 nll = model(tokens[:, :-1], places, targets=tokens[:, 1:])
-            assert found.nll[row, column] == pytest.approx(float(nll[0, -len(candidate) :].sum()), abs=1e-9)
-    cut = read_items(TaskScorer(model, chunk=chunk), drawn.items[200], 200, bos=256, batch=3, cut=100)
-    tail = [item.prompt[len(item.prompt) - (100 - len(item.answer) + 1) :] for item in drawn.items[200]]
+            assert found.nll[row, column] == pytest.approx(
+                float(nll[0, -len(candidate) :].sum()), abs=1e-9
+            )
+    cut = read_items(
+        TaskScorer(model, chunk=chunk), drawn.items[200], 200, bos=256, batch=3, cut=100
+    )
+    tail = [
+        item.prompt[len(item.prompt) - (100 - len(item.answer) + 1) :] for item in drawn.items[200]
+    ]
     for row, item in enumerate(drawn.items[200]):
         tokens = torch.tensor([[*tail[row], *item.answer]])
         assert tokens.shape[1] - 1 == 100
@@ -192,10 +206,14 @@ def test_cached_prefix_matches_full_forward(model, chunk):
 def test_exact_match_equals_greedy_decoding(model):
     """Answers are replaced by what the model writes, in full or up to a wrong token."""
     _, drawn = draw(items=6)
-    items, expected = [], []
+    items = []
+    expected = []
     for i, item in enumerate(drawn.items[100]):
-        prompt, count = [256, *item.prompt], len(item.answer)
-        written = [step[0] for step in Generation(model, [prompt], count, SamplingParams(temperature=0))]
+        prompt = [256, *item.prompt]
+        count = len(item.answer)
+        written = [
+            step[0] for step in Generation(model, [prompt], count, SamplingParams(temperature=0))
+        ]
         wrong = [*written]
         if i % 2:
             wrong[i // 2] = (wrong[i // 2] + 1) % 250
@@ -228,7 +246,9 @@ def test_non_finite_loss_fails_the_cell(tmp_path):
         read_items(broken, drawn.items[100], 100, bos=256, batch=2)
     result = answered(broken, tmp_path)
     assert len(result.failed) == 4 and not result.answers
-    assert "Not measured: trained at 100" in " ".join(TaskReport(result, analyse_tasks(result)).summary())
+    assert "Not measured: trained at 100" in " ".join(
+        TaskReport(result, analyse_tasks(result)).summary()
+    )
 
 
 def test_cells_are_cached_and_results_written(tmp_path):
@@ -258,21 +278,28 @@ def test_cells_are_cached_and_results_written(tmp_path):
     assert len((folder / "items.csv").read_text().splitlines()) == 1 + 4 * 30
     assert report["cells"][1]["accuracy"] == first.answers["trained", 200].right.mean()
     ((title, columns, rows),) = written.tables()
-    assert "chance 33.3%" in title and len(rows) == 4 and all(len(row) == len(columns) for row in rows)
+    assert (
+        "chance 33.3%" in title and len(rows) == 4 and all(len(row) == len(columns) for row in rows)
+    )
     overrides = written.summary()
     assert overrides[0].startswith("as trained: accuracy 100.0%")
     assert (
-        "no significant difference from truncating the context to 100: +31.4 points [-0.6" in overrides[0]
+        "no significant difference from truncating the context to 100: +31.4 points [-0.6"
+        in overrides[0]
     )  # 7 haystacks
     assert "30 of 30 (100.0% [64.6%, 100.0%])" in overrides[2]
 
 
 def test_invalid_requests_are_rejected():
-    with pytest.raises(EvaluationError, match=r"an item of 40 tokens is too short for the task passkey"):
+    with pytest.raises(
+        EvaluationError, match=r"an item of 40 tokens is too short for the task passkey"
+    ):
         draw(lengths=[40])
     with pytest.raises(EvaluationError, match=r"none of the 7 documents of here has 9,001 tokens"):
         draw(lengths=[9000])
-    assert TaskAnswers(np.array([[1.0, 2.0], [2.0, 1.0], [1.0, 1.0]]), np.zeros(3)).right.tolist() == [
+    assert TaskAnswers(
+        np.array([[1.0, 2.0], [2.0, 1.0], [1.0, 1.0]]), np.zeros(3)
+    ).right.tolist() == [
         True,
         False,
         False,

@@ -19,7 +19,11 @@ from model import TokenPositions, Transformer
 
 GENERATED = ClassChoice(None, "")
 CONTROLS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
-LENGTH, PROMPT, NEW, PADDING = 19, 6, 9, 2  # tokens, beyond the trained length of the zoo
+# tokens, beyond the trained length of the zoo
+LENGTH = 19
+PROMPT = 6
+NEW = 9
+PADDING = 2
 
 
 def greedy(model: Transformer, prompts: list[list[int]], tokens: int) -> list[list[int]]:
@@ -34,7 +38,9 @@ def write(model: Transformer, folder: Path, choice: ClassChoice | None = None) -
     write_model(model, choice, folder, CONTROLS)
     length = min(LENGTH, model.limit or LENGTH)
     new = min(NEW, length - PROMPT)
-    ids = torch.randint(0, model.vocab_size, (2, length), generator=torch.Generator().manual_seed(5))
+    ids = torch.randint(
+        0, model.vocab_size, (2, length), generator=torch.Generator().manual_seed(5)
+    )
     mask = torch.ones_like(ids)
     mask[1, :PADDING] = 0
     with torch.no_grad():
@@ -59,7 +65,11 @@ def load_in_fresh_process(root: Path) -> dict[str, dict]:
     """What transformers finds for each folder of `root`, in a process that does not have this repository."""
     script = Path(__file__).with_name("fresh_process.py").read_text(encoding="utf-8")
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    environment |= {"HF_HOME": str(root.parent / "hf"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    environment |= {
+        "HF_HOME": str(root.parent / "hf"),
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+    }
     done = subprocess.run(
         [sys.executable, "-P", "-c", script, str(root)],
         cwd=root.parent,
@@ -76,7 +86,11 @@ def check(found: dict, folder: Path, atol: float, is_exact: bool = True) -> None
     reference = load_file(folder / "reference.safetensors")
     name = folder.name
     assert found["wrong_weights"] == [], name
-    figures = {key: found[key] for key in ("plain", "padded", "last", "loss") if is_exact or key != "padded"}
+    figures = {
+        key: found[key]
+        for key in ("plain", "padded", "last", "loss")
+        if is_exact or key != "padded"
+    }
     assert all(value <= atol for value in figures.values()), (name, figures)
     for key in ("greedy", "ragged") if is_exact else ():
         assert found[key] == reference[key].tolist(), (name, key)

@@ -19,7 +19,9 @@ def compare(folder: Path) -> dict:
         folder, trust_remote_code=True, output_loading_info=True
     )
     model.eval()
-    ids, mask, prompt = reference["ids"], reference["mask"], int(reference["prompt"])
+    ids = reference["ids"]
+    mask = reference["mask"]
+    prompt = int(reference["prompt"])
     new = reference["greedy"].shape[1]
     with torch.no_grad():
         plain = model(ids).logits
@@ -30,10 +32,14 @@ def compare(folder: Path) -> dict:
         loss = model(ids, labels=ids).loss
 
     def greedy(**options) -> torch.Tensor:
-        out = model.generate(ids[:, :prompt], max_new_tokens=new, do_sample=False, pad_token_id=0, **options)
+        out = model.generate(
+            ids[:, :prompt], max_new_tokens=new, do_sample=False, pad_token_id=0, **options
+        )
         return out[:, prompt:]
 
-    nll = torch.nn.functional.cross_entropy(reference["plain"][:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+    nll = torch.nn.functional.cross_entropy(
+        reference["plain"][:, :-1].flatten(0, 1), ids[:, 1:].flatten()
+    )
     return {
         "wrong_weights": [key for key in ("missing_keys", "unexpected_keys") if info[key]],
         "class": type(model).__name__,

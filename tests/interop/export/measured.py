@@ -11,7 +11,9 @@ from model import ModelSettings, TokenPositions, Transformer
 from scripts.docs.support_matrix import RESULTS, ROWS, SIZES, measured, settings_digest
 
 
-def trained(row: dict, vocab_size: int, length: int, text: torch.Tensor, steps: int = 20) -> Transformer:
+def trained(
+    row: dict, vocab_size: int, length: int, text: torch.Tensor, steps: int = 20
+) -> Transformer:
     """A model of a row of the support matrix after a few steps: no parameter has its initial value.
 
     Args:
@@ -40,7 +42,11 @@ def record(target: str, figures: dict[str, tuple[dict, str, float]]) -> None:
         locked(folder, wait=True)
         results = measured()
         found = results.get(target, {}) | {
-            row: {"settings": settings_digest(settings), "as": name, "difference": float(f"{difference:.0e}")}
+            row: {
+                "settings": settings_digest(settings),
+                "as": name,
+                "difference": float(f"{difference:.0e}"),
+            }
             for row, (settings, name, difference) in figures.items()
         }
         write_json(RESULTS, results | {target: {row: found[row] for row in ROWS if row in found}})

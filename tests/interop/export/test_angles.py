@@ -52,7 +52,8 @@ def test_differing_exports(change, multiple, exported, tmp_path):
         config["rope_parameters"]["short_factor"] = config["rope_parameters"]["long_factor"]
     if change == "permutation":  # of the rows of one projection, in one layer
         name = "model.layers.1.self_attn.k_proj.weight"
-        heads, rotated = model.settings.kv_heads, model.settings.head_dim
+        heads = model.settings.kv_heads
+        rotated = model.settings.head_dim
         weights[name] = to_half(weights[name], heads, rotated).contiguous()
     (tmp_path / "config.json").write_text(json.dumps(config))
     save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
@@ -76,7 +77,9 @@ def test_bound_is_met_and_close(head_dim, theta):
     beyond those of any test with a model."""
     model = build({"name": "rope", "theta": theta}, dtype=torch.float32, head_dim=head_dim)
     (exact,) = rotations(model, TRAIN)
-    config = LlamaConfig(head_dim=head_dim, rope_parameters={"rope_type": "default", "rope_theta": theta})
+    config = LlamaConfig(
+        head_dim=head_dim, rope_parameters={"rope_type": "default", "rope_theta": theta}
+    )
     positions = torch.cat([torch.arange(4096), torch.tensor([65_535, 131_071])])[None]
     found = torch.stack(LlamaRotaryEmbedding(config)(torch.zeros(1), positions)).double()
     ratio = (found - exact.tables(positions)).abs() / exact.bound(positions)

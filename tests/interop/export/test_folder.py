@@ -54,19 +54,25 @@ def test_the_command(run, tmp_path, monkeypatch, capsys):
         "tokenizer_config.json",
     }
     assert json.loads((out / "config.json").read_text())["model_type"] == "llama"
-    theirs, tokenizer = AutoModelForCausalLM.from_pretrained(out), AutoTokenizer.from_pretrained(out)
+    theirs = AutoModelForCausalLM.from_pretrained(out)
+    tokenizer = AutoTokenizer.from_pretrained(out)
     inputs = tokenizer("ab", return_tensors="pt")
     assert inputs["input_ids"].tolist() == [[256, 97, 98]]
     assert theirs.generation_config.eos_token_id == 257
     loaded = load(run)
     steps = Generation(loaded.model, [[256, 97, 98]], 20, SamplingParams(temperature=0))
     ids = theirs.generate(
-        inputs["input_ids"], attention_mask=inputs["attention_mask"], max_new_tokens=20, do_sample=False
+        inputs["input_ids"],
+        attention_mask=inputs["attention_mask"],
+        max_new_tokens=20,
+        do_sample=False,
     )
     assert ids[0, 3:].tolist() == [step[0] for step in steps]
     again = build_model(read_folder(out)).model
     assert again.settings.kinds == loaded.settings.model.kinds
-    assert all(torch.equal(w, again.state_dict()[name]) for name, w in loaded.model.state_dict().items())
+    assert all(
+        torch.equal(w, again.state_dict()[name]) for name, w in loaded.model.state_dict().items()
+    )
     card = (out / "README.md").read_text()
     assert "train.py configs/tiny.yaml 'a=b c'" in card
     assert "/somewhere" not in card
@@ -98,9 +104,15 @@ def test_average_and_last_weights(format_, tmp_path, monkeypatch, capsys):
     ema.update(torch.tensor(False))
     save_checkpoint(run, 8, model, average=ema)
     monkeypatch.setattr("interop.gguf.export.is_installed", lambda: False)  # seconds for each file
-    names = {"hf": "model.embed_tokens.weight", "gguf": "token_embd.weight", "safetensors": "embed.weight"}
+    names = {
+        "hf": "model.embed_tokens.weight",
+        "gguf": "token_embd.weight",
+        "safetensors": "embed.weight",
+    }
     found = {}
-    for number, choice in enumerate(([], ["--weights", "ema"], ["--weights", "last"], ["--step", "7"])):
+    for number, choice in enumerate(
+        ([], ["--weights", "ema"], ["--weights", "last"], ["--step", "7"])
+    ):
         out = tmp_path / f"{number}"
         words = [str(run), "--format", format_, "--out", str(out), *choice]
         if format_ != "safetensors":
@@ -110,8 +122,11 @@ def test_average_and_last_weights(format_, tmp_path, monkeypatch, capsys):
         if format_ == "gguf":
             found[number] = GGUFFile(out).tensors[names[format_]].read()
         else:
-            found[number] = load_file(out / "model.safetensors" if format_ == "hf" else out)[names[format_]]
-    first, last = load(run, checkpoint=7).model.embed.weight, model.embed.weight
+            found[number] = load_file(out / "model.safetensors" if format_ == "hf" else out)[
+                names[format_]
+            ]
+    first = load(run, checkpoint=7).model.embed.weight
+    last = model.embed.weight
     average = (first + last) / 2
     for number, expected in enumerate((average, average, last, first)):
         torch.testing.assert_close(found[number], expected.detach(), rtol=0, atol=1e-6)
@@ -183,10 +198,18 @@ def test_the_newest_evaluation_is_in_the_card(run, tmp_path):
     os.utime(comparison / "results.json", (2**32, 2**32))
     done = export_folder(loaded, tmp_path / "out", multiples=(1,))
     card = (done.folder / "README.md").read_text()
-    for text in ("| trained | 3.500 | 4.250 |", "| yarn |  | 3.750 |", "640 targets", "- held to 32", FIGURE):
+    for text in (
+        "| trained | 3.500 | 4.250 |",
+        "| yarn |  | 3.750 |",
+        "640 targets",
+        "- held to 32",
+        FIGURE,
+    ):
         assert text in card
     assert (done.folder / FIGURE).read_bytes() == b"figure"
-    (folder / "results.json").write_text(json.dumps(results | {"checkpoint_hash": "of another checkpoint"}))
+    (folder / "results.json").write_text(
+        json.dumps(results | {"checkpoint_hash": "of another checkpoint"})
+    )
     shutil.rmtree(done.folder)
     export_folder(load(run), tmp_path / "out", multiples=(1,))
     assert not (tmp_path / "out" / FIGURE).exists()
@@ -199,6 +222,8 @@ def test_imported_stories_are_exported_unchanged(tmp_path):
     write_run(read_folder(STORIES / "hf"), run, STORIES / "tok512.model")
     done = export_folder(load(run), tmp_path / "out", multiples=(1,))
     assert done.choice.model_type == "llama"
-    first, second = (load_file(folder / "model.safetensors") for folder in (STORIES / "hf", tmp_path / "out"))
+    first, second = (
+        load_file(folder / "model.safetensors") for folder in (STORIES / "hf", tmp_path / "out")
+    )
     assert first.keys() == second.keys()
     assert all(torch.equal(first[name], second[name]) for name in first)

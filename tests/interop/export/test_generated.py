@@ -33,7 +33,9 @@ def test_generated_models_in_a_fresh_process(tmp_path):
     root.mkdir()
     models = {case: build(case, dtype=torch.float32) for case in QUICK}
     linear = {"mixer": {"name": "linear", "chunk": 4}}
-    models["linear"] = build({"name": "sinusoidal"}, dtype=torch.float32, tie_embeddings=True, **linear)
+    models["linear"] = build(
+        {"name": "sinusoidal"}, dtype=torch.float32, tie_embeddings=True, **linear
+    )
     models["capped"] = build(
         {"name": "alibi"}, dtype=torch.float32, logit_softcap=3.0, mup={"base_dim": 7}, qk_norm=True
     )
@@ -53,15 +55,21 @@ def test_every_row_of_the_support_matrix_after_20_steps(part, tmp_path):
     root = tmp_path / "models"
     root.mkdir()
     text = torch.randint(0, V, (4, TRAIN + 1), generator=torch.Generator().manual_seed(1))
-    choices, figures = {}, {}
+    choices = {}
+    figures = {}
     for number, (row, settings) in list(enumerate(support_matrix.ROWS.items()))[part::6]:
-        choices[f"{number:02}"] = row, write(trained(settings, V, TRAIN, text), root / f"{number:02}")
+        choices[f"{number:02}"] = (
+            row,
+            write(trained(settings, V, TRAIN, text), root / f"{number:02}"),
+        )
     found = load_in_fresh_process(root)
     assert found.keys() == choices.keys()
     for name, (row, choice) in choices.items():
         is_exact = choice.model_type is None or "dynamic" not in row
         check(found[name], root / name, 1e-5 if choice.model_type is None else 1e-4, is_exact)
-        difference = max(found[name][key] for key in (("plain", "padded") if is_exact else ("plain",)))
+        difference = max(
+            found[name][key] for key in (("plain", "padded") if is_exact else ("plain",))
+        )
         settings = support_matrix.ROWS[row]
         figures[row] = settings, choice.model_type or support_matrix.GENERATED, difference
     record("transformers", figures)
@@ -111,17 +119,23 @@ def test_names_are_unique_in_the_model_code():
     keys = frozenset(SCHEMES)
     source = bundle(
         [("model.position.registry", "SCHEMES"), (generated.WRAPPER, "SextantForCausalLM")],
-        registries=[Registry("SCHEMES", keys), Registry("MIXERS", frozenset({"attention", "linear"}))],
+        registries=[
+            Registry("SCHEMES", keys),
+            Registry("MIXERS", frozenset({"attention", "linear"})),
+        ],
         whole=[generated.WRAPPER],
     )
-    names = [n.name for n in ast.parse(source).body if isinstance(n, ast.ClassDef | ast.FunctionDef)]
+    names = [
+        n.name for n in ast.parse(source).body if isinstance(n, ast.ClassDef | ast.FunctionDef)
+    ]
     assert len(names) == len(set(names))
     assert {scheme.__name__ for _, scheme in SCHEMES.values()} <= set(names)
 
 
 def test_a_loaded_copy_of_the_model_code_leaves_the_operators_of_this_one(tmp_path, monkeypatch):
     def gradient() -> torch.Tensor:
-        net, tokens = build("fox").train(), torch.arange(6)[None] % V
+        net = build("fox").train()
+        tokens = torch.arange(6)[None] % V
         loss = net(tokens, TokenPositions.plain(6)).square().mean()
         return torch.cat([x.flatten() for x in torch.autograd.grad(loss, [*net.parameters()])])
 
@@ -144,7 +158,8 @@ def wrapper():
 @torch.no_grad()
 def test_a_cache_of_unknown_length_grows(wrapper):
     ids = torch.randint(0, V, (2, 600), generator=torch.Generator().manual_seed(2))
-    whole, past = wrapper(ids).logits, None
+    whole = wrapper(ids).logits
+    past = None
     parts = []
     for start in range(0, 600, 150):
         out = wrapper(ids[:, start : start + 150], past_key_values=past, use_cache=True)
@@ -160,7 +175,12 @@ def test_beam_search_with_and_without_a_cache(wrapper):
     mask = torch.ones_like(ids)
     mask[1, :2] = 0
     for attention_mask in (None, mask):
-        options = {"attention_mask": attention_mask, "num_beams": 3, "max_new_tokens": 6, "pad_token_id": 0}
+        options = {
+            "attention_mask": attention_mask,
+            "num_beams": 3,
+            "max_new_tokens": 6,
+            "pad_token_id": 0,
+        }
         cached, recomputed = (wrapper.generate(ids, use_cache=c, **options) for c in (True, False))
         assert cached.tolist() == recomputed.tolist()
 

@@ -17,7 +17,8 @@ from tests.model.zoo import CASES, G, H, V, build
 EVEN = {"dim": 60}  # H·D, which LlamaConfig and scaled partial rotations require
 YARN = {"name": "yarn", "factor": 4.0, "beta_fast": 1.5, "beta_slow": 0.2}
 LONGROPE = {**CASES["rope-longrope"]["scaling"], "attention_factor": 1.2}
-NEAR, FAR = {"name": "rope", "window": 4}, {"name": "none"}
+NEAR = {"name": "rope", "window": 4}
+FAR = {"name": "none"}
 
 
 def rope(**keys) -> dict:
@@ -45,10 +46,18 @@ MODELS: dict[str, tuple[str, dict, dict]] = {
     "he_xu": ("llama", {"name": "he_xu"}, EVEN),
     "p_rope": ("llama", CASES["p_rope-reversed"], EVEN),
     "learned_rope": ("llama", {"name": "learned_rope"}, EVEN),
-    "biases": ("llama", rope(layout="interleaved"), {**EVEN, "attention_bias": "all", "mlp_bias": True}),
+    "biases": (
+        "llama",
+        rope(layout="interleaved"),
+        {**EVEN, "attention_bias": "all", "mlp_bias": True},
+    ),
     "fixed": ("llama", rope(temperature={"name": "fixed", "value": 1.3}), EVEN),
     "head": ("llama", rope(temperature={"name": "head"}), EVEN),
-    "mup": ("llama", rope(), {**EVEN, "mup": {"base_dim": 7, "base_head_dim": 4}, "tie_embeddings": True}),
+    "mup": (
+        "llama",
+        rope(),
+        {**EVEN, "mup": {"base_dim": 7, "base_head_dim": 4}, "tie_embeddings": True},
+    ),
     "uneven": ("mistral", rope(), {}),
     "window": ("mistral", rope(window=5, layout="interleaved"), {}),
     "qk_norm": ("qwen3", rope(layout="interleaved"), {"qk_norm": True}),
@@ -61,10 +70,22 @@ MODELS: dict[str, tuple[str, dict, dict]] = {
     "dropped": ("smollm3", rope(scaling={"name": "drop"}), {}),
     "nope-every-third": ("smollm3", pattern(["a", "a", "b"], a=rope(), b=FAR), {}),
     "nope-window": ("smollm3", pattern(["a", "b"], a=NEAR, b=FAR), {}),
-    "ministral3": ("ministral3", rope(temperature={"name": "ministral3", "beta": 0.3, "length": 4}), {}),
-    "ministral3-window": ("ministral3", rope(window=6, temperature={"name": "ministral3", "beta": 0.3}), {}),
+    "ministral3": (
+        "ministral3",
+        rope(temperature={"name": "ministral3", "beta": 0.3, "length": 4}),
+        {},
+    ),
+    "ministral3-window": (
+        "ministral3",
+        rope(window=6, temperature={"name": "ministral3", "beta": 0.3}),
+        {},
+    ),
     "multipliers": ("granite", rope(), {"residual_multiplier": 0.4, "logit_divisor": 3.0}),
-    "bases": ("granite_swa", pattern(["a", "b"], a=NEAR, b=rope(theta=500.0, layout="interleaved")), {}),
+    "bases": (
+        "granite_swa",
+        pattern(["a", "b"], a=NEAR, b=rope(theta=500.0, layout="interleaved")),
+        {},
+    ),
     "sinks": ("granite_swa", rope(sink_logit="learned"), {}),
     "zero-sinks": ("granite_swa", rope(sink_logit="zero", window=5), {}),
     "olmo2": (
@@ -86,7 +107,11 @@ def made(name: str) -> tuple[str, Transformer]:
 
 
 # One of each class, and a scaled table without a kind in transformers.
-QUICK = {"p_rope", "mup", *{model_type: name for name, (model_type, _, _) in MODELS.items()}.values()}
+QUICK = {
+    "p_rope",
+    "mup",
+    *{model_type: name for name, (model_type, _, _) in MODELS.items()}.values(),
+}
 
 
 @pytest.mark.parametrize(
@@ -114,13 +139,17 @@ def test_logits_and_import(name, tmp_path):
             ours = model(ids, TokenPositions.left_padded([length, length - padding], length))
         difference = (found - ours)[mask == 1].abs().max()
         assert difference <= tolerance(float(ours.abs().max())), (length, difference)
-    assert all(one.is_met for one in measure(model, tmp_path / "out", model_type, parity_lengths(model)))
+    assert all(
+        one.is_met for one in measure(model, tmp_path / "out", model_type, parity_lengths(model))
+    )
     # The export of the import is the same folder.
     imported = build_model(read_folder(tmp_path / "out")).model
     again = choose_class(imported)
     assert again.model_type == model_type
     assert native.config(imported, again) == native.config(model, choice)
-    first, second = (native.weights(m, m.state_dict(), c) for m, c in ((model, choice), (imported, again)))
+    first, second = (
+        native.weights(m, m.state_dict(), c) for m, c in ((model, choice), (imported, again))
+    )
     assert first.keys() == second.keys()
     assert all(torch.equal(first[key], second[key]) for key in first)
 

@@ -15,7 +15,9 @@ from errors import InteropError
 from interop.export.tokenizer import PROBES, tokenizer_files
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
-TEXTS = [(DOCS / name).read_text(encoding="utf-8")[:20_000] for name in ("positions.md", "training.md")]
+TEXTS = [
+    (DOCS / name).read_text(encoding="utf-8")[:20_000] for name in ("positions.md", "training.md")
+]
 UNSEEN = [*PROBES, "天下大势，分久必合 🙂🙃", "\t\tx\n\n\n y  ", "ﬁne ½ ²"]
 
 
@@ -38,7 +40,9 @@ def make(kind: str) -> Tokenizer:
     if kind == "bytes":
         return ByteTokenizer()
     if kind == "external BPE":
-        return external(model_type="bpe", normalization_rule_name="identity", remove_extra_whitespaces=False)
+        return external(
+            model_type="bpe", normalization_rule_name="identity", remove_extra_whitespaces=False
+        )
     if kind == "external unigram":
         return external(model_type="unigram")  # NFKC, extra white space removed
     if kind == "byte-level BPE":

@@ -59,7 +59,9 @@ def write(
     """
     writer = gguf.GGUFWriter(path, architecture)
     keys = {f"{architecture}.{key}": value for key, value in (about or {}).items()}
-    for key, value in (keys | {f"tokenizer.ggml.{k}": v for k, v in (tokenizer or {}).items()}).items():
+    for key, value in (
+        keys | {f"tokenizer.ggml.{k}": v for k, v in (tokenizer or {}).items()}
+    ).items():
         add = {
             bool: writer.add_bool,
             int: writer.add_uint32,

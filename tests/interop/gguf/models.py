@@ -4,9 +4,12 @@ import torch
 
 from model import ModelSettings, TokenPositions, Transformer
 
-TRAINED, ORIGINAL, VOCABULARY = 64, 32, 258
+TRAINED = 64
+ORIGINAL = 32
+VOCABULARY = 258
 SIZES = {"dim": 64, "layers": 4, "heads": 4, "kv_heads": 2, "ffn_dim": 96}
-ROPE, NOPE = {"name": "rope"}, {"name": "none"}
+ROPE = {"name": "rope"}
+NOPE = {"name": "none"}
 
 
 def scaled(name: str, **more) -> dict:
@@ -33,13 +36,21 @@ SCHEMES = {
     "ntk": ("llama", True, {"position": scaled("ntk", factor=4)}),
     "by_parts": ("llama", True, {"position": scaled("by_parts", factor=4)}),
     "yarn": ("llama", False, {"position": scaled("yarn", factor=4)}),
-    "yarn_amplitude": ("llama", False, {"position": scaled("yarn", factor=4, attention_factor=1.0)}),
+    "yarn_amplitude": (
+        "llama",
+        False,
+        {"position": scaled("yarn", factor=4, attention_factor=1.0)},
+    ),
     "yarn_wavelength": ("llama", True, {"position": scaled("yarn", factor=4, ramp="wavelength")}),
     "llama3": ("llama", True, {"position": scaled("llama3", factor=8)}),
     "longrope": (
         "llama",
         True,
-        {"position": scaled("longrope", short_factor=DIVISORS, long_factor=DIVISORS, attention_factor=1.1)},
+        {
+            "position": scaled(
+                "longrope", short_factor=DIVISORS, long_factor=DIVISORS, attention_factor=1.1
+            )
+        },
     ),
     "drop": ("llama", True, {"position": scaled("drop")}),
     "resonance": ("llama", True, {"position": ROPE | {"resonance": True}}),
@@ -117,14 +128,18 @@ SCHEMES = {
 
 def random_transformer(settings: dict) -> Transformer:
     """Weights large enough for attention and norms to matter, and learned parameters off their start."""
-    model = Transformer(ModelSettings.model_validate(SIZES | settings), VOCABULARY, TRAINED, ORIGINAL)
+    model = Transformer(
+        ModelSettings.model_validate(SIZES | settings), VOCABULARY, TRAINED, ORIGINAL
+    )
     model.initialize(0)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for name, weight in model.named_parameters():
             drawn = torch.randn(weight.shape, generator=generator)
             center = 1.0 if "norm" in name or name.endswith("position.scale") else 0.0
-            weight.copy_(center + 0.3 * drawn if weight.ndim == 1 else 1.5 * drawn * weight.shape[1] ** -0.5)
+            weight.copy_(
+                center + 0.3 * drawn if weight.ndim == 1 else 1.5 * drawn * weight.shape[1] ** -0.5
+            )
     return model.eval()
 
 

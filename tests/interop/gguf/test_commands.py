@@ -56,7 +56,8 @@ def test_export_script(file, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["export_model.py", str(run), "--format", "gguf", *out])
     export_model.main()
     capsys.readouterr()
-    first, again = GGUFFile(file).tensors, GGUFFile("again.gguf").tensors
+    first = GGUFFile(file).tensors
+    again = GGUFFile("again.gguf").tensors
     assert first.keys() == again.keys()
     for name, tensor in first.items():
         torch.testing.assert_close(again[name].read(), tensor.read(), rtol=1e-6, atol=0)

@@ -46,17 +46,22 @@ from tests.interop.models import make
 pytestmark = pytest.mark.skipif(not is_installed(), reason="llama-cpp-python is not installed")
 ROOT = Path(__file__).resolve().parents[3]
 TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-PROMPT, NEW = list(b"The evaluation of long texts"), 60  # together beyond the trained length
+# together beyond the trained length
+PROMPT = list(b"The evaluation of long texts")
+NEW = 60
 QUICK = ("partial_ntk", "windows_and_nope")
 in_turn = pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in SCHEMES]
+    "name",
+    [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in SCHEMES],
 )
 
 
 def text_of(rows: int) -> torch.Tensor:
     """(rows, TRAINED + 1) bytes of a document of this repository."""
     data = torch.tensor(list(TEXT.encode()))
-    starts = torch.randint(len(data) - TRAINED - 1, (rows,), generator=torch.Generator().manual_seed(4))
+    starts = torch.randint(
+        len(data) - TRAINED - 1, (rows,), generator=torch.Generator().manual_seed(4)
+    )
     return torch.stack([data[start : start + TRAINED + 1] for start in starts])
 
 
@@ -137,21 +142,41 @@ def test_differing_exports_are_not_written(change, multiple, tmp_path, monkeypat
         export_gguf(run, tmp_path / "differing.gguf", multiples=[multiple])
 
 
-IMPORTED = ("llama", "llama-llama3", "llama-yarn", "smollm3", "qwen3", "phi3", "granite_swa", "ministral3")
+IMPORTED = (
+    "llama",
+    "llama-llama3",
+    "llama-yarn",
+    "smollm3",
+    "qwen3",
+    "phi3",
+    "granite_swa",
+    "ministral3",
+)
 
 
 @pytest.mark.slow
 def test_files_of_other_models(tmp_path):
     """llama.cpp's own reading of files that we import, on the same ids."""
-    jobs, expected = [], []
+    jobs = []
+    expected = []
     ids = np.random.default_rng(2).integers(0, 53, 60).tolist()
     for name in IMPORTED:
         architecture, model_type, config, about, extra, permuted = CASES[name]
         theirs = make(model_type, **config)
-        heads = (theirs.config.num_attention_heads, theirs.config.num_key_value_heads) if permuted else None
+        heads = (
+            (theirs.config.num_attention_heads, theirs.config.num_key_value_heads)
+            if permuted
+            else None
+        )
         keys = {"model": "no_vocab"}
         path = write_model(
-            tmp_path / f"{name}.gguf", architecture, theirs, about, heads=heads, extra=extra, tokenizer=keys
+            tmp_path / f"{name}.gguf",
+            architecture,
+            theirs,
+            about,
+            heads=heads,
+            extra=extra,
+            tokenizer=keys,
         )
         jobs.append({"file": str(path), "ids": ids})
         expected.append(logits(build_model(read_gguf(path)).model, ids))
@@ -182,7 +207,8 @@ def tokenizer_cases() -> dict[str, Tokenizer]:
 
 def test_tokenizers(tmp_path):
     """llama.cpp's ids of text are ours, and decode to the text."""
-    cases, jobs = tokenizer_cases(), []
+    cases = tokenizer_cases()
+    jobs = []
     for number, tokenizer in enumerate(cases.values()):
         settings = ModelSettings.model_validate(SIZES)
         model = Transformer(settings, tokenizer.vocab_size + 3, TRAINED).initialize(0)

@@ -216,7 +216,9 @@ CASES = {
 def test_logits_match_transformers(name, tmp_path):
     architecture, model_type, config, about, extra, permuted = CASES[name]
     theirs = make(model_type, **config)
-    heads = (theirs.config.num_attention_heads, theirs.config.num_key_value_heads) if permuted else None
+    heads = (
+        (theirs.config.num_attention_heads, theirs.config.num_key_value_heads) if permuted else None
+    )
     path = write_model(tmp_path / "m.gguf", architecture, theirs, about, heads=heads, extra=extra)
     imported = build_model(read_gguf(path))
     ids = torch.randint(53, (2, LENGTH), generator=torch.Generator().manual_seed(3))

@@ -68,7 +68,9 @@ def test_hostile_array_lengths(count, kind, tmp_path):
     """A length beyond the file is refused at once, whatever it counts."""
     header = b"GGUF" + struct.pack("<IQQ", 3, 0, 1)
     path = tmp_path / "m.gguf"
-    path.write_bytes(header + struct.pack("<Q", 1) + b"a" + struct.pack("<IIQ", 9, kind, count) + b"\0" * 64)
+    path.write_bytes(
+        header + struct.pack("<Q", 1) + b"a" + struct.pack("<IIQ", 9, kind, count) + b"\0" * 64
+    )
     refused(path, "truncated")
     path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, count, count))
     refused(path, "truncated")
@@ -81,7 +83,9 @@ def test_duplicate_names(tmp_path):
     (tmp_path / "m.gguf").write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 2) + entry * 2)
     refused(tmp_path / "m.gguf", "key a occurs twice")
     entry = struct.pack("<Q", 1) + b"a" + struct.pack("<IQIQ", 1, 1, 0, 0)
-    (tmp_path / "m.gguf").write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 2, 0) + entry * 2 + b"\0" * 64)
+    (tmp_path / "m.gguf").write_bytes(
+        b"GGUF" + struct.pack("<IQQ", 3, 2, 0) + entry * 2 + b"\0" * 64
+    )
     refused(tmp_path / "m.gguf", "same name")
 
 
@@ -133,7 +137,9 @@ def test_unknown_quantization(path):
     ],
 )
 def test_metadata_that_disagree(change, match, theirs, tmp_path):
-    about = {key: value for key, value in (metadata(theirs.config) | change).items() if value is not None}
+    about = {
+        key: value for key, value in (metadata(theirs.config) | change).items() if value is not None
+    }
     refused(write(tmp_path / "m.gguf", "llama", theirs.state_dict(), about, heads=(6, 2)), match)
 
 
@@ -145,7 +151,8 @@ def test_equal_lists_are_numbers(theirs, tmp_path):
 
 
 def test_missing_and_unknown_tensors(theirs, tmp_path):
-    state, about = theirs.state_dict(), metadata(theirs.config)
+    state = theirs.state_dict()
+    about = metadata(theirs.config)
     less = {name: weight for name, weight in state.items() if "layers.1.mlp.up" not in name}
     refused(write(tmp_path / "a.gguf", "llama", less, about, heads=(6, 2)), r"layers.1.mlp.up_proj")
     more = {"blk.0.attn_rel_b.weight": torch.ones(3, 4)}
@@ -166,8 +173,11 @@ def test_missing_and_unknown_tensors(theirs, tmp_path):
     ],
 )
 def test_invalid_tables_of_frequencies(architecture, extra, match, theirs, tmp_path):
-    state, about = theirs.state_dict(), metadata(theirs.config)
-    refused(write(tmp_path / "m.gguf", architecture, state, about, heads=(6, 2), extra=extra), match)
+    state = theirs.state_dict()
+    about = metadata(theirs.config)
+    refused(
+        write(tmp_path / "m.gguf", architecture, state, about, heads=(6, 2), extra=extra), match
+    )
 
 
 @pytest.mark.parametrize("architecture", ["gemma2", "mamba", "bert"])

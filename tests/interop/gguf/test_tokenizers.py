@@ -28,7 +28,9 @@ TEXTS = [
 CORPUS = [*TEXTS, *(" ".join(TEXTS).split(" "))] * 3
 
 
-def trained_bpe(pre_tokenizer, size: int = 500, ignore_merges: bool = False) -> tokenizers.Tokenizer:
+def trained_bpe(
+    pre_tokenizer, size: int = 500, ignore_merges: bool = False
+) -> tokenizers.Tokenizer:
     """A byte-level BPE with two control symbols."""
     tokenizer = tokenizers.Tokenizer(models.BPE(ignore_merges=ignore_merges))
     tokenizer.pre_tokenizer = pre_tokenizer
@@ -45,7 +47,9 @@ def trained_bpe(pre_tokenizer, size: int = 500, ignore_merges: bool = False) -> 
 
 def split(pattern: str):
     words = pre_tokenizers.Split(tokenizers.Regex(pattern), behavior="isolated")
-    return pre_tokenizers.Sequence([words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    return pre_tokenizers.Sequence(
+        [words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
 
 
 def gpt2_keys(tokenizer: tokenizers.Tokenizer, pre: str, **more) -> dict:
@@ -87,7 +91,8 @@ def trained_sentencepiece(**options) -> SentencePieceTokenizer:
 
 def sentencepiece_keys(tokenizer: SentencePieceTokenizer, **more) -> dict:
     """The metadata of a sentencepiece model, through its own processor."""
-    p, count = tokenizer.processor, tokenizer.vocab_size
+    p = tokenizer.processor
+    count = tokenizer.vocab_size
     kinds = ((p.is_unknown, 2), (p.is_control, 3), (p.is_unused, 5), (p.is_byte, 6))
     return {
         "model": "llama",
@@ -133,7 +138,8 @@ def test_byte_level_bpe(pre, tmp_path):
         ids = found.encode(text)
         assert ids == expected.encode(text).ids
         assert found.decode(ids) == text
-    assert found.encode("x<|a|>") != [*found.encode("x"), 0]  # control symbols are not read from text
+    # control symbols are not read from text
+    assert found.encode("x<|a|>") != [*found.encode("x"), 0]
     # Back: the same metadata.
     if not PRE_TOKENIZERS[pre].exact:
         with pytest.raises(InteropError, match="approximates"):

@@ -37,7 +37,8 @@ def test_export_and_import(name, tmp_path):
     # Factors folded into the weights and tables of frequencies are now part of the model.
     again = write_gguf(found.model, ByteTokenizer(), tmp_path / "again.gguf")
     assert again.architecture == architecture
-    first, second = GGUFFile(tmp_path / "m.gguf").tensors, GGUFFile(tmp_path / "again.gguf").tensors
+    first = GGUFFile(tmp_path / "m.gguf").tensors
+    second = GGUFFile(tmp_path / "again.gguf").tensors
     assert first.keys() == second.keys()
     for tensor, stored in first.items():
         assert torch.equal(stored.read(), second[tensor].read()), tensor
@@ -90,7 +91,9 @@ def test_round_trip_is_bit_identical(name, tmp_path):
     """GGUF → our model → GGUF: the same tensors, to the bit, and the same metadata."""
     architecture, model_type, config, about, permuted = ROUND_TRIPS[name]
     theirs = make(model_type, vocab_size=258, **config)
-    heads = (theirs.config.num_attention_heads, theirs.config.num_key_value_heads) if permuted else None
+    heads = (
+        (theirs.config.num_attention_heads, theirs.config.num_key_value_heads) if permuted else None
+    )
     first = GGUFFile(write_model(tmp_path / "a.gguf", architecture, theirs, about, heads=heads))
     write_gguf(build_model(read_gguf(first.path)).model, ByteTokenizer(), tmp_path / "b.gguf")
     second = GGUFFile(tmp_path / "b.gguf")
@@ -124,7 +127,9 @@ def test_storage_types(dtype, tmp_path):
 def test_frequency_divisors(tmp_path):
     """NTK-aware scaling of base b by s divides frequency k by s^(k / (pairs − 1)): bloc97's b·s^(r/(r−2))."""
     write_gguf(
-        random_transformer({"position": scaled("ntk", factor=4)}), ByteTokenizer(), tmp_path / "m.gguf"
+        random_transformer({"position": scaled("ntk", factor=4)}),
+        ByteTokenizer(),
+        tmp_path / "m.gguf",
     )
     found = GGUFFile(tmp_path / "m.gguf").tensors["rope_freqs.weight"].read().double()
     torch.testing.assert_close(found, 4.0 ** (torch.arange(8).double() / 7), rtol=1e-6, atol=0)
@@ -132,7 +137,9 @@ def test_frequency_divisors(tmp_path):
 
 def test_metadata(tmp_path):
     model = random_transformer({"position": scaled("yarn", factor=4)})
-    write_gguf(model, ByteTokenizer(), tmp_path / "m.gguf", "F16", {"name": "run 1", "description": "x"})
+    write_gguf(
+        model, ByteTokenizer(), tmp_path / "m.gguf", "F16", {"name": "run 1", "description": "x"}
+    )
     file = GGUFFile(tmp_path / "m.gguf")
     expected = {
         "general.name": "run 1",
@@ -210,7 +217,8 @@ def test_refused_settings(settings, setting, tmp_path):
 
 
 def test_refused_paths(tmp_path):
-    model, path = random_transformer({"position": ROPE}), tmp_path / "m.gguf"
+    model = random_transformer({"position": ROPE})
+    path = tmp_path / "m.gguf"
     path.write_bytes(b"precious")
     with pytest.raises(InteropError, match="already exists"):
         write_gguf(model, ByteTokenizer(), path)

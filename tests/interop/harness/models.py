@@ -25,7 +25,9 @@ from training.run.directory import create_run, load
 LENGTH = 96
 
 
-def byte_run(folder: Path, position: dict | None = None, bos: bool = True, eos: bool = True) -> Path:
+def byte_run(
+    folder: Path, position: dict | None = None, bos: bool = True, eos: bool = True
+) -> Path:
     """A run over bytes with random weights, large enough for attention to matter."""
     shape = ModelSettings(
         dim=24, layers=2, heads=6, kv_heads=2, ffn_dim=40, position=position or {"name": "rope"}
@@ -54,7 +56,9 @@ def byte_tokenizer(bos: bool = True) -> PreTrainedTokenizerFast:
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     made.decoder = decoders.ByteLevel()
     if bos:
-        made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 256)])
+        made.post_processor = processors.TemplateProcessing(
+            single="<s> $A", special_tokens=[("<s>", 256)]
+        )
     special = {"bos_token": "<s>", "eos_token": "</s>"} if bos else {"eos_token": "</s>"}
     return PreTrainedTokenizerFast(tokenizer_object=made, **special)
 

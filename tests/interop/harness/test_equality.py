@@ -44,8 +44,11 @@ def test_loglikelihood(pair):
 def test_greedy_flag(pair):
     """A greedy continuation is reported as such, and no other one."""
     run, llama, tokenizer = pair
-    ours, theirs = SextantLM(run), hf_model(llama, tokenizer)
-    (text,) = ours.generate_until(instances("generate_until", ("Once upon a time", {"max_gen_toks": 5})))
+    ours = SextantLM(run)
+    theirs = hf_model(llama, tokenizer)
+    (text,) = ours.generate_until(
+        instances("generate_until", ("Once upon a time", {"max_gen_toks": 5}))
+    )
     pairs = [("Once upon a time", text), ("Once upon a time", text[:-1] + "#")]
     found = ours.loglikelihood(instances("loglikelihood", *pairs))
     assert [greedy for _, greedy in found] == [
@@ -62,7 +65,9 @@ def test_rolling(pair, max_length, batch):
     ours = SextantLM(run, max_length=max_length, batch_size=batch)
     requests = instances("loglikelihood_rolling", *texts)
     expected = theirs.loglikelihood_rolling(requests, disable_tqdm=True)
-    assert ours.loglikelihood_rolling(requests, disable_tqdm=True) == pytest.approx(expected, rel=1e-5)
+    assert ours.loglikelihood_rolling(requests, disable_tqdm=True) == pytest.approx(
+        expected, rel=1e-5
+    )
 
 
 GENERATIONS = [
@@ -76,12 +81,21 @@ GENERATIONS = [
 @pytest.mark.parametrize("arguments", GENERATIONS, ids=str)
 def test_greedy_generation(pair, arguments):
     run, llama, tokenizer = pair
-    prompts = ["Once upon a time", "Lily saw", TEXT * 8, "The cat and the dog went to the park. They"]
+    prompts = [
+        "Once upon a time",
+        "Lily saw",
+        TEXT * 8,
+        "The cat and the dog went to the park. They",
+    ]
     requests = instances("generate_until", *((prompt, arguments) for prompt in prompts))
-    expected = [hf_model(llama, tokenizer).generate_until([one], disable_tqdm=True)[0] for one in requests]
+    expected = [
+        hf_model(llama, tokenizer).generate_until([one], disable_tqdm=True)[0] for one in requests
+    ]
     assert any(expected)
     for batch in (1, 4):
-        assert SextantLM(run, batch_size=batch).generate_until(requests, disable_tqdm=True) == expected
+        assert (
+            SextantLM(run, batch_size=batch).generate_until(requests, disable_tqdm=True) == expected
+        )
 
 
 def test_extended_length_with_method(tmp_path):
@@ -125,7 +139,8 @@ def test_run_without_bos(tmp_path):
     """The prefix is EOS, and texts do not begin with BOS."""
     run = byte_run(tmp_path / "run", bos=False)
     llama = as_llama(load(run).model, bos_token_id=None, eos_token_id=257)
-    theirs, ours = hf_model(llama, byte_tokenizer(bos=False)), SextantLM(run)
+    theirs = hf_model(llama, byte_tokenizer(bos=False))
+    ours = SextantLM(run)
     assert ours.prefix_token_id == theirs.prefix_token_id == 257
     requests = instances("loglikelihood", ("", "abc"), ("abc", "def"))
     for (own, _), (value, _) in zip(
@@ -133,7 +148,9 @@ def test_run_without_bos(tmp_path):
     ):
         assert own == pytest.approx(value, rel=1e-5)
     given = SextantLM(run, prefix_token_id=10)
-    expected = hf_model(llama, byte_tokenizer(bos=False), prefix_token_id=10).loglikelihood(requests)
+    expected = hf_model(llama, byte_tokenizer(bos=False), prefix_token_id=10).loglikelihood(
+        requests
+    )
     assert given.loglikelihood(requests)[0][0] == pytest.approx(expected[0][0], rel=1e-5)
     # Spaces belong to the continuation, so that this context is empty.
     (spaces,) = given.loglikelihood(instances("loglikelihood", ("  ", "abc")))

@@ -45,7 +45,12 @@ def test_installed_packages_are_found():
     )
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     found = [Path(line).parts[-2:] for line in done.stdout.splitlines()]
     assert found == [("evaluate", "__init__.py"), ("lm_eval", "__init__.py")]
@@ -57,14 +62,27 @@ def test_command_line(tmp_path, processes):
     run = byte_run(tmp_path / "run")
     folder = tmp_path / "tasks"
     folder.mkdir()
-    (folder / "docs.jsonl").write_text("\n".join(json.dumps({"question": f"{n}?"}) for n in range(5)))
-    filled = TASK.replace("DOCS", str(folder / "docs.jsonl")).replace("CACHE", str(folder / "cache"))
+    (folder / "docs.jsonl").write_text(
+        "\n".join(json.dumps({"question": f"{n}?"}) for n in range(5))
+    )
+    filled = TASK.replace("DOCS", str(folder / "docs.jsonl")).replace(
+        "CACHE", str(folder / "cache")
+    )
     (folder / "packages.yaml").write_text(filled)
     (folder / "measured.py").write_text(MEASURED)
     launcher = (
-        ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"] if processes > 1 else []
+        ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+        if processes > 1
+        else []
     )
-    words = ["--model", "sextant", "--model_args", f"run={run},method=yarn,max_length=128", "--limit", "5"]
+    words = [
+        "--model",
+        "sextant",
+        "--model_args",
+        f"run={run},method=yarn,max_length=128",
+        "--limit",
+        "5",
+    ]
     for name, more in (
         ("local", ["--tasks", "local_packages", "--include_path", str(folder)]),
         ("ours", ["--tasks", "sextant_recall", "--metadata", '{"lengths": [128], "items": 4}']),
@@ -73,7 +91,8 @@ def test_command_line(tmp_path, processes):
         done = subprocess.run(
             [sys.executable, *launcher, SCRIPT, *words, *more, "--output_path", out],
             cwd=ROOT,
-            env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"},
+            env=os.environ
+            | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"},
             capture_output=True,
             text=True,
             check=False,
@@ -90,7 +109,14 @@ def test_command_line(tmp_path, processes):
 
 @pytest.mark.slow
 def test_user_error_is_one_line(tmp_path):
-    words = ["--model", "sextant", "--model_args", f"run={tmp_path / 'absent'}", "--tasks", "sextant_recall"]
+    words = [
+        "--model",
+        "sextant",
+        "--model_args",
+        f"run={tmp_path / 'absent'}",
+        "--tasks",
+        "sextant_recall",
+    ]
     done = subprocess.run(
         [sys.executable, SCRIPT, *words, "--metadata", '{"tokenizer": "bytes"}'],
         env=os.environ | {"HF_HUB_OFFLINE": "1"},
@@ -99,4 +125,7 @@ def test_user_error_is_one_line(tmp_path):
         check=False,
     )
     assert done.returncode == 2
-    assert done.stderr.splitlines()[-1].startswith("error: ") and "absent" in done.stderr.splitlines()[-1]
+    assert (
+        done.stderr.splitlines()[-1].startswith("error: ")
+        and "absent" in done.stderr.splitlines()[-1]
+    )

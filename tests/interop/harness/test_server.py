@@ -32,4 +32,6 @@ def test_local_completions_equal_the_adapter(tmp_path):
         found = theirs.loglikelihood(requests, disable_tqdm=True)
     expected = SextantLM(run).loglikelihood(requests, disable_tqdm=True)
     assert [greedy for _, greedy in found] == [greedy for _, greedy in expected]
-    assert [value for value, _ in found] == pytest.approx([value for value, _ in expected], rel=1e-5)
+    assert [value for value, _ in found] == pytest.approx(
+        [value for value, _ in expected], rel=1e-5
+    )

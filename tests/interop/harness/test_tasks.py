@@ -28,7 +28,9 @@ def bytes_pair(tmp_path_factory):
 
 
 def manager(*folders, **metadata) -> TaskManager:
-    return TaskManager(include_path=list(folders or [TASKS]), include_defaults=False, metadata=metadata)
+    return TaskManager(
+        include_path=list(folders or [TASKS]), include_defaults=False, metadata=metadata
+    )
 
 
 def evaluated(lm, tasks, given: TaskManager) -> dict:
@@ -52,9 +54,12 @@ def test_items_fill_their_length(length):
         documents = list(task.test_docs())
         assert len(documents) == 10 and len({one["prompt"] for one in documents}) == 10
         for one in documents:
-            inputs = 1 + len((one["prompt"] + one["choices"][0]).encode()) - 1  # with BOS, without the last
+            # with BOS, without the last
+            inputs = 1 + len((one["prompt"] + one["choices"][0]).encode()) - 1
             assert inputs == length or ("recall" in name and length - 12 < inputs <= length)
-            assert task.doc_to_text(one) == one["prompt"] and task.doc_to_choice(one) == one["choices"]
+            assert (
+                task.doc_to_text(one) == one["prompt"] and task.doc_to_choice(one) == one["choices"]
+            )
             hidden = [choice for choice in one["choices"] if choice.strip(" .\n") in one["prompt"]]
             assert one["choices"][0] in hidden and len(set(one["choices"])) == len(one["choices"])
     again = manager(lengths=[length], items=10, tokenizer="bytes").load(["sextant_needle"])["tasks"]
@@ -66,7 +71,9 @@ def test_accuracy_equals_evaluate(bytes_pair):
     """The same items, likelihoods and greedy answers as `evaluate.py protocol=tasks`."""
     run, *_ = bytes_pair
     settings = TaskEvaluationSettings(task=RecallTask(), lengths=[128], items=12, seed=3)
-    drawn = draw_items(settings, RecallTask(), ByteTokenizer(), bos=True, trained_length=128, documents=None)
+    drawn = draw_items(
+        settings, RecallTask(), ByteTokenizer(), bos=True, trained_length=128, documents=None
+    )
     expected = read_items(TaskScorer(load(run).model), drawn.items[128], 128, bos=256, batch=4)
     found = evaluated(
         SextantLM(run, max_length=128, batch_size=4),
@@ -139,7 +146,10 @@ def close(found: dict, expected: dict) -> None:
     for name, rows in expected["samples"].items():
         for index, metrics in rows.items():
             for metric, value in metrics.items():
-                assert found["samples"][name][index][metric] == pytest.approx(value, rel=1e-5), (name, metric)
+                assert found["samples"][name][index][metric] == pytest.approx(value, rel=1e-5), (
+                    name,
+                    metric,
+                )
         for metric, value in expected["results"][name].items():
             if isinstance(value, str):
                 continue
@@ -155,7 +165,10 @@ def test_whole_evaluations_equal_hf(bytes_pair, local_tasks):
     close(evaluated(SextantLM(run, batch_size=3), [*LOCAL], manager(local_tasks)), expected)
     items = {"lengths": [160], "items": 3, "tokenizer": "bytes"}
     expected = evaluated(hf_model(llama, tokenizer, max_length=160), ["sextant"], manager(**items))
-    close(evaluated(SextantLM(run, max_length=160, batch_size=4), ["sextant"], manager(**items)), expected)
+    close(
+        evaluated(SextantLM(run, max_length=160, batch_size=4), ["sextant"], manager(**items)),
+        expected,
+    )
 
 
 def test_two_processes_equal_one(bytes_pair, local_tasks):
@@ -165,9 +178,12 @@ def test_two_processes_equal_one(bytes_pair, local_tasks):
     def both() -> dict:
         lm = SextantLM(run, batch_size=2, max_length=128)
         given = manager(local_tasks, TASKS, **items)
-        return {"ranks": (lm.rank, lm.world_size)} | evaluated(lm, [*LOCAL, "sextant_recall"], given)
+        return {"ranks": (lm.rank, lm.world_size)} | evaluated(
+            lm, [*LOCAL, "sextant_recall"], given
+        )
 
-    alone, (first, second) = both(), together(2, both)
+    alone = both()
+    (first, second) = together(2, both)
     assert not isinstance(first, Exception) and not isinstance(second, Exception), (first, second)
     assert (alone["ranks"], first["ranks"], second["ranks"]) == ((0, 1), (0, 2), (1, 2))
     assert second.keys() == {"ranks"}  # only the first process has results

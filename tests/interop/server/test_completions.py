@@ -76,7 +76,11 @@ def test_choices_of_several_prompts_and_seeds(loaded, complete):
     assert [choice["text"] for choice in answer["choices"]] == expected
     assert [choice["index"] for choice in answer["choices"]] == list(range(6))
     # Each prompt begins with BOS.
-    assert answer["usage"] == {"prompt_tokens": 3 * 3 + 3 * 2, "completion_tokens": 54, "total_tokens": 69}
+    assert answer["usage"] == {
+        "prompt_tokens": 3 * 3 + 3 * 2,
+        "completion_tokens": 54,
+        "total_tokens": 69,
+    }
 
 
 def test_methods_are_models(loaded, client, complete):
@@ -87,7 +91,9 @@ def test_methods_are_models(loaded, client, complete):
     assert "tiny:truncate" not in names
     assert client.get("/v1/models/tiny:yarn").json() == listed[names.index("tiny:yarn")]
     body = {"prompt": "abcd" * 12, "max_tokens": 20, "temperature": 0}
-    found = {name: complete(model=name, **body)["choices"][0]["text"] for name in ("tiny", "tiny:linear")}
+    found = {
+        name: complete(model=name, **body)["choices"][0]["text"] for name in ("tiny", "tiny:linear")
+    }
     settings = override(loaded.settings, ["model.position.scaling={name: linear, factor: auto}"])
     assert found["tiny"] == offline(loaded, body)
     before = loaded.settings.model
@@ -113,23 +119,36 @@ def test_echo_with_logprobs_equals_a_forward_pass(loaded, complete, tokens):
     assert scores["token_logprobs"][0] is None and scores["top_logprobs"][0] is None
     whole = list(ids)
     for at in range(1, len(ids) + tokens):
-        log_p = loaded.model(torch.tensor([whole[:at]]), TokenPositions.plain(at))[0, -1].log_softmax(-1)
+        log_p = loaded.model(torch.tensor([whole[:at]]), TokenPositions.plain(at))[
+            0, -1
+        ].log_softmax(-1)
         token = whole[at] if at < len(ids) else int(log_p.argmax())
         if at >= len(ids):
             whole.append(token)
         assert scores["token_logprobs"][at] == pytest.approx(float(log_p[token]), abs=1e-5)
-        assert max(scores["top_logprobs"][at].values()) == pytest.approx(float(log_p.max()), abs=1e-5)
+        assert max(scores["top_logprobs"][at].values()) == pytest.approx(
+            float(log_p.max()), abs=1e-5
+        )
 
 
 def test_streamed_parts_equal_the_whole(client, complete):
-    body = {"prompt": "abü", "max_tokens": 30, "seed": 3, "echo": True, "logprobs": 1, "stop": ["q"]}
+    body = {
+        "prompt": "abü",
+        "max_tokens": 30,
+        "seed": 3,
+        "echo": True,
+        "logprobs": 1,
+        "stop": ["q"],
+    }
     whole = complete(**body)["choices"][0]
     with client.stream("POST", "/v1/completions", json=body | {"stream": True}) as answer:
         parts = [one["choices"][0] for one in events(answer.iter_lines())]
     assert "".join(part["text"] for part in parts) == whole["text"]
     for key, values in whole["logprobs"].items():
         assert [x for part in parts for x in part["logprobs"][key]] == values
-    assert [part["finish_reason"] for part in parts if part["finish_reason"]] == [whole["finish_reason"]]
+    assert [part["finish_reason"] for part in parts if part["finish_reason"]] == [
+        whole["finish_reason"]
+    ]
 
 
 def test_stop_strings_end_text_and_tokens(loaded, complete):

@@ -55,7 +55,9 @@ def until(condition) -> None:
     ],
 )
 def test_invalid_requests_name_the_key(client, body, param):
-    answer = client.post("/v1/completions", content=json.dumps({"prompt": "a"} | body), headers=JSON)
+    answer = client.post(
+        "/v1/completions", content=json.dumps({"prompt": "a"} | body), headers=JSON
+    )
     assert answer.status_code == 400
     error = answer.json()["error"]
     assert error["param"] == param
@@ -128,7 +130,10 @@ def test_disconnecting_cancels(loaded, stream):
             until(lambda: engine.load() == (2, 1))
         until(lambda: engine.load() == (0, 0))
         answer = httpx.post(f"{address}/v1/completions", json=SHORT, timeout=60).json()
-        assert answer["choices"][0]["text"] == sextant.generate(loaded, "ab", tokens=5, temperature=0)[0]
+        assert (
+            answer["choices"][0]["text"]
+            == sextant.generate(loaded, "ab", tokens=5, temperature=0)[0]
+        )
 
 
 def test_clients_that_do_not_read_or_write_hold_up_nobody(loaded):
@@ -136,7 +141,9 @@ def test_clients_that_do_not_read_or_write_hold_up_nobody(loaded):
     with serving(loaded, limits, max_length=10**6) as (address, engine):
         host, port = address.removeprefix("http://").split(":")
         body = json.dumps(LONG | {"max_tokens": 500_000, "logprobs": 5}).encode()
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
+        head = (
+            f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
+        )
         head += "Content-Type: application/json\r\n\r\n"
         with socket.socket() as silent, socket.socket() as slow:
             silent.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -198,7 +205,8 @@ def test_taken_port_and_missing_extra():
 
 
 def test_script_serves_until_interrupted(loaded, tmp_path):
-    words, err = [str(loaded.folder), "--port", "0", "model.position.window=8"], tmp_path / "err"
+    words = [str(loaded.folder), "--port", "0", "model.position.window=8"]
+    err = tmp_path / "err"
     err.touch()
     process = ScriptProcess("scripts/serve.py", words, tmp_path, tmp_path / "out", err)
 

@@ -15,7 +15,11 @@ pytestmark = pytest.mark.skipif(PROGRAM is None, reason="no Chromium is installe
 def page(address, tmp_path_factory):
     browser = Browser(PROGRAM, tmp_path_factory.mktemp("browser"))
     browser.ask(
-        "Emulation.setDeviceMetricsOverride", width=900, height=1000, deviceScaleFactor=1, mobile=False
+        "Emulation.setDeviceMetricsOverride",
+        width=900,
+        height=1000,
+        deviceScaleFactor=1,
+        mobile=False,
     )
     browser.ask("Page.navigate", url=address)
     until(browser, "document.querySelectorAll('#method option').length > 1")
@@ -72,7 +76,9 @@ def test_page_loads_nothing_else_and_reports_errors(page, address):
         if event["method"] == "Network.requestWillBeSent"
     ]
     paths = {"/", "/v1/models", "/v1/completions"}
-    assert {url for url in urls if not url.startswith("data:")} <= {address + path for path in paths}
+    assert {url for url in urls if not url.startswith("data:")} <= {
+        address + path for path in paths
+    }
     generate(page, "tiny", "a", 100_000)
     assert "100002" in page.value("document.getElementById('status').textContent")
     assert not [event for event in page.events if event["method"] == "Runtime.exceptionThrown"]

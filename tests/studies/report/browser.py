@@ -24,14 +24,28 @@ class Browser:
     """One page of a headless Chromium. `events` collects its unsolicited messages."""
 
     def __init__(self, program: str, profile: Path):
-        ours, theirs = os.pipe(), os.pipe()  # (read, write) of its output and its input
+        # (read, write) of its output and its input
+        ours = os.pipe()
+        theirs = os.pipe()
         read = fcntl.fcntl(theirs[0], fcntl.F_DUPFD, 10)
         write = fcntl.fcntl(ours[1], fcntl.F_DUPFD, 10)
         os.close(theirs[0])
         os.close(ours[1])
-        quiet = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run"]
+        quiet = [
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--hide-scrollbars",
+            "--no-first-run",
+        ]
         self.process = subprocess.Popen(
-            [program, *quiet, "--remote-debugging-pipe", f"--user-data-dir={profile}", "about:blank"],
+            [
+                program,
+                *quiet,
+                "--remote-debugging-pipe",
+                f"--user-data-dir={profile}",
+                "about:blank",
+            ],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             pass_fds=(3, 4),
@@ -40,9 +54,12 @@ class Browser:
         )
         os.close(read)
         os.close(write)
-        self.reads, self.writes, self.rest = ours[0], theirs[1], b""
+        self.reads = ours[0]
+        self.writes = theirs[1]
+        self.rest = b""
         self.events: list[dict] = []
-        self.number, self.session = 0, ""
+        self.number = 0
+        self.session = ""
         targets = self.ask("Target.getTargets")["targetInfos"]
         page = next(one for one in targets if one["type"] == "page")
         joined = self.ask("Target.attachToTarget", targetId=page["targetId"], flatten=True)
@@ -73,7 +90,9 @@ class Browser:
 
     def value(self, expression: str) -> Any:
         """What an expression is in the page."""
-        return self.ask("Runtime.evaluate", expression=expression, returnByValue=True)["result"].get("value")
+        return self.ask("Runtime.evaluate", expression=expression, returnByValue=True)[
+            "result"
+        ].get("value")
 
     def close(self) -> None:
         os.killpg(self.process.pid, signal.SIGKILL)

@@ -41,7 +41,9 @@ def browser(tmp_path_factory):
 )
 def test_the_page_fits_the_window_without_errors_or_requests(browser, folder, width, scheme):
     """No sideways scrolling of the page, nothing past its edge, no console errors, no request but itself."""
-    browser.ask("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+    browser.ask(
+        "Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}]
+    )
     browser.open(folder / "report.html", width)
     assert browser.value("innerWidth") == width
     assert browser.value("document.documentElement.scrollWidth") <= width
@@ -52,7 +54,9 @@ def test_the_page_fits_the_window_without_errors_or_requests(browser, folder, wi
         for event in browser.events
         if event.get("method") == "Network.requestWillBeSent"
     ]
-    assert [url for url in asked if not url.startswith("data:")] == [(folder / "report.html").as_uri()]
+    assert [url for url in asked if not url.startswith("data:")] == [
+        (folder / "report.html").as_uri()
+    ]
     bad = ("Log.entryAdded", "Runtime.exceptionThrown", "Runtime.consoleAPICalled")
     assert [event for event in browser.events if event.get("method") in bad] == []
     dark = browser.value("getComputedStyle(document.body).backgroundColor")
@@ -88,7 +92,9 @@ def test_print_shows_whole_tables(browser, folder):
         hidden = "[...document.querySelectorAll('.scroll')].map(e => getComputedStyle(e).overflowX)"
         assert set(browser.value(hidden)) == {"visible"}
         assert browser.value("getComputedStyle(document.querySelector('nav')).display") == "none"
-        assert browser.value("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+        assert (
+            browser.value("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+        )
         pages = browser.ask("Page.printToPDF")["data"]
         assert len(pages) > 20_000
     finally:

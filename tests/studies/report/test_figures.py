@@ -43,13 +43,15 @@ class Figures(dict):
             return tmp_path / f"{name}.png"
 
         monkeypatch.setattr(drawings, "save", save)
-        self.study, self.captions = read_study(record), {}
+        self.study = read_study(record)
+        self.captions = {}
         draw = FigureBuilder(self.study, tmp_path)
         comparison = derive(self.study, read_losses(self.study, "long", GROUP))
         pictures = [draw.by_length, draw.gain, draw.differences, draw.learned]
         for picture in [*(one(comparison) for one in pictures), *draw.each_alone(comparison)]:
             self.captions[picture.name] = picture.caption
-        self.comparison, self.draw = comparison, draw
+        self.comparison = comparison
+        self.draw = draw
 
 
 @pytest.fixture(scope="module")
@@ -123,9 +125,12 @@ def test_one_panel_per_variant_shows_the_others_the_baseline_and_the_exposure(re
     for title, strip in zip(axes, strips, strict=True):
         last = 64 if title.get_title(loc="left") == "window" else L0
         spans = [part.get_extents() for bars in strip.collections for part in bars.get_paths()]
-        rows = [max((box.x1 for box in spans if row < box.y0 < row + 1), default=0) for row in (0, 1)]
+        rows = [
+            max((box.x1 for box in spans if row < box.y0 < row + 1), default=0) for row in (0, 1)
+        ]
         low = strip.get_xlim()[0]
-        assert rows == [pytest.approx(last) if last > low else 0, pytest.approx(L0)]  # distances, positions
+        # distances, positions
+        assert rows == [pytest.approx(last) if last > low else 0, pytest.approx(L0)]
 
 
 def test_net_gain_begins_at_the_training_length(record, figures):
@@ -160,7 +165,9 @@ def test_symlog_ticks_cover_the_data_without_crowding(span):
     low, high = span
     line = Curve("a", [256.0, 512.0, 1024.0], [0.0, low, high])
     (axes,) = joint_figure([line], ReferenceLines(256, band=0.02), FigureText("t", "s"), "y").axes
-    inside = [tick for tick in axes.get_yticks() if min(low, 0) - 0.02 <= tick <= max(high, 0) + 0.02]
+    inside = [
+        tick for tick in axes.get_yticks() if min(low, 0) - 0.02 <= tick <= max(high, 0) + 0.02
+    ]
     assert len(inside) >= 3 and 0 in inside
     at = sorted(axes.transData.transform([(256, tick) for tick in axes.get_yticks()])[:, 1])
     assert min(np.diff(at)) >= 0.07 * axes.bbox.height
@@ -179,7 +186,9 @@ def test_differences_are_sorted_dots_with_intervals(record, figures):
             here = [points(line) for line in lines(axes) if points(line)[0][1] == row]
             assert [pytest.approx((value, row))] in here
             labels = [text.get_text() for text in axes.texts if text.xy == (1, row)]
-            assert labels == [f"{round(value, 3) + 0.0:+.3f}".translate(MINUS).replace("+0.000", "0.000")]
+            assert labels == [
+                f"{round(value, 3) + 0.0:+.3f}".translate(MINUS).replace("+0.000", "0.000")
+            ]
             bars = [line for line in here if len(line) == 2]
             if math.isnan(own[name].low):
                 assert bars == []
@@ -205,7 +214,9 @@ def test_intervals_wider_than_the_range_of_points_are_omitted_and_counted(monkey
     record = results(schemes=("rope", "none", "alibi"))
     (cell,) = [c for c in record["cells"] if c["id"] == "scheme=rope,seed=1"]
     (row,) = [
-        r for r in cell["evaluations"]["long"]["cells"] if (r["method"], r["length"]) == ("trained", 512)
+        r
+        for r in cell["evaluations"]["long"]["cells"]
+        if (r["method"], r["length"]) == ("trained", 512)
     ]
     row["unit_nll"] = [value + 1.5 for value in row["unit_nll"]]
     figures = Figures(record, monkeypatch, tmp_path)
@@ -236,7 +247,9 @@ def test_captions_and_notes_mention_only_intervals_that_are_drawn(how, monkeypat
     figures = Figures(results(**how, schemes=("rope", "alibi", "fox")), monkeypatch, tmp_path)
     for name in ("nll_by_length", "nll_by_length_each", "net_gain", "difference"):
         labels = figures.captions[name] + " ".join(text.get_text() for text in figures[name].texts)
-        assert "Bars" not in labels and "interval" not in labels.replace("without intervals", ""), name
+        assert "Bars" not in labels and "interval" not in labels.replace("without intervals", ""), (
+            name
+        )
     assert not any(one.bars for one in named(figures["nll_by_length"].axes[0]).values())
 
 
@@ -247,7 +260,9 @@ def test_figures_of_tasks_attention_and_positions_show_the_measured_numbers(monk
         section(read_other(figures.study, name, GROUP), figures.draw)
 
     def cells(scheme, evaluation):
-        found = [c for c in record["cells"] if c["axes"]["scheme"] == scheme and c["status"] == "done"]
+        found = [
+            c for c in record["cells"] if c["axes"]["scheme"] == scheme and c["status"] == "done"
+        ]
         return [c["evaluations"][evaluation] for c in found]
 
     (axes,) = figures["passkey_accuracy"].axes
@@ -256,10 +271,14 @@ def test_figures_of_tasks_attention_and_positions_show_the_measured_numbers(monk
         depths = {}
         for one in cells(scheme, "passkey"):
             for cell in one["cells"]:
-                shares[cell["length"]] += [100 * cell["accuracy"]] if cell["method"] == "trained" else []
+                shares[cell["length"]] += (
+                    [100 * cell["accuracy"]] if cell["method"] == "trained" else []
+                )
             for spot in one["by_depth"]:
                 if spot["method"] == "trained":
-                    depths.setdefault((spot["length"], spot["where"]), []).append(spot["share"]["share"])
+                    depths.setdefault((spot["length"], spot["where"]), []).append(
+                        spot["share"]["share"]
+                    )
         means = [np.mean(values) for values in shares.values()]
         found = named(axes)[scheme]
         close(found.points, list(shares), means)
@@ -272,7 +291,8 @@ def test_figures_of_tasks_attention_and_positions_show_the_measured_numbers(monk
         assert 0 <= heat.get_position().x0 < heat.get_position().x1 <= 1
         at = sorted({depth for _, depth in depths})
         for (length, depth), values in depths.items():
-            x, y = list(shares).index(length), at.index(depth)
+            x = list(shares).index(length)
+            y = at.index(depth)
             (square,) = [p for p in heat.patches if p.get_xy() == (x - 0.5, y - 0.5)]
             (text,) = [t.get_text() for t in heat.texts if t.get_position() == (x, y)]
             assert to_hex(square.get_facecolor()) == to_hex(colormaps["cividis"](np.mean(values)))
@@ -280,7 +300,9 @@ def test_figures_of_tasks_attention_and_positions_show_the_measured_numbers(monk
         assert [t.get_text() for t in heat.get_xticklabels()] == ["128", "256", "512", "1,024"]
         headings = {"first_token": "mass on the first token", "logit_max": "largest logit"}
         for measure, heading in headings.items():
-            (panel,) = [a for a in figures["attention_attention"].axes if a.get_title(loc="left") == heading]
+            (panel,) = [
+                a for a in figures["attention_attention"].axes if a.get_title(loc="left") == heading
+            ]
             rows = [
                 [
                     c["value"]
@@ -301,7 +323,9 @@ def test_figures_of_tasks_attention_and_positions_show_the_measured_numbers(monk
 
 def test_a_sweep_shows_means_and_seeds_and_rings_the_best(tmp_path):
     study = read_study(plot_sweep.read_results(make_study(tmp_path)))
-    figure = plot_sweep.draw(plot_sweep.read_sweeps(study, "held-out", "rate", "width"), "rate", "width")
+    figure = plot_sweep.draw(
+        plot_sweep.read_sweeps(study, "held-out", "rate", "width"), "rate", "width"
+    )
     rates = sorted(map(float, VALUES))
     for axes, scheme in zip(figure.axes, ("a", "b"), strict=True):
         assert axes.get_title(loc="left") == scheme and axes.get_xlabel() == "rate"
@@ -323,7 +347,8 @@ def test_training_curves_show_the_logged_metrics(tmp_path):
     other = read_curves(make_run(tmp_path / "other", loss=lambda step: 4.0 + step % 2), "$other$")
     figure = training_figure([one, other], 0.1)
     loss, *panels, rate = figure.axes
-    steps, tokens = np.arange(1, 41), 100.0 * np.arange(1, 41)
+    steps = np.arange(1, 41)
+    tokens = 100.0 * np.arange(1, 41)
     assert [end.name for end in ends(loss)] == ["$other$", "one"]
     for name, values in (("one", 8 / steps), ("$other$", 4.0 + steps % 2)):
         found = named(loss)[name]
@@ -338,5 +363,8 @@ def test_training_curves_show_the_logged_metrics(tmp_path):
         close(shown(rate, end.color).points, tokens, 1e-3 * steps)
         for panel, nll in zip(panels, ((2.0, 2.0), (3.3, 3.4)), strict=True):
             close(shown(panel, end.color).points, (3000, 4000), nll)
-    assert [panel.get_title(loc="left")[:15] for panel in panels] == ["held out, 1 × L", "held out, 2 × L"]
+    assert [panel.get_title(loc="left")[:15] for panel in panels] == [
+        "held out, 1 × L",
+        "held out, 2 × L",
+    ]
     assert all(axes.get_ylabel() for axes in (loss, panels[0], rate)) and rate.get_xlabel()

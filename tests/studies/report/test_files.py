@@ -8,7 +8,9 @@ from tests.studies.synthetic import results
 
 
 def test_the_same_results_give_the_same_bytes(tmp_path):
-    one, other = (write_report(results(schemes=("rope",)), tmp_path / name) for name in ("one", "other"))
+    one, other = (
+        write_report(results(schemes=("rope",)), tmp_path / name) for name in ("one", "other")
+    )
     assert [file.name for file in one] == [file.name for file in other]
     assert sorted(file for file in (tmp_path / "one").rglob("*") if file.is_file()) == sorted(one)
     for a, b in zip(one, other, strict=True):

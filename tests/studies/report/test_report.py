@@ -24,7 +24,11 @@ class Page(HTMLParser):
 
     def __init__(self, text: str):
         super().__init__()
-        self.ids, self.links, self.open, self.tags, self.text = [], [], [], [], []
+        self.ids = []
+        self.links = []
+        self.open = []
+        self.tags = []
+        self.text = []
         self.feed(text)
 
     def handle_starttag(self, tag, attrs):
@@ -88,7 +92,10 @@ def test_the_page_is_well_formed_and_accessible(page):
 
 def test_every_figure_color_has_a_dark_counterpart(written):
     for file in (written[0] / "figures").glob("*.svg"):
-        used = {color.lower() for color in re.findall(r"#[0-9a-fA-F]{6}\b", file.read_text(encoding="utf-8"))}
+        used = {
+            color.lower()
+            for color in re.findall(r"#[0-9a-fA-F]{6}\b", file.read_text(encoding="utf-8"))
+        }
         assert used <= set(DARK), file.name
 
 
@@ -108,22 +115,33 @@ def test_dark_text_colors_have_enough_contrast():
 
 def test_the_lead_states_the_findings(page):
     text = " ".join("".join(page.text).split())
-    assert "alibi and window held to 4,096; rope + yarn held to 512; rope, none and sinusoidal broken" in text
+    assert (
+        "alibi and window held to 4,096; rope + yarn held to 512; rope, none and sinusoidal broken"
+        in text
+    )
     assert "fewer than 3 training seeds: fox (1 seed)" in text
     assert "9 clusters (18 documents)" in text and "Few clusters" in text
     assert "Of 20 cells 1 failed" in text and "the loss is not finite at step 17" in text
     assert "its positions end after 256 tokens" in text
-    trained, longest = (text[text.index(f"NLL minus that of rope at {n}") :] for n in ("256", "4,096"))
+    trained, longest = (
+        text[text.index(f"NLL minus that of rope at {n}") :] for n in ("256", "4,096")
+    )
     assert re.match(r"[^:]+16 comparisons\): higher \(worse\) for .*none \(\+0\.1", trained)
     worse, better = longest[: longest.index("Point")].split("; ")[:2]
     assert "16 comparisons): higher (worse) for sinusoidal (+2.5" in worse
-    assert better.startswith("lower (better) for") and "none (−0.4" in better and "alibi (−2.1" in better
+    assert (
+        better.startswith("lower (better) for")
+        and "none (−0.4" in better
+        and "alibi (−2.1" in better
+    )
     assert "same targets, simultaneous over 32 comparisons" in text
 
 
 def test_lengths_held_to_are_listed_from_the_longest_down(monkeypatch):
     monkeypatch.setitem(TRUTH, "none", (4.95, (0.0, 0.0, 0.9, 1.5)))
-    assert "none held to 1,024; rope + yarn held to 512" in findings_of(results(schemes=("rope", "none")))
+    assert "none held to 1,024; rope + yarn held to 512" in findings_of(
+        results(schemes=("rope", "none"))
+    )
 
 
 def test_no_claim_without_an_interval(page):
@@ -160,20 +178,29 @@ def test_the_absence_of_positive_gains_is_stated():
 
 
 def test_results_csv_has_one_row_per_number(written):
-    rows = list(csv.DictReader(io.StringIO((written[0] / "results.csv").read_text(encoding="utf-8"))))
+    rows = list(
+        csv.DictReader(io.StringIO((written[0] / "results.csv").read_text(encoding="utf-8")))
+    )
     found = {(r["variant"], r["metric"], r["length"], r["where"], r["seed"]): r for r in rows}
     assert len(found) == len(rows)
     delta, gain = (found["alibi", metric, "4096", "", ""] for metric in ("delta", "gain"))
     assert delta["verdict"] == "held" and float(delta["value"]) == pytest.approx(-0.03, abs=0.01)
     assert float(gain["value"]) == pytest.approx(-float(delta["value"])) and gain["seeds"] == "3"
-    assert (delta["family"], gain["family"], delta["level"], gain["units"]) == ("32", "1", "0.95", "9")
+    assert (delta["family"], gain["family"], delta["level"], gain["units"]) == (
+        "32",
+        "1",
+        "0.95",
+        "9",
+    )
     seeds = [float(found["alibi", "nll", "4096", "", seed]["value"]) for seed in "012"]
     assert np.mean(seeds) == pytest.approx(float(found["alibi", "nll", "4096", "", ""]["value"]))
     assert float(found["alibi", "difference", "4096", "", ""]["high"]) < 0
     assert gain["targets_hash"] == "7a" * 32 and gain["protocol"] == "fixed-targets"
     fox = found["fox", "delta", "4096", "", ""]
     assert fox["value"] and fox["low"] == fox["high"] == "" and fox["verdict"] == "points only"
-    assert found["learned", "failure", "512", "", ""]["note"] == "its positions end after 256 tokens"
+    assert (
+        found["learned", "failure", "512", "", ""]["note"] == "its positions end after 256 tokens"
+    )
     assert ("learned", "nll", "512", "", "") not in found
 
 
@@ -222,6 +249,13 @@ def test_a_second_evaluation_has_its_own_figures_and_sections(blank_figures, tmp
             cell["evaluations"]["valid"] = copy.deepcopy(cell["evaluations"]["long"])
     record["study"]["report"]["primary"] = "valid"
     files = {file.name for file in write_report(record, tmp_path)}
-    assert {"nll_by_length.png", "long_nll_by_length.png", "difference.svg", "long_difference.svg"} <= files
+    assert {
+        "nll_by_length.png",
+        "long_nll_by_length.png",
+        "difference.svg",
+        "long_difference.svg",
+    } <= files
     text = (tmp_path / "report.md").read_text(encoding="utf-8")
-    assert text.index("## NLL by context length (valid)") < text.index("## NLL by context length (long)")
+    assert text.index("## NLL by context length (valid)") < text.index(
+        "## NLL by context length (long)"
+    )

@@ -84,19 +84,23 @@ def test_change_and_gain_use_paired_differences(record, comparison, length):
     mean, half = two_way(-shift)
     assert (gain.value, gain.half) == (pytest.approx(mean), pytest.approx(half))
     bound = comparison.value("rope + yarn", "delta_upper", length)
-    assert bound == pytest.approx(-(mean - half))  # a one-sided 97.5% bound is an end of a 95% interval
+    # a one-sided 97.5% bound is an end of a 95% interval
+    assert bound == pytest.approx(-(mean - half))
 
 
 def test_scheme_difference_uses_independent_seeds(record, comparison):
     found = {(row.variant, row.length): row for row in comparison.select("difference")}
-    a, b = raw(record, "alibi", "trained", 4096), raw(record, "rope", "trained", 4096)
+    a = raw(record, "alibi", "trained", 4096)
+    b = raw(record, "rope", "trained", 4096)
     assert comparison.difference_family == 8 * 2  # all variants but the baseline, primary lengths
     units = (a.mean(0) - b.mean(0)).tolist()
     parts = [(x.mean(1).var(ddof=1) / 3, 2) for x in (a, b)] + [(np.var(units, ddof=1) / 9, 8)]
     one = found["alibi", 4096]
     assert one.value == pytest.approx(np.mean(units)) and not one.note
     assert one.half == pytest.approx(welch(parts, 16))
-    assert ("rope", 4096) not in found and ("learned", 4096) not in found and ("learned", 256) in found
+    assert (
+        ("rope", 4096) not in found and ("learned", 4096) not in found and ("learned", 256) in found
+    )
 
 
 def test_two_methods_on_the_same_checkpoints_are_paired_by_seed(record, comparison):
@@ -142,8 +146,15 @@ def test_no_length_is_held_beyond_one_that_is_not_held():
                 for r in cell["evaluations"]["long"]["cells"]
                 if r["method"] == "trained" and r["length"] == 1024
             )
-            row["unit_nll"] = [v + 0.021 * (1 + 0.6 * (-1) ** j) for j, v in enumerate(row["unit_nll"])]
-    assert verdicts(derived(record), "window") == ["held", "inconclusive", "inconclusive", "inconclusive"]
+            row["unit_nll"] = [
+                v + 0.021 * (1 + 0.6 * (-1) ** j) for j, v in enumerate(row["unit_nll"])
+            ]
+    assert verdicts(derived(record), "window") == [
+        "held",
+        "inconclusive",
+        "inconclusive",
+        "inconclusive",
+    ]
 
 
 def test_no_length_is_held_beyond_one_without_a_number():
@@ -165,7 +176,8 @@ def test_context_reach_is_tested_from_the_longest_downwards():
     """Reach = where every longer length is surely no better by the tolerance."""
     found = derived(results(noise=1e-4))
     for name in filter(found.claims, found.names):
-        change, reach = (0.0, *truth(name)), None
+        change = (0.0, *truth(name))
+        reach = None
         for n in reversed(range(len(LENGTHS) - 1)):
             if any(change[n] - change[m] >= 0.02 for m in range(n + 1, len(LENGTHS))):
                 break
@@ -180,18 +192,22 @@ def test_context_reach_is_tested_from_the_longest_downwards():
 
 def test_reach_stops_at_the_first_failure():
     record = results(noise=1e-5, schemes=("rope", "alibi"))
-    bumps = {256: 0.0, 512: -0.2, 1024: 0.0, 2048: 0.3, 4096: 0.0}  # at 4096 far better than at 2048
+    # at 4096 far better than at 2048
+    bumps = {256: 0.0, 512: -0.2, 1024: 0.0, 2048: 0.3, 4096: 0.0}
     for cell in record["cells"]:
         if cell["axes"]["scheme"] == "alibi":
             for row in cell["evaluations"]["long"]["cells"]:
                 row["unit_nll"] = [5.0 + bumps[row["length"]] + 1e-4 * j for j in range(9)]
-    assert derived(record).value("alibi", "context_reach") is None  # though from 512 none longer is better
+    # though from 512 none longer is better
+    assert derived(record).value("alibi", "context_reach") is None
 
 
 def test_too_few_units_or_seeds_are_points():
     for record in (results(units=5), results(seeds=2)):
         comparison = derived(record)
-        assert {word for name in comparison.names for word in verdicts(comparison, name)} == {"points only"}
+        assert {word for name in comparison.names for word in verdicts(comparison, name)} == {
+            "points only"
+        }
         assert all(math.isnan(row.low) for row in comparison.select("difference"))
         assert not comparison.select("held_to") and not comparison.select("break_point")
 
@@ -199,8 +215,10 @@ def test_too_few_units_or_seeds_are_points():
 def test_pooled_seed_variance_only_by_declaration(record):
     declared = copy.deepcopy(record)
     declared["study"]["report"]["pool_seed_variance"] = True
-    plain, pooled = derived(record), derived(declared)
-    names, shifts = [name for name in plain.names if plain.claims(name)], []
+    plain = derived(record)
+    pooled = derived(declared)
+    names = [name for name in plain.names if plain.claims(name)]
+    shifts = []
     for name in plain.names:
         if name not in ("learned", "fox"):  # one has no such length, the other one seed
             scheme, method = ("rope", "yarn") if name == "rope + yarn" else (name, "trained")
@@ -261,7 +279,10 @@ def test_results_on_other_tokens_or_settings_are_excluded(record, key, value, wo
     cell = next(c for c in other["cells"] if c["id"] == "scheme=none,seed=1")
     cell["evaluations"]["long"][key] = value
     found = derived(other).losses
-    assert words in found.excluded["scheme=none,seed=1"] and set(found.nll["none", 256]) == {"0", "2"}
+    assert words in found.excluded["scheme=none,seed=1"] and set(found.nll["none", 256]) == {
+        "0",
+        "2",
+    }
 
 
 def rows(record: dict, scheme: str, seed: int, method: str, lengths=LENGTHS) -> list[dict]:
@@ -293,7 +314,12 @@ def test_a_method_that_fails_everywhere_does_not_affect_the_others(record):
     other = copy.deepcopy(record)
     for seed in range(3):
         for row in rows(other, "rope", seed, "yarn"):
-            row |= {"nll": None, "unit_nll": None, "failure": "the loss is not finite", "exists": True}
+            row |= {
+                "nll": None,
+                "unit_nll": None,
+                "failure": "the loss is not finite",
+                "exists": True,
+            }
     found = derived(other)
     assert {row.metric for row in found.rows.values() if row.variant == "rope + yarn"} == {
         "failure", "nll_as_trained", "unigram_nll",
@@ -303,11 +329,15 @@ def test_a_method_that_fails_everywhere_does_not_affect_the_others(record):
 
 @pytest.mark.parametrize("off, has_verdict", [(0.0019, True), (0.0021, False), (-0.0021, False)])
 @pytest.mark.parametrize("where", ["trained", "yarn"])
-def test_no_verdict_where_bfloat16_is_off_by_a_tenth_of_the_tolerance(record, off, has_verdict, where):
+def test_no_verdict_where_bfloat16_is_off_by_a_tenth_of_the_tolerance(
+    record, off, has_verdict, where
+):
     other = copy.deepcopy(record)
     rows(other, "rope", 1, where, [512])[0]["bfloat16_minus_float32"] = off
     found = derived(other)
-    assert set(verdicts(found, "rope + yarn")) == ({"held", "broken"} if has_verdict else {"inconclusive"})
+    assert set(verdicts(found, "rope + yarn")) == (
+        {"held", "broken"} if has_verdict else {"inconclusive"}
+    )
     assert ("bfloat16" in " ".join(lead(found))) != has_verdict
     assert found.value("alibi", "held_to") == 4096
     if where == "yarn":  # as trained it is exact
@@ -344,7 +374,10 @@ def test_other_axes_form_groups_that_are_compared_separately():
         (lambda r: r.update(format=2), "format 2"),
         (lambda r: r.pop("cells"), "not a results file"),
         (lambda r: r["study"]["report"].update(baseline="rop"), "report.baseline=rop"),
-        (lambda r: r["study"]["variants"].update(x={"scheme": "nix", "method": "yarn"}), r"x \(scheme nix\)"),
+        (
+            lambda r: r["study"]["variants"].update(x={"scheme": "nix", "method": "yarn"}),
+            r"x \(scheme nix\)",
+        ),
     ],
 )
 def test_invalid_results_files_are_rejected(record, change, words):

@@ -21,7 +21,9 @@ def test_accuracy_is_recipe_b_over_seeds_and_haystacks(record):
     found = read_other(read_study(record), "passkey", ())
     shares = np.array(
         [
-            next(c for c in cell["evaluations"]["passkey"]["cells"] if c["length"] == 256)["unit_accuracy"]
+            next(c for c in cell["evaluations"]["passkey"]["cells"] if c["length"] == 256)[
+                "unit_accuracy"
+            ]
             for cell in record["cells"]
             if cell["axes"]["scheme"] == "window"
         ]
@@ -68,7 +70,8 @@ def test_attention_is_the_mean_over_layers_heads_and_seeds(record):
         for cell in record["cells"]
         if cell["axes"]["scheme"] == "rope"
         for row in cell["evaluations"]["attention"]["cells"]
-        if (row["method"], row["length"], row["measure"], row["layer"]) == ("yarn", 512, "logit_std", None)
+        if (row["method"], row["length"], row["measure"], row["layer"])
+        == ("yarn", 512, "logit_std", None)
     ]
     assert len(values) == 3
     assert found.value("rope + yarn", "logit_std", 512) == pytest.approx(np.mean(values))
@@ -112,7 +115,8 @@ def test_the_report_has_a_section_and_figures_for_each(record, vector_figures, t
 def test_accuracies_significantly_above_chance_are_shaded(record):
     found = read_other(read_study(record), "passkey", ())
     del found.rows["alibi", "accuracy", LENGTHS[-1], (), ""]
-    table, tones = tables.accuracy(found), set()
+    table = tables.accuracy(found)
+    tones = set()
     for variant, *cells in table.rows:
         for length, cell in zip(LENGTHS, cells, strict=True):
             one = found.get(variant, "accuracy", length)

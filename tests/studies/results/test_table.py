@@ -16,18 +16,25 @@ from tests.studies.synthetic import L0, LENGTHS, results
 
 def test_every_derived_column_of_the_rows_by_hand():
     record = results(seen=2)
-    comparison, family = derived(record), 9 * 4 - 4
+    comparison = derived(record)
+    family = 9 * 4 - 4
     found = wide(read_study(record), comparison)
     unigram = np.mean(record["cells"][0]["evaluations"]["long"]["unigram_unit_nll"])
     weights = [64 * (6 + j % 3) for j in range(9)]
     for name, method in (("rope", "trained"), ("rope + yarn", "yarn"), ("window", "trained")):
         scheme = "window" if name == "window" else "rope"
-        base, words = raw(record, scheme, "trained", L0), {}
+        base = raw(record, scheme, "trained", L0)
+        words = {}
         uppers = {n: upper_of(raw(record, scheme, method, n) - base) for n in LENGTHS}
         for length in LENGTHS:
-            row, nll = found[name, length], raw(record, scheme, method, length)
+            row = found[name, length]
+            nll = raw(record, scheme, method, length)
             pooled = np.average(nll, axis=1, weights=weights).mean()
-            expected = {"nll_pooled": pooled, "perplexity": math.exp(pooled), "bits_per_byte": pooled / 2.3}
+            expected = {
+                "nll_pooled": pooled,
+                "perplexity": math.exp(pooled),
+                "bits_per_byte": pooled / 2.3,
+            }
             expected |= {"nll": nll.mean(), "nll_as_trained": base.mean(), "unigram_nll": unigram}
             ends_of(expected, "nll", *two_way(nll))
             expected["delta"], expected["gain"] = (nll - base).mean(), (base - nll).mean()
@@ -37,7 +44,9 @@ def test_every_derived_column_of_the_rows_by_hand():
                 expected["delta_upper"] = uppers[length]
             if length > L0:
                 held = all(upper < 0.02 for n, upper in uppers.items() if n <= length)
-                word = "broken" if expected["delta_low"] > 0.02 else "held" if held else "inconclusive"
+                word = (
+                    "broken" if expected["delta_low"] > 0.02 else "held" if held else "inconclusive"
+                )
                 assert row["verdict"] == word
                 words[length] = word
             if length in (256, 4096) and name != "rope":
@@ -46,8 +55,14 @@ def test_every_derived_column_of_the_rows_by_hand():
                 if scheme == "rope" and (nll != other).any():
                     ends_of(expected, "difference", *two_way(nll - other, 16))
             for key, value in expected.items():
-                assert float(row[key]) == pytest.approx(value, rel=1e-6, abs=1e-9), (name, length, key)
-        held, broken = ([n for n, word in words.items() if word == one] for one in ("held", "broken"))
+                assert float(row[key]) == pytest.approx(value, rel=1e-6, abs=1e-9), (
+                    name,
+                    length,
+                    key,
+                )
+        held, broken = (
+            [n for n, word in words.items() if word == one] for one in ("held", "broken")
+        )
         assert comparison.value(name, "held_to") == max(held, default=None)
         assert comparison.value(name, "break_point") == min(broken, default=None)
         assert bool(comparison.select("difference", name)) == (name != "rope")
@@ -64,7 +79,11 @@ def wide(study, comparison) -> dict[tuple[str, int], dict]:
         at_all = metric in ("nll_as_trained", "unigram_nll")
         for length in LENGTHS if at_all else [int(row["length"])] if row["length"] else []:
             one = found.setdefault((row["variant"], length), {})
-            one |= {metric: row["value"], f"{metric}_low": row["low"], f"{metric}_high": row["high"]}
+            one |= {
+                metric: row["value"],
+                f"{metric}_low": row["low"],
+                f"{metric}_high": row["high"],
+            }
             one |= {"verdict": row["verdict"]} if metric == "delta" else {}
     return found
 
@@ -79,7 +98,8 @@ def upper_of(shift: np.ndarray) -> float:
 
 def test_every_derived_column_of_the_tables_by_hand():
     record = results()
-    comparison, study = derived(record), read_study(record)
+    comparison = derived(record)
+    study = read_study(record)
 
     def cells(table):
         texts = [[getattr(one, "text", one) for one in row] for row in table.rows]
@@ -89,7 +109,8 @@ def test_every_derived_column_of_the_tables_by_hand():
         mean, half = two_way(values, family)
         return f"{mean:+.3f} [{mean - half:+.3f}, {mean + half:+.3f}]".replace("-", "−")
 
-    base, last = raw(record, "none", "trained", L0), raw(record, "none", "trained", 4096)
+    base = raw(record, "none", "trained", L0)
+    last = raw(record, "none", "trained", 4096)
     unigram = np.mean(record["cells"][0]["evaluations"]["long"]["unigram_unit_nll"])
     pooled = np.average(base, axis=1, weights=comparison.losses.targets).mean()
     row = cells(tables.overview(comparison))["none"]
@@ -113,7 +134,11 @@ def test_every_derived_column_of_the_tables_by_hand():
     rope = cells(tables.costs(study, GROUP, comparison))["rope"]
     assert rope["parameters"] == "1,245,097" and rope["tokens"] == "2,048,000"  # of cells 0, 1, 2
     assert rope["training FLOPs"] == "1.66e+13" and rope["FLOPs per token"] == "8.1e+06"
-    assert rope["tokens/s"] == "5,990" and rope["seconds"] == "301" and rope["last training loss"] == "4.610"
+    assert (
+        rope["tokens/s"] == "5,990"
+        and rope["seconds"] == "301"
+        and rope["last training loss"] == "4.610"
+    )
     assert rope["peak memory, MiB"] == f"{9e8 / 2**20:.0f}"
     rows = tables.seen_units(derived(results(seen=2))).rows
     (row,) = [row for row in rows if row[0] == "rope" and "not in" in row[1]]

@@ -18,7 +18,9 @@ from training.logging.metrics_file import MetricsFile
 from training.run.directory import MANIFEST
 
 
-def make_run(folder, steps=range(1, 41), length=16, tokenizer="a", loss=lambda step: 8 / step, lineage=()):
+def make_run(
+    folder, steps=range(1, 41), length=16, tokenizer="a", loss=lambda step: 8 / step, lineage=()
+):
     """A run directory as training leaves it: killed after the last step and resumed at half of it."""
     folder.mkdir(parents=True)
     (folder / "settings.yaml").write_text(
@@ -40,7 +42,9 @@ def make_run(folder, steps=range(1, 41), length=16, tokenizer="a", loss=lambda s
         for step in (step for step in steps if step > half):
             log.write(step, **metrics(step))
             if step % 10 == 0:
-                log.write(step, "validation", nll={length: 2.0, 2 * length: 3.0 + step / 100}, targets=64)
+                log.write(
+                    step, "validation", nll={length: 2.0, 2 * length: 3.0 + step / 100}, targets=64
+                )
         log.write(half + 5, "change", overrides=["model.position.scaling={name: drop}"])
         log.write(half + 9, "change", overrides=[], length=2 * length, batch_size=4)
         log.write(half + 10, "change", overrides=[])  # the learning rate rises again
@@ -52,9 +56,12 @@ def texts(figure) -> str:
 
 
 def test_the_last_line_of_a_step_counts(tmp_path):
-    run = read_curves(make_run(tmp_path / "run", loss=lambda step: math.inf if step == 30 else 8 / step), "r")
+    run = read_curves(
+        make_run(tmp_path / "run", loss=lambda step: math.inf if step == 30 else 8 / step), "r"
+    )
     assert run.steps.tolist() == list(range(1, 41)) and run.train_length == 16
-    assert run.loss[:29].tolist() == [8 / step for step in range(1, 30)]  # none of the first attempt's
+    # none of the first attempt's
+    assert run.loss[:29].tolist() == [8 / step for step in range(1, 30)]
     assert np.flatnonzero(np.isnan(run.loss)).tolist() == [29] and run.skipped == [30]
     assert set(run.attempts[:21]) == {2} and set(run.attempts[21:]) == {3}
     assert run.resumed == [0, 21] and run.changes == [(26, "model.position.scaling={name: drop}")]
@@ -75,33 +82,52 @@ def test_moving_means_equal_a_loop_and_do_not_cross_changes(tmp_path):
     run = read_curves(make_run(tmp_path / "run", loss=lambda step: 1.0 if step <= 26 else 5.0), "r")
     smooth, width = run.smoothed(0.5)
     assert width == 20 and smooth.tolist() == [1.0] * 26 + [5.0] * 14
-    run = read_curves(make_run(tmp_path / "long", loss=lambda step: 1.0 if step <= 30 else 5.0), "r")
+    run = read_curves(
+        make_run(tmp_path / "long", loss=lambda step: 1.0 if step <= 30 else 5.0), "r"
+    )
     assert run.smoothed(0.5)[0].tolist() == [1.0] * 30 + [5.0] * 10
 
 
 def test_plot_run_writes_the_figure_and_its_numbers(tmp_path, monkeypatch, capsys):
     one = make_run(tmp_path / "a" / "run", steps=range(1, 41))
-    other = make_run(tmp_path / "b" / "run", steps=range(1, 21), loss=lambda step: 4.0, tokenizer="b")
+    other = make_run(
+        tmp_path / "b" / "run", steps=range(1, 21), loss=lambda step: 4.0, tokenizer="b"
+    )
     monkeypatch.setattr(
         sys, "argv", ["plot_run.py", str(one), str(other), "--out", str(tmp_path / "f" / "x.png")]
     )
     assert plot_run.main() == 0
     output = capsys.readouterr().err
     assert "the tokenizers differ" in output
-    assert [f"{tmp_path}/f/x.{end}" in output.splitlines() for end in ("png", "svg", "csv")] == [True] * 3
-    assert (tmp_path / "f" / "x.png").stat().st_size > 10_000 and (tmp_path / "f" / "x.svg").exists()
+    assert [f"{tmp_path}/f/x.{end}" in output.splitlines() for end in ("png", "svg", "csv")] == [
+        True
+    ] * 3
+    assert (tmp_path / "f" / "x.png").stat().st_size > 10_000 and (
+        tmp_path / "f" / "x.svg"
+    ).exists()
     with open(tmp_path / "f" / "x.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert {row["run"] for row in rows} == {"a/run", "b/run"}
-    found = {(row["measure"], row["length"], row["step"]): row for row in rows if row["run"] == "a/run"}
-    assert float(found["loss", "", "40"]["value"]) == 0.2 and found["loss", "", "40"]["tokens"] == "4000"
+    found = {
+        (row["measure"], row["length"], row["step"]): row for row in rows if row["run"] == "a/run"
+    }
+    assert (
+        float(found["loss", "", "40"]["value"]) == 0.2
+        and found["loss", "", "40"]["tokens"] == "4000"
+    )
     assert float(found["held_out", "32", "40"]["value"]) == 3.4
     assert found["change", "", "26"]["value"] == "model.position.scaling={name: drop}"
     assert ("change", "", "31") not in found and ("window", "32", "30") in found
 
     runs = [read_curves(folder, name) for folder, name in ((one, "one"), (other, "other"))]
     output = texts(training_figure(runs, 0.02))
-    for part in ("one  0.200", "other  4.000", "held out, 1 × L0 = 16", "2 × L0 = 32", "tokenizers differ"):
+    for part in (
+        "one  0.200",
+        "other  4.000",
+        "held out, 1 × L0 = 16",
+        "2 × L0 = 32",
+        "tokenizers differ",
+    ):
         assert part in output, part
     assert "| resumed" in output and "change of positions" in output and "skipped" not in output
     assert (
@@ -127,7 +153,9 @@ def test_the_start_of_a_fork_is_marked(tmp_path):
 @pytest.mark.parametrize(("first", "left"), [(3.0, False), (40.0, True)])
 def test_clipped_lines_are_annotated_with_their_first_value(tmp_path, first, left):
     """From step 4 on, a tenth of the tokens, the loss falls from 2 to 1."""
-    run = read_curves(make_run(tmp_path / "run", loss=lambda s: first if s < 4 else 2 - s / 40), "run")
+    run = read_curves(
+        make_run(tmp_path / "run", loss=lambda s: first if s < 4 else 2 - s / 40), "run"
+    )
     axes = training_figure([run], 0).axes[0]
     low, high = axes.get_ylim()
     assert low < 1 and (high > first) == (not left)
@@ -152,14 +180,17 @@ def test_invalid_runs_are_rejected(tmp_path):
 
 def test_thinning_keeps_minima_and_maxima():
     rng = np.random.default_rng(0)
-    x, y = np.arange(100_000.0), rng.normal(size=100_000)
+    x = np.arange(100_000.0)
+    y = rng.normal(size=100_000)
     y[500:600] = math.nan
     short, drawn = thinned(x, y)
     assert len(short) == len(drawn) == 8000 and (short[0], short[-1]) == (0, 99_999)
     assert (np.diff(short) >= 0).all()
     assert (np.nanmin(drawn), np.nanmax(drawn)) == (np.nanmin(y), np.nanmax(y))
     assert np.isnan(drawn[40:48]).all() and np.isfinite(np.delete(drawn, np.s_[40:48])).all()
-    assert thinned(x[:8000], y[:8000])[1] is not None and len(thinned(x[:8000], y[:8000])[0]) == 8000
+    assert (
+        thinned(x[:8000], y[:8000])[1] is not None and len(thinned(x[:8000], y[:8000])[0]) == 8000
+    )
 
 
 @pytest.mark.parametrize(

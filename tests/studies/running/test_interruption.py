@@ -39,26 +39,32 @@ def whole(write_study, tmp_path_factory) -> Path:
     """A study of one cell that was not interrupted."""
     folder = tmp_path_factory.mktemp("whole")
     with pytest.MonkeyPatch.context() as monkeypatch:
-        assert call(monkeypatch, write_study(tokens=TOKENS), "--only", CELL, "--run-dir", folder) == 0
+        assert (
+            call(monkeypatch, write_study(tokens=TOKENS), "--only", CELL, "--run-dir", folder) == 0
+        )
     return folder
 
 
 def test_a_killed_study_resumes_to_the_same_results(
     whole, forked_commands, write_study, monkeypatch, tmp_path
 ):
-    file, folder = write_study(tokens=TOKENS), tmp_path / "killed"
+    file = write_study(tokens=TOKENS)
+    folder = tmp_path / "killed"
     arguments = [file, "--only", CELL]
     expected = 0.15 * written(whole)
     (tmp_path / "log").touch()
     argv = [str(ROOT / "study.py"), *map(str, arguments), "--run-dir", str(folder)]
-    child = forked(argv, tmp_path / "log", group=True)  # its commands are forks of it, and in its group
+    # its commands are forks of it, and in its group
+    child = forked(argv, tmp_path / "log", group=True)
     wait_until(lambda: written(folder) >= expected)
     os.killpg(child, signal.SIGKILL)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     assert not (folder / "results.json").exists() or results(folder)["cells"][0]["status"] != "done"
     assert call(monkeypatch, *arguments, "--run-dir", folder) == 0
     assert lasting(results(folder)) == lasting(results(whole))
-    attempts = [cell["timing"]["attempts"] for cell in results(folder)["cells"] if cell["status"] == "done"]
+    attempts = [
+        cell["timing"]["attempts"] for cell in results(folder)["cells"] if cell["status"] == "done"
+    ]
     assert len(attempts) == 1 and sum(attempts) > 1  # the training was killed
 
 
@@ -67,7 +73,8 @@ def test_a_study_killed_ten_times_resumes_to_the_same_results(write_study, tmp_p
     """Whole processes, SIGKILL for the group of the study; its commands, each in a session of its own, die
     with it."""
     file = write_study(tokens=6 * TOKENS)
-    whole, folder = tmp_path / "whole", tmp_path / "killed"
+    whole = tmp_path / "whole"
+    folder = tmp_path / "killed"
 
     def start(place: Path) -> subprocess.Popen:
         line = command(file, "--run-dir", place, "--jobs", "2")
@@ -80,12 +87,16 @@ def test_a_study_killed_ten_times_resumes_to_the_same_results(write_study, tmp_p
         )
 
     assert start(whole).wait() == 0
-    total, rng, kills = written(whole), random.Random(11), 0
+    total = written(whole)
+    rng = random.Random(11)
+    kills = 0
     for _ in range(10):
         expected = written(folder) + total * rng.uniform(0.01, 0.12)
         with start(folder) as process:
             wait_until(
-                lambda expected=expected, p=process: written(folder) >= expected or p.poll() is not None
+                lambda expected=expected, p=process: (
+                    written(folder) >= expected or p.poll() is not None
+                )
             )
             time.sleep(rng.uniform(0, 0.5))
             if process.poll() is None:
@@ -96,7 +107,8 @@ def test_a_study_killed_ten_times_resumes_to_the_same_results(write_study, tmp_p
     with start(folder) as process:
         assert process.wait() == 0
     assert lasting(results(folder)) == lasting(results(whole))
-    assert sum(cell["timing"]["attempts"] for cell in results(folder)["cells"]) > 4  # trainings were hit too
+    # trainings were hit too
+    assert sum(cell["timing"]["attempts"] for cell in results(folder)["cells"]) > 4
 
 
 def commands_of(folder: Path) -> list[str]:
@@ -119,10 +131,14 @@ def listed() -> list[str]:
     return found
 
 
-HELD = "import sys, time; print('begun', flush=True); open(sys.argv[1], 'w').close(); time.sleep(60)"
+HELD = (
+    "import sys, time; print('begun', flush=True); open(sys.argv[1], 'w').close(); time.sleep(60)"
+)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the kernel ties a command to its parent on Linux only")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="the kernel ties a command to its parent on Linux only"
+)
 def test_commands_exit_with_the_study(tmp_path):
     code = (
         "import os, pathlib, sys; from studies.running.processes import CommandRunner; "
@@ -139,7 +155,8 @@ def test_commands_exit_with_the_study(tmp_path):
 
 def test_stop_sends_sigint_and_kill_sends_sigkill(tmp_path):
     commands = CommandRunner()
-    mark, log = tmp_path / "mark", tmp_path / "log"
+    mark = tmp_path / "mark"
+    log = tmp_path / "log"
     deaf = (
         "import signal, sys, time; signal.signal(signal.SIGINT, lambda *_: print('asked', flush=True)); "
         "open(sys.argv[1], 'w').close(); time.sleep(60); time.sleep(60)"
@@ -161,7 +178,8 @@ def test_stop_sends_sigint_and_kill_sends_sigkill(tmp_path):
 def test_a_study_interrupted_by_a_signal_resumes_to_the_same_results(
     whole, forked_commands, write_study, monkeypatch, tmp_path
 ):
-    file, folder = write_study(tokens=TOKENS), tmp_path / "stopped"
+    file = write_study(tokens=TOKENS)
+    folder = tmp_path / "stopped"
     arguments = [file, "--only", CELL]
     argv = [*map(str, command(*arguments, "--run-dir", folder)[1:])]
     child = forked(argv, tmp_path / "log", group=True)

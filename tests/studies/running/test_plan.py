@@ -38,10 +38,18 @@ def load(tmp_path):
 def test_every_combination_is_a_cell_in_the_order_of_the_axes(load):
     cells = cells_of(load())
     expected = itertools.product(["rope", "none", "plain"], ["0", "7"], ["short", "long"])
-    assert [cell.id for cell in cells] == [f"scheme={a},seed={b},train_length={c}" for a, b, c in expected]
+    assert [cell.id for cell in cells] == [
+        f"scheme={a},seed={b},train_length={c}" for a, b, c in expected
+    ]
     assert [cell.index for cell in cells] == list(range(12))
     both = ("base.yaml", "training.tokens=1M")
-    assert cells[0].arguments == (*both, "a.yaml", "model.position.theta=500", "seed=0", "train_length=64")
+    assert cells[0].arguments == (
+        *both,
+        "a.yaml",
+        "model.position.theta=500",
+        "seed=0",
+        "train_length=64",
+    )
     assert cells[7].arguments == (*both, "b.yaml", "seed=7", "train_length=128")
     assert cells[8].arguments == (*both, "seed=0", "train_length=64")  # a label without overrides
 
@@ -63,7 +71,11 @@ def test_skip_excludes_cells_that_match_on_all_axes(load):
     skip = "\nskip: [{scheme: [rope, none], seed: 7}, {scheme: plain, train_length: [long]}]"
     left = {cell.id for cell in cells_of(load(TEXT + skip))}
     everything = {cell.id for cell in cells_of(load())}
-    out = {i for i in everything if ("plain" not in i and "seed=7" in i) or ("plain" in i and "long" in i)}
+    out = {
+        i
+        for i in everything
+        if ("plain" not in i and "seed=7" in i) or ("plain" in i and "long" in i)
+    }
     assert left == everything - out and len(out) == 6
     with pytest.raises(StudyError, match="skip"):
         cells_of(load(TEXT + "\nskip: [{seed: [0, 7]}]"))
@@ -81,7 +93,9 @@ def test_cells_of_the_first_seed_run_first(load):
 
 
 def test_dumped_settings_load_equal(load, tmp_path):
-    study = load(TEXT + "\nskip: [{scheme: rope, seed: 7}]\nvariants: {x: {scheme: rope, method: yarn}}")
+    study = load(
+        TEXT + "\nskip: [{scheme: rope, seed: 7}]\nvariants: {x: {scheme: rope, method: yarn}}"
+    )
     (tmp_path / "again.yaml").write_text(dump(study), encoding="utf-8")
     assert load_settings(StudySettings, [str(tmp_path / "again.yaml")]) == study
     assert study.report.pool_seed_variance is False  # only by declaration
@@ -122,12 +136,16 @@ def test_invalid_study_files_are_rejected(load, text):
 def test_all_problems_are_reported_together(load):
     with pytest.raises(ConfigError) as caught:
         load("grid: {seed: []}\nskip: [{sede: 0}]\nreport: {primary: long}")
-    assert all(word in str(caught.value) for word in ("grid.seed is empty", "skip.0.sede", "report.primary"))
+    assert all(
+        word in str(caught.value)
+        for word in ("grid.seed is empty", "skip.0.sede", "report.primary")
+    )
 
 
 def test_cells_that_extend_a_parent_have_its_settings(load, tmp_path, corpus):
     """Its shape, tokenizer and checkpoint, so that a second start recognizes a finished cell."""
-    parent, source = tmp_path / "parent", f'data.source={{name: files, path: "{corpus}"}}'
+    parent = tmp_path / "parent"
+    source = f'data.source={{name: files, path: "{corpus}"}}'
     shape = {"dim": 24, "layers": 2, "heads": 6, "kv_heads": 2, "ffn_dim": 40}
     settings = RunSettings(
         train_length=24,
@@ -140,7 +158,11 @@ def test_cells_that_extend_a_parent_have_its_settings(load, tmp_path, corpus):
     study = load("grid: {scheme: {linear: [model.position.scaling.name=linear]}}")
     study = study.model_copy(update={"base": [f"parent.run={parent}", "train_length=48", source]})
     (plan,) = StudyPlanner(study, tmp_path / "study", None, {}).plan(cells_of(study))
-    assert (plan.settings.model.dim, plan.settings.original_length, plan.settings.seed) == (24, 24, 1)
+    assert (plan.settings.model.dim, plan.settings.original_length, plan.settings.seed) == (
+        24,
+        24,
+        1,
+    )
     assert plan.settings.parent.hash == open_parent(parent).checkpoint.hash
     create_run(plan.run, plan.settings, ByteTokenizer(), ["test"])
     assert StudyPlanner(study, tmp_path / "study", None, {}).plan(cells_of(study)) == [plan]

@@ -28,7 +28,9 @@ NOVELS = load_settings(StudySettings, [str(ROOT / "configs" / "studies" / "novel
 
 def start(label: str, seed: int) -> dict:
     files = [str(ROOT / word) for word in NOVELS.grid["scheme"][label]]
-    settings = load_settings(RunSettings, [*files, "model.dim=32", "model.heads=4", "model.layers=4"])
+    settings = load_settings(
+        RunSettings, [*files, "model.dim=32", "model.heads=4", "model.layers=4"]
+    )
     model = Transformer(settings.model, 71, settings.train_length).initialize(seed)
     return {name: weight.detach() for name, weight in model.named_parameters()}
 
@@ -36,9 +38,12 @@ def start(label: str, seed: int) -> dict:
 @pytest.mark.parametrize("label", NOVELS.grid["scheme"])
 def test_schemes_of_a_seed_start_from_the_same_weights(label):
     """All weights but those that positions learn; they are most of the model, and depend on the seed."""
-    ours, theirs, other = start(label, 3), start("rope", 3), start("rope", 4)
+    ours = start(label, 3)
+    theirs = start("rope", 3)
+    other = start("rope", 4)
     shared = ours.keys() & theirs.keys()
-    assert shared == theirs.keys()  # rotary positions learn nothing: all of their weights are shared
+    # rotary positions learn nothing: all of their weights are shared
+    assert shared == theirs.keys()
     assert all("position" in name for name in ours.keys() - shared)
     for name in shared:
         assert ours[name].equal(theirs[name]), name
@@ -52,7 +57,12 @@ def entry(name: str, order: str, tokens: int = 100, seed: int = 0, **axes: str) 
 
 
 def test_different_batches_and_unequal_tokens_are_reported():
-    fair = [entry("a", "x"), entry("b", "x"), entry("c", "y", seed=1), {"axes": {}, "training": None}]
+    fair = [
+        entry("a", "x"),
+        entry("b", "x"),
+        entry("c", "y", seed=1),
+        {"axes": {}, "training": None},
+    ]
     assert [group["agree"] for group in data_order(fair)] == [True, True] and equal_tokens(fair)
     found = data_order([*fair, entry("d", "z")])
     assert [group["agree"] for group in found] == [False, True] and found[0]["cells"] == 3
@@ -80,7 +90,11 @@ def test_the_slurm_array_has_a_task_per_cell(tmp_path):
     # What a task runs is the study itself, with its own number.
     echo = text.replace("exec ", "exec echo ")
     message = subprocess.run(
-        ["bash", "-c", echo], env={"SLURM_ARRAY_TASK_ID": "5"}, capture_output=True, text=True, check=True
+        ["bash", "-c", echo],
+        env={"SLURM_ARRAY_TASK_ID": "5"},
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout
     assert message.strip().endswith(
         f"study.py a file.yaml report.tolerance=0.1 --run-dir {tmp_path} --cell 5"
@@ -88,7 +102,12 @@ def test_the_slurm_array_has_a_task_per_cell(tmp_path):
 
 
 def test_array_indices_are_ranges():
-    assert [indices(n) for n in ([3], [0, 1], [2, 1, 0, 9], [1, 3, 5])] == ["3", "0-1", "0-2,9", "1,3,5"]
+    assert [indices(n) for n in ([3], [0, 1], [2, 1, 0, 9], [1, 3, 5])] == [
+        "3",
+        "0-1",
+        "0-2,9",
+        "1,3,5",
+    ]
 
 
 def test_commands_share_cores_and_gpus(monkeypatch):
@@ -104,7 +123,9 @@ def test_commands_share_cores_and_gpus(monkeypatch):
 def test_completed_evaluations_are_skipped_and_the_others_run(monkeypatch):
     done = []
     file = SimpleNamespace(
-        evaluated=lambda one, *_: one.name == "a", mark_evaluated=lambda *_: None, save=lambda *_: None
+        evaluated=lambda one, *_: one.name == "a",
+        mark_evaluated=lambda *_: None,
+        save=lambda *_: None,
     )
     monkeypatch.setattr(runner, "trained", lambda plan: "checkpoint")
     monkeypatch.setattr(runner, "CellRecord", lambda *_: file)

@@ -121,7 +121,9 @@ def killed_at_any_time(folder):
             save_checkpoint(folder, step, model, optimizer, {"step": step})
             prune(folder, step, CheckpointSettings(keep=2), 1)
 
-    generator, step, torn = random.Random(1), 0, 0
+    generator = random.Random(1)
+    step = 0
+    torn = 0
     save_checkpoint(folder, 0, model, optimizer)
     for _ in range(8):
         child = forked(lambda step=step: work(step))
@@ -150,7 +152,12 @@ def killed_at_every_write(folder):
     newest until step 5 has its name, and is whole all the while."""
     pair = trained(1)
     good = save_checkpoint(folder, 3, *pair)
-    places = [(module, "save_file"), (module, "write_json"), (module, "sync"), (module, "sha256_of")]
+    places = [
+        (module, "save_file"),
+        (module, "write_json"),
+        (module, "sync"),
+        (module, "sha256_of"),
+    ]
     places += [(os, "rename"), (os, "mkdir")]
 
     def work(when, after):
@@ -174,8 +181,11 @@ def killed_at_every_write(folder):
         save_checkpoint(folder, 5, *pair)
         return 0
 
-    when, struck = 1, 0
-    while (status := status_of(forked(lambda when=when: work(when, when % 2 == 0)))) == -signal.SIGKILL:
+    when = 1
+    struck = 0
+    while (
+        status := status_of(forked(lambda when=when: work(when, when % 2 == 0)))
+    ) == -signal.SIGKILL:
         console = RecordingConsole()
         found = find_checkpoint(folder, console)
         assert console.lines == [] and found.step in (3, 5)

@@ -25,7 +25,11 @@ from training.distributed.error_barrier import on_all
 def test_keeps_latest_milestone_and_best_checkpoints():
     steps = [5, 10, 15, 20, 25, 30]
     assert kept(steps, CheckpointSettings(keep=2), None) == {25, 30}
-    assert kept(steps, CheckpointSettings(interval=5, keep=1, keep_interval=10), None) == {10, 20, 30}
+    assert kept(steps, CheckpointSettings(interval=5, keep=1, keep_interval=10), None) == {
+        10,
+        20,
+        30,
+    }
     assert kept(steps, CheckpointSettings(keep=1, best=2), 15) == {15, 30}
     assert kept(steps, CheckpointSettings(keep=9), None) == set(steps)
     assert kept(steps, CheckpointSettings(keep=1, best=2), 7) == {30}
@@ -33,7 +37,13 @@ def test_keeps_latest_milestone_and_best_checkpoints():
 
 def test_best_checkpoint_uses_configured_length(tmp_path):
     settings = CheckpointSettings(keep=1, best=2)
-    losses = [{24: 3.0, 48: 5.0}, {24: 2.5, 48: 4.0}, {24: 2.0, 48: 4.5}, {}, {24: 1.0, 48: float("nan")}]
+    losses = [
+        {24: 3.0, 48: 5.0},
+        {24: 2.5, 48: 4.0},
+        {24: 2.0, 48: 4.5},
+        {},
+        {24: 1.0, 48: float("nan")},
+    ]
     with CheckpointWriter(tmp_path, settings, 24) as saver:
         for step, nll in enumerate(losses, 1):
             saver.write(step, *trained(0), {"held_out": held_out_state(nll)})
@@ -45,7 +55,8 @@ def test_best_checkpoint_uses_configured_length(tmp_path):
 
 
 def test_keeps_only_latest_and_removes_superseded(tmp_path):
-    pair, settings = trained(1), CheckpointSettings(keep=2)
+    pair = trained(1)
+    settings = CheckpointSettings(keep=2)
     for step in (10, 20, 30, 25):  # resumed from 20: 30 was damaged
         with CheckpointWriter(tmp_path, settings, 24) as saver:
             saver.write(step, *pair, {})
@@ -56,7 +67,8 @@ def test_keeps_only_latest_and_removes_superseded(tmp_path):
 
 
 def test_superseded_checkpoints_are_not_best(tmp_path):
-    pair, settings = trained(0), CheckpointSettings(keep=2, best=1)
+    pair = trained(0)
+    settings = CheckpointSettings(keep=2, best=1)
     for step, nll in ((10, 2.0), (30, 1.0), (12, 3.0), (14, 4.0)):
         with CheckpointWriter(tmp_path, settings, 24) as saver:
             saver.write(step, *pair, {"held_out": held_out_state({24: nll})})
@@ -69,7 +81,8 @@ def content(run, step: int) -> dict[str, bytes]:
 
 def test_async_save_equals_sync_save(tmp_path, monkeypatch):
     """The thread is held back until the weights, moments and generator have moved on."""
-    gate, real = threading.Event(), module.save_file
+    gate = threading.Event()
+    real = module.save_file
 
     def late(*args):
         assert gate.wait(30)
@@ -119,7 +132,9 @@ def test_snapshot_copies_each_tensor_once(device, copied, times):
             optimizer.state[weight]["momentum_buffer"] = torch.empty_like(weight)
         copies.bytes = 0
         image = capture(net, optimizer, copied=copied)
-    assert all(own.device.type == "cpu" for own in [*image.weights.values(), *image.optimizer.values()])
+    assert all(
+        own.device.type == "cpu" for own in [*image.weights.values(), *image.optimizer.values()]
+    )
     assert copies.bytes == times * 2 * (3 + 1) * 5 * 4  # weights and moments, in float32
 
 
@@ -134,7 +149,10 @@ def test_async_save_errors_are_raised(tmp_path, monkeypatch, raised_by):
     good = content(tmp_path, 1)
     monkeypatch.setattr(module, "save_file", full)
     saver = CheckpointWriter(tmp_path, CheckpointSettings(asynchronous=True), 24)
-    with pytest.raises(TrainingError, match=r"disk full .* while saving step 2; step 1 is intact"), saver:
+    with (
+        pytest.raises(TrainingError, match=r"disk full .* while saving step 2; step 1 is intact"),
+        saver,
+    ):
         saver.write(2, *pair, {})
         if raised_by == "status":
             while saver.status == 0:
@@ -150,7 +168,8 @@ def test_async_save_errors_are_raised(tmp_path, monkeypatch, raised_by):
 class Other:
     """A group of two, whose other process failed at what this one did."""
 
-    rank, world = 0, 2
+    rank = 0
+    world = 2
 
     def __init__(self, overrides: str):
         self._words = overrides

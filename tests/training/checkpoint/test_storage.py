@@ -44,7 +44,8 @@ def assert_same(a, b):
     """Two (net, optimizer) pairs hold the same bits."""
     for one, other in zip(a[0].parameters(), b[0].parameters(), strict=True):
         assert torch.equal(bits(one), bits(other))
-    one, other = a[1].state_dict(), b[1].state_dict()
+    one = a[1].state_dict()
+    other = b[1].state_dict()
     assert one["param_groups"] == other["param_groups"]
     assert one["state"].keys() == other["state"].keys() != set()
     for i, entries in one["state"].items():
@@ -53,7 +54,9 @@ def assert_same(a, b):
             assert torch.equal(bits(value), bits(other["state"][i][key])), (i, key)
 
 
-@pytest.mark.parametrize("optimizer", [AdamWSettings(), MuonSettings()], ids=lambda settings: settings.name)
+@pytest.mark.parametrize(
+    "optimizer", [AdamWSettings(), MuonSettings()], ids=lambda settings: settings.name
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_resume_is_bit_exact(tmp_path, dtype, optimizer):
     straight = trained(3, dtype=dtype, settings=optimizer)
@@ -79,7 +82,13 @@ def test_restores_optimizer_without_state(tmp_path):
 def test_names_have_no_wrappers_and_tied_weights_are_stored_once(tmp_path):
     net, optimizer = trained(1)
     plain = weights_of(net)
-    assert list(plain) == ["embed.weight", "position.weight", "mix.weight", "mix.bias", "norm.weight"]
+    assert list(plain) == [
+        "embed.weight",
+        "position.weight",
+        "mix.weight",
+        "mix.bias",
+        "norm.weight",
+    ]
     wrapped = nn.Module()
     wrapped.module = torch.compile(net)
     assert list(weights_of(wrapped)) == list(plain)
@@ -161,7 +170,9 @@ def test_corruption_is_detected_and_previous_checkpoint_used(tmp_path, name, har
     console = RecordingConsole()
     found = find_checkpoint(tmp_path, console)
     assert found.step == 3 and found.state == {"n": 3}
-    assert len(console.lines) == 1 and "step-00000005" in console.lines[0] and name in console.lines[0]
+    assert (
+        len(console.lines) == 1 and "step-00000005" in console.lines[0] and name in console.lines[0]
+    )
     assert console.lines[0].endswith("going back to step 3")
     with pytest.raises(TrainingError, match=name):
         find_checkpoint(tmp_path, console, step=5)
@@ -171,7 +182,8 @@ def test_manifest_corruption_is_detected_at_every_byte(tmp_path):
     saved = save_checkpoint(tmp_path, 3, *trained(1))
     file = saved.folder / "manifest.json"
     content = file.read_bytes()
-    meaning, seen = json.loads(content), 0
+    meaning = json.loads(content)
+    seen = 0
     for place in random.Random(0).sample(range(len(content)), 100):
         flip(file, place)
         try:
@@ -194,7 +206,9 @@ def test_no_valid_checkpoint_and_no_checkpoint(tmp_path):
     assert find_checkpoint(tmp_path) is None
     saved = save_checkpoint(tmp_path, 3, *trained(1))
     (saved.folder / "model.safetensors").unlink()
-    with pytest.raises(TrainingError, match=r"no good checkpoint is left.*model.safetensors is missing"):
+    with pytest.raises(
+        TrainingError, match=r"no good checkpoint is left.*model.safetensors is missing"
+    ):
         find_checkpoint(tmp_path, RecordingConsole())
     with pytest.raises(TrainingError, match="no checkpoint of step 4; it has 3"):
         find_checkpoint(tmp_path, step=4)
@@ -213,7 +227,8 @@ def test_reads_only_requested_files(tmp_path):
 def test_full_disk_keeps_previous_checkpoint(tmp_path, monkeypatch, call, as_safetensors):
     pair = trained(1)
     good = save_checkpoint(tmp_path, 3, *pair)
-    calls, real = [], module.save_file
+    calls = []
+    real = module.save_file
 
     def full(tensors, file, *rest):
         calls.append(file)
@@ -235,12 +250,20 @@ def test_full_disk_keeps_previous_checkpoint(tmp_path, monkeypatch, call, as_saf
 def deaths(tmp_path_factory) -> dict[str, str]:
     """The cases of deaths.py, in one process where forking and dying disturb nobody."""
     folder = tmp_path_factory.mktemp("deaths")
-    words = ["tests/training/checkpoint/deaths.py", [str(folder)], folder, folder / "out", folder / "err"]
+    words = [
+        "tests/training/checkpoint/deaths.py",
+        [str(folder)],
+        folder,
+        folder / "out",
+        folder / "err",
+    ]
     assert ScriptProcess(*words).wait(400) == 0, (folder / "err").read_text()
     return json.loads((folder / "results.json").read_text())
 
 
-@pytest.mark.parametrize("case", ["writes_that_fail", "killed_at_any_time", "killed_at_every_write"])
+@pytest.mark.parametrize(
+    "case", ["writes_that_fail", "killed_at_any_time", "killed_at_every_write"]
+)
 def test_interrupted_writes_leave_complete_checkpoints(deaths, case):
     assert deaths[case] == ""
 
@@ -307,7 +330,9 @@ def relabel(file, change):
 
 RELABELED = {
     "shape": lambda header: header | {"mix.bias": header["mix.bias"] | {"shape": [7]}},
-    "offsets": lambda header: header | {"mix.bias": header["mix.bias"] | {"data_offsets": [0, 1 << 40]}},
+    "offsets": lambda header: (
+        header | {"mix.bias": header["mix.bias"] | {"data_offsets": [0, 1 << 40]}}
+    ),
     "type": lambda header: header | {"mix.bias": header["mix.bias"] | {"dtype": "F3"}},
     "whole numbers": lambda header: header | {"mix.bias": header["mix.bias"] | {"dtype": "I32"}},
     "no object": lambda header: [1],
@@ -350,7 +375,8 @@ def test_missing_state_keys_are_named(tmp_path, harm, named):
 
 
 def test_concurrent_replacement_is_retried(tmp_path, monkeypatch):
-    pair, real = trained(1), module.sha256_of
+    pair = trained(1)
+    real = module.sha256_of
     save_checkpoint(tmp_path, 3, *pair)
     left = [4, 5, 6]
 

@@ -17,7 +17,14 @@ from data.files import sha256_of
 from data.sampling.exposure import read_exposure
 from errors import TrainingError
 from scripts.checks import verify_resume
-from scripts.checks.verify_resume import Attempt, differences, edges_of, first_difference, kill_steps, report
+from scripts.checks.verify_resume import (
+    Attempt,
+    differences,
+    edges_of,
+    first_difference,
+    kill_steps,
+    report,
+)
 from training.checkpoint.storage import _digest, find_checkpoint, folder_of
 from training.exposure import exposure_of
 from training.logging.console import Console
@@ -39,10 +46,12 @@ def test_killed_runs_equal_uninterrupted_run(overrides, tmp_path, monkeypatch, c
     assert status == 0, output
     assert "EQUAL: all 60 steps, weights and optimizer, to the bit, after 2 kills" in output.out
     assert "SIGKILL" in output.out and "attempt 3: from step" in output.err
-    whole, killed = tmp_path / "out" / "reference", tmp_path / "out" / "killed"
+    whole = tmp_path / "out" / "reference"
+    killed = tmp_path / "out" / "killed"
     lines = read_metrics(killed / "metrics.jsonl", "train")
     assert len(edges_of(lines)) >= 1 and sum("skipped" in line for line in lines) >= 2
-    resumed, same = read_exposure(killed), read_exposure(whole)
+    resumed = read_exposure(killed)
+    same = read_exposure(whole)
     assert resumed.positions.tolist() == same.positions.tolist() == [60 * 8] * 24
     assert resumed.distances.tolist() == same.distances.tolist()
     (whole / "exposure.npz").unlink()  # as of a run from before there were ledgers
@@ -54,14 +63,20 @@ def test_killed_runs_equal_uninterrupted_run(overrides, tmp_path, monkeypatch, c
 def test_data_and_losses_are_independent_of_world_size(overrides, tmp_path, monkeypatch, capsys):
     overrides = [*overrides, "data.packing=intra_document"]
     assert (
-        called(monkeypatch, verify_resume, *overrides, "--steps", "24", "--kills", "2", "--ranks", 1, 2) == 0
+        called(
+            monkeypatch, verify_resume, *overrides, "--steps", "24", "--kills", "2", "--ranks", 1, 2
+        )
+        == 0
     )
-    assert "EQUAL: all 24 steps, to 1e-10 (data to the bit), after 2 kills" in capsys.readouterr().out
+    assert (
+        "EQUAL: all 24 steps, to 1e-10 (data to the bit), after 2 kills" in capsys.readouterr().out
+    )
 
 
 def test_difference_is_reported_with_its_step(overrides, tmp_path, monkeypatch):
     """A moment of the checkpoint of step 6 is moved: the update after it differs, and the loss of step 8."""
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    whole = tmp_path / "whole"
+    cut = tmp_path / "cut"
     overrides = [*overrides, "training.checkpoint.keep=9", "training.validation.interval=null"]
     assert called(monkeypatch, train, *overrides, "--run-dir", whole) == 0
     shutil.copytree(whole, cut)
@@ -89,7 +104,14 @@ def plant(folder: Path) -> None:
 
 
 def line(step: int, **values: object) -> dict:
-    return {"step": step, "kind": "train", "attempt": 1, "loss": 2.5, "data": "ab", "mfu": 0.1} | values
+    return {
+        "step": step,
+        "kind": "train",
+        "attempt": 1,
+        "loss": 2.5,
+        "data": "ab",
+        "mfu": 0.1,
+    } | values
 
 
 def test_first_difference_of_metrics():
@@ -113,7 +135,9 @@ def test_kill_between_stage_boundary_and_next_checkpoint():
     for seed in range(50):
         moments = kill_steps(60, 3, [27, 52], 5, random.Random(seed))
         assert moments == sorted(moments) and len(moments) == 3
-        assert any(52 <= moment < 55 for moment in moments) and all(1 <= moment < 60 for moment in moments)
+        assert any(52 <= moment < 55 for moment in moments) and all(
+            1 <= moment < 60 for moment in moments
+        )
     assert len({tuple(kill_steps(60, 3, [], 5, random.Random(seed))) for seed in range(20)}) > 15
 
 
@@ -121,9 +145,8 @@ def test_kill_includes_processes_in_other_sessions(tmp_path):
     """As a launcher gives them to its workers, which would train on without it."""
     note = tmp_path / "worker"
     worker = f"import os, time; open({str(note)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
-    launcher = (
-        f"import subprocess, sys; subprocess.run([sys.executable, '-c', {worker!r}], start_new_session=True)"
-    )
+    command = f"[sys.executable, '-c', {worker!r}]"
+    launcher = f"import subprocess, sys; subprocess.run({command}, start_new_session=True)"
     process = subprocess.Popen([sys.executable, "-c", launcher], start_new_session=True)
     while not (note.exists() and note.read_text()):
         time.sleep(0.01)

@@ -38,25 +38,33 @@ def test_run_settings_have_descriptions():
     page = describe_setting(RUN, "all")
     shown = set(names_in(page))
     for name in leaves(RUN[0]):  # sources inside a source are not repeated
-        if not {"kinds", "haystack", "text"} & set(name.split(".")[:-1]) and not name.endswith(".name"):
+        if not {"kinds", "haystack", "text"} & set(name.split(".")[:-1]) and not name.endswith(
+            ".name"
+        ):
             assert name in shown, name
 
 
 def test_choices_are_listed_one_per_line():
     page = describe_setting(RUN, "model.position", 100)
-    choices = [line.split()[0] for line in page.splitlines() if line.startswith("  ") and line[2:3].strip()]
+    choices = [
+        line.split()[0] for line in page.splitlines() if line.startswith("  ") and line[2:3].strip()
+    ]
     assert choices == list(RUN[0].fields["model"].group.fields["position"].choices)
     assert max(map(len, page.splitlines())) <= 100
 
 
 def test_help_of_choice_by_path_and_by_name():
     page = describe_setting(RUN, "rope")
-    assert names_in(page)[0] == "model.position.name=rope" and "model.position.theta" in names_in(page)
+    assert names_in(page)[0] == "model.position.name=rope" and "model.position.theta" in names_in(
+        page
+    )
     for word in ("model.position.rope", "model.position.name=rope"):
         assert describe_setting(RUN, word) == page
     assert "model.position.theta" not in names_in(describe_setting(RUN, "alibi"))
     several = names_in(describe_setting(RUN, "linear"))
-    assert {"training.lr_schedule.name=linear", "model.position.scaling.name=linear"} <= set(several)
+    assert {"training.lr_schedule.name=linear", "model.position.scaling.name=linear"} <= set(
+        several
+    )
 
 
 def test_help_of_group_lists_settings():
@@ -82,7 +90,13 @@ def test_types_limits_and_defaults_are_shown():
 
 
 def test_names_of_settings_among_other_arguments():
-    overrides = ["configs/tiny.yaml", "training.checkpoint", "seed=3", "runs/x", "model.position.name=rope"]
+    overrides = [
+        "configs/tiny.yaml",
+        "training.checkpoint",
+        "seed=3",
+        "runs/x",
+        "model.position.name=rope",
+    ]
     assert named_settings(RUN, overrides) == ["training.checkpoint", "model.position.name=rope"]
     assert named_settings(RUN, ["training", "tests"]) == ["training"]  # both are directories too
     for word, near in (
@@ -114,7 +128,8 @@ def test_options_of_generate_that_are_rejected(arguments):
 
 def test_the_temperature_of_generate():
     found = [
-        parse("generate", "", ["RUN", *more]).temperature for more in ([], ["--greedy"], ["--temperature=2"])
+        parse("generate", "", ["RUN", *more]).temperature
+        for more in ([], ["--greedy"], ["--temperature=2"])
     ]
     assert found == [0.8, 0.0, 2.0]
 
@@ -174,7 +189,9 @@ def answers(tmp_path_factory) -> dict[str, tuple[int, str, str]]:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
     return {
         line: (status, (folder / f"{n}.out").read_text(), (folder / f"{n}.err").read_text())
-        for n, (line, status) in enumerate(zip((*COMMANDS, TYPOS), json.loads(done.stdout), strict=True))
+        for n, (line, status) in enumerate(
+            zip((*COMMANDS, TYPOS), json.loads(done.stdout), strict=True)
+        )
     }
 
 

@@ -50,13 +50,17 @@ def test_overrides_come_after_files(tmp_path):
 
 def test_name_override_resets_choice(tmp_path):
     (a,) = write(tmp_path, a="model: {position: {name: rope, theta: 5, window: 7}}\n")
-    assert load_settings(Root, [str(a), "model.position.theta=6"]).model.position == Rope(theta=6, window=7)
+    assert load_settings(Root, [str(a), "model.position.theta=6"]).model.position == Rope(
+        theta=6, window=7
+    )
     assert load_settings(Root, [str(a), "model.position.name=alibi"]).model.position == Alibi()
     assert load_settings(Root, [str(a), "model.position.name=rope"]).model.position == Rope()
     overrides = ["model.position.scaling.name=yarn", "model.position.scaling.factor=4"]
     position = load_settings(Root, [str(a), *overrides]).model.position
     assert position == Rope(theta=5, window=7, scaling=Yarn(factor=4))
-    assert load_settings(Root, ["model.position={name: alibi, window: 3}"]).model.position == Alibi(window=3)
+    assert load_settings(Root, ["model.position={name: alibi, window: 3}"]).model.position == Alibi(
+        window=3
+    )
 
 
 def test_overrides_change_default_choice():
@@ -67,14 +71,20 @@ def test_ineffective_override_is_rejected():
     text = complaint("model.position.scaling.factor=4", "model.position.scaling.name=yarn")
     assert "would discard model.position.scaling.factor=4" in text
     assert (
-        load_settings(Root, ["model.position.name=rope", "model.position.name=alibi"]).model.position
+        load_settings(
+            Root, ["model.position.name=rope", "model.position.name=alibi"]
+        ).model.position
         == Alibi()
     )
 
 
 def test_extends(tmp_path):
     (tmp_path / "sub").mkdir()
-    write(tmp_path, base="train_length: 32\nmodel: {dim: 16}\n", other="model: {tie_embeddings: false}\n")
+    write(
+        tmp_path,
+        base="train_length: 32\nmodel: {dim: 16}\n",
+        other="model: {tie_embeddings: false}\n",
+    )
     child, several = write(
         tmp_path / "sub",
         child="extends: ../base.yaml\nmodel: {dim: 24}\n",
@@ -88,7 +98,11 @@ def test_extends(tmp_path):
 
 def test_extends_rejects_cycles_and_missing_files(tmp_path):
     a, _, c, d = write(
-        tmp_path, a="extends: b.yaml\n", b="extends: a.yaml\n", c="extends: bb.yaml\n", d="x: 1\nextends: 3\n"
+        tmp_path,
+        a="extends: b.yaml\n",
+        b="extends: a.yaml\n",
+        c="extends: bb.yaml\n",
+        d="x: 1\nextends: 3\n",
     )
     assert "extends itself" in complaint(a) and "a.yaml -> " in complaint(a)
     assert "did you mean" in complaint(c) and "extended by" in complaint(c)
@@ -113,7 +127,10 @@ def test_missing_file_suggests_nearest(tmp_path):
         ("model.thetta=3", "did you mean model.position.theta?"),
         ("trainning.tokens=3", "did you mean training?"),
         ("qqqq=3", "the settings at the top level are train_length, model, training"),
-        ("model.position.name=alibbi", "model.position.name = alibbi is unknown; did you mean alibi?"),
+        (
+            "model.position.name=alibbi",
+            "model.position.name = alibbi is unknown; did you mean alibi?",
+        ),
         ("model.position.name=zzz", "known: rope, alibi, pattern"),
         ("model.position.name=null", "known: rope, alibi, pattern"),
         ("model.position=alibi", "did you mean model.position.name=alibi"),
@@ -144,7 +161,10 @@ def test_missing_file_suggests_nearest(tmp_path):
             "model.position={name: pattern, layers: [a], kinds: {a: {name: rope, windw: 1}}}",
             "kinds.a.window?",
         ),
-        ("model.position={name: pattern, layers: [a], kinds: {a: {name: rope, window: 0}}}", "at least 1"),
+        (
+            "model.position={name: pattern, layers: [a], kinds: {a: {name: rope, window: 0}}}",
+            "at least 1",
+        ),
         ("model.dim=[8", "model.dim=[8: not valid YAML"),
         ("--fast", "settings are written without dashes"),
         ("training.tokens", "settings are written training.tokens=VALUE"),
@@ -165,7 +185,11 @@ def test_errors_are_reported_together_with_lines(tmp_path):
     assert text.count("\n") == 5
     assert "a.yaml:2: model.dmi" in text and "a.yaml:5: training.optimizer.lr = -1" in text
     assert "b.yaml:2: model.position.name = alibbi" in text
-    assert "zzz is not" in text and "training.interval = 0" in text and "none.yaml: no such file" in text
+    assert (
+        "zzz is not" in text
+        and "training.interval = 0" in text
+        and "none.yaml: no such file" in text
+    )
 
 
 def test_file_of_another_script_is_reported_once(tmp_path):
@@ -173,7 +197,10 @@ def test_file_of_another_script_is_reported_once(tmp_path):
         tmp_path, study="base: [x]\ngrid: {a: {}}\nreport: 3\n", mixed="grid: 3\ntrain_length: 32\n"
     )
     text = complaint(study, "model.dmi=3")
-    assert f"{study}: none of its settings (base, grid, report) is known here, where they are train_" in text
+    assert (
+        f"{study}: none of its settings (base, grid, report) is known here, where they are train_"
+        in text
+    )
     assert text.count("\n") == 1 and "model.dim?" in text and "another script?" in text
     text = complaint(mixed)
     assert text.startswith(f"{mixed}:1: grid is not a setting") and "another script" not in text
@@ -240,8 +267,13 @@ def oracle(layers):
                 above = tree
                 for key in path[:length]:
                     above = above[key]
-                if isinstance(above, dict) and "name" in above:  # a fresh choice: older leaves below it go
-                    store = {p: v for p, v in store.items() if p[:length] != path[:length] or v[1] is tree}
+                # a fresh choice: older leaves below it go
+                if isinstance(above, dict) and "name" in above:
+                    store = {
+                        p: v
+                        for p, v in store.items()
+                        if p[:length] != path[:length] or v[1] is tree
+                    }
                 store.pop(path[:length], None) if length < len(path) else None
             below = [p for p in store if p[: len(path)] == path and len(p) > len(path)]
             if item == {} and below:
@@ -300,7 +332,9 @@ def test_identity_excludes_mutable_settings():
 
 def test_differences():
     a = Root()
-    b = apply_overrides(a, ["training.interval=99", "train_length=31", "model.position.scaling.name=yarn"])
+    b = apply_overrides(
+        a, ["training.interval=99", "train_length=31", "model.position.scaling.name=yarn"]
+    )
     assert differences(a, a) == []
     assert differences(a, b) == [
         ("train_length", 256, 31, False),
@@ -319,7 +353,10 @@ def test_apply_overrides_keeps_other_settings_and_rejects_files():
 
 def test_split_overrides():
     overrides = ["configs/a.yaml", "a.b=x=y", "runs/lr=3/settings.yaml", "c={d: 1}"]
-    assert split_arguments(overrides) == ([overrides[0], overrides[2]], [overrides[1], overrides[3]])
+    assert split_arguments(overrides) == (
+        [overrides[0], overrides[2]],
+        [overrides[1], overrides[3]],
+    )
 
 
 def test_every_alias_maps_to_a_setting_or_choice():
@@ -329,7 +366,9 @@ def test_every_alias_maps_to_a_setting_or_choice():
     assert len(aliases) == len(set(aliases)) and not known & set(aliases)
 
 
-@pytest.mark.parametrize("old", [old for old in RENAMED if old.startswith(("training", "checkpoint"))])
+@pytest.mark.parametrize(
+    "old", [old for old in RENAMED if old.startswith(("training", "checkpoint"))]
+)
 def test_old_key_suggests_new_key(old):
     assert f"did you mean {RENAMED[old]}?" in complaint(
         f"training.{old.removeprefix('training.')}=3", cls=RunSettings

@@ -60,7 +60,9 @@ def test_a_node_describes_its_field():
     yarn = position.choices["rope"].fields["scaling"].choices["yarn"].fields["factor"]
     assert (yarn.types, yarn.literals, yarn.range) == (["number"], ["auto"], [("minimum", 1)])
     window = position.choices["rope"].fields["window"]
-    assert window.null and window.types == ["integer"] and window.type_text == "whole number or null"
+    assert (
+        window.null and window.types == ["integer"] and window.type_text == "whole number or null"
+    )
     kinds = position.choices["pattern"].fields["kinds"].values
     assert kinds is not None and list(kinds.choices) == ["rope", "alibi"]
     assert schema_of(Root).fields["training"].group.fields["interval"].may_change

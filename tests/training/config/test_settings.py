@@ -11,12 +11,18 @@ from training.config.settings import RunSettings
     ("overrides", "expected"),
     [
         (["training.tokens=8191"], "less than one step: training.batch_size × train_length = 8192"),
-        (["training.lr_schedule.warmup=1.5"], "neither a share (below 1) nor a whole number of steps"),
+        (
+            ["training.lr_schedule.warmup=1.5"],
+            "neither a share (below 1) nor a whole number of steps",
+        ),
         (["training.lr_schedule.warmup=500"], "take 205% of the run's 244 steps"),
         (["training.lr_schedule={name: wsd, warmup: 0.9}"], "take 110%"),
         (["training.lr_schedule={name: wsd, warmup: 44, decay: 201}"], "take 100%"),
         (["training.lr_schedule={name: wsd, decay: 2.5}"], "neither a share"),
-        (["training.optimizer={name: muon, adamw: {groups: {matrices: {lr: 1}}}}"], "Muon updates matrices"),
+        (
+            ["training.optimizer={name: muon, adamw: {groups: {matrices: {lr: 1}}}}"],
+            "Muon updates matrices",
+        ),
         (["training.optimizer={name: muon, momentum: 1}"], "less than 1"),
         (["training.validation.targets=257"], "targets = 257 exceeds train_length = 256"),
         (["training.validation.multiples=[2, 2]"], "different whole numbers"),
@@ -28,7 +34,10 @@ from training.config.settings import RunSettings
             ["training.optimizer.name=muon", "training.optimizer.positions_lr=1e-3"],
             "not to muon; with muon it is training.optimizer.adamw.positions_lr",
         ),
-        (["training.ema=0.99"], "of settings (decay, start) or null; write training.ema.decay=0.99"),
+        (
+            ["training.ema=0.99"],
+            "of settings (decay, start) or null; write training.ema.decay=0.99",
+        ),
         (["training.ema=5"], "write training.ema.start=5"),
         (["training.checkpoint=100"], "write training.checkpoint.interval=100"),
         (["training.checkpoint=1k"], "write training.checkpoint.interval=1k"),
@@ -41,11 +50,20 @@ from training.config.settings import RunSettings
         (["model=3"], "model = 3: must be a group of settings; write model.dim=VALUE"),
         (["training.stages=[32]"], "training.stages.0 = 32: must be a group of settings (length,"),
         (["training.stages=[32]"], "; write {length: 32}"),
-        (["training.stages=[{share: 0.5}]"], "training.stages.0 are length, batch_size, duration, overrides"),
+        (
+            ["training.stages=[{share: 0.5}]"],
+            "training.stages.0 are length, batch_size, duration, overrides",
+        ),
         (["training.optimizer=3"], "write training.optimizer.name=NAME; known: adamw, muon"),
-        (["training.optimizer=adam"], "did you mean training.optimizer.name=adamw? known: adamw, muon"),
+        (
+            ["training.optimizer=adam"],
+            "did you mean training.optimizer.name=adamw? known: adamw, muon",
+        ),
         (["training.theta=5"], "did you mean model.position.theta?"),
-        (["training.optimizer.learning_rate=1"], "training.optimizer.learning_rate is not a setting"),
+        (
+            ["training.optimizer.learning_rate=1"],
+            "training.optimizer.learning_rate is not a setting",
+        ),
         (["training.grad_clip=0"], "greater than 0"),
         (["training.checkpoint.interval=0"], "at least 1"),
         (["training.samples.interval=0"], "at least 1"),
@@ -60,8 +78,11 @@ def test_invalid_settings(overrides, expected):
 
 
 def test_settings_dropped_by_later_choice_are_reported(tmp_path):
-    file, more = tmp_path / "a.yaml", tmp_path / "more.yaml"
-    file.write_text("training:\n  optimizer:\n    lr: 0.001\n    betas: [0.9, 0.99]\n    eps: 1.0e-8\n")
+    file = tmp_path / "a.yaml"
+    more = tmp_path / "more.yaml"
+    file.write_text(
+        "training:\n  optimizer:\n    lr: 0.001\n    betas: [0.9, 0.99]\n    eps: 1.0e-8\n"
+    )
     more.write_text("training: {optimizer: {name: muon, momentum: 0.9}}")
 
     def message(*overrides: str) -> list[str]:
@@ -73,10 +94,20 @@ def test_settings_dropped_by_later_choice_are_reported(tmp_path):
         f"{file}:4: training.optimizer.betas = [0.9, 0.99] is dropped, because muon was chosen after it: "
         "training.optimizer.adamw.betas is [0.9, 0.95]; set it after that choice",
     ]
-    assert message(str(file), str(more)) == message(str(file), "training.optimizer.name=muon") == lost
-    assert message(str(file), "training.optimizer.name=muon", "training.optimizer.lr=0.004") == lost[1:]
-    assert message(str(file), "training.optimizer={name: muon, lr: 4e-3, adamw: {betas: [0.8, 0.9]}}") == []
-    assert message(str(file), "training.optimizer.lr=0.004") == message(str(file)) == message() == []
+    assert (
+        message(str(file), str(more)) == message(str(file), "training.optimizer.name=muon") == lost
+    )
+    assert (
+        message(str(file), "training.optimizer.name=muon", "training.optimizer.lr=0.004")
+        == lost[1:]
+    )
+    assert (
+        message(str(file), "training.optimizer={name: muon, lr: 4e-3, adamw: {betas: [0.8, 0.9]}}")
+        == []
+    )
+    assert (
+        message(str(file), "training.optimizer.lr=0.004") == message(str(file)) == message() == []
+    )
     assert message(str(file), "model.position.name=alibi") == []
 
 

@@ -87,13 +87,19 @@ def test_tags_that_fit_their_values():
 
 
 def test_aliases_are_bounded():
-    lines = ["a0: &a0 [x]"] + [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 30)]
+    lines = ["a0: &a0 [x]"] + [
+        f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 30)
+    ]
     with pytest.raises(ConfigError, match=r"f:\d+: .* more than 100,000 values"):
         parse_yaml("\n".join(lines), "f")
 
 
 def test_invalid_files(tmp_path):
-    for content, word in ((b"- 1\n- 2\n", "a list"), (b"hello\n", "text"), (b"\xff\xfe", "not UTF-8")):
+    for content, word in (
+        (b"- 1\n- 2\n", "a list"),
+        (b"hello\n", "text"),
+        (b"\xff\xfe", "not UTF-8"),
+    ):
         file = tmp_path / "f.yaml"
         file.write_bytes(content)
         with pytest.raises(ConfigError, match=word):

@@ -29,7 +29,9 @@ class Rope(S):
     name: Literal["rope"] = "rope"
     theta: float = Field(10000.0, gt=0, description="base of the frequencies")
     window: int | None = Field(None, ge=1, description="keys a query may see")
-    scaling: Annotated[NoScaling | Yarn, Field(discriminator="name")] = Field(NoScaling(), description="rule")
+    scaling: Annotated[NoScaling | Yarn, Field(discriminator="name")] = Field(
+        NoScaling(), description="rule"
+    )
 
 
 class Alibi(S):
@@ -40,7 +42,9 @@ class Alibi(S):
 class Pattern(S):
     name: Literal["pattern"] = "pattern"
     layers: list[str] = Field(description="kind of each layer")
-    kinds: dict[str, Annotated[Rope | Alibi, Field(discriminator="name")]] = Field(description="the kinds")
+    kinds: dict[str, Annotated[Rope | Alibi, Field(discriminator="name")]] = Field(
+        description="the kinds"
+    )
 
 
 class Model(S):

@@ -27,12 +27,16 @@ CLIP = 0.5  # below the norms of these trainings, so that every step is clipped
 class Training:
     """A run's model, optimizer and data; its learning rates stay at their peak."""
 
-    def __init__(self, overrides: Sequence[str], prepared: PreparedData, prepare: Callable | None = None):
+    def __init__(
+        self, overrides: Sequence[str], prepared: PreparedData, prepare: Callable | None = None
+    ):
         self.settings = load_settings(RunSettings, [*overrides, f"training.grad_clip={CLIP}"])
         t = self.settings.training
         self.parallel = Parallel(t)
         self._autocast = autocast = autocast_type(t.precision, self.parallel.device)
-        self.model: Transformer = make_model(self.settings, prepared.tokenizer.vocab_size).initialize(5)
+        self.model: Transformer = make_model(
+            self.settings, prepared.tokenizer.vocab_size
+        ).initialize(5)
         self.model.to(torch.float64 if t.precision == "float64" else torch.float32).train()
         if prepare is not None:
             prepare(self.model)
@@ -47,9 +51,12 @@ class Training:
         return [self.step(number) for number in range(start, stop)]
 
     def step(self, number: int) -> tuple[float, float]:
-        t, length = self.settings.training, self.settings.train_length
+        t = self.settings.training
+        length = self.settings.train_length
         batch = self._batches.batch(number, self.parallel.data_rank, self.parallel.data_world)
-        parts = micro_batches(batch, t.micro_batch_size, length, self.parallel.device, self.parallel.shard)
+        parts = micro_batches(
+            batch, t.micro_batch_size, length, self.parallel.device, self.parallel.shard
+        )
         found = train_step(
             *(self._wrapped, self.parallel, self.optimizer, self.guard, parts, batch.n_targets),
             grad_clip=t.grad_clip,

@@ -37,7 +37,9 @@ ENDLESS = [
 ]
 
 
-def start(folder: Path, overrides: list[str], rank: int, port: int, before=None, world: int = 2) -> int:
+def start(
+    folder: Path, overrides: list[str], rank: int, port: int, before=None, world: int = 2
+) -> int:
     """One rank in a fork, its output in `<folder>.<rank>.log`; the fork's number."""
     child = os.fork()
     if child:
@@ -49,10 +51,20 @@ def start(folder: Path, overrides: list[str], rank: int, port: int, before=None,
         os.dup2(log, 2)
         os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
         os.environ |= {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
-        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "ACCELERATE_USE_CPU": "true"}
+        os.environ |= {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "ACCELERATE_USE_CPU": "true",
+        }
         if before is not None:
             before(folder, rank)
-        sys.argv = ["train.py", *overrides, f"training.rank_timeout={TIMEOUT}", "--run-dir", str(folder)]
+        sys.argv = [
+            "train.py",
+            *overrides,
+            f"training.rank_timeout={TIMEOUT}",
+            "--run-dir",
+            str(folder),
+        ]
         runpy.run_path(str(ROOT / "train.py"), run_name="__main__")
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else 0
@@ -87,7 +99,9 @@ class Pair:
     """Two ranks of one run, or as many as `world` says."""
 
     def __init__(self, folder: Path, overrides: list[str], before=None, world: int = 2):
-        self.folder, port, self.ranks = folder, free_port(), range(world)
+        self.folder = folder
+        port = free_port()
+        self.ranks = range(world)
         self.children = [start(folder, overrides, rank, port, before, world) for rank in self.ranks]
         self.statuses: list[int | None] = [None] * world
 
@@ -113,10 +127,14 @@ class Pair:
 
 def poison(folder: Path, rank: int) -> None:
     """At step 3 one gradient of rank 1 is NaN, at step 5 its loss is infinite; weights leave as a digest."""
-    wrap, log, passes, models = Parallel.wrap, MetricsLogger.step, [0], []
+    wrap = Parallel.wrap
+    log = MetricsLogger.step
+    passes = [0]
+    models = []
 
     def wrapped(self, model, **more):
-        weight, whole = next(model.parameters()), wrap(self, model, **more)
+        weight = next(model.parameters())
+        whole = wrap(self, model, **more)
         models.append(model)
 
         def spoil(module, places, output):
@@ -137,7 +155,8 @@ def poison(folder: Path, rank: int) -> None:
         with open(f"{folder}.{rank}.weights", "a", encoding="ascii") as file:
             file.write(digest + "\n")
 
-    Parallel.wrap, MetricsLogger.step = wrapped, step
+    Parallel.wrap = wrapped
+    MetricsLogger.step = step
 
 
 def lost(folder: Path, overrides: list[str], number: signal.Signals) -> dict:
@@ -200,7 +219,8 @@ def slow_then_lost(number: signal.Signals):
     when it makes its model."""
 
     def before(folder: Path, rank: int) -> None:
-        prepare, make_model = training.run.setup.prepare, training.run.setup.make_model
+        prepare = training.run.setup.prepare
+        make_model = training.run.setup.make_model
 
         def slow(*places):
             time.sleep(1.5 * TIMEOUT)
@@ -220,7 +240,8 @@ def slow_then_lost(number: signal.Signals):
         if rank == 0:
             training.run.setup.prepare = slow
         else:
-            training.run.setup.check_model, training.run.setup.make_model = check_model, hit
+            training.run.setup.check_model = check_model
+            training.run.setup.make_model = hit
 
     return before
 
@@ -277,7 +298,9 @@ def failing_last(folder: Path, overrides: list[str]) -> dict:
 def poisoned(folder: Path, overrides: list[str]) -> dict:
     pair = Pair(folder, [*overrides, "training.on_nonfinite={name: skip, limit: 2}"], poison)
     wait_for(pair.poll)
-    weights = [Path(f"{folder}.{rank}.weights").read_text(encoding="ascii").split() for rank in (0, 1)]
+    weights = [
+        Path(f"{folder}.{rank}.weights").read_text(encoding="ascii").split() for rank in (0, 1)
+    ]
     return pair.summary() | {"weights": weights}
 
 
@@ -304,9 +327,13 @@ def main() -> None:
     """The scenarios `quick` or `slow`, in FOLDER/results.json."""
     assert torch.get_num_threads() and train.main  # imported here, so that no fork has to
     peak_flops(torch.device("cpu"))  # measured once, for all forks
-    which, folder, overrides = sys.argv[1], Path(sys.argv[2]), sys.argv[3:]
+    which = sys.argv[1]
+    folder = Path(sys.argv[2])
+    overrides = sys.argv[3:]
     scenarios = QUICK if which == "quick" else SLOW
-    results = {name: work(folder / name.replace(" ", "-"), overrides) for name, work in scenarios.items()}
+    results = {
+        name: work(folder / name.replace(" ", "-"), overrides) for name, work in scenarios.items()
+    }
     (folder / "results.json").write_text(json.dumps(results), encoding="utf-8")
 
 

@@ -31,7 +31,8 @@ def compare() -> dict[str, tuple[float, float]]:
     mesh = init_device_mesh("cpu", (2,))
     tokens = torch.randint(31, (4, 9), generator=torch.Generator().manual_seed(0))
     for settings in (AdamWSettings(lr=0.01), MuonSettings(lr=0.01)):
-        whole, shared = build(), build()
+        whole = build()
+        shared = build()
         for block in shared.layers:
             fully_shard(block, mesh=mesh)
         fully_shard(shared, mesh=mesh)
@@ -41,9 +42,11 @@ def compare() -> dict[str, tuple[float, float]]:
             for held in plan:
                 update(model, optimizer, tokens, held)
         pairs = zip(shared.parameters(), whole.parameters(), strict=True)
-        worst = float(np.max([(a.full_tensor() - b).abs().max().item() for a, b in pairs]))  # NaN if any is
+        # NaN if any is
+        worst = float(np.max([(a.full_tensor() - b).abs().max().item() for a, b in pairs]))
         moved = max(
-            (a - b).abs().max().item() for a, b in zip(whole.parameters(), build().parameters(), strict=True)
+            (a - b).abs().max().item()
+            for a, b in zip(whole.parameters(), build().parameters(), strict=True)
         )
         found[settings.name] = worst, moved
     dist.barrier()  # a rank that exits while another still sends aborts the other

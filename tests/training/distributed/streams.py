@@ -51,7 +51,8 @@ def preparing(root: Path) -> list[int]:
 
 def one_sees_it_late(folder: Path, rank: int) -> None:
     """Rank 1 sees the next group later than steps are waited for."""
-    real, first = TextGroups.is_ready, []
+    real = TextGroups.is_ready
+    first = []
 
     def is_ready(self, line, verify=False):
         first.append(time.monotonic())
@@ -84,11 +85,14 @@ def waiting(folder: Path, overrides: list[str], root: Path, world: int) -> dict:
         pair = Pair(folder, overrides, tell_threads, world)
         wait_for(lambda: "waiting for group 1" in pair.log(0) or pair.poll())
         time.sleep(1.5 * TIMEOUT if world > 1 else 0.5)
-        early, children = list(pair.statuses), preparing(root)
+        early = list(pair.statuses)
+        children = preparing(root)
         pair.poll()
         pair.send(signal.SIGUSR1, world - 1)
         took = wait_for(pair.poll)
-        threads = [json.loads(Path(f"{folder}.{rank}.threads").read_text()) for rank in range(world)]
+        threads = [
+            json.loads(Path(f"{folder}.{rank}.threads").read_text()) for rank in range(world)
+        ]
         left = [child for child in preparing(root) if child in children]
     more = {"early": early, "seconds": took, "threads": threads}
     return pair.summary() | more | {"children": len(children), "left": left}
@@ -121,7 +125,9 @@ def killed(folder: Path, overrides: list[str], root: Path) -> dict:
 
 
 def newest_epoch(folder: Path) -> int:
-    return max((line["epoch"] for line in read_metrics(folder / "metrics.jsonl", "train")), default=0)
+    return max(
+        (line["epoch"] for line in read_metrics(folder / "metrics.jsonl", "train")), default=0
+    )
 
 
 def alone(folder: Path, overrides: list[str], root: Path) -> dict:
@@ -133,7 +139,8 @@ def alone(folder: Path, overrides: list[str], root: Path) -> dict:
 def main() -> None:
     assert torch.get_num_threads() and train.main  # imported here, so that no fork has to
     peak_flops(torch.device("cpu"))  # measured once, for all forks
-    folder, overrides = Path(sys.argv[1]), sys.argv[2:]
+    folder = Path(sys.argv[1])
+    overrides = sys.argv[2:]
     results = {
         "one": alone(folder / "one", overrides, folder / "text-one"),
         "waiting alone": waiting(folder / "waiting-alone", overrides, folder / "text-alone", 1),

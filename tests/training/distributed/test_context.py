@@ -26,7 +26,8 @@ SMALL = [
     *("training.batch_size=4", "training.tokens=8k", "training.precision=float64"),
     *("training.validation.targets=8", "data.packing=intra_document"),
 ]
-PLAIN, SHARDED = "data.packing=concat", "training.parallel.sharding=full"
+PLAIN = "data.packing=concat"
+SHARDED = "training.parallel.sharding=full"
 CONTEXT = "training.parallel.context=2"
 RECOMPUTED = "training.parallel.activation_checkpointing=true"
 CASES = {
@@ -43,7 +44,9 @@ CASES = {
 STEPS = 3
 # For the largest pattern, and for factors of 16 pairs of features.
 WIDE = ["model.layers=4", "model.dim=128"]
-CONFIGS = sorted([*(ROOT / "configs/position").glob("*.yaml"), *(ROOT / "configs/mixer").glob("*.yaml")])
+CONFIGS = sorted(
+    [*(ROOT / "configs/position").glob("*.yaml"), *(ROOT / "configs/mixer").glob("*.yaml")]
+)
 
 
 def trained(overrides: list[str], prepared, steps: int = 20) -> list[tuple[float, float]]:
@@ -67,7 +70,9 @@ def halves(prepared, tmp_path_factory):
     folder = tmp_path_factory.mktemp("context")
 
     def work() -> dict:
-        found = {name: trained([*SMALL, *case, CONTEXT], prepared, STEPS) for name, case in CASES.items()}
+        found = {
+            name: trained([*SMALL, *case, CONTEXT], prepared, STEPS) for name, case in CASES.items()
+        }
         first = Training([*SMALL, CONTEXT], prepared)
         start = first.steps(0, 2)
         if first.parallel.takes_part:
@@ -110,7 +115,9 @@ def test_every_configuration_equals_one_process(prepared, context, packing):
 
     ranks = shared(context, work, 1200)
     expected = {name: trained(case, prepared) for name, case in cases.items()}
-    far = {name: max(farthest(rank[name], curve) for rank in ranks) for name, curve in expected.items()}
+    far = {
+        name: max(farthest(rank[name], curve) for rank in ranks) for name, curve in expected.items()
+    }
     assert {name: value for name, value in far.items() if not value < 1e-10} == {}
 
 

@@ -69,11 +69,23 @@ FSDP = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_RESHARD_AFTER_
 @pytest.mark.parametrize(
     ("environment", "more", "message"),
     [
-        ({"ACCELERATE_MIXED_PRECISION": "fp16"}, {}, "mixed_precision is fp16.*training.precision is auto"),
-        ({"ACCELERATE_MIXED_PRECISION": "bf16"}, {"precision": "float32"}, "bf16.*float32.*precision: no"),
+        (
+            {"ACCELERATE_MIXED_PRECISION": "fp16"},
+            {},
+            "mixed_precision is fp16.*training.precision is auto",
+        ),
+        (
+            {"ACCELERATE_MIXED_PRECISION": "bf16"},
+            {"precision": "float32"},
+            "bf16.*float32.*precision: no",
+        ),
         ({"ACCELERATE_MIXED_PRECISION": "bf16"}, {"precision": "float64"}, "bf16.*is float64"),
         ({"ACCELERATE_DYNAMO_BACKEND": "INDUCTOR"}, {}, "training.compile"),
-        ({"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4"}, {}, "steps is 4.*training.micro_batch_size"),
+        (
+            {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4"},
+            {},
+            "steps is 4.*training.micro_batch_size",
+        ),
         ({"ACCELERATE_USE_DEEPSPEED": "true"}, {}, "DEEPSPEED"),
         ({"ACCELERATE_USE_MEGATRON_LM": "true"}, {}, "MEGATRON"),
         ({"PARALLELISM_CONFIG_TP_SIZE": "2"}, {}, "tp_size is 2"),
@@ -81,7 +93,11 @@ FSDP = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_RESHARD_AFTER_
         (FSDP | {"FSDP_VERSION": "1"}, {}, "fsdp_version is 1"),
         (FSDP | {"FSDP_OFFLOAD_PARAMS": "true"}, {}, "fsdp_offload_params"),
         (FSDP | {"FSDP_RESHARD_AFTER_FORWARD": "false"}, {}, "fsdp_reshard_after_forward"),
-        (FSDP | {"FSDP_ACTIVATION_CHECKPOINTING": "true"}, {}, "training.parallel.activation_checkpointing"),
+        (
+            FSDP | {"FSDP_ACTIVATION_CHECKPOINTING": "true"},
+            {},
+            "training.parallel.activation_checkpointing",
+        ),
     ],
 )
 def test_an_accelerate_config_that_contradicts_the_settings_is_rejected(environment, more, message):
@@ -138,18 +154,24 @@ def test_shipped_accelerate_configs_pass_checks(file):
     text = file.read_text()
     assert text.startswith("# accelerate launch --config_file configs/accelerate/" + file.name)
     command = (
-        text[2:].split("train.py")[0].replace("\\\n#", " ").replace(str(file.relative_to(ROOT)), str(file))
+        text[2:]
+        .split("train.py")[0]
+        .replace("\\\n#", " ")
+        .replace(str(file.relative_to(ROOT)), str(file))
     )
     overrides = shlex.split(command.replace(" R ", " 0 ").replace("HOST", "127.0.0.1"))
     overrides = [word for word in overrides if word != "29500"]
     if "--main_process_port" in overrides:
         overrides.insert(
-            overrides.index("--main_process_port") + 1, "0" if "--num_machines" not in overrides else "29517"
+            overrides.index("--main_process_port") + 1,
+            "0" if "--num_machines" not in overrides else "29517",
         )
     environment, started = environment_of([*overrides[2:], "train.py"])
     config = load_config_from_file(str(file))
     assert config.mixed_precision == "no" and config.distributed_type
-    used = {k: v for k, v in environment.items() if k.startswith(("ACCELERATE", "FSDP", "PARALLELISM"))}
+    used = {
+        k: v for k, v in environment.items() if k.startswith(("ACCELERATE", "FSDP", "PARALLELISM"))
+    }
     check_launch(PLAIN, used)
     assert ("ACCELERATE_USE_FSDP" in used) == ("fsdp" in file.stem)
     check_world(PLAIN, used | {"WORLD_SIZE": str(started)}, started)

@@ -40,7 +40,12 @@ SMALL = [
     *("data.packing=intra_document", "training.batch_size=8", "training.tokens=20k"),
 ]
 TINY = [
-    *("configs/tiny.yaml", "train_length=32", "data.packing=intra_document", "training.batch_size=4"),
+    *(
+        "configs/tiny.yaml",
+        "train_length=32",
+        "data.packing=intra_document",
+        "training.batch_size=4",
+    ),
     "training.validation.targets=8",
 ]
 SHARDED = "training.parallel.sharding=full"
@@ -101,8 +106,11 @@ def test_loss_is_mean_over_all_targets(curves, prepared):
     """The first updates from the definition: mean over the step's targets, whole gradient clipped, AdamW."""
     settings = load_settings(RunSettings, SMALL)
     model = make_model(settings, prepared.tokenizer.vocab_size).initialize(5).double()
-    a, batches = settings.training.optimizer, make_batches(settings, prepared)
-    moments = {name: (torch.zeros_like(w), torch.zeros_like(w)) for name, w in model.named_parameters()}
+    a = settings.training.optimizer
+    batches = make_batches(settings, prepared)
+    moments = {
+        name: (torch.zeros_like(w), torch.zeros_like(w)) for name, w in model.named_parameters()
+    }
     for number in range(3):
         batch = batches.batch(number)
         nll = model(batch.tokens, token_positions_of(batch, 24), batch.targets)
@@ -114,7 +122,8 @@ def test_loss_is_mean_over_all_targets(curves, prepared):
         assert curves[0][number] == pytest.approx((loss.item(), norm), rel=1e-12)
         with torch.no_grad():
             for name, w in model.named_parameters():
-                g, (m, v) = w.grad * CLIP / (norm + 1e-6), moments[name]
+                g = w.grad * CLIP / (norm + 1e-6)
+                (m, v) = moments[name]
                 m.lerp_(g, 1 - a.betas[0])
                 v.lerp_(g * g, 1 - a.betas[1])
                 decay = a.weight_decay if w.ndim == 2 and name != "embed.weight" else 0.0
@@ -161,7 +170,10 @@ def sampler(overrides, prepared, folder=None, prepare=None) -> dict:
     if folder is not None and training.parallel.takes_part:
         save(folder, training)
     parts = [w for w in training.model.parameters() if isinstance(w, DTensor)]
-    held = sum(w.to_local().numel() for w in parts), sum(w.numel() for w in training.model.parameters())
+    held = (
+        sum(w.to_local().numel() for w in parts),
+        sum(w.numel() for w in training.model.parameters()),
+    )
     curve = [*before, *middle, *training.steps(4, 6)]
     return {"curve": curve, "nll": looked, "held": held, "mean": mean_of(training)}
 
@@ -192,8 +204,10 @@ def saved_beside(overrides, prepared, folder) -> None:
     training = Training([*SMALL, "training.precision=float64", *overrides], prepared)
     training.steps(0, 4)
     save(folder / "once", training)
-    settings, held = CheckpointSettings(asynchronous=True, keep=99), training.parallel.saving_group
-    go_on, write = threading.Event(), module.write_part
+    settings = CheckpointSettings(asynchronous=True, keep=99)
+    held = training.parallel.saving_group
+    go_on = threading.Event()
+    write = module.write_part
     module.write_part = lambda *args: go_on.wait(60) and write(*args)
     with CheckpointWriter(folder / "beside", settings, 24, held) as saver:
         more = {"state": {"step": 4}, "average": training.average}
@@ -208,7 +222,8 @@ def saved_beside(overrides, prepared, folder) -> None:
 
 def in_bfloat16(overrides, prepared) -> dict:
     """Losses under autocast, and what an MLP is given: dtype of its weights and of its input."""
-    training, seen = Training([*SMALL, "training.precision=bfloat16", *overrides], prepared), set()
+    training = Training([*SMALL, "training.precision=bfloat16", *overrides], prepared)
+    seen = set()
 
     def look(module, given):
         seen.add((str(module.gate.weight.dtype), str(given[0].dtype)))
@@ -258,7 +273,9 @@ RECOMPUTED = "training.parallel.activation_checkpointing=true"
 def whole(prepared, tmp_path_factory):
     """Every scheme trained by one process that holds it all, and where it was saved."""
     root = tmp_path_factory.mktemp("whole")
-    return root, {name: sampler(overrides, prepared, root / name) for name, overrides in SCHEMES.items()}
+    return root, {
+        name: sampler(overrides, prepared, root / name) for name, overrides in SCHEMES.items()
+    }
 
 
 def by_parts(overrides, prepared, folder) -> dict:
@@ -268,11 +285,16 @@ def by_parts(overrides, prepared, folder) -> dict:
 @pytest.fixture(scope="module")
 def halves(prepared, tmp_path_factory, whole):
     """The same by two processes that hold half each; all in one launch."""
-    root, saved = tmp_path_factory.mktemp("halves"), whole[0]
+    root = tmp_path_factory.mktemp("halves")
+    saved = whole[0]
 
     def work():
-        found = {name: by_parts(overrides, prepared, root / name) for name, overrides in SCHEMES.items()}
-        found["compiled"] = sampler([SHARDED, RECOMPUTED, *SCHEMES["rope"]], prepared, prepare=by_block)
+        found = {
+            name: by_parts(overrides, prepared, root / name) for name, overrides in SCHEMES.items()
+        }
+        found["compiled"] = sampler(
+            [SHARDED, RECOMPUTED, *SCHEMES["rope"]], prepared, prepare=by_block
+        )
         found["bfloat16"] = in_bfloat16([SHARDED, RECOMPUTED], prepared)
         saved_beside([SHARDED, *SCHEMES["fire"]], prepared, root / "threads")
         found["full"] = disk_full_on_one([SHARDED, *SCHEMES["fox"]], prepared, root / "fox")
@@ -290,7 +312,10 @@ def check_halves(halves: list[dict], want: dict, loss: float, norm: float) -> No
     """Two processes agree with one, and each holds about half of the model."""
     for found in halves:
         assert differ(found["curve"], want["curve"]) < loss
-        assert np.max([abs(a[1] - b[1]) for a, b in zip(found["curve"], want["curve"], strict=True)]) < norm
+        assert (
+            np.max([abs(a[1] - b[1]) for a, b in zip(found["curve"], want["curve"], strict=True)])
+            < norm
+        )
         assert found["nll"] == pytest.approx(want["nll"], abs=loss)
     parts, (whole, _) = zip(*(found["held"] for found in halves), strict=True)
     assert sum(parts) == whole and max(parts) < 0.6 * whole
@@ -308,20 +333,27 @@ def test_sharded_training_matches_unsharded(whole, halves, case):
 @pytest.mark.parametrize("case", OTHERS)
 def test_sharded_training_of_other_schemes_matches_unsharded(prepared, tmp_path, case):
     want = sampler(OTHERS[case], prepared)
-    check_halves(shared(2, lambda: by_parts(OTHERS[case], prepared, tmp_path / case)), want, 1e-10, 1e-9)
+    check_halves(
+        shared(2, lambda: by_parts(OTHERS[case], prepared, tmp_path / case)), want, 1e-10, 1e-9
+    )
 
 
 def test_sharded_gathers_are_bfloat16_and_parameters_float32(halves, prepared):
     whole = in_bfloat16([], prepared)
-    assert whole["seen"] == {("torch.float32", "torch.float32")} and whole["at rest"] == {torch.float32}
+    assert whole["seen"] == {("torch.float32", "torch.float32")} and whole["at rest"] == {
+        torch.float32
+    }
     for found in (rank["bfloat16"] for rank in halves[1]):
-        assert found["seen"] == {("torch.bfloat16", "torch.float32")} and found["at rest"] == {torch.float32}
+        assert found["seen"] == {("torch.bfloat16", "torch.float32")} and found["at rest"] == {
+            torch.float32
+        }
         assert differ(found["curve"], whole["curve"]) < 5e-3
 
 
 def test_sharded_checkpoint_resumes_at_other_world_sizes(whole, halves, prepared):
     root, found = halves
-    after, mean = whole[1]["fire"]["curve"][4:], whole[1]["fire"]["mean"]
+    after = whole[1]["fire"]["curve"][4:]
+    mean = whole[1]["fire"]["mean"]
 
     def as_in_one_go(found):
         curve, own = found
@@ -351,12 +383,17 @@ def test_sharded_checkpoint_resumes_at_other_world_sizes(whole, halves, prepared
 
 def test_async_sharded_save_equals_sync_save(halves):
     once, beside = (
-        {file.name: file.read_bytes() for file in (halves[0] / "threads" / name).glob("checkpoints/*4/*")}
+        {
+            file.name: file.read_bytes()
+            for file in (halves[0] / "threads" / name).glob("checkpoints/*4/*")
+        }
         for name in ("once", "beside")
     )
     assert len(once) == 8 and once == beside
     assert steps_of(halves[0] / "threads" / "beside") == [4, 5, 6, 7]
-    assert all(damage(path) is None for path in (halves[0] / "threads").glob("beside/checkpoints/*"))
+    assert all(
+        damage(path) is None for path in (halves[0] / "threads").glob("beside/checkpoints/*")
+    )
 
 
 def test_full_disk_on_one_rank_fails_save_on_all_ranks(halves):
@@ -365,7 +402,9 @@ def test_full_disk_on_one_rank_fails_save_on_all_ranks(halves):
     assert [path.name for path in (root / "fox" / "checkpoints").iterdir()] == ["step-00000004"]
 
 
-@pytest.mark.parametrize("name", ["model-00002-of-00002.safetensors", "optimizer-00001-of-00002.safetensors"])
+@pytest.mark.parametrize(
+    "name", ["model-00002-of-00002.safetensors", "optimizer-00001-of-00002.safetensors"]
+)
 def test_corrupted_shard_is_detected_by_hash(halves, name):
     run = halves[0] / "rope"
     file = run / "checkpoints" / "step-00000004" / name
@@ -387,7 +426,9 @@ def test_corrupted_shard_is_detected_by_hash(halves, name):
 def test_ranks_with_different_state_are_rejected(monkeypatch):
     parallel = Parallel(TrainingSettings())
     monkeypatch.setattr(parallel, "gather", lambda value: [4, 4, 0])
-    with pytest.raises(TrainingError, match="the step is 0 on process 2 and 4 on process 0: mend it"):
+    with pytest.raises(
+        TrainingError, match="the step is 0 on process 2 and 4 on process 0: mend it"
+    ):
         parallel.agree(4, "the step", "mend it")
 
 
@@ -396,7 +437,8 @@ def test_ranks_with_different_state_are_rejected(monkeypatch):
     [(None, "cpu", False), (None, "cuda", True), (True, "cpu", True), (False, "cuda", False)],
 )
 def test_models_are_compiled_on_gpus_by_default(setting, device, compiled, monkeypatch):
-    parallel, calls = Parallel(TrainingSettings(compile=setting)), []
+    parallel = Parallel(TrainingSettings(compile=setting))
+    calls = []
     parallel.device = torch.device(device)
     monkeypatch.setattr(Transformer, "compile", lambda model, **options: calls.append(options))
     model = Transformer(ModelSettings(dim=24, layers=1, heads=3), 11, 7)

@@ -15,7 +15,11 @@ from training.logging.metrics_file import read_metrics
 WORDS = [  # small enough for any GPU, large enough that what blocks keep is most of the memory
     *("train_length=512", "model.dim=512", "model.layers=8", "model.heads=8", "model.kv_heads=4"),
     *("training.batch_size=32", "training.tokens=655360", "training.precision=bfloat16"),
-    *("training.log_interval=5", "training.validation.interval=null", "training.checkpoint.interval=null"),
+    *(
+        "training.log_interval=5",
+        "training.validation.interval=null",
+        "training.checkpoint.interval=null",
+    ),
 ]
 
 
@@ -27,7 +31,9 @@ def test_bfloat16_compiled_sharded_training_on_one_gpu(overrides, tmp_path):
         "sharded": ["training.parallel.sharding=full"],
         "recomputed": ["training.parallel={sharding: full, activation_checkpointing: true}"],
     }
-    losses, memory, speed = {}, {}, {}
+    losses = {}
+    memory = {}
+    speed = {}
     for name, more in cases.items():
         folder = tmp_path / name
         done = run(

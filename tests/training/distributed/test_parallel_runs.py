@@ -38,7 +38,9 @@ def differ(one, other, kinds=("train",)) -> float:
             assert (a["data"], a["targets"]) == (b["data"], b["targets"])
             largest = max(largest, abs(a["loss"] - b["loss"]), abs(a["grad_norm"] - b["grad_norm"]))
         if a["kind"] == "validation":
-            largest = max(largest, *(abs(a["nll"][length] - b["nll"][length]) for length in a["nll"]))
+            largest = max(
+                largest, *(abs(a["nll"][length] - b["nll"][length]) for length in a["nll"])
+            )
     return largest
 
 
@@ -51,11 +53,19 @@ def exact(overrides):
 def test_two_nodes_match_single_process(exact, tmp_path, monkeypatch):
     """Two launchers with node ranks 0 and 1 on loopback, started by scripts/launch/multi_node.sh."""
     assert here(monkeypatch, *exact, "--run-dir", str(tmp_path / "one")) == 0
-    port, folder = str(free_port()), tmp_path / "two"
+    port = str(free_port())
+    folder = tmp_path / "two"
     nodes = [
         subprocess.Popen(
             [
-                *("bash", str(ROOT / "scripts/launch/multi_node.sh"), "--node", str(node), "--nodes", "2"),
+                *(
+                    "bash",
+                    str(ROOT / "scripts/launch/multi_node.sh"),
+                    "--node",
+                    str(node),
+                    "--nodes",
+                    "2",
+                ),
                 *("--gpus", "1", "--host", "127.0.0.1", "--port", port),
                 *("--", *exact, "training.micro_batch_size=3", "--run-dir", str(folder)),
             ],
@@ -72,7 +82,9 @@ def test_two_nodes_match_single_process(exact, tmp_path, monkeypatch):
 
 def test_sharded_run_end_to_end(exact, tmp_path, monkeypatch, capsys):
     """Two processes shard it, one goes on with it whole, two again with their parts; one file in the end."""
-    whole, folder, out = tmp_path / "whole", tmp_path / "sharded", tmp_path / "weights.safetensors"
+    whole = tmp_path / "whole"
+    folder = tmp_path / "sharded"
+    out = tmp_path / "weights.safetensors"
     exact = [*exact, "training.checkpoint={interval: 3, keep: 9, asynchronous: true}"]
     exact += ["training.ema={decay: 0.7, start: 2}"]
     assert here(monkeypatch, *exact, "--run-dir", str(whole)) == 0
@@ -112,7 +124,8 @@ def test_sharded_run_end_to_end(exact, tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit) as ended:
         runpy.run_path(str(ROOT / "scripts" / "export_model.py"), run_name="__main__")
     assert ended.value.code == 0
-    want, exported = weights_of(load(whole).model), load_file(out)
+    want = weights_of(load(whole).model)
+    exported = load_file(out)
     assert want.keys() == exported.keys()
     for name, tensor in want.items():
         torch.testing.assert_close(exported[name], tensor, rtol=0, atol=1e-10, msg=name)
@@ -123,14 +136,16 @@ def test_sharded_run_end_to_end(exact, tmp_path, monkeypatch, capsys):
 
 def test_single_process_sharding_with_bfloat16_gathers(overrides, tmp_path, monkeypatch):
     """As on a single GPU: looks, text and checkpoints of blocks that are gathered in bfloat16."""
-    whole, folder = tmp_path / "whole", tmp_path / "sharded"
+    whole = tmp_path / "whole"
+    folder = tmp_path / "sharded"
     overrides = [*overrides, "training.precision=bfloat16"]
     assert here(monkeypatch, *overrides, "--run-dir", str(whole)) == 0
     overrides += ["training.parallel={sharding: full, processes: 1}", "--run-dir", str(folder)]
     assert shared(1, lambda: here(monkeypatch, *overrides)) == [0]
     assert differ(lines(whole), lines(folder), kinds=("train", "validation")) < 0.02
     assert [line["samples"] for line in lines(folder) if line["kind"] == "samples"]
-    want, found = weights_of(load(whole).model), weights_of(load(folder).model)
+    want = weights_of(load(whole).model)
+    found = weights_of(load(folder).model)
     for name, tensor in want.items():
         torch.testing.assert_close(found[name], tensor, rtol=0, atol=0.02, msg=name)
 
@@ -169,10 +184,12 @@ def test_async_save_failure_stops_all_ranks(overrides, tmp_path, monkeypatch, sh
     folder = tmp_path / "run"
     overrides += ["training.tokens=15360", "training.checkpoint={interval: 40, asynchronous: true}"]
     overrides += ["training.samples={interval: 20, tokens: 8}", "training.validation.interval=null"]
-    overrides, written = [*overrides, f"training.parallel.sharding={sharding}"], []
+    overrides = [*overrides, f"training.parallel.sharding={sharding}"]
+    written = []
 
     def tell() -> tuple[str, int]:
-        write, generation = saved._write, monitor.Generation
+        write = saved._write
+        generation = monitor.Generation
 
         def full(*args):
             if os.environ["RANK"] == str(culprit):
@@ -180,7 +197,9 @@ def test_async_save_failure_stops_all_ranks(overrides, tmp_path, monkeypatch, sh
             return write(*args)
 
         monkeypatch.setattr(saved, "_write", full)
-        monkeypatch.setattr(monitor, "Generation", lambda *a, **m: written.append(1) or generation(*a, **m))
+        monkeypatch.setattr(
+            monitor, "Generation", lambda *a, **m: written.append(1) or generation(*a, **m)
+        )
         with pytest.raises(TrainingError) as caught:
             here(monkeypatch, *overrides, "--run-dir", str(folder))
         return re.sub(r"\d+ MB free", "no room", str(caught.value)), len(written)
@@ -213,7 +232,8 @@ def test_sharded_save_failure_is_reported_on_all_ranks(overrides, tmp_path, monk
 
     def removal(rank, patch):
         """Of a checkpoint that a resumed run has left behind."""
-        rename, take = os.rename, saving.capture
+        rename = os.rename
+        take = saving.capture
 
         def denied(old, new):
             if Path(new).name.startswith(".deleting-"):
@@ -221,7 +241,9 @@ def test_sharded_save_failure_is_reported_on_all_ranks(overrides, tmp_path, monk
             rename(old, new)
 
         def leave_behind(*places, **more):
-            (tmp_path / "removal" / "checkpoints" / "step-00000099").mkdir(parents=True, exist_ok=True)
+            (tmp_path / "removal" / "checkpoints" / "step-00000099").mkdir(
+                parents=True, exist_ok=True
+            )
             return take(*places, **more)
 
         if rank == 0:
@@ -229,7 +251,8 @@ def test_sharded_save_failure_is_reported_on_all_ranks(overrides, tmp_path, monk
             patch.setattr(saving, "capture", leave_behind)
 
     def tell() -> dict[str, str]:
-        rank, message = int(os.environ["RANK"]), {}
+        rank = int(os.environ["RANK"])
+        message = {}
 
         def run(name: str) -> str:
             with pytest.raises((TrainingError, OSError, RuntimeError)) as caught:
@@ -245,7 +268,10 @@ def test_sharded_save_failure_is_reported_on_all_ranks(overrides, tmp_path, monk
 
     zero, one = shared(2, tell, seconds=90)
     assert zero["metrics"] == "OSError: [Errno 28] No space left on device"
-    assert one["metrics"] == "TrainingError: process 0 could not save: [Errno 28] No space left on device"
+    assert (
+        one["metrics"]
+        == "TrainingError: process 0 could not save: [Errno 28] No space left on device"
+    )
     assert zero["copy"] == "TrainingError: process 1 could not save: out of memory"
     assert one["copy"] == "RuntimeError: out of memory"
     assert zero["removal"].startswith("PermissionError: ") and "step-00000099" in zero["removal"]
@@ -262,7 +288,9 @@ def test_sharding_rejects_schedule_changes_of_learned_positions(overrides, tmp_p
         "training.parallel.sharding=full",
     ]
     with pytest.raises(TrainingError, match=r"training.parallel.sharding.*none"):
-        shared(2, lambda: here(monkeypatch, *overrides, *more, "--run-dir", str(tmp_path / "never")))
+        shared(
+            2, lambda: here(monkeypatch, *overrides, *more, "--run-dir", str(tmp_path / "never"))
+        )
     assert not (tmp_path / "never" / "checkpoints").exists()
 
 
@@ -276,7 +304,11 @@ def test_launcher_starting_one_process_is_rejected(overrides, tmp_path, line):
     silent = "distributed_type: MULTI_CPU\nuse_cpu: true\nnum_processes: 2\nmixed_precision: 'no'\n"
     (tmp_path / "silent.yaml").write_text(silent)
     launch = [sys.executable, "-m", "accelerate.commands.launch", *line, "--dynamo_backend", "no"]
-    kept = {name: value for name, value in os.environ.items() if name not in ("WORLD_SIZE", "MASTER_PORT")}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("WORLD_SIZE", "MASTER_PORT")
+    }
     done = subprocess.run(
         [*launch, str(ROOT / "train.py"), *overrides, "--run-dir", str(tmp_path / "never")],
         cwd=tmp_path,

@@ -57,23 +57,34 @@ def lines(folder: Path) -> list[dict]:
 
 
 def test_non_finite_gradient_on_one_rank_skips_all_ranks(results):
-    folder, found = results[0], results[1]["poisoned"]
+    folder = results[0]
+    found = results[1]["poisoned"]
     assert found["statuses"] == [0, 0], found["logs"]
     zero, one = found["weights"]
     assert zero == one and len(zero) == 8  # after every step
     assert zero[2] == zero[1] and zero[4] == zero[3] and len(set(zero)) == 6
-    skipped = {line["step"]: line["skipped"] for line in lines(folder / "poisoned") if "skipped" in line}
+    skipped = {
+        line["step"]: line["skipped"] for line in lines(folder / "poisoned") if "skipped" in line
+    }
     assert skipped == {3: "not finite", 5: "not finite"}
-    third, fifth = lines(folder / "poisoned")[2], lines(folder / "poisoned")[4]
-    assert isinstance(third["loss"], float) and third["grad_norm"] == "nan" and fifth["loss"] == "inf"
-    assert "step 3 is skipped, not finite" in found["logs"][0] and "number 2 of the run" in found["logs"][0]
+    third = lines(folder / "poisoned")[2]
+    fifth = lines(folder / "poisoned")[4]
+    assert (
+        isinstance(third["loss"], float) and third["grad_norm"] == "nan" and fifth["loss"] == "inf"
+    )
+    assert (
+        "step 3 is skipped, not finite" in found["logs"][0]
+        and "number 2 of the run" in found["logs"][0]
+    )
 
 
 def test_signal_to_one_rank_saves_and_requeues_all_ranks(results):
-    folder, found = results[0], results[1]["signalled"]
+    folder = results[0]
+    found = results[1]["signalled"]
     assert found["statuses"] == [REQUEUE, REQUEUE], found["logs"]
     assert "stopped by" in found["logs"][0] and "to resume" in found["logs"][0]
-    assert steps_of(folder / "signalled") == [lines(folder / "signalled")[-1]["step"]]  # nothing is lost
+    # nothing is lost
+    assert steps_of(folder / "signalled") == [lines(folder / "signalled")[-1]["step"]]
 
 
 def test_error_on_one_rank_is_not_requeued(results):
@@ -100,7 +111,8 @@ def test_error_after_last_step_stops_all_ranks(results):
     ],
 )
 def test_lost_rank_is_detected_and_resumes_from_checkpoint(results, name, number):
-    folder, found = results[0], results[1][name]
+    folder = results[0]
+    found = results[1][name]
     assert found["statuses"] == [RANK_LOST, -signal.SIGKILL], found["logs"]
     text = found["logs"][0]
     assert "error: (process 0) " in text and "resume from the last checkpoint" in text
@@ -108,7 +120,9 @@ def test_lost_rank_is_detected_and_resumes_from_checkpoint(results, name, number
         assert "another process hangs" in text or "process 1 sent no heartbeat for 3 s" in text
         assert TIMEOUT / 2 < found["seconds"] < TIMEOUT + BUSY
     else:
-        assert "connection to another process was lost" in text and found["seconds"] < TIMEOUT + BUSY
+        assert (
+            "connection to another process was lost" in text and found["seconds"] < TIMEOUT + BUSY
+        )
     run = folder / name.replace(" ", "-")
     # A checkpoint was due after every step: at most the one under way is lost.
     assert lines(run)[-1]["step"] - steps_of(run)[-1] <= 1
@@ -126,10 +140,13 @@ def test_lost_rank_before_first_step_is_detected(results, name, number):
     assert "error: (process 0) " in text and text.count("error: ") == 1 and found["logs"][1] == ""
     if number == signal.SIGSTOP:
         assert (
-            "process 1 sent no heartbeat for 3 s" in text and TIMEOUT / 2 < found["seconds"] < TIMEOUT + BUSY
+            "process 1 sent no heartbeat for 3 s" in text
+            and TIMEOUT / 2 < found["seconds"] < TIMEOUT + BUSY
         )
     else:
-        assert "connection to another process was lost" in text and found["seconds"] < TIMEOUT + BUSY
+        assert (
+            "connection to another process was lost" in text and found["seconds"] < TIMEOUT + BUSY
+        )
     assert not (results[0] / f"{name}-early" / "checkpoints").exists()
 
 

@@ -24,8 +24,10 @@ SMALL = [
     *("training.batch_size=4", "training.tokens=8k", "training.precision=float32"),
     *("training.validation.targets=8", "data.tokenizer.name=bytes", "data.root=none"),
 ]
-SHARDED, CONTEXT = "training.parallel.sharding=full", "training.parallel.context=2"
-PACKED, RECOMPUTED = "data.packing=intra_document", "training.parallel.activation_checkpointing=true"
+SHARDED = "training.parallel.sharding=full"
+CONTEXT = "training.parallel.context=2"
+PACKED = "data.packing=intra_document"
+RECOMPUTED = "training.parallel.activation_checkpointing=true"
 QUICK = {
     "context": [CONTEXT, PACKED],
     "fsdp and context": [CONTEXT, SHARDED, RECOMPUTED, PACKED, "training.micro_batch_size=3"],
@@ -101,11 +103,13 @@ def test_collectives_of_ddp_fsdp_and_context_parallelism():
     case = ["training.batch_size=12", "training.micro_batch_size=1", SHARDED, CONTEXT]
     found = simulations({"": (case, 8)})[""]
     ffn_dim = load_settings(RunSettings, SMALL).model.ffn_dim
-    block, outer = 32 * (2 * 32 + 2 * 16) + 3 * 32 * ffn_dim + 2 * 32, 2 * 256 * 32 + 32
+    block = 32 * (2 * 32 + 2 * 16) + 3 * 32 * ffn_dim + 2 * 32
+    outer = 2 * 256 * 32 + 32
     # float32; blocks are gathered in each direction, the other weights once.
     assert found["all-gather", "all"] == (3 * 3, 3 * 4 * (2 * block + outer))
     assert found["reduce-scatter", "all"] == (3 * 2, 3 * 4 * (block + outer))
-    keys = 3 * 4, 3 * 24 * 2 * 16 * 4  # of heads and tails, keys and values: 24 tokens × 2 × 16 numbers
+    # of heads and tails, keys and values: 24 tokens × 2 × 16 numbers
+    keys = 3 * 4, 3 * 24 * 2 * 16 * 4
     assert found["all-gather", "context"] == found["reduce-scatter", "context"] == keys
 
 

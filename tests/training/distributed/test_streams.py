@@ -16,7 +16,12 @@ STEPS = 75  # past the last group, so that all come again
 @pytest.fixture(scope="module")
 def results(corpus, tmp_path_factory) -> tuple[Path, dict]:
     folder = tmp_path_factory.mktemp("streams")
-    overrides = [*WORDS, f"data.source.path={corpus}", "data.group_bytes=4000", "data.max_bytes=12000"]
+    overrides = [
+        *WORDS,
+        f"data.source.path={corpus}",
+        "data.group_bytes=4000",
+        "data.max_bytes=12000",
+    ]
     overrides += [f"training.tokens={STEPS * 8 * 24}", "training.checkpoint.interval=5"]
     return folder, run_scenarios("streams", folder, [str(folder), *overrides])
 
@@ -32,7 +37,8 @@ def test_signal_during_data_wait_saves_and_exits_all_ranks(results, name, ranks)
 
 
 def test_resumed_ranks_read_same_data_as_one_process(results):
-    folder, found = results[0], results[1]["killed"]
+    folder = results[0]
+    found = results[1]["killed"]
     assert results[1]["one"]["statuses"] == [0], results[1]["one"]["logs"]
     assert found["statuses"] == [0, 0], found["logs"]
     assert found["killed"]["statuses"] == [-9, -9], found["killed"]["logs"]
@@ -42,7 +48,8 @@ def test_resumed_ranks_read_same_data_as_one_process(results):
     assert [one[step]["targets"] for step in one] == [two[step]["targets"] for step in one]
     assert all(abs(one[step]["loss"] - two[step]["loss"]) < 1e-4 for step in one)
     assert {line["attempt"] for line in two.values()} == {1, 2, 3}
-    assert "waiting for group 1 of the text" in found["killed"]["logs"][0]  # until the other sees it, too
+    # until the other sees it, too
+    assert "waiting for group 1 of the text" in found["killed"]["logs"][0]
     listed = json.loads(next((folder / "text-two").glob("*/groups-*.json")).read_text())
     assert listed["complete"] and 2 < len(listed["folders"]) <= one[STEPS]["epoch"]
 

@@ -44,7 +44,8 @@ def test_consecutive_slow_steps_do_not_time_out(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("rank", "peer"), [(1, 0), (0, 1)])
 def test_slow_rank_with_heartbeat_is_not_lost(tmp_path, monkeypatch, rank, peer):
-    left, run = [], tmp_path / "run"
+    left = []
+    run = tmp_path / "run"
     monkeypatch.setattr(Watchdog, "_exit", lambda self, text: left.append(text))
     other = Watchdog(run, "a", peer, 2, 0.2)
     beats = heartbeats_of(run)
@@ -94,8 +95,11 @@ def test_error_on_one_rank_is_raised_on_others(run, capsys):
     assert fail(run, 2, ValueError("x.txt: no room\nhere")) is None
     assert fail(run, 0, LINK) == FAILED == fail(run, 1, SystemExit(REQUEUE))
     message = "process 2 failed: x.txt: no room"
-    assert capsys.readouterr().err == f"error: (process 0) {message}\nerror: (process 1) {message}\n"
-    assert (heartbeats_of(run) / "0").read_text() == f"a {message}"  # for those who listen to it alone
+    assert (
+        capsys.readouterr().err == f"error: (process 0) {message}\nerror: (process 1) {message}\n"
+    )
+    # for those who listen to it alone
+    assert (heartbeats_of(run) / "0").read_text() == f"a {message}"
 
 
 def test_error_on_other_rank_stops_this_rank(run, monkeypatch, capsys):
@@ -112,4 +116,6 @@ def test_error_on_other_rank_stops_this_rank(run, monkeypatch, capsys):
 def test_connection_errors_are_classified():
     assert is_broken_link(dist.DistNetworkError("reset"))
     assert is_broken_link(RuntimeError("[gloo/transport/tcp/pair.cc:1] Connection closed by peer"))
-    assert not is_broken_link(RuntimeError("CUDA out of memory")) and not is_broken_link(ValueError("gloo"))
+    assert not is_broken_link(RuntimeError("CUDA out of memory")) and not is_broken_link(
+        ValueError("gloo")
+    )

@@ -104,7 +104,12 @@ def test_progress_bar_does_not_block_log_lines(monkeypatch):
             inner.advance(3)
         bar.advance(2)
     text = screen.getvalue()
-    assert "outer [a]" in text and "a line [b]" in text and "inner: done, 3 it" in text and "100%" in text
+    assert (
+        "outer [a]" in text
+        and "a line [b]" in text
+        and "inner: done, 3 it" in text
+        and "100%" in text
+    )
 
 
 @pytest.mark.parametrize(
@@ -181,7 +186,8 @@ def test_a_closed_stream_is_written_to_the_null_device(name, monkeypatch):
         ("Console().warn('careful')", "2> /dev/full", 0),
         ("Console(results=False).table('', ['a'], [[1]])", "2> /dev/full", 0),
         ("print('results')", "> /dev/full", 2),
-        ("open('file', 'w').fileno() < 3", ">&- 2>&-", 0),  # no file takes the number of a closed stream
+        # no file takes the number of a closed stream
+        ("open('file', 'w').fileno() < 3", ">&- 2>&-", 0),
     ],
 )
 def test_stream_errors_set_exit_status(code, redirect, status, tmp_path):

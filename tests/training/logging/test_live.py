@@ -22,7 +22,13 @@ def train_line(step: int, loss: float | str, norm: float | str = 0.25, **more) -
 
 def validation_line(step: int, nll: dict, targets: int, documents: int) -> dict:
     nll = {str(length): value for length, value in nll.items()}
-    return {"kind": "validation", "step": step, "nll": nll, "targets": targets, "documents": documents}
+    return {
+        "kind": "validation",
+        "step": step,
+        "nll": nll,
+        "targets": targets,
+        "documents": documents,
+    }
 
 
 def new_view(name="run", steps=10, peak=1e12) -> LiveView:
@@ -56,7 +62,9 @@ def test_lines_fit_width_and_show_metrics(width):
     assert "14,200 tokens/s  MFU 42% of 312 TFLOP/s" in text
     # the mean of the last twenty steps, and how it differs from the twenty before
     assert "loss 3.0190 -0.0400" in text
-    columns = [line.split() for line in lines if line.split()[:1] in (["context"], ["NLL"], ["change"])]
+    columns = [
+        line.split() for line in lines if line.split()[:1] in (["context"], ["NLL"], ["change"])
+    ]
     assert columns == [
         ["context", "256", "512", "1,024", "2,048", "4,096"],
         ["NLL", "3.4000", "3.6000", "3.8000", "4.0000", "4.2000"],
@@ -97,12 +105,17 @@ class Terminal(io.StringIO):
 
 
 def test_log_lines_are_printed_above_the_view(monkeypatch):
-    screen, now = Terminal(), [0.0]
+    screen = Terminal()
+    now = [0.0]
     monkeypatch.setattr(sys, "stderr", screen)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
-    console, one, drawings = Console(), view(), []
-    monkeypatch.setattr(LiveView, "_head", lambda self, head=LiveView._head: drawings.append(1) or head(self))
+    console = Console()
+    one = view()
+    drawings = []
+    monkeypatch.setattr(
+        LiveView, "_head", lambda self, head=LiveView._head: drawings.append(1) or head(self)
+    )
     with console.live(one) as draw:
         assert draw is not None and screen.getvalue().endswith("\x1b[?25h")
         drawings.clear()
@@ -142,4 +155,6 @@ def test_validation_is_shown_immediately(monkeypatch, tmp_path):
         for done, nll in ((4, 3.0), (8, 2.5)):
             recorder.write(done, "validation", nll={16: nll}, targets=8, documents=1)
             text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", screen.getvalue())
-            assert f"held out: step {done}, 8 targets" in text and re.search(rf"NLL +{nll:.4f}", text), done
+            assert f"held out: step {done}, 8 targets" in text and re.search(
+                rf"NLL +{nll:.4f}", text
+            ), done

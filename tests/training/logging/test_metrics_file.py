@@ -23,7 +23,12 @@ def test_records_round_trip(tmp_path):
     file = tmp_path / "metrics.jsonl"
     with MetricsFile(file, 0) as log:
         log.write(
-            1, loss=0.1 + 0.2, norm=torch.tensor(1.5), tokens=np.int64(7), nested={"a": [1, 2.5]}, text="é"
+            1,
+            loss=0.1 + 0.2,
+            norm=torch.tensor(1.5),
+            tokens=np.int64(7),
+            nested={"a": [1, 2.5]},
+            text="é",
         )
         log.write(2, loss=math.nan, norm=-math.inf)
         log.write(2, "validation", nll={"256": 3.5})
@@ -57,7 +62,9 @@ def test_full_disk_error_names_file(tmp_path, monkeypatch):
 
     with MetricsFile(tmp_path / "metrics.jsonl", 0) as log:
         monkeypatch.setattr(os, "fsync", full)
-        with pytest.raises(TrainingError, match=r"metrics.jsonl: cannot be flushed .*: No space left"):
+        with pytest.raises(
+            TrainingError, match=r"metrics.jsonl: cannot be flushed .*: No space left"
+        ):
             log.sync()
 
 
@@ -126,7 +133,9 @@ def test_new_attempt_does_not_read_the_file(tmp_path, monkeypatch):
         assert log.attempt == 4
     with file.open("ab") as stream:
         stream.write(b"{oops\n{torn")
-    with pytest.raises(TrainingError, match=r"metrics.jsonl: its last line is not a line of metrics"):
+    with pytest.raises(
+        TrainingError, match=r"metrics.jsonl: its last line is not a line of metrics"
+    ):
         MetricsFile(file, 0)
 
 

@@ -19,7 +19,12 @@ PEAK = 1e9
 COSTS = {6: 1e3, 24: 5e3}  # FLOPs of a token by the length of its window
 # 4 steps of 8 × 6 tokens, then 4 of 4 × 24.
 WORDS = [
-    *("train_length=24", "training.batch_size=4", "training.tokens=576", "training.validation.targets=8"),
+    *(
+        "train_length=24",
+        "training.batch_size=4",
+        "training.tokens=576",
+        "training.validation.targets=8",
+    ),
     "training.stages=[{length: 6, duration: 4, batch_size: 8}, {length: 24}]",
 ]
 
@@ -54,7 +59,9 @@ def recorded(folder, log_interval: int, leave: int) -> list[dict]:
         for step in range(8):
             if step == second.start:
                 recorder.change(second)
-            outcome = StepResult(torch.tensor([float(step), 1.0, 0, 0, 0, 0, 0], dtype=torch.float64), None)
+            outcome = StepResult(
+                torch.tensor([float(step), 1.0, 0, 0, 0, 0, 0], dtype=torch.float64), None
+            )
             recorder.step(step + 1, outcome, {"lr": 1e-3}, BATCH)
             recorder.read(pending=leave)
         recorder.read()
@@ -99,7 +106,8 @@ def test_throughput_across_stage_boundary_uses_cost_per_stage(tmp_path):
 
 
 def test_only_main_process_has_trackers(tmp_path, monkeypatch):
-    settings, asked = load_settings(RunSettings, WORDS), []
+    settings = load_settings(RunSettings, WORDS)
+    asked = []
     monkeypatch.setattr(
         "training.logging.metrics_logger.make_trackers", lambda *given: asked.append(given) or []
     )

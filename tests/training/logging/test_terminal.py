@@ -15,7 +15,8 @@ from tests.training.test_train import here, lines, weights
 
 
 def test_profiling_does_not_change_losses(overrides, tmp_path, monkeypatch):
-    whole, folder = tmp_path / "whole", tmp_path / "traced"
+    whole = tmp_path / "whole"
+    folder = tmp_path / "traced"
     assert here(monkeypatch, *overrides, "--run-dir", str(whole)) == 0
     traced = ["training.profile.start=2", "training.profile.steps=3"]
     assert here(monkeypatch, *overrides, *traced, "--run-dir", str(folder)) == 0
@@ -31,7 +32,9 @@ def test_terminal_is_restored_after_run(overrides, tmp_path):
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 80, 0, 0))
     long = [*overrides, "training.tokens=1M", "--run-dir", str(tmp_path / "run")]
     terminal = os.ttyname(theirs)
-    process = ScriptProcess("train.py", long, tmp_path, terminal, terminal, environment(TERM="xterm"))
+    process = ScriptProcess(
+        "train.py", long, tmp_path, terminal, terminal, environment(TERM="xterm")
+    )
     text = ""
     while "step 8, 32 targets" not in text:
         text += os.read(ours, 1 << 16).decode(errors="replace")

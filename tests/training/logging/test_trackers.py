@@ -30,7 +30,10 @@ class RecordingConsole:
 
 def mirrors(folder, console, *overrides, step=0):
     return make_trackers(
-        load_settings(RunSettings, [f"training.{word}" for word in overrides]), folder, step, console
+        load_settings(RunSettings, [f"training.{word}" for word in overrides]),
+        folder,
+        step,
+        console,
     )
 
 
@@ -49,15 +52,21 @@ def test_trackers_are_imported_on_request_only(tmp_path, monkeypatch):
 
 
 def test_wandb_logs_steps_and_is_disabled_after_error(tmp_path, monkeypatch):
-    sent, metrics, calls = [], [], {}
+    sent = []
+    metrics = []
+    calls = {}
 
     def log(values):
         if len(sent) == 2:
             raise ConnectionError("no route\nmore")
         sent.append(values)
 
-    run = SimpleNamespace(log=log, define_metric=lambda *a, **k: metrics.append((a, k)), finish=lambda: None)
-    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=lambda **k: calls.update(k) or run))
+    run = SimpleNamespace(
+        log=log, define_metric=lambda *a, **k: metrics.append((a, k)), finish=lambda: None
+    )
+    monkeypatch.setitem(
+        sys.modules, "wandb", SimpleNamespace(init=lambda **k: calls.update(k) or run)
+    )
     console = RecordingConsole()
     (mirror,) = mirrors(tmp_path / "run-1", console, "wandb.mode=offline", "wandb.project=p")
     for line in LINES:
@@ -69,19 +78,25 @@ def test_wandb_logs_steps_and_is_disabled_after_error(tmp_path, monkeypatch):
     ]
     assert metrics == [(("step",), {}), (("*",), {"step_metric": "step"})]
     assert (calls["project"], calls["mode"], calls["name"]) == ("p", "offline", "run-1")
-    assert 0 < calls["settings"]["finish_timeout"] < 30  # schedulers kill what has not ended by then
+    # schedulers kill what has not ended by then
+    assert 0 < calls["settings"]["finish_timeout"] < 30
     assert calls["settings"]["finish_timeout_raises"] is True
     assert console.lines == ["wandb is disabled; training continues: no route"]
 
 
 def test_tensorboard_purges_steps_repeated_on_resume(tmp_path, monkeypatch):
-    sent, calls = [], {}
+    sent = []
+    calls = {}
 
     def writer(**given):
         calls.update(given)
-        return SimpleNamespace(add_scalar=lambda *a: sent.append(a), close=lambda: sent.append("closed"))
+        return SimpleNamespace(
+            add_scalar=lambda *a: sent.append(a), close=lambda: sent.append("closed")
+        )
 
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", SimpleNamespace(SummaryWriter=writer))
+    monkeypatch.setitem(
+        sys.modules, "torch.utils.tensorboard", SimpleNamespace(SummaryWriter=writer)
+    )
     (mirror,) = mirrors(tmp_path, RecordingConsole(), "tensorboard=true", step=7)
     for line in LINES[:3]:
         mirror.write(line)
@@ -106,4 +121,8 @@ def test_tensorboard_reads_logged_events(tmp_path):
     mirror.close()
     found = reader.EventAccumulator(str(tmp_path / "tensorboard"))
     found.Reload()
-    assert [(one.step, one.value) for one in found.Scalars("train/loss")] == [(1, 2.0), (2, 1.0), (3, 1.0)]
+    assert [(one.step, one.value) for one in found.Scalars("train/loss")] == [
+        (1, 2.0),
+        (2, 1.0),
+        (3, 1.0),
+    ]

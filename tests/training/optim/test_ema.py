@@ -12,14 +12,16 @@ from training.config.optimizer_settings import AdamWSettings, EmaSettings
 from training.optim.ema import EMA
 from training.optim.optimizer import guarded_step, make_optimizer, set_learning_rates
 
-HELD, FREE = torch.tensor(True), torch.tensor(False)
+HELD = torch.tensor(True)
+FREE = torch.tensor(False)
 
 
 def trained(plan, average_of, seed=0):
     """A net after one random update for each flag of `plan`, with its mean, and the weights after each."""
     torch.manual_seed(seed)
     net = Net().double()
-    optimizer, average = make_optimizer(net, AdamWSettings()), average_of(net)
+    optimizer = make_optimizer(net, AdamWSettings())
+    average = average_of(net)
     set_learning_rates(optimizer, {"lr": 0.1})
     seen = [net.mix.weight.detach().clone()]
     go_on(net, optimizer, average, plan, seen)
@@ -40,14 +42,24 @@ def test_ema_equals_closed_form_with_skipped_steps():
     """d^n w_0 + (1 − d) Σ d^(n−i) w_i over the n steps that were applied."""
     plan = [FREE, HELD, FREE, FREE, HELD, HELD, FREE]
     net, _, average, seen = trained(plan, lambda net: EMA(net, EmaSettings(decay=0.7), 7))
-    shares = torch.tensor([0.7**4, *(0.3 * 0.7 ** (4 - i) for i in range(1, 5))], dtype=torch.float64)
+    shares = torch.tensor(
+        [0.7**4, *(0.3 * 0.7 ** (4 - i) for i in range(1, 5))], dtype=torch.float64
+    )
     expected = (shares[:, None, None] * seen).sum(0)
     found = average.tensors()
     torch.testing.assert_close(found["mix.weight"], expected, rtol=1e-12, atol=1e-14)
-    assert list(found) == ["embed.weight", "position.weight", "mix.weight", "mix.bias", "norm.weight"]
+    assert list(found) == [
+        "embed.weight",
+        "position.weight",
+        "mix.weight",
+        "mix.bias",
+        "norm.weight",
+    ]
     before = {name: weight.detach().clone() for name, weight in net.named_parameters()}
     with average.applied():
-        assert net.mix.weight.equal(found["mix.weight"]) and not net.mix.weight.equal(before["mix.weight"])
+        assert net.mix.weight.equal(found["mix.weight"]) and not net.mix.weight.equal(
+            before["mix.weight"]
+        )
     assert all(weight.equal(before[name]) for name, weight in net.named_parameters())
 
 
@@ -73,7 +85,8 @@ def test_ema_of_half_precision_weights_is_float32():
 
 
 def test_ema_resume_is_bit_exact_and_starts_if_missing(tmp_path):
-    settings, plan = EmaSettings(decay=0.7, start=4), [FREE, FREE, HELD, FREE, FREE]
+    settings = EmaSettings(decay=0.7, start=4)
+    plan = [FREE, FREE, HELD, FREE, FREE]
 
     def average_of(net):
         return EMA(net, settings, 10)
@@ -85,7 +98,8 @@ def test_ema_resume_is_bit_exact_and_starts_if_missing(tmp_path):
     again, its_optimizer, its_average, _ = trained([FREE], average_of, seed=3)
     restore(again, its_optimizer, find_checkpoint(tmp_path), its_average)
     go_on(again, its_optimizer, its_average, plan, [])
-    ours, theirs = average.tensors(), its_average.tensors()
+    ours = average.tensors()
+    theirs = its_average.tensors()
     assert all(theirs[name].equal(mean) for name, mean in ours.items())
     assert not ours["mix.weight"].equal(net.mix.weight)
 

@@ -5,7 +5,12 @@ import math
 import pytest
 
 from errors import TrainingError
-from training.config.optimizer_settings import ConstantSchedule, CosineSchedule, LinearSchedule, WsdSchedule
+from training.config.optimizer_settings import (
+    ConstantSchedule,
+    CosineSchedule,
+    LinearSchedule,
+    WsdSchedule,
+)
 from training.optim.lr_schedule import learning_rate, steps_of
 
 
@@ -14,7 +19,13 @@ def rates(schedule, steps, peak=8.0):
 
 
 def test_warmup_in_steps_and_as_fraction():
-    assert [steps_of(ConstantSchedule(warmup=w).warmup, 50) for w in (0, 0.02, 0.5, 1, 7)] == [0, 1, 25, 1, 7]
+    assert [steps_of(ConstantSchedule(warmup=w).warmup, 50) for w in (0, 0.02, 0.5, 1, 7)] == [
+        0,
+        1,
+        25,
+        1,
+        7,
+    ]
     assert rates(ConstantSchedule(warmup=4), 6) == [2, 4, 6, 8, 8, 8]
     assert rates(ConstantSchedule(warmup=0.5), 6)[:4] == pytest.approx([8 / 3, 16 / 3, 8, 8])
     assert rates(ConstantSchedule(warmup=0), 3) == [8, 8, 8]
@@ -33,7 +44,18 @@ def test_cosine():
 
 
 def test_wsd():
-    assert rates(WsdSchedule(warmup=2, decay=0.4, min_lr_ratio=0), 10) == [4, 8, 8, 8, 8, 8, 8, 6, 4, 2]
+    assert rates(WsdSchedule(warmup=2, decay=0.4, min_lr_ratio=0), 10) == [
+        4,
+        8,
+        8,
+        8,
+        8,
+        8,
+        8,
+        6,
+        4,
+        2,
+    ]
     assert rates(WsdSchedule(warmup=0, decay=0.01, min_lr_ratio=0), 3) == [8, 8, 8]
     assert rates(WsdSchedule(warmup=0, decay=1, min_lr_ratio=0.5), 4) == [8, 7, 6, 5]
 
@@ -49,7 +71,9 @@ def test_wsd_forks_agree_until_decay():
         )
 
 
-@pytest.mark.parametrize("schedule", [CosineSchedule(), LinearSchedule(), WsdSchedule(), ConstantSchedule()])
+@pytest.mark.parametrize(
+    "schedule", [CosineSchedule(), LinearSchedule(), WsdSchedule(), ConstantSchedule()]
+)
 def test_lr_is_positive_and_decreases_after_warmup(schedule):
     got = rates(schedule, 137)
     assert min(got) > 0 and max(got) == 8.0

@@ -34,13 +34,15 @@ def test_reference_approximates_polar_factor():
 
 def test_updates_match_reference():
     settings = MuonSettings(lr=0.5, weight_decay=0.2, adamw=AdamWBase(weight_decay=0.3))
-    net, generator = Net(dim=14, tie_embeddings=False), torch.Generator().manual_seed(1)
+    net = Net(dim=14, tie_embeddings=False)
+    generator = torch.Generator().manual_seed(1)
     optimizer = make_optimizer(net, settings)
     other = Net(dim=14, tie_embeddings=False)
     other.load_state_dict(net.state_dict())
     adamw = make_optimizer(other, AdamWSettings(weight_decay=0.3))
     weight = net.mix.weight.detach().double().numpy().copy()
-    mean, moved = np.zeros_like(weight), 0.0
+    mean = np.zeros_like(weight)
+    moved = 0.0
     for step in range(3):
         rates = {"lr": 0.5 - 0.1 * step, "adamw_lr": 0.01 * (step + 1)}
         set_learning_rates(optimizer, rates)
@@ -64,7 +66,9 @@ def test_updates_match_reference():
 def test_parameter_groups_and_learning_rates():
     settings = MuonSettings(lr=0.5, adamw=AdamWBase(lr=0.25, groups={"positions": {"lr": 0.125}}))
     optimizer = make_optimizer(Net(tie_embeddings=False), settings)
-    assert [(group["name"], group["rate"], group["weight_decay"]) for group in optimizer.param_groups] == [
+    assert [
+        (group["name"], group["rate"], group["weight_decay"]) for group in optimizer.param_groups
+    ] == [
         ("matrices", "lr", 0.1),
         ("head", "adamw_lr", 0.1),
         ("embeddings", "adamw_lr", 0.0),
@@ -73,7 +77,10 @@ def test_parameter_groups_and_learning_rates():
     ]
     assert settings.rates == {"lr": 0.5, "adamw_lr": 0.25, "positions_lr": 0.125}
     assert [group.get("fused") for group in optimizer.param_groups] == [None, *[True] * 4]
-    message = {rate: parameters_at_rate(rate, Net(tie_embeddings=False), settings) for rate in settings.rates}
+    message = {
+        rate: parameters_at_rate(rate, Net(tie_embeddings=False), settings)
+        for rate in settings.rates
+    }
     assert message == {
         "lr": "for 36 parameters: matrices",
         "adamw_lr": "for 144 parameters: head, embeddings, vectors",
@@ -91,7 +98,9 @@ def test_load_state_dict_updates_both_optimizers():
         weight.grad = torch.ones_like(weight)
     first.step()
     second.load_state_dict(first.state_dict())
-    for part, groups in zip(second.parts, (second.param_groups[:1], second.param_groups[1:]), strict=True):
+    for part, groups in zip(
+        second.parts, (second.param_groups[:1], second.param_groups[1:]), strict=True
+    ):
         assert part.state is second.state and all(
             a is b for a, b in zip(part.param_groups, groups, strict=True)
         )

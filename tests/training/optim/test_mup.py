@@ -8,7 +8,8 @@ from model import ModelSettings, TokenPositions, Transformer
 from training.config.optimizer_settings import AdamWSettings, MuonSettings
 from training.optim.optimizer import make_optimizer, set_learning_rates
 
-V, T = 13, 7
+V = 13
+T = 7
 
 
 def build(dim, mup=None, tie_embeddings=False, **more):
@@ -25,15 +26,15 @@ def logits(model, seed=0):
 
 @pytest.mark.parametrize("tie_embeddings", [True, False])
 def test_base_width_equals_standard_parametrization(tie_embeddings):
-    plain, ours = (
-        build(16, tie_embeddings=tie_embeddings),
-        build(16, {"base_dim": 16, "base_head_dim": 8}, tie_embeddings=tie_embeddings),
-    )
+    plain = build(16, tie_embeddings=tie_embeddings)
+    ours = build(16, {"base_dim": 16, "base_head_dim": 8}, tie_embeddings=tie_embeddings)
     assert all(a.equal(b) for a, b in zip(plain.parameters(), ours.parameters(), strict=True))
     assert logits(plain).equal(logits(ours))
     for settings in (AdamWSettings(), MuonSettings()):
         groups = [make_optimizer(model, settings).param_groups for model in (plain, ours)]
-        parameters = [[{k: v for k, v in group.items() if k != "params"} for group in one] for one in groups]
+        parameters = [
+            [{k: v for k, v in group.items() if k != "params"} for group in one] for one in groups
+        ]
         assert parameters[0] == parameters[1]
 
 
@@ -42,7 +43,9 @@ def test_factors_at_three_times_base_width():
     model = build(48, {"base_dim": 16})
     optimizer = make_optimizer(model, AdamWSettings(lr=0.6, weight_decay=0.1))
     set_learning_rates(optimizer, {"lr": 0.6})
-    found = {group["name"]: (group["lr"], group["weight_decay"]) for group in optimizer.param_groups}
+    found = {
+        group["name"]: (group["lr"], group["weight_decay"]) for group in optimizer.param_groups
+    }
     assert found == {
         "matrices": (pytest.approx(0.2), pytest.approx(0.3)),
         "head": (0.6, 0.1),
@@ -56,7 +59,8 @@ def test_factors_at_three_times_base_width():
 
 
 def test_output_multiplier_and_initialization():
-    model, hidden = build(48, {"base_dim": 16}), torch.randn(5, 48)
+    model = build(48, {"base_dim": 16})
+    hidden = torch.randn(5, 48)
     torch.testing.assert_close(model.logits(hidden), hidden @ model.head.weight.T / 3)
     assert model.head.weight.std().item() == pytest.approx(0.1 / 4, rel=0.1)
     assert build(48).head.weight.std().item() == pytest.approx(0.1 / 48**0.5, rel=0.1)
@@ -76,9 +80,14 @@ def test_output_multiplier_and_initialization():
 )
 def test_attention_scale_is_one_over_head_dim(head_dim, mup, scale):
     """Logits of attention are scaled by the factor passed to attend(), seen by a hook."""
-    settings = ModelSettings(dim=32, layers=1, heads=2, head_dim=head_dim, mup=mup, position={"name": "none"})
-    model, seen = Transformer(settings, V, T).initialize(0), []
-    model(torch.arange(T)[None], TokenPositions.plain(T), hooks=[lambda *args: seen.append(args[2])])
+    settings = ModelSettings(
+        dim=32, layers=1, heads=2, head_dim=head_dim, mup=mup, position={"name": "none"}
+    )
+    model = Transformer(settings, V, T).initialize(0)
+    seen = []
+    model(
+        torch.arange(T)[None], TokenPositions.plain(T), hooks=[lambda *args: seen.append(args[2])]
+    )
     assert seen == [pytest.approx(scale, rel=1e-12)]
 
 

@@ -23,7 +23,9 @@ from training.optim.optimizer import (
 
 def roles(model):
     optimizer = make_optimizer(model, AdamWSettings(weight_decay=0.3))
-    return {group["name"]: (group["names"], group["weight_decay"]) for group in optimizer.param_groups}
+    return {
+        group["name"]: (group["names"], group["weight_decay"]) for group in optimizer.param_groups
+    }
 
 
 def test_parameter_groups_by_role():
@@ -48,16 +50,26 @@ def test_roles_of_the_real_model(tie_embeddings):
     )
     model = Transformer(settings, 31, 7)
     found = roles(model)
-    assert sorted(name for names, _ in found.values() for name in names) == sorted(dict(named_weights(model)))
-    assert all(name.startswith("position.") for name in found["positions"][0]) and found["positions"][1] == 0
+    assert sorted(name for names, _ in found.values() for name in names) == sorted(
+        dict(named_weights(model))
+    )
+    assert (
+        all(name.startswith("position.") for name in found["positions"][0])
+        and found["positions"][1] == 0
+    )
     assert found["embeddings"] == (["embed.weight"], 0.0)
     assert ("head.weight" in found["matrices"][0]) is not tie_embeddings
     assert len(found["matrices"][0]) == 2 * 7 + (not tie_embeddings)
-    assert all("norm" in name for name in found["vectors"][0]) and len(found["vectors"][0]) == 2 * 4 + 1
+    assert (
+        all("norm" in name for name in found["vectors"][0])
+        and len(found["vectors"][0]) == 2 * 4 + 1
+    )
 
 
 def test_parameter_names_without_wrappers():
-    assert clean_name("module._orig_mod.layers.0._orig_mod.mlp.up.weight") == "layers.0.mlp.up.weight"
+    assert (
+        clean_name("module._orig_mod.layers.0._orig_mod.mlp.up.weight") == "layers.0.mlp.up.weight"
+    )
     assert clean_name("layers.0.module.weight") == "layers.0.module.weight"
     net = Net()
     assert list(dict(named_weights(torch.compile(net)))) == list(dict(named_weights(net)))
@@ -79,7 +91,12 @@ def test_lr_and_weight_decay_per_role():
     """One update with gradients of 3: Adam's first step is lr · sign(g), after the decay lr · decay."""
     groups = {"embeddings": {"lr": 0.2}, "vectors": {"weight_decay": 0.4}, "head": {"lr": 0.05}}
     settings = AdamWSettings(weight_decay=0.5, positions_lr=0.3, groups=groups)
-    assert settings.rates == {"lr": 2e-3, "head_lr": 0.05, "embeddings_lr": 0.2, "positions_lr": 0.3}
+    assert settings.rates == {
+        "lr": 2e-3,
+        "head_lr": 0.05,
+        "embeddings_lr": 0.2,
+        "positions_lr": 0.3,
+    }
     net = Net(tie_embeddings=False)
     before = {name: weight.detach().clone() for name, weight in net.named_parameters()}
     optimizer = make_optimizer(net, settings)
@@ -103,13 +120,19 @@ def test_lr_and_weight_decay_per_role():
 
 def test_invalid_group_settings():
     for asked, message in (
-        ({"positions_lr": 1, "groups": {"positions": {"lr": 1}}}, "positions_lr and groups.positions.lr"),
+        (
+            {"positions_lr": 1, "groups": {"positions": {"lr": 1}}},
+            "positions_lr and groups.positions.lr",
+        ),
         ({"groups": {"norms": {"lr": 1}}}, "Extra inputs"),
         ({"groups": {"head": {"lr": 0}}}, "greater than 0"),
     ):
         with pytest.raises(ValidationError, match=message):
             AdamWSettings(**asked)
-    assert AdamWSettings(groups={"positions": {"lr": 0.3}}).rates == AdamWSettings(positions_lr=0.3).rates
+    assert (
+        AdamWSettings(groups={"positions": {"lr": 0.3}}).rates
+        == AdamWSettings(positions_lr=0.3).rates
+    )
 
 
 def test_first_update_matches_manual_computation():
@@ -125,7 +148,8 @@ def test_first_update_matches_manual_computation():
 
 
 def test_fused_equals_plain():
-    nets, seeds = [Net(), Net()], torch.Generator().manual_seed(3)
+    nets = [Net(), Net()]
+    seeds = torch.Generator().manual_seed(3)
     nets[1].load_state_dict(nets[0].state_dict())
     fused = make_optimizer(nets[0], AdamWSettings())
     assert fused.param_groups[0]["fused"]
@@ -157,13 +181,18 @@ class NeverWaits(TorchDispatchMode):
     """Fails where the host would wait for the device to tell it a number."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        assert func not in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default), func
+        assert func not in (
+            torch.ops.aten._local_scalar_dense.default,
+            torch.ops.aten.nonzero.default,
+        ), func
         return func(*args, **(kwargs or {}))
 
 
 def bare_matrices():
     generator = torch.Generator().manual_seed(5)
-    return [torch.nn.Parameter(torch.randn(shape, generator=generator)) for shape in ((4, 7), (6, 3))]
+    return [
+        torch.nn.Parameter(torch.randn(shape, generator=generator)) for shape in ((4, 7), (6, 3))
+    ]
 
 
 OPTIMIZERS = {
@@ -198,7 +227,8 @@ def test_skipped_steps_change_no_state_without_host_sync(make):
                 guarded_step(optimizer, flag)
         return weights, [x for w in weights for x in optimizer.state[w].values()]
 
-    with_bad, without = run([None, 0, None, None, 1, 2, None]), run([0, 1, 2])
+    with_bad = run([None, 0, None, None, 1, 2, None])
+    without = run([0, 1, 2])
     assert all(a.equal(b) for a, b in zip(with_bad[0], without[0], strict=True))
     assert all(a.equal(b) for a, b in zip(with_bad[1], without[1], strict=True))
     assert not any(a.equal(b) for a, b in zip(without[0], bare_matrices(), strict=True))

@@ -26,7 +26,9 @@ def last(folder, name):
 
 
 def test_muon_with_z_loss_and_ema(overrides, tmp_path, monkeypatch, capsys):
-    overrides, whole, cut = [*overrides, *SETTINGS], tmp_path / "whole", tmp_path / "cut"
+    overrides = [*overrides, *SETTINGS]
+    whole = tmp_path / "whole"
+    cut = tmp_path / "cut"
     assert here(monkeypatch, *overrides, "--run-dir", str(whole)) == 0
     output = capsys.readouterr().err
     assert "adamw_lr 0.001: for 8,4" in output and "parameters: head, vectors" in output
@@ -42,13 +44,20 @@ def test_muon_with_z_loss_and_ema(overrides, tmp_path, monkeypatch, capsys):
     assert here(monkeypatch, *overrides, "--run-dir", str(cut)) == 0
     assert lines(cut) == logged
     for name in ("model.safetensors", "average.safetensors", "optimizer.safetensors"):
-        ours, theirs = last(cut, name), last(whole, name)
+        ours = last(cut, name)
+        theirs = last(whole, name)
         assert ours.keys() == theirs.keys() and all(ours[key].equal(theirs[key]) for key in theirs)
 
     # The loss is logged without the penalty: at the first step that is the whole difference.
     plain = tmp_path / "plain"
     assert (
-        here(monkeypatch, *[word for word in overrides if "z_loss" not in word], "--run-dir", str(plain)) == 0
+        here(
+            monkeypatch,
+            *[word for word in overrides if "z_loss" not in word],
+            "--run-dir",
+            str(plain),
+        )
+        == 0
     )
     first = read_metrics(plain / "metrics.jsonl", "train")
     # With a coefficient of 1e-3, losses differ by less than float32 can tell on every machine.
@@ -56,35 +65,57 @@ def test_muon_with_z_loss_and_ema(overrides, tmp_path, monkeypatch, capsys):
     assert first[0]["grad_norm"] != pytest.approx(rates[0]["grad_norm"], rel=1e-6)
     assert first[-1]["loss"] != pytest.approx(rates[-1]["loss"], rel=1e-6)
 
-    mean, model = last(whole, "average.safetensors"), weights(whole)
-    usual, latest = load(whole), load(whole, weights="last")
+    mean = last(whole, "average.safetensors")
+    model = weights(whole)
+    usual = load(whole)
+    latest = load(whole, weights="last")
     assert usual.weights == "ema" and usual.model.norm.weight.equal(mean["norm.weight"])
     assert latest.model.norm.weight.equal(model["norm.weight"]) and not mean["norm.weight"].equal(
         model["norm.weight"]
     )
     assert "exponential mean" in usual.changed and latest.changed == ""
-    assert usual.checkpoint_hash == load(whole, weights="ema").checkpoint_hash != latest.checkpoint_hash
+    assert (
+        usual.checkpoint_hash
+        == load(whole, weights="ema").checkpoint_hash
+        != latest.checkpoint_hash
+    )
 
     # Validation measured what evaluation will: the mean.
     small = [str(whole), "lengths=[24]", "targets=8", "documents=8", "contamination.check=false"]
     found = {}
     for choice in ("ema", "last", "null"):
-        monkeypatch.setattr(sys, "argv", ["evaluate.py", *small, f"weights={choice}", f"folder=by-{choice}"])
+        monkeypatch.setattr(
+            sys, "argv", ["evaluate.py", *small, f"weights={choice}", f"folder=by-{choice}"]
+        )
         assert evaluate.main() == 0
         found[choice] = (whole / "evaluation" / f"by-{choice}" / "results.csv").read_text()
     assert found["ema"] == found["null"] != found["last"]
     texts = []
     for more in ([], ["--weights", "last"], ["--weights", "ema"]):
-        asked = ["generate.py", str(whole), "--prompt", "ab", "--greedy", "--tokens", "9", "--jsonl", *more]
+        asked = [
+            "generate.py",
+            str(whole),
+            "--prompt",
+            "ab",
+            "--greedy",
+            "--tokens",
+            "9",
+            "--jsonl",
+            *more,
+        ]
         monkeypatch.setattr(sys, "argv", asked)
         capsys.readouterr()
         generate.main()
         texts.append(capsys.readouterr().out)
-    assert texts[0] == texts[2] and '"weights": "last"' in texts[1] and '"weights": "ema"' in texts[0]
+    assert (
+        texts[0] == texts[2] and '"weights": "last"' in texts[1] and '"weights": "ema"' in texts[0]
+    )
 
 
 def test_loading_missing_ema_raises(overrides, tmp_path, monkeypatch):
-    assert here(monkeypatch, *overrides, "training.tokens=192", "--run-dir", str(tmp_path / "a")) == 0
+    assert (
+        here(monkeypatch, *overrides, "training.tokens=192", "--run-dir", str(tmp_path / "a")) == 0
+    )
     with pytest.raises(TrainingError, match=r"has no EMA weights: .* without training.ema"):
         load(tmp_path / "a", weights="ema")
     assert load(tmp_path / "a").weights == "last"

@@ -85,7 +85,8 @@ def test_resume_is_bit_exact():
     whole = StepGuard(StopOnNonFinite(), settings, "cpu")
     expected = judged(whole, losses)
     assert 5 < sum(reason == SPIKE for reason, *_ in expected) < 100
-    guard, found = StepGuard(StopOnNonFinite(), settings, "cpu"), []
+    guard = StepGuard(StopOnNonFinite(), settings, "cpu")
+    found = []
     for start in range(0, 400, 7):
         saved = json.dumps(guard.state())
         guard = StepGuard(StopOnNonFinite(), settings, "cpu")

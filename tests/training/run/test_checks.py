@@ -25,7 +25,10 @@ LEARNED = ["model.position.name=learned", "train_length=64"]
     ("overrides", "message"),
     [
         (["model.position.max_length=63"], "train_length 64 is longer than the 63 positions"),
-        (["model.position.max_length=127", "training.validation.multiples=[4,2]"], "begins at 2 × 64 .* 127"),
+        (
+            ["model.position.max_length=127", "training.validation.multiples=[4,2]"],
+            "begins at 2 × 64 .* 127",
+        ),
     ],
 )
 def test_learned_table_shorter_than_lengths_is_rejected(overrides, message):
@@ -81,7 +84,9 @@ def test_machine_benchmark_keeps_rng_state():
     assert torch.get_rng_state().equal(before)
 
 
-@pytest.mark.parametrize("file", sorted((CONFIGS / "position").glob("*.yaml")), ids=lambda file: file.stem)
+@pytest.mark.parametrize(
+    "file", sorted((CONFIGS / "position").glob("*.yaml")), ids=lambda file: file.stem
+)
 def test_every_suggested_scheme_fits_tiny_model(file):
     check_model(load_settings(RunSettings, [str(CONFIGS / "tiny.yaml"), str(file)]))
 
@@ -109,7 +114,9 @@ def test_rotation_coverage_is_reported_before_first_step(overrides, message, cap
     with torch.device("meta"):
         model = make_model(settings, 10)
     batches = SimpleNamespace(passes_by_label=lambda steps: {"": 0.1}, cut_share=lambda length: 0.1)
-    run = SimpleNamespace(settings=settings, model=model, batches=batches, folder=tmp_path, console=Console())
+    run = SimpleNamespace(
+        settings=settings, model=model, batches=batches, folder=tmp_path, console=Console()
+    )
     announce(run, 0)  # type: ignore[arg-type]
     lines = [line for line in capsys.readouterr().err.splitlines() if "complete a rotation" in line]
     assert lines == [
@@ -122,21 +129,23 @@ def test_many_epochs_warn(epochs, warned, capsys, tmp_path):
     settings = load_settings(RunSettings, ["model.dim=64", "model.heads=2"])
     with torch.device("meta"):
         model = make_model(settings, 10)
-    batches = SimpleNamespace(passes_by_label=lambda steps: {"": epochs}, cut_share=lambda length: 0.1)
+    batches = SimpleNamespace(
+        passes_by_label=lambda steps: {"": epochs}, cut_share=lambda length: 0.1
+    )
     for console in (Console(), Console(quiet=True)):
         run = SimpleNamespace(
             settings=settings, model=model, batches=batches, folder=tmp_path, console=console
         )
         announce(run, 0)  # type: ignore[arg-type]
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning")]
-    assert len(lines) == warned and all("57,320" in line and "training.tokens" in line for line in lines)
+    assert len(lines) == warned and all(
+        "57,320" in line and "training.tokens" in line for line in lines
+    )
 
 
 def test_manifest_lists_mixture_sources():
-    settings, model = (
-        load_settings(RunSettings, []),
-        SimpleNamespace(parameter_count=lambda: 1, vocab_size=258),
-    )
+    settings = load_settings(RunSettings, [])
+    model = SimpleNamespace(parameter_count=lambda: 1, vocab_size=258)
     found = []
     for others in ([], [SimpleNamespace(folder="more")]):
         hashes = {"hash": "h", "valid": SimpleNamespace(hash="v")}

@@ -23,9 +23,18 @@ def here(monkeypatch, main, *argv: object) -> int:
 @pytest.fixture
 def family(overrides, tmp_path, monkeypatch) -> tuple[Path, Path]:
     """A parent trained at 24 tokens and an extension run at 48 under YaRN that keeps its step 0."""
-    parent_run, child = tmp_path / "mother", tmp_path / "child"
+    parent_run = tmp_path / "mother"
+    child = tmp_path / "child"
     assert (
-        here(monkeypatch, train.main, *overrides, "training.optimizer.lr=2e-2", "--run-dir", parent_run) == 0
+        here(
+            monkeypatch,
+            train.main,
+            *overrides,
+            "training.optimizer.lr=2e-2",
+            "--run-dir",
+            parent_run,
+        )
+        == 0
     )
     rule = ["model.position.scaling.name=yarn", "train_length=48", "training.checkpoint.keep=9"]
     assert here(monkeypatch, train.main, f"parent.run={parent_run}", *rule, "--run-dir", child) == 0
@@ -46,17 +55,24 @@ def test_parent_comparison_matches_training_logs(family, monkeypatch, capsys):
     parent_run, child = family
     assert here(monkeypatch, compare_parent.main, child, *LENGTHS) == 0
     out = capsys.readouterr().out
-    assert "128 targets of 8 documents" in out and "simultaneous over all 6" in out and "run − this" in out
+    assert (
+        "128 targets of 8 documents" in out
+        and "simultaneous over all 6" in out
+        and "run − this" in out
+    )
     found = cells(child)
     assert set(found) == {(rule, n) for rule in ("trained", "same method") for n in (24, 48, 96)}
     for cell in found.values():
-        assert cell["difference"] == pytest.approx(cell["own"] - cell["nll"])  # equally many a document
+        # equally many a document
+        assert cell["difference"] == pytest.approx(cell["own"] - cell["nll"])
         assert cell["low"] < cell["difference"] < cell["high"] and cell["family"] == 6
     # Nothing is stretched at the parent's length, so that the rule is what the parent was trained under.
     assert found["trained", 24] | {"method": ""} == found["same method", 24] | {"method": ""}
     assert found["trained", 48]["nll"] != found["same method", 48]["nll"]
 
-    for step in (path for path in (child / "checkpoints").iterdir() if path.name != "step-00000000"):
+    for step in (
+        path for path in (child / "checkpoints").iterdir() if path.name != "step-00000000"
+    ):
         shutil.rmtree(step)
     assert here(monkeypatch, compare_parent.main, child, *LENGTHS) == 0
     begun = cells(child)

@@ -55,8 +55,12 @@ def run(tmp_path, settings):
 
 
 def fill(run, settings, step=4, seed=1):
-    model = Transformer(settings.model, ByteTokenizer().vocab_size, settings.train_length).initialize(seed)
-    save_checkpoint(run, step, model, make_optimizer(model, settings.training.optimizer), {"step": step})
+    model = Transformer(
+        settings.model, ByteTokenizer().vocab_size, settings.train_length
+    ).initialize(seed)
+    save_checkpoint(
+        run, step, model, make_optimizer(model, settings.training.optimizer), {"step": step}
+    )
     return model
 
 
@@ -79,7 +83,10 @@ def test_run_name_has_file_overrides_and_hash(tmp_path):
         ([tiny, alibi], "tiny-alibi"),
         ([alibi, tiny], "alibi"),
         (["seed=3", tiny, alibi, "training.optimizer.name=muon"], "tiny-alibi-muon"),
-        ([tiny, "model.position.scaling.name=yarn", "model.position.scaling.factor=4"], "tiny-yarn"),
+        (
+            [tiny, "model.position.scaling.name=yarn", "model.position.scaling.factor=4"],
+            "tiny-yarn",
+        ),
         ([tiny, "model.position.theta=500", "training.on_nonfinite.name=skip"], "tiny"),
         (["model.position.name=none"], "default-none"),
     ):
@@ -102,12 +109,19 @@ def test_new_run_writes_manifest(run, settings):
     assert attempt["command"] == COMMAND and attempt["versions"]["torch"] == torch.__version__
     assert attempt["machine"]["cores"] == os.cpu_count()
     total = next(
-        line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemTotal")
+        line
+        for line in Path("/proc/meminfo").read_text().splitlines()
+        if line.startswith("MemTotal")
     )
     assert attempt["machine"]["memory"] == pytest.approx(int(total.split()[1]) * 1024, rel=0.01)
-    assert attempt["machine"]["processor"] and len(attempt["machine"]["gpus"]) == torch.cuda.device_count()
+    assert (
+        attempt["machine"]["processor"]
+        and len(attempt["machine"]["gpus"]) == torch.cuda.device_count()
+    )
     assert attempt["versions"]["cuda"] == torch.version.cuda and attempt["parallel"] is None
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
+    commit = subprocess.run(
+        ["git", "rev-parse", "HEAD"], capture_output=True, text=True
+    ).stdout.strip()
     assert attempt["commit"] == (commit or None)
     with pytest.raises(TrainingError, match="is already a run"):
         create_run(run, settings, ByteTokenizer(), COMMAND)
@@ -132,7 +146,9 @@ def test_resume_records_mutable_settings_and_rejects_others(run, settings):
     assert read_settings(run) == free
     attempts = json.loads((run / "manifest.json").read_text())["attempts"]
     assert [len(attempt["changed_settings"]) for attempt in attempts] == [0, 0, 2]
-    other = apply_overrides(settings, ["seed=5", "model.position.name=alibi", "training.log_interval=7"])
+    other = apply_overrides(
+        settings, ["seed=5", "model.position.name=alibi", "training.log_interval=7"]
+    )
     with pytest.raises(TrainingError) as error:
         resume_run(run, other, ByteTokenizer(), COMMAND, EXTRA)
     text = str(error.value)
@@ -212,7 +228,8 @@ def test_load_restores_model(run, settings):
 
 
 def test_load_selects_checkpoint_with_fallback(run, settings, capsys):
-    first, second = fill(run, settings, 4, 1), fill(run, settings, 9, 2)
+    first = fill(run, settings, 4, 1)
+    second = fill(run, settings, 9, 2)
     assert same_weights(load(run).model, second)
     assert same_weights(load(run, checkpoint=4).model, first)
     with pytest.raises(TrainingError, match="no checkpoint of step 5; it has 4, 9"):
@@ -266,7 +283,9 @@ def test_load_errors(run, settings, tmp_path):
 
 def test_driver_version_is_recorded(run, settings, tmp_path, monkeypatch):
     file = tmp_path / "version"
-    file.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.124.06  Wed Feb 26\nGCC version: 12")
+    file.write_text(
+        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.124.06  Wed Feb 26\nGCC version: 12"
+    )
     monkeypatch.setattr("training.run.environment._DRIVER", file)
     ranks = {"processes": 2, "ranks": [{"host": "a", "device": "cuda:0"}] * 2}
     resume_run(run, settings, ByteTokenizer(), COMMAND, EXTRA, ranks)
@@ -285,7 +304,11 @@ def test_resume_rejects_other_validation_data(run, settings):
 
 @pytest.mark.parametrize(
     ("harm", "named"),
-    [({"vocab_size": None}, "vocab_size"), ({"vocab_size": "9"}, "vocab_size"), ({"mixture": 3}, "mixture")],
+    [
+        ({"vocab_size": None}, "vocab_size"),
+        ({"vocab_size": "9"}, "vocab_size"),
+        ({"mixture": 3}, "mixture"),
+    ],
 )
 def test_missing_manifest_keys_are_named(tmp_path, harm, named):
     write_json(tmp_path / MANIFEST, {"vocab_size": 9, "tokenizer_hash": "a", "data": None} | harm)

@@ -17,7 +17,13 @@ from training.run import dry_run
 from training.run.hardware import forecast
 from training.run.memory import MemoryLayout, fitting, gathered_keys, memory
 
-WORDS = ["data.tokenizer.name=bytes", "train_length=64", "model.dim=64", "model.heads=2", "model.layers=3"]
+WORDS = [
+    "data.tokenizer.name=bytes",
+    "train_length=64",
+    "model.dim=64",
+    "model.heads=2",
+    "model.layers=3",
+]
 
 
 @pytest.fixture
@@ -82,7 +88,9 @@ def test_suggestions_exclude_enabled_settings(
     settings = load_settings(RunSettings, [*WORDS, "training.batch_size=8", *overrides])
     monkeypatch.setattr(dry_run, "free_memory", lambda device: 1000)
     monkeypatch.setattr(dry_run, "peak_flops", lambda device: 1e12)
-    here = SimpleNamespace(world=2, data_world=2, sharded=sharded, device=torch.device("cpu"), main=True)
+    here = SimpleNamespace(
+        world=2, data_world=2, sharded=sharded, device=torch.device("cpu"), main=True
+    )
     assert dry_run.show_forecast(settings, here, Console()) == 1  # type: ignore[arg-type]
     (warning,) = [line for line in capsys.readouterr().err.splitlines() if "will not fit" in line]
     assert all(overrides in warning for overrides in message) and unsaid not in warning
@@ -95,17 +103,21 @@ def test_vocabulary_size_of_given_tokenizer_model(settings, tmp_path, monkeypatc
     assert expected_vocabulary(settings.data) == 258
     overrides = [*WORDS[1:], "data.tokenizer.name=sentencepiece", "data.tokenizer.vocab_size=777"]
     assert expected_vocabulary(load_settings(RunSettings, overrides).data) == 777
-    given = load_settings(RunSettings, [*overrides, f"data.tokenizer.model={tmp_path}/some.model"]).data
+    given = load_settings(
+        RunSettings, [*overrides, f"data.tokenizer.model={tmp_path}/some.model"]
+    ).data
     with pytest.raises(DataError, match=r"some\.model"):
         expected_vocabulary(given)
     monkeypatch.setattr(
-        "data.preparation.prepared.load_tokenizer_file", lambda *file: SimpleNamespace(vocab_size=300)
+        "data.preparation.prepared.load_tokenizer_file",
+        lambda *file: SimpleNamespace(vocab_size=300),
     )
     assert expected_vocabulary(given) == 300
 
 
 @pytest.mark.parametrize(
-    ("batch", "mib", "fits"), [(1 << 20, 60, (16, 1 << 20)), (1 << 24, 60, (1, 16384)), (8, 0, None)]
+    ("batch", "mib", "fits"),
+    [(1 << 20, 60, (16, 1 << 20)), (1 << 24, 60, (1, 16384)), (8, 0, None)],
 )
 def test_suggested_batch_sizes_fit(settings, batch, mib, fits):
     """Batches of 2^20 windows take 3 KiB each, 3 GiB in all, beside the model."""
@@ -130,7 +142,11 @@ def test_suggested_batch_sizes_fit(settings, batch, mib, fits):
 
 def test_memory_check_uses_smallest_rank(settings, monkeypatch):
     there = SimpleNamespace(
-        world=2, data_world=2, sharded=False, device=torch.device("cpu"), gather=lambda free: [free, 99]
+        world=2,
+        data_world=2,
+        sharded=False,
+        device=torch.device("cpu"),
+        gather=lambda free: [free, 99],
     )
     monkeypatch.setattr(dry_run, "free_memory", lambda device: 1 << 40)
     with pytest.raises(TrainingError, match=r"99 bytes|0 MiB are free.*--force"):
@@ -147,7 +163,13 @@ def test_remaining_work_of_plan():
 
 def test_gathered_keys_of_layers_with_a_window():
     """In float32, per layer, 2 × 16 numbers per token: at most the 2 · 9 tokens before two chunks."""
-    shape = ["train_length=64", "model.dim=32", "model.layers=2", "model.heads=4", "model.kv_heads=2"]
+    shape = [
+        "train_length=64",
+        "model.dim=32",
+        "model.layers=2",
+        "model.heads=4",
+        "model.kv_heads=2",
+    ]
     layout = MemoryLayout(4, False, 1, half=False, context=4)
 
     def numbers(position: str, length: int = 1024) -> float:
@@ -155,4 +177,6 @@ def test_gathered_keys_of_layers_with_a_window():
         return gathered_keys(Transformer(settings.model, 50, 64), length, layout) / (2 * 2 * 16 * 4)
 
     assert numbers("{name: rope}") == numbers("{name: rope, window: 10, sinks: 2}") == 1024 * 7 / 8
-    assert numbers("{name: rope, window: 10}") == 18 and numbers("{name: rope, window: 10}", 16) == 14
+    assert (
+        numbers("{name: rope, window: 10}") == 18 and numbers("{name: rope, window: 10}", 16) == 14
+    )

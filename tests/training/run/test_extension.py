@@ -72,9 +72,14 @@ def same(a: dict, b: dict) -> bool:
 
 
 def test_extension_inherits_parent_settings(parent, branch):
-    old, new = read_settings(parent), read_settings(branch)
+    old = read_settings(parent)
+    new = read_settings(branch)
     assert (new.train_length, new.original_length, new.seed) == (48, 24, 1)
-    assert new.model.dim == 32 and new.data == old.data and new.training.optimizer == old.training.optimizer
+    assert (
+        new.model.dim == 32
+        and new.data == old.data
+        and new.training.optimizer == old.training.optimizer
+    )
     assert new.training.tokens == 960 and new.model.position.scaling.name == "yarn"
     assert new.model.position.scaling.stretch(48, new.original_length) == 2
     assert new.parent.hash == find_checkpoint(parent).hash and new.parent.checkpoint == 12
@@ -85,7 +90,11 @@ def test_extension_starts_from_parent_weights_with_new_positions(parent, branch)
     assert not same(weights(branch), weights(parent))
     found = about(branch)["step0"]
     assert found["largest_difference"] == 0 and found["nll"] == found["parent_under_method"]
-    assert found["nll"] != found["parent_as_trained"] and found["length"] == 48 and found["targets"] == 32
+    assert (
+        found["nll"] != found["parent_as_trained"]
+        and found["length"] == 48
+        and found["targets"] == 32
+    )
     (line,) = read_metrics(branch / "metrics.jsonl", "step0")
     assert line["step"] == 0 and line["nll"] == found["nll"]
     # The number itself, by hand: the same targets through the parent's weights in a model built here.
@@ -127,7 +136,12 @@ def test_weights_are_compared_with_other_original_length(parent, tmp_path, monke
 
 def test_lineage_of_nested_extensions(parent, branch, tmp_path, monkeypatch):
     folder = tmp_path / "second"
-    overrides = [f"parent.run={branch}", "parent.checkpoint=0", "train_length=96", "training.batch_size=2"]
+    overrides = [
+        f"parent.run={branch}",
+        "parent.checkpoint=0",
+        "train_length=96",
+        "training.batch_size=2",
+    ]
     assert trained(monkeypatch, *overrides, "--run-dir", folder) == 0
     near, far = about(folder)["lineage"]
     assert near["run"] == str(branch) and near["step"] == 0 and near["train_length"] == 48
@@ -172,7 +186,9 @@ def test_extension_resumes_without_parent(parent, tmp_path, monkeypatch):
 def test_identity_depends_on_parent_weights_not_path(parent, tmp_path, overrides):
     other = tmp_path / "elsewhere"
     shutil.copytree(parent, other)
-    first, second = (read_run_settings([f"parent.run={run}", *LONGER])[0] for run in (parent, other))
+    first, second = (
+        read_run_settings([f"parent.run={run}", *LONGER])[0] for run in (parent, other)
+    )
     assert identity(first) == identity(second)
     changed = load_file(other / "checkpoints/step-00000012/model.safetensors")
     shutil.rmtree(other / "checkpoints")
@@ -180,9 +196,9 @@ def test_identity_depends_on_parent_weights_not_path(parent, tmp_path, overrides
     with torch.no_grad():
         next(model.parameters()).add_(1)
     save_checkpoint(other, 12, model)
-    assert changed.keys() and identity(read_run_settings([f"parent.run={other}", *LONGER])[0]) != identity(
-        first
-    )
+    assert changed.keys() and identity(
+        read_run_settings([f"parent.run={other}", *LONGER])[0]
+    ) != identity(first)
     with pytest.raises(TrainingError, match=r"parent.hash is "):
         read_run_settings([f"parent.run={other}", f"parent.hash={first.parent.hash}", *LONGER])
     # A run from nothing is named as it was before there were branches.
@@ -196,7 +212,8 @@ def test_identity_depends_on_parent_weights_not_path(parent, tmp_path, overrides
 
 def test_extension_starts_after_parent_schedule(parent, tmp_path, monkeypatch):
     """What the parent was last trained under is where the branch begins; the change is not made again."""
-    first, second = tmp_path / "a", tmp_path / "b"
+    first = tmp_path / "a"
+    second = tmp_path / "b"
     change = 'training.stages=[{duration: 3}, {overrides: ["model.position.scaling={name: drop}"]}]'
     assert trained(monkeypatch, f"parent.run={parent}", *TUNE, change, "--run-dir", first) == 0
     settings, found = read_run_settings([f"parent.run={first}", *TUNE, f"--run-dir={second}"][:-1])
@@ -212,20 +229,36 @@ def test_extension_starts_after_parent_schedule(parent, tmp_path, monkeypatch):
         (["parent.run={parent}", "parent.checkpoint=7"], "no checkpoint of step 7; it has 12"),
         (["parent.run={parent}", "model.dim=64"], "model.dim "),
         (["parent.run={parent}", "model.layers=3"], "model.layers "),
-        (["parent.run={parent}", "model.position.fraction=0.5"], "model.position.fraction cannot be changed"),
-        (["parent.run={parent}", "model.position.name=learned"], "weights of .* do not fit: .*is new"),
-        (["parent.run={parent}", "train_length=2048"], "longer than every document of .*the longest has"),
         (
-            ["parent.run={parent}", "data.source.name=stdlib", "data.tokenizer={name: sentencepiece}"],
+            ["parent.run={parent}", "model.position.fraction=0.5"],
+            "model.position.fraction cannot be changed",
+        ),
+        (
+            ["parent.run={parent}", "model.position.name=learned"],
+            "weights of .* do not fit: .*is new",
+        ),
+        (
+            ["parent.run={parent}", "train_length=2048"],
+            "longer than every document of .*the longest has",
+        ),
+        (
+            [
+                "parent.run={parent}",
+                "data.source.name=stdlib",
+                "data.tokenizer={name: sentencepiece}",
+            ],
             r"another tokenizer \(0{12}\)",
         ),
     ],
 )
-def test_invalid_extensions_are_rejected_without_files(parent, tmp_path, monkeypatch, overrides, message):
+def test_invalid_extensions_are_rejected_without_files(
+    parent, tmp_path, monkeypatch, overrides, message
+):
     overrides = [word.replace("{parent}", str(parent)) for word in overrides]
     real = setup.prepare
 
-    def prepare(data, console):  # the text of another tokenizer, without the minute it takes to make
+    # the text of another tokenizer, without the minute it takes to make
+    def prepare(data, console):
         prepared = real(read_settings(parent).data, console)
         if data.tokenizer.name == "sentencepiece":
             monkeypatch.setattr(type(prepared.tokenizer), "hash", "0" * 64)
@@ -246,7 +279,10 @@ def test_dry_run_reports_parent_and_changes(parent, monkeypatch, capsys, tmp_pat
     monkeypatch.chdir(tmp_path)
     assert trained(monkeypatch, f"parent.run={parent}", *LONGER, "--dry-run") == 0
     out = capsys.readouterr().out
-    assert f"{parent}, step 12 (checkpoint {find_checkpoint(parent).hash[:10]}), trained at 24 tokens" in out
+    assert (
+        f"{parent}, step 12 (checkpoint {find_checkpoint(parent).hash[:10]}), trained at 24 tokens"
+        in out
+    )
     assert "train_length: 24 → 48" in out and "model.position.scaling: none → yarn" in out
     assert not (tmp_path / "runs").exists()
 
@@ -255,7 +291,11 @@ def test_extension_of_padded_vocabulary_keeps_its_rows(parent, tmp_path, monkeyp
     """The embedding has 270 rows and the tokenizer 258 ids."""
     whole = load(parent)
     model = Transformer(whole.settings.model, 270, 24).initialize(3)
-    extra = {"vocab_size": 270, "data": about(parent)["data"], "data_hash": about(parent)["data_hash"]}
+    extra = {
+        "vocab_size": 270,
+        "data": about(parent)["data"],
+        "data_hash": about(parent)["data_hash"],
+    }
     padded = create_run(tmp_path / "padded", whole.settings, whole.tokenizer, ["test"], extra)
     save_checkpoint(padded, 12, model, state={"tokens": 2304})
     assert load(padded).model.vocab_size == 270
@@ -264,7 +304,9 @@ def test_extension_of_padded_vocabulary_keeps_its_rows(parent, tmp_path, monkeyp
         assert trained(monkeypatch, f"parent.run={padded}", *LONGER, "--run-dir", folder) == 0
     assert about(folder)["vocab_size"] == 270 and load(folder).model.vocab_size == 270
     with pytest.raises(TrainingError, match=r"258 ids .* 250 rows"):
-        create_run(tmp_path / "small", whole.settings, whole.tokenizer, ["test"], {"vocab_size": 250})
+        create_run(
+            tmp_path / "small", whole.settings, whole.tokenizer, ["test"], {"vocab_size": 250}
+        )
 
 
 def test_parameter_free_scheme_change_skips_comparison(parent, tmp_path, monkeypatch):
@@ -277,12 +319,15 @@ def test_parameter_free_scheme_change_skips_comparison(parent, tmp_path, monkeyp
     assert same(weights(folder, 0), weights(parent))
     # NoPE is RoPE with its rotations dropped, which a test-time override can set.
     dropped = load(parent, ["model.position.scaling={name: drop}"]).model
-    score = step0_score(monitor_targets, load_prepared(folder), read_settings(folder), torch.device("cpu"))
+    score = step0_score(
+        monitor_targets, load_prepared(folder), read_settings(folder), torch.device("cpu")
+    )
     assert score(dropped).mean() == pytest.approx(found["nll"], abs=1e-5)
 
 
 def test_learned_tables_require_an_extension_method(parent, tmp_path, monkeypatch):
-    parent_run, child = tmp_path / "learned", tmp_path / "child"
+    parent_run = tmp_path / "learned"
+    child = tmp_path / "child"
     own = read_settings(parent)
     tree = own.model_dump(mode="json")
     tree["model"]["position"] = {"name": "learned"}
@@ -290,10 +335,13 @@ def test_learned_tables_require_an_extension_method(parent, tmp_path, monkeypatc
     file.write_text(train_yaml(tree))
     assert trained(monkeypatch, file, "--run-dir", parent_run) == 0
     with pytest.raises(TrainingError, match="positions this scheme has"):
-        trained(monkeypatch, f"parent.run={parent_run}", "train_length=48", *TUNE, "--run-dir", child)
+        trained(
+            monkeypatch, f"parent.run={parent_run}", "train_length=48", *TUNE, "--run-dir", child
+        )
     overrides = ["train_length=48", "model.position.extend=interpolate", *TUNE]
     assert trained(monkeypatch, f"parent.run={parent_run}", *overrides, "--run-dir", child) == 0
-    found, position = about(child)["step0"], read_settings(child).model.position
+    found = about(child)["step0"]
+    position = read_settings(child).model.position
     assert position.max_length == 24 and position.extend == "interpolate"
     assert found["largest_difference"] == 0 and found["parent_as_trained"] is None
     assert same(weights(child, 0), weights(parent_run))

@@ -42,7 +42,11 @@ def base(corpus, prepared_root) -> list[str]:
         *("train_length=24", "model.dim=32", "model.layers=2", "model.heads=4", "model.kv_heads=2"),
         *("data.source.name=files", f"data.source.path={corpus}", "data.tokenizer.name=bytes"),
         *("data.valid_fraction=0.2", f"data.root={prepared_root}", "training.batch_size=8"),
-        *("training.validation.interval=4", "training.validation.spans=4", "training.validation.targets=8"),
+        *(
+            "training.validation.interval=4",
+            "training.validation.spans=4",
+            "training.validation.targets=8",
+        ),
         "training.samples.prompts=[]",
     ]
 
@@ -63,12 +67,16 @@ def about(folder: Path) -> dict:
 
 
 def test_decay_fork_equals_run_with_same_budget(base, stem, tmp_path, capsys):
-    whole, decay = tmp_path / "whole", tmp_path / "decay"
+    whole = tmp_path / "whole"
+    decay = tmp_path / "decay"
     assert trained(*base, *STEM, *DECAY, "--run-dir", whole) == 0
     capsys.readouterr()
     assert trained(*DECAY, "parent.checkpoint=8", "--fork", stem, "--run-dir", decay) == 0
     output = capsys.readouterr().err
-    assert f"fork of {stem}: continues after step 8" in output and "learning rates before" not in output
+    assert (
+        f"fork of {stem}: continues after step 8" in output
+        and "learning rates before" not in output
+    )
     assert "changed in the fork: training.tokens: 3072 → 2304" in output
     assert output.count("changed in the fork: ") == 1
     assert lines(decay) == [line for line in lines(whole) if line["step"] > 8]
@@ -80,7 +88,9 @@ def test_decay_fork_equals_run_with_same_budget(base, stem, tmp_path, capsys):
     (own,) = about(decay)["lineage"]
     assert own["run"] == str(stem) and own["step"] == 8 and own["fork"] is True
     assert (
-        own["checkpoint_hash"] == find_checkpoint(stem, None, 8).hash == find_checkpoint(decay, None, 8).hash
+        own["checkpoint_hash"]
+        == find_checkpoint(stem, None, 8).hash
+        == find_checkpoint(decay, None, 8).hash
     )
     assert own["changed"] == ["training.tokens: 3072 → 2304"]
     # What it was shown is what the whole run was shown, read or counted again.
@@ -109,7 +119,8 @@ def test_decay_fork_equals_run_with_same_budget(base, stem, tmp_path, capsys):
 
 def test_fork_settings_override_checkpoint(base, stem, tmp_path):
     """Moments go on; weight decay, betas and the rate are the fork's."""
-    fork, same = tmp_path / "fork", tmp_path / "same"
+    fork = tmp_path / "fork"
+    same = tmp_path / "same"
     overrides = ["training.optimizer.weight_decay=0.7", "training.optimizer.betas=[0.5,0.6]"]
     assert trained(*overrides, "parent.checkpoint=12", "--fork", stem, "--run-dir", fork) == 0
     saved = json.loads(content(fork, "state.json"))["optimizer"]["groups"]
@@ -178,14 +189,18 @@ def test_fork_rejects_changes_to_earlier_stages(stem):
         )
     )
     check_fork(8, old, same)
-    with pytest.raises(TrainingError, match=r"of 12, 16, 24 tokens .* chunks of 48, .* that fill 24"):
+    with pytest.raises(
+        TrainingError, match=r"of 12, 16, 24 tokens .* chunks of 48, .* that fill 24"
+    ):
         check_fork(8, old, other)
 
 
 def test_dry_run_of_fork_reports_remaining_steps(stem, capsys):
     assert trained(*DECAY, "parent.checkpoint=8", "--fork", stem, "--dry-run") == 0
     output = " ".join(capsys.readouterr().out.split())
-    assert "12 of 8 × 24 tokens; 4 are left after step 8" in output and "2,304; 768 are left" in output
+    assert (
+        "12 of 8 × 24 tokens; 4 are left after step 8" in output and "2,304; 768 are left" in output
+    )
     assert "for what is left (" in output and "lr │ 0.002" in output
     assert f"fork of │ {stem}, step 8 " in output
 
@@ -233,5 +248,7 @@ def test_fork_of_missing_run_and_of_itself(stem, tmp_path):
 
 def test_fork_has_its_own_name():
     overrides = ["parent.run=runs/stem.v2", "parent.fork=true"]
-    assert name_stem(overrides) == "stem.v2" and name_stem(["configs/tiny.yaml", *overrides]) == "tiny"
+    assert (
+        name_stem(overrides) == "stem.v2" and name_stem(["configs/tiny.yaml", *overrides]) == "tiny"
+    )
     assert name_stem(overrides[:1]) == "default"
