@@ -57,11 +57,11 @@ from evaluation.kinds import Evaluation, kind_of_protocol
 from evaluation.ranks import joined
 from evaluation.reports.base import Report
 from interop.runs import run_of
+from run_directory.console import Console
 from settings.load import dump, is_override, load_settings, setting_before_validation
 from settings.script import run_main
 from studies.subjects import open_runs
-from training.logging.console import Console
-from training.run.hardware import prepare_cpu
+from training.hardware import prepare_cpu
 
 
 def main() -> int:

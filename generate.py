@@ -40,9 +40,9 @@ from generation import (
 )
 from interop.runs import run_of
 from model import find_device
+from run_directory.console import Console
+from run_directory.run import load
 from settings.script import run_main
-from training.logging.console import Console
-from training.run.directory import load
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 

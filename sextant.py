@@ -30,7 +30,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from training.run.directory import LoadedRun
+    from run_directory.run import LoadedRun
 
 __all__ = ["EvaluationTable", "evaluate", "generate", "load", "train"]
 
@@ -73,7 +73,7 @@ def load(run: str | Path, *overrides: str, device: str = "auto", **options: Any)
     """
     found = import_module("model").find_device(device)
     folder = import_module("interop.runs").run_of(run)
-    return import_module("training.run.directory").load(folder, overrides, found, **options)
+    return import_module("run_directory.run").load(folder, overrides, found, **options)
 
 
 def generate(
@@ -150,8 +150,8 @@ def train(*arguments: str, run_dir: str | Path | None = None) -> "LoadedRun":
     """
     resolved = import_module("interop.runs").with_imported_parent(arguments)
     if run_dir is None:
-        settings, _ = import_module("training.run.parent").read_run_settings(resolved)
-        folder = Path(import_module("training.run.directory").run_folder(settings, resolved))
+        settings, _ = import_module("run_directory.parent_run").read_run_settings(resolved)
+        folder = Path(import_module("run_directory.run").run_folder(settings, resolved))
     else:
         folder = Path(run_dir)
     with _command_line("train.py", *resolved, "--run-dir", str(folder)):

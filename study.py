@@ -52,6 +52,7 @@ from evaluate import kind_of
 from evaluation import read_methods
 from evaluation.scoring.methods import BUILTIN as METHODS
 from interop.runs import with_imported_parent
+from run_directory.console import Console
 from settings.load import dump
 from settings.script import run_main
 from studies.options import parse_options
@@ -65,7 +66,6 @@ from studies.running.records import gather
 from studies.running.runner import StudyRunner, lock_study
 from studies.running.slurm import write_array
 from studies.running.texts import StudyTexts
-from training.logging.console import Console
 
 
 def main() -> int:

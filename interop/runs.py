@@ -25,12 +25,12 @@ from interop.checkpoint import ForeignCheckpoint
 from interop.gguf import read_gguf
 from interop.huggingface.folder import read_folder
 from interop.huggingface.hub import download
+from run_directory.checkpoints import save_checkpoint
+from run_directory.console import Console
+from run_directory.run import create_run, is_run
 from run_directory.run_settings import RunSettings
 from run_directory.training_settings import TrainingSettings, ValidationSettings
 from settings.load import setting_before_validation
-from training.checkpoint.storage import save_checkpoint
-from training.logging.console import Console
-from training.run.directory import create_run, is_run
 
 IMPORTED = Path("runs/imported")
 FORMAT = 1  # part of the names of imported runs; raise it when the conversion changes

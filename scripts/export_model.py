@@ -26,9 +26,9 @@ from interop.export.weights import export_weights
 from interop.extras import load_extra
 from interop.gguf.export import export_gguf
 from interop.runs import run_of
+from run_directory.console import Console
+from run_directory.run import load
 from settings.script import Parser, run_main
-from training.logging.console import Console
-from training.run.directory import load
 
 # format -> package that it requires
 EXTRAS = {"hf": "transformers", "gguf": "gguf", "safetensors": None}

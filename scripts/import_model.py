@@ -16,8 +16,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from interop.runs import find_source, write_run
+from run_directory.console import Console
 from settings.script import Parser, run_main
-from training.logging.console import Console
 
 
 def main() -> None:

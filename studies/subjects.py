@@ -17,12 +17,12 @@ from evaluation.scoring.methods import new_sinks
 from evaluation.settings import MeasurementSettings
 from evaluation.stores import EvaluationStores
 from model import ModelError, Transformer, legal_overrides
+from run_directory.console import Console
+from run_directory.exposure import exposure_of
+from run_directory.position_overrides import longest_input, override, why, widens
+from run_directory.run import LoadedRun, load, read_manifest
 from run_directory.run_settings import RunSettings
 from studies.results.training_curves import names_of
-from training.exposure import exposure_of
-from training.logging.console import Console
-from training.position_overrides import longest_input, override, why, widens
-from training.run.directory import LoadedRun, load, read_manifest
 
 
 def open_runs(

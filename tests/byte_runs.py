@@ -9,9 +9,9 @@ from data.settings import DataSettings
 from data.tokenizers import ByteTokenizer
 from data.tokenizers.settings import BytesSettings
 from model import ModelSettings, Transformer
+from run_directory.checkpoints import save_checkpoint
+from run_directory.run import create_run
 from run_directory.run_settings import RunSettings
-from training.checkpoint.storage import save_checkpoint
-from training.run.directory import create_run
 
 
 def byte_run(

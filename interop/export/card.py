@@ -14,8 +14,8 @@ from data.files import read_object, with_keys
 from data.sampling.exposure import Exposure
 from interop.export.classes import ClassChoice
 from interop.export.parity import Parity
-from training.exposure import exposure_of
-from training.run.directory import LoadedRun, read_manifest
+from run_directory.exposure import exposure_of
+from run_directory.run import LoadedRun, read_manifest
 
 FIGURE = "nll_by_length.png"  # of an evaluation, and in the exported folder
 RESULTS = "results.json"

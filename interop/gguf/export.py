@@ -15,8 +15,8 @@ from interop.export.parity import MULTIPLES
 from interop.gguf.llama_cpp_process import is_installed, run_jobs
 from interop.gguf.writing.writer import StorageType, check_path, write_gguf
 from model import TokenPositions, Transformer
-from training.logging.console import Console
-from training.run.directory import LoadedRun
+from run_directory.console import Console
+from run_directory.run import LoadedRun
 
 MOST_LOGITS = 1 << 27  # 0.5 GB; longer texts are not compared
 # Largest accepted difference, relative to the largest logit. llama.cpp rounds activations to float16 beside

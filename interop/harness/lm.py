@@ -26,8 +26,8 @@ from interop.harness.arguments import dtype_named, join_processes, overrides_of,
 from interop.harness.packages import prefer_installed
 from interop.runs import run_of
 from model import TokenPositions
-from training.position_overrides import override
-from training.run.directory import LoadedRun, load
+from run_directory.position_overrides import override
+from run_directory.run import LoadedRun, load
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance

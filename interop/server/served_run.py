@@ -13,9 +13,9 @@ from generation.continuous_batch import ContinuousBatch
 from generation.decoding import check_prompts
 from interop.server.requests import ApiError
 from model import ModelError, Transformer
+from run_directory.position_overrides import longest_input, override
+from run_directory.run import LoadedRun
 from run_directory.run_settings import RunSettings
-from training.position_overrides import longest_input, override
-from training.run.directory import LoadedRun
 
 LENGTHS = 16  # the default maximum length is this multiple of the trained length
 

@@ -11,7 +11,7 @@ from errors import InteropError
 from interop.server.app import Limits, make_app
 from interop.server.engine import Engine
 from interop.server.served_run import ServedRun
-from training.logging.console import Console
+from run_directory.console import Console
 
 HOST = "127.0.0.1"
 SEND_BUFFER = 1 << 16  # bytes of a response that the system stores for a client that does not read

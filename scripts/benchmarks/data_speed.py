@@ -20,8 +20,8 @@ from data import BatchSampler, DataSettings, open_prepared, prepare
 from data.files import atomic
 from data.sampling.segments import Segment
 from data.tokenizers import load_tokenizer, saved_settings
-from training.prefetcher import Prefetcher
-from training.run.hardware import peak_memory
+from training.batches import Prefetcher
+from training.hardware import peak_memory
 
 ROWS = 8
 LENGTH = 512

@@ -24,9 +24,9 @@ from model.block import Checkpointing
 from run_directory.run_settings import RunSettings
 from settings.load import load_settings
 from settings.script import Parser, run_main
-from training.run.hardware import RECOMPUTED, USUAL_SHARE
-from training.run.memory import FLOAT, HALF, MemoryLayout, activations
-from training.run.memory import memory as memory_of
+from training.hardware import RECOMPUTED, USUAL_SHARE
+from training.memory import FLOAT, HALF, MemoryLayout, activations
+from training.memory import memory as memory_of
 
 ROOT = Path(__file__).resolve().parents[2]
 TARGET = ROOT / "docs" / "scaling.md"

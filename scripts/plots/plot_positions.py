@@ -34,10 +34,10 @@ from evaluation.reports.figures import save
 from evaluation.schemes.curves import SchemeShape
 from evaluation.schemes.figures import FIGURES, FigureRequest
 from model.position import PositionalScheme
+from run_directory.console import Console
+from run_directory.run import load
 from settings.script import Parser, run_main
 from settings.yaml_io import parse_yaml
-from training.logging.console import Console
-from training.run.directory import load
 
 OUT = Path(__file__).resolve().parents[2] / "docs" / "figures" / "positions"
 NUMBERS = {  # option -> type, least value, default, metavar, help

@@ -16,8 +16,8 @@ import numpy as np
 import pandas as pd
 
 from errors import StudyError
-from training.logging.metrics_file import held_lines, latest
-from training.run.directory import is_run, not_a_run, read_manifest, read_settings
+from run_directory.metrics_file import held_lines, latest
+from run_directory.run import is_run, not_a_run, read_manifest, read_settings
 
 COLUMNS = ("run", "measure", "length", "step", "tokens", "attempt", "value")
 

@@ -12,16 +12,16 @@ from evaluation import EvaluationSettings, EvaluationText
 from evaluation.scoring.methods import TRAINED, TRUNCATE
 from evaluation.scoring.plan import make_plan
 from model import Transformer, find_device
+from run_directory.checkpoints import steps_of
+from run_directory.console import Console, duration
+from run_directory.metrics_file import read_metrics
+from run_directory.run import MANIFEST, is_run
 from studies.report.document import counted
 from studies.running.plan import PlannedCell, PlannedEvaluation
 from studies.running.records import CellRecord, flops_of, trained
 from studies.running.texts import StudyTexts
-from training.checkpoint.storage import steps_of
-from training.logging.console import Console, duration
-from training.logging.metrics_file import read_metrics
-from training.run.checks import input_limit, make_model
-from training.run.directory import MANIFEST, is_run
-from training.run.hardware import USUAL_SHARE, peak_flops
+from training.checks import input_limit, make_model
+from training.hardware import USUAL_SHARE, peak_flops
 
 COLUMNS = ["#", "cell", "parameters", "tokens", "train length", "training FLOPs", "state"]
 

@@ -16,17 +16,17 @@ from evaluation import EvaluationError, EvaluationSettings, resolve_methods
 from evaluation.scoring.methods import TRAINED
 from evaluation.settings import MeasurementSettings
 from model import ModelError
+from run_directory.parent_run import read_run_settings
+from run_directory.position_overrides import override
+from run_directory.run import is_run, read_settings
 from run_directory.run_settings import RunSettings
+from run_directory.stages import last_trained
 from settings.load import differences, load_settings
 from studies.report.document import counted
 from studies.results.stored import SCHEME
 from studies.running.grid import GridCell
 from studies.settings import EvaluationEntry, StudySettings, matches
-from training.position_overrides import override
-from training.run.checks import check_model
-from training.run.directory import is_run, read_settings
-from training.run.parent import read_run_settings
-from training.stages import last_trained
+from training.checks import check_model
 
 # Errors reported per cell; any other exception is a bug and keeps its traceback.
 USER_ERRORS = (StudyError, TrainingError, EvaluationError, ModelError, DataError, OSError)

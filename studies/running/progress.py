@@ -10,9 +10,9 @@ from pathlib import Path
 
 from rich.table import Table
 
+from run_directory.console import Console, duration
 from studies.running.plan import PlannedCell
 from studies.running.processes import tail
-from training.logging.console import Console, duration
 
 WAITING = "waiting"
 BUSY = "locked by another process"

@@ -17,6 +17,7 @@ import torch
 
 from data.files import locked
 from errors import StudyError, TrainingError
+from run_directory.run import is_run, locked_run
 from studies.running.plan import USER_ERRORS, PlannedCell
 from studies.running.processes import CommandRunner, last_error
 from studies.running.progress import (
@@ -31,7 +32,6 @@ from studies.running.progress import (
 )
 from studies.running.records import CellRecord, trained
 from studies.running.texts import StudyTexts
-from training.run.directory import is_run, locked_run
 
 ROOT = Path(__file__).resolve().parents[2]
 POLL = 0.25  # seconds between refreshes of the table

@@ -4,13 +4,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from data import prepare
+from run_directory.checkpoints import save_checkpoint
+from run_directory.console import Console
+from run_directory.run import create_run
 from run_directory.run_settings import RunSettings
 from settings.load import load_settings
 from tests.faults.fault import Fault, Result, call
-from training.checkpoint.storage import save_checkpoint
-from training.logging.console import Console
-from training.run.checks import make_model
-from training.run.directory import create_run
+from training.checks import make_model
 
 
 def evaluated_with(value: float) -> Callable[[Path, list[str]], Result]:

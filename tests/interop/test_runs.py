@@ -19,10 +19,10 @@ from errors import InteropError
 from interop import huggingface
 from interop.gguf import write_gguf
 from interop.runs import IMPORTED, is_foreign, run_of
+from run_directory.console import Console
+from run_directory.run import load
 from scripts import import_model
 from tests.interop.models import make
-from training.logging.console import Console
-from training.run.directory import load
 
 TEXT = "the quick brown fox jumps over the lazy dog and the cat sat on the mat. " * 400
 # of the tokenizer, and of the padded embedding

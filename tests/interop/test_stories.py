@@ -24,10 +24,10 @@ from generation.sampling import SamplingParams
 from interop import InteropError, build_model, read_folder
 from interop.runs import write_run
 from model import ModelSettings, TokenPositions, Transformer
+from run_directory.run import load
 from scripts import import_model
 from tests.corpora import STORIES, needs_stories
 from tests.interop.exact import with_exact_arithmetic
-from training.run.directory import load
 
 pytestmark = needs_stories
 

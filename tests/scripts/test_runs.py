@@ -8,9 +8,9 @@ import pytest
 
 from data.tokenizers import ByteTokenizer
 from errors import TrainingError
+from run_directory.run import create_run
 from run_directory.run_settings import RunSettings
 from scripts import runs
-from training.run.directory import create_run
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from scripts.docs import scaling
 from scripts.docs.scaling import GPUS, MemoryLayout, ModelShape
 from settings.load import load_settings
 from tests.training.distributed.test_simulated import SMALL, simulations
-from training.run.memory import block_parameters
+from training.memory import block_parameters
 
 
 def shape_of(*overrides: str) -> ModelShape:

@@ -48,7 +48,10 @@ from settings.load import apply_overrides, dropped_settings, dump, identity, loa
         (["training.wandb=online"], "write training.wandb.mode=online"),
         (["parent=runs/x"], "write parent.run=runs/x"),
         (["model=3"], "model = 3: must be a group of settings; write model.dim=VALUE"),
-        (["training.stages=[32]"], "training.stages.0 = 32: must be a group of settings (length,"),
+        (
+            ["training.stages=[32]"],
+            "training.stages.0 = 32: must be a group of settings (length,",
+        ),
         (["training.stages=[32]"], "; write {length: 32}"),
         (
             ["training.stages=[{share: 0.5}]"],

@@ -11,9 +11,9 @@ import pytest
 from data import DataError, open_prepared
 from data.sampling.exposure import read_exposure
 from errors import TrainingError
+from run_directory.checkpoints import folder_of
+from run_directory.exposure import exposure_of
 from tests.training.test_train import here, lines, weights
-from training.checkpoint.storage import folder_of
-from training.exposure import exposure_of
 
 # 8 + 6 + 6 steps: 96 tokens, then 144, then 96 again; the second stage turns the base, the third drops RoPE.
 STAGES = [

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from errors import INTERRUPTED, REQUEUE
-from training.interrupts import PATIENCE, Interrupts
+from training.stop_requests import PATIENCE, Interrupts
 
 
 def send(*numbers: int) -> None:
@@ -83,7 +83,7 @@ def test_ignored_sighup_stays_ignored():
 
 DEAF = """
 import hashlib, signal, time
-from training.interrupts import PATIENCE, Interrupts
+from training.stop_requests import PATIENCE, Interrupts
 with Interrupts() as interrupts:
     signal.signal(signal.SIGALRM, lambda *places: None)
     signal.setitimer(signal.ITIMER_REAL, 0.01)
@@ -112,7 +112,7 @@ def test_second_sigint_exits_blocked_process():
 
 FORKS = """
 import os, signal, time
-from training.interrupts import PATIENCE, Interrupts
+from training.stop_requests import PATIENCE, Interrupts
 with Interrupts() as interrupts:
     child = os.fork()
     if not child:

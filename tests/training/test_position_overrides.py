@@ -9,10 +9,10 @@ import torch
 
 from errors import TrainingError
 from model import SCHEMES, ModelError, Transformer
+from run_directory.allowed_changes import check_extension
+from run_directory.position_overrides import longest_input, override, why, widens
 from run_directory.run_settings import RunSettings
 from settings.load import ConfigError, apply_overrides, load_settings
-from training.position_overrides import longest_input, override, why, widens
-from training.run.compatibility import check_extension
 
 L0 = 32
 SHAPE = ["model.dim=24", "model.heads=2", "model.layers=3", f"train_length={L0}"]

@@ -11,8 +11,8 @@ import torch
 
 from data import DataError
 from errors import INTERRUPTED, REQUEUE, TrainingError
-from training import prefetcher as module
-from training.prefetcher import Prefetcher
+from training import batches as module
+from training.batches import Prefetcher
 
 THERE = (True, 0, None)
 NOT_YET = (False, 0, None)

@@ -20,19 +20,19 @@ from data import DataError
 from errors import INTERRUPTED, REQUEUE, TrainingError
 from evaluation import EvaluationError
 from model import ModelSettings, TokenPositions, Transformer
+from run_directory.checkpoints import AVERAGE, folder_of, steps_of
+from run_directory.metrics_file import read_metrics
 from run_directory.optimizer_settings import AdamWSettings
+from run_directory.run import load
 from run_directory.training_settings import StopOnNonFinite, TrainingSettings
 from tests.training.conftest import command, environment, run
 from tests.training.distributed.curves import shared
 from training import validation
-from training.checkpoint.storage import AVERAGE, folder_of, steps_of
 from training.distributed.parallel import Parallel
-from training.logging.metrics_file import read_metrics
-from training.logging.metrics_logger import MetricsLogger
+from training.metrics import MetricsLogger
 from training.micro_batches import MicroBatch
 from training.optim.optimizer import make_optimizer
 from training.optim.step_guard import StepGuard
-from training.run.directory import load
 
 TIMING = {"attempt", "tokens_per_second", "mfu", "peak_memory_bytes", "seconds"}
 

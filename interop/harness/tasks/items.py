@@ -23,7 +23,7 @@ from evaluation.stores import haystacks
 from evaluation.tasks.items import draw_items
 from evaluation.tasks.settings import TaskEvaluationSettings
 from interop.runs import run_of
-from training.run.directory import read_settings
+from run_directory.run import read_settings
 
 
 class ItemMetadata(BaseModel):

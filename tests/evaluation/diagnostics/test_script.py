@@ -20,8 +20,8 @@ from evaluation.diagnostics import (
 from evaluation.diagnostics.generation import _prompts_each
 from evaluation.scoring.methods import Method
 from model import TokenPositions
+from run_directory.console import Console
 from tests.evaluation.test_evaluate_script import call, make_run, root  # noqa: F401
-from training.logging.console import Console
 
 
 def touch(figure, folder, name):

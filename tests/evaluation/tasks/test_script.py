@@ -10,10 +10,10 @@ import evaluate as script
 from data import prepare
 from evaluation import EvaluationError
 from model import Transformer
+from run_directory.checkpoints import save_checkpoint
+from run_directory.run import create_run
 from run_directory.run_settings import RunSettings
 from settings.load import load_settings
-from training.checkpoint.storage import save_checkpoint
-from training.run.directory import create_run
 
 SHAPE = ["train_length=128", "model.dim=24", "model.layers=2", "model.heads=6", "model.kv_heads=2"]
 SOURCES = {

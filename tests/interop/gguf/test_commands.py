@@ -12,10 +12,10 @@ from interop.gguf import write_gguf
 from interop.gguf.export import export_gguf
 from interop.gguf.reading.file import GGUFFile
 from interop.runs import run_of
+from run_directory.console import Console
+from run_directory.run import load
 from scripts import export_model, import_model
 from tests.interop.gguf.models import ROPE, logits, random_transformer, scaled
-from training.logging.console import Console
-from training.run.directory import load
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ import torch
 from errors import InteropError
 from interop.harness.lm import SextantLM
 from model import TokenPositions
+from run_directory.run import load
 from tests.interop.harness.models import LENGTH, byte_run, byte_tokenizer, hf_model, instances
 from tests.model.llama import as_llama
-from training.run.directory import load
 
 TEXT = "Once upon a time there was a little girl named Lily. She loved to play with her toys in the park. "
 PAIRS = [

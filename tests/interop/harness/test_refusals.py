@@ -4,8 +4,8 @@ import pytest
 
 from errors import InteropError, ModelError, TrainingError
 from interop.harness.lm import SextantLM
+from run_directory.run import load
 from tests.interop.harness.models import LENGTH, byte_run, instances
-from training.run.directory import load
 
 
 @pytest.fixture(scope="module")

@@ -10,10 +10,10 @@ from lm_eval.models.openai_completions import LocalCompletionsAPI
 
 from interop.harness.lm import SextantLM
 from interop.server.serving import Limits
+from run_directory.run import load
 from tests.interop.harness.models import byte_run, byte_tokenizer, instances
 from tests.interop.harness.test_equality import PAIRS
 from tests.interop.server.running import serving
-from training.run.directory import load
 
 
 @pytest.mark.slow

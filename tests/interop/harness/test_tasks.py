@@ -15,9 +15,9 @@ from evaluation.tasks.scoring import TaskScorer, read_items
 from evaluation.tasks.settings import TaskEvaluationSettings
 from interop.harness.lm import SextantLM
 from interop.harness.packages import TASKS
+from run_directory.run import load
 from tests.interop.harness.models import byte_pair, hf_model
 from tests.processes import together
-from training.run.directory import load
 
 OURS = ["sextant_passkey", "sextant_needle", "sextant_recall", "sextant_variables"]
 

@@ -10,9 +10,9 @@ import httpx
 import torch
 
 from interop.server.serving import Limits
+from run_directory.run import load
 from tests.byte_runs import byte_run
 from tests.interop.server.running import serving
-from training.run.directory import load
 
 LENGTH = 32
 

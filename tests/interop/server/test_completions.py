@@ -11,7 +11,7 @@ import torch
 
 import sextant
 from model import TokenPositions
-from training.position_overrides import override
+from run_directory.position_overrides import override
 
 SAMPLINGS = [
     {"temperature": 0},

@@ -11,14 +11,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from errors import INTERRUPTED, TrainingError, is_disk_full
+from run_directory import checkpoints as module
+from run_directory.checkpoints import find_checkpoint, folder_of, save_checkpoint, steps_of
+from run_directory.process_group import on_all
 from run_directory.training_settings import CheckpointSettings
 from tests.training.checkpoint.deaths import trained, update
-from training.checkpoint import storage as module
-from training.checkpoint.checkpointer import CheckpointWriter
-from training.checkpoint.retention import DIVERGED, best_of, held_out_state, kept, prune
-from training.checkpoint.snapshot import capture
-from training.checkpoint.storage import find_checkpoint, folder_of, save_checkpoint, steps_of
-from training.distributed.error_barrier import on_all
+from training.checkpointer import CheckpointWriter
+from training.retention import DIVERGED, best_of, held_out_state, kept, prune
+from training.train_state import capture
 
 
 def test_keeps_latest_milestone_and_best_checkpoints():

@@ -14,15 +14,8 @@ from torch import nn
 
 from data.files import sha256_of
 from errors import TrainingError
-from run_directory.optimizer_settings import AdamWSettings, MuonSettings
-from tests.processes import ScriptProcess
-from tests.settings.toy import Net
-from tests.training.checkpoint.deaths import RecordingConsole, trained, update
-from training.checkpoint import storage as module
-from training.checkpoint.restore import load_weights, restore
-from training.checkpoint.sharded import write_part
-from training.checkpoint.snapshot import weights_of
-from training.checkpoint.storage import (
+from run_directory import checkpoints as module
+from run_directory.checkpoints import (
     clean_leftovers,
     damage,
     find_checkpoint,
@@ -30,6 +23,13 @@ from training.checkpoint.storage import (
     save_checkpoint,
     steps_of,
 )
+from run_directory.optimizer_settings import AdamWSettings, MuonSettings
+from run_directory.sharded_tensors import write_part
+from run_directory.weights import load_weights, restore
+from tests.processes import ScriptProcess
+from tests.settings.toy import Net
+from tests.training.checkpoint.deaths import RecordingConsole, trained, update
+from training.train_state import weights_of
 
 
 def bits(tensor):

@@ -16,6 +16,10 @@ import train
 from data.files import sha256_of
 from data.sampling.exposure import read_exposure
 from errors import TrainingError
+from run_directory.checkpoints import _digest, find_checkpoint, folder_of
+from run_directory.console import Console
+from run_directory.exposure import exposure_of
+from run_directory.metrics_file import read_metrics
 from scripts.checks import verify_resume
 from scripts.checks.verify_resume import (
     Attempt,
@@ -25,10 +29,6 @@ from scripts.checks.verify_resume import (
     kill_steps,
     report,
 )
-from training.checkpoint.storage import _digest, find_checkpoint, folder_of
-from training.exposure import exposure_of
-from training.logging.console import Console
-from training.logging.metrics_file import read_metrics
 
 
 def called(monkeypatch, script, *argv: object) -> int:

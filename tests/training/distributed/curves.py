@@ -9,17 +9,17 @@ from accelerate.state import AcceleratorState, GradientState
 
 from data import PreparedData
 from model import Transformer
+from run_directory.exposure import make_batches
 from run_directory.run_settings import RunSettings
 from settings.load import load_settings
 from tests import processes
 from train import train_step
+from training.checks import autocast_type, make_model
 from training.distributed.parallel import Parallel
-from training.exposure import make_batches
 from training.micro_batches import micro_batches
 from training.optim.ema import EMA
 from training.optim.optimizer import make_optimizer
 from training.optim.step_guard import StepGuard
-from training.run.checks import autocast_type, make_model
 
 CLIP = 0.5  # below the norms of these trainings, so that every step is clipped
 

@@ -19,13 +19,13 @@ from pathlib import Path
 import torch
 
 import train
-import training.run.setup
+import training.setup
 from errors import TrainingError
 from model import ContextShard
 from tests.processes import free_port
 from training.distributed.parallel import Parallel
-from training.logging.metrics_logger import MetricsLogger
-from training.run.hardware import peak_flops
+from training.hardware import peak_flops
+from training.metrics import MetricsLogger
 
 ROOT = Path(__file__).resolve().parents[3]
 TIMEOUT = 3.0  # training.rank_timeout
@@ -219,8 +219,8 @@ def slow_then_lost(number: signal.Signals):
     when it makes its model."""
 
     def before(folder: Path, rank: int) -> None:
-        prepare = training.run.setup.prepare
-        make_model = training.run.setup.make_model
+        prepare = training.setup.prepare
+        make_model = training.setup.make_model
 
         def slow(*places):
             time.sleep(1.5 * TIMEOUT)
@@ -236,12 +236,12 @@ def slow_then_lost(number: signal.Signals):
             checked(settings)
             os.environ["PREPARED"] = "1"  # models before this are for their limits alone
 
-        checked = training.run.setup.check_model
+        checked = training.setup.check_model
         if rank == 0:
-            training.run.setup.prepare = slow
+            training.setup.prepare = slow
         else:
-            training.run.setup.check_model = check_model
-            training.run.setup.make_model = hit
+            training.setup.check_model = check_model
+            training.setup.make_model = hit
 
     return before
 
@@ -264,7 +264,7 @@ def hold_up(folder: Path, rank: int) -> None:
         time.sleep(60)
 
     if rank == 0:
-        training.run.setup.prepare = slow
+        training.setup.prepare = slow
 
 
 def signalled_early(folder: Path, overrides: list[str], number: signal.Signals) -> dict:

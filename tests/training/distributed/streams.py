@@ -19,11 +19,11 @@ import settings.script
 import train
 from data import prepare
 from data.preparation.groups import TextGroups
+from run_directory.console import Console
+from run_directory.metrics_file import read_metrics
+from run_directory.parent_run import read_run_settings
 from tests.training.distributed.ranks import TIMEOUT, Pair, wait_for
-from training.logging.console import Console
-from training.logging.metrics_file import read_metrics
-from training.run.hardware import peak_flops
-from training.run.parent import read_run_settings
+from training.hardware import peak_flops
 
 
 @contextmanager

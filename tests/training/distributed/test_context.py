@@ -11,13 +11,13 @@ import pytest
 
 from errors import TrainingError
 from model import Transformer
+from run_directory.checkpoints import find_checkpoint, save_checkpoint
 from run_directory.run_settings import RunSettings
+from run_directory.weights import restore
 from settings.load import load_settings
 from tests.training.distributed.curves import Training, shared
-from training.checkpoint.restore import restore
-from training.checkpoint.storage import find_checkpoint, save_checkpoint
+from training.checks import check_processes
 from training.distributed.launch import check_context
-from training.run.checks import check_processes
 
 ROOT = Path(__file__).resolve().parents[3]
 # Windows of several documents, which begin within and between chunks.

@@ -17,16 +17,16 @@ from safetensors.torch import load_file
 
 import train
 from errors import TrainingError
+from run_directory import checkpoints as saved
+from run_directory.metrics_file import MetricsFile
+from run_directory.run import load
 from tests.processes import free_port
 from tests.training.conftest import ROOT, environment
 from tests.training.distributed.curves import afresh, shared
 from tests.training.test_train import here, lines
+from training import checkpointer as saving
 from training import validation as monitor
-from training.checkpoint import checkpointer as saving
-from training.checkpoint import storage as saved
-from training.checkpoint.snapshot import weights_of
-from training.logging.metrics_file import MetricsFile
-from training.run.directory import load
+from training.train_state import weights_of
 
 
 def differ(one, other, kinds=("train",)) -> float:

@@ -9,13 +9,13 @@ import pytest
 
 from data import prepare
 from errors import FAILED, INTERRUPTED, RANK_LOST, REQUEUE
+from run_directory.checkpoints import steps_of
+from run_directory.console import Console
+from run_directory.metrics_file import read_metrics
+from run_directory.parent_run import read_run_settings
 from tests.processes import ScriptProcess
 from tests.training.conftest import ROOT, environment
 from tests.training.distributed.ranks import BUSY, TIMEOUT
-from training.checkpoint.storage import steps_of
-from training.logging.console import Console
-from training.logging.metrics_file import read_metrics
-from training.run.parent import read_run_settings
 
 WORDS = [
     *("train_length=24", "model.dim=32", "model.layers=2", "model.heads=4", "model.kv_heads=2"),

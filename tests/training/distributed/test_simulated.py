@@ -10,14 +10,14 @@ import pytest
 
 from errors import TrainingError
 from run_directory.run_settings import RunSettings
+from run_directory.stages import TrainingSchedule
 from settings.command_line import parse
 from settings.load import load_settings
 from tests.training.distributed.curves import Training, afresh, shared
 from train import train_step
 from training.distributed.simulated import CollectiveCounter, SimulatedParallel, Traffic, sent_bytes
-from training.run.setup import dry_run
-from training.simulated_step import Collectives, count_collectives
-from training.stages import TrainingSchedule
+from training.distributed.simulated_step import Collectives, count_collectives
+from training.setup import dry_run
 
 SMALL = [
     *("train_length=24", "model.dim=32", "model.layers=1", "model.heads=4", "model.kv_heads=2"),

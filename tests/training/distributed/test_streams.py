@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from errors import REQUEUE
+from run_directory.checkpoints import steps_of
 from tests.training.distributed.ranks import BUSY
 from tests.training.distributed.test_ranks import WORDS, lines, run_scenarios
-from training.checkpoint.storage import steps_of
 
 STEPS = 75  # past the last group, so that all come again
 

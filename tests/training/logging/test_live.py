@@ -8,12 +8,12 @@ import sys
 import pytest
 from rich.console import Console as RichConsole
 
+from run_directory import console as module
+from run_directory.console import Console
 from run_directory.run_settings import RunSettings
 from tests.training.logging.test_metrics_logger import run_of
-from training.logging import console as module
-from training.logging.console import Console
-from training.logging.live import LiveView, mean, short_name, sparkline
-from training.logging.metrics_logger import MetricsLogger
+from training.live_view import LiveView, mean, short_name, sparkline
+from training.metrics import MetricsLogger
 
 
 def train_line(step: int, loss: float | str, norm: float | str = 0.25, **more) -> dict:

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from errors import INTERRUPTED, TrainingError
+from run_directory.console import Console
+from run_directory.metrics_file import read_metrics
 from run_directory.run_settings import RunSettings
+from run_directory.stages import stages_of
 from settings.load import load_settings
-from training.logging.console import Console
-from training.logging.metrics_file import read_metrics
-from training.logging.metrics_logger import MetricsLogger
-from training.logging.step_metrics import StepResult
-from training.stages import stages_of
+from training.metrics import MetricsLogger
+from training.step_metrics import StepResult
 
 PEAK = 1e9
 COSTS = {6: 1e3, 24: 5e3}  # FLOPs of a token by the length of its window
@@ -34,7 +34,7 @@ BATCH = SimpleNamespace(n_targets=24, passes={}, epoch=0, hash="")
 
 @pytest.fixture(autouse=True)
 def _peak(monkeypatch):
-    monkeypatch.setattr("training.logging.metrics_logger.peak_flops", lambda device: PEAK)
+    monkeypatch.setattr("training.metrics.peak_flops", lambda device: PEAK)
 
 
 def run_of(folder, settings, main=True, console=None):
@@ -108,9 +108,7 @@ def test_throughput_across_stage_boundary_uses_cost_per_stage(tmp_path):
 def test_only_main_process_has_trackers(tmp_path, monkeypatch):
     settings = load_settings(RunSettings, WORDS)
     asked = []
-    monkeypatch.setattr(
-        "training.logging.metrics_logger.make_trackers", lambda *given: asked.append(given) or []
-    )
+    monkeypatch.setattr("training.metrics.make_trackers", lambda *given: asked.append(given) or [])
     for main, count in ((False, 0), (True, 1)):
         with MetricsLogger(run_of(tmp_path, settings, main), 0):
             assert len(asked) == count

@@ -9,9 +9,9 @@ from safetensors.torch import load_file
 import evaluate
 import generate
 from errors import TrainingError
+from run_directory.metrics_file import read_metrics
+from run_directory.run import load
 from tests.training.test_train import here, lines, weights
-from training.logging.metrics_file import read_metrics
-from training.run.directory import load
 
 SETTINGS = [
     "training.optimizer={name: muon, adamw: {lr: 1e-3, groups: {embeddings: {lr: 4e-3}}}}",

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from errors import TrainingError
+from run_directory.console import Console
 from run_directory.run_settings import RunSettings
 from settings.load import load_settings
-from training.logging.console import Console
-from training.logging.summary import announce
-from training.run.checks import check_model, make_model
-from training.run.hardware import free_memory, peak_flops
-from training.run.setup import run_manifest
+from training.checks import check_model, make_model
+from training.hardware import free_memory, peak_flops
+from training.setup import run_manifest
+from training.summary import announce
 
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"
 LEARNED = ["model.position.name=learned", "train_length=64"]

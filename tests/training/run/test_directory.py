@@ -15,12 +15,9 @@ from data.files import atomic, remove_drafts, write_json
 from data.tokenizers import ByteTokenizer
 from errors import TrainingError
 from model import ModelError, TokenPositions, Transformer
-from run_directory.run_settings import RunSettings
-from settings.load import apply_overrides, identity, load_settings
-from training.checkpoint.storage import folder_of, save_checkpoint
-from training.optim.optimizer import make_optimizer
-from training.run import directory
-from training.run.directory import (
+from run_directory import run as directory
+from run_directory.checkpoints import folder_of, save_checkpoint
+from run_directory.run import (
     MANIFEST,
     create_run,
     is_run,
@@ -33,6 +30,9 @@ from training.run.directory import (
     resume_run,
     run_folder,
 )
+from run_directory.run_settings import RunSettings
+from settings.load import apply_overrides, identity, load_settings
+from training.optim.optimizer import make_optimizer
 
 WORDS = [
     "train_length=32",
@@ -331,7 +331,7 @@ def test_interrupted_change_of_settings_leaves_a_run(run, settings, monkeypatch,
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         for name in ("write_json", "write_text"):
-            patch.setattr(f"training.run.directory.{name}", stopping(getattr(directory, name)))
+            patch.setattr(f"run_directory.run.{name}", stopping(getattr(directory, name)))
         resume_run(run, free, ByteTokenizer(), COMMAND, EXTRA)
     assert read_settings(run) in (settings, free)
     resume_run(run, free, ByteTokenizer(), COMMAND, EXTRA)
@@ -360,7 +360,7 @@ def test_driver_version_is_recorded(run, settings, tmp_path, monkeypatch):
     file.write_text(
         "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.124.06  Wed Feb 26\nGCC version: 12"
     )
-    monkeypatch.setattr("training.run.environment._DRIVER", file)
+    monkeypatch.setattr("run_directory.environment._DRIVER", file)
     ranks = {"processes": 2, "ranks": [{"host": "a", "device": "cuda:0"}] * 2}
     resume_run(run, settings, ByteTokenizer(), COMMAND, EXTRA, ranks)
     attempt = json.loads((run / "manifest.json").read_text())["attempts"][-1]

@@ -10,12 +10,12 @@ from data import DataError, expected_vocabulary
 from data.sampling.segments import Segment
 from errors import TrainingError
 from model import Transformer
+from run_directory.console import Console
 from run_directory.run_settings import RunSettings
 from settings.load import load_settings
-from training.logging.console import Console
-from training.run import dry_run
-from training.run.hardware import forecast
-from training.run.memory import MemoryLayout, fitting, gathered_keys, memory
+from training import dry_run
+from training.hardware import forecast
+from training.memory import MemoryLayout, fitting, gathered_keys, memory
 
 WORDS = [
     "data.tokenizer.name=bytes",

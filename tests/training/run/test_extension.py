@@ -15,16 +15,16 @@ from data.sampling.exposure import read_exposure
 from errors import TrainingError
 from evaluation import monitor_targets
 from model import Transformer
+from run_directory.checkpoints import find_checkpoint, save_checkpoint
+from run_directory.exposure import exposure_of
+from run_directory.metrics_file import read_metrics
+from run_directory.parent_run import read_run_settings
+from run_directory.run import create_run, load, open_run_data, read_settings
 from run_directory.run_settings import RunSettings
 from settings.load import identity
-from training.checkpoint.storage import find_checkpoint, save_checkpoint
-from training.exposure import exposure_of
-from training.logging.metrics_file import read_metrics
-from training.run import first_checkpoint, setup
-from training.run.directory import create_run, load, open_run_data, read_settings
-from training.run.first_checkpoint import describe_comparison
-from training.run.parent import read_run_settings
-from training.run.setup import step0_score
+from training import first_checkpoint, setup
+from training.first_checkpoint import describe_comparison
+from training.setup import step0_score
 
 TUNE = ["training.tokens=960", "training.batch_size=4", "training.validation.interval=null"]
 LONGER = ["train_length=48", "model.position.scaling.name=yarn", *TUNE]

@@ -11,13 +11,13 @@ import pytest
 import train
 from data.sampling.exposure import read_exposure
 from errors import TrainingError
+from run_directory.allowed_changes import check_fork
+from run_directory.checkpoints import find_checkpoint, folder_of, save_checkpoint
+from run_directory.exposure import exposure_of
+from run_directory.run import load, name_stem
 from run_directory.run_settings import RunSettings
 from settings.load import load_settings
 from tests.training.test_train import lines
-from training.checkpoint.storage import find_checkpoint, folder_of, save_checkpoint
-from training.exposure import exposure_of
-from training.run.compatibility import check_fork
-from training.run.directory import load, name_stem
 
 WSD = Path(__file__).resolve().parents[3] / "configs" / "wsd"
 SHORT = ["training.lr_schedule.warmup=3", "training.lr_schedule.decay=4"]
