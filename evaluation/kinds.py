@@ -200,7 +200,6 @@ class TaskEvaluation(Evaluation):
         documents = None
         origin = "none"
         if isinstance(task, HaystackTask):
-            task = task.model_copy(update={"queries": 1})
             folder = settings.haystack_store or (run.data if run.task is None else None)
             documents, origin = haystacks(task, folder)
         drawn = draw_items(
