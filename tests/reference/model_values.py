@@ -1,8 +1,9 @@
-"""First weights, logits, losses and gradients of the conformance cases, as the tree on the import path computes them.
+"""First weights, logits, losses and gradients of the conformance cases, for reference.py.
 
     PYTHONPATH=TREE python tests/reference/model_values.py OUT.npz [CASE ...]
 
-The cases are in model_cases.json. Sizes: B 2, T 19 or the end of the model's table, V 37; float64.
+The tree on the import path computes them; the cases are in model_cases.json. Sizes: B 2,
+T 19 or the end of the model's table, V 37; float64.
 """
 
 import json
@@ -32,8 +33,8 @@ def main(out: str, *names: str) -> None:
 
 
 def case_values(model: Transformer) -> dict[str, torch.Tensor]:
-    """First weights in float32; of other random weights, logits of four kinds of passes, the sum of the NLL and
-    its gradient."""
+    """First weights in float32; with other random weights, logits of several kinds of passes, the
+    sum of the NLL and its gradient."""
     model.initialize(0)
     values = {f"first/{name}": weight.clone() for name, weight in model.named_parameters()}
     draw_weights(model)
@@ -65,7 +66,7 @@ def case_values(model: Transformer) -> dict[str, torch.Tensor]:
 
 @torch.no_grad()
 def draw_weights(model: Transformer) -> None:
-    """Draw weights with which attention is far from uniform, so that every part of the model matters."""
+    """Draw weights with which attention is far from uniform: every part of the model matters."""
     generator = torch.Generator().manual_seed(1)
     for name, weight in model.named_parameters():
         drawn = torch.randn(weight.shape, generator=generator)

@@ -1,13 +1,14 @@
 """Store what one commit computes, and compare another tree with it.
 
     python tests/reference/reference.py store OUT                    of this tree
-    python tests/reference/reference.py compare OUT --tree TREE      exit status 1 if anything differs
+    python tests/reference/reference.py compare OUT --tree TREE      exit status 1: differences
     python tests/reference/reference.py compare OUT --only models evaluations
 
-Values are stored in five groups: `models` (the conformance cases in float64), `runs` (training runs), `evaluations`
-and `generations` (of the stored runs, so they do not depend on `runs`), and `study`. The last four run the scripts as
-cases.yaml lists them, on files of Python's standard library. OUT/start holds the prepared texts and the runs.
-Logits, gradients and losses of models may differ by 1e-12; everything else must be equal. About 8 minutes on 1 core.
+Values are stored in five groups: `models` (the conformance cases in float64), `runs` (training
+runs), `evaluations` and `generations` (of the stored runs, so they do not depend on `runs`), and
+`study`. The last four run the scripts as cases.yaml lists them, on files of Python's standard
+library. OUT/start holds the prepared text and the runs. Values of models may differ by 1e-12;
+everything else must be equal. About 8 minutes on 1 core.
 """
 
 import argparse
