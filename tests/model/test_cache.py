@@ -1,5 +1,7 @@
 """Calls that a cache rejects because its keys would silently be wrong."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -94,27 +96,31 @@ def test_a_cache_grows_while_it_is_used(case, layout):
         torch.testing.assert_close(found[row, -count:], expected[row, -count:], rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("case", [*GROWING, "linear"])
+@pytest.mark.parametrize("case", [*GROWING, "linear", "rope-ntk-auto", "sinusoidal-auto"])
 @pytest.mark.parametrize("layout", ["plain", "ragged"])
 @torch.no_grad()
 def test_selected_rows_of_a_cache(case, layout):
-    """Rows are repeated and reordered, as in beam search, and continue as if they had always been there."""
+    """Rows are repeated and reordered, as in beam search, and continue as if they had always been there,
+    each with its declared length."""
     options = {"mixer": {"name": "linear", "chunk": 4}} if case == "linear" else {}
     model = build("rope" if case == "linear" else case, **options)
     tokens = ids(3, T)
     counts = [T, T - 3, T - 1]
+    lengths = [T, 5 * T, 2 * T]
     rows = torch.tensor([2, 0, 2, 1])
 
-    def positions(counts: list[int]) -> TokenPositions:
-        return (
-            TokenPositions.plain(T) if layout == "plain" else TokenPositions.left_padded(counts, T)
-        )
+    def positions(rows: list[int]) -> TokenPositions:
+        declared = [lengths[row] for row in rows]
+        if layout == "plain":
+            return replace(TokenPositions.plain(T), lengths=tuple(declared))
+        return TokenPositions.left_padded([counts[row] for row in rows], T, lengths=declared)
 
-    cache = Cache(model, 3, T)
+    before = positions([0, 1, 2])
     half = T - 5
-    model(tokens[:, :half], positions(counts).part(0, half, position_end=half), cache=cache)
+    cache = Cache(model, 3, T)
+    model(tokens[:, :half], before.part(0, half, position_end=half), cache=cache)
     cache.select_rows(rows)
-    after = positions([counts[row] for row in rows.tolist()]).part(half, T, position_end=T)
-    found = model(tokens[rows, half:], after, cache=cache)
-    expected = model(tokens, positions(counts))[rows, half:]
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
+    after = positions(rows.tolist()).part(half, T, position_end=T)
+    decoded = model(tokens[rows, half:], after, cache=cache)
+    expected = model(tokens, before)[rows, half:]
+    torch.testing.assert_close(decoded, expected, rtol=0, atol=1e-10)

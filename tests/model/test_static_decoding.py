@@ -73,12 +73,13 @@ def test_windowed_layers_store_a_window():
     assert far == 60 and near <= PROMPT + window + 4
 
 
-@pytest.mark.parametrize(
-    ("sinks", "prompt"), [(0, 1), (0, 9), (2, 1), (2, 9)], ids=lambda x: str(x)
-)
+@pytest.mark.parametrize("name", ["rope", "stick_breaking", "cope"])
+@pytest.mark.parametrize("sinks", [0, 2])
+@pytest.mark.parametrize("prompt", [1, 9])
 @torch.no_grad()
-def test_windows_that_wrap_several_times(sinks, prompt):
-    model = build({"name": "rope", "window": 4, "sinks": sinks}).pack()
+def test_windows_that_wrap_several_times(name, sinks, prompt):
+    """Weights that depend on the order of the keys need slots in the order of the tokens."""
+    model = build({"name": name, "window": 4, "sinks": sinks}).pack()
     length = 40
     tokens = ids(2, length)
     positions = TokenPositions.plain(length)

@@ -37,10 +37,11 @@ class PathSettings(ContentSettings):
 class PathAttention(PositionalScheme):
     """logit = q_nᵀ H_n H_{n−1} ⋯ H_{m+1} k_m / √D, H_t = I − β_t w_t w_tᵀ, β_t = 2 σ(u_g·x_t + b_g).
 
-    w_t = silu(conv_3(W₂ W₁ x))/‖·‖, rank 32, for each key/value head. Yang et al. 2025, PaTH attention
-    (arXiv:2505.16381), without the optional forgetting gate; the scale 1/√D multiplies the whole product, as
-    in FLA's `naive_path_attn`. Tested against the explicit product; compared once with that function for the
-    same w and β: outputs agree to 1e-6 in float32. The computation of w is not compared with released code.
+    w_t = u_t / √(‖u_t‖² + 1e-6), u_t = silu(conv_3(W₂ W₁ x)), rank 32, for each key/value head.
+    Yang et al. 2025, PaTH attention (arXiv:2505.16381), without the optional forgetting gate; the
+    scale 1/√D multiplies the whole product, as in FLA's `naive_path_attn`. Tested against the
+    explicit product; compared once with that function for the same w and β: outputs agree to 1e-6
+    in float32. The computation of w is not compared with released code.
     Keys are cached unchanged; each pass computes the product by the UT transform, chunk by chunk, in time
     T·S·(D + chunk) and memory linear in S.
     """
