@@ -41,7 +41,7 @@ from generation import (
 from interop.runs import run_of
 from model import find_device
 from run_directory.console import Console
-from run_directory.run import load
+from run_directory.run import Run
 from settings.script import run_main
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
@@ -69,8 +69,8 @@ def main() -> int | None:
     prompts = read_prompts(args.prompt, args.file, sys.stdin, args.stdin)
 
     dtype = DTYPES.get(args.dtype)
-    loaded = load(
-        run_of(args.run), args.overrides, device, dtype, console=console, weights=args.weights
+    loaded = Run.open(run_of(args.run)).load(
+        args.overrides, device, dtype, console=console, weights=args.weights
     )
     if loaded.changed:
         console.info(loaded.changed)

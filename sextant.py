@@ -73,7 +73,7 @@ def load(run: str | Path, *overrides: str, device: str = "auto", **options: Any)
     """
     found = import_module("model").find_device(device)
     folder = import_module("interop.runs").run_of(run)
-    return import_module("run_directory.run").load(folder, overrides, found, **options)
+    return import_module("run_directory.run").Run.open(folder).load(overrides, found, **options)
 
 
 def generate(
@@ -151,7 +151,7 @@ def train(*arguments: str, run_dir: str | Path | None = None) -> "LoadedRun":
     resolved = import_module("interop.runs").with_imported_parent(arguments)
     if run_dir is None:
         settings, _ = import_module("run_directory.parent_run").read_run_settings(resolved)
-        folder = Path(import_module("run_directory.run").run_folder(settings, resolved))
+        folder = Path(import_module("run_directory.folder_name").run_folder(settings, resolved))
     else:
         folder = Path(run_dir)
     with _command_line("train.py", *resolved, "--run-dir", str(folder)):

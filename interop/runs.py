@@ -25,11 +25,11 @@ from interop.checkpoint import ForeignCheckpoint
 from interop.gguf import read_gguf
 from interop.huggingface.folder import read_folder
 from interop.huggingface.hub import download
-from run_directory.checkpoints import save_checkpoint
 from run_directory.console import Console
-from run_directory.run import create_run, is_run
+from run_directory.run import Run, is_run
 from run_directory.run_settings import RunSettings
 from run_directory.training_settings import TrainingSettings, ValidationSettings
+from run_directory.weights import save_weights
 from settings.load import setting_before_validation
 
 IMPORTED = Path("runs/imported")
@@ -109,8 +109,8 @@ def run_of(argument: str | Path) -> Path:
     folder = source.folder
     with _alone(folder):  # several processes may be given the same checkpoint
         if not is_run(folder):
-            Console().info(f"importing {argument} into {folder}, where its results are written too")
             write_run(source.read(), folder)
+            Console().info(f"imported {argument} into {folder}, where its results are written too")
     return folder
 
 
@@ -147,8 +147,8 @@ def write_run(
     source = {"imported_from": [str(path) for path in checkpoint.files]}
     about = source | {"vocab_size": imported.model.vocab_size}  # the tokenizer may have fewer ids
     try:
-        create_run(draft, _settings(imported, tokenizer, folder), tokenizer, sys.argv, about)
-        save_checkpoint(draft, 0, imported.model, state=source)
+        Run.create(draft, _settings(imported, tokenizer, folder), tokenizer, sys.argv, about)
+        save_weights(draft, 0, imported.model, state=source)
         os.rename(draft, folder)
     finally:
         shutil.rmtree(draft, ignore_errors=True)

@@ -1,12 +1,13 @@
 """The weights of a model by name: what a checkpoint stores, and how it is read back."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from errors import TrainingError
-from run_directory.checkpoints import AVERAGE, WEIGHTS, Checkpoint
+from run_directory.checkpoints import AVERAGE, WEIGHTS, Checkpoint, Snapshot, save_snapshot
 from run_directory.sharded_tensors import detached, own_part, read_into, read_like, shapes_in
 
 
@@ -79,3 +80,14 @@ def same_weights(a: nn.Module, b: nn.Module) -> bool:
     return ours.keys() == theirs.keys() and all(
         torch.equal(weight, theirs[name]) for name, weight in ours.items()
     )
+
+
+def save_weights(
+    folder: Path, step: int, model: nn.Module, state: dict | None = None
+) -> Checkpoint:
+    """Save a checkpoint of a run with weights only, for generation and evaluation.
+
+    Args:
+        state: what the checkpoint records, any JSON object.
+    """
+    return save_snapshot(folder, Snapshot(step, {"model": weights_of(model)}, state or {}))

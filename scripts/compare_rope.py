@@ -35,7 +35,7 @@ from model.position.schemes.alibi import AlibiSettings, alibi_slopes
 from model.position.schemes.rope import Rope, RopeSettings
 from run_directory.console import Console
 from run_directory.position_overrides import override
-from run_directory.run import is_run, read_settings
+from run_directory.run import Run, is_run
 from run_directory.run_settings import RunSettings
 from settings.load import load_settings
 from settings.script import Parser, run_main
@@ -142,7 +142,7 @@ def open_model(path: Path, overrides: Sequence[str]) -> ComparedModel:
     if path.suffix in (".yaml", ".yml"):
         return from_settings(load_settings(RunSettings, [str(path), *overrides]))
     if is_run(path):
-        return from_settings(override(read_settings(path), overrides))
+        return from_settings(override(Run(path).settings, overrides))
     if overrides:
         raise InteropError("overrides apply to runs and settings files only, not to a config.json")
     file = path / "config.json" if path.is_dir() else path

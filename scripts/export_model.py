@@ -27,7 +27,7 @@ from interop.extras import load_extra
 from interop.gguf.export import export_gguf
 from interop.runs import run_of
 from run_directory.console import Console
-from run_directory.run import load
+from run_directory.run import Run
 from settings.script import Parser, run_main
 
 # format -> package that it requires
@@ -67,8 +67,7 @@ def main() -> None:
     if extra := EXTRAS[args.format]:
         load_extra(extra)  # before the run is loaded
     console = Console()
-    run = load(
-        run_of(args.run),
+    run = Run.open(run_of(args.run)).load(
         args.overrides,
         checkpoint=args.step,
         weights=args.weights,

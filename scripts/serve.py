@@ -21,7 +21,7 @@ from interop.extras import load_extra
 from interop.runs import run_of
 from model import find_device
 from run_directory.console import Console
-from run_directory.run import load
+from run_directory.run import Run
 from settings.script import Parser, run_main
 
 
@@ -58,7 +58,7 @@ def main() -> None:
         load_extra(package, "serve")
     server = importlib.import_module("interop.server.serving")
     console = Console()
-    loaded = load(run_of(args.run), (), find_device(args.device), console=console)
+    loaded = Run.open(run_of(args.run)).load((), find_device(args.device), console=console)
     if loaded.changed:
         console.info(loaded.changed)
     served = server.ServedRun(loaded, args.overrides, args.max_length)

@@ -1,7 +1,7 @@
 """The batches of a run: read ahead in a thread, and split into micro-batches on the device."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from queue import SimpleQueue
 
@@ -63,49 +63,59 @@ class Batches:
         self._start = start
 
     def __iter__(self) -> Iterator[StepBatch]:
-        stop = self._schedule.steps
-        # An executor would cost the consumer about 60 microseconds per step.
-        wanted: SimpleQueue[int | None] = SimpleQueue()
-        read: SimpleQueue[Batch | BaseException] = SimpleQueue()
-        reader = threading.Thread(target=self._read, args=(wanted, read), daemon=True)
-        reader.start()
-        for step in range(self._start, min(self._start + AHEAD, stop)):
-            wanted.put(step)
-        try:
-            for step in range(self._start, stop):
-                if step + AHEAD < stop:
-                    wanted.put(step + AHEAD)
-                batch = read.get()
-                if isinstance(batch, BaseException):
-                    raise batch
-                yield self._on_device(step, batch)
-        finally:
-            wanted.put(None)
-            reader.join()
+        batches = read_ahead(self._read, self._start, self._schedule.steps)
+        for step, batch in enumerate(batches, self._start):
+            yield self._on_device(step, batch)
 
-    def _read(
-        self, wanted: "SimpleQueue[int | None]", read: "SimpleQueue[Batch | BaseException]"
-    ) -> None:
-        while (step := wanted.get()) is not None:
-            try:
-                batch = self._sampler.batch(
-                    step, self._parallel.data_rank, self._parallel.data_world
-                )
-                read.put(batch.pinned() if self._parallel.device.type == "cuda" else batch)
-            except BaseException as error:
-                read.put(error)
+    def _read(self, step: int) -> Batch:
+        batch = self._sampler.batch(step, self._parallel.data_rank, self._parallel.data_world)
+        return batch.pinned() if self._parallel.device.type == "cuda" else batch
 
     def _on_device(self, step: int, batch: Batch) -> StepBatch:
         stage = self._schedule.stage(step)
-        size = self._schedule.micro_batch_size(stage)
         parts = micro_batches(
-            batch, size, stage.length, self._parallel.device, self._parallel.shard
+            batch,
+            size=self._schedule.micro_batch_size(stage),
+            length=stage.length,
+            device=self._parallel.device,
+            shard=self._parallel.shard,
         )
         facts: dict = {"targets": batch.n_targets}
         if batch.passes:
             facts["passes"] = batch.passes
         facts |= {"epoch": batch.epoch, "data": batch.hash}
         return StepBatch(parts, batch.n_targets, facts)
+
+
+def read_ahead(read: Callable[[int], Batch], start: int, stop: int) -> Iterator[Batch]:
+    """`read(step)` for each step, computed in a thread up to AHEAD steps early; its errors are raised in
+    their step."""
+    # An executor would cost the consumer about 60 microseconds per step.
+    wanted: SimpleQueue[int | None] = SimpleQueue()
+    done: SimpleQueue[Batch | BaseException] = SimpleQueue()
+
+    def work() -> None:
+        while (step := wanted.get()) is not None:
+            try:
+                done.put(read(step))
+            except BaseException as error:
+                done.put(error)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    try:
+        for step in range(start, stop + AHEAD):
+            if step < stop:
+                wanted.put(step)
+            if step < start + AHEAD:
+                continue
+            batch = done.get()
+            if isinstance(batch, BaseException):
+                raise batch
+            yield batch
+    finally:
+        wanted.put(None)
+        thread.join()
 
 
 def micro_batches(

@@ -8,8 +8,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -20,7 +19,7 @@ from data import BatchSampler, DataSettings, open_prepared, prepare
 from data.files import atomic
 from data.sampling.segments import Segment
 from data.tokenizers import load_tokenizer, saved_settings
-from training.batches import Prefetcher
+from training.batches import read_ahead
 from training.hardware import peak_memory
 
 ROWS = 8
@@ -99,9 +98,7 @@ def loading(work: DataWorkload) -> dict[str, Any]:
     batches = BatchSampler(
         prepared.train, [Segment(LENGTH, ROWS, STEPS)], packing="intra_document", seed=0
     )
-    parallel = SimpleNamespace(data_rank=0, data_world=1, device=torch.device("cpu"))
-    run = SimpleNamespace(batches=batches, parallel=parallel)
-    reader = Prefetcher(cast(Any, run), cast(Any, None), []).batches(0, STEPS)
+    reader = read_ahead(batches.batch, 0, STEPS)
     next(reader)
     begin = time.perf_counter()
     waited = 0.0
@@ -109,7 +106,7 @@ def loading(work: DataWorkload) -> dict[str, Any]:
     for _ in range(STEPS - 1):
         time.sleep(ROWS * LENGTH / CONSUMER)
         asked = time.perf_counter()
-        tokens += next(reader)[1].tokens.numel()
+        tokens += next(reader).tokens.numel()
         waited += time.perf_counter() - asked
     return {"tokens": tokens, "waited": waited / (time.perf_counter() - begin)}
 

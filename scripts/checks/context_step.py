@@ -29,12 +29,12 @@ from run_directory.run_settings import RunSettings
 from settings.load import load_settings
 from settings.script import Parser, run_main
 from train import train_step
+from training.batches import MicroBatch, StepBatch
 from training.checks import check_processes, make_model
 from training.distributed.parallel import Parallel
 from training.hardware import peak_memory, prepare_cpu
-from training.micro_batches import MicroBatch
-from training.optim.optimizer import make_optimizer
-from training.optim.step_guard import StepGuard
+from training.stop_requests import StopRequests
+from training.train_state import TrainState
 
 VOCABULARY = 4096
 WARM = 256
@@ -114,9 +114,7 @@ def measure(overrides: list[str], file: Path) -> int:
     parallel = Parallel(t)
     check_processes(settings, parallel.world)
     model = make_model(settings, VOCABULARY).initialize(settings.seed).train()
-    wrapped = parallel.wrap(model)
-    optimizer = make_optimizer(model, t.optimizer)
-    guard = StepGuard(t.on_nonfinite, t.on_spike, parallel.device)
+    state = TrainState.create(model, settings, parallel)
 
     def step(length: int) -> float:
         generator = torch.Generator().manual_seed(length)
@@ -127,8 +125,8 @@ def measure(overrides: list[str], file: Path) -> int:
             inputs = parallel.shard.select(inputs)
             targets = parallel.shard.select(targets)
         parts = [MicroBatch(inputs, targets, TokenPositions.plain(length), parallel.shard)]
-        args = wrapped, parallel, optimizer, guard, parts, t.batch_size * length
-        return train_step(*args, grad_clip=t.grad_clip).read().loss
+        batch = StepBatch(parts, t.batch_size * length, facts={})
+        return train_step(state, batch, parallel, t, StopRequests()).read().loss
 
     step(WARM)
     before = peak_memory(parallel.device)

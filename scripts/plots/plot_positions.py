@@ -35,7 +35,7 @@ from evaluation.schemes.curves import SchemeShape
 from evaluation.schemes.figures import FIGURES, FigureRequest
 from model.position import PositionalScheme
 from run_directory.console import Console
-from run_directory.run import load
+from run_directory.run import Run
 from settings.script import Parser, run_main
 from settings.yaml_io import parse_yaml
 
@@ -122,7 +122,7 @@ def main() -> None:
         trained={
             f"{Path(run).name} {layers}": cast(PositionalScheme, scheme.double())
             for run in args.run
-            for layers, scheme in load(run).model.position.items()
+            for layers, scheme in Run.open(run).load().model.position.items()
         },
         **{key: getattr(args, key) for key in ("factor", "distance", "tokens", "head", "bare")},
     )

@@ -17,7 +17,7 @@ import pandas as pd
 
 from errors import StudyError
 from run_directory.metrics_file import held_lines, latest
-from run_directory.run import is_run, not_a_run, read_manifest, read_settings
+from run_directory.run import Run, is_run, not_a_run
 
 COLUMNS = ("run", "measure", "length", "step", "tokens", "attempt", "value")
 
@@ -94,7 +94,7 @@ def read_curves(folder: Path, name: str) -> TrainingCurves:
     order = np.argsort(steps, kind="stable")
     order = order[np.append(np.diff(steps[order]) > 0, True)]  # the last line of each step
     columns = {key: np.array(values)[order] for key, values in train.items()}
-    about = read_manifest(folder)
+    about = Run(folder).manifest
     changes = lines.get("change", [])
     validations = lines.get("validation", [])
     held_out: dict[int, list[tuple[int, float]]] = {}
@@ -104,7 +104,7 @@ def read_curves(folder: Path, name: str) -> TrainingCurves:
     parents = [one for one in about.get("lineage", [])[:1] if one.get("fork")]
     return TrainingCurves(
         name=name,
-        train_length=read_settings(folder).train_length,
+        train_length=Run(folder).settings.train_length,
         steps=columns["step"].astype(int),
         attempts=columns["attempt"].astype(int),
         tokens=columns["tokens"],

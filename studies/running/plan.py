@@ -18,7 +18,7 @@ from evaluation.settings import MeasurementSettings
 from model import ModelError
 from run_directory.parent_run import read_run_settings
 from run_directory.position_overrides import override
-from run_directory.run import is_run, read_settings
+from run_directory.run import Run, is_run
 from run_directory.run_settings import RunSettings
 from run_directory.stages import last_trained
 from settings.load import differences, load_settings
@@ -83,7 +83,7 @@ class StudyPlanner:
         settings, _ = read_run_settings(cell.arguments, run)
         check_model(settings)
         prepared_folder(settings.data)  # checks that the source exists
-        known = differences(read_settings(run), settings) if is_run(run) else []
+        known = differences(Run(run).settings, settings) if is_run(run) else []
         if changed := [key for key, _, _, free in known if not free]:
             raise StudyError(
                 f"{run} was trained with other settings ({', '.join(changed)}); restore them, "

@@ -21,7 +21,7 @@ from model import Transformer
 from run_directory.checkpoints import Checkpoint, find_checkpoint
 from run_directory.exposure import exposure_of
 from run_directory.metrics_file import read_metrics
-from run_directory.run import MANIFEST, is_run
+from run_directory.run import MANIFEST, Run, is_run
 from run_directory.run_settings import RunSettings
 from run_directory.stages import stages_of
 from studies.results.stored import RESULTS, SCHEME
@@ -168,7 +168,7 @@ def _training(plan: PlannedCell, checkpoint: Checkpoint) -> tuple[dict, dict]:
 def _exposure(run: Path, step: int) -> dict | None:
     """Positions and distances seen in training, as shares of the training tokens, thinned to 12 points per
     octave; None if unknown."""
-    found = exposure_of(run, step)
+    found = exposure_of(Run(run), step)
     if found is None:
         return None
     entry: dict[str, Any] = {"tokens": found.tokens, "steps": found.steps, "counted": found.counted}

@@ -16,8 +16,8 @@ from run_directory.run_settings import RunSettings
 from settings.load import load_settings
 from tests.data.test_random_positions import chosen
 from tests.model.zoo import build, ids
+from training.batches import micro_batches, token_positions_of
 from training.checks import check_model
-from training.micro_batches import micro_batches, token_positions_of
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 B = 4

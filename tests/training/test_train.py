@@ -23,14 +23,14 @@ from model import ModelSettings, TokenPositions, Transformer
 from run_directory.checkpoints import AVERAGE, folder_of, steps_of
 from run_directory.metrics_file import read_metrics
 from run_directory.optimizer_settings import AdamWSettings
-from run_directory.run import load
+from run_directory.run import Run
 from run_directory.training_settings import StopOnNonFinite, TrainingSettings
 from tests.training.conftest import command, environment, run
 from tests.training.distributed.curves import shared
 from training import validation
+from training.batches import MicroBatch
 from training.distributed.parallel import Parallel
 from training.metrics import MetricsLogger
-from training.micro_batches import MicroBatch
 from training.optim.optimizer import make_optimizer
 from training.optim.step_guard import StepGuard
 
@@ -432,7 +432,7 @@ def test_samples_start_with_bos(overrides, tmp_path, monkeypatch, bos):
     ]
     overrides += ["training.samples.prompts=[abc]", "data.eos=true"]
     assert here(monkeypatch, *overrides, "--run-dir", str(tmp_path / "run")) == 0
-    tokenizer = load(tmp_path / "run").tokenizer
+    tokenizer = Run.open(tmp_path / "run").load().tokenizer
     assert prompts == [
         [tokenizer.bos_id, *tokenizer.encode("abc")] if bos else tokenizer.encode("abc")
     ]
@@ -500,14 +500,15 @@ def test_position_change_happens_at_its_step_after_resume(overrides, tmp_path, m
 
     # A checkpoint is what it was last trained as; overrides start from there.
     assert [
-        load(whole, checkpoint=step).settings.model.position.scaling.name for step in (12, 15, 24)
+        Run.open(whole).load(checkpoint=step).settings.model.position.scaling.name
+        for step in (12, 15, 24)
     ] == [
         "none",
         "drop",
         "drop",
     ]
-    loaded = load(
-        whole, ["model.position.temperature={name: ssmax, init: 0.43}", "model.position.window=9"]
+    loaded = Run.open(whole).load(
+        ["model.position.temperature={name: ssmax, init: 0.43}", "model.position.window=9"]
     )
     assert (
         loaded.settings.model.position.scaling.name == "drop"

@@ -217,12 +217,16 @@ class Parallel(ProcessGroup):
         """
         try:
             yield
-            # gloo aborts a process that still sends to one that has left
-            self.wait()
+            self.end()
         except Exception as error:
             if self.world > 1 and is_broken_link(error):
                 self._exit_lost(error)
             raise
+
+    def end(self) -> None:
+        """Leave the process group once every process has finished; gloo aborts a process that still sends
+        to one that has left."""
+        self.wait()
         self._accelerator.end_training()
 
     def _exit_lost(self, error: Exception) -> None:

@@ -13,7 +13,7 @@ from interop.gguf.export import export_gguf
 from interop.gguf.reading.file import GGUFFile
 from interop.runs import run_of
 from run_directory.console import Console
-from run_directory.run import load
+from run_directory.run import Run
 from scripts import export_model, import_model
 from tests.interop.gguf.models import ROPE, logits, random_transformer, scaled
 
@@ -27,7 +27,7 @@ def file(tmp_path, monkeypatch):
 
 
 def test_file_instead_of_a_run(file, monkeypatch, capsys):
-    run = load(run_of(f"gguf:{file}"))
+    run = Run.open(run_of(f"gguf:{file}")).load()
     expected = random_transformer({"position": scaled("ntk", factor=4)})
     ids = list(b"some text") * 10
     torch.testing.assert_close(logits(run.model, ids), logits(expected, ids), rtol=0, atol=1e-4)
@@ -43,10 +43,10 @@ def test_file_instead_of_a_run(file, monkeypatch, capsys):
 def test_import_script(file, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["import_model.py", f"gguf:{file}", "--out", "run"])
     import_model.main()
-    assert load("run").model.vocab_size == 258
+    assert Run.open("run").load().model.vocab_size == 258
     for wrong in ("absent.gguf", "run/settings.yaml"):
         with pytest.raises(InteropError, match=r"no such file|not a GGUF file"):
-            load(run_of(f"gguf:{wrong}"))
+            Run.open(run_of(f"gguf:{wrong}")).load()
 
 
 def test_export_script(file, monkeypatch, capsys):
@@ -66,7 +66,7 @@ def test_export_script(file, monkeypatch, capsys):
 
 
 def test_differing_logits_are_not_exported(file, monkeypatch, tmp_path):
-    run = load(run_of(f"gguf:{file}"))
+    run = Run.open(run_of(f"gguf:{file}")).load()
     other = random_transformer({"position": ROPE})
     monkeypatch.setattr("interop.gguf.export.is_installed", lambda: True)
     found = {"logits": logits(other, [1] * 64).numpy()}

@@ -10,7 +10,7 @@ from lm_eval.models.openai_completions import LocalCompletionsAPI
 
 from interop.harness.lm import SextantLM
 from interop.server.serving import Limits
-from run_directory.run import load
+from run_directory.run import Run
 from tests.interop.harness.models import byte_run, byte_tokenizer, instances
 from tests.interop.harness.test_equality import PAIRS
 from tests.interop.server.running import serving
@@ -21,7 +21,7 @@ def test_local_completions_equal_the_adapter(tmp_path):
     run = byte_run(tmp_path / "run")
     byte_tokenizer().save_pretrained(tmp_path / "tokenizer")
     requests = instances("loglikelihood", *PAIRS[:10])
-    with serving(load(run), Limits(rows=4)) as (address, _):
+    with serving(Run.open(run).load(), Limits(rows=4)) as (address, _):
         theirs = LocalCompletionsAPI(
             model="run",
             base_url=f"{address}/v1/completions",

@@ -10,7 +10,7 @@ import httpx
 import torch
 
 from interop.server.serving import Limits
-from run_directory.run import load
+from run_directory.run import Run
 from tests.byte_runs import byte_run
 from tests.interop.server.running import serving
 
@@ -21,7 +21,7 @@ LENGTH = 32
 def loaded(tmp_path_factory):
     """A byte model with random float64 weights: rounding does not change which token is chosen."""
     folder = tmp_path_factory.mktemp("served") / "tiny"
-    return load(byte_run(folder, {"name": "rope"}, LENGTH, dtype=torch.float64))
+    return Run.open(byte_run(folder, {"name": "rope"}, LENGTH, dtype=torch.float64)).load()
 
 
 @pytest.fixture(scope="session")

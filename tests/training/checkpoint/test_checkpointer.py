@@ -12,10 +12,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from errors import INTERRUPTED, TrainingError, is_disk_full
 from run_directory import checkpoints as module
-from run_directory.checkpoints import find_checkpoint, folder_of, save_checkpoint, steps_of
+from run_directory.checkpoints import find_checkpoint, folder_of, steps_of
 from run_directory.process_group import on_all
 from run_directory.training_settings import CheckpointSettings
 from tests.training.checkpoint.deaths import trained, update
+from tests.training.states import save_checkpoint
 from training.checkpointer import CheckpointWriter
 from training.retention import DIVERGED, best_of, held_out_state, kept, prune
 from training.train_state import capture

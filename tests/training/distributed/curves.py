@@ -14,9 +14,9 @@ from run_directory.run_settings import RunSettings
 from settings.load import load_settings
 from tests import processes
 from train import train_step
+from training.batches import micro_batches
 from training.checks import autocast_type, make_model
 from training.distributed.parallel import Parallel
-from training.micro_batches import micro_batches
 from training.optim.ema import EMA
 from training.optim.optimizer import make_optimizer
 from training.optim.step_guard import StepGuard

@@ -11,11 +11,11 @@ import pytest
 
 from errors import TrainingError
 from model import Transformer
-from run_directory.checkpoints import find_checkpoint, save_checkpoint
+from run_directory.checkpoints import find_checkpoint
 from run_directory.run_settings import RunSettings
-from run_directory.weights import restore
 from settings.load import load_settings
 from tests.training.distributed.curves import Training, shared
+from tests.training.states import restore, save_checkpoint
 from training.checks import check_processes
 from training.distributed.launch import check_context
 

@@ -12,20 +12,21 @@ import numpy as np
 import pytest
 import torch
 from torch.distributed.tensor import DTensor
-from training.micro_batches import token_positions_of
 
 from errors import TrainingError
 from generation.decoding import Generation
 from generation.sampling import SamplingParams
 from model import ModelSettings, TokenPositions, Transformer
 from run_directory import checkpoints as module
-from run_directory.checkpoints import damage, find_checkpoint, save_checkpoint, steps_of
+from run_directory.checkpoints import damage, find_checkpoint, steps_of
 from run_directory.exposure import make_batches
 from run_directory.run_settings import RunSettings
 from run_directory.training_settings import CheckpointSettings, TrainingSettings
-from run_directory.weights import load_weights, restore
+from run_directory.weights import load_weights
 from settings.load import load_settings
 from tests.training.distributed.curves import CLIP, Training, shared
+from tests.training.states import restore, save_checkpoint
+from training.batches import token_positions_of
 from training.checkpointer import CheckpointWriter
 from training.checks import make_model
 from training.distributed.parallel import Parallel

@@ -19,7 +19,7 @@ import train
 from errors import TrainingError
 from run_directory import checkpoints as saved
 from run_directory.metrics_file import MetricsFile
-from run_directory.run import load
+from run_directory.run import Run
 from tests.processes import free_port
 from tests.training.conftest import ROOT, environment
 from tests.training.distributed.curves import afresh, shared
@@ -124,7 +124,7 @@ def test_sharded_run_end_to_end(exact, tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit) as ended:
         runpy.run_path(str(ROOT / "scripts" / "export_model.py"), run_name="__main__")
     assert ended.value.code == 0
-    want = weights_of(load(whole).model)
+    want = weights_of(Run.open(whole).load().model)
     exported = load_file(out)
     assert want.keys() == exported.keys()
     for name, tensor in want.items():
@@ -144,15 +144,17 @@ def test_single_process_sharding_with_bfloat16_gathers(overrides, tmp_path, monk
     assert shared(1, lambda: here(monkeypatch, *overrides)) == [0]
     assert differ(lines(whole), lines(folder), kinds=("train", "validation")) < 0.02
     assert [line["samples"] for line in lines(folder) if line["kind"] == "samples"]
-    want = weights_of(load(whole).model)
-    found = weights_of(load(folder).model)
+    want = weights_of(Run.open(whole).load().model)
+    found = weights_of(Run.open(folder).load().model)
     for name, tensor in want.items():
         torch.testing.assert_close(found[name], tensor, rtol=0, atol=0.02, msg=name)
 
 
 def same_weights(run, other, which) -> dict[str, torch.Tensor]:
     """The weights that both runs give to whom asks for these, compared."""
-    found, want = (weights_of(load(folder, weights=which).model) for folder in (run, other))
+    found, want = (
+        weights_of(Run.open(folder).load(weights=which).model) for folder in (run, other)
+    )
     assert found.keys() == want.keys()
     for name, tensor in want.items():
         torch.testing.assert_close(found[name], tensor, rtol=0, atol=1e-10, msg=name)

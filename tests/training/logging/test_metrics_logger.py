@@ -13,7 +13,7 @@ from run_directory.run_settings import RunSettings
 from run_directory.stages import stages_of
 from settings.load import load_settings
 from training.metrics import MetricsLogger
-from training.step_metrics import StepResult
+from training.step_result import StepResult
 
 PEAK = 1e9
 COSTS = {6: 1e3, 24: 5e3}  # FLOPs of a token by the length of its window

@@ -12,10 +12,11 @@ import train
 from data.sampling.exposure import read_exposure
 from errors import TrainingError
 from run_directory.allowed_changes import check_fork
-from run_directory.checkpoints import find_checkpoint, folder_of, save_checkpoint
+from run_directory.checkpoints import find_checkpoint, folder_of
 from run_directory.exposure import exposure_of
-from run_directory.run import load, name_stem
+from run_directory.run import Run, name_stem
 from run_directory.run_settings import RunSettings
+from run_directory.weights import save_weights
 from settings.load import load_settings
 from tests.training.test_train import lines
 
@@ -232,8 +233,8 @@ def test_fork_requires_optimizer_state(stem, tmp_path):
     bare = tmp_path / "bare"
     shutil.copytree(stem, bare)
     shutil.rmtree(bare / "checkpoints")
-    loaded = load(stem, checkpoint=16)
-    save_checkpoint(bare, 16, loaded.model)
+    loaded = Run.open(stem).load(checkpoint=16)
+    save_weights(bare, 16, loaded.model)
     with pytest.raises(TrainingError, match=r"parent\.run=.* without --fork"):
         trained("training.tokens=4000", "--fork", bare, "--run-dir", tmp_path / "x")
     assert not (tmp_path / "x").exists()
