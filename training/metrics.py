@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from errors import INTERRUPTED, TrainingError
 from run_directory.metrics_file import MetricsFile
+from run_directory.process_group import error_barrier
 from run_directory.run import MANIFEST, METRICS
 from run_directory.stages import Stage
 from training.batches import StepBatch
@@ -57,10 +58,11 @@ class Metrics:
         self._file = None
         self._trackers = []
         self._files: dict[Path, tuple[int, int] | None] = {}
-        if run.parallel.main:
-            self._file = MetricsFile(run.folder / METRICS, state.step)
-            self._trackers = make_trackers(settings, run.folder, state.step, run.console)
-            self._files = {path: _file_id(path) for path in (run.folder, run.folder / METRICS)}
+        with error_barrier(run.parallel, "begin"):
+            if run.parallel.main:
+                self._file = MetricsFile(run.folder / METRICS, state.step)
+                self._trackers = make_trackers(settings, run.folder, state.step, run.console)
+                self._files = {path: _file_id(path) for path in (run.folder, run.folder / METRICS)}
         self._open = ExitStack()
         self._queue: list[_QueuedStep] = []
         self._applied = state.step  # the last step that changed the weights

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from pathlib import Path
 
 import pytest
 import torch
@@ -251,5 +251,5 @@ def test_weight_mismatch_names_three_parameters():
     old = load_settings(RunSettings, [])
     new = load_settings(RunSettings, ["model.position={name: fire, shared: false}"])
     with pytest.raises(TrainingError, match="do not fit") as error:
-        check_extension(SimpleNamespace(settings=old, folder="runs/x"), new)  # type: ignore[arg-type]
+        check_extension(Path("runs/x"), old, new)
     assert str(error.value).count("is new") == 3

@@ -9,12 +9,12 @@ from errors import ConfigError, TrainingError
 from model import Cache, ModelError, ModelSettings, TokenPositions, Transformer
 from run_directory.allowed_changes import check_fork
 from run_directory.run_settings import RunSettings
-from run_directory.stages import TrainingSchedule, last_trained, stage_after, stage_of, stages_of
+from run_directory.stages import last_trained, stage_after, stage_of, stages_of
 from settings.load import identity, load_settings
 from tests.model.zoo import build, close, ids
 from training.checks import check_model, check_processes
 from training.optim.optimizer import count_positional, make_optimizer, set_learning_rates
-from training.schedule import learning_rate
+from training.schedule import TrainingSchedule, learning_rate
 
 # 20 steps of 2 × 24 tokens.
 SMALL = [

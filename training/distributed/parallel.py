@@ -233,7 +233,7 @@ class Parallel(ProcessGroup):
         (message, *_) = str(error).splitlines() or [type(error).__name__]
         lost = "another process has ended"
         if "timed out" in message.lower():
-            lost = f"another process has not answered within {STEP_TIMEOUT.total_seconds():g} s"
+            lost = "another process hangs"
         print(
             f"error: (process {self.rank}) {lost}: see its output, and run the same command again to resume "
             f"from the last checkpoint ({message})",

@@ -20,13 +20,13 @@ from errors import TrainingError
 from run_directory import checkpoints as saved
 from run_directory.metrics_file import MetricsFile
 from run_directory.run import Run
+from run_directory.weights import weights_of
 from tests.processes import free_port
 from tests.training.conftest import ROOT, environment
 from tests.training.distributed.curves import afresh, shared
 from tests.training.test_train import here, lines
-from training import checkpointer as saving
 from training import validation as monitor
-from training.train_state import weights_of
+from training.train_state import TrainState
 
 
 def differ(one, other, kinds=("train",)) -> float:
@@ -230,12 +230,12 @@ def test_sharded_save_failure_is_reported_on_all_ranks(overrides, tmp_path, monk
             raise RuntimeError("out of memory")
 
         if rank == 1:
-            patch.setattr(saving, "capture", memory)
+            patch.setattr(TrainState, "capture", memory)
 
     def removal(rank, patch):
         """Of a checkpoint that a resumed run has left behind."""
         rename = os.rename
-        take = saving.capture
+        take = TrainState.capture
 
         def denied(old, new):
             if Path(new).name.startswith(".deleting-"):
@@ -250,7 +250,7 @@ def test_sharded_save_failure_is_reported_on_all_ranks(overrides, tmp_path, monk
 
         if rank == 0:
             patch.setattr(os, "rename", denied)
-            patch.setattr(saving, "capture", leave_behind)
+            patch.setattr(TrainState, "capture", leave_behind)
 
     def tell() -> dict[str, str]:
         rank = int(os.environ["RANK"])

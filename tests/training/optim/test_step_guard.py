@@ -11,8 +11,9 @@ from errors import TrainingError
 from run_directory.training_settings import SkipNonFinite, SpikeSettings, StopOnNonFinite
 from run_directory.weights import save_weights
 from tests.settings.toy import Net
-from training.optim.step_guard import NOT_FINITE, SPIKE, StepGuard, StepMetrics, raise_stopped
-from training.retention import DIVERGED
+from training.optim.step_guard import NOT_FINITE, SPIKE, StepGuard
+from training.retention import DIVERGED, raise_stopped
+from training.step_result import StepMetrics
 
 NAN = math.nan
 

@@ -23,7 +23,7 @@ from run_directory.run import Run
 from run_directory.run_settings import RunSettings
 from run_directory.weights import save_weights
 from settings.load import identity
-from training import first_checkpoint, setup
+from training import setup
 from training.first_checkpoint import describe_comparison
 from training.setup import step0_score
 
@@ -113,7 +113,7 @@ def load_prepared(folder: Path):
 def test_changed_parent_weights_are_detected(parent, tmp_path, monkeypatch, more):
     """The check reads the parent by another way than the branch: one weight moved on that way is an error,
     and so it is where losses cannot be compared since stretches are measured from elsewhere."""
-    real = first_checkpoint.load
+    real = Run.load
 
     def moved(*args, **more):
         found = real(*args, **more)
@@ -121,7 +121,7 @@ def test_changed_parent_weights_are_detected(parent, tmp_path, monkeypatch, more
             next(found.model.parameters())[101, 3] += 0.5
         return found
 
-    monkeypatch.setattr(first_checkpoint, "load", moved)
+    monkeypatch.setattr(Run, "load", moved)
     with pytest.raises(TrainingError, match="at step 0 the extension run scores "):
         trained(monkeypatch, f"parent.run={parent}", *LONGER, *more, "--run-dir", tmp_path / "x")
     assert find_checkpoint(tmp_path / "x") is None
@@ -173,10 +173,10 @@ def test_extension_resumes_without_parent(parent, tmp_path, monkeypatch):
     assert trained(monkeypatch, *overrides, *saving, "--run-dir", cut) == 0
     assert same(weights(cut), weights(whole)) and find_checkpoint(cut).step == 5
     assert about(cut)["lineage"] == about(whole)["lineage"]
-    for found in (read_exposure(cut), exposure_of(cut), exposure_of(cut, 5)):
+    for found in (read_exposure(cut), exposure_of(Run(cut)), exposure_of(Run(cut), 5)):
         assert found.distances.tolist() == read_exposure(whole).distances.tolist()
     (cut / "exposure.npz").unlink()
-    assert exposure_of(cut).positions.tolist() == [12 * 8 + 5 * 4] * 24 + [5 * 4] * 24
+    assert exposure_of(Run(cut)).positions.tolist() == [12 * 8 + 5 * 4] * 24 + [5 * 4] * 24
     assert Run.open(cut).load().settings.original_length == 24
     with pytest.raises(TrainingError, match=r"other settings.*\n.*model.position.scaling"):
         trained(monkeypatch, f"parent.run={parent_run}", *TUNE, "train_length=48", "--run-dir", cut)

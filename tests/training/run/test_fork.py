@@ -14,7 +14,8 @@ from errors import TrainingError
 from run_directory.allowed_changes import check_fork
 from run_directory.checkpoints import find_checkpoint, folder_of
 from run_directory.exposure import exposure_of
-from run_directory.run import Run, name_stem
+from run_directory.folder_name import name_stem
+from run_directory.run import Run
 from run_directory.run_settings import RunSettings
 from run_directory.weights import save_weights
 from settings.load import load_settings
@@ -95,7 +96,7 @@ def test_decay_fork_equals_run_with_same_budget(base, stem, tmp_path, capsys):
     )
     assert own["changed"] == ["training.tokens: 3072 → 2304"]
     # What it was shown is what the whole run was shown, read or counted again.
-    for shown in (read_exposure(decay), exposure_of(decay, 12), exposure_of(decay, 10)):
+    for shown in (read_exposure(decay), exposure_of(Run(decay), 12), exposure_of(Run(decay), 10)):
         assert shown.positions.tolist() == [shown.steps * 8] * 24
     assert read_exposure(decay).distances.tolist() == read_exposure(whole).distances.tolist()
 

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from errors import INTERRUPTED, REQUEUE
-from training.stop_requests import PATIENCE, Interrupts
+from training.stop_requests import HANDLING_TIME, StopRequests
 
 
 def send(*numbers: int) -> None:
@@ -33,7 +33,7 @@ def _all_as_before():
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
 def test_sigterm_before_first_step_exits_immediately(number, capsys):
     tidied = []
-    with pytest.raises(SystemExit) as caught, Interrupts():
+    with pytest.raises(SystemExit) as caught, StopRequests():
         try:
             send(number)
         finally:
@@ -46,7 +46,7 @@ def test_sigterm_before_first_step_exits_immediately(number, capsys):
 
 
 def test_sigint_before_first_step_raises_keyboard_interrupt():
-    with pytest.raises(KeyboardInterrupt), Interrupts():
+    with pytest.raises(KeyboardInterrupt), StopRequests():
         send(signal.SIGINT)
 
 
@@ -62,10 +62,10 @@ def test_sigint_before_first_step_raises_keyboard_interrupt():
     ],
 )
 def test_signal_after_first_step_is_deferred(numbers, status, received, capsys):
-    with Interrupts() as interrupts:
-        interrupts.begin_steps()
+    with StopRequests() as requests:
+        requests.begin_steps()
         send(*numbers)
-        assert (interrupts.status, interrupts.received) == (status, received)
+        assert (requests.status, requests.received) == (status, received)
     assert capsys.readouterr().err == ""
 
 
@@ -73,22 +73,22 @@ def test_ignored_sighup_stays_ignored():
     """nohup starts processes so."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with Interrupts() as interrupts:
-            interrupts.begin_steps()
+        with StopRequests() as requests:
+            requests.begin_steps()
             send(signal.SIGHUP)
-            assert interrupts.status == 0
+            assert requests.status == 0
     finally:
         signal.signal(signal.SIGHUP, before)
 
 
 DEAF = """
 import hashlib, signal, time
-from training.stop_requests import PATIENCE, Interrupts
-with Interrupts() as interrupts:
+from training.stop_requests import HANDLING_TIME, StopRequests
+with StopRequests() as requests:
     signal.signal(signal.SIGALRM, lambda *places: None)
     signal.setitimer(signal.ITIMER_REAL, 0.01)
-    time.sleep(1.5 * PATIENCE)  # of what others handle there is nothing to hear
-    interrupts.begin_steps()
+    time.sleep(1.5 * HANDLING_TIME)  # of what others handle there is nothing to hear
+    requests.begin_steps()
     print("at steps", flush=True)
     hashlib.pbkdf2_hmac("sha256", b"", b"", 10**9)
 """
@@ -101,10 +101,10 @@ def test_second_sigint_exits_blocked_process():
         assert process.stdout.readline() == "at steps\n", process.stderr.read()
         process.send_signal(signal.SIGINT)
         with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(1.5 * PATIENCE)  # the first one waits for the end of the step
+            process.wait(1.5 * HANDLING_TIME)  # the first one waits for the end of the step
         process.send_signal(signal.SIGINT)
         try:
-            assert process.wait(PATIENCE + 30) == INTERRUPTED
+            assert process.wait(HANDLING_TIME + 30) == INTERRUPTED
             assert process.stderr.read() == "interrupted\n"
         finally:
             process.kill()
@@ -112,8 +112,8 @@ def test_second_sigint_exits_blocked_process():
 
 FORKS = """
 import os, signal, time
-from training.stop_requests import PATIENCE, Interrupts
-with Interrupts() as interrupts:
+from training.stop_requests import HANDLING_TIME, StopRequests
+with StopRequests() as requests:
     child = os.fork()
     if not child:
         time.sleep(5)
@@ -121,8 +121,8 @@ with Interrupts() as interrupts:
     time.sleep(0.1)
     os.kill(child, signal.SIGTERM)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
-    time.sleep(1.5 * PATIENCE)
-    assert interrupts.received is None
+    time.sleep(1.5 * HANDLING_TIME)
+    assert requests.received is None
 """
 
 
