@@ -7,7 +7,7 @@ from pathlib import Path
 
 from errors import StudyError
 from studies.running.runner import gpus
-from studies.settings import StudySettings
+from studies.study_settings import StudySettings
 from training.config.command_line import parse
 from training.config.load import load_settings, split_arguments
 

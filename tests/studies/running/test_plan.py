@@ -9,7 +9,7 @@ from errors import ConfigError, StudyError
 from model import Transformer
 from studies.running.grid import cells_of, running_order
 from studies.running.plan import StudyPlanner
-from studies.settings import StudySettings
+from studies.study_settings import StudySettings
 from training.checkpoint.storage import save_checkpoint
 from training.config.load import dump, load_settings
 from training.config.settings import RunSettings

@@ -18,7 +18,7 @@ from studies.running.progress import _training
 from studies.running.records import data_order, equal_tokens
 from studies.running.slurm import indices, write_array
 from studies.running.texts import StudyTexts
-from studies.settings import StudySettings
+from studies.study_settings import StudySettings
 from tests.studies.conftest import ROOT
 from training.config.load import load_settings
 from training.config.settings import RunSettings
