@@ -18,9 +18,9 @@ from evaluation.scoring.methods import BUILTIN
 from evaluation.stores import haystacks
 from evaluation.tasks.items import draw_items
 from evaluation.tasks.settings import TaskEvaluationSettings
-from studies.running.grid import cells_of
+from studies.grid import cells_of
 from studies.running.plan import StudyPlanner
-from studies.settings import StudySettings
+from studies.study_settings import StudySettings
 from training.config.load import load_settings
 from training.config.settings import RunSettings
 

@@ -8,7 +8,7 @@ import pytest
 
 from errors import StudyError
 from studies.report.report import write_report
-from studies.running.records import VOLATILE
+from studies.running.cell_record import VOLATILE
 from tests.studies.conftest import ROOT, STUDY
 from tests.studies.forks import call
 from training.logging.metrics_file import read_metrics

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from errors import StudyError
-from studies.running.processes import KEPT_BYTES, CommandRunner, last_error, truncate_log
+from studies.running.commands import KEPT_BYTES, CommandRunner, last_error, truncate_log
 from studies.running.runner import lock_study
 from tests.studies.conftest import ROOT, command, environment
 from tests.studies.forks import call, forked, run, wait_until
@@ -141,7 +141,7 @@ HELD = (
 )
 def test_commands_exit_with_the_study(tmp_path):
     code = (
-        "import os, pathlib, sys; from studies.running.processes import CommandRunner; "
+        "import os, pathlib, sys; from studies.running.commands import CommandRunner; "
         f"CommandRunner().run(['-c', {HELD!r}, sys.argv[1]], pathlib.Path(sys.argv[2]), dict(os.environ))"
     )
     mark = tmp_path / "mark"
