@@ -23,9 +23,9 @@ from interop.export.parity import MULTIPLES
 from interop.export.weights import export_weights
 from interop.extras import load_extra
 from interop.runs import run_of
+from settings.script import Parser, run_main
 from training.logging.console import Console
 from training.run.directory import load
-from training.script import Parser, run_main
 
 
 def main() -> None:
