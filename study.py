@@ -2,7 +2,7 @@
 
     python study.py configs/studies/quick.yaml              train, evaluate and report
     python study.py configs/studies/quick.yaml              again: resume where it stopped
-    python study.py configs/studies/quick.yaml --report     rewrite the report from results.json
+    python study.py configs/studies/quick.yaml --report     write the report of the finished cells
     python study.py configs/studies/quick.yaml --dry-run    list the cells, the remaining work and time
     python study.py configs/studies/quick.yaml --jobs 4     run four cells at a time, on CPU or GPUs
     python study.py configs/studies/quick.yaml report.baseline=none      override a setting
@@ -40,7 +40,8 @@ A failed cell does not stop the others; the exit status is then 1. Overrides tak
 wherever they appear, so an override in `base` also takes precedence over the files of the grid.
 """
 
-from training.config.command_line import answer_quickly
+from settings.command_line import answer_quickly
+from settings.script import run_main
 
 if __name__ == "__main__":
     answer_quickly(__doc__)  # prints help and misspelled settings before torch is imported
@@ -53,6 +54,7 @@ from evaluate import kind_of
 from evaluation import read_methods
 from evaluation.scoring.methods import BUILTIN as METHODS
 from interop.runs import with_imported_parent
+from settings.load import dump
 from studies.grid import cells_of, running_order, select_cells
 from studies.options import parse_options
 from studies.report.report import write_report
@@ -64,9 +66,7 @@ from studies.running.plan import StudyPlanner
 from studies.running.progress import StudyProgress
 from studies.running.runner import StudyRunner, lock_study
 from studies.running.slurm import write_array
-from training.config.load import dump
 from training.logging.console import Console
-from training.script import run_main
 
 
 def main() -> int:

@@ -38,7 +38,7 @@ def test_nll_by_length_shows_means_and_seeds(draw, figures, table):
         seeds = table.seed_count(name)
         assert len(drawn[name].thin) == (seeds if seeds > 1 else 0) and not drawn[name].bars
         for seed, line in enumerate(drawn[name].thin):
-            own = [row for row in table.select("nll", name, seed=str(seed))]
+            own = list(table.select("nll", name, seed=str(seed)))
             close(line, [row.length for row in own], [row.value for row in own])
     texts = {end.name: end.value for end in ends(axes)}
     assert texts["learned"].endswith("at 256") and "↑" in texts["sinusoidal"]

@@ -10,6 +10,8 @@ import pytest
 from data import DataError
 from errors import StudyError
 from model import Transformer
+from run_directory.run_settings import RunSettings
+from settings.load import load_settings
 from studies.grid import GridCell
 from studies.results.stored import unfair_comparisons
 from studies.running import runner
@@ -19,8 +21,6 @@ from studies.running.progress import _training
 from studies.running.slurm import write_array
 from studies.study_settings import StudySettings
 from tests.studies.conftest import ROOT
-from training.config.load import load_settings
-from training.config.settings import RunSettings
 
 NOVELS = load_settings(StudySettings, [str(ROOT / "configs" / "studies" / "novels.yaml")])
 
