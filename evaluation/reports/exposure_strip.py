@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from data.sampling.exposure import Exposure
-from evaluation.reports.figures import COLOURS, INK, SOFT, STYLE, fix_ticks, grid, power_of_ten
+from evaluation.reports.charts import COLOURS, INK, SOFT, STYLE, fix_ticks, grid, power_of_ten
 
 # inches, of the strip and between it and the axes above
 HEIGHT = 0.95

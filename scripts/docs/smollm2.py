@@ -24,7 +24,7 @@ from matplotlib.figure import Figure
 from data.files import write_text
 from errors import EvaluationError
 from evaluation.reports.base import markdown_table, signed
-from evaluation.reports.figures import FigureText, save
+from evaluation.reports.charts import FigureText, save
 from evaluation.scoring.methods import TRAINED, TRUNCATE, name_of
 from studies.report.plots import DotEstimate, dots_figure
 from training.script import Parser, run_main

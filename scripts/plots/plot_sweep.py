@@ -23,7 +23,7 @@ from data.files import write_text
 from errors import StudyError
 from evaluation.comparable import comparable
 from evaluation.reports.base import markdown_table, write_table
-from evaluation.reports.figures import (
+from evaluation.reports.charts import (
     COLOURS,
     INK,
     MARKERS,

@@ -10,8 +10,8 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from evaluation.reports.figures import SOFT, Curve, FigureText, Panel, save
-from evaluation.reports.length_figures import ReferenceLines, joint_figure, plain
+from evaluation.reports.charts import SOFT, Curve, FigureText, Panel, save
+from evaluation.reports.length_charts import ReferenceLines, joint_figure, plain
 from studies.report import plots
 from studies.report.document import ReportFigure, counted, listed, note, seed_counts, signed, slug
 from studies.results.compare import StudyComparison

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import NullLocator
 
-from evaluation.reports.figures import (
+from evaluation.reports.charts import (
     COLOURS,
     DASHED,
     GRID,
@@ -29,7 +29,7 @@ from evaluation.reports.figures import (
     panels_figure,
     token_axis,
 )
-from evaluation.reports.length_figures import (
+from evaluation.reports.length_charts import (
     BAND,
     ReferenceLines,
     frame,

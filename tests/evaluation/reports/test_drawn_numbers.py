@@ -16,7 +16,7 @@ from evaluation.diagnostics import AttentionResult, generation_report
 from evaluation.diagnostics import figures as attention_figures
 from evaluation.diagnostics.generation import REAL
 from evaluation.diagnostics.weights import bucket_edges
-from evaluation.reports.figures import INK, Curve, FigureText, decimals, save
+from evaluation.reports.charts import INK, Curve, FigureText, decimals, save
 from evaluation.reports.loss_figures import draw_figures, length_figure
 from evaluation.scoring.methods import Method
 from evaluation.tasks.analysis import analyse_tasks

@@ -5,7 +5,7 @@ import pytest
 
 from data.sampling.exposure import Exposure
 from evaluation.reports.exposure_strip import add_strip, shares, thinned
-from evaluation.reports.figures import Curve, FigureText
+from evaluation.reports.charts import Curve, FigureText
 from evaluation.reports.loss_figures import length_figure
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from matplotlib.text import Text
 
 from evaluation.reports import loss_figures
-from evaluation.reports.figures import FAINT, INK, Curve, FigureText, spread, within
+from evaluation.reports.charts import FAINT, INK, Curve, FigureText, spread, within
 from evaluation.reports.loss_figures import length_figure
 
 

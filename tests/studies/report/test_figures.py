@@ -8,8 +8,8 @@ import pytest
 from matplotlib import colormaps
 from matplotlib.colors import to_hex
 
-from evaluation.reports.figures import Curve, FigureText
-from evaluation.reports.length_figures import ReferenceLines, joint_figure
+from evaluation.reports.charts import Curve, FigureText
+from evaluation.reports.length_charts import ReferenceLines, joint_figure
 from scripts.plots import plot_sweep
 from studies.report import figures as drawings
 from studies.report.figures import FigureBuilder

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from evaluation.reports.figures import (
+from evaluation.reports.charts import (
     SOFT,
     WIDTH,
     Curve,
