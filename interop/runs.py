@@ -25,10 +25,10 @@ from interop.checkpoint import ForeignCheckpoint
 from interop.gguf import read_gguf
 from interop.huggingface.folder import read_folder
 from interop.huggingface.hub import download
+from run_directory.run_settings import RunSettings
+from run_directory.training_settings import TrainingSettings, ValidationSettings
+from settings.load import setting_before_validation
 from training.checkpoint.storage import save_checkpoint
-from training.config.load import setting_before_validation
-from training.config.settings import RunSettings, TrainingSettings
-from training.config.trainer_settings import ValidationSettings
 from training.logging.console import Console
 from training.run.directory import create_run, is_run
 

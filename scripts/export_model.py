@@ -26,9 +26,9 @@ from interop.export.weights import export_weights
 from interop.extras import load_extra
 from interop.gguf.export import export_gguf
 from interop.runs import run_of
+from settings.script import Parser, run_main
 from training.logging.console import Console
 from training.run.directory import load
-from training.script import Parser, run_main
 
 # format -> package that it requires
 EXTRAS = {"hf": "transformers", "gguf": "gguf", "safetensors": None}

@@ -325,10 +325,7 @@ def reach(result: AttentionResult, method: str, lengths: list[int]) -> Figure:
     panels = []
     for layer in range(len(result.layer_kinds)):
         values = np.array(
-            [
-                result.seen[method, n].values["reach_90"][:, layer].mean(0).tolist()
-                for n in lengths
-            ]
+            [result.seen[method, n].values["reach_90"][:, layer].mean(0).tolist() for n in lengths]
         )  # (lengths, heads)
         lines = [
             Curve("" if head else "one head", lengths, of_head, COLOURS[0], width=1.0)

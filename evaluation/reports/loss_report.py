@@ -29,7 +29,10 @@ MANY = 10**7  # units: a larger number is not useful advice
 
 
 def loss_report(
-    result: EvaluationResult, analysis: Analysis, name: str = "loss", exposure: Exposure | None = None
+    result: EvaluationResult,
+    analysis: Analysis,
+    name: str = "loss",
+    exposure: Exposure | None = None,
 ) -> EvaluationReport:
     """The report; `exposure` in training is drawn below the figure."""
     figure = by_position_figure if analysis.buckets else by_length_figure

@@ -18,15 +18,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 
 from data.files import write_text
-from evaluation.reports.base import markdown_table
+from evaluation.reports.results_table import markdown_table
 from model import ModelSettings, Transformer
 from model.block import Checkpointing
-from training.config.load import load_settings
-from training.config.settings import RunSettings
+from run_directory.run_settings import RunSettings
+from settings.load import load_settings
+from settings.script import Parser, run_main
 from training.run.hardware import RECOMPUTED, USUAL_SHARE
 from training.run.memory import FLOAT, HALF, MemoryLayout, activations
 from training.run.memory import memory as memory_of
-from training.script import Parser, run_main
 
 ROOT = Path(__file__).resolve().parents[2]
 TARGET = ROOT / "docs" / "scaling.md"

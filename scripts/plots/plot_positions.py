@@ -29,15 +29,15 @@ from typing import Any, cast
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # allows running from any directory
 
 from errors import ConfigError
-from evaluation.reports.base import write_table
 from evaluation.reports.charts import save
+from evaluation.reports.results_table import write_table
 from evaluation.schemes.curves import SchemeShape
 from evaluation.schemes.figures import FIGURES, FigureRequest
 from model.position import PositionalScheme
-from training.config.yaml_io import parse_yaml
+from settings.script import Parser, run_main
+from settings.yaml_io import parse_yaml
 from training.logging.console import Console
 from training.run.directory import load
-from training.script import Parser, run_main
 
 OUT = Path(__file__).resolve().parents[2] / "docs" / "figures" / "positions"
 NUMBERS = {  # option -> type, least value, default, metavar, help

@@ -22,7 +22,6 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from data.files import write_text
 from errors import StudyError
 from evaluation.comparable import comparable
-from evaluation.reports.base import markdown_table, write_table
 from evaluation.reports.charts import (
     COLOURS,
     INK,
@@ -33,10 +32,11 @@ from evaluation.reports.charts import (
     panels_figure,
     save,
 )
+from evaluation.reports.results_table import markdown_table, write_table
+from settings.script import Parser, run_main
 from studies.report.document import counted
 from studies.results.losses import read_losses
 from studies.results.stored import RESULTS, SEED, StoredStudy, read_results, read_study
-from training.script import Parser, run_main
 
 # by variant and line: NLL by value (rows, ascending) and seed
 Sweeps = dict[str, dict[str, pd.DataFrame]]

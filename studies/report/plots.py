@@ -35,9 +35,9 @@ from evaluation.reports.length_charts import (
     frame,
     limits_of,
     padded,
-    plain,
     set_scale,
 )
+from evaluation.reports.text import plain
 from studies.report.document import signed
 
 WIDTH = 6.0  # inches; on a phone 390 pixels wide, 8-point text is 7 pixels high

@@ -5,11 +5,11 @@ import torch
 
 from model import TokenPositions, Transformer
 from model.block import Checkpointing
+from run_directory.run_settings import RunSettings
 from scripts.docs import scaling
 from scripts.docs.scaling import GPUS, MemoryLayout, ModelShape
+from settings.load import load_settings
 from tests.training.distributed.test_simulated import SMALL, simulations
-from training.config.load import load_settings
-from training.config.settings import RunSettings
 from training.run.memory import block_parameters
 
 

@@ -7,6 +7,8 @@ from types import MethodType, SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from evaluation.reports.loss_figures import draw_figures, length_figure
+from evaluation.tasks.figures import draw_task_figures
 from matplotlib import colormaps
 from matplotlib.colors import to_hex
 from scipy import stats
@@ -17,10 +19,8 @@ from evaluation.diagnostics import figures as attention_figures
 from evaluation.diagnostics.generation import REAL
 from evaluation.diagnostics.weights import bucket_edges
 from evaluation.reports.charts import INK, Curve, FigureText, decimals, save
-from evaluation.reports.loss_figures import draw_figures, length_figure
 from evaluation.scoring.methods import Method
 from evaluation.tasks.analysis import analyse_tasks
-from evaluation.tasks.figures import draw_task_figures
 from tests.artists import close, dashed, ends, labelled, levels, lines, named, points, shown
 from tests.evaluation.tasks.test_session import answered, retriever
 

@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
+from evaluation.reports.loss_figures import length_figure
 
 from data.sampling.exposure import Exposure
-from evaluation.reports.exposure_strip import add_strip, shares, thinned
 from evaluation.reports.charts import Curve, FigureText
-from evaluation.reports.loss_figures import length_figure
+from evaluation.reports.exposure_strip import add_strip, shares, thinned
 
 
 def plain(length: int, steps: int, first: int = 0) -> Exposure:

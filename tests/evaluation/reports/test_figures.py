@@ -2,13 +2,13 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from evaluation.reports.loss_figures import length_figure
 from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.text import Text
 
 from evaluation.reports import loss_figures
 from evaluation.reports.charts import FAINT, INK, Curve, FigureText, spread, within
-from evaluation.reports.loss_figures import length_figure
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=12), st.floats(0.01, 0.1))

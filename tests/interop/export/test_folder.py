@@ -21,11 +21,11 @@ from interop.export.parity import parity_lengths
 from interop.extras import load_extra
 from interop.gguf.reading.file import GGUFFile
 from interop.runs import write_run
+from run_directory.optimizer_settings import EmaSettings
 from scripts import export_model
 from tests.byte_runs import byte_run
 from tests.corpora import STORIES, needs_stories
 from training.checkpoint.storage import save_checkpoint
-from training.config.optimizer_settings import EmaSettings
 from training.optim.ema import EMA
 from training.run.directory import load
 

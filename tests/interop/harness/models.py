@@ -16,10 +16,10 @@ from data.settings import DataSettings
 from data.tokenizers import ByteTokenizer
 from interop.runs import find_source, write_run
 from model import ModelSettings, Transformer
+from run_directory.run_settings import RunSettings
 from tests.corpora import STORIES
 from tests.model.llama import as_llama
 from training.checkpoint.storage import save_checkpoint
-from training.config.settings import RunSettings
 from training.run.directory import create_run, load
 
 LENGTH = 96

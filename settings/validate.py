@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from training.config.schema import LIMITS, SUFFIXED, SchemaNode, leaves, walk
-from training.config.yaml_io import kind_of, show
+from settings.schema import LIMITS, SUFFIXED, SchemaNode, leaves, walk
+from settings.yaml_io import kind_of, show
 
 MAX_LISTED = 12  # settings of a group that a message lists
 _SUFFIX_POWERS = {"k": 3, "K": 3, "M": 6, "B": 9, "G": 9, "T": 12}

@@ -10,11 +10,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from errors import ConfigError
-from training.config.help import describe_setting, named_settings
-from training.config.load import SettingsLayers, is_override, setting_before_validation
-from training.config.schema import FOLDER, SchemaNode, defaults, read_schema
-from training.config.yaml_io import read_yaml
-from training.script import Parser, run_main
+from settings.help import describe_setting, named_settings
+from settings.load import SettingsLayers, is_override, setting_before_validation
+from settings.schema import FOLDER, SchemaNode, defaults, read_schema
+from settings.script import Parser, run_main
+from settings.yaml_io import read_yaml
 
 METHODS = FOLDER.parent / "evaluation" / "methods.yaml"
 # schemas of evaluate.py, by protocol

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from errors import ConfigError
-from training.config.schema import SchemaNode, leaves, walk
-from training.config.yaml_io import show
+from settings.schema import SchemaNode, leaves, walk
+from settings.yaml_io import show
 
 
 def named_settings(schemas: Sequence[SchemaNode], arguments: Iterable[str]) -> list[str]:

@@ -6,9 +6,9 @@ import re
 import pytest
 
 from scripts.docs.make_schema import CLASSES
-from tests.training.config.toy import Root
-from training.config.load import SettingsLayers
-from training.config.schema import FOLDER, defaults, read_schema, schema_of, schema_text
+from settings.load import SettingsLayers
+from settings.schema import FOLDER, defaults, read_schema, schema_of, schema_text
+from tests.settings.toy import Root
 
 CONFIGS = FOLDER.parent
 FILES = sorted(file for file in CONFIGS.rglob("*.yaml") if file.parent.name != "accelerate")

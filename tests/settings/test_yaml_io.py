@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from errors import ConfigError
-from training.config.yaml_io import parse_yaml, read_yaml, write_yaml
+from settings.yaml_io import parse_yaml, read_yaml, write_yaml
 
 
 @pytest.mark.parametrize(

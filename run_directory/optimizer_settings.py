@@ -4,8 +4,17 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from errors import StrictSettings
-from training.config.trainer_settings import ShareOrSteps, optional, setting, share_or_steps
+from settings.fields import StrictSettings, optional, setting
+
+
+def share_or_steps(value: float) -> float:
+    """Raise ValueError unless `value` is a share below 1 or a whole number of steps."""
+    if value >= 1 and value != int(value):
+        raise ValueError(f"{value:g} is neither a share (below 1) nor a whole number of steps")
+    return value
+
+
+ShareOrSteps = Annotated[float, AfterValidator(share_or_steps)]
 
 
 class RoleSettings(StrictSettings):

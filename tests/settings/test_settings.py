@@ -3,8 +3,8 @@
 import pytest
 
 from errors import ConfigError
-from training.config.load import apply_overrides, dropped_settings, dump, identity, load_settings
-from training.config.settings import RunSettings
+from run_directory.run_settings import RunSettings
+from settings.load import apply_overrides, dropped_settings, dump, identity, load_settings
 
 
 @pytest.mark.parametrize(

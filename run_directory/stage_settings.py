@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from data.sampling.segments import Segment
-from errors import StrictSettings
-from training.config.trainer_settings import ShareOrSteps, setting
+from run_directory.optimizer_settings import ShareOrSteps
+from settings.fields import StrictSettings, setting
 
 
 class StageSettings(StrictSettings):

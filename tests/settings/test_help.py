@@ -9,13 +9,13 @@ import pytest
 from pydantic import BaseModel, Field
 
 from errors import ConfigError, TrainingError
-from tests.training.config.toy import Root
-from training.config.command_line import COMMON, EXAMPLES, SCHEMAS, help_page, parse
-from training.config.help import describe_setting, named_settings
-from training.config.schema import leaves, read_schema, schema_of
-from training.config.settings import RunSettings
+from run_directory.run_settings import RunSettings
+from settings.command_line import COMMON, EXAMPLES, SCHEMAS, help_page, parse
+from settings.help import describe_setting, named_settings
+from settings.schema import leaves, read_schema, schema_of
+from tests.settings.toy import Root
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 RUN = [schema_of(RunSettings)]
 
 
@@ -137,7 +137,7 @@ def test_the_temperature_of_generate():
 # One interpreter that imports nothing else, and a fork of it for each command line.
 CODE = """
 import json, os, sys
-from training.config.command_line import answer_quickly
+from settings.command_line import answer_quickly
 folder, statuses = sys.argv[1], []
 for n, arguments in enumerate(json.loads(sys.argv[2])):
     child = os.fork()

@@ -9,9 +9,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 
-from data.files import is_disk_full
-from errors import TrainingError, UserError
-from training.logging.console import printable
+from errors import TrainingError, UserError, is_disk_full, printable
 
 
 class _Droppable(io.FileIO):

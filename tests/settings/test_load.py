@@ -9,8 +9,8 @@ from pydantic import Field
 
 from errors import ConfigError
 from model import SCHEMES
-from tests.training.config.toy import Alibi, Root, Rope, S, Yarn
-from training.config.load import (
+from run_directory.run_settings import RunSettings
+from settings.load import (
     apply_overrides,
     differences,
     dump,
@@ -19,9 +19,9 @@ from training.config.load import (
     merge,
     split_arguments,
 )
-from training.config.schema import leaves, schema_of
-from training.config.settings import RunSettings
-from training.config.validate import ALIASES, RENAMED
+from settings.schema import leaves, schema_of
+from settings.validate import ALIASES, RENAMED
+from tests.settings.toy import Alibi, Root, Rope, S, Yarn
 
 
 def complaint(*overrides, cls=Root):

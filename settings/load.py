@@ -17,9 +17,9 @@ from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
 from errors import ConfigError
-from training.config.schema import SchemaNode, defaults, leaves, schema_of
-from training.config.validate import MAX_LISTED, SettingsProblem, check, closest, from_pydantic
-from training.config.yaml_io import parse_yaml, read_yaml, write_yaml
+from settings.schema import SchemaNode, defaults, leaves, schema_of
+from settings.validate import MAX_LISTED, SettingsProblem, check, closest, from_pydantic
+from settings.yaml_io import parse_yaml, read_yaml, write_yaml
 
 S = TypeVar("S", bound=BaseModel)
 _DOTTED = re.compile(r"^([A-Za-z_][\w-]*(?:\.[\w-]+)*)=(.*)$", re.DOTALL)

@@ -1,35 +1,19 @@
-"""Settings of checkpoints, parallelism, validation, logging and step guards."""
+"""Settings of training: checkpoints, parallelism, validation, logging and step guards."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from errors import StrictSettings
-
-
-def setting(default: Any, description: str, **limits: Any) -> Any:
-    """A field with its description."""
-    return Field(default=default, description=description, **limits)
-
-
-def free(default: Any, description: str, **limits: Any) -> Any:
-    """A field that may change on resume."""
-    return setting(default, description, json_schema_extra={"may_change": True}, **limits)
-
-
-def optional(description: str, default: Any = None, **limits: Any) -> Any:
-    """A field that counts in the identity of a run only where it differs from its default."""
-    return setting(default, description, json_schema_extra={"counts_if_changed": True}, **limits)
-
-
-def share_or_steps(value: float) -> float:
-    """Raise ValueError unless `value` is a share below 1 or a whole number of steps."""
-    if value >= 1 and value != int(value):
-        raise ValueError(f"{value:g} is neither a share (below 1) nor a whole number of steps")
-    return value
-
-
-ShareOrSteps = Annotated[float, AfterValidator(share_or_steps)]
+from run_directory.optimizer_settings import (
+    AdamWSettings,
+    CosineSchedule,
+    EmaSettings,
+    OptimizerSettings,
+    ScheduleSettings,
+    ShareOrSteps,
+)
+from run_directory.stage_settings import StageSettings
+from settings.fields import StrictSettings, free, optional, setting
 
 
 class CheckpointSettings(StrictSettings):
@@ -189,3 +173,84 @@ class ProfileSettings(StrictSettings):
 
     start: int = free(10, "steps of the run before the first traced one", ge=0)
     steps: int = free(3, "number of traced steps", ge=1, le=100)
+
+
+class TrainingSettings(StrictSettings):
+    """Optimization, validation and logging."""
+
+    tokens: int = setting(2_000_000, "budget: target tokens of the whole run, e.g. 200M", ge=1)
+    batch_size: int = setting(32, "sequences per optimizer step, over all devices", ge=1)
+    micro_batch_size: int | None = free(
+        None,
+        "sequences of train_length per device and forward pass; null: all of a step. Shorter stages use "
+        "as many tokens",
+        ge=1,
+    )
+    optimizer: OptimizerSettings = setting(AdamWSettings(), "optimizer of the weights")
+    lr_schedule: ScheduleSettings = setting(
+        CosineSchedule(), "learning rate as a function of the step"
+    )
+    stages: list[StageSettings] = optional(
+        "stages of the run, in order: window length, batch size, overrides of the positional scheme; "
+        "empty: one stage",
+        default=[],
+    )
+    grad_clip: float | None = setting(
+        1.0, "maximum norm of the whole gradient; null: no clipping", gt=0
+    )
+    on_nonfinite: NonFiniteSettings = free(
+        StopOnNonFinite(), "what to do if the loss or gradient of a step is not finite"
+    )
+    on_spike: SpikeSettings | None = optional("skip steps with a loss spike; null: apply them")
+    z_loss: float | None = optional(
+        "coefficient of (ln Z)² in the gradients, 1e-4 in PaLM (arXiv:2204.02311); reported losses exclude "
+        "it; null: none",
+        gt=0,
+    )
+    ema: EmaSettings | None = optional(
+        "a mean of the weights, for validation, samples, evaluate.py and generate.py; null: none"
+    )
+    precision: Literal["auto", "float32", "bfloat16", "float64"] = setting(
+        "auto", "auto: bfloat16 autocast on a GPU that has it, float32 elsewhere"
+    )
+    compile: bool | None = free(
+        None,
+        "torch.compile: a minute at the start, faster steps after it; null: on GPUs, not on CPUs",
+    )
+    parallel: ParallelSettings = free(ParallelSettings(), "how processes share the run")
+    rank_timeout: float = free(
+        1800.0,
+        "seconds without progress after which a process counts as lost and all others exit; longer than "
+        "the slowest step, compiling included",
+        gt=0,
+    )
+    num_threads: int | None = free(None, "CPU threads; null: as torch decides", ge=1)
+    log_interval: int = free(
+        10, "steps between lines on the terminal, and between rates in metrics.jsonl", ge=1
+    )
+    checkpoint: CheckpointSettings = setting(
+        CheckpointSettings(), "when to save checkpoints, and which to keep"
+    )
+    validation: ValidationSettings = setting(ValidationSettings(), "held-out loss during training")
+    samples: SampleSettings = setting(SampleSettings(), "text generated during training")
+    wandb: WandbSettings = setting(WandbSettings(), "logging to Weights & Biases")
+    tensorboard: bool = free(False, "write the metrics as TensorBoard files to the run directory")
+    profile: ProfileSettings | None = free(None, "trace some steps with torch.profiler; null: none")
+
+    @model_validator(mode="after")
+    def _intervals_and_sizes_agree(self) -> "TrainingSettings":
+        c = self.checkpoint
+        v = self.validation
+        if c.best is not None and c.best not in v.multiples:
+            raise ValueError(
+                f"checkpoint.best = {c.best} is not measured: add it to validation.multiples"
+            )
+        if c.best is not None and c.interval and (not v.interval or c.interval % v.interval):
+            fix = f"make it a multiple of validation.interval ({v.interval})"
+            raise ValueError(
+                f"checkpoint.best requires a validation at each checkpoint, every {c.interval} steps: "
+                f"{fix if v.interval else 'set validation.interval'}"
+            )
+        if (size := self.micro_batch_size) is not None and size > self.batch_size:
+            raise ValueError(f"micro_batch_size {size} is larger than batch_size {self.batch_size}")
+        return self

@@ -15,7 +15,7 @@ from typing import Any, cast
 from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema
 
-FOLDER = Path(__file__).resolve().parents[2] / "configs" / "schema"
+FOLDER = Path(__file__).resolve().parents[1] / "configs" / "schema"
 SUFFIXED = r"^([-+]?[0-9][0-9_]*(?:\.[0-9]+)?|[-+]?\.[0-9]+)\s?([kKMBGT])$"  # 200M, 1.5B
 LIMITS: dict[str, tuple[str, Callable[[float, float], bool]]] = {  # and when a value is outside
     "exclusiveMinimum": ("greater than", operator.le),
