@@ -438,8 +438,8 @@ def by_position_figure(result: EvaluationResult, analysis: Analysis) -> Figure:
 def _note(result: EvaluationResult, analysis: Analysis, curves: list[Curve]) -> str:
     if not any(np.greater(curve.high, curve.low).any() for curve in curves):
         return ""
-    level = f"{100 * result.settings.confidence:g}%"
-    return f"Bars: {level} intervals over {analysis.unit_kind}s of the paired difference from the dashed line."
+    intervals = f"{100 * result.settings.confidence:g}% intervals over {analysis.unit_kind}s"
+    return f"Bars: {intervals} of the paired difference from the dashed line."
 
 
 def styled(curves: Sequence[Curve]) -> list[Curve]:
