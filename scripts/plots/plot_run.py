@@ -12,8 +12,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from evaluation.reports.base import write_table
-from evaluation.reports.figures import save
+from evaluation.reports.charts import save
+from evaluation.reports.results_table import write_table
 from settings.script import Parser, run_main
 from studies.report.training_figure import training_figure
 from studies.results.training_curves import csv_records, differences, names_of, read_curves

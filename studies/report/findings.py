@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from evaluation.reports.length_figures import plain
+from evaluation.reports.text import counted, listed, plain, signed
 from evaluation.statistics.intervals import FEW_BELOW, POINTS_ONLY_BELOW
 from evaluation.statistics.seeds import CLAIM_SEEDS
-from studies.report.document import counted, listed, signed
 from studies.report.notes import note, seed_counts
 from studies.results.loss_comparison import LossComparison
 from studies.results.table import StudyResult

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import yaml
 
-from studies.report.document import counted
+from evaluation.reports.text import counted
 from studies.results.loss_comparison import LossComparison
 
 _FILE = Path(__file__).with_name("templates") / "texts.yaml"

@@ -10,7 +10,7 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from evaluation.reports.figures import (
+from evaluation.reports.charts import (
     COLOURS,
     DASHED,
     GRID,
@@ -24,16 +24,15 @@ from evaluation.reports.figures import (
     mark,
     panels_figure,
 )
-from evaluation.reports.length_figures import (
+from evaluation.reports.length_charts import (
     BAND,
     ReferenceLines,
     frame,
     limits_of,
     padded,
-    plain,
     set_scale,
 )
-from studies.report.document import signed
+from evaluation.reports.text import plain, signed
 
 WIDTH = 6.0  # inches; on a phone 390 pixels wide, 8-point text is 7 pixels high
 # COLOURS without its grey, then dark colors of Tol's muted set; markers differ as well.

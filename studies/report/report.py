@@ -11,18 +11,11 @@ from pathlib import Path
 import yaml
 
 from data.files import write_text
-from evaluation.reports.base import write_table
+from evaluation.reports.document import Block, BulletList, CodeBlock, ReportDocument, ReportSection
+from evaluation.reports.results_table import write_table
+from evaluation.reports.text import counted, listed
 from studies.report import findings
 from studies.report import report_tables as tables
-from studies.report.document import (
-    Block,
-    BulletList,
-    CodeBlock,
-    ReportDocument,
-    ReportSection,
-    counted,
-    listed,
-)
 from studies.report.notes import TEXTS, note
 from studies.report.study_figures import StudyFigures
 from studies.results.loss_comparison import LossComparison, derive

@@ -4,17 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import attrgetter
 
-from evaluation.reports.length_figures import plain
-from studies.report.document import (
-    NONE,
-    Cell,
-    ReportTable,
-    TableCell,
-    counted,
-    signed,
-    with_ends,
-)
+from evaluation.reports.document import NONE, Cell, ReportTable, TableCell
+from evaluation.reports.text import counted, percent, plain, signed
 from studies.report.notes import note
 from studies.report.study_figures import MEASURES
 from studies.results.loss_comparison import INCONCLUSIVE, SEEN, UNSEEN, LossComparison
@@ -69,8 +62,8 @@ def _at(metric: str, lengths: Iterable[int]) -> dict[str, tuple]:
 def _toned(row: StudyResult, positive: str = "better", negative: str = "worse") -> TableCell:
     """The interval, colored by its sign if it excludes zero."""
     if row.low > 0:
-        return TableCell(with_ends(row), positive)
-    return TableCell(with_ends(row), negative if row.high < 0 else "")
+        return TableCell(row.text, positive)
+    return TableCell(row.text, negative if row.high < 0 else "")
 
 
 def overview(table: LossComparison) -> ReportTable:
@@ -98,7 +91,7 @@ def overview(table: LossComparison) -> ReportTable:
             "held to": TableCell(f"{held:,.0f}", "held") if held else NONE,
             "broken at": TableCell(f"{broken:,.0f}", "broken") if broken else NONE,
             "longest length": f"{longest:,}" if longest else NONE,
-            "change at longest": with_ends(change) if is_beyond else NONE,
+            "change at longest": change.text if is_beyond and change else NONE,
             "gain over truncation": _toned(gain) if is_beyond and gain else NONE,
             "context reach": reached if table.claims(name) else NONE,
         }
@@ -127,7 +120,7 @@ def verdicts(table: LossComparison) -> ReportTable:
     """The verdict and the change at every length beyond the trained length."""
 
     def write(row: StudyResult) -> TableCell:
-        return TableCell(f"{MARK[row.verdict]} {with_ends(row)}", row.verdict.split()[0])
+        return TableCell(f"{MARK[row.verdict]} {row.text}", row.verdict.split()[0])
 
     title = f"Change relative to the trained length {table.trained_length:,}, and the verdict"
     columns = _at("delta", table.losses.longer)
@@ -145,7 +138,7 @@ def steps(table: LossComparison) -> ReportTable:
     steps = dict.fromkeys((row.length, row.where) for row in table.select("step_gain", where=None))
     columns = {f"{a:,} → {where[0]:,}": ("step_gain", a, where) for a, where in steps}
     title = "Gain of each step to a longer context"
-    return _matrix(title, table, columns, with_ends, note("steps"))
+    return _matrix(title, table, columns, attrgetter("text"), note("steps"))
 
 
 def sample_needed(table: LossComparison) -> ReportTable:
@@ -187,21 +180,15 @@ def seen_units(table: LossComparison) -> ReportTable:
         f"{counted(seen, kind)} inside": ("gain", longest, SEEN),
     }
     title = f"Gain over truncation at {longest:,}, outside and inside the training data"
-    return _matrix(title, table, columns, with_ends, note("seen"))
-
-
-def percent(row: StudyResult) -> str:
-    """`90% [80%, 97%]`; the interval is clipped to 0–100%."""
-    if math.isnan(row.low):
-        return f"{row.value:.0%}"
-    return f"{row.value:.0%} [{max(row.low, 0.0):.0%}, {min(row.high, 1.0):.0%}]"
+    return _matrix(title, table, columns, attrgetter("text"), note("seen"))
 
 
 def accuracy(table: ResultsTable) -> ReportTable:
     """Accuracy of a task at every length."""
 
     def write(row: StudyResult) -> TableCell:
-        return TableCell(percent(row), "held" if row.verdict == ABOVE_CHANCE else "")
+        text = percent(row.value, max(row.low, 0.0), min(row.high, 1.0))
+        return TableCell(text, "held" if row.verdict == ABOVE_CHANCE else "")
 
     columns = _at("accuracy", sorted({row.length for row in table.select("accuracy")}))
     text = f"Chance: {table.facts['chance']:.0%}; shaded: significantly above."

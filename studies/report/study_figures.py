@@ -9,9 +9,10 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from evaluation.reports.figures import SOFT, Curve, FigureText, Panel, save
-from evaluation.reports.length_figures import TOKENS, ReferenceLines, joint_figure, plain
-from studies.report.document import ReportFigure, counted, signed, slug
+from evaluation.reports.charts import SOFT, Curve, FigureText, Panel, save
+from evaluation.reports.document import ReportFigure, slug
+from evaluation.reports.length_charts import TOKENS, ReferenceLines, length_chart
+from evaluation.reports.text import counted, plain, signed
 from studies.report.notes import note, seed_counts
 from studies.report.plots import (
     OTHERS,
@@ -258,7 +259,7 @@ class StudyFigures:
         number: Callable[[float, int], str] = plain,
     ) -> ReportFigure:
         """One chart of lines. `number`: prints a value with so many digits."""
-        figure = joint_figure(curves, marks, text, y, seeds=seeds, x=x, width=WIDTH, number=number)
+        figure = length_chart(curves, marks, text, y, seeds=seeds, x=x, width=WIDTH, number=number)
         return self._add(table, stem, figure, text, more)
 
     def _add(

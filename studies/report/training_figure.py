@@ -10,8 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from evaluation.reports.figures import DASHED, Curve, FigureText, Panel, panels_figure
-from studies.report.document import listed
+from evaluation.reports.charts import DASHED, Curve, FigureText, Panel, panels_figure
+from evaluation.reports.text import listed
 from studies.report.plots import PALETTE, SHAPES, WIDTH, styles_of
 from studies.results.training_curves import TrainingCurves, differences
 

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from evaluation.reports.base import finite
+from evaluation.reports.results_table import finite
+from evaluation.reports.text import with_ends
 from evaluation.statistics.seeds import SeedInterval
 from studies.results.stored import Group, StoredStudy, StudyVariant
 
@@ -45,6 +46,11 @@ class StudyResult:
     @property
     def high(self) -> float:
         return math.nan if self.interval is None else self.interval.high
+
+    @property
+    def text(self) -> str:
+        """`+0.011 [−0.012, +0.034]`; without brackets for a point estimate."""
+        return with_ends(self.value, self.low, self.high)
 
     @property
     def half(self) -> float:

@@ -9,10 +9,10 @@ import torch
 from data import PreparedData
 from data.files import read_object
 from evaluation import EvaluationSettings, EvaluationText
+from evaluation.reports.text import counted
 from evaluation.scoring.methods import TRAINED, TRUNCATE
 from evaluation.scoring.plan import make_plan
 from model import Transformer, find_device
-from studies.report.document import counted
 from studies.running.cell_record import CellRecord, flops_of, last_checkpoint
 from studies.running.corpora import StudyCorpora
 from studies.running.plan import PlannedCell, PlannedEvaluation

@@ -14,13 +14,13 @@ from typing import Any
 from data import DataError, DataSettings, prepared_folder
 from errors import StudyError, TrainingError
 from evaluation import EvaluationError, EvaluationSettings, resolve_methods
+from evaluation.reports.text import counted
 from evaluation.scoring.methods import TRAINED
 from evaluation.settings import MeasurementSettings
 from model import ModelError
 from run_directory.run_settings import RunSettings
 from settings.load import differences, load_settings
 from studies.grid import GridCell
-from studies.report.document import counted
 from studies.results.stored import SCHEME
 from studies.study_settings import EvaluationEntry, StudySettings, matches
 from training.position_overrides import override

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from evaluation.reports.figures import Curve, FigureText
-from evaluation.reports.length_figures import ReferenceLines, joint_figure
+from evaluation.reports.charts import Curve, FigureText
+from evaluation.reports.length_charts import ReferenceLines, length_chart
 from studies.report.report import other_section
 from studies.report.study_figures import MEASURES, StudyFigures
 from studies.results.other_evaluations import read_other
@@ -101,7 +101,7 @@ def test_symlog_ticks_cover_the_data_without_crowding(span):
     """At least three ticks lie where the lines are, none crowded by another."""
     low, high = span
     line = Curve("a", [256.0, 512.0, 1024.0], [0.0, low, high])
-    (axes,) = joint_figure([line], ReferenceLines(256, band=0.02), FigureText("t", "s"), "y").axes
+    (axes,) = length_chart([line], ReferenceLines(256, band=0.02), FigureText("t", "s"), "y").axes
     ticks = axes.get_yticks()
     inside = [tick for tick in ticks if min(low, 0) - 0.02 <= tick <= max(high, 0) + 0.02]
     assert len(inside) >= 3 and 0 in inside

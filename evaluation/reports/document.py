@@ -6,13 +6,12 @@ HTML is one file without scripts or requests; Markdown refers to figures as figu
 from __future__ import annotations
 
 import base64
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
@@ -29,6 +28,11 @@ class TableCell(NamedTuple):
 
 Cell = TableCell | str
 NONE = TableCell("—", "faint")
+
+
+def verdict_cell(word: str) -> TableCell:
+    """The word of a verdict in its color."""
+    return TableCell(word, word if word in ("held", "broken", "inconclusive") else "")
 
 
 @dataclass(frozen=True)
@@ -53,11 +57,13 @@ class ReportTable:
 
 @dataclass(frozen=True)
 class ReportFigure:
-    """A figure stored as `file`.png and .svg. `alt`: alternative text."""
+    """A figure stored as `file`.png and .svg. `alt`: alternative text; `link`: its path from the
+    Markdown file, `figures/NAME` by default."""
 
     file: Path
     caption: str
     alt: str
+    link: str = ""
     kind: ClassVar = "figure"
 
     @property
@@ -111,32 +117,6 @@ class ReportDocument:
     def markdown(self) -> str:
         text = _template("report.md.j2", autoescape=False).render(d=self)
         return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
-
-
-def signed(value: float, digits: int = 3) -> str:
-    """`+0.012` or `−0.012`, no sign for zero."""
-    rounded = round(value, digits)
-    return f"{rounded:+.{digits}f}".replace("-", "−") if rounded else f"{0:.{digits}f}"
-
-
-def with_ends(row: Any) -> str:
-    """`+0.011 [−0.012, +0.034]`; without brackets for a point estimate, '' for None."""
-    if row is None:
-        return ""
-    if math.isnan(row.low):
-        return signed(row.value)
-    return f"{signed(row.value)} [{signed(row.low)}, {signed(row.high)}]"
-
-
-def listed(items: Sequence[str], last: str = "and") -> str:
-    """`a, b and c`."""
-    if len(items) < 2:
-        return "".join(items)
-    return f"{', '.join(items[:-1])} {last} {items[-1]}"
-
-
-def counted(n: int, noun: str) -> str:
-    return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
 
 
 def slug(title: str) -> str:
