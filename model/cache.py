@@ -8,18 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from errors import ModelError
-from model.position import Accumulate, TokenPositions
-from model.settings import LinearMixer
-
-if TYPE_CHECKING:
-    from model.transformer import Transformer
+from model.position import Accumulate
+from model.token_positions import TokenPositions
 
 
 def _pick(x: Tensor, index: Tensor, dim: int) -> Tensor:
@@ -106,58 +101,6 @@ class CacheIndex:
         self.positions = stored
         self._filled = stored.order.shape[1]
         return keys
-
-    @staticmethod
-    def merge(
-        parts: Sequence[tuple[CacheIndex, Sequence[int]]], room: int
-    ) -> tuple[CacheIndex, list[int]]:
-        """An index of the given rows of several indices, left-padded to a common number of slots.
-
-        Slots before the first token of all kept rows of a part are dropped.
-
-        Args:
-            parts: indices of the same layer kind, each after its first pass, and the rows to keep.
-            room: maximum number of tokens in later passes.
-
-        Returns:
-            The index, and the number of slots kept of each part.
-        """
-        kept = []
-        for index, rows in parts:
-            assert index.positions is not None
-            chosen = index.positions.map(
-                lambda x, rows=rows: x[list(rows)] if len(x) > 1 else x[[0] * len(rows)]
-            )
-            is_token = (chosen.document >= 0).any(0)
-            first = int(is_token.int().argmax()) if bool(is_token.any()) else len(is_token)
-            kept.append(chosen.part(first, len(is_token)))
-        widths = [chosen.order.shape[1] for chosen in kept]
-        width = max(widths)
-
-        def padded(name: str, value: int) -> Tensor:
-            found = [getattr(chosen, name) for chosen in kept]
-            return torch.cat([F.pad(x, (width - x.shape[1], 0), value=value) for x in found])
-
-        some = parts[0][0]
-        merged = CacheIndex(width + room, some.window, some.sinks)
-        merged._filled = width
-        merged.positions = TokenPositions(
-            padded("order", -1),
-            padded("position", 0),
-            padded("document", -1),
-            layout="ragged",
-            position_end=max(chosen.position_end for chosen in kept),
-            lengths=tuple(
-                length
-                for chosen, (_, rows) in zip(kept, parts, strict=True)
-                for length in (
-                    [chosen.lengths[row] for row in rows]
-                    if len(chosen.lengths) > 1
-                    else chosen.lengths * len(rows)
-                )
-            ),
-        )
-        return merged, widths
 
     @property
     def _hold(self) -> int:
@@ -246,26 +189,6 @@ class LayerCache:
         for name, buffer in self._buffers.items():
             self._buffers[name] = buffer.index_select(0, rows.to(buffer.device))
 
-    @staticmethod
-    def merge(
-        parts: Sequence[tuple[LayerCache, Sequence[int]]], index: CacheIndex, widths: Sequence[int]
-    ) -> LayerCache:
-        """A cache of the given rows of several caches, whose last `widths` slots `index` keeps."""
-        merged = LayerCache(index, parts[0][0].dtype)
-        width = max(widths)
-        for name, some in parts[0][0]._buffers.items():
-            count = sum(len(rows) for _, rows in parts)
-            # Zeros: padding is masked, but NaN times a weight of 0 would still be NaN.
-            buffer = some.new_zeros(count, some.shape[1], index.slots, some.shape[3])
-            at = 0
-            for (part, rows), kept in zip(parts, widths, strict=True):
-                filled = part._filled[name]
-                chosen = part._buffers[name][list(rows), :, filled - kept : filled]
-                buffer[at : at + len(rows), :, width - kept : width] = chosen
-                at += len(rows)
-            merged._buffers[name], merged._filled[name] = buffer, width
-        return merged
-
     def _append(self, name: str, x: Tensor) -> Tensor:
         step = self.index.step
         count = x.shape[2]
@@ -339,69 +262,50 @@ class LinearLayerCache:
         document = None if sums.document is None else sums.document.clone()
         self.sums = LinearState(sums.values.clone(), sums.keys.clone(), document)
 
-    @staticmethod
-    def merge(parts: Sequence[tuple[LinearLayerCache, Sequence[int]]]) -> LinearLayerCache:
-        """A cache of the given rows of several caches."""
-        merged = LinearLayerCache()
-        found = []
-        for part, rows in parts:
-            assert part.sums is not None
-            document = part.sums.document
-            if document is None:
-                document = torch.zeros(1, 1, dtype=torch.int64, device=part.sums.keys.device)
-            document = document[list(rows)] if len(document) > 1 else document[[0] * len(rows)]
-            found.append((part.sums.values[list(rows)], part.sums.keys[list(rows)], document))
-        merged.sums = LinearState(*(torch.cat(x) for x in zip(*found, strict=True)))
-        return merged
-
 
 class Cache:
-    """Key/value cache of one batch, with one index per layer kind.
-
-    Linear-attention layers cache sums instead of keys and have no index.
+    """The growing cache of one batch: keys and values, or sums, of each layer. `Transformer.make_cache`
+    creates it.
 
     Args:
-        model: the model to cache.
         batch: number of rows.
         capacity: maximum number of tokens per row.
-        dtype: dtype of keys and values (default: that of the weights). Sums are float32 or float64.
+        indices: by layer kind; None for linear attention, which caches sums instead of keys.
+        layers: the cache of each layer.
+        depends_on_length: cached keys depend on the declared length.
     """
 
     def __init__(
-        self, model: Transformer, batch: int, capacity: int, dtype: torch.dtype | None = None
+        self,
+        batch: int,
+        capacity: int,
+        indices: dict[str, CacheIndex | None],
+        layers: Sequence[LayerCache | LinearLayerCache],
+        depends_on_length: bool,
     ):
-        self.capacity = capacity
         self.batch = batch
+        self.capacity = capacity
+        self.indices = indices
+        self.layers = list(layers)
         self.filled = 0
-        s = model.settings
-        self.layers: list[LayerCache] | list[LinearLayerCache]
-        if isinstance(s.mixer, LinearMixer):
-            self._indices: dict[str, CacheIndex] = {}
-            self.layers = [LinearLayerCache() for _ in s.layer_kinds]
-        else:
-            self._indices = {
-                kind: CacheIndex(capacity, choice.window, choice.sinks)
-                for kind, choice in s.kinds.items()
-            }
-            dtype = dtype or model.embed.weight.dtype
-            self.layers = [LayerCache(self._indices[kind], dtype) for kind in s.layer_kinds]
-        self._kinds = list(s.kinds)
-        self._depends_on_length = model.depends_on_length
+        self._depends_on_length = depends_on_length
         self._last: TokenPositions | None = None
 
     def grow(self, capacity: int) -> None:
         """Raise the capacity to this number of tokens per row."""
         self.capacity = capacity
-        for index in self._indices.values():
-            index.grow(capacity)
+        for index in self.indices.values():
+            if index is not None:
+                index.grow(capacity)
 
     def select_rows(self, rows: Tensor) -> None:
         """Keep these rows, in this order; a row may occur several times, as in beam search."""
         self.batch = len(rows)
         for layer in self.layers:
             layer.select_rows(rows)
-        for index in self._indices.values():
-            index.positions = _selected(index.positions, rows)
+        for index in self.indices.values():
+            if index is not None:
+                index.positions = _selected(index.positions, rows)
         self._last = _selected(self._last, rows)
 
     def advance(self, new: TokenPositions) -> dict[str, TokenPositions]:
@@ -409,8 +313,8 @@ class Cache:
         attention, of the new tokens).
 
         Raises:
-            ModelError: the capacity is exceeded; the layout or the number of rows changed; the declared
-                length changed and the scheme depends on it, which would invalidate cached keys.
+            ModelError: the capacity is exceeded; the layout or the number of rows changed; the
+                declared length changed and the scheme depends on it, which would invalidate cached keys.
         """
         count = self.filled + new.order.shape[1]
         if count > self.capacity:
@@ -431,39 +335,7 @@ class Cache:
             )
         self._last = new
         self.filled = count
-        keys = {kind: index.advance(new) for kind, index in self._indices.items()}
-        return keys or dict.fromkeys(self._kinds, new)
-
-    @staticmethod
-    def merge(model: Transformer, parts: Sequence[tuple[Cache, Sequence[int]]], room: int) -> Cache:
-        """A cache of the given rows of several caches, in ragged layout.
-
-        Args:
-            model: the model of all caches.
-            parts: caches in plain or ragged layout, each after its first pass, and the rows to keep.
-            room: maximum number of further tokens.
-        """
-        count = sum(len(rows) for _, rows in parts)
-        filled = max(cache.filled for cache, _ in parts)
-        merged = Cache(model, count, filled + room)
-        merged.filled = filled
-        if not merged._indices:
-            merged.layers = [
-                LinearLayerCache.merge([(cache.layers[i], rows) for cache, rows in parts])  # pyright: ignore
-                for i in range(len(merged.layers))
-            ]
-            return merged
-        widths = {}
-        for kind in merged._indices:
-            merged._indices[kind], widths[kind] = CacheIndex.merge(
-                [(cache._indices[kind], rows) for cache, rows in parts], room
-            )
-        merged.layers = [
-            LayerCache.merge(
-                [(cache.layers[i], rows) for cache, rows in parts],  # pyright: ignore[reportArgumentType]
-                merged._indices[kind],
-                widths[kind],
-            )
-            for i, kind in enumerate(model.settings.layer_kinds)
-        ]
-        return merged
+        return {
+            kind: new if index is None else index.advance(new)
+            for kind, index in self.indices.items()
+        }

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from errors import StrictSettings
 from model.position.table import on_device
-from model.position.token_positions import TokenPositions
+from model.token_positions import TokenPositions
 
 Scale = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
