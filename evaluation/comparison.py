@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from errors import EvaluationError
-from evaluation.reports.base import Report, Table, estimate, finite
+from evaluation.reports.base import Report, Table, dtype_note, estimate, finite
 from evaluation.reports.figures import FigureText, save
 from evaluation.reports.loss_figures import length_figure, loss_curve
 from evaluation.reports.sentences import sentences
@@ -45,7 +45,6 @@ def entries_of(names: Sequence[str], results: Sequence[EvaluationResult]) -> lis
         Entry(name if method.label == TRAINED else f"{name}, {method.label}", result, method.label)
         for name, result in zip(names, results, strict=True)
         for method in result.methods
-        if not method.truncates
     ]
 
 
@@ -58,7 +57,9 @@ def differences(
         (i, length): one - other
         for i, (a, b) in enumerate(zip(minuend, subtrahend, strict=True))
         for length in lengths
-        if (one := a.nll(length)) is not None and (other := b.nll(length)) is not None
+        if (one := a.nll(length)) is not None
+        and (other := b.nll(length)) is not None
+        and one is not other  # truncation to the trained length changes nothing there
     }
     intervals = {}
     for where, nll in found.items():
@@ -85,6 +86,13 @@ class RunComparison(Report):
         self.name = name
         self.facts = facts or {}
         self.results = results
+        self.runs = dict(zip(names, results, strict=True))
+        self.notes = list(dict.fromkeys(note for result in results for note in result.notes))
+        self.precision = {
+            (name, *cell): difference
+            for name, result in self.runs.items()
+            for cell, difference in result.precision.items()
+        }
         self.entries = entries_of(names, results)
         self.first = self.entries[0]
         self.lengths = results[0].plan.lengths
@@ -157,7 +165,8 @@ class RunComparison(Report):
             one = self.differences.get((entry, cell["length"]))
             tail = cell["failure"] if one is None else estimate(one)
             rows.append([entry.label, f"{cell['length']:,}", *numbers, tail])
-        return [("", [*columns, self.against], rows)]
+        title = f"{len(self.results)} runs{dtype_note(self.results[0].settings)}"
+        return [(title, [*columns, self.against], rows)]
 
     def draw(self, folder: Path) -> list[Path]:
         """NLL by length, a line for each entry; error bars are those of the paired differences."""
@@ -175,7 +184,8 @@ class RunComparison(Report):
         level = f"{100 * result.settings.confidence:g}%"
         text = FigureText(
             "Loss of several runs by context length",
-            f"The same {len(result.document):,} targets at every length ({result.plan.protocol})",
+            f"The same {len(result.document):,} targets at every length "
+            f"({result.plan.protocol}{dtype_note(result.settings)})",
             f"Bars: {level} intervals over {result.unit_kind}s of the paired difference from "
             f"{self.first.label}.",
         )

@@ -21,9 +21,16 @@ from evaluation.ranks import EvaluationRanks
 from evaluation.reports.base import Report
 from evaluation.reports.exposure_strip import add_strip
 from evaluation.reports.loss import LossReport
-from evaluation.run import EvaluatedRun
+from evaluation.run import EvaluatedRun, resolve_all
 from evaluation.scoring.evaluate import EvaluationResult, EvaluationSession
-from evaluation.scoring.methods import Method, builtin_methods, compatible_methods, resolve_methods
+from evaluation.scoring.methods import (
+    TRAINED,
+    TRUNCATE,
+    Method,
+    builtin_methods,
+    compatible_methods,
+    resolve_methods,
+)
 from evaluation.settings import EvaluationSettings, MeasurementSettings
 from evaluation.statistics.analysis import analyze
 from evaluation.stores import haystacks
@@ -69,7 +76,22 @@ class Evaluation(ABC):
         """Analyze the result of every run; `facts` (command, date) go to results.json."""
 
     def methods(self, run: EvaluatedRun) -> list[Method]:
-        return resolve_methods(self.settings.methods, builtin_methods(), run.model.trained_length)
+        """The methods of the settings, without those that equal the checkpoint as trained."""
+        methods = resolve_methods(
+            self.settings.methods, builtin_methods(), run.model.trained_length
+        )
+        schemes = resolve_all(methods, run.model)
+        kept = [
+            method
+            for method in methods
+            if method.label in (TRAINED, TRUNCATE) or schemes[method.label] != schemes[TRAINED]
+        ]
+        same = [method.label for method in methods if method not in kept]
+        if same and self.ranks.main:
+            self.console.warn(
+                f"{', '.join(same)}: {run.name} was trained this way; shown as {TRAINED}"
+            )
+        return kept
 
 
 class LossEvaluation(Evaluation):
@@ -94,6 +116,7 @@ class LossEvaluation(Evaluation):
             "--matrix": settings.matrix,
             "protocol=by-position": settings.protocol == "by-position",
             "minutes": settings.minutes is not None,  # runs would finish different documents
+            "simultaneous=max-t": settings.simultaneous == "max-t",
         }
         for setting in (setting for setting, is_set in unsupported.items() if is_set):
             raise EvaluationError(
@@ -112,8 +135,6 @@ class LossEvaluation(Evaluation):
 
     def methods(self, run: EvaluatedRun) -> list[Method]:
         methods = super().methods(run)
-        if len(self.runs) > 1:
-            return [method for method in methods if not method.truncates]
         if self.settings.matrix:
             bos = self.settings.bos
             length = run.model.trained_length
@@ -179,7 +200,6 @@ class TaskEvaluation(Evaluation):
         documents = None
         origin = "none"
         if isinstance(task, HaystackTask):
-            task = task.model_copy(update={"queries": 1})
             folder = settings.haystack_store or (run.data if run.task is None else None)
             documents, origin = haystacks(task, folder)
         drawn = draw_items(

@@ -109,8 +109,8 @@ def run_of(argument: str | Path) -> Path:
     folder = source.folder
     with _alone(folder):  # several processes may be given the same checkpoint
         if not is_run(folder):
-            Console().info(f"importing {argument} into {folder}, where its results are written too")
             write_run(source.read(), folder)
+            Console().info(f"imported {argument} into {folder}, where its results are written too")
     return folder
 
 

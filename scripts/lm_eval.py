@@ -29,10 +29,19 @@ def main() -> None:
         return
     # this file would hide the package lm_eval, and our evaluate.py the package evaluate
     prefer_installed()
-    registry = importlib.import_module("lm_eval.api.registry")
-    registry.model_registry.register("sextant", target="interop.harness.lm:SextantLM")
+    register_model()
     sys.argv = with_tasks(sys.argv)
     importlib.import_module("lm_eval.__main__").cli_evaluate()
+
+
+def register_model() -> None:
+    """Add `sextant` to the models of the harness.
+
+    The harness adds its own models only while its registry is empty, so they are imported first.
+    """
+    importlib.import_module("lm_eval.models")
+    registry = importlib.import_module("lm_eval.api.registry")
+    registry.model_registry.register("sextant", target="interop.harness.lm:SextantLM")
 
 
 def with_tasks(arguments: list[str]) -> list[str]:

@@ -27,7 +27,7 @@ class RecallTask(Task):
         4, ge=2, le=64, description="number of values compared; chance is 1/choices"
     )
     queries: int = Field(
-        1, ge=1, description="maximum number of queried keys; only the last one is scored"
+        1, ge=1, description="maximum number of queried keys per training item; evaluation asks one"
     )
 
     def make(self, request: TaskRequest) -> TaskItem:
@@ -43,8 +43,7 @@ class RecallTask(Task):
             request.encode(name) + request.encode(f"{values[i]}\n")
             for name, i in zip(names, picks, strict=False)
         ]
-        before = int(request.draw("asked", 1, self.queries)[0])
-        asked = [0, *request.draw("earlier", before, self.choices).tolist()]
+        asked = [0, *request.earlier_questions(self.queries, self.choices)]
         room = request.length - sum(len(pairs[i]) for i in asked)
         sizes = np.cumsum([len(pair) for pair in pairs])
         count = int(np.searchsorted(sizes, room, side="right"))
@@ -93,8 +92,9 @@ class CopyTask(Task):
         def answer(some: list[str]) -> list[int]:
             return request.encode_once(f" {self.separator.join(self.rewritten(some))}\n")
 
+        least = 3 if request.is_scored else 1
         count = _largest(
-            request, 3, lambda n: len(question(symbols[:n])) + len(answer(symbols[:n]))
+            request, least, lambda n: len(question(symbols[:n])) + len(answer(symbols[:n]))
         )
         symbols = symbols[:count]
         correct = answer(symbols)
@@ -104,11 +104,13 @@ class CopyTask(Task):
             if len(other) == len(correct) and other != correct and other not in others:
                 others.append(other)
             if len(others) == self.choices - 1:
-                return TaskItem(question(symbols), correct, others)
-        raise DataError(
-            f"a string of {count} symbols has only {len(others)} swaps of neighbors to compare with, but "
-            f"choices={self.choices} requires more; decrease choices or increase the length"
-        )
+                break
+        if request.is_scored and len(others) < self.choices - 1:
+            raise DataError(
+                f"a string of {count} symbols has only {len(others)} swaps of neighbors to compare with, but "
+                f"choices={self.choices} requires more; decrease choices or increase the length"
+            )
+        return TaskItem(question(symbols), correct, others)
 
 
 class ReverseTask(CopyTask):
@@ -183,7 +185,7 @@ class AdditionTask(Task):
         others = [
             other for other in (result(count, k) for k in columns) if len(other) == len(answer)
         ]
-        if len(others) < self.choices - 1:
+        if request.is_scored and len(others) < self.choices - 1:
             raise DataError(
                 f"sums of {count} digits have only {len(others)} carries to invert, but "
                 f"choices={self.choices} requires more; decrease choices or increase the length"

@@ -26,6 +26,7 @@ class TaskItem:
         answer: the correct continuation.
         others: wrong continuations with the same number of tokens. If the task hides facts, most of them
             occur in the context as other facts; otherwise they are variations of the correct answer.
+            A training item may have fewer than the task's setting.
         depth: relative position of the answer in the context, 0 at the start and 1 at the end; None if it is
             not in the context.
         distance: tokens from the first token of the answer in the context to the end of the prompt.
@@ -45,6 +46,11 @@ class Task(StrictSettings):
     hides: ClassVar[bool] = False  # the answer is at a depth of the context
     reads: ClassVar[bool] = False  # the context is text, from `haystack`
 
+    def for_evaluation(self) -> "Task":
+        """The task with one question per item: earlier questions could contain the scored answer."""
+        is_repeated = "queries" in type(self).model_fields
+        return self.model_copy(update={"queries": 1}) if is_repeated else self
+
     @abstractmethod
     def make(self, request: "TaskRequest") -> TaskItem:
         """Make the requested item."""
@@ -52,11 +58,11 @@ class Task(StrictSettings):
 
 class TaskContext:
     """A task, the tokenizer of its items, and the seed. `purpose` ("training", "evaluation") is part of every
-    random key, so training and evaluation items differ.
+    random key, so training and evaluation items differ. Evaluation items have one question.
     """
 
     def __init__(self, task: Task, tokenizer: Tokenizer, purpose: str, seed: int):
-        self.task = task
+        self.task = task.for_evaluation() if purpose == "evaluation" else task
         self.tokenizer = tokenizer
         self.purpose = purpose
         self.seed = seed
@@ -117,14 +123,16 @@ class TaskRequest:
             drawn = drawn[np.sort(np.unique(drawn, return_index=True)[1])]
         return drawn[:count]
 
-    def numbers(self, what: str, digits: int, least: int) -> list[str]:
+    def numbers(self, what: str, digits: int, least: int, used: int | None = None) -> list[str]:
         """Distinct numbers with `digits` digits, such as ` 417`, all encoded in the same number of tokens: at
-        least `least` of them, and more if available.
+        least `least` of them, and more if available. `used` of them (default: all) are facts of the item; the
+        others are wrong answers, of which a training item may have fewer.
         """
+        needed = least if used is None or self.is_scored else used
         first = 10 ** (digits - 1) if digits > 1 else 0
         room = 10**digits - first
         drawn = self.distinct(what, min(room, 2 * least + 4), room)
-        return self.same_count([f" {first + n}" for n in drawn.tolist()], least)
+        return self.same_count([f" {first + n}" for n in drawn.tolist()], needed)
 
     def same_count(self, texts: list[str], least: int) -> list[str]:
         """Filter `texts` to those with the most common number of tokens. Raises DataError if fewer than
@@ -145,6 +153,18 @@ class TaskRequest:
     def encode_once(self, text: str) -> list[int]:
         """Encode text that occurs in no other item, without caching."""
         return self.context.tokenizer.encode(text)
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether the answers of the item are compared. Those of training items are not."""
+        return self.context.purpose == "evaluation"
+
+    def earlier_questions(self, queries: int, count: int) -> list[int]:
+        """Which of `count` questions are asked, with their answers, before the last one: fewer than
+        `queries`.
+        """
+        asked = int(self.draw("asked", 1, queries)[0])
+        return self.draw("earlier", asked, count).tolist()
 
     def too_short(self, least: int) -> DataError:
         return DataError(

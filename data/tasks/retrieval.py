@@ -34,7 +34,7 @@ class HaystackTask(Task):
 
     haystack: TextSettings = Field(StdlibSource(), description="source of the surrounding text")
     queries: int = Field(
-        1, ge=1, description="maximum number of questions per item; only the last one is scored"
+        1, ge=1, description="maximum number of questions per training item; evaluation asks one"
     )
 
     def facts(self, request: TaskRequest, stem: str, values: list[str], count: int) -> TaskItem:
@@ -71,8 +71,7 @@ class HaystackTask(Task):
         if room < 0:
             raise request.too_short(request.length - room)
         earlier: list[int] = []
-        asked = int(request.draw("asked", 1, self.queries)[0])
-        for i in request.draw("earlier", asked, len(questions)).tolist():
+        for i in request.earlier_questions(self.queries, len(questions)):
             stem, right = questions[i]
             question = request.encode(stem) + request.encode(right)
             if len(question) > room:
@@ -118,7 +117,7 @@ class PasskeyTask(HaystackTask):
 
     def make(self, request: TaskRequest) -> TaskItem:
         compared = self.keys if self.keys > 1 else self.choices
-        values = request.numbers("values", self.digits, compared)
+        values = request.numbers("values", self.digits, compared, used=self.keys)
         return self.facts(request, "\nKey {}", values[:compared], self.keys)
 
 

@@ -26,7 +26,15 @@ import torch
 from evaluation.diagnostics.attention import AttentionResult, mean_of_finite
 from evaluation.diagnostics.figures import draw_attention
 from evaluation.diagnostics.weights import MEASURES
-from evaluation.reports.base import NO_ENDS, Report, Table, over_units, rounded, rounded_record
+from evaluation.reports.base import (
+    NO_ENDS,
+    Report,
+    Table,
+    dtype_note,
+    over_units,
+    rounded,
+    rounded_record,
+)
 from evaluation.reports.sentences import sentences
 from evaluation.scoring.methods import TRAINED
 
@@ -175,4 +183,5 @@ class AttentionReport(Report):
                 shown = [format(means[m], f) if m in means else "—" for m, (_, f) in SHOWN.items()]
                 rows.append([method.label, str(length), *shown])
         columns = ["method", "length", *(heading for heading, _ in SHOWN.values())]
-        return [("attention: means over layers, heads and queries", columns, rows)]
+        title = "attention: means over layers, heads and queries" + dtype_note(found.settings)
+        return [(title, columns, rows)]

@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator, PercentFormatter
 
 from evaluation.diagnostics.attention import AttentionResult
+from evaluation.reports.base import dtype_note
 from evaluation.reports.figures import (
     COLOURS,
     DASHED,
@@ -144,7 +145,8 @@ def titled(title: str, method: str) -> str:
 
 def _text(found: AttentionResult, title: str, note: str = "") -> FigureText:
     queries = f"last {found.settings.targets} queries of {found.windows} windows"
-    return FigureText(title, f"{found.subject.name}: {queries}, the same at every length", note)
+    subtitle = f"{found.subject.name}: {queries}, the same at every length"
+    return FigureText(title, subtitle + dtype_note(found.settings), note)
 
 
 def _measures(found: AttentionResult, curves, title: str, note: str, ticks: list[int]) -> Figure:

@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from evaluation.diagnostics.figures import measures_figure, titled
 from evaluation.diagnostics.generation import REAL, GenerationResult
 from evaluation.diagnostics.repetition import MEASURES
-from evaluation.reports.base import Report, Table, over_units
+from evaluation.reports.base import Report, Table, dtype_note, over_units
 from evaluation.reports.figures import COLOURS, DASHED, INK, MARKERS, Curve, FigureText, Panel, save
 from evaluation.reports.sentences import sentences
 from evaluation.scoring.methods import TRAINED
@@ -100,7 +100,8 @@ class GenerationReport(Report):
                     for measure in DRAWN
                 ]
                 rows.append([method, source, f"{start:,}–{stop:,}", *shown])
-        return [("text by position", ["method", "source", "positions", *DRAWN.values()], rows)]
+        title = "text by position" + dtype_note(found.settings)
+        return [(title, ["method", "source", "positions", *DRAWN.values()], rows)]
 
     def draw(self, folder: Path) -> list[Path]:
         """One figure for each method."""
@@ -135,7 +136,8 @@ class GenerationReport(Report):
             panels,
             FigureText(
                 titled("Generation past the trained length", method),
-                f"{found.subject.name}: {len(found.unit)} prompts of {found.edges[0]:,} tokens",
+                f"{found.subject.name}: {len(found.unit)} prompts of {found.edges[0]:,} tokens"
+                f"{dtype_note(found.settings)}",
                 f"Buckets of {width:,} tokens; repetitions are counted within the previous {width:,} tokens.",
             ),
             x="position, tokens",

@@ -95,6 +95,11 @@ def provenance(result) -> dict:
     }
 
 
+def dtype_note(settings) -> str:
+    """`, bfloat16` for titles of results that were not measured in float32, else ''."""
+    return "" if settings.dtype == "float32" else f", {settings.dtype}"
+
+
 def write_table(path: Path, rows: Sequence[dict]) -> None:
     """Write records with equal keys as CSV."""
     text = io.StringIO(newline="")

@@ -14,6 +14,7 @@ from evaluation.reports.base import (
     Report,
     Table,
     basis,
+    dtype_note,
     ends_of,
     estimate,
     finite,
@@ -55,6 +56,7 @@ class LossReport(Report):
         units = analysis.units
         self.title = (
             f"{result.plan.protocol}: NLL in nats, {analysis.n_targets} targets, {units} {kind}s"
+            f"{dtype_note(result.settings)}"
         )
 
     def rows(self) -> list[dict]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from evaluation.reports.base import dtype_note
 from evaluation.reports.figures import (
     COLOURS,
     DASHED,
@@ -73,7 +74,7 @@ def _by_length(result: EvaluationResult, analysis: Analysis) -> Figure:
         FigureText(
             "Loss beyond the trained length",
             f"{result.subject.name}: {same}{analysis.n_targets:,} targets of {analysis.documents} documents"
-            f"{' at every length' if same else ''} ({result.plan.protocol})",
+            f"{' at every length' if same else ''} ({result.plan.protocol}{dtype_note(result.settings)})",
             _note(result, analysis, curves),
         ),
     )
@@ -125,7 +126,7 @@ def _by_position(result: EvaluationResult, analysis: Analysis) -> Figure:
     text = FigureText(
         f"NLL by position in a window of {longest} tokens (factor for {longest})",
         f"{result.subject.name}: {analysis.n_targets:,} targets of {analysis.documents} documents; "
-        "different tokens at each position",
+        f"different tokens at each position{dtype_note(result.settings)}",
         _note(result, analysis, curves),
     )
     marks = ReferenceLines(l0, ticks=[float(2**k) for k in range(longest.bit_length())])

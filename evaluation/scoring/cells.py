@@ -28,6 +28,10 @@ class CellStore:
         """Per-target NLL of a finished cell; None if it is missing or damaged."""
         return self._read(self.folder / self.name(key), key)
 
+    def has_format(self, key: dict, number: int) -> bool:
+        """Whether the cell was stored under the same key of another format."""
+        return (self.folder / self.name(key | {"format": number})).is_file()
+
     def load_partial(self, key: dict) -> np.ndarray | None:
         """Losses of an interrupted cell from all ranks; NaN where nothing was scored yet."""
         found = [self._read(path, key) for path in self._partials(key)]

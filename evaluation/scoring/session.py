@@ -28,6 +28,8 @@ from evaluation.scoring.scoring import CellFailed, ModelScorer
 from evaluation.scoring.windows import TargetWindows
 from model import AnyPosition, ModelError, Transformer
 
+# Of the keys of stored cells. Raised when numbers or keys change: older cells are measured again.
+KEY_FORMAT = 2
 read_position = TypeAdapter(AnyPosition).validate_python
 
 
@@ -179,7 +181,7 @@ class CellSession(ABC):
         ):
             position = trained
         return {
-            "format": 1,
+            "format": KEY_FORMAT,
             "checkpoint": self.subject.checkpoint_hash,
             "position": position,
             "train_length": self.subject.trained_length,
@@ -224,6 +226,13 @@ class CellSession(ABC):
         if self.console and len(missing) < len(cells):
             self.console.info(
                 f"{len(cells) - len(missing)} of {len(cells)} cells are already done and reused"
+            )
+        older = sum(
+            self.store.has_format(cell.key, KEY_FORMAT - 1) for cell in self._distinct(missing)
+        )
+        if self.console and older:
+            self.console.info(
+                f"{older} cells were measured by an earlier version and are measured again"
             )
         return cells, missing
 

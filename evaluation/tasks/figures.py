@@ -8,6 +8,7 @@ from matplotlib import colormaps, rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from evaluation.reports.base import dtype_note
 from evaluation.reports.figures import (
     COLOURS,
     INK,
@@ -72,7 +73,7 @@ def _by_length(result: TaskResult, analysis: TaskAnalysis) -> Figure:
     text = FigureText(
         f"{result.facts['task'].capitalize()}: accuracy by length",
         f"{result.subject.name}: the same {drawn.count} items at every length, "
-        f"{drawn.candidates} candidates each",
+        f"{drawn.candidates} candidates each{dtype_note(result.settings)}",
         f"Solid lines: most likely candidate{bars if known else ''}. Dotted: exact match.",
     )
     return panels_figure(
@@ -94,7 +95,7 @@ def _maps(result: TaskResult, analysis: TaskAnalysis, label: str) -> Figure:
     text = FigureText(
         f"{result.facts['task'].capitalize()}, {name_of(label)}: accuracy by place of the answer",
         f"{result.subject.name}: accuracy by likelihood in %; chance {100 * drawn.chance:.0f}%; trained at "
-        f"{result.subject.trained_length}",
+        f"{result.subject.trained_length}{dtype_note(result.settings)}",
         "Right: tokens between the answer and the question. "
         f"In brackets: Wilson's {100 * result.settings.confidence:g}% interval of each cell.",
     )

@@ -102,5 +102,5 @@ def draw_items(
         raise EvaluationError(str(error)) from error
     bos_id = tokenizer.bos_id if bos else None
     return DrawnItems(
-        task, lengths, items, bos_id, tokenizer.vocab_size, unit, kind, names, depth, depths
+        bench.task, lengths, items, bos_id, tokenizer.vocab_size, unit, kind, names, depth, depths
     )

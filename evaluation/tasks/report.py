@@ -4,7 +4,7 @@ import math
 from dataclasses import asdict
 from pathlib import Path
 
-from evaluation.reports.base import Report, Table, basis, provenance, write_table
+from evaluation.reports.base import Report, Table, basis, dtype_note, provenance, write_table
 from evaluation.reports.sentences import sentences
 from evaluation.statistics.intervals import Interval
 from evaluation.tasks.analysis import TaskAnalysis, TaskRow, reference
@@ -118,7 +118,8 @@ class TaskReport(Report):
             rows.append([row.method, str(row.length), accuracy, row.word, exact, gain])
         drawn = self.result.drawn
         task = self.result.facts["task"]
-        return [(f"{task}: {drawn.count} items, chance {drawn.chance:.1%}", columns, rows)]
+        dtype = dtype_note(self.result.settings)
+        return [(f"{task}: {drawn.count} items, chance {drawn.chance:.1%}{dtype}", columns, rows)]
 
     def summary(self) -> list[str]:
         result = self.result

@@ -118,7 +118,7 @@ def _usage(choice: ClassChoice) -> str:
     )
     return (
         "```python\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
-        'tokenizer = AutoTokenizer.from_pretrained("FOLDER")\n'
+        f'tokenizer = AutoTokenizer.from_pretrained("FOLDER"{code})\n'
         f'model = AutoModelForCausalLM.from_pretrained("FOLDER"{code})\n'
         'inputs = tokenizer("Once upon a time", return_tensors="pt")\n'
         "print(tokenizer.decode(model.generate(**inputs, max_new_tokens=100)[0]))\n```\n\n" + note

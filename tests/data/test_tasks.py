@@ -169,6 +169,50 @@ def test_depth_and_distance_locate_the_answer(name, subwords):
         assert value == solve(subwords.decode(item.prompt))[0]
 
 
+SETTINGS = [
+    *(PasskeyTask(keys=keys, queries=queries) for keys in (1, 3) for queries in (1, 6)),
+    NeedleTask(queries=6),
+    *(VariablesTask(hops=hops, queries=queries) for hops in (0, 2) for queries in (1, 6)),
+    RecallTask(),
+    RecallTask(queries=6, digits=3),
+    CopyTask(),
+    CopyTask(separator=" "),
+    ReverseTask(),
+    ParityTask(modulus=3),
+    AdditionTask(),
+    AdditionTask(backwards=True),
+]
+
+
+@pytest.mark.parametrize("task", SETTINGS, ids=repr)
+@pytest.mark.parametrize("kind", ["bytes", "subwords"])
+def test_scored_answer_occurs_only_at_the_reported_place(task, kind, subwords):
+    tokenizer = ByteTokenizer() if kind == "bytes" else subwords
+    bench = TaskContext(task, tokenizer, "evaluation", 0)
+    for index in range(40):
+        item = bench.item(index, 200, index / 39, spelled_by(tokenizer))
+        prompt = item.prompt
+        answer = item.answer
+        places = [i for i in range(len(prompt)) if prompt[i : i + len(answer)] == answer]
+        if task.name == "recall":  # other keys may have the same value
+            question = tokenizer.encode(tokenizer.decode(prompt).rsplit("\n", 1)[1])
+            places = [i for i in places if prompt[i - len(question) : i] == question]
+        assert places == ([len(prompt) - item.distance] if task.hides else [])
+
+
+def test_training_items_need_no_wrong_answers():
+    tokenizer = ByteTokenizer()
+    for task, length in ((CopyTask(), 14), (ReverseTask(), 14), (AdditionTask(choices=16), 14)):
+        with pytest.raises(DataError):
+            TaskContext(task, tokenizer, "evaluation", 0).item(0, length)
+        bench = TaskContext(task, tokenizer, "training", 0)
+        item = bench.item(0, length)
+        assert len(item.prompt) + len(item.answer) <= length
+    task = PasskeyTask(keys=1, digits=1, choices=20)
+    item = TaskContext(task, tokenizer, "training", 0).item(0, 100, 0.5, spelled_by(tokenizer))
+    assert len(item.others) == 9
+
+
 def test_recall_distance():
     bench = TaskContext(RecallTask(queries=3), ByteTokenizer(), "training", 0)
     for depth in (0.0, 0.5, 1.0):

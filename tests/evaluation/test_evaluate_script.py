@@ -403,7 +403,7 @@ def test_runs_are_compared_with_the_first(root, monkeypatch, capsys):
     every target."""
     make_run(root, "longer", "model.position={name: rope}", "train_length=32", "seed=1")
     runs = [root / name for name in ("run", "longer", "learned")]
-    asked = ["lengths=[24,48]", *SMALL[1:], "folder=compared"]
+    asked = ["lengths=[24,48]", *SMALL[1:], "folder=compared", "methods=[trained]"]
     assert call(monkeypatch, *runs, *asked) == 0
     out = capsys.readouterr().out
     folder = root / "run" / "evaluation" / "compared"
@@ -436,6 +436,37 @@ def test_runs_are_compared_with_the_first(root, monkeypatch, capsys):
     assert len(lines) == 10 and (folder / "nll_by_length.svg").is_file() and "learned" in out
 
 
+def test_comparisons_show_the_baseline_and_no_method_twice(root, monkeypatch, capsys):
+    make_run(root, "yarn", "model.position={name: rope, scaling: {name: yarn, factor: 4}}")
+    asked = ["lengths=[24,48]", *SMALL[1:], "folder=baseline", "dtype=bfloat16"]
+    methods = "methods={trained: [], truncate: [], yarn4: ['model.position.scaling={name: yarn, factor: 4}']}"
+    assert call(monkeypatch, root / "run", root / "yarn", *asked, methods) == 0
+    out, err = capsys.readouterr()
+    assert "yarn4" in err
+    folder = root / "run" / "evaluation" / "baseline"
+    report = json.loads((folder / "results.json").read_text())
+    rows = {(Path(row["run"]).name, row["method"], row["length"]): row for row in report["cells"]}
+    shown = {("run", "trained"), ("run", "truncate"), ("run", "yarn4")}
+    shown |= {("yarn", "trained"), ("yarn", "truncate")}
+    assert rows.keys() == {(*entry, length) for entry in shown for length in (24, 48)}
+    compared = [row for row in report["cells"] if row["difference"] is not None]
+    assert {row["family"] for row in compared} == {len(compared)} == {7}
+    for run in ("run", "yarn"):
+        flat = rows[run, "trained", 24]["nll"]
+        assert rows[run, "truncate", 24]["nll"] == rows[run, "truncate", 48]["nll"] == flat
+    gain = rows["run", "truncate", 48]["nll"] - rows["run", "trained", 48]["nll"]
+    assert rows["run", "truncate", 48]["difference"] == pytest.approx(gain, abs=1e-9)
+    assert rows["run", "truncate", 24]["difference"] is None
+    assert any("bfloat16" in line for line in report["summary"])
+    table, figure = out.partition("│")[0], (folder / "nll_by_length.svg").read_text()
+    assert "bfloat16" in table and "bfloat16" in figure
+    # the same for one run
+    assert call(monkeypatch, root / "yarn", *asked, methods) == 0
+    report = json.loads((root / "yarn" / "evaluation" / "baseline" / "results.json").read_text())
+    assert {cell["method"] for cell in report["cells"]} == {"trained", "truncate"}
+    assert any("bfloat16" in line for line in report["summary"])
+
+
 def test_dry_run_lists_cells(root, monkeypatch, capsys):
     make_run(root, "fresh", "model.position={name: rope}")
     assert call(monkeypatch, root / "fresh", *SMALL, "--dry-run") == 0
@@ -456,6 +487,8 @@ def test_incomparable_runs_are_rejected(root, monkeypatch):
         ("pieces", "seed=0"),
         ("learned", "protocol=by-position"),
         ("learned", "matrix=true"),
+        ("learned", "minutes=1"),
+        ("learned", "simultaneous=max-t"),
         ("learned", "protocol=attention"),
     ):
         with pytest.raises(EvaluationError) as caught:
@@ -463,7 +496,7 @@ def test_incomparable_runs_are_rejected(root, monkeypatch):
         assert (
             asked in str(caught.value)
             or "tokenizer" in str(caught.value)
-            or "matrix" in str(caught.value)
+            or asked.split("=")[0] in str(caught.value)
         )
     with pytest.raises(EvaluationError, match="RUN"):
         call(monkeypatch, "lengths=[24]")

@@ -200,3 +200,16 @@ def test_inapplicable_methods_are_footnotes(do):
         verbose[-1].split() == ["alibi:", "cannot", "become", "alibi"]
         and len(verbose) == len(brief) + 1
     )
+
+
+def test_absent_cells_are_not_in_the_family(do):
+    """Simultaneous intervals are over the cells that exist and are judged, with those that failed."""
+    result = do(methods=["trained", "truncate", "yarn", "window"])
+    assert analyze(result).family == 6
+    absent = {("yarn", 64): "its positions end after 40 tokens", ("yarn", 16): "another reason"}
+    left = {cell: nll for cell, nll in result.nll.items() if cell not in absent}
+    analysis = analyze(replace(result, nll=left, absent=absent))
+    assert analysis.family == 5
+    assert {one.delta.family for method in analysis.verdicts for one in method.verdicts} == {5}
+    failed = replace(result, nll=left, absent={}, failed=absent)
+    assert analyze(failed).family == 6

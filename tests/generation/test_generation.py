@@ -5,7 +5,9 @@ import copy
 import pytest
 import torch
 
+from data.tokenizers import ByteTokenizer
 from generation.decoding import Generation
+from generation.samples import make_samples
 from generation.sampling import SamplingParams
 from model import SCHEMES, ModelError, ModelSettings, TokenPositions, Transformer
 
@@ -150,6 +152,34 @@ def test_seeds_determine_tokens_and_shorter_is_a_prefix():
     assert rows(model, [prompt], SAMPLED, tokens=40, seeds=[7]) == [first]
     # Holds because positions do not depend on the declared length here.
     assert rows(model, [prompt], SAMPLED, tokens=11, seeds=[7]) == [first[:11]]
+
+
+def test_default_seed_is_zero_for_every_row():
+    model = tiny({"name": "rope"})
+    prompts = [RAGGED[0]] * 2
+    drawn = rows(model, prompts, SAMPLED)
+    assert drawn == rows(model, prompts, SAMPLED, seeds=[0, 0])
+    assert drawn != rows(model, prompts, SAMPLED, seeds=[1, 1])
+
+
+@pytest.mark.parametrize(
+    ("text", "stop", "expected"),
+    [("abc", "bc", "stop"), ("abc", "c", "stop"), ("abc", "cd", "length"), ("abc", "b", "stop")],
+)
+def test_stop_string_completed_by_the_last_token_is_a_stop(text, stop, expected):
+    (sample,) = make_samples(["x"], ByteTokenizer(), bos=True, count=1, seed=0, stops=[stop])
+    for token in text.encode():
+        if sample.finish is None:
+            sample.add(token, "length" if token == ord("c") else None)
+    assert sample.finish == expected
+    assert sample.text == text.partition(stop)[0]
+
+
+def test_finished_row_can_become_a_stop():
+    generation = Generation(tiny({"name": "rope"}), [[1], [2]], 2, GREEDY)
+    list(generation)
+    generation.stop(1)
+    assert generation.finish == ["length", "stop"]
 
 
 def test_repetition_penalty_ignores_padding():

@@ -55,6 +55,11 @@ ROPES = {
     "default": {"rope_theta": 500.0},
     "linear": {"rope_type": "linear", "factor": 2.5},
     "dynamic": {"rope_type": "dynamic", "factor": 2.0},
+    "dynamic, original length": {
+        "rope_type": "dynamic",
+        "factor": 2.0,
+        "original_max_position_embeddings": 32,
+    },
     "llama3": {**LLAMA3, "rope_theta": 5000.0},
     "yarn": YARN,
     "yarn, all settings": {

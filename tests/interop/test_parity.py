@@ -114,7 +114,14 @@ def test_every_family_has_a_variant():
 
 # Families that take rotary parameters like a Llama's; Phi-3 accepts longrope only.
 SHARED_ROPE = ("llama", "smollm3", "mistral", "qwen2", "qwen3", "granite", "granite_swa", "olmo2")
-QUICK_ROPES = ("linear", "dynamic", "llama3", "yarn, all settings", "longrope")
+QUICK_ROPES = (
+    "linear",
+    "dynamic",
+    "dynamic, original length",
+    "llama3",
+    "yarn, all settings",
+    "longrope",
+)
 
 
 def rope_cases() -> list:

@@ -84,6 +84,14 @@ def test_run_of_an_argument(theirs, tmp_path, capsys):
     assert run_of("hf:small") != run, "the files changed"
 
 
+def test_nothing_is_reported_before_a_refusal(theirs, tmp_path, capsys):
+    config = tmp_path / "small" / "config.json"
+    config.write_text(config.read_text().replace('"silu"', '"gelu"'))
+    with pytest.raises(InteropError, match="hidden_act"):
+        run_of("hf:small")
+    assert capsys.readouterr() == ("", "")
+
+
 def test_generate_and_load(theirs, monkeypatch, capsys):
     loaded = sextant.load("hf:small", device="cpu")
     prompt = loaded.tokenizer.encode("the quick brown")

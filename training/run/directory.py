@@ -9,15 +9,16 @@ runs/<config>-<choices>-<identity>/
     checkpoints/     step-00000100, ...
 """
 
+import hashlib
+import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from glob import escape
-from hashlib import sha256
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -39,6 +40,7 @@ from training.checkpoint.storage import (
 )
 from training.config.load import differences, dump, identity, load_settings, split_arguments
 from training.config.settings import RunSettings
+from training.config.yaml_io import parse_yaml, read_yaml
 from training.logging.console import Console
 from training.position_overrides import override
 from training.run.compatibility import check_resume
@@ -48,6 +50,9 @@ from training.stages import last_trained
 SETTINGS = "settings.yaml"
 MANIFEST = "manifest.json"
 LOCK = ".lock"
+MODEL_HASH = (
+    "model_hash"  # manifest key: a list of `model_hash`, of two while the settings are rewritten
+)
 _FIXED_KEYS = {  # manifest keys whose values must not change on resume
     "tokenizer_hash": "tokenizer",
     "vocab_size": "vocabulary",
@@ -108,7 +113,7 @@ def is_run(folder: Path) -> bool:
 
 # Optional keys of a run's manifest that other modules read, and their types.
 _OPTIONAL_KEYS: dict[str, type] = dict.fromkeys(("tokenizer_hash", "data", "groups"), str)
-_OPTIONAL_KEYS |= dict.fromkeys(("mixture", "lineage", "attempts"), list)
+_OPTIONAL_KEYS |= dict.fromkeys(("mixture", "lineage", "attempts", MODEL_HASH), list)
 _OPTIONAL_KEYS |= {"vocab_size": int, "inherited": dict}
 
 
@@ -197,6 +202,7 @@ def create_run(
     about = {
         "format": 1,
         "identity": identity(settings),
+        MODEL_HASH: [model_hash_in(folder)],
         "vocab_size": tokenizer.vocab_size,
         "tokenizer_hash": tokenizer.hash,
         **(extra or {}),
@@ -231,10 +237,33 @@ def resume_run(
                 f"{folder}: {name} has changed ({was}, now {new}); restore it or use --restart"
             )
     about["attempts"] = [*about.get("attempts", []), attempt(command, changes, processes)]
-    write_json(folder / MANIFEST, about, allow_nan=False)
-    if changes:
-        write_text(folder / SETTINGS, dump(settings))
+    if not changes:
+        write_json(
+            folder / MANIFEST, about | {MODEL_HASH: [model_hash_in(folder)]}, allow_nan=False
+        )
+        return changes
+    text = dump(settings)
+    # Until the new file is in place, both are accepted: an interruption between the two writes is harmless.
+    accepted = [model_hash_in(folder), model_hash(parse_yaml(text, SETTINGS)[0])]
+    write_json(folder / MANIFEST, about | {MODEL_HASH: accepted}, allow_nan=False)
+    write_text(folder / SETTINGS, text)
+    write_json(folder / MANIFEST, about | {MODEL_HASH: accepted[1:]}, allow_nan=False)
     return changes
+
+
+def model_hash(tree: Any) -> str:
+    """SHA-256 of the stored settings that determine what the weights compute: the model, its lengths, and the
+    overrides of the stages. It is taken of the values in the file, so fields that a later version adds do not
+    change it."""
+    training = tree.get("training") or {}
+    determining = {key: tree.get(key) for key in ("model", "train_length", "original_length")}
+    determining["stages"] = training.get("stages")
+    return hashlib.sha256(json.dumps(determining, sort_keys=True).encode()).hexdigest()
+
+
+def model_hash_in(folder: Path) -> str:
+    """The `model_hash` of a run's settings file."""
+    return model_hash(read_yaml(folder / SETTINGS)[0])
 
 
 def rename_old_run(folder: Path) -> Path | None:
@@ -269,7 +298,15 @@ def locked_run(folder: Path) -> Iterator[None]:
 
 
 def read_settings(folder: Path) -> RunSettings:
-    return load_settings(RunSettings, [str(folder / SETTINGS)])
+    """The settings of a run. Raises TrainingError where those of its model were edited after training."""
+    settings = load_settings(RunSettings, [str(folder / SETTINGS)])
+    recorded = read_manifest(folder).get(MODEL_HASH) if is_run(folder) else None
+    if recorded is not None and model_hash_in(folder) not in recorded:
+        raise TrainingError(
+            f"{folder / SETTINGS}: model, train_length, original_length or training.stages was edited after "
+            f"training (hash {model_hash_in(folder)[:12]}, not that in {MANIFEST}); restore the file"
+        )
+    return settings
 
 
 def open_run_data(folder: Path) -> PreparedData:
@@ -327,6 +364,10 @@ def load(
         )
     trained = read_settings(folder)
     console = console or Console()
+    if MODEL_HASH not in about:
+        console.info(
+            f"{folder}: its model settings are not verified, because an earlier version saved the run"
+        )
 
     def read() -> LoadedRun:
         found = find_checkpoint(folder, console, checkpoint, only=(WEIGHTS, AVERAGE, STATE))
@@ -352,7 +393,9 @@ def load(
             notes.append("weights are their exponential mean (training.ema)")
         model.to(device).eval().pack()
         digest = (
-            found.hash if chosen == usual else sha256(f"{chosen} {found.hash}".encode()).hexdigest()
+            found.hash
+            if chosen == usual
+            else hashlib.sha256(f"{chosen} {found.hash}".encode()).hexdigest()
         )
         return LoadedRun(
             model, tokenizer, settings, found.step, folder, digest, "; ".join(notes), chosen

@@ -224,7 +224,7 @@ def test_attention_shows_means_over_windows_layers_and_heads():
         methods=[Method(method, ()) for method in methods],
         plan=SimpleNamespace(lengths=lengths),
         subject=SimpleNamespace(name="$run$", trained_length=8),
-        settings=SimpleNamespace(targets=4),
+        settings=SimpleNamespace(targets=4, dtype="float32"),
         windows=3,
         unit=np.arange(3),
         layer_kinds=["full", "full"],
@@ -295,7 +295,7 @@ def test_generation_shows_means_over_prompts_by_bucket():
         edges=edges,
         unit=np.arange(6),
         subject=SimpleNamespace(name="run", trained_length=8),
-        settings=SimpleNamespace(confidence=0.95),
+        settings=SimpleNamespace(confidence=0.95, dtype="float32"),
         values={
             ("trained", source): {
                 name: rng.uniform(size=(6, 2)) for name in generation_report.DRAWN

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.text import Text
 
+from evaluation.reports import loss_figures
 from evaluation.reports.figures import FAINT, INK, Curve, FigureText, spread, within
 from evaluation.reports.loss_figures import length_figure
 
@@ -85,3 +86,17 @@ def test_text_does_not_overlap_or_leave_the_figure(ends):
                 min(a.y1, boxes[j].y1) - max(a.y0, boxes[j].y0),
             )
             assert min(shared) <= 1.0, (texts[i].get_text(), texts[j].get_text())
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_colors_go_to_the_curves_that_are_best_at_the_longest_length(seed):
+    """Ten curves that end at different lengths, in any order; a short curve has the lowest losses."""
+    ends = [(64, 0.1), (64, 0.2), *((256, 3.0 + 0.1 * n) for n in range(6)), (128, 1.0), (128, 0.9)]
+    curves = [
+        Curve(f"{end}-{y}", [16, 32, end], [y + 1, y + 0.5, y], low=(), high=()) for end, y in ends
+    ]
+    order = np.random.default_rng(seed).permutation(len(curves))
+    styled = loss_figures._styled([curves[i] for i in order])
+    colored = {one.label for one in styled if one.color != FAINT}
+    assert colored == {*(f"256-{3.0 + 0.1 * n}" for n in range(6)), "128-0.9"}
+    assert len({one.color for one in styled if one.color != FAINT}) == len(colored)

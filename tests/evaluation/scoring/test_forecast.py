@@ -111,6 +111,25 @@ def test_forecast_accounts_for_materialized_scores():
     assert 0 < masked < views < weighed
 
 
+@pytest.mark.parametrize("case", ["rope", "alibi"])
+def test_cache_of_every_row_is_counted(case):
+    """The cache exists with several chunks only; it is the difference to one chunk that grows with rows."""
+    model = zoo_model(case, torch.float32)
+    length, chunk = 64, 8
+
+    def cache(batch):
+        needed = forecast.memory_needed(model, length, 1, batch, chunk)
+        monkeypatch = pytest.MonkeyPatch()
+        monkeypatch.setattr(type(model), "cached_per_token", 0)
+        without = forecast.memory_needed(model, length, 1, batch, chunk)
+        monkeypatch.undo()
+        return needed - without
+
+    expected = 4 * model.cached_per_token * length * forecast.SLACK
+    for batch in (1, 3):
+        assert cache(batch) == pytest.approx(batch * expected, abs=2)
+
+
 def test_oversized_length_error_suggests_longest():
     settings = ModelSettings(dim=192, layers=4, heads=6, kv_heads=2)
     for scheme, gib in (("rope", 0.2), ("fire", 0.5)):

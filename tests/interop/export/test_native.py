@@ -37,6 +37,7 @@ MODELS: dict[str, tuple[str, dict, dict]] = {
     "linear": ("llama", rope(scaling={"name": "linear", "factor": 3.0}), EVEN),
     "llama3": ("llama", rope(scaling={"name": "llama3", "factor": 8.0}), EVEN),
     "yarn": ("llama", rope(scaling=YARN), EVEN),
+    "yarn-mscale": ("llama", rope(scaling={**YARN, "mscale": 0.7, "mscale_all_dim": 1.2}), EVEN),
     "yarn-wavelength": ("llama", rope(scaling={**YARN, "ramp": "wavelength"}), EVEN),
     "ntk": ("llama", rope(scaling={"name": "ntk", "factor": 4.0}), EVEN),
     "by-parts": ("llama", rope(scaling={"name": "by_parts", "factor": 4.0}), EVEN),
@@ -109,6 +110,7 @@ def made(name: str) -> tuple[str, Transformer]:
 # One of each class, and a scaled table without a kind in transformers.
 QUICK = {
     "p_rope",
+    "yarn-mscale",
     "mup",
     *{model_type: name for name, (model_type, _, _) in MODELS.items()}.values(),
 }

@@ -56,6 +56,17 @@ def test_installed_packages_are_found():
     assert found == [("evaluate", "__init__.py"), ("lm_eval", "__init__.py")]
 
 
+def test_models_of_the_harness_are_registered_too():
+    code = (
+        f"import sys; sys.path.append({str(ROOT)!r})\n"
+        "from scripts.lm_eval import prefer_installed, register_model\n"
+        "prefer_installed(); register_model()\n"
+        "from lm_eval.api.registry import model_registry\n"
+        "assert {'sextant', 'hf', 'vllm', 'local-completions'} <= set(model_registry)"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT.parent, check=True)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2])
 def test_command_line(tmp_path, processes):

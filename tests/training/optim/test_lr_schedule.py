@@ -31,6 +31,17 @@ def test_warmup_in_steps_and_as_fraction():
     assert rates(ConstantSchedule(warmup=0), 3) == [8, 8, 8]
 
 
+@pytest.mark.parametrize(
+    ("share", "steps", "expected"), [(0.03, 2929, 88), (0.29, 100, 29), (0.57, 100, 57)]
+)
+def test_shares_are_rounded_to_the_nearest_step(share, steps, expected):
+    """0.29 · 100 is 28.999999999999996 in floating point, and 0.03 · 2929 is 87.87."""
+    assert steps_of(share, steps) == expected
+    assert rates(ConstantSchedule(warmup=share), steps).index(8.0) == expected - 1
+    wsd = WsdSchedule(warmup=0, decay=share, min_lr_ratio=0)
+    assert sum(rate < 8.0 for rate in rates(wsd, steps)) == expected - 1
+
+
 def test_linear():
     assert rates(LinearSchedule(warmup=2), 6) == [4, 8, 8, 6, 4, 2]
     assert rates(LinearSchedule(warmup=2, min_lr_ratio=0.5), 6) == [4, 8, 8, 7, 6, 5]

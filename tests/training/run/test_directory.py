@@ -19,12 +19,14 @@ from training.checkpoint.storage import folder_of, save_checkpoint
 from training.config.load import apply_overrides, identity, load_settings
 from training.config.settings import RunSettings
 from training.optim.optimizer import make_optimizer
+from training.run import directory
 from training.run.directory import (
     MANIFEST,
     create_run,
     is_run,
     load,
     locked_run,
+    model_hash_in,
     read_manifest,
     read_settings,
     rename_old_run,
@@ -262,6 +264,78 @@ def test_load_accepts_position_overrides_only(run, settings):
         load(run, ["train_length=64"])
     with pytest.raises(TrainingError, match=r"did you mean model.position.scaling"):
         load(run, ["model.position.scalin.name=yarn"])
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("theta: 10000.0", "theta: 20000.0"),
+        ("norm_eps: 1.0e-05", "norm_eps: 1.0e-04"),
+        ("train_length: 32", "train_length: 16"),
+        ("original_length: null", "original_length: 16"),
+    ],
+)
+def test_edited_model_settings_are_rejected(run, settings, before, after):
+    fill(run, settings)
+    file = run / "settings.yaml"
+    text = file.read_text()
+    assert before in text
+    file.write_text(text.replace(before, after, 1))
+    for read in (load, read_settings):
+        with pytest.raises(TrainingError, match=r"settings.yaml: model, train_length"):
+            read(run)
+    file.write_text("# a comment changes no value\n" + text)
+    assert load(run).settings == settings
+
+
+def test_model_hash_follows_permitted_changes(run, settings, capsys):
+    model = fill(run, settings)
+    free = apply_overrides(settings, ["training.log_interval=3"])
+    text = (run / "settings.yaml").read_text()
+    resume_run(run, free, ByteTokenizer(), COMMAND, EXTRA)
+    assert len(read_manifest(run)["model_hash"]) == 1 and load(run).settings == free
+    # A run of an earlier version: without the hash, and without a field that was added since.
+    shorter = text.replace("  norm_eps: 1.0e-05\n", "")
+    assert shorter != text
+    (run / "settings.yaml").write_text(shorter)
+    about = read_manifest(run)
+    del about["model_hash"]
+    write_json(run / MANIFEST, about)
+    capsys.readouterr()
+    assert same_weights(load(run).model, model)
+    assert "not verified" in capsys.readouterr().err
+    resume_run(run, free, ByteTokenizer(), COMMAND, EXTRA)
+    assert load(run).settings == free
+    assert "not verified" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("write", [0, 1, 2])
+def test_interrupted_change_of_settings_leaves_a_run(run, settings, monkeypatch, write):
+    """The manifest, the settings and the manifest again are written; each write may be the last."""
+    (run / "settings.yaml").write_text(
+        (run / "settings.yaml").read_text().replace("  norm_eps: 1.0e-05\n", "")
+    )
+    about = read_manifest(run)
+    write_json(run / MANIFEST, about | {"model_hash": [model_hash_in(run)]})
+    free = apply_overrides(settings, ["training.log_interval=3"])
+    calls = []
+
+    def stopping(function):
+        def wrapped(*arguments, **options):
+            if len(calls) == write:
+                raise KeyboardInterrupt
+            calls.append(function)
+            return function(*arguments, **options)
+
+        return wrapped
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        for name in ("write_json", "write_text"):
+            patch.setattr(f"training.run.directory.{name}", stopping(getattr(directory, name)))
+        resume_run(run, free, ByteTokenizer(), COMMAND, EXTRA)
+    assert read_settings(run) in (settings, free)
+    resume_run(run, free, ByteTokenizer(), COMMAND, EXTRA)
+    assert read_settings(run) == free and len(read_manifest(run)["model_hash"]) == 1
 
 
 def test_load_errors(run, settings, tmp_path):

@@ -64,6 +64,24 @@ def test_step_time_with_recomputation_and_devices(settings):
     )
 
 
+def test_flops_of_stages_are_those_of_their_own_lengths():
+    settings = load_settings(
+        RunSettings,
+        [
+            *WORDS,
+            "training.batch_size=4",
+            "training.tokens=2560",
+            "training.stages=[{length: 16, duration: 0.4}, {length: 64}]",
+        ],
+    )
+    with torch.device("meta"):
+        model = Transformer(settings.model, 258, 64)
+    expected = forecast(model, 64, settings.plan, MemoryLayout(1, False, 4), peak=1.0)
+    flops = 1024 * model.flops_per_token(16) + 1536 * model.flops_per_token(64)
+    assert expected.flops_per_token == pytest.approx(flops / 2560, rel=1e-12)
+    assert expected.flops_per_token < 0.999 * model.flops_per_token(64)
+
+
 @pytest.mark.parametrize(
     ("overrides", "sharded", "message", "unsaid"),
     [

@@ -1,0 +1,114 @@
+"""Keys of stored cells: a setting that changes a number changes the key."""
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+from evaluation import EvaluationSession, EvaluationSettings, resolve_methods
+from evaluation.scoring.session import KEY_FORMAT
+from tests.evaluation.conftest import BUILTIN, MemoryStore, MemoryTokenizer
+
+# Settings that change a number, another value of each, and the protocol it belongs to (None: all).
+NUMBERS = {
+    "seed": (1, None),
+    "dtype": ("float64", None),
+    "chunk": (9, None),
+    "bos": ("every-window", None),
+    "lengths": ([16, 32, 40], None),
+    "documents": (3, None),
+    "targets": (4, "fixed-targets"),
+    "spans_per_document": (3, "fixed-targets"),
+    "stride": (7, "sliding"),
+    "windows_per_document": (5, "by-position"),
+}
+BY_HASH = {"store", "split", "weights", "device", "methods", "protocol", "contamination"}
+# What is derived from the numbers, which cells there are, and limits of the machine.
+OTHERS = {
+    *("folder", "confidence", "memory", "least_documents", "shorten", "unreachable", "matrix"),
+    *("tolerance", "simultaneous", "resamples", "batch", "context", "minutes"),
+}
+PROTOCOLS = ("fixed-targets", "sliding", "non-overlapping", "by-position")
+
+
+@pytest.fixture
+def session(subject, tmp_path):
+    store = MemoryStore([57, 61, 75, 59, 53, 65], seed=1)
+
+    def make(methods=("trained",), **settings):
+        asked = {"lengths": [16, 32], "targets": 5, "spans_per_document": 2, "device": "cpu"}
+        settings = EvaluationSettings(methods=list(methods), **asked | settings)
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        folder.mkdir()
+        return EvaluationSession(
+            settings,
+            subject,
+            store=store,
+            train=None,
+            tokenizer=MemoryTokenizer(),
+            methods=resolve_methods(list(methods), BUILTIN, 16),
+            cells=folder,
+        )
+
+    return make
+
+
+def test_every_setting_is_classified():
+    assert NUMBERS.keys() | BY_HASH | OTHERS == EvaluationSettings.model_fields.keys()
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_settings_that_change_numbers_change_the_key(session, protocol):
+    def names(**settings):
+        made = session(protocol=protocol, **settings)
+        return {made.store.name(cell.key) for cell in made.cells()}
+
+    before = names()
+    for key, (value, only) in NUMBERS.items():
+        if only in (None, protocol) and (protocol, key) != ("non-overlapping", "lengths"):
+            added = names(**{key: value}) - before
+            assert added, key
+    for key, value in {"batch": 2, "confidence": 0.9, "tolerance": 1.0, "memory": 1.0}.items():
+        assert names(**{key: value}) == before, key
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_equal_keys_have_equal_numbers(session, protocol):
+    """Every pair of settings: two cells of one name hold the same losses, up to rounding."""
+    options = {
+        key: value
+        for key, (value, only) in NUMBERS.items()
+        if only in (None, protocol) and (protocol, key) != ("non-overlapping", "lengths")
+    }
+    known = {}
+    for pair in [(), *combinations(options, 1), *combinations(options, 2)]:
+        made = session(protocol=protocol, **{key: options[key] for key in pair})
+        made.run()
+        for cell in made.cells():
+            name = made.store.name(cell.key)
+            stored = made.store.load(cell.key)
+            known.setdefault(name, stored)
+            assert np.abs(known[name] - stored).max() < 1e-4, pair
+
+
+def test_cells_of_an_earlier_format_are_measured_again(session):
+    class Console:
+        def __init__(self):
+            self.lines = []
+
+        def info(self, line):
+            self.lines.append(line)
+
+        def bar(self, *_, **__):
+            return self
+
+        __enter__ = __exit__ = advance = lambda self, *_: None
+
+    made = session(methods=("trained", "yarn"))
+    made.console = Console()
+    wrong = np.zeros(made.plan.n_targets)
+    for cell in made.cells():
+        made.store.save(cell.key | {"format": KEY_FORMAT - 1}, wrong)
+    result = made.run()
+    assert all(nll.min() > 0 for nll in result.nll.values())
+    assert any("3 cells" in line and "earlier" in line for line in made.console.lines)

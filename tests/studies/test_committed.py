@@ -1,0 +1,110 @@
+"""Every committed configuration of data can be prepared, and every committed study can be planned."""
+
+import json
+from pathlib import Path
+from random import Random
+from string import ascii_lowercase
+
+import pytest
+import yaml
+
+from data import ByteTokenizer, DataSettings, prepare
+from data.settings import TaskSource
+from data.sources import SOURCES
+from data.sources.local import Stdlib
+from evaluate import kind_of
+from evaluation import read_methods
+from evaluation.scoring.methods import BUILTIN
+from evaluation.stores import haystacks
+from evaluation.tasks.items import draw_items
+from evaluation.tasks.settings import TaskEvaluationSettings
+from studies.running.grid import cells_of
+from studies.running.plan import StudyPlanner
+from studies.settings import StudySettings
+from training.config.load import load_settings
+from training.config.settings import RunSettings
+
+ROOT = Path(__file__).resolve().parents[2]
+STUDIES = sorted(
+    path.relative_to(ROOT).as_posix()
+    for path in (ROOT / "configs/studies").glob("*.yaml")
+    if "grid" in yaml.safe_load(path.read_text())
+)
+DATA = sorted(
+    path.relative_to(ROOT).as_posix()
+    for path in (ROOT / "configs").rglob("*.yaml")
+    if "source" in (yaml.safe_load(path.read_text()).get("data") or {})
+)
+FOLDERS = ("texts", "docs", "novels/train", "novels/valid", "corpora/novels/train")
+FOLDERS += ("corpora/novels/valid", "corpora/novels/long", "stdlib", "validation")
+
+
+@pytest.fixture
+def stand_ins(tmp_path, monkeypatch):
+    """Small texts in the places that the configurations name, as the current directory."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("data.files.os.fsync", lambda handle: None)
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    manifest = []
+    rng = Random(0)
+    for folder in map(Path, FOLDERS):
+        folder.mkdir(parents=True)
+        for number in range(20):
+            words = ["".join(rng.choices(ascii_lowercase, k=5)) for _ in range(400)]
+            for suffix in (".txt", ".md", ".py"):
+                (folder / f"{number}{suffix}").write_text(" ".join(words))
+            manifest.append(json.dumps({"file": f"{number}.txt", "author": f"author {number}"}))
+    Path("corpora/novels/MANIFEST.jsonl").write_text("\n".join(manifest))
+    Path("corpus").mkdir()
+    records = [json.dumps({"text": " ".join(rng.choices(words, k=100))}) for _ in range(30)]
+    Path("corpus/a.jsonl").write_text("\n".join(records))
+
+    def local(settings, place: str) -> Stdlib:
+        is_held_out = getattr(settings, "split", "") == "validation"
+        return Stdlib(settings, place, tmp_path / ("validation" if is_held_out else "stdlib"))
+
+    for name in ("stdlib", "hub"):
+        monkeypatch.setitem(SOURCES, name, local)
+
+
+def prepare_small(data: DataSettings) -> None:
+    """Prepare the data with few items and a small vocabulary."""
+    changes = {}
+    for name in ("source", "valid_source"):
+        source = getattr(data, name)
+        if isinstance(source, TaskSource) and source.text is None:
+            changes[name] = source.model_copy(update={"items": 40})
+    if data.tokenizer.name != "bytes":
+        changes["tokenizer"] = data.tokenizer.model_copy(update={"vocab_size": 320})
+    prepared = prepare(data.model_copy(update=changes), workers=1)
+    assert prepared.train.n_tokens and prepared.valid.n_tokens
+
+
+@pytest.mark.parametrize("path", DATA)
+def test_data_can_be_prepared(path, stand_ins):
+    prepare_small(load_settings(RunSettings, [path]).data)
+
+
+@pytest.mark.parametrize("path", STUDIES)
+def test_study_can_be_planned(path, stand_ins):
+    study = load_settings(StudySettings, [path])
+    planner = StudyPlanner(study, Path("study"), kind_of, read_methods(BUILTIN))
+    prepared = set()
+    for plan in planner.plan(cells_of(study)):
+        data = plan.settings.data
+        if (key := data.model_dump_json()) in prepared:
+            continue
+        prepared.add(key)
+        prepare_small(data)
+        for evaluation in plan.evaluations:
+            settings = evaluation.settings
+            if not isinstance(settings, TaskEvaluationSettings):
+                continue
+            task = settings.task or data.source.task
+            length = plan.settings.train_length
+            texts, _ = haystacks(task, None) if task.reads else (None, "")
+            tokenizer = ByteTokenizer()
+            drawn = draw_items(
+                settings, task, tokenizer, bos=True, trained_length=length, documents=texts
+            )
+            assert drawn.candidates > 1
