@@ -21,10 +21,9 @@ def causal_attend(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, scale: f
     if is_wide and mask.queries > QUERY_BLOCK and not torch.is_grad_enabled():
         # The CPU's fused kernel requires values as wide as keys; its fallback stores all T × S scores.
         return blocks_attend(q, k, v, mask, scale)
-    is_causal = mask.queries > 1  # the last query attends to every key
-    return F.scaled_dot_product_attention(
-        q, k, v, is_causal=is_causal, scale=scale, enable_gqa=True
-    )
+    if mask.queries == 1:  # the last query attends to every key
+        return F.scaled_dot_product_attention(q, k, v, scale=scale, enable_gqa=True)
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True)
 
 
 def blocks_attend(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, scale: float) -> Tensor:
