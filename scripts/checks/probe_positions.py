@@ -21,7 +21,7 @@ import torch
 
 from data import open_prepared
 from errors import TrainingError
-from evaluation.reports.base import write_table
+from evaluation.reports.results_table import write_table
 from model import SCHEMES, TokenPositions, Transformer
 from run_directory.console import Console
 from run_directory.run import LoadedRun, Run

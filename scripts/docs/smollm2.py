@@ -23,8 +23,9 @@ from matplotlib.figure import Figure
 
 from data.files import write_text
 from errors import EvaluationError
-from evaluation.reports.base import markdown_table, signed
-from evaluation.reports.figures import FigureText, save
+from evaluation.reports.charts import FigureText, save
+from evaluation.reports.results_table import markdown_table
+from evaluation.reports.text import signed
 from evaluation.scoring.methods import TRAINED, TRUNCATE, name_of
 from settings.script import Parser, run_main
 from studies.report.plots import DotEstimate, dots_figure
@@ -114,7 +115,7 @@ def gain_figure(found: dict) -> Figure:
     )
     text = FigureText(lengths, described(found))
     return dots_figure(
-        [("", dots)], text, "net gain, nats per token (right: better)", found["tolerance"]
+        {"": dots}, text, "net gain, nats per token (right: better)", found["tolerance"]
     )
 
 

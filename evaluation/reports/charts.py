@@ -1,0 +1,399 @@
+"""Line charts in one style: panels of curves, named at their ends or in a key, below a title. PNG and SVG,
+legible at column width and without color."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import numpy as np
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
+from matplotlib.lines import Line2D
+from matplotlib.textpath import TextPath
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from scipy.optimize import isotonic_regression
+
+from data.files import atomic
+
+# Okabe and Ito 2008, without its yellow, which is too light for a line on white. Markers differ too.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A5C00", "#5B5B5B")
+MARKERS = ("s", "^", "D", "v", "P", "X", "<", ">")
+INK = "#222222"
+SOFT = "#6E6E6E"
+FAINT = "#767676"
+GRID = "#E6E6E6"
+DOTTED = (0, (1, 2))
+DASHED = (0, (5, 3))
+WIDTH = 6.4  # inches
+# inches for title and subtitle, and for the labels of the x axis
+HEAD = 0.62
+TICKS = 0.44
+KEY_ROW = 0.2  # inches of a row of the key below the panels
+LED_FROM = 0.85  # share of the width beyond which a line ends at the right edge
+LABEL_GAP = 12.0  # points between the middles of two labels
+STYLE: dict[Any, Any] = {
+    "font.size": 9.5,
+    "font.family": "DejaVu Sans",
+    "axes.edgecolor": "#999999",
+    "axes.linewidth": 0.8,
+    "xtick.color": SOFT,
+    "ytick.color": SOFT,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "axes.formatter.useoffset": False,  # an offset at the end of an axis is easily missed
+    "text.parse_math": False,  # names of runs and methods may contain `$`; formulas set parse_math
+    "svg.fonttype": "none",
+    "svg.hashsalt": "sextant",
+}
+
+Numbers = Sequence[float] | np.ndarray
+
+
+@dataclass(frozen=True)
+class FigureText:
+    """Title, subtitle and note; empty for a figure with a caption elsewhere. `formula`: subtitle and headings
+    of panels are mathtext, as axis labels always are."""
+
+    title: str = ""
+    subtitle: str = ""
+    note: str = ""
+    formula: bool = False
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One line.
+
+    Attributes:
+        label: '' for a curve without a name.
+        low, high: ends of the interval at each x; NaN or empty for none.
+        dash: a linestyle of matplotlib; '' for markers alone.
+        every: which points have markers, as matplotlib's `markevery`.
+        hollow: markers are outlines.
+    """
+
+    label: str
+    x: Numbers
+    y: Numbers
+    color: str = INK
+    low: Numbers = ()
+    high: Numbers = ()
+    width: float = 1.5
+    dash: Any = "-"
+    marker: str = ""
+    size: float = 4.6
+    every: Any = None
+    hollow: bool = False
+    order: float = 3
+    alpha: float | None = None
+
+    @property
+    def end(self) -> tuple[float, float]:
+        """The last finite point."""
+        last = np.flatnonzero(np.isfinite(self.y))[-1]
+        return float(self.x[last]), float(self.y[last])
+
+    def draw(self, axes: Axes) -> Line2D:
+        (line,) = axes.plot(
+            self.x,
+            self.y,
+            label=self.label or "_",
+            color=self.color,
+            lw=self.width,
+            ls=self.dash,
+            marker=self.marker,
+            markevery=self.every,
+            ms=self.size,
+            mfc="white" if self.hollow else self.color,
+            mec=self.color if self.hollow else "white",
+            mew=0.9 if self.hollow else 0.6,
+            zorder=self.order,
+            alpha=self.alpha,
+        )
+        if len(self.low) and np.greater(self.high, self.low).any():
+            y = np.asarray(self.y, dtype=np.float64)
+            below = y - np.asarray(self.low)
+            above = np.asarray(self.high) - y
+            wide = np.greater(self.high, self.low)
+            axes.errorbar(
+                np.asarray(self.x)[wide],
+                y[wide],
+                yerr=(below[wide], above[wide]),
+                fmt="none",
+                color=self.color,
+                elinewidth=1.0,
+                capsize=2.2,
+                alpha=0.75,
+                zorder=self.order - 0.5,
+            )
+        return line
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Curves over common axes, and horizontal lines (label, y, color) across them. `y`: label of the vertical
+    axis, if the panels have different ones."""
+
+    curves: Sequence[Curve]
+    heading: str = ""
+    levels: Sequence[tuple[str, float, str]] = ()
+    y: str = ""
+
+
+def panels_figure(
+    panels: Sequence[Panel],
+    text: FigureText,
+    scales: Callable[[Axes, Panel], object],
+    *,
+    x: str,
+    y: str = "",
+    columns: int = 1,
+    height: float | Sequence[float] = 2.9,
+    names: Literal["ends", "beside", "below"] = "ends",
+    width: float = WIDTH,
+    value: Callable[[Axes, float], str] = lambda axes, y: "",
+) -> Figure:
+    """A grid of panels.
+
+    Args:
+        scales: sets scales, limits and marks of a panel's axes; its curves are drawn already.
+        height: inches of every row of panels, or of each; more where the names require it.
+        names: of curves and levels: at their right ends, in a key beside each panel, or in one key below all.
+        value: printed after a name at the end of a curve.
+    """
+    columns = min(columns, len(panels))
+    rows = math.ceil(len(panels) / columns)
+    heights = [height] * rows if isinstance(height, float | int) else list(height)
+    if names == "ends":
+        for n, panel in enumerate(panels):
+            most = sum(bool(curve.label) for curve in panel.curves) + len(panel.levels)
+            heights[n // columns] = max(
+                heights[n // columns], TICKS + 0.26 + (most + 1) * LABEL_GAP / 72
+            )
+    with rc_context(STYLE):
+        known = {curve.label: curve for panel in panels for curve in panel.curves if curve.label}
+        key = 0.0
+        per_row = max(1, int((width - 0.3) / (0.62 + _widest(known))))
+        if names == "below" and len(known) > 1:
+            key = KEY_ROW * math.ceil(len(known) / per_row) + 0.08
+        under = 0.2 if rows > 1 else TICKS  # of panels above others
+        figure, (low, high) = canvas(text, sum(heights) + key + TICKS - under, width)
+        inches = figure.get_figheight()
+        low += (key + TICKS - under) / inches
+        drawn = []
+        for n, panel in enumerate(panels):
+            row, column = divmod(n, columns)
+            tall = heights[row] - under - (0.28 if panel.heading else 0.1)
+            bottom = high - (sum(heights[: row + 1]) - under) / inches
+            area = (column / columns + 0.085, bottom, 1 / columns - 0.115, tall / inches)
+            axes = figure.add_axes(area, label=str(n))
+            heading = axes.set_title(panel.heading, loc="left", fontsize=9.5, color=INK, pad=4)
+            heading.set_parse_math(text.formula)
+            grid(axes)
+            lines = [curve.draw(axes) for curve in panel.curves]
+            for _, at, color in panel.levels:
+                axes.axhline(at, color=color, lw=1.1, ls=DASHED, zorder=2)
+            scales(axes, panel)
+            axes.set_xlabel(x if n + columns >= len(panels) else "", color=INK, parse_math=True)
+            axes.set_ylabel(panel.y or (y if column == 0 else ""), color=INK, parse_math=True)
+            drawn.append((axes, lines, panel))
+        labels = [_ends(axes, panel, value) for axes, _, panel in drawn]
+        texts = [label[0] for ends in labels for label in ends] if names == "ends" else known
+        for (axes, lines, _), ends in zip(drawn, labels, strict=True):
+            if names != "below":
+                place = axes.get_position()
+                room = (0.42 if names == "ends" else 0.76) + _widest(texts)
+                wide = max(0.3, 1 - room / width - place.x0)
+                axes.set_position((place.x0, place.y0, wide, place.height))
+            fit_left(figure, axes)
+            if names == "ends" and ends:
+                label_ends(figure, axes, ends)
+            elif names == "beside":  # highest curve first
+                lines.sort(key=lambda line: -float(np.mean(np.asarray(line.get_ydata(), float))))
+                _key(axes, lines, loc="center left", bbox_to_anchor=(1.015, 0.5), handlelength=3.4)
+        if columns == 1:
+            places = [axes.get_position() for axes in figure.axes]
+            left = max(place.x0 for place in places)
+            for axes, place in zip(figure.axes, places, strict=True):
+                axes.set_position((left, place.y0, place.x1 - left, place.height))
+        if key:
+            handles = {line.get_label(): line for _, lines, _ in drawn for line in lines}
+            _key(
+                figure,
+                [handles[label] for label in known],
+                loc="lower center",
+                bbox_to_anchor=(0.5, low - (key + TICKS - under) / inches),
+                ncols=per_row,
+                handlelength=2.4,
+                columnspacing=1.4,
+                labelspacing=0.25,
+            )
+        return figure
+
+
+def _key(owner: Axes | Figure, lines: list[Line2D], **layout: Any) -> None:
+    owner.legend(handles=lines, frameon=False, fontsize=8.5, borderaxespad=0, **layout)
+
+
+def _ends(axes: Axes, panel: Panel, value) -> list[tuple[str, float, float, str]]:
+    """Labels of curves and levels: text, x, y, color."""
+    ends = [(curve.label, *curve.end, curve.color) for curve in panel.curves if curve.label]
+    ends += [(label, axes.get_xlim()[1], y, color) for label, y, color in panel.levels]
+    return [(f"{label}  {value(axes, y)}".rstrip(), x, y, color) for label, x, y, color in ends]
+
+
+def _widest(labels) -> float:
+    """Inches of the widest label."""
+    font = FontProperties(family=STYLE["font.family"], size=9)
+    paths = [TextPath((0, 0), label or " ", prop=font) for label in labels]
+    return max((path.get_extents().width for path in paths), default=0) / 72
+
+
+def canvas(
+    text: FigureText, height: float, width: float = WIDTH
+) -> tuple[Figure, tuple[float, float]]:
+    """A figure with `height` inches for the axes, and the vertical range of those inches."""
+    lines = text.note.count("\n")
+    head = HEAD if text.title else 0.1
+    foot = 0.24 + 0.14 * lines if text.note else 0.06
+    total = head + height + foot
+    figure = Figure(figsize=(width, total), dpi=200)
+    FigureCanvasAgg(figure)
+    figure.text(
+        0.02, 1 - 0.12 / total, text.title, fontsize=11.5, fontweight="bold", color=INK, va="top"
+    )
+    subtitle = figure.text(
+        0.02, 1 - 0.36 / total, text.subtitle, fontsize=8.5, color=SOFT, va="top"
+    )
+    subtitle.set_parse_math(text.formula)
+    figure.text(0.02, 0.07 / total, text.note, fontsize=8, color=SOFT, va="bottom")
+    return figure, (foot / total, 1 - head / total)
+
+
+def token_axis(axes: Axes, ticks: Sequence[float], label: str | None = None) -> None:
+    """A log2 axis of tokens with these ticks."""
+    axes.set_xscale("log", base=2)
+    fix_ticks(axes, ticks)
+    if label:
+        axes.set_xlabel(label, color=INK)
+
+
+def fix_ticks(axes: Axes, ticks: Sequence[float]) -> None:
+    """Ticks of the x axis, as whole numbers."""
+    axes.xaxis.set_major_locator(FixedLocator(list(ticks)))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+
+
+def grid(axes: Axes) -> None:
+    """Horizontal grid lines, and no frame above and on the right."""
+    axes.grid(axis="y", color=GRID, lw=0.7, zorder=0)
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+
+
+def mark(axes: Axes, x: float, text: str = "", side: str = "left", height: float = 1.0) -> None:
+    """A dotted vertical line, labelled at a share of the height; `side`: alignment of the label."""
+    axes.axvline(x, color=SOFT, lw=0.9, ls=DOTTED, zorder=1)
+    shift = (4 if side == "left" else -4, -3)
+    axes.annotate(
+        text,
+        (x, height),
+        shift,
+        ("data", "axes fraction"),
+        "offset points",
+        color=SOFT,
+        fontsize=8.5,
+        va="top",
+        ha=side,
+    )
+
+
+def decimals(low: float, high: float) -> int:
+    """Decimals that resolve a twentieth of an axis from `low` to `high`."""
+    return min(5, max(2, math.ceil(1.3 - math.log10(high - low))))
+
+
+def power_of_ten(value: float) -> str:
+    """`10⁻⁴`, without mathtext."""
+    return "10" + str(round(math.log10(value))).translate(
+        str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+    )
+
+
+def fit_left(figure: Figure, axes: Axes) -> None:
+    """Move the left edge of the axes inwards until the y label and tick labels fit into the figure."""
+    renderer = cast(FigureCanvasAgg, figure.canvas).get_renderer()
+    box = axes.yaxis.get_tightbbox(renderer)
+    place = axes.get_position()
+    cut = 0.0 if box is None else 0.01 - box.x0 / figure.bbox.width
+    if cut > 0:
+        axes.set_position((place.x0 + cut, place.y0, place.width - cut, place.height))
+
+
+def label_ends(figure: Figure, axes: Axes, labels: list[tuple[str, float, float, str]]) -> None:
+    """Direct labels (text, x, y, color) right of the axes at the height of the line's end, moved apart where
+    they would overlap. Limits and scales of the axes must be final. The leader of a line that ends above the
+    axes points to their top; a line that ends early has no leader, which would look like data."""
+    height = axes.get_position().height * figure.get_figheight() * 72  # points
+    gap = LABEL_GAP / height
+    top = axes.get_ylim()[1]
+    to_axes = axes.transData - axes.transAxes
+    wanted = sorted(
+        (float(to_axes.transform((x, y))[1]), text, x, y, color) for text, x, y, color in labels
+    )
+    placed = within(spread([height for height, *_ in wanted], gap), gap)
+    for at, (_, text, x, y, color) in zip(placed, wanted, strict=True):
+        led = to_axes.transform((x, y))[0] > LED_FROM
+        axes.annotate(
+            text,
+            xy=(x, min(y, top)),
+            xycoords="data",
+            xytext=(1.045, at),
+            textcoords="axes fraction",
+            color=color,
+            fontsize=9,
+            va="center",
+            annotation_clip=False,
+            arrowprops={
+                "arrowstyle": "-",
+                "color": color,
+                "lw": 0.6 if led else 0.0,
+                "alpha": 0.6,
+                "shrinkA": 2,
+                "shrinkB": 3,
+                "relpos": (0, 0.5),
+            },
+        )
+
+
+def spread(wanted: Sequence[float], gap: float) -> np.ndarray:
+    """Heights as near as possible to `wanted` (ascending) with at least `gap` between neighbors."""
+    least = gap * np.arange(len(wanted))
+    return isotonic_regression(np.asarray(wanted) - least).x + least
+
+
+def within(placed: np.ndarray, gap: float) -> np.ndarray:
+    """The same heights, moved into 0 to 1 if there is room, with the same gaps."""
+    least = gap * np.arange(len(placed))
+    if least[-1] > 1:
+        return placed
+    return np.minimum(np.maximum(placed, least), 1 - least[::-1])
+
+
+def save(figure: Figure, folder: Path, name: str, dpi: int = 200) -> Path:
+    """Write `name`.png and `name`.svg with reproducible bytes; returns the first."""
+    with rc_context(STYLE):
+        with atomic(folder / f"{name}.png") as file:
+            figure.savefig(file, format="png", dpi=dpi, facecolor="white")
+        with atomic(folder / f"{name}.svg") as file:
+            figure.savefig(file, format="svg", facecolor="white", metadata={"Date": None})
+    return folder / f"{name}.png"
