@@ -40,17 +40,13 @@ A failed cell does not stop the others; the exit status is then 1. Overrides tak
 wherever they appear, so an override in `base` also takes precedence over the files of the grid.
 """
 
-from settings.command_line import answer_quickly
-
-if __name__ == "__main__":
-    answer_quickly(__doc__)  # prints help and misspelled settings before torch is imported
-
+from collections.abc import Sequence
 from dataclasses import replace
 
 from data.files import write_text
-from evaluate import kind_of
-from evaluation import read_methods
+from evaluation.kinds import kind_of
 from evaluation.scoring.methods import BUILTIN as METHODS
+from evaluation.scoring.methods import read_methods
 from interop.runs import with_imported_parent
 from settings.load import dump
 from settings.script import run_main
@@ -68,9 +64,10 @@ from studies.running.texts import StudyTexts
 from training.logging.console import Console
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the study that the command line names; returns the exit status."""
     assert __doc__
-    options = parse_options(__doc__)
+    options = parse_options(__doc__, arguments)
     console = Console()
     study = options.study
     folder = options.folder

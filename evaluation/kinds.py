@@ -9,14 +9,14 @@ from typing import Any, ClassVar
 from data.tasks import HaystackTask
 from errors import EvaluationError
 from evaluation.comparison import RunComparison
-from evaluation.diagnostics import (
-    AttentionDiagnosticSettings,
-    AttentionSession,
-    GenerationDiagnosticSettings,
-    GenerationSession,
-)
+from evaluation.diagnostics.attention import AttentionSession
 from evaluation.diagnostics.attention_report import AttentionReport
+from evaluation.diagnostics.generation import GenerationSession
 from evaluation.diagnostics.generation_report import GenerationReport
+from evaluation.diagnostics.settings import (
+    AttentionDiagnosticSettings,
+    GenerationDiagnosticSettings,
+)
 from evaluation.ranks import EvaluationRanks
 from evaluation.reports.base import Report
 from evaluation.reports.exposure_strip import add_strip
@@ -39,6 +39,7 @@ from evaluation.tasks.items import draw_items
 from evaluation.tasks.report import TaskReport
 from evaluation.tasks.session import TaskSession
 from evaluation.tasks.settings import TaskEvaluationSettings
+from settings.load import setting_before_validation
 
 
 class Evaluation(ABC):
@@ -288,3 +289,8 @@ def kind_of_protocol(protocol: object) -> type[Evaluation]:
         raise EvaluationError(
             f"protocol={protocol} is unknown; choose one of {', '.join(kinds)}"
         ) from None
+
+
+def kind_of(overrides: Sequence[str]) -> type[Evaluation]:
+    """The kind of evaluation that `protocol` selects in settings files and overrides."""
+    return kind_of_protocol(setting_before_validation(overrides, "protocol"))

@@ -14,11 +14,7 @@ those of the run at 1, 4 and 16 times the trained length. An export whose logits
 Requires the extra `interop`.
 """
 
-import sys
 from pathlib import Path
-
-# when run as a script, from any directory
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from interop.export.folder import DTYPES, export_folder
 from interop.export.parity import MULTIPLES

@@ -11,11 +11,6 @@ Ctrl-C. Requires the extra `serve`.
 """
 
 import importlib
-import sys
-from pathlib import Path
-
-# when run as a script, from any directory
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from interop.extras import load_extra
 from interop.runs import run_of

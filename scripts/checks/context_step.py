@@ -18,8 +18,6 @@ import time
 from pathlib import Path
 from statistics import median
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
 import torch
 
 from errors import TrainingError

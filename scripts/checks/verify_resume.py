@@ -27,8 +27,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
 import psutil
 import torch
 from safetensors.torch import load_file

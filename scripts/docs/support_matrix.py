@@ -11,11 +11,7 @@ tests/interop/export/test_generated.py, in llama.cpp by tests/interop/gguf/test_
 import hashlib
 import json
 import re
-import sys
 from pathlib import Path
-
-# when run as a script, from any directory
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from errors import InteropError
 from interop.export.classes import choose_class

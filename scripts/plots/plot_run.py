@@ -8,10 +8,7 @@ and CSV with the same name.
 """
 
 import io
-import sys
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from data.files import atomic
 from evaluation.reports.figures import save

@@ -8,9 +8,10 @@ import torch
 
 from data import PreparedData
 from data.files import read_object
-from evaluation import EvaluationSettings, EvaluationText
 from evaluation.scoring.methods import TRAINED, TRUNCATE
 from evaluation.scoring.plan import make_plan
+from evaluation.scoring.text import EvaluationText
+from evaluation.settings import EvaluationSettings
 from model import Transformer, find_device
 from studies.report.document import counted
 from studies.running.plan import PlannedCell, PlannedEvaluation

@@ -12,8 +12,9 @@ import pytest
 
 import evaluate as script
 from data import open_prepared, prepare
-from evaluation import EvaluationError, EvaluationText, read_methods
-from evaluation.scoring.methods import BUILTIN
+from errors import EvaluationError
+from evaluation.scoring.methods import BUILTIN, read_methods
+from evaluation.scoring.text import EvaluationText
 from evaluation.statistics.intervals import t_quantile
 from model import Transformer
 from run_directory.run_settings import RunSettings

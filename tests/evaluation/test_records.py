@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from evaluation import analyze
 from evaluation.reports.loss import LossReport
+from evaluation.statistics.analysis import analyze
 
 
 def test_results_record_units_and_their_contamination(do, make_store, tmp_path):

@@ -24,8 +24,6 @@ from functools import cache
 from itertools import groupby, pairwise
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
 import hypothesis  # noqa: F401
 import matplotlib.pyplot  # noqa: F401  (imported once here, not once per edit)
 import numpy  # noqa: F401

@@ -5,8 +5,7 @@ import sys
 
 import pytest
 
-from errors import TrainingError
-from evaluation import EvaluationError
+from errors import EvaluationError, TrainingError
 from evaluation.schemes.figures import FIGURES
 from model import ModelSettings, Transformer
 from scripts.plots import plot_positions

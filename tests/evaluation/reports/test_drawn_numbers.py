@@ -11,14 +11,15 @@ from matplotlib import colormaps
 from matplotlib.colors import to_hex
 from scipy import stats
 
-from evaluation import analyze
-from evaluation.diagnostics import AttentionResult, generation_report
 from evaluation.diagnostics import figures as attention_figures
+from evaluation.diagnostics import generation_report
+from evaluation.diagnostics.attention import AttentionResult
 from evaluation.diagnostics.generation import REAL
 from evaluation.diagnostics.weights import bucket_edges
 from evaluation.reports.figures import INK, Curve, FigureText, decimals, save
 from evaluation.reports.loss_figures import draw_figures, length_figure
 from evaluation.scoring.methods import Method
+from evaluation.statistics.analysis import analyze
 from evaluation.tasks.analysis import analyse_tasks
 from evaluation.tasks.figures import draw_task_figures
 from tests.artists import close, dashed, ends, labelled, levels, lines, named, points, shown
