@@ -5,7 +5,7 @@
         --tasks wikitext
     python scripts/run_harness.py --model sextant --model_args run=runs/x --tasks sextant_passkey \\
         --metadata '{"lengths": [128, 256, 512], "items": 50}'
-    torchrun --nproc_per_node 2 scripts/run_harness.py --model sextant --model_args run=runs/x \\\\
+    torchrun --nproc_per_node 2 scripts/run_harness.py --model sextant --model_args run=runs/x \\
         --tasks arc_easy
 
 All options are those of the harness (`python scripts/run_harness.py run --help`). The tasks sextant_passkey,
