@@ -92,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command = shlex.join(["python", "evaluate.py", *arguments])
     output = run_evaluation(folders, settings, command, options.dry_run)
     if output is not None:
-        show(output.report, output.files, output.figures, options.verbose)
+        show(output.report, output.files, options.verbose)
     return 0
 
 

@@ -51,7 +51,7 @@ class EvaluationTable:
 
     rows: list[dict[str, Any]]  # one per length and method, with the columns of results.csv
     figures: list[Path]
-    text: str  # summary and tables
+    text: str  # summary and tables, in Markdown
     folder: Path
 
     def to_dicts(self) -> list[dict[str, Any]]:
@@ -135,7 +135,7 @@ def evaluate(
     from evaluation.kinds import kind_of
     from interop.runs import run_of
     from settings.load import load_settings
-    from studies.evaluate_runs import run_evaluation, text_of
+    from studies.evaluate_runs import run_evaluation
 
     directory = run_of(run) if isinstance(run, (str, Path)) else run.folder
     given = settings | {"folder": folder}
@@ -146,7 +146,9 @@ def evaluate(
     assert output is not None
     with (output.folder / "results.csv").open(encoding="utf-8", newline="") as file:
         rows = [{key: _number(value) for key, value in row.items()} for row in csv.DictReader(file)]
-    return EvaluationTable(rows, output.figures, text_of(output.report), output.folder)
+    text = (output.folder / "report.md").read_text(encoding="utf-8")
+    figures = [file for file in output.files if file.suffix == ".png"]
+    return EvaluationTable(rows, figures, text, output.folder)
 
 
 def train(*arguments: str, run_dir: str | Path | None = None) -> "LoadedRun":

@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 
 from errors import EvaluationError
-from evaluation.comparison import RunComparison
+from evaluation.reports.comparison_report import RunComparison, comparison_report
 from evaluation.scoring.evaluate import EvaluationSession
 from evaluation.scoring.methods import TRAINED, Method
 from evaluation.settings import EvaluationSettings
@@ -68,9 +68,9 @@ def main() -> int:
     ]
     facts = {"corpus": stores.name, "settings": settings.model_dump(mode="json"), "note": note}
     facts |= provenance(shlex.join(["python", "scripts/compare_parent.py", *sys.argv[1:]]))
-    report = RunComparison(["run", "parent"], results, "parent", facts, minuend="first")
-    folder = run / "evaluation" / report.name
-    show(report, report.write(folder), report.draw(folder))
+    comparison = RunComparison(["run", "parent"], results, minuend="first")
+    report = comparison_report(comparison, "parent", facts)
+    show(report, report.write(run / "evaluation" / report.name))
     return 0
 
 

@@ -9,7 +9,7 @@ from data.files import write_text
 from errors import printable
 from evaluation.kinds import kind_of_protocol
 from evaluation.ranks import joined
-from evaluation.reports.base import Report, markdown_table
+from evaluation.reports.evaluation_report import EvaluationReport
 from evaluation.settings import MeasurementSettings
 from settings.load import dump
 from studies.subjects import open_runs
@@ -21,10 +21,9 @@ from training.run.hardware import prepare_cpu
 class EvaluationOutput:
     """The report of an evaluation and what was written to `folder`."""
 
-    report: Report
+    report: EvaluationReport
     folder: Path
     files: list[Path]
-    figures: list[Path]
 
 
 def run_evaluation(
@@ -65,9 +64,8 @@ def run_evaluation(
         report = evaluation.report(results, provenance(command))
         folder = folders[0] / "evaluation" / (settings.folder or report.name)
         files = report.write(folder)
-        figures = report.draw(folder)
         write_text(folder / "settings.yaml", dump(evaluation.settings))
-        return EvaluationOutput(report, folder, files, figures)
+        return EvaluationOutput(report, folder, files)
 
 
 def provenance(command: str) -> dict:
@@ -75,21 +73,13 @@ def provenance(command: str) -> dict:
     return {"command": command, "finished": datetime.now(UTC).isoformat(timespec="seconds")}
 
 
-def show(report: Report, files: list[Path], figures: list[Path], verbose: bool = False) -> None:
+def show(report: EvaluationReport, files: list[Path], verbose: bool = False) -> None:
     """Print the summary, the tables and the names of the files."""
-    for line in report.headlines():
+    for line in report.summary if report.headlines is None else report.headlines:
         print(printable(line))
-    for table in report.tables():
-        Console().table(*table)
-    for line in report.footnotes(verbose):
+    for table in report.tables:
+        cells = [[cell.text for cell in row] for row in table.cells]
+        Console().table(table.title, table.columns, cells)
+    footnotes = [*report.footnotes, *(report.details if verbose else [])]
+    for line in [*footnotes, f"written: {', '.join(map(str, files))}"]:
         print(printable(line))
-    for name, paths in (("figures", figures), ("numbers", files)):
-        print(printable(f"{name}: {', '.join(map(str, paths))}"))
-
-
-def text_of(report: Report) -> str:
-    """What `show` prints of a report, with tables in Markdown."""
-    parts = report.headlines()
-    for title, columns, rows in report.tables():
-        parts += [title, markdown_table(columns, rows)]
-    return "\n".join([*parts, *report.footnotes()])

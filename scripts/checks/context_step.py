@@ -21,7 +21,7 @@ from statistics import median
 import torch
 
 from errors import TrainingError
-from evaluation.reports.base import markdown_table
+from evaluation.reports.results_table import markdown_table
 from model import TokenPositions
 from run_directory.run_settings import RunSettings
 from settings.load import load_settings

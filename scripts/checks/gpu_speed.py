@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from data.files import write_text
-from evaluation.reports.base import markdown_table
+from evaluation.reports.results_table import markdown_table
 from evaluation.scoring.scoring import ModelScorer
 from generation.decoding import Generation
 from generation.sampling import SamplingParams

@@ -30,7 +30,7 @@ import torch
 from data.files import write_text
 from errors import TrainingError
 from evaluation.ranks import joined
-from evaluation.reports.base import markdown_table
+from evaluation.reports.results_table import markdown_table
 from evaluation.scoring.forecast import memory_needed
 from evaluation.scoring.scoring import ModelScorer
 from evaluation.scoring.text import EvaluationText

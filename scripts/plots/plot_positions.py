@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from errors import ConfigError
-from evaluation.reports.base import write_table
-from evaluation.reports.figures import save
+from evaluation.reports.charts import save
+from evaluation.reports.results_table import write_table
 from evaluation.schemes.curves import SchemeShape
 from evaluation.schemes.figures import FIGURES, FigureRequest
 from model.position import PositionalScheme

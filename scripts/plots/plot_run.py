@@ -11,7 +11,7 @@ import io
 from pathlib import Path
 
 from data.files import atomic
-from evaluation.reports.figures import save
+from evaluation.reports.charts import save
 from settings.script import Parser, run_main
 from studies.report.training_figure import training_figure
 from studies.results.training_curves import differences, names_of, read_curves, write_csv

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from errors import EvaluationError
-from evaluation.diagnostics import attention_report, figures, generation_report
 from evaluation.diagnostics.generation import GenerationSession, _prompts_each
 from evaluation.diagnostics.settings import GenerationDiagnosticSettings
+from evaluation.reports import attention_report, evaluation_report
 from evaluation.run import EvaluatedModel
 from evaluation.scoring.methods import Method
 from model import TokenPositions
@@ -22,6 +22,7 @@ from training.logging.console import Console
 
 def touch(figure, folder, name):
     """Name a figure's file without rendering it."""
+    (folder / f"{name}.svg").touch()
     (folder / f"{name}.png").touch()
     return folder / f"{name}.png"
 
@@ -38,7 +39,7 @@ def test_attention_diagnostics_end_to_end(root, monkeypatch, capsys):  # noqa: F
         "spans_per_document=2",
         "device=cpu",
     ]
-    monkeypatch.setattr(figures, "save", touch)
+    monkeypatch.setattr(evaluation_report, "save", touch)
     assert (
         call(
             monkeypatch,
@@ -112,7 +113,7 @@ def test_attention_diagnostics_end_to_end(root, monkeypatch, capsys):  # noqa: F
     assert (
         len(rows) == len(report["cells"]) and float(rows[0]["value"]) == report["cells"][0]["value"]
     )
-    monkeypatch.setattr(attention_report, "draw_attention", lambda found, folder: [])
+    monkeypatch.setattr(attention_report, "figures_of", lambda result: {})
     call(monkeypatch, root / "run", folder / "settings.yaml")
     again = read(folder)
     assert again["cells"] == report["cells"] and again["by_distance"] == report["by_distance"]
@@ -120,7 +121,7 @@ def test_attention_diagnostics_end_to_end(root, monkeypatch, capsys):  # noqa: F
 
 def test_models_without_attention_or_positions(root, monkeypatch, capsys):  # noqa: F811
     # figures take time
-    monkeypatch.setattr(attention_report, "draw_attention", lambda found, folder: [])
+    monkeypatch.setattr(attention_report, "figures_of", lambda result: {})
     overrides = [
         "protocol=attention",
         "targets=8",
@@ -145,7 +146,7 @@ def test_models_without_attention_or_positions(root, monkeypatch, capsys):  # no
 
 def test_generation_diagnostics_end_to_end(root, monkeypatch, capsys):  # noqa: F811
     overrides = ["protocol=generation", "prompts=8", "length=72", "device=cpu", "folder=g"]
-    monkeypatch.setattr(generation_report, "save", touch)
+    monkeypatch.setattr(evaluation_report, "save", touch)
     assert call(monkeypatch, root / "run", *overrides, "methods=[trained,yarn]") == 0
     out, _ = capsys.readouterr()
     assert out.startswith("as trained, greedy: 4-grams repeated")
