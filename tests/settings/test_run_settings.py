@@ -10,7 +10,7 @@ from errors import ConfigError
 from evaluation.kinds import kind_of
 from run_directory.run_settings import RunSettings
 from settings.load import apply_overrides, dropped_settings, identity, load_settings
-from studies.settings import StudySettings
+from studies.study_settings import StudySettings
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 FILES = sorted(file for file in CONFIGS.rglob("*.yaml") if file.parent.name != "accelerate")
