@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 
-import evaluate
+from evaluation.kinds import kind_of
 from model import SCHEMES, TokenPositions, Transformer
 from tests.interop.models import make
 from tests.model.zoo import V, close, ids, initialized, settings_of
@@ -302,7 +302,7 @@ class Clone:
         if name == "prepare" and self.miniature:
             words = (*words, *text_for(words))
         if name in ("evaluate", "compare_parent") and self.miniature and "--help" not in words:
-            known = evaluate.kind_of(
+            known = kind_of(
                 [word for word in words if not word.startswith(("--", "runs/"))]
             ).settings_class.model_fields
             words = (*words, *(word for word in SMALL if word.split("=")[0] in known))
