@@ -11,10 +11,7 @@ command-line overrides come last.
   accelerate launch --config_file configs/accelerate/one_node.yaml train.py configs/base.yaml
 """
 
-from settings.command_line import answer_quickly, parse
-
-if __name__ == "__main__":
-    answer_quickly(__doc__)  # prints help and misspelled settings before torch is imported
+from collections.abc import Sequence
 
 import torch
 
@@ -26,6 +23,7 @@ from training.checkpointer import Checkpointer, resume
 from training.distributed.parallel import Parallel
 from training.metrics import Metrics
 from training.optim import clip_grad_norm, guarded_step
+from training.options import parse_options
 from training.profiler import Profiler
 from training.schedule import TrainingSchedule
 from training.setup import TrainingRun, open_run
@@ -36,9 +34,10 @@ from training.train_state import TrainState
 from training.validation import Validation
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Train as the command line says; returns the exit status."""
     assert __doc__
-    options = parse("train", __doc__)
+    options = parse_options(__doc__, arguments)
     if any("parent" in word for word in options.overrides):
         from interop.runs import with_imported_parent
 

@@ -14,7 +14,7 @@ from run_directory.position_overrides import meta_model, override, why
 from run_directory.run_settings import RunSettings
 from run_directory.stages import stages_of
 from settings.load import differences
-from settings.yaml_io import show
+from settings.value_text import show
 
 # Settings that determine a fork's checkpoint tensors, its step count and the order of its data; and why.
 _FIXED = {

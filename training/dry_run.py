@@ -3,6 +3,7 @@
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from data import check_texts
 from data.sampling.segments import Segment
@@ -38,7 +39,10 @@ from training.summary import steps_in_words
 def dry_run(options: Namespace, train_step: TrainStep) -> int:
     """Print the size, memory and time of a run, and with `--world` its communication; returns the exit
     status."""
-    settings, parent, parallel, console = launch(options)
+    make_parallel = Parallel
+    if options.world is not None:
+        make_parallel = partial(SimulatedParallel, world=options.world)
+    settings, parent, parallel, console = launch(options, make_parallel)
     status = show_forecast(settings, parallel, console, parent)
     if isinstance(parallel, SimulatedParallel):
         show_communication(settings, parallel, console, train_step, parent)

@@ -28,6 +28,7 @@ from run_directory.process_group import error_barrier
 from run_directory.run import Run, check_writable, is_run, locked_run, rename_old_run
 from run_directory.run_settings import RunSettings
 from run_directory.stages import stages_of
+from run_directory.training_settings import TrainingSettings
 from settings.load import dropped_settings, identity
 from training.checks import (
     check_model,
@@ -116,7 +117,9 @@ class TrainingRun:
         )
 
 
-def launch(options: Namespace) -> tuple[RunSettings, ParentRun | None, Parallel, Console]:
+def launch(
+    options: Namespace, make_parallel: Callable[[TrainingSettings], Parallel] = Parallel
+) -> tuple[RunSettings, ParentRun | None, Parallel, Console]:
     """Read the settings, join the other processes, and check what can be checked without data."""
     folder = Path(options.run_dir) if options.run_dir else None
     settings, parent = read_run_settings(options.overrides, folder)
@@ -127,12 +130,7 @@ def launch(options: Namespace) -> tuple[RunSettings, ParentRun | None, Parallel,
     # The initial state of torch's generator is random and saved in checkpoints: a fixed seed makes the
     # checkpoints of equal runs equal.
     torch.manual_seed(settings.seed)
-    if options.world is None:
-        parallel = Parallel(t)
-    else:
-        from training.distributed.simulated import SimulatedParallel
-
-        parallel = SimulatedParallel(t, options.world)
+    parallel = make_parallel(t)
     console = Console(quiet=not parallel.main, results=options.dry_run)
     for warning in dropped_settings(settings, options.overrides):
         console.info(warning)

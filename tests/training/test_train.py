@@ -16,8 +16,7 @@ from safetensors.torch import load_file
 
 import train
 from data import DataError
-from errors import INTERRUPTED, REQUEUE, TrainingError
-from evaluation import EvaluationError
+from errors import INTERRUPTED, REQUEUE, EvaluationError, TrainingError
 from model import ModelSettings, TokenPositions, Transformer
 from run_directory.checkpoints import AVERAGE, folder_of, steps_of
 from run_directory.metrics_file import read_metrics

@@ -21,7 +21,7 @@ from run_directory import checkpoints as module
 from run_directory.checkpoints import find_checkpoint, folder_of, remove_checkpoint, steps_of
 from run_directory.optimizer_settings import AdamWSettings
 from run_directory.training_settings import CheckpointSettings
-from tests.settings.toy import Net
+from tests.training.net import Net
 from tests.training.states import save_checkpoint
 from training.optim.optimizer import make_optimizer, set_learning_rates
 from training.retention import prune

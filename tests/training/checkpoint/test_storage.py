@@ -20,8 +20,8 @@ from run_directory.optimizer_settings import AdamWSettings, MuonSettings
 from run_directory.sharded_tensors import write_part
 from run_directory.weights import load_weights, save_weights
 from tests.processes import ScriptProcess
-from tests.settings.toy import Net
 from tests.training.checkpoint.deaths import RecordingConsole, trained, update
+from tests.training.net import Net
 from tests.training.states import restore, save_checkpoint
 from training.train_state import weights_of
 

@@ -10,7 +10,6 @@ import pytest
 
 from errors import TrainingError
 from run_directory.run_settings import RunSettings
-from settings.command_line import parse
 from settings.load import load_settings
 from tests.training.distributed.curves import Training, afresh, shared
 from train import train_step
@@ -23,6 +22,7 @@ from training.distributed.simulated import (
     sent_bytes,
 )
 from training.dry_run import dry_run
+from training.options import parse_options
 from training.schedule import TrainingSchedule
 
 SMALL = [
@@ -132,7 +132,7 @@ def test_dry_run_prints_communication_of_each_stage():
     def work() -> str:
         text = io.StringIO()
         with redirect_stdout(text):
-            assert dry_run(parse("train", "", words), train_step) == 0
+            assert dry_run(parse_options("", words), train_step) == 0
         return text.getvalue()
 
     (printed,) = shared(1, work)
@@ -151,7 +151,7 @@ def test_processes_that_cannot_be_simulated_are_refused(monkeypatch):
     with pytest.raises(TrainingError, match=r"context = 2 does not divide .* 3"):
         shared(1, lambda: SimulatedParallel(settings.training, 3))
     with pytest.raises(TrainingError, match="--dry-run"):
-        parse("train", "", ["--world", "4"])
+        parse_options("", ["--world", "4"])
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(TrainingError, match="without a launcher"):
         SimulatedParallel(settings.training, 4)

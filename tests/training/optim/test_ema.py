@@ -8,7 +8,7 @@ from errors import TrainingError
 from run_directory.checkpoints import find_checkpoint
 from run_directory.optimizer_settings import AdamWSettings, EmaSettings
 from run_directory.weights import load_average
-from tests.settings.toy import Net
+from tests.training.net import Net
 from tests.training.states import restore, save_checkpoint
 from training.optim.ema import EMA
 from training.optim.optimizer import guarded_step, make_optimizer, set_learning_rates

@@ -11,7 +11,7 @@ from errors import TrainingError
 from model import ModelSettings, Transformer
 from run_directory.optimizer_settings import ROLES, AdamWSettings
 from run_directory.weights import clean_name, named_weights
-from tests.settings.toy import Net
+from tests.training.net import Net
 from training.optim.combined import CombinedOptimizer
 from training.optim.optimizer import (
     guarded_step,

@@ -10,7 +10,7 @@ import torch
 from errors import TrainingError
 from run_directory.training_settings import SkipNonFinite, SpikeSettings, StopOnNonFinite
 from run_directory.weights import save_weights
-from tests.settings.toy import Net
+from tests.training.net import Net
 from training.optim.step_guard import NOT_FINITE, SPIKE, StepGuard
 from training.retention import DIVERGED, raise_stopped
 from training.step_result import StepMetrics
