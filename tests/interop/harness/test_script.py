@@ -80,7 +80,7 @@ def test_command_line(tmp_path, processes):
         done = subprocess.run(
             [sys.executable, *launcher, SCRIPT, *words, *more, "--output_path", out],
             cwd=ROOT,
-            env=os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+            env=os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": ""},
             capture_output=True,
             text=True,
             check=False,
