@@ -15,10 +15,6 @@ the harness. docs/evaluation.md lists the model arguments. Requires the extra `h
 
 import importlib
 import sys
-from pathlib import Path
-
-# When run as a script, from any directory; last, so that evaluate.py does not hide the package `evaluate`.
-sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 from interop.extras import load_extra
 from interop.harness import TASKS, register_model

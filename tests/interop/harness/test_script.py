@@ -1,4 +1,4 @@
-"""scripts/run_harness.py, whose name and whose neighbor evaluate.py hide two packages of the harness."""
+"""scripts/run_harness.py as a command."""
 
 import json
 import os
