@@ -15,8 +15,8 @@ import torch
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from data.data_settings import DataSettings
 from data.files import write_text
-from data.settings import DataSettings
 from evaluation.reports.results_table import markdown_table
 from model import SCHEMES, ModelSettings, TokenPositions, Transformer
 from model.attention.kernels import choose
