@@ -41,8 +41,8 @@ class SamplingParams:
     def __post_init__(self):
         # The comparisons are False for NaN, so NaN is rejected as well.
         for name, is_valid, allowed in (
-            ("repetition_penalty", 0 < self.repetition_penalty < float("inf"), "above 0"),
-            ("temperature", 0 <= self.temperature < float("inf"), "0 (greedy) or above"),
+            ("repetition_penalty", 0 < self.repetition_penalty < math.inf, "above 0"),
+            ("temperature", 0 <= self.temperature < math.inf, "0 (greedy) or above"),
             ("top_k", self.top_k is None or self.top_k >= 1, "at least 1"),
             ("top_p", self.top_p is None or 0 < self.top_p <= 1, "above 0 and at most 1"),
             ("min_p", self.min_p is None or 0 <= self.min_p <= 1, "between 0 and 1"),
@@ -82,10 +82,12 @@ class SamplingParams:
         to less than top_p. The nucleus is nearly always small, and on a CPU, sorting a vocabulary of 32k
         costs more than a pass of a small model. On a GPU the check would synchronize."""
         assert self.top_p is not None
-        for count in (NUCLEUS, p.shape[-1]) if p.device.type == "cpu" else (p.shape[-1],):
-            largest = p.topk(min(count, p.shape[-1]), dim=-1).values
+        vocab_size = p.shape[-1]
+        is_small_first = p.device.type == "cpu" and vocab_size > NUCLEUS
+        for size in (NUCLEUS, vocab_size) if is_small_first else (vocab_size,):
+            largest = p.topk(size, dim=-1).values
             before = largest.cumsum(-1) - largest
-            if count >= p.shape[-1] or (before[:, -1] >= self.top_p).all():
+            if size < vocab_size and (before[:, -1] >= self.top_p).all():
                 break
         return largest.masked_fill(before >= self.top_p, math.inf).amin(-1, keepdim=True)
 

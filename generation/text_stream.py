@@ -45,14 +45,20 @@ class TextStream:
             return ""
         self.pending += text
         # The stop string that is complete first, independent of token boundaries.
-        found = [
-            (at + len(stop), at) for stop in self.stops if (at := self.pending.find(stop)) >= 0
+        matches = [
+            (start + len(stop), start)
+            for stop in self.stops
+            if (start := self.pending.find(stop)) >= 0
         ]
-        self.stopped = bool(found)
-        end = min(found)[1] if found else len(self.pending) - self._partial_stop()
+        if matches:
+            self.stopped = True
+            _, end = min(matches)
+            text = self.pending[:end]
+            self.pending = ""
+            return text
+        end = len(self.pending) - self._partial_stop()
         text = self.pending[:end]
-        rest = self.pending[end:]
-        self.pending = "" if found else rest
+        self.pending = self.pending[end:]
         return text
 
     def _partial_stop(self) -> int:
