@@ -112,19 +112,6 @@ class DataSettings(StrictSettings):
     max_bytes: int | None = Field(
         None, ge=1, description="stop reading the source after this much text, in bytes"
     )
-    group_bytes: int | None = Field(
-        None,
-        ge=1,
-        description="prepare in groups of this many bytes and start training when the first is ready; "
-        "null: prepare all text before training",
-        json_schema_extra={"counts_if_changed": True},
-    )
-    skip: int | None = Field(
-        None,
-        ge=0,
-        description="number of documents to skip at the start of the source",
-        json_schema_extra={"counts_if_changed": True},
-    )
     bos: bool = Field(True, description="store a begin-of-document token before each document")
     eos: bool = Field(True, description="store an end-of-document token after each document")
     shard_bytes: int = Field(
@@ -157,10 +144,6 @@ class DataSettings(StrictSettings):
 
     @model_validator(mode="after")
     def _consistent(self):
-        if self.mixture and self.group_bytes is not None:
-            raise ValueError(
-                "data.group_bytes and data.mixture cannot be combined; remove one of them"
-            )
         if (taken := sum(self.mixed_shares)) >= 1:
             raise ValueError(
                 f"the shares of data.mixture sum to {float(taken):g}; the sum must be below 1"

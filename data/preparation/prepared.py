@@ -21,7 +21,6 @@ FIRST = "data.source"
 VALID = "data.valid_source"
 # Settings that change the use or the location of prepared text, but not its content.
 USE = {"root", "label", "packing", "positions", "mixture"}
-BESIDE = USE | {"group_bytes"}  # the remaining text is in separate folders
 
 
 @dataclass(frozen=True)
@@ -107,16 +106,14 @@ def prepared_folder(settings: DataSettings, place: str = FIRST) -> Path:
         sources.append(open_source(settings.valid_source, VALID))
     facts = {
         "format": FORMAT,
-        "settings": settings.model_dump(exclude=BESIDE | (set() if settings.skip else {"skip"})),
+        "settings": settings.model_dump(exclude=USE),
         "sources": [source.fingerprint() for source in sources],
     }
     tokenizer = settings.tokenizer
     if not isinstance(tokenizer, BytesSettings) and tokenizer.model is not None:
         facts["model"] = load_tokenizer_file(tokenizer.model, tokenizer.name).hash
-    return (
-        Path(settings.root).expanduser()
-        / f"{settings.label or sources[0].label}-{canonical_hash(facts)[:10]}"
-    )
+    label = settings.label or sources[0].label
+    return Path(settings.root).expanduser() / f"{label}-{canonical_hash(facts)[:10]}"
 
 
 def check_texts(settings: DataSettings) -> None:

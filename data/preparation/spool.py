@@ -57,16 +57,15 @@ def fill(
     source: Source,
     settings: DataSettings,
     max_bytes: int | None,
-    skip: int,
     console: Any,
 ) -> None:
-    """Read the source from document `skip` on into the spool, or resume an earlier call. Raises DataError if
-    there is no usable document.
+    """Read the source into the spool, or resume an earlier call. Raises DataError if there is no usable
+    document.
     """
     if (folder / "spool.json").is_file():
         return
     count = next(n for n in itertools.count() if not chunk_path(folder, n).is_file())
-    state: dict[str, Any] = {"read": skip, "bytes": 0, "faults": {}, "examples": {}, "ended": False}
+    state: dict[str, Any] = {"read": 0, "bytes": 0, "faults": {}, "examples": {}, "ended": False}
     if count:
         metadata = pyarrow.parquet.read_schema(chunk_path(folder, count - 1)).metadata
         state = json.loads(metadata[b"state"])
@@ -102,10 +101,11 @@ def _chunks(
         bar.advance()
         if document.fault is None:
             n_bytes = len(document.text.encode())
-            key = split_key(settings.valid_seed, document.name)
-            rows.append(
-                document._asdict() | {"bytes": n_bytes, "number": state["read"], "key": key}
-            )
+            row = document._asdict()
+            row["bytes"] = n_bytes
+            row["number"] = state["read"]
+            row["key"] = split_key(settings.valid_seed, document.name)
+            rows.append(row)
             state["bytes"] += n_bytes
             size += n_bytes
         else:
@@ -118,7 +118,7 @@ def _chunks(
             yield rows
             rows = []
             size = 0
-            number = number + 1
+            number += 1
     else:
         state["ended"] = True
     if rows:

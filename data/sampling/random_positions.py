@@ -9,7 +9,7 @@ that use absolute positions therefore do not benefit from `center`, which trains
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
@@ -103,7 +103,8 @@ class SubsetPositions(PlainPositions):
     def apply(self, placed: PositionedTokens, draws: PositionDraws) -> PositionedTokens:
         """Map a text of n tokens to the sorted images of 0 ... n−1 under a random permutation."""
         if self.per == "batch":
-            draws = PositionDraws(draws.seed, draws.step, 0 * draws.rows, 0 * draws.document)
+            first_row = np.zeros_like(draws.rows)
+            draws = replace(draws, rows=first_row, document=np.zeros_like(draws.document))
         keys = [draws.draw(f"subset {r}") for r in range(ROUNDS)]
         order, document = (
             np.broadcast_to(x, keys[0].shape) for x in (placed.order, placed.document)

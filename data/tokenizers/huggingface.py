@@ -1,6 +1,7 @@
 """Tokenizers of Hugging Face's tokenizers library (tokenizer.json), most of them byte-level BPE."""
 
 import hashlib
+import itertools
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -133,11 +134,11 @@ class HuggingFaceTokenizer(Tokenizer):
 
     def _spelled_controls(self, names: dict[int, str], origin: str) -> re.Pattern | None:
         """Control symbols that the model itself, without the library's search, produces from their text."""
-        spelled = [
-            names[i]
-            for i in sorted(self._controls)
-            if i in names and any(i in self._encode(text) for text in (names[i], f"a{names[i]} a"))
-        ]
+        spelled = []
+        for i in sorted(self._controls.intersection(names)):
+            ids = self._encode(names[i]) + self._encode(f"a{names[i]} a")
+            if i in ids:
+                spelled.append(names[i])
         if spelled and self.prefix:
             raise DataError(
                 f"{origin} encodes the text {spelled[0]!r} as a control symbol; use the model's "
@@ -149,9 +150,10 @@ class HuggingFaceTokenizer(Tokenizer):
         ids: list[int] = []
         for block in _blocks(text, self._cuts):
             start = 0
-            for found in self._spelled.finditer(block) if self._spelled else ():
-                ids += self._encode(block[start : found.start() + 1])
-                start = found.start() + 1
+            if self._spelled is not None:
+                for control in self._spelled.finditer(block):  # split after its first character
+                    ids += self._encode(block[start : control.start() + 1])
+                    start = control.start() + 1
             ids += self._encode(block[start:])
         return ids
 
@@ -173,9 +175,10 @@ class HuggingFaceTokenizer(Tokenizer):
 def _blocks(text: str, cuts: re.Pattern | None) -> Iterator[str]:
     """Parts of about BLOCK characters."""
     start = 0
-    while (
-        cuts is not None and len(text) - start > BLOCK and (cut := cuts.search(text, start + BLOCK))
-    ):
+    while cuts is not None and len(text) - start > BLOCK:
+        cut = cuts.search(text, start + BLOCK)
+        if cut is None:
+            break
         yield text[start : cut.start()]
         start = cut.start()
     yield text[start:]
@@ -185,40 +188,41 @@ def _steps(part: dict[str, Any] | None) -> list[dict[str, Any]]:
     """A normalizer, pre-tokenizer or decoder as a flat list."""
     if part is None:
         return []
-    if part["type"] == "Sequence":
-        inner = next(value for value in part.values() if isinstance(value, list))
-        return [step for one in inner for step in _steps(one)]
-    return [part]
+    if part["type"] != "Sequence":
+        return [part]
+    members = next(value for value in part.values() if isinstance(value, list))
+    return list(itertools.chain.from_iterable(map(_steps, members)))
 
 
 def _normalizers(spec: dict[str, Any]) -> list[str]:
     """The normalizers that are not undone by decoding."""
-    found = (step["type"] for step in _steps(spec.get("normalizer")))
-    return [name for name in found if name not in ("Prepend", "Replace", "ByteLevel")]
+    names = [step["type"] for step in _steps(spec.get("normalizer"))]
+    return [name for name in names if name not in ("Prepend", "Replace", "ByteLevel")]
 
 
 def _cuts(spec: dict[str, Any]) -> re.Pattern | None:
     """Where text can be cut without a change of its ids; None where unknown."""
     if any(step["type"] != "NFC" for step in _steps(spec.get("normalizer"))):
         return None
-    cuts = None
+    patterns = set()
     for step in _steps(spec.get("pre_tokenizer")):
+        if step["type"] == "Digits":
+            continue
         if step["type"] == "ByteLevel" and not step.get("add_prefix_space"):
-            found = _CUTS[GPT2] if step.get("use_regex", True) else cuts
-        elif (
-            step["type"] == "Split"
-            and step.get("behavior") == "Isolated"
-            and not step.get("invert")
-        ):
-            found = _CUTS.get(step["pattern"].get("Regex"))
+            if step.get("use_regex", True):
+                patterns.add(_CUTS[GPT2])
+            elif not patterns:
+                return None
+        elif _is_isolated_split(step):
+            patterns.add(_CUTS.get(step["pattern"].get("Regex")))
         else:
-            found = cuts if step["type"] == "Digits" else None
-            if step["type"] == "Digits":
-                continue
-        if found is None or cuts not in (None, found):
             return None
-        cuts = found
-    return cuts
+    return patterns.pop() if len(patterns) == 1 else None
+
+
+def _is_isolated_split(step: dict[str, Any]) -> bool:
+    is_isolated = step.get("behavior") == "Isolated" and not step.get("invert")
+    return step["type"] == "Split" and is_isolated
 
 
 def _piece_bytes(spec: dict[str, Any]) -> Callable[[str], bytes]:
@@ -249,10 +253,11 @@ def _alphabet() -> dict[str, int]:
     """The byte of each character of byte-level vocabularies (GPT-2's `bytes_to_unicode`): printable Latin-1
     characters are themselves, the other bytes are U+0100, U+0101, ..."""
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    other = [byte for byte in range(256) if byte not in plain]
-    return {chr(byte): byte for byte in plain} | {
-        chr(256 + n): byte for n, byte in enumerate(other)
-    }
+    alphabet = {chr(byte): byte for byte in plain}
+    others = [byte for byte in range(256) if byte not in plain]
+    for n, byte in enumerate(others):
+        alphabet[chr(256 + n)] = byte
+    return alphabet
 
 
 ALPHABET = _alphabet()
