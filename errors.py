@@ -1,10 +1,11 @@
-"""The user errors of all packages, the exit statuses of train.py, and the base class of settings.
+"""The user errors of all packages, and the exit statuses of train.py.
 
 A user error is one that the user can cause and fix: commands print its message, which names the setting or
 file and the fix, without a traceback. Every package may import this module.
 """
 
-from pydantic import BaseModel, ConfigDict
+import errno
+import os
 
 # Exit statuses; 0 is a completed run.
 FAILED = 2  # an error of this process or of another one of the run
@@ -45,7 +46,23 @@ class InteropError(UserError):
     """A Hugging Face folder that cannot be converted, or not without a different result."""
 
 
-class StrictSettings(BaseModel):
-    """Base class of settings: immutable, unknown keys are errors."""
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# Control characters, surrogates and bidirectional controls, which a terminal would interpret.
+_UNPRINTABLE = {
+    code: ascii(chr(code))[1:-1]
+    for low, high in ((0, 0x1F), (0x7F, 0x9F), (0x202A, 0x202E), (0x2066, 0x2069), (0xD800, 0xDFFF))
+    for code in range(low, high + 1)
+    if chr(code) not in "\t\n"
+}
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+
+def is_disk_full(error: BaseException) -> bool:
+    """Whether an error means a full disk; safetensors reports this only in the message."""
+    if isinstance(error, OSError) and error.errno in _FULL:
+        return True
+    return any(os.strerror(number) in str(error) for number in _FULL)
+
+
+def printable(text: str) -> str:
+    """Escape control characters, as Python does, in external text (file names, settings, prompts)."""
+    return text.translate(_UNPRINTABLE)

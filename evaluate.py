@@ -39,7 +39,7 @@ With context=N, N processes share each window, for lengths that do not fit into 
 1/N of the tokens and holds the keys of one layer at a time.
 """
 
-from training.config.command_line import answer_quickly, parse
+from settings.command_line import answer_quickly, parse
 
 if __name__ == "__main__":
     answer_quickly(__doc__)  # prints help and misspelled settings before torch is imported
@@ -51,16 +51,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from data.files import write_text
+from errors import printable
 from evaluation import EvaluationError
 from evaluation.kinds import Evaluation, kind_of_protocol
 from evaluation.ranks import joined
 from evaluation.reports.base import Report
 from interop.runs import run_of
+from settings.load import dump, is_override, load_settings, setting_before_validation
+from settings.script import run_main
 from studies.subjects import open_runs
-from training.config.load import dump, is_override, load_settings, setting_before_validation
-from training.logging.console import Console, printable
+from training.logging.console import Console
 from training.run.hardware import prepare_cpu
-from training.script import run_main
 
 
 def main() -> int:

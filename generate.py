@@ -18,7 +18,7 @@ Sample i of a prompt uses seed --seed + i. Its tokens do not depend on the other
 shell, write a line break in a prompt or stop string as $'\\n'.
 """
 
-from training.config.command_line import answer_quickly, parse
+from settings.command_line import answer_quickly, parse
 
 if __name__ == "__main__":
     answer_quickly(__doc__)  # prints help and misspelled settings before torch is imported
@@ -29,6 +29,7 @@ from dataclasses import asdict
 
 import torch
 
+from errors import printable
 from generation import (
     JsonLinesWriter,
     SamplingParams,
@@ -39,9 +40,9 @@ from generation import (
 )
 from interop.runs import run_of
 from model import find_device
-from training.logging.console import Console, printable
+from settings.script import run_main
+from training.logging.console import Console
 from training.run.directory import load
-from training.script import run_main
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 

@@ -40,7 +40,7 @@ A failed cell does not stop the others; the exit status is then 1. Overrides tak
 wherever they appear, so an override in `base` also takes precedence over the files of the grid.
 """
 
-from training.config.command_line import answer_quickly
+from settings.command_line import answer_quickly
 
 if __name__ == "__main__":
     answer_quickly(__doc__)  # prints help and misspelled settings before torch is imported
@@ -52,6 +52,8 @@ from evaluate import kind_of
 from evaluation import read_methods
 from evaluation.scoring.methods import BUILTIN as METHODS
 from interop.runs import with_imported_parent
+from settings.load import dump
+from settings.script import run_main
 from studies.options import parse_options
 from studies.report.report import write_report
 from studies.results.stored import RESULTS, read_results, unfair_comparisons
@@ -63,9 +65,7 @@ from studies.running.records import gather
 from studies.running.runner import StudyRunner, lock_study
 from studies.running.slurm import write_array
 from studies.running.texts import StudyTexts
-from training.config.load import dump
 from training.logging.console import Console
-from training.script import run_main
 
 
 def main() -> int:

@@ -11,7 +11,7 @@ command-line overrides come last.
   accelerate launch --config_file configs/accelerate/one_node.yaml train.py configs/base.yaml
 """
 
-from training.config.command_line import answer_quickly, parse
+from settings.command_line import answer_quickly, parse
 
 if __name__ == "__main__":
     answer_quickly(__doc__)  # prints help and misspelled settings before torch is imported
@@ -22,6 +22,7 @@ import torch
 
 from evaluation import monitor_targets
 from interop.runs import with_imported_parent
+from settings.script import run_main
 from training.checkpoint.checkpointer import Checkpointer
 from training.distributed.parallel import Parallel
 from training.interrupts import Interrupts
@@ -35,7 +36,6 @@ from training.optim.ema import EMA
 from training.optim.step_guard import StepGuard
 from training.prefetcher import Prefetcher
 from training.run.setup import TrainingRun, dry_run, open_run
-from training.script import run_main
 from training.stages import TrainingSchedule
 from training.validation import Validator
 

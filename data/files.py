@@ -18,7 +18,6 @@ import numpy as np
 from errors import DataError, TrainingError
 
 BLOCK = 1 << 20
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextmanager
@@ -64,13 +63,6 @@ def sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def is_disk_full(error: BaseException) -> bool:
-    """Whether an error means a full disk; safetensors reports this only in the message."""
-    if isinstance(error, OSError) and error.errno in _FULL:
-        return True
-    return any(os.strerror(number) in str(error) for number in _FULL)
 
 
 def save_array(path: Path, array: np.ndarray) -> None:

@@ -10,7 +10,7 @@ from data.tasks import TaskSettings
 from data.tasks.retrieval import PasskeyTask
 from data.text_settings import StdlibSource, TextSettings, TextSource
 from data.tokenizers.settings import SentencePieceSettings, TokenizerSettings
-from errors import StrictSettings
+from settings.fields import StrictSettings
 
 
 class TaskSource(StrictSettings):

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from errors import StrictSettings
+from settings.fields import StrictSettings
 
 Paths = str | list[str]
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from errors import StrictSettings
+from settings.fields import StrictSettings
 
 
 class ContaminationSettings(StrictSettings):

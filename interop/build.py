@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from errors import InteropError
-from interop.checkpoint import ForeignCheckpoint, some
+from interop.checkpoint import ForeignCheckpoint, first_names
 from interop.huggingface.config import ImportedShape, read_config
 from interop.huggingface.weights import DERIVED, weight_map
 from model import Transformer
@@ -32,7 +32,7 @@ def build_model(checkpoint: ForeignCheckpoint) -> ImportedModel:
             left over, damaged, or of another shape or type.
     """
     where = checkpoint.config_file
-    shape = read_config(checkpoint.config, where, checkpoint.position)
+    shape = read_config(checkpoint.config, where)
     model = Transformer(shape.model, shape.vocab_size, shape.train_length, shape.original_length)
     own = model.state_dict()
     if shape.family is None:
@@ -47,13 +47,15 @@ def build_model(checkpoint: ForeignCheckpoint) -> ImportedModel:
             if missing == [HEAD]
             else ""
         )
-        raise InteropError(f"{where} requires {some(missing)}, which the weights do not have{tied}")
+        raise InteropError(
+            f"{where} requires {first_names(missing)}, which the weights do not have{tied}"
+        )
     left = sorted(name for name in tensors.keys() - theirs.keys() if not DERIVED.fullmatch(name))
     has_copy = shape.model.tie_embeddings and left == [HEAD]
     if left and not has_copy:
         raise InteropError(
-            f"{checkpoint.files[0].parent} contains {some(left)}, which a {checkpoint.config['model_type']} "
-            f"model of this {where} does not have"
+            f"{checkpoint.files[0].parent} contains {first_names(left)}, which a "
+            f"{checkpoint.config['model_type']} model of this {where} does not have"
         )
     for name, parts in theirs.items():
         rows = [own[part].shape[0] for part in parts]

@@ -9,8 +9,6 @@ from typing import Any
 
 from torch import Tensor
 
-from data import Tokenizer
-
 
 @dataclass(frozen=True)
 class StoredTensor:
@@ -41,9 +39,8 @@ class ForeignCheckpoint:
         tensors: every tensor, by its name in transformers (`model.layers.0.self_attn.q_proj.weight`). Rows of
             queries and keys have the order of transformers' Llama: pairs of rotated features in halves.
         generation: the content of generation_config.json, if there is one.
-        position: our settings of the positional scheme, if transformers' config.json cannot state it.
-        tokenizer: tokenizer.json or tokenizer.model, the tokenizer itself if it is part of the weights' file,
-            or None if the checkpoint has neither.
+        tokenizer: tokenizer.json or tokenizer.model, or None if the checkpoint has neither.
+        converted_from: the file from which the folder was made, if it was.
     """
 
     name: str
@@ -51,16 +48,18 @@ class ForeignCheckpoint:
     config_file: str
     tensors: Mapping[str, StoredTensor]
     generation: dict[str, Any] = field(default_factory=dict)
-    position: dict[str, Any] | None = None
-    tokenizer: Path | Tokenizer | None = None
+    tokenizer: Path | None = None
+    converted_from: Path | None = None
 
     @property
     def files(self) -> list[Path]:
         """The files that contain the weights."""
+        if self.converted_from is not None:
+            return [self.converted_from]
         return sorted({tensor.file for tensor in self.tensors.values()})
 
 
-def some(names: list[str]) -> str:
+def first_names(names: list[str]) -> str:
     """The first names of a list, for messages."""
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return f"{', '.join(names[:3])}{more}"

@@ -11,7 +11,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,13 +22,13 @@ from data.tokenizers.settings import HuggingFaceSettings, SentencePieceSettings
 from errors import InteropError
 from interop.build import ImportedModel, build_model
 from interop.checkpoint import ForeignCheckpoint
-from interop.gguf import read_gguf
+from interop.gguf import converted_gguf
 from interop.huggingface.folder import read_folder
 from interop.huggingface.hub import download
+from run_directory.run_settings import RunSettings
+from run_directory.training_settings import TrainingSettings, ValidationSettings
+from settings.load import setting_before_validation
 from training.checkpoint.storage import save_checkpoint
-from training.config.load import setting_before_validation
-from training.config.settings import RunSettings, TrainingSettings
-from training.config.trainer_settings import ValidationSettings
 from training.logging.console import Console
 from training.run.directory import create_run, is_run
 
@@ -43,12 +43,12 @@ class CheckpointSource:
     Attributes:
         name: what to call it.
         files: the files that determine it.
-        read: reads it.
+        open: reads it; its weights can be read until the context ends.
     """
 
     name: str
     files: list[Path]
-    read: Callable[[], ForeignCheckpoint]
+    open: Callable[[], AbstractContextManager[ForeignCheckpoint]]
 
     @property
     def folder(self) -> Path:
@@ -69,14 +69,14 @@ def _huggingface(name: str) -> CheckpointSource:
         folder = download(name)
         short = name.replace("/", "-")
     files = [file for file in folder.iterdir() if file.is_file()]
-    return CheckpointSource(short, files, lambda: read_folder(folder, short))
+    return CheckpointSource(short, files, lambda: nullcontext(read_folder(folder, short)))
 
 
 def _gguf(name: str) -> CheckpointSource:
     file = Path(name).expanduser()
     if not file.is_file():
         raise InteropError(f"gguf:{name}: no such file")
-    return CheckpointSource(file.stem, [file], lambda: read_gguf(file))
+    return CheckpointSource(file.stem, [file], lambda: converted_gguf(file))
 
 
 _FORMATS: dict[str, Callable[[str], CheckpointSource]] = {"hf": _huggingface, "gguf": _gguf}
@@ -109,7 +109,7 @@ def run_of(argument: str | Path) -> Path:
     folder = source.folder
     with _alone(folder):  # several processes may be given the same checkpoint
         if not is_run(folder):
-            write_run(source.read(), folder)
+            import_source(source, folder)
             Console().info(f"imported {argument} into {folder}, where its results are written too")
     return folder
 
@@ -123,6 +123,14 @@ def with_imported_parent(overrides: Sequence[str]) -> list[str]:
         if is_foreign(argument)
         else list(overrides)
     )
+
+
+def import_source(
+    source: CheckpointSource, folder: Path, tokenizer_file: Path | None = None
+) -> ImportedModel:
+    """Convert a checkpoint that was found to a run directory; see `write_run`."""
+    with source.open() as checkpoint:
+        return write_run(checkpoint, folder, tokenizer_file)
 
 
 def write_run(
@@ -158,8 +166,6 @@ def write_run(
 def _tokenizer(checkpoint: ForeignCheckpoint, file: Path | None) -> Tokenizer:
     if file is not None:
         return load_tokenizer_file(file)
-    if isinstance(checkpoint.tokenizer, Tokenizer):
-        return checkpoint.tokenizer
     if checkpoint.tokenizer is None:
         raise InteropError(
             f"{checkpoint.config_file}: there is no tokenizer.json or tokenizer.model beside it; import it "
@@ -172,8 +178,7 @@ def _check_tokenizer(tokenizer: Tokenizer, imported: ImportedModel, file: Path |
     """The embedding has a row for every id; a tokenizer given separately has the BOS and EOS of `config`."""
     shape = imported.shape
     config = imported.checkpoint.config_file
-    own = imported.checkpoint.tokenizer
-    name = file or (config if isinstance(own, Tokenizer) else own)
+    name = file or imported.checkpoint.tokenizer
     # Embeddings are padded by a few rows or a few percent, never by as many rows as there are ids.
     if not tokenizer.vocab_size <= shape.vocab_size < 2 * tokenizer.vocab_size:
         raise InteropError(

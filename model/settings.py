@@ -14,9 +14,10 @@ from pydantic import (
     model_validator,
 )
 
-from errors import ModelError, StrictSettings
+from errors import ModelError
 from model.position import SCHEMES, PositionSettings
 from model.position.schemes.rope import RopeSettings
+from settings.fields import StrictSettings
 
 
 def _union(*choices: type[BaseModel]) -> Any:

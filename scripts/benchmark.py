@@ -52,8 +52,8 @@ from scripts.benchmarks.workloads import (
     measure,
     shape_of,
 )
+from settings.script import Parser, run_main
 from training.logging.console import Console
-from training.script import Parser, run_main
 
 ROOT = Path(__file__).resolve().parent.parent
 STARTUP = ("train.py", "evaluate.py", "generate.py", "study.py")

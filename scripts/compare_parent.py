@@ -21,14 +21,14 @@ from evaluate import provenance, show
 from evaluation import EvaluationError, EvaluationSession, EvaluationSettings, Method
 from evaluation.comparison import RunComparison
 from evaluation.scoring.methods import TRAINED
+from settings.load import load_settings
+from settings.script import run_main
 from studies.subjects import open_stores, subject_of
-from training.config.load import load_settings
 from training.logging.console import Console
 from training.run.compatibility import method_of, not_at_test_time
 from training.run.directory import LoadedRun, load, read_manifest
 from training.run.hardware import prepare_cpu
 from training.run.parent import open_parent
-from training.script import run_main
 
 SAME_METHOD = "same method"
 

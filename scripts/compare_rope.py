@@ -33,12 +33,12 @@ from model import ModelSettings, TokenPositions
 from model.position import HeadGeometry
 from model.position.schemes.alibi import AlibiSettings, alibi_slopes
 from model.position.schemes.rope import Rope, RopeSettings
-from training.config.load import load_settings
-from training.config.settings import RunSettings
+from run_directory.run_settings import RunSettings
+from settings.load import load_settings
+from settings.script import Parser, run_main
 from training.logging.console import Console
 from training.position_overrides import override
 from training.run.directory import is_run, read_settings
-from training.script import Parser, run_main
 
 POSITIONS = 2048  # at most, evenly spaced over the length
 # rounding of float32: of frequencies and angles, and of everything else

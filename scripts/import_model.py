@@ -15,9 +15,9 @@ from pathlib import Path
 # when run as a script, from any directory
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from interop.runs import find_source, write_run
+from interop.runs import find_source, import_source
+from settings.script import Parser, run_main
 from training.logging.console import Console
-from training.script import Parser, run_main
 
 
 def main() -> None:
@@ -36,7 +36,8 @@ def main() -> None:
     args = parser.parse_args()
     source = find_source(args.model)
     run = Path(args.out) if args.out else source.folder
-    model = write_run(source.read(), run, Path(args.tokenizer) if args.tokenizer else None).model
+    tokenizer = Path(args.tokenizer) if args.tokenizer else None
+    model = import_source(source, run, tokenizer).model
     console = Console()
     console.info(
         f"{run}: {model.parameter_count():,} parameters, trained length {model.train_length}"

@@ -20,7 +20,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from interop.harness.packages import TASKS, prefer_installed
-from training.script import run_main
+from settings.script import run_main
 
 
 def main() -> None:

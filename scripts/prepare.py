@@ -17,12 +17,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from data import BatchSampler, DataError, DataSettings, prepare, prepared_folder
 from data.preparation.summary import show
-from training.config.help import describe_setting
-from training.config.load import load_settings
-from training.config.schema import schema_of
-from training.config.settings import RunSettings
+from run_directory.run_settings import RunSettings
+from settings.help import describe_setting
+from settings.load import load_settings
+from settings.schema import schema_of
+from settings.script import Parser, run_main
 from training.logging.console import Console
-from training.script import Parser, run_main
 
 
 def parse() -> Namespace:

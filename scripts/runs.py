@@ -14,10 +14,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from data.files import locked, read_object
 from errors import TrainingError
+from settings.script import Parser, run_main
 from training.logging.console import Console
 from training.logging.metrics_file import last_lines
 from training.run.directory import LOCK, MANIFEST, SETTINGS, is_run, read_settings
-from training.script import Parser, run_main
 
 COLUMNS = ["run", "scheme", "length", "tokens", "steps", "loss", "validation", "status"]
 

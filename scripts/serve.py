@@ -20,9 +20,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from interop.extras import load_extra
 from interop.runs import run_of
 from model import find_device
+from settings.script import Parser, run_main
 from training.logging.console import Console
 from training.run.directory import load
-from training.script import Parser, run_main
 
 
 def main() -> None:

@@ -6,10 +6,10 @@ from argparse import Namespace
 from pathlib import Path
 
 from errors import StudyError
+from settings.command_line import parse
+from settings.load import load_settings, split_arguments
 from studies.running.runner import gpus
 from studies.settings import StudySettings
-from training.config.command_line import parse
-from training.config.load import load_settings, split_arguments
 
 
 def parse_options(usage: str) -> Namespace:

@@ -5,8 +5,8 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from errors import StrictSettings
 from evaluation.scoring.methods import TRAINED
+from settings.fields import StrictSettings
 from studies.results.stored import CONFIDENCE, SCHEME, TOLERANCE
 
 _LABEL = re.compile(r"^[^\s/\\,=.][^/\\,=]*$")  # part of a directory name: scheme=rope,seed=0

@@ -17,8 +17,8 @@ from evaluation.scoring.methods import new_sinks
 from evaluation.settings import MeasurementSettings
 from evaluation.stores import EvaluationStores
 from model import ModelError, Transformer, legal_overrides
+from run_directory.run_settings import RunSettings
 from studies.results.training_curves import names_of
-from training.config.settings import RunSettings
 from training.exposure import exposure_of
 from training.logging.console import Console
 from training.position_overrides import longest_input, override, why, widens

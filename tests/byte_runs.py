@@ -9,8 +9,8 @@ from data.settings import DataSettings
 from data.tokenizers import ByteTokenizer
 from data.tokenizers.settings import BytesSettings
 from model import ModelSettings, Transformer
+from run_directory.run_settings import RunSettings
 from training.checkpoint.storage import save_checkpoint
-from training.config.settings import RunSettings
 from training.run.directory import create_run
 
 

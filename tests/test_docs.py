@@ -158,14 +158,12 @@ SMALL |= {"prompts": 2, "items": 4, "haystacks": 4, "length": 512}
 LONG = (
     "benchmark",
     "check",
-    "context_step",
     "coordinate_check",
     "lm_eval",
     "long_context",
     "plot_positions",
     "plot_sweep",
     "serve",
-    "verify_resume",
 )
 SHELL = re.compile(r"^(?:[A-Z_]+=\S+ )*(?:python|torchrun|accelerate|sbatch|bash|export|\.) ")
 

@@ -23,19 +23,31 @@ PACKAGES = {
     "interop",
     "studies",
     "generation",
+    "settings",
+    "run_directory",
     "scripts",
     "tests",
 }
 # What each package may import of the others. Top-level scripts and tests may import any of them, and all may
 # import errors.py.
 MAY_IMPORT = {
-    "model": set(),
-    "data": set(),
-    "generation": {"model", "data"},
-    "training": {"model", "data", "generation"},
-    "evaluation": {"model", "data", "generation"},
-    "interop": {"model", "data", "training", "evaluation", "generation"},
-    "studies": {"model", "data", "training", "evaluation"},
+    "settings": set(),
+    "model": {"settings"},
+    "data": {"settings"},
+    "generation": {"settings", "model", "data"},
+    "run_directory": {"settings", "model", "data"},
+    "training": {"settings", "model", "data", "generation", "run_directory"},
+    "evaluation": {"settings", "model", "data", "generation", "run_directory"},
+    "interop": {
+        "settings",
+        "model",
+        "data",
+        "training",
+        "evaluation",
+        "generation",
+        "run_directory",
+    },
+    "studies": {"settings", "model", "data", "training", "evaluation", "run_directory"},
 }
 # Lower may be imported by higher; equal ranks by each other. A file of model/position not named is a scheme.
 RANKS = {

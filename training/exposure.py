@@ -9,8 +9,8 @@ from data.sampling.batches import TrainingText
 from data.sampling.exposure import EXPOSURE, Exposure, ExposureLedger, ExposureRule, read_exposure
 from errors import TrainingError
 from model import ModelSettings
+from run_directory.run_settings import RunSettings
 from training.checkpoint.storage import steps_of
-from training.config.settings import RunSettings
 from training.run.directory import read_manifest, read_settings
 from training.stages import stage_of, stages_of
 

@@ -12,8 +12,8 @@ import torch
 
 from errors import ConfigError, TrainingError
 from model import ModelError, ModelSettings, Transformer, check_override, legal_overrides
-from training.config.load import apply_overrides, differences
-from training.config.settings import RunSettings
+from run_directory.run_settings import RunSettings
+from settings.load import apply_overrides, differences
 
 _POSITION = "model.position."
 _PATTERN_KEYS = {"name", "layers", "kinds"}  # first keys of overrides of the pattern itself

@@ -9,7 +9,7 @@ from torch.overrides import TorchFunctionMode
 
 from errors import TrainingError
 from model import TokenPositions
-from training.config.settings import RunSettings
+from run_directory.run_settings import RunSettings
 from training.distributed.simulated import CollectiveCounter, SimulatedParallel, Traffic
 from training.micro_batches import MicroBatch
 from training.optim.optimizer import make_optimizer

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from errors import TrainingError
 from model import ModelError, ModelSettings
-from training.config.settings import RunSettings
-from training.config.stage_settings import StageSettings
+from run_directory.run_settings import RunSettings
+from run_directory.stage_settings import StageSettings
 from training.optim.lr_schedule import learning_rate, steps_of
 from training.position_overrides import override
 

@@ -17,7 +17,7 @@ from pydantic import Field
 
 from data.sampling.packing import PACKINGS, PositionedTokens
 from data.sampling.random_draws import ROUNDS, below, bits, fractions, key_of, shuffled
-from errors import StrictSettings
+from settings.fields import StrictSettings
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ import numpy as np
 
 from data.sampling.random_draws import below, bits, key_of
 from data.tokenizers import Tokenizer
-from errors import DataError, StrictSettings
+from errors import DataError
+from settings.fields import StrictSettings
 
 CACHED = 100_000  # encodings kept
 # sets up to this size are shuffled completely; from larger sets, distinct numbers are sampled

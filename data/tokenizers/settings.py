@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from errors import StrictSettings
+from settings.fields import StrictSettings
 
 
 class SentencePieceSettings(StrictSettings):

@@ -36,15 +36,12 @@ class ImportedShape:
     eos_ids: tuple[int, ...]
 
 
-def read_config(
-    config: dict[str, Any], file: str, position: dict[str, Any] | None = None
-) -> ImportedShape:
+def read_config(config: dict[str, Any], file: str) -> ImportedShape:
     """The model that a config describes.
 
     Args:
         config: the parsed config.json.
         file: its name, for messages.
-        position: our settings of the positional scheme; None: as the config says.
 
     Raises:
         InteropError: names the key that is missing, invalid, or requires what our decoder does not compute.
@@ -57,9 +54,7 @@ def read_config(
     heads = reader.number("num_attention_heads", int)
     dim = reader.number("hidden_size", int)
     head_dim = reader.number("head_dim", int, dim // heads)
-    original_length = None
-    if position is None:
-        position, original_length = _position(reader, family, head_dim)
+    position, original_length = _position(reader, family, head_dim)
     settings = {
         "dim": dim,
         "layers": reader.number("num_hidden_layers", int),

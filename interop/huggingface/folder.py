@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from errors import InteropError
-from interop.checkpoint import ForeignCheckpoint, StoredTensor, some
+from interop.checkpoint import ForeignCheckpoint, StoredTensor, first_names
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
@@ -84,7 +84,9 @@ def _sharded(folder: Path) -> dict[str, StoredTensor]:
         listed = {name for name, at in index.items() if at == file}
         if stored.keys() != listed:
             differing = sorted(stored.keys() ^ listed)
-            raise InteropError(f"{folder / file} and {INDEX} disagree about {some(differing)}")
+            raise InteropError(
+                f"{folder / file} and {INDEX} disagree about {first_names(differing)}"
+            )
         tensors |= stored
     return tensors
 

@@ -3,7 +3,7 @@
 A weight map gives, for each tensor of transformers, our weights that it consists of. Matrices are (out, in)
 on both sides; a tensor with several parts is their concatenation along the first dimension (Phi-3). Names
 after `layers.{i}.` and `model.layers.{i}.` are those of a layer. transformers' Llama pairs rotated features
-as our layout `half` does; `to_half` and `to_interleaved` convert the rows of queries and keys.
+as our layout `half` does; `to_half` converts the rows of queries and keys.
 """
 
 from __future__ import annotations
@@ -96,15 +96,7 @@ def to_half(rows: Tensor, heads: int, rotated: int) -> Tensor:
             heads = 1 the weight of a QK-norm of each head.
         rotated: the number of rotated features at the start of each head.
     """
-    return _reordered(rows, heads, torch.arange(rotated).view(-1, 2).T.flatten())
-
-
-def to_interleaved(rows: Tensor, heads: int, rotated: int) -> Tensor:
-    """The inverse of `to_half`."""
-    return _reordered(rows, heads, torch.arange(rotated).view(2, -1).T.flatten())
-
-
-def _reordered(rows: Tensor, heads: int, order: Tensor) -> Tensor:
     features = rows.shape[0] // heads
-    order = torch.cat([order, torch.arange(len(order), features)])
+    order = torch.arange(rotated).view(-1, 2).T.flatten()
+    order = torch.cat([order, torch.arange(rotated, features)])
     return rows.unflatten(0, (heads, features))[:, order].flatten(0, 1)

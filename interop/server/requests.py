@@ -8,8 +8,9 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, Field, ValidationError, field_validator
 
-from errors import InteropError, StrictSettings
+from errors import InteropError
 from generation.sampling import SamplingParams
+from settings.fields import StrictSettings
 
 MAX_CHOICES = 256  # of one request
 MAX_STOPS = 16

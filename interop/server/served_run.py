@@ -13,7 +13,7 @@ from generation.continuous_batch import ContinuousBatch
 from generation.decoding import check_prompts
 from interop.server.requests import ApiError
 from model import ModelError, Transformer
-from training.config.settings import RunSettings
+from run_directory.run_settings import RunSettings
 from training.position_overrides import longest_input, override
 from training.run.directory import LoadedRun
 

@@ -15,7 +15,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from errors import ModelError, StrictSettings
+from errors import ModelError
 from model.attention.kernels import precompute_masks
 from model.attention.mask import (
     AttentionMask,
@@ -30,6 +30,7 @@ from model.attention.mask import (
 from model.attention.network_bias import NetworkBias
 from model.position.temperature import AnyTemperature, NoTemperature
 from model.position.token_positions import TokenPositions
+from settings.fields import StrictSettings
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,8 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from errors import ModelError, StrictSettings
+from errors import ModelError
+from settings.fields import StrictSettings
 
 # (query position, key position, key order in its document) -> does the branch cover the pair? Elementwise.
 Covers = Callable[[Tensor, Tensor, Tensor], Tensor]

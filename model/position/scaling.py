@@ -16,7 +16,8 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from errors import ModelError, StrictSettings
+from errors import ModelError
+from settings.fields import StrictSettings
 
 Factor = Annotated[float, Field(ge=1)] | Literal["auto"]
 Divisors = list[Annotated[float, Field(gt=0)]]

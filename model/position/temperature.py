@@ -14,9 +14,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from errors import StrictSettings
 from model.position.table import on_device
 from model.position.token_positions import TokenPositions
+from settings.fields import StrictSettings
 
 Scale = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 

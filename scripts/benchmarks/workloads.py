@@ -22,7 +22,7 @@ from generation.sampling import SamplingParams
 from interop.extras import load_extra
 from interop.huggingface.weights import LLAMA, weight_map
 from model import Cache, ModelSettings, TokenPositions, Transformer
-from training.config.optimizer_settings import AdamWSettings
+from run_directory.optimizer_settings import AdamWSettings
 from training.optim import make_optimizer
 from training.run.hardware import peak_memory, prepare_cpu
 

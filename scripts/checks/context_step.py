@@ -25,16 +25,16 @@ import torch
 from errors import TrainingError
 from evaluation.reports.base import markdown_table
 from model import TokenPositions
+from run_directory.run_settings import RunSettings
+from settings.load import load_settings
+from settings.script import Parser, run_main
 from train import train_step
-from training.config.load import load_settings
-from training.config.settings import RunSettings
 from training.distributed.parallel import Parallel
 from training.micro_batches import MicroBatch
 from training.optim.optimizer import make_optimizer
 from training.optim.step_guard import StepGuard
 from training.run.checks import check_processes, make_model
 from training.run.hardware import peak_memory, prepare_cpu
-from training.script import Parser, run_main
 
 VOCABULARY = 4096
 WARM = 256

@@ -28,14 +28,14 @@ from data.files import write_text
 from errors import TrainingError
 from evaluation.reports.base import markdown_table
 from model import ModelSettings, TokenPositions, Transformer
-from training.config.optimizer_settings import (
+from run_directory.optimizer_settings import (
     AdamWBase,
     AdamWSettings,
     MuonSettings,
     OptimizerSettings,
 )
+from settings.script import Parser, run_main
 from training.optim.optimizer import make_optimizer, set_learning_rates
-from training.script import Parser, run_main
 
 VOCABULARY = 64
 ROWS = 8

@@ -37,12 +37,12 @@ from evaluation.ranks import joined
 from evaluation.reports.base import markdown_table
 from evaluation.scoring.forecast import memory_needed
 from model import SCHEMES, Transformer
-from training.config.load import load_settings
-from training.config.settings import RunSettings
+from run_directory.run_settings import RunSettings
+from settings.load import load_settings
+from settings.script import Parser, run_main
 from training.logging.console import Console, duration
 from training.run.directory import is_run, load, open_run_data
 from training.run.hardware import peak_memory, prepare_cpu
-from training.script import Parser, run_main
 
 ROOT = Path(__file__).resolve().parents[2]
 SUBJECTS = ["rope", "none", "sinusoidal", "alibi", "kerple", "t5", "fire", "fox"]

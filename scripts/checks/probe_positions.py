@@ -23,9 +23,9 @@ from data import open_prepared
 from errors import TrainingError
 from evaluation.reports.base import write_table
 from model import SCHEMES, TokenPositions, Transformer
+from settings.script import Parser, run_main
 from training.logging.console import Console
 from training.run.directory import LoadedRun, load, read_manifest
-from training.script import Parser, run_main
 
 WINDOWS = 64
 SEED = 0

@@ -35,12 +35,12 @@ from safetensors.torch import load_file
 
 from data.files import read_object
 from errors import TrainingError
+from settings.script import Parser, run_main
 from training.checkpoint.storage import MANIFEST, find_checkpoint
 from training.logging.console import Console
 from training.logging.metrics_file import last_lines, read_metrics
 from training.run.directory import SETTINGS, not_a_run
 from training.run.parent import read_run_settings
-from training.script import Parser, run_main
 
 ROOT = Path(__file__).resolve().parents[2]
 TOLERANCE = 1e-10  # of losses and gradient norms in float64, for different numbers of processes

@@ -24,7 +24,7 @@ from evaluation.reports.base import markdown_table
 from model import SCHEMES, ModelSettings, TokenPositions, Transformer
 from model.attention.kernels import choose
 from model.position import AttentionContext, PositionalScheme, PositionSettings
-from training.script import Parser, run_main
+from settings.script import Parser, run_main
 
 ROOT = Path(__file__).resolve().parents[2]
 TARGET = ROOT / "docs" / "positions.md"

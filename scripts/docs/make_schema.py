@@ -14,9 +14,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from evaluation import EvaluationSettings
 from evaluation.diagnostics import AttentionDiagnosticSettings, GenerationDiagnosticSettings
 from evaluation.tasks.settings import TaskEvaluationSettings
+from run_directory.run_settings import RunSettings
+from settings.schema import FOLDER, schema_text
 from studies.settings import StudySettings
-from training.config.schema import FOLDER, schema_text
-from training.config.settings import RunSettings
 
 CLASSES = {
     "run": RunSettings,

@@ -26,8 +26,8 @@ from errors import EvaluationError
 from evaluation.reports.base import markdown_table, signed
 from evaluation.reports.figures import FigureText, save
 from evaluation.scoring.methods import TRAINED, TRUNCATE, name_of
+from settings.script import Parser, run_main
 from studies.report.plots import DotEstimate, dots_figure
-from training.script import Parser, run_main
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 DOCUMENT = DOCS / "results" / "smollm2.md"

@@ -1,25 +1,22 @@
-"""Write the support matrix of docs/interop.md: scheme × (transformers, GGUF, vLLM).
+"""Write the support matrix of docs/interop.md: scheme × (transformers, vLLM).
 
   python scripts/docs/support_matrix.py
 
-The class of transformers or the architecture of llama.cpp, or why there is none, follows from the code that
-exports. A cell is "tested" if docs/results/exports.json has a result of this row with the same settings and
-the same class. Two slow tests write this file: every row is trained, exported and loaded in transformers by
-tests/interop/export/test_generated.py, in llama.cpp by tests/interop/gguf/test_llama_cpp.py.
+The class of transformers, or why there is none, follows from the code that exports. A cell is "tested" if
+docs/results/exports.json has a result of this row with the same settings and the same class. A slow test of
+tests/interop/export/test_generated.py writes this file: it trains and exports every row and loads it in
+transformers.
 """
 
 import hashlib
 import json
-import re
 import sys
 from pathlib import Path
 
 # when run as a script, from any directory
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from errors import InteropError
 from interop.export.classes import choose_class
-from interop.gguf.writing.plan import make_plan
 from model import SCHEMES, ModelSettings, Transformer
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "interop.md"
@@ -79,25 +76,25 @@ def settings_digest(settings: dict) -> str:
     return hashlib.sha256(json.dumps([SIZES, settings], sort_keys=True).encode()).hexdigest()[:12]
 
 
-def measured() -> dict[str, dict[str, dict]]:
-    """Target (`transformers`, `gguf`) -> row -> result."""
+def measured() -> dict[str, dict]:
+    """Row -> result."""
     return json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.is_file() else {}
 
 
-def _state(target: str, row: str, settings: dict, name: str) -> str:
+def _state(row: str, settings: dict, name: str) -> str:
     """`tested` or `untested`."""
-    found = measured().get(target, {}).get(row, {})
-    has_result = (found.get("settings"), found.get("as")) == (settings_digest(settings), name)
-    return "tested" if has_result else "untested"
+    result = measured().get(row, {})
+    is_current = result.get("settings") == settings_digest(settings) and result.get("as") == name
+    return "tested" if is_current else "untested"
 
 
-def cells(row: str, settings: dict) -> tuple[str, str, str]:
-    """transformers, GGUF and vLLM."""
+def cells(row: str, settings: dict) -> tuple[str, str]:
+    """transformers and vLLM."""
     model = Transformer(ModelSettings.model_validate(SIZES | settings), 258, TRAINED).initialize(0)
     choice = choose_class(model)
     scheme = settings["position"]["name"]
     name = choice.model_type or GENERATED
-    state = _state("transformers", row, settings, name)
+    state = _state(row, settings, name)
     if choice.model_type is None:
         transformers = f"{state}: {name} ({choice.reason.removeprefix(f'{scheme} ')})"
         vllm = "impossible: the generated file has attention of its own"
@@ -106,24 +103,12 @@ def cells(row: str, settings: dict) -> tuple[str, str, str]:
         limits = " without cache and padding" if model.depends_on_length else ""
         transformers = f"{state}{limits}: {name}"
         vllm = f"untested: {name}"
-    try:
-        architecture = make_plan(model).architecture
-        gguf = f"{_state('gguf', row, settings, architecture)}: {architecture}"
-    except InteropError as error:
-        gguf = f"impossible: {_reason(str(error), scheme)}"
-    return transformers, gguf, vllm
-
-
-def _reason(message: str, scheme: str) -> str:
-    """The part of a refusal that names what llama.cpp does not compute."""
-    found = re.search(r"computes (.*); export to", message, re.DOTALL)
-    reason = found[1] if found else message.split(";")[0].split(": ")[-1]
-    return "no architecture has it" if reason == scheme else reason
+    return transformers, vllm
 
 
 def matrix() -> str:
     """The table in Markdown."""
-    lines = ["| | transformers | GGUF (llama.cpp) | vLLM |", "|---|---|---|---|"]
+    lines = ["| | transformers | vLLM |", "|---|---|---|"]
     lines += [f"| {row} | {' | '.join(cells(row, settings))} |" for row, settings in ROWS.items()]
     return "\n".join(lines)
 

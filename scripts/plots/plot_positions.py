@@ -34,10 +34,10 @@ from evaluation.reports.figures import save
 from evaluation.schemes.curves import SchemeShape
 from evaluation.schemes.figures import FIGURES, FigureRequest
 from model.position import PositionalScheme
-from training.config.yaml_io import parse_yaml
+from settings.script import Parser, run_main
+from settings.yaml_io import parse_yaml
 from training.logging.console import Console
 from training.run.directory import load
-from training.script import Parser, run_main
 
 OUT = Path(__file__).resolve().parents[2] / "docs" / "figures" / "positions"
 NUMBERS = {  # option -> type, least value, default, metavar, help

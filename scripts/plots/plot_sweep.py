@@ -33,10 +33,10 @@ from evaluation.reports.figures import (
     panels_figure,
     save,
 )
+from settings.script import Parser, run_main
 from studies.report.document import counted
 from studies.results.losses import read_losses
 from studies.results.stored import RESULTS, SEED, StoredStudy, read_results, read_study
-from training.script import Parser, run_main
 
 # by variant and line: NLL by value (rows, ascending) and seed
 Sweeps = dict[str, dict[str, pd.DataFrame]]

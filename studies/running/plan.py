@@ -16,12 +16,12 @@ from evaluation import EvaluationError, EvaluationSettings, resolve_methods
 from evaluation.scoring.methods import TRAINED
 from evaluation.settings import MeasurementSettings
 from model import ModelError
+from run_directory.run_settings import RunSettings
+from settings.load import differences, load_settings
 from studies.report.document import counted
 from studies.results.stored import SCHEME
 from studies.running.grid import GridCell
 from studies.settings import EvaluationEntry, StudySettings, matches
-from training.config.load import differences, load_settings
-from training.config.settings import RunSettings
 from training.position_overrides import override
 from training.run.checks import check_model
 from training.run.directory import is_run, read_settings

@@ -18,11 +18,11 @@ from errors import TrainingError
 from evaluation.reports.exposure_strip import shares, thinned
 from evaluation.scoring.targets import content_hash
 from model import Transformer
+from run_directory.run_settings import RunSettings
 from studies.results.stored import RESULTS, SCHEME
 from studies.running.plan import PlannedCell, PlannedEvaluation
 from studies.settings import StudySettings
 from training.checkpoint.storage import Checkpoint, find_checkpoint
-from training.config.settings import RunSettings
 from training.exposure import exposure_of
 from training.logging.metrics_file import read_metrics
 from training.run.directory import MANIFEST, is_run

@@ -16,13 +16,13 @@ from evaluation import EvaluationError, EvaluationText, read_methods
 from evaluation.scoring.methods import BUILTIN
 from evaluation.statistics.intervals import t_quantile
 from model import Transformer
+from run_directory.run_settings import RunSettings
+from settings.load import load_settings
+from settings.script import run_main
 from studies.subjects import bos_first, offered
 from tests import processes
 from training.checkpoint.storage import save_checkpoint
-from training.config.load import load_settings
-from training.config.settings import RunSettings
 from training.run.directory import create_run, read_settings
-from training.script import run_main
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -10,7 +10,7 @@ from datetime import timedelta
 import evaluate
 import evaluation.ranks
 from model import ContextShard
-from training.script import run_main
+from settings.script import run_main
 
 
 def main() -> None:

@@ -7,9 +7,9 @@ import os
 import sys
 from pathlib import Path
 
+from settings.script import run_main
 from tests.faults.fault import Fault, Result, call
 from tests.training.conftest import ROOT
-from training.script import run_main
 
 POSITIONS = ROOT / "configs" / "position"
 

@@ -4,10 +4,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from data import prepare
+from run_directory.run_settings import RunSettings
+from settings.load import load_settings
 from tests.faults.fault import Fault, Result, call
 from training.checkpoint.storage import save_checkpoint
-from training.config.load import load_settings
-from training.config.settings import RunSettings
 from training.logging.console import Console
 from training.run.checks import make_model
 from training.run.directory import create_run

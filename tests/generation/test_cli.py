@@ -10,9 +10,9 @@ import sys
 import pytest
 
 import generate
+from errors import printable
 from generation import Sample, TextWriter, read_prompts
 from tests.processes import ScriptProcess
-from training.logging.console import printable
 
 
 def test_jsonl_from_a_pipe_and_past_the_trained_length(run, monkeypatch, capsys):

@@ -26,12 +26,12 @@ from evaluation.scoring.scoring import ModelScorer
 from generation.decoding import Generation
 from generation.sampling import SamplingParams
 from model import TokenPositions
+from run_directory.optimizer_settings import AdamWSettings
+from run_directory.training_settings import SkipNonFinite, SpikeSettings
 from tests.gpu_path.common import gpu_model
 from tests.gpu_path.fake_gpu import CUDA, FakeGpu, to_gpu
 from tests.model.zoo import ids, packed, reach_of
 from train import train_step
-from training.config.optimizer_settings import AdamWSettings
-from training.config.trainer_settings import SkipNonFinite, SpikeSettings
 from training.micro_batches import micro_batches
 from training.optim.optimizer import make_optimizer
 from training.optim.step_guard import StepGuard

@@ -4,7 +4,6 @@ import csv
 import json
 import os
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,7 +16,6 @@ import sextant
 from data import prepare
 from errors import InteropError
 from interop import huggingface
-from interop.gguf import write_gguf
 from interop.runs import IMPORTED, is_foreign, run_of
 from scripts import import_model
 from tests.interop.models import make
@@ -145,24 +143,6 @@ def test_extension_run(theirs, tmp_path):
     before = load(run_of("hf:small")).model.state_dict()["layers.0.attention.wq.bias"]
     after = loaded.model.state_dict()["layers.0.attention.wq.bias"]
     assert not torch.equal(before, after) and torch.allclose(before, after, atol=0.1)
-
-
-def test_gguf_file(theirs):
-    """A GGUF file written from the same weights gives a run with the same weights and ids."""
-    found = load(run_of("hf:small"))
-    write_gguf(found.model, found.tokenizer, Path("small.gguf"))
-    run = run_of("gguf:small.gguf")
-    assert run.parent == IMPORTED and run.name.startswith("small-")
-    again = load(run)
-    assert again.tokenizer.encode(TEXT[:90]) == found.tokenizer.encode(TEXT[:90])
-    before = found.model.state_dict()
-    after = again.model.state_dict()
-    assert (
-        all(torch.equal(before[name], after[name]) for name in before)
-        and before.keys() == after.keys()
-    )
-    with pytest.raises(InteropError, match="no such file"):
-        run_of("gguf:absent.gguf")
 
 
 def test_failed_import_leaves_nothing(theirs, tmp_path):

@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from pydantic import ValidationError
 
 from model import Cache, ModelSettings, TokenPositions, Transformer
+from run_directory.run_settings import RunSettings
+from settings.load import identity
 from tests.model.zoo import C, D, G, H, T, V, close, ids, randomized, settings_of
-from training.config.load import identity
-from training.config.settings import RunSettings
 from training.optim.optimizer import role_of
 
 EVERYTHING: dict[str, Any] = {

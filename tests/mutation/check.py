@@ -26,8 +26,8 @@ import yaml
 
 from data.files import write_text
 from errors import TrainingError
+from settings.script import Parser, run_main
 from training.logging.console import Console
-from training.script import Parser, run_main
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = Path(__file__).with_name("mutants.yaml")

@@ -38,9 +38,9 @@ from cosmic_ray.plugins import get_operator, operator_names
 from transformers import LlamaForCausalLM  # noqa: F401
 
 from data.files import write_text
+from settings.script import Parser, run_main
 from tests.mutation.check import ROOT, first_failure
 from training.logging.console import Console
-from training.script import Parser, run_main
 
 PACKAGES = ("model", "data", "training", "evaluation", "studies", "generation")
 LEFT_OUT = ("VariableReplacer", "VariableInserter")  # need a variable's name

@@ -8,8 +8,8 @@ import pytest
 
 from data.tokenizers import ByteTokenizer
 from errors import TrainingError
+from run_directory.run_settings import RunSettings
 from scripts import runs
-from training.config.settings import RunSettings
 from training.run.directory import create_run
 
 

@@ -18,11 +18,11 @@ from evaluation.scoring.methods import BUILTIN
 from evaluation.stores import haystacks
 from evaluation.tasks.items import draw_items
 from evaluation.tasks.settings import TaskEvaluationSettings
+from run_directory.run_settings import RunSettings
+from settings.load import load_settings
 from studies.running.grid import cells_of
 from studies.running.plan import StudyPlanner
 from studies.settings import StudySettings
-from training.config.load import load_settings
-from training.config.settings import RunSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 STUDIES = sorted(

@@ -9,8 +9,8 @@ import torch
 
 from errors import TrainingError
 from model import SCHEMES, ModelError, Transformer
-from training.config.load import ConfigError, apply_overrides, load_settings
-from training.config.settings import RunSettings
+from run_directory.run_settings import RunSettings
+from settings.load import ConfigError, apply_overrides, load_settings
 from training.position_overrides import longest_input, override, why, widens
 from training.run.compatibility import check_extension
 

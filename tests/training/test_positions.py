@@ -12,10 +12,10 @@ from data import Batch
 from data.sampling.random_positions import place
 from errors import TrainingError
 from model import Transformer
+from run_directory.run_settings import RunSettings
+from settings.load import load_settings
 from tests.data.test_random_positions import chosen
 from tests.model.zoo import build, ids
-from training.config.load import load_settings
-from training.config.settings import RunSettings
 from training.micro_batches import micro_batches, token_positions_of
 from training.run.checks import check_model
 

@@ -7,9 +7,9 @@ from torch._dynamo.testing import CompileCounter
 
 from errors import ConfigError, TrainingError
 from model import Cache, ModelError, ModelSettings, TokenPositions, Transformer
+from run_directory.run_settings import RunSettings
+from settings.load import identity, load_settings
 from tests.model.zoo import build, close, ids
-from training.config.load import identity, load_settings
-from training.config.settings import RunSettings
 from training.optim.lr_schedule import learning_rate
 from training.optim.optimizer import count_positional, make_optimizer, set_learning_rates
 from training.run.checks import check_model, check_processes

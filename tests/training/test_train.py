@@ -20,13 +20,12 @@ from data import DataError
 from errors import INTERRUPTED, REQUEUE, TrainingError
 from evaluation import EvaluationError
 from model import ModelSettings, TokenPositions, Transformer
+from run_directory.optimizer_settings import AdamWSettings
+from run_directory.training_settings import StopOnNonFinite, TrainingSettings
 from tests.training.conftest import command, environment, run
 from tests.training.distributed.curves import shared
 from training import validation
 from training.checkpoint.storage import AVERAGE, folder_of, steps_of
-from training.config.optimizer_settings import AdamWSettings
-from training.config.settings import TrainingSettings
-from training.config.trainer_settings import StopOnNonFinite
 from training.distributed.parallel import Parallel
 from training.logging.metrics_file import read_metrics
 from training.logging.metrics_logger import MetricsLogger

@@ -7,7 +7,7 @@ import pytest
 
 from data import ByteTokenizer
 from errors import TrainingError
-from training.config.trainer_settings import ValidationSettings
+from run_directory.training_settings import ValidationSettings
 from training.logging.live import validation_in_words
 from training.run.checks import validation_steps
 from training.validation import OPENING, opening

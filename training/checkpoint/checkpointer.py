@@ -11,6 +11,7 @@ from torch import nn
 
 from data.sampling.exposure import write_exposure
 from errors import INTERRUPTED
+from run_directory.training_settings import CheckpointSettings
 from training.checkpoint.restore import restore
 from training.checkpoint.retention import (
     DIVERGED,
@@ -21,7 +22,6 @@ from training.checkpoint.retention import (
 )
 from training.checkpoint.snapshot import Snapshot, capture
 from training.checkpoint.storage import find_checkpoint, save_snapshot
-from training.config.trainer_settings import CheckpointSettings
 from training.distributed.error_barrier import ALONE, ProcessGroup, error_barrier
 from training.exposure import make_ledger, with_parents
 from training.logging.metrics_logger import MetricsLogger

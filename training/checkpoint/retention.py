@@ -7,8 +7,8 @@ from pathlib import Path
 
 from data.files import read_object
 from errors import TrainingError
+from run_directory.training_settings import CheckpointSettings
 from training.checkpoint.storage import STATE, folder_of, remove_checkpoint, steps_of
-from training.config.trainer_settings import CheckpointSettings
 
 # true in a checkpoint's state: the loss is far above that of a uniform prediction
 DIVERGED = "diverged"

@@ -23,8 +23,8 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from data.files import is_disk_full, read_object, sha256_of, sync, with_keys, write_json
-from errors import TrainingError
+from data.files import read_object, sha256_of, sync, with_keys, write_json
+from errors import TrainingError, is_disk_full
 from training.checkpoint.sharded import TensorShard, flaw, flaw_of_file, whole_name, write_part
 from training.checkpoint.snapshot import Snapshot, capture
 from training.distributed.error_barrier import ALONE, ProcessGroup, error_barrier, on_all

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import torch
 
 from errors import TrainingError
-from training.config.settings import TrainingSettings
+from run_directory.training_settings import TrainingSettings
 
 COMMAND = (
     "accelerate launch --config_file configs/accelerate/cpu.yaml --num_processes {n} train.py ... "

@@ -19,7 +19,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from errors import TrainingError
 from model import ContextShard, Transformer
-from training.config.settings import TrainingSettings
+from run_directory.training_settings import TrainingSettings
 from training.distributed.error_barrier import (
     ALONE,
     PATIENCE,

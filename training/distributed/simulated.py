@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from errors import TrainingError
 from model import Transformer
-from training.config.settings import TrainingSettings
+from run_directory.training_settings import TrainingSettings
 from training.distributed.parallel import Parallel
 
 _OPERATIONS = {

@@ -15,19 +15,9 @@ from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from errors import printable
+
 FRAMES = 4  # maximum redraws per second of a live view
-# Control characters, surrogates and bidirectional controls, which a terminal would interpret.
-_UNPRINTABLE = {
-    code: ascii(chr(code))[1:-1]
-    for low, high in ((0, 0x1F), (0x7F, 0x9F), (0x202A, 0x202E), (0x2066, 0x2069), (0xD800, 0xDFFF))
-    for code in range(low, high + 1)
-    if chr(code) not in "\t\n"
-}
-
-
-def printable(text: str) -> str:
-    """Escape control characters, as Python does, in external text (file names, settings, prompts)."""
-    return text.translate(_UNPRINTABLE)
 
 
 class Console:

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from training.config.trainer_settings import ProfileSettings
+from run_directory.training_settings import ProfileSettings
 from training.logging.console import Console
 
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from model import LinearMixer
 from model.position.schemes.rope import Rope
+from run_directory.run_settings import RunSettings
 from training.checkpoint.retention import best_of
-from training.config.settings import RunSettings
 from training.optim.optimizer import parameters_at_rate
 from training.run.checks import sampled
 from training.run.hardware import peak_memory

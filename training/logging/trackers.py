@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from errors import TrainingError
-from training.config.settings import RunSettings, TrainingSettings
+from run_directory.run_settings import RunSettings
+from run_directory.training_settings import TrainingSettings
 from training.logging.console import Console
 
 FINISH = 20.0  # seconds to finish uploads

@@ -6,8 +6,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from run_directory.optimizer_settings import EmaSettings
 from training.checkpoint.sharded import detached, own_part
-from training.config.optimizer_settings import EmaSettings
 from training.optim.lr_schedule import steps_of
 from training.optim.optimizer import named_weights
 

@@ -3,7 +3,7 @@
 import math
 
 from errors import TrainingError
-from training.config.optimizer_settings import (
+from run_directory.optimizer_settings import (
     ConstantSchedule,
     CosineSchedule,
     LinearSchedule,

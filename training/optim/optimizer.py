@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from errors import TrainingError
 from model import Transformer
-from training.config.optimizer_settings import ROLES, AdamWBase, MuonSettings, OptimizerSettings
+from run_directory.optimizer_settings import ROLES, AdamWBase, MuonSettings, OptimizerSettings
 from training.optim.combined import CombinedOptimizer
 
 Named = tuple[str, nn.Parameter]

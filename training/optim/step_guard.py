@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from errors import TrainingError
+from run_directory.training_settings import NonFiniteSettings, SpikeSettings
 from training.checkpoint.retention import newest_before_divergence
 from training.checkpoint.storage import steps_of
-from training.config.trainer_settings import NonFiniteSettings, SpikeSettings
 
 # reasons to skip an update; 0: it is applied
 NOT_FINITE = 1

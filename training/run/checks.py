@@ -4,8 +4,8 @@ import torch
 
 from errors import TrainingError
 from model import SCHEMES, Transformer
-from training.config.settings import RunSettings
-from training.config.trainer_settings import ValidationSettings
+from run_directory.run_settings import RunSettings
+from run_directory.training_settings import ValidationSettings
 from training.logging.trackers import check_trackers
 from training.optim.lr_schedule import steps_of
 from training.optim.optimizer import count_positional

@@ -11,9 +11,9 @@ from data import PreparedData
 from data.sampling.segments import Segment, chunk_sizes
 from errors import TrainingError
 from model import ModelError, ModelSettings
-from training.config.load import differences
-from training.config.settings import RunSettings
-from training.config.yaml_io import show
+from run_directory.run_settings import RunSettings
+from settings.load import differences
+from settings.yaml_io import show
 from training.optim.optimizer import make_optimizer
 from training.position_overrides import meta_model, override, why
 from training.stages import stages_of

@@ -27,6 +27,9 @@ from data.files import locked, read_object, remove_drafts, with_keys, write_json
 from data.tokenizers import Tokenizer, load_tokenizer
 from errors import ConfigError, TrainingError
 from model import ModelSettings, Transformer
+from run_directory.run_settings import RunSettings
+from settings.load import differences, dump, identity, load_settings, split_arguments
+from settings.yaml_io import parse_yaml, read_yaml
 from training.checkpoint.restore import load_average, load_weights
 from training.checkpoint.sharded import shapes_in
 from training.checkpoint.storage import (
@@ -38,9 +41,6 @@ from training.checkpoint.storage import (
     steps_of,
     while_training,
 )
-from training.config.load import differences, dump, identity, load_settings, split_arguments
-from training.config.settings import RunSettings
-from training.config.yaml_io import parse_yaml, read_yaml
 from training.logging.console import Console
 from training.position_overrides import override
 from training.run.compatibility import check_resume

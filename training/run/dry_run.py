@@ -9,7 +9,7 @@ from data import check_texts, expected_vocabulary
 from data.sampling.segments import Segment
 from errors import TrainingError
 from model import Transformer
-from training.config.settings import RunSettings
+from run_directory.run_settings import RunSettings
 from training.distributed.parallel import Parallel
 from training.distributed.simulated import SimulatedParallel, sent_bytes
 from training.logging.console import Console, duration

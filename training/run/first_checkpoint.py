@@ -11,10 +11,10 @@ from data.preparation.prepared import USE
 from data.sampling.exposure import write_exposure
 from errors import TrainingError
 from model import ModelSettings, Transformer
+from run_directory.run_settings import RunSettings
 from training.checkpoint.restore import load_weights
 from training.checkpoint.snapshot import weights_of
 from training.checkpoint.storage import copy_checkpoint, find_checkpoint, save_checkpoint
-from training.config.settings import RunSettings
 from training.exposure import INHERITED, exposure_of
 from training.logging.console import Console
 from training.optim.optimizer import make_optimizer

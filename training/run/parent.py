@@ -19,9 +19,9 @@ from pydantic import BaseModel
 from data.preparation.prepared import USE
 from data.tokenizers.settings import BytesSettings
 from errors import TrainingError
+from run_directory.run_settings import RunSettings
+from settings.load import identity, load_settings, setting_before_validation
 from training.checkpoint.storage import WEIGHTS, Checkpoint, find_checkpoint
-from training.config.load import identity, load_settings, setting_before_validation
-from training.config.settings import RunSettings
 from training.run.compatibility import changed, check_start, with_table_length
 from training.run.directory import is_run, name_stem, not_a_run, read_manifest, read_settings
 from training.stages import last_trained

@@ -16,8 +16,8 @@ from data.preparation.groups import TextGroups
 from data.sampling.exposure import EXPOSURE
 from errors import TrainingError
 from model import Transformer
-from training.config.load import dropped_settings, identity
-from training.config.settings import RunSettings
+from run_directory.run_settings import RunSettings
+from settings.load import dropped_settings, identity
 from training.distributed.error_barrier import error_barrier
 from training.distributed.parallel import Parallel
 from training.distributed.simulated import SimulatedParallel

@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import Tensor
 
-from errors import StrictSettings
 from interop.export.generated.bundle import Registry, bundle
 from model import ModelSettings, Transformer
+from settings.fields import StrictSettings
 
 MODULE = "modeling_sextant"  # of the generated file
 WRAPPER = "interop.export.generated.modeling"

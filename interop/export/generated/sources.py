@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
 # top-level packages whose code is copied; all else is imported
-OWN = ("model", "interop", "errors")
+OWN = ("model", "interop", "settings", "errors")
 SETTINGS_BASE = "StrictSettings"
 
 

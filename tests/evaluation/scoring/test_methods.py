@@ -11,8 +11,8 @@ import torch
 from evaluation import compatible_methods, read_methods, resolve_methods
 from evaluation.statistics.analysis import describe_scheme
 from model import SCHEMES, Cache, ModelError, TokenPositions, Transformer
-from training.config.load import ConfigError, apply_overrides
-from training.config.settings import RunSettings
+from run_directory.run_settings import RunSettings
+from settings.load import ConfigError, apply_overrides
 from training.position_overrides import override
 
 BUILTIN = read_methods(Path(__file__).parents[3] / "configs" / "evaluation" / "methods.yaml")

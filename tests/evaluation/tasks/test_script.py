@@ -10,9 +10,9 @@ import evaluate as script
 from data import prepare
 from evaluation import EvaluationError
 from model import Transformer
+from run_directory.run_settings import RunSettings
+from settings.load import load_settings
 from training.checkpoint.storage import save_checkpoint
-from training.config.load import load_settings
-from training.config.settings import RunSettings
 from training.run.directory import create_run
 
 SHAPE = ["train_length=128", "model.dim=24", "model.layers=2", "model.heads=6", "model.kv_heads=2"]

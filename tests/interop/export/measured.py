@@ -30,18 +30,16 @@ def trained(
     return model.eval()
 
 
-def record(target: str, figures: dict[str, tuple[dict, str, float]]) -> None:
+def record(figures: dict[str, tuple[dict, str, float]]) -> None:
     """Replace the results of some rows. Tests in several processes may do so at the same time.
 
     Args:
-        target: `transformers` or `gguf`.
         figures: row -> its settings, what was loaded, and the largest difference of a logit.
     """
     folder = os.open(RESULTS.parent, os.O_RDONLY)
     try:
         locked(folder, wait=True)
-        results = measured()
-        found = results.get(target, {}) | {
+        results = measured() | {
             row: {
                 "settings": settings_digest(settings),
                 "as": name,
@@ -49,6 +47,6 @@ def record(target: str, figures: dict[str, tuple[dict, str, float]]) -> None:
             }
             for row, (settings, name, difference) in figures.items()
         }
-        write_json(RESULTS, results | {target: {row: found[row] for row in ROWS if row in found}})
+        write_json(RESULTS, {row: results[row] for row in ROWS if row in results})
     finally:
         os.close(folder)

@@ -19,13 +19,12 @@ from interop.export.card import FIGURE
 from interop.export.folder import export_folder
 from interop.export.parity import parity_lengths
 from interop.extras import load_extra
-from interop.gguf.reading.file import GGUFFile
 from interop.runs import write_run
+from run_directory.optimizer_settings import EmaSettings
 from scripts import export_model
 from tests.byte_runs import byte_run
 from tests.corpora import STORIES, needs_stories
 from training.checkpoint.storage import save_checkpoint
-from training.config.optimizer_settings import EmaSettings
 from training.optim.ema import EMA
 from training.run.directory import load
 
@@ -95,7 +94,7 @@ def test_overrides_weights_and_dtype(run, tmp_path):
     assert (tmp_path / "out" / "README.md").read_text().count(", trust_remote_code=True)") == 2
 
 
-@pytest.mark.parametrize("format_", ["hf", "gguf", "safetensors"])
+@pytest.mark.parametrize("format_", ["hf", "safetensors"])
 def test_average_and_last_weights(format_, tmp_path, monkeypatch, capsys):
     """The average is exported unless --weights says otherwise; both are those of the checkpoint."""
     run = byte_run(tmp_path / "run", {"name": "rope"}, step=7)
@@ -105,10 +104,8 @@ def test_average_and_last_weights(format_, tmp_path, monkeypatch, capsys):
         model.embed.weight.add_(1.0)
     ema.update(torch.tensor(False))
     save_checkpoint(run, 8, model, average=ema)
-    monkeypatch.setattr("interop.gguf.export.is_installed", lambda: False)  # seconds for each file
     names = {
         "hf": "model.embed_tokens.weight",
-        "gguf": "token_embd.weight",
         "safetensors": "embed.weight",
     }
     found = {}
@@ -121,12 +118,8 @@ def test_average_and_last_weights(format_, tmp_path, monkeypatch, capsys):
             words += ["--multiples", "1"]
         monkeypatch.setattr(sys, "argv", ["export_model.py", *words])
         export_model.main()
-        if format_ == "gguf":
-            found[number] = GGUFFile(out).tensors[names[format_]].read()
-        else:
-            found[number] = load_file(out / "model.safetensors" if format_ == "hf" else out)[
-                names[format_]
-            ]
+        file = out / "model.safetensors" if format_ == "hf" else out
+        found[number] = load_file(file)[names[format_]]
     first = load(run, checkpoint=7).model.embed.weight
     last = model.embed.weight
     average = (first + last) / 2

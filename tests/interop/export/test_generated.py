@@ -72,7 +72,7 @@ def test_every_row_of_the_support_matrix_after_20_steps(part, tmp_path):
         )
         settings = support_matrix.ROWS[row]
         figures[row] = settings, choice.model_type or support_matrix.GENERATED, difference
-    record("transformers", figures)
+    record(figures)
 
 
 def test_the_support_matrix_is_current():

@@ -14,12 +14,12 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from data.settings import DataSettings
 from data.tokenizers import ByteTokenizer
-from interop.runs import find_source, write_run
+from interop.runs import find_source, import_source
 from model import ModelSettings, Transformer
+from run_directory.run_settings import RunSettings
 from tests.corpora import STORIES
 from tests.model.llama import as_llama
 from training.checkpoint.storage import save_checkpoint
-from training.config.settings import RunSettings
 from training.run.directory import create_run, load
 
 LENGTH = 96
@@ -76,7 +76,7 @@ def stories_pair(folder: Path) -> tuple[Path, LlamaForCausalLM, PreTrainedTokeni
     (folder / "hf").chmod(0o755)
     shutil.copyfile(STORIES / "tok512.model", folder / "hf" / "tokenizer.model")
     run = folder / "run"
-    write_run(find_source(f"hf:{folder / 'hf'}").read(), run)
+    import_source(find_source(f"hf:{folder / 'hf'}"), run)
     tokenizer = LlamaTokenizer.from_pretrained(folder / "hf", add_bos_token=True)
     # transformers 5 inserts no space before a text that begins with one; sentencepiece does.
     tokenizer.backend_tokenizer.pre_tokenizer = None

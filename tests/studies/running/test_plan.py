@@ -7,12 +7,12 @@ import pytest
 from data.tokenizers import ByteTokenizer
 from errors import ConfigError, StudyError
 from model import Transformer
+from run_directory.run_settings import RunSettings
+from settings.load import dump, load_settings
 from studies.running.grid import cells_of, running_order
 from studies.running.plan import StudyPlanner
 from studies.settings import StudySettings
 from training.checkpoint.storage import save_checkpoint
-from training.config.load import dump, load_settings
-from training.config.settings import RunSettings
 from training.run.directory import create_run
 from training.run.parent import open_parent
 

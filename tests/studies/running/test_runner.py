@@ -11,6 +11,8 @@ import pytest
 from data import DataError
 from errors import StudyError
 from model import Transformer
+from run_directory.run_settings import RunSettings
+from settings.load import load_settings
 from studies.results.stored import unfair_comparisons
 from studies.running import runner
 from studies.running.grid import GridCell
@@ -20,8 +22,6 @@ from studies.running.slurm import indices, write_array
 from studies.running.texts import StudyTexts
 from studies.settings import StudySettings
 from tests.studies.conftest import ROOT
-from training.config.load import load_settings
-from training.config.settings import RunSettings
 
 NOVELS = load_settings(StudySettings, [str(ROOT / "configs" / "studies" / "novels.yaml")])
 

@@ -17,7 +17,9 @@ import torch
 from safetensors.torch import load_file
 
 from errors import TrainingError
-from tests.training.config.toy import Net
+from run_directory.optimizer_settings import AdamWSettings
+from run_directory.training_settings import CheckpointSettings
+from tests.settings.toy import Net
 from training.checkpoint import storage as module
 from training.checkpoint.retention import prune
 from training.checkpoint.storage import (
@@ -27,8 +29,6 @@ from training.checkpoint.storage import (
     save_checkpoint,
     steps_of,
 )
-from training.config.optimizer_settings import AdamWSettings
-from training.config.trainer_settings import CheckpointSettings
 from training.optim.optimizer import make_optimizer, set_learning_rates
 
 

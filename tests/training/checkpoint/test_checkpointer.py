@@ -10,15 +10,14 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from data.files import is_disk_full
-from errors import INTERRUPTED, TrainingError
+from errors import INTERRUPTED, TrainingError, is_disk_full
+from run_directory.training_settings import CheckpointSettings
 from tests.training.checkpoint.deaths import trained, update
 from training.checkpoint import storage as module
 from training.checkpoint.checkpointer import CheckpointWriter
 from training.checkpoint.retention import DIVERGED, best_of, held_out_state, kept, prune
 from training.checkpoint.snapshot import capture
 from training.checkpoint.storage import find_checkpoint, folder_of, save_checkpoint, steps_of
-from training.config.trainer_settings import CheckpointSettings
 from training.distributed.error_barrier import on_all
 
 

@@ -9,10 +9,10 @@ from accelerate.state import AcceleratorState, GradientState
 
 from data import PreparedData
 from model import Transformer
+from run_directory.run_settings import RunSettings
+from settings.load import load_settings
 from tests import processes
 from train import train_step
-from training.config.load import load_settings
-from training.config.settings import RunSettings
 from training.distributed.parallel import Parallel
 from training.exposure import make_batches
 from training.micro_batches import micro_batches

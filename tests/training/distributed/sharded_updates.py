@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from model import ModelSettings, TokenPositions, Transformer
-from training.config.optimizer_settings import AdamWSettings, MuonSettings
+from run_directory.optimizer_settings import AdamWSettings, MuonSettings
 from training.optim.optimizer import guarded_step, make_optimizer, set_learning_rates
 
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import torch
 
+import settings.script
 import train
-import training.script
 from data import prepare
 from data.preparation.groups import TextGroups
 from tests.training.distributed.ranks import TIMEOUT, Pair, wait_for
@@ -75,7 +75,7 @@ def tell_threads(folder: Path, rank: int) -> None:
 
         real(telling)
 
-    training.script.run_main = run_main
+    settings.script.run_main = run_main
 
 
 def waiting(folder: Path, overrides: list[str], root: Path, world: int) -> dict:

@@ -11,11 +11,11 @@ import pytest
 
 from errors import TrainingError
 from model import Transformer
+from run_directory.run_settings import RunSettings
+from settings.load import load_settings
 from tests.training.distributed.curves import Training, shared
 from training.checkpoint.restore import restore
 from training.checkpoint.storage import find_checkpoint, save_checkpoint
-from training.config.load import load_settings
-from training.config.settings import RunSettings
 from training.distributed.launch import check_context
 from training.run.checks import check_processes
 

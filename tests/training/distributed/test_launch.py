@@ -11,7 +11,7 @@ from accelerate.commands.launch import _validate_launch_command, launch_command_
 from accelerate.utils.launch import prepare_multi_gpu_env, prepare_simple_launcher_cmd_env
 
 from errors import TrainingError
-from training.config.settings import TrainingSettings
+from run_directory.training_settings import TrainingSettings
 from training.distributed.launch import check_devices, check_launch, check_world
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -17,15 +17,15 @@ from errors import TrainingError
 from generation.decoding import Generation
 from generation.sampling import SamplingParams
 from model import ModelSettings, TokenPositions, Transformer
+from run_directory.run_settings import RunSettings
+from run_directory.training_settings import CheckpointSettings, TrainingSettings
+from settings.load import load_settings
 from tests.training.distributed.curves import CLIP, Training, shared
 from training.checkpoint import storage as module
 from training.checkpoint.checkpointer import CheckpointWriter
 from training.checkpoint.restore import load_weights, restore
 from training.checkpoint.snapshot import weights_of
 from training.checkpoint.storage import damage, find_checkpoint, save_checkpoint, steps_of
-from training.config.load import load_settings
-from training.config.settings import RunSettings, TrainingSettings
-from training.config.trainer_settings import CheckpointSettings
 from training.distributed.parallel import Parallel
 from training.exposure import make_batches
 from training.micro_batches import token_positions_of

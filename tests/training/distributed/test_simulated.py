@@ -9,11 +9,11 @@ from contextlib import redirect_stdout
 import pytest
 
 from errors import TrainingError
+from run_directory.run_settings import RunSettings
+from settings.command_line import parse
+from settings.load import load_settings
 from tests.training.distributed.curves import Training, afresh, shared
 from train import train_step
-from training.config.command_line import parse
-from training.config.load import load_settings
-from training.config.settings import RunSettings
 from training.distributed.simulated import CollectiveCounter, SimulatedParallel, Traffic, sent_bytes
 from training.run.setup import dry_run
 from training.simulated_step import Collectives, count_collectives

@@ -8,8 +8,8 @@ import sys
 import pytest
 from rich.console import Console as RichConsole
 
+from run_directory.run_settings import RunSettings
 from tests.training.logging.test_metrics_logger import run_of
-from training.config.settings import RunSettings
 from training.logging import console as module
 from training.logging.console import Console
 from training.logging.live import LiveView, mean, short_name, sparkline

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from errors import INTERRUPTED, TrainingError
-from training.config.load import load_settings
-from training.config.settings import RunSettings
+from run_directory.run_settings import RunSettings
+from settings.load import load_settings
 from training.logging.console import Console
 from training.logging.metrics_file import read_metrics
 from training.logging.metrics_logger import MetricsLogger

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from errors import TrainingError
-from training.config.load import load_settings
-from training.config.settings import RunSettings
+from run_directory.run_settings import RunSettings
+from settings.load import load_settings
 from training.logging.trackers import check_trackers, make_trackers
 
 LINES = (

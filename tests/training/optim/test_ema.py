@@ -5,10 +5,10 @@ import torch
 from safetensors.torch import load_file
 
 from errors import TrainingError
-from tests.training.config.toy import Net
+from run_directory.optimizer_settings import AdamWSettings, EmaSettings
+from tests.settings.toy import Net
 from training.checkpoint.restore import load_average, restore
 from training.checkpoint.storage import find_checkpoint, save_checkpoint
-from training.config.optimizer_settings import AdamWSettings, EmaSettings
 from training.optim.ema import EMA
 from training.optim.optimizer import guarded_step, make_optimizer, set_learning_rates
 

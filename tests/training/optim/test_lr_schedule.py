@@ -5,7 +5,7 @@ import math
 import pytest
 
 from errors import TrainingError
-from training.config.optimizer_settings import (
+from run_directory.optimizer_settings import (
     ConstantSchedule,
     CosineSchedule,
     LinearSchedule,

@@ -5,7 +5,7 @@ import torch
 from pydantic import ValidationError
 
 from model import ModelSettings, TokenPositions, Transformer
-from training.config.optimizer_settings import AdamWSettings, MuonSettings
+from run_directory.optimizer_settings import AdamWSettings, MuonSettings
 from training.optim.optimizer import make_optimizer, set_learning_rates
 
 V = 13

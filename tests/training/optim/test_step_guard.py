@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from errors import TrainingError
-from tests.training.config.toy import Net
+from run_directory.training_settings import SkipNonFinite, SpikeSettings, StopOnNonFinite
+from tests.settings.toy import Net
 from training.checkpoint.retention import DIVERGED
 from training.checkpoint.storage import save_checkpoint
-from training.config.trainer_settings import SkipNonFinite, SpikeSettings, StopOnNonFinite
 from training.optim.step_guard import NOT_FINITE, SPIKE, StepGuard, StepMetrics, raise_stopped
 
 NAN = math.nan

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from errors import TrainingError
-from training.config.load import load_settings
-from training.config.settings import RunSettings
+from run_directory.run_settings import RunSettings
+from settings.load import load_settings
 from training.logging.console import Console
 from training.logging.summary import announce
 from training.run.checks import check_model, make_model

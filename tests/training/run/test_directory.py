@@ -15,9 +15,9 @@ from data.files import atomic, remove_drafts, write_json
 from data.tokenizers import ByteTokenizer
 from errors import TrainingError
 from model import ModelError, TokenPositions, Transformer
+from run_directory.run_settings import RunSettings
+from settings.load import apply_overrides, identity, load_settings
 from training.checkpoint.storage import folder_of, save_checkpoint
-from training.config.load import apply_overrides, identity, load_settings
-from training.config.settings import RunSettings
 from training.optim.optimizer import make_optimizer
 from training.run import directory
 from training.run.directory import (

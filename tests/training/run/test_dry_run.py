@@ -10,8 +10,8 @@ from data import DataError, expected_vocabulary
 from data.sampling.segments import Segment
 from errors import TrainingError
 from model import Transformer
-from training.config.load import load_settings
-from training.config.settings import RunSettings
+from run_directory.run_settings import RunSettings
+from settings.load import load_settings
 from training.logging.console import Console
 from training.run import dry_run
 from training.run.hardware import forecast

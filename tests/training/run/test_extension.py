@@ -15,9 +15,9 @@ from data.sampling.exposure import read_exposure
 from errors import TrainingError
 from evaluation import monitor_targets
 from model import Transformer
+from run_directory.run_settings import RunSettings
+from settings.load import identity
 from training.checkpoint.storage import find_checkpoint, save_checkpoint
-from training.config.load import identity
-from training.config.settings import RunSettings
 from training.exposure import exposure_of
 from training.logging.metrics_file import read_metrics
 from training.run import first_checkpoint, setup

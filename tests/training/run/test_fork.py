@@ -11,10 +11,10 @@ import pytest
 import train
 from data.sampling.exposure import read_exposure
 from errors import TrainingError
+from run_directory.run_settings import RunSettings
+from settings.load import load_settings
 from tests.training.test_train import lines
 from training.checkpoint.storage import find_checkpoint, folder_of, save_checkpoint
-from training.config.load import load_settings
-from training.config.settings import RunSettings
 from training.exposure import exposure_of
 from training.run.compatibility import check_fork
 from training.run.directory import load, name_stem

@@ -1,1 +1,0 @@
-"""A GGUF file as a checkpoint in transformers' terms."""

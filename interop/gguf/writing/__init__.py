@@ -1,1 +1,0 @@
-"""A model and its tokenizer as a GGUF file."""

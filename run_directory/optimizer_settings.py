@@ -1,0 +1,184 @@
+"""Settings of optimizers, of the EMA and of learning-rate schedules."""
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, field_validator, model_validator
+
+from settings.fields import StrictSettings, optional, setting
+
+
+def share_or_steps(value: float) -> float:
+    """Raise ValueError unless `value` is a share below 1 or a whole number of steps."""
+    if value >= 1 and value != int(value):
+        raise ValueError(f"{value:g} is neither a share (below 1) nor a whole number of steps")
+    return value
+
+
+ShareOrSteps = Annotated[float, AfterValidator(share_or_steps)]
+
+
+class RoleSettings(StrictSettings):
+    """Optimizer settings of the weights of one role."""
+
+    lr: float | None = setting(
+        None, "peak learning rate, on the same schedule; null: the optimizer's", gt=0
+    )
+    weight_decay: float | None = setting(
+        None, "null: the optimizer's for matrices and the head, 0 for the others", ge=0
+    )
+
+
+class RolesSettings(StrictSettings):
+    """Weights by their role."""
+
+    matrices: RoleSettings = setting(RoleSettings(), "linear layers except the head")
+    head: RoleSettings = setting(RoleSettings(), "the head, unless it is tied")
+    embeddings: RoleSettings = setting(RoleSettings(), "embeddings, and a tied head")
+    vectors: RoleSettings = setting(RoleSettings(), "norms and biases")
+    positions: RoleSettings = setting(RoleSettings(), "parameters of the positional scheme")
+
+
+ROLES = tuple(RolesSettings.model_fields)
+
+
+class AdamWBase(StrictSettings):
+    """AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101) for all weights that Muon does not update."""
+
+    lr: float = setting(2e-3, "peak learning rate", gt=0)
+    positions_lr: float | None = setting(
+        None,
+        "peak learning rate of parameters of the positional scheme, on the same schedule; null: lr",
+        gt=0,
+    )
+    betas: tuple[float, float] = setting((0.9, 0.95), "decay of the two moments, each in [0, 1)")
+    eps: float = setting(1e-8, "added to the root of the second moment", gt=0)
+    weight_decay: float = setting(
+        0.1, "of matrices; embeddings, norms, biases and positions have none", ge=0
+    )
+    groups: RolesSettings | None = optional("learning rates and weight decay by role")
+
+    @field_validator("betas")
+    @classmethod
+    def _betas_below_one(cls, betas: tuple[float, float]) -> tuple[float, float]:
+        if not all(0 <= beta < 1 for beta in betas):
+            raise ValueError(f"each of betas must be at least 0 and less than 1, not {list(betas)}")
+        return betas
+
+    @model_validator(mode="after")
+    def _one_rate_for_positions(self) -> "AdamWBase":
+        if self.positions_lr is not None and self.of("positions").lr is not None:
+            raise ValueError(
+                "positions_lr and groups.positions.lr are the same setting: keep one of them"
+            )
+        return self
+
+    def of(self, role: str) -> RoleSettings:
+        """The settings of a role's weights."""
+        return RoleSettings() if self.groups is None else getattr(self.groups, role)
+
+    def rate_of(self, role: str) -> float | None:
+        """The peak learning rate of a role; None: `lr`."""
+        return self.positions_lr if role == "positions" and self.positions_lr else self.of(role).lr
+
+    @property
+    def rates(self) -> dict[str, float]:
+        """Peak learning rates by their names in metrics.jsonl."""
+        own = {f"{role}_lr": rate for role in ROLES if (rate := self.rate_of(role)) is not None}
+        return {"lr": self.lr} | own
+
+
+class AdamWSettings(AdamWBase):
+    """AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101); weight decay on matrices only."""
+
+    name: Literal["adamw"] = "adamw"
+
+
+class MuonSettings(StrictSettings):
+    """Muon for matrices (Jordan 2024, kellerjordan.github.io/posts/muon), AdamW for all other weights."""
+
+    name: Literal["muon"] = "muon"
+    lr: float = setting(2e-3, "peak learning rate of matrices", gt=0)
+    momentum: float = setting(0.95, "decay of the mean of gradients", ge=0, lt=1)
+    nesterov: bool = setting(True, "Nesterov momentum")
+    weight_decay: float = setting(0.1, "of matrices", ge=0)
+    iterations: int = setting(
+        5, "Newton-Schulz steps, in bfloat16, towards an orthogonal update", ge=1, lt=100
+    )
+    adjust: Literal["match_rms_adamw", "original"] = setting(
+        "match_rms_adamw",
+        "size of an A × B update: 0.2·√max(A, B), so that rates are like AdamW's (Liu et al. 2025, "
+        "arXiv:2502.16982), or √max(1, A / B), with rates around 0.02",
+    )
+    adamw: AdamWBase = setting(AdamWBase(), "of the head, embeddings, norms, biases and positions")
+
+    @model_validator(mode="after")
+    def _muon_updates_matrices(self) -> "MuonSettings":
+        if self.adamw.of("matrices") != RoleSettings():
+            raise ValueError(
+                "adamw.groups.matrices: Muon updates matrices; set its lr and weight_decay"
+            )
+        return self
+
+    @property
+    def rates(self) -> dict[str, float]:
+        """Peak learning rates by their names in metrics.jsonl."""
+        own = self.adamw.rates
+        return {"lr": self.lr, "adamw_lr": own.pop("lr")} | own
+
+
+OptimizerSettings = Annotated[AdamWSettings | MuonSettings, Field(discriminator="name")]
+
+
+class EmaSettings(StrictSettings):
+    """An exponential moving average of the weights, for evaluation."""
+
+    decay: float = setting(
+        0.999, "decay of the mean per step; its window is about 1 / (1 − decay)", gt=0, lt=1
+    )
+    start: ShareOrSteps = setting(
+        0.0, "before it the mean is the weights: below 1 a share of the run, from 1 on steps", ge=0
+    )
+
+
+class _Schedule(StrictSettings):
+    warmup: ShareOrSteps = setting(
+        0.02, "linear rise from 0: below 1 a share of the run, from 1 on a number of steps", ge=0
+    )
+
+
+_MIN_LR_RATIO = "learning rate at the end, as a share of the peak"
+
+
+class CosineSchedule(_Schedule):
+    """Half a cosine from the peak to `min_lr_ratio`."""
+
+    name: Literal["cosine"] = "cosine"
+    min_lr_ratio: float = setting(0.1, _MIN_LR_RATIO, ge=0, le=1)
+
+
+class LinearSchedule(_Schedule):
+    """Linear decay from the peak to `min_lr_ratio`."""
+
+    name: Literal["linear"] = "linear"
+    min_lr_ratio: float = setting(0.0, _MIN_LR_RATIO, ge=0, le=1)
+
+
+class WsdSchedule(_Schedule):
+    """Warmup, stable, decay: constant at the peak, then linear decay to `min_lr_ratio` (arXiv:2404.06395)."""
+
+    name: Literal["wsd"] = "wsd"
+    decay: Annotated[float, AfterValidator(lambda v: v if v == 1 else share_or_steps(v))] = setting(
+        0.2, "decay at the end: up to 1 a share of the run, above 1 a number of steps", gt=0
+    )
+    min_lr_ratio: float = setting(0.0, _MIN_LR_RATIO, ge=0, le=1)
+
+
+class ConstantSchedule(_Schedule):
+    """Constant at the peak."""
+
+    name: Literal["constant"] = "constant"
+
+
+ScheduleSettings = Annotated[
+    CosineSchedule | LinearSchedule | WsdSchedule | ConstantSchedule, Field(discriminator="name")
+]

@@ -1,0 +1,120 @@
+"""The settings of a run.
+
+Fields marked `may_change` do not shape the weights beyond rounding: they may differ when a run is resumed
+and do not count in its identity.
+"""
+
+from itertools import groupby
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from data.sampling.segments import Segment, SegmentPlan
+from data.settings import DataSettings
+from model.settings import ModelSettings
+from run_directory.optimizer_settings import WsdSchedule
+from run_directory.stage_settings import segments
+from run_directory.training_settings import TrainingSettings
+from settings.fields import StrictSettings, free, optional, setting
+
+
+class ParentSettings(StrictSettings):
+    """The checkpoint that an extension run or fork starts from, and whose settings are the defaults."""
+
+    run: str = Field(
+        description="run directory whose weights are the initial weights",
+        json_schema_extra={"may_change": True},
+    )
+    checkpoint: int | None = free(None, "step of its checkpoint; null: the newest", ge=0)
+    hash: str | None = setting(
+        None, "of that checkpoint; recorded at the start, and checked if set"
+    )
+    fork: Literal[True] | None = optional(
+        "true: continue its optimizer, step count and data order too, as --fork RUN does"
+    )
+
+
+class RunSettings(StrictSettings):
+    """All settings of one run."""
+
+    train_length: int = setting(256, "tokens of a training window, L0", ge=2)
+    original_length: int | None = setting(
+        None, "length that stretches are measured from; null: train_length", ge=2
+    )
+    seed: int = setting(0, "decides initial weights, order of the data, samples", ge=0, lt=1 << 63)
+    parent: ParentSettings | None = optional("the run that an extension run starts from")
+    model: ModelSettings = setting(
+        ModelSettings(),  # pyright: ignore[reportCallIssue]
+        "the decoder and its positional scheme",
+    )
+    data: DataSettings = setting(
+        DataSettings(),  # pyright: ignore[reportCallIssue]
+        "text, tokenizer and batches",
+    )
+    training: TrainingSettings = setting(TrainingSettings(), "optimization, validation and logging")
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """Window length, batch size and steps of every stage."""
+        t = self.training
+        return segments(t.stages, t.tokens, self.train_length, t.batch_size)
+
+    @property
+    def plan(self) -> tuple[Segment, ...]:
+        """The segments that determine the order of the data: those of the stages, with neighbors of equal
+        length and batch size as one."""
+        return tuple(
+            Segment(*size, sum(segment.steps for segment in group))
+            for size, group in groupby(self.segments, key=lambda segment: segment[:2])
+        )
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps of the run."""
+        return sum(segment.steps for segment in self.segments)
+
+    @property
+    def is_fork(self) -> bool:
+        """Whether the run continues its parent's optimizer, step count and data order."""
+        return self.parent is not None and bool(self.parent.fork)
+
+    @property
+    def first_step(self) -> int:
+        """The number of updates before the run's own first one: in a fork, those of its parent; else 0."""
+        return self.parent.checkpoint or 0 if self.parent is not None and self.is_fork else 0
+
+    def tokens_after(self, step: int) -> int:
+        """Target tokens of the first `step` updates."""
+        shares = SegmentPlan(self.plan).shares(0, step)
+        return sum(share.length * (share.stop - share.first) for share in shares)
+
+    @property
+    def trained_tokens(self) -> int:
+        """Target tokens of the whole run."""
+        return self.tokens_after(self.steps)
+
+    @model_validator(mode="after")
+    def _lengths_and_budget_agree(self) -> "RunSettings":
+        t = self.training
+        length = self.train_length
+        targets = self.training.validation.targets
+        if self.steps < 1:
+            raise ValueError(
+                f"training.tokens = {t.tokens} is less than one step: training.batch_size × train_length = "
+                f"{t.batch_size * length} tokens"
+            )
+        if targets > length:
+            raise ValueError(
+                f"training.validation.targets = {targets} exceeds train_length = {length}"
+            )
+        self.data.positions.check(length)
+        decay = t.lr_schedule.decay if isinstance(t.lr_schedule, WsdSchedule) else 0.0
+        warmup = t.lr_schedule.warmup / (1 if t.lr_schedule.warmup < 1 else self.steps)
+        share = warmup + decay / (1 if decay <= 1 else self.steps)
+        if share > 1:
+            keys = "warmup or decay" if decay else "warmup"
+            raise ValueError(
+                f"training.lr_schedule: warmup and decay take {share:.0%} of the run's {self.steps} steps; "
+                f"lower {keys}, or raise training.tokens"
+            )
+        return self

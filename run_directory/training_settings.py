@@ -1,0 +1,256 @@
+"""Settings of training: checkpoints, parallelism, validation, logging and step guards."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from run_directory.optimizer_settings import (
+    AdamWSettings,
+    CosineSchedule,
+    EmaSettings,
+    OptimizerSettings,
+    ScheduleSettings,
+    ShareOrSteps,
+)
+from run_directory.stage_settings import StageSettings
+from settings.fields import StrictSettings, free, optional, setting
+
+
+class CheckpointSettings(StrictSettings):
+    """When to save checkpoints, and which to keep."""
+
+    interval: int | None = free(
+        500, "steps between checkpoints; null: only at the end and when interrupted", ge=1
+    )
+    keep: int = free(
+        2, "number of newest checkpoints to keep; 2 leave one if the newest is damaged", ge=1
+    )
+    keep_interval: int | None = free(
+        None, "keep all checkpoints whose step is a multiple of this", ge=1
+    )
+    best: int | None = free(
+        None,
+        "keep the checkpoint of lowest held-out loss at this multiple of train_length, one of "
+        "validation.multiples",
+        ge=1,
+    )
+    asynchronous: bool = free(
+        False, "write in the background from a copy in host memory, one at a time"
+    )
+
+    @model_validator(mode="after")
+    def _kept_steps_are_saved(self) -> "CheckpointSettings":
+        keep = self.keep_interval
+        interval = self.interval
+        if keep is not None and (interval is None or keep % interval):
+            fix = f"make it a multiple of interval ({interval})" if interval else "set interval too"
+            raise ValueError(f"keep_interval = {keep}: {fix}")
+        return self
+
+
+class ParallelSettings(StrictSettings):
+    """How processes share the run. The launcher sets their number (configs/accelerate)."""
+
+    processes: int | None = free(None, "required number of processes; null: any", ge=1)
+    sharding: Literal["auto", "none", "full"] = free(
+        "auto",
+        "none: every process has the whole model (DDP); full: weights, gradients and moments are sharded "
+        "over all of them (FSDP2); auto: full where the accelerate config says FSDP",
+    )
+    context: int = free(
+        1,
+        "processes that share each window (context parallelism); divides the number of processes; windows "
+        "have at least 2 × context tokens",
+        ge=1,
+    )
+    activation_checkpointing: bool | Literal["selective"] = free(
+        False,
+        "true: store only the input of each block and recompute the rest in the backward pass, which saves "
+        "memory and takes more time; selective: store the outputs of matrix products and attention too, "
+        "and recompute what is cheap",
+    )
+
+    @property
+    def checkpointing(self) -> Literal["none", "selective", "full"]:
+        """The activations of a block that are recomputed."""
+        if self.activation_checkpointing == "selective":
+            return "selective"
+        return "full" if self.activation_checkpointing else "none"
+
+
+class StopOnNonFinite(StrictSettings):
+    """Stop before the update; the last checkpoint is unchanged."""
+
+    name: Literal["stop"] = "stop"
+
+    @property
+    def limit(self) -> int:
+        """Steps that may be skipped."""
+        return 0
+
+
+class SkipNonFinite(StrictSettings):
+    """Skip the update and continue; the data of the step are not used again."""
+
+    name: Literal["skip"] = "skip"
+    limit: int = free(10, "maximum number of skipped steps in a run; one more stops it", ge=1)
+
+
+NonFiniteSettings = Annotated[StopOnNonFinite | SkipNonFinite, Field(discriminator="name")]
+
+
+class SpikeSettings(StrictSettings):
+    """Skip the update of a step whose loss is far above those before it."""
+
+    sigmas: float = setting(
+        6.0, "a loss this many standard deviations above the mean is a spike", gt=0
+    )
+    window: int = setting(
+        100,
+        "applied steps that mean and deviation are computed over; no step is a spike before a stage of the "
+        "run has this many",
+        ge=2,
+        le=100_000,
+    )
+    limit: int = free(10, "maximum number of skipped steps in a run; one more stops it", ge=1)
+
+
+class ValidationSettings(StrictSettings):
+    """Held-out loss during training, on the same targets at every length."""
+
+    interval: int | None = free(
+        250, "steps between validations; null: only at the end and at the steps of `at`", ge=1
+    )
+    at: list[ShareOrSteps] = free(
+        [], "further validations: below 1 a share of the run, from 1 on a number of steps"
+    )
+    multiples: list[int] = free([1, 2, 4], "lengths, as multiples of train_length", min_length=1)
+    spans: int = free(
+        32, "number of spans of targets, from different places of the validation text", ge=1
+    )
+    targets: int = free(64, "targets in each span, at the end of its context", ge=1)
+
+    @field_validator("multiples")
+    @classmethod
+    def _multiples_are_positive(cls, multiples: list[int]) -> list[int]:
+        if min(multiples) < 1 or len(set(multiples)) < len(multiples):
+            raise ValueError(
+                f"multiples must be different whole numbers from 1 on, not {multiples}"
+            )
+        return multiples
+
+    @field_validator("at")
+    @classmethod
+    def _after_some_steps(cls, at: list[float]) -> list[float]:
+        if any(one <= 0 for one in at):
+            raise ValueError(f"each of at must be above 0, not {at}")
+        return at
+
+
+class SampleSettings(StrictSettings):
+    """Text generated greedily during training."""
+
+    interval: int | None = free(None, "steps between samples; null: only at the end", ge=1)
+    prompts: list[str] | None = free(
+        None, "one sample per prompt; null: the beginning of a held-out document"
+    )
+    tokens: int = free(64, "new tokens in each sample", ge=1)
+
+
+class WandbSettings(StrictSettings):
+    """Logging of metrics.jsonl to Weights & Biases."""
+
+    mode: Literal["disabled", "offline", "online"] = free(
+        "disabled", "online requires an account and a network"
+    )
+    project: str = free("sextant", "project of the run")
+    entity: str | None = free(None, "account or team; null: your own")
+
+
+class ProfileSettings(StrictSettings):
+    """A trace of some steps by torch.profiler, for chrome://tracing or Perfetto, in the run's profile folder.
+    It slows these steps down and changes no number."""
+
+    start: int = free(10, "steps of the run before the first traced one", ge=0)
+    steps: int = free(3, "number of traced steps", ge=1, le=100)
+
+
+class TrainingSettings(StrictSettings):
+    """Optimization, validation and logging."""
+
+    tokens: int = setting(2_000_000, "budget: target tokens of the whole run, e.g. 200M", ge=1)
+    batch_size: int = setting(32, "sequences per optimizer step, over all devices", ge=1)
+    micro_batch_size: int | None = free(
+        None,
+        "sequences of train_length per device and forward pass; null: all of a step. Shorter stages use "
+        "as many tokens",
+        ge=1,
+    )
+    optimizer: OptimizerSettings = setting(AdamWSettings(), "optimizer of the weights")
+    lr_schedule: ScheduleSettings = setting(
+        CosineSchedule(), "learning rate as a function of the step"
+    )
+    stages: list[StageSettings] = optional(
+        "stages of the run, in order: window length, batch size, overrides of the positional scheme; "
+        "empty: one stage",
+        default=[],
+    )
+    grad_clip: float | None = setting(
+        1.0, "maximum norm of the whole gradient; null: no clipping", gt=0
+    )
+    on_nonfinite: NonFiniteSettings = free(
+        StopOnNonFinite(), "what to do if the loss or gradient of a step is not finite"
+    )
+    on_spike: SpikeSettings | None = optional("skip steps with a loss spike; null: apply them")
+    z_loss: float | None = optional(
+        "coefficient of (ln Z)² in the gradients, 1e-4 in PaLM (arXiv:2204.02311); reported losses exclude "
+        "it; null: none",
+        gt=0,
+    )
+    ema: EmaSettings | None = optional(
+        "a mean of the weights, for validation, samples, evaluate.py and generate.py; null: none"
+    )
+    precision: Literal["auto", "float32", "bfloat16", "float64"] = setting(
+        "auto", "auto: bfloat16 autocast on a GPU that has it, float32 elsewhere"
+    )
+    compile: bool | None = free(
+        None,
+        "torch.compile: a minute at the start, faster steps after it; null: on GPUs, not on CPUs",
+    )
+    parallel: ParallelSettings = free(ParallelSettings(), "how processes share the run")
+    rank_timeout: float = free(
+        1800.0,
+        "seconds without progress after which a process counts as lost and all others exit; longer than "
+        "the slowest step, compiling included",
+        gt=0,
+    )
+    num_threads: int | None = free(None, "CPU threads; null: as torch decides", ge=1)
+    log_interval: int = free(
+        10, "steps between lines on the terminal, and between rates in metrics.jsonl", ge=1
+    )
+    checkpoint: CheckpointSettings = setting(
+        CheckpointSettings(), "when to save checkpoints, and which to keep"
+    )
+    validation: ValidationSettings = setting(ValidationSettings(), "held-out loss during training")
+    samples: SampleSettings = setting(SampleSettings(), "text generated during training")
+    wandb: WandbSettings = setting(WandbSettings(), "logging to Weights & Biases")
+    tensorboard: bool = free(False, "write the metrics as TensorBoard files to the run directory")
+    profile: ProfileSettings | None = free(None, "trace some steps with torch.profiler; null: none")
+
+    @model_validator(mode="after")
+    def _intervals_and_sizes_agree(self) -> "TrainingSettings":
+        c = self.checkpoint
+        v = self.validation
+        if c.best is not None and c.best not in v.multiples:
+            raise ValueError(
+                f"checkpoint.best = {c.best} is not measured: add it to validation.multiples"
+            )
+        if c.best is not None and c.interval and (not v.interval or c.interval % v.interval):
+            fix = f"make it a multiple of validation.interval ({v.interval})"
+            raise ValueError(
+                f"checkpoint.best requires a validation at each checkpoint, every {c.interval} steps: "
+                f"{fix if v.interval else 'set validation.interval'}"
+            )
+        if (size := self.micro_batch_size) is not None and size > self.batch_size:
+            raise ValueError(f"micro_batch_size {size} is larger than batch_size {self.batch_size}")
+        return self

@@ -1,0 +1,349 @@
+"""`gguf:FILE`: the weights and ids of the original, and what is refused before anything is built."""
+
+import io
+import json
+import struct
+from pathlib import Path
+from types import SimpleNamespace
+
+import gguf
+import pytest
+import sentencepiece
+import tokenizers
+import torch
+from tokenizers import decoders, models, pre_tokenizers, trainers
+from torch import Tensor
+from transformers.integrations.gguf import gguf_tokenizer_mapping
+
+from data.tokenizers import load_folder_tokenizer
+from errors import InteropError
+from interop import build_model, read_folder
+from interop.gguf import converted_gguf
+from interop.runs import run_of
+from tests.interop.models import make
+from training.run.directory import load
+
+TEXTS = [
+    "Once upon a time, in 1984,  there were 12,345.67 of them.\n\n   Don't! We'll see\tYOU'LL\r\n see.",
+    "Ünïcödé naïve façade — „Zitat“, 日本語のテキスト, 한국어, русский, 🙂🙃 e\u0301.",
+    " leading and trailing  ",
+]
+
+
+def metadata(config) -> dict:
+    """The keys that every architecture has."""
+    return {
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "block_count": config.num_hidden_layers,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": config.num_key_value_heads,
+        "attention.layer_norm_rms_epsilon": float(config.rms_norm_eps),
+        "attention.key_length": config.head_dim,
+        "rope.dimension_count": config.head_dim,
+        "rope.freq_base": float(config.rope_parameters["rope_theta"]),
+    }
+
+
+def permuted(rows: Tensor, heads: int) -> Tensor:
+    """Adjacent features are rotated together, as llama.cpp's conversion/llama.py writes a Llama."""
+    halves = rows.unflatten(0, (heads, 2, -1))
+    return halves.swapaxes(1, 2).flatten(0, 2)
+
+
+def write(
+    path: Path,
+    architecture: str,
+    theirs,
+    changes: dict | None = None,
+    tokenizer: dict | None = None,
+    extra: dict[str, Tensor] | None = None,
+) -> Path:
+    """Write a model of transformers with the package gguf; `changes` of the metadata, None: left out."""
+    config = theirs.config
+    keys = {f"{architecture}.{k}": v for k, v in (metadata(config) | (changes or {})).items()}
+    keys |= {f"tokenizer.ggml.{key}": value for key, value in (tokenizer or {}).items()}
+    writer = gguf.GGUFWriter(path, architecture)
+    add = {
+        bool: writer.add_bool,
+        int: writer.add_uint32,
+        float: writer.add_float32,
+        str: writer.add_string,
+        list: writer.add_array,
+    }
+    for key, value in keys.items():
+        if value is not None:
+            add[type(value)](key, value)
+    number = next(a for a, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    names = gguf.get_tensor_name_map(number, config.num_hidden_layers)
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+    for name, weight in theirs.state_dict().items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        part = name.split(".")[-2]
+        if architecture == "llama" and part in heads:
+            weight = permuted(weight, heads[part])
+        stem, end = name.rsplit(".", 1)
+        writer.add_tensor(f"{names.get_name(stem)}.{end}", weight.contiguous().numpy())
+    for name, weight in (extra or {}).items():
+        writer.add_tensor(name, weight.numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes"),
+    [
+        ("llama", {}),
+        ("llama", {"tie_word_embeddings": True, "num_key_value_heads": 6}),
+        ("qwen2", {"head_dim": 4}),
+        ("qwen3", {}),
+    ],
+)
+def test_weights_and_settings_equal_those_of_the_original(model_type, changes, tmp_path):
+    theirs = make(model_type, **changes)
+    theirs.save_pretrained(tmp_path / "original")
+    expected = build_model(read_folder(tmp_path / "original"))
+    file = write(tmp_path / "m.gguf", model_type, theirs)
+    with converted_gguf(file) as checkpoint:
+        assert checkpoint.files == [file]
+        imported = build_model(checkpoint)
+    eps = imported.shape.model.norm_eps  # float32 in the file
+    assert eps == pytest.approx(expected.shape.model.norm_eps)
+    assert imported.shape.model == expected.shape.model.model_copy(update={"norm_eps": eps})
+    assert imported.shape.train_length == 64
+    weights = expected.model.state_dict()
+    assert imported.model.state_dict().keys() == weights.keys()
+    for name, weight in imported.model.state_dict().items():
+        assert torch.equal(weight, weights[name]), name
+
+
+CORPUS = [*TEXTS, *" ".join(TEXTS).split(" ")] * 3
+
+
+@pytest.fixture(scope="module")
+def theirs():
+    return make("llama", vocab_size=500)
+
+
+def byte_level_bpe(splits: list, ignore_merges: bool = False) -> tokenizers.Tokenizer:
+    tokenizer = tokenizers.Tokenizer(models.BPE(ignore_merges=ignore_merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(splits)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=500,
+        special_tokens=["<|a|>", "<|b|>"],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    return tokenizer
+
+
+def pattern(name: str) -> list:
+    regex = tokenizers.Regex(gguf_tokenizer_mapping.GGUF_PRE_TOKENIZER_SPLITS[name])
+    words = pre_tokenizers.Split(regex, behavior="isolated")
+    return [words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+
+
+DIGITS = pre_tokenizers.Digits(individual_digits=True)
+BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "splits", "add_bos"),
+    [
+        ("gpt-2", [BYTES], False),
+        ("smollm", [DIGITS, BYTES], False),
+        ("qwen2", pattern("qwen2"), False),
+        ("llama-bpe", pattern("llama-bpe"), True),
+    ],
+)
+def test_byte_level_bpe(name, splits, add_bos, theirs, tmp_path):
+    expected = byte_level_bpe(splits, ignore_merges=name == "llama-bpe")
+    vocabulary = expected.get_vocab()
+    tokens = sorted(vocabulary, key=vocabulary.__getitem__)
+    merges = json.loads(expected.to_str())["model"]["merges"]
+    keys = {
+        "model": "gpt2",
+        "pre": name,
+        "tokens": tokens,
+        "token_type": [3 if token in ("<|a|>", "<|b|>") else 1 for token in tokens],
+        "merges": [" ".join(merge) for merge in merges],
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        "eot_token_id": 7,
+    }
+    with converted_gguf(write(tmp_path / "m.gguf", "llama", theirs, tokenizer=keys)) as checkpoint:
+        imported = load_folder_tokenizer(checkpoint.tokenizer.parent)
+    assert (imported.bos_id, imported.eos_id, imported.add_bos) == (0, 1, add_bos)
+    assert set(imported.eos_ids) == {1, 7}
+    for text in TEXTS:
+        assert imported.encode(text) == expected.encode(text).ids
+        assert imported.decode(imported.encode(text)) == text
+
+
+def test_sentencepiece(theirs, tmp_path):
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(CORPUS),
+        model_writer=model,
+        model_type="bpe",
+        vocab_size=450,
+        byte_fallback=True,
+        character_coverage=0.98,
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        minloglevel=4,
+    )
+    expected = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+    ids = range(450)
+    kinds = {0: 2, 1: 3, 2: 3}  # unknown, and two control symbols
+    keys = {
+        "model": "llama",
+        "tokens": [expected.id_to_piece(i) for i in ids],
+        "scores": [expected.get_score(i) for i in ids],
+        "token_type": [6 if expected.is_byte(i) else kinds.get(i, 1) for i in ids],
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
+    with converted_gguf(write(tmp_path / "m.gguf", "llama", theirs, tokenizer=keys)) as checkpoint:
+        imported = load_folder_tokenizer(checkpoint.tokenizer.parent)
+    assert (imported.bos_id, imported.eos_id, imported.add_bos) == (1, 2, True)
+    for text in TEXTS:
+        assert imported.encode(text) == expected.encode(text)
+
+
+def refused(file: Path, match: str) -> None:
+    with pytest.raises(InteropError, match=match), converted_gguf(file) as checkpoint:
+        build_model(checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"embedding_length": 32}, "has shape"),
+        ({"feed_forward_length": 45}, "has shape"),
+        ({"feed_forward_length": 2**31}, "has shape"),
+        ({"attention.head_count": 2**31}, "has shape"),
+        ({"attention.head_count_kv": 3}, "has shape"),
+        ({"attention.key_length": 2**31}, "has shape"),
+        ({"attention.head_count": 0}, "attention.head_count"),
+        ({"attention.head_count": [6, 6, 5]}, "has shape"),
+        ({"block_count": 4}, "blk.4.attn_k.weight"),
+        ({"block_count": 6}, "blk.5.attn_k.weight"),
+        ({"block_count": 2**31}, "block_count"),
+        ({"block_count": "5"}, "block_count"),
+        ({"rope.dimension_count": 8}, "rope.dimension_count"),
+        ({"expert_count": 8}, "expert_count"),
+        ({"attention.sliding_window": 16}, "attention.sliding_window"),
+        ({"rope.scaling.type": "yarn"}, "rope.scaling.type"),
+        ({"rope.scaling.factor": 4.0}, "rope.scaling.factor"),
+        ({"rope.scaling.attn_factor": 1.2}, "rope.scaling.attn_factor"),
+        ({"rope.scale_linear": 4.0}, "rope.scale_linear"),
+    ],
+    ids=str,
+)
+def test_metadata_are_checked_before_anything_is_built(
+    changes, match, theirs, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(
+        "interop.gguf._convert_weights", lambda header, folder: pytest.fail("built")
+    )
+    refused(write(tmp_path / "m.gguf", "llama", theirs, changes), match)
+
+
+def test_neutral_metadata_are_accepted(theirs, tmp_path):
+    changes = {"rope.scaling.type": "none", "rope.scaling.attn_factor": 1.0, "expert_count": 0}
+    with converted_gguf(write(tmp_path / "m.gguf", "llama", theirs, changes)) as checkpoint:
+        assert checkpoint.config["rope_parameters"]["rope_type"] == "default"
+
+
+@pytest.mark.parametrize(
+    "name", ["rope_freqs.weight", "rope_factors_long.weight", "blk.0.attn_q.bias"]
+)
+def test_tensors_that_transformers_ignores(name, theirs, tmp_path):
+    refused(write(tmp_path / "m.gguf", "llama", theirs, extra={name: torch.ones(60)}), name)
+
+
+def test_missing_tensors(theirs, tmp_path):
+    state = theirs.state_dict()
+    del state["model.layers.1.mlp.up_proj.weight"]
+    smaller = SimpleNamespace(config=theirs.config, state_dict=lambda: state)
+    refused(write(tmp_path / "m.gguf", "llama", smaller), "blk.1.ffn_up.weight")
+
+
+@pytest.mark.parametrize("architecture", ["gemma2", "phi3", "granite", "smollm3", "refact"])
+def test_other_architectures(architecture, tmp_path):
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", architecture)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    refused(tmp_path / "m.gguf", f"general.architecture = '{architecture}'")
+
+
+def test_an_unknown_pre_tokenizer(theirs, tmp_path):
+    keys = {"model": "gpt2", "pre": "future", "tokens": ["a"], "merges": []}
+    file = write(tmp_path / "m.gguf", "llama", theirs, tokenizer=keys)
+    refused(file, "tokenizer.ggml.pre = 'future'")
+
+
+def test_damaged_files(theirs, tmp_path):
+    file = write(tmp_path / "m.gguf", "llama", theirs)
+    whole = file.read_bytes()
+    for size in [*range(4, 2400, 97), *range(2400, len(whole), 9001), len(whole) - 40]:
+        file.write_bytes(whole[:size])
+        refused(file, "truncated")
+    for content in (b"", b"{}", b"PK\x03\x04rest"):
+        file.write_bytes(content)
+        refused(file, "not a GGUF file")
+    file.write_bytes(whole[:4] + struct.pack("<I", 1) + whole[8:])
+    refused(file, "version 1")
+    entry = struct.pack("<Q", 17) + b"token_embd.weight"
+    sizes = whole.index(entry) + len(entry) + 4
+    changes = {
+        (0, "<Q", 1 << 60): "truncated",  # elements of a row
+        (16, "<I", 999): "type 999",
+        (20, "<Q", 1 << 62): "truncated",  # offset
+    }
+    for (at, code, value), match in changes.items():
+        changed = bytearray(whole)
+        struct.pack_into(code, changed, sizes + at, value)
+        file.write_bytes(changed)
+        refused(file, match)
+
+
+@pytest.mark.parametrize("count", [1 << 20, 1 << 60, (1 << 64) - 1])
+@pytest.mark.parametrize("kind", [0, 4, 8, 9, 77])
+def test_hostile_lengths(count, kind, tmp_path):
+    """A length beyond the file is refused at once, whatever it counts."""
+    file = tmp_path / "m.gguf"
+    start = b"GGUF" + struct.pack("<IQQ", 3, 0, 1)
+    array = struct.pack("<Q", 1) + b"a" + struct.pack("<IIQ", 9, kind, count)
+    counts = b"GGUF" + struct.pack("<IQQ", 3, count, count)
+    key = start + struct.pack("<Q", count)
+    for content in (start + array, counts, key):
+        file.write_bytes(content + bytes(64))
+        refused(file, "truncated")
+
+
+def test_a_run_of_a_file(theirs, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    keys = {
+        "model": "gpt2",
+        "pre": "gpt-2",
+        "tokens": [*sorted(pre_tokenizers.ByteLevel.alphabet()), "ab", "<|endoftext|>"],
+        "merges": ["a b"],
+    }
+    write(tmp_path / "small.gguf", "llama", make("llama", vocab_size=258), tokenizer=keys)
+    run = load(run_of("gguf:small.gguf"))
+    assert run.folder.name.startswith("small-")
+    manifest = json.loads((run.folder / "manifest.json").read_text())
+    assert manifest["imported_from"] == ["small.gguf"]
+    assert run.tokenizer.decode(run.tokenizer.encode("né")) == "né"
+    with pytest.raises(InteropError, match=r"absent\.gguf"):
+        run_of("gguf:absent.gguf")
