@@ -8,10 +8,11 @@ import pytest
 
 from data import DataSettings
 
-WORDS = (
-    "position window token model order document length scheme table cache query value rotate angle "
-    "shard batch epoch train valid space number line reader return import class def while yield lambda"
-).split()
+_WORDS = """
+position window token model order document length scheme table cache query value rotate angle shard
+batch epoch train valid space number line reader return import class def while yield lambda
+"""
+WORDS = _WORDS.split()
 
 
 class Listener:

@@ -7,8 +7,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from data import TokenStore
-from data.sampling.batches import BatchSampler
-from data.sampling.random_positions import PlainPositions
+from data.sampling.batches import PLAIN, BatchSampler
 from data.sampling.segments import Segment
 from data.store import EncodedDocument, write_manifest, write_shard
 
@@ -45,9 +44,7 @@ def make_store(lengths: list[int], shards: int = 3) -> TokenStore:
     return write_store(Path(tempfile.mkdtemp()), documents, sizes)
 
 
-def sampler(
-    store, *segments: tuple, packing="concat", seed=0, positions=PlainPositions()
-) -> BatchSampler:
+def sampler(store, *segments: tuple, packing="concat", seed=0, positions=PLAIN) -> BatchSampler:
     """Batches of segments (length, batch size, steps)."""
     plan = [Segment(*segment) for segment in segments]
     return BatchSampler(store, plan, packing=packing, seed=seed, positions=positions)

@@ -78,7 +78,7 @@ def test_sources_have_separate_epochs(packing):
         assert fresh().batch(step).hash == hashes[step]
     assert fresh(4).batch(5).hash != hashes[5]
     with pytest.raises(DataError, match="fewer than the 28"):
-        sampler(texts[:1] + [TrainingText(texts[1].store)], (27, 1))
+        sampler([*texts[:1], TrainingText(texts[1].store)], (27, 1))
 
 
 @pytest.fixture

@@ -252,10 +252,10 @@ def test_unusable_text_raises(settings, tmp_path):
     with pytest.raises(DataError, match=rf"{folder} .*1 not UTF-8 \(such as a.txt\); 1 empty"):
         prepare(asked, workers=1)
     (folder / "b.txt").write_text("one usable text\n" * 30)
-    with pytest.raises(DataError, match="data.valid_fraction"):  # nothing to hold out
+    with pytest.raises(DataError, match=r"data\.valid_fraction"):  # nothing to hold out
         prepare(asked, workers=1)
     for changes in ({"tokenizer": BPE | {"vocab_size": 30_000}}, {"valid_fraction": 1}):
-        with pytest.raises(DataError, match="data.tokenizer"):
+        with pytest.raises(DataError, match=r"data\.tokenizer"):
             prepare(changed(settings, **changes), workers=1)
 
 
@@ -285,7 +285,7 @@ def test_byte_level_bpe(settings, corpus):
     nfc.write_text(json.dumps(spec))
     (corpus / "accent.txt").write_text("cafe\u0301 " * 40)
     tokenizer = {"name": "huggingface", "model": str(nfc)}
-    with pytest.raises(DataError, match="data.bos"):  # the file beside it does not name one
+    with pytest.raises(DataError, match=r"data\.bos"):  # the file beside it does not name one
         prepare(changed(settings, tokenizer=tokenizer), workers=1)
     summary = prepare(changed(settings, tokenizer=tokenizer, bos=False, eos=False)).summary
     assert summary["lossy_documents"] == 1 and summary["tokenizer"]["normalization"] == "NFC"
