@@ -14,8 +14,8 @@ from settings.fields import StrictSettings
 
 
 class TaskSource(StrictSettings):
-    """Items of a task, one per document; alone or mixed into the documents of a text. Evaluation uses other
-    items and other haystack documents, whatever the seed."""
+    """Items of a task, one per document; alone or mixed into the documents of a text. Evaluation
+    uses other items and other haystack documents, whatever the seed."""
 
     name: Literal["task"] = "task"
     task: TaskSettings = Field(PasskeyTask(), description="task")  # pyright: ignore[reportCallIssue]
@@ -63,8 +63,8 @@ SourceSettings = Annotated[TextSource | TaskSource, Field(discriminator="name")]
 
 
 class MixtureEntry(StrictSettings):
-    """An additional text of a mixture: `source`, prepared with the tokenizer of data.source and without
-    copies of its validation text, or an existing prepared folder."""
+    """An additional text of a mixture: `source`, prepared with the tokenizer of data.source and
+    without copies of its validation text, or an existing prepared folder."""
 
     share: float = Field(
         gt=0, lt=1, description="fraction of the training tokens, at most four decimals"

@@ -1,9 +1,9 @@
 """Token shards on disk, written once and memory-mapped for reading.
 
-A store is a folder with `manifest.json` and three files per shard: `NNNNN.tokens` (ids of the concatenated
-documents, uint16 or uint32), `NNNNN.documents.npy` (int64 (3, n): tokens, raw bytes, index in the source) and
-`NNNNN.names.json` (names and clusters). The manifest is written last and records the size and sha256 of each
-file.
+A store is a folder with `manifest.json` and three files per shard: `NNNNN.tokens` (ids of the
+concatenated documents, uint16 or uint32), `NNNNN.documents.npy` (int64 (3, n): tokens, raw bytes,
+index in the source) and `NNNNN.names.json` (names and clusters). The manifest is written last and
+records the size and sha256 of each file.
 """
 
 import json
@@ -53,8 +53,8 @@ def token_dtype(vocab_size: int) -> np.dtype:
 def write_shard(
     folder: Path, stem: str, dtype: np.dtype, documents: Iterator[EncodedDocument]
 ) -> dict[str, Any] | None:
-    """Write one shard with one document in memory at a time. Returns its manifest entry, or None if there are
-    no documents.
+    """Write one shard with one document in memory at a time. Returns its manifest entry, or None if
+    there are no documents.
     """
     names = []
     clusters = []
@@ -71,7 +71,8 @@ def write_shard(
         return None
     table = np.array(rows, dtype="<i8").T.copy()
     save_array(paths[1], table)
-    # These bytes are part of the corpus hash, which seeds the draw of evaluation targets: keep their format.
+    # These bytes are part of the corpus hash, which seeds the draw of evaluation targets: keep
+    # their format.
     write_text(
         paths[2], json.dumps({"names": names, "clusters": clusters}, ensure_ascii=False, indent=1)
     )
@@ -93,8 +94,8 @@ def write_manifest(
 
     Args:
         tokenizer: hash of the tokenizer.
-        source: description of the text's origin for users. It contains paths, so the hash of the store
-            excludes it.
+        source: description of the text's origin for users. It contains paths, so the hash of the
+            store excludes it.
     """
     manifest = {"format": FORMAT, "dtype": dtype.str, "tokenizer": tokenizer}
     manifest |= {"has_bos": has_bos, "has_eos": has_eos, "shards": shards}

@@ -1,8 +1,8 @@
 """Token generation for a batch that rows join and leave between steps: continuous batching.
 
-Yu et al. 2022 (Orca, OSDI 2022). A prompt is prefilled alone, in chunks between the steps of the other rows,
-and its rows then join their cache. The tokens of a row are those of `Generation` with the same seed, up to
-rounding.
+Yu et al. 2022 (Orca, OSDI 2022). A prompt is prefilled alone, in chunks between the steps of the
+other rows, and its rows then join their cache. The tokens of a row are those of `Generation` with
+the same seed, up to rounding.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ class TokenScore:
     """A token and its log-probability in nats under the model, before sampling parameters.
 
     Attributes:
-        logprob: None for the first token of a prompt, and where no log-probabilities were requested.
+        logprob: None for the first token of a prompt, and where no log-probabilities were
+            requested.
         top: the most likely tokens and their log-probabilities, most likely first.
     """
 
@@ -41,12 +42,12 @@ class GenerationRow:
     """One prompt and its generation.
 
     Attributes:
-        tokens: maximum number of new tokens; 0 only scores the prompt. The declared length is prompt +
-            tokens.
+        tokens: maximum number of new tokens; 0 only scores the prompt. The declared length is
+            prompt + tokens.
         logprobs: number of most likely tokens per score; None: no log-probabilities.
         score_prompt: also return the scores of the prompt.
-        finish: None while the row is active, then ``eos``, ``length`` or ``stop``. The caller may set
-            ``stop`` between steps, which removes the row.
+        finish: None while the row is active, then ``eos``, ``length`` or ``stop``. The caller may
+            set ``stop`` between steps, which removes the row.
         error: the reason why the row cannot be continued, or None.
     """
 
@@ -72,7 +73,8 @@ class GenerationRow:
 
 @dataclass(eq=False)
 class _Prefill:
-    """Waiting rows with the same prompt and declared length, and the first `filled` tokens of their cache."""
+    """Waiting rows with the same prompt and declared length, and the first `filled` tokens of their
+    cache."""
 
     rows: list[GenerationRow]
     cache: Cache
@@ -110,8 +112,8 @@ class ContinuousBatch:
         return len(self.rows) + sum(len(one.rows) for one in self._waiting)
 
     def admit(self, row: GenerationRow) -> None:
-        """Add a row. Rows with the same prompt and declared length that are admitted between two steps are
-        prefilled once.
+        """Add a row. Rows with the same prompt and declared length that are admitted between two
+        steps are prefilled once.
 
         Raises:
             ModelError: its prompt is invalid or too long.
@@ -133,10 +135,11 @@ class ContinuousBatch:
 
     @torch.inference_mode()
     def step(self) -> list[tuple[GenerationRow, list[TokenScore]]]:
-        """One token for every prefilled row, and one chunk of the first prompt that is not prefilled.
+        """One token for every prefilled row, and one chunk of the first prompt that is not
+        prefilled.
 
-        Returns the new scores by row: of its prompt, if requested, and of at most one generated token. A row
-        whose logits are not finite has `error` set instead.
+        Returns the new scores by row: of its prompt, if requested, and of at most one generated
+        token. A row whose logits are not finite has `error` set instead.
         """
         scores: dict[GenerationRow, list[TokenScore]] = {}
         self.remove_finished()
@@ -190,8 +193,8 @@ class ContinuousBatch:
         return self.model(tokens, positions, cache=self._cache)[:, -1]
 
     def _prefill(self, scores: dict[GenerationRow, list[TokenScore]]) -> Tensor | None:
-        """Prefill a chunk of the first waiting prompt. After its last chunk its n rows join the batch, and
-        their logits (n, V) are returned."""
+        """Prefill a chunk of the first waiting prompt. After its last chunk its n rows join the
+        batch, and their logits (n, V) are returned."""
         one = self._waiting[0]
         first = one.rows[0]
         start = one.filled

@@ -1,4 +1,5 @@
-"""Decoding of a batch of prompts of different lengths: chunked prefill, then one token at a time."""
+"""Decoding of a batch of prompts of different lengths: chunked prefill, then one token at a
+time."""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ PREFILL_CHUNK = 2048  # tokens per prefill pass; bounds its memory
 class Generation:
     """An iterator over generation steps for a batch of prompts; each step yields one token per row.
 
-    Finished rows yield None, after their end-of-document token. The tokens of a row do not depend on the rest
-    of the batch: each row has its own random generator and its own declared length.
+    Finished rows yield None, after their end-of-document token. The tokens of a row do not depend
+    on the rest of the batch: each row has its own random generator and its own declared length.
 
     Args:
         model: the model; its device and dtype are used.
@@ -29,8 +30,8 @@ class Generation:
         sampling: sampling parameters.
         seeds: one per row (default: 0 for all, so equal prompts have equal continuations).
         eos_ids: tokens that finish a row.
-        vocab_size: number of ids of the tokenizer. Further rows of the embedding are padding, which is never
-            sampled; None: all rows are ids.
+        vocab_size: number of ids of the tokenizer. Further rows of the embedding are padding, which
+            is never sampled; None: all rows are ids.
         cache: False recomputes all tokens at each step, as a reference for the cache.
         prefill_chunk: tokens per prefill pass.
 
@@ -38,8 +39,8 @@ class Generation:
         finish: per row None while it is active, then ``eos``, ``length`` or ``stop``.
 
     Raises:
-        ModelError: invalid prompts or too many tokens, before any compute; non-finite logits, after the
-            prefill.
+        ModelError: invalid prompts or too many tokens, before any compute; non-finite logits, after
+            the prefill.
     """
 
     def __init__(
@@ -66,7 +67,8 @@ class Generation:
         counts = [len(prompt) for prompt in prompts]
         self.width = max(counts)
         device = model.embed.weight.device
-        # Slots of the whole generation; a pass is a slice of them. The last token is never an input.
+        # Slots of the whole generation; a pass is a slice of them. The last token is never an
+        # input.
         slots = self.width + tokens - 1
         if len(set(counts)) == 1:
             self.positions = TokenPositions.plain(slots, length=slots + 1, device=device)

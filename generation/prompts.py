@@ -13,8 +13,8 @@ def read_prompts(
 ) -> list[str]:
     """All prompts, in the order: `prompts`, those of `file`, standard input.
 
-    Standard input holds one prompt. It is read if `read_stdin` is set, and also if it is a pipe and there is
-    no other prompt. Without any prompt, returns one empty prompt.
+    Standard input holds one prompt. It is read if `read_stdin` is set, and also if it is a pipe and
+    there is no other prompt. Without any prompt, returns one empty prompt.
 
     Args:
         prompts: values of `--prompt`.

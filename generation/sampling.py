@@ -1,4 +1,5 @@
-"""Sampling of the next token from logits: temperature, top-k, top-p, min-p and repetition penalty."""
+"""Sampling of the next token from logits: temperature, top-k, top-p, min-p and repetition
+penalty."""
 
 from __future__ import annotations
 
@@ -19,14 +20,15 @@ class SamplingParams:
     """Sampling parameters, applied in the order of the fields.
 
     Attributes:
-        repetition_penalty: positive logits of tokens already in the row (prompt included) are divided by
-            this, negative ones multiplied; 1: off. Keskar et al. 2019 (arXiv:1909.05858).
+        repetition_penalty: positive logits of tokens already in the row (prompt included) are
+            divided by this, negative ones multiplied; 1: off. Keskar et al. 2019
+            (arXiv:1909.05858).
         temperature: divides the logits; 0: greedy.
         top_k: keep this many most likely tokens.
-        top_p: after top_k, keep the smallest set of most likely tokens with at least this total probability.
-            Holtzman et al. 2019 (arXiv:1904.09751).
-        min_p: drop tokens with less than this fraction of the highest probability. Nguyen et al. 2024
-            (arXiv:2407.01082).
+        top_p: after top_k, keep the smallest set of most likely tokens with at least this total
+            probability. Holtzman et al. 2019 (arXiv:1904.09751).
+        min_p: drop tokens with less than this fraction of the highest probability. Nguyen et al.
+            2024 (arXiv:2407.01082).
 
     Raises:
         ModelError: a value is out of range.
@@ -64,7 +66,8 @@ class SamplingParams:
     def probabilities(self, logits: Tensor) -> Tensor:
         """(B, V) unnormalized float64 probabilities, 0 for dropped tokens.
 
-        Tokens tied with the last kept probability are all kept, so the result does not depend on their order.
+        Tokens tied with the last kept probability are all kept, so the result does not depend on
+        their order.
         """
         logits = logits.double() / self.temperature
         if self.top_k is not None and self.top_k < logits.shape[-1]:
@@ -78,9 +81,10 @@ class SamplingParams:
         return p
 
     def _least_of_nucleus(self, p: Tensor) -> Tensor:
-        """(B, 1) smallest probability that top_p keeps: a token stays if all tokens more likely than it sum
-        to less than top_p. The nucleus is nearly always small, and on a CPU, sorting a vocabulary of 32k
-        costs more than a pass of a small model. On a GPU the check would synchronize."""
+        """(B, 1) smallest probability that top_p keeps: a token stays if all tokens more likely
+        than it sum to less than top_p. The nucleus is nearly always small, and on a CPU, sorting a
+        vocabulary of 32k costs more than a pass of a small model. On a GPU the check would
+        synchronize."""
         assert self.top_p is not None
         vocab_size = p.shape[-1]
         is_small_first = p.device.type == "cpu" and vocab_size > NUCLEUS
@@ -107,8 +111,8 @@ class SamplingParams:
 
 
 def uniform_draws(seeds: Sequence[int], tokens: int) -> Tensor:
-    """(B, tokens) float64 uniform in [0, 1 − 2⁻³²], each row from its own generator, drawn in advance to
-    avoid a generator call per token and row."""
+    """(B, tokens) float64 uniform in [0, 1 − 2⁻³²], each row from its own generator, drawn in
+    advance to avoid a generator call per token and row."""
     rows = [
         torch.rand(tokens, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
         for seed in seeds

@@ -9,13 +9,15 @@ from data.tokenizers import Tokenizer
 class TextStream:
     """Decodes tokens to text as early as possible.
 
-    Incomplete UTF-8 sequences are buffered until they are complete. Text that may be the start of a stop
-    string is buffered until the stop string is complete, which ends the text before it, or ruled out.
+    Incomplete UTF-8 sequences are buffered until they are complete. Text that may be the start of a
+    stop string is buffered until the stop string is complete, which ends the text before it, or
+    ruled out.
 
     Args:
         tokenizer: any object with `pieces` and `prefix`.
         stops: strings that end the text; they are not part of it.
-        begins: the text has no prompt, so the space that some tokenizers put before each text is dropped.
+        begins: the text has no prompt, so the space that some tokenizers put before each text is
+            dropped.
     """
 
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = (), begins: bool = False):

@@ -1,8 +1,10 @@
-"""Prepare token shards: read, split, train the tokenizer, tokenize in parallel, write the manifests.
+"""Prepare token shards: read, split, train the tokenizer, tokenize in parallel, write the
+manifests.
 
-Each step writes its result atomically before the next begins, so an interrupted preparation resumes where it
-stopped. The result does not depend on interruptions or on the number of workers. The folder name contains a
-hash of all settings and of the source's file listing, so different settings use different folders.
+Each step writes its result atomically before the next begins, so an interrupted preparation resumes
+where it stopped. The result does not depend on interruptions or on the number of workers. The
+folder name contains a hash of all settings and of the source's file listing, so different settings
+use different folders.
 """
 
 import shutil
@@ -83,8 +85,8 @@ def prepare(
 
 
 def _of_entry(settings: DataSettings, entry: MixtureEntry, first: PreparedData) -> DataSettings:
-    """Settings to prepare a further text of a mixture. All of it is training text, except copies of the
-    first text's validation text.
+    """Settings to prepare a further text of a mixture. All of it is training text, except copies of
+    the first text's validation text.
     """
     held_out = None
     if first.valid.n_documents:
@@ -112,7 +114,8 @@ def _prepare_text(
             if not (folder / "prepared.json").is_file():
                 console.info(f"preparing {folder}")
                 summary = _Preparation(settings, folder, console, place).run(workers)
-                # A further text has the validation text of the first one, which was already printed.
+                # A further text has the validation text of the first one, which was already
+                # printed.
                 show(summary, console, splits=("train", "valid") if place == FIRST else ("train",))
     # left if an earlier process crashed at this point
     shutil.rmtree(folder / "work", ignore_errors=True)
@@ -121,8 +124,8 @@ def _prepare_text(
 
 @contextmanager
 def _alone(folder: Path, console: Any) -> Iterator[None]:
-    """Lock a folder for one preparing process at a time. The lock is released when its process ends, for any
-    reason.
+    """Lock a folder for one preparing process at a time. The lock is released when its process
+    ends, for any reason.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / ".lock", "w") as lock:
@@ -176,7 +179,8 @@ class _Preparation:
         return self._finish(list(chunks), index, training)
 
     def _validation_texts(self) -> Iterator[str]:
-        """Without task items, which differ by construction and whose context is not validation text."""
+        """Without task items, which differ by construction and whose context is not validation
+        text."""
         for name, spool in self.spools.items():
             yield from spool.texts(self.masks[name] & ~spool.generated)
 
@@ -315,7 +319,8 @@ class _Preparation:
     def _duplicates(
         self, index: ShingleIndex | None, results: list[dict[str, Any]]
     ) -> dict[str, Any]:
-        """Statistics of the excluded copies, and the fraction of validation shingles left in training."""
+        """Statistics of the excluded copies, and the fraction of validation shingles left in
+        training."""
         if index is None:
             return {"documents": None, "share_of_bytes": None, "shingles_remaining": None}
         candidates = 0  # bytes

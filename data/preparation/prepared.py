@@ -25,8 +25,8 @@ USE = {"root", "label", "packing", "positions", "mixture"}
 
 @dataclass(frozen=True)
 class PreparedData:
-    """A finished preparation. `summary` has the data of the printed tables; `others` are further texts of a
-    mixture.
+    """A finished preparation. `summary` has the data of the printed tables; `others` are further
+    texts of a mixture.
     """
 
     folder: Path
@@ -63,8 +63,8 @@ class PreparedData:
 
 
 def open_prepared(folder: Path | str, others: Sequence[Path | str] = ()) -> PreparedData:
-    """Open the folder that `prepare` wrote, with further texts of a mixture. Checks that shards exist and
-    have the expected size.
+    """Open the folder that `prepare` wrote, with further texts of a mixture. Checks that shards
+    exist and have the expected size.
     """
     return mix(_open(Path(folder)), [_open(Path(other)) for other in others])
 

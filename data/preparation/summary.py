@@ -17,7 +17,8 @@ LENGTHS = tuple(1 << k for k in range(8, 16))  # 256 ... 32768 tokens
 
 
 class NullConsole:
-    """A console with the methods of the scripts' console and no output, the default for library calls."""
+    """A console with the methods of the scripts' console and no output, the default for library
+    calls."""
 
     def info(self, text: str) -> None:
         pass

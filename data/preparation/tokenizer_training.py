@@ -78,7 +78,8 @@ def _pre_tokenizer(settings: HuggingFaceSettings) -> pre_tokenizers.PreTokenizer
 
 
 def pieces_of(text: str, longest: int = LONGEST_LINE) -> Iterator[str]:
-    """Yield the lines of `text` as training sentences. Long lines are split, at a space if possible."""
+    """Yield the lines of `text` as training sentences. Long lines are split, at a space if
+    possible."""
     for line in CUTS.split(text):
         while len(line) * 4 > longest and len(line.encode()) > longest:
             head = line.encode()[:longest].decode(errors="ignore")

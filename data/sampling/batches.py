@@ -113,7 +113,8 @@ class BatchSampler:
 
     Args:
         texts: one store, or the texts of a mixture.
-        plan: the segments of the run, each with a window length, a batch size and a number of steps.
+        plan: the segments of the run, each with a window length, a batch size and a number of
+            steps.
         packing: a key of PACKINGS.
         seed: seed of the data order.
         positions: settings of the positional sampler.
@@ -222,8 +223,8 @@ class BatchSampler:
         return self._stream(source, epoch).starts
 
     def positioned(self, step: int) -> PositionedTokens:
-        """Order, position and document of the inputs of a step, for all ranks, from document lengths
-        alone.
+        """Order, position and document of the inputs of a step, for all ranks, from document
+        lengths alone.
         """
         (windows,) = self.windows(step, step + 1)
         begins = self._begins(windows, windows.length)
@@ -256,7 +257,8 @@ class BatchSampler:
         # Computed for the whole step from document lengths, so ranks need no communication.
         begins = self._begins(windows, tokens_per_row)
         ignored = begins[:, 1:] & (self.packing == "intra_document")
-        # The hash covers the whole step, so rank 0 reads all of it; this costs far less than a step.
+        # The hash covers the whole step, so rank 0 reads all of it; this costs far less than a
+        # step.
         rows = slice(None) if rank == 0 else mine
         places = list(self._streams(windows))[rows]
         tokens = np.stack([stream.read(start, tokens_per_row) for stream, start in places])

@@ -1,9 +1,9 @@
 """Exposure: how often a training run has shown each position and each distance to the model.
 
-Counts are computed from the data order alone, not recorded during training. They are a pure function
-of the settings, the store and the number of steps, so resumed and uninterrupted runs have the same
-counts. Without random positions the counts have a closed form. With random positions the draws are
-repeated for every step or, in long runs, for one step out of every `stride`.
+Counts are computed from the data order alone, not recorded during training. They are a pure
+function of the settings, the store and the number of steps, so resumed and uninterrupted runs have
+the same counts. Without random positions the counts have a closed form. With random positions the
+draws are repeated for every step or, in long runs, for one step out of every `stride`.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class Bins(NamedTuple):
 
 @dataclass(frozen=True)
 class Exposure:
-    """Counts over the inputs of a training run, with one bin per integer; real numbers are rounded to
-    the nearest.
+    """Counts over the inputs of a training run, with one bin per integer; real numbers are rounded
+    to the nearest.
     """
 
     positions: np.ndarray  # (P,) int64: inputs at position first + p
@@ -176,8 +176,8 @@ class ExposureLedger:
         self._counted += len(sampled)
 
     def _is_sampled(self, step: int) -> bool:
-        """Whether a step is counted: one step out of every `stride`, drawn with the seed of the run.
-        The first step is always counted.
+        """Whether a step is counted: one step out of every `stride`, drawn with the seed of the
+        run. The first step is always counted.
         """
         if self.stride == 1 or step == self.start:
             return True
@@ -233,8 +233,8 @@ def unit_distances(texts: np.ndarray, rule: ExposureRule) -> np.ndarray:
     """Count attended pairs at each distance in texts of these lengths, if positions increase by 1:
     (T,) int64.
 
-    A text of n tokens has n − d pairs at distance d. Beyond the window only pairs whose key is a sink
-    are attended, min(sinks, n − d) of them.
+    A text of n tokens has n − d pairs at distance d. Beyond the window only pairs whose key is a
+    sink are attended, min(sinks, n − d) of them.
     """
     with_order = above(texts)
     pairs = np.cumsum(with_order[::-1])[::-1]

@@ -5,8 +5,8 @@ documents of an epoch form one token stream, which is divided into chunks. Segme
 chunks in an order drawn from the seed and divide each chunk into windows of their own length. Thus
 no token is an input twice in an epoch, and every segment samples documents from the whole text. If
 all windows have the same length, chunks are windows. Tokens are dropped at the end of a stream if
-they do not fill a chunk, at the end of a chunk if they do not fill a window, and from the last chunk
-of a segment if it does not use all of it.
+they do not fill a chunk, at the end of a chunk if they do not fill a window, and from the last
+chunk of a segment if it does not use all of it.
 """
 
 import math
@@ -90,9 +90,9 @@ class ChunkLayout(NamedTuple):
 
     @classmethod
     def of(cls, tokens: int, lengths: Sequence[int]) -> "ChunkLayout":
-        """Layout of a stream of `tokens` tokens. Windows of each length fill a chunk up to a remainder
-        of less than a sixteenth. If there would be few such chunks, a chunk is as long as the longest
-        window.
+        """Layout of a stream of `tokens` tokens. Windows of each length fill a chunk up to a
+        remainder of less than a sixteenth. If there would be few such chunks, a chunk is as long as
+        the longest window.
         """
         long, short = chunk_sizes(lengths)
         size = long if (tokens - 1) // long >= FEW else short
@@ -100,7 +100,8 @@ class ChunkLayout(NamedTuple):
 
 
 def chunk_sizes(lengths: Sequence[int]) -> tuple[int, int]:
-    """Return (tokens per chunk, tokens per chunk of a short stream) for windows of these lengths."""
+    """Return (tokens per chunk, tokens per chunk of a short stream) for windows of these
+    lengths."""
     return min(math.lcm(*lengths), 16 * max(lengths)), max(lengths)
 
 
@@ -164,8 +165,8 @@ class WindowSampler:
         return self.epoch + stream, self._first_chunk(stream) + chunks
 
     def locate(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return (epoch, offset of the first token in its stream), both int64, of windows 0, 1, ... of
-        this sampler.
+        """Return (epoch, offset of the first token in its stream), both int64, of windows 0, 1, ...
+        of this sampler.
         """
         streams = self._stream(index)
         starts = np.empty(len(index), dtype=np.int64)
@@ -191,8 +192,8 @@ class WindowSampler:
 def window_samplers(
     tokens: int, lengths: Sequence[int], totals: Sequence[int], *, seed: int, source: int = 0
 ) -> list[WindowSampler]:
-    """Return one WindowSampler per group of a plan. Each starts where the previous one ends; the last
-    has no end.
+    """Return one WindowSampler per group of a plan. Each starts where the previous one ends; the
+    last has no end.
 
     Args:
         tokens: number of tokens in the text.

@@ -14,8 +14,8 @@ FORMATS = {"arrow", "csv", "json", "parquet", "text"}
 
 
 class Hub(Source):
-    """The fingerprint does not include the newest commit, because that requires the network on every call;
-    `revision` pins it."""
+    """The fingerprint does not include the newest commit, because that requires the network on
+    every call; `revision` pins it."""
 
     settings: HubSource
 

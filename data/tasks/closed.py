@@ -14,8 +14,9 @@ LEAST_SYMBOLS = 3  # minimum symbols of a scored string
 
 
 class RecallTask(Task):
-    """Multi-query associative recall (Arora et al. 2023, arXiv:2312.04927): as many key-value pairs as
-    fit, then a key, whose value is the answer. `ab 42` and more pairs, one per line; `ab` → ` 42`"""
+    """Multi-query associative recall (Arora et al. 2023, arXiv:2312.04927): as many key-value pairs
+    as fit, then a key, whose value is the answer. `ab 42` and more pairs, one per line; `ab` → `
+    42`"""
 
     hides: ClassVar[bool] = True
 
@@ -159,8 +160,8 @@ class ParityTask(Task):
 
 class AdditionTask(Task):
     """The sum of two numbers of as many digits as fit, with at least one carry. Wrong answers: sums
-    with one carry omitted or added. `0993+4821=` → `05814`, padded with zeros so that the length of an
-    answer gives no information about it"""
+    with one carry omitted or added. `0993+4821=` → `05814`, padded with zeros so that the length of
+    an answer gives no information about it"""
 
     name: Literal["addition"] = "addition"
     backwards: bool = Field(
@@ -211,7 +212,8 @@ def _force_carry(a: list[int], b: list[int]) -> None:
 
 
 def _sum_digits(a: list[int], b: list[int], wrong: int | None) -> list[int]:
-    """Digits of the sum, last first. If `wrong` is given, the carry into that column is inverted."""
+    """Digits of the sum, last first. If `wrong` is given, the carry into that column is
+    inverted."""
     carry = 0
     digits = []
     for column, (x, y) in enumerate(zip(a, b, strict=True)):

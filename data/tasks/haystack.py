@@ -33,8 +33,8 @@ class Haystacks:
         origin: name of their source, for messages.
 
     Raises:
-        DataError: no document is long enough. The message reports the number of documents and the longest
-            usable length.
+        DataError: no document is long enough. The message reports the number of documents and the
+            longest usable length.
     """
 
     def __init__(

@@ -109,16 +109,17 @@ class HaystackTask(Task):
 
 
 def _insertion_points(request: TaskRequest, text: np.ndarray, depths: list[float]) -> list[int]:
-    """Offsets in the text near the depths: before a token that begins with white space, or an end."""
+    """Offsets in the text near the depths: before a token that begins with white space, or an
+    end."""
     inside = 1 + np.flatnonzero(request.context.may_cut[text[1:]])
     cuts = np.array([0, *inside.tolist(), len(text)])
     return [int(cuts[np.abs(cuts - depth * len(text)).argmin()]) for depth in depths]
 
 
 class PasskeyTask(HaystackTask):
-    """Numbers hidden in text, each with a name. One of them is queried; the others are the wrong answers.
-    With one key, as in Mohtashami and Jaggi 2023 (arXiv:2305.16300), the wrong answers are not in the text.
-    `Key heron 48213`; `Key heron` → ` 48213`"""
+    """Numbers hidden in text, each with a name. One of them is queried; the others are the wrong
+    answers. With one key, as in Mohtashami and Jaggi 2023 (arXiv:2305.16300), the wrong answers are
+    not in the text. `Key heron 48213`; `Key heron` → ` 48213`"""
 
     name: Literal["passkey"] = "passkey"
     keys: int = Field(
@@ -139,9 +140,9 @@ class PasskeyTask(HaystackTask):
 
 
 class NeedleTask(HaystackTask):
-    """Sentences hidden in text that state where an animal hid something. One of them is queried; the others
-    are the wrong answers. After Kamradt 2023 and RULER's multi-key needle (arXiv:2404.06654).
-    `heron hid it in the attic`; `heron hid it in the` → ` attic`"""
+    """Sentences hidden in text that state where an animal hid something. One of them is queried;
+    the others are the wrong answers. After Kamradt 2023 and RULER's multi-key needle
+    (arXiv:2404.06654). `heron hid it in the attic`; `heron hid it in the` → ` attic`"""
 
     name: Literal["needle"] = "needle"
     keys: int = Field(3, ge=2, le=16, description="facts per item; chance is 1/keys")
@@ -153,9 +154,9 @@ class NeedleTask(HaystackTask):
 
 
 class VariablesTask(HaystackTask):
-    """Chains of assignments hidden in text. The value of the last variable of one chain is queried; the
-    values of the other chains are the wrong answers. RULER's variable tracking (arXiv:2404.06654).
-    `x4 = 531`, later `q7 = x4`; `q7 =` → ` 531`"""
+    """Chains of assignments hidden in text. The value of the last variable of one chain is queried;
+    the values of the other chains are the wrong answers. RULER's variable tracking
+    (arXiv:2404.06654). `x4 = 531`, later `q7 = x4`; `q7 =` → ` 531`"""
 
     name: Literal["variables"] = "variables"
     chains: int = Field(2, ge=2, le=16, description="chains per item; chance is 1/chains")

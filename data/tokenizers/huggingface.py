@@ -17,8 +17,8 @@ from errors import DataError
 
 # characters per block where blocks are encoded independently; 110 bytes of memory for each
 BLOCK = 1 << 18
-# Text that every usable tokenizer represents exactly. Documents with other characters may be lossy; the
-# preparation counts them.
+# Text that every usable tokenizer represents exactly. Documents with other characters may be lossy;
+# the preparation counts them.
 PROBE = "The 2 quick  brown\n\n\tfoxes' (jumps) = {over}: [lazy] dogs; 12,345.67% @#$&*_-+|\\~`^\"<>?/!\n"
 
 # Regular expressions that split text into words before BPE.
@@ -47,7 +47,8 @@ class HuggingFaceTokenizer(Tokenizer):
         add_bos: None: whether the file's post-processor adds `bos_id`.
 
     Raises:
-        DataError: the library cannot read the file, or the tokenizer loses information such as white space.
+        DataError: the library cannot read the file, or the tokenizer loses information such as
+            white space.
     """
 
     name = "huggingface"
@@ -101,7 +102,8 @@ class HuggingFaceTokenizer(Tokenizer):
         return i
 
     def _make_plain(self) -> None:
-        """Encode whole texts, always the same way, and text that spells a control symbol as text."""
+        """Encode whole texts, always the same way, and text that spells a control symbol as
+        text."""
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         if getattr(self._tokenizer.model, "dropout", None):
@@ -112,7 +114,8 @@ class HuggingFaceTokenizer(Tokenizer):
         model = spec["model"]
         controls = {self.bos_id, self.eos_id, self.pad_id}
         added = self._tokenizer.get_added_tokens_decoder()
-        # Models may declare a control symbol in another file only. The library then treats it as text.
+        # Models may declare a control symbol in another file only. The library then treats it as
+        # text.
         self._tokenizer.add_special_tokens([token for i, token in added.items() if i in controls])
         controls |= {i for i, token in added.items() if token.special}
         controls.add(model.get("unk_id", self._tokenizer.token_to_id(model.get("unk_token") or "")))
@@ -133,7 +136,8 @@ class HuggingFaceTokenizer(Tokenizer):
             )
 
     def _spelled_controls(self, names: dict[int, str], origin: str) -> re.Pattern | None:
-        """Control symbols that the model itself, without the library's search, produces from their text."""
+        """Control symbols that the model itself, without the library's search, produces from their
+        text."""
         spelled = []
         for i in sorted(self._controls.intersection(names)):
             ids = self._encode(names[i]) + self._encode(f"a{names[i]} a")
@@ -250,8 +254,8 @@ def _piece_bytes(spec: dict[str, Any]) -> Callable[[str], bytes]:
 
 
 def _alphabet() -> dict[str, int]:
-    """The byte of each character of byte-level vocabularies (GPT-2's `bytes_to_unicode`): printable Latin-1
-    characters are themselves, the other bytes are U+0100, U+0101, ..."""
+    """The byte of each character of byte-level vocabularies (GPT-2's `bytes_to_unicode`): printable
+    Latin-1 characters are themselves, the other bytes are U+0100, U+0101, ..."""
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     alphabet = {chr(byte): byte for byte in plain}
     others = [byte for byte in range(256) if byte not in plain]

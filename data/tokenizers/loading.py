@@ -64,7 +64,8 @@ def saved_settings(folder: Path) -> TokenizerSettings:
 
 
 def load_tokenizer_file(path: Path | str, name: str | None = None) -> Tokenizer:
-    """Load a sentencepiece model or a tokenizer.json, with the control symbols that the files beside it name.
+    """Load a sentencepiece model or a tokenizer.json, with the control symbols that the files
+    beside it name.
 
     Args:
         name: of the settings that name the file; another kind of file is rejected.
@@ -89,10 +90,10 @@ def load_tokenizer_file(path: Path | str, name: str | None = None) -> Tokenizer:
 def load_folder_tokenizer(folder: Path | str) -> Tokenizer:
     """Load the tokenizer of a Hugging Face folder: tokenizer.json, or else tokenizer.model.
 
-    BOS and EOS are those of tokenizer_config.json, or else of special_tokens_map.json, config.json or
-    generation_config.json. `add_bos` is the folder's `add_bos_token`, or else what the post-processor of
-    tokenizer.json does. `eos_ids` includes the `eos_token_id` of generation_config.json, or else of
-    config.json.
+    BOS and EOS are those of tokenizer_config.json, or else of special_tokens_map.json, config.json
+    or generation_config.json. `add_bos` is the folder's `add_bos_token`, or else what the
+    post-processor of tokenizer.json does. `eos_ids` includes the `eos_token_id` of
+    generation_config.json, or else of config.json.
 
     Raises:
         DataError: the folder has neither file, or one is damaged or not supported.

@@ -37,7 +37,8 @@ class SentencePieceSettings(StrictSettings):
 
 
 class HuggingFaceSettings(StrictSettings):
-    """Byte-level BPE of the tokenizers library, trained on the training documents, or any tokenizer.json."""
+    """Byte-level BPE of the tokenizers library, trained on the training documents, or any
+    tokenizer.json."""
 
     file: ClassVar[str] = "tokenizer.json"  # the name of a saved model
     name: Literal["huggingface"] = "huggingface"
