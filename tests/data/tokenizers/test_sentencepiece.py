@@ -107,14 +107,8 @@ def test_difficult_texts_round_trip(tokenizer, text):
 
 
 @hypothesis_settings(max_examples=60)
-@given(text=ANY)
+@given(text=ANY | WHITESPACE)
 def test_any_text_round_trips(tokenizer, text):
-    check_exact(tokenizer, text)
-
-
-@hypothesis_settings(max_examples=40)
-@given(text=WHITESPACE)
-def test_whitespace_round_trips(tokenizer, text):
     check_exact(tokenizer, text)
 
 
