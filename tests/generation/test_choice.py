@@ -93,16 +93,11 @@ def test_filtered_tokens_are_never_sampled():
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"temperature": -0.1},
-        {"temperature": math.nan},
-        {"temperature": math.inf},
+        *({"temperature": value} for value in (-0.1, math.nan, math.inf)),
         {"top_k": 0},
-        {"top_p": 0.0},
-        {"top_p": 1.01},
-        {"min_p": -0.1},
-        {"min_p": 1.5},
-        {"repetition_penalty": 0.0},
-        {"repetition_penalty": math.inf},
+        *({"top_p": value} for value in (0.0, 1.01)),
+        *({"min_p": value} for value in (-0.1, 1.5)),
+        *({"repetition_penalty": value} for value in (0.0, math.inf)),
     ],
 )
 def test_out_of_range_settings_are_named(wrong):
