@@ -55,7 +55,7 @@ from errors import printable
 from evaluation import EvaluationError
 from evaluation.kinds import Evaluation, kind_of_protocol
 from evaluation.ranks import joined
-from evaluation.reports.base import Report
+from evaluation.reports.evaluation_report import EvaluationReport
 from interop.runs import run_of
 from settings.load import dump, is_override, load_settings, setting_before_validation
 from settings.script import run_main
@@ -96,9 +96,8 @@ def main() -> int:
         report = evaluation.report(results, provenance())
         folder = folders[0] / "evaluation" / (settings.folder or report.name)
         files = report.write(folder)
-        figures = report.draw(folder)
         write_text(folder / "settings.yaml", dump(evaluation.settings))
-        show(report, files, figures, console, options.verbose)
+        show(report, files, console, options.verbose)
     return 0
 
 
@@ -122,19 +121,14 @@ def provenance() -> dict:
     return {"command": command, "finished": datetime.now(UTC).isoformat(timespec="seconds")}
 
 
-def show(
-    report: Report, files: list[Path], figures: list[Path], console: Console, verbose: bool
-) -> None:
+def show(report: EvaluationReport, files: list[Path], console: Console, verbose: bool) -> None:
     """Print the summary, the tables and the names of the files."""
-    for line in report.headlines():
+    for line in report.summary if report.headlines is None else report.headlines:
         print(printable(line))
-    for table in report.tables():
-        console.table(*table)
-    named = [
-        f"{name}: {', '.join(map(str, paths))}"
-        for name, paths in (("figures", figures), ("numbers", files))
-    ]
-    for line in [*report.footnotes(verbose), *named]:
+    for table in report.tables:
+        console.table(table.title, table.columns, [[c.text for c in row] for row in table.cells])
+    footnotes = [*report.footnotes, *(report.details if verbose else [])]
+    for line in [*footnotes, f"written: {', '.join(map(str, files))}"]:
         print(printable(line))
 
 

@@ -1,26 +1,25 @@
 """The kinds of evaluation behind one interface: loss of text, tasks, attention, generated text."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from hashlib import sha256
 from typing import Any, ClassVar
 
 from data.tasks import HaystackTask
 from errors import EvaluationError
-from evaluation.comparison import RunComparison
 from evaluation.diagnostics import (
     AttentionDiagnosticSettings,
     AttentionSession,
     GenerationDiagnosticSettings,
     GenerationSession,
 )
-from evaluation.diagnostics.attention_report import AttentionReport
-from evaluation.diagnostics.generation_report import GenerationReport
 from evaluation.ranks import EvaluationRanks
-from evaluation.reports.base import Report
-from evaluation.reports.exposure_strip import add_strip
-from evaluation.reports.loss import LossReport
+from evaluation.reports.attention_report import attention_report
+from evaluation.reports.comparison_report import RunComparison, comparison_report
+from evaluation.reports.evaluation_report import EvaluationReport
+from evaluation.reports.generation_report import generation_report
+from evaluation.reports.loss_report import loss_report
+from evaluation.reports.task_report import task_report
 from evaluation.run import EvaluatedRun, resolve_all
 from evaluation.scoring.evaluate import EvaluationResult, EvaluationSession
 from evaluation.scoring.methods import (
@@ -36,7 +35,6 @@ from evaluation.statistics.analysis import analyze
 from evaluation.stores import haystacks
 from evaluation.tasks.analysis import analyse_tasks
 from evaluation.tasks.items import draw_items
-from evaluation.tasks.report import TaskReport
 from evaluation.tasks.session import TaskSession
 from evaluation.tasks.settings import TaskEvaluationSettings
 
@@ -72,7 +70,7 @@ class Evaluation(ABC):
         `run` measures them and returns the result."""
 
     @abstractmethod
-    def report(self, results: list[Any], facts: dict) -> Report:
+    def report(self, results: list[Any], facts: dict) -> EvaluationReport:
         """Analyze the result of every run; `facts` (command, date) go to results.json."""
 
     def methods(self, run: EvaluatedRun) -> list[Method]:
@@ -162,7 +160,7 @@ class LossEvaluation(Evaluation):
             dry_run=dry_run,
         )
 
-    def report(self, results: list[EvaluationResult], facts: dict) -> Report:
+    def report(self, results: list[EvaluationResult], facts: dict) -> EvaluationReport:
         run = self.runs[0]
         settings = self.settings
         facts = {"corpus": self.stores.name, "changed": run.changed} | facts
@@ -171,15 +169,13 @@ class LossEvaluation(Evaluation):
                 [settings.identity(), *(run.model.checkpoint_hash for run in self.runs)]
             )
             name = f"comparison-{sha256(which.encode()).hexdigest()[:8]}"
-            return RunComparison([run.name for run in self.runs], results, name, facts)
+            comparison = RunComparison([run.name for run in self.runs], results)
+            return comparison_report(comparison, name, facts)
         (result,) = results
         result.left_out = self.left_out
         result.facts |= facts
-        exposure = run.exposure()
-        below = None if exposure is None else partial(add_strip, exposure=exposure)
-        return LossReport(
-            result, analyze(result), f"{settings.protocol}-{settings.identity()}", below
-        )
+        name = f"{settings.protocol}-{settings.identity()}"
+        return loss_report(result, analyze(result), name, run.exposure())
 
 
 class TaskEvaluation(Evaluation):
@@ -218,18 +214,18 @@ class TaskEvaluation(Evaluation):
             settings, run.model, drawn, methods, cells=cells, facts=facts, console=self.console
         )
 
-    def report(self, results: list[Any], facts: dict) -> Report:
+    def report(self, results: list[Any], facts: dict) -> EvaluationReport:
         (result,) = results
         result.facts |= {"changed": self.runs[0].changed} | facts
         name = f"{result.facts['task']}-{self.settings.identity()}"
-        return TaskReport(result, analyse_tasks(result), name)
+        return task_report(result, analyse_tasks(result), name)
 
 
 class _DiagnosticEvaluation(Evaluation):
     """Measurements inside the model, or of the text it generates."""
 
     sessions: ClassVar[type]
-    reports: ClassVar[type]
+    reports: ClassVar[Callable]
 
     def __init__(self, settings, runs: Sequence[EvaluatedRun], ranks, console):
         super().__init__(settings, runs, ranks, console)
@@ -245,7 +241,7 @@ class _DiagnosticEvaluation(Evaluation):
             console=self.console,
         )
 
-    def report(self, results: list[Any], facts: dict) -> Report:
+    def report(self, results: list[Any], facts: dict) -> EvaluationReport:
         (result,) = results
         result.facts |= {"corpus": self.stores.name, "changed": self.runs[0].changed} | facts
         return self.reports(result, f"{self.settings.protocol}-{self.settings.identity()}")
@@ -258,7 +254,7 @@ class AttentionEvaluation(_DiagnosticEvaluation):
     protocols = ("attention",)
     settings_class = AttentionDiagnosticSettings
     sessions = AttentionSession
-    reports = AttentionReport
+    reports = staticmethod(attention_report)
 
 
 class GenerationEvaluation(_DiagnosticEvaluation):
@@ -268,7 +264,7 @@ class GenerationEvaluation(_DiagnosticEvaluation):
     protocols = ("generation",)
     settings_class = GenerationDiagnosticSettings
     sessions = GenerationSession
-    reports = GenerationReport
+    reports = staticmethod(generation_report)
 
 
 KINDS: tuple[type[Evaluation], ...] = (

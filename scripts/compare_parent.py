@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from evaluate import provenance, show
 from evaluation import EvaluationError, EvaluationSession, EvaluationSettings, Method
-from evaluation.comparison import RunComparison
+from evaluation.reports.comparison_report import RunComparison, comparison_report
 from evaluation.scoring.methods import TRAINED
 from settings.load import load_settings
 from settings.script import run_main
@@ -70,9 +70,9 @@ def main() -> int:
     facts |= provenance() | {
         "command": shlex.join(["python", "scripts/compare_parent.py", *sys.argv[1:]])
     }
-    report = RunComparison(["run", "parent"], results, "parent", facts, minuend="first")
-    folder = run / "evaluation" / report.name
-    show(report, report.write(folder), report.draw(folder), console, verbose=False)
+    comparison = RunComparison(["run", "parent"], results, minuend="first")
+    report = comparison_report(comparison, "parent", facts)
+    show(report, report.write(run / "evaluation" / report.name), console, verbose=False)
     return 0
 
 

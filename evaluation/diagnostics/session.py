@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from evaluation.diagnostics.settings import DiagnosticSettings
-from evaluation.reports.base import basis, provenance
 from evaluation.run import EvaluatedModel, resolve_all
 from evaluation.scoring.forecast import (
     ForecastRow,
@@ -33,20 +32,6 @@ class DiagnosticResult(MeasuredCells):
     unit: np.ndarray
     unit_kind: str
     documents: int
-
-    def basis(self) -> dict:
-        """What the numbers depend on."""
-        return {
-            **basis(self),
-            "documents": self.documents,
-            "units": len(set(self.unit.tolist())),
-            "unit": self.unit_kind,
-            "bos": self.settings.bos,
-            "corpus": self.facts.get("corpus", ""),
-            "corpus_hash": self.facts["corpus_hash"],
-            "tokenizer_hash": self.facts["tokenizer_hash"],
-            **provenance(self),
-        }
 
 
 class DiagnosticSession:

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from data.sampling.exposure import Exposure
-from evaluation.reports.figures import COLOURS, INK, SOFT, STYLE, fix_ticks, grid, power_of_ten
+from evaluation.reports.charts import COLOURS, INK, SOFT, STYLE, fix_ticks, grid, power_of_ten
 
 # inches, of the strip and between it and the axes above
 HEIGHT = 0.95
@@ -59,7 +59,8 @@ def add_strip(figure: Figure, axes: Axes, exposure: Exposure) -> Axes:
         high = HEIGHT / taller
         strip = figure.add_axes((place.x0, bottom, place.width, high))
         _draw(strip, exposure, axes.get_xlim())
-        strip.set_xscale(axes.get_xscale(), **({"base": 2} if axes.get_xscale() == "log" else {}))
+        if axes.get_xscale() == "log":
+            strip.set_xscale("log", base=2)
         strip.set_xlim(*axes.get_xlim())
         fix_ticks(strip, list(axes.get_xticks()))
         strip.set_xlabel(axes.get_xlabel(), color=INK)
@@ -104,5 +105,14 @@ def _draw(strip: Axes, exposure: Exposure, limits: tuple[float, float]) -> None:
         strip.axvspan(end, limits[1], color="#F1F1F1", lw=0, zorder=0)
         labels.insert(0, ("never trained", (end, 0.5), ("data", "axes fraction"), SOFT))
     for text, at, where, color in labels:
-        how = {"va": "center", "color": color, "fontsize": 8.5, "annotation_clip": False}
-        strip.annotate(text, at, (6, 0), where, "offset points", **how)
+        strip.annotate(
+            text,
+            at,
+            (6, 0),
+            where,
+            "offset points",
+            va="center",
+            color=color,
+            fontsize=8.5,
+            annotation_clip=False,
+        )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from evaluation.reports.base import ends, estimate, signed
+from evaluation.reports.text import ends, estimate, signed
 from evaluation.scoring.methods import name_of
 from evaluation.statistics.intervals import FEW_BELOW, POINTS_ONLY_BELOW
 

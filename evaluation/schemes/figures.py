@@ -15,7 +15,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from torch import Tensor
 
 from errors import EvaluationError
-from evaluation.reports.figures import (
+from evaluation.reports.charts import (
     COLOURS,
     DOTTED,
     MARKERS,

@@ -8,7 +8,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
-from evaluation.reports.figures import (
+from evaluation.reports.charts import (
     COLOURS,
     INK,
     MARKERS,

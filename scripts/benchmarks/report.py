@@ -11,7 +11,7 @@ import pandas as pd
 import torch
 
 from data.files import write_text
-from evaluation.reports.base import markdown_table
+from evaluation.reports.results_table import markdown_table
 from scripts.benchmarks.figures import draw_growth, draw_ratios, exponent
 from scripts.benchmarks.workloads import CASES, SCHEME_CASES
 from training.run.environment import processor

@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 
 from errors import TrainingError
-from evaluation.reports.base import markdown_table
+from evaluation.reports.results_table import markdown_table
 from model import TokenPositions
 from run_directory.run_settings import RunSettings
 from settings.load import load_settings

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from data.files import write_text
 from errors import TrainingError
-from evaluation.reports.base import markdown_table
+from evaluation.reports.results_table import markdown_table
 from model import ModelSettings, TokenPositions, Transformer
 from run_directory.optimizer_settings import (
     AdamWBase,

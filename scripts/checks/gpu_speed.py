@@ -26,7 +26,7 @@ import torch
 
 from data.files import write_text
 from evaluation import ModelScorer
-from evaluation.reports.base import markdown_table
+from evaluation.reports.results_table import markdown_table
 from generation.decoding import Generation
 from generation.sampling import SamplingParams
 from model import SCHEMES, TokenPositions, Transformer, static_decoding

@@ -34,7 +34,7 @@ from data.files import write_text
 from errors import TrainingError
 from evaluation import EvaluationText, ModelScorer
 from evaluation.ranks import joined
-from evaluation.reports.base import markdown_table
+from evaluation.reports.results_table import markdown_table
 from evaluation.scoring.forecast import memory_needed
 from model import SCHEMES, Transformer
 from run_directory.run_settings import RunSettings

@@ -21,7 +21,7 @@ import torch
 
 from data import open_prepared
 from errors import TrainingError
-from evaluation.reports.base import write_table
+from evaluation.reports.results_table import write_table
 from model import SCHEMES, TokenPositions, Transformer
 from settings.script import Parser, run_main
 from training.logging.console import Console

@@ -20,7 +20,7 @@ from pydantic.fields import FieldInfo
 
 from data.files import write_text
 from data.settings import DataSettings
-from evaluation.reports.base import markdown_table
+from evaluation.reports.results_table import markdown_table
 from model import SCHEMES, ModelSettings, TokenPositions, Transformer
 from model.attention.kernels import choose
 from model.position import AttentionContext, PositionalScheme, PositionSettings

@@ -23,8 +23,9 @@ from matplotlib.figure import Figure
 
 from data.files import write_text
 from errors import EvaluationError
-from evaluation.reports.base import markdown_table, signed
-from evaluation.reports.figures import FigureText, save
+from evaluation.reports.charts import FigureText, save
+from evaluation.reports.results_table import markdown_table
+from evaluation.reports.text import signed
 from evaluation.scoring.methods import TRAINED, TRUNCATE, name_of
 from settings.script import Parser, run_main
 from studies.report.plots import DotEstimate, dots_figure

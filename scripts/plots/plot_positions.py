@@ -29,8 +29,8 @@ from typing import Any, cast
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # allows running from any directory
 
 from errors import ConfigError
-from evaluation.reports.base import write_table
-from evaluation.reports.figures import save
+from evaluation.reports.charts import save
+from evaluation.reports.results_table import write_table
 from evaluation.schemes.curves import SchemeShape
 from evaluation.schemes.figures import FIGURES, FigureRequest
 from model.position import PositionalScheme

@@ -14,7 +14,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from data.files import atomic
-from evaluation.reports.figures import save
+from evaluation.reports.charts import save
 from settings.script import Parser, run_main
 from studies.report.training_figure import training_figure
 from studies.results.training_curves import differences, names_of, read_curves, write_csv

@@ -22,8 +22,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from data.files import write_text
 from errors import StudyError
 from evaluation.comparable import comparable
-from evaluation.reports.base import markdown_table, write_table
-from evaluation.reports.figures import (
+from evaluation.reports.charts import (
     COLOURS,
     INK,
     MARKERS,
@@ -33,6 +32,7 @@ from evaluation.reports.figures import (
     panels_figure,
     save,
 )
+from evaluation.reports.results_table import markdown_table, write_table
 from settings.script import Parser, run_main
 from studies.report.document import counted
 from studies.results.losses import read_losses

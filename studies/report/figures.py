@@ -10,8 +10,9 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from evaluation.reports.figures import SOFT, Curve, FigureText, Panel, save
-from evaluation.reports.length_figures import ReferenceLines, joint_figure, plain
+from evaluation.reports.charts import SOFT, Curve, FigureText, Panel, save
+from evaluation.reports.length_charts import ReferenceLines, length_chart
+from evaluation.reports.text import plain
 from studies.report import plots
 from studies.report.document import ReportFigure, counted, listed, note, seed_counts, signed, slug
 from studies.results.compare import StudyComparison
@@ -292,7 +293,7 @@ class FigureBuilder:
         **how: Any,
     ) -> ReportFigure:
         """One chart of lines. `number`: prints a value with so many digits."""
-        figure = joint_figure(series, marks, text, y, width=plots.WIDTH, number=number, **how)
+        figure = length_chart(series, marks, text, y, width=plots.WIDTH, number=number, **how)
         digits, unit = (0, "%") if marks.ceiling else (3, "")
         values = [
             f"{one.label} {number(one.y[-1], digits)}{unit} at {one.x[-1]:,.0f}" for one in series

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from evaluation.reports.length_figures import plain
+from evaluation.reports.text import plain
 from evaluation.statistics.intervals import FEW_BELOW, POINTS_ONLY_BELOW
 from evaluation.statistics.seeds import CLAIM_SEEDS
 from studies.report.document import counted, listed, note, seed_counts, signed, with_ends

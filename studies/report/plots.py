@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import NullLocator
 
-from evaluation.reports.figures import (
+from evaluation.reports.charts import (
     COLOURS,
     DASHED,
     GRID,
@@ -29,15 +29,15 @@ from evaluation.reports.figures import (
     panels_figure,
     token_axis,
 )
-from evaluation.reports.length_figures import (
+from evaluation.reports.length_charts import (
     BAND,
     ReferenceLines,
     frame,
     limits_of,
     padded,
-    plain,
     set_scale,
 )
+from evaluation.reports.text import plain
 from studies.report.document import signed
 
 WIDTH = 6.0  # inches; on a phone 390 pixels wide, 8-point text is 7 pixels high

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from evaluation.reports.length_figures import plain
+from evaluation.reports.text import plain
 from studies.report.document import (
     NONE,
     Cell,

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 
-from evaluation.reports.figures import DASHED, DOTTED, SOFT, Curve, FigureText, Panel, panels_figure
+from evaluation.reports.charts import DASHED, DOTTED, SOFT, Curve, FigureText, Panel, panels_figure
 from studies.report.plots import PALETTE, SHAPES, WIDTH, styles_of
 from studies.results.training_curves import TrainingCurves, differences
 

@@ -100,6 +100,8 @@ def test_evaluation_end_to_end(root, monkeypatch, capsys):
     assert names == figures | {
         "results.csv",
         "results.json",
+        "report.html",
+        "report.md",
         "settings.yaml",
         "summary.txt",
         "targets.json",

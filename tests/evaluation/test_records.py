@@ -1,7 +1,6 @@
 import csv
 import json
 import math
-import re
 from dataclasses import replace
 
 import numpy as np
@@ -9,7 +8,7 @@ import pytest
 from scipy import stats
 
 from evaluation import analyze
-from evaluation.reports.loss import LossReport
+from evaluation.reports.loss_report import loss_report, parts_table, results_rows
 
 
 def test_results_record_units_and_their_contamination(do, make_store, tmp_path):
@@ -17,7 +16,7 @@ def test_results_record_units_and_their_contamination(do, make_store, tmp_path):
     store = make_store([90, 120, 75, 99, 130, 81, 77], seed=1, clusters=clusters)
     train = make_store([300, 40], seed=2, clusters=["cy", "doc3"])
     result = do(store=store, train=train)
-    LossReport(result, analyze(result)).write(tmp_path)
+    loss_report(result, analyze(result)).write(tmp_path)
     report = json.loads((tmp_path / "results.json").read_text())
     assert report["units"] == {
         "kind": "cluster",
@@ -60,26 +59,14 @@ def test_contaminated_units_are_reported_separately(do, make_store, tmp_path):
         (means - base).mean()
     ) and row.delta.half == pytest.approx(half)
     assert row.verdict is None and all(np.isnan(row.level.low) for row in seen.rows)
-    text = "\n".join(LossReport(result, analysis).summary())
-    assert "6 clusters (12 documents) not in the training text: as trained NLL" in text
-    line = next(
-        line
-        for line in LossReport(result, analysis).summary()
-        if "not in the training text" in line
-    )
-    assert re.findall(r"(as trained|truncate|yarn) [+-]", line) == ["as trained", "yarn"]
-    assert (
-        "2 clusters (4 documents) in the training text, point estimates only: as trained NLL"
-        in text
-    )
-    _, columns, lines = LossReport(result, analysis).by_part()
-    assert [line[:2] for line in lines] == [
+    table = parts_table(result, analysis)
+    assert [line[:2] for line in table.rows] == [
         *(["trained", str(n)] for n in (16, 32, 64)),
         ["truncate", "all"],
         *(["yarn", str(n)] for n in (16, 32, 64)),
     ]
-    assert all(len(line) == len(columns) == 6 for line in lines)
-    LossReport(result, analysis).write(tmp_path)
+    assert all(len(line) == len(table.columns) == 6 for line in table.rows)
+    loss_report(result, analysis).write(tmp_path)
     report = json.loads((tmp_path / "results.json").read_text())
     assert set(report["parts"]) == {"unseen", "seen"} and report["parts"]["unseen"]["units"] == 6
     with (tmp_path / "results.csv").open() as file:
@@ -96,9 +83,7 @@ def test_reach_and_ratios_are_recorded(do, tmp_path):
     result = do(methods=["trained", "truncate", "window"])
     analysis = analyze(result)
     assert [one.method for one in analysis.reaches] == ["trained", "window"]
-    text = "\n".join(LossReport(result, analysis).summary())
-    assert "Context reach, as trained: " in text and "Gain per doubling, nats: 16 to 32 " in text
-    LossReport(result, analysis).write(tmp_path)
+    loss_report(result, analysis).write(tmp_path)
     report = json.loads((tmp_path / "results.json").read_text())
     cells = {(cell["method"], cell["length"]): cell for cell in report["cells"]}
     reach = {one["method"]: one for one in report["context_reach"]}["trained"]
@@ -131,16 +116,13 @@ def test_verdicts_use_max_t(do):
         and one.half != other.half
         and joint.family == plain.family == 6
     )
-    assert "simultaneous over 6 comparisons (max-t)" in "\n".join(
-        LossReport(do(simultaneous="max-t"), joint).summary()
-    )
 
 
 def test_every_derived_column_by_hand(do):
     """Seven documents; verdicts of three methods at two lengths are one family."""
     result = do()
     analysis = analyze(result)
-    rows = {(row["method"], row["length"]): row for row in LossReport(result, analysis).rows()}
+    rows = {(row["method"], row["length"]): row for row in results_rows(result, analysis)}
     base = result.nll["trained", 16]
     unit = result.unit
 
@@ -179,27 +161,6 @@ def test_every_derived_column_by_hand(do):
 
 def half_of(units, sd):
     return stats.t.ppf(1 - 0.05 / 6 / 2, units - 1) * sd / math.sqrt(units)
-
-
-def test_the_last_bucket_of_positions_is_the_one_reported(do):
-    result = do(protocol="by-position", lengths=[64], methods=["trained", "truncate", "yarn"])
-    analysis = analyze(result)
-    text = "\n".join(LossReport(result, analysis).summary())
-    for method, buckets in analysis.buckets.items():
-        *_, before, last = buckets
-        assert len(buckets) > 2 and before.nll != last.nll
-        assert f"{method}, factor for 64: NLL {last.nll:.3f} at positions {last.low} to 63" in text
-
-
-def test_inapplicable_methods_are_footnotes(do):
-    result = do(matrix=True)
-    report = LossReport(replace(result, left_out={"alibi": "cannot become alibi"}), analyze(result))
-    brief, verbose = (report.footnotes(verbose) for verbose in (False, True))
-    assert brief[-1] == "1 built-in method does not apply here: alibi (--verbose: why)"
-    assert (
-        verbose[-1].split() == ["alibi:", "cannot", "become", "alibi"]
-        and len(verbose) == len(brief) + 1
-    )
 
 
 def test_absent_cells_are_not_in_the_family(do):

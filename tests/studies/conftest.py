@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from matplotlib import rc_context
 
-from evaluation.reports.figures import STYLE
+from evaluation.reports.charts import STYLE
 from studies.report import figures
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -13,11 +13,9 @@ from evaluation import EvaluatedModel, EvaluationError
 from evaluation.diagnostics import (
     GenerationDiagnosticSettings,
     GenerationSession,
-    attention_report,
-    figures,
-    generation_report,
 )
 from evaluation.diagnostics.generation import _prompts_each
+from evaluation.reports import attention_report, evaluation_report
 from evaluation.scoring.methods import Method
 from model import TokenPositions
 from tests.evaluation.test_evaluate_script import call, make_run, root  # noqa: F401
@@ -26,6 +24,7 @@ from training.logging.console import Console
 
 def touch(figure, folder, name):
     """Name a figure's file without rendering it."""
+    (folder / f"{name}.svg").touch()
     (folder / f"{name}.png").touch()
     return folder / f"{name}.png"
 
@@ -42,7 +41,7 @@ def test_attention_diagnostics_end_to_end(root, monkeypatch, capsys):  # noqa: F
         "spans_per_document=2",
         "device=cpu",
     ]
-    monkeypatch.setattr(figures, "save", touch)
+    monkeypatch.setattr(evaluation_report, "save", touch)
     assert (
         call(
             monkeypatch,
@@ -116,7 +115,7 @@ def test_attention_diagnostics_end_to_end(root, monkeypatch, capsys):  # noqa: F
     assert (
         len(rows) == len(report["cells"]) and float(rows[0]["value"]) == report["cells"][0]["value"]
     )
-    monkeypatch.setattr(attention_report, "draw_attention", lambda found, folder: [])
+    monkeypatch.setattr(attention_report, "figures_of", lambda result: {})
     call(monkeypatch, root / "run", folder / "settings.yaml")
     again = read(folder)
     assert again["cells"] == report["cells"] and again["by_distance"] == report["by_distance"]
@@ -124,7 +123,7 @@ def test_attention_diagnostics_end_to_end(root, monkeypatch, capsys):  # noqa: F
 
 def test_models_without_attention_or_positions(root, monkeypatch, capsys):  # noqa: F811
     # figures take time
-    monkeypatch.setattr(attention_report, "draw_attention", lambda found, folder: [])
+    monkeypatch.setattr(attention_report, "figures_of", lambda result: {})
     overrides = [
         "protocol=attention",
         "targets=8",
@@ -149,7 +148,7 @@ def test_models_without_attention_or_positions(root, monkeypatch, capsys):  # no
 
 def test_generation_diagnostics_end_to_end(root, monkeypatch, capsys):  # noqa: F811
     overrides = ["protocol=generation", "prompts=8", "length=72", "device=cpu", "folder=g"]
-    monkeypatch.setattr(generation_report, "save", touch)
+    monkeypatch.setattr(evaluation_report, "save", touch)
     assert call(monkeypatch, root / "run", *overrides, "methods=[trained,yarn]") == 0
     out, _ = capsys.readouterr()
     assert out.startswith("as trained, greedy: 4-grams repeated")

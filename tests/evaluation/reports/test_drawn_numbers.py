@@ -12,28 +12,22 @@ from matplotlib.colors import to_hex
 from scipy import stats
 
 from evaluation import analyze
-from evaluation.diagnostics import AttentionResult, generation_report
-from evaluation.diagnostics import figures as attention_figures
+from evaluation.diagnostics import AttentionResult
 from evaluation.diagnostics.generation import REAL
 from evaluation.diagnostics.weights import bucket_edges
-from evaluation.reports.figures import INK, Curve, FigureText, decimals, save
-from evaluation.reports.loss_figures import draw_figures, length_figure
+from evaluation.reports import attention_report, generation_report, measure_charts
+from evaluation.reports.charts import INK, Curve, FigureText, decimals, save
+from evaluation.reports.loss_report import loss_by_length, loss_report
+from evaluation.reports.task_report import task_report
 from evaluation.scoring.methods import Method
 from evaluation.tasks.analysis import analyse_tasks
-from evaluation.tasks.figures import draw_task_figures
 from tests.artists import close, dashed, ends, labelled, levels, lines, named, points, shown
 from tests.evaluation.tasks.test_session import answered, retriever
 
 
 def drawn(result, tmp_path):
     """The axes of an evaluation's figure, and its note."""
-    kept = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            "evaluation.reports.loss_figures.save", lambda figure, *_: kept.append(figure)
-        )
-        draw_figures(result, analyze(result), tmp_path)
-    (figure,) = kept
+    (figure,) = loss_report(result, analyze(result)).figures.values()
     return figure.axes[0], figure.texts[-1].get_text()
 
 
@@ -127,7 +121,7 @@ def test_close_line_labels_do_not_overlap():
         Curve(name, [256, 512], [4.0012, y])
         for name, y in (("as trained", 4.0021), ("yarn", 4.0034))
     ]
-    figure = length_figure(curves, 4.0005, 256, FigureText("t", "s"))
+    figure = loss_by_length(curves, 4.0005, [256], FigureText("t", "s"))
     (axes,) = figure.axes
     assert len({end.value for end in ends(axes)}) == 3
     figure.canvas.draw()
@@ -138,20 +132,15 @@ def test_close_line_labels_do_not_overlap():
 @pytest.mark.parametrize("name", ["$a$ method", "x_$1^{$", "5$"])
 def test_dollar_signs_are_escaped(name, tmp_path):
     line = Curve(name, [16, 32], [1.0, 1.5])
-    figure = length_figure([line], 1.0, 16, FigureText(f"of {name}", name, name))
+    figure = loss_by_length([line], 1.0, [16], FigureText(f"of {name}", name, name))
     save(figure, tmp_path, "figure", dpi=40)
     assert (tmp_path / "figure.svg").read_text().count(f">{name}") >= 3
 
 
-def test_task_figure_shows_accuracies_and_intervals(tmp_path, monkeypatch):
+def test_task_figure_shows_accuracies_and_intervals(tmp_path):
     result = answered(retriever, tmp_path, items=42, haystacks=7)
     analysis = analyse_tasks(result)
-    figures = {}
-    monkeypatch.setattr(
-        "evaluation.tasks.figures.save",
-        lambda figure, folder, name: figures.setdefault(name, figure),
-    )
-    draw_task_figures(result, analysis, tmp_path)
+    figures = task_report(result, analysis).figures
     axes = figures["accuracy_by_length"].axes[0]
     by_name = named(axes)
     for method, name in (("trained", "as trained"), ("truncate", "truncate")):
@@ -201,7 +190,7 @@ def test_task_figure_shows_accuracies_and_intervals(tmp_path, monkeypatch):
 def seen(rng, length):
     """Random measures of 3 windows, 2 layers, 2 heads."""
     edges = bucket_edges(length, 8)
-    names = [*attention_figures.DRAWN, "reach_90"]
+    names = [*attention_report.DRAWN, "reach_90"]
     return SimpleNamespace(
         values={name: torch.tensor(rng.uniform(0.1, 0.9, (3, 2, 2))) for name in names},
         by_distance=torch.tensor(rng.uniform(size=(3, 2, 2, len(edges) - 1))),
@@ -210,7 +199,7 @@ def seen(rng, length):
 
 
 def test_single_points_have_markers():
-    assert [attention_figures.shaded("", range(n), range(n), INK).marker for n in (1, 3)] == [
+    assert [measure_charts.shaded("", range(n), range(n), INK).marker for n in (1, 3)] == [
         "o",
         "",
     ]
@@ -235,21 +224,21 @@ def test_attention_shows_means_over_windows_layers_and_heads():
         },
     )
     found.lengths_of = MethodType(AttentionResult.lengths_of, found)
-    figure = attention_figures.by_length(found, "trained", lengths)
-    for axes, measure in zip(figure.axes, attention_figures.DRAWN, strict=True):
+    figure = attention_report.by_length(found, "trained", lengths)
+    for axes, measure in zip(figure.axes, attention_report.DRAWN, strict=True):
         values = [found.seen["trained", n].values[measure].numpy() for n in lengths]
         expected = {f"layer {k + 1}": [v[:, k].mean() for v in values] for k in (0, 1)}
         expected["mean"] = [v.mean() for v in values]
         compare(axes, expected, lengths)
     found.overall = MethodType(AttentionResult.overall, found)
-    figure = attention_figures.by_method(found, methods)
-    for axes, measure in zip(figure.axes, attention_figures.DRAWN, strict=True):
+    figure = attention_report.by_method(found, methods)
+    for axes, measure in zip(figure.axes, attention_report.DRAWN, strict=True):
         means = {
             method: [found.seen[method, n].values[measure].mean() for n in lengths]
             for method in methods
         }
         compare(axes, {"as trained": means["trained"], "yarn": means["yarn"]}, lengths)
-    figure = attention_figures.by_distance(found, "yarn", lengths)
+    figure = attention_report.by_distance(found, "yarn", lengths)
     assert figure.axes[0].get_ylabel() and all(axes.get_xlabel() for axes in figure.axes)
     for layer, axes in enumerate(figure.axes):
         drawn_here = labelled(axes)
@@ -260,19 +249,19 @@ def test_attention_shows_means_over_windows_layers_and_heads():
             close(drawn_here[f"{length} tokens"], x, mass)
         even = found.seen["yarn", 32].visible[layer].numpy()
         close(drawn_here["uniform at 32"], x, even)
-    figure = attention_figures.reach(found, "yarn", lengths)
+    figure = attention_report.reach(found, "yarn", lengths)
     for layer, axes in enumerate(figure.axes):
         reaches = [
             found.seen["yarn", n].values["reach_90"][:, layer].numpy().mean(0) for n in lengths
         ]
-        one = shown(axes, attention_figures.COLOURS[0])
+        one = shown(axes, attention_report.COLOURS[0])
         for line, reach in zip(
             sorted([one.points, *one.thin]), sorted(np.array(reaches).T.tolist()), strict=True
         ):
             close(line, lengths, reach)
         close(labelled(axes)["uniform attention"], lengths, [0.9 * n for n in lengths])
         assert axes.get_ylabel() or layer
-    axes = attention_figures.wavelengths(found).axes[0]
+    axes = attention_report.wavelengths(found).axes[0]
     assert [points(line) for line in lines(axes)] == [[(0, 6.0)], [(1, 60.0)]] and levels(axes) == [
         8
     ]
@@ -303,7 +292,11 @@ def test_generation_shows_means_over_prompts_by_bucket():
             for source in sources
         },
     )
-    figure = generation_report.GenerationReport(found).figure("trained")
+    buckets = {}
+    for row in generation_report.measure_rows(found):
+        curve = ("trained", row["source"], row["measure"])
+        buckets.setdefault(curve, []).append((row["start"], row["stop"], row["value"]))
+    figure = generation_report.by_position(found, buckets, "trained")
     for axes, measure in zip(figure.axes, generation_report.DRAWN, strict=True):
         means = {source: found.values["trained", source][measure].mean(0) for source in sources}
         compare(axes, means, [12, 20])

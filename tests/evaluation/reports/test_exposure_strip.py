@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from data.sampling.exposure import Exposure
+from evaluation.reports.charts import Curve, FigureText
 from evaluation.reports.exposure_strip import add_strip, shares, thinned
-from evaluation.reports.figures import Curve, FigureText
-from evaluation.reports.loss_figures import length_figure
+from evaluation.reports.loss_report import loss_by_length
 
 
 def plain(length: int, steps: int, first: int = 0) -> Exposure:
@@ -19,7 +19,7 @@ def plain(length: int, steps: int, first: int = 0) -> Exposure:
 
 def figure_of(lengths: list[int]):
     line = Curve("as trained", [float(x) for x in lengths], [3.0 + i for i in range(len(lengths))])
-    return length_figure([line], 3.0, lengths[0], FigureText("t", "s", "below all"))
+    return loss_by_length([line], 3.0, [lengths[0]], FigureText("t", "s", "below all"))
 
 
 def test_exposure_fractions_by_context_length():

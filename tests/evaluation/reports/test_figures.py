@@ -6,9 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.text import Text
 
-from evaluation.reports import loss_figures
-from evaluation.reports.figures import FAINT, INK, Curve, FigureText, spread, within
-from evaluation.reports.loss_figures import length_figure
+from evaluation.reports.charts import FAINT, INK, Curve, FigureText, spread, within
+from evaluation.reports.loss_report import loss_by_length, styled
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=12), st.floats(0.01, 0.1))
@@ -34,7 +33,7 @@ def test_best_lines_are_colored_and_outliers_annotated():
     lines = [
         Curve(n, [256.0, 512.0], [2.4, float(end)]) for n, end in zip(names, ends, strict=True)
     ]
-    figure = length_figure(lines, 2.4, 256, FigureText("A title", "runs/x"))
+    figure = loss_by_length(lines, 2.4, [256], FigureText("A title", "runs/x"))
     axes = figure.axes[0]
     assert axes.get_ylim()[1] < 4
     color = {text.get_text().split("  ")[0]: text.get_color() for text in axes.texts}
@@ -59,8 +58,8 @@ def test_text_does_not_overlap_or_leave_the_figure(ends):
         Curve(name, xs, y := np.linspace(2.4, end, 5), low=y - half, high=y + half)
         for name, end in zip(names, ends, strict=True)
     ]
-    figure = length_figure(
-        lines, 2.4, 256, FigureText("A title", "runs/x: targets", "Bars: intervals.")
+    figure = loss_by_length(
+        lines, 2.4, [256], FigureText("A title", "runs/x: targets", "Bars: intervals.")
     )
     figure.canvas.draw()
     renderer = figure.canvas.get_renderer()
@@ -96,7 +95,7 @@ def test_colors_go_to_the_curves_that_are_best_at_the_longest_length(seed):
         Curve(f"{end}-{y}", [16, 32, end], [y + 1, y + 0.5, y], low=(), high=()) for end, y in ends
     ]
     order = np.random.default_rng(seed).permutation(len(curves))
-    styled = loss_figures._styled([curves[i] for i in order])
-    colored = {one.label for one in styled if one.color != FAINT}
+    marked = styled([curves[i] for i in order])
+    colored = {one.label for one in marked if one.color != FAINT}
     assert colored == {*(f"256-{3.0 + 0.1 * n}" for n in range(6)), "128-0.9"}
-    assert len({one.color for one in styled if one.color != FAINT}) == len(colored)
+    assert len({one.color for one in marked if one.color != FAINT}) == len(colored)

@@ -8,8 +8,8 @@ import pytest
 from matplotlib import colormaps
 from matplotlib.colors import to_hex
 
-from evaluation.reports.figures import Curve, FigureText
-from evaluation.reports.length_figures import ReferenceLines, joint_figure
+from evaluation.reports.charts import Curve, FigureText
+from evaluation.reports.length_charts import ReferenceLines, length_chart
 from scripts.plots import plot_sweep
 from studies.report import figures as drawings
 from studies.report.figures import FigureBuilder
@@ -164,7 +164,7 @@ def test_symlog_ticks_cover_the_data_without_crowding(span):
     """At least three ticks lie where the lines are, none crowded by another."""
     low, high = span
     line = Curve("a", [256.0, 512.0, 1024.0], [0.0, low, high])
-    (axes,) = joint_figure([line], ReferenceLines(256, band=0.02), FigureText("t", "s"), "y").axes
+    (axes,) = length_chart([line], ReferenceLines(256, band=0.02), FigureText("t", "s"), "y").axes
     inside = [
         tick for tick in axes.get_yticks() if min(low, 0) - 0.02 <= tick <= max(high, 0) + 0.02
     ]

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from evaluation.reports.figures import (
+from evaluation.reports.charts import (
     SOFT,
     WIDTH,
     Curve,
@@ -21,6 +21,7 @@ from evaluation.reports.figures import (
     panels_figure,
     token_axis,
 )
+from evaluation.reports.text import plain
 
 TOKENS = "context length, tokens (log scale)"
 BAND = "#999999"
@@ -41,11 +42,7 @@ class ReferenceLines:
     also: Sequence[int] = ()  # further trained lengths
 
 
-def plain(value: float, digits: int = 3) -> str:
-    return f"{round(value, digits) + 0.0:.{digits}f}".replace("-", "−")  # no minus sign for zero
-
-
-def joint_figure(
+def length_chart(
     curves: Sequence[Curve],
     marks: ReferenceLines,
     text: FigureText,
@@ -56,17 +53,18 @@ def joint_figure(
     number: Callable[[float, int], str] = plain,
 ) -> Figure:
     """All curves in one chart, labelled at their ends; `seeds` are thin lines without labels."""
-    curves = [one for one in curves if len(one.x)]
+    curves = [curve for curve in curves if len(curve.x)]
     low, high = limits_of([*curves, *seeds], marks)
     digits = 3 if marks.band else 0 if marks.ceiling else decimals(low, high)
-    longest = max((one.x[-1] for one in curves), default=0.0)
+    longest = max((curve.x[-1] for curve in curves), default=0.0)
     labelled = []
-    for one in curves:
-        label = f"{one.label}  {number(float(one.y[-1]), digits)}"
-        label += (
-            " ↑" if one.y[-1] > high else f" at {one.x[-1]:,.0f}" if one.x[-1] < longest else ""
-        )
-        labelled.append(replace(one, label=label))
+    for curve in curves:
+        label = f"{curve.label}  {number(float(curve.y[-1]), digits)}"
+        if curve.y[-1] > high:
+            label += " ↑"
+        elif curve.x[-1] < longest:
+            label += f" at {curve.x[-1]:,.0f}"
+        labelled.append(replace(curve, label=label))
     levels = [(label.replace("{}", number(at, digits)), at, SOFT) for label, at in marks.levels]
 
     def scales(axes: Axes, panel: Panel) -> None:
@@ -86,10 +84,8 @@ def frame(
     most: int,
 ) -> None:
     """Scales, limits, at most so many ticks, and the tolerance band."""
-    xs = {float(x) for one in curves for x in one.x} | {
-        float(x) for x in (marks.trained_length, *marks.also)
-    }
-    xs = sorted(xs)
+    points = [float(x) for curve in curves for x in curve.x]
+    xs = sorted({*points, float(marks.trained_length), *map(float, marks.also)})
     ticks = list(marks.ticks) or xs
     while len(ticks) > most:
         ticks = ticks[::-2][::-1]
@@ -105,11 +101,10 @@ def limits_of(curves: Sequence[Curve], marks: ReferenceLines) -> tuple[float, fl
     if marks.ceiling is not None:
         return -0.02 * marks.ceiling, 1.04 * marks.ceiling
     values = [at for _, at in marks.levels]
-    values += [
-        float(v) for one in curves for ends in (one.y, one.low, one.high) for v in ends if v == v
-    ]
+    for curve in curves:
+        values += [*map(float, curve.y), *map(float, curve.low), *map(float, curve.high)]
     top = math.inf if marks.top is None else marks.top
-    return padded([min(v, top) for v in values], marks.band)
+    return padded([min(value, top) for value in values if not math.isnan(value)], marks.band)
 
 
 def padded(values: Sequence[float], band: float | None) -> tuple[float, float]:
@@ -125,26 +120,24 @@ def padded(values: Sequence[float], band: float | None) -> tuple[float, float]:
 def set_scale(axes: Axes, which: str, limits: tuple[float, float], band: float | None) -> None:
     """Limits; with `band`, a symlog scale that is linear within ± it, with round ticks."""
     axis = axes.xaxis if which == "x" else axes.yaxis
+    set_scale_of = axes.set_xscale if which == "x" else axes.set_yscale
+    set_limits = axes.set_xlim if which == "x" else axes.set_ylim
     if band:
-        (axes.set_xscale if which == "x" else axes.set_yscale)(
-            "symlog", linthresh=band, linscale=0.6
-        )
-    (axes.set_xlim if which == "x" else axes.set_ylim)(*limits)
+        set_scale_of("symlog", linthresh=band, linscale=0.6)
+    set_limits(*limits)
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}".replace("-", "−")))
     if not band:
         return
     # Rounder ticks take precedence over those too close to them.
-    sizes = [
-        0.0,
-        band,
-        *(s * 10.0**k for s in (1, 3, 2, 5) for k in range(-4, 3) if s * 10.0**k > band),
-    ]
+    round_numbers = [digit * 10.0**k for digit in (1, 3, 2, 5) for k in range(-4, 3)]
+    sizes = [0.0, band, *(size for size in round_numbers if size > band), band / 2]
     place = axis.get_transform().transform
-    ticks = []
-    (low, high) = limits
+    low, high = limits
     gap = (0.1 if which == "x" else 0.08) * (place(high) - place(low))  # labels are wider than high
-    for tick in (sign * size for size in [*sizes, band / 2] for sign in (1, -1)):
-        if low <= tick <= high and all(abs(place(tick) - place(one)) >= gap for one in ticks):
+    ticks: list[float] = []
+    for tick in [signed for size in sizes for signed in (size, -size)]:
+        apart = all(abs(place(tick) - place(other)) >= gap for other in ticks)
+        if apart and low <= tick <= high:
             ticks.append(tick)
     axis.set_major_locator(FixedLocator(sorted(ticks)))
     axis.set_minor_locator(NullLocator())

@@ -117,16 +117,22 @@ class Curve:
             zorder=self.order,
             alpha=self.alpha,
         )
-        points = zip(self.x, self.y, self.low, self.high, strict=False)
-        if bars := [(x, y, y - low, high - y) for x, y, low, high in points if high > low]:
-            x, y, below, above = zip(*bars, strict=True)
-            how: dict[str, Any] = {
-                "elinewidth": 1.0,
-                "capsize": 2.2,
-                "alpha": 0.75,
-                "zorder": self.order - 0.5,
-            }
-            axes.errorbar(x, y, yerr=(below, above), fmt="none", color=self.color, **how)
+        if len(self.low) and np.greater(self.high, self.low).any():
+            y = np.asarray(self.y, dtype=np.float64)
+            below = y - np.asarray(self.low)
+            above = np.asarray(self.high) - y
+            wide = np.greater(self.high, self.low)
+            axes.errorbar(
+                np.asarray(self.x)[wide],
+                y[wide],
+                yerr=(below[wide], above[wide]),
+                fmt="none",
+                color=self.color,
+                elinewidth=1.0,
+                capsize=2.2,
+                alpha=0.75,
+                zorder=self.order - 0.5,
+            )
         return line
 
 
@@ -188,13 +194,8 @@ def panels_figure(
             bottom = high - (sum(heights[: row + 1]) - under) / inches
             area = (column / columns + 0.085, bottom, 1 / columns - 0.115, tall / inches)
             axes = figure.add_axes(area, label=str(n))
-            how: dict[str, Any] = {
-                "fontsize": 9.5,
-                "color": INK,
-                "pad": 4,
-                "parse_math": text.formula,
-            }
-            axes.set_title(panel.heading, loc="left", **how)
+            heading = axes.set_title(panel.heading, loc="left", fontsize=9.5, color=INK, pad=4)
+            heading.set_parse_math(text.formula)
             grid(axes)
             lines = [curve.draw(axes) for curve in panel.curves]
             for _, at, color in panel.levels:
@@ -204,7 +205,7 @@ def panels_figure(
             axes.set_ylabel(panel.y or (y if column == 0 else ""), color=INK, parse_math=True)
             drawn.append((axes, lines, panel))
         labels = [_ends(axes, panel, value) for axes, _, panel in drawn]
-        texts = [one[0] for ends in labels for one in ends] if names == "ends" else known
+        texts = [label[0] for ends in labels for label in ends] if names == "ends" else known
         for (axes, lines, _), ends in zip(drawn, labels, strict=True):
             if names != "below":
                 place = axes.get_position()
@@ -224,41 +225,35 @@ def panels_figure(
                 axes.set_position((left, place.y0, place.x1 - left, place.height))
         if key:
             handles = {line.get_label(): line for _, lines, _ in drawn for line in lines}
-            where = {
-                "loc": "lower center",
-                "bbox_to_anchor": (0.5, low - (key + TICKS - under) / inches),
-            }
-            how = {
-                "ncols": per_row,
-                "handlelength": 2.4,
-                "columnspacing": 1.4,
-                "labelspacing": 0.25,
-            }
-            _key(figure, [handles[label] for label in known], **where, **how)
+            _key(
+                figure,
+                [handles[label] for label in known],
+                loc="lower center",
+                bbox_to_anchor=(0.5, low - (key + TICKS - under) / inches),
+                ncols=per_row,
+                handlelength=2.4,
+                columnspacing=1.4,
+                labelspacing=0.25,
+            )
         return figure
 
 
-def _key(where: Axes | Figure, lines: list[Line2D], **how: Any) -> None:
-    where.legend(handles=lines, frameon=False, fontsize=8.5, borderaxespad=0, **how)
+def _key(owner: Axes | Figure, lines: list[Line2D], **layout: Any) -> None:
+    owner.legend(handles=lines, frameon=False, fontsize=8.5, borderaxespad=0, **layout)
 
 
 def _ends(axes: Axes, panel: Panel, value) -> list[tuple[str, float, float, str]]:
     """Labels of curves and levels: text, x, y, color."""
-    found = [(curve.label, *curve.end, curve.color) for curve in panel.curves if curve.label]
-    found += [(label, axes.get_xlim()[1], y, color) for label, y, color in panel.levels]
-    return [(f"{label}  {value(axes, y)}".rstrip(), x, y, color) for label, x, y, color in found]
+    ends = [(curve.label, *curve.end, curve.color) for curve in panel.curves if curve.label]
+    ends += [(label, axes.get_xlim()[1], y, color) for label, y, color in panel.levels]
+    return [(f"{label}  {value(axes, y)}".rstrip(), x, y, color) for label, x, y, color in ends]
 
 
 def _widest(labels) -> float:
     """Inches of the widest label."""
     font = FontProperties(family=STYLE["font.family"], size=9)
-    return (
-        max(
-            (TextPath((0, 0), one or " ", prop=font).get_extents().width for one in labels),
-            default=0,
-        )
-        / 72
-    )
+    paths = [TextPath((0, 0), label or " ", prop=font) for label in labels]
+    return max((path.get_extents().width for path in paths), default=0) / 72
 
 
 def canvas(
@@ -271,11 +266,13 @@ def canvas(
     total = head + height + foot
     figure = Figure(figsize=(width, total), dpi=200)
     FigureCanvasAgg(figure)
-    how: dict[str, Any] = {"color": SOFT, "va": "top", "parse_math": text.formula}
     figure.text(
         0.02, 1 - 0.12 / total, text.title, fontsize=11.5, fontweight="bold", color=INK, va="top"
     )
-    figure.text(0.02, 1 - 0.36 / total, text.subtitle, fontsize=8.5, **how)
+    subtitle = figure.text(
+        0.02, 1 - 0.36 / total, text.subtitle, fontsize=8.5, color=SOFT, va="top"
+    )
+    subtitle.set_parse_math(text.formula)
     figure.text(0.02, 0.07 / total, text.note, fontsize=8, color=SOFT, va="bottom")
     return figure, (foot / total, 1 - head / total)
 
@@ -307,8 +304,17 @@ def mark(axes: Axes, x: float, text: str = "", side: str = "left", height: float
     """A dotted vertical line, labelled at a share of the height; `side`: alignment of the label."""
     axes.axvline(x, color=SOFT, lw=0.9, ls=DOTTED, zorder=1)
     shift = (4 if side == "left" else -4, -3)
-    how = {"color": SOFT, "fontsize": 8.5, "va": "top", "ha": side}
-    axes.annotate(text, (x, height), shift, ("data", "axes fraction"), "offset points", **how)
+    axes.annotate(
+        text,
+        (x, height),
+        shift,
+        ("data", "axes fraction"),
+        "offset points",
+        color=SOFT,
+        fontsize=8.5,
+        va="top",
+        ha=side,
+    )
 
 
 def decimals(low: float, high: float) -> int:
@@ -344,7 +350,7 @@ def label_ends(figure: Figure, axes: Axes, labels: list[tuple[str, float, float,
     wanted = sorted(
         (float(to_axes.transform((x, y))[1]), text, x, y, color) for text, x, y, color in labels
     )
-    placed = within(spread([one[0] for one in wanted], gap), gap)
+    placed = within(spread([height for height, *_ in wanted], gap), gap)
     for at, (_, text, x, y, color) in zip(placed, wanted, strict=True):
         led = to_axes.transform((x, y))[0] > LED_FROM
         axes.annotate(

@@ -1,0 +1,466 @@
+"""Report of the loss of text: a row for each part of the units, method and length."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from data.sampling.exposure import Exposure
+from evaluation.reports.charts import COLOURS, DASHED, FAINT, INK, MARKERS, Curve, FigureText
+from evaluation.reports.document import Cell, ReportTable, verdict_cell
+from evaluation.reports.evaluation_report import EvaluationReport
+from evaluation.reports.exposure_strip import add_strip
+from evaluation.reports.length_charts import ReferenceLines, length_chart
+from evaluation.reports.provenance import basis, provenance
+from evaluation.reports.results_table import finite, interval_columns
+from evaluation.reports.sentences import sentences
+from evaluation.reports.text import dtype_note, estimate
+from evaluation.scoring.evaluate import EvaluationResult
+from evaluation.scoring.methods import TRAINED, TRUNCATE, name_of
+from evaluation.statistics.analysis import Analysis, AnalysisRow
+from evaluation.statistics.intervals import Interval, unit_means
+from evaluation.statistics.verdicts import MethodVerdicts
+
+NLL = "NLL, nats per token"
+PARTS = {True: "in the training text", False: "not in the training text"}
+MANY = 10**7  # units: a larger number is not useful advice
+
+
+def loss_report(
+    result: EvaluationResult,
+    analysis: Analysis,
+    name: str = "loss",
+    exposure: Exposure | None = None,
+) -> EvaluationReport:
+    """The report; `exposure` in training is drawn below the figure."""
+    figure = by_position_figure if analysis.buckets else by_length_figure
+    figure_name = "nll_by_position" if analysis.buckets else "nll_by_length"
+    drawn = figure(result, analysis)
+    if exposure is not None:
+        add_strip(drawn, drawn.axes[0], exposure)
+    matrix = result.settings.matrix and not analysis.buckets
+    if matrix:
+        tables = [matrix_table(result, analysis)]
+    elif analysis.buckets:
+        tables = [position_table(result, analysis)]
+    else:
+        tables = [length_table(result, analysis)]
+    if analysis.parts and not matrix:
+        tables.append(parts_table(result, analysis))
+    reasons = [f"  {label}: {reason}" for label, reason in result.left_out.items()]
+    return EvaluationReport(
+        name=name,
+        title=f"Loss of {result.subject.name}",
+        rows=results_rows(result, analysis),
+        record=record_of(result, analysis),
+        summary=summary_of(result, analysis),
+        headlines=summary_of(result, analysis, brief=True) if matrix else None,
+        tables=tables,
+        figures={figure_name: drawn},
+        footnotes=footnotes_of(result) if result.settings.matrix else [],
+        details=reasons if result.settings.matrix else [],
+        more_records={"targets.json": result.plan.record},
+    )
+
+
+def results_rows(result: EvaluationResult, analysis: Analysis) -> list[dict]:
+    """`part`: `all` units, or only those `seen` (cluster in the training text) or `unseen`."""
+    common = loss_basis(result, analysis)
+    rows = [{"part": "all", **cell_columns(row, analysis), **common} for row in analysis.rows]
+    for part in analysis.parts:
+        counts = {
+            "targets": part.n_targets,
+            "documents": part.documents,
+            "units": part.units,
+        }
+        rows += [
+            {
+                "part": "seen" if part.seen else "unseen",
+                **row_columns(row),
+                **interval_columns("gain_per_doubling", None),
+                **common,
+                **counts,
+            }
+            for row in part.rows
+        ]
+    return rows
+
+
+def row_columns(row: AnalysisRow) -> dict:
+    """The numbers of one method at one length."""
+    verdict = row.verdict
+    level = interval_columns("nll", row.level)
+    delta = interval_columns("delta", row.delta)
+    ratio = {
+        key.replace("delta", "perplexity_ratio"): None
+        if value is None
+        else math.exp(min(value, 700.0))
+        for key, value in delta.items()
+    }
+    return {
+        "method": row.method,
+        "scheme": row.scheme,
+        "length": row.length,
+        "nll": row.nll,
+        "perplexity": row.perplexity,
+        "bits_per_byte": row.bits_per_byte,
+        "nll_low": level["nll_low"],
+        "nll_high": level["nll_high"],
+        **delta,
+        **interval_columns("gain", row.gain),
+        **ratio,
+        "delta_upper_one_sided": finite(verdict.upper) if verdict else None,
+        "verdict": verdict.word if verdict else None,
+        "units_needed": verdict.units_needed if verdict else None,
+        "spans_needed": verdict.spans_needed if verdict else None,
+        "bfloat16_minus_float32": row.precision,
+        "failure": row.failure or None,
+        "exists": row.exists,
+    }
+
+
+def cell_columns(row: AnalysisRow, analysis: Analysis) -> dict:
+    """The numbers of a cell with the gain of the last doubling before its length."""
+    gains = {
+        (reach.method, doubling.longer): doubling.gain
+        for reach in analysis.reaches
+        for doubling in reach.doublings
+    }
+    gain = gains.get((row.method, row.length))
+    return {**row_columns(row), **interval_columns("gain_per_doubling", gain)}
+
+
+def loss_basis(result: EvaluationResult, analysis: Analysis) -> dict:
+    """What every number of this evaluation depends on."""
+    return {
+        **basis(result),
+        "targets": analysis.n_targets,
+        "documents": analysis.documents,
+        "units": analysis.units,
+        "unit": analysis.unit_kind,
+        "family": analysis.family,
+        "tolerance": result.settings.tolerance,
+        "bos": result.settings.bos,
+        "corpus": result.facts.get("corpus", ""),
+        "corpus_hash": result.facts["corpus_hash"],
+        "tokenizer_hash": result.facts["tokenizer_hash"],
+        "targets_hash": result.plan.hash,
+    }
+
+
+def record_of(result: EvaluationResult, analysis: Analysis) -> dict:
+    """The content of results.json."""
+
+    def by_unit(nll: np.ndarray | None) -> list[float] | None:
+        """Mean NLL of each unit in the order of `units`."""
+        return None if nll is None else unit_means(nll, result.unit).tolist()
+
+    ids, first, counts = np.unique(result.unit, return_index=True, return_counts=True)
+    units = {
+        "kind": result.unit_kind,
+        "names": [result.unit_names[i] if result.unit_names else str(i) for i in ids],
+        "targets": counts.tolist(),
+        # whether the cluster of each is also in the training text
+        "seen": None if result.seen is None else result.seen[first].tolist(),
+    }
+    reaches = [
+        {
+            "method": reach.method,
+            "reach": reach.reach,
+            "longest": reach.longest,
+            "gain_per_doubling": [
+                {
+                    "from": doubling.shorter,
+                    "to": doubling.longer,
+                    "gain": doubling.gain.estimate,
+                    "low": doubling.gain.low,
+                    "high": doubling.gain.high,
+                }
+                for doubling in reach.doublings
+            ],
+        }
+        for reach in analysis.reaches
+    ]
+    parts = {
+        "seen" if part.seen else "unseen": {
+            "targets": part.n_targets,
+            "documents": part.documents,
+            "units": part.units,
+            "cells": [row_columns(row) for row in part.rows],
+        }
+        for part in analysis.parts
+    }
+    return {
+        **loss_basis(result, analysis),
+        **provenance(result),
+        "lengths": result.plan.lengths,
+        "left_out": result.left_out,
+        "contamination": result.screening.record,
+        "units": units,
+        "unigram_nll": analysis.unigram,
+        "unigram_unit_nll": by_unit(result.unigram),
+        "truncated_unit_nll": by_unit(result.truncated),
+        "cells": [
+            cell_columns(row, analysis)
+            | {"unit_nll": by_unit(result.nll.get((row.method, row.length)))}
+            for row in analysis.rows
+        ],
+        "derived": [
+            {"method": v.method, "held_to": v.held_to, "break_point": v.break_point}
+            for v in analysis.verdicts
+        ],
+        "context_reach": reaches,
+        "parts": parts,
+        "by_position": {
+            method: [asdict(bucket) for bucket in buckets]
+            for method, buckets in analysis.buckets.items()
+        },
+        "per_target_nll": result.files,
+    }
+
+
+def summary_of(result: EvaluationResult, analysis: Analysis, brief: bool = False) -> list[str]:
+    """Which method held to which length, by how much, and with what confidence; `brief`: one
+    sentence for all methods."""
+    failures: dict[tuple[str, str], list[int]] = {}
+    for row in analysis.rows:
+        if row.failure:
+            failures.setdefault((row.method, row.failure), []).append(row.length)
+    wide = [
+        (verdict, method.method)
+        for method in analysis.verdicts
+        for verdict in method.verdicts
+        if verdict.units_needed
+    ]
+    return sentences(
+        "loss",
+        result=result,
+        a=analysis,
+        rows={(row.method, row.length): row for row in analysis.rows},
+        brief=brief,
+        failures=failures,
+        wide=sorted(wide, key=lambda pair: -pair[0].delta.half),
+        parts=PARTS,
+        many=MANY,
+    )
+
+
+def footnotes_of(result: EvaluationResult) -> list[str]:
+    """The meaning of the matrix's signs, and the cells and methods that it lacks."""
+    absent: dict[str, dict[str, list[int]]] = {}
+    for (method, length), reason in result.absent.items():
+        absent.setdefault(reason, {}).setdefault(method, []).append(length)
+    return sentences("matrix", result=result, absent=absent)
+
+
+def table_title(result: EvaluationResult, analysis: Analysis) -> str:
+    counts = f"{analysis.n_targets} targets, {analysis.units} {analysis.unit_kind}s"
+    return f"{result.plan.protocol}: NLL in nats, {counts}{dtype_note(result.settings.dtype)}"
+
+
+def length_table(result: EvaluationResult, analysis: Analysis) -> ReportTable:
+    """NLL by method and length, with the verdict and the net gain at every length past L0."""
+    l0 = result.subject.trained_length
+    rows = []
+    for row in analysis.rows:
+        if row.method == TRUNCATE and row.length != l0:
+            continue
+        length = "all" if row.method == TRUNCATE else str(row.length)
+        if row.nll is None:
+            word = "failed" if row.exists else "—"
+            rows.append([row.method, length, word, "", "", row.failure, ""])
+            continue
+        delta = estimate(row.delta) if row.delta else ""
+        gain = estimate(row.gain) if row.gain and row.length > l0 else ""
+        word: Cell = verdict_cell(row.verdict.word) if row.verdict else ""
+        if row.method == TRUNCATE:
+            word = "flat by construction"
+        numbers = [f"{row.nll:.4f}", f"{row.perplexity:.2f}", delta]
+        rows.append([row.method, length, *numbers, word, gain])
+    difference = f"difference from {l0}, as trained"
+    columns = ["method", "length", "NLL", "perplexity", difference, "verdict", "net gain"]
+    return ReportTable(table_title(result, analysis), columns, rows)
+
+
+def position_table(result: EvaluationResult, analysis: Analysis) -> ReportTable:
+    rows = []
+    for method, buckets in analysis.buckets.items():
+        for bucket in buckets:
+            last = bucket.high - 1
+            where = str(last) if bucket.low == last else f"{bucket.low}-{last}"
+            gain = estimate(bucket.gain)
+            rows.append([method, where, str(bucket.count), f"{bucket.nll:.3f}", gain])
+    title = f"NLL by position, factor for {result.plan.lengths[-1]}"
+    columns = ["method", "positions", "targets", "NLL", "gain over truncation"]
+    return ReportTable(title + dtype_note(result.settings.dtype), columns, rows)
+
+
+def parts_table(result: EvaluationResult, analysis: Analysis) -> ReportTable:
+    """The cells once over the units in the training text, and once over the others."""
+    l0 = result.subject.trained_length
+    columns = ["method", "length"]
+    lines: dict[tuple[str, str], list[str]] = {}
+    for part in analysis.parts:
+        columns += [f"NLL: {part.units} {PARTS[part.seen]}", f"difference from {l0}"]
+        for row in part.rows:
+            if row.method != TRUNCATE or row.length == l0:
+                length = "all" if row.method == TRUNCATE else str(row.length)
+                delta = estimate(row.delta) if row.delta else ""
+                lines.setdefault((row.method, length), []).extend([f"{row.nll:.4f}", delta])
+    title = f"{analysis.unit_kind}s, by whether the training text contains them"
+    return ReportTable(title, columns, [[*where, *cells] for where, cells in lines.items()])
+
+
+def matrix_table(result: EvaluationResult, analysis: Analysis) -> ReportTable:
+    """A row for each method, a column for each length; the verdict, and the gain over truncation.
+
+    As trained and truncated come first, then the methods by their NLL at the longest length.
+    """
+    lengths = result.plan.lengths
+    verdicts = {verdict.method: verdict for verdict in analysis.verdicts}
+    cells = {(row.method, row.length): row for row in analysis.rows}
+
+    def nll(label: str, length: int) -> str:
+        row = cells.get((label, length))
+        if row is None or not row.exists:
+            return "—"
+        return "failed" if row.nll is None else f"{row.nll:.3f}"
+
+    def rank(label: str) -> tuple[bool, list[float]]:
+        rows = [cells.get((label, length)) for length in reversed(lengths)]
+        losses = [math.inf if row is None or row.nll is None else row.nll for row in rows]
+        return label not in (TRAINED, TRUNCATE), [] if label in (TRAINED, TRUNCATE) else losses
+
+    rows = []
+    for label in sorted([method.label for method in result.methods], key=rank):
+        last = cells.get((label, lengths[-1]))
+        gain = estimate(last.gain) if last and last.gain and len(lengths) > 1 else ""
+        words = [_verdict(verdicts.get(label)), gain]
+        if label == TRUNCATE:
+            words = ["flat by construction", ""]
+        rows.append([label, *(nll(label, length) for length in lengths), *words])
+    columns = ["method", *(f"{n:,}" for n in lengths), "verdict", f"gain at {lengths[-1]:,}"]
+    return ReportTable(table_title(result, analysis), columns, rows)
+
+
+def _verdict(method: MethodVerdicts | None) -> str:
+    if method is None or not method.verdicts:
+        return ""
+    if method.verdicts[-1].word == "points only":
+        return "points only"
+    words = [f"held to {method.held_to:,}"] if method.held_to else []
+    words += [f"broken at {method.break_point:,}"] if method.break_point else []
+    return ", ".join(words) or "inconclusive"
+
+
+def loss_curve(
+    label: str, x: Sequence[float], y: Sequence[float], bars: Sequence[Interval | None]
+) -> Curve:
+    """NLL with bars as wide as the intervals of differences at the same points."""
+    half = [math.nan if bar is None else bar.half for bar in bars]
+    low = [value - width for value, width in zip(y, half, strict=True)]
+    high = [value + width for value, width in zip(y, half, strict=True)]
+    return Curve(label, x, y, low=low, high=high)
+
+
+def by_length_figure(result: EvaluationResult, analysis: Analysis) -> Figure:
+    l0 = result.subject.trained_length
+    curves = []
+    for method in result.methods:
+        rows = [row for row in analysis.rows if row.method == method.label and row.nll is not None]
+        if method.label != TRUNCATE and rows:
+            gains = [row.gain if row.gain and row.length > l0 else None for row in rows]
+            x = [float(row.length) for row in rows]
+            y = [row.nll or 0.0 for row in rows]
+            curves.append(loss_curve(name_of(method.label), x, y, gains))
+    baseline = None if result.truncated is None else float(result.truncated.mean())
+    protocol = f"({result.plan.protocol}{dtype_note(result.settings.dtype)})"
+    targets = f"{analysis.n_targets:,} targets of {analysis.documents} documents"
+    if result.plan.protocol == "fixed-targets":
+        targets = f"the same {targets} at every length"
+    text = FigureText(
+        "Loss beyond the trained length",
+        f"{result.subject.name}: {targets} {protocol}",
+        _note(result, analysis, curves),
+    )
+    return loss_by_length(curves, baseline, [l0], text)
+
+
+def loss_by_length(
+    curves: Sequence[Curve], baseline: float | None, trained: Sequence[int], text: FigureText
+) -> Figure:
+    """NLL against length: a line per method, trained lengths and the truncation baseline marked.
+
+    Grey lines far above all others leave the axes; their labels state their values.
+    """
+    first, *also = trained
+    levels = [] if baseline is None else [(f"context truncated to {first}  {{}}", baseline)]
+    curves = styled(curves)
+    top = None
+    highest = max((y for curve in curves if curve.color != FAINT for y in curve.y), default=0.0)
+    lowest = min((y for curve in curves for y in curve.y), default=0.0)
+    limit = highest + 0.5 * (highest - lowest)
+    if any(max(curve.y) > limit for curve in curves):
+        kept = [curve for curve in curves if max(curve.y) <= limit]
+        values = [y for curve in kept for y in (*curve.y, *curve.high)]
+        values += [] if baseline is None else [baseline]
+        top = max(y for y in values if not math.isnan(y))
+    return length_chart(curves, ReferenceLines(first, levels, top=top, also=also), text, NLL)
+
+
+def by_position_figure(result: EvaluationResult, analysis: Analysis) -> Figure:
+    l0 = result.subject.trained_length
+    longest = result.plan.lengths[-1]
+    curves = []
+    baseline = Curve("", [], [])
+    for method, buckets in analysis.buckets.items():
+        # Position p sees p + 1 tokens; a bucket is drawn at its geometric center in tokens seen.
+        x = [math.sqrt((bucket.low + 1) * bucket.high) for bucket in buckets]
+        y = [bucket.nll for bucket in buckets]
+        gains = [bucket.gain for bucket in buckets]
+        curves.append(loss_curve(name_of(method), x, y, gains))
+        if not len(baseline.x):
+            cut = [bucket.nll + bucket.gain.estimate for bucket in buckets]
+            label = f"context truncated to {l0}"
+            baseline = Curve(label, x, cut, width=1.1, dash=DASHED, order=2)
+    text = FigureText(
+        f"NLL by position in a window of {longest} tokens (factor for {longest})",
+        f"{result.subject.name}: {analysis.n_targets:,} targets of {analysis.documents} documents; "
+        f"different tokens at each position{dtype_note(result.settings.dtype)}",
+        _note(result, analysis, curves),
+    )
+    marks = ReferenceLines(l0, ticks=[float(2**k) for k in range(longest.bit_length())])
+    return length_chart([*styled(curves), baseline], marks, text, NLL, x="tokens seen (log scale)")
+
+
+def _note(result: EvaluationResult, analysis: Analysis, curves: list[Curve]) -> str:
+    if not any(np.greater(curve.high, curve.low).any() for curve in curves):
+        return ""
+    intervals = f"{100 * result.settings.confidence:g}% intervals over {analysis.unit_kind}s"
+    return f"Bars: {intervals} of the paired difference from the dashed line."
+
+
+def styled(curves: Sequence[Curve]) -> list[Curve]:
+    """Black for the checkpoint as trained, the palette in order for the others; if there are too
+    many, only the best at the longest length have colors and the rest are thin grey lines."""
+    others = [curve for curve in curves if curve.label != name_of(TRAINED)]
+    if len(others) > len(COLOURS):
+        others.sort(key=lambda curve: (-curve.x[-1], curve.y[-1]))
+        others = others[: len(COLOURS) - 1]  # the last color is the grey of the remaining lines
+    prominent = {curve.label for curve in others}
+    styles = zip(COLOURS, MARKERS, strict=True)
+    out = []
+    for curve in curves:
+        if curve.label == name_of(TRAINED):
+            style = {"color": INK, "marker": "o"}
+        elif curve.label in prominent:
+            color, marker = next(styles)
+            style = {"color": color, "marker": marker}
+        else:
+            faint = replace(curve, low=(), high=(), color=FAINT, width=0.8)
+            out.append(replace(faint, marker=".", size=3.5, order=2.5))
+            continue
+        out.append(replace(curve, width=1.7, order=4, **style))
+    return out

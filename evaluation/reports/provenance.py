@@ -1,0 +1,47 @@
+"""What the numbers of an evaluation of any kind depend on, and where they come from."""
+
+
+def basis(result) -> dict:
+    """The settings and hashes that the numbers of a `result` depend on."""
+    return {
+        "protocol": result.settings.protocol,
+        "trained_length": result.subject.trained_length,
+        "confidence": result.settings.confidence,
+        "checkpoint": result.subject.name,
+        "checkpoint_step": result.subject.step,
+        "checkpoint_hash": result.subject.checkpoint_hash,
+        "dtype": result.settings.dtype,
+        "seed": result.settings.seed,
+    }
+
+
+def text_basis(result) -> dict:
+    """The same for an evaluation of text without stored cells (attention, generation)."""
+    return {
+        **basis(result),
+        "documents": result.documents,
+        "units": len(set(result.unit.tolist())),
+        "unit": result.unit_kind,
+        "bos": result.settings.bos,
+        "corpus": result.facts.get("corpus", ""),
+        "corpus_hash": result.facts["corpus_hash"],
+        "tokenizer_hash": result.facts["tokenizer_hash"],
+        **provenance(result),
+    }
+
+
+def provenance(result) -> dict:
+    """Command, settings and methods of a `result`."""
+    facts = ("command", "changed", "finished")
+    methods = {
+        method.label: {
+            "overrides": list(method.overrides),
+            "position": result.schemes[method.label],
+        }
+        for method in result.methods
+    }
+    return {
+        **{key: result.facts[key] for key in facts if key in result.facts},
+        "settings": result.settings.model_dump(mode="json"),
+        "methods": methods,
+    }

@@ -1,0 +1,58 @@
+"""How numbers are printed in summaries, tables and figures."""
+
+import math
+from collections.abc import Sequence
+
+from evaluation.statistics.intervals import MeanInterval
+
+
+def plain(value: float, digits: int = 3) -> str:
+    """`0.012` or `−0.012`; no sign for zero."""
+    return f"{round(value, digits) + 0.0:.{digits}f}".replace("-", "−")
+
+
+def signed(value: float, digits: int = 3) -> str:
+    """`+0.012` or `−0.012`; no sign for zero."""
+    rounded = round(value, digits)
+    return f"{rounded:+.{digits}f}".replace("-", "−") if rounded else f"{0:.{digits}f}"
+
+
+def with_ends(value: float, low: float, high: float) -> str:
+    """`+0.123 [+0.100, +0.146]`, or the value alone where an end is NaN."""
+    if math.isnan(low) or math.isnan(high):
+        return signed(value)
+    return f"{signed(value)} [{signed(low)}, {signed(high)}]"
+
+
+def estimate(interval: MeanInterval) -> str:
+    """An interval as `with_ends`."""
+    return with_ends(interval.estimate, interval.low, interval.high)
+
+
+def ends(interval: MeanInterval) -> str:
+    """`[+0.100, +0.146]`, or '' for an interval without ends."""
+    if math.isnan(interval.low):
+        return ""
+    return f"[{signed(interval.low)}, {signed(interval.high)}]"
+
+
+def percent(share: float, low: float = math.nan, high: float = math.nan) -> str:
+    """`12.3% [10.0%, 14.6%]`, or the share alone where an end is NaN."""
+    return f"{share:.1%}" if math.isnan(low) else f"{share:.1%} [{low:.1%}, {high:.1%}]"
+
+
+def listed(items: Sequence[str], last: str = "and") -> str:
+    """`a, b and c`."""
+    if len(items) < 2:
+        return "".join(items)
+    return f"{', '.join(items[:-1])} {last} {items[-1]}"
+
+
+def counted(n: int, noun: str) -> str:
+    """`1 unit`, `2 units`."""
+    return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
+
+
+def dtype_note(dtype: str) -> str:
+    """`, bfloat16` for titles of results that were not measured in float32, else ''."""
+    return "" if dtype == "float32" else f", {dtype}"
