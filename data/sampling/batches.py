@@ -77,7 +77,7 @@ class WindowBatch(NamedTuple):
 
 
 class _TokenStream:
-    """The documents of one epoch, concatenated."""
+    """The documents of one epoch, concatenated. Each shard is verified when it is first read."""
 
     def __init__(self, store: TokenStore, source: int, seed: int, epoch: int):
         self.store = store
@@ -86,6 +86,7 @@ class _TokenStream:
         lengths = store.lengths[self.order]
         self.ends = np.cumsum(lengths)
         self.starts = self.ends - lengths
+        self._verified: set[int] = set()  # shards
 
     def read(self, start: int, n: int) -> np.ndarray:
         """Return tokens start ... start+n-1 of the stream, int64."""
@@ -93,10 +94,17 @@ class _TokenStream:
         slot = int(np.searchsorted(self.ends, start, side="right"))
         while n:
             offset = max(0, start - int(self.starts[slot]))
-            parts.append(self.store.document(int(self.order[slot]))[offset : offset + n])
+            parts.append(self._document(int(self.order[slot]))[offset : offset + n])
             n -= len(parts[-1])
             slot += 1
         return np.concatenate(parts, dtype=np.int64)
+
+    def _document(self, i: int) -> np.ndarray:
+        shard = self.store.shard_of(i)
+        if shard not in self._verified:
+            self.store.verify_tokens(shard)
+            self._verified.add(shard)
+        return self.store.document(i)
 
     def begins(self, start: int, n: int) -> np.ndarray:
         """Return a mask (n,) bool of tokens start ... start+n−1 that begin a document, without

@@ -143,6 +143,23 @@ def test_invalid_requests():
         sampler(store, (5, 6), packing="loose")
 
 
+def test_overwritten_shards_are_named_when_the_next_epoch_reads_them():
+    store = make_store([9, 8, 7, 6, 5, 4], shards=1)
+    batches = sampler(store, (5, 2))
+    batches.batch(0)
+    path = store.folder / "00000.tokens"
+    good = path.read_bytes()
+    with open(path, "r+b") as file:  # the same inode, as the map of a running training has it
+        file.write(b"\0" * len(good))
+    batches.batch(1)  # of a shard that was verified for this epoch
+    last = batches.windows_per_epoch(5) // 2
+    with pytest.raises(DataError, match=str(path)):
+        batches.batch(last)
+    path.write_bytes(good[:-4])  # reading the map of a truncated file would end the process
+    with pytest.raises(DataError, match=f"{path} .*{len(good)}"):
+        batches.batch(last)
+
+
 segments = st.tuples(st.integers(1, 9), st.integers(1, 5), st.integers(1, 7))
 
 
