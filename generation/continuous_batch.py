@@ -131,7 +131,7 @@ class ContinuousBatch:
             ):
                 one.rows.append(row)
                 return
-        self._waiting.append(_Prefill([row], Cache(self.model, 1, len(row.prompt))))
+        self._waiting.append(_Prefill([row], self.model.make_cache(1, len(row.prompt))))
 
     @torch.inference_mode()
     def step(self) -> list[tuple[GenerationRow, list[TokenScore]]]:

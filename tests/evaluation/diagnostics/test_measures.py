@@ -17,7 +17,8 @@ from evaluation.diagnostics.turns import (
 )
 from evaluation.diagnostics.weights import AttentionRecorder, bucket_edges, last_outputs
 from model import TokenPositions
-from model.attention.kernels import attend, attention_details
+from model.attention.explicit import attention_details
+from model.attention.kernels import attend
 from model.position import SCHEMES, AttentionContext, HeadGeometry
 from tests.model.zoo import CASES, T, build, ids, reach_of
 

@@ -1,50 +1,48 @@
 """Passes of one token per row on a CPU whose positions are known in advance, prepared in chunks.
 
-A small model takes about a millisecond per token, so every object that is created for a token matters. A
-chunk of passes is planned as one pass over its tokens, which creates positions, tables, plans and masks; the
-pass of a token is then one query of it.
+A small model takes about a millisecond per token, so every object that is created for a token
+matters. A chunk of passes is planned as one pass over its tokens, which creates positions, tables,
+plans and masks; the pass of a token is then one query of it.
+
+The plain form is `decode_pass` in `model/decoding.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from model.attention.kernels import PRECISE, query_block
+from model.attention.explicit import query_block
 from model.attention.mask import softmax
 from model.cache import Cache, LayerCache
-from model.packed import PackedBlock
-from model.position import AttentionPlan, PositionalScheme, TokenPositions
+from model.fast.packed import PackedBlock, PackedModel
+from model.position import AttentionPlan, ContentPlan, PositionalScheme
 from model.position.base import Rotation
 from model.position.rotation import apply_rotation
+from model.token_positions import TokenPositions
+from model.transformer import Transformer
 
-if TYPE_CHECKING:
-    from model.transformer import Transformer
-
-# passes that are prepared together; each attends to the keys of all of them, later ones masked
+# Passes that are prepared together; each attends to the keys of all of them, later ones masked.
 CHUNK = 32
 
 
 class DecodePlan:
-    """The remaining passes of a generation.
+    """The remaining passes of a generation, with a growing cache; see `make_decoder`."""
 
-    Args:
-        model: a packed model.
-        cache: cache of the preceding tokens, which only this plan may use from now on.
-        positions: positions of the tokens of all passes; `position_end` is that of the last.
-    """
-
-    def __init__(self, model: Transformer, cache: Cache, positions: TokenPositions):
+    def __init__(
+        self, model: Transformer, packed: PackedModel, cache: Cache, positions: TokenPositions
+    ):
         self.model = model
+        self.packed = packed
         self.cache = cache
         self.positions = positions
+        self._start = 0  # the first pass of the chunk
+        self._count = 0  # passes of the chunk
+        self._at = 0  # in the chunk
         self._layers: list[LayerPasses] = []
-        self._start = self._count = self._at = 0
-        # Schemes that change token embeddings.
         self._embedding = [
             name
             for name, scheme in model.schemes.items()
@@ -54,84 +52,58 @@ class DecodePlan:
             assert isinstance(layer_cache, LayerCache)
             layer_cache.transpose_keys()
 
-    @classmethod
-    def create(
-        cls, model: Transformer, cache: Cache, positions: TokenPositions
-    ) -> DecodePlan | None:
-        """None if passes cannot be prepared: the model is not packed or not in float32 or float64, or a plan
-        does not have an `AttentionPlan.mask`."""
-        weight = model.embed.weight
-        precise = weight.dtype in PRECISE and not torch.is_autocast_enabled(weight.device.type)
-        if not (model.packed_blocks and precise and positions.order.shape[1]):
-            return None
-        first = positions.part(0, 1)
-        tables, _ = model.prepare(first)
-        plans = model.contexts(
-            cache.batch, first, dict.fromkeys(model.settings.kinds, first), tables, first
+    @staticmethod
+    def supports(plans: dict[str, AttentionPlan | ContentPlan]) -> bool:
+        """Whether all plans have an `AttentionPlan.mask`."""
+        return all(
+            isinstance(plan, AttentionPlan) and plan.mask is not None for plan in plans.values()
         )
-        if any(
-            not isinstance(plan, AttentionPlan) or plan.mask is None for _, plan in plans.values()
-        ):
-            return None
-        return cls(model, cache, positions)
 
     def __call__(self, tokens: Tensor) -> Tensor:
         """(B, V) logits after the next tokens (B,)."""
         if self._at == self._count:
             self._prepare()
-        model = self.model
         at = self._at
-        x = model.embed(tokens[:, None])
-        if model.settings.embedding_multiplier != 1:
-            x = x * model.settings.embedding_multiplier
+        self._at += 1
+        x = self.model.embed_tokens(tokens[:, None])
         for name in self._embedding:
-            tables = tuple(table[:, at : at + 1] for table in self._tables[name])
-            x = model.schemes[name].embed(x, tables, self._chunk.part(at, at + 1))
+            tables = tuple(table[:, at : at + 1] for table in self._chunk.tables[name])
+            position = self._chunk.positions.part(at, at + 1)
+            x = self.model.schemes[name].embed(x, tables, position)
         x = x.squeeze(1)
         for layer in self._layers:
             layer.at = at
             x = layer.block.step(x, layer)
-        self._at += 1
-        return model.logits(model.packed_norm(x))
+        return self.model.logits(self.packed.norm(x))
 
     def _prepare(self) -> None:
         """Plan the next chunk and reserve its slots of the cache."""
         model = self.model
-        cache = self.cache
-        positions = self.positions
-        start = self._start + self._count
-        total = positions.order.shape[1]
-        count = min(
-            CHUNK, total - start, query_block(cache.batch * model.settings.heads, cache.capacity)
-        )
-        # A rolling cache has room for as many tokens as its window, besides the keys they attend to.
-        count = min(
-            [count, *(kind.window for kind in model.settings.kinds.values() if kind.window)]
-        )
-        end = positions.position_end - (total - start - count)
-        chunk = self._chunk = positions.part(start, start + count, position_end=end)
-        self._tables, factors = model.prepare(chunk)
-        contexts = model.contexts(cache.batch, chunk, cache.advance(chunk), self._tables, chunk)
-        kinds = dict(model.layer_schemes)
-        heads = model.settings.heads
-        groups = model.settings.kv_heads
-        passes = {}
-        for name, (_, plan) in contexts.items():
-            assert isinstance(plan, AttentionPlan) and plan.mask is not None
-            masks = plan.mask.by_query(groups, model.embed.weight.dtype)
-            rotations = rotations_of(
-                plan.rotation, cache.batch, heads, groups, model.settings.head_dim
-            )
-            passes[name] = ChunkPasses(masks, rotations, factors[kinds[name]])
-        self._layers = [
-            LayerPasses(block, layer_cache, cache.batch, passes[name])
-            for block, layer_cache, (name, _) in zip(
-                model.packed_blocks, cache.layers, model.layer_schemes, strict=True
-            )
-        ]
-        self._start = start
-        self._count = count
+        s = model.settings
+        batch = self.cache.batch
+        self._start += self._count
         self._at = 0
+        left = self.positions.order.shape[1] - self._start
+        # A rolling cache has room for as many tokens as its window, besides the keys they attend to.
+        windows = [kind.window for kind in s.kinds.values() if kind.window]
+        self._count = min(CHUNK, left, query_block(batch * s.heads, self.cache.capacity), *windows)
+        end = self.positions.position_end - (left - self._count)
+        positions = self.positions.part(self._start, self._start + self._count, position_end=end)
+        self._chunk = model.prepare(positions)
+        prepared = {}
+        passes = model.passes(batch, self._chunk, self.cache.advance(positions))
+        for name, each in passes.items():
+            assert isinstance(each.plan, AttentionPlan) and each.plan.mask is not None
+            prepared[name] = ChunkPasses(
+                masks=each.plan.mask.by_query(s.kv_heads, model.embed.weight.dtype),
+                rotations=rotations_of(each.plan.rotation, batch, s.heads, s.kv_heads, s.head_dim),
+                factors=each.factors,
+            )
+        layers = zip(self.packed.blocks, self.cache.layers, model.layer_schemes, strict=True)
+        self._layers = [
+            LayerPasses(block, layer_cache, batch, prepared[name])
+            for block, layer_cache, (name, _) in layers
+        ]
 
 
 @dataclass(frozen=True)
@@ -140,7 +112,7 @@ class ChunkPasses:
 
     Attributes:
         masks: additive mask of each pass, as from `AttentionMask.by_query`.
-        rotations: rotation of the queries and keys (B, H + G, D) of each pass, as from `rotations_of`.
+        rotations: of the queries and keys (B, H + G, D) of each pass, as from `rotations_of`.
         factors: temperature factors (B or 1, H or 1, T or 1), or None.
     """
 
@@ -163,16 +135,17 @@ def rotations_of(
         if q is not k:
             k = torch.cat([q.expand(-1, heads, -1, -1), k.expand(-1, groups, -1, -1)], dim=1)
         joined.append(k)
-    (own, partner), layout = joined, rotation.layout
+    own, partner = joined
+    layout = rotation.layout
     if own.shape[:2] == (1, 1):
         every = torch.eye(features, dtype=own.dtype)[:, None, None].expand(-1, -1, own.shape[2], -1)
         matrices = apply_rotation(every, (own, partner), layout)  # (D, 1, T, D)
         by_row = matrices[:, 0].transpose(0, 1)[:, None].expand(-1, batch, -1, -1)  # (T, B, D, D)
         return [lambda qk, matrix=matrix: torch.bmm(qk, matrix) for matrix in by_row.unbind(0)]
-    each = zip(own.split(1, dim=2), partner.split(1, dim=2), strict=True)
+    by_token = zip(own.split(1, dim=2), partner.split(1, dim=2), strict=True)
     return [
         lambda qk, factors=factors: apply_rotation(qk[:, :, None], factors, layout).squeeze(2)
-        for factors in each
+        for factors in by_token
     ]
 
 
@@ -198,10 +171,10 @@ class LayerPasses:
         # Later slots are zeros: they are masked, but NaN times a weight of 0 would still be NaN.
         empty = passes.masks[0].new_zeros(batch, groups, count, features)
         k, v = layer_cache.append(empty, empty)  # views of the cache (B, G, S, D)
-        self._new_k, self._new_v = (x[:, :, -count:].unbind(2) for x in (k, v))
+        self._new_k = k[:, :, -count:].unbind(2)
+        self._new_v = v[:, :, -count:].unbind(2)
         self._keys = k.view(batch * groups, -1, features).transpose(1, 2)
         self._values = v.view(batch * groups, -1, features)
-        self._heads = (heads, groups)
         self._shape = (batch * groups, heads // groups, features)
         self._sink = attention.position.sink_logits(k.device)
         self._is_scaled = passes.factors is not None or attention.position.scale is not None
@@ -213,7 +186,7 @@ class LayerPasses:
         qk, v = self.block.project(x)  # (B, H + G, D), (B, G, D)
         if passes.rotations is not None:
             qk = passes.rotations[at](qk)
-        q, k = qk.split_with_sizes(self._heads, 1)
+        q, k = qk.split_with_sizes(self.block.heads, 1)
         self._new_k[at].copy_(k)
         self._new_v[at].copy_(v)
         if self._is_scaled:

@@ -23,12 +23,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model.attention.mask import QUERY_BLOCK, mask_dtype
-from model.attention.network_bias import NetworkBias, NetworkTile
+from model.attention.mask import QUERY_BLOCK, AttentionMask, mask_dtype
+from model.fast.network_bias import NetworkBias, NetworkTile
 
 # Of this module: registering an operator again, in an exported copy of this file, would undo the first one.
 NAMESPACE = re.sub(r"\W", "_", __name__)
 TILE = 128, 256  # queries and keys of a tile, whose weights of 8 heads fit into a cache of 1 MiB
+
+
+def biased_attend(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, scale: float) -> Tensor:
+    """(B, H, T, E) in the dtype of v."""
+    table = mask.by_distance()
+    return biased_attention(q, k, v, table, mask.key_sums, mask.network(), scale)[0]
 
 
 @torch.library.custom_op(f"{NAMESPACE}::biased_attention", mutates_args=())
