@@ -18,19 +18,22 @@ class TaskSource(StrictSettings):
     uses other items and other haystack documents, whatever the seed."""
 
     name: Literal["task"] = "task"
-    task: TaskSettings = Field(PasskeyTask(), description="task")  # pyright: ignore[reportCallIssue]
+    task: TaskSettings = Field(default=PasskeyTask(), description="task")
     items: PositiveInt | None = Field(
         None,
-        description="number of items; null: 20,000, or with `text` the number that `share` requires",
+        description="number of items; null: 20,000, or with `text` the number that `share` "
+        "requires",
     )
     length: PositiveInt | tuple[PositiveInt, PositiveInt] = Field(
         254,
-        description="bytes per item, thus at most as many tokens without BOS and EOS; or [minimum, maximum], "
+        description="bytes per item, thus at most as many tokens without BOS and EOS; or [minimum, "
+        "maximum], "
         "drawn uniformly",
     )
     pad: bool = Field(
         False,
-        description="pad items with newlines to the maximum length: with bytes, length = train_length - 2 "
+        description="pad items with newlines to the maximum length: with bytes, length = "
+        "train_length - 2 "
         "and packing=intra_document, every window is one whole item",
     )
     seed: int = Field(0, ge=0, description="seed of the items")
@@ -100,14 +103,16 @@ class DataSettings(StrictSettings):
         0.05,
         ge=0,
         le=1,
-        description="fraction of documents held out for validation (1: all, 0: none); at least 6 if "
+        description="fraction of documents held out for validation (1: all, 0: none); at least 6 "
+        "if "
         "the source has 18",
     )
     valid_seed: int = Field(0, ge=0, description="seed of the validation split")
     duplicate_threshold: float = Field(
         0.5,
         gt=0,
-        description="shared shingle fraction above which a document is a copy of validation text; > 1: off",
+        description="shared shingle fraction above which a document is a copy of validation text; "
+        "> 1: off",
     )
     max_bytes: int | None = Field(
         None, ge=1, description="stop reading the source after this much text, in bytes"
@@ -121,13 +126,15 @@ class DataSettings(StrictSettings):
     )
     mixture: list[MixtureEntry] = Field(
         [],
-        description="additional training texts; data.source has the remaining share and provides tokenizer "
+        description="additional training texts; data.source has the remaining share and provides "
+        "tokenizer "
         "and validation text",
         json_schema_extra={"counts_if_changed": True},
     )
     packing: Literal["concat", "intra_document"] = Field(
         "concat",
-        description="concat: attention across documents; intra_document: attention within documents only",
+        description="concat: attention across documents; intra_document: attention within "
+        "documents only",
     )
     positions: PositionsSettings = Field(
         PlainPositions(),

@@ -236,6 +236,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
             raise DataError(f"{path} does not match its recorded hash; {hint(folder)}")
         if manifest["format"] != FORMAT:
             raise DataError(
-                f"{path} has format {manifest['format']}, but this version reads {FORMAT}; {hint(folder)}"
+                f"{path} has format {manifest['format']}, but this version reads {FORMAT}; "
+                f"{hint(folder)}"
             )
     return manifest

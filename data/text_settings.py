@@ -30,7 +30,8 @@ class RecordSource(StrictSettings):
     name_key: str | None = Field(None, description="key or column naming a document")
     cluster_key: str | None = Field(
         None,
-        description="key or column that groups documents (author, series), for confidence intervals",
+        description="key or column that groups documents (author, series), for confidence "
+        "intervals",
     )
 
     @property

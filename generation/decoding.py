@@ -160,7 +160,8 @@ def check_prompts(
     """Raise ModelError for prompts that cannot be continued by `tokens` new tokens."""
     if not 0 < vocab_size <= model.vocab_size:
         raise ModelError(
-            f"a tokenizer of {vocab_size} ids does not fit an embedding of {model.vocab_size} rows; use the "
+            f"a tokenizer of {vocab_size} ids does not fit an embedding of {model.vocab_size} "
+            "rows; use the "
             "model's tokenizer"
         )
     if tokens < 1:
@@ -182,6 +183,7 @@ def check_prompts(
         room = model.limit - longest + 1
         fix = f"generate at most {room} tokens" if room > 0 else "shorten the prompt"
         raise ModelError(
-            f"the model supports positions up to {model.limit - 1}, but a prompt of {longest} tokens "
+            f"the model supports positions up to {model.limit - 1}, but a prompt of {longest} "
+            "tokens "
             f"and {tokens} new tokens require offset + T = {needed}: {fix}"
         )

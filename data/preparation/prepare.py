@@ -135,7 +135,8 @@ def _alone(folder: Path, console: Any) -> Iterator[None]:
             locked(lock, wait=True)
         elif ours is None:
             console.warn(
-                f"{folder} is on a file system without locks; do not prepare it in another process meanwhile"
+                f"{folder} is on a file system without locks; do not prepare it in another process "
+                "meanwhile"
             )
         if ours is not None:  # left by killed processes; no other process writes here now
             for draft in folder.rglob(".*.tmp"):
@@ -162,7 +163,8 @@ class _Preparation:
         for key, symbol in (("bos", self.tokenizer.bos_id), ("eos", self.tokenizer.eos_id)):
             if getattr(s, key) and symbol is None:
                 raise DataError(
-                    f"data.{key} is true, but the tokenizer has no {key} symbol; set data.{key}=false"
+                    f"data.{key} is true, but the tokenizer has no {key} symbol; set "
+                    f"data.{key}=false"
                 )
         chunks: dict[Chunk, np.ndarray] = {}
         for name, spool in self.spools.items():
@@ -205,8 +207,10 @@ class _Preparation:
         if 0 < fraction < 1:
             if len(keys) < 2:
                 raise DataError(
-                    "the source has a single document, so none can be held out for validation. Split it with "
-                    "data.source.separator, set data.valid_source, or set data.valid_fraction to 0 or 1"
+                    "the source has a single document, so none can be held out for validation. "
+                    "Split it with "
+                    "data.source.separator, set data.valid_source, or set data.valid_fraction to 0 "
+                    "or 1"
                 )
             least = POINTS_ONLY_BELOW if len(keys) >= MOST_HELD_OUT * POINTS_ONLY_BELOW else 1
             count = min(max(least, round(fraction * len(keys))), len(keys) - 1)

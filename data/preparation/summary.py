@@ -135,13 +135,16 @@ def remarks(summary: dict[str, Any]) -> list[str]:
     copies = summary["near_duplicates"]
     if tokenizer.get("unused_share") is not None:
         lines.append(
-            f"tokenizer: {tokenizer['vocab_size']:,} ids, trained on {tokenizer['bytes_used'] / 1e6:,.1f} MB "
+            f"tokenizer: {tokenizer['vocab_size']:,} ids, trained on "
+            f"{tokenizer['bytes_used'] / 1e6:,.1f} MB "
             f"of training text; {tokenizer['unused_share']:.1%} of it was not used"
         )
     if copies["documents"] is not None:
         lines.append(
-            f"near-duplicates of validation text excluded from training: {copies['documents']:,} documents, "
-            f"{copies['share_of_bytes']:.2%} of the training text; {copies['shingles_remaining']:.2%} of "
+            f"near-duplicates of validation text excluded from training: {copies['documents']:,} "
+            "documents, "
+            f"{copies['share_of_bytes']:.2%} of the training text; "
+            f"{copies['shingles_remaining']:.2%} of "
             "validation passages still occur in training"
         )
     return lines

@@ -135,8 +135,10 @@ def _explained(settings: SentencePieceSettings, used: int, message: str) -> Data
         return _too_large(settings, used, most[1] if most else None)
     if "smaller than required" in message or "required_chars" in message:
         return DataError(
-            f"data.tokenizer.vocab_size={settings.vocab_size} is less than the number of characters of the "
-            "text; increase it, or decrease data.tokenizer.character_coverage (other characters become bytes)"
+            f"data.tokenizer.vocab_size={settings.vocab_size} is less than the number of "
+            "characters of the "
+            "text; increase it, or decrease data.tokenizer.character_coverage (other characters "
+            "become bytes)"
         )
     return DataError(f"sentencepiece cannot train on this text: {message.strip()}")
 
@@ -146,6 +148,7 @@ def _too_large(
 ) -> DataError:
     limit = f"at most {most}" if most else "a smaller value"
     return DataError(
-        f"data.tokenizer.vocab_size={settings.vocab_size} is too large for {used:,} bytes of training text; "
+        f"data.tokenizer.vocab_size={settings.vocab_size} is too large for {used:,} bytes of "
+        "training text; "
         f"set it to {limit}, add text, or set data.tokenizer.name=bytes"
     )

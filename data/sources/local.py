@@ -183,7 +183,8 @@ class Stdlib(Source):
             found += [(inside / name).as_posix() for name in files if name.endswith(".py")]
         if not found:
             raise DataError(
-                f"{self.folder} has no files of Python's standard library; set {self.place}.name=files "
+                f"{self.folder} has no files of Python's standard library; set "
+                f"{self.place}.name=files "
                 f"and {self.place}.path"
             )
         return sorted(found)

@@ -65,7 +65,8 @@ class Haystacks:
                 break
         if not self.tokens:
             raise DataError(
-                f"none of the {seen:,} documents of {origin} has {longest:,} tokens; the longest has "
+                f"none of the {seen:,} documents of {origin} has {longest:,} tokens; the longest "
+                "has "
                 f"{most:,}. Decrease the length of the items or use another haystack"
             )
         self.longest = longest

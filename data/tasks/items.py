@@ -150,7 +150,8 @@ class TaskRequest:
         kept = [texts[i] for i in np.flatnonzero(sizes == np.bincount(sizes).argmax())]
         if len(kept) < least:
             raise DataError(
-                f"only {len(kept)} of {len(texts)} answers such as {texts[0]!r} have the same number of "
+                f"only {len(kept)} of {len(texts)} answers such as {texts[0]!r} have the same "
+                "number of "
                 f"tokens, but {least} are compared; compare fewer, or use more digits per answer"
             )
         return kept
@@ -176,6 +177,7 @@ class TaskRequest:
 
     def too_short(self, least: int) -> DataError:
         return DataError(
-            f"an item of {self.length} tokens is too short for the task {self.context.task.name}: with this "
+            f"an item of {self.length} tokens is too short for the task {self.context.task.name}: "
+            "with this "
             f"tokenizer it needs at least {least}; increase the length or make the task smaller"
         )

@@ -10,17 +10,17 @@ from data.tasks.items import Task, TaskItem, TaskRequest
 from data.text_settings import StdlibSource, TextSettings
 
 _ANIMALS = """
-ant ape bat bear bee bird boar bug bull calf carp cat clam cod cow crab crow cub deer dog dove duck eel
-elk emu ewe fawn flea fly foal fox frog goat gull hare hawk hen ibis jay kite kiwi lamb lark lion lynx
-mole moth mouse mule newt orca owl ox panda pig pony puma ram rat rook seal shark sheep slug snail sow
-stork swan tick toad trout tuna vole wasp whale wolf worm wren yak zebra
+ant ape bat bear bee bird boar bug bull calf carp cat clam cod cow crab crow cub deer dog dove
+duck eel elk emu ewe fawn flea fly foal fox frog goat gull hare hawk hen ibis jay kite kiwi lamb
+lark lion lynx mole moth mouse mule newt orca owl ox panda pig pony puma ram rat rook seal shark
+sheep slug snail sow stork swan tick toad trout tuna vole wasp whale wolf worm wren yak zebra
 """
 _BUILDINGS = """
-attic cellar garden kitchen barn tower chapel stable office hall library studio pantry garage closet
-temple palace castle market harbour school prison museum cabin cottage forest meadow valley desert
-island tunnel bridge station bakery theatre tavern church mill quarry orchard pasture canyon lagoon
-hangar arcade saloon parlour nursery balcony basement courtyard workshop warehouse farm port bank shop
-lodge vault shed crypt ferry
+attic cellar garden kitchen barn tower chapel stable office hall library studio pantry garage
+closet temple palace castle market harbour school prison museum cabin cottage forest meadow valley
+desert island tunnel bridge station bakery theatre tavern church mill quarry orchard pasture
+canyon lagoon hangar arcade saloon parlour nursery balcony basement courtyard workshop warehouse
+farm port bank shop lodge vault shed crypt ferry
 """
 NAMES = _ANIMALS.split()
 PLACES = _BUILDINGS.split()

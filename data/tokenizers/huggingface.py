@@ -19,13 +19,16 @@ from errors import DataError
 BLOCK = 1 << 18
 # Text that every usable tokenizer represents exactly. Documents with other characters may be lossy;
 # the preparation counts them.
-PROBE = "The 2 quick  brown\n\n\tfoxes' (jumps) = {over}: [lazy] dogs; 12,345.67% @#$&*_-+|\\~`^\"<>?/!\n"
+PROBE = (
+    "The 2 quick  brown\n\n\tfoxes' (jumps) = {over}: [lazy] dogs; "
+    '12,345.67% @#$&*_-+|\\~`^"<>?/!\n'
+)
 
 # Regular expressions that split text into words before BPE.
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 LLAMA3 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
-    r"|\s+(?!\S)|\s+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 LLAMA3_SINGLE_DIGITS = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")  # also Qwen 2's
 # Where text can be cut so that its parts have the words of the whole.
@@ -71,7 +74,8 @@ class HuggingFaceTokenizer(Tokenizer):
             spec = json.loads(content)
         except Exception as error:  # the library raises no narrower class
             raise DataError(
-                f"{origin} cannot be read by tokenizers {tokenizers.__version__} ({error}); use another "
+                f"{origin} cannot be read by tokenizers {tokenizers.__version__} ({error}); use "
+                "another "
                 "file, or the model's tokenizer.model"
             ) from error
         names = {i: name for name, i in self._tokenizer.get_vocab(with_added_tokens=True).items()}
@@ -131,7 +135,8 @@ class HuggingFaceTokenizer(Tokenizer):
         if not lossless(self, self._encode(PROBE), PROBE):
             steps = f" after {self.normalization}" if self.normalization else ""
             raise DataError(
-                f"{origin} does not represent text exactly ({spec['model'].get('type')}{steps}), so losses "
+                f"{origin} does not represent text exactly ({spec['model'].get('type')}{steps}), "
+                "so losses "
                 "in bits per byte would be wrong; use a byte-level BPE or a sentencepiece model"
             )
 

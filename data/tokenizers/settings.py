@@ -44,7 +44,8 @@ class HuggingFaceSettings(StrictSettings):
     name: Literal["huggingface"] = "huggingface"
     model: str | None = Field(
         default=None,
-        description="an existing tokenizer.json, with BOS and EOS in the files beside it; null trains one",
+        description="an existing tokenizer.json, with BOS and EOS in the files beside it; null "
+        "trains one",
     )
     vocab_size: int = Field(
         default=4096, ge=264, le=1_000_000, description="vocabulary size, including control symbols"

@@ -26,7 +26,8 @@ def requests(**options) -> list[GenerationRow]:
 
 
 def run(batch, asked, every=2, cancel=()):
-    """Admit one request every few steps and collect the tokens; rows in `cancel` stop at two tokens."""
+    """Admit one request every few steps and collect the tokens; rows in `cancel` stop at two
+    tokens."""
     found = {row: [] for row in asked}
     waiting = list(asked)
     step = 0

@@ -1,4 +1,5 @@
-"""Generation: with and without cache, ragged batches against single rows, end of document, errors."""
+"""Generation: with and without cache, ragged batches against single rows, end of document,
+errors."""
 
 import copy
 
@@ -63,8 +64,8 @@ QUICK = (
 
 
 def tiny(position: dict, train_length: int = 9, dtype=torch.float64) -> Transformer:
-    """Heads 4, groups 2, features 6, vocabulary 31: no two sizes equal. Trained shorter than what is asked of
-    it, unless its table would end."""
+    """Heads 4, groups 2, features 6, vocabulary 31: no two sizes equal. Trained shorter than what
+    is asked of it, unless its table would end."""
     settings = ModelSettings(
         dim=20, layers=3, heads=4, kv_heads=2, head_dim=6, ffn_dim=28, position=position
     )
@@ -124,7 +125,8 @@ def test_tokens_are_independent_of_cache_chunks_and_batch(name, kind):
 
 
 def test_auto_factor_is_fixed_by_declared_length_per_row():
-    """Each step equals a full pass whose declared length is prompt + tokens, not the length so far."""
+    """Each step equals a full pass whose declared length is prompt + tokens, not the length so
+    far."""
     model = tiny({"name": "rope", "scaling": {"name": "yarn", "factor": "auto"}})
     for prompt in RAGGED:
         ids = list(prompt)
@@ -213,7 +215,8 @@ def test_eos_is_per_row(count):
     "sampling", [GREEDY, SAMPLED, SamplingParams(0.7, temperature=2.0, min_p=0.0)]
 )
 def test_padding_of_the_vocabulary_is_not_sampled(sampling):
-    """Rows of the embedding that are no ids have the largest logits; without them, nothing changes."""
+    """Rows of the embedding that are no ids have the largest logits; without them, nothing
+    changes."""
     small = tiny({"name": "rope"})
     padded = Transformer(small.settings, 37, 9).to(torch.float64)
     with torch.no_grad():

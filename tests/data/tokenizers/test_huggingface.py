@@ -1,4 +1,5 @@
-"""tokenizer.json files: ids as transformers gives them, exact bytes of every id, and text that stays text."""
+"""tokenizer.json files: ids as transformers gives them, exact bytes of every id, and text that
+stays text."""
 
 import inspect
 import json
@@ -33,8 +34,8 @@ def byte_level(**changes) -> HuggingFaceTokenizer:
 
 
 def sentencepiece_bpe(prefix: bool) -> bytes:
-    """A BPE as transformers converts Llama 2's (with `prefix`) and Gemma's: spaces are U+2581, and bytes for
-    characters that are not in the vocabulary."""
+    """A BPE as transformers converts Llama 2's (with `prefix`) and Gemma's: spaces are U+2581, and
+    bytes for characters that are not in the vocabulary."""
     space = tokenizers.Tokenizer(models.BPE())
     space.normalizer = normalizers.Replace(" ", "\u2581")
     trainer = trainers.BpeTrainer(vocab_size=200, show_progress=False)

@@ -1,4 +1,5 @@
-"""Tokenizers of Hugging Face folders, with the control symbols that AutoTokenizer finds; saved tokenizers."""
+"""Tokenizers of Hugging Face folders, with the control symbols that AutoTokenizer finds; saved
+tokenizers."""
 
 import json
 import shutil
@@ -38,7 +39,8 @@ def plain() -> tokenizers.Tokenizer:
 
 
 def write_folder(folder, library: tokenizers.Tokenizer, **files) -> None:
-    """`files` are the contents of JSON files; tokenizer_config.json has what AutoTokenizer needs."""
+    """`files` are the contents of JSON files; tokenizer_config.json has what AutoTokenizer
+    needs."""
     library.save(str(folder / "tokenizer.json"))
     files["tokenizer_config"] = {"tokenizer_class": "PreTrainedTokenizerFast"} | files.get(
         "tokenizer_config", {}
