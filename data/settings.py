@@ -27,14 +27,12 @@ class TaskSource(StrictSettings):
     length: PositiveInt | tuple[PositiveInt, PositiveInt] = Field(
         254,
         description="bytes per item, thus at most as many tokens without BOS and EOS; or [minimum, "
-        "maximum], "
-        "drawn uniformly",
+        "maximum], drawn uniformly",
     )
     pad: bool = Field(
         False,
         description="pad items with newlines to the maximum length: with bytes, length = "
-        "train_length - 2 "
-        "and packing=intra_document, every window is one whole item",
+        "train_length - 2 and packing=intra_document, every window is one whole item",
     )
     seed: int = Field(0, ge=0, description="seed of the items")
     text: TextSettings | None = Field(
@@ -104,8 +102,7 @@ class DataSettings(StrictSettings):
         ge=0,
         le=1,
         description="fraction of documents held out for validation (1: all, 0: none); at least 6 "
-        "if "
-        "the source has 18",
+        "if the source has 18",
     )
     valid_seed: int = Field(0, ge=0, description="seed of the validation split")
     duplicate_threshold: float = Field(
@@ -127,8 +124,7 @@ class DataSettings(StrictSettings):
     mixture: list[MixtureEntry] = Field(
         [],
         description="additional training texts; data.source has the remaining share and provides "
-        "tokenizer "
-        "and validation text",
+        "tokenizer and validation text",
         json_schema_extra={"counts_if_changed": True},
     )
     packing: Literal["concat", "intra_document"] = Field(

@@ -161,8 +161,7 @@ def check_prompts(
     if not 0 < vocab_size <= model.vocab_size:
         raise ModelError(
             f"a tokenizer of {vocab_size} ids does not fit an embedding of {model.vocab_size} "
-            "rows; use the "
-            "model's tokenizer"
+            "rows; use the model's tokenizer"
         )
     if tokens < 1:
         raise ModelError(f"at least 1 new token is required, got {tokens}")
@@ -184,6 +183,5 @@ def check_prompts(
         fix = f"generate at most {room} tokens" if room > 0 else "shorten the prompt"
         raise ModelError(
             f"the model supports positions up to {model.limit - 1}, but a prompt of {longest} "
-            "tokens "
-            f"and {tokens} new tokens require offset + T = {needed}: {fix}"
+            f"tokens and {tokens} new tokens require offset + T = {needed}: {fix}"
         )

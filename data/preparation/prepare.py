@@ -208,9 +208,8 @@ class _Preparation:
             if len(keys) < 2:
                 raise DataError(
                     "the source has a single document, so none can be held out for validation. "
-                    "Split it with "
-                    "data.source.separator, set data.valid_source, or set data.valid_fraction to 0 "
-                    "or 1"
+                    "Split it with data.source.separator, set data.valid_source, or set "
+                    "data.valid_fraction to 0 or 1"
                 )
             least = POINTS_ONLY_BELOW if len(keys) >= MOST_HELD_OUT * POINTS_ONLY_BELOW else 1
             count = min(max(least, round(fraction * len(keys))), len(keys) - 1)

@@ -105,8 +105,9 @@ def show(summary: dict[str, Any], console: Any, splits: Sequence[str] = ("train"
     if summary["lossy_documents"]:
         change = summary["tokenizer"].get("normalization")  # not recorded by earlier versions
         console.warn(
-            f"{summary['lossy_documents']:,} documents are not reproduced exactly by this tokenizer"
-            f"{f', which applies {change}' if change else ''}: their bits per byte are not exact"
+            f"{summary['lossy_documents']:,} documents are not reproduced exactly by this "
+            f"tokenizer{f', which applies {change}' if change else ''}: their bits per byte are "
+            "not exact"
         )
 
 
@@ -136,15 +137,13 @@ def remarks(summary: dict[str, Any]) -> list[str]:
     if tokenizer.get("unused_share") is not None:
         lines.append(
             f"tokenizer: {tokenizer['vocab_size']:,} ids, trained on "
-            f"{tokenizer['bytes_used'] / 1e6:,.1f} MB "
-            f"of training text; {tokenizer['unused_share']:.1%} of it was not used"
+            f"{tokenizer['bytes_used'] / 1e6:,.1f} MB of training text; "
+            f"{tokenizer['unused_share']:.1%} of it was not used"
         )
     if copies["documents"] is not None:
         lines.append(
             f"near-duplicates of validation text excluded from training: {copies['documents']:,} "
-            "documents, "
-            f"{copies['share_of_bytes']:.2%} of the training text; "
-            f"{copies['shingles_remaining']:.2%} of "
-            "validation passages still occur in training"
+            f"documents, {copies['share_of_bytes']:.2%} of the training text; "
+            f"{copies['shingles_remaining']:.2%} of validation passages still occur in training"
         )
     return lines

@@ -136,9 +136,8 @@ def _explained(settings: SentencePieceSettings, used: int, message: str) -> Data
     if "smaller than required" in message or "required_chars" in message:
         return DataError(
             f"data.tokenizer.vocab_size={settings.vocab_size} is less than the number of "
-            "characters of the "
-            "text; increase it, or decrease data.tokenizer.character_coverage (other characters "
-            "become bytes)"
+            "characters of the text; increase it, or decrease data.tokenizer.character_coverage "
+            "(other characters become bytes)"
         )
     return DataError(f"sentencepiece cannot train on this text: {message.strip()}")
 
@@ -149,6 +148,5 @@ def _too_large(
     limit = f"at most {most}" if most else "a smaller value"
     return DataError(
         f"data.tokenizer.vocab_size={settings.vocab_size} is too large for {used:,} bytes of "
-        "training text; "
-        f"set it to {limit}, add text, or set data.tokenizer.name=bytes"
+        f"training text; set it to {limit}, add text, or set data.tokenizer.name=bytes"
     )

@@ -52,8 +52,7 @@ class Hub(Source):
             reason = str(error).strip().partition("\n")[0]
             raise DataError(
                 f"{self.place}: cannot load {s.path!r} (split {s.split!r}): {reason}. Check path, "
-                "subset, "
-                "split, data_files and the network"
+                "subset, split, data_files and the network"
             ) from error
         # Read only the text column from Arrow: other columns can be large (embeddings, images).
         if rows.column_names is not None:

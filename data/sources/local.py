@@ -184,8 +184,7 @@ class Stdlib(Source):
         if not found:
             raise DataError(
                 f"{self.folder} has no files of Python's standard library; set "
-                f"{self.place}.name=files "
-                f"and {self.place}.path"
+                f"{self.place}.name=files and {self.place}.path"
             )
         return sorted(found)
 

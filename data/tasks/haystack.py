@@ -66,8 +66,7 @@ class Haystacks:
         if not self.tokens:
             raise DataError(
                 f"none of the {seen:,} documents of {origin} has {longest:,} tokens; the longest "
-                "has "
-                f"{most:,}. Decrease the length of the items or use another haystack"
+                f"has {most:,}. Decrease the length of the items or use another haystack"
             )
         self.longest = longest
 

@@ -151,8 +151,8 @@ class TaskRequest:
         if len(kept) < least:
             raise DataError(
                 f"only {len(kept)} of {len(texts)} answers such as {texts[0]!r} have the same "
-                "number of "
-                f"tokens, but {least} are compared; compare fewer, or use more digits per answer"
+                f"number of tokens, but {least} are compared; compare fewer, or use more digits "
+                "per answer"
             )
         return kept
 
@@ -178,6 +178,6 @@ class TaskRequest:
     def too_short(self, least: int) -> DataError:
         return DataError(
             f"an item of {self.length} tokens is too short for the task {self.context.task.name}: "
-            "with this "
-            f"tokenizer it needs at least {least}; increase the length or make the task smaller"
+            f"with this tokenizer it needs at least {least}; increase the length or make the task "
+            "smaller"
         )

@@ -75,8 +75,7 @@ class HuggingFaceTokenizer(Tokenizer):
         except Exception as error:  # the library raises no narrower class
             raise DataError(
                 f"{origin} cannot be read by tokenizers {tokenizers.__version__} ({error}); use "
-                "another "
-                "file, or the model's tokenizer.model"
+                "another file, or the model's tokenizer.model"
             ) from error
         names = {i: name for name, i in self._tokenizer.get_vocab(with_added_tokens=True).items()}
         if not names:
@@ -136,8 +135,8 @@ class HuggingFaceTokenizer(Tokenizer):
             steps = f" after {self.normalization}" if self.normalization else ""
             raise DataError(
                 f"{origin} does not represent text exactly ({spec['model'].get('type')}{steps}), "
-                "so losses "
-                "in bits per byte would be wrong; use a byte-level BPE or a sentencepiece model"
+                "so losses in bits per byte would be wrong; use a byte-level BPE or a "
+                "sentencepiece model"
             )
 
     def _spelled_controls(self, names: dict[int, str], origin: str) -> re.Pattern | None:
