@@ -9,7 +9,7 @@ from errors import StudyError
 from settings.command_line import parse
 from settings.load import load_settings, split_arguments
 from studies.running.runner import gpus
-from studies.settings import StudySettings
+from studies.study_settings import StudySettings
 
 
 def parse_options(usage: str) -> Namespace:

@@ -16,7 +16,7 @@ from evaluation.diagnostics import AttentionDiagnosticSettings, GenerationDiagno
 from evaluation.tasks.settings import TaskEvaluationSettings
 from run_directory.run_settings import RunSettings
 from settings.schema import FOLDER, schema_text
-from studies.settings import StudySettings
+from studies.study_settings import StudySettings
 
 CLASSES = {
     "run": RunSettings,

@@ -115,7 +115,7 @@ def gain_figure(found: dict) -> Figure:
     )
     text = FigureText(lengths, described(found))
     return dots_figure(
-        [("", dots)], text, "net gain, nats per token (right: better)", found["tolerance"]
+        {"": dots}, text, "net gain, nats per token (right: better)", found["tolerance"]
     )
 
 

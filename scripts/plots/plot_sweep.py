@@ -33,8 +33,8 @@ from evaluation.reports.charts import (
     save,
 )
 from evaluation.reports.results_table import markdown_table, write_table
+from evaluation.reports.text import counted
 from settings.script import Parser, run_main
-from studies.report.document import counted
 from studies.results.losses import read_losses
 from studies.results.stored import RESULTS, SEED, StoredStudy, read_results, read_study
 

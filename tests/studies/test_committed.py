@@ -20,9 +20,9 @@ from evaluation.tasks.items import draw_items
 from evaluation.tasks.settings import TaskEvaluationSettings
 from run_directory.run_settings import RunSettings
 from settings.load import load_settings
-from studies.running.grid import cells_of
+from studies.grid import cells_of
 from studies.running.plan import StudyPlanner
-from studies.settings import StudySettings
+from studies.study_settings import StudySettings
 
 ROOT = Path(__file__).resolve().parents[2]
 STUDIES = sorted(

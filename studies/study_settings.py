@@ -18,19 +18,19 @@ def _text(value: Any) -> str:
     """A scalar as written in an override, and as a label."""
     if isinstance(value, (dict, list)):
         raise ValueError(f"{value}: such a value needs a label: {{short: [setting={value}], ...}}")
-    return (
-        "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-    )
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _texts(value: Any) -> list[str]:
+    return [_text(item) for item in (value if isinstance(value, list) else [value])]
 
 
 def _skip_entries(entries: Any) -> Any:
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise ValueError("skip must be a list of mappings such as {scheme: fox, seed: [1, 2]}")
-
-    def labels(value: Any) -> list[str]:
-        return [_text(one) for one in (value if isinstance(value, list) else [value])]
-
-    return [{axis: labels(value) for axis, value in entry.items()} for entry in entries]
+    return [{axis: _texts(value) for axis, value in entry.items()} for entry in entries]
 
 
 Skip = Annotated[
@@ -89,9 +89,6 @@ class ReportSettings(StrictSettings):
     confidence: float = Field(
         CONFIDENCE, gt=0.5, lt=1, description="simultaneous level of the intervals"
     )
-    pool_seed_variance: bool = Field(
-        False, description="assume that the seed variance is equal for all schemes, and pool it"
-    )
 
 
 class StudySettings(StrictSettings):
@@ -126,60 +123,71 @@ class StudySettings(StrictSettings):
 
     @model_validator(mode="after")
     def _names_exist(self) -> "StudySettings":
-        schemes = self.grid.get(SCHEME, {})
-        known = [*schemes, *self.variants]
-        problems = [*_axis_problems(self.grid), *_skip_problems("skip", self.skip, self.grid)]
-        for label, variant in self.variants.items():
-            where = f"variants.{label}"
-            if SCHEME not in self.grid:
-                problems.append(f"{where} needs an axis `{SCHEME}` in the grid")
-            elif variant.scheme not in schemes:
-                problems.append(
-                    f"{where}.scheme = {variant.scheme} is not in the grid: {', '.join(schemes)}"
-                )
-            if label in schemes and (variant.scheme, variant.method) != (label, TRAINED):
-                problems.append(f"{where} has the name of a scheme; rename it")
+        problems = [
+            *_axis_problems(self.grid),
+            *_skip_problems("skip", self.skip, self.grid),
+            *self._variant_problems(),
+        ]
         for name, entry in self.evaluations.items():
             problems += _skip_problems(f"evaluations.{name}.skip", entry.skip, self.grid)
             if not _NAME.match(name):
                 problems.append(
                     f"evaluations.{name} must be a directory name: use letters, digits, . + - _"
                 )
-        if self.report.baseline is not None and self.report.baseline not in known:
-            known_names = ", ".join(known) or "nothing"
-            problems.append(f"report.baseline = {self.report.baseline} is not among {known_names}")
-        if self.report.primary is not None and self.report.primary not in self.evaluations:
-            names = ", ".join(self.evaluations) or "no evaluations"
-            problems.append(f"report.primary = {self.report.primary} is not among {names}")
+        labels = [*self.grid.get(SCHEME, {}), *self.variants]
+        baseline = self.report.baseline
+        if baseline is not None and baseline not in labels:
+            known = ", ".join(labels) or "nothing"
+            problems.append(f"report.baseline = {baseline} is not among {known}")
+        primary = self.report.primary
+        if primary is not None and primary not in self.evaluations:
+            known = ", ".join(self.evaluations) or "no evaluations"
+            problems.append(f"report.primary = {primary} is not among {known}")
         if problems:
             raise ValueError("\n       ".join(problems))
         return self
 
+    def _variant_problems(self) -> list[str]:
+        schemes = self.grid.get(SCHEME, {})
+        problems = []
+        for label, variant in self.variants.items():
+            if SCHEME not in self.grid:
+                problems.append(f"variants.{label} needs an axis `{SCHEME}` in the grid")
+            elif variant.scheme not in schemes:
+                problems.append(
+                    f"variants.{label}.scheme = {variant.scheme} is not in the grid: "
+                    f"{', '.join(schemes)}"
+                )
+            if label in schemes and (variant.scheme, variant.method) != (label, TRAINED):
+                problems.append(f"variants.{label} has the name of a scheme; rename it")
+        return problems
+
 
 def _labels(axis: str, value: Any) -> Any:
     if isinstance(value, dict):
-        return {
-            label: [one] if isinstance(one, str) else [] if one is None else one
-            for label, one in value.items()
-        }
-    labels = [_text(one) for one in (value if isinstance(value, list) else [value])]
+        overrides = {label: [] if own is None else own for label, own in value.items()}
+        return {label: [own] if isinstance(own, str) else own for label, own in overrides.items()}
+    labels = _texts(value)
     if len(set(labels)) < len(labels):
         raise ValueError(f"grid.{axis} has duplicate values: {', '.join(labels)}")
     return {label: [f"{axis}={label}"] for label in labels}
 
 
 def _axis_problems(grid: Grid) -> list[str]:
-    problems = [] if grid else ["grid is empty: define at least one axis, such as seed: [0]"]
-    problems += [
-        f"grid.{axis} is empty: define at least one label" for axis in grid if not grid[axis]
-    ]
-    names = {f"grid.{axis}": axis for axis in grid}
-    names |= {f"grid.{axis}.{label}": label for axis, labels in grid.items() for label in labels}
-    return problems + [
-        f"{where} is part of a directory name: it must not contain / , = nor begin with a dot or a space"
-        for where, name in names.items()
-        if not _LABEL.match(name)
-    ]
+    if not grid:
+        return ["grid is empty: define at least one axis, such as seed: [0]"]
+    problems = []
+    for axis, labels in grid.items():
+        if not labels:
+            problems.append(f"grid.{axis} is empty: define at least one label")
+        places = {f"grid.{axis}": axis} | {f"grid.{axis}.{label}": label for label in labels}
+        for place, name in places.items():
+            if not _LABEL.match(name):
+                problems.append(
+                    f"{place} is part of a directory name: it must not contain / , = nor begin "
+                    "with a dot or a space"
+                )
+    return problems
 
 
 def _skip_problems(where: str, skip: list[dict[str, list[str]]], grid: Grid) -> list[str]:
@@ -188,15 +196,13 @@ def _skip_problems(where: str, skip: list[dict[str, list[str]]], grid: Grid) -> 
         if not entry:
             problems.append(f"{where}.{i} is empty and would exclude every cell")
         for axis, labels in entry.items():
-            unknown = [label for label in labels if label not in grid.get(axis, {})]
+            place = f"{where}.{i}.{axis}"
             if axis not in grid:
-                problems.append(
-                    f"{where}.{i}.{axis} is not an axis; the axes are {', '.join(grid)}"
-                )
-            elif unknown:
-                problems.append(
-                    f"{where}.{i}.{axis}: {', '.join(unknown)} not among {', '.join(grid[axis])}"
-                )
+                problems.append(f"{place} is not an axis; the axes are {', '.join(grid)}")
+                continue
+            unknown = [label for label in labels if label not in grid[axis]]
+            if unknown:
+                problems.append(f"{place}: {', '.join(unknown)} not among {', '.join(grid[axis])}")
     return problems
 
 

@@ -1,6 +1,7 @@
-"""The results of evaluations other than loss by length: tasks, attention, generated text, loss by position.
+"""The results of tasks, attention, generated text and loss by position.
 
-Task accuracies have intervals over seeds and units, like losses. All other metrics are means over seeds.
+Task accuracies have intervals over seeds and units, like losses. All other metrics are means over
+seeds.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from evaluation.statistics.seeds import change
+from evaluation.statistics.seeds import SeedInterval, change
 from studies.results.stored import CONFIDENCE, Group, StoredStudy
 from studies.results.table import ResultsTable
 
@@ -27,31 +28,34 @@ Number = tuple[str, int | None, tuple, object]  # metric, length, where, value
 
 def read_other(study: StoredStudy, name: str, group: Group) -> ResultsTable | None:
     """None if the evaluation has another protocol, or no results yet."""
-    found = study.results(name, group)
-    first = found[0][2] if found else {}
-    if first.get("protocol") not in READERS:
+    results = study.results(name, group)
+    first = results[0][2] if results else {}
+    reader = READERS.get(first.get("protocol", ""))
+    if reader is None:
         return None
-    facts = {
-        key: value for key, value in first.items() if key not in ("cells", "by_distance", "summary")
-    }
+    facts = {k: v for k, v in first.items() if k not in ("cells", "by_distance", "summary")}
     table = ResultsTable(name, group, study.variants, facts)
-    numbers: dict[tuple[str, str, int | None, tuple], list] = {}
-    for variant, _, result in found:
+    numbers: dict[tuple, list] = {}
+    for variant, _, result in results:
         if all(result.get(key) == first.get(key) for key in SHARED):
-            for metric, length, where, value in READERS[first["protocol"]](result, variant.method):
+            for metric, length, where, value in reader(result, variant.method):
                 numbers.setdefault((variant.name, metric, length, where), []).append(value)
     lengths = {length for _, metric, length, _ in numbers if metric == "accuracy"}
     family = max(1, len(study.variants) * len(lengths))
     for (variant, metric, length, where), values in numbers.items():
-        if metric != "accuracy":
+        if metric == "accuracy":
+            units = np.array(values, dtype=np.float64)  # (S, D)
+            share = change(units, alpha=1 - CONFIDENCE, family=family)
+            table.add(variant, metric, share, length, verdict=_verdict(share, facts["chance"]))
+        else:
             table.add(variant, metric, float(np.mean(values)), length, where)
-            continue
-        share = change(np.array(values, dtype=np.float64), alpha=1 - CONFIDENCE, family=family)
-        verdict = (
-            ABOVE_CHANCE if share.low > facts["chance"] else NOT_ABOVE if share.claimed else POINT
-        )
-        table.add(variant, metric, share, length, verdict=verdict)
     return table
+
+
+def _verdict(share: SeedInterval, chance: float) -> str:
+    if share.low > chance:
+        return ABOVE_CHANCE
+    return NOT_ABOVE if share.claimed else POINT
 
 
 def _tasks(result: dict, method: str) -> Iterator[Number]:
@@ -66,8 +70,8 @@ def _tasks(result: dict, method: str) -> Iterator[Number]:
 
 def _attention(result: dict, method: str) -> Iterator[Number]:
     for row in result["cells"]:
-        total = row["layer"] is None and row["head"] is None
-        if row["method"] == method and total and row["value"] is not None:
+        is_total = row["layer"] is None and row["head"] is None
+        if row["method"] == method and is_total and row["value"] is not None:
             yield row["measure"], row["length"], (), row["value"]
 
 
