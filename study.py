@@ -40,21 +40,17 @@ A failed cell does not stop the others; the exit status is then 1. Overrides tak
 wherever they appear, so an override in `base` also takes precedence over the files of the grid.
 """
 
-from settings.command_line import answer_quickly
-from settings.script import run_main
-
-if __name__ == "__main__":
-    answer_quickly(__doc__)  # prints help and misspelled settings before torch is imported
-
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from data.files import write_text
-from evaluate import kind_of
-from evaluation import read_methods
+from evaluation.kinds import kind_of
 from evaluation.scoring.methods import BUILTIN as METHODS
+from evaluation.scoring.methods import read_methods
 from interop.runs import with_imported_parent
 from settings.load import dump
+from settings.script import run_main
 from studies.grid import cells_of, running_order, select_cells
 from studies.options import parse_options
 from studies.report.report import write_report
@@ -69,9 +65,10 @@ from studies.running.slurm import write_array
 from training.logging.console import Console
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the study that the command line names; returns the exit status."""
     assert __doc__
-    options = parse_options(__doc__)
+    options = parse_options(__doc__, arguments)
     console = Console()
     study = options.study
     folder = options.folder

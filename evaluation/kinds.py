@@ -7,11 +7,11 @@ from typing import Any, ClassVar
 
 from data.tasks import HaystackTask
 from errors import EvaluationError
-from evaluation.diagnostics import (
+from evaluation.diagnostics.attention import AttentionSession
+from evaluation.diagnostics.generation import GenerationSession
+from evaluation.diagnostics.settings import (
     AttentionDiagnosticSettings,
-    AttentionSession,
     GenerationDiagnosticSettings,
-    GenerationSession,
 )
 from evaluation.ranks import EvaluationRanks
 from evaluation.reports.attention_report import attention_report
@@ -37,6 +37,7 @@ from evaluation.tasks.analysis import analyse_tasks
 from evaluation.tasks.items import draw_items
 from evaluation.tasks.session import TaskSession
 from evaluation.tasks.settings import TaskEvaluationSettings
+from settings.load import setting_before_validation
 
 
 class Evaluation(ABC):
@@ -284,3 +285,8 @@ def kind_of_protocol(protocol: object) -> type[Evaluation]:
         raise EvaluationError(
             f"protocol={protocol} is unknown; choose one of {', '.join(kinds)}"
         ) from None
+
+
+def kind_of(overrides: Sequence[str]) -> type[Evaluation]:
+    """The kind of evaluation that `protocol` selects in settings files and overrides."""
+    return kind_of_protocol(setting_before_validation(overrides, "protocol"))

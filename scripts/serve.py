@@ -9,12 +9,6 @@ It listens on the loopback interface only, handles one request at a time and sto
 model.position change the positional scheme as in generate.py.
 """
 
-import sys
-from pathlib import Path
-
-# when run as a script, from any directory
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 from interop.loss_page import HOST, LossPage, make_server
 from interop.runs import run_of
 from model import find_device

@@ -8,13 +8,12 @@ import torch
 
 from data.files import read_object
 from data.settings import TaskSource
-from errors import TrainingError
-from evaluation import EvaluatedModel, EvaluationError, EvaluationSettings
-from evaluation.diagnostics import DiagnosticSettings
+from errors import EvaluationError, TrainingError
+from evaluation.diagnostics.settings import DiagnosticSettings
 from evaluation.ranks import this_process
-from evaluation.run import EvaluatedRun
+from evaluation.run import EvaluatedModel, EvaluatedRun
 from evaluation.scoring.methods import new_sinks
-from evaluation.settings import MeasurementSettings
+from evaluation.settings import EvaluationSettings, MeasurementSettings
 from evaluation.stores import EvaluationStores
 from model import ModelError, Transformer, legal_overrides
 from run_directory.run_settings import RunSettings

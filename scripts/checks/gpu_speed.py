@@ -12,21 +12,18 @@ are met; otherwise 1.
 """
 
 import re
-import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
 import numpy as np
 import torch
 
 from data.files import write_text
-from evaluation import ModelScorer
 from evaluation.reports.results_table import markdown_table
+from evaluation.scoring.scoring import ModelScorer
 from generation.decoding import Generation
 from generation.sampling import SamplingParams
 from model import SCHEMES, TokenPositions, Transformer, decoding

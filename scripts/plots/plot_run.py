@@ -7,10 +7,7 @@ Reads metrics.jsonl, also of unfinished runs; if a step was repeated, its last l
 and CSV with the same name.
 """
 
-import sys
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from evaluation.reports.charts import save
 from evaluation.reports.results_table import write_table

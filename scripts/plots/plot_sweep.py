@@ -12,8 +12,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure

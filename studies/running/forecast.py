@@ -8,10 +8,11 @@ import torch
 
 from data import PreparedData
 from data.files import read_object
-from evaluation import EvaluationSettings, EvaluationText
 from evaluation.reports.text import counted
 from evaluation.scoring.methods import TRAINED, TRUNCATE
 from evaluation.scoring.plan import make_plan
+from evaluation.scoring.text import EvaluationText
+from evaluation.settings import EvaluationSettings
 from model import Transformer, find_device
 from studies.running.cell_record import CellRecord, flops_of, last_checkpoint
 from studies.running.corpora import StudyCorpora

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from data import DataError, DataSettings, prepared_folder
-from errors import StudyError, TrainingError
-from evaluation import EvaluationError, EvaluationSettings, resolve_methods
+from errors import EvaluationError, StudyError, TrainingError
 from evaluation.reports.text import counted
-from evaluation.scoring.methods import TRAINED
-from evaluation.settings import MeasurementSettings
+from evaluation.scoring.methods import TRAINED, resolve_methods
+from evaluation.settings import EvaluationSettings, MeasurementSettings
 from model import ModelError
 from run_directory.run_settings import RunSettings
 from settings.load import differences, load_settings

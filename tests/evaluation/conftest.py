@@ -4,7 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from evaluation import EvaluatedModel, EvaluationSession, EvaluationSettings, resolve_methods
+from evaluation.run import EvaluatedModel
+from evaluation.scoring.evaluate import EvaluationSession
+from evaluation.scoring.methods import resolve_methods
+from evaluation.settings import EvaluationSettings
 from model import ModelError, ModelSettings, Transformer, check_override
 
 VOCAB = 23

@@ -1,6 +1,7 @@
 import pytest
 
-from evaluation import EvaluationError, comparable
+from errors import EvaluationError
+from evaluation.comparable import comparable
 
 ONE = {
     "protocol": "fixed-targets",

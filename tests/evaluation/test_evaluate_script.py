@@ -12,8 +12,9 @@ import pytest
 
 import evaluate as script
 from data import open_prepared, prepare
-from evaluation import EvaluationError, EvaluationText, read_methods
-from evaluation.scoring.methods import BUILTIN
+from errors import EvaluationError
+from evaluation.scoring.methods import BUILTIN, read_methods
+from evaluation.scoring.text import EvaluationText
 from evaluation.statistics.intervals import t_quantile
 from model import Transformer
 from run_directory.run_settings import RunSettings
@@ -432,7 +433,7 @@ def test_runs_are_compared_with_the_first(root, monkeypatch, capsys):
         assert cell["nll"] == pytest.approx(nll[name, n].mean(), abs=1e-12)
         assert cell["difference"] == pytest.approx(difference.mean(), abs=1e-12)
         assert cell["high"] - cell["low"] == pytest.approx(2 * half, rel=1e-9)
-        assert f"{difference.mean():+.3f}" in out
+        assert f"{difference.mean():+.3f}".replace("-", "−") in out
     assert cells["run", 24]["difference"] is None and "24" in cells["learned", 48]["failure"]
     lines = (folder / "results.csv").read_text().splitlines()
     assert len(lines) == 10 and (folder / "nll_by_length.svg").is_file() and "learned" in out

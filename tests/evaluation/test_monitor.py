@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from evaluation import EvaluationError, monitor_targets
+from errors import EvaluationError
+from evaluation.monitor import monitor_targets
 from evaluation.scoring.windows import fixed_windows
 from model import TokenPositions
 

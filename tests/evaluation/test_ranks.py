@@ -8,16 +8,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from evaluation import (
-    EvaluatedModel,
-    EvaluationError,
-    EvaluationSession,
-    EvaluationSettings,
-    resolve_methods,
-)
+from errors import EvaluationError
 from evaluation.ranks import EvaluationRanks, joined, refuse_silent_launch, this_process
+from evaluation.run import EvaluatedModel
 from evaluation.scoring.cells import CellStore
+from evaluation.scoring.evaluate import EvaluationSession
+from evaluation.scoring.methods import resolve_methods
 from evaluation.scoring.scoring import ModelScorer
+from evaluation.settings import EvaluationSettings
 from model import ContextShard
 from tests import processes
 

@@ -12,9 +12,8 @@ from data import ByteTokenizer, DataSettings, prepare
 from data.settings import TaskSource
 from data.sources import SOURCES
 from data.sources.local import Stdlib
-from evaluate import kind_of
-from evaluation import read_methods
-from evaluation.scoring.methods import BUILTIN
+from evaluation.kinds import kind_of
+from evaluation.scoring.methods import BUILTIN, read_methods
 from evaluation.stores import haystacks
 from evaluation.tasks.items import draw_items
 from evaluation.tasks.settings import TaskEvaluationSettings

@@ -5,8 +5,7 @@ import math
 import pytest
 
 from data.files import write_json
-from errors import StudyError
-from evaluation import EvaluationError
+from errors import EvaluationError, StudyError
 from scripts.plots import plot_sweep
 from studies.results.stored import read_study
 

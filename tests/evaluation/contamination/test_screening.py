@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from data import ByteTokenizer
-from evaluation import EvaluationError, EvaluationText
+from errors import EvaluationError
 from evaluation.contamination.ngrams import BLOCK, PassageReader
 from evaluation.contamination.screening import find_overlap, screen, shared_text
+from evaluation.scoring.text import EvaluationText
 from evaluation.scoring.windows import TargetWindows
 from evaluation.settings import ContaminationSettings
 

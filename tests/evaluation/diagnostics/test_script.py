@@ -9,13 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from evaluation import EvaluatedModel, EvaluationError
-from evaluation.diagnostics import (
-    GenerationDiagnosticSettings,
-    GenerationSession,
-)
-from evaluation.diagnostics.generation import _prompts_each
+from errors import EvaluationError
+from evaluation.diagnostics.generation import GenerationSession, _prompts_each
+from evaluation.diagnostics.settings import GenerationDiagnosticSettings
 from evaluation.reports import attention_report, evaluation_report
+from evaluation.run import EvaluatedModel
 from evaluation.scoring.methods import Method
 from model import TokenPositions
 from tests.evaluation.test_evaluate_script import call, make_run, root  # noqa: F401

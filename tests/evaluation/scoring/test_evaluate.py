@@ -6,16 +6,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from evaluation import (
-    EvaluationError,
-    EvaluationSettings,
-    EvaluationText,
-    analyze,
-    resolve_methods,
-)
+from errors import EvaluationError
 from evaluation.reports.loss_report import loss_report
 from evaluation.scoring import evaluate as matrix
-from evaluation.scoring.methods import new_sinks
+from evaluation.scoring.methods import new_sinks, resolve_methods
+from evaluation.scoring.text import EvaluationText
+from evaluation.settings import EvaluationSettings
+from evaluation.statistics.analysis import analyze
 
 
 class Console:

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from evaluation import EvaluationError, ModelScorer
+from errors import EvaluationError
 from evaluation.scoring import forecast
 from evaluation.scoring.forecast import Throughput, blocks_at_once, choose_batch, measure_pace
+from evaluation.scoring.scoring import ModelScorer
 from evaluation.scoring.windows import TargetWindows
 from model import ModelSettings, TokenPositions, Transformer
 from tests.model.zoo import CASES, TRAIN, V, every_case, settings_of

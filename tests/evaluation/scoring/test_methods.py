@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from evaluation import compatible_methods, read_methods, resolve_methods
+from evaluation.scoring.methods import compatible_methods, read_methods, resolve_methods
 from evaluation.statistics.analysis import describe_scheme
 from model import SCHEMES, ModelError, TokenPositions, Transformer
 from run_directory.run_settings import RunSettings

@@ -2,9 +2,10 @@ import numpy as np
 import pytest
 import torch
 
-from evaluation import CellFailed, EvaluationError, EvaluationText, ModelScorer, gather, measure
-from evaluation.scoring.scoring import batches
+from errors import EvaluationError
+from evaluation.scoring.scoring import CellFailed, ModelScorer, batches, gather, measure
 from evaluation.scoring.targets import draw_targets
+from evaluation.scoring.text import EvaluationText
 from evaluation.scoring.windows import fixed_windows, sliding_windows
 from model import TokenPositions
 

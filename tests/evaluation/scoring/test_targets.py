@@ -6,14 +6,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evaluation import (
-    EvaluationError,
-    EvaluationText,
+from errors import EvaluationError
+from evaluation.scoring.plan import make_plan
+from evaluation.scoring.targets import (
+    content_hash,
     draw_targets,
+    longest_usable,
+    reaches,
     shorten_lengths,
 )
-from evaluation.scoring.plan import make_plan
-from evaluation.scoring.targets import content_hash, longest_usable, reaches
+from evaluation.scoring.text import EvaluationText
 from evaluation.settings import EvaluationSettings
 
 HASHES = {"corpus_hash": "c", "tokenizer_hash": "t"}

@@ -4,9 +4,11 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from evaluation import EvaluationError, EvaluationSettings, EvaluationText, ModelScorer, measure
+from errors import EvaluationError
 from evaluation.scoring.plan import make_plan
+from evaluation.scoring.scoring import ModelScorer, measure
 from evaluation.scoring.targets import draw_targets
+from evaluation.scoring.text import EvaluationText
 from evaluation.scoring.windows import (
     TargetWindows,
     block_windows,
@@ -16,6 +18,7 @@ from evaluation.scoring.windows import (
     sliding_windows,
     truncated_windows,
 )
+from evaluation.settings import EvaluationSettings
 from evaluation.statistics.verdicts import perplexity, pooled
 
 LENGTHS = [150, 131, 97, 260, 129]

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from evaluation import EvaluationError
+from errors import EvaluationError
 from evaluation.statistics.binomial import effective, wilson
 
 

@@ -10,8 +10,10 @@ import math
 import numpy as np
 import pytest
 
-from evaluation import EvaluationSettings, EvaluationText, measure
 from evaluation.scoring.plan import make_plan
+from evaluation.scoring.scoring import measure
+from evaluation.scoring.text import EvaluationText
+from evaluation.settings import EvaluationSettings
 from evaluation.statistics.verdicts import by_position, judge
 
 V = 20

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from evaluation import EvaluationError
+from errors import EvaluationError
 from evaluation.statistics.power import half_to_detect, needs, read_measured
 from scripts import power as script
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from evaluation import EvaluationError
+from errors import EvaluationError
 from evaluation.statistics.seeds import change, compare, needed, pool, upper
 
 RNG = np.random.default_rng(17)

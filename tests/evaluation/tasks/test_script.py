@@ -8,7 +8,7 @@ import pytest
 
 import evaluate as script
 from data import prepare
-from evaluation import EvaluationError
+from errors import EvaluationError
 from model import Transformer
 from run_directory.run_settings import RunSettings
 from settings.load import load_settings

@@ -11,7 +11,7 @@ import torch
 from data import ByteTokenizer
 from data.tasks.closed import CopyTask, RecallTask
 from data.tasks.retrieval import PasskeyTask
-from evaluation import EvaluationError
+from errors import EvaluationError
 from evaluation.reports.task_report import task_report
 from evaluation.run import EvaluatedModel
 from evaluation.scoring.methods import Method

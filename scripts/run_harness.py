@@ -1,23 +1,20 @@
 """Run EleutherAI's lm-evaluation-harness on Sextant runs: its own command line, with the model `sextant`.
 
-    python scripts/lm_eval.py --model sextant --model_args run=runs/x --tasks arc_easy,lambada_openai
-    python scripts/lm_eval.py --model sextant --model_args run=runs/x,method=yarn,max_length=1024 \\
+    python scripts/run_harness.py --model sextant --model_args run=runs/x --tasks arc_easy,lambada_openai
+    python scripts/run_harness.py --model sextant --model_args run=runs/x,method=yarn,max_length=1024 \\
         --tasks wikitext
-    python scripts/lm_eval.py --model sextant --model_args run=runs/x --tasks sextant_passkey \\
+    python scripts/run_harness.py --model sextant --model_args run=runs/x --tasks sextant_passkey \\
         --metadata '{"lengths": [128, 256, 512], "items": 50}'
-    torchrun --nproc_per_node 2 scripts/lm_eval.py --model sextant --model_args run=runs/x --tasks arc_easy
+    torchrun --nproc_per_node 2 scripts/run_harness.py --model sextant --model_args run=runs/x \\
+        --tasks arc_easy
 
-All options are those of the harness (`python scripts/lm_eval.py run --help`). The tasks sextant_passkey,
+All options are those of the harness (`python scripts/run_harness.py run --help`). The tasks sextant_passkey,
 sextant_needle, sextant_recall and sextant_variables, and the group `sextant` of all four, accept any model of
 the harness. docs/evaluation.md lists the model arguments. Requires the extra `harness`.
 """
 
 import importlib
 import sys
-from pathlib import Path
-
-# when run as a script, from any directory
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from interop.harness.packages import TASKS, prefer_installed
 from settings.script import run_main
@@ -27,7 +24,7 @@ def main() -> None:
     if len(sys.argv) == 1 or sys.argv[1] in ("-h", "--help"):
         print(__doc__)
         return
-    # this file would hide the package lm_eval, and our evaluate.py the package evaluate
+    # evaluate.py would hide the package evaluate
     prefer_installed()
     register_model()
     sys.argv = with_tasks(sys.argv)
