@@ -114,16 +114,6 @@ class DataSettings(StrictSettings):
     max_bytes: int | None = Field(
         None, ge=1, description="stop reading the source after this much text, in bytes"
     )
-    group_bytes: int | None = Field(
-        None,
-        description="no longer supported: all text is prepared before training",
-        json_schema_extra={"counts_if_changed": True},
-    )
-    skip: int | None = Field(
-        None,
-        description="no longer supported: a source is read from its start",
-        json_schema_extra={"counts_if_changed": True},
-    )
     bos: bool = Field(True, description="store a begin-of-document token before each document")
     eos: bool = Field(True, description="store an end-of-document token after each document")
     shard_bytes: int = Field(
@@ -157,9 +147,6 @@ class DataSettings(StrictSettings):
 
     @model_validator(mode="after")
     def _consistent(self):
-        for name in ("group_bytes", "skip"):
-            if getattr(self, name) is not None:
-                raise ValueError(f"data.{name} is no longer supported; remove it")
         if (taken := sum(self.mixed_shares)) >= 1:
             raise ValueError(
                 f"the shares of data.mixture sum to {float(taken):g}; the sum must be below 1"

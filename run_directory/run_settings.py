@@ -5,7 +5,7 @@ and do not count in its identity.
 """
 
 from itertools import groupby
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -15,7 +15,7 @@ from model.settings import ModelSettings
 from run_directory.optimizer_settings import WsdSchedule
 from run_directory.stage_settings import segments
 from run_directory.training_settings import TrainingSettings
-from settings.fields import StrictSettings, free, optional, setting
+from settings.fields import RemovedSetting, StrictSettings, free, optional, setting
 
 
 class ParentSettings(StrictSettings):
@@ -36,6 +36,13 @@ class ParentSettings(StrictSettings):
 
 class RunSettings(StrictSettings):
     """All settings of one run."""
+
+    removed: ClassVar[dict[str, RemovedSetting]] = {
+        "data.group_bytes": RemovedSetting(
+            None, "all text is prepared before training", changes_numbers=True
+        ),
+        "data.skip": RemovedSetting(None, "a source is read from its start", changes_numbers=True),
+    }
 
     train_length: int = setting(256, "tokens of a training window, L0", ge=2)
     original_length: int | None = setting(

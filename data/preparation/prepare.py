@@ -69,7 +69,7 @@ def prepare(
         OSError: the disk is full or read-only.
     """
     console = console or NullConsole()
-    if not (prepared_folder(settings) / "prepared.json").is_file():
+    if not _is_finished(prepared_folder(settings)):
         check_texts(settings)
     first = _prepare_text(settings, console, workers)
     report_few_held_out(first.summary, settings.valid_source is None, console)
@@ -82,6 +82,22 @@ def prepare(
             text = _of_entry(settings, entry, first)
             others.append(_prepare_text(text, console, workers, f"{place}.source"))
     return mix(first, others)
+
+
+def is_prepared(settings: DataSettings) -> bool:
+    """Whether `prepare(settings)` finds its result on the disk."""
+    folder = prepared_folder(settings)
+    if not _is_finished(folder):
+        return False
+    first = open_prepared(folder)
+    further = [
+        _of_entry(settings, entry, first) for entry in settings.mixture if entry.prepared is None
+    ]
+    return all(_is_finished(prepared_folder(text)) for text in further)
+
+
+def _is_finished(folder: Path) -> bool:
+    return (folder / "prepared.json").is_file()
 
 
 def _of_entry(settings: DataSettings, entry: MixtureEntry, first: PreparedData) -> DataSettings:
@@ -108,10 +124,9 @@ def _prepare_text(
 ) -> PreparedData:
     """Prepare one text or open it. `place` is the name of the setting that specifies it."""
     folder = prepared_folder(settings, place)
-    if not (folder / "prepared.json").is_file():
+    if not _is_finished(folder):
         with _alone(folder, console):
-            # another process may have finished it meanwhile
-            if not (folder / "prepared.json").is_file():
+            if not _is_finished(folder):  # another process may have finished it meanwhile
                 console.info(f"preparing {folder}")
                 summary = _Preparation(settings, folder, console, place).run(workers)
                 # A further text has the validation text of the first one, which was already

@@ -106,7 +106,7 @@ def prepared_folder(settings: DataSettings, place: str = FIRST) -> Path:
         sources.append(open_source(settings.valid_source, VALID))
     facts = {
         "format": FORMAT,
-        "settings": settings.model_dump(exclude=USE | {"group_bytes", "skip"}),
+        "settings": settings.model_dump(exclude=USE),
         "sources": [source.fingerprint() for source in sources],
     }
     tokenizer = settings.tokenizer
