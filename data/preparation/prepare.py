@@ -39,7 +39,7 @@ from data.preparation.summary import (
 from data.preparation.tokenizer_training import train_tokenizer
 from data.settings import DataSettings, MixtureEntry
 from data.sources import open_source
-from data.sources.prepared import finished_folder
+from data.sources.prepared_text import finished_folder
 from data.store import TokenStore, token_dtype, write_manifest
 from data.text_settings import PreparedSource
 from data.tokenizers import (
@@ -49,7 +49,11 @@ from data.tokenizers import (
     load_tokenizer_file,
     saved_settings,
 )
-from data.tokenizers.settings import BytesSettings, HuggingFaceSettings, SentencePieceSettings
+from data.tokenizers.tokenizer_settings import (
+    BytesSettings,
+    HuggingFaceSettings,
+    SentencePieceSettings,
+)
 from errors import DataError
 
 PIECE = 64 << 10  # characters per sampled piece of the tokenizer's training text

@@ -10,7 +10,7 @@ import tokenizers
 
 from data.preparation.tokenizer_training import train_tokenizer
 from data.tokenizers import ByteTokenizer, SentencePieceTokenizer, Tokenizer
-from data.tokenizers.settings import HuggingFaceSettings, SentencePieceSettings
+from data.tokenizers.tokenizer_settings import HuggingFaceSettings, SentencePieceSettings
 from errors import InteropError
 from interop.export.tokenizer import PROBES, tokenizer_files
 
