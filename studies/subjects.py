@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from data.settings import TaskSource
+from data.data_settings import TaskSource
 from errors import EvaluationError, TrainingError
 from evaluation.diagnostics.settings import DiagnosticSettings
 from evaluation.ranks import this_process

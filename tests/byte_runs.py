@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from data.settings import DataSettings
+from data.data_settings import DataSettings
 from data.tokenizers import ByteTokenizer
 from data.tokenizers.tokenizer_settings import BytesSettings
 from model import ModelSettings, Transformer

@@ -37,7 +37,7 @@ from data.preparation.summary import (
     split_summary,
 )
 from data.preparation.tokenizer_training import train_tokenizer
-from data.settings import DataSettings, MixtureEntry
+from data.data_settings import DataSettings, MixtureEntry
 from data.sources import open_source
 from data.sources.prepared_text import finished_folder
 from data.store import TokenStore, token_dtype, write_manifest

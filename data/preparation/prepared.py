@@ -6,9 +6,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from data.data_settings import DataSettings
 from data.files import damage_reported, read_json
 from data.hashing import canonical_hash
-from data.settings import DataSettings
 from data.sources import open_source
 from data.sources.prepared_text import finished_folder
 from data.store import FORMAT, TokenStore, hint
