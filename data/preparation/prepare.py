@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from data.data_settings import DataSettings, MixtureEntry
 from data.files import locked, read_json, write_json
 from data.preparation.duplicates import ShingleIndex, shingles
 from data.preparation.encoding import Chunk, ChunkEncoder, result_path
@@ -37,7 +38,6 @@ from data.preparation.summary import (
     split_summary,
 )
 from data.preparation.tokenizer_training import train_tokenizer
-from data.data_settings import DataSettings, MixtureEntry
 from data.sources import open_source
 from data.sources.prepared_text import finished_folder
 from data.store import TokenStore, token_dtype, write_manifest
