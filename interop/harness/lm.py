@@ -23,7 +23,6 @@ from generation.samples import Sample, generate_samples
 from generation.sampling import SamplingParams
 from generation.text_stream import TextStream
 from interop.harness.arguments import dtype_named, join_processes, overrides_of, positive
-from interop.harness.packages import prefer_installed
 from interop.runs import run_of
 from model import TokenPositions
 from training.position_overrides import override
@@ -92,7 +91,6 @@ class SextantLM(TemplateLM):
         **settings: Any,
     ):
         super().__init__()
-        prefer_installed()
         self._ranks = join_processes()
         self._rank = self._ranks.rank
         self._world_size = self._ranks.world

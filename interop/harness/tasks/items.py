@@ -1,15 +1,10 @@
 """Pass keys, needles, associative recall and variable tracking as harness tasks, one task per length.
 
-The items are those of `evaluate.py protocol=tasks`. The YAML files beside this one name it; the harness loads
-it from its file, also where the repository is not on `sys.path`.
+The items are those of `evaluate.py protocol=tasks`. The YAML files beside this one name it.
 """
 
-import sys
 from pathlib import Path
 from typing import Any
-
-# Last, so that our evaluate.py does not hide the installed package `evaluate`.
-sys.path.append(str(Path(__file__).resolve().parents[3]))
 
 from datasets import Dataset
 from lm_eval.api.group import Group

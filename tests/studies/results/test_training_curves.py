@@ -4,14 +4,13 @@ import csv
 import math
 import sys
 
-import numpy as np
 import pytest
 from matplotlib.text import Text
 
 from data.files import write_json
 from errors import StudyError
 from scripts.plots import plot_run
-from studies.report.training_figure import thinned, training_figure
+from studies.report.training_figure import training_figure
 from studies.results.training_curves import names_of, read_curves
 from training.logging.metrics_file import MetricsFile
 from training.run.directory import MANIFEST
@@ -115,12 +114,3 @@ def test_names_are_the_shortest_unique_ones(tmp_path, paths, names):
             names_of(folders)
     else:
         assert names_of(folders) == names
-
-
-def test_thinning_keeps_minima_and_maxima():
-    y = np.random.default_rng(0).normal(size=100_000)
-    y[500:600] = math.nan
-    x, drawn = thinned(np.arange(100_000.0), y)
-    assert len(x) == len(drawn) == 8000 and (x[0], x[-1]) == (0, 99_999)
-    assert (np.diff(x) >= 0).all() and np.isnan(drawn[40:48]).all()
-    assert (np.nanmin(drawn), np.nanmax(drawn)) == (np.nanmin(y), np.nanmax(y))
