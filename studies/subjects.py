@@ -6,8 +6,8 @@ from pathlib import Path
 
 import torch
 
+from data.data_settings import TaskSource
 from data.files import read_object
-from data.settings import TaskSource
 from errors import EvaluationError, TrainingError
 from evaluation.diagnostics.settings import DiagnosticSettings
 from evaluation.ranks import this_process

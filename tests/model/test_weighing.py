@@ -175,6 +175,31 @@ def test_cope_matches_loops(gate, layout, window):
     assert not all(clamped) and (any(clamped) or window == {"window": 4})
 
 
+@windows
+@every_layout
+@pytest.mark.parametrize("values", [False, True])
+@torch.no_grad()
+def test_shaw_matches_loops(values, layout, window):
+    scheme = made("shaw", clip=3, values=values, **window)
+    positions = LAYOUTS[layout]()
+
+    def weigh(h, q, keys, away):
+        return softmax(
+            [
+                float(q @ (k + scheme.key[min(d, 3)])) * SCALE
+                for k, d in zip(keys, away, strict=True)
+            ]
+        )
+
+    def beside(d):
+        return scheme.value[min(d, 3)]
+
+    tensor = tensors(Q)
+    expected = by_loops(weigh, positions, *tensor, values=beside if values else None, **window)
+    for kernel in ("auto", "flex"):
+        agree(run(scheme, positions, *tensor, kernel), expected, positions)
+
+
 @torch.no_grad()
 def test_shaw_matches_speecht5():
     scheme = made("shaw", clip=4)

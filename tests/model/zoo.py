@@ -17,8 +17,8 @@ import torch
 from pydantic import TypeAdapter
 
 from model import SCHEMES, ModelError, ModelSettings, TokenPositions, Transformer
+from model.model_settings import AnyPosition
 from model.position import PositionalScheme
-from model.settings import AnyPosition
 
 H = 6
 G = 3

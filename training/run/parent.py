@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from data.preparation.prepared import USE
-from data.tokenizers.settings import BytesSettings
+from data.tokenizers.tokenizer_settings import BytesSettings
 from errors import TrainingError
 from run_directory.run_settings import RunSettings
 from settings.load import identity, load_settings, setting_before_validation

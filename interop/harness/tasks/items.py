@@ -85,10 +85,10 @@ def documents(item: dict[str, Any], length: int, **metadata: Any) -> dict[str, D
             given.model_dump(include=fields)
             | {"task": item | given.task_settings, "lengths": [length - shorter]}
         )
-        found = _draw(settings, tokenizer, bos)
-        most = max(len(tokenizer.encode(one["prompt"] + one["choices"][0])) for one in found)
+        items = _draw(settings, tokenizer, bos)
+        most = max(len(tokenizer.encode(item["prompt"] + item["choices"][0])) for item in items)
         if most <= room:
-            return {"test": Dataset.from_list(found)}
+            return {"test": Dataset.from_list(items)}
         shorter += most - room
 
 
@@ -108,14 +108,16 @@ def _draw(
     return [
         {
             # A haystack of bytes may begin within a character.
-            "prompt": tokenizer.decode(one.prompt).lstrip("\ufffd"),
-            "choices": [tokenizer.decode(answer) for answer in (one.answer, *one.others)],
+            "prompt": tokenizer.decode(drawn_item.prompt).lstrip("\ufffd"),
+            "choices": [
+                tokenizer.decode(answer) for answer in (drawn_item.answer, *drawn_item.others)
+            ],
             "answer": 0,
-            "depth": one.depth,
-            "distance": one.distance,
+            "depth": drawn_item.depth,
+            "distance": drawn_item.distance,
             "haystack": drawn.unit_names[drawn.unit[i]],
         }
-        for i, one in enumerate(drawn.items[length])
+        for i, drawn_item in enumerate(drawn.items[length])
     ]
 
 
