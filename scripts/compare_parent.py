@@ -20,15 +20,15 @@ from evaluation.reports.comparison_report import RunComparison, comparison_repor
 from evaluation.scoring.evaluate import EvaluationSession
 from evaluation.scoring.methods import TRAINED, Method
 from evaluation.settings import EvaluationSettings
+from run_directory.allowed_changes import method_of, not_at_test_time
+from run_directory.console import Console
+from run_directory.parent_run import open_parent
+from run_directory.run import LoadedRun, Run
 from settings.load import load_settings
 from settings.script import run_main
 from studies.evaluate_runs import provenance, show
 from studies.subjects import open_stores, subject_of
-from training.logging.console import Console
-from training.run.compatibility import method_of, not_at_test_time
-from training.run.directory import LoadedRun, load, read_manifest
-from training.run.hardware import prepare_cpu
-from training.run.parent import open_parent
+from training.hardware import prepare_cpu
 
 SAME_METHOD = "same method"
 
@@ -40,7 +40,7 @@ def main() -> int:
     prepare_cpu(None)
     run = Path(sys.argv[1])
     console = Console()
-    extension = load(run, console=console)
+    extension = Run.open(run).load(console=console)
     parent, methods, note = parent_of(extension, console)
     settings = load_settings(EvaluationSettings, sys.argv[2:])
     if settings.protocol == "by-position":
@@ -77,7 +77,7 @@ def main() -> int:
 def parent_of(extension: LoadedRun, console: Console) -> tuple[LoadedRun, list[Method], str]:
     """The checkpoint an extension run started from, the methods to evaluate it under, and why the run's own
     method is not among them ('' if it is)."""
-    lineage = read_manifest(extension.folder).get("lineage")
+    lineage = Run(extension.folder).manifest.get("lineage")
     if not lineage:
         raise EvaluationError(f"{extension.folder} is not an extension run: it has no parent")
     folder = Path(lineage[0]["run"])
@@ -98,7 +98,7 @@ def parent_of(extension: LoadedRun, console: Console) -> tuple[LoadedRun, list[M
     else:
         position = method_of(parent.settings, extension.settings).position.model_dump(mode="json")
         methods.append(Method(SAME_METHOD, (f"model.position={json.dumps(position)}",)))
-    return load(folder, checkpoint=step, console=console), methods, note
+    return Run.open(folder).load(checkpoint=step, console=console), methods, note
 
 
 if __name__ == "__main__":

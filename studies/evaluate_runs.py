@@ -11,10 +11,10 @@ from evaluation.kinds import kind_of_protocol
 from evaluation.ranks import joined
 from evaluation.reports.evaluation_report import EvaluationReport
 from evaluation.settings import MeasurementSettings
+from run_directory.console import Console
 from settings.load import dump
 from studies.subjects import open_runs
-from training.logging.console import Console
-from training.run.hardware import prepare_cpu
+from training.hardware import prepare_cpu
 
 
 @dataclass(frozen=True)

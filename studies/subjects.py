@@ -7,7 +7,6 @@ from pathlib import Path
 import torch
 
 from data.data_settings import TaskSource
-from data.files import read_object
 from errors import EvaluationError, TrainingError
 from evaluation.diagnostics.settings import DiagnosticSettings
 from evaluation.ranks import this_process
@@ -16,12 +15,12 @@ from evaluation.scoring.methods import new_sinks
 from evaluation.settings import EvaluationSettings, MeasurementSettings
 from evaluation.stores import EvaluationStores
 from model import ModelError, Transformer, legal_overrides
+from run_directory.console import Console
+from run_directory.exposure import exposure_of
+from run_directory.position_overrides import longest_input, override, why, widens
+from run_directory.run import LoadedRun, Run
 from run_directory.run_settings import RunSettings
 from studies.results.training_curves import names_of
-from training.exposure import exposure_of
-from training.logging.console import Console
-from training.position_overrides import longest_input, override, why, widens
-from training.run.directory import LoadedRun, load, read_manifest
 
 
 def open_runs(
@@ -37,7 +36,7 @@ def open_runs(
 def _open_run(
     folder: Path, name: str, settings: MeasurementSettings, console: Console
 ) -> EvaluatedRun:
-    trained = load(folder, console=console, weights=settings.weights)
+    trained = Run.open(folder).load(console=console, weights=settings.weights)
     if trained.changed:
         console.info(trained.changed)
     root = trained.settings
@@ -48,7 +47,7 @@ def _open_run(
         name=name,
         model=model,
         tokenizer=trained.tokenizer,
-        data=read_manifest(folder).get("data"),
+        data=Run(folder).manifest.get("data"),
         task=source.task if isinstance(source, TaskSource) else None,
         bos=root.data.bos,
         changed=trained.changed,
@@ -56,7 +55,7 @@ def _open_run(
             settings, folder, trained.tokenizer, others
         ),
         position_settings=partial(offered, root, begins=model.bos_first),
-        exposure=partial(exposure_of, folder, trained.step),
+        exposure=partial(exposure_of, Run(folder), trained.step),
     )
 
 
@@ -73,12 +72,15 @@ def subject_of(trained: LoadedRun, device: str, console: Console) -> EvaluatedMo
         return settings_of(tuple(method_overrides)).model.position.model_dump(mode="json")
 
     def load_method(method_overrides, dtype: str) -> Transformer:
-        arithmetic = getattr(torch, dtype)
-        step = trained.step
-        weights = trained.weights
-        return load(
-            trained.folder, method_overrides, place, arithmetic, step, console, weights
-        ).model
+        loaded = Run.open(trained.folder).load(
+            method_overrides,
+            device=place,
+            dtype=getattr(torch, dtype),
+            checkpoint=trained.step,
+            weights=trained.weights,
+            console=console,
+        )
+        return loaded.model
 
     return EvaluatedModel(
         name=str(trained.folder),
@@ -90,7 +92,7 @@ def subject_of(trained: LoadedRun, device: str, console: Console) -> EvaluatedMo
         load=load_method,
         longest=lambda method_overrides: longest_input(settings_of(tuple(method_overrides))),
         legal=legal_overrides(root.model),
-        bos_first=bos_first(root, read_manifest(trained.folder)),
+        bos_first=bos_first(root, Run(trained.folder).manifest),
     )
 
 
@@ -115,18 +117,14 @@ def open_stores(
     others: Sequence[Path] = (),
 ) -> EvaluationStores:
     """The evaluation data of a run, and all training data of the run, its parents and the runs `others`."""
-    about = read_manifest(run)
-    manifests = [about, *(read_manifest(other) for other in others)]
+    about = Run(run).manifest
+    manifests = [about, *(Run(other).manifest for other in others)]
     folder = settings.store or about.get("data")
     if folder is None:
         raise EvaluationError(f"{run} does not name its training data; set store=DIR")
     trained = [one for each in manifests for one in (each, *each.get("lineage", []))]
     earlier = [parent.get("data") for parent in trained[1:]]
     earlier += [folder for one in trained for folder in one.get("mixture", ())]
-    lists = [Path(one["groups"]) for one in trained if one.get("groups")]
-    earlier += [
-        folder for file in lists if file.is_file() for folder in read_object(file)["folders"]
-    ]
     return EvaluationStores.open(folder, settings.split, tokenizer, about.get("data"), earlier)
 
 

@@ -14,8 +14,8 @@ from data.files import read_object, with_keys
 from data.sampling.exposure import Exposure
 from interop.export.classes import ClassChoice
 from interop.export.parity import Parity
-from training.exposure import exposure_of
-from training.run.directory import LoadedRun, read_manifest
+from run_directory.exposure import exposure_of
+from run_directory.run import LoadedRun, Run
 
 FIGURE = "nll_by_length.png"  # of an evaluation, and in the exported folder
 RESULTS = "results.json"
@@ -40,10 +40,10 @@ class StoredEvaluation:
 
 def stored_evaluation(run: LoadedRun) -> StoredEvaluation | None:
     """The newest evaluation of the exported weights by length, or None."""
-    found = sorted(
+    results_files = sorted(
         (run.folder / "evaluation").glob(f"*/{RESULTS}"), key=lambda path: path.stat().st_mtime
     )
-    for path in reversed(found):
+    for path in reversed(results_files):
         figure = path.parent / FIGURE
         if not figure.is_file():
             continue
@@ -63,7 +63,7 @@ def model_card(
     """README.md of the folder."""
     settings = run.settings
     model = run.model
-    about = read_manifest(run.folder)
+    about = Run(run.folder).manifest
     length = model.train_length
     original = model.original_length
     positions = settings.model.describe_positions(length, original)
@@ -98,7 +98,7 @@ def model_card(
             ]
         ),
         "## Training\n\n" + _table(_training(run, about)),
-        _exposure(exposure_of(run.folder, run.step)),
+        _exposure(exposure_of(Run(run.folder), run.step)),
     ]
     if evaluation is not None:
         parts.append(_evaluation(evaluation.results))
@@ -186,9 +186,9 @@ def _evaluation(results: dict[str, Any]) -> str:
     rows = [f"| method | {' | '.join(f'{length:,}' for length in lengths)} |"]
     rows.append("|---|" + "---:|" * len(lengths))
     for method in dict.fromkeys(method for method, _ in cells):
-        found = [cells.get((method, length)) for length in lengths]
+        row = [cells.get((method, length)) for length in lengths]
         rows.append(
-            f"| {method} | {' | '.join('' if one is None else f'{one:.3f}' for one in found)} |"
+            f"| {method} | {' | '.join('' if nll is None else f'{nll:.3f}' for nll in row)} |"
         )
     return (
         f"## Loss by length\n\n![NLL by length]({FIGURE})\n\nNLL in nats per token, protocol "

@@ -12,8 +12,8 @@ import numpy as np
 import pandas as pd
 
 from errors import StudyError
-from training.logging.metrics_file import held_lines, latest
-from training.run.directory import is_run, not_a_run, read_manifest, read_settings
+from run_directory.metrics_file import held_lines, latest
+from run_directory.run import Run, is_run, not_a_run
 
 COLUMNS = ("step", "attempt", "tokens", "loss", "lr")
 
@@ -94,7 +94,7 @@ def read_curves(folder: Path, name: str) -> TrainingCurves:
     if not steps:
         raise StudyError(f"{folder} has no trained step yet")
     events += [("skipped", step, "") for step in sorted(skipped) if skipped[step]]
-    manifest = read_manifest(folder)
+    manifest = Run(folder).manifest
     for parent in manifest.get("lineage", [])[:1]:
         if parent.get("fork"):
             events.append(("forked", parent["step"], Path(parent["run"]).name))
@@ -107,7 +107,7 @@ def read_curves(folder: Path, name: str) -> TrainingCurves:
     last = validations[-1] if validations else {}
     return TrainingCurves(
         name=name,
-        train_length=read_settings(folder).train_length,
+        train_length=Run(folder).settings.train_length,
         steps=table.astype({"step": int, "attempt": int}),
         held_out=dict(sorted(held_out.items())),
         events=events,

@@ -17,13 +17,13 @@ from evaluation.scoring.methods import BUILTIN, read_methods
 from evaluation.scoring.text import EvaluationText
 from evaluation.statistics.intervals import t_quantile
 from model import Transformer
+from run_directory.run import Run
 from run_directory.run_settings import RunSettings
+from run_directory.weights import save_weights
 from settings.load import load_settings
 from settings.script import run_main
 from studies.subjects import bos_first, offered
 from tests import processes
-from training.checkpoint.storage import save_checkpoint
-from training.run.directory import create_run, read_settings
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -73,8 +73,8 @@ def make_run(root, name, position, *more):
         1 + settings.seed
     )
     about = {"data": str(prepared.folder), "data_hash": prepared.train.hash}
-    run = create_run(root / name, settings, prepared.tokenizer, ["test"], about)
-    save_checkpoint(run, 0, model)
+    run = Run.create(root / name, settings, prepared.tokenizer, ["test"], about).folder
+    save_weights(run, 0, model)
 
 
 def call(monkeypatch, *overrides):
@@ -416,7 +416,7 @@ def test_runs_are_compared_with_the_first(root, monkeypatch, capsys):
     nll = {}
     for run in runs:
         # other tests leave other methods
-        trained = read_settings(run).model.position.model_dump(mode="json")
+        trained = Run(run).settings.model.position.model_dump(mode="json")
         for file in (run / "evaluation" / "cells").glob("*.npz"):
             held = np.load(file)
             key = json.loads(str(held["key"]))

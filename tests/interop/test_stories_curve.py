@@ -11,10 +11,10 @@ from evaluation.ranks import EvaluationRanks
 from evaluation.settings import EvaluationSettings
 from interop import read_folder
 from interop.runs import write_run
+from run_directory.console import Console
 from studies.subjects import open_runs
 from tests.corpora import CORPORA, STORIES, needs_stories
 from tests.interop.exact import with_exact_arithmetic
-from training.logging.console import Console
 
 pytestmark = needs_stories
 

@@ -18,7 +18,7 @@ from evaluation.stores import haystacks
 from evaluation.tasks.items import draw_items
 from evaluation.tasks.settings import TaskEvaluationSettings
 from interop.runs import run_of
-from training.run.directory import read_settings
+from run_directory.run import Run
 
 
 class ItemMetadata(BaseModel):
@@ -85,10 +85,10 @@ def documents(item: dict[str, Any], length: int, **metadata: Any) -> dict[str, D
             given.model_dump(include=fields)
             | {"task": item | given.task_settings, "lengths": [length - shorter]}
         )
-        found = _draw(settings, tokenizer, bos)
-        most = max(len(tokenizer.encode(one["prompt"] + one["choices"][0])) for one in found)
+        items = _draw(settings, tokenizer, bos)
+        most = max(len(tokenizer.encode(item["prompt"] + item["choices"][0])) for item in items)
         if most <= room:
-            return {"test": Dataset.from_list(found)}
+            return {"test": Dataset.from_list(items)}
         shorter += most - room
 
 
@@ -108,14 +108,16 @@ def _draw(
     return [
         {
             # A haystack of bytes may begin within a character.
-            "prompt": tokenizer.decode(one.prompt).lstrip("\ufffd"),
-            "choices": [tokenizer.decode(answer) for answer in (one.answer, *one.others)],
+            "prompt": tokenizer.decode(drawn_item.prompt).lstrip("\ufffd"),
+            "choices": [
+                tokenizer.decode(answer) for answer in (drawn_item.answer, *drawn_item.others)
+            ],
             "answer": 0,
-            "depth": one.depth,
-            "distance": one.distance,
+            "depth": drawn_item.depth,
+            "distance": drawn_item.distance,
             "haystack": drawn.unit_names[drawn.unit[i]],
         }
-        for i, one in enumerate(drawn.items[length])
+        for i, drawn_item in enumerate(drawn.items[length])
     ]
 
 
@@ -125,7 +127,7 @@ def tokenizer_of(metadata: ItemMetadata) -> tuple[Tokenizer, bool]:
         return ByteTokenizer(), True
     if run := metadata.tokenizer or metadata.run:
         folder = run_of(run)
-        return load_tokenizer(folder / "tokenizer"), read_settings(folder).data.bos
+        return load_tokenizer(folder / "tokenizer"), Run(folder).settings.data.bos
     if metadata.pretrained and Path(metadata.pretrained).is_dir():
         tokenizer = load_folder_tokenizer(metadata.pretrained)
         return tokenizer, tokenizer.add_bos

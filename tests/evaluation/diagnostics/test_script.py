@@ -16,8 +16,8 @@ from evaluation.reports import attention_report, evaluation_report
 from evaluation.run import EvaluatedModel
 from evaluation.scoring.methods import Method
 from model import TokenPositions
+from run_directory.console import Console
 from tests.evaluation.test_evaluate_script import call, make_run, root  # noqa: F401
-from training.logging.console import Console
 
 
 def touch(figure, folder, name):

@@ -11,9 +11,9 @@ import torch
 from evaluation.scoring.methods import compatible_methods, read_methods, resolve_methods
 from evaluation.statistics.analysis import describe_scheme
 from model import SCHEMES, ModelError, TokenPositions, Transformer
+from run_directory.position_overrides import override
 from run_directory.run_settings import RunSettings
 from settings.load import ConfigError, apply_overrides
-from training.position_overrides import override
 
 BUILTIN = read_methods(Path(__file__).parents[3] / "configs" / "evaluation" / "methods.yaml")
 L0 = 32

@@ -10,10 +10,10 @@ import evaluate as script
 from data import prepare
 from errors import EvaluationError
 from model import Transformer
+from run_directory.run import Run
 from run_directory.run_settings import RunSettings
+from run_directory.weights import save_weights
 from settings.load import load_settings
-from training.checkpoint.storage import save_checkpoint
-from training.run.directory import create_run
 
 SHAPE = ["train_length=128", "model.dim=24", "model.layers=2", "model.heads=6", "model.kv_heads=2"]
 SOURCES = {
@@ -43,8 +43,8 @@ def root(tmp_path_factory):
         prepared = prepare(settings.data, workers=1)
         model = Transformer(settings.model, prepared.tokenizer.vocab_size, 128).initialize(1)
         about = {"data": str(prepared.folder), "data_hash": prepared.train.hash}
-        save_checkpoint(
-            create_run(root / name, settings, prepared.tokenizer, ["test"], about), 0, model
+        save_weights(
+            Run.create(root / name, settings, prepared.tokenizer, ["test"], about).folder, 0, model
         )
     return root
 
