@@ -43,6 +43,9 @@ class RunSettings(StrictSettings):
             None, "all text is prepared before training", changes_numbers=True
         ),
         "data.skip": RemovedSetting(None, "a source is read from its start", changes_numbers=True),
+        "training.rank_timeout": RemovedSetting(
+            1800.0, "the time-outs of process groups find lost processes"
+        ),
     }
 
     train_length: int = setting(256, "tokens of a training window, L0", ge=2)
