@@ -1,7 +1,7 @@
 """The settings of a run.
 
-Fields marked `may_change` do not shape the weights beyond rounding: they may differ when a run is resumed
-and do not count in its identity.
+Fields marked `may_change` do not shape the weights beyond rounding: they may differ when a run is
+resumed and do not count in its identity.
 """
 
 from itertools import groupby
@@ -19,7 +19,8 @@ from settings.fields import RemovedSetting, StrictSettings, free, optional, sett
 
 
 class ParentSettings(StrictSettings):
-    """The checkpoint that an extension run or fork starts from, and whose settings are the defaults."""
+    """The checkpoint that an extension run or fork starts from, and whose settings are the
+    defaults."""
 
     run: str = Field(
         description="run directory whose weights are the initial weights",
@@ -38,8 +39,12 @@ class RunSettings(StrictSettings):
     """All settings of one run."""
 
     removed: ClassVar[dict[str, RemovedSetting]] = {
+        "data.group_bytes": RemovedSetting(
+            None, "all text is prepared before training", changes_numbers=True
+        ),
+        "data.skip": RemovedSetting(None, "a source is read from its start", changes_numbers=True),
         "training.rank_timeout": RemovedSetting(
-            1800.0, "lost processes are noticed by the time-outs of process groups"
+            1800.0, "the time-outs of process groups find lost processes"
         ),
     }
 
@@ -67,8 +72,8 @@ class RunSettings(StrictSettings):
 
     @property
     def plan(self) -> tuple[Segment, ...]:
-        """The segments that determine the order of the data: those of the stages, with neighbors of equal
-        length and batch size as one."""
+        """The segments that determine the order of the data: those of the stages, with neighbors of
+        equal length and batch size as one."""
         return tuple(
             Segment(*size, sum(segment.steps for segment in group))
             for size, group in groupby(self.segments, key=lambda segment: segment[:2])
@@ -86,7 +91,8 @@ class RunSettings(StrictSettings):
 
     @property
     def first_step(self) -> int:
-        """The number of updates before the run's own first one: in a fork, those of its parent; else 0."""
+        """The number of updates before the run's own first one: in a fork, those of its parent;
+        else 0."""
         return self.parent.checkpoint or 0 if self.parent is not None and self.is_fork else 0
 
     def tokens_after(self, step: int) -> int:
