@@ -6,7 +6,6 @@ import errno
 import json
 import threading
 import warnings
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -182,8 +181,7 @@ def sampler(overrides, prepared, folder=None, prepare=None) -> dict:
 
 
 def save(folder, training: Training) -> None:
-    snapshot = replace(training.state.capture(), state={"step": 4})
-    save_snapshot(folder, snapshot, training.parallel.saving_group)
+    save_snapshot(folder, training.state.capture(), training.parallel.saving_group)
 
 
 def mean_of(training: Training) -> dict[str, np.ndarray]:
