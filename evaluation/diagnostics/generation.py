@@ -13,7 +13,7 @@ from errors import EvaluationError
 from evaluation.diagnostics.repetition import by_bucket
 from evaluation.diagnostics.session import DiagnosticResult, DiagnosticSession
 from evaluation.diagnostics.settings import GenerationDiagnosticSettings
-from evaluation.run import EvaluatedModel
+from evaluation.evaluated_model import EvaluatedModel
 from evaluation.scoring.forecast import fit_pace
 from evaluation.scoring.methods import Method
 from evaluation.scoring.scoring import ModelScorer
@@ -100,7 +100,7 @@ class GenerationSession(DiagnosticSession):
         prompts = len(self.real)
         prompt = self.result.edges[0]
         s = self.settings
-        model = self.subject.load((), s.dtype)
+        model = self.subject.under((), s.dtype)
         repeats = len(s.temperatures)
         few = min(8, min(self.ends.values()) - prompt)
         pace = fit_pace(
@@ -124,7 +124,7 @@ class GenerationSession(DiagnosticSession):
         steps = sum(len(temperatures) * (end - prompt) for end in self.ends.values())
         with self.console.bar("generating", total=steps * len(self.real), unit="tokens") as bar:
             for method in self.result.methods:
-                model = self.subject.load(method.overrides, self.settings.dtype)
+                model = self.subject.under(method.overrides, self.settings.dtype)
                 rows = self.real[:, : self.ends[method.label]]
                 for temperature in temperatures:
                     tokens, ends = self._generate(model, rows, temperature, bar.advance)

@@ -40,24 +40,32 @@ class RotaryPair:
     turns: float
 
 
-def pairs_of(trained: Transformer, model: Transformer, length: int) -> list[RotaryPair]:
-    """Every rotary pair with fixed frequencies, for every kind of layer."""
-    found = []
+def trained_turns(trained: Transformer) -> dict[str, Tensor]:
+    """Turns of every rotary pair within the trained length, as trained: {kind of layer: (pairs,)}."""
+    turns = {}
+    for layer, kind in enumerate(trained.settings.layer_kinds):
+        scheme = scheme_of_layer(trained, layer)
+        if kind not in turns and isinstance(scheme, Rope):
+            frequencies, _ = scheme.frequencies(scheme.stretch(trained.train_length))
+            turns[kind] = turns_within(frequencies, trained.train_length)
+    return turns
+
+
+def pairs_of(model: Transformer, turns: dict[str, Tensor], length: int) -> list[RotaryPair]:
+    """Every rotary pair with fixed frequencies, for every kind of layer; `turns`: as trained."""
+    pairs = []
     kinds = model.settings.layer_kinds
     for kind in dict.fromkeys(kinds):
-        before, now = (scheme_of_layer(m, kinds.index(kind)) for m in (trained, model))
-        if not isinstance(before, Rope) or not isinstance(now, Rope):
+        scheme = scheme_of_layer(model, kinds.index(kind))
+        if kind not in turns or not isinstance(scheme, Rope):
             continue
-        old = turns_within(
-            before.frequencies(before.stretch(trained.train_length))[0], trained.train_length
-        )
-        new = now.frequencies(now.stretch(length))[0]
-        for n, (turned, frequency) in enumerate(zip(old.tolist(), new.tolist(), strict=True)):
+        frequencies, _ = scheme.frequencies(scheme.stretch(length))
+        both = zip(turns[kind].tolist(), frequencies.tolist(), strict=True)
+        for n, (trained, frequency) in enumerate(both):
             wavelength = 2 * math.pi / frequency if frequency else None
-            found.append(
-                RotaryPair(kind, n, wavelength, turned, length * frequency / (2 * math.pi))
-            )
-    return found
+            now = length * frequency / (2 * math.pi)
+            pairs.append(RotaryPair(kind, n, wavelength, trained, now))
+    return pairs
 
 
 def unturned_features(model: Transformer) -> list[Tensor | None]:

@@ -11,8 +11,8 @@ import numpy as np
 from data import Tokenizer, TokenStore
 from errors import EvaluationError
 from evaluation.contamination.screening import Screening, screen, shared_text
+from evaluation.evaluated_model import EvaluatedModel
 from evaluation.ranks import LAUNCH, EvaluationRanks, lost_process
-from evaluation.run import EvaluatedModel, absent_cells, resolve_all
 from evaluation.scoring.methods import TRAINED, TRUNCATE, Method, new_sinks
 from evaluation.scoring.plan import EvaluationPlan, make_plan, raw_bytes, truncation_step
 from evaluation.scoring.scoring import (
@@ -104,7 +104,7 @@ class EvaluationSession(CellSession):
             )
         if settings.minutes is not None and ranks.world > 1:
             raise EvaluationError("minutes does not support several processes; start one process")
-        schemes = resolve_all(methods, subject)
+        schemes = subject.schemes(methods)
         notes = _sinks(methods, schemes, settings.bos, subject)
         if dry_run:
             train = None
@@ -112,9 +112,15 @@ class EvaluationSession(CellSession):
             settings = settings.model_copy(
                 update={"contamination": ContaminationSettings(check=False)}
             )
-        how = {"earlier": earlier, "cache": overlaps, "console": console}
         self.text, self.plan, screening = choose_targets(
-            settings, store, train, tokenizer, subject.trained_length, **how
+            settings,
+            store,
+            train,
+            tokenizer,
+            subject.trained_length,
+            earlier=earlier,
+            cache=overlaps,
+            console=console,
         )
         if self.plan.note and console:
             console.warn(self.plan.note)
@@ -143,8 +149,8 @@ class EvaluationSession(CellSession):
             unigram=None if train is None else unigram_nll(train, ids, tokenizer.vocab_size),
             unit_names=unit_names,
             seen=None if seen is None else seen[document],
-            absent=absent_cells(
-                methods, self.plan.lengths, subject, settings.unreachable == "refuse"
+            absent=subject.absent_cells(
+                methods, self.plan.lengths, refuse=settings.unreachable == "refuse"
             ),
             notes=notes,
         )
@@ -212,17 +218,21 @@ class EvaluationSession(CellSession):
             if ranks.reports_losses:
                 self.store.save_partial(cell.key, out, ranks.rank, now=now)
 
-        how = {
-            "device": self.device,
-            "chunk": cell.chunk,
-            "length": cell.length,
-            "shard": ranks.shard,
-        }
-        scorer = ModelScorer(model, **how)
-        how = {"batch": batch, "rank": rank, "world": world, "out": out, "after_batch": after}
+        scorer = ModelScorer(
+            model, device=self.device, chunk=cell.chunk, length=cell.length, shard=ranks.shard
+        )
         error = ""
         try:
-            measure(scorer, self.text, windows, **how)
+            measure(
+                scorer,
+                self.text,
+                windows,
+                batch=batch,
+                rank=rank,
+                world=world,
+                out=out,
+                after_batch=after,
+            )
         except KeyboardInterrupt:
             save(now=True)
             raise
@@ -257,7 +267,6 @@ class EvaluationSession(CellSession):
             rows[self.store.name(cell.key)] = (
                 np.full(self.plan.n_targets, np.nan) if known is None else known
             )
-        # Model weights are loaded for every window: seconds, compared with minutes for a long one.
         turns = ((window, cell) for window in range(len(self.plan.truncated)) for cell in distinct)
         for window, cell in turns:
             if time.monotonic() > stop:
@@ -370,7 +379,7 @@ def _sinks(
 
     Raises EvaluationError if the model was trained with BOS there.
     """
-    trained = subject.resolve(())
+    trained = subject.position(())
     with_sinks = [method.label for method in methods if new_sinks(schemes[method.label], trained)]
     if not with_sinks or bos == "every-window":
         return []

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
+from evaluation.evaluated_model import EvaluatedModel
 from evaluation.ranks import EvaluationRanks
-from evaluation.run import EvaluatedModel, absent_cells, resolve_all
 from evaluation.scoring.methods import Method
 from evaluation.scoring.session import CellSession, EvaluationCell, MeasuredCells
 from evaluation.tasks.items import DrawnItems
@@ -53,9 +53,11 @@ class TaskSession(CellSession):
             subject=subject,
             drawn=drawn,
             methods=methods,
-            schemes=resolve_all(methods, subject),
+            schemes=subject.schemes(methods),
             facts=facts,
-            absent=absent_cells(methods, drawn.lengths, subject, settings.unreachable == "refuse"),
+            absent=subject.absent_cells(
+                methods, drawn.lengths, refuse=settings.unreachable == "refuse"
+            ),
         )
         super().__init__(result, cells, console, EvaluationRanks())
         self.drawn = drawn

@@ -1,0 +1,90 @@
+"""Evaluation of run directories, as evaluate.py and `sextant.evaluate` call it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from data.files import write_text
+from errors import printable
+from evaluation.evaluated_model import EvaluatedRun
+from evaluation.kinds import kind_of_protocol
+from evaluation.ranks import joined
+from evaluation.reports.evaluation_report import EvaluationReport
+from evaluation.settings import MeasurementSettings
+from settings.load import dump
+from run_directory.console import Console
+from run_directory.hardware import prepare_cpu
+
+
+@dataclass(frozen=True)
+class EvaluationOutput:
+    """The report of an evaluation and what was written to `folder`."""
+
+    report: EvaluationReport
+    folder: Path
+    files: list[Path]
+
+
+def run_evaluation(
+    folders: Sequence[Path], settings: MeasurementSettings, command: str, dry_run: bool = False
+) -> EvaluationOutput | None:
+    """Measure what is not yet stored and write the report to the first run's directory.
+
+    Args:
+        command: stored in results.json.
+        dry_run: print the cells and estimate memory and time instead.
+
+    Returns:
+        None for a dry run, and in processes other than the first.
+
+    Raises:
+        EvaluationError: an evaluation that cannot run.
+    """
+    prepare_cpu(None)
+    kind = kind_of_protocol(settings.protocol)
+    # A dry run needs no other processes to estimate what each of them will take.
+    with joined(1 if dry_run else getattr(settings, "context", 1)) as ranks:
+        kind.check(settings.protocol, runs=len(folders), processes=ranks.world)
+        device = ranks.device(settings.device)
+        console = Console(quiet=not ranks.main)
+        runs = [  # the only reads of weights
+            EvaluatedRun.open(folder, name, device, console, settings.dtype, settings.weights)
+            for folder, name in zip(folders, names_of(folders), strict=True)
+        ]
+        for run in runs:
+            if run.changed:
+                console.info(run.changed)
+        evaluation = kind(settings, runs, ranks, console)
+        results = []
+        for run in runs:
+            # methods, targets, cells already on disk
+            session = evaluation.session(run, dry_run)
+            if dry_run:
+                session.forecast()
+            else:
+                results.append(session.run())  # score every method at every length
+        if dry_run or not ranks.main:
+            return None
+        report = evaluation.report(results, provenance(command))
+        folder = folders[0] / "evaluation" / (settings.folder or report.name)
+        files = report.write(folder)
+        write_text(folder / "settings.yaml", dump(evaluation.settings))
+        return EvaluationOutput(report, folder, files)
+
+
+def provenance(command: str) -> dict:
+    """The command and date of an evaluation, for results.json."""
+    return {"command": command, "finished": datetime.now(UTC).isoformat(timespec="seconds")}
+
+
+def show(report: EvaluationReport, files: list[Path], verbose: bool = False) -> None:
+    """Print the summary, the tables and the names of the files."""
+    for line in report.summary if report.headlines is None else report.headlines:
+        print(printable(line))
+    for table in report.tables:
+        cells = [[cell.text for cell in row] for row in table.cells]
+        Console().table(table.title, table.columns, cells)
+    footnotes = [*report.footnotes, *(report.details if verbose else [])]
+    for line in [*footnotes, f"written: {', '.join(map(str, files))}"]:
+        print(printable(line))
