@@ -39,97 +39,78 @@ With context=N, N processes share each window, for lengths that do not fit into 
 1/N of the tokens and holds the keys of one layer at a time.
 """
 
-from settings.command_line import answer_quickly, parse
-
-if __name__ == "__main__":
-    answer_quickly(__doc__)  # prints help and misspelled settings before torch is imported
-
 import shlex
 import signal
 import sys
-from datetime import UTC, datetime
+from collections.abc import Sequence
 from pathlib import Path
 
-from data.files import write_text
-from errors import printable
-from evaluation import EvaluationError
-from evaluation.kinds import Evaluation, kind_of_protocol
-from evaluation.ranks import joined
-from evaluation.reports.evaluation_report import EvaluationReport
+from errors import EvaluationError
+from evaluation.evaluate_runs import run_evaluation, show
+from evaluation.kinds import KINDS, kind_of
+from evaluation.scoring.methods import builtin_methods
 from interop.runs import run_of
-from settings.load import dump, is_override, load_settings, setting_before_validation
+from settings.command_line import HelpTopics, SettingsParser
+from settings.load import is_override, load_settings
 from settings.script import run_main
-from studies.subjects import open_runs
-from training.logging.console import Console
-from training.run.hardware import prepare_cpu
+from training.hardware import prepare_cpu
+
+TOPICS = HelpTopics(
+    classes=[kind.settings_class for kind in KINDS],
+    common="protocol lengths methods targets documents spans_per_document split bos "
+    "contamination.check device",
+    setting="contamination",
+    choice="protocol",
+    note=f"methods: {', '.join(builtin_methods())}, or your own",
+)
 
 
-def main() -> int:
-    assert __doc__
-    options = parse("evaluate", __doc__)
+def parser_of(usage: str | None) -> SettingsParser:
+    """The options of evaluate.py."""
+    parser = SettingsParser(usage, TOPICS)
+    add = parser.add_argument
+    add("overrides", nargs="*", default=[], metavar="RUN | CONFIG.yaml | key=value")
+    add("--matrix", action="store_true", help="evaluate every method that the checkpoint supports")
+    add(
+        "--verbose",
+        action="store_true",
+        help="with --matrix: explain why the other methods do not apply",
+    )
+    add("--dry-run", action="store_true", help="list what is measured and estimate memory and time")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Evaluate as the command line says; returns the exit status."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    options = parser_of(__doc__).parse(arguments, needs_arguments=True)
     folders, overrides = split_runs(options.overrides)
+    if options.matrix:
+        overrides.append("matrix=true")
+    settings = load_settings(kind_of(overrides).settings_class, overrides)
     prepare_cpu(None)
     # a scheduler's SIGTERM saves like Ctrl-C
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    kind = kind_of(overrides)
-    settings = load_settings(
-        kind.settings_class, [*overrides, *(["matrix=true"] if options.matrix else [])]
-    )
-    # A dry run needs no other processes to estimate what each of them will take.
-    with joined(1 if options.dry_run else getattr(settings, "context", 1)) as ranks:
-        kind.check(settings.protocol, runs=len(folders), processes=ranks.world)
-        # raises for a device that does not exist, before anything is read
-        ranks.device(settings.device)
-        console = Console(quiet=not ranks.main)
-        results = []
-        runs = open_runs(folders, settings, console)
-        evaluation = kind(settings, runs, ranks, console)
-        for run in runs:
-            # methods, targets, cells already on disk
-            session = evaluation.session(run, options.dry_run)
-            if options.dry_run:
-                session.forecast()
-            else:
-                results.append(session.run())  # score every method at every length
-        if options.dry_run or not ranks.main:
-            return 0
-        report = evaluation.report(results, provenance())
-        folder = folders[0] / "evaluation" / (settings.folder or report.name)
-        files = report.write(folder)
-        write_text(folder / "settings.yaml", dump(evaluation.settings))
-        show(report, files, console, options.verbose)
+    command = shlex.join(["python", "evaluate.py", *arguments])
+    output = run_evaluation(folders, settings, command, options.dry_run)
+    if output is not None:
+        show(output.report, output.files, options.verbose)
     return 0
 
 
-def split_runs(arguments: list[str]) -> tuple[list[Path], list[str]]:
+def split_runs(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:
     """The run directories among the arguments, and the settings files and overrides."""
-    settings = [word for word in arguments if word.endswith((".yaml", ".yml")) or is_override(word)]
-    runs = [word for word in arguments if Path(word).is_dir() or word not in settings]
+    overrides = []
+    runs = []
+    for argument in arguments:
+        is_setting = argument.endswith((".yaml", ".yml")) or is_override(argument)
+        if is_setting and not Path(argument).is_dir():
+            overrides.append(argument)
+        else:
+            runs.append(argument)
     if not runs:
         raise EvaluationError(f"RUN is missing: python evaluate.py RUN {shlex.join(arguments)}")
-    return [run_of(run) for run in runs], [word for word in arguments if word not in runs]
-
-
-def kind_of(overrides: list[str]) -> type[Evaluation]:
-    """The kind of evaluation that `protocol` selects in settings files and overrides."""
-    return kind_of_protocol(setting_before_validation(overrides, "protocol"))
-
-
-def provenance() -> dict:
-    """The command and date of this evaluation, for results.json."""
-    command = shlex.join(["python", "evaluate.py", *sys.argv[1:]])
-    return {"command": command, "finished": datetime.now(UTC).isoformat(timespec="seconds")}
-
-
-def show(report: EvaluationReport, files: list[Path], console: Console, verbose: bool) -> None:
-    """Print the summary, the tables and the names of the files."""
-    for line in report.summary if report.headlines is None else report.headlines:
-        print(printable(line))
-    for table in report.tables:
-        console.table(table.title, table.columns, [[c.text for c in row] for row in table.cells])
-    footnotes = [*report.footnotes, *(report.details if verbose else [])]
-    for line in [*footnotes, f"written: {', '.join(map(str, files))}"]:
-        print(printable(line))
+    return [run_of(run) for run in runs], overrides
 
 
 if __name__ == "__main__":

@@ -18,13 +18,10 @@ Sample i of a prompt uses seed --seed + i. Its tokens do not depend on the other
 shell, write a line break in a prompt or stop string as $'\\n'.
 """
 
-from settings.command_line import answer_quickly, parse
-
-if __name__ == "__main__":
-    answer_quickly(__doc__)  # prints help and misspelled settings before torch is imported
-
 import io
 import sys
+from argparse import Namespace
+from collections.abc import Sequence
 from dataclasses import asdict
 
 import torch
@@ -40,11 +37,117 @@ from generation import (
 )
 from interop.runs import run_of
 from model import find_device
+from run_directory.run_settings import RunSettings
+from settings.command_line import HelpTopics, SettingsParser
 from settings.script import run_main
 from training.logging.console import Console
 from training.run.directory import load
 
+TOPICS = HelpTopics(
+    classes=[RunSettings],
+    common="model.position.window model.position.sinks model.position.theta "
+    "model.position.scaling model.position.remap model.position.temperature",
+    setting="model.position.scaling",
+    choice="yarn",
+)
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
+
+
+def parser_of(usage: str | None) -> SettingsParser:
+    """The options of generate.py."""
+    parser = SettingsParser(usage, TOPICS)
+    add = parser.add_argument
+    add("run", nargs="?", metavar="RUN", help="run directory")
+    add(
+        "overrides",
+        nargs="*",
+        default=[],
+        metavar="KEY=VALUE",
+        help="model.position.*; - reads stdin",
+    )
+    add(
+        "--prompt",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="text to continue; may be repeated",
+    )
+    add("--file", metavar="F", help='one prompt per line; .jsonl: objects with a "prompt"')
+    add("--samples", type=int, default=1, metavar="N", help="samples per prompt (1)")
+    add("--tokens", type=int, default=200, metavar="N", help="maximum number of new tokens (200)")
+    add("--temperature", type=float, metavar="T", help="divides logits (0.8)")
+    add("--greedy", action="store_true", help="same as --temperature 0")
+    add("--top-k", type=int, metavar="K", help="sample from the K most likely tokens")
+    add(
+        "--top-p",
+        type=float,
+        metavar="P",
+        help="sample from the likeliest tokens of total probability P",
+    )
+    add(
+        "--min-p", type=float, metavar="P", help="drop tokens below P times the highest probability"
+    )
+    add(
+        "--repetition-penalty",
+        type=float,
+        default=1.0,
+        metavar="R",
+        help="above 1: penalize used tokens (1)",
+    )
+    add(
+        "--seed",
+        type=int,
+        default=0,
+        metavar="S",
+        help="seed of the first sample of each prompt (0)",
+    )
+    add(
+        "--stop",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="stop before this text; may be repeated",
+    )
+    add("--jsonl", action="store_true", help="print one JSON object per sample")
+    add("--batch", type=int, default=8, metavar="N", help="batch size (8)")
+    add("--no-cache", action="store_true", help="disable the KV cache (slow, for comparison)")
+    add("--device", default="auto", help="cpu, cuda, cuda:1, ... (auto: a GPU if available)")
+    add(
+        "--weights",
+        choices=["ema", "last"],
+        help="default: ema if the run has an EMA, otherwise last",
+    )
+    add("--dtype", choices=DTYPES, help="dtype of the weights (default: as stored)")
+    return parser
+
+
+def parse_options(arguments: Sequence[str] | None = None) -> Namespace:
+    """The options of generate.py; `stdin`: whether `-` is among the arguments.  Raises TrainingError."""
+    parser = parser_of(__doc__)
+    options = parser.parse(arguments)
+    if options.run is None:
+        parser.error("the following arguments are required: RUN")
+    options.stdin = "-" in options.overrides
+    options.overrides = [override for override in options.overrides if override != "-"]
+    for override in options.overrides:
+        if "=" not in override:
+            parser.error(
+                f"'{override}' is not an override; write KEY=VALUE, e.g. model.position.window=256"
+            )
+    if options.greedy and options.temperature:
+        parser.error("argument --temperature: not allowed with argument --greedy")
+    if options.greedy:
+        options.temperature = 0.0
+    elif options.temperature is None:
+        options.temperature = 0.8
+    for name, minimum in (("samples", 1), ("tokens", 1), ("batch", 1), ("seed", 0)):
+        if getattr(options, name) < minimum:
+            parser.error(f"--{name} must be at least {minimum}, got {getattr(options, name)}")
+    if options.seed + options.samples > 1 << 63:
+        parser.error("--seed must be below 2**63")
+    if "" in options.stop:
+        parser.error("--stop must not be empty")
+    return options
 
 
 def report_positions(
@@ -58,9 +161,9 @@ def report_positions(
         console.info(f"positions: {positions} ({about})")
 
 
-def main() -> int | None:
-    assert __doc__
-    args = parse("generate", __doc__)
+def main(arguments: Sequence[str] | None = None) -> int | None:
+    """Generate text as the command line says."""
+    args = parse_options(arguments)
     console = Console()
     device = find_device(args.device)
     sampling = SamplingParams(

@@ -8,22 +8,20 @@
     results.to_pandas()                                         # or results.rows, results.figures
     run = sextant.train("configs/tiny.yaml", "training.tokens=1M")
 
-The command runs the script of the same name: `sextant train configs/tiny.yaml` is
-`python train.py configs/tiny.yaml`.  Modules that import torch are imported at the first call, so that
-`sextant train --help` is as quick as the script.
+The command starts the script of the same name: `sextant train configs/tiny.yaml` is
+`python train.py configs/tiny.yaml`.  Functions import torch at their first call.
 """
 
 import contextlib
 import csv
 import difflib
-import io
 import json
-import runpy
+import os
+import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
@@ -42,8 +40,9 @@ SCRIPTS = {
     "study": ("study.py", "train and evaluate a grid of models, and write a report"),
     "runs": ("scripts/runs.py", "list runs with their settings, losses and status"),
 }
-if str(ROOT) not in sys.path:
-    sys.path.append(str(ROOT))
+NOT_A_CLONE = (
+    "Sextant runs from a clone of its repository: clone it and run `pip install -e .` there"
+)
 
 
 @dataclass(frozen=True)
@@ -52,15 +51,17 @@ class EvaluationTable:
 
     rows: list[dict[str, Any]]  # one per length and method, with the columns of results.csv
     figures: list[Path]
-    text: str  # what evaluate.py prints: summary and table
+    text: str  # summary and tables, in Markdown
     folder: Path
 
     def to_dicts(self) -> list[dict[str, Any]]:
         return list(self.rows)
 
     def to_pandas(self) -> Any:
-        """A pandas.DataFrame; requires pandas."""
-        return import_module("pandas").DataFrame(self.rows)
+        """A pandas.DataFrame."""
+        import pandas
+
+        return pandas.DataFrame(self.rows)
 
 
 def load(run: str | Path, *overrides: str, device: str = "auto", **options: Any) -> "LoadedRun":
@@ -71,9 +72,12 @@ def load(run: str | Path, *overrides: str, device: str = "auto", **options: Any)
         overrides: context-extension settings such as `model.position.scaling.name=yarn`.
         options: `dtype`, `checkpoint` (a step) and `weights` ("ema" or "last").
     """
-    found = import_module("model").find_device(device)
-    folder = import_module("interop.runs").run_of(run)
-    return import_module("training.run.directory").load(folder, overrides, found, **options)
+    _require_clone()
+    from interop.runs import run_of
+    from model.devices import find_device
+    from training.run import directory
+
+    return directory.load(run_of(run), overrides, find_device(device), **options)
 
 
 def generate(
@@ -95,9 +99,11 @@ def generate(
 
     `temperature` = 0 is greedy.  The text of a sample depends on its prompt and seed only.
     """
-    generation = import_module("generation")
+    _require_clone()
+    import generation
+
     loaded = load(run) if isinstance(run, (str, Path)) else run
-    found = generation.make_samples(
+    pending = generation.make_samples(
         [prompts] if isinstance(prompts, str) else list(prompts),
         loaded.tokenizer,
         bos=loaded.settings.data.bos,
@@ -105,12 +111,14 @@ def generate(
         seed=seed,
         stops=list(stop),
     )
-    how = generation.SamplingParams(repetition_penalty, temperature, top_k, top_p, min_p)
-    for start in range(0, len(found), batch_size):
-        batch = found[start : start + batch_size]
-        for _ in generation.generate_samples(loaded.model, loaded.tokenizer, batch, tokens, how):
+    sampling = generation.SamplingParams(repetition_penalty, temperature, top_k, top_p, min_p)
+    for start in range(0, len(pending), batch_size):
+        batch = pending[start : start + batch_size]
+        for _ in generation.generate_samples(
+            loaded.model, loaded.tokenizer, batch, tokens, sampling
+        ):
             pass
-    return [sample.text for sample in found]
+    return [sample.text for sample in pending]
 
 
 def evaluate(
@@ -123,22 +131,27 @@ def evaluate(
         folder: name of the results directory under RUN/evaluation.
         settings: top-level settings, such as `lengths=[256, 512]`, `methods=["trained", "yarn"]`.
     """
-    directory = (
-        import_module("interop.runs").run_of(run) if isinstance(run, (str, Path)) else run.folder
-    )
-    overrides = [
-        f"{key}={json.dumps(value)}" for key, value in (settings | {"folder": folder}).items()
-    ]
-    results = directory / "evaluation" / folder
-    printed = io.StringIO()
-    with (
-        contextlib.redirect_stdout(printed),
-        _command_line("evaluate.py", str(directory), *arguments, *overrides),
-    ):
-        _script("evaluate").main()
-    with (results / "results.csv").open(encoding="utf-8", newline="") as file:
+    _require_clone()
+    from evaluation.evaluate_runs import run_evaluation
+    from evaluation.kinds import kind_of
+    from interop.runs import run_of
+    from settings.load import load_settings
+    from training.hardware import prepare_cpu
+
+    prepare_cpu(None)
+
+    directory = run_of(run) if isinstance(run, (str, Path)) else run.folder
+    given = settings | {"folder": folder}
+    overrides = [*arguments, *(f"{key}={json.dumps(value)}" for key, value in given.items())]
+    command = shlex.join(["sextant.evaluate", str(directory), *overrides])
+    loaded = load_settings(kind_of(overrides).settings_class, overrides)
+    output = run_evaluation([directory], loaded, command)
+    assert output is not None
+    with (output.folder / "results.csv").open(encoding="utf-8", newline="") as file:
         rows = [{key: _number(value) for key, value in row.items()} for row in csv.DictReader(file)]
-    return EvaluationTable(rows, sorted(results.glob("*.png")), printed.getvalue(), results)
+    text = (output.folder / "report.md").read_text(encoding="utf-8")
+    figures = [file for file in output.files if file.suffix == ".png"]
+    return EvaluationTable(rows, figures, text, output.folder)
 
 
 def train(*arguments: str, run_dir: str | Path | None = None) -> "LoadedRun":
@@ -148,38 +161,35 @@ def train(*arguments: str, run_dir: str | Path | None = None) -> "LoadedRun":
         arguments: settings files and overrides, such as `configs/tiny.yaml`, `training.tokens=1M`.
         run_dir: run directory; by default the one that train.py chooses.
     """
-    resolved = import_module("interop.runs").with_imported_parent(arguments)
+    _require_clone()
+    from interop.runs import with_imported_parent
+    from training.run.directory import run_folder
+    from training.run.parent import read_run_settings
+
+    resolved = with_imported_parent(arguments)
     if run_dir is None:
-        settings, _ = import_module("training.run.parent").read_run_settings(resolved)
-        folder = Path(import_module("training.run.directory").run_folder(settings, resolved))
-    else:
-        folder = Path(run_dir)
-    with _command_line("train.py", *resolved, "--run-dir", str(folder)):
-        status = _script("train").main()
+        settings, _ = read_run_settings(resolved)
+        run_dir = run_folder(settings, resolved)
+    status = _train_script().main([*resolved, "--run-dir", str(run_dir)])
     if status:
         raise RuntimeError(f"training stopped with status {status}; repeat the call to resume it")
-    return load(folder)
+    return load(run_dir)
 
 
 @cache
-def _script(name: str) -> ModuleType:
-    """A script of this repository as a module, also where an installed package has its name (`evaluate`)."""
-    spec = spec_from_file_location(f"sextant_{name}", ROOT / f"{name}.py")
+def _train_script() -> ModuleType:
+    """train.py, by its path: a program that imports `sextant` may have a train.py of its own."""
+    spec = spec_from_file_location("sextant_train", ROOT / "train.py")
     assert spec is not None and spec.loader is not None
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-@contextlib.contextmanager
-def _command_line(*arguments: str) -> Iterator[None]:
-    """Run a script's main with these arguments in `sys.argv`."""
-    before = sys.argv
-    sys.argv = list(arguments)
-    try:
-        yield
-    finally:
-        sys.argv = before
+def _require_clone() -> None:
+    """Raise ImportError where Sextant was installed from a wheel, without scripts and configs."""
+    if not (ROOT / "train.py").is_file():
+        raise ImportError(NOT_A_CLONE)
 
 
 def _number(text: str) -> Any:
@@ -192,7 +202,6 @@ def _number(text: str) -> Any:
 def main() -> None:
     """The command `sextant`."""
     name = (sys.argv[1:2] or ["--help"])[0]
-    arguments = sys.argv[2:]
     if name in ("-h", "--help"):
         print("usage: sextant COMMAND [ARGUMENTS]\n")
         for command, (_, text) in SCRIPTS.items():
@@ -204,8 +213,9 @@ def main() -> None:
         guess = f"; did you mean {close[0]}?" if close else f"; known: {', '.join(SCRIPTS)}"
         sys.exit(f"error: sextant {name}: no such command{guess}")
     script = ROOT / SCRIPTS[name][0]
-    sys.argv = [str(script), *arguments]
-    runpy.run_path(str(script), run_name="__main__")
+    if not script.is_file():
+        sys.exit(f"error: {NOT_A_CLONE}")
+    os.execv(sys.executable, [sys.executable, str(script), *sys.argv[2:]])
 
 
 if __name__ == "__main__":

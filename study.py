@@ -2,7 +2,7 @@
 
     python study.py configs/studies/quick.yaml              train, evaluate and report
     python study.py configs/studies/quick.yaml              again: resume where it stopped
-    python study.py configs/studies/quick.yaml --report     rewrite the report from results.json
+    python study.py configs/studies/quick.yaml --report     write the report of the finished cells
     python study.py configs/studies/quick.yaml --dry-run    list the cells, the remaining work and time
     python study.py configs/studies/quick.yaml --jobs 4     run four cells at a time, on CPU or GPUs
     python study.py configs/studies/quick.yaml report.baseline=none      override a setting
@@ -40,60 +40,60 @@ A failed cell does not stop the others; the exit status is then 1. Overrides tak
 wherever they appear, so an override in `base` also takes precedence over the files of the grid.
 """
 
-from settings.command_line import answer_quickly
-
-if __name__ == "__main__":
-    answer_quickly(__doc__)  # prints help and misspelled settings before torch is imported
-
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from data.files import write_text
-from evaluate import kind_of
-from evaluation import read_methods
+from evaluation.kinds import kind_of
 from evaluation.scoring.methods import BUILTIN as METHODS
+from evaluation.scoring.methods import read_methods
 from interop.runs import with_imported_parent
 from settings.load import dump
 from settings.script import run_main
+from studies.grid import cells_of, running_order, select_cells
 from studies.options import parse_options
 from studies.report.report import write_report
 from studies.results.stored import RESULTS, read_results, unfair_comparisons
+from studies.running.cell_record import gather
+from studies.running.corpora import StudyCorpora
 from studies.running.forecast import print_forecast
-from studies.running.grid import cells_of, running_order, select_cells
 from studies.running.plan import StudyPlanner
 from studies.running.progress import StudyProgress
-from studies.running.records import gather
 from studies.running.runner import StudyRunner, lock_study
 from studies.running.slurm import write_array
-from studies.running.texts import StudyTexts
 from training.logging.console import Console
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the study that the command line names; returns the exit status."""
     assert __doc__
-    options = parse_options(__doc__)
+    options = parse_options(__doc__, arguments)
     console = Console()
     study = options.study
     folder = options.folder
-    if options.report or study is None:
-        return report(folder, study)
-
-    cells = [
-        replace(cell, arguments=with_imported_parent(cell.arguments)) for cell in cells_of(study)
-    ]
-    selected = select_cells(cells, options.cell, options.only)
-    one_cell = options.cell is not None
-    planner = StudyPlanner(study, folder, kind_of, read_methods(METHODS))
-    plans = planner.plan(selected if one_cell else cells)
-    if options.dry_run:
-        texts = StudyTexts(console, make=False)
-        texts.check(plans)
-        print_forecast(plans, texts, folder, options.jobs, console)
+    if study is None:
+        print_report(read_results(folder), folder)
+        return 0
+    cells = cells_of(study)
+    if options.report:
+        print_report(stored_results(study, options.name, folder, cells), folder)
         return 0
 
-    with lock_study(folder, shared=one_cell):
-        texts = StudyTexts(console)
-        texts.check(plans)
-        if not one_cell:
+    cells = [replace(cell, arguments=with_imported_parent(cell.arguments)) for cell in cells]
+    selected = select_cells(cells, options.cell, options.only)
+    is_one_cell = options.cell is not None
+    planner = StudyPlanner(study, folder, kind_of, read_methods(METHODS))
+    plans = planner.plan(selected if is_one_cell else cells)
+    corpora = StudyCorpora(console, make=not options.dry_run)
+    if options.dry_run:
+        corpora.check(plans)
+        print_forecast(plans, corpora, folder, options.jobs, console)
+        return 0
+
+    with lock_study(folder, shared=is_one_cell):
+        corpora.check(plans)
+        if not is_one_cell:
             write_text(folder / "study.yaml", dump(study))
         if options.slurm:
             script = write_array(folder, options.name, selected, options.command, options.sbatch)
@@ -106,27 +106,28 @@ def main() -> int:
         by_index = {plan.cell.index: plan for plan in plans}
         work = [by_index[cell.index] for cell in running_order(selected, study)]
         progress = StudyProgress(work, options.jobs, console, folder / "study.log")
-        runner = StudyRunner(folder, work, texts, progress, options)
-        if one_cell:  # the call that covers all cells gathers the results
-            return progress.report(runner.run(), options.repeat)
-        received = runner.run(after_cell=lambda: gather(study, options.name, folder, plans))
-        results = gather(study, options.name, folder, plans)
-        for line in unfair_comparisons(results["checks"]):
-            console.warn(line)
-        status = progress.report(received, options.repeat)
-        console.info(f"results: {folder / RESULTS}")
-        if received is None and any(cell["evaluations"] for cell in results["cells"]):
-            report(folder)
-        return status
+        received = StudyRunner(folder, work, corpora, progress, options).run()
+        if not is_one_cell:  # otherwise the call that covers all cells gathers the results
+            results = gather(study, options.name, folder, cells)
+            for line in unfair_comparisons(results["checks"]):
+                console.warn(line)
+            console.info(f"results: {folder / RESULTS}")
+            if received is None and any(cell["evaluations"] for cell in results["cells"]):
+                print_report(results, folder)
+        return progress.report(received, options.repeat)
 
 
-def report(folder, study=None) -> int:
-    """Write the report from results.json; `study` replaces the report settings and variants stored there."""
-    results = read_results(folder)
-    if study is not None:
-        results["study"] |= study.model_dump(mode="json", include={"report", "variants"})
+def stored_results(study, name: str, folder: Path, cells) -> dict:
+    """The stored results of a study, under its present report settings and variants."""
+    if (folder / "cells").is_dir():
+        return gather(study, name, folder, cells)
+    results = read_results(folder)  # without the cells, as when it was copied alone
+    results["study"] |= study.model_dump(mode="json", include={"report", "variants"})
+    return results
+
+
+def print_report(results: dict, folder: Path) -> None:
     print(f"report: {write_report(results, folder)[0]}")
-    return 0
 
 
 if __name__ == "__main__":

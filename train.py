@@ -11,16 +11,11 @@ command-line overrides come last.
   accelerate launch --config_file configs/accelerate/one_node.yaml train.py configs/base.yaml
 """
 
-from settings.command_line import answer_quickly, parse
-
-if __name__ == "__main__":
-    answer_quickly(__doc__)  # prints help and misspelled settings before torch is imported
-
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
-from evaluation import monitor_targets
+from evaluation.monitor import monitor_targets
 from interop.runs import with_imported_parent
 from settings.script import run_main
 from training.checkpoint.checkpointer import Checkpointer
@@ -34,15 +29,17 @@ from training.micro_batches import MicroBatch, micro_batches
 from training.optim import clip_grad_norm, guarded_step, make_optimizer, set_learning_rates
 from training.optim.ema import EMA
 from training.optim.step_guard import StepGuard
+from training.options import parse_options
 from training.prefetcher import Prefetcher
 from training.run.setup import TrainingRun, dry_run, open_run
 from training.stages import TrainingSchedule
 from training.validation import Validator
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Train as the command line says; returns the exit status."""
     assert __doc__
-    options = parse("train", __doc__)
+    options = parse_options(__doc__, arguments)
     options.overrides = with_imported_parent(options.overrides)
     with Interrupts() as interrupts:
         if options.dry_run:

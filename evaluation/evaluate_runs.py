@@ -12,9 +12,9 @@ from evaluation.kinds import kind_of_protocol
 from evaluation.ranks import joined
 from evaluation.reports.evaluation_report import EvaluationReport
 from evaluation.settings import MeasurementSettings
-from settings.load import dump
 from run_directory.console import Console
-from run_directory.hardware import prepare_cpu
+from run_directory.run_names import names_of
+from settings.load import dump
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,6 @@ def run_evaluation(
     Raises:
         EvaluationError: an evaluation that cannot run.
     """
-    prepare_cpu(None)
     kind = kind_of_protocol(settings.protocol)
     # A dry run needs no other processes to estimate what each of them will take.
     with joined(1 if dry_run else getattr(settings, "context", 1)) as ranks:

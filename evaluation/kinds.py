@@ -148,14 +148,10 @@ class LossEvaluation(Evaluation):
         result.left_out = self.left_out
         result.facts |= facts
         name = f"{self.settings.protocol}-{identity}"
-        return loss_report(
-            result, analyze(result), name, exposure_of(run.folder, run.model.step)
-        )
+        return loss_report(result, analyze(result), name, exposure_of(run.run, run.model.step))
 
 
-def for_all_runs(
-    settings: EvaluationSettings, runs: Sequence[EvaluatedRun]
-) -> EvaluationSettings:
+def for_all_runs(settings: EvaluationSettings, runs: Sequence[EvaluatedRun]) -> EvaluationSettings:
     """Settings that score all runs at the same lengths.
 
     Raises EvaluationError for runs that cannot be compared, and for settings that a comparison

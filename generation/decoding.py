@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from errors import ModelError
 from generation.sampling import SamplingParams, uniform_draws
-from model import Cache, TokenPositions, Transformer
-from model.decode_plan import DecodePlan
-from model.static_decoding import StaticDecodePlan
+from model import TokenPositions, Transformer
+from model.decoding import make_decoder
 
 PREFILL_CHUNK = 2048  # tokens per prefill pass; bounds its memory
 
@@ -79,8 +78,8 @@ class Generation:
         for row, prompt in zip(rows, prompts, strict=True):
             row[self.width - len(prompt) : self.width] = torch.tensor(prompt)
         self.rows = rows.to(device)  # (B, slots), left padded with id 0
-        self.cache = Cache(model, len(prompts), slots) if cache else None
-        self.plan: DecodePlan | StaticDecodePlan | None = None  # of the passes after the prompts
+        self.cache = model.make_cache(len(prompts), slots) if cache else None
+        self.decode: Callable[[Tensor], Tensor] | None = None  # passes after the prompts
         self.previous = self._mark(prompts) if self.sampling.repetition_penalty != 1 else None
         self.chances = (
             None
@@ -126,16 +125,15 @@ class Generation:
             stop = min(start + self.chunk, self.width)
             logits = self._pass(start, stop, keep=int(stop == self.width))
         rest = self.positions.part(self.width, self.rows.shape[1])
-        plans = StaticDecodePlan if self.rows.device.type == "cuda" else DecodePlan
-        self.plan = plans.create(self.model, self.cache, rest)
+        self.decode = make_decoder(self.model, self.cache, rest)
         return logits
 
     def _extend(self, new: Tensor, slot: int) -> Tensor:
         """(B, V) logits after writing the tokens new (B,) to `slot`."""
-        if self.plan is not None:
-            return self.plan(new)
+        if self.decode is not None:
+            return self.decode(new)
         self.rows[:, slot] = new
-        return self._pass(slot if self.cache else 0, slot + 1, keep=1)
+        return self._pass(0, slot + 1, keep=1)
 
     def _pass(self, start: int, stop: int, keep: int) -> Tensor:
         positions = self.positions.part(start, stop, position_end=stop)

@@ -16,12 +16,12 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-from model.attention.biased import NAMESPACE
 from model.attention.kernels import AttentionHook
 from model.attention.linear import LinearAttention
 from model.attention.sharding import GatheredKeys, ShardedWindow
 from model.attention.softmax import Attention, AttentionPass
 from model.cache import LayerCache, LinearLayerCache
+from model.fast.biased import NAMESPACE
 from model.position import PositionSettings
 from model.settings import ModelSettings
 

@@ -8,18 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from errors import ModelError
-from model.position import Accumulate, TokenPositions
-from model.settings import LinearMixer
-
-if TYPE_CHECKING:
-    from model.transformer import Transformer
+from model.position import Accumulate
+from model.token_positions import TokenPositions
 
 
 def _pick(x: Tensor, index: Tensor, dim: int) -> Tensor:
@@ -356,52 +353,48 @@ class LinearLayerCache:
 
 
 class Cache:
-    """Key/value cache of one batch, with one index per layer kind.
-
-    Linear-attention layers cache sums instead of keys and have no index.
+    """The growing cache of one batch: keys and values, or sums, of each layer. `Transformer.make_cache`
+    creates it.
 
     Args:
-        model: the model to cache.
         batch: number of rows.
         capacity: maximum number of tokens per row.
-        dtype: dtype of keys and values (default: that of the weights). Sums are float32 or float64.
+        indices: by layer kind; None for linear attention, which caches sums instead of keys.
+        layers: the cache of each layer.
+        depends_on_length: cached keys depend on the declared length.
     """
 
     def __init__(
-        self, model: Transformer, batch: int, capacity: int, dtype: torch.dtype | None = None
+        self,
+        batch: int,
+        capacity: int,
+        indices: dict[str, CacheIndex | None],
+        layers: Sequence[LayerCache | LinearLayerCache],
+        depends_on_length: bool,
     ):
-        self.capacity = capacity
         self.batch = batch
+        self.capacity = capacity
+        self.indices = indices
+        self.layers = list(layers)
         self.filled = 0
-        s = model.settings
-        self.layers: list[LayerCache] | list[LinearLayerCache]
-        if isinstance(s.mixer, LinearMixer):
-            self._indices: dict[str, CacheIndex] = {}
-            self.layers = [LinearLayerCache() for _ in s.layer_kinds]
-        else:
-            self._indices = {
-                kind: CacheIndex(capacity, choice.window, choice.sinks)
-                for kind, choice in s.kinds.items()
-            }
-            dtype = dtype or model.embed.weight.dtype
-            self.layers = [LayerCache(self._indices[kind], dtype) for kind in s.layer_kinds]
-        self._kinds = list(s.kinds)
-        self._depends_on_length = model.depends_on_length
+        self._depends_on_length = depends_on_length
         self._last: TokenPositions | None = None
 
     def grow(self, capacity: int) -> None:
         """Raise the capacity to this number of tokens per row."""
         self.capacity = capacity
-        for index in self._indices.values():
-            index.grow(capacity)
+        for index in self.indices.values():
+            if index is not None:
+                index.grow(capacity)
 
     def select_rows(self, rows: Tensor) -> None:
         """Keep these rows, in this order; a row may occur several times, as in beam search."""
         self.batch = len(rows)
         for layer in self.layers:
             layer.select_rows(rows)
-        for index in self._indices.values():
-            index.positions = _selected(index.positions, rows)
+        for index in self.indices.values():
+            if index is not None:
+                index.positions = _selected(index.positions, rows)
         self._last = _selected(self._last, rows)
 
     def advance(self, new: TokenPositions) -> dict[str, TokenPositions]:
@@ -409,8 +402,8 @@ class Cache:
         attention, of the new tokens).
 
         Raises:
-            ModelError: the capacity is exceeded; the layout or the number of rows changed; the declared
-                length changed and the scheme depends on it, which would invalidate cached keys.
+            ModelError: the capacity is exceeded; the layout or the number of rows changed; the
+                declared length changed and the scheme depends on it, which would invalidate cached keys.
         """
         count = self.filled + new.order.shape[1]
         if count > self.capacity:
@@ -431,39 +424,27 @@ class Cache:
             )
         self._last = new
         self.filled = count
-        keys = {kind: index.advance(new) for kind, index in self._indices.items()}
-        return keys or dict.fromkeys(self._kinds, new)
+        return {
+            kind: new if index is None else index.advance(new)
+            for kind, index in self.indices.items()
+        }
 
     @staticmethod
-    def merge(model: Transformer, parts: Sequence[tuple[Cache, Sequence[int]]], room: int) -> Cache:
-        """A cache of the given rows of several caches, in ragged layout.
-
-        Args:
-            model: the model of all caches.
-            parts: caches in plain or ragged layout, each after its first pass, and the rows to keep.
-            room: maximum number of further tokens.
-        """
-        count = sum(len(rows) for _, rows in parts)
+    def merge(model: Any, parts: Sequence[tuple[Cache, Sequence[int]]], room: int) -> Cache:
+        """A cache of the given rows of several caches of a model, in ragged layout, with room for more."""
         filled = max(cache.filled for cache, _ in parts)
-        merged = Cache(model, count, filled + room)
+        merged = model.make_cache(sum(len(rows) for _, rows in parts), filled + room)
         merged.filled = filled
-        if not merged._indices:
-            merged.layers = [
-                LinearLayerCache.merge([(cache.layers[i], rows) for cache, rows in parts])  # pyright: ignore
-                for i in range(len(merged.layers))
-            ]
-            return merged
         widths = {}
-        for kind in merged._indices:
-            merged._indices[kind], widths[kind] = CacheIndex.merge(
-                [(cache._indices[kind], rows) for cache, rows in parts], room
-            )
-        merged.layers = [
-            LayerCache.merge(
-                [(cache.layers[i], rows) for cache, rows in parts],  # pyright: ignore[reportArgumentType]
-                merged._indices[kind],
-                widths[kind],
-            )
-            for i, kind in enumerate(model.settings.layer_kinds)
-        ]
+        for kind, index in merged.indices.items():
+            if index is not None:
+                chosen = [(cache.indices[kind], rows) for cache, rows in parts]
+                merged.indices[kind], widths[kind] = CacheIndex.merge(chosen, room)  # pyright: ignore
+        for i, kind in enumerate(model.settings.layer_kinds):
+            chosen = [(cache.layers[i], rows) for cache, rows in parts]
+            if widths:
+                layer = LayerCache.merge(chosen, merged.indices[kind], widths[kind])  # pyright: ignore
+            else:
+                layer = LinearLayerCache.merge(chosen)  # pyright: ignore
+            merged.layers[i] = layer
         return merged

@@ -7,8 +7,7 @@ dimension, V vocabulary size.
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, cast
 
@@ -21,19 +20,12 @@ from model.attention.linear import check_scheme
 from model.attention.sharding import ContextShard, ShardedWindow
 from model.attention.softmax import AttentionPass, Modifiers
 from model.block import Block, Checkpointing
-from model.cache import Cache
+from model.cache import Cache, CacheIndex
+from model.fast.joined_weights import joined_layers, store_joined
 from model.loss import OutputHead, summed_nll, token_nll
-from model.packed import PackedBlock, PackedNorm, store_joined
-from model.position import (
-    SCHEMES,
-    AttentionContext,
-    AttentionPlan,
-    ContentPlan,
-    HeadGeometry,
-    PositionalScheme,
-    TokenPositions,
-)
-from model.settings import ModelSettings, check_override
+from model.position import SCHEMES, AttentionContext, ContentPlan, HeadGeometry, PositionalScheme
+from model.settings import LinearMixer, ModelSettings, check_override
+from model.token_positions import TokenPositions
 
 
 def transfer_parameters(old: nn.Module, new: nn.Module) -> None:
@@ -94,21 +86,18 @@ class Transformer(nn.Module):
         self.train_length = train_length
         self.original_length = original_length or train_length
         self.embed = nn.Embedding(vocab_size, s.dim)
-        # One instance per layer kind, or per layer if each layer has its own parameters.
-        self._scheme_of_layer = [
-            f"{kind}-{i}" if s.kinds[kind].per_layer else kind
+        # For each layer the name of its scheme instance, one per kind or per layer, and its kind.
+        self.layer_schemes = [
+            (f"{kind}-{i}" if s.kinds[kind].per_layer else kind, kind)
             for i, kind in enumerate(s.layer_kinds)
         ]
-        self._kind_of = dict(zip(self._scheme_of_layer, s.layer_kinds, strict=True))
+        self._kind_of = dict(self.layer_schemes)
         self.position = self._make_schemes(s)
         self._schemes = cast(dict[str, PositionalScheme], dict(self.position.items()))
         self.layers = nn.ModuleList(Block(s, s.kinds[kind]) for kind in s.layer_kinds)
         self.norm = nn.RMSNorm(s.dim, eps=s.norm_eps)
         self.head = None if s.tie_embeddings else nn.Linear(s.dim, vocab_size, bias=False)
         self._compiled: Callable[..., Tensor] | None = None
-        # by their sizes; see StaticDecodePlan
-        self.decoded_passes: Counter[tuple[int, ...]] = Counter()
-        self.packed_blocks: list[PackedBlock] = []  # blocks for passes of one token, after `pack`
 
     def _make_schemes(self, s: ModelSettings) -> nn.ModuleDict:
         """New scheme instances by name."""
@@ -211,27 +200,38 @@ class Transformer(nn.Module):
             self._compiled = torch.compile(self.forward_chunks, **options)
 
     def pack(self) -> Transformer:
-        """Store the weights as decoding reads them fastest: weights with the same input in one matrix, which
-        is transposed on a CPU. Parameters keep their names, shapes and values; they become views.
+        """Store the weights as decoding reads them fastest: weights with the same input in one matrix,
+        which is transposed on a CPU. Parameters keep their names, shapes and values; they become
+        views. Moving, casting or copying the model undoes it.
 
-        Passes of one token through a cache then use `model/packed.py`. Moving, casting or copying the
-        model undoes it. No effect on the blocks of linear attention.
+        Models decode equally fast without it, with a copy of the weights during a generation.
         """
-        with torch.no_grad():
-            if self.settings.mixer.name == "attention":
-                self.packed_blocks = [PackedBlock(block) for block in self.blocks]
-                self.packed_norm = PackedNorm(self.norm)
-            if self.head is not None:
-                store_joined([self.head])
+        groups = [] if self.head is None else [[self.head]]
+        if not isinstance(self.settings.mixer, LinearMixer):
+            for block in self.blocks:
+                groups += joined_layers(block)
+        for linears in groups:
+            store_joined(linears)
         return self
 
-    def __getstate__(self):
-        """Copies and pickles are not packed: the joined weights would not be their parameters."""
-        return self.__dict__ | {"packed_blocks": []}
+    def make_cache(self, batch: int, capacity: int, dtype: torch.dtype | None = None) -> Cache:
+        """An empty cache for `batch` rows of at most `capacity` tokens.
 
-    def _apply(self, fn, recurse=True):
-        self.packed_blocks = []  # their weights are no longer the parameters
-        return super()._apply(fn, recurse)
+        Args:
+            dtype: of keys and values; None: that of the weights. Sums are float32 or float64.
+        """
+        s = self.settings
+        is_linear = isinstance(s.mixer, LinearMixer)
+        indices = {
+            kind: None if is_linear else CacheIndex(capacity, choice.window, choice.sinks)
+            for kind, choice in s.kinds.items()
+        }
+        dtype = dtype or self.embed.weight.dtype
+        layers = [
+            block.attention.make_cache(indices[kind], dtype)
+            for block, kind in zip(self.blocks, s.layer_kinds, strict=True)
+        ]
+        return Cache(batch, capacity, indices, layers, self.depends_on_length)
 
     def checkpoint_blocks(self, checkpointing: Checkpointing) -> None:
         """Recompute activations of blocks in the backward pass: activation checkpointing (arXiv:1604.06174).
@@ -243,7 +243,7 @@ class Transformer(nn.Module):
     def forward(
         self,
         tokens: Tensor,
-        positions: TokenPositions,
+        positions: TokenPositions | None = None,
         targets: Tensor | None = None,
         cache: Cache | None = None,
         keep: int | None = None,
@@ -257,25 +257,28 @@ class Transformer(nn.Module):
         Args:
             tokens: (B, T) ids.
             positions: order, position and document of these tokens; with `shard`, of whole windows.
+                None: 0, 1, 2, ... after the tokens in the cache.
             targets: (B, K) next-token ids of the last K tokens; −100 is ignored.
             cache: cache with the preceding tokens, for inference only.
-            keep: compute outputs for the last K of these tokens only (default: all). 0 only fills the cache.
+            keep: compute outputs for the last K of these tokens only (default: all). 0 only fills the
+                cache.
             hooks: one attention hook per layer, for diagnostics.
-            reduction: of the negative log-likelihood. With "sum", training needs no memory for the logits of
-                all tokens.
+            reduction: of the negative log-likelihood. With "sum", training needs no memory for the
+                logits of all tokens.
             z_loss: coefficient of the z-loss; see `summed_nll`. With reduction "sum" only.
-            shard: tokens and targets are this part of windows that the ranks of a group share. All ranks of
-                the group must call the model, and its backward pass, alike. In evaluation mode and without
-                gradients, memory is that of this rank's hidden states and the keys of one layer.
+            shard: tokens and targets are this part of windows that the ranks of a group share. All
+                ranks of the group must call the model, and its backward pass, alike. In evaluation mode
+                and without gradients, memory is that of this rank's hidden states and the keys of one
+                layer.
 
         Returns:
-            (B, K, V) logits, or with targets the (B, K) NLL in nats or its sum, float32 or float64, 0 if
-            ignored.
+            (B, K, V) logits, or with targets the (B, K) NLL in nats or its sum, float32 or float64, 0
+            if ignored.
         """
         if cache is not None and torch.is_grad_enabled():
             raise ModelError("the cache is updated in place: call the model under torch.no_grad()")
-        streamed = shard is not None and not (self.training or torch.is_grad_enabled())
-        if shard is not None and (cache is not None or (keep is not None and not streamed)):
+        is_streamed = shard is not None and not (self.training or torch.is_grad_enabled())
+        if shard is not None and (cache is not None or (keep is not None and not is_streamed)):
             raise ModelError(
                 "windows that are sharded over processes have no cache, and outputs of the last tokens only "
                 "in evaluation mode under torch.no_grad()"
@@ -284,22 +287,33 @@ class Transformer(nn.Module):
             raise ModelError(
                 'z_loss changes the gradient of the sum only: give targets and reduction="sum"'
             )
+        if positions is None:
+            if shard is not None:
+                raise ModelError("windows that are sharded over processes require positions")
+            offset = 0 if cache is None else cache.filled
+            positions = TokenPositions.plain(tokens.shape[1], offset=offset, device=tokens.device)
         keep = tokens.shape[1] if keep is None else keep
-        if shard is not None and streamed:
-            x = self._stream(tokens, ShardedWindow(shard, positions, streamed), keep, hooks)
+        if shard is not None and is_streamed:
+            window = ShardedWindow(shard, positions, streamed=True)
+            x = self._stream(tokens, window, keep, hooks)
             return self._outputs(self.norm(x), targets, reduction, z_loss)
         window = None if shard is None else ShardedWindow(shard, positions)
-        chunks = [self._chunk(new) for new in ([positions] if window is None else window.own)]
+        own = [positions] if window is None else window.own
         run = self._compiled if self._compiled and self.training else self.forward_chunks
-        return run(tokens, chunks, targets, cache, keep, hooks, reduction, z_loss, window)
+        return run(
+            tokens,
+            [self.prepare(new) for new in own],
+            targets=targets,
+            cache=cache,
+            keep=keep,
+            hooks=hooks,
+            reduction=reduction,
+            z_loss=z_loss,
+            window=window,
+        )
 
-    def _chunk(self, positions: TokenPositions) -> TokenChunk:
-        return TokenChunk(positions, *self.prepare(positions))
-
-    def prepare(
-        self, positions: TokenPositions
-    ) -> tuple[dict[str, tuple[Tensor, ...]], dict[str, Tensor | None]]:
-        """The tables of each scheme instance and the temperature factors of each layer kind. Runs eagerly.
+    def prepare(self, positions: TokenPositions) -> TokenChunk:
+        """Tables and temperature factors of these tokens. Runs eagerly.
 
         Raises:
             ModelError: a scheme does not support these positions.
@@ -307,18 +321,23 @@ class Transformer(nn.Module):
         for scheme in self.schemes.values():
             scheme.check(positions)
         dtype = torch.float64 if self.embed.weight.dtype == torch.float64 else torch.float32
-        tables = {name: scheme.tables(positions, dtype) for name, scheme in self.schemes.items()}
         original = self.original_length
-        factors = {
-            kind: choice.temperature.query_factors(positions, choice.max_visible, original, dtype)
-            for kind, choice in self.settings.kinds.items()
-        }
-        return tables, factors
+        return TokenChunk(
+            positions,
+            tables={name: each.tables(positions, dtype) for name, each in self.schemes.items()},
+            factors={
+                kind: choice.temperature.query_factors(
+                    positions, choice.max_visible, original, dtype
+                )
+                for kind, choice in self.settings.kinds.items()
+            },
+        )
 
     def forward_chunks(
         self,
         tokens: Tensor,
         chunks: list[TokenChunk],
+        *,
         targets: Tensor | None,
         cache: Cache | None,
         keep: int,
@@ -328,36 +347,34 @@ class Transformer(nn.Module):
         window: ShardedWindow | None,
     ) -> Tensor:
         """`forward` with prepared chunks of tokens; torch.compile traces it."""
-        new = [chunk.positions for chunk in chunks]
         if window is not None:
             keys = self._sharded_keys(window)
         elif cache is not None:
-            keys = [cache.advance(new[0])]
+            keys = [cache.advance(chunks[0].positions)]
         else:
-            keys = [dict.fromkeys(self.settings.kinds, new[0])]
-        x = self._embed_positions(self._embed(tokens), chunks)  # (B, T, C)
-        blocks: Sequence[Block | PackedBlock] = self.blocks
-        is_decoding = (
-            tokens.shape[1] == keep == 1
-            and cache is not None
-            and hooks is None
-            and bool(self.packed_blocks)
-            and not torch.is_autocast_enabled(x.device.type)
-        )
-        if is_decoding:
-            blocks = self.packed_blocks
+            keys = [dict.fromkeys(self.settings.kinds, chunks[0].positions)]
+        x = self._embed(tokens, chunks)  # (B, T, C)
         sequence = None if window is None else window.positions
-        full = self._passes(len(x), chunks, keys, new, sequence)
-        last = None
+        batch = len(x)
+        passes = [
+            self.passes(batch, chunk, visible, sequence=sequence)
+            for chunk, visible in zip(chunks, keys, strict=True)
+        ]
+        last_passes = passes
         if keep < tokens.shape[1]:
-            last = self._passes(len(x), chunks, keys, [new[0].last(keep)], sequence)
-        for i, (block, name) in enumerate(zip(blocks, self._scheme_of_layer, strict=True)):
-            passes = (last if last and i == len(self.layers) - 1 else full)[name]
-            layer_cache = None if cache is None else cache.layers[i]
-            hook = None if hooks is None else hooks[i]
-            x = block(x, passes, layer_cache, hook, window)
-        x = self.packed_norm(x) if is_decoding else self.norm(x)  # (B, K, C)
-        return self._outputs(x, targets, reduction, z_loss)
+            queries = chunks[0].positions.last(keep)
+            last_passes = [self.passes(batch, chunks[0], keys[0], queries, sequence)]
+        for i, block in enumerate(self.blocks):
+            is_last = i == len(self.layers) - 1
+            name, _ = self.layer_schemes[i]
+            x = block(
+                x,
+                [each[name] for each in (last_passes if is_last else passes)],
+                None if cache is None else cache.layers[i],
+                None if hooks is None else hooks[i],
+                window,
+            )
+        return self._outputs(self.norm(x), targets, reduction, z_loss)
 
     def _stream(
         self,
@@ -366,8 +383,8 @@ class Transformer(nn.Module):
         keep: int,
         hooks: Sequence[AttentionHook] | None,
     ) -> Tensor:
-        """Hidden states (B, K, C) of the last K of this rank's tokens. Tables and masks are created anew for
-        each chunk and layer: those of all chunks would take more memory than the keys."""
+        """Hidden states (B, K, C) of the last K of this rank's tokens. Tables and masks are created
+        anew for each chunk and layer: those of all chunks would take more memory than the keys."""
         for scheme in self.schemes.values():
             scheme.check(window.positions)  # raises on every rank alike
         chunks = list(zip(window.own, self._sharded_keys(window), window.last(keep), strict=True))
@@ -375,15 +392,15 @@ class Transformer(nn.Module):
         def passes(name: str, is_last: bool) -> Iterator[AttentionPass]:
             for new, keys, last in chunks:
                 queries = last if is_last else new
-                made = self._passes(
-                    len(x), [self._chunk(new)], [keys], [queries], window.positions, [name]
-                )
-                yield from made[name]
+                chunk = self.prepare(new)
+                made = self.passes(len(x), chunk, keys, queries, window.positions, [name])
+                yield made[name]
 
-        x = self._embed(tokens)
-        for part, (new, *_) in zip(window.split(x), chunks, strict=True):
-            part.copy_(self._embed_positions(part, [self._chunk(new)]))
-        for i, (block, name) in enumerate(zip(self.blocks, self._scheme_of_layer, strict=True)):
+        x = self.embed_tokens(tokens)
+        for part, new in zip(window.split(x), window.own, strict=True):
+            part.copy_(self.embed_chunk(part, self.prepare(new)))
+        for i, block in enumerate(self.blocks):
+            name, _ = self.layer_schemes[i]
             hook = None if hooks is None else hooks[i]
             x = block(x, passes(name, i == len(self.layers) - 1), None, hook, window)
         return x
@@ -392,16 +409,71 @@ class Transformer(nn.Module):
         """The positions of the keys by layer kind, for each of this rank's chunks."""
         s = self.settings
         by_kind = {kind: window.keys(s.mixer.name, choice) for kind, choice in s.kinds.items()}
-        return [
-            dict(zip(by_kind, each, strict=True)) for each in zip(*by_kind.values(), strict=True)
-        ]
+        return [{kind: keys[i] for kind, keys in by_kind.items()} for i in range(len(window.own))]
 
-    def _embed(self, tokens: Tensor) -> Tensor:
+    def _embed(self, tokens: Tensor, chunks: list[TokenChunk]) -> Tensor:
+        """Embeddings (B, T, C) of the tokens of all chunks, with positions."""
+        x = self.embed_tokens(tokens)
+        if len(chunks) == 1:
+            return self.embed_chunk(x, chunks[0])
+        parts = x.split([chunk.positions.order.shape[1] for chunk in chunks], 1)
+        embedded = [self.embed_chunk(*pair) for pair in zip(parts, chunks, strict=True)]
+        return torch.cat(embedded, dim=1)
+
+    def embed_tokens(self, tokens: Tensor) -> Tensor:
         """The token embeddings (B, T, C), without positions."""
         x = self.embed(tokens)
-        return (
-            x if self.settings.embedding_multiplier == 1 else x * self.settings.embedding_multiplier
-        )
+        multiplier = self.settings.embedding_multiplier
+        return x if multiplier == 1 else x * multiplier
+
+    def embed_chunk(self, x: Tensor, chunk: TokenChunk) -> Tensor:
+        """The token embeddings x (B, T, C) of a chunk, with positions."""
+        for name, scheme in self.schemes.items():
+            x = scheme.embed(x, chunk.tables[name], chunk.positions)
+        return x
+
+    def passes(
+        self,
+        batch: int,
+        chunk: TokenChunk,
+        keys: dict[str, TokenPositions],
+        queries: TokenPositions | None = None,
+        sequence: TokenPositions | None = None,
+        names: Sequence[str] | None = None,
+    ) -> dict[str, AttentionPass]:
+        """The pass of each scheme instance over a chunk of tokens, shared by its layers.
+
+        Args:
+            keys: positions of the keys by layer kind.
+            queries: the last tokens of the chunk; None: all of them.
+            sequence: see `AttentionContext`.
+            names: of the scheme instances; None: all.
+        """
+        passes = {}
+        is_isolated = self.training and any(block.is_isolated for block in self.blocks)
+        block_masks: dict[str, dict] = {kind: {} for kind in self.settings.kinds}
+        for name in names or self.schemes:
+            kind = self._kind_of[name]
+            scheme = self.schemes[name]
+            context = AttentionContext(
+                new=chunk.positions,
+                queries=chunk.positions if queries is None else queries,
+                keys=keys[kind],
+                batch=batch,
+                heads=self.settings.heads,
+                device=self.embed.weight.device,
+                tables=chunk.tables[name],
+                window=scheme.settings.window,
+                sinks=scheme.settings.sinks,
+                precompute=is_isolated,
+                block_masks=block_masks[kind],
+                sequence=sequence,
+            )
+            plan = scheme.plan(context)
+            if context.precompute and isinstance(plan, ContentPlan):
+                context.mask()  # the layers' own masks share its block mask
+            passes[name] = AttentionPass(context, plan, chunk.factors[kind])
+        return passes
 
     def _outputs(
         self,
@@ -413,91 +485,10 @@ class Transformer(nn.Module):
         """See `forward`, from normalized hidden states x (B, K, C)."""
         if targets is None:
             return self.logits(x)
-        head = self.output_head
         x = self._head_input(x)
-        return (
-            summed_nll(head, x, targets, z_loss)
-            if reduction == "sum"
-            else token_nll(head, x, targets)
-        )
-
-    def contexts(
-        self,
-        batch: int,
-        new: TokenPositions,
-        keys: dict[str, TokenPositions],
-        tables: dict[str, tuple[Tensor, ...]],
-        queries: TokenPositions,
-        sequence: TokenPositions | None = None,
-        names: Iterable[str] | None = None,
-    ) -> dict[str, tuple[AttentionContext, AttentionPlan | ContentPlan]]:
-        """Context and plan of each scheme instance (default: all), created once per pass and shared by its
-        layers."""
-        contexts = {}
-        block_masks: dict[str, dict] = {kind: {} for kind in self.settings.kinds}
-        for name in self.schemes if names is None else names:
-            scheme = self.schemes[name]
-            context = AttentionContext(
-                new=new,
-                queries=queries,
-                keys=keys[self._kind_of[name]],
-                batch=batch,
-                heads=self.settings.heads,
-                device=self.embed.weight.device,
-                tables=tables[name],
-                window=scheme.settings.window,
-                sinks=scheme.settings.sinks,
-                precompute=self.training and any(block.is_isolated for block in self.blocks),
-                block_masks=block_masks[self._kind_of[name]],
-                sequence=sequence,
-            )
-            plan = scheme.plan(context)
-            if context.precompute and isinstance(plan, ContentPlan):
-                context.mask()  # the layers' own masks share its block mask
-            contexts[name] = context, plan
-        return contexts
-
-    def _embed_positions(self, x: Tensor, chunks: list[TokenChunk]) -> Tensor:
-        """The token embeddings x (B, T, C) of the chunks, with positions."""
-        parts = (
-            [x]
-            if len(chunks) == 1
-            else x.split([chunk.positions.order.shape[1] for chunk in chunks], 1)
-        )
-        done = []
-        for part, chunk in zip(parts, chunks, strict=True):
-            for name, scheme in self.schemes.items():
-                part = scheme.embed(part, chunk.tables[name], chunk.positions)
-            done.append(part)
-        return done[0] if len(done) == 1 else torch.cat(done, dim=1)
-
-    def _passes(
-        self,
-        batch: int,
-        chunks: list[TokenChunk],
-        keys: list[dict[str, TokenPositions]],
-        queries: list[TokenPositions],
-        sequence: TokenPositions | None,
-        names: Sequence[str] | None = None,
-    ) -> dict[str, list[AttentionPass]]:
-        """The passes of each scheme instance, one for each chunk of tokens.
-
-        Args:
-            keys: positions of the keys by layer kind, for each chunk.
-            queries: for each chunk.
-            sequence: see `AttentionContext`.
-            names: of the scheme instances; default: all.
-        """
-        passes: dict[str, list[AttentionPass]] = {name: [] for name in names or self.schemes}
-        for chunk, chunk_keys, chunk_queries in zip(chunks, keys, queries, strict=True):
-            contexts = self.contexts(
-                batch, chunk.positions, chunk_keys, chunk.tables, chunk_queries, sequence, names
-            )
-            for name, (context, plan) in contexts.items():
-                passes[name].append(
-                    AttentionPass(context, plan, chunk.factors[self._kind_of[name]])
-                )
-        return passes
+        if reduction == "sum":
+            return summed_nll(self.output_head, x, targets, z_loss)
+        return token_nll(self.output_head, x, targets)
 
     def logits(self, x: Tensor) -> Tensor:
         """(…, C) normalized hidden states → (…, V) logits."""
@@ -518,11 +509,6 @@ class Transformer(nn.Module):
         return cast(list[Block], list(self.layers))
 
     @property
-    def layer_schemes(self) -> list[tuple[str, str]]:
-        """For each layer the name of its scheme instance and its kind."""
-        return [(name, self._kind_of[name]) for name in self._scheme_of_layer]
-
-    @property
     def schemes(self) -> dict[str, PositionalScheme]:
         """The scheme instances by layer kind, or by kind and layer."""
         return self._schemes
@@ -535,15 +521,14 @@ class Transformer(nn.Module):
     @property
     def depends_on_length(self) -> bool:
         """Whether any scheme depends on the declared sequence length."""
-        return any(scheme.depends_on_length for scheme in self.schemes.values()) or any(
-            choice.temperature.depends_on_length for choice in self.settings.kinds.values()
-        )
+        parts = [choice.temperature for choice in self.settings.kinds.values()]
+        return any(part.depends_on_length for part in [*parts, *self.schemes.values()])
 
     @property
     def cached_per_token(self) -> int:
         """Size of the cached keys and values per token, over all layers."""
         s = self.settings
-        keys = [self.schemes[name].key_features for name in self._scheme_of_layer]
+        keys = [self.schemes[name].key_features for name, _ in self.layer_schemes]
         return s.kv_heads * (sum(keys) + s.layers * s.head_dim)
 
     def parameter_count(self) -> int:

@@ -15,14 +15,14 @@ import shlex
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-from evaluate import provenance, show
-from evaluation import EvaluationError, EvaluationSession, EvaluationSettings, Method
+from errors import EvaluationError
 from evaluation.reports.comparison_report import RunComparison, comparison_report
-from evaluation.scoring.methods import TRAINED
+from evaluation.scoring.evaluate import EvaluationSession
+from evaluation.scoring.methods import TRAINED, Method
+from evaluation.settings import EvaluationSettings
 from settings.load import load_settings
 from settings.script import run_main
+from studies.evaluate_runs import provenance, show
 from studies.subjects import open_stores, subject_of
 from training.logging.console import Console
 from training.run.compatibility import method_of, not_at_test_time
@@ -67,12 +67,10 @@ def main() -> int:
         for loaded, under in ((extension, methods[:1]), (parent, methods))
     ]
     facts = {"corpus": stores.name, "settings": settings.model_dump(mode="json"), "note": note}
-    facts |= provenance() | {
-        "command": shlex.join(["python", "scripts/compare_parent.py", *sys.argv[1:]])
-    }
+    facts |= provenance(shlex.join(["python", "scripts/compare_parent.py", *sys.argv[1:]]))
     comparison = RunComparison(["run", "parent"], results, minuend="first")
     report = comparison_report(comparison, "parent", facts)
-    show(report, report.write(run / "evaluation" / report.name), console, verbose=False)
+    show(report, report.write(run / "evaluation" / report.name))
     return 0
 
 

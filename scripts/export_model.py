@@ -12,11 +12,7 @@ safetensors: the weights of a checkpoint, sharded or not, under the names of Sex
 extra.
 """
 
-import sys
 from pathlib import Path
-
-# when run as a script, from any directory
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from interop.export.folder import DTYPES, export_folder
 from interop.export.parity import MULTIPLES

@@ -9,11 +9,7 @@ another folder, or a tokenizer that is not part of the checkpoint. No pickle is 
 checkpoint is run. Models that would compute something other than in transformers are rejected.
 """
 
-import sys
 from pathlib import Path
-
-# when run as a script, from any directory
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from interop.runs import find_source, import_source
 from settings.script import Parser, run_main

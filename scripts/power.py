@@ -11,10 +11,7 @@ checkpoints, not to the schemes.
 """
 
 import math
-import sys
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from evaluation.statistics.power import RequiredSamples, half_to_detect, needs, read_measured
 from settings.script import Parser, run_main

@@ -11,16 +11,12 @@ prepared.json has the numbers of the tables.
 
 import sys
 from argparse import Namespace
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from data import BatchSampler, DataError, DataSettings, prepare, prepared_folder
 from data.preparation.summary import show
 from run_directory.run_settings import RunSettings
 from settings.help import describe_setting
 from settings.load import load_settings
-from settings.schema import schema_of
 from settings.script import Parser, run_main
 from training.logging.console import Console
 
@@ -41,7 +37,7 @@ def parse() -> Namespace:
     if options.help:
         print(parser.format_help())
         print("settings of data (write data.KEY=value):\n")
-        print(describe_setting([schema_of(DataSettings)], "all"))
+        print(describe_setting([DataSettings], "all"))
         sys.exit(0)
     return options
 

@@ -7,10 +7,7 @@ Validation loss is that of the last validation at the trained length, in nats pe
 `training`, `stopped` (the same command resumes it) or `imported`.
 """
 
-import sys
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from data.files import locked, read_object
 from errors import TrainingError

@@ -11,6 +11,7 @@ from typing import ClassVar
 import yaml
 
 from errors import ConfigError
+from settings.value_text import kind_of
 
 _TEXT = "tag:yaml.org,2002:str"
 _SCALARS = (
@@ -143,28 +144,3 @@ def read_yaml(file: Path) -> tuple[dict, dict[tuple, int]]:
 def write_yaml(value: dict) -> str:
     """YAML text from which `parse_yaml` reads an equal value; keys keep their order."""
     return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
-
-
-def kind_of(value: object) -> str:
-    """The type of a parsed value, as text for a message."""
-    if value is None:
-        return "null"
-    names = {
-        bool: "true/false",
-        int: "a whole number",
-        float: "a number",
-        str: "text",
-        list: "a list",
-    }
-    return names.get(type(value), "a mapping" if isinstance(value, dict) else type(value).__name__)
-
-
-def show(value: object, limit: int = 80) -> str:
-    """A parsed value as short text for a message."""
-    if value is None or isinstance(value, bool):
-        return "null" if value is None else str(value).lower()
-    if isinstance(value, dict):
-        inside = ", ".join(f"{key}: {show(item)}" for key, item in value.items())
-        return f"{{{inside}}}" if len(inside) < 60 else "{...}"
-    text = str(value) if value != "" else "''"
-    return text if len(text) <= limit else text[: limit - 3] + "..."

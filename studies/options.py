@@ -3,22 +3,70 @@
 import shlex
 import sys
 from argparse import Namespace
+from collections.abc import Sequence
 from pathlib import Path
 
 from errors import StudyError
-from settings.command_line import parse
+from settings.command_line import HelpTopics, SettingsParser
 from settings.load import load_settings, split_arguments
 from studies.running.runner import gpus
-from studies.settings import StudySettings
+from studies.study_settings import StudySettings
+
+TOPICS = HelpTopics(
+    classes=[StudySettings],
+    common="base grid skip variants evaluations report.baseline report.primary report.lengths "
+    "report.tolerance",
+    setting="grid",
+    choice="report",
+)
 
 
-def parse_options(usage: str) -> Namespace:
+def parser_of(usage: str) -> SettingsParser:
+    """The options of study.py."""
+    parser = SettingsParser(usage, TOPICS)
+    add = parser.add_argument
+    add("overrides", nargs="*", default=[], metavar="STUDY.yaml | key=value")
+    add("--run-dir", metavar="DIR", help="default: runs/studies/<name of the file>")
+    add(
+        "--jobs",
+        type=int,
+        metavar="N",
+        help="cells to run at a time (default: one per GPU, or one)",
+    )
+    add("--only", metavar="PATTERN", help="run only the cells that match, e.g. 'scheme=rope,*'")
+    add(
+        "--no-training",
+        action="store_true",
+        help="evaluate trained cells and leave the others pending",
+    )
+    add(
+        "--evaluate-again",
+        action="store_true",
+        help="rerun evaluate.py, which reuses its cached results",
+    )
+    add("--report", action="store_true", help="rewrite the report from results.json and exit")
+    add("--dry-run", action="store_true", help="print the cells and the estimated time, and exit")
+    add("--cell", type=int, metavar="INDEX", help="run one cell only, without gathering results")
+    add("--slurm", action="store_true", help="write a SLURM array script with one task per cell")
+    add("--partition", help="partition of the array script")
+    add(
+        "--sbatch",
+        action="append",
+        default=[],
+        metavar="OPTION",
+        help="further sbatch option, as --sbatch=--time=2:00:00",
+    )
+    return parser
+
+
+def parse_options(usage: str, arguments: Sequence[str] | None = None) -> Namespace:
     """Parse and validate the command line.
 
     Beside argparse's own attributes the result has `study` (the settings, or None), `folder` (the study's
     directory), `name`, `command` (arguments of each SLURM task) and `repeat` (this command line).
     """
-    options = parse("study", usage)
+    arguments = sys.argv[1:] if arguments is None else arguments
+    options = parser_of(usage).parse(arguments)
     if options.jobs is None:
         options.jobs = max(1, len(gpus()))
     if options.jobs < 1:
@@ -35,5 +83,5 @@ def parse_options(usage: str) -> Namespace:
         options.sbatch.insert(0, f"--partition={options.partition}")
     options.command = ["study.py", *options.overrides, "--run-dir", str(options.folder)]
     options.command_line = shlex.join(options.command)
-    options.repeat = shlex.join(["python", "study.py", *sys.argv[1:]])
+    options.repeat = shlex.join(["python", "study.py", *arguments])
     return options

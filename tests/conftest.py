@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
+# Scripts that tests start import this tree, whatever is installed.
+os.environ["PYTHONPATH"] = str(Path(__file__).resolve().parents[1])
 # Before torch starts its threads: the suite runs beside others, and sums must not depend on the core count.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

@@ -20,8 +20,8 @@ import torch
 from accelerate.commands.launch import launch_command_parser
 from torch.distributed.run import get_args_parser
 
-import evaluate
-from model import SCHEMES, Cache, TokenPositions, Transformer
+from evaluation.kinds import kind_of
+from model import SCHEMES, TokenPositions, Transformer
 from tests.interop.models import make
 from tests.model.zoo import V, close, ids, initialized, settings_of
 
@@ -78,7 +78,7 @@ def test_walkthrough_examples_work(name, tmp_path, monkeypatch):
     model = example(name, tmp_path, monkeypatch)
     tokens = ids(2, 19)
     whole = model(tokens, TokenPositions.plain(19))
-    cache = Cache(model, 2, 19)
+    cache = model.make_cache(2, 19)
     parts = [
         model(tokens[:, n : n + 1], TokenPositions.plain(1, offset=n), cache=cache)
         for n in range(19)
@@ -307,7 +307,7 @@ class Clone:
         if name == "prepare" and self.miniature:
             words = (*words, *text_for(words))
         if name in ("evaluate", "compare_parent") and self.miniature and "--help" not in words:
-            known = evaluate.kind_of(
+            known = kind_of(
                 [word for word in words if not word.startswith(("--", "runs/"))]
             ).settings_class.model_fields
             words = (*words, *(f"{key}={value}" for key, value in SMALL.items() if key in known))

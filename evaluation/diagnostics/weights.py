@@ -14,8 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from model import Cache, TokenPositions, Transformer
-from model.attention.kernels import AttentionDetails, AttentionHook, attention_details
+from model import TokenPositions, Transformer
+from model.attention.explicit import AttentionDetails, attention_details
+from model.attention.kernels import AttentionHook
 from model.attention.mask import AttentionView, mask_dtype, repeated
 
 PAIRS_AT_ONCE = 1 << 22  # B·H·t·S of a block of queries
@@ -250,7 +251,7 @@ def last_outputs(
     `length`: declared length of the sequence. `hooks` are called in the last pass, which has `keep` queries.
     """
     rows, inputs = tokens.shape
-    cache = Cache(model, rows, inputs)
+    cache = model.make_cache(rows, inputs)
     before = inputs - keep
     for start in range(0, before, chunk):
         stop = min(before, start + chunk)

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 from torch import Tensor
 
 from errors import EvaluationError
-from model import ModelError
+from model import ModelError, TokenPositions
 from model.position import (
     SCHEMES,
     AttentionContext,
@@ -24,7 +24,6 @@ from model.position import (
     HeadGeometry,
     PositionalScheme,
     PositionSettings,
-    TokenPositions,
 )
 from model.position.scaling import AnyScaling, Scaling
 from model.position.schemes.rope import Rope

@@ -14,7 +14,8 @@ import torch
 from errors import EvaluationError
 from evaluation.scoring.scoring import ModelScorer
 from model import LinearMixer, TokenPositions, Transformer
-from model.attention.kernels import choose, query_block
+from model.attention.explicit import query_block
+from model.attention.kernels import choose
 from model.attention.mask import AttentionView
 
 # Blocks of scores alive at once, measured as resident memory: the largest value for each kind of kernel.

@@ -12,7 +12,7 @@ import torch
 from errors import EvaluationError
 from evaluation.scoring.text import EvaluationText
 from evaluation.scoring.windows import Scorer, TargetWindows
-from model import Cache, ContextShard, TokenPositions, Transformer
+from model import ContextShard, TokenPositions, Transformer
 from model.devices import to_device
 
 
@@ -71,7 +71,7 @@ class ModelScorer:
                 if torch.is_autocast_enabled(device.type)
                 else None
             )
-            cache = Cache(self.model, rows, inputs, dtype=half)
+            cache = self.model.make_cache(rows, inputs, dtype=half)
         parts = []
         for start in range(0, inputs, self.chunk):
             stop = min(inputs, start + self.chunk)

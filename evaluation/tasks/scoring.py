@@ -68,7 +68,7 @@ class TaskScorer:
         tokens = torch.from_numpy(prompts).to(self.device)
         rows, width = tokens.shape
         answers = torch.from_numpy(candidates).to(self.device)
-        cache = Cache(self.model, rows, width + answers.shape[2] - 1)
+        cache = self.model.make_cache(rows, width + answers.shape[2] - 1)
         first = tokens
         for start in range(0, width, self.chunk):
             stop = min(start + self.chunk, width)

@@ -17,7 +17,7 @@ from errors import InteropError
 from interop.export import generated
 from interop.export.angles import exact_angles
 from interop.extras import load_extra
-from model import Cache, TokenPositions, Transformer
+from model import TokenPositions, Transformer
 
 CHUNK = 1024  # tokens per pass beyond it, which bounds the memory of masks and logits
 MULTIPLES = (1, 4, 16)  # of the trained length
@@ -112,7 +112,7 @@ def _compared(model: Transformer, theirs: Any, model_type: str | None, length: i
     ids = torch.randint(0, model.vocab_size, (1, length), generator=generator)
     # Frequencies that follow the length would leave keys of other frequencies in transformers' cache.
     size = length if model.depends_on_length and model_type else CHUNK
-    cache = Cache(model, 1, length)
+    cache = model.make_cache(1, length)
     positions = TokenPositions.plain(length)
     past = None if model_type else sys.modules[generated.MODULE].SextantCache(theirs, length)
     difference = largest = 0.0

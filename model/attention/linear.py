@@ -21,17 +21,17 @@ from errors import ModelError
 from model.attention.kernels import AttentionHook
 from model.attention.mask import AttentionMask, AttentionView, mask_dtype
 from model.attention.softmax import AttentionPass, Projection
-from model.cache import LinearState
+from model.cache import CacheIndex, LinearLayerCache, LinearState
 from model.position import (
     SCHEMES,
     AttentionContext,
     ContentPlan,
     HeadGeometry,
     PositionSettings,
-    TokenPositions,
 )
 from model.position.temperature import NoTemperature
 from model.settings import LinearMixer, ModelSettings
+from model.token_positions import TokenPositions
 
 Compared = tuple[Tensor, Tensor]  # queries (B, H, K, E) and keys (B, G, T, E)
 
@@ -60,6 +60,10 @@ class LinearAttention(Projection):
         super().__init__(s, choice)
         assert isinstance(s.mixer, LinearMixer)
         self.mixer = s.mixer
+
+    def make_cache(self, index: CacheIndex | None, dtype: torch.dtype) -> LinearLayerCache:
+        """An empty cache for this layer."""
+        return LinearLayerCache()
 
     def forward(
         self,

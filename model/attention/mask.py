@@ -10,16 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask
 
-from model.attention.network_bias import NetworkBias
-
-if TYPE_CHECKING:
-    from model.position import TokenPositions
+from model.fast.network_bias import NetworkBias
+from model.token_positions import TokenPositions
 
 # Arguments are INDICES (batch row, head, query, key), as in FlexAttention; indexed tensors are captured.
 # True: the query attends to the key
@@ -27,6 +24,7 @@ MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 BiasFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # added to the logit
 DistanceFunction = Callable[[Tensor, Tensor], Tensor]  # (head, distance) -> added to the logit
 
+PRECISE = torch.float32, torch.float64
 QUERY_BLOCK = 256
 # for masks by distance: the CPU's fused kernel is faster with at least 768 queries
 WIDE_BLOCK = 1024
@@ -175,7 +173,7 @@ class AttentionMask:
     rows: int = 1
     mask_rows: int = 1
     # The block mask, shared by all masks of a pass that differ in their bias only.
-    _shared: dict = field(default_factory=dict, repr=False, compare=False)
+    shared: dict = field(default_factory=dict, repr=False, compare=False)
     # Lowered forms, computed once per pass. torch.compile does not support functools.cached_property's lock.
     _lowered: dict = field(default_factory=dict, repr=False, compare=False)
 
@@ -199,7 +197,7 @@ class AttentionMask:
 
     @property
     def has_biased_kernel(self) -> bool:
-        """Whether `model/attention/biased.py` evaluates the bias: differences of sums, and with gradients
+        """Whether `model/fast/biased.py` evaluates the bias: differences of sums, and with gradients
         learned functions of distance and networks."""
         if self.key_sums is not None:
             return self.is_exact_band
@@ -277,14 +275,6 @@ class AttentionMask:
             heads = torch.arange(self.heads, device=self.device)
             values = self.distance(heads[:, None], d.clamp(min=0)[None, :])
         return values.masked_fill(hidden, -math.inf)
-
-    def block_mask(self, make: Callable[..., BlockMask]) -> BlockMask:
-        """The mask as FlexAttention's BlockMask, created once per pass."""
-        if "block_mask" not in self._shared:
-            rows = None if self.mask_rows == 1 else self.batch
-            mask = make(self.mask_mod, rows, None, self.queries, self.keys, device=self.device)
-            self._shared["block_mask"] = mask
-        return self._shared["block_mask"]
 
     @property
     def has_flex_bias(self) -> bool:

@@ -26,7 +26,8 @@ from torch.distributed._functional_collectives import (
 from errors import ModelError
 from model.attention.linear import accumulated
 from model.cache import LinearState
-from model.position import Accumulate, PositionSettings, TokenPositions
+from model.position import Accumulate, PositionSettings
+from model.token_positions import TokenPositions
 
 TokenRanges = list[tuple[int, int]]  # (first token, last token + 1), in order
 

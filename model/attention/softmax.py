@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from errors import ModelError
 from model.attention.kernels import AttentionHook, attend
 from model.attention.mask import AttentionView
+from model.cache import CacheIndex, LayerCache
 from model.position import (
     AttentionContext,
     AttentionPlan,
@@ -151,6 +152,11 @@ class Projection(nn.Module):
 
 class Attention(Projection):
     """Softmax attention: projects, updates the cache and attends. The plan defines the attention pattern."""
+
+    def make_cache(self, index: CacheIndex | None, dtype: torch.dtype) -> LayerCache:
+        """An empty cache for this layer."""
+        assert index is not None
+        return LayerCache(index, dtype)
 
     def forward(
         self,

@@ -11,7 +11,6 @@ from model.position.base import (
     PositionSettings,
 )
 from model.position.registry import SCHEMES
-from model.position.token_positions import TokenPositions
 
 __all__ = [
     "SCHEMES",
@@ -23,5 +22,4 @@ __all__ = [
     "HeadGeometry",
     "PositionSettings",
     "PositionalScheme",
-    "TokenPositions",
 ]

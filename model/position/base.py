@@ -27,9 +27,9 @@ from model.attention.mask import (
     QueryBlock,
     visibility_mask,
 )
-from model.attention.network_bias import NetworkBias
+from model.fast.network_bias import NetworkBias
 from model.position.temperature import AnyTemperature, NoTemperature
-from model.position.token_positions import TokenPositions
+from model.token_positions import TokenPositions
 from settings.fields import StrictSettings
 
 
@@ -157,7 +157,7 @@ class AttentionContext:
             kernel_options=kernel_options or {},
             rows=1 if same else self.batch,
             mask_rows=1 if plain and (mask_mod is None or same) else self.batch,
-            _shared=self.block_masks if mask_mod is None else {},
+            shared=self.block_masks if mask_mod is None else {},
         )
         if self.precompute:
             precompute_masks(mask, mask.device.type)
@@ -234,7 +234,7 @@ class AttentionPlan:
         linear: logits are linear in the queries. Otherwise a temperature scales the queries of the views.
         mask: the mask of the only view, if its weights are softmax(q·k + bias) and its queries and keys are
             the given ones, rotated by `rotation`. Such plans can decode without `read` and `write`
-            (`model/decode_plan.py`). None for all other plans.
+            (`model/fast/decode_plan.py`). None for all other plans.
     """
 
     read: Callable[[Tensor, Tensor], list[AttentionView]]

@@ -15,7 +15,7 @@ from pydantic import model_validator
 from torch import Tensor
 
 from model.position.base import PositionSettings
-from model.position.token_positions import TokenPositions
+from model.token_positions import TokenPositions
 
 
 class ContentSettings(PositionSettings):

@@ -14,7 +14,7 @@ from model.attention.mask import AttentionMask, BiasFunction, QueryBlock
 from model.position.base import AttentionContext, AttentionPlan, PositionalScheme, PositionSettings
 from model.position.scaling import Factor, stretch_of
 from model.position.table import on_device
-from model.position.token_positions import TokenPositions
+from model.token_positions import TokenPositions
 
 # `PositionalScheme.exempt` of schemes that compute weights per pair.
 UNROLLED = {"graphs": "blocks of queries are unrolled when compiled: one graph per length"}

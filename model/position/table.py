@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
-from model.position.token_positions import TokenPositions
+from model.token_positions import TokenPositions
 
 ROWS_AT_ONCE = 1 << 14
 STRETCHES_KEPT = 16  # maximum number of cached tables, for documents of many lengths

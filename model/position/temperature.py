@@ -15,7 +15,7 @@ from pydantic import Field
 from torch import Tensor
 
 from model.position.table import on_device
-from model.position.token_positions import TokenPositions
+from model.token_positions import TokenPositions
 from settings.fields import StrictSettings
 
 Scale = Annotated[float, Field(gt=0, allow_inf_nan=False)]

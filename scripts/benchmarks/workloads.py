@@ -21,7 +21,7 @@ from generation.decoding import Generation
 from generation.sampling import SamplingParams
 from interop.extras import load_extra
 from interop.huggingface.weights import LLAMA, weight_map
-from model import Cache, ModelSettings, TokenPositions, Transformer
+from model import ModelSettings, TokenPositions, Transformer
 from run_directory.optimizer_settings import AdamWSettings
 from training.optim import make_optimizer
 from training.run.hardware import peak_memory, prepare_cpu
@@ -237,7 +237,9 @@ def prefill(shape: Shape, variant: str) -> Prepared:
         ours = our_model(shape)
 
         def run() -> Tensor:
-            return ours(ids, TokenPositions.plain(PREFILL), cache=Cache(ours, 1, PREFILL), keep=1)
+            return ours(
+                ids, TokenPositions.plain(PREFILL), cache=ours.make_cache(1, PREFILL), keep=1
+            )
 
     def call() -> list[float]:
         with torch.inference_mode():

@@ -12,24 +12,21 @@ are met; otherwise 1.
 """
 
 import re
-import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
 import numpy as np
 import torch
 
 from data.files import write_text
-from evaluation import ModelScorer
 from evaluation.reports.results_table import markdown_table
+from evaluation.scoring.scoring import ModelScorer
 from generation.decoding import Generation
 from generation.sampling import SamplingParams
-from model import SCHEMES, TokenPositions, Transformer, static_decoding
+from model import SCHEMES, TokenPositions, Transformer, decoding
 from model.devices import find_device
 from run_directory.run_settings import RunSettings
 from settings.load import load_settings
@@ -139,7 +136,7 @@ class Bench:
     def decoding(self, compiled: bool) -> tuple[float, float]:
         """(tokens per second, share of the bandwidth at which the weights are read) with one row, after the
         tokens that include the prefill, compilation and the recording of the graph."""
-        static_decoding.COMPILED_PASSES = 1 if compiled else 1 << 30
+        decoding.COMPILED_PASSES = 1 if compiled else 1 << 30
         model, _ = self.model("1b.yaml")
         model = (
             model.to(torch.bfloat16 if self.device.type == "cuda" else torch.float32).eval().pack()

@@ -16,7 +16,6 @@ threads and processes is replaced.
 import os
 import platform
 import socket
-import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -24,18 +23,17 @@ from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
 import numpy as np
 import pandas as pd
 import torch
 
 from data.files import write_text
 from errors import TrainingError
-from evaluation import EvaluationText, ModelScorer
 from evaluation.ranks import joined
 from evaluation.reports.results_table import markdown_table
 from evaluation.scoring.forecast import memory_needed
+from evaluation.scoring.scoring import ModelScorer
+from evaluation.scoring.text import EvaluationText
 from model import SCHEMES, Transformer
 from run_directory.run_settings import RunSettings
 from settings.load import load_settings

@@ -9,12 +9,9 @@ the lower end of the 95% interval over windows, the parameters of the positional
 training has not changed. The increase is empty if no layer reads position numbers.
 """
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import numpy as np
 import torch

@@ -8,11 +8,8 @@ The kernel of each scheme is determined by planning a small pass.
 
 import inspect
 import re
-import sys
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
 from pydantic import BaseModel

@@ -12,11 +12,7 @@ import json
 import math
 import re
 import shutil
-import sys
 from pathlib import Path
-
-# when run as a script, from any directory
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -115,7 +111,7 @@ def gain_figure(found: dict) -> Figure:
     )
     text = FigureText(lengths, described(found))
     return dots_figure(
-        [("", dots)], text, "net gain, nats per token (right: better)", found["tolerance"]
+        {"": dots}, text, "net gain, nats per token (right: better)", found["tolerance"]
     )
 
 

@@ -10,11 +10,7 @@ transformers.
 
 import hashlib
 import json
-import sys
 from pathlib import Path
-
-# when run as a script, from any directory
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from interop.export.classes import choose_class
 from model import SCHEMES, ModelSettings, Transformer

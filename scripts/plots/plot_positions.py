@@ -21,12 +21,9 @@ writes the same bytes. Schemes and methods come from the registry, so new ones a
 """
 
 import argparse
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # allows running from any directory
 
 from errors import ConfigError
 from evaluation.reports.charts import save

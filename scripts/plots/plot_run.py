@@ -7,17 +7,13 @@ Reads metrics.jsonl, also of unfinished runs; if a step was repeated, its last l
 and CSV with the same name.
 """
 
-import io
-import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
-from data.files import atomic
 from evaluation.reports.charts import save
+from evaluation.reports.results_table import write_table
 from settings.script import Parser, run_main
 from studies.report.training_figure import training_figure
-from studies.results.training_curves import differences, names_of, read_curves, write_csv
+from studies.results.training_curves import csv_records, differences, names_of, read_curves
 from training.logging.console import Console
 
 
@@ -49,13 +45,10 @@ def main() -> int:
     for reason in differences(runs):
         console.warn(reason)
     out.parent.mkdir(parents=True, exist_ok=True)
-    with atomic(out.with_suffix(".csv")) as file:
-        text = io.TextIOWrapper(file, encoding="utf-8", newline="")
-        write_csv(text, runs, options.smooth)
-        text.detach()  # flushes without closing the file
-    drawn = save(training_figure(runs, options.smooth), out.parent, out.stem)
-    for file in (drawn, drawn.with_suffix(".svg"), drawn.with_suffix(".csv")):
-        console.info(str(file))
+    png = save(training_figure(runs, options.smooth), out.parent, out.stem)
+    write_table(png.with_suffix(".csv"), csv_records(runs, options.smooth))
+    for suffix in (".png", ".svg", ".csv"):
+        console.info(str(png.with_suffix(suffix)))
     return 0
 
 

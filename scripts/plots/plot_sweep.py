@@ -12,8 +12,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -33,8 +31,8 @@ from evaluation.reports.charts import (
     save,
 )
 from evaluation.reports.results_table import markdown_table, write_table
+from evaluation.reports.text import counted
 from settings.script import Parser, run_main
-from studies.report.document import counted
 from studies.results.losses import read_losses
 from studies.results.stored import RESULTS, SEED, StoredStudy, read_results, read_study
 

@@ -11,12 +11,10 @@ from errors import StudyError
 from evaluation.scoring.methods import TRAINED
 
 RESULTS = "results.json"
-# the axis that is compared, and the axis that repeats it
-SCHEME = "scheme"
-SEED = "seed"
-# defaults: nats, and the simultaneous level of intervals
-TOLERANCE = 0.02
-CONFIDENCE = 0.95
+SCHEME = "scheme"  # the axis that is compared
+SEED = "seed"  # the axis that repeats it
+TOLERANCE = 0.02  # nats
+CONFIDENCE = 0.95  # simultaneous level of intervals
 Group = tuple[tuple[str, str], ...]  # labels on the axes other than the scheme and the seed
 
 
@@ -62,31 +60,28 @@ class StoredStudy:
     def baseline(self) -> str | None:
         """The variant that the others are compared with."""
         names = [variant.name for variant in self.variants]
-        wanted = self.declared.get("baseline")
-        if wanted is not None and wanted not in names:
+        declared = self.declared.get("baseline")
+        if declared is not None and declared not in names:
             raise StudyError(
-                f"report.baseline={wanted} is not a variant of the study: {', '.join(names)}"
+                f"report.baseline={declared} is not a variant of the study: {', '.join(names)}"
             )
-        return wanted or (names[0] if names else None)
+        return declared or next(iter(names), None)
 
     @property
     def evaluations(self) -> list[str]:
-        """Names of all evaluations with results in the order of the study, the primary one first."""
-        found = dict.fromkeys(
-            name for cell in self.cells for name in cell.record.get("evaluations") or {}
-        )
-        order = [
-            self.declared.get("primary"),
-            *((self.record.get("study") or {}).get("evaluations") or {}),
-        ]
-        return [name for name in dict.fromkeys([*order, *found]) if name in found]
+        """Names of all evaluations with results in the order of the study, the primary first."""
+        measured = [name for cell in self.cells for name in cell.record.get("evaluations") or {}]
+        planned = (self.record.get("study") or {}).get("evaluations") or {}
+        order = dict.fromkeys([self.declared.get("primary"), *planned, *measured])
+        return [name for name in order if name in measured]
 
     def results(self, name: str, group: Group) -> list[tuple[StudyVariant, StoredCell, dict]]:
         """The results of an evaluation in a group of cells, for every variant."""
-        found = [(variant, cell) for variant in self.variants for cell in self.of(variant, group)]
-        every = [(variant, cell, cell.record.get("evaluations") or {}) for variant, cell in found]
         return [
-            (variant, cell, results[name]) for variant, cell, results in every if results.get(name)
+            (variant, cell, result)
+            for variant in self.variants
+            for cell in self.of(variant, group)
+            if (result := (cell.record.get("evaluations") or {}).get(name))
         ]
 
     def of(self, variant: StudyVariant, group: Group) -> list[StoredCell]:
@@ -104,41 +99,41 @@ def read_study(results: dict) -> StoredStudy:
     """Raises StudyError if `results` is not a valid results file."""
     if results.get("format") != 1 or "cells" not in results:
         raise StudyError(
-            f"not a results file of a study: format {results.get('format')!r}, expected 1; run study.py again"
+            f"not a results file of a study: format {results.get('format')!r}, expected 1; "
+            "run study.py again"
         )
     name = results.get("name", "study")
-    study = results.get("study") or {}
+    settings = results.get("study") or {}
     axes = dict.fromkeys(axis for cell in results["cells"] for axis in cell["axes"] if axis != SEED)
-    by = SCHEME if SCHEME in axes else next(iter(axes), SCHEME)
-    cells = [
-        StoredCell(
-            id=record["id"],
-            scheme=record["axes"].get(by, name),
-            seed=record["axes"].get(SEED, "0"),
-            group=tuple(
-                (axis, label) for axis, label in record["axes"].items() if axis not in (by, SEED)
-            ),
-            record=record,
-        )
-        for record in results["cells"]
-    ]
+    compared = SCHEME if SCHEME in axes else next(iter(axes), SCHEME)
+    cells = []
+    for record in results["cells"]:
+        labels = record["axes"]
+        group = tuple((k, label) for k, label in labels.items() if k not in (compared, SEED))
+        scheme = labels.get(compared, name)
+        cells.append(StoredCell(record["id"], scheme, labels.get(SEED, "0"), group, record))
     schemes = dict.fromkeys(cell.scheme for cell in cells)
-    declared = [
-        StudyVariant(label, one["scheme"], one.get("method", TRAINED))
-        for label, one in (study.get("variants") or {}).items()
-    ]
-    if unknown := [
-        f"{one.name} (scheme {one.scheme})" for one in declared if one.scheme not in schemes
-    ]:
-        raise StudyError(f"variants: schemes not in the grid: {', '.join(unknown)}")
+    variants = _variants(list(schemes), settings.get("variants") or {})
+    return StoredStudy(name, cells, variants, dict(settings.get("report") or {}), results)
+
+
+def _variants(schemes: list[str], declared: dict[str, dict]) -> list[StudyVariant]:
+    """Every scheme as trained, unless a variant renames it, followed by its variants."""
+    of_scheme = {scheme: [] for scheme in schemes}
+    for label, entry in declared.items():
+        variant = StudyVariant(label, entry["scheme"], entry.get("method", TRAINED))
+        if variant.scheme not in of_scheme:
+            raise StudyError(
+                f"variants.{label}.scheme = {variant.scheme} is not in the grid: "
+                f"{', '.join(schemes)}"
+            )
+        of_scheme[variant.scheme].append(variant)
     variants = []
-    for scheme in schemes:
-        own = [one for one in declared if one.scheme == scheme]
-        as_trained = (
-            [] if any(one.method == TRAINED for one in own) else [StudyVariant(scheme, scheme)]
-        )
-        variants += as_trained + own
-    return StoredStudy(name, cells, variants, dict(study.get("report") or {}), results)
+    for scheme, own in of_scheme.items():
+        if not any(variant.method == TRAINED for variant in own):
+            variants.append(StudyVariant(scheme, scheme))
+        variants += own
+    return variants
 
 
 def unfair_comparisons(checks: dict) -> list[str]:

@@ -5,12 +5,13 @@ One row is one metric of one variant, at one length, of one seed or over all see
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+from evaluation.reports.results_table import finite
+from evaluation.reports.text import with_ends
 from evaluation.statistics.seeds import SeedInterval
 from studies.results.stored import Group, StoredStudy, StudyVariant
 
@@ -19,12 +20,18 @@ FACTS = ("protocol", "trained_length", "bos", "dtype", "corpus", "corpus_hash", 
 
 @dataclass(frozen=True)
 class StudyResult:
-    """One row. `where`: a depth, a range of positions or a part of the units; `seed`: '' for all seeds;
-    `note`: the reason of a failure, or how seeds were paired."""
+    """One row.
+
+    Attributes:
+        length: number of input tokens; None for a metric of all lengths.
+        where: a depth, a range of positions or a part of the units.
+        seed: '' for all seeds.
+        note: the reason of a failure, or how seeds were paired.
+    """
 
     variant: str
     metric: str
-    length: int | None
+    length: Any
     where: tuple
     seed: str
     value: float
@@ -41,19 +48,18 @@ class StudyResult:
         return math.nan if self.interval is None else self.interval.high
 
     @property
-    def half(self) -> float:
-        return (self.high - self.low) / 2
+    def text(self) -> str:
+        """`+0.011 [−0.012, +0.034]`; without brackets for a point estimate."""
+        return with_ends(self.value, self.low, self.high)
 
     @property
-    def at(self) -> int:
-        """The length of a row that has one."""
-        assert self.length is not None
-        return self.length
+    def half(self) -> float:
+        return (self.high - self.low) / 2
 
 
 @dataclass
 class ResultsTable:
-    """All rows of one evaluation in one group of cells. `facts`: from the results of the first cell."""
+    """All rows of one evaluation in one group of cells. `facts`: of the first cell's results."""
 
     name: str
     group: Group
@@ -73,8 +79,8 @@ class ResultsTable:
     @property
     def names(self) -> list[str]:
         """The variants with results, in the order of the study."""
-        found = {row.variant for row in self.rows.values()}
-        return [variant.name for variant in self.variants if variant.name in found]
+        measured = {row.variant for row in self.rows.values()}
+        return [variant.name for variant in self.variants if variant.name in measured]
 
     def add(
         self,
@@ -87,27 +93,24 @@ class ResultsTable:
         verdict: str = "",
         note: str = "",
     ) -> None:
-        interval = value if isinstance(value, SeedInterval) else None
-        estimate = value.estimate if isinstance(value, SeedInterval) else float(value)
-        self.rows[variant, metric, length, where, seed] = StudyResult(
-            variant, metric, length, where, seed, estimate, interval, verdict, note
-        )
+        if isinstance(value, SeedInterval):
+            number = value.estimate
+            interval = value
+        else:
+            number = float(value)
+            interval = None
+        row = StudyResult(variant, metric, length, where, seed, number, interval, verdict, note)
+        self.rows[variant, metric, length, where, seed] = row
 
     def get(
-        self,
-        variant: str,
-        metric: str,
-        length: int | None = None,
-        where: tuple = (),
-        seed: str = "",
-    ) -> StudyResult | None:
-        return self.rows.get((variant, metric, length, where, seed))
-
-    def value(
         self, variant: str, metric: str, length: int | None = None, where: tuple = ()
-    ) -> float | None:
+    ) -> StudyResult | None:
+        """The row over all seeds."""
+        return self.rows.get((variant, metric, length, where, ""))
+
+    def value(self, variant: str, metric: str, length: int | None = None) -> float | None:
         """The value over all seeds; None if there is none."""
-        row = self.get(variant, metric, length, where)
+        row = self.get(variant, metric, length)
         return None if row is None else row.value
 
     def select(
@@ -122,39 +125,46 @@ class ResultsTable:
             row
             for row in self.rows.values()
             if row.metric == metric
-            and (variant is None or row.variant == variant)
-            and (seed is None or row.seed == seed)
-            and (where is None or row.where == where)
+            and variant in (None, row.variant)
+            and seed in (None, row.seed)
+            and where in (None, row.where)
         ]
 
 
-def csv_text(study: StoredStudy, tables: Sequence[ResultsTable]) -> str:
-    """results.csv: the rows of all tables, with the facts about their evaluation."""
-    axes = list(dict.fromkeys(axis for table in tables for axis, _ in table.group))
-    text = io.StringIO(newline="")
-    writer = csv.writer(text, lineterminator="\n")
-    where = ("variant", "scheme", "method", "metric", "length", "where", "seed")
-    numbers = ("value", "low", "high", "verdict", "note", "seeds", "units", "family", "level")
-    writer.writerow(["study", "evaluation", *axes, *where, *numbers, *FACTS])
+def csv_records(study: StoredStudy, tables: Sequence[ResultsTable]) -> list[dict]:
+    """The rows of results.csv: those of all tables, with the facts about their evaluation."""
+    axes = dict.fromkeys(axis for table in tables for axis, _ in table.group)
     variants = {variant.name: variant for variant in study.variants}
+    records = []
     for table in tables:
-        labels = dict(table.group)
-        facts = [table.facts.get(key) for key in FACTS]
+        place = {"study": study.name, "evaluation": table.name, **axes, **dict(table.group)}
+        facts = {key: table.facts.get(key) for key in FACTS}
         for row in table.rows.values():
-            variant = variants[row.variant]
-            one = row.interval
-            sample = ["", "", "", ""]
-            if one is not None:
-                seeds = " and ".join(map(str, one.seeds))
-                sample = [seeds, one.units, one.family, f"{1 - (1 - one.level) * one.family:.6g}"]
-            writer.writerow(
-                [study.name, table.name, *(labels.get(axis) for axis in axes)]
-                + [row.variant, variant.scheme, variant.method, row.metric, row.length]
-                + ["–".join(map(str, row.where)), row.seed]
-                + [
-                    "" if math.isnan(number) else number
-                    for number in (row.value, row.low, row.high)
-                ]
-                + [row.verdict, row.note, *sample, *facts]
-            )
-    return text.getvalue()
+            record = {
+                "variant": row.variant,
+                "scheme": variants[row.variant].scheme,
+                "method": variants[row.variant].method,
+                "metric": row.metric,
+                "length": row.length,
+                "where": "–".join(map(str, row.where)),
+                "seed": row.seed,
+                "value": finite(row.value),
+                "low": finite(row.low),
+                "high": finite(row.high),
+                "verdict": row.verdict,
+                "note": row.note,
+            }
+            records.append(place | record | _sample(row.interval) | facts)
+    return records
+
+
+def _sample(interval: SeedInterval | None) -> dict:
+    """`level`: the simultaneous level of the whole family."""
+    if interval is None:
+        return dict.fromkeys(("seeds", "units", "family", "level"))
+    return {
+        "seeds": " and ".join(map(str, interval.seeds)),
+        "units": interval.units,
+        "family": interval.family,
+        "level": f"{1 - (1 - interval.level) * interval.family:.6g}",
+    }

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 import math
 import re
-from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import TextIO
 
 import numpy as np
 import pandas as pd
@@ -19,49 +15,50 @@ from errors import StudyError
 from training.logging.metrics_file import held_lines, latest
 from training.run.directory import is_run, not_a_run, read_manifest, read_settings
 
-COLUMNS = ("run", "measure", "length", "step", "tokens", "attempt", "value")
+COLUMNS = ("step", "attempt", "tokens", "loss", "lr")
 
 
 @dataclass(frozen=True)
 class TrainingCurves:
-    """One run. Arrays are over its steps, (n,); a non-finite loss is NaN.
+    """The curves of one run.
 
-    `held_out`: {input tokens: [(step, NLL in nats)]}. `changes` of positions: [(step, overrides)]. `resized`:
-    [(step, new window length)]. `forked`: [(step of the fork, name of the parent)].
+    Attributes:
+        steps: a row per step: step, attempt, tokens (target tokens trained on after it), loss (NaN
+            if it was not finite) and lr.
+        held_out: {input tokens: [(step, NLL in nats)]}.
+        events: (kind, step, text): `resumed` after the step; `change` of positions or of the window
+            length, in the text; `forked` from the run in the text; `skipped`: no update, or a loss
+            that was not finite.
+        targets: hash or number of the held-out targets.
     """
 
     name: str
     train_length: int
-    steps: np.ndarray
-    attempts: np.ndarray
-    tokens: np.ndarray  # target tokens trained on after each step
-    loss: np.ndarray
-    rate: np.ndarray
+    steps: pd.DataFrame
     held_out: dict[int, list[tuple[int, float]]]
-    resumed: list[int]
-    changes: list[tuple[int, str]]
-    resized: list[tuple[int, int]]
-    forked: list[tuple[int, str]]
-    skipped: list[int]
+    events: list[tuple[str, int, str]]
     tokenizer: str
-    targets: str  # hash or number of the held-out targets
+    targets: str
 
-    def smoothed(self, share: float) -> tuple[np.ndarray, int]:
-        """Mean loss over a centered window of that share of the steps, and its width. Windows do not cross
-        a change of positions or length, where the loss may jump."""
+    @property
+    def total_tokens(self) -> float:
+        return float(self.steps.tokens.iloc[-1])
+
+    def smoothed(self, share: float) -> pd.Series:
+        """Mean loss over a centered window of that share of the steps. Windows do not cross a
+        change of positions or length, where the loss may jump."""
         width = max(1, round(share * len(self.steps)))
-        edges = sorted({step for step, _ in [*self.changes, *self.resized]})
-        parts = np.split(self.loss, np.searchsorted(self.steps, edges, "right"))
-        return np.concatenate([centred_mean(part, width) for part in parts]), width
+        edges = sorted(step for kind, step, _ in self.events if kind == "change")
+        stage = np.searchsorted(edges, self.steps.step)
+        parts = [
+            part.rolling(width, center=True, min_periods=1).mean()
+            for _, part in self.steps.loss.groupby(stage)
+        ]
+        return pd.concat(parts)
 
     def tokens_at(self, step: float) -> float:
         """Target tokens after a step, interpolated between logged steps."""
-        return float(np.interp(step, *self._budget))
-
-    @cached_property
-    def _budget(self) -> tuple[np.ndarray, np.ndarray]:
-        """Logged steps and the tokens after them, beginning at 0."""
-        return np.append(0.0, self.steps), np.append(0.0, self.tokens)
+        return float(np.interp(step, [0, *self.steps.step], [0, *self.steps.tokens]))
 
 
 def read_curves(folder: Path, name: str) -> TrainingCurves:
@@ -71,70 +68,57 @@ def read_curves(folder: Path, name: str) -> TrainingCurves:
     """
     if not is_run(folder):
         raise StudyError(not_a_run(folder))
-    file = folder / "metrics.jsonl"
-    train = {key: array("d") for key in ("step", "attempt", "tokens", "loss", "lr", "skipped")}
+    steps = []
+    skipped = {}
 
-    def others() -> Iterator[dict]:
-        """All lines except those of steps, of which only the numbers are kept: there may be millions."""
+    def other_lines() -> Iterator[dict]:
+        file = folder / "metrics.jsonl"
         for line in held_lines(file) if file.exists() else ():
             if line["kind"] == "train":
-                finite = math.isfinite(_number(line.get("loss")))
-                line["skipped"] = float(bool(line.get("skipped")) or not finite)
-                for key, values in train.items():
-                    values.append(_number(line.get(key)))
-            elif line["kind"] != "samples":
+                row = [_number(line.get(column)) for column in COLUMNS]
+                steps.append(row)  # without the rest of the line: there may be millions
+                skipped[line["step"]] = line.get("skipped") or not math.isfinite(row[3])
+            else:
                 yield line
 
-    lines: dict[str, list[dict]] = {}
-    for line in latest(others()):
-        lines.setdefault(line["kind"], []).append(line)
-    if not train["step"]:
+    events = []
+    validations = []
+    for line in latest(other_lines()):
+        if line["kind"] == "start" and line["attempt"] > 1:
+            events.append(("resumed", line["step"], ""))
+        elif line["kind"] == "change" and (line["overrides"] or "length" in line):
+            length = [f"{line['length']:,} tokens"] if "length" in line else []
+            events.append(("change", line["step"], ", ".join([*length, *line["overrides"]])))
+        elif line["kind"] == "validation":
+            validations.append(line)
+    if not steps:
         raise StudyError(f"{folder} has no trained step yet")
-    steps = np.array(train["step"])
-    order = np.argsort(steps, kind="stable")
-    order = order[np.append(np.diff(steps[order]) > 0, True)]  # the last line of each step
-    columns = {key: np.array(values)[order] for key, values in train.items()}
-    about = read_manifest(folder)
-    changes = lines.get("change", [])
-    validations = lines.get("validation", [])
+    events += [("skipped", step, "") for step in sorted(skipped) if skipped[step]]
+    manifest = read_manifest(folder)
+    for parent in manifest.get("lineage", [])[:1]:
+        if parent.get("fork"):
+            events.append(("forked", parent["step"], Path(parent["run"]).name))
+    table = pd.DataFrame(steps, columns=list(COLUMNS))
+    table = table.drop_duplicates("step", keep="last").sort_values("step", ignore_index=True)
     held_out: dict[int, list[tuple[int, float]]] = {}
     for line in validations:
         for length, nll in line["nll"].items():
             held_out.setdefault(int(length), []).append((line["step"], _number(nll)))
-    parents = [one for one in about.get("lineage", [])[:1] if one.get("fork")]
+    last = validations[-1] if validations else {}
     return TrainingCurves(
         name=name,
         train_length=read_settings(folder).train_length,
-        steps=columns["step"].astype(int),
-        attempts=columns["attempt"].astype(int),
-        tokens=columns["tokens"],
-        loss=columns["loss"],
-        rate=columns["lr"],
+        steps=table.astype({"step": int, "attempt": int}),
         held_out=dict(sorted(held_out.items())),
-        resumed=[line["step"] for line in lines.get("start", []) if line["attempt"] > 1],
-        changes=[
-            (line["step"], ", ".join(line["overrides"])) for line in changes if line["overrides"]
-        ],
-        resized=[(line["step"], line["length"]) for line in changes if "length" in line],
-        forked=[(one["step"], Path(one["run"]).name) for one in parents],
-        skipped=columns["step"][columns["skipped"] > 0].astype(int).tolist(),
-        tokenizer=about.get("tokenizer_hash", ""),
-        targets=str(validations[-1].get("targets_hash", validations[-1]["targets"]))
-        if validations
-        else "",
+        events=events,
+        tokenizer=manifest.get("tokenizer_hash", ""),
+        targets=str(last.get("targets_hash", last.get("targets", ""))),
     )
 
 
 def _number(value: object) -> float:
     """A number of metrics.jsonl, which stores non-finite numbers as strings; NaN for those."""
     return float(value) if isinstance(value, float | int) else math.nan
-
-
-def centred_mean(values: np.ndarray, width: int) -> np.ndarray:
-    """(n,) mean of the finite values in a centered window of `width`, truncated at the ends; NaN if there are
-    none."""
-    backwards = pd.Series(values[::-1]).rolling(width, center=True, min_periods=1)
-    return backwards.mean().to_numpy()[::-1]
 
 
 _HASH = re.compile(r"-[0-9a-f]{10}$")  # at the end of a run directory's name
@@ -146,49 +130,37 @@ def names_of(folders: Sequence[Path]) -> list[str]:
     if len(set(parts)) < len(parts):
         raise StudyError("duplicate run: name each run once")
     for n in range(1, max(map(len, parts))):
-        names = ["/".join(one[-n:]) for one in parts]
-        for found in ([_HASH.sub("", name) for name in names], names):
-            if len(set(found)) == len(found):
-                return found
+        names = ["/".join(path[-n:]) for path in parts]
+        without_hash = [_HASH.sub("", name) for name in names]
+        for labels in (without_hash, names):
+            if len(set(labels)) == len(labels):
+                return labels
     return [str(folder) for folder in folders]
 
 
 def differences(runs: Sequence[TrainingCurves]) -> list[str]:
     """Reasons why the numbers of these runs are not comparable."""
-    tokenizers = {run.tokenizer for run in runs}
-    targets = {run.targets for run in runs if run.held_out}
-    found = (
-        ["the tokenizers differ, so losses are of different tokens"] if len(tokenizers) > 1 else []
-    )
-    return found + (["held-out targets differ"] if len(targets) > 1 else [])
+    reasons = []
+    if len({run.tokenizer for run in runs}) > 1:
+        reasons.append("the tokenizers differ, so losses are of different tokens")
+    if len({run.targets for run in runs if run.held_out}) > 1:
+        reasons.append("held-out targets differ")
+    return reasons
 
 
-def write_csv(file: TextIO, runs: Sequence[TrainingCurves], share: float) -> None:
-    """Write every number of the figure in long format, one per line; `length` is that of a held-out NLL."""
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(COLUMNS)
+def csv_records(runs: Sequence[TrainingCurves], share: float) -> list[dict]:
+    """Every number of the figure in long format; `length` is that of a held-out NLL."""
+    records = []
     for run in runs:
-        by_step = {"loss": run.loss, "loss_smoothed": run.smoothed(share)[0], "lr": run.rate}
-        for measure, values in by_step.items():
-            for step, tokens, attempt, value in zip(
-                run.steps, run.tokens, run.attempts, values, strict=True
-            ):
-                writer.writerow(
-                    [run.name, measure, "", step, f"{tokens:.0f}", attempt, f"{value:.10g}"]
-                )
-        marks: list[tuple[str, int | str, int, str]] = [
-            *(
-                ("held_out", n, step, f"{nll:.10g}")
-                for n, points in run.held_out.items()
-                for step, nll in points
-            ),
-            *(("resumed", "", step, "") for step in run.resumed),
-            *(("change", "", step, overrides) for step, overrides in run.changes),
-            *(("window", length, step, "") for step, length in run.resized),
-            *(("forked", "", step, parent) for step, parent in run.forked),
-            *(("skipped", "", step, "") for step in run.skipped),
-        ]
-        for measure, length, step, value in marks:
-            writer.writerow(
-                [run.name, measure, length, step, f"{run.tokens_at(step):.0f}", "", value]
-            )
+        steps = run.steps.assign(loss_smoothed=run.smoothed(share))
+        for measure in ("loss", "loss_smoothed", "lr"):
+            for step, tokens, value in zip(steps.step, steps.tokens, steps[measure], strict=True):
+                records.append((run.name, measure, "", step, tokens, value))
+        for length, points in run.held_out.items():
+            for step, nll in points:
+                place = (run.name, "held_out", length, step, run.tokens_at(step))
+                records.append((*place, nll))
+        for kind, step, text in run.events:
+            records.append((run.name, kind, "", step, run.tokens_at(step), text))
+    columns = ("run", "measure", "length", "step", "tokens", "value")
+    return [dict(zip(columns, record, strict=True)) for record in records]

@@ -8,14 +8,15 @@ import torch
 
 from data import PreparedData
 from data.files import read_object
-from evaluation import EvaluationSettings, EvaluationText
+from evaluation.reports.text import counted
 from evaluation.scoring.methods import TRAINED, TRUNCATE
 from evaluation.scoring.plan import make_plan
+from evaluation.scoring.text import EvaluationText
+from evaluation.settings import EvaluationSettings
 from model import Transformer, find_device
-from studies.report.document import counted
+from studies.running.cell_record import CellRecord, flops_of, last_checkpoint
+from studies.running.corpora import StudyCorpora
 from studies.running.plan import PlannedCell, PlannedEvaluation
-from studies.running.records import CellRecord, flops_of, trained
-from studies.running.texts import StudyTexts
 from training.checkpoint.storage import steps_of
 from training.logging.console import Console, duration
 from training.logging.metrics_file import read_metrics
@@ -27,43 +28,41 @@ COLUMNS = ["#", "cell", "parameters", "tokens", "train length", "training FLOPs"
 
 
 def print_forecast(
-    plans: Sequence[PlannedCell], texts: StudyTexts, folder: Path, jobs: int, console: Console
+    plans: Sequence[PlannedCell], corpora: StudyCorpora, folder: Path, jobs: int, console: Console
 ) -> None:
     """Print a table of all cells and one line about the remaining work."""
     rows = []
-    left = 0.0
+    costs = []  # of what is left
     n_left = 0
-    is_partial = False
     for plan in plans:
-        size, flops, missing = _forecast(plan, texts, folder)
-        numbers = [
-            f"{size:,}",
+        vocabulary = _vocabulary(plan, corpora.of_run(plan))
+        with torch.device("meta"):
+            model = make_model(plan.settings, vocabulary)
+        flops = flops_of(plan.settings, vocabulary)
+        left = _remaining(plan, corpora, folder, model, flops)
+        rows.append([
+            plan.cell.index,
+            plan.id,
+            f"{model.parameter_count():,}",
             f"{plan.settings.trained_tokens:,}",
             plan.settings.train_length,
             f"{flops:.3g}",
-        ]
-        rows.append(
-            [
-                plan.cell.index,
-                plan.cell.id,
-                *numbers,
-                f"left: {', '.join(missing)}" if missing else "done",
-            ]
-        )
-        left += sum(cost or 0.0 for cost in missing.values())
-        n_left = n_left + bool(missing)
-        is_partial = is_partial or None in missing.values()
+            f"left: {', '.join(left)}" if left else "done",
+        ])  # fmt: skip
+        costs += left.values()
+        n_left += bool(left)
     count = counted(len(plans), "cell")
     console.table(f"{count} in {folder}", COLUMNS, rows)
     if not n_left:
         print("everything is done")
         return
+    total = sum(cost for cost in costs if cost is not None)
     rate, source = _rate(plans)
-    text = f"{n_left} of {count} left: {left:.3g} FLOPs"
-    if left:
-        text += f", about {duration(left / rate / jobs)} at {rate / 1e9:.3g} GFLOP/s per job"
+    text = f"{n_left} of {count} left: {total:.3g} FLOPs"
+    if total:
+        text += f", about {duration(total / rate / jobs)} at {rate / 1e9:.3g} GFLOP/s per job"
         text += f" with {counted(jobs, 'job')} ({source})"
-    if is_partial:
+    if None in costs:
         text += (
             "; not included: evaluations other than losses, or on corpora that are not prepared yet"
         )
@@ -71,45 +70,40 @@ def print_forecast(
 
 
 def _rate(plans: Sequence[PlannedCell]) -> tuple[float, str]:
-    """(FLOP/s of one job, where it comes from): measured on trained cells, else a share of the peak."""
-    found = []
+    """FLOP/s of one job, measured on trained cells or else a share of the peak; its source."""
+    rates = []
     for plan in plans:
         metrics = plan.run / "metrics.jsonl"
         lines = read_metrics(metrics, "train") if metrics.is_file() else []
-        if speeds := [speed for line in lines if (speed := line.get("tokens_per_second"))]:
-            each = flops_of(plan.settings, _vocabulary(plan, None)) / plan.settings.trained_tokens
-            found.append(statistics.median(speeds) * each)
-    if found:
-        return statistics.median(found), "measured on its cells"
-    return peak_flops(
-        find_device("auto")
-    ) * USUAL_SHARE, f"{USUAL_SHARE:.0%} of peak; small models reach less"
+        speeds = [line["tokens_per_second"] for line in lines if line.get("tokens_per_second")]
+        if speeds:
+            flops = flops_of(plan.settings, _vocabulary(plan, None))
+            rates.append(statistics.median(speeds) * flops / plan.settings.trained_tokens)
+    if rates:
+        return statistics.median(rates), "measured on its cells"
+    peak = peak_flops(find_device("auto"))
+    return peak * USUAL_SHARE, f"{USUAL_SHARE:.0%} of peak; small models reach less"
 
 
-def _forecast(
-    plan: PlannedCell, texts: StudyTexts, folder: Path
-) -> tuple[int, float, dict[str, float | None]]:
-    """(parameters, FLOPs of the whole training, FLOPs of unfinished training and evaluations by name; None:
-    unknown)."""
-    vocabulary = _vocabulary(plan, texts.of_run(plan))
-    with torch.device("meta"):
-        model = make_model(plan.settings, vocabulary)
-    flops = flops_of(plan.settings, vocabulary)
-    checkpoint = trained(plan)
-    record = CellRecord(folder, plan)
-    missing = {}
+def _remaining(
+    plan: PlannedCell, corpora: StudyCorpora, folder: Path, model: Transformer, flops: float
+) -> dict[str, float | None]:
+    """FLOPs of unfinished training and evaluations by name; None: unknown. `flops`: of the whole
+    training."""
+    left: dict[str, float | None] = {}
+    checkpoint = last_checkpoint(plan)
     if checkpoint is None:
-        done = max(steps_of(plan.run), default=0)
-        name = f"training from step {done:,}" if done else "training"
-        missing[name] = flops * (
-            1 - plan.settings.tokens_after(done) / plan.settings.trained_tokens
-        )
+        step = max(steps_of(plan.run), default=0)
+        name = f"training from step {step:,}" if step else "training"
+        done = plan.settings.tokens_after(step) / plan.settings.trained_tokens
+        left[name] = flops * (1 - done)
+    record = CellRecord(folder, plan)
     for evaluation in plan.evaluations:
-        extra = texts.arguments(plan, evaluation)
-        if checkpoint is None or not record.evaluated(evaluation, extra, checkpoint):
-            text = texts.of_evaluation(plan, evaluation)
-            missing[evaluation.name] = _cost(plan, evaluation, text, model)
-    return model.parameter_count(), flops, missing
+        extra = corpora.arguments(plan, evaluation)
+        if checkpoint is None or not record.is_evaluated(evaluation, extra, checkpoint):
+            prepared = corpora.of_evaluation(plan, evaluation)
+            left[evaluation.name] = _evaluation_flops(plan, evaluation, prepared, model)
+    return left
 
 
 def _vocabulary(plan: PlannedCell, prepared: PreparedData | None) -> int:
@@ -120,7 +114,7 @@ def _vocabulary(plan: PlannedCell, prepared: PreparedData | None) -> int:
     return getattr(plan.settings.data.tokenizer, "vocab_size", 258)
 
 
-def _cost(
+def _evaluation_flops(
     plan: PlannedCell,
     evaluation: PlannedEvaluation,
     prepared: PreparedData | None,
@@ -135,6 +129,9 @@ def _cost(
     length = plan.settings.train_length
     windows = make_plan(settings, text, store.hash, prepared.tokenizer.hash, length).windows
     limit = input_limit(plan.settings)
-    reachable = [(n, w.n_inputs) for n, w in windows.items() if limit is None or n <= limit]
-    each = sum(inputs * model.flops_per_token(n) / 3 for n, inputs in reachable)
-    return each * len((set(settings.methods) - {TRUNCATE}) | {TRAINED})
+    methods = {TRAINED, *settings.methods} - {TRUNCATE}
+    flops = 0.0
+    for n, window in windows.items():
+        if limit is None or n <= limit:
+            flops += window.n_inputs * model.flops_per_token(n) / 3  # without the backward pass
+    return flops * len(methods)

@@ -1,27 +1,27 @@
 """The plan of a study: every cell with its validated settings and evaluations.
 
-Planning loads settings, builds models on the meta device and checks that files exist; it prepares and trains
-nothing.
+Planning loads settings, builds models on the meta device and checks that files exist; it prepares
+and trains nothing.
 """
 
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from data import DataError, DataSettings, prepared_folder
-from errors import StudyError, TrainingError
-from evaluation import EvaluationError, EvaluationSettings, resolve_methods
-from evaluation.scoring.methods import TRAINED
-from evaluation.settings import MeasurementSettings
+from errors import EvaluationError, StudyError, TrainingError
+from evaluation.reports.text import counted
+from evaluation.scoring.methods import TRAINED, resolve_methods
+from evaluation.settings import EvaluationSettings, MeasurementSettings
 from model import ModelError
 from run_directory.run_settings import RunSettings
 from settings.load import differences, load_settings
-from studies.report.document import counted
+from studies.grid import GridCell
 from studies.results.stored import SCHEME
-from studies.running.grid import GridCell
-from studies.settings import EvaluationEntry, StudySettings, matches
+from studies.study_settings import EvaluationEntry, StudySettings, matches
 from training.position_overrides import override
 from training.run.checks import check_model
 from training.run.directory import is_run, read_settings
@@ -36,13 +36,19 @@ STORES = ("store", "haystack_store")  # evaluation settings that select a prepar
 
 @dataclass(frozen=True)
 class PlannedEvaluation:
-    """One evaluation of one cell. `arguments`: evaluate.py's, without the path of another corpus."""
+    """One evaluation of one cell.
+
+    Attributes:
+        arguments: of evaluate.py, without the path of another corpus.
+        data: another corpus, tokenized as the run's; None: the run's own.
+        store_setting: the setting of evaluate.py that selects the corpus.
+    """
 
     name: str
     arguments: tuple[str, ...]
     settings: MeasurementSettings
-    data: DataSettings | None = None  # another corpus, tokenized as the run's
-    store_setting: str = ""  # the setting of evaluate.py that selects the corpus
+    data: DataSettings | None = None
+    store_setting: str = ""
 
 
 @dataclass
@@ -54,11 +60,19 @@ class PlannedCell:
     run: Path
     evaluations: list[PlannedEvaluation] = field(default_factory=list)
 
+    @property
+    def id(self) -> str:
+        return self.cell.id
+
 
 @dataclass(frozen=True)
 class StudyPlanner:
-    """Plans cells. `kind_of(arguments)`: the kind of an evaluation in the registry of evaluate.py; `builtin`:
-    the methods of configs/evaluation/methods.yaml."""
+    """Plans cells.
+
+    Attributes:
+        kind_of: the kind of an evaluation from its arguments.
+        builtin: the methods of configs/evaluation/methods.yaml.
+    """
 
     study: StudySettings
     folder: Path
@@ -71,29 +85,30 @@ class StudyPlanner:
         problems = CellProblems()
         for cell in cells:
             try:
-                plans.append(self._cell(cell, problems))
+                plans.append(self._plan_cell(cell, problems))
             except USER_ERRORS as error:
                 problems.add(cell, str(error))
         problems.raise_any(len(cells))
         self._check_report(plans)
         return plans
 
-    def _cell(self, cell: GridCell, problems: "CellProblems") -> PlannedCell:
+    def _plan_cell(self, cell: GridCell, problems: "CellProblems") -> PlannedCell:
         run = self.folder / "runs" / cell.id
         settings, _ = read_run_settings(cell.arguments, run)
         check_model(settings)
         prepared_folder(settings.data)  # checks that the source exists
-        known = differences(read_settings(run), settings) if is_run(run) else []
-        if changed := [key for key, _, _, free in known if not free]:
-            raise StudyError(
-                f"{run} was trained with other settings ({', '.join(changed)}); restore them, "
-                "move the run, or set another --run-dir"
-            )
+        if is_run(run):
+            rows = differences(read_settings(run), settings)
+            if changed := [key for key, _, _, is_free in rows if not is_free]:
+                raise StudyError(
+                    f"{run} was trained with other settings ({', '.join(changed)}); restore them, "
+                    "move the run, or set another --run-dir"
+                )
         plan = PlannedCell(cell, settings, run)
         for name, entry in self.study.evaluations.items():
             try:
                 if not matches(cell.axes, entry.skip):
-                    plan.evaluations.append(self._evaluation(name, entry, plan))
+                    plan.evaluations.append(self._plan_evaluation(name, entry, plan))
             except USER_ERRORS as error:
                 problems.add(cell, f"evaluations.{name}: {error}")
         return plan
@@ -101,13 +116,13 @@ class StudyPlanner:
     def _check_report(self, plans: Sequence[PlannedCell]) -> None:
         """Check that the primary evaluation measures all primary lengths on some cell."""
         primary = self.study.report.primary or next(iter(self.study.evaluations), None)
-        measured = {
-            length
-            for plan in plans
-            for evaluation in plan.evaluations
-            if evaluation.name == primary and isinstance(evaluation.settings, EvaluationSettings)
-            for length in evaluation.settings.grid(plan.settings.train_length)
-        }
+        measured = set()
+        for plan in plans:
+            for evaluation in plan.evaluations:
+                if evaluation.name == primary and isinstance(
+                    evaluation.settings, EvaluationSettings
+                ):
+                    measured |= set(evaluation.settings.grid(plan.settings.train_length))
         unknown = [length for length in self.study.report.lengths or [] if length not in measured]
         if unknown and measured:
             raise StudyError(
@@ -115,7 +130,7 @@ class StudyPlanner:
                 f"evaluations.{primary}: {', '.join(map(str, sorted(measured)))}"
             )
 
-    def _evaluation(
+    def _plan_evaluation(
         self, name: str, entry: EvaluationEntry, plan: PlannedCell
     ) -> PlannedEvaluation:
         kind = self.kind_of(entry.overrides)
@@ -123,10 +138,10 @@ class StudyPlanner:
         arguments = [*entry.overrides, f"folder={name}"]
         if "unreachable" in fields:  # all schemes use the targets of the longest length
             arguments.append("unreachable=dash")
-        settings = load_settings(kind.settings_class, arguments)
+        settings = _load(kind.settings_class, tuple(arguments))
         if "methods" in fields:
             arguments += self._methods_of_variants(settings.methods, plan.cell)
-            settings = load_settings(kind.settings_class, arguments)
+            settings = _load(kind.settings_class, tuple(arguments))
             self._check_methods(settings.methods, plan.settings)
         length = plan.settings.train_length  # it is always evaluated, so targets must fit into it
         if getattr(settings, "protocol", "") == "fixed-targets" and settings.targets > length:
@@ -138,17 +153,18 @@ class StudyPlanner:
         store = next((key for key in STORES if key in fields), None)
         if store is None:
             raise StudyError(f"data: {kind.title.lower()} reads no corpus; remove the setting")
-        return PlannedEvaluation(name, tuple(arguments), settings, _corpus(entry.data), store)
+        data = _corpus(tuple(entry.data))
+        return PlannedEvaluation(name, tuple(arguments), settings, data, store)
 
     def _methods_of_variants(
         self, methods: list[str] | dict[str, list[str]], cell: GridCell
     ) -> list[str]:
         """The override that adds the methods of a scheme's variants to those of the evaluation."""
-        variants = [
-            one for one in self.study.variants.values() if one.scheme == cell.axes.get(SCHEME)
-        ]
-        wanted = dict.fromkeys(one.method for one in variants if one.method != TRAINED)
-        more = [method for method in wanted if method not in methods]
+        more = []
+        for variant in self.study.variants.values():
+            is_own = variant.scheme == cell.axes.get(SCHEME) and variant.method != TRAINED
+            if is_own and variant.method not in [*methods, *more]:
+                more.append(variant.method)
         if not more:
             return []
         if isinstance(methods, list):
@@ -180,19 +196,28 @@ class CellProblems:
 
     def raise_any(self, n_cells: int) -> None:
         """Raise StudyError with all problems, if there are any."""
-        lines = []
+        if not self._cells:
+            return
+        invalid = {cell.index for cells in self._cells.values() for cell in cells}
+        lines = [f"{len(invalid)} of {counted(n_cells, 'cell')} cannot run; nothing was started:"]
         for problem, cells in self._cells.items():
-            shown = [cell.id for cell in (cells if len(cells) < 4 else cells[:2])]
-            more = f" and {len(cells) - 2} more" if len(cells) > 3 else ""
-            who = "every cell" if len(cells) == n_cells > 1 else "; ".join(shown) + more
-            lines.append(f"{who}: {problem}".replace("\n", "\n    "))
-        if lines:
-            count = len({cell.index for cells in self._cells.values() for cell in cells})
-            summary = f"{count} of {counted(n_cells, 'cell')} cannot run; nothing was started:"
-            raise StudyError("\n       ".join([summary, *lines]))
+            names = "; ".join(cell.id for cell in cells[:3])
+            if len(cells) == n_cells > 1:
+                names = "every cell"
+            elif len(cells) > 3:
+                names += f" and {len(cells) - 3} more"
+            lines.append(f"{names}: {problem}".replace("\n", "\n    "))
+        raise StudyError("\n       ".join(lines))
 
 
-def _corpus(overrides: list[str]) -> DataSettings:
+@cache
+def _load(settings_class: type[MeasurementSettings], arguments: tuple[str, ...]) -> Any:
+    """Settings of an evaluation, which most cells share."""
+    return load_settings(settings_class, list(arguments))
+
+
+@cache
+def _corpus(overrides: tuple[str, ...]) -> DataSettings:
     """Settings of another corpus, all of it held out; the run's tokenizer is filled in later."""
     fixed = ["data.valid_fraction=1", "data.tokenizer={name: bytes}"]
     data = load_settings(RunSettings, [*overrides, *fixed]).data

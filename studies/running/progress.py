@@ -8,21 +8,23 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
+from rich.markup import escape
 from rich.table import Table
 
+from studies.running.commands import tail
 from studies.running.plan import PlannedCell
-from studies.running.processes import tail
 from training.logging.console import Console, duration
 
 WAITING = "waiting"
 BUSY = "locked by another process"
+RUNNING = "running"
 DONE = "done"
 FAILED = "failed"
 STOPPED = "stopped"
-# the second is followed by the evaluation's name
 TRAINING = "training"
-EVALUATING = "evaluating"
+EVALUATING = "evaluating"  # followed by the evaluation's name
 ENDED = (DONE, FAILED, STOPPED)
+COUNTED = (*ENDED, RUNNING, BUSY, WAITING)
 
 
 @dataclass
@@ -34,15 +36,15 @@ class _CellState:
 
 
 class StudyProgress:
-    """The state of every cell, set by the worker threads; rendered as a live table. Events go to `journal`,
-    with the time, and to the console."""
+    """The state of every cell, set by the worker threads; rendered as a live table. Events go to
+    `journal`, with the time, and to the console."""
 
     def __init__(self, plans: list[PlannedCell], jobs: int, console: Console, journal: Path):
         self.plans = plans
         self.jobs = jobs
         self.console = console
         self.journal = journal
-        self._states = {plan.cell.id: _CellState() for plan in plans}
+        self._states = {plan.id: _CellState() for plan in plans}
         self._seconds: list[float] = []  # per cell that ran in this call
         self._lock = threading.Lock()
 
@@ -55,20 +57,21 @@ class StudyProgress:
             self.console.info(text)
 
     def set(self, plan: PlannedCell, phase: str, log: Path | None = None, note: str = "") -> None:
-        self._states[plan.cell.id] = _CellState(phase, log=log, note=note)
+        self._states[plan.id] = _CellState(phase, log=log, note=note)
 
     def finished(self, plan: PlannedCell, seconds: float, worked: bool) -> None:
         """Log the end of a cell. `worked`: it was not done before."""
-        phase = self._states[plan.cell.id].phase
+        phase = self._states[plan.id].phase
+        if phase == WAITING:
+            return
         if worked and phase == DONE:
             self._seconds.append(seconds)
-        if phase != WAITING:
-            took = f" in {duration(seconds)}" if worked else ""
-            self.info(f"{plan.cell.id}: {phase}{took}; {self.summary()}")
+        took = f" in {duration(seconds)}" if worked else ""
+        self.info(f"{plan.id}: {phase}{took}; {self.summary()}")
 
     def report(self, received, repeat: str) -> int:
-        """Log the outcome; the exit status: 0 all done, 1 a cell failed, 128 + a signal that stopped it.
-        `repeat`: the command to run again."""
+        """Log the outcome; the exit status: 0 all done, 1 a cell failed, 128 + a signal that
+        stopped it. `repeat`: the command to run again."""
         self.console.info(self.summary())
         if received is not None:
             self.console.info(f"stopped by {received.name}; resume with: {repeat}")
@@ -82,9 +85,9 @@ class StudyProgress:
 
     def summary(self) -> str:
         """`12 done, 1 failed, 2 running, 15 waiting; about 1 h 10 min left`."""
-        known = (*ENDED, "running", BUSY, WAITING)
-        counts = Counter(s.phase if s.phase in known else "running" for s in self._states.values())
-        text = ", ".join(f"{counts[phase]} {phase}" for phase in known if counts[phase])
+        phases = [state.phase for state in self._states.values()]
+        counts = Counter(phase if phase in COUNTED else RUNNING for phase in phases)
+        text = ", ".join(f"{counts[phase]} {phase}" for phase in COUNTED if counts[phase])
         left = len(self.plans) - sum(counts[phase] for phase in ENDED)
         if left and self._seconds:
             mean = sum(self._seconds) / len(self._seconds)
@@ -92,47 +95,44 @@ class StudyProgress:
         return text
 
     def __rich__(self) -> Table:
-        table = Table(title=self.summary(), title_justify="left")
-        for column in ("cell", "state", "step", "loss", "tokens/s", "left", "time"):
-            table.add_column(column, justify="left" if column in ("cell", "state") else "right")
+        table = Table("cell", "state", "time", title=self.summary(), title_justify="left")
         now = time.monotonic()
         for plan in self.plans:
-            state = self._states[plan.cell.id]
+            state = self._states[plan.id]
             if state.phase in (WAITING, DONE):
                 continue
-            time_in_phase = duration(now - state.since)
+            note = state.note
             if state.phase == TRAINING:
-                table.add_row(plan.cell.id, state.phase, *_training(plan), time_in_phase)
-            else:
-                note = state.note or (_last_line(state.log) if state.phase not in ENDED else "")
-                text = f"{state.phase}  {note}".strip().replace("[", r"\[")
-                table.add_row(plan.cell.id, text, *[""] * 4, time_in_phase)
+                note = _training(plan)
+            elif state.phase not in ENDED and state.log is not None:
+                note = _last_line(state.log)
+            table.add_row(
+                plan.id, escape(f"{state.phase}  {note}".strip()), duration(now - state.since)
+            )
         return table
 
 
-def _training(plan: PlannedCell) -> tuple[str, str, str, str]:
-    """(step, loss, tokens/s, time left), read from the end of metrics.jsonl."""
-    step = 0
-    loss = ""
-    rate = 0.0
-    for line in tail(plan.run / "metrics.jsonl").splitlines()[1:]:
+def _training(plan: PlannedCell) -> str:
+    """`step 40/200, loss 4.1234, 5,000 tokens/s, 3 min left`, from the end of metrics.jsonl."""
+    last = {}
+    for text in tail(plan.run / "metrics.jsonl").splitlines():
         try:
-            found = json.loads(line)
+            line = json.loads(text)
         except ValueError:
             continue  # an incomplete line
-        if found.get("kind") == "train":
-            step = found["step"]
-            loss = f"{found['loss']:.4f}"
-            rate = found.get("tokens_per_second") or rate
-    done = f"{step}/{plan.settings.steps}"
-    if not rate:
-        return done, loss, "", ""
-    left = (plan.settings.trained_tokens - plan.settings.tokens_after(step)) / rate
-    return done, loss, f"{rate:,.0f}", duration(left)
+        if isinstance(line, dict) and line.get("kind") == "train":
+            last |= line
+    if not last:
+        return ""
+    settings = plan.settings
+    note = f"step {last['step']}/{settings.steps}, loss {float(last['loss']):.4f}"
+    if rate := last.get("tokens_per_second"):
+        left = settings.trained_tokens - settings.tokens_after(last["step"])
+        note += f", {rate:,.0f} tokens/s, {duration(left / rate)} left"
+    return note
 
 
-def _last_line(log: Path | None) -> str:
-    lines = (
-        [line.strip() for line in tail(log, 2 << 10).splitlines() if line.strip()] if log else []
-    )
+def _last_line(log: Path) -> str:
+    lines = tail(log, 2 << 10).splitlines()
+    lines = [line.strip() for line in lines if line.strip()]
     return lines[-1][:100] if lines else ""

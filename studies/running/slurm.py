@@ -1,13 +1,12 @@
 """A SLURM array script for the cells of a study."""
 
-import itertools
 import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from data.files import write_text
-from studies.running.grid import GridCell
+from studies.grid import GridCell
 
 SCRIPT = """\
 #!/bin/bash
@@ -29,12 +28,12 @@ def write_array(
     command: Sequence[str],
     options: Sequence[str],
 ) -> Path:
-    """Write `folder`/slurm.sh: one task per cell, each `command --cell INDEX`. `options` are sbatch options
-    such as `--partition=gpu`."""
+    """Write `folder`/slurm.sh: one task per cell, each `command --cell INDEX`. `options` are sbatch
+    options such as `--partition=gpu`."""
     (folder / "logs").mkdir(parents=True, exist_ok=True)
     text = SCRIPT.format(
         name=name,
-        array=indices([cell.index for cell in cells]),
+        array=",".join(str(cell.index) for cell in cells),
         logs=(folder / "logs").resolve(),
         options="".join(f"#SBATCH {option}\n" for option in options),
         here=shlex.quote(str(Path.cwd())),
@@ -42,14 +41,3 @@ def write_array(
     )
     write_text(folder / "slurm.sh", text)
     return folder / "slurm.sh"
-
-
-def indices(numbers: Sequence[int]) -> str:
-    """`0-3,7` for 0, 1, 2, 3, 7."""
-    parts = []
-    for _, group in itertools.groupby(
-        enumerate(sorted(numbers)), key=lambda pair: pair[1] - pair[0]
-    ):
-        run = [number for _, number in group]
-        parts.append(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}")
-    return ",".join(parts)

@@ -3,7 +3,6 @@
 import json
 import random
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,17 +11,17 @@ import pytest
 
 import evaluate as script
 from data import open_prepared, prepare
-from evaluation import EvaluationError, EvaluationText, read_methods
-from evaluation.scoring.methods import BUILTIN
+from errors import EvaluationError
+from evaluation.evaluated_model import EvaluatedModel, bos_first
+from evaluation.scoring.methods import BUILTIN, read_methods
+from evaluation.scoring.text import EvaluationText
 from evaluation.statistics.intervals import t_quantile
 from model import Transformer
+from run_directory.run import Run
 from run_directory.run_settings import RunSettings
+from run_directory.weights import save_weights
 from settings.load import load_settings
-from settings.script import run_main
-from studies.subjects import bos_first, offered
 from tests import processes
-from training.checkpoint.storage import save_checkpoint
-from training.run.directory import create_run, read_settings
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -72,8 +71,8 @@ def make_run(root, name, position, *more):
         1 + settings.seed
     )
     about = {"data": str(prepared.folder), "data_hash": prepared.train.hash}
-    run = create_run(root / name, settings, prepared.tokenizer, ["test"], about)
-    save_checkpoint(run, 0, model)
+    run = Run.create(root / name, settings, prepared.tokenizer, ["test"], about).folder
+    save_weights(run, 0, model)
 
 
 def call(monkeypatch, *overrides):
@@ -241,16 +240,17 @@ def test_models_trained_with_bos_require_bos_in_every_window_for_sinks():
         (["data.bos=false"], {}, False),
     ):
         root = settings(*overrides)
-        begins = bos_first(root, manifest)
-        assert bool(begins) == known
+        model = Transformer(root.model, 300, root.train_length)
+        subject = EvaluatedModel("run", model, root, "hash", 0, bos_first(root, manifest))
+        assert bool(subject.bos_first) == known
         sinks = ["model.position.window=60", "model.position.sinks=4"]
-        assert offered(root, sinks, "every-window", begins)["sinks"] == 4
-        assert offered(root, sinks[:1], "as-trained", begins)["window"] == 60
+        assert subject.offered(sinks, "every-window")["sinks"] == 4
+        assert subject.offered(sinks[:1], "as-trained")["window"] == 60
         if known:
-            with pytest.raises(EvaluationError, match="sinks need bos=every-window"):
-                offered(root, sinks, "as-trained", begins)
+            with pytest.raises(EvaluationError, match="bos=every-window"):
+                subject.offered(sinks, "as-trained")
         else:
-            assert offered(root, sinks, "as-trained", begins)["sinks"] == 4
+            assert subject.offered(sinks, "as-trained")["sinks"] == 4
 
 
 def test_invalid_settings_raise_one_error(root, monkeypatch):
@@ -358,48 +358,6 @@ def test_matrix_of_pattern_applies_method_per_layer_type(root, monkeypatch, caps
     assert "lambda: " in out and "its window of 9 is narrower" in out
 
 
-@pytest.mark.parametrize(
-    ("run", "overrides", "message"),
-    [
-        (
-            "run",
-            "methods={mine: [model.position.name=alibi]}",
-            "cannot become 'alibi'; legal for a checkpoint",
-        ),
-        ("learned", "methods=[trained]", "at most 24 tokens"),
-    ],
-)
-def test_invalid_overrides_exit_with_2(root, monkeypatch, capsys, run, overrides, message):
-    before = sorted((root / run).rglob("*"))
-    monkeypatch.setattr(
-        sys, "argv", ["evaluate.py", str(root / run), overrides, "lengths=[24,48]", "targets=8"]
-    )
-    with pytest.raises(SystemExit) as ended:
-        run_main(script.main)
-    out, err = capsys.readouterr()
-    assert ended.value.code == 2 and out == ""
-    assert err.startswith("error: ") and message in err
-    assert "legal for a checkpoint trained with" in err
-    assert sorted((root / run).rglob("*")) == before
-
-
-def test_help_lists_settings_and_missing_run_exits_with_2(monkeypatch, capsys):
-    done = subprocess.run(
-        [sys.executable, "evaluate.py", "--help"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0
-    for word in ("lengths", "spans_per_document", "truncate", "yarn"):
-        assert word in done.stdout
-    monkeypatch.setattr(sys, "argv", ["evaluate.py", "no-such-run"])
-    with pytest.raises(SystemExit) as ended:
-        run_main(script.main)
-    assert ended.value.code == 2 and capsys.readouterr().err.startswith("error: no-such-run")
-
-
 def test_runs_are_compared_with_the_first(root, monkeypatch, capsys):
     """Other weights, another trained length, and positions that end: differences by hand from the losses of
     every target."""
@@ -415,7 +373,7 @@ def test_runs_are_compared_with_the_first(root, monkeypatch, capsys):
     nll = {}
     for run in runs:
         # other tests leave other methods
-        trained = read_settings(run).model.position.model_dump(mode="json")
+        trained = Run(run).settings.model.position.model_dump(mode="json")
         for file in (run / "evaluation" / "cells").glob("*.npz"):
             held = np.load(file)
             key = json.loads(str(held["key"]))

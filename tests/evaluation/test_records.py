@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from evaluation import analyze
 from evaluation.reports.loss_report import loss_report, parts_table, results_rows
+from evaluation.statistics.analysis import analyze
 
 
 def test_results_record_units_and_their_contamination(do, make_store, tmp_path):

@@ -18,10 +18,9 @@ from types import SimpleNamespace
 import torch
 import torch.nn.functional as F
 
-import model.attention.kernels as kernels
-import model.packed as packed_blocks
-import model.static_decoding as static_decoding
-import model.transformer as transformer
+import model.attention.flex as flex
+import model.decoding as decoding
+import model.fast.packed as packed_blocks
 from evaluation.scoring.scoring import ModelScorer
 from generation.decoding import Generation
 from generation.sampling import SamplingParams
@@ -159,7 +158,7 @@ def evaluate(case: str, chunk: int, gpu: FakeGpu) -> Counter:
 
 def decode(case: str, prompts: list[list[int]], sampling: SamplingParams, gpu: FakeGpu) -> Counter:
     """Waits of one token, the fifth."""
-    net = to_gpu(gpu_model(case)).pack()
+    net = to_gpu(gpu_model(case))
     tokens = Generation(net, prompts, 6, sampling)
     with torch.no_grad():  # inference mode does not take tensor subclasses
         for n, _ in enumerate(Generation.__iter__.__wrapped__(tokens)):
@@ -201,13 +200,14 @@ def main(cases: list[str]) -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     FakeGpu()
-    kernels.flex_attention = flex_attention
-    kernels.create_block_mask = create_block_mask
-    kernels._fused = lambda function, *options: function
+    flex.flex_attention = flex_attention
+    flex.create_block_mask = create_block_mask
+    flex.fused = lambda function, *options, **more: function
     # Copies: storage of the fake GPU's tensors cannot be shared.
-    packed_blocks.store_joined = lambda linears: torch.cat([x.weight.detach() for x in linears]).t()
-    transformer.store_joined = lambda linears: None
-    static_decoding.CudaGraph = CudaGraph
+    packed_blocks.joined_weight = lambda linears: torch.cat(
+        [x.weight.detach() for x in linears]
+    ).t()
+    decoding.CudaGraph = CudaGraph
     F.scaled_dot_product_attention = scaled_dot_product_attention
     torch.cuda.Event = lambda: SimpleNamespace(record=lambda: None, synchronize=lambda: None)
     for case in cases:

@@ -159,13 +159,15 @@ patched(GraphLowering, compile_to_module=keep_source, _compile_to_module=keep_so
 
 from dataclasses import replace
 
+import model.attention.flex as flex_kernel
 import model.attention.kernels as kernels
 import model.attention.softmax
-import model.packed
+import model.fast.packed
 import model.position.table
-import model.transformer
-from model import Cache, TokenPositions, Transformer
-from model.static_decoding import PassInputs, StaticCache, decode_step
+from model import TokenPositions, Transformer
+from model.decoding import PassInputs, static_pass
+from model.fast.packed import PackedModel
+from model.static_cache import StaticCache
 from tests.model.zoo import build, packed
 
 host_tensor = torch.tensor
@@ -223,17 +225,17 @@ def lower_decoding(case: str) -> list[str]:
     torch._dynamo.reset()
     model.position.table.on_device.cache_clear()
     # Copies: storage of fake tensors cannot be shared.
-    model.packed.store_joined = lambda linears: torch.cat([x.weight.detach() for x in linears]).t()
-    model.transformer.store_joined = lambda linears: None
+    model.fast.packed.joined_weight = lambda linears: torch.cat(
+        [x.weight.detach() for x in linears]
+    ).t()
     shape = {"heads": 4, "kv_heads": 2, "head_dim": 64, "dim": 64, "layers": 2, "train": LENGTH}
     net = build(case, dtype=torch.bfloat16, **shape)
     torch._C._set_only_lift_cpu_tensors(True)
     torch.tensor = tensor
     with FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv()):
         to_gpu(net)
-        net.pack()
         positions = TokenPositions.plain(LENGTH).map(moved)
-        cache = Cache(net, 2, LENGTH)
+        cache = net.make_cache(2, LENGTH)
         cache.advance(positions.part(0, 64, position_end=64))
         for (name, _), layer in zip(net.layer_schemes, cache.layers, strict=True):
             layer.append(
@@ -243,11 +245,17 @@ def lower_decoding(case: str) -> list[str]:
                 )
             )
         windows = {kind: choice.window for kind, choice in net.settings.kinds.items()}
-        static = StaticCache(cache, LENGTH - 64, windows, LENGTH)
+        static = StaticCache(cache, net.settings.layer_kinds, LENGTH - 64, windows, LENGTH)
         inputs = PassInputs.create(net, positions.part(64, LENGTH))
-        step = torch.compile(decode_step, dynamic=False, fullgraph=True)
+        step = torch.compile(static_pass, dynamic=False, fullgraph=True)
         with contextlib.suppress(NotRun):
-            step(net, static, inputs, torch.zeros(2, dtype=torch.long, device="cuda"))
+            step(
+                net,
+                PackedModel(net),
+                static,
+                inputs,
+                torch.zeros(2, dtype=torch.long, device="cuda"),
+            )
     torch.tensor = host_tensor
     return list(SOURCES)
 
@@ -256,7 +264,7 @@ def lower(case: str, layout: str) -> list[str]:
     """Inductor's sources for forward and backward of the first view of the first layer, in bfloat16."""
     SOURCES.clear()
     torch._dynamo.reset()
-    kernels._compiled.cache_clear()
+    flex_kernel._compiled.cache_clear()
     model.position.table.on_device.cache_clear()
     net = build(
         case, dtype=torch.float32, heads=4, kv_heads=2, head_dim=64, dim=64, layers=2, train=LENGTH
@@ -271,16 +279,16 @@ def lower(case: str, layout: str) -> list[str]:
         v = v.to(torch.bfloat16)
         if kernels.choose(views, v, sink, "cuda") != "flex":
             return torch.zeros_like(views[0].q[..., : v.shape[-1]])
-        aux = kernels.AuxRequest(lse=True) if len(views) > 1 or sink is not None else None
-        kernels._flex_view(views[0], v, scale, aux)
+        aux = flex_kernel.AuxRequest(lse=True) if len(views) > 1 or sink is not None else None
+        flex_kernel.flex_view(views[0], v, scale, aux)
         raise NotRun
 
-    def fused(function, pairs, dynamic=None, *options):
-        if function is kernels.create_block_mask:
+    def fused(function, device, dynamic=None, with_lse=False):
+        if function is flex_kernel.create_block_mask:
             return block_mask
         return torch.compile(function, dynamic=dynamic, fullgraph=True)
 
-    kernels._fused = fused
+    flex_kernel.fused = fused
     model.attention.softmax.attend = attend
     torch._C._set_only_lift_cpu_tensors(True)
     torch.tensor = tensor

@@ -13,7 +13,7 @@ import torch
 
 from generation.decoding import Generation
 from generation.sampling import SamplingParams
-from model import TokenPositions, static_decoding
+from model import TokenPositions, decoding
 from tests.gpu_path.common import gpu_model, gradients
 from tests.gpu_path.test_lowering import CASES as FLEX
 from tests.model.zoo import ids, packed, reach_of
@@ -118,7 +118,7 @@ def test_greedy_tokens_are_those_of_full_passes(case, device):
 @on_gpu(["rope", "rope-window", "t5"], "rope")
 def test_compiled_passes_give_the_tokens_of_single_ones(case, device, monkeypatch):
     net = gpu_model(case).to(device).eval().pack()
-    monkeypatch.setattr(static_decoding, "COMPILED_PASSES", 1 if device == "cuda" else 1 << 30)
+    monkeypatch.setattr(decoding, "COMPILED_PASSES", 1 if device == "cuda" else 1 << 30)
     prompts = [[5, 6, 7], [9, 4, 2]]
     greedy = SamplingParams(temperature=0)
     assert list(Generation(net, prompts, 12, greedy)) == list(

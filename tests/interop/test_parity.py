@@ -15,7 +15,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from interop import ImportedModel, InteropError, build_model, read_folder
 from interop.huggingface.config import read_config
 from interop.huggingface.families import FAMILIES
-from model import Cache, TokenPositions, Transformer
+from model import TokenPositions, Transformer
 from model.position.scaling import YaRNScaling, plain_frequencies
 from tests.interop.models import (
     ABSENT,
@@ -79,7 +79,7 @@ def check_everything(ours: Transformer, theirs: PreTrainedModel) -> None:
         )
         close(padded[row, -count:], expected[row], 1e-9)
     positions = TokenPositions.left_padded(COUNTS, LENGTH)
-    cache = Cache(ours, len(COUNTS), LENGTH)
+    cache = ours.make_cache(len(COUNTS), LENGTH)
     parts = []
     start = 0
     for stop in (40, 41, 77, LENGTH):

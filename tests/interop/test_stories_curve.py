@@ -6,9 +6,9 @@ import torch
 from transformers import LlamaForCausalLM
 
 from data import DataSettings, open_prepared, prepare
-from evaluation import EvaluationSettings
 from evaluation.kinds import LossEvaluation
 from evaluation.ranks import EvaluationRanks
+from evaluation.settings import EvaluationSettings
 from interop import read_folder
 from interop.runs import write_run
 from studies.subjects import open_runs

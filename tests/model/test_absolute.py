@@ -16,7 +16,7 @@ from transformers.models.gptj.modeling_gptj import create_sinusoidal_positions
 from transformers.models.opt.modeling_opt import OPTLearnedPositionalEmbedding
 from transformers.models.roformer.modeling_roformer import RoFormerSinusoidalPositionalEmbedding
 
-from model import Cache, ModelError, ModelSettings, TokenPositions, Transformer, check_override
+from model import ModelError, ModelSettings, TokenPositions, Transformer, check_override
 from model.position import PositionalScheme
 from tests.model.alone import added, at, doubles, made
 from tests.model.zoo import TRAIN, T, V, build, cached, close, ids, settings_of
@@ -209,7 +209,7 @@ def test_declared_length_is_fixed_for_a_cache(case):
         close(cached(model, tokens, [4, 1, 1, 7, 6], length=length), whole)
     # Not causal in length: the same tokens announced as part of a longer text are others.
     assert (whole - model(tokens, TokenPositions.plain(T)))[:, 1].abs().max() > 1e-3
-    cache = Cache(model, 2, T)
+    cache = model.make_cache(2, T)
     model(tokens[:, :4], TokenPositions.plain(4, length=T), cache=cache)
     with pytest.raises(ModelError, match="declared length"):
         model(tokens[:, 4:6], TokenPositions.plain(2, offset=4, length=2 * T), cache=cache)
@@ -251,7 +251,7 @@ def test_real_positions_are_rejected_where_unsupported(case):
     tokens = ids(1, 6)
     plain = TokenPositions.plain(6)
     assert not model.position["all"].supports_fractions
-    cache = Cache(model, 1, 9)
+    cache = model.make_cache(1, 9)
     with torch.no_grad():
         for position in (plain.position / 2, plain.position.double()):
             positions = replace(plain, position=position, unit_steps=False)

@@ -5,8 +5,8 @@ import functools
 import pytest
 import torch
 
-from model import Cache, ModelError, TokenPositions
-from model.attention.kernels import attention_details
+from model import ModelError, TokenPositions
+from model.attention.explicit import attention_details
 from tests.model.zoo import CASES, T, build, cached, close, every_case, ids, reach_of
 
 LAST = 4
@@ -21,7 +21,7 @@ def watched(model, tokens, last=LAST):
         seen.append((layer, views, v, sink, spelled, out))
 
     reach = tokens.shape[1]
-    cache = Cache(model, tokens.shape[0], reach)
+    cache = model.make_cache(tokens.shape[0], reach)
     with torch.no_grad():
         model(
             tokens[:, :-last], TokenPositions.plain(reach - last, length=reach), cache=cache, keep=0

@@ -6,7 +6,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from model import Cache, ModelError, ModelSettings, TokenPositions, Transformer, check_override
+from model import ModelError, ModelSettings, TokenPositions, Transformer, check_override
 from tests.model.zoo import V, build, ids, settings_of
 
 
@@ -138,7 +138,7 @@ def test_failed_forward_leaves_cache_unchanged():
     tokens = ids(1, 11)
     with torch.no_grad():
         whole = model(tokens, TokenPositions.plain(11))
-        cache = Cache(model, 1, 20)
+        cache = model.make_cache(1, 20)
         model(tokens[:, :8], TokenPositions.plain(8), cache=cache)
         with pytest.raises(ModelError):
             model(tokens[:, :4], TokenPositions.plain(4, offset=8), cache=cache)
@@ -150,7 +150,7 @@ def test_failed_forward_leaves_cache_unchanged():
 
 def test_full_cache():
     model = build("rope")
-    cache = Cache(build("rope"), 1, 6)
+    cache = build("rope").make_cache(1, 6)
     with torch.no_grad():
         model(ids(1, 4), TokenPositions.plain(4), cache=cache)
         text = message_of(
@@ -163,7 +163,7 @@ def test_full_cache():
 
 def test_cache_rejects_gradients_and_other_layouts():
     model = build("rope")
-    cache = Cache(build("rope"), 1, 9)
+    cache = build("rope").make_cache(1, 9)
     assert "no_grad" in message_of(
         ModelError, lambda: model(ids(1, 4), TokenPositions.plain(4), cache=cache)
     )

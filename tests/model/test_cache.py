@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from model import Cache, ModelError, TokenPositions
+from model import ModelError, TokenPositions
 from model.cache import CacheIndex
 from tests.model.zoo import T, build, ids
 
@@ -16,7 +16,7 @@ YARN = {"name": "rope", "scaling": {"name": "yarn", "factor": "auto"}}
 def test_a_factor_that_follows_the_length_needs_one_declared_length():
     model = build(YARN)
     tokens = ids(2, T)
-    cache = Cache(model, 2, T)
+    cache = model.make_cache(2, T)
     model(tokens[:, : T - 1], TokenPositions.plain(T - 1), cache=cache)
     with pytest.raises(ModelError, match=rf"declared length .*{T - 1}.* to .*{T}"):
         model(tokens[:, T - 1 :], TokenPositions.plain(1, offset=T - 1), cache=cache)
@@ -27,7 +27,7 @@ def test_a_factor_that_follows_the_length_needs_one_declared_length():
 def test_a_fixed_factor_goes_on_without_a_declared_length():
     model = build({"name": "rope", "scaling": {"name": "yarn", "factor": 3.0}})
     tokens = ids(2, T)
-    cache = Cache(model, 2, T)
+    cache = model.make_cache(2, T)
     parts = [
         model(tokens[:, : T - 1], TokenPositions.plain(T - 1), cache=cache),
         model(tokens[:, T - 1 :], TokenPositions.plain(1, offset=T - 1), cache=cache),
@@ -44,11 +44,11 @@ def test_the_first_positions_are_not_remapped():
 def test_rows_and_layout_stay_what_they_were():
     model = build("rope")
     tokens = ids(2, T)
-    cache = Cache(model, 2, 2 * T)
+    cache = model.make_cache(2, 2 * T)
     model(tokens, TokenPositions.plain(T), cache=cache)
     with pytest.raises(ModelError, match=r"plain layout .*ragged layout"):
         model(tokens, TokenPositions.left_padded([T, T], T, offset=T), cache=cache)
-    ragged = Cache(model, 2, 2 * T)
+    ragged = model.make_cache(2, 2 * T)
     model(tokens, TokenPositions.left_padded([T, 3], T), cache=ragged)
     with pytest.raises(ModelError, match=r"2 rows .* 1"):
         model(tokens[:1], TokenPositions.left_padded([T], T, offset=T), cache=ragged)
@@ -61,7 +61,7 @@ def test_rows_and_layout_stay_what_they_were():
 def test_a_full_cache_has_the_declared_key_features(case):
     model = build(case)
     tokens = ids(1, 5)
-    cache = Cache(model, 1, 5)
+    cache = model.make_cache(1, 5)
     model(tokens, TokenPositions.plain(5), cache=cache)
     held = sum(
         x[0].numel() // 5
@@ -83,7 +83,7 @@ def test_a_cache_grows_while_it_is_used(case, layout):
     counts = [T, T - 3]
     whole = TokenPositions.plain(T) if layout == "plain" else TokenPositions.left_padded(counts, T)
     expected = model(tokens, whole)
-    cache = Cache(model, 2, 4)
+    cache = model.make_cache(2, 4)
     parts = []
     for start, stop in ((0, 4), (4, 7), (7, 8), (8, T)):
         if stop > cache.capacity:
@@ -117,7 +117,7 @@ def test_selected_rows_of_a_cache(case, layout):
 
     before = positions([0, 1, 2])
     half = T - 5
-    cache = Cache(model, 3, T)
+    cache = model.make_cache(3, T)
     model(tokens[:, :half], before.part(0, half, position_end=half), cache=cache)
     cache.select_rows(rows)
     after = positions(rows.tolist()).part(half, T, position_end=T)

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model import SCHEMES, Cache, TokenPositions, Transformer
+from model import SCHEMES, TokenPositions, Transformer
 from tests.model.zoo import (
     CASES,
     EXTRAS,
@@ -186,7 +186,7 @@ def test_left_padded_row_matches_unpadded_row(case):
         close(model(tokens[:, :width], positions)[r, width - count :], alone[r][:count])
 
     model = copy.deepcopy(model).pack()
-    cache = Cache(model, 4, width + 3)
+    cache = model.make_cache(4, width + 3)
     prompt = model(tokens[:, :width], positions, cache=cache, keep=1)
     for r, count in enumerate(counts):
         close(prompt[r, 0], alone[r][count - 1])
@@ -258,7 +258,7 @@ def test_packed_documents_continue_through_cache(case):
     tokens = ids(1, 16)
     positions = packed([[6, 10]])
     whole = model(tokens, positions)
-    cache = Cache(model, 1, 16)
+    cache = model.make_cache(1, 16)
     parts = []
     for start, stop in ((0, 4), (4, 9), (9, 16)):
         piece = TokenPositions(
@@ -299,7 +299,7 @@ def test_prefill_without_logits_gives_same_cache(case):
     length = reach_of(model)
     tokens = ids(2, length)
     whole = model(tokens, TokenPositions.plain(length))
-    cache = Cache(model, 2, length)
+    cache = model.make_cache(2, length)
     empty = model(tokens[:, :6], TokenPositions.plain(6, length=length), cache=cache, keep=0)
     assert empty.shape == (2, 0, V) and cache.filled == 6
     rest = TokenPositions.plain(length - 6, offset=6, length=length)

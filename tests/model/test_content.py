@@ -12,7 +12,6 @@ from pydantic import ValidationError
 
 from model import (
     SCHEMES,
-    Cache,
     ModelError,
     ModelSettings,
     TokenPositions,
@@ -202,7 +201,7 @@ def test_sinks_keep_cumulative_state_after_eviction(name):
     close(cached(model, tokens, [5, 1, 9, 1, 1, 2]), whole)
     counts = [9, 6]
     alone = model(tokens[1:, 3:], TokenPositions.plain(16))
-    cache = Cache(model, 2, 19)
+    cache = model.make_cache(2, 19)
     parts = [model(tokens[:, :9], TokenPositions.left_padded(counts, 9), cache=cache)]
     for n in range(9, 19):
         parts.append(

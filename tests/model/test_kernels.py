@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 import model.attention.kernels as kernels
 import model.attention.softmax
 from model import TokenPositions
-from model.attention.biased import NAMESPACE
 from model.attention.kernels import attend, choose
 from model.attention.mask import QUERY_BLOCK, AttentionMask, AttentionView, CausalBand
-from model.attention.network_bias import NetworkBias
+from model.fast.biased import NAMESPACE
+from model.fast.network_bias import NetworkBias
 from model.position import AttentionContext
 from model.position.schemes.alibi import alibi_slopes
 from tests.model.zoo import build, close, every_case_and_layout, ids, packed, reach_of, shared
@@ -162,7 +162,7 @@ def test_all_lowerings_agree(t, before, window, bias, layout, block):
     q, k, v = tensors(t, s, seed=t)
     pairs = pairs_of(positions, t, window, bias)
     with pytest.MonkeyPatch.context() as patch, torch.no_grad():
-        patch.setattr("model.attention.kernels.QUERY_BLOCK", block)
+        patch.setattr("model.attention.explicit.QUERY_BLOCK", block)
         views = [AttentionView(q, k, pairs)]
         slow = attend(views, v, D**-0.5, "dense")
         for kernel in ("blocks", "flex"):
@@ -250,8 +250,8 @@ def learned_pairs(
 )
 def test_gradients_of_learned_biases_match_reference(form, t, s, window, wide, monkeypatch):
     """Small blocks and tiles put many edges into few tokens; `wide` is by how much values exceed keys."""
-    monkeypatch.setattr("model.attention.biased.QUERY_BLOCK", 8)
-    monkeypatch.setattr("model.attention.biased.TILE", (4, 5))
+    monkeypatch.setattr("model.fast.biased.QUERY_BLOCK", 8)
+    monkeypatch.setattr("model.fast.biased.TILE", (4, 5))
     mask, weights = learned_pairs(t, s, window, form)
     q, k, v = tensors(t, s)
     v = torch.cat([v, v[..., :wide].square()], dim=-1)
@@ -374,11 +374,11 @@ def test_every_kernel_gives_the_same_logits(case, layout, monkeypatch):
 
 @pytest.mark.parametrize(
     ("kernel", "called"),
-    [("sdpa", []), ("flex", ["_flex"]), ("explicit", ["_explicit"]), ("blocks", [])],
+    [("sdpa", []), ("flex", ["flex_attend"]), ("explicit", ["explicit_attend"]), ("blocks", [])],
 )
 def test_configured_kernel_runs(kernel, called, monkeypatch):
     found = []
-    for name in ("_flex", "_explicit"):
+    for name in ("flex_attend", "explicit_attend"):
         real = getattr(kernels, name)
         monkeypatch.setattr(kernels, name, lambda *a, n=name, f=real: (found.append(n), f(*a))[1])
     q, k, v = tensors(9, 9)

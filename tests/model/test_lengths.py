@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from model import Cache, TokenPositions, Transformer
+from model import TokenPositions, Transformer
 from model.attention.kernels import attend
 from model.position import AttentionContext, HeadGeometry
 from model.position.schemes.alibi import Alibi, AlibiSettings
@@ -74,7 +74,7 @@ def test_auto_stretch_is_fixed_for_a_cache(rule):
     model = build(scaled(rule, "auto"))
     tokens = ids(1, T)
     whole = model(tokens, TokenPositions.plain(T))
-    cache = Cache(model, 1, T)
+    cache = model.make_cache(1, T)
     out = []
     for n in range(T):
         out.append(
@@ -94,7 +94,7 @@ def test_skipped_positions_between_cached_passes(case):
     whole = model(tokens, replace(plain, position=position, position_end=32, unit_steps=False))
     if case in ("rope", "alibi", "sinusoidal"):
         assert (whole - model(tokens, plain)).abs().max() > 1e-3
-    cache = Cache(model, 2, 12)
+    cache = model.make_cache(2, 12)
     first = model(tokens[:, :7], TokenPositions.plain(7, length=12), cache=cache)
     second = replace(TokenPositions.plain(5, offset=7), position=position[:, 7:], position_end=32)
     close(torch.cat([first, model(tokens[:, 7:], second, cache=cache)], dim=1), whole)

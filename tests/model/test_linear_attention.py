@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch._dynamo.testing import CompileCounter
 
-from model import Cache, ModelError, ModelSettings, TokenPositions, check_override
+from model import ModelError, ModelSettings, TokenPositions, check_override
 from model.attention.linear import positive
 from model.attention.mask import repeated
 from tests.model.linear import (
@@ -205,7 +205,7 @@ def test_sums_stay_float32_under_autocast(form):
     model = linear("rope", form, dtype=torch.float32)
     tokens = ids(2, 300)
     exact = model(tokens, TokenPositions.plain(300))
-    cache = Cache(model, 2, 300, dtype=torch.bfloat16)
+    cache = model.make_cache(2, 300, dtype=torch.bfloat16)
     with torch.autocast("cpu", torch.bfloat16):
         parts = [
             model(tokens[:, s : s + 100], TokenPositions.plain(100, offset=s), cache=cache)

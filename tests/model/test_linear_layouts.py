@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model import Cache, ModelError, TokenPositions
+from model import ModelError, TokenPositions
 from tests.model.linear import every_form, every_scheme, linear
 from tests.model.zoo import TRAIN, D, G, T, V, cached, close, ids, packed, reach_of
 
@@ -67,7 +67,7 @@ def test_left_padded_row_matches_unpadded_row(form, chunk, prefill):
         for r, n in enumerate(counts)
     ]
     positions = TokenPositions.left_padded(counts, width + 3)
-    cache = Cache(model, 4, width + 3)
+    cache = model.make_cache(4, width + 3)
     parts = []
     start = 0
     for size in [*prefill, 1, 1, 1]:
@@ -112,7 +112,7 @@ def test_packed_documents_equal_separate_documents(form, data):
     piece = data.draw(st.integers(1, total), label="piece")
     with torch.no_grad():
         out = model(tokens, positions)
-        cache = Cache(model, 2, total)
+        cache = model.make_cache(2, total)
         parts = []
         real = positions.document >= 0  # padding sees padding, and nobody asks what
         close(model(tokens, positions, keep=keep)[real[:, -keep:]], out[:, -keep:][real[:, -keep:]])
@@ -158,7 +158,7 @@ def test_kept_positions_equal_tail_of_full_forward(scheme, form):
     whole = model(tokens, positions)
     for keep in (length - 1, 6, 1):
         close(model(tokens, positions, keep=keep), whole[:, length - keep :])
-    cache = Cache(model, 2, length)
+    cache = model.make_cache(2, length)
     empty = model(tokens[:, :6], TokenPositions.plain(6, length=length), cache=cache, keep=0)
     assert empty.shape == (2, 0, V) and cache.filled == 6
     rest = TokenPositions.plain(length - 6, offset=6, length=length)
@@ -171,7 +171,7 @@ def test_cache_size_is_constant(form):
     model = linear("rope", form, dtype=torch.float32)
 
     def held(tokens: int) -> int:
-        cache = Cache(model, 1, tokens)
+        cache = model.make_cache(1, tokens)
         start = 0
         for size in (tokens // 2, tokens - tokens // 2 - 1, 1):
             model(ids(1, size), TokenPositions.plain(size, offset=start), cache=cache, keep=1)

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import model.attention.softmax
 import model.loss
-from model import IGNORED, SCHEMES, Cache, ModelSettings, TokenPositions, Transformer
+from model import IGNORED, SCHEMES, ModelSettings, TokenPositions, Transformer
 from model.attention.kernels import attend
 from tests.model.zoo import C, D, G, H, V, build, close, ids, packed, settings_of
 
@@ -97,7 +97,7 @@ def test_loss_of_kept_targets_equals_tail():
     targets = targets_with_holes()
     whole = net(tokens, TokenPositions.plain(T), targets=targets)
     close(net(tokens, TokenPositions.plain(T), targets=targets[:, -4:], keep=4), whole[:, -4:])
-    cache = Cache(net, B, T)
+    cache = net.make_cache(B, T)
     net(tokens[:, :7], TokenPositions.plain(7, length=T), cache=cache, keep=0)
     rest = net(
         tokens[:, 7:], TokenPositions.plain(4, offset=7), targets=targets[:, 7:], cache=cache

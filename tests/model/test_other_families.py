@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from pydantic import ValidationError
 
-from model import Cache, ModelSettings, TokenPositions, Transformer
+from model import ModelSettings, TokenPositions, Transformer
 from run_directory.run_settings import RunSettings
 from settings.load import identity
 from tests.model.zoo import C, D, G, H, T, V, close, ids, randomized, settings_of
@@ -95,7 +95,7 @@ def test_cache_with_every_setting():
     model = randomized(build(**EVERYTHING))
     tokens = ids(2, T)
     positions = TokenPositions.plain(T)
-    cache = Cache(model, 2, T)
+    cache = model.make_cache(2, T)
     parts = [
         model(tokens[:, a:b], positions.part(a, b), cache=cache)
         for a, b in ((0, 5), (5, 6), (6, T))

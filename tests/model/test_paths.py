@@ -66,7 +66,7 @@ def test_path_multiplies_the_reflections_between_query_and_key(layout, window, m
         ("auto", 4, 3),
         ("auto", 3, 128),
     ):
-        monkeypatch.setattr("model.attention.kernels.QUERY_BLOCK", queries)
+        monkeypatch.setattr("model.attention.explicit.QUERY_BLOCK", queries)
         monkeypatch.setattr("model.position.schemes.path.CHUNK", keys)
         found = real(positions, output_of(scheme, positions, kernel, window))
         close(found, expected, atol=1e-11)

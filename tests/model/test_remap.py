@@ -10,7 +10,7 @@ import math
 import pytest
 import torch
 
-from model import Cache, ModelError, TokenPositions, check_override
+from model import ModelError, TokenPositions, check_override
 from model.attention.kernels import attend
 from tests.model.dense_remap import (
     L0,
@@ -316,7 +316,7 @@ def test_unknown_keys_and_values_out_of_range_are_rejected(remap):
 @torch.no_grad()
 def test_cache_rejects_another_declared_length():
     model = build({"name": "rope", "remap": {"name": "dual_chunk", "mscale": True}})
-    cache = Cache(model, 1, 12)
+    cache = model.make_cache(1, 12)
     model(ids(1, 3), TokenPositions.plain(3, length=12), cache=cache)
     with pytest.raises(ModelError, match="declared length"):
         model(ids(1, 3), TokenPositions.plain(3, offset=3, length=24), cache=cache)

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model import Cache, TokenPositions
+from model import TokenPositions
 from tests.model.zoo import build, close, ids, packed
 
 LONG = 61
@@ -63,7 +63,7 @@ def test_chunked_cache_matches_full_forward(case, layout, data):
         start += sizes[-1]
     with torch.no_grad():
         whole = model(tokens, positions)
-        cache = Cache(model, 3, LONG)
+        cache = model.make_cache(3, LONG)
         start = 0
         for size in sizes:
             parts.append(
@@ -83,7 +83,7 @@ def test_chunked_cache_matches_full_forward(case, layout, data):
 def test_memory_is_bounded_by_window(case):
     model = build(ROLLING[case])
     tokens = ids(1, 1)
-    cache = Cache(model, 1, 4000)
+    cache = model.make_cache(1, 4000)
     for n in range(60):
         model(tokens, TokenPositions.plain(1, offset=n, length=4000), cache=cache)
     for memory, kind in zip(cache.layers, model.settings.layer_kinds, strict=True):
@@ -104,7 +104,7 @@ def test_rolling_cache_with_noncontiguous_positions():
             plain, position=plain.position * 3 + 1, position_end=3 * LONG + 1, unit_steps=False
         )
         whole = model(tokens, positions)
-        cache = Cache(model, 2, LONG)
+        cache = model.make_cache(2, LONG)
         parts = []
         for n in range(LONG):
             parts.append(model(tokens[:, n : n + 1], piece(positions, n, n + 1), cache=cache))

@@ -11,7 +11,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from errors import ModelError
-from model import Cache, ContextShard, TokenPositions, Transformer
+from model import ContextShard, TokenPositions, Transformer
 from model.attention.sharding import ShardedWindow
 from tests import processes
 from tests.model.linear import LEGAL, linear
@@ -344,6 +344,6 @@ def test_window_with_fewer_tokens_than_chunks_is_refused():
 def test_cache_and_partial_outputs_are_refused():
     model = model_of("rope")
     shard = ContextShard(0, 2, "")
-    for more in ({"keep": 1}, {"cache": Cache(model, 1, 8)}):
+    for more in ({"keep": 1}, {"cache": model.make_cache(1, 8)}):
         with torch.no_grad(), pytest.raises(ModelError, match="sharded"):
             model(ids(1, 4), TokenPositions.plain(8), shard=shard, **more)

@@ -363,7 +363,7 @@ def test_small_blocks_match_one_block_with_gradients(name, layout, window, monke
     )
     for size in (S, 3):
         monkeypatch.setattr(
-            "model.attention.kernels.query_block", lambda rows, keys, size=size: size
+            "model.attention.explicit.query_block", lambda rows, keys, size=size: size
         )
         scheme = made(name, **CASES[name], **window)
         leaves = [x.requires_grad_() for x in tensors(S)]
@@ -393,7 +393,7 @@ def test_gates_of_keys_beyond_the_last_count_of_cope_do_not_matter(
         return skipped[-1]
 
     monkeypatch.setattr(Cope, "_start", recorded)
-    monkeypatch.setattr("model.attention.kernels.query_block", lambda rows, keys: 3)
+    monkeypatch.setattr("model.attention.explicit.query_block", lambda rows, keys: 3)
     for keys in (S, 1):
         monkeypatch.setattr("model.position.schemes.cope.KEYS_AT_ONCE", keys)
         scheme = made("cope", positions=2, gate=gate, **window)

@@ -16,7 +16,7 @@ import pytest
 import torch
 from pydantic import TypeAdapter
 
-from model import SCHEMES, Cache, ModelSettings, TokenPositions, Transformer
+from model import SCHEMES, ModelSettings, TokenPositions, Transformer
 from model.position import PositionalScheme
 from model.settings import AnyPosition
 
@@ -309,7 +309,7 @@ def cached(
     model: Transformer, tokens: torch.Tensor, chunks: list[int], length: int | None = None
 ) -> torch.Tensor:
     """(B, T, V) logits of a plain batch fed to a cache in pieces of the given sizes."""
-    cache = Cache(model, tokens.shape[0], tokens.shape[1])
+    cache = model.make_cache(tokens.shape[0], tokens.shape[1])
     out = []
     start = 0
     for size in chunks:

@@ -246,19 +246,23 @@ def difference(expected: np.ndarray, computed: np.ndarray, tolerance: float) -> 
         unequal = np.atleast_1d(expected != computed)
         if not unequal.any():
             return ""
-        before = np.atleast_1d(expected)[unequal][0]
-        after = np.atleast_1d(computed)[unequal][0]
-        return f"{unequal.sum()} of {unequal.size}: {shortened(before)} is now {shortened(after)}"
+        before = shortened(np.atleast_1d(expected)[unequal][0])
+        after = shortened(np.atleast_1d(computed)[unequal][0])
+        return f"{unequal.sum()} of {unequal.size}: {before} is now {after}"
     expected = expected.astype(np.float64)
     computed = computed.astype(np.float64)
     scale = max(1.0, float(np.nanmax(np.abs(expected), initial=0)))
-    if np.allclose(computed, expected, rtol=0, atol=tolerance * scale, equal_nan=True):
+    both_missing = np.isnan(expected) & np.isnan(computed)
+    apart = np.where(both_missing, 0, np.abs(computed - expected))
+    # Not a number on one side only is a difference too.
+    unequal = ~(apart <= tolerance * scale)
+    if not unequal.any():
         return ""
-    apart = np.abs(computed - expected)
-    return f"{(apart > tolerance * scale).sum()} of {apart.size}, by up to {np.nanmax(apart):.2e}"
+    return f"{unequal.sum()} of {unequal.size}, by up to {apart[unequal].max():.2e}"
 
 
 def shortened(text: str) -> str:
+    text = str(text)
     return repr(text if len(text) <= 60 else f"{text[:60]} ...")
 
 

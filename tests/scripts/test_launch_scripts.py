@@ -11,7 +11,6 @@ import pytest
 from errors import RANK_LOST, REQUEUE
 
 ROOT = Path(__file__).resolve().parents[2]
-SCRIPTS = sorted((ROOT / "scripts" / "launch").glob("*.sh"))
 
 STANDINS = {
     # Two nodes with tasks 3 and 1; the arguments of srun, and the highest status of its tasks.
@@ -59,11 +58,6 @@ def run(script: str, *words: str, **environment: str) -> subprocess.CompletedPro
     )
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
-def test_shell_syntax_is_valid(script):
-    subprocess.run(["bash", "-n", str(script)], check=True)
-
-
 @pytest.mark.parametrize("status", [0, 2, REQUEUE, RANK_LOST])
 def test_slurm_tasks_rendezvous_and_requeue(standins, status):
     arguments = standins / "arguments"
@@ -90,12 +84,6 @@ def test_slurm_tasks_rendezvous_and_requeue(standins, status):
         f"3/4 0/1 {words}",
     ]
     assert lines[5:] == (["scontrol requeue 123456"] if status in (REQUEUE, RANK_LOST) else [])
-
-
-def test_slurm_signal_and_log_options():
-    text = (ROOT / "scripts" / "launch" / "slurm.sh").read_text()
-    for wish in ("--requeue", "--signal=USR1@180", "--open-mode=append"):
-        assert f"#SBATCH {wish}\n" in text
 
 
 @pytest.mark.parametrize(

@@ -1,29 +1,26 @@
-"""A small settings tree that uses every feature of the loader, and a small model."""
+"""A small settings tree that uses every feature of the loader."""
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
-from torch import nn
+from pydantic import Field, model_validator
+
+from settings.fields import StrictSettings
 
 
-class S(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class NoScaling(S):
+class NoScaling(StrictSettings):
     """Frequencies as they are."""
 
     name: Literal["none"] = "none"
 
 
-class Yarn(S):
+class Yarn(StrictSettings):
     """NTK by parts."""
 
     name: Literal["yarn"] = "yarn"
     factor: float | Literal["auto"] = Field("auto", ge=1, description="stretch")
 
 
-class Rope(S):
+class Rope(StrictSettings):
     """Rotations (Su et al. 2021). More."""
 
     name: Literal["rope"] = "rope"
@@ -34,12 +31,12 @@ class Rope(S):
     )
 
 
-class Alibi(S):
+class Alibi(StrictSettings):
     name: Literal["alibi"] = "alibi"
     window: int | None = Field(None, ge=1, description="keys a query may see")
 
 
-class Pattern(S):
+class Pattern(StrictSettings):
     name: Literal["pattern"] = "pattern"
     layers: list[str] = Field(description="kind of each layer")
     kinds: dict[str, Annotated[Rope | Alibi, Field(discriminator="name")]] = Field(
@@ -47,7 +44,7 @@ class Pattern(S):
     )
 
 
-class Model(S):
+class Model(StrictSettings):
     dim: int = Field(64, ge=8, le=512, description="width")
     tie_embeddings: bool = Field(True, description="head shares the embedding")
     position: Annotated[Rope | Alibi | Pattern, Field(discriminator="name")] = Field(
@@ -55,12 +52,12 @@ class Model(S):
     )
 
 
-class Optimizer(S):
+class Optimizer(StrictSettings):
     lr: float = Field(1e-3, gt=0, le=10, description="peak learning rate")
     betas: tuple[float, float] = Field((0.9, 0.95), description="moments")
 
 
-class Training(S):
+class Training(StrictSettings):
     tokens: int = Field(1000, ge=1, description="budget")
     interval: int = Field(10, ge=1, description="cadence", json_schema_extra={"may_change": True})
     mode: Literal["disabled", "offline"] = Field("disabled", description="mirror")
@@ -69,7 +66,7 @@ class Training(S):
     optimizer: Optimizer = Field(Optimizer(), description="optimizer")
 
 
-class Root(S):
+class Root(StrictSettings):
     train_length: int = Field(256, ge=2, description="tokens of a window")
     model: Model = Field(Model(), description="the model")
     training: Training = Field(Training(), description="the training")
@@ -79,21 +76,3 @@ class Root(S):
         if self.training.tokens < self.train_length:
             raise ValueError("training.tokens is less than train_length")
         return self
-
-
-class Net(nn.Module):
-    """Embedding, matrix, bias, norm, a learned position table, and a head that may be tied."""
-
-    def __init__(self, vocabulary: int = 11, dim: int = 6, tie_embeddings: bool = True):
-        super().__init__()
-        self.embed = nn.Embedding(vocabulary, dim)
-        self.position = nn.Embedding(9, dim)
-        self.mix = nn.Linear(dim, dim)
-        self.norm = nn.RMSNorm(dim)
-        self.head = nn.Linear(dim, vocabulary, bias=False)
-        if tie_embeddings:
-            self.head.weight = self.embed.weight
-
-    def forward(self, tokens):
-        x = self.embed(tokens) + self.position.weight[: tokens.shape[1]]
-        return self.head(self.norm(x + self.mix(x)))

@@ -8,10 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from matplotlib import rc_context
 
-from evaluation.reports.charts import STYLE
-from studies.report import figures
+from studies.report import study_figures
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -104,33 +102,15 @@ def run(*arguments: object, cwd: Path) -> subprocess.CompletedProcess:
 
 
 @pytest.fixture
-def blank_figures(monkeypatch):
-    """Figures are built but not rendered: for tests of the text around them."""
+def figures(monkeypatch) -> dict:
+    """The figures that are drawn, by name; they are not rendered."""
+    drawn = {}
 
     def save(figure, folder: Path, name: str) -> Path:
+        drawn[name] = figure
         folder.mkdir(parents=True, exist_ok=True)
-        for suffix in (".png", ".svg"):
-            (folder / f"{name}{suffix}").write_text(
-                '<svg viewBox="0 0 1 1"></svg>', encoding="utf-8"
-            )
+        (folder / f"{name}.svg").write_text("<svg></svg>", encoding="utf-8")
         return folder / f"{name}.png"
 
-    monkeypatch.setattr(figures, "save", save)
-
-
-@pytest.fixture(scope="module")
-def vector_figures():
-    """Figures are rendered as SVG only, which takes half the time: for tests of the page."""
-
-    def save(figure, folder: Path, name: str) -> Path:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{name}.png").touch()
-        with rc_context(STYLE):
-            figure.savefig(
-                folder / f"{name}.svg", format="svg", facecolor="white", metadata={"Date": None}
-            )
-        return folder / f"{name}.png"
-
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(figures, "save", save)
-        yield
+    monkeypatch.setattr(study_figures, "save", save)
+    return drawn

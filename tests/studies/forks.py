@@ -14,7 +14,7 @@ import evaluate
 import study
 import train
 from data.files import write_json
-from studies.running.processes import CommandRunner
+from studies.running.commands import CommandRunner
 
 HEAVY = (evaluate, train)  # imported here, so that no fork has to
 

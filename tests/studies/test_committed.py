@@ -12,17 +12,16 @@ from data import ByteTokenizer, DataSettings, prepare
 from data.settings import TaskSource
 from data.sources import SOURCES
 from data.sources.local import Stdlib
-from evaluate import kind_of
-from evaluation import read_methods
-from evaluation.scoring.methods import BUILTIN
+from evaluation.kinds import kind_of
+from evaluation.scoring.methods import BUILTIN, read_methods
 from evaluation.stores import haystacks
 from evaluation.tasks.items import draw_items
 from evaluation.tasks.settings import TaskEvaluationSettings
 from run_directory.run_settings import RunSettings
 from settings.load import load_settings
-from studies.running.grid import cells_of
+from studies.grid import cells_of
 from studies.running.plan import StudyPlanner
-from studies.settings import StudySettings
+from studies.study_settings import StudySettings
 
 ROOT = Path(__file__).resolve().parents[2]
 STUDIES = sorted(

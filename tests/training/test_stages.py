@@ -6,7 +6,7 @@ import torch._dynamo
 from torch._dynamo.testing import CompileCounter
 
 from errors import ConfigError, TrainingError
-from model import Cache, ModelError, ModelSettings, TokenPositions, Transformer
+from model import ModelError, ModelSettings, TokenPositions, Transformer
 from run_directory.run_settings import RunSettings
 from settings.load import identity, load_settings
 from tests.model.zoo import build, close, ids
@@ -295,7 +295,7 @@ def test_position_change_equals_model_built_with_it(case):
     assert not torch.allclose(net(tokens, places), before)
     assert not any(module.training for module in net.modules())
     with torch.no_grad():
-        cache = Cache(net, 2, 11)
+        cache = net.make_cache(2, 11)
         parts = [
             net(tokens[:, a:b], TokenPositions.plain(b - a, offset=a), cache=cache)
             for a, b in ((0, 7), (7, 11))

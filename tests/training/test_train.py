@@ -17,8 +17,7 @@ from safetensors.torch import load_file
 
 import train
 from data import DataError
-from errors import INTERRUPTED, REQUEUE, TrainingError
-from evaluation import EvaluationError
+from errors import INTERRUPTED, REQUEUE, EvaluationError, TrainingError
 from model import ModelSettings, TokenPositions, Transformer
 from run_directory.optimizer_settings import AdamWSettings
 from run_directory.training_settings import StopOnNonFinite, TrainingSettings

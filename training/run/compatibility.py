@@ -13,7 +13,7 @@ from errors import TrainingError
 from model import ModelError, ModelSettings
 from run_directory.run_settings import RunSettings
 from settings.load import differences
-from settings.yaml_io import show
+from settings.value_text import show
 from training.optim.optimizer import make_optimizer
 from training.position_overrides import meta_model, override, why
 from training.stages import stages_of

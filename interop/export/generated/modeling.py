@@ -10,8 +10,8 @@ from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel, cac
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from model.cache import Cache
-from model.position.token_positions import TokenPositions
 from model.settings import ModelSettings
+from model.token_positions import TokenPositions
 from model.transformer import Transformer
 
 FIRST_CAPACITY = 256  # tokens of a cache whose final length is unknown; doubled as needed
@@ -104,8 +104,8 @@ class SextantCache(cache_utils.Cache):
         """The cache, with space for `tokens` more tokens."""
         needed = self.get_seq_length() + tokens
         if self._cache is None:
-            self._cache = Cache(
-                self._model, batch, max(self.final_length or FIRST_CAPACITY, needed)
+            self._cache = self._model.make_cache(
+                batch, max(self.final_length or FIRST_CAPACITY, needed)
             )
         elif needed > self._cache.capacity:
             self._cache.grow(max(needed, 2 * self._cache.capacity))

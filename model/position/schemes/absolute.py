@@ -18,7 +18,7 @@ from errors import ModelError
 from model.position.base import PositionalScheme, PositionSettings, normal
 from model.position.scaling import Factor, plain_frequencies, stretch_of
 from model.position.table import Constant, LookupTable, Rows, StretchedTables, on_device
-from model.position.token_positions import TokenPositions
+from model.token_positions import TokenPositions
 
 INT64_BITS = 63  # of a position that is not negative
 # as large as token embeddings (1), rows are noise that drowns a short run's tokens

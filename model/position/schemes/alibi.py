@@ -13,7 +13,7 @@ from model.attention.mask import precise
 from model.position.base import AttentionContext, constant
 from model.position.pairwise import DistanceBias, DistanceSettings, RowBias
 from model.position.table import Constant
-from model.position.token_positions import TokenPositions
+from model.token_positions import TokenPositions
 
 
 class AlibiSettings(DistanceSettings):

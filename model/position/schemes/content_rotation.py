@@ -25,7 +25,7 @@ from model.position.content import (
 from model.position.rotation import check_even, rotate
 from model.position.scaling import plain_frequencies
 from model.position.table import Constant
-from model.position.token_positions import TokenPositions
+from model.token_positions import TokenPositions
 
 
 class ContentRotation(PositionalScheme):

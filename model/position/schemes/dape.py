@@ -23,7 +23,7 @@ from model.position.pairwise import UNROLLED, mask_per_row, over_pairs, pair_pro
 from model.position.schemes.alibi import alibi_slopes
 from model.position.schemes.kerple import SMALLEST
 from model.position.table import Constant
-from model.position.token_positions import TokenPositions
+from model.token_positions import TokenPositions
 
 
 def kept_positive(r: Tensor) -> Tensor:

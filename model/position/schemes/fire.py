@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from model.attention.mask import BiasFunction, precise
-from model.attention.network_bias import NetworkBias
+from model.fast.network_bias import NetworkBias
 from model.position.base import AttentionContext, AttentionPlan, PositionalScheme, SharableSettings
 from model.position.pairwise import two_layers
 

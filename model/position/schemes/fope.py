@@ -15,7 +15,7 @@ from model.position.base import AttentionContext, AttentionPlan, PositionalSchem
 from model.position.rotation import RotationSettings, check_even, rotation_plan
 from model.position.scaling import plain_frequencies
 from model.position.table import Constant, LookupTable
-from model.position.token_positions import TokenPositions
+from model.token_positions import TokenPositions
 
 
 class FopeSettings(RotationSettings):

@@ -16,7 +16,7 @@ from model.position.rotation import rotate
 from model.position.schemes.alibi import alibi_slopes
 from model.position.schemes.rope import Rope, RopeSettings
 from model.position.table import Constant
-from model.position.token_positions import TokenPositions
+from model.token_positions import TokenPositions
 
 
 class FoxSettings(ContentSettings):

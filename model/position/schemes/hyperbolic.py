@@ -20,7 +20,7 @@ from model.position.base import (
 from model.position.rotation import check_even
 from model.position.scaling import plain_frequencies
 from model.position.table import Constant, wide
-from model.position.token_positions import TokenPositions
+from model.token_positions import TokenPositions
 
 QUERIES = 16  # block size for pairwise scores: QUERIES² · D numbers per head
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from model.attention.mask import precise
 from model.position.base import AttentionContext, SharableSettings, uniform
 from model.position.pairwise import DistanceBias, DistanceSettings, RowBias
-from model.position.token_positions import TokenPositions
+from model.token_positions import TokenPositions
 
 SMALLEST = 1e-2  # minimum of all learned parameters, as in the released code
 LARGEST_POWER = 2.0  # beyond it the kernel is no longer conditionally positive definite

@@ -18,7 +18,7 @@ from model.position.rotation import (
 )
 from model.position.scaling import plain_frequencies
 from model.position.table import Constant, wide
-from model.position.token_positions import TokenPositions
+from model.token_positions import TokenPositions
 
 
 class LearnedRopeSettings(RotationSettings, AngleSharingSettings):

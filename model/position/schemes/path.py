@@ -12,7 +12,7 @@ from torch import Tensor
 from model.attention.mask import AttentionView, QueryBlock, precise, repeated
 from model.position.base import AttentionContext, ContentPlan, PositionalScheme, constant, normal
 from model.position.content import ContentSettings, causal_convolution, latest, linear, series_of
-from model.position.token_positions import TokenPositions
+from model.token_positions import TokenPositions
 
 CHUNK = 128  # keys per chunk; the cost of a pair is D + CHUNK
 

@@ -14,7 +14,7 @@ from model.attention.mask import AttentionView, mask_dtype
 from model.position.base import AttentionContext, AttentionPlan, PositionalScheme, uniform
 from model.position.rotation import AngleSharingSettings, Share
 from model.position.table import Constant, LookupTable
-from model.position.token_positions import TokenPositions
+from model.token_positions import TokenPositions
 
 
 class PopeSettings(AngleSharingSettings):

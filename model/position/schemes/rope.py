@@ -21,7 +21,7 @@ from model.position.rotation import (
 )
 from model.position.scaling import AnyScaling, NoScaling, plain_frequencies, resonant, turns_within
 from model.position.table import Constant, Rows, StretchedTables
-from model.position.token_positions import TokenPositions
+from model.token_positions import TokenPositions
 
 
 class RotarySettings(RotationSettings):

@@ -13,7 +13,7 @@ from model.position.base import AttentionContext
 from model.position.pairwise import DistanceBias, DistanceSettings, RowBias
 from model.position.scaling import plain_frequencies
 from model.position.table import Constant, Rows, StretchedTables
-from model.position.token_positions import TokenPositions
+from model.token_positions import TokenPositions
 
 # minimum number of distances; doubled as needed, to limit the number of table shapes
 SMALLEST_TABLE = 512

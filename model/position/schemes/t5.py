@@ -18,7 +18,7 @@ from model.position.base import (
     normal,
 )
 from model.position.table import Constant
-from model.position.token_positions import TokenPositions
+from model.token_positions import TokenPositions
 
 
 class T5Settings(SharableSettings):

@@ -18,7 +18,7 @@ from model.position.base import (
 )
 from model.position.pairwise import UNROLLED, distances, mask_per_row
 from model.position.table import LookupTable
-from model.position.token_positions import TokenPositions
+from model.token_positions import TokenPositions
 
 THETA = 10_000.0
 

@@ -13,7 +13,7 @@ from model.position.base import AttentionContext, AttentionPlan, PositionalSchem
 from model.position.rotation import Layout, RotationSettings, check_even, rotation_plan
 from model.position.scaling import plain_frequencies
 from model.position.table import Constant, LookupTable
-from model.position.token_positions import TokenPositions
+from model.token_positions import TokenPositions
 
 # Natural logarithm of the largest factor on a key. The range of float32 and bfloat16 is e^±87; the margin is
 # for the keys themselves and for gradients, which are multiplied by the query's factor of e^−64.

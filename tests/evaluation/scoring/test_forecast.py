@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from evaluation import EvaluationError, ModelScorer
+from errors import EvaluationError
 from evaluation.scoring import forecast
 from evaluation.scoring.forecast import Throughput, blocks_at_once, choose_batch, measure_pace
+from evaluation.scoring.scoring import ModelScorer
 from evaluation.scoring.windows import TargetWindows
 from model import ModelSettings, TokenPositions, Transformer
 from tests.model.zoo import CASES, TRAIN, V, every_case, settings_of
@@ -37,17 +38,6 @@ def zoo_model(case, dtype):
     return model.to(dtype).eval()
 
 
-def reachable(case):
-    model = zoo_model(case, torch.float64)
-    return LENGTH if model.limit is None else min(LENGTH, model.limit)
-
-
-def scores(case, dtype, chunk):
-    length = reachable(case)
-    tokens = np.random.default_rng(2).integers(0, V, (2, length + 1))
-    return ModelScorer(zoo_model(case, dtype), chunk=chunk)(tokens, min(KEEP, length))
-
-
 @every_case
 def test_chunk_size_does_not_change_results(case, monkeypatch):
     model = zoo_model(case, torch.float64)
@@ -66,18 +56,6 @@ def test_chunk_size_does_not_change_results(case, monkeypatch):
             monkeypatch.setitem(sys.modules["model.loss"].LOGITS_AT_ONCE, "cpu", head * V)
             found = ModelScorer(model, chunk=chunk)(tokens, min(KEEP, length))
             assert np.abs(found - whole).max() <= 1e-9, (chunk, head)
-
-
-@pytest.mark.parametrize(
-    "case", ["rope", "rope-yarn-auto", "alibi", "t5", "fire", "fox", "cope", "path"]
-)
-def test_float32_chunks_stay_within_the_stated_bounds(case):
-    exact = scores(case, torch.float64, 1000)
-    whole = scores(case, torch.float32, 1000)
-    for chunk in (17, 4):
-        parts = scores(case, torch.float32, chunk)
-        assert np.abs(parts - whole).max() <= 1e-3 and abs((parts - whole).mean()) <= 1e-5
-        assert np.abs(parts - exact).max() <= 1e-3
 
 
 KERNELS = {

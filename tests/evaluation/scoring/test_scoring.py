@@ -2,9 +2,10 @@ import numpy as np
 import pytest
 import torch
 
-from evaluation import CellFailed, EvaluationError, EvaluationText, ModelScorer, gather, measure
-from evaluation.scoring.scoring import batches
+from errors import EvaluationError
+from evaluation.scoring.scoring import CellFailed, ModelScorer, batches, gather, measure
 from evaluation.scoring.targets import draw_targets
+from evaluation.scoring.text import EvaluationText
 from evaluation.scoring.windows import fixed_windows, sliding_windows
 from model import TokenPositions
 
@@ -64,16 +65,6 @@ def test_float32_chunks_stay_within_the_stated_bounds(work, sharp):
     assert np.abs(whole - parts).max() <= 1e-3
     assert abs((whole - parts).mean()) <= 1e-5
     assert whole.dtype == np.float64
-
-
-def test_sliding_windows_of_mixed_shapes(work, sharp):
-    text, _ = work
-    model = sharp().double()
-    windows = sliding_windows(text, np.array([0, 1, 3]), 40, 9)
-    want = naive(model, text, windows)
-    assert len(np.unique(windows.keep)) > 2
-    for batch in (1, 3, 50):
-        assert np.abs(measure(ModelScorer(model), text, windows, batch=batch) - want).max() <= 1e-10
 
 
 def test_the_declared_length_sets_the_factor(work, sharp):

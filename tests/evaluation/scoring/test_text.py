@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from evaluation import EvaluationText, unigram_nll
+from evaluation.scoring.scoring import unigram_nll
+from evaluation.scoring.text import EvaluationText
 
 
 def test_units_seen_in_training(make_store):

@@ -1,4 +1,4 @@
-"""scripts/lm_eval.py, whose name and whose neighbor evaluate.py hide two packages of the harness."""
+"""scripts/run_harness.py, whose neighbor evaluate.py hides a package of the harness."""
 
 import json
 import os
@@ -11,7 +11,7 @@ import pytest
 from tests.interop.harness.models import byte_run
 
 ROOT = Path(__file__).resolve().parents[3]
-SCRIPT = ROOT / "scripts" / "lm_eval.py"
+SCRIPT = ROOT / "scripts" / "run_harness.py"
 PACKAGES = ROOT / "interop" / "harness" / "packages.py"
 TASK = """
 task: local_packages

@@ -1,7 +1,6 @@
 """A study that is killed, stopped or run concurrently gives the same results."""
 
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -12,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from errors import StudyError
-from studies.running.processes import KEPT_BYTES, CommandRunner, last_error, truncate_log
+from studies.running.commands import KEPT_BYTES, CommandRunner, last_error, truncate_log
 from studies.running.runner import lock_study
 from tests.studies.conftest import ROOT, command, environment
 from tests.studies.forks import call, forked, run, wait_until
@@ -45,70 +44,27 @@ def whole(write_study, tmp_path_factory) -> Path:
     return folder
 
 
-def test_a_killed_study_resumes_to_the_same_results(
-    whole, forked_commands, write_study, monkeypatch, tmp_path
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_an_interrupted_study_resumes_to_the_same_results(
+    whole, forked_commands, write_study, monkeypatch, tmp_path, number
 ):
-    file = write_study(tokens=TOKENS)
-    folder = tmp_path / "killed"
-    arguments = [file, "--only", CELL]
+    """SIGINT is the terminal's Ctrl-C: to the study, and to the commands that it forked."""
+    arguments = [write_study(tokens=TOKENS), "--only", CELL, "--run-dir", tmp_path / "study"]
     expected = 0.15 * written(whole)
     (tmp_path / "log").touch()
-    argv = [str(ROOT / "study.py"), *map(str, arguments), "--run-dir", str(folder)]
-    # its commands are forks of it, and in its group
+    argv = [*map(str, command(*arguments)[1:])]
     child = forked(argv, tmp_path / "log", group=True)
-    wait_until(lambda: written(folder) >= expected)
-    os.killpg(child, signal.SIGKILL)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
-    assert not (folder / "results.json").exists() or results(folder)["cells"][0]["status"] != "done"
-    assert call(monkeypatch, *arguments, "--run-dir", folder) == 0
-    assert lasting(results(folder)) == lasting(results(whole))
-    attempts = [
-        cell["timing"]["attempts"] for cell in results(folder)["cells"] if cell["status"] == "done"
-    ]
-    assert len(attempts) == 1 and sum(attempts) > 1  # the training was killed
-
-
-@pytest.mark.slow
-def test_a_study_killed_ten_times_resumes_to_the_same_results(write_study, tmp_path):
-    """Whole processes, SIGKILL for the group of the study; its commands, each in a session of its own, die
-    with it."""
-    file = write_study(tokens=6 * TOKENS)
-    whole = tmp_path / "whole"
-    folder = tmp_path / "killed"
-
-    def start(place: Path) -> subprocess.Popen:
-        line = command(file, "--run-dir", place, "--jobs", "2")
-        return subprocess.Popen(
-            line,
-            env=environment(),
-            start_new_session=True,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-
-    assert start(whole).wait() == 0
-    total = written(whole)
-    rng = random.Random(11)
-    kills = 0
-    for _ in range(10):
-        expected = written(folder) + total * rng.uniform(0.01, 0.12)
-        with start(folder) as process:
-            wait_until(
-                lambda expected=expected, p=process: (
-                    written(folder) >= expected or p.poll() is not None
-                )
-            )
-            time.sleep(rng.uniform(0, 0.5))
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                kills += 1
-        assert not commands_of(folder)
-    assert kills >= 5
-    with start(folder) as process:
-        assert process.wait() == 0
-    assert lasting(results(folder)) == lasting(results(whole))
-    # trainings were hit too
-    assert sum(cell["timing"]["attempts"] for cell in results(folder)["cells"]) > 4
+    wait_until(lambda: written(tmp_path / "study") >= expected)
+    os.killpg(child, number)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if number == signal.SIGKILL:
+        assert status == -signal.SIGKILL and not (tmp_path / "study" / "results.json").exists()
+    else:
+        assert status == 128 + signal.SIGINT
+        assert results(tmp_path / "study")["cells"][0]["status"] == "pending"
+    assert call(monkeypatch, *arguments) == 0
+    assert lasting(results(tmp_path / "study")) == lasting(results(whole))
+    assert results(tmp_path / "study")["cells"][0]["timing"]["attempts"] > 1
 
 
 def commands_of(folder: Path) -> list[str]:
@@ -141,7 +97,7 @@ HELD = (
 )
 def test_commands_exit_with_the_study(tmp_path):
     code = (
-        "import os, pathlib, sys; from studies.running.processes import CommandRunner; "
+        "import os, pathlib, sys; from studies.running.commands import CommandRunner; "
         f"CommandRunner().run(['-c', {HELD!r}, sys.argv[1]], pathlib.Path(sys.argv[2]), dict(os.environ))"
     )
     mark = tmp_path / "mark"
@@ -173,26 +129,6 @@ def test_stop_sends_sigint_and_kill_sends_sigkill(tmp_path):
     commands.stop(kill=True)
     thread.join(timeout=30)
     assert status == [-signal.SIGKILL]
-
-
-def test_a_study_interrupted_by_a_signal_resumes_to_the_same_results(
-    whole, forked_commands, write_study, monkeypatch, tmp_path
-):
-    file = write_study(tokens=TOKENS)
-    folder = tmp_path / "stopped"
-    arguments = [file, "--only", CELL]
-    argv = [*map(str, command(*arguments, "--run-dir", folder)[1:])]
-    child = forked(argv, tmp_path / "log", group=True)
-    wait_until(lambda: written(folder) > 0)
-    os.killpg(
-        child, signal.SIGINT
-    )  # the terminal's Ctrl-C: to the study, and to the commands which it forked
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 128 + signal.SIGINT
-    message = (tmp_path / "log").read_text()
-    assert "stopping" in message and "python study.py" in message
-    assert results(folder)["cells"][0]["status"] == "pending"
-    assert call(monkeypatch, *arguments, "--run-dir", folder) == 0
-    assert lasting(results(folder)) == lasting(results(whole))
 
 
 def test_a_study_directory_is_locked(tmp_path):

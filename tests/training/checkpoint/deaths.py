@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from errors import TrainingError
 from run_directory.optimizer_settings import AdamWSettings
 from run_directory.training_settings import CheckpointSettings
-from tests.settings.toy import Net
+from tests.training.net import Net
 from training.checkpoint import storage as module
 from training.checkpoint.retention import prune
 from training.checkpoint.storage import (

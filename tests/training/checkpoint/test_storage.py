@@ -16,8 +16,8 @@ from data.files import sha256_of
 from errors import TrainingError
 from run_directory.optimizer_settings import AdamWSettings, MuonSettings
 from tests.processes import ScriptProcess
-from tests.settings.toy import Net
 from tests.training.checkpoint.deaths import RecordingConsole, trained, update
+from tests.training.net import Net
 from training.checkpoint import storage as module
 from training.checkpoint.restore import load_weights, restore
 from training.checkpoint.sharded import write_part

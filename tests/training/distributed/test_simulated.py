@@ -10,11 +10,11 @@ import pytest
 
 from errors import TrainingError
 from run_directory.run_settings import RunSettings
-from settings.command_line import parse
 from settings.load import load_settings
 from tests.training.distributed.curves import Training, afresh, shared
 from train import train_step
 from training.distributed.simulated import CollectiveCounter, SimulatedParallel, Traffic, sent_bytes
+from training.options import parse_options
 from training.run.setup import dry_run
 from training.simulated_step import Collectives, count_collectives
 from training.stages import TrainingSchedule
@@ -125,7 +125,7 @@ def test_dry_run_prints_communication_of_each_stage():
     def work() -> str:
         text = io.StringIO()
         with redirect_stdout(text):
-            assert dry_run(parse("train", "", words), train_step) == 0
+            assert dry_run(parse_options("", words), train_step) == 0
         return text.getvalue()
 
     (printed,) = shared(1, work)
@@ -144,7 +144,7 @@ def test_processes_that_cannot_be_simulated_are_refused(monkeypatch):
     with pytest.raises(TrainingError, match=r"context = 2 does not divide .* 3"):
         shared(1, lambda: SimulatedParallel(settings.training, 3))
     with pytest.raises(TrainingError, match="--dry-run"):
-        parse("train", "", ["--world", "4"])
+        parse_options("", ["--world", "4"])
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(TrainingError, match="without a launcher"):
         SimulatedParallel(settings.training, 4)

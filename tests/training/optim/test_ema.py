@@ -6,7 +6,7 @@ from safetensors.torch import load_file
 
 from errors import TrainingError
 from run_directory.optimizer_settings import AdamWSettings, EmaSettings
-from tests.settings.toy import Net
+from tests.training.net import Net
 from training.checkpoint.restore import load_average, restore
 from training.checkpoint.storage import find_checkpoint, save_checkpoint
 from training.optim.ema import EMA

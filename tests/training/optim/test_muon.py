@@ -5,8 +5,8 @@ import torch
 
 from run_directory.optimizer_settings import AdamWBase, AdamWSettings, MuonSettings
 from tests.processes import together
-from tests.settings.toy import Net
 from tests.training.distributed import sharded_updates
+from tests.training.net import Net
 from training.optim.optimizer import make_optimizer, parameters_at_rate, set_learning_rates
 
 # Five steps in bfloat16, whose numbers are good to 0.4%, against float64: in Frobenius norm, small singular

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from errors import TrainingError
 from model import ModelSettings, Transformer
 from run_directory.optimizer_settings import ROLES, AdamWSettings
-from tests.settings.toy import Net
+from tests.training.net import Net
 from training.optim.combined import CombinedOptimizer
 from training.optim.optimizer import (
     clean_name,

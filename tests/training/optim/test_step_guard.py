@@ -9,7 +9,7 @@ import torch
 
 from errors import TrainingError
 from run_directory.training_settings import SkipNonFinite, SpikeSettings, StopOnNonFinite
-from tests.settings.toy import Net
+from tests.training.net import Net
 from training.checkpoint.retention import DIVERGED
 from training.checkpoint.storage import save_checkpoint
 from training.optim.step_guard import NOT_FINITE, SPIKE, StepGuard, StepMetrics, raise_stopped

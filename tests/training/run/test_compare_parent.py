@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 import train
-from errors import TrainingError
-from evaluation import EvaluationError
+from errors import EvaluationError, TrainingError
 from scripts import compare_parent
 
 LENGTHS = ["lengths=[96]", "documents=8", "spans_per_document=2", "targets=8"]

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 import train
 from data.sampling.exposure import read_exposure
 from errors import TrainingError
-from evaluation import monitor_targets
+from evaluation.monitor import monitor_targets
 from model import Transformer
 from run_directory.run_settings import RunSettings
 from settings.load import identity

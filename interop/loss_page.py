@@ -1,0 +1,203 @@
+"""A page on the loopback interface that shows the loss of each token of a text under two methods."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import partial
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from errors import InteropError, UserError
+from evaluation.scoring.methods import TRUNCATE, builtin_methods, compatible_methods
+from generation import TextStream
+from model import TokenPositions
+from training.position_overrides import longest_input, override
+from training.run.directory import LoadedRun, open_run_data
+
+HOST = "127.0.0.1"
+# Other Host headers are refused: they come from pages of other sites.
+LOOPBACK = ("127.0.0.1", "localhost")
+MAX_BODY = 1 << 20  # bytes of a request
+LENGTHS = 16  # the default maximum length is this multiple of the trained length
+MAX_NLL = 9999.0  # of an impossible token; JSON has no infinity
+HTML = Path(__file__).with_name("loss_page.html")
+POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; "
+    "img-src data:; base-uri 'none'; form-action 'none'"
+)
+
+
+class LossPage:
+    """A loaded run and the context-extension methods that apply to it.
+
+    Args:
+        run: loaded without overrides.
+        overrides: of the positional scheme, applied before those of a method.
+        max_length: maximum number of tokens; None: 16 times the trained length.
+    """
+
+    def __init__(
+        self, run: LoadedRun, overrides: Sequence[str] = (), max_length: int | None = None
+    ):
+        self.run = run
+        self.max_length = max_length or LENGTHS * run.settings.train_length
+
+        def resolve(changes: Sequence[str]) -> dict:
+            position = override(run.settings, [*overrides, *changes]).model.position
+            return position.model_dump(mode="json")
+
+        methods, _ = compatible_methods(builtin_methods(), run.settings.train_length, resolve)
+        self.settings = {
+            method.label: override(run.settings, [*overrides, *method.overrides])
+            for method in methods
+            if method.label != TRUNCATE
+        }
+
+    def about(self) -> dict[str, Any]:
+        """What the page shows before a text is scored."""
+        return {
+            "run": self.run.folder.resolve().name,
+            "train_length": self.run.settings.train_length,
+            "methods": list(self.settings),
+            "example": self.example(),
+        }
+
+    def example(self) -> str:
+        """The start of held-out text of the run, twice its trained length, or any text if it has none."""
+        length = 2 * self.run.settings.train_length
+        ids = []
+        try:
+            store = open_run_data(self.run.folder).valid
+            for i in range(store.n_documents):
+                ids += store.document(i)[: length - len(ids)].tolist()
+                if len(ids) == length:
+                    break
+        except (UserError, OSError):
+            return "Once upon a time"
+        return self.run.tokenizer.decode(ids)
+
+    def score(self, text: str, methods: Sequence[str]) -> dict[str, Any]:
+        """Pieces of the text, one per token, and their NLL in nats under each method.
+
+        Raises:
+            InteropError: an unknown method, or a text that is empty or too long.
+        """
+        tokenizer = self.run.tokenizer
+        ids = tokenizer.encode(text)
+        if self.run.settings.data.bos and tokenizer.bos_id is not None:
+            ids = [tokenizer.bos_id, *ids]
+        stream = TextStream(tokenizer, begins=True)
+        pieces = [stream.push(token) for token in ids]
+        nll = {method: self._nll(ids, method) for method in methods}
+        return {"pieces": [*pieces[:-1], pieces[-1] + stream.end()], "nll": nll}
+
+    @torch.no_grad()
+    def _nll(self, ids: list[int], method: str) -> list[float | None]:
+        """NLL of each token in nats; None for the first, which has no context."""
+        settings = self.settings.get(method)
+        if settings is None:
+            raise InteropError(f"unknown method {method!r}; known are {', '.join(self.settings)}")
+        longest = min(self.max_length, longest_input(settings) or self.max_length)
+        if not 2 <= len(ids) <= longest:
+            raise InteropError(
+                f"the text has {len(ids)} tokens, but {method} scores 2 to {longest}; change the text or "
+                "--max-length"
+            )
+        model = self.run.model
+        model.reposition(settings.model)
+        tokens = torch.tensor([ids], device=model.embed.weight.device)
+        losses = model(tokens[:, :-1], TokenPositions.plain(len(ids) - 1), tokens[:, 1:])[0]
+        return [
+            None,
+            *(min(loss, MAX_NLL) if loss == loss else MAX_NLL for loss in losses.tolist()),
+        ]
+
+
+class PageHandler(BaseHTTPRequestHandler):
+    """GET / is the page, GET /about describes the run, POST /score scores a text."""
+
+    timeout = 30  # seconds for a request to arrive and for a response to be accepted
+
+    def __init__(self, page: LossPage, *connection: Any):
+        self.page = page
+        super().__init__(*connection)
+
+    def do_GET(self) -> None:
+        if not self._is_local():
+            return
+        if self.path == "/":
+            self._send(200, HTML.read_bytes(), "text/html; charset=utf-8")
+        elif self.path == "/about":
+            self._send_json(200, self.page.about())
+        else:
+            self._fail(404, "no such page")
+
+    def do_POST(self) -> None:
+        if not self._is_local():
+            return
+        size = self.headers.get("Content-Length", "")
+        if self.headers.get_content_type() != "application/json":
+            self._fail(415, "set the header Content-Type: application/json")
+        elif not size.isdigit():
+            self._fail(411, "set the header Content-Length")
+        elif int(size) > MAX_BODY:
+            self._fail(413, f"the text is larger than {MAX_BODY} bytes")
+        elif self.path != "/score":
+            self._fail(404, "no such page")
+        else:
+            self._score(self.rfile.read(int(size)))
+
+    def _score(self, body: bytes) -> None:
+        try:
+            request = json.loads(body)
+            text = request["text"]
+            methods = request["methods"]
+            is_valid = isinstance(text, str) and isinstance(methods, list) and len(methods) <= 2
+        except (ValueError, KeyError, TypeError, RecursionError):
+            is_valid = False
+        if not is_valid:
+            self._fail(400, 'the body must be {"text": TEXT, "methods": [ONE or TWO]}')
+            return
+        try:
+            self._send_json(200, self.page.score(text, [str(method) for method in methods]))
+        except UserError as error:
+            self._fail(400, str(error))
+
+    def _is_local(self) -> bool:
+        """Whether the request was addressed to this machine; else it is refused."""
+        if self.headers.get("Host", "").partition(":")[0] in LOOPBACK:
+            return True
+        self._fail(403, "the page is served on the loopback interface only")
+        return False
+
+    def _fail(self, status: int, message: str) -> None:
+        self.close_connection = True
+        self._send_json(status, {"error": message})
+
+    def _send_json(self, status: int, content: dict[str, Any]) -> None:
+        self._send(status, json.dumps(content).encode(), "application/json")
+
+    def _send(self, status: int, body: bytes, kind: str) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Content-Security-Policy", POLICY)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Requests are not logged."""
+
+
+def make_server(page: LossPage, port: int) -> HTTPServer:
+    """A server for one request at a time. Raises InteropError if the port is taken."""
+    try:
+        return HTTPServer((HOST, port), partial(PageHandler, page))
+    except OSError as error:
+        raise InteropError(
+            f"port {port} cannot be used ({error.strerror}); choose another --port"
+        ) from error

@@ -1,1 +1,0 @@
-"""An OpenAI-compatible completion server for a trained run, and its page."""

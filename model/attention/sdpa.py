@@ -1,0 +1,88 @@
+"""PyTorch's fused kernel: causal attention at once, other masks by blocks of queries.
+
+A mask that depends on distance alone is a strided view of one vector of H·(S + block) numbers, so a
+window or a distance bias costs no more than plain causal attention. Memory is linear in the number
+of keys.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from model.attention.explicit import by_block, query_block
+from model.attention.mask import QUERY_BLOCK, AttentionMask, mask_dtype, repeated
+
+
+def causal_attend(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, scale: float) -> Tensor:
+    """(B, H, T, D) of a mask that is causal only, for all T = S queries or the last one."""
+    is_wide = q.shape[-1] != v.shape[-1] and q.device.type == "cpu"
+    if is_wide and mask.queries > QUERY_BLOCK and not torch.is_grad_enabled():
+        # The CPU's fused kernel requires values as wide as keys; its fallback stores all T × S scores.
+        return blocks_attend(q, k, v, mask, scale)
+    if mask.queries == 1:  # the last query attends to every key
+        return F.scaled_dot_product_attention(q, k, v, scale=scale, enable_gqa=True)
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True)
+
+
+def blocks_attend(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, scale: float) -> Tensor:
+    """(B, H, T, D) by blocks of queries, each with only its visible keys."""
+
+    def by_distance(start: int, stop: int) -> Tensor:
+        rows, keys, strided = distance_mask(q, mask, start, stop)
+        return _masked(rows, k[:, :, keys], v[:, :, keys], strided, scale).flip(2)
+
+    def by_pair(start: int, stop: int) -> Tensor:
+        keys = mask.keys_of(start, stop)
+        rows = q[:, :, start:stop]
+        visible_k = k[:, :, keys]
+        bias = mask.additive(start, stop, keys, mask_dtype(q))
+        bias = bias.expand(-1, -1, rows.shape[2], visible_k.shape[2])
+        return _masked(rows, visible_k, v[:, :, keys], bias, scale)
+
+    if mask.is_by_distance:
+        is_learned = mask.by_distance().requires_grad
+        return by_block(by_distance, mask.queries, mask.distance_block, recompute=is_learned)
+    size = query_block(mask.batch * mask.heads, mask.keys)
+    return by_block(by_pair, mask.queries, size, recompute=True)
+
+
+def distance_mask(
+    q: Tensor, mask: AttentionMask, start: int, stop: int
+) -> tuple[Tensor, slice, Tensor]:
+    """Reversed queries, keys and mask of one block.
+
+    The mask is a strided view: with reversed queries, the entry of pair (i', j) is at offset + i' + j,
+    so strides of (1, 1) describe it without a copy.
+    """
+    band = mask.exact_band
+    low, high = band.keys(start, stop)
+    values = mask.by_distance().to(mask_dtype(q))
+    farthest = stop - 1 + band.offset - low  # distance of the last query to the first key
+    origin = mask.keys - 1 - farthest
+    shape = (1, values.shape[0], stop - start, high - low)
+    strided = values.as_strided(shape, (0, values.stride(0), 1, 1), origin)
+    return q[:, :, start:stop].flip(2), slice(low, high), strided
+
+
+def _masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
+    heads = q.shape[1]
+    groups = k.shape[1]
+    is_single = q.shape[2] == 1
+    if is_single and heads != groups:
+        # The queries of a group become the queries of one key/value head.
+        q = q.unflatten(1, (groups, -1)).squeeze(3)
+        if mask.shape[1] == heads:
+            mask = mask.unflatten(1, (groups, -1)).squeeze(3)
+    dtype = v.dtype
+    if q.device.type == "cuda":
+        # The fused kernel with a mask requires equal numbers of heads, and a contiguous mask of q's
+        # dtype. In bfloat16 the mask would round distances above 256.
+        q, k, v = (repeated(x, q.shape[1]).to(mask.dtype) for x in (q, k, v))
+        mask = mask.contiguous()
+    # Autocast would round the mask and copy the strided view. q, k and v have the dtype of v.
+    with torch.autocast(q.device.type, enabled=False):
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=True)
+    out = out.to(dtype)
+    return out.flatten(1, 2).unsqueeze(2) if is_single else out

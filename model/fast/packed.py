@@ -1,0 +1,143 @@
+"""Blocks of single-token passes: the arithmetic of `model/block.py` in few operations on joined weights.
+
+One token of a small model takes about a millisecond on a CPU, half of it overhead of single
+operations, and matrix-vector products with (out, in) weights are up to 2.6 times as slow as with (in,
+out) weights. A GPU reads either at the same speed, but fewer and larger matrices faster.
+
+The plain form is `model/block.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from model.attention.kernels import attend
+from model.attention.mask import PRECISE
+from model.attention.softmax import Attention, AttentionPass
+from model.block import Block
+from model.cache import LayerCache
+from model.fast.joined_weights import joined_layers, joined_weight
+from model.transformer import Transformer
+
+
+class JoinedLinear:
+    """Linear layers with the same input as one matrix product, x (B, in) → (B, Σ out)."""
+
+    def __init__(self, linears: Sequence[nn.Linear]):
+        self.weight = joined_weight(linears)
+        biases = [linear.bias for linear in linears if linear.bias is not None]
+        self.bias = None
+        if biases:
+            self.bias = biases[0] if len(biases) == 1 else torch.cat(biases)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        out = torch.mm(x, self.weight)
+        return out if self.bias is None else out + self.bias
+
+    def add_to(self, x: Tensor, update: Tensor, multiplier: float) -> Tensor:
+        """Add multiplier · self(update) to x (B, out) in place."""
+        if self.bias is not None:
+            return x.add_(self(update), alpha=multiplier)
+        return x.addmm_(update, self.weight, alpha=multiplier)
+
+
+class PackedNorm:
+    """RMSNorm of x (·, C); PyTorch's on a CPU consists of six operations.
+
+    x·w / √(mean x² + ε) = √C · x·w / hypot(‖x‖, √(C·ε)).
+    """
+
+    def __init__(self, norm: nn.RMSNorm):
+        assert norm.eps is not None
+        self.weight = norm.weight
+        self.eps = norm.eps
+        self.shape = norm.normalized_shape
+        width = self.weight.numel()
+        self._root = math.sqrt(width)
+        self._least = torch.tensor(math.sqrt(width * norm.eps), dtype=self.weight.dtype)
+        self._zero = torch.zeros((), dtype=self.weight.dtype)
+        self._is_fast = self.weight.dtype in PRECISE and self.weight.device.type == "cpu"
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if not self._is_fast or x.dtype != self.weight.dtype:
+            return F.rms_norm(x, self.shape, self.weight.to(x.dtype), self.eps)
+        size = torch.linalg.vector_norm(x, dim=-1, keepdim=True).hypot_(self._least)
+        return torch.addcdiv(self._zero, x * self.weight, size, value=self._root)
+
+
+class PackedBlock:
+    """A block with softmax attention in passes of one token per row. It uses the block's weights where
+    `store_joined` has stored them, else copies."""
+
+    def __init__(self, block: Block):
+        attention = block.attention
+        assert isinstance(attention, Attention)
+        self.attention = attention
+        qkv, out, gate_up, down = joined_layers(block)
+        self.qkv = JoinedLinear(qkv)
+        self.out = JoinedLinear(out)
+        self.gate_up = JoinedLinear(gate_up)
+        self.down = JoinedLinear(down)
+        self.attention_norm = PackedNorm(block.attention_norm)
+        self.mlp_norm = PackedNorm(block.mlp_norm)
+        self.norms_input = block.norm_placement == "input"
+        self.multiplier = block.residual_multiplier
+        self.heads = (attention.heads, attention.kv_heads)
+        self.head_dim = attention.head_dim
+        self.sizes = (attention.heads + attention.kv_heads, attention.kv_heads)
+        self.has_head_norms = not isinstance(attention.q_norm, nn.Identity)
+
+    def __call__(self, x: Tensor, step: AttentionPass, layer_cache: LayerCache) -> Tensor:
+        """x (B, C) → (B, C); see `Block.forward`."""
+        return self.step(x, lambda row: self._attend(row, step, layer_cache))
+
+    def step(self, x: Tensor, attend: Callable[[Tensor], Tensor]) -> Tensor:
+        """x (B, C) → (B, C), in place; `attend` maps (B, C) to the heads' outputs (B, H·D)."""
+        if not self.norms_input:
+            x = x + self.attention_norm(self.out(attend(x))) * self.multiplier
+            return x + self.mlp_norm(self.down(self._mlp(x))) * self.multiplier
+        x = self.out.add_to(x, attend(self.attention_norm(x)), self.multiplier)
+        return self.down.add_to(x, self._mlp(self.mlp_norm(x)), self.multiplier)
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x (B, C) → queries and keys (B, H + G, D) with their norms, and values (B, G, D)."""
+        heads = self.qkv(x).view(len(x), -1, self.head_dim)
+        qk, v = heads.split_with_sizes(self.sizes, 1)
+        if self.has_head_norms:
+            q, k = qk[:, :, None].split_with_sizes(self.heads, 1)
+            qk = torch.cat(self.attention.normalized(q, k), 1).squeeze(2)
+        return qk, v
+
+    def _mlp(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_up(x).chunk(2, dim=1)
+        return F.silu(gate, inplace=True).mul_(up)
+
+    def _attend(self, x: Tensor, step: AttentionPass, layer_cache: LayerCache) -> Tensor:
+        """x (B, C) → the heads' outputs (B, H·D)."""
+        attention = self.attention
+        plan = step.plan.bind(x.unsqueeze(1), layer_cache)
+        qk, v = self.project(x)
+        q, k = qk.unsqueeze(2).split_with_sizes(self.heads, 1)
+        k, v = layer_cache.append(plan.write(k), v.unsqueeze(2))  # (B, G, S, ·)
+        views = attention.views(plan, q, k, step.context, step.factors)
+        out = attend(views, v, attention.scale, sink=attention.position.sink_logits(x.device))
+        return out.reshape(len(x), -1)
+
+
+class PackedModel:
+    """The blocks and the last norm of a model with softmax attention, in passes of one token per row."""
+
+    def __init__(self, model: Transformer):
+        self.blocks = [PackedBlock(block) for block in model.blocks]
+        self.norm = PackedNorm(model.norm)
+
+    @staticmethod
+    def supports(model: Transformer) -> bool:
+        """Whether the model has softmax attention and its parameters are not shards (FSDP2)."""
+        is_sharded = hasattr(model.embed.weight, "device_mesh")
+        return model.settings.mixer.name == "attention" and not is_sharded

@@ -1,0 +1,242 @@
+"""Messages for invalid settings, which name the nearest valid setting or choice."""
+
+import difflib
+from collections.abc import Iterable
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from settings.accepted import Accepted, accepted, leaves
+from settings.value_text import kind_of, show
+
+MAX_LISTED = 12  # settings of a group that a message lists
+# Names in other codebases, where spelling alone would suggest the wrong setting or choice.
+ALIASES = {
+    "training.tokens": "steps max_steps num_steps max_iters iterations epochs num_train_epochs",
+    "training.batch_size": "per_device_train_batch_size global_batch_size",
+    "training.micro_batch_size": (
+        "micro_batch device_batch_size gradient_accumulation_steps grad_accum"
+    ),
+    "training.grad_clip": "clip max_grad_norm gradient_clip_val",
+    "training.precision": "dtype mixed_precision bf16 fp16",
+    "training.optimizer.lr": "learning_rate max_lr",
+    "training.lr_schedule": "lr_scheduler scheduler lr_scheduler_type",
+    "training.lr_schedule.warmup": "warmup_steps warmup_iters warmup_ratio num_warmup_steps",
+    "training.lr_schedule.min_lr_ratio": "final min_lr",
+    "train_length": (
+        "block_size seq_len seq_length max_seq_len context_length max_position_embeddings"
+    ),
+    "model.dim": "n_embd d_model hidden_size embed_dim",
+    "model.layers": "n_layer n_layers num_layers num_hidden_layers depth",
+    "model.heads": "n_head n_heads num_heads num_attention_heads",
+    "model.kv_heads": "groups n_kv_heads num_kv_heads num_key_value_heads",
+    "model.ffn_dim": "hidden intermediate_size mlp_dim d_ff",
+    "model.position.theta": "rope_theta rope_base",
+    "model.position.scaling": "rope_scaling",
+    "model.tie_embeddings": "tied tie_word_embeddings tie_weights",
+    "training.log_interval": "log_every logging_steps",
+    "training.num_threads": "threads",
+    "rope": "rotary rotary_emb roformer",
+    "none": "nope no_pe",
+    "learned": "absolute wpe",
+    "sinusoidal": "sincos vaswani",
+    "t5": "relative relative_bias",
+}
+_BY_ALIAS = {alias: name for name, aliases in ALIASES.items() for alias in aliases.split()}
+# Names of earlier versions, by the end of their path.
+RENAMED = {
+    "training.schedule": "training.lr_schedule",
+    "training.changes": "training.stages",
+    "checkpoint.every": "training.checkpoint.interval",
+    "checkpoint.keep_every": "training.checkpoint.keep_interval",
+    "validation.every": "training.validation.interval",
+    "samples.every": "training.samples.interval",
+    "lasts": "duration",
+    "words": "overrides",
+    "rules": "methods",
+}
+
+
+def closest(name: object, known: Iterable[object], cutoff: float) -> str | None:
+    """The one of `known` that `name` probably means: by its name in another codebase or by spelling."""
+    names = [str(choice) for choice in known]
+    if (alias := _BY_ALIAS.get(str(name))) in names:
+        return alias
+    return next(iter(difflib.get_close_matches(str(name), names, n=1, cutoff=cutoff)), None)
+
+
+def problems_of(
+    cls: type[BaseModel], tree: dict, error: ValidationError
+) -> list[tuple[tuple, str]]:
+    """The errors of pydantic as (path in the tree, message), one for each setting."""
+    problems: dict[tuple, str] = {}
+    for item in error.errors(include_url=False):
+        place = _Place(cls, tree, item["loc"])
+        problems.setdefault(place.path, _message(place, item))
+    # Of a union, pydantic reports every member: the innermost problem is the one to fix.
+    return [
+        (path, text)
+        for path, text in problems.items()
+        if not any(path == other[: len(path)] and path != other for other in problems)
+    ]
+
+
+class _Place:
+    """Where in the settings an error is: its path without names of union members.
+
+    Attributes:
+        group: the settings class of the last key.
+        accepts: what the setting accepts; None for an unknown key.
+        siblings: the choices of which `group` is one, by name.
+        value: the value in the tree.
+    """
+
+    def __init__(self, root: type[BaseModel], tree: dict, location: tuple):
+        self.root = root
+        self.group = root
+        self.accepts: Accepted | None = None
+        self.siblings: dict[str, type[BaseModel]] = {}
+        self.path: tuple = ()
+        self.value: Any = tree
+        group: type[BaseModel] | None = root  # where the next part is a key of settings
+        for part in location:
+            accepts = self.accepts
+            if group is None and accepts and part in accepts.choices:
+                group = accepts.choices[part]
+                self.siblings = accepts.choices
+                continue
+            if group is None and accepts and _is_key_of(accepts.group, part, self.value):
+                group = accepts.group
+                self.siblings = {}
+            if group is not None:
+                self.group = group
+                self.accepts = accepted(group, part) if part in group.model_fields else None
+                group = None
+            elif accepts and isinstance(part, int) and accepts.item:
+                self.accepts = accepts.item
+            elif accepts and accepts.value and isinstance(self.value, dict) and part in self.value:
+                self.accepts = accepts.value
+            else:
+                continue
+            self.path = (*self.path, part)
+            try:
+                self.value = self.value[part]
+            except (KeyError, IndexError, TypeError):
+                self.value = None
+
+    @property
+    def dotted(self) -> str:
+        return ".".join(str(part) for part in self.path)
+
+
+def _is_key_of(group: type[BaseModel] | None, part: object, value: Any) -> bool:
+    """Whether a part of a location is a key of a group, missing, known or unknown."""
+    if group is None:
+        return False
+    return part in group.model_fields or (isinstance(value, dict) and part in value)
+
+
+def _message(place: _Place, item: Any) -> str:
+    kind = item["type"]
+    dotted = place.dotted
+    accepts = place.accepts
+    if kind in ("value_error", "assertion_error"):
+        reason = str(item["ctx"]["error"])
+        return f"{dotted}: {reason}" if dotted and dotted not in reason else reason
+    if kind == "extra_forbidden" or accepts is None:
+        return _unknown(place)
+    if kind == "missing" and isinstance(place.path[-1], int):
+        return f"{dotted} is missing"
+    if kind == "missing":
+        description = place.group.model_fields[place.path[-1]].description
+        return f"{dotted} must be given: {description or 'it has no default'}"
+    if kind.startswith("union_tag"):
+        return f"{dotted}.name{_unknown_choice(place.value, accepts)}"
+    if accepts.is_group_only and not isinstance(place.value, dict):
+        return f"{dotted} = {show(place.value)}: {_group_required(place, accepts)}"
+    if kind == "finite_number":
+        reason = "must be a finite number"
+    elif kind.endswith(("_type", "_parsing", "literal_error", "int_from_float")):
+        reason = _wrong_type(accepts, place.value)
+    elif kind in ("greater_than", "greater_than_equal", "less_than", "less_than_equal"):
+        reason = f"out of range, must be {accepts.limits_text}"
+    else:
+        reason = item["msg"][0].lower() + item["msg"][1:]
+    return f"{dotted} = {show(place.value)}: {reason}"
+
+
+def _wrong_type(accepts: Accepted, value: Any) -> str:
+    """The message for a value of another type, or another text than those allowed."""
+    if accepts.types == [str] and isinstance(value, (bool, int, float)):
+        return "expected text; put it between quotes"
+    limits = f", {accepts.limits_text}" if accepts.limits else ""
+    is_shown = isinstance(value, (str, int, float)) and value != ""
+    got = "" if is_shown else f", not {kind_of(value)}"
+    close = difflib.get_close_matches(str(value), map(str, accepts.literals), n=1, cutoff=0.6)
+    guess = f"; did you mean {close[0]}?" if close else ""
+    return f"expected {accepts.type_text}{limits}{got}{guess}"
+
+
+def _unknown_choice(value: dict, accepts: Accepted) -> str:
+    known = f"known: {', '.join(accepts.choices)}"
+    if "name" not in value:
+        return f" is missing; {known}"
+    close = closest(value["name"], accepts.choices, 0.5)
+    guess = f"did you mean {close}? " if close else ""
+    return f" = {show(value['name'])} is unknown; {guess}{known}"
+
+
+def _group_required(place: _Place, accepts: Accepted) -> str:
+    """The message for another value where a choice by name or a group of settings is required."""
+    dotted = place.dotted
+    null = " or null" if accepts.null else ""
+    if accepts.choices:
+        close = closest(place.value, accepts.choices, 0.6)
+        guess = f"did you mean {dotted}.name={close}?" if close else f"write {dotted}.name=NAME;"
+        known = ", ".join(accepts.choices)
+        return f"must be a choice by name{null}; {guess} known: {known}"
+    group = accepts.group
+    assert group is not None
+    names = [*group.model_fields]
+    listed = f" ({', '.join(names)})" if len(names) <= MAX_LISTED else ""
+    # No override can set an item of a list.
+    is_item = any(isinstance(part, int) for part in place.path)
+    fix = f"{{{names[0]}: VALUE}}" if is_item else f"{dotted}.{names[0]}=VALUE"
+    return f"must be a group of settings{listed}{null}; write {fix}"
+
+
+def _unknown(place: _Place) -> str:
+    """The message for a key that is no setting."""
+    *path, key = place.path
+    group = ".".join(str(part) for part in path)
+    dotted = place.dotted
+    owners = [name for name, cls in place.siblings.items() if key in cls.model_fields]
+    if owners:
+        name = place.group.model_fields["name"].default
+        inside = [leaf for leaf in leaves(place.group) if leaf.rsplit(".", 1)[-1] == key]
+        fix = f"choose {group}.name={owners[0]} first"
+        if inside:
+            fix = f"with {name} it is {group}.{inside[0]}"
+        return f"{dotted} belongs to {', '.join(owners)}, not to {name}; {fix}"
+    start = f"{dotted} is not a setting; "
+    fields = [name for name in place.group.model_fields if name != "name"]
+    siblings = [f"{group}.{name}" if group else name for name in fields]
+    names = [*siblings, *leaves(place.root)]
+    renamed = (new for old, new in RENAMED.items() if f".{dotted}".endswith(f".{old}"))
+    alias = next(renamed, _BY_ALIAS.get(key, ""))
+    for candidate in (alias, f"{group}.{alias}"):
+        if candidate in names:
+            return f"{start}did you mean {candidate}?"
+    if key in ("threads", "num_threads") and not group:
+        return f"{start}set the environment variable OMP_NUM_THREADS"
+    if group and len(siblings) <= MAX_LISTED:  # few enough to list: suggest nothing from elsewhere
+        names = [name for name in names if name.startswith(f"{group}.")] or siblings
+
+    def similarity(name: str) -> float:
+        ratio = difflib.SequenceMatcher(None, key, name.rsplit(".", 1)[-1]).ratio()
+        return ratio + 0.2 * (name in siblings)
+
+    if names and similarity(best := max(names, key=similarity)) >= 0.7:
+        return f"{start}did you mean {best}?"
+    where = f"of {group}" if group else "at the top level"
+    return f"{start}the settings {where} are {', '.join(fields)}"

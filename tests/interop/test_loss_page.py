@@ -1,0 +1,98 @@
+"""The page of scripts/serve.py: losses, pieces of text and refused requests."""
+
+import http.client
+import json
+import threading
+
+import pytest
+import torch
+
+from interop.loss_page import MAX_BODY, LossPage, make_server
+from model import TokenPositions
+from tests.byte_runs import byte_run
+from training.position_overrides import override
+from training.run.directory import load
+
+TEXT = "abcü <b>" * 6
+LENGTH = 32
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("page") / "tiny"
+    return LossPage(load(byte_run(folder, {"name": "rope"}, LENGTH)))
+
+
+@pytest.fixture(scope="module")
+def port(page):
+    with make_server(page, 0) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server.server_port
+        server.shutdown()
+        thread.join()
+
+
+def request(port, method, path, body=None, **headers) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    kind = {"Content-Type": "application/json"} if body is not None else {}
+    connection.request(method, path, body, kind | headers)
+    response = connection.getresponse()
+    content = response.read()
+    connection.close()
+    return response.status, content
+
+
+def test_losses_are_those_of_the_model(page, port):
+    methods = ["linear", "trained"]
+    body = json.dumps({"text": TEXT, "methods": methods})
+    status, content = request(port, "POST", "/score", body)
+    result = json.loads(content)
+    assert status == 200 and "".join(result["pieces"]) == TEXT
+    run = load(page.run.folder)
+    ids = torch.tensor([[256, *TEXT.encode()]])
+    assert len(result["pieces"]) == ids.shape[1] > LENGTH
+    for method, changes in (("trained", []), ("linear", ["model.position.scaling.name=linear"])):
+        run.model.reposition(override(run.settings, changes).model)
+        with torch.no_grad():
+            nll = run.model(ids[:, :-1], TokenPositions.plain(ids.shape[1] - 1), ids[:, 1:])
+        first, *others = result["nll"][method]
+        assert first is None and others == pytest.approx(nll[0].tolist(), abs=1e-5)
+    assert result["nll"]["linear"] != result["nll"]["trained"]
+
+
+def test_page_and_description(page, port):
+    status, content = request(port, "GET", "/")
+    assert status == 200 and b"<textarea" in content
+    about = json.loads(request(port, "GET", "/about")[1])
+    assert about["run"] == "tiny" and about["train_length"] == LENGTH
+    assert about["methods"][0] == "trained" and "truncate" not in about["methods"]
+    assert about["example"]
+
+
+def body(**changes) -> str:
+    return json.dumps({"text": "ab", "methods": ["trained"]} | changes)
+
+
+@pytest.mark.parametrize(
+    ("status", "method", "path", "content", "headers"),
+    [
+        (403, "GET", "/", None, {"Host": "example.com"}),
+        (403, "POST", "/score", body(), {"Host": "example.com:80"}),
+        (404, "GET", "/etc/passwd", None, {}),
+        (404, "POST", "/", body(), {}),
+        (415, "POST", "/score", body(), {"Content-Type": "text/plain"}),
+        (413, "POST", "/score", "", {"Content-Length": str(MAX_BODY + 1)}),
+        (411, "POST", "/score", "", {"Content-Length": "-1"}),
+        (400, "POST", "/score", "{", {}),
+        (400, "POST", "/score", "[" * 100_000, {}),
+        (400, "POST", "/score", body(text=3), {}),
+        (400, "POST", "/score", body(methods=["trained"] * 3), {}),
+        (400, "POST", "/score", body(methods=["unknown"]), {}),
+        (400, "POST", "/score", body(text=""), {}),
+        (400, "POST", "/score", body(text="a" * 16 * LENGTH), {}),
+    ],
+)
+def test_refused_requests(status, method, path, content, headers, port):
+    found, answer = request(port, method, path, content, **headers)
+    assert found == status and json.loads(answer)["error"]

@@ -1,0 +1,170 @@
+"""Passes of one token per row with a growing, a static and a prepared cache, against one full pass."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch._dynamo
+from torch._dynamo.testing import CompileCounter
+
+from model import TokenPositions, Transformer, decoding, static_cache
+from model.decoding import GrowingDecoder, StaticDecoder, make_decoder, static_pass
+from model.fast import decode_plan
+from model.fast.decode_plan import DecodePlan
+from tests.model.zoo import CASES, build, close, each_mechanism, ids, randomized, reach_of, shared
+
+PROMPT = 7
+WINDOWED = {"window": 4, "sinks": 2}
+LINEAR = {"mixer": {"name": "linear", "chunk": 4}}
+BLOCKS = [
+    {},
+    {"norm_placement": "output", "residual_multiplier": 0.4, "embedding_multiplier": 3.0},
+    {"attention_bias": "all", "mlp_bias": True, "residual_multiplier": 0.7, "logit_softcap": 5.0},
+    {"attention_bias": "qkv", "qk_norm": "all_heads", "tie_embeddings": True},
+    LINEAR,
+]
+
+
+@pytest.fixture(autouse=True)
+def small_sizes(monkeypatch):
+    monkeypatch.setattr(static_cache, "BUCKET", 4)
+    monkeypatch.setattr(decoding, "LEAST_PASSES", 2)
+    monkeypatch.setattr(decode_plan, "CHUNK", 4)
+
+
+def decoder_of(model: Transformer, tokens, positions, static: bool | None = None, prompt=PROMPT):
+    """The decoder after a prompt of some columns."""
+    length = tokens.shape[1]
+    cache = model.make_cache(len(tokens), length)
+    first = positions.part(0, prompt, position_end=prompt)
+    model(tokens[:, :prompt], first, cache=cache, keep=0)
+    return make_decoder(model, cache, positions.part(prompt, length), static)
+
+
+@torch.no_grad()
+def check(model: Transformer, static: bool | None = None, length: int = 0, prompt: int = PROMPT):
+    """Every pass equals a column of one pass over all tokens, in both layouts."""
+    length = length or reach_of(model)
+    tokens = ids(2, length)
+    counts = [prompt, max(1, prompt - 4)]
+    lengths = [length, length - prompt + counts[1]]
+    ragged = TokenPositions.left_padded(counts, length, lengths=lengths)
+    for positions in (TokenPositions.plain(length), ragged):
+        decode = decoder_of(model, tokens, positions, static, prompt)
+        if isinstance(decode, StaticDecoder):
+            for _ in range(2):  # passes that are repeated, as a recording of a CUDA graph begins
+                decode(tokens[:, prompt])
+            decode.cache.at.zero_()
+        decoded = [decode(tokens[:, at]) for at in range(prompt, length)]
+        close(torch.stack(decoded, 1), model(tokens, positions)[:, prompt:])
+
+
+@each_mechanism(CASES)
+@pytest.mark.parametrize("static", [False, True])
+def test_passes_match_a_full_pass(case, static):
+    check(shared(case), static)
+
+
+@pytest.mark.parametrize("settings", BLOCKS, ids=str)
+@pytest.mark.parametrize("case", ["rope", "selective_rope"])
+def test_settings_of_blocks(case, settings):
+    """On prepared passes, and on those of a growing cache."""
+    if settings is LINEAR and case != "rope":
+        pytest.skip("linear attention reads no content")
+    check(randomized(build(case, **settings)))
+
+
+@pytest.mark.parametrize("name", ["rope", "stick_breaking", "cope"])
+@pytest.mark.parametrize("sinks", [0, 2])
+@pytest.mark.parametrize("prompt", [1, 9])
+def test_static_windows_that_wrap_several_times(name, sinks, prompt):
+    """Weights that depend on the order of the keys need slots in the order of the tokens."""
+    check(build({"name": name, "window": 4, "sinks": sinks}), True, length=40, prompt=prompt)
+
+
+@pytest.mark.parametrize(
+    ("case", "static", "form"),
+    [
+        *((case, False, DecodePlan) for case in ("rope-window", "xpos", "learned", "pattern-none")),
+        *((case, False, GrowingDecoder) for case in ("rope-self-extend", "cope", "pattern-fox")),
+        *((case, True, StaticDecoder) for case in ("rope-self-extend", "cope", "pattern-none")),
+        *((case, True, GrowingDecoder) for case in ("fox", "path", "selective_rope", "carope")),
+    ],
+)
+@torch.no_grad()
+def test_form_of_the_passes(case, static, form):
+    tokens = ids(2, 11)
+    decode = decoder_of(shared(case), tokens, TokenPositions.plain(11), static)
+    assert type(decode) is form
+
+
+@torch.no_grad()
+def test_passes_under_autocast_or_of_sharded_weights_use_the_model():
+    model = build("rope")
+    tokens = ids(2, 9)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert decoder_of(model, tokens, TokenPositions.plain(9)).packed is None
+    model.embed.weight.device_mesh = None  # as of a shard
+    assert decoder_of(model, tokens, TokenPositions.plain(9)).packed is None
+
+
+@torch.no_grad()
+def test_windowed_layers_of_a_static_cache_store_a_window():
+    decode = decoder_of(shared("pattern-none"), ids(2, 60), TokenPositions.plain(60), True)
+    near, far = decode.cache.sizes
+    assert far == 60 and near <= PROMPT + 4 + 4
+
+
+@pytest.mark.parametrize("settings", BLOCKS[:-1], ids=str)
+def test_packing_keeps_parameters_and_their_updates(settings):
+    model = randomized(build("rope", **settings))
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    objects = list(model.parameters())
+    check(model.pack())
+    for name, weight in model.state_dict().items():
+        assert torch.equal(weight, before[name])
+    assert all(a is b for a, b in zip(objects, model.parameters(), strict=True))
+    other = randomized(build("rope", seed=4, **settings))
+    for changed in (model, copy.deepcopy(model)):
+        changed.load_state_dict(other.state_dict())
+        check(changed)
+
+
+def test_packed_models_with_the_same_parameters_share_their_storage():
+    first = build("rope").pack()
+    addresses = [weight.data_ptr() for weight in first.parameters()]
+    second = copy.deepcopy(first, {id(weight): weight for weight in first.parameters()}).pack()
+    assert [weight.data_ptr() for weight in second.parameters()] == addresses
+
+
+@pytest.fixture
+def counter(monkeypatch):
+    """Compile all static passes, with a backend that counts graphs."""
+    counter = CompileCounter()
+    made = {}
+
+    def compiled(*key):
+        if key not in made:
+            made[key] = torch.compile(static_pass, dynamic=False, fullgraph=True, backend=counter)
+        return made[key]
+
+    monkeypatch.setattr(decoding, "compiled_pass", compiled)
+    monkeypatch.setattr(decoding, "COMPILED_PASSES", 1)
+    torch._dynamo.reset()
+    yield counter
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("case", ["rope", pytest.param("pattern-t5", marks=pytest.mark.slow)])
+@torch.no_grad()
+def test_generations_of_equal_sizes_share_one_graph(case, counter):
+    """Two generations whose lengths round to the same sizes share a graph; other sizes are another."""
+    model = build(case, layers=2)
+    for rows, prompt, length, graphs in ((2, 4, 11, 1), (2, 3, 9, 1), (3, 3, 9, 2)):
+        tokens = ids(rows, length)
+        decode = decoder_of(model, tokens, TokenPositions.plain(length), True, prompt)
+        decoded = [decode(tokens[:, at].contiguous()) for at in range(prompt, length)]
+        close(torch.stack(decoded, 1), model(tokens)[:, prompt:])
+        assert counter.frame_count == graphs

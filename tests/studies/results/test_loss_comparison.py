@@ -1,0 +1,344 @@
+"""Results of a loss evaluation, against values computed here from the stored losses."""
+
+import copy
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from errors import StudyError
+from studies.report import report_tables as tables
+from studies.report.findings import lead
+from studies.results.loss_comparison import derive
+from studies.results.losses import read_losses
+from studies.results.stored import read_study
+from studies.results.table import csv_records
+from tests.studies.synthetic import L0, LENGTHS, TRUTH, YARN, results
+
+VARIANTS = {"rope": ("rope", "trained"), "rope + yarn": ("rope", "yarn")}
+VERDICTS = 9 * 4 - 4  # kerple failed but counts; learned positions have no longer lengths
+DIFFERENCES = 8 * 2
+FAILURE = {"nll": None, "unit_nll": None, "failure": "not finite", "exists": True}
+
+
+def derived(record: dict, group=()):
+    study = read_study(record)
+    return derive(study, read_losses(study, study.evaluations[0], group))
+
+
+def stored_rows(record: dict, scheme: str, method: str = "trained", lengths=LENGTHS, seed=None):
+    return [
+        row
+        for cell in record["cells"]
+        if cell["status"] == "done" and cell["axes"]["scheme"] == scheme
+        if seed is None or cell["axes"]["seed"] == str(seed)
+        for row in cell["evaluations"]["long"]["cells"]
+        if row["method"] == method and row["length"] in lengths
+    ]
+
+
+def nll_of(record: dict, name: str, length: int) -> np.ndarray:
+    """(S, D) of a variant, straight from the file."""
+    scheme, method = VARIANTS.get(name, (name, "trained"))
+    rows = stored_rows(record, scheme, method, [length])
+    return np.array([row["unit_nll"] for row in rows], dtype=float)
+
+
+def half_width(parts: list[tuple[float, int]], family: int = 1) -> float:
+    """± t(df)·√V for V = Σ of (variance of a mean, degrees of freedom), at 5% for all of a family,
+    whose degrees of freedom are weighted by the shares of V to the 4/3."""
+    total = sum(v for v, _ in parts)
+    if total == 0:
+        return 0.0
+    df = 1 / sum((v / total) ** (2 if family == 1 else 4 / 3) / n for v, n in parts)
+    return float(stats.t.ppf(1 - 0.05 / family / 2, df)) * math.sqrt(total)
+
+
+def two_way(a: np.ndarray, family: int = 1) -> tuple[float, float]:
+    """(mean, half-width) over seeds and units of a paired (S, D)."""
+    s, d = a.shape
+    parts = [(a.mean(1).var(ddof=1) / s, s - 1), (a.mean(0).var(ddof=1) / d, d - 1)]
+    return float(a.mean()), half_width(parts, family)
+
+
+def verdicts(comparison, name: str) -> list[str]:
+    return [row.verdict for row in comparison.beyond(name)]
+
+
+@pytest.fixture(scope="module")
+def record():
+    return results()
+
+
+@pytest.fixture(scope="module")
+def comparison(record):
+    return derived(record)
+
+
+@pytest.mark.parametrize("name", ["rope", "rope + yarn", "none", "window", "alibi"])
+@pytest.mark.parametrize("length", LENGTHS)
+def test_every_number_of_the_table_by_hand(record, comparison, name, length):
+    nll = nll_of(record, name, length)
+    base = nll_of(record, name.split(" ")[0], L0)
+    weights = [64 * (6 + j % 3) for j in range(9)]
+    pooled = np.average(nll, axis=1, weights=weights).mean()
+    delta = two_way(nll - base, VERDICTS)
+    gain = two_way(base - nll)
+    expected = {
+        "nll": two_way(nll),
+        "delta": delta,
+        "gain": gain,
+        "delta_upper": (gain[1] - gain[0], math.nan),  # an end of a 95% interval
+        "nll_pooled": (pooled, math.nan),
+        "perplexity": (math.exp(pooled), math.nan),
+        "bits_per_byte": (pooled / 2.3, math.nan),
+    }
+    if name != "rope" and length in (256, 4096):
+        rope = nll_of(record, "rope", length)
+        if name == "rope + yarn":  # the same checkpoints
+            expected["difference"] = two_way(nll - rope, DIFFERENCES)
+        else:
+            units = nll.mean(0) - rope.mean(0)
+            parts = [(one.mean(1).var(ddof=1) / 3, 2) for one in (nll, rope)]
+            half = half_width([*parts, (units.var(ddof=1) / 9, 8)], DIFFERENCES)
+            expected["difference"] = (units.mean(), half)
+    for metric, (value, half) in expected.items():
+        row = comparison.get(name, metric, length)
+        assert (row.value, row.half) == pytest.approx((value, half), abs=1e-9, nan_ok=True), metric
+    seeds = [row.value for row in comparison.select("nll", name, seed=None) if row.length == length]
+    assert seeds == pytest.approx([nll.mean(), *nll.mean(1)])
+    assert (comparison.family, comparison.difference_family) == (VERDICTS, DIFFERENCES)
+
+
+def test_verdicts_follow_the_truth(comparison):
+    words = {name: verdicts(comparison, name) for name in comparison.names}
+    assert words == {
+        "rope": ["broken"] * 4,
+        "rope + yarn": ["held", "broken", "broken", "broken"],
+        "none": ["broken"] * 4,
+        "alibi": ["held"] * 4,
+        "window": ["held"] * 4,
+        "learned": [],
+        "sinusoidal": ["broken"] * 4,
+        "fox": ["points only"] * 4,
+    }
+    ends = {
+        name: (comparison.value(name, "held_to"), comparison.value(name, "break_point"))
+        for name in ("rope + yarn", "window", "fox")
+    }
+    assert ends == {"rope + yarn": (512, 1024), "window": (4096, None), "fox": (None, None)}
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda nll: nll + 0.021, ["held"] + ["inconclusive"] * 3),
+        (lambda nll: None, ["held", "inconclusive", "inconclusive"]),
+    ],
+)
+def test_no_length_is_held_beyond_one_that_is_not(change, expected):
+    record = results(noise=1e-4, schemes=("rope", "window"))
+    for row in stored_rows(record, "window", lengths=[1024]):
+        nll = change(np.array(row["unit_nll"]) + 0.012 * (-1) ** np.arange(9))
+        row |= FAILURE if nll is None else {"unit_nll": nll.tolist()}
+    assert verdicts(derived(record), "window") == expected
+
+
+def test_context_reach_is_where_no_longer_length_is_better():
+    comparison = derived(results(noise=1e-4))
+    changes = {name: (0.0, *change) for name, (_, change) in TRUTH.items() if change}
+    changes |= {"rope + yarn": YARN}
+    for name in filter(comparison.claims, comparison.names):
+        change = changes[name]
+        steps = comparison.select("step_gain", name, where=None)
+        assert [(row.length, *row.where) for row in steps] == list(pairwise(LENGTHS))
+        gains = [a - b for a, b in pairwise(change)]
+        assert [row.value for row in steps] == pytest.approx(gains, abs=0.011)
+        reach = None
+        for n in reversed(range(len(LENGTHS) - 1)):
+            if any(change[n] - later >= 0.02 for later in change[n + 1 :]):
+                break
+            reach = LENGTHS[n]
+        if name != "alibi":  # at 256 and 512 its truth is on the tolerance's edge
+            assert comparison.value(name, "context_reach") == reach, name
+
+
+def test_reach_stops_at_the_first_failure():
+    record = results(noise=1e-5, schemes=("rope", "alibi"))
+    bumps = dict(zip(LENGTHS, (0.0, -0.2, 0.0, 0.3, 0.0), strict=True))
+    for row in stored_rows(record, "alibi"):
+        row["unit_nll"] = [5.0 + bumps[row["length"]] + 1e-4 * j for j in range(9)]
+    # 4,096 is far better than 2,048, though from 512 none longer is better
+    assert derived(record).value("alibi", "context_reach") is None
+
+
+@pytest.mark.parametrize("size", [{"units": 5}, {"seeds": 2}])
+def test_too_few_units_or_seeds_are_points(size):
+    comparison = derived(results(**size))
+    words = {word for name in comparison.names for word in verdicts(comparison, name)}
+    assert words == {"points only"}
+    assert all(math.isnan(row.low) for row in comparison.select("difference"))
+    assert not comparison.select("held_to") and not comparison.select("break_point")
+
+
+@pytest.mark.parametrize("seen", [0, 2, 9])
+def test_units_seen_in_training_are_reported_separately(seen):
+    record = results(seen=seen)
+    comparison = derived(record)
+    if seen != 2:
+        assert not comparison.select("gain", where=("seen",))
+        return
+    gain = nll_of(record, "rope", L0) - nll_of(record, "rope", 4096)
+    row = comparison.get("rope", "gain", 4096, ("unseen",))
+    assert (row.value, row.half) == pytest.approx(two_way(gain[:, 2:]))
+    row = comparison.get("rope", "gain", 4096, ("seen",))
+    assert row.value == pytest.approx(gain[:, :2].mean()) and math.isnan(row.low)
+    cells = [cell for row in tables.seen_units(comparison).rows for cell in row[1:]]
+    assert len(cells) == 2 * 7
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("targets_hash", "ff" * 32),
+        ("corpus_hash", "ee" * 32),
+        ("dtype", "bfloat16"),
+        ("trained_length", 128),
+    ],
+)
+def test_results_that_cannot_be_compared_are_excluded(record, key, value):
+    other = copy.deepcopy(record)
+    cell = next(c for c in other["cells"] if c["id"] == "scheme=none,seed=1")
+    cell["evaluations"]["long"][key] = value
+    losses = derived(other).losses
+    assert key in losses.excluded["scheme=none,seed=1"]
+    assert set(losses.nll["none", 256]) == {"0", "2"}
+
+
+def test_a_length_that_fails_for_one_seed_has_no_verdict(comparison):
+    """A scheme whose loss is not finite for one of four seeds is not held for the other three."""
+    record = results(seeds=4)
+    assert derived(record).value("alibi", "held_to") == 4096
+    stored_rows(record, "alibi", lengths=[1024], seed=2)[0].update(FAILURE)
+    failed = derived(record)
+    assert failed.get("alibi", "nll", 1024) is None and failed.value("alibi", "held_to") == 512
+    assert verdicts(failed, "alibi") == ["held", "inconclusive", "inconclusive"]
+    assert failed.family == comparison.family  # it was to be measured, and counts
+    assert failed.value("window", "context_reach") == 256
+    stored_rows(record, "window", lengths=[1024], seed=2)[0].update(FAILURE)
+    assert derived(record).value("window", "context_reach") == 2048
+
+
+def test_a_method_that_fails_everywhere_does_not_affect_the_others(record):
+    other = copy.deepcopy(record)
+    for row in stored_rows(other, "rope", "yarn"):
+        row |= FAILURE
+    failed = derived(other)
+    metrics = {row.metric for row in failed.rows.values() if row.variant == "rope + yarn"}
+    assert metrics == {"failure", "nll_as_trained", "unigram_nll"}
+    assert failed.family == VERDICTS and failed.value("alibi", "held_to") == 4096
+
+
+@pytest.mark.parametrize("off, has_verdict", [(0.0019, True), (0.0021, False), (-0.0021, False)])
+@pytest.mark.parametrize("method", ["trained", "yarn"])
+def test_no_verdict_where_bfloat16_is_off_by_a_tenth_of_the_tolerance(
+    record, off, has_verdict, method
+):
+    other = copy.deepcopy(record)
+    stored_rows(other, "rope", method, [512], seed=1)[0]["bfloat16_minus_float32"] = off
+    rounded = derived(other)
+    expected = {"held", "broken"} if has_verdict else {"inconclusive"}
+    assert set(verdicts(rounded, "rope + yarn")) == expected
+    assert ("bfloat16" in " ".join(lead(rounded))) != has_verdict
+    assert rounded.value("alibi", "held_to") == 4096
+    if method == "yarn":  # as trained it is exact
+        assert set(verdicts(rounded, "rope")) == {"broken"}
+
+
+def test_other_axes_form_groups_that_are_compared_separately():
+    record = results(schemes=("rope", "window"))
+    wide = copy.deepcopy(record["cells"])
+    for cell in record["cells"]:
+        cell["axes"]["size"] = "slim"
+    for cell in wide:
+        cell["axes"]["size"] = "wide"
+    record["cells"] += wide
+    for row in stored_rows({"cells": wide}, "window"):
+        row["unit_nll"] = [v - 0.5 for v in row["unit_nll"]]
+    slim, wide = (derived(record, (("size", size),)) for size in ("slim", "wide"))
+    for name, change in (("rope", 0.0), ("window", 0.5)):
+        ours, theirs = (one.get(name, "nll_as_trained", L0) for one in (slim, wide))
+        assert ours.value - theirs.value == pytest.approx(change)
+        assert ours.interval.seeds == theirs.interval.seeds == (3,)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda r: r.update(format=2), "format 2"),
+        (lambda r: r.pop("cells"), "format 1"),
+        (lambda r: r["study"]["report"].update(baseline="rop"), "report.baseline=rop"),
+        (lambda r: r["study"]["variants"].update(x={"scheme": "nix"}), "variants.x.scheme = nix"),
+    ],
+)
+def test_invalid_results_files_are_rejected(record, change, words):
+    bad = copy.deepcopy(record)
+    change(bad)
+    with pytest.raises(StudyError, match=words):
+        derived(bad)
+
+
+def test_csv_has_one_row_per_number(record, comparison):
+    rows = csv_records(read_study(record), [comparison])
+    keys = ("variant", "metric", "length", "where", "seed")
+    by_key = {tuple(row[key] for key in keys): row for row in rows}
+    assert len(by_key) == len(rows) == len(comparison.rows)
+    delta = by_key["rope + yarn", "delta", 4096, "", ""]
+    assert (delta["scheme"], delta["method"], delta["verdict"]) == ("rope", "yarn", "broken")
+    sample = [delta[key] for key in ("seeds", "units", "family", "level", "protocol")]
+    assert sample == ["3", 9, VERDICTS, "0.95", "fixed-targets"]
+    fox = by_key["fox", "delta", 4096, "", ""]
+    assert (fox["low"], fox["high"], fox["verdict"]) == (None, None, "points only")
+    failure = by_key["learned", "failure", 512, "", ""]
+    assert failure["value"] is None and "256 tokens" in failure["note"]
+
+
+def test_tables_show_the_results(record, comparison):
+    def cells(table) -> dict:
+        texts = [[getattr(cell, "text", cell) for cell in row] for row in table.rows]
+        return {row[0]: dict(zip(table.columns, row, strict=True)) for row in texts}
+
+    def shown(metric, length, where=()) -> str:
+        row = comparison.get("none", metric, length, where)
+        return f"{row.value:+.3f} [{row.low:+.3f}, {row.high:+.3f}]".replace("-", "−")
+
+    overview = cells(tables.overview(comparison))
+    nll = comparison.value("none", "nll", L0)
+    unigram = comparison.value("none", "unigram_nll")
+    assert list(overview["none"].values()) == [
+        "none",
+        "3",
+        f"{nll:.3f}",
+        f"{unigram - nll:+.2f}",
+        f"{comparison.value('none', 'bits_per_byte', L0):.3f}",
+        "—",
+        "512",
+        "4,096",
+        shown("delta", 4096),
+        shown("gain", 4096),
+        "256",
+    ]
+    assert list(overview["learned"].values())[5:] == ["—", "—", "256", "—", "—", "—"]
+    assert cells(tables.gains(comparison))["none"]["4,096"] == shown("gain", 4096)
+    assert cells(tables.verdicts(comparison))["none"]["512"] == f"✗ broken {shown('delta', 512)}"
+    row = comparison.get("none", "nll", 512)
+    assert cells(tables.levels(comparison))["none"]["512"] == f"{row.value:.3f} ± {row.half:.3f}"
+    step = shown("step_gain", 2048, (4096,))
+    assert cells(tables.steps(comparison))["none"]["2,048 → 4,096"] == step
+    assert cells(tables.differences(comparison))["none"]["4,096"] == shown("difference", 4096)
+    costs = cells(tables.costs(read_study(record), (), comparison))["rope"]  # mean of 3 seeds
+    assert list(costs.values())[2:] == [
+        "1,245,097", "2,048,000", "8.1e+06", "1.66e+13", "4.610", "5,990", "301", "858"
+    ]  # fmt: skip
