@@ -13,6 +13,7 @@ import evaluate as script
 from data import open_prepared, prepare
 from errors import EvaluationError
 from evaluation.evaluated_model import EvaluatedModel, bos_first
+from evaluation.reports.text import signed
 from evaluation.scoring.methods import BUILTIN, read_methods
 from evaluation.scoring.text import EvaluationText
 from evaluation.statistics.intervals import t_quantile
@@ -390,7 +391,7 @@ def test_runs_are_compared_with_the_first(root, monkeypatch, capsys):
         assert cell["nll"] == pytest.approx(nll[name, n].mean(), abs=1e-12)
         assert cell["difference"] == pytest.approx(difference.mean(), abs=1e-12)
         assert cell["high"] - cell["low"] == pytest.approx(2 * half, rel=1e-9)
-        assert f"{difference.mean():+.3f}" in out
+        assert signed(difference.mean()) in out
     assert cells["run", 24]["difference"] is None and "24" in cells["learned", 48]["failure"]
     lines = (folder / "results.csv").read_text().splitlines()
     assert len(lines) == 10 and (folder / "nll_by_length.svg").is_file() and "learned" in out
