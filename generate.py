@@ -37,11 +37,11 @@ from generation import (
 )
 from interop.runs import run_of
 from model import find_device
+from run_directory.console import Console
+from run_directory.run import Run
 from run_directory.run_settings import RunSettings
 from settings.command_line import HelpTopics, SettingsParser
 from settings.script import run_main
-from training.logging.console import Console
-from training.run.directory import load
 
 TOPICS = HelpTopics(
     classes=[RunSettings],
@@ -172,8 +172,8 @@ def main(arguments: Sequence[str] | None = None) -> int | None:
     prompts = read_prompts(args.prompt, args.file, sys.stdin, args.stdin)
 
     dtype = DTYPES.get(args.dtype)
-    loaded = load(
-        run_of(args.run), args.overrides, device, dtype, console=console, weights=args.weights
+    loaded = Run.open(run_of(args.run)).load(
+        args.overrides, device, dtype, console=console, weights=args.weights
     )
     if loaded.changed:
         console.info(loaded.changed)

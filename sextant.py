@@ -28,7 +28,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from training.run.directory import LoadedRun
+    from run_directory.run import LoadedRun
 
 __all__ = ["EvaluationTable", "evaluate", "generate", "load", "train"]
 
@@ -75,9 +75,9 @@ def load(run: str | Path, *overrides: str, device: str = "auto", **options: Any)
     _require_clone()
     from interop.runs import run_of
     from model.devices import find_device
-    from training.run import directory
+    from run_directory.run import Run
 
-    return directory.load(run_of(run), overrides, find_device(device), **options)
+    return Run.open(run_of(run)).load(overrides, find_device(device), **options)
 
 
 def generate(
@@ -163,8 +163,8 @@ def train(*arguments: str, run_dir: str | Path | None = None) -> "LoadedRun":
     """
     _require_clone()
     from interop.runs import with_imported_parent
-    from training.run.directory import run_folder
-    from training.run.parent import read_run_settings
+    from run_directory.folder_name import run_folder
+    from run_directory.parent_run import read_run_settings
 
     resolved = with_imported_parent(arguments)
     if run_dir is None:

@@ -49,6 +49,7 @@ from evaluation.kinds import kind_of
 from evaluation.scoring.methods import BUILTIN as METHODS
 from evaluation.scoring.methods import read_methods
 from interop.runs import with_imported_parent
+from run_directory.console import Console
 from settings.load import dump
 from settings.script import run_main
 from studies.grid import cells_of, running_order, select_cells
@@ -62,7 +63,6 @@ from studies.running.plan import StudyPlanner
 from studies.running.progress import StudyProgress
 from studies.running.runner import StudyRunner, lock_study
 from studies.running.slurm import write_array
-from training.logging.console import Console
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -11,172 +11,132 @@ command-line overrides come last.
   accelerate launch --config_file configs/accelerate/one_node.yaml train.py configs/base.yaml
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
 from evaluation.monitor import monitor_targets
-from interop.runs import with_imported_parent
+from run_directory.training_settings import TrainingSettings
 from settings.script import run_main
-from training.checkpoint.checkpointer import Checkpointer
+from training.batches import Batches, StepBatch
+from training.checkpointer import Checkpointer, resume
 from training.distributed.parallel import Parallel
-from training.interrupts import Interrupts
-from training.logging.metrics_logger import MetricsLogger
-from training.logging.profiler import Profiler
-from training.logging.step_metrics import StepResult, reduce_step
-from training.logging.summary import announce, announce_end
-from training.micro_batches import MicroBatch, micro_batches
-from training.optim import clip_grad_norm, guarded_step, make_optimizer, set_learning_rates
-from training.optim.ema import EMA
-from training.optim.step_guard import StepGuard
+from training.metrics import Metrics
+from training.optim import clip_grad_norm, guarded_step
 from training.options import parse_options
-from training.prefetcher import Prefetcher
-from training.run.setup import TrainingRun, dry_run, open_run
-from training.stages import TrainingSchedule
-from training.validation import Validator
+from training.profiler import Profiler
+from training.schedule import TrainingSchedule
+from training.setup import TrainingRun, open_run
+from training.step_result import StepResult, reduce_step
+from training.stop_requests import StopRequests
+from training.summary import announce, announce_end
+from training.train_state import TrainState
+from training.validation import Validation
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Train as the command line says; returns the exit status."""
     assert __doc__
     options = parse_options(__doc__, arguments)
-    options.overrides = with_imported_parent(options.overrides)
-    with Interrupts() as interrupts:
+    if any("parent" in word for word in options.overrides):
+        from interop.runs import with_imported_parent
+
+        options.overrides = with_imported_parent(options.overrides)
+    with StopRequests() as requests:
         if options.dry_run:
+            from training.dry_run import dry_run
+
             return dry_run(options, train_step)
-        with open_run(options, interrupts, monitor_targets) as run:
+        with open_run(options, requests, monitor_targets) as run:
             return train(run)
 
 
 def train(run: TrainingRun) -> int:
     """Train from the newest good checkpoint to the last step; returns the exit status."""
-    settings = run.settings
     parallel = run.parallel
-    device = run.device
-    t = settings.training
-    steps = settings.steps
-    model = parallel.wrap(run.model, compiled=t.compile, autocast=run.autocast)
-    optimizer = make_optimizer(run.model, t.optimizer)
-    ema = EMA(run.model, t.ema, steps) if t.ema else None
-    guard = StepGuard(t.on_nonfinite, t.on_spike, device)
-    checkpointer = Checkpointer(run, optimizer, ema, guard)
-    done = start = checkpointer.resume()
-    schedule = TrainingSchedule(settings)
-    announce(run, start)
-    logger = MetricsLogger(run, start)
-    validator = Validator(run, ema, logger)
-    profiler = Profiler(t.profile, run.folder, parallel.rank, run.console)
-    prefetcher = Prefetcher(run, logger, checkpointer.groups)
-    # On a GPU, results are read one step late, so that the host never waits inside a step.
-    pending = 1 if device.type == "cuda" else 0
-    stop = 0
+    t = run.settings.training
+    state = TrainState.create(run.model, run.settings, parallel)
+    resume(run, state)
+    announce(run, state)
+    schedule = TrainingSchedule(run.settings)
+    is_complete = state.step == run.steps
 
-    with logger, checkpointer, profiler:
+    with (
+        Metrics(run, state) as metrics,
+        Checkpointer(run) as checkpointer,
+        Profiler(run) as profiler,
+    ):
+        validation = Validation(run, metrics)
         run.begin_steps()
-        logger.resume_clock()
-        for step, batch in prefetcher.batches(start, steps):
-            profiler.before(step)
-            stage = schedule.stage(step)
-            if stage.start == step > 0:
-                run.model.reposition(stage.model)
-                guard.begin_stage()
-                logger.change(stage)
-            rates = schedule.learning_rates(step)
-            set_learning_rates(optimizer, rates)
-            done = step + 1
-            is_due = validator.is_due(done) or checkpointer.is_due(done)
+        for batch in Batches(run.sampler, parallel, schedule, start=state.step):
+            profiler.before(state.step)
+            stage = schedule.stage(state.step)
+            rates = schedule.apply(state, stage)
+            result = train_step(state, batch, parallel, t, run.requests)
 
-            with run.watchdog.collective(f"step {done}"):
-                size = schedule.micro_batch_size(step)
-                parts = micro_batches(batch, size, stage.length, device, parallel.shard)
-                result = train_step(
-                    *(model, parallel, optimizer, guard, parts, batch.n_targets),
-                    grad_clip=t.grad_clip,
-                    z_loss=t.z_loss,
-                    autocast=run.autocast,
-                    ema=ema,
-                    status=lambda: run.interrupts.status or checkpointer.status or logger.status,
-                )
-                logger.step(done, result, rates, batch)
-                stop = logger.read(pending=0 if is_due else pending)
-
-            if validator.is_due(done):
-                validator.run_step(done)
-            if checkpointer.is_due(done):
-                checkpointer.save(
-                    done, logger, validator.nll.get(done, {}), wait=stop > 0 or done == steps
-                )
-            if stop:
-                break
-
-        stop = stop or prefetcher.status
-        if checkpointer.saved < done:
-            checkpointer.save(done, logger, validator.nll.get(done, {}), wait=True)
-        if stop and done < steps:
-            run.report_stop(done)
-            return stop
-        if start < steps:
-            logger.end(steps)
-    announce_end(run, validator.prompts)
+            is_last = state.step == run.steps
+            validates = state.step in validation.steps
+            saves = is_last or state.step in checkpointer.steps
+            status = metrics.log(state, result, batch, rates, stage, wait=validates or saves)
+            if validates:
+                validation.run(state)
+            if saves or status:
+                held_out = validation.nll.get(state.step, {})
+                checkpointer.save(state, metrics, held_out, wait=is_last or status > 0)
+            if status and not is_last:
+                run.report_stop(state.step)
+                return status
+        if not is_complete:
+            metrics.end()
+    announce_end(run, validation.prompts)
     return 0
 
 
 def train_step(
-    model: torch.nn.Module,
+    state: TrainState,
+    batch: StepBatch,
     parallel: Parallel,
-    optimizer: torch.optim.Optimizer,
-    guard: StepGuard,
-    parts: list[MicroBatch],
-    n_targets: int,
-    *,
-    grad_clip: float | None = None,
-    z_loss: float | None = None,
-    autocast: torch.dtype | None = None,
-    ema: EMA | None = None,
-    status: Callable[[], int] = lambda: 0,
+    t: TrainingSettings,
+    requests: StopRequests,
 ) -> StepResult:
-    """One update of the weights. Does not wait for the device.
-
-    Args:
-        status: exit status requested by this process, 0 for none; called after the backward pass.
-    """
-    nll = forward_backward(model, parallel, parts, n_targets, autocast, z_loss)
-    nll, requests = reduce_step(parallel, nll, status())
-    loss = nll / n_targets
-    grad_norm = clip_grad_norm(optimizer, grad_clip)
-    decision = guard(loss, grad_norm)
-    guarded_step(optimizer, decision.skip)
-    if ema:
-        ema.update(decision.skip)
-    optimizer.zero_grad(set_to_none=True)
-    return StepResult.of(loss, grad_norm, requests, decision)
+    """One update of the weights. Does not wait for the device."""
+    nll = forward_backward(state, batch, parallel, t.z_loss)
+    nll, agreed = reduce_step(parallel, nll, requests.status)
+    loss = nll / batch.n_targets
+    grad_norm = clip_grad_norm(state.optimizer, t.grad_clip)
+    decision = state.guard(loss, grad_norm)
+    guarded_step(state.optimizer, decision.skip)
+    if state.ema:
+        state.ema.update(decision.skip)
+    state.optimizer.zero_grad(set_to_none=True)
+    state.step += 1
+    return StepResult.of(loss, grad_norm, agreed, decision)
 
 
 def forward_backward(
-    model: torch.nn.Module,
-    parallel: Parallel,
-    parts: list[MicroBatch],
-    n_targets: int,
-    autocast: torch.dtype | None = None,
-    z_loss: float | None = None,
+    state: TrainState, batch: StepBatch, parallel: Parallel, z_loss: float | None = None
 ) -> torch.Tensor:
-    """Accumulate the gradient of the NLL per target over this rank's micro-batches of one step; the last one
-    reduces it over all ranks.
-
-    Args:
-        n_targets: targets of the step on all ranks.
+    """Accumulate the gradient of the NLL per target over this rank's micro-batches of one step; the last
+    one reduces it over all ranks.
 
     Returns:
         The sum of this rank's NLL, () float64.
     """
     total = torch.zeros((), dtype=torch.float64, device=parallel.device)
-    for i, part in enumerate(parts):
-        with parallel.no_sync(model, enabled=i < len(parts) - 1):
-            with torch.autocast(parallel.device.type, autocast, enabled=autocast is not None):
-                how = {"reduction": "sum", "z_loss": z_loss, "shard": part.shard}
-                nll = model(part.tokens, part.positions, part.targets, **how)
+    last = batch.parts[-1]
+    for part in batch.parts:
+        with parallel.no_sync(state.forward, enabled=part is not last):
+            with parallel.autocast():
+                nll = state.forward(
+                    part.tokens,
+                    part.positions,
+                    part.targets,
+                    reduction="sum",
+                    z_loss=z_loss,
+                    shard=part.shard,
+                )
             # DDP averages gradients over ranks; times `world`, the average is the sum.
-            (nll * (parallel.world / n_targets)).backward()
+            (nll * (parallel.world / batch.n_targets)).backward()
         total += nll.detach()
     return total
 

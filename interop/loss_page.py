@@ -15,8 +15,8 @@ from errors import InteropError, UserError
 from evaluation.scoring.methods import TRUNCATE, builtin_methods, compatible_methods
 from generation import TextStream
 from model import TokenPositions
-from training.position_overrides import longest_input, override
-from training.run.directory import LoadedRun, open_run_data
+from run_directory.position_overrides import longest_input, override
+from run_directory.run import LoadedRun, Run
 
 HOST = "127.0.0.1"
 # Other Host headers are refused: they come from pages of other sites.
@@ -71,7 +71,7 @@ class LossPage:
         length = 2 * self.run.settings.train_length
         ids = []
         try:
-            store = open_run_data(self.run.folder).valid
+            store = Run(self.run.folder).open_data().valid
             for i in range(store.n_documents):
                 ids += store.document(i)[: length - len(ids)].tolist()
                 if len(ids) == length:

@@ -25,12 +25,12 @@ from interop.checkpoint import ForeignCheckpoint
 from interop.gguf import converted_gguf
 from interop.huggingface.folder import read_folder
 from interop.huggingface.hub import download
+from run_directory.console import Console
+from run_directory.run import Run, is_run
 from run_directory.run_settings import RunSettings
 from run_directory.training_settings import TrainingSettings, ValidationSettings
+from run_directory.weights import save_weights
 from settings.load import setting_before_validation
-from training.checkpoint.storage import save_checkpoint
-from training.logging.console import Console
-from training.run.directory import create_run, is_run
 
 IMPORTED = Path("runs/imported")
 FORMAT = 1  # part of the names of imported runs; raise it when the conversion changes
@@ -155,8 +155,8 @@ def write_run(
     source = {"imported_from": [str(path) for path in checkpoint.files]}
     about = source | {"vocab_size": imported.model.vocab_size}  # the tokenizer may have fewer ids
     try:
-        create_run(draft, _settings(imported, tokenizer, folder), tokenizer, sys.argv, about)
-        save_checkpoint(draft, 0, imported.model, state=source)
+        Run.create(draft, _settings(imported, tokenizer, folder), tokenizer, sys.argv, about)
+        save_weights(draft, 0, imported.model, state=source)
         os.rename(draft, folder)
     finally:
         shutil.rmtree(draft, ignore_errors=True)

@@ -37,6 +37,7 @@ import torch
 
 from errors import TrainingError
 from model import SCHEMES, Transformer
+from run_directory.console import Console
 from scripts.benchmarks.data_speed import DataWorkload, write_text_file
 from scripts.benchmarks.report import DataRow, GrowthRow, SpeedRow, StartupRow, add, today
 from scripts.benchmarks.workloads import (
@@ -51,7 +52,6 @@ from scripts.benchmarks.workloads import (
     shape_of,
 )
 from settings.script import Parser, run_main
-from training.logging.console import Console
 
 ROOT = Path(__file__).resolve().parent.parent
 STARTUP = ("train.py", "evaluate.py", "generate.py", "study.py")

@@ -16,19 +16,20 @@ import sys
 from pathlib import Path
 
 from errors import EvaluationError
+from evaluation.evaluate_runs import provenance, show
+from evaluation.evaluated_model import EvaluatedRun
+from evaluation.ranks import EvaluationRanks
 from evaluation.reports.comparison_report import RunComparison, comparison_report
 from evaluation.scoring.evaluate import EvaluationSession
 from evaluation.scoring.methods import TRAINED, Method
 from evaluation.settings import EvaluationSettings
+from evaluation.stores import open_stores
+from run_directory.allowed_changes import method_of, not_at_test_time
+from run_directory.console import Console
+from run_directory.parent_run import open_parent
 from settings.load import load_settings
 from settings.script import run_main
-from studies.evaluate_runs import provenance, show
-from studies.subjects import open_stores, subject_of
-from training.logging.console import Console
-from training.run.compatibility import method_of, not_at_test_time
-from training.run.directory import LoadedRun, load, read_manifest
-from training.run.hardware import prepare_cpu
-from training.run.parent import open_parent
+from training.hardware import prepare_cpu
 
 SAME_METHOD = "same method"
 
@@ -40,31 +41,34 @@ def main() -> int:
     prepare_cpu(None)
     run = Path(sys.argv[1])
     console = Console()
-    extension = load(run, console=console)
-    parent, methods, note = parent_of(extension, console)
     settings = load_settings(EvaluationSettings, sys.argv[2:])
+    device = EvaluationRanks().device(settings.device)
+    extension = EvaluatedRun.open(run, "run", device, console, settings.dtype)
+    folder, step, methods, note = parent_of(extension, console)
+    parent = EvaluatedRun.open(folder, "parent", device, console, settings.dtype, checkpoint=step)
     if settings.protocol == "by-position":
         raise EvaluationError(
             "protocol=by-position has no lengths to compare; evaluate each run separately"
         )
-    own = extension.settings.train_length
-    lengths = {parent.settings.train_length, own, *(settings.lengths or [own, 2 * own, 4 * own])}
-    settings = settings.model_copy(update={"lengths": sorted(lengths)})
-    stores = open_stores(settings, run, extension.tokenizer)
+    own = extension.model.trained_length
+    lengths = settings.lengths or [own, 2 * own, 4 * own]
+    lengths = sorted({parent.model.trained_length, own, *lengths})
+    settings = settings.model_copy(update={"lengths": lengths})
+    stores = open_stores(settings, [extension])
     results = [
         EvaluationSession(
             settings,
-            subject_of(loaded, settings.device, console),
+            evaluated.model,
             store=stores.read,
             train=stores.train,
             earlier=stores.earlier,
             tokenizer=extension.tokenizer,
             methods=under,
-            cells=run / "evaluation" / "cells",
+            cells=extension.cells,
             overlaps=stores.overlaps,
             console=console,
         ).run()
-        for loaded, under in ((extension, methods[:1]), (parent, methods))
+        for evaluated, under in ((extension, methods[:1]), (parent, methods))
     ]
     facts = {"corpus": stores.name, "settings": settings.model_dump(mode="json"), "note": note}
     facts |= provenance(shlex.join(["python", "scripts/compare_parent.py", *sys.argv[1:]]))
@@ -74,10 +78,10 @@ def main() -> int:
     return 0
 
 
-def parent_of(extension: LoadedRun, console: Console) -> tuple[LoadedRun, list[Method], str]:
-    """The checkpoint an extension run started from, the methods to evaluate it under, and why the run's own
-    method is not among them ('' if it is)."""
-    lineage = read_manifest(extension.folder).get("lineage")
+def parent_of(extension: EvaluatedRun, console: Console) -> tuple[Path, int, list[Method], str]:
+    """The run and step an extension run started from, the methods to evaluate it under, and why the
+    run's own method is not among them ('' if it is)."""
+    lineage = extension.run.manifest.get("lineage")
     if not lineage:
         raise EvaluationError(f"{extension.folder} is not an extension run: it has no parent")
     folder = Path(lineage[0]["run"])
@@ -90,15 +94,17 @@ def parent_of(extension: LoadedRun, console: Console) -> tuple[LoadedRun, list[M
             f"{found.checkpoint.hash[:12]}, expected {expected[:12]}"
         )
     methods = [Method(TRAINED, ())]
-    note = not_at_test_time(found.settings, extension.settings)
+    note = not_at_test_time(found.settings, extension.model.settings)
     if note:
         console.warn(
             f"the parent cannot be evaluated under the run's method without training: {note}"
         )
     else:
-        position = method_of(found.settings, extension.settings).position.model_dump(mode="json")
+        position = method_of(found.settings, extension.model.settings).position.model_dump(
+            mode="json"
+        )
         methods.append(Method(SAME_METHOD, (f"model.position={json.dumps(position)}",)))
-    return load(folder, checkpoint=step, console=console), methods, note
+    return folder, step, methods, note
 
 
 if __name__ == "__main__":

@@ -19,9 +19,9 @@ from interop.export.parity import MULTIPLES
 from interop.export.weights import export_weights
 from interop.extras import load_extra
 from interop.runs import run_of
+from run_directory.console import Console
+from run_directory.run import Run
 from settings.script import Parser, run_main
-from training.logging.console import Console
-from training.run.directory import load
 
 
 def main() -> None:
@@ -51,8 +51,7 @@ def main() -> None:
     elif args.dtype != "float32" or args.multiples != MULTIPLES:
         parser.error("arguments --dtype and --multiples require --format hf")
     console = Console()
-    run = load(
-        run_of(args.run),
+    run = Run.open(run_of(args.run)).load(
         args.overrides,
         checkpoint=args.step,
         weights=args.weights,

@@ -12,8 +12,8 @@ checkpoint is run. Models that would compute something other than in transformer
 from pathlib import Path
 
 from interop.runs import find_source, import_source
+from run_directory.console import Console
 from settings.script import Parser, run_main
-from training.logging.console import Console
 
 
 def main() -> None:

@@ -14,8 +14,8 @@ import math
 from pathlib import Path
 
 from evaluation.statistics.power import RequiredSamples, half_to_detect, needs, read_measured
+from run_directory.console import Console
 from settings.script import Parser, run_main
-from training.logging.console import Console
 
 
 def main() -> int:

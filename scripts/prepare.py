@@ -14,11 +14,11 @@ from argparse import Namespace
 
 from data import BatchSampler, DataError, DataSettings, prepare, prepared_folder
 from data.preparation.summary import show
+from run_directory.console import Console
 from run_directory.run_settings import RunSettings
 from settings.help import describe_setting
 from settings.load import load_settings
 from settings.script import Parser, run_main
-from training.logging.console import Console
 
 
 def parse() -> Namespace:

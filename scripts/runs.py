@@ -11,10 +11,10 @@ from pathlib import Path
 
 from data.files import locked, read_object
 from errors import TrainingError
+from run_directory.console import Console
+from run_directory.metrics_file import last_lines
+from run_directory.run import LOCK, MANIFEST, SETTINGS, Run, is_run
 from settings.script import Parser, run_main
-from training.logging.console import Console
-from training.logging.metrics_file import last_lines
-from training.run.directory import LOCK, MANIFEST, SETTINGS, is_run, read_settings
 
 COLUMNS = ["run", "scheme", "length", "tokens", "steps", "loss", "validation", "status"]
 
@@ -33,7 +33,7 @@ def main() -> int:
 def row_of(run: Path) -> list[str]:
     """The cells of one run; if it cannot be read, its status is the reason."""
     try:
-        settings = read_settings(run)
+        settings = Run(run).settings
         lines = last_lines(run / "metrics.jsonl")
         about = read_object(run / MANIFEST)
     except (ValueError, OSError) as error:

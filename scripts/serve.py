@@ -12,9 +12,9 @@ model.position change the positional scheme as in generate.py.
 from interop.loss_page import HOST, LossPage, make_server
 from interop.runs import run_of
 from model import find_device
+from run_directory.console import Console
+from run_directory.run import Run
 from settings.script import Parser, run_main
-from training.logging.console import Console
-from training.run.directory import load
 
 
 def main() -> None:
@@ -41,7 +41,7 @@ def main() -> None:
     if args.max_length is not None and args.max_length < 2:
         parser.error(f"--max-length={args.max_length} must be at least 2")
     console = Console()
-    run = load(run_of(args.run), (), find_device(args.device), console=console)
+    run = Run.open(run_of(args.run)).load((), find_device(args.device), console=console)
     if run.changed:
         console.info(run.changed)
     page = LossPage(run, args.overrides, args.max_length)

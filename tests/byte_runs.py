@@ -9,9 +9,9 @@ from data.settings import DataSettings
 from data.tokenizers import ByteTokenizer
 from data.tokenizers.settings import BytesSettings
 from model import ModelSettings, Transformer
+from run_directory.run import Run
 from run_directory.run_settings import RunSettings
-from training.checkpoint.storage import save_checkpoint
-from training.run.directory import create_run
+from run_directory.weights import save_weights
 
 
 def byte_run(
@@ -35,6 +35,6 @@ def byte_run(
     with torch.no_grad():
         model.head.weight.mul_(30)
         model.head.weight[256:] = 0  # control symbols would end the texts
-    create_run(folder, settings, ByteTokenizer(), list(command))
-    save_checkpoint(folder, step, model)
+    Run.create(folder, settings, ByteTokenizer(), list(command))
+    save_weights(folder, step, model)
     return folder

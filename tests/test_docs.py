@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import importlib.util
 import io
 import os
@@ -17,13 +16,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from accelerate.commands.launch import launch_command_parser
-from torch.distributed.run import get_args_parser
 
 from evaluation.kinds import kind_of
 from model import SCHEMES, TokenPositions, Transformer
 from tests.interop.models import make
 from tests.model.zoo import V, close, ids, initialized, settings_of
+from tests.test_house import arrows, sources
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = re.compile(r"arXiv:\d{4}\.\d{4,5}|without a paper|He and Xu")
@@ -146,16 +144,19 @@ MINIATURE = [
     "training.compile=false",
     "training.validation.spans=2",
 ]
-SMALL = {
-    "documents": 3,
-    "spans_per_document": 1,
-    "least_documents": 1,
-    "windows": 2,
-    "precision_windows": 1,
-}
-SMALL |= {"prompts": 2, "items": 4, "haystacks": 4, "length": 512}
+SMALL = [
+    "documents=3",
+    "spans_per_document=1",
+    "least_documents=1",
+    "windows=2",
+    "precision_windows=1",
+    "prompts=2",
+    "items=4",
+    "haystacks=4",
+    "length=512",
+]
 # Scripts whose commands take minutes to hours, or that have a test of their own: only their --help runs.
-LONG = (
+LONG = [
     "benchmark",
     "check",
     "coordinate_check",
@@ -163,8 +164,10 @@ LONG = (
     "long_context",
     "plot_positions",
     "plot_sweep",
+    "reference",
+    "sample",
     "serve",
-)
+]
 SHELL = re.compile(r"^(?:[A-Z_]+=\S+ )*(?:python|torchrun|accelerate|sbatch|bash|export|\.) ")
 
 
@@ -263,31 +266,23 @@ class Clone:
 
     def command(self, line: str) -> int:
         """A line of the documents as a reader would give it."""
-        words = shlex.split(line)
-        while "=" in words[0] or words[0] == "export":
+        words = [PLACEHOLDERS.get(word, word) for word in shlex.split(line)]
+        while words and ("=" in words[0] or words[0] == "export"):
             words.pop(0)
-            if not words:
-                return 0
-        program, *words = [PLACEHOLDERS.get(word, word) for word in words]
-        if program == "python":
-            return self.python(*words)
-        if program == "bash":
-            return subprocess.run(["bash", "-n", words[0]], cwd=ROOT, check=False).returncode
-        if program == "." or len(words) < 2:
-            return 0  # a program's name
-        if program == "sbatch":
+        if len(words) < 2 or words[0] == ".":
+            return 0
+        if words[0] == "bash":
+            return subprocess.run(["bash", "-n", words[1]], cwd=ROOT, check=False).returncode
+        if words[0] == "sbatch":
             script = next(word for word in words if word.endswith(".sh"))
             assert (ROOT / script).is_file()
             return self.python("train.py", *words[words.index(script) + 1 :], "--dry-run")
-        launch = launch_command_parser() if program == "accelerate" else get_args_parser()
-        found = launch.parse_args(words[1:] if program == "accelerate" else words)
-        assert program == "torchrun" or (ROOT / found.config_file).is_file()
-        script = found.training_script
-        rest = found.training_script_args
-        is_shared = any(word.startswith("context=") for word in rest)  # requires the launcher
-        return self.python(
-            script, *rest, *(["--dry-run"] if program == "accelerate" or is_shared else [])
-        )
+        start = next(i for i, word in enumerate(words) if word.endswith(".py") or word == "-m")
+        script, *rest = words[start:]
+        # These need the launcher's processes, or time.
+        is_shared = any(word.startswith("context=") for word in rest)
+        is_launched = words[0] == "accelerate" or (words[0] == "torchrun" and is_shared)
+        return self.python(script, *rest, *(["--dry-run"] if is_launched else []))
 
     def python(self, script: str, *words: str) -> int:
         name = Path(script).stem
@@ -310,7 +305,7 @@ class Clone:
             known = kind_of(
                 [word for word in words if not word.startswith(("--", "runs/"))]
             ).settings_class.model_fields
-            words = (*words, *(f"{key}={value}" for key, value in SMALL.items() if key in known))
+            words = (*words, *(word for word in SMALL if word.split("=")[0] in known))
         return self.run(script, *words)
 
     def train(self, *words: str) -> int:
@@ -482,35 +477,23 @@ def test_architecture_names_are_defined():
 
 def test_import_diagram_matches_imports():
     """Every import between packages is a path of arrows, and every arrow is an import."""
-    diagram = re.search(
-        r"flowchart BT\n(.*?)```", ARCHITECTURE.read_text(encoding="utf-8"), flags=re.S
-    )
+    text = ARCHITECTURE.read_text(encoding="utf-8")
+    diagram = re.search(r"flowchart BT\n(.*?)```", text, flags=re.S)
     assert diagram is not None
-    arrows = set(re.findall(r"(\w+)(?:\[[^\]]*\])? --> (\w+)", diagram[1]))
-    packages = {name for arrow in arrows for name in arrow} - {"scripts"}
-    found = set()
-    for package in [*packages, "scripts"]:
-        files = (ROOT / package).rglob("*.py")
-        for file in [*files, *(ROOT.glob("*.py") if package == "scripts" else ())]:
-            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-                modules = (
-                    [node.module or ""]
-                    if isinstance(node, ast.ImportFrom) and not node.level
-                    else []
-                )
-                modules += (
-                    [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-                )
-                found |= {
-                    (package, target)
-                    for m in modules
-                    if (target := m.split(".")[0]) in packages - {package}
-                }
+    drawn = set(re.findall(r"(\w+)(?:\[[^\]]*\])? --> (\w+)", diagram[1]))
+    packages = {name for arrow in drawn for name in arrow} - {"scripts"}
     assert packages == {f.parent.name for f in ROOT.glob("*/__init__.py")} - {"scripts", "tests"}
-    reached = set(arrows)
-    while more := {(a, d) for a, b in reached for c, d in arrows if b == c} - reached:
+    imported = set()
+    for file in sources():
+        folder = file.relative_to(ROOT).parts[0]
+        package = "scripts" if folder.endswith(".py") else folder
+        targets = {name.split(".")[0] for _, name in arrows(file)} & packages
+        imported |= {(package, target) for target in targets - {package}}
+    imported = {arrow for arrow in imported if arrow[0] in {*packages, "scripts"}}
+    reached = set(drawn)
+    while more := {(a, d) for a, b in reached for c, d in drawn if b == c} - reached:
         reached |= more
-    assert arrows <= found and found <= reached, (arrows - found, found - reached)
+    assert drawn <= imported <= reached, (drawn - imported, imported - reached)
 
 
 @pytest.mark.slow

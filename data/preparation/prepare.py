@@ -86,6 +86,20 @@ def prepare(
     return mix(first, others)
 
 
+def is_prepared(settings: DataSettings) -> bool:
+    """Whether `prepare(settings)` finds its result on the disk."""
+    folder = prepared_folder(settings)
+    if not (folder / "prepared.json").is_file():
+        return False
+    first = open_prepared(folder)
+    further = [
+        further_text(settings, first, mixed.source, mixed.max_bytes)
+        for mixed in settings.mixture
+        if mixed.source is not None
+    ]
+    return all((prepared_folder(text) / "prepared.json").is_file() for text in further)
+
+
 def further_text(
     settings: DataSettings, first: PreparedData, source: SourceSettings, max_bytes: int | None
 ) -> DataSettings:

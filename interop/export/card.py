@@ -14,8 +14,8 @@ from data.files import read_object, with_keys
 from data.sampling.exposure import Exposure
 from interop.export.classes import ClassChoice
 from interop.export.parity import Parity
-from training.exposure import exposure_of
-from training.run.directory import LoadedRun, read_manifest
+from run_directory.exposure import exposure_of
+from run_directory.run import LoadedRun, Run
 
 FIGURE = "nll_by_length.png"  # of an evaluation, and in the exported folder
 RESULTS = "results.json"
@@ -63,7 +63,7 @@ def model_card(
     """README.md of the folder."""
     settings = run.settings
     model = run.model
-    about = read_manifest(run.folder)
+    about = Run(run.folder).manifest
     length = model.train_length
     original = model.original_length
     positions = settings.model.describe_positions(length, original)
@@ -98,7 +98,7 @@ def model_card(
             ]
         ),
         "## Training\n\n" + _table(_training(run, about)),
-        _exposure(exposure_of(run.folder, run.step)),
+        _exposure(exposure_of(Run(run.folder), run.step)),
     ]
     if evaluation is not None:
         parts.append(_evaluation(evaluation.results))

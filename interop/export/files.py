@@ -10,7 +10,7 @@ from interop.export import generated, native
 from interop.export.classes import ClassChoice
 from interop.extras import load_extra
 from model import Transformer
-from training.checkpoint.snapshot import weights_of
+from training.train_state import weights_of
 
 
 def write_model(

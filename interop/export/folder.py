@@ -20,8 +20,8 @@ from interop.export.files import write_model
 from interop.export.parity import MULTIPLES, Parity, measure, parity_lengths
 from interop.export.tokenizer import tokenizer_files
 from interop.extras import load_extra
-from training.logging.console import Console
-from training.run.directory import LoadedRun
+from run_directory.console import Console
+from run_directory.run import LoadedRun
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 

@@ -10,8 +10,8 @@ from safetensors.torch import save_file
 
 from data.files import sync
 from errors import InteropError
-from training.checkpoint.snapshot import weights_of
-from training.run.directory import LoadedRun
+from run_directory.run import LoadedRun
+from training.train_state import weights_of
 
 
 def export_weights(run: LoadedRun, out: Path) -> int:

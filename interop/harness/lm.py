@@ -26,8 +26,8 @@ from interop.harness.arguments import dtype_named, join_processes, overrides_of,
 from interop.harness.packages import prefer_installed
 from interop.runs import run_of
 from model import TokenPositions
-from training.position_overrides import override
-from training.run.directory import LoadedRun, load
+from run_directory.position_overrides import override
+from run_directory.run import LoadedRun, Run
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
@@ -109,7 +109,7 @@ class SextantLM(TemplateLM):
             wanted = "auto" if device in (None, "cuda", "cuda:0") else str(device)
             place = self._ranks.device(wanted)
             arithmetic = dtype_named(dtype)
-            loaded = load(run_of(run), (), place, arithmetic, checkpoint, weights=weights)
+            loaded = Run.open(run_of(run)).load((), place, arithmetic, checkpoint, weights=weights)
             if method is not None:
                 chosen = resolve_methods([method], builtin_methods(), loaded.settings.train_length)[
                     -1

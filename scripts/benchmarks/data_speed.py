@@ -8,8 +8,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,8 +17,8 @@ from data import BatchSampler, DataSettings, open_prepared, prepare
 from data.files import atomic
 from data.sampling.segments import Segment
 from data.tokenizers import load_tokenizer, saved_settings
-from training.prefetcher import Prefetcher
-from training.run.hardware import peak_memory
+from training.batches import read_ahead
+from training.hardware import peak_memory
 
 ROWS = 8
 LENGTH = 512
@@ -97,9 +96,7 @@ def loading(work: DataWorkload) -> dict[str, Any]:
     batches = BatchSampler(
         prepared.train, [Segment(LENGTH, ROWS, STEPS)], packing="intra_document", seed=0
     )
-    parallel = SimpleNamespace(data_rank=0, data_world=1, device=torch.device("cpu"))
-    run = SimpleNamespace(batches=batches, parallel=parallel)
-    reader = Prefetcher(cast(Any, run), cast(Any, None), []).batches(0, STEPS)
+    reader = read_ahead(batches.batch, 0, STEPS)
     next(reader)
     begin = time.perf_counter()
     waited = 0.0
@@ -107,7 +104,7 @@ def loading(work: DataWorkload) -> dict[str, Any]:
     for _ in range(STEPS - 1):
         time.sleep(ROWS * LENGTH / CONSUMER)
         asked = time.perf_counter()
-        tokens += next(reader)[1].tokens.numel()
+        tokens += next(reader).tokens.numel()
         waited += time.perf_counter() - asked
     return {"tokens": tokens, "waited": waited / (time.perf_counter() - begin)}
 

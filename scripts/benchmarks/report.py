@@ -12,9 +12,9 @@ import torch
 
 from data.files import write_text
 from evaluation.reports.results_table import markdown_table
+from run_directory.environment import processor
 from scripts.benchmarks.figures import draw_growth, draw_ratios, exponent
 from scripts.benchmarks.workloads import CASES, SCHEME_CASES
-from training.run.environment import processor
 
 GOALS = {
     ("train", "A"): 1.28,

@@ -23,8 +23,8 @@ from interop.extras import load_extra
 from interop.huggingface.weights import LLAMA, weight_map
 from model import ModelSettings, TokenPositions, Transformer
 from run_directory.optimizer_settings import AdamWSettings
+from training.hardware import peak_memory, prepare_cpu
 from training.optim import make_optimizer
-from training.run.hardware import peak_memory, prepare_cpu
 
 # sliding evaluation, in tokens
 WINDOW = 2048

@@ -28,12 +28,12 @@ from generation.decoding import Generation
 from generation.sampling import SamplingParams
 from model import SCHEMES, TokenPositions, Transformer, decoding
 from model.devices import find_device
+from run_directory.console import Console
 from run_directory.run_settings import RunSettings
 from settings.load import load_settings
 from settings.script import Parser, run_main
-from training.logging.console import Console
+from training.hardware import peak_flops, peak_memory
 from training.optim import make_optimizer
-from training.run.hardware import peak_flops, peak_memory
 
 ROOT = Path(__file__).resolve().parents[2]
 VOCABULARY = 32_000

@@ -35,12 +35,12 @@ from evaluation.scoring.forecast import memory_needed
 from evaluation.scoring.scoring import ModelScorer
 from evaluation.scoring.text import EvaluationText
 from model import SCHEMES, Transformer
+from run_directory.console import Console, duration
+from run_directory.run import Run, is_run
 from run_directory.run_settings import RunSettings
 from settings.load import load_settings
 from settings.script import Parser, run_main
-from training.logging.console import Console, duration
-from training.run.directory import is_run, load, open_run_data
-from training.run.hardware import peak_memory, prepare_cpu
+from training.hardware import peak_memory, prepare_cpu
 
 ROOT = Path(__file__).resolve().parents[2]
 SUBJECTS = ["rope", "none", "sinusoidal", "alibi", "kerple", "t5", "fire", "fox"]
@@ -116,7 +116,7 @@ def model_of(subject: str, length: int) -> Transformer:
     Raises TrainingError or ModelError if there is no such subject or its positions end before `length`.
     """
     if is_run(Path(subject)):
-        model = load(subject).model
+        model = Run.open(subject).load().model
     elif subject in SCHEMES:
         overrides = [f"model.position.name={subject}"]
         if subject == "learned":
@@ -142,7 +142,7 @@ def tokens_of(subject: str, length: int, vocab_size: int) -> np.ndarray:
     """
     if not is_run(Path(subject)):
         return np.random.default_rng(0).integers(3, vocab_size, (1, length + 1))
-    text = EvaluationText(open_run_data(Path(subject)).valid)
+    text = EvaluationText(Run(Path(subject)).open_data().valid)
     longest = int(text.lengths.argmax())
     if text.lengths[longest] <= length:
         raise TrainingError(

@@ -20,9 +20,9 @@ from data import open_prepared
 from errors import TrainingError
 from evaluation.reports.results_table import write_table
 from model import SCHEMES, TokenPositions, Transformer
+from run_directory.console import Console
+from run_directory.run import LoadedRun, Run
 from settings.script import Parser, run_main
-from training.logging.console import Console
-from training.run.directory import LoadedRun, load, read_manifest
 
 WINDOWS = 64
 SEED = 0
@@ -34,7 +34,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, metavar="FILE.csv", help="also write the table as CSV")
     options = parser.parse_args()
     console = Console()
-    rows = [probe(load(run, console=console)) for run in options.runs]
+    rows = [probe(Run.open(run).load(console=console)) for run in options.runs]
     shown = [
         [f"{x:.3f}" if isinstance(x, float) else str(x or "") for x in row.values()] for row in rows
     ]
@@ -76,7 +76,7 @@ def probe(run: LoadedRun) -> dict[str, Any]:
 
 def held_out(run: LoadedRun, rng: np.random.Generator) -> torch.Tensor:
     """(WINDOWS, L0 + 1) tokens of random held-out windows."""
-    store = open_prepared(read_manifest(run.folder)["data"]).valid
+    store = open_prepared(Run(run.folder).manifest["data"]).valid
     length = run.settings.train_length
     long = np.flatnonzero(store.lengths > length)
     if not len(long):

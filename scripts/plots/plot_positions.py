@@ -31,10 +31,10 @@ from evaluation.reports.results_table import write_table
 from evaluation.schemes.curves import SchemeShape
 from evaluation.schemes.figures import FIGURES, FigureRequest
 from model.position import PositionalScheme
+from run_directory.console import Console
+from run_directory.run import Run
 from settings.script import Parser, run_main
 from settings.yaml_io import parse_yaml
-from training.logging.console import Console
-from training.run.directory import load
 
 OUT = Path(__file__).resolve().parents[2] / "docs" / "figures" / "positions"
 NUMBERS = {  # option -> type, least value, default, metavar, help
@@ -119,7 +119,7 @@ def main() -> None:
         trained={
             f"{Path(run).name} {layers}": cast(PositionalScheme, scheme.double())
             for run in args.run
-            for layers, scheme in load(run).model.position.items()
+            for layers, scheme in Run.open(run).load().model.position.items()
         },
         **{key: getattr(args, key) for key in ("factor", "distance", "tokens", "head", "bare")},
     )

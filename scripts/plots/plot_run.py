@@ -11,10 +11,11 @@ from pathlib import Path
 
 from evaluation.reports.charts import save
 from evaluation.reports.results_table import write_table
+from run_directory.console import Console
+from run_directory.run_names import names_of
 from settings.script import Parser, run_main
 from studies.report.training_figure import training_figure
-from studies.results.training_curves import csv_records, differences, names_of, read_curves
-from training.logging.console import Console
+from studies.results.training_curves import csv_records, differences, read_curves
 
 
 def main() -> int:

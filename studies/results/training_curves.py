@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +11,8 @@ import numpy as np
 import pandas as pd
 
 from errors import StudyError
-from training.logging.metrics_file import held_lines, latest
-from training.run.directory import is_run, not_a_run, read_manifest, read_settings
+from run_directory.metrics_file import held_lines, latest
+from run_directory.run import Run, is_run, not_a_run
 
 COLUMNS = ("step", "attempt", "tokens", "loss", "lr")
 
@@ -94,7 +93,7 @@ def read_curves(folder: Path, name: str) -> TrainingCurves:
     if not steps:
         raise StudyError(f"{folder} has no trained step yet")
     events += [("skipped", step, "") for step in sorted(skipped) if skipped[step]]
-    manifest = read_manifest(folder)
+    manifest = Run(folder).manifest
     for parent in manifest.get("lineage", [])[:1]:
         if parent.get("fork"):
             events.append(("forked", parent["step"], Path(parent["run"]).name))
@@ -107,7 +106,7 @@ def read_curves(folder: Path, name: str) -> TrainingCurves:
     last = validations[-1] if validations else {}
     return TrainingCurves(
         name=name,
-        train_length=read_settings(folder).train_length,
+        train_length=Run(folder).settings.train_length,
         steps=table.astype({"step": int, "attempt": int}),
         held_out=dict(sorted(held_out.items())),
         events=events,
@@ -119,23 +118,6 @@ def read_curves(folder: Path, name: str) -> TrainingCurves:
 def _number(value: object) -> float:
     """A number of metrics.jsonl, which stores non-finite numbers as strings; NaN for those."""
     return float(value) if isinstance(value, float | int) else math.nan
-
-
-_HASH = re.compile(r"-[0-9a-f]{10}$")  # at the end of a run directory's name
-
-
-def names_of(folders: Sequence[Path]) -> list[str]:
-    """The shortest unique endings of the paths, without the hash of the settings if possible."""
-    parts = [folder.resolve().parts for folder in folders]
-    if len(set(parts)) < len(parts):
-        raise StudyError("duplicate run: name each run once")
-    for n in range(1, max(map(len, parts))):
-        names = ["/".join(path[-n:]) for path in parts]
-        without_hash = [_HASH.sub("", name) for name in names]
-        for labels in (without_hash, names):
-            if len(set(labels)) == len(labels):
-                return labels
-    return [str(folder) for folder in folders]
 
 
 def differences(runs: Sequence[TrainingCurves]) -> list[str]:

@@ -18,16 +18,16 @@ from errors import TrainingError
 from evaluation.reports.exposure_strip import shares, thinned
 from evaluation.scoring.targets import content_hash
 from model import Transformer
+from run_directory.checkpoints import Checkpoint, find_checkpoint
+from run_directory.exposure import exposure_of
+from run_directory.metrics_file import read_metrics
+from run_directory.run import MANIFEST, Run, is_run
 from run_directory.run_settings import RunSettings
+from run_directory.stages import stages_of
 from studies.grid import GridCell
 from studies.results.stored import RESULTS, SCHEME
 from studies.running.plan import PlannedCell, PlannedEvaluation
 from studies.study_settings import StudySettings
-from training.checkpoint.storage import Checkpoint, find_checkpoint
-from training.exposure import exposure_of
-from training.logging.metrics_file import read_metrics
-from training.run.directory import MANIFEST, is_run
-from training.stages import stages_of
 
 # evaluation settings that do not change the results
 FREE = {"folder", "device", "batch", "context", "memory"}
@@ -174,7 +174,7 @@ def _timing(plan: PlannedCell, manifest: dict, lines: list[dict]) -> dict:
 def _exposure(run: Path, step: int) -> dict | None:
     """Positions and distances seen in training, as shares of the training tokens, thinned to 12
     points per octave; None if unknown."""
-    exposure = exposure_of(run, step)
+    exposure = exposure_of(Run(run), step)
     if exposure is None:
         return None
 

@@ -13,8 +13,8 @@ from data.tokenizers import saved_settings
 from errors import StudyError
 from evaluation.scoring.evaluate import choose_targets
 from evaluation.settings import EvaluationSettings
+from run_directory.run import MANIFEST, is_run
 from studies.running.plan import USER_ERRORS, CellProblems, PlannedCell, PlannedEvaluation
-from training.run.directory import MANIFEST, is_run
 
 
 class StudyCorpora:

@@ -14,15 +14,15 @@ from evaluation.scoring.plan import make_plan
 from evaluation.scoring.text import EvaluationText
 from evaluation.settings import EvaluationSettings
 from model import Transformer, find_device
+from run_directory.checkpoints import steps_of
+from run_directory.console import Console, duration
+from run_directory.metrics_file import read_metrics
+from run_directory.run import MANIFEST, is_run
 from studies.running.cell_record import CellRecord, flops_of, last_checkpoint
 from studies.running.corpora import StudyCorpora
 from studies.running.plan import PlannedCell, PlannedEvaluation
-from training.checkpoint.storage import steps_of
-from training.logging.console import Console, duration
-from training.logging.metrics_file import read_metrics
-from training.run.checks import input_limit, make_model
-from training.run.directory import MANIFEST, is_run
-from training.run.hardware import USUAL_SHARE, peak_flops
+from training.checks import input_limit, make_model
+from training.hardware import USUAL_SHARE, peak_flops
 
 COLUMNS = ["#", "cell", "parameters", "tokens", "train length", "training FLOPs", "state"]
 

@@ -17,16 +17,16 @@ from evaluation.reports.text import counted
 from evaluation.scoring.methods import TRAINED, resolve_methods
 from evaluation.settings import EvaluationSettings, MeasurementSettings
 from model import ModelError
+from run_directory.parent_run import read_run_settings
+from run_directory.position_overrides import override
+from run_directory.run import Run, is_run
 from run_directory.run_settings import RunSettings
+from run_directory.stages import last_trained
 from settings.load import differences, load_settings
 from studies.grid import GridCell
 from studies.results.stored import SCHEME
 from studies.study_settings import EvaluationEntry, StudySettings, matches
-from training.position_overrides import override
-from training.run.checks import check_model
-from training.run.directory import is_run, read_settings
-from training.run.parent import read_run_settings
-from training.stages import last_trained
+from training.checks import check_model
 
 # Errors reported per cell; any other exception is a bug and keeps its traceback.
 USER_ERRORS = (StudyError, TrainingError, EvaluationError, ModelError, DataError, OSError)
@@ -98,7 +98,7 @@ class StudyPlanner:
         check_model(settings)
         prepared_folder(settings.data)  # checks that the source exists
         if is_run(run):
-            rows = differences(read_settings(run), settings)
+            rows = differences(Run(run).settings, settings)
             if changed := [key for key, _, _, is_free in rows if not is_free]:
                 raise StudyError(
                     f"{run} was trained with other settings ({', '.join(changed)}); restore them, "

@@ -11,9 +11,9 @@ from pathlib import Path
 from rich.markup import escape
 from rich.table import Table
 
+from run_directory.console import Console, duration
 from studies.running.commands import tail
 from studies.running.plan import PlannedCell
-from training.logging.console import Console, duration
 
 WAITING = "waiting"
 BUSY = "locked by another process"

@@ -18,6 +18,7 @@ import torch
 
 from data.files import locked
 from errors import StudyError, TrainingError
+from run_directory.run import is_run, locked_run
 from studies.running.cell_record import CellRecord, last_checkpoint
 from studies.running.commands import CommandRunner, last_error
 from studies.running.corpora import StudyCorpora
@@ -32,7 +33,6 @@ from studies.running.progress import (
     WAITING,
     StudyProgress,
 )
-from training.run.directory import is_run, locked_run
 
 ROOT = Path(__file__).resolve().parents[2]
 POLL = 0.25  # seconds between refreshes of the table

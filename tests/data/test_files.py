@@ -10,7 +10,7 @@ import pytest
 
 from data.files import _host, atomic, locked, save_array
 from errors import TrainingError
-from training.run.directory import locked_run
+from run_directory.run import locked_run
 
 
 def test_failed_write_keeps_old_file(tmp_path):

@@ -18,9 +18,9 @@ from data.preparation.groups import TextGroups
 from data.preparation.summary import NullConsole
 from data.sampling.batches import TrainingText
 from data.sampling.segments import Segment
+from run_directory.run import locked_run
 from tests.data.conftest import make_text
 from tests.data.test_prepare import Listener
-from training.run.directory import locked_run
 
 
 @pytest.fixture(params=["jsonl", pytest.param("hub", marks=pytest.mark.slow)])

@@ -9,11 +9,11 @@ from functools import partial
 from pathlib import Path
 
 from errors import REQUEUE
+from run_directory.checkpoints import steps_of
+from run_directory.run import locked_run
 from tests.faults.fault import Fault, Result, call
 from tests.processes import ScriptProcess
 from tests.training.conftest import ROOT, environment
-from training.checkpoint.storage import steps_of
-from training.run.directory import locked_run
 
 LONG = ("training.tokens=4M", "training.validation.interval=null", "training.samples.prompts=[]")
 UNSAVED = "training.checkpoint.interval=null"

@@ -4,13 +4,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from data import prepare
+from run_directory.console import Console
+from run_directory.run import Run
 from run_directory.run_settings import RunSettings
+from run_directory.weights import save_weights
 from settings.load import load_settings
 from tests.faults.fault import Fault, Result, call
-from training.checkpoint.storage import save_checkpoint
-from training.logging.console import Console
-from training.run.checks import make_model
-from training.run.directory import create_run
+from training.checks import make_model
 
 
 def evaluated_with(value: float) -> Callable[[Path, list[str]], Result]:
@@ -20,11 +20,11 @@ def evaluated_with(value: float) -> Callable[[Path, list[str]], Result]:
         settings = load_settings(RunSettings, overrides)
         prepared = prepare(settings.data, Console(quiet=True))
         about = {"data": str(prepared.folder), "data_hash": prepared.hash}
-        create_run(folder / "run", settings, prepared.tokenizer, ["train.py"], about)
+        Run.create(folder / "run", settings, prepared.tokenizer, ["train.py"], about)
         model = make_model(settings, prepared.tokenizer.vocab_size)
         for weight in model.parameters():
             weight.data.fill_(value)
-        save_checkpoint(folder / "run", 3, model)
+        save_weights(folder / "run", 3, model)
         return call("evaluate.py", "run", "targets=8", "lengths=[24,48]", cwd=folder)
 
     return fault

@@ -31,7 +31,7 @@ from tests.gpu_path.common import gpu_model
 from tests.gpu_path.fake_gpu import CUDA, FakeGpu, to_gpu
 from tests.model.zoo import ids, packed, reach_of
 from train import train_step
-from training.micro_batches import micro_batches
+from training.batches import micro_batches
 from training.optim.optimizer import make_optimizer
 from training.optim.step_guard import StepGuard
 

@@ -14,11 +14,11 @@ import torch
 from generation.decoding import Generation
 from generation.sampling import SamplingParams
 from model import TokenPositions, decoding
+from run_directory.metrics_file import read_metrics
 from tests.gpu_path.common import gpu_model, gradients
 from tests.gpu_path.test_lowering import CASES as FLEX
 from tests.model.zoo import ids, packed, reach_of
 from tests.training.conftest import corpus, overrides, prepared_root, run  # noqa: F401
-from training.logging.metrics_file import read_metrics
 
 LENGTH = 200  # more than one block of FlexAttention
 LAYOUTS = {

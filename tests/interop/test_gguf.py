@@ -20,8 +20,8 @@ from errors import InteropError
 from interop import build_model, read_folder
 from interop.gguf import converted_gguf
 from interop.runs import run_of
+from run_directory.run import Run
 from tests.interop.models import make
-from training.run.directory import load
 
 TEXTS = [
     "Once upon a time, in 1984,  there were 12,345.67 of them.\n\n   Don't! We'll see\tYOU'LL\r\n see.",
@@ -340,7 +340,7 @@ def test_a_run_of_a_file(theirs, tmp_path, monkeypatch):
         "merges": ["a b"],
     }
     write(tmp_path / "small.gguf", "llama", make("llama", vocab_size=258), tokenizer=keys)
-    run = load(run_of("gguf:small.gguf"))
+    run = Run.open(run_of("gguf:small.gguf")).load()
     assert run.folder.name.startswith("small-")
     manifest = json.loads((run.folder / "manifest.json").read_text())
     assert manifest["imported_from"] == ["small.gguf"]

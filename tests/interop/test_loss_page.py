@@ -9,9 +9,9 @@ import torch
 
 from interop.loss_page import MAX_BODY, LossPage, make_server
 from model import TokenPositions
+from run_directory.position_overrides import override
+from run_directory.run import Run
 from tests.byte_runs import byte_run
-from training.position_overrides import override
-from training.run.directory import load
 
 TEXT = "abcü <b>" * 6
 LENGTH = 32
@@ -20,7 +20,7 @@ LENGTH = 32
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
     folder = tmp_path_factory.mktemp("page") / "tiny"
-    return LossPage(load(byte_run(folder, {"name": "rope"}, LENGTH)))
+    return LossPage(Run.open(byte_run(folder, {"name": "rope"}, LENGTH)).load())
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def test_losses_are_those_of_the_model(page, port):
     status, content = request(port, "POST", "/score", body)
     result = json.loads(content)
     assert status == 200 and "".join(result["pieces"]) == TEXT
-    run = load(page.run.folder)
+    run = Run.open(page.run.folder).load()
     ids = torch.tensor([[256, *TEXT.encode()]])
     assert len(result["pieces"]) == ids.shape[1] > LENGTH
     for method, changes in (("trained", []), ("linear", ["model.position.scaling.name=linear"])):

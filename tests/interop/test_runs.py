@@ -17,10 +17,10 @@ from data import prepare
 from errors import InteropError
 from interop import huggingface
 from interop.runs import IMPORTED, is_foreign, run_of
+from run_directory.console import Console
+from run_directory.run import Run
 from scripts import import_model
 from tests.interop.models import make
-from training.logging.console import Console
-from training.run.directory import load
 
 TEXT = "the quick brown fox jumps over the lazy dog and the cat sat on the mat. " * 400
 # of the tokenizer, and of the padded embedding
@@ -70,7 +70,7 @@ def test_run_of_an_argument(theirs, tmp_path, capsys):
     run = run_of("hf:small")
     assert run.parent == IMPORTED and run.name.startswith("small-")
     assert str(run) in capsys.readouterr().err
-    loaded = load(run)
+    loaded = Run.open(run).load()
     assert (loaded.model.vocab_size, loaded.tokenizer.vocab_size) == (ROWS, IDS)
     assert set(loaded.tokenizer.eos_ids) == {0, 1} and loaded.tokenizer.bos_id is None
     assert (loaded.settings.data.bos, loaded.settings.data.eos) == (False, True)
@@ -106,7 +106,7 @@ def test_evaluate(theirs, tmp_path, monkeypatch, capsys):
     (tmp_path / "texts").mkdir()
     for i in range(8):
         (tmp_path / "texts" / f"{i}.txt").write_text(f"{i} " + TEXT[: 4000 + i])
-    trained = load(run_of("hf:small")).settings.data
+    trained = Run.open(run_of("hf:small")).load().settings.data
     source = {"source": {"name": "files", "path": "texts"}, "valid_fraction": 0.9}
     store = prepare(
         type(trained).model_validate(trained.model_dump() | source), Console(quiet=True)
@@ -140,7 +140,7 @@ def test_extension_run(theirs, tmp_path):
     loaded = sextant.train(*overrides, run_dir="extended")
     assert loaded.model.vocab_size == ROWS and loaded.settings.original_length == 64
     assert loaded.settings.parent.run == str(run_of("hf:small"))
-    before = load(run_of("hf:small")).model.state_dict()["layers.0.attention.wq.bias"]
+    before = Run.open(run_of("hf:small")).load().model.state_dict()["layers.0.attention.wq.bias"]
     after = loaded.model.state_dict()["layers.0.attention.wq.bias"]
     assert not torch.equal(before, after) and torch.allclose(before, after, atol=0.1)
 
@@ -167,7 +167,7 @@ def test_import_script(theirs, tmp_path, monkeypatch):
     words = ["hf:small", "--tokenizer", "small/other.json", "--out", "runs/mine"]
     monkeypatch.setattr(sys, "argv", ["import_model.py", *words])
     import_model.main()
-    assert load("runs/mine").model.vocab_size == ROWS
+    assert Run.open("runs/mine").load().model.vocab_size == ROWS
     with pytest.raises(InteropError, match="already exists"):
         import_model.main()
     monkeypatch.setattr(sys, "argv", ["import_model.py", "small"])
@@ -188,7 +188,7 @@ def test_hub_name_from_the_cache(theirs, tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     run = run_of("hf:org/small")
     assert run.name.startswith("org-small-")
-    ids = load(run).tokenizer.encode("the lazy dog")
+    ids = Run.open(run).load().tokenizer.encode("the lazy dog")
     reference = AutoModelForCausalLM.from_pretrained(tmp_path / "small").eval()
     assert greedy(reference, ids, 3) == greedy(theirs, ids, 3)
     with pytest.raises(InteropError, match=r"hf:org/absent: .*not cached"):

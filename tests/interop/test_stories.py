@@ -24,10 +24,10 @@ from generation.sampling import SamplingParams
 from interop import InteropError, build_model, read_folder
 from interop.runs import write_run
 from model import ModelSettings, TokenPositions, Transformer
+from run_directory.run import Run
 from scripts import import_model
 from tests.corpora import STORIES, needs_stories
 from tests.interop.exact import with_exact_arithmetic
-from training.run.directory import load
 
 pytestmark = needs_stories
 
@@ -211,7 +211,7 @@ def test_import_run_and_generate(reference, imported, tmp_path, monkeypatch, cap
     # Weights rather than logits: another test may have stored those of `imported` transposed, which rounds
     # differently.
     expected = imported.state_dict()
-    found = load(run).model.state_dict()
+    found = Run.open(run).load().model.state_dict()
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], weight) for name, weight in expected.items())
     with pytest.raises(InteropError, match="already exists"):

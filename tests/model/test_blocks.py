@@ -10,7 +10,7 @@ from torch._dynamo.testing import CompileCounter
 from model import SCHEMES, TokenPositions
 from model.block import Block, Checkpointing, RMSNorm
 from tests.model.zoo import build, each_mechanism, ids, packed
-from training.run.memory import MemoryLayout, activations
+from training.memory import MemoryLayout, activations
 
 B = 2
 T = 11

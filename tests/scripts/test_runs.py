@@ -8,9 +8,9 @@ import pytest
 
 from data.tokenizers import ByteTokenizer
 from errors import TrainingError
+from run_directory.run import Run
 from run_directory.run_settings import RunSettings
 from scripts import runs
-from training.run.directory import create_run
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def folder(tmp_path):
     }
     settings = RunSettings.model_validate(overrides)
     for name, steps in (("a", 4), ("b", 2), ("c", 2), ("d", 0), ("e", 0)):
-        create_run(
+        Run.create(
             tmp_path / name,
             settings,
             ByteTokenizer(),

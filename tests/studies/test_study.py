@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from errors import StudyError
+from run_directory.metrics_file import read_metrics
 from studies.report.report import write_report
 from studies.running.cell_record import VOLATILE
 from tests.studies.conftest import STUDY
 from tests.studies.forks import call
-from training.logging.metrics_file import read_metrics
 
 CELLS = [f"scheme={scheme},seed={seed}" for scheme in ("rope", "learned") for seed in (0, 1)]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from training.run.hardware import peak_flops
+from training.hardware import peak_flops
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -2,18 +2,17 @@
 
 import json
 import shutil
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from data import DataError, open_prepared
+from data import open_prepared
 from data.sampling.exposure import read_exposure
 from errors import TrainingError
+from run_directory.exposure import exposure_of
+from run_directory.run import Run
 from tests.training.test_train import here, lines, weights
-from training.checkpoint.storage import folder_of
-from training.exposure import exposure_of
 
 # 8 + 6 + 6 steps: 96 tokens, then 144, then 96 again; the second stage turns the base, the third drops RoPE.
 STAGES = [
@@ -56,7 +55,7 @@ def test_resume_is_bit_exact_across_stage_boundaries(overrides, tmp_path, monkey
     assert rates[14] == pytest.approx((rates[13] + rates[15]) / 4, rel=0.02)
     assert sorted(rates[:14], reverse=True) == rates[:14] and rates[13] > rates[15] > rates[19]
     exposure = read_exposure(whole)
-    counted = exposure_of(whole, 20)
+    counted = exposure_of(Run(whole), 20)
     assert exposure is not None and counted is not None
     assert exposure.positions.tolist() == [8 * 8 + 6 * 6 + 6 * 12] * 8 + [100] * 4 + [36] * 12
     assert exposure.tokens == counted.tokens == 2208
@@ -125,7 +124,7 @@ def test_mixture_with_stages_resumes_across_epochs(overrides, tmp_path, monkeypa
     ours = weights(folder)
     theirs = weights(whole)
     assert all(ours[name].equal(theirs[name]) for name in theirs)
-    shown = exposure_of(whole, 20)
+    shown = exposure_of(Run(whole), 20)
     assert shown is not None and shown.tokens == 2208
     # Other text under the same settings is no resume.
     manifest = json.loads((folder / "manifest.json").read_text())
@@ -140,116 +139,3 @@ def sizes(run: Path) -> list[int]:
     return [
         open_prepared(path).train.n_tokens - 1 for path in (manifest["data"], *manifest["mixture"])
     ]
-
-
-def test_streaming_starts_on_first_group_and_resumes_across_groups(
-    overrides, tmp_path, monkeypatch
-):
-    overrides = [
-        *overrides,
-        "training.tokens=15360",
-        "data.group_bytes=4000",
-        "training.batch_size=32",
-    ]
-    overrides += [
-        "training.checkpoint.interval=1",
-        "training.checkpoint.keep=40",
-        "data.max_bytes=10000",
-    ]
-    overrides += ["training.validation.interval=null"]
-    whole = tmp_path / "whole"
-    folder = tmp_path / "cut"
-    assert (
-        here(monkeypatch, *overrides, f"data.root={tmp_path / 'a'}", "--run-dir", str(whole)) == 0
-    )
-    logged = lines(whole)
-    assert {line["epoch"] for line in logged if line["kind"] == "train"} >= {0, 1, 2, 3}
-    shutil.copytree(whole, folder)
-    for step in (12, 5):
-        forget(folder, step)
-        assert (
-            here(monkeypatch, *overrides, f"data.root={tmp_path / 'a'}", "--run-dir", str(folder))
-            == 0
-        )
-        assert lines(folder) == logged
-    states = [
-        json.loads(p.read_text())["state"]
-        for p in sorted((folder / "checkpoints").glob("*/state.json"))
-    ]
-    used = [len(state["groups"]) for state in states]
-    assert used == sorted(used) and used[0] == 1 and used[-1] == 3
-    manifest = json.loads((folder / "manifest.json").read_text())
-    groups = json.loads(Path(manifest["groups"]).read_text())["folders"]
-    assert [open_prepared(path).train.hash for path in groups] == states[-1]["groups"]
-    # A group that is another now: no step is trained.
-    state = max((folder / "checkpoints").glob("step-*"))
-    forget(folder, 12)
-    monkeypatch.setattr(
-        "data.preparation.groups.TextGroups.used", lambda self, lines: ["another"] * lines
-    )
-    with pytest.raises(DataError, match=r"group 0 of .* has changed since this run was trained"):
-        here(monkeypatch, *overrides, f"data.root={tmp_path / 'a'}", "--run-dir", str(folder))
-    assert not state.exists()
-
-
-def test_fork_of_streamed_run_with_other_data(overrides, tmp_path, monkeypatch):
-    """The groups behind it are its parent's: what its own steps use is what is checked when it resumes."""
-    overrides = [
-        *overrides,
-        "data.group_bytes=4000",
-        "data.max_bytes=10000",
-        "training.validation.interval=null",
-    ]
-    overrides += [f"data.root={tmp_path / 'a'}", "training.checkpoint.keep=40"]
-    model = "data.tokenizer={name: sentencepiece, vocab_size: 280}"
-    stem, same, fork = (tmp_path / name for name in ("stem", "same", "fork"))
-    assert here(monkeypatch, *overrides, model, "--run-dir", str(stem)) == 0
-    more = ["--fork", str(stem), "training.tokens=4608"]
-    other = [*more, "data.group_bytes=5000"]
-    assert here(monkeypatch, *other, "--run-dir", str(fork)) == 0
-    state = json.loads((folder_of(fork, 24) / "state.json").read_text())["state"]
-    groups = json.loads(
-        Path(json.loads((fork / "manifest.json").read_text())["groups"]).read_text()
-    )
-    hashes = [open_prepared(path).train.hash for path in groups["folders"]]
-    assert state["groups"] == hashes[: len(state["groups"])]
-    monkeypatch.setattr(
-        "data.preparation.groups.TextGroups.used", lambda self, lines: ["another"] * lines
-    )
-    forget(fork, 21)
-    for folder, line in ((fork, other), (same, more)):  # its own later steps; the parent's text
-        with pytest.raises(
-            DataError, match=r"group 0 of .* has changed since this run was trained"
-        ):
-            here(monkeypatch, *line, "--run-dir", str(folder))
-
-
-@pytest.mark.slow
-def test_streaming_with_stages_resumes_across_boundaries(overrides, tmp_path, monkeypatch):
-    stages = "training.stages=[{length: 12, duration: 0.5, batch_size: 32}, {length: 24, batch_size: 16}]"
-    overrides = [
-        *overrides,
-        stages,
-        "training.tokens=15360",
-        "training.batch_size=16",
-        "data.group_bytes=4000",
-    ]
-    overrides += [
-        "training.checkpoint.interval=1",
-        "training.checkpoint.keep=40",
-        "data.max_bytes=10000",
-    ]
-    overrides += ["training.validation.interval=null", f"data.root={tmp_path / 'a'}"]
-    whole = tmp_path / "whole"
-    folder = tmp_path / "cut"
-    assert here(monkeypatch, *overrides, "--run-dir", str(whole)) == 0
-    logged = lines(whole)
-    steps = [line for line in logged if line["kind"] == "train"]
-    edge = next(line["step"] for line in logged if line["kind"] == "change")
-    turns = [a["step"] for a, b in pairwise(steps) if a["epoch"] != b["epoch"]]  # groups end here
-    assert min(turns) < edge < max(turns)
-    shutil.copytree(whole, folder)
-    for step in (edge + 1, min(turns)):
-        forget(folder, step)
-        assert here(monkeypatch, *overrides, "--run-dir", str(folder)) == 0
-        assert lines(folder) == logged

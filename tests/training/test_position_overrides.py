@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from pathlib import Path
 
 import pytest
 import torch
 
 from errors import TrainingError
 from model import SCHEMES, ModelError, Transformer
+from run_directory.allowed_changes import check_extension
+from run_directory.position_overrides import longest_input, override, why, widens
 from run_directory.run_settings import RunSettings
 from settings.load import ConfigError, apply_overrides, load_settings
-from training.position_overrides import longest_input, override, why, widens
-from training.run.compatibility import check_extension
 
 L0 = 32
 SHAPE = ["model.dim=24", "model.heads=2", "model.layers=3", f"train_length={L0}"]
@@ -251,5 +251,5 @@ def test_weight_mismatch_names_three_parameters():
     old = load_settings(RunSettings, [])
     new = load_settings(RunSettings, ["model.position={name: fire, shared: false}"])
     with pytest.raises(TrainingError, match="do not fit") as error:
-        check_extension(SimpleNamespace(settings=old, folder="runs/x"), new)  # type: ignore[arg-type]
+        check_extension(Path("runs/x"), old, new)
     assert str(error.value).count("is new") == 3

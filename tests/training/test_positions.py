@@ -16,8 +16,14 @@ from run_directory.run_settings import RunSettings
 from settings.load import load_settings
 from tests.data.test_random_positions import chosen
 from tests.model.zoo import build, ids
-from training.micro_batches import micro_batches, token_positions_of
-from training.run.checks import check_model
+from training.batches import micro_batches
+from training.checks import check_model
+
+
+def positions_of(batch):
+    (part,) = micro_batches(batch, None, T, torch.device("cpu"))
+    return part.positions
+
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 B = 4
@@ -54,7 +60,7 @@ def losses(net: Transformer, batch: Batch, tokens: torch.Tensor | None = None) -
     with torch.no_grad():
         return net(
             batch.tokens if tokens is None else tokens,
-            token_positions_of(batch, T),
+            positions_of(batch),
             targets=batch.targets,
         )
 
@@ -149,7 +155,7 @@ def test_sampled_positions_do_not_recompile(name, scheme):
     for step in range(4):
         batch = batch_of(name, step=step)
         with torch.no_grad():
-            found = net(batch.tokens, token_positions_of(batch, T), targets=batch.targets)
+            found = net(batch.tokens, positions_of(batch), targets=batch.targets)
         torch.testing.assert_close(found, losses(plain, batch), rtol=0, atol=1e-10)
     # The largest position of a step is known on the host: at most one more graph makes it dynamic.
     assert counter.frame_count <= 2

@@ -7,14 +7,14 @@ from torch._dynamo.testing import CompileCounter
 
 from errors import ConfigError, TrainingError
 from model import ModelError, ModelSettings, TokenPositions, Transformer
+from run_directory.allowed_changes import check_fork
 from run_directory.run_settings import RunSettings
+from run_directory.stages import last_trained, stage_after, stage_of, stages_of
 from settings.load import identity, load_settings
 from tests.model.zoo import build, close, ids
-from training.optim.lr_schedule import learning_rate
+from training.checks import check_model, check_processes
 from training.optim.optimizer import count_positional, make_optimizer, set_learning_rates
-from training.run.checks import check_model, check_processes
-from training.run.compatibility import check_fork
-from training.stages import TrainingSchedule, last_trained, stage_after, stage_of, stages_of
+from training.schedule import TrainingSchedule, learning_rate
 
 # 20 steps of 2 × 24 tokens.
 SMALL = [
@@ -115,7 +115,10 @@ def test_length_curriculum():
             "{length: 12, duration: 18}, {length: 24, duration: 3}",
             "use 1,008 tokens, and training.tokens = 960",
         ),
-        ("{length: 12, duration: 21}, {length: 24}", "training.stages.1 is shorter than one step"),
+        (
+            "{length: 12, duration: 21}, {length: 24}",
+            "training.stages.1 is shorter than one step",
+        ),
         (
             "{length: 12, duration: 0.01}, {length: 24}",
             "training.stages.0 is shorter than one step",

@@ -5,7 +5,6 @@ import math
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -19,19 +18,19 @@ import train
 from data import DataError
 from errors import INTERRUPTED, REQUEUE, EvaluationError, TrainingError
 from model import ModelSettings, TokenPositions, Transformer
+from run_directory.checkpoints import AVERAGE, folder_of, steps_of
+from run_directory.metrics_file import read_metrics
 from run_directory.optimizer_settings import AdamWSettings
-from run_directory.training_settings import StopOnNonFinite, TrainingSettings
-from tests.training.conftest import command, environment, run
+from run_directory.run import Run
+from run_directory.run_settings import RunSettings
+from run_directory.training_settings import TrainingSettings
 from tests.training.distributed.curves import shared
 from training import validation
-from training.checkpoint.storage import AVERAGE, folder_of, steps_of
+from training.batches import MicroBatch, StepBatch
 from training.distributed.parallel import Parallel
-from training.logging.metrics_file import read_metrics
-from training.logging.metrics_logger import MetricsLogger
-from training.micro_batches import MicroBatch
-from training.optim.optimizer import make_optimizer
-from training.optim.step_guard import StepGuard
-from training.run.directory import load
+from training.metrics import Metrics
+from training.stop_requests import StopRequests
+from training.train_state import TrainState
 
 TIMING = {"attempt", "tokens_per_second", "mfu", "peak_memory_bytes", "seconds"}
 
@@ -88,15 +87,16 @@ def test_signal_saves_checkpoint_and_exits(
     overrides, whole, tmp_path, monkeypatch, capsys, number, status
 ):
     folder = tmp_path / "stopped"
-    real = MetricsLogger.step
+    real = Metrics.log
 
-    def step(self, done, *args):
-        real(self, done, *args)
-        if done == 5:
+    def log(self, state, *arguments, **options):
+        status = real(self, state, *arguments, **options)
+        if state.step == 5:
             signal.raise_signal(number)
+        return status
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(MetricsLogger, "step", step)
+        patch.setattr(Metrics, "log", log)
         slow = [*overrides, "training.checkpoint.interval=null"]
         assert here(monkeypatch, *slow, "--run-dir", str(folder)) == status
     assert f"stopped by {number.name} after step 6; saved" in capsys.readouterr().err
@@ -104,46 +104,6 @@ def test_signal_saves_checkpoint_and_exits(
     assert here(monkeypatch, *overrides, "--run-dir", str(folder)) == 0
     losses = [line["loss"] for line in lines(folder) if line["kind"] == "train"]
     assert losses == [line["loss"] for line in lines(whole) if line["kind"] == "train"]
-
-
-@pytest.mark.slow
-def test_signal_to_process_saves_checkpoint_and_exits(overrides, tmp_path):
-    overrides = [*overrides, "training.tokens=15360"]
-    folder = tmp_path / "stopped"
-    slow = [*overrides, "training.checkpoint.interval=null", "training.validation.interval=1"]
-    with subprocess.Popen(
-        command(*slow, "--run-dir", str(folder)),
-        env=environment(),
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        while (
-            not (folder / "metrics.jsonl").exists()
-            or b"train" not in (folder / "metrics.jsonl").read_bytes()
-        ):
-            assert process.poll() is None
-            time.sleep(0.01)
-        process.send_signal(signal.SIGTERM)
-        _, text = process.communicate(timeout=60)
-    assert process.returncode == REQUEUE, text
-    assert "stopped by SIGTERM after step" in text and "to resume" in text and steps_of(folder)
-    again = run(*overrides, "--run-dir", str(folder), cwd=tmp_path)
-    assert again.returncode == 0 and "resuming after step" in again.stderr
-
-
-def test_signal_during_first_data_wait_saves_nothing(overrides, tmp_path, monkeypatch, capsys):
-    def has_stream(self, line, verify):
-        signal.raise_signal(signal.SIGTERM)
-        return False
-
-    monkeypatch.setattr("data.BatchSampler.is_within", lambda self, step, line: False)
-    monkeypatch.setattr("data.BatchSampler.has_stream", has_stream)
-    assert here(monkeypatch, *overrides, "--run-dir", str(tmp_path / "run")) == REQUEUE
-    output = capsys.readouterr().err.strip().splitlines()[-1]
-    assert output == (
-        "stopped by SIGTERM before the first step: nothing to save. Run the same command again to resume."
-    )
-    assert not list((tmp_path / "run" / "checkpoints").glob("step-*"))
 
 
 def test_two_processes_match_single_process(overrides, tmp_path, monkeypatch):
@@ -262,7 +222,7 @@ def test_checkpoint_policy_and_async_save_do_not_change_run(
     policy = [
         "training.checkpoint={interval: 4, keep: 1, keep_interval: 8, best: 1, asynchronous: true}"
     ]
-    policy += ["training.wandb.mode=online", "training.rank_timeout=5"]
+    policy.append("training.wandb.mode=online")
     assert here(monkeypatch, *overrides, *policy, "--run-dir", str(folder)) == 0
     output = capsys.readouterr().err
     assert "wandb is disabled; training continues" in output and "no route to host" in output
@@ -290,28 +250,6 @@ def unreachable() -> SimpleNamespace:
         raise ConnectionError("no route to host")
 
     return SimpleNamespace(init=init)
-
-
-def test_unwritable_wandb_directory_does_not_stop_training(
-    overrides, tmp_path, monkeypatch, capsys
-):
-    """The real library, offline, where a file occupies the path of its folder."""
-    pytest.importorskip("wandb")
-    folder = tmp_path / "run"
-    folder.mkdir()
-    (folder / "wandb").write_text("in the way")
-    monkeypatch.setenv("WANDB_DIR", str(folder))
-    short = [
-        *overrides,
-        "training.tokens=576",
-        "training.samples.prompts=[]",
-        "training.wandb.mode=offline",
-    ]
-    assert here(monkeypatch, *short, "--run-dir", str(folder)) == 0
-    assert [line["step"] for line in lines(folder) if line["kind"] == "train"] == [1, 2, 3]
-    assert (folder / "wandb").read_text() == "in the way"
-    output = capsys.readouterr().err
-    assert "wandb is disabled; training continues" in output and "Not a directory" in output
 
 
 def test_too_short_data_creates_no_run(overrides, tmp_path, monkeypatch):
@@ -356,27 +294,30 @@ def test_modified_shard_is_detected_before_training(overrides, tmp_path, monkeyp
 def test_step_guard_keeps_weights_and_moments():
     settings = ModelSettings(dim=24, layers=1, heads=3)
     model = Transformer(settings, 11, 7).initialize(0)
-    optimizer = make_optimizer(model, AdamWSettings(lr=0.1))
-    gate = StepGuard(StopOnNonFinite(), None, "cpu")
-    parallel = Parallel(TrainingSettings())
-
-    def step(parts, n_targets, status=0):
-        args = model, parallel, optimizer, gate, parts, n_targets
-        return train.train_step(*args, grad_clip=1.0, status=lambda: status)
-
+    t = TrainingSettings(optimizer=AdamWSettings(lr=0.1))
+    parallel = Parallel(t)
+    state = TrainState.create(model, RunSettings(training=t), parallel)
+    requests = StopRequests()
     tokens = torch.arange(10).reshape(2, 5)
-    good = [MicroBatch(tokens, tokens + 1, TokenPositions.plain(5))]
-    step(good, 10)
+    good = StepBatch([MicroBatch(tokens, tokens + 1, TokenPositions.plain(5))], 10, {})
+
+    def step():
+        return train.train_step(state, good, parallel, t, requests)
+
+    step()
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
-    moments = [value.clone() for entry in optimizer.state.values() for value in entry.values()]
+    moments = [
+        value.clone() for entry in state.optimizer.state.values() for value in entry.values()
+    ]
     hook = model.norm.register_full_backward_hook(lambda m, i, o: (i[0] * float("nan"),))
-    bad = step(good, 10).read()
+    bad = step().read()
     hook.remove()
     assert math.isfinite(bad.loss) and math.isnan(bad.grad_norm) and bad.stopped
-    after = step(good, 10, status=INTERRUPTED).read()
+    requests.request(INTERRUPTED)
+    after = step().read()
     assert math.isfinite(after.grad_norm) and after.status == INTERRUPTED
     assert all(weight.equal(before[name]) for name, weight in model.state_dict().items())
-    now = [value for entry in optimizer.state.values() for value in entry.values()]
+    now = [value for entry in state.optimizer.state.values() for value in entry.values()]
     assert all(a.equal(b) for a, b in zip(now, moments, strict=True))
 
 
@@ -385,11 +326,11 @@ def test_skipped_step_changes_neither_weights_nor_ema(overrides, tmp_path, monke
     real = train.forward_backward
     calls = []
 
-    def poisoned(model, *args):
-        nll = real(model, *args)
+    def poisoned(state, *args):
+        nll = real(state, *args)
         calls.append(nll)
         if len(calls) == 2:
-            next(iter(model.parameters())).grad.fill_(float("nan"))
+            next(iter(state.model.parameters())).grad.fill_(float("nan"))
         return nll
 
     monkeypatch.setattr(train, "forward_backward", poisoned)
@@ -431,7 +372,7 @@ def test_samples_start_with_bos(overrides, tmp_path, monkeypatch, bos):
     ]
     overrides += ["training.samples.prompts=[abc]", "data.eos=true"]
     assert here(monkeypatch, *overrides, "--run-dir", str(tmp_path / "run")) == 0
-    tokenizer = load(tmp_path / "run").tokenizer
+    tokenizer = Run.open(tmp_path / "run").load().tokenizer
     assert prompts == [
         [tokenizer.bos_id, *tokenizer.encode("abc")] if bos else tokenizer.encode("abc")
     ]
@@ -499,14 +440,15 @@ def test_position_change_happens_at_its_step_after_resume(overrides, tmp_path, m
 
     # A checkpoint is what it was last trained as; overrides start from there.
     assert [
-        load(whole, checkpoint=step).settings.model.position.scaling.name for step in (12, 15, 24)
+        Run.open(whole).load(checkpoint=step).settings.model.position.scaling.name
+        for step in (12, 15, 24)
     ] == [
         "none",
         "drop",
         "drop",
     ]
-    loaded = load(
-        whole, ["model.position.temperature={name: ssmax, init: 0.43}", "model.position.window=9"]
+    loaded = Run.open(whole).load(
+        ["model.position.temperature={name: ssmax, init: 0.43}", "model.position.window=9"]
     )
     assert (
         loaded.settings.model.position.scaling.name == "drop"

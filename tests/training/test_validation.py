@@ -8,8 +8,8 @@ import pytest
 from data import ByteTokenizer
 from errors import TrainingError
 from run_directory.training_settings import ValidationSettings
-from training.logging.live import validation_in_words
-from training.run.checks import validation_steps
+from training.checks import validation_steps
+from training.live_view import validation_in_words
 from training.validation import OPENING, opening
 
 

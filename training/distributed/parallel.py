@@ -1,13 +1,16 @@
 """Distributed training: ranks, DDP or sharding of the model, context groups, and reductions.
 
 accelerate launches the processes, chooses their devices and wraps the model for DDP. Sharding uses torch's
-`fully_shard` on CPUs and GPUs: accelerate cannot shard on a CPU, and a single code path can be tested on any
-machine.
+`fully_shard` on CPUs and GPUs: accelerate cannot shard on a CPU, and a single code path can be tested on
+any machine.
 """
 
 import os
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
@@ -17,16 +20,11 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from errors import TrainingError
+from errors import RANK_LOST, TrainingError
 from model import ContextShard, Transformer
+from model.attention.sharding import is_broken_link
+from run_directory.process_group import ALONE, HostGroup, ProcessGroup, error_barrier
 from run_directory.training_settings import TrainingSettings
-from training.distributed.error_barrier import (
-    ALONE,
-    PATIENCE,
-    ProcessGroup,
-    SideChannelGroup,
-    error_barrier,
-)
 from training.distributed.launch import (
     COMMAND,
     check_context,
@@ -37,50 +35,70 @@ from training.distributed.launch import (
 )
 
 T = TypeVar("T")
+# A process that does not arrive at a collective of a step within this time is lost.
+STEP_TIMEOUT = timedelta(seconds=300)
+# The same where one process works while the others wait: data, saving, hashing, samples.
+HOST_TIMEOUT = timedelta(hours=24)
 
 
 class Parallel(ProcessGroup):
     """This process and the group of all processes of a run.
 
-    Raises TrainingError where the launcher and the settings disagree, or the processes that run are not those
-    that were requested.
+    Collectives of a step use the default process group, with STEP_TIMEOUT. `gather`, `wait` and what is
+    built on them use a group of their own with HOST_TIMEOUT.
+
+    Attributes:
+        device_type: of the devices that the run is meant for, which `--world` simulates on a CPU.
+        autocast_dtype: of forward passes; None: no autocast.
+        saving_group, error_group: a sharded model is saved by all processes, which report errors over
+            `saving_group`. Otherwise the main process saves it and reports errors over `error_group`.
+
+    Raises TrainingError where the launcher and the settings disagree, or the processes that run are not
+    those that were requested.
     """
 
     def __init__(self, t: TrainingSettings):
         check_launch(t, os.environ)
         check_devices(os.environ, torch.cuda.device_count())
-        # The main process prepares data while the others wait; the default timeout is ten minutes.
-        patience = InitProcessGroupKwargs(timeout=PATIENCE)
         self._accelerator = Accelerator(
-            cpu=not torch.cuda.is_available(), mixed_precision="no", kwargs_handlers=[patience]
+            cpu=not torch.cuda.is_available(),
+            mixed_precision="no",
+            kwargs_handlers=[InitProcessGroupKwargs(timeout=STEP_TIMEOUT)],
         )
         self.settings = t.parallel
         self.device: torch.device = self._accelerator.device
+        self.device_type = self.device.type
         self.rank: int = self._accelerator.process_index
         self.world: int = self._accelerator.num_processes
+        self.autocast_dtype = autocast_type(t.precision, self.device)
         check_world(t, os.environ, self.world)
-        default = "full" if requests_fsdp(os.environ) else "none"
-        self.sharded: bool = (
-            default if t.parallel.sharding == "auto" else t.parallel.sharding
-        ) == "full"
+        sharding = t.parallel.sharding
+        if sharding == "auto":
+            sharding = "full" if requests_fsdp(os.environ) else "none"
+        self.sharded: bool = sharding == "full"
         if self.sharded and not dist.is_initialized():
             start = COMMAND.format(n="N")
             raise TrainingError(
                 f"training.parallel.sharding=full requires several processes: start {start}"
             )
+        self._host: ProcessGroup = ALONE
+        if self.world > 1:
+            self._host = HostGroup(self.rank, self.world, HOST_TIMEOUT)
         self.shard: ContextShard | None = None
         if (size := t.parallel.context) > 1:
             check_context(size, self.world)
             # Ranks of a context group are neighbors, so that their collectives stay within a node.
             sizes = (self.world // size, size)
             mesh = init_device_mesh(self.device.type, sizes, mesh_dim_names=("data", "context"))
-            self.shard = ContextShard.of(mesh.get_group("context"))
-        # Sharded: all processes save the model and report errors over `saving_group`. Otherwise the main
-        # process saves it and reports errors to all processes over `error_group`.
-        self.saving_group: ProcessGroup = (
-            SideChannelGroup(self.rank, self.world) if self.sharded else ALONE
-        )
-        self.error_group: ProcessGroup = ALONE if self.sharded else self
+            group = mesh.get_group("context")
+            if dist.get_backend(group) != "fake":  # of simulated processes
+                dist.distributed_c10d._set_pg_timeout(STEP_TIMEOUT, group)
+            self.shard = ContextShard.of(group)
+        self.saving_group: ProcessGroup = ALONE
+        self.error_group: ProcessGroup = self
+        if self.sharded:
+            self.saving_group = HostGroup(self.rank, self.world, HOST_TIMEOUT)
+            self.error_group = ALONE
 
     @property
     def main(self) -> bool:
@@ -107,23 +125,22 @@ class Parallel(ProcessGroup):
 
         Raises TrainingError on the others where it failed on the main one.
         """
-        found: list[T] = []
+        results: list[T] = []
         with error_barrier(self, "begin"):
             if self.main:
-                found.append(work())
-        return found[0] if self.main else work()
+                results.append(work())
+        return results[0] if self.main else work()
 
     def wait(self) -> None:
         """Wait for all processes."""
-        self._accelerator.wait_for_everyone()
+        self._host.gather(None)
 
-    def wrap(
-        self,
-        model: Transformer,
-        *,
-        compiled: bool | None = False,
-        autocast: torch.dtype | None = None,
-    ) -> nn.Module:
+    def autocast(self) -> torch.autocast:
+        """A context for forward passes in the precision of the settings."""
+        dtype = self.autocast_dtype
+        return torch.autocast(self.device.type, dtype, enabled=dtype is not None)
+
+    def wrap(self, model: Transformer, *, compiled: bool | None = False) -> nn.Module:
         """The model for training passes, whose gradients are averaged over all processes.
 
         Args:
@@ -140,7 +157,7 @@ class Parallel(ProcessGroup):
             model.compile(by_block=self.sharded or checkpointing != "none", dynamic=True)
         if not self.sharded:
             return self._replicate(model)
-        shard(model, self.device, self.world, autocast)
+        shard(model, self.device, self.world, self.autocast_dtype)
         return model
 
     def _replicate(self, model: Transformer) -> nn.Module:
@@ -166,36 +183,64 @@ class Parallel(ProcessGroup):
         return shared
 
     def gather(self, value: Any) -> list[Any]:
-        """Gather a host value from all processes, by rank; synchronizes, so do not call it in a step."""
-        found: list[Any] = [value] * self.world
-        if self.world > 1:
-            dist.all_gather_object(found, value)
-        return found
+        """Gather a host value from all processes, by rank; synchronizes: do not call it in a step."""
+        return self._host.gather(value)
 
     def agree(self, value: Any, what: str, fix: str) -> None:
         """Raise TrainingError on every process where `value` differs between processes."""
-        found = self.gather(value)
-        for rank, other in enumerate(found):
-            if other != found[0]:
+        values = self.gather(value)
+        for rank, other in enumerate(values):
+            if other != values[0]:
                 raise TrainingError(
-                    f"{what} is {other} on process {rank} and {found[0]} on process 0: {fix}"
+                    f"{what} is {other} on process {rank} and {values[0]} on process 0: {fix}"
                 )
 
-    def state(self) -> dict[str, Any]:
-        """The state of accelerate, for the run's manifest."""
-        found = self._accelerator.state
+    def description(self) -> dict[str, Any]:
+        """The processes, for the run's manifest. Every process must call it."""
+        state = self._accelerator.state
+        own = {"host": socket.gethostname(), "device": str(self.device)}
         return {
-            "kind": found.distributed_type.value,
-            "backend": found.backend,
-            "precision": found.mixed_precision,
+            "processes": self.world,
+            "kind": state.distributed_type.value,
+            "backend": state.backend,
+            "precision": state.mixed_precision,
             "settings": self.settings.model_dump(mode="json"),
+            "ranks": self.gather(own),
         }
 
+    @contextmanager
+    def connected(self) -> Iterator[None]:
+        """Leave the process group at the end of the block, once every process has finished.
+
+        Where another process is lost in the block, exit with RANK_LOST: an orderly shutdown would wait
+        for it again.
+        """
+        try:
+            yield
+            self.end()
+        except Exception as error:
+            if self.world > 1 and is_broken_link(error):
+                self._exit_lost(error)
+            raise
+
     def end(self) -> None:
-        """Leave the process group once every process has finished; gloo aborts a process that still sends to
-        one that has left."""
+        """Leave the process group once every process has finished; gloo aborts a process that still sends
+        to one that has left."""
         self.wait()
         self._accelerator.end_training()
+
+    def _exit_lost(self, error: Exception) -> None:
+        (message, *_) = str(error).splitlines() or [type(error).__name__]
+        lost = "another process has ended"
+        if "timed out" in message.lower():
+            lost = "another process hangs"
+        print(
+            f"error: (process {self.rank}) {lost}: see its output, and run the same command again to resume "
+            f"from the last checkpoint ({message})",
+            file=sys.stderr,
+            flush=True,
+        )
+        os._exit(RANK_LOST)
 
 
 def shard(
@@ -216,3 +261,11 @@ def shard(
     for block in model.layers:
         fully_shard(block, mesh=mesh, mp_policy=policy)
     fully_shard(model, mesh=mesh)
+
+
+def autocast_type(precision: str, device: torch.device) -> torch.dtype | None:
+    """The autocast dtype: bfloat16 if requested, or on a GPU with native support under `auto`; else None."""
+    # Without `including_emulation=False`, this is also true on older GPUs, where bfloat16 is much slower.
+    native = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    own = precision == "auto" and native
+    return torch.bfloat16 if precision == "bfloat16" or own else None

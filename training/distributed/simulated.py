@@ -1,26 +1,40 @@
-"""Rank 0 of processes that do not exist, and a counter of collectives: `train.py --dry-run --world N`.
+"""Counts the collectives of a training step on processes that do not exist: `train.py --dry-run --world N`.
 
 torch's fake process group performs no communication. With fake tensors, which have shapes but no data, the
 training step of any model runs on one CPU.
 """
 
 import os
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
+from torch.overrides import TorchFunctionMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from errors import TrainingError
-from model import Transformer
+from model import TokenPositions, Transformer
+from run_directory.process_group import ProcessGroup
+from run_directory.run_settings import RunSettings
+from run_directory.stages import Stage
 from run_directory.training_settings import TrainingSettings
+from training.batches import MicroBatch, StepBatch
+from training.checks import make_model
 from training.distributed.parallel import Parallel
+from training.optim import make_optimizer
+from training.optim.step_guard import StepGuard
+from training.stop_requests import StopRequests
+from training.train_state import TrainState
 
+TrainStep = Callable[..., object]  # train.train_step
 _OPERATIONS = {
     "all-gather": ("_allgather_base_", "allgather_", "all_gather_into_tensor"),
     "reduce-scatter": ("_reduce_scatter_base_", "reduce_scatter_", "reduce_scatter_tensor"),
@@ -31,8 +45,19 @@ _LOCAL = "wait_tensor", "_wrap_tensor_autograd"  # operations that communicate n
 _NAMES = {operation: name for name, operations in _OPERATIONS.items() for operation in operations}
 
 
+class _Repeated(ProcessGroup):
+    """Processes that all have the value of this one."""
+
+    def __init__(self, world: int):
+        self.world = world
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value] * self.world
+
+
 class SimulatedParallel(Parallel):
-    """Process 0 of `world` processes that share no data. Tensors are on the CPU.
+    """Process 0 of `world` processes that share no data. Tensors are on the CPU; the devices count as
+    GPUs that support bfloat16.
 
     Raises TrainingError if this process is one of several, and as Parallel does.
     """
@@ -52,6 +77,10 @@ class SimulatedParallel(Parallel):
         os.environ.update({name: str(value) for name, value in launch.items()})
         dist.init_process_group("fake", rank=0, world_size=world, store=FakeStore())
         super().__init__(t)
+        self._host = _Repeated(world)
+        self.device_type = "cuda"
+        if t.precision in ("auto", "bfloat16"):
+            self.autocast_dtype = torch.bfloat16
 
     def _replicate(self, model: Transformer) -> nn.Module:
         # DDP compares and copies weights when it is created, and the fake group returns no result of the
@@ -77,16 +106,19 @@ class Traffic(NamedTuple):
     nbytes: int = 0
 
 
+Collectives = dict[tuple[str, str], Traffic]  # by (operation, group)
+
+
 class CollectiveCounter(TorchDispatchMode):
     """Counts the collectives of this process.
 
     Attributes:
-        found: by (operation, group); the group is "context" for the one named `context`, else "all".
+        counts: by (operation, group); the group is "context" for the one named `context`, else "all".
     """
 
     def __init__(self, context: str | None = None):
         super().__init__()
-        self.found: dict[tuple[str, str], Traffic] = {}
+        self.counts: dict[tuple[str, str], Traffic] = {}
         self._context = context
 
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None) -> Any:
@@ -96,11 +128,11 @@ class CollectiveCounter(TorchDispatchMode):
         name = operation.name().partition("::")[2]
         if operation.namespace in ("c10d", "_c10d_functional") and name not in _LOCAL:
             tensors = [x for x in tree_leaves((args, out)) if isinstance(x, torch.Tensor)]
-            names = [each for each in args if isinstance(each, str)]
+            names = [argument for argument in args if isinstance(argument, str)]
             group = "context" if self._context in names else "all"
             key = _NAMES.get(name, name), group
-            before = self.found.get(key, Traffic())
-            self.found[key] = Traffic(
+            before = self.counts.get(key, Traffic())
+            self.counts[key] = Traffic(
                 before.count + 1, before.nbytes + max(x.nbytes for x in tensors)
             )
         return out
@@ -111,3 +143,95 @@ def sent_bytes(operation: str, nbytes: float, size: int) -> float:
     if operation == "all-to-all":
         return nbytes
     return nbytes * (1 - 1 / size) * (2 if operation == "all-reduce" else 1)
+
+
+def count_collectives(
+    settings: RunSettings,
+    parallel: SimulatedParallel,
+    stage: Stage,
+    micro_batch_size: int | None,
+    vocab_size: int,
+    train_step: TrainStep,
+) -> Collectives:
+    """The collectives of the first step of a stage.
+
+    At most two micro-batches are run. All but the last one add as much as the first.
+
+    Raises TrainingError for float64, which is for tests on CPUs.
+    """
+    if settings.training.precision == "float64":
+        raise TrainingError("--world counts bytes of float32 and bfloat16: set training.precision")
+    rows = stage.batch_size // parallel.data_world
+    size = min(micro_batch_size or rows, rows)
+    before, last = divmod(rows - 1, size)
+    model_settings = settings.model_copy(update={"model": stage.model})
+
+    def count(sizes: list[int]) -> Collectives:
+        return _count_step(model_settings, parallel, stage.length, sizes, vocab_size, train_step)
+
+    single = count([last + 1])
+    if before == 0:
+        return single
+    double = count([size, last + 1])
+    totals = {}
+    for key, two in double.items():
+        one = single.get(key, Traffic())
+        totals[key] = Traffic(
+            one.count + before * (two.count - one.count),
+            one.nbytes + before * (two.nbytes - one.nbytes),
+        )
+    return totals
+
+
+class _WithoutWeights(TorchFunctionMode):
+    """Allocates no weights of modules; constants of positional schemes are real tensors."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        more = {"device": "meta"} if function is torch.empty else {}
+        return function(*args, **(kwargs or {}) | more)
+
+
+def _count_step(
+    settings: RunSettings,
+    parallel: SimulatedParallel,
+    length: int,
+    sizes: list[int],
+    vocab_size: int,
+    train_step: TrainStep,
+) -> Collectives:
+    """The collectives of a step of a new model with micro-batches of these numbers of sequences."""
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    with _WithoutWeights():
+        model = make_model(settings, vocab_size).train()
+    with fake:
+        model.to_empty(device=parallel.device)
+    parts = [_part(settings, parallel, size, length) for size in sizes]
+    for part in parts:  # tables are real tensors, computed once
+        model.prepare(part.positions.part(0, 2))
+    forward = parallel.wrap(model)  # device meshes have real tensors
+    t = settings.training
+    with fake:
+        state = TrainState(
+            model=model,
+            optimizer=make_optimizer(model, t.optimizer),
+            guard=StepGuard(t.on_nonfinite, t.on_spike, parallel.device),
+            ema=None,
+            forward=forward,
+        )
+        batch = StepBatch(parts, sum(sizes) * length * parallel.data_world, facts={})
+        with CollectiveCounter(parallel.shard.group if parallel.shard else None) as counter:
+            train_step(state, batch, parallel, t, StopRequests())
+    return counter.counts
+
+
+def _part(settings: RunSettings, parallel: SimulatedParallel, size: int, length: int) -> MicroBatch:
+    tokens = torch.zeros(size, length, dtype=torch.int64)
+    if parallel.shard is not None:
+        tokens = parallel.shard.select(tokens)
+    # One document: masks of several take many small operations. They change collectives only in layers
+    # with sinks, by their layout.
+    positions = TokenPositions.plain(length)
+    has_sinks = any(choice.sinks for choice in settings.model.kinds.values())
+    if settings.data.packing == "intra_document" and has_sinks:
+        positions = replace(positions, layout="packed")
+    return MicroBatch(tokens, tokens, positions, parallel.shard)

@@ -1,6 +1,10 @@
 """Optimizers, learning rates, gradient clipping, EMA of the weights, and the guard against bad steps."""
 
-from training.optim.grad_clip import clip_grad_norm
-from training.optim.optimizer import guarded_step, make_optimizer, set_learning_rates
+from training.optim.optimizer import (
+    clip_grad_norm,
+    guarded_step,
+    make_optimizer,
+    set_learning_rates,
+)
 
 __all__ = ["clip_grad_norm", "guarded_step", "make_optimizer", "set_learning_rates"]

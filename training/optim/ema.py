@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from run_directory.optimizer_settings import EmaSettings
-from training.checkpoint.sharded import detached, own_part
-from training.optim.lr_schedule import steps_of
-from training.optim.optimizer import named_weights
+from run_directory.sharded_tensors import detached, own_part
+from run_directory.stages import steps_of
+from run_directory.weights import named_weights
 
 
 class EMA:

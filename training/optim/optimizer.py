@@ -5,7 +5,7 @@ embeddings and a tied head (a row has gradients only when its token occurs, so d
 norms and biases (vectors), and parameters of positional schemes, whose scale has a meaning.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -14,21 +14,10 @@ from torch.distributed.tensor import DTensor
 from errors import TrainingError
 from model import Transformer
 from run_directory.optimizer_settings import ROLES, AdamWBase, MuonSettings, OptimizerSettings
+from run_directory.weights import named_weights
 from training.optim.combined import CombinedOptimizer
 
 Named = tuple[str, nn.Parameter]
-
-
-def clean_name(name: str) -> str:
-    """A parameter's name without the `module.` prefix of DDP and the `_orig_mod.` prefix of torch.compile."""
-    parts = [part for part in name.split(".") if part != "_orig_mod"]
-    return ".".join(parts[1:] if parts[0] == "module" else parts)
-
-
-def named_weights(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """Clean names and parameters in the model's order; tied ones once."""
-    for name, parameter in model.named_parameters():
-        yield clean_name(name), parameter
 
 
 def role_of(name: str, parameter: Tensor) -> str:
@@ -126,6 +115,24 @@ def set_learning_rates(optimizer: torch.optim.Optimizer, rates: Mapping[str, flo
     """Set the learning rate (1/update) of every group, by the group's `rate`."""
     for group in optimizer.param_groups:
         group["lr"] = rates[group["rate"]] * group["factor"]
+
+
+def clip_grad_norm(optimizer: torch.optim.Optimizer, max_norm: float | None) -> Tensor:
+    """Clip the gradients of all parameter groups to a global norm of `max_norm`.
+
+    Args:
+        max_norm: None leaves the gradients unchanged.
+
+    Returns:
+        () the norm before clipping; of sharded gradients, the norm over all shards.
+    """
+    parameters = [weight for group in optimizer.param_groups for weight in group["params"]]
+    grads = [weight.grad for weight in parameters if weight.grad is not None]
+    norm = nn.utils.get_total_norm(grads)
+    if isinstance(norm, DTensor):  # of sharded gradients, reduced or not
+        norm = norm.full_tensor()
+    nn.utils.clip_grads_with_norm_(parameters, max_norm or float("inf"), norm)
+    return norm
 
 
 def guarded_step(optimizer: torch.optim.Optimizer, broken: Tensor) -> None:

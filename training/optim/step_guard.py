@@ -1,16 +1,11 @@
 """Skips updates of non-finite steps and loss spikes; decides on the device, equally on every rank."""
 
-import math
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from errors import TrainingError
 from run_directory.training_settings import NonFiniteSettings, SpikeSettings
-from training.checkpoint.retention import newest_before_divergence
-from training.checkpoint.storage import steps_of
 
 # reasons to skip an update; 0: it is applied
 NOT_FINITE = 1
@@ -29,17 +24,6 @@ class StepDecision(NamedTuple):
     def skip(self) -> Tensor:
         """Whether the optimizer must not apply this step."""
         return (self.reason > 0) | self.stopped
-
-
-class StepMetrics(NamedTuple):
-    """The metrics of one step, on the host."""
-
-    loss: float
-    grad_norm: float  # before clipping
-    status: int  # exit status requested by any rank; 0: none
-    reason: int  # why the update was skipped: 0, NOT_FINITE or SPIKE
-    count: int  # steps of the run skipped for that reason so far
-    stopped: bool  # a limit of skipped steps is exceeded: no further update is applied
 
 
 class StepGuard:
@@ -120,38 +104,3 @@ class StepGuard:
         if self._on_spike is not None and len(losses) == len(self._losses):
             self._losses.copy_(torch.tensor(losses, dtype=torch.float64))
             self._applied.fill_(state["applied"])
-
-
-def raise_stopped(step: int, found: StepMetrics, folder: Path, applied: int) -> None:
-    """Raise TrainingError for the step that stopped the run; `applied` is the last applied step."""
-    loss = found.loss
-    reason = found.reason
-    count = found.count
-    steps = steps_of(folder)
-    is_source = bool(steps) and reason != SPIKE and steps[-1] >= applied  # no update in between
-    good = newest_before_divergence(folder, before=applied if is_source else None)
-    if not steps:
-        saved = "there is no checkpoint yet"
-    elif good == steps[-1]:
-        saved = f"the checkpoint of step {good} in {folder} is good"
-    else:
-        bad = (
-            "has the weights that caused it"
-            if is_source
-            else "was saved after training had diverged"
-        )
-        rest = "there is no good one" if good is None else f"that of step {good} is good"
-        saved = f"the checkpoint of step {steps[-1]} in {folder} {bad}; {rest}"
-    limit = "training.on_spike.limit" if reason == SPIKE else "training.on_nonfinite.limit"
-    is_over = reason == SPIKE or count > 1
-    number = f" ({REASONS[reason]} number {count} of the run, above {limit})" if is_over else ""
-    fixes = [
-        "lower training.optimizer.lr or training.grad_clip in a new run",
-        "check the data of this step",
-    ]
-    if not is_source or math.isfinite(loss):  # else every later step has such a loss
-        fixes.append(f"raise {limit}" if is_over else "set training.on_nonfinite.name=skip")
-    raise TrainingError(
-        f"step {step}: the loss is {loss:g}, the gradient norm {found.grad_norm:g}{number}. The step was not "
-        f"applied, and {saved}: {', or '.join(fixes)}"
-    )

@@ -23,7 +23,7 @@ from evaluation.stores import haystacks
 from evaluation.tasks.items import draw_items
 from evaluation.tasks.settings import TaskEvaluationSettings
 from interop.runs import run_of
-from training.run.directory import read_settings
+from run_directory.run import Run
 
 
 class ItemMetadata(BaseModel):
@@ -130,7 +130,7 @@ def tokenizer_of(metadata: ItemMetadata) -> tuple[Tokenizer, bool]:
         return ByteTokenizer(), True
     if run := metadata.tokenizer or metadata.run:
         folder = run_of(run)
-        return load_tokenizer(folder / "tokenizer"), read_settings(folder).data.bos
+        return load_tokenizer(folder / "tokenizer"), Run(folder).settings.data.bos
     if metadata.pretrained and Path(metadata.pretrained).is_dir():
         tokenizer = load_folder_tokenizer(metadata.pretrained)
         return tokenizer, tokenizer.add_bos

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from evaluation.scoring.methods import compatible_methods, read_methods, resolve_methods
-from model import SCHEMES, Cache, ModelError, TokenPositions, Transformer
+from model import SCHEMES, ModelError, TokenPositions, Transformer
 from run_directory.position_overrides import override
 from run_directory.run_settings import RunSettings
 from settings.load import ConfigError, apply_overrides
@@ -54,7 +54,7 @@ def test_builtin_methods_change_long_inputs_and_match_with_cache(label):
         with pytest.raises(ModelError, match=f"shorten the input to {trained.limit} tokens"):
             trained(text, TokenPositions.plain(length))
     # The declared length decides, not what is there so far: chunks and single tokens give the same.
-    cache = Cache(ruled, 1, length)
+    cache = ruled.make_cache(1, length)
     parts = []
     start = 0
     for count in (5, L0, 1, 1, length - L0 - 7):
@@ -71,7 +71,7 @@ def test_builtin_methods_change_long_inputs_and_match_with_cache(label):
 def test_length_dependent_methods_reject_exceeding_declared_length(label):
     _, asked = host_of(label)
     model = Transformer(asked.model, V, L0).initialize(0).eval()
-    cache = Cache(model, 1, 3 * L0)
+    cache = model.make_cache(1, 3 * L0)
     text = torch.zeros(1, 2 * L0, dtype=torch.long)
     model(text, TokenPositions.plain(2 * L0), cache=cache)
     with pytest.raises(ModelError, match="declare the final length"):

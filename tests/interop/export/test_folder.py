@@ -20,13 +20,14 @@ from interop.export.folder import export_folder
 from interop.export.parity import parity_lengths
 from interop.extras import load_extra
 from interop.runs import write_run
+from run_directory.checkpoints import Snapshot, save_snapshot
 from run_directory.optimizer_settings import EmaSettings
+from run_directory.run import Run
+from run_directory.weights import weights_of
 from scripts import export_model
 from tests.byte_runs import byte_run
 from tests.corpora import STORIES, needs_stories
-from training.checkpoint.storage import save_checkpoint
 from training.optim.ema import EMA
-from training.run.directory import load
 
 LENGTH = 16
 
@@ -58,7 +59,7 @@ def test_the_command(run, tmp_path, monkeypatch, capsys):
     inputs = tokenizer("ab", return_tensors="pt")
     assert inputs["input_ids"].tolist() == [[256, 97, 98]]
     assert theirs.generation_config.eos_token_id == 257
-    loaded = load(run)
+    loaded = Run.open(run).load()
     steps = Generation(loaded.model, [[256, 97, 98]], 20, SamplingParams(temperature=0))
     ids = theirs.generate(
         inputs["input_ids"],
@@ -82,7 +83,7 @@ def test_the_command(run, tmp_path, monkeypatch, capsys):
 def test_overrides_weights_and_dtype(run, tmp_path):
     """A scheme without a class of transformers, in bfloat16: the file is ours and the parity is measured with
     rounded weights."""
-    loaded = load(run, ["model.position.remap={name: rerope, distance: 5}"])
+    loaded = Run.open(run).load(["model.position.remap={name: rerope, distance: 5}"])
     done = export_folder(loaded, tmp_path / "out", dtype="bfloat16", multiples=(1, 4))
     assert done.choice.model_type is None
     assert [one.length for one in done.parity] == [16, 64]
@@ -98,12 +99,13 @@ def test_overrides_weights_and_dtype(run, tmp_path):
 def test_average_and_last_weights(format_, tmp_path, monkeypatch, capsys):
     """The average is exported unless --weights says otherwise; both are those of the checkpoint."""
     run = byte_run(tmp_path / "run", {"name": "rope"}, step=7)
-    model = load(run).model
+    model = Run.open(run).load().model
     ema = EMA(model, EmaSettings(decay=0.5, start=0), 10)
     with torch.no_grad():
         model.embed.weight.add_(1.0)
     ema.update(torch.tensor(False))
-    save_checkpoint(run, 8, model, average=ema)
+    tensors = {"model": weights_of(model), "average": ema.tensors()}
+    save_snapshot(run, Snapshot(8, tensors))
     names = {
         "hf": "model.embed_tokens.weight",
         "safetensors": "embed.weight",
@@ -120,7 +122,7 @@ def test_average_and_last_weights(format_, tmp_path, monkeypatch, capsys):
         export_model.main()
         file = out / "model.safetensors" if format_ == "hf" else out
         found[number] = load_file(file)[names[format_]]
-    first = load(run, checkpoint=7).model.embed.weight
+    first = Run.open(run).load(checkpoint=7).model.embed.weight
     last = model.embed.weight
     average = (first + last) / 2
     for number, expected in enumerate((average, average, last, first)):
@@ -130,7 +132,7 @@ def test_average_and_last_weights(format_, tmp_path, monkeypatch, capsys):
 
 
 def test_limited_positions(tmp_path):
-    loaded = load(byte_run(tmp_path / "run", {"name": "learned"}))
+    loaded = Run.open(byte_run(tmp_path / "run", {"name": "learned"})).load()
     assert parity_lengths(loaded.model) == [LENGTH]
     done = export_folder(loaded, tmp_path / "out")
     assert [one.length for one in done.parity] == [LENGTH]
@@ -138,7 +140,7 @@ def test_limited_positions(tmp_path):
 
 @pytest.mark.parametrize("position", [{"name": "rope"}, {"name": "alibi"}])
 def test_logits_beyond_the_tolerance_leave_nothing(position, tmp_path, monkeypatch):
-    loaded = load(byte_run(tmp_path / "run", position))
+    loaded = Run.open(byte_run(tmp_path / "run", position)).load()
     write = parity.measure
 
     def disturbed(model, *args):
@@ -153,7 +155,7 @@ def test_logits_beyond_the_tolerance_leave_nothing(position, tmp_path, monkeypat
 
 
 def test_refusals_before_any_work(run, tmp_path, monkeypatch):
-    loaded = load(run)
+    loaded = Run.open(run).load()
     with pytest.raises(InteropError, match="already exists"):
         export_folder(loaded, run)
     with pytest.raises(InteropError, match="parent folder does not exist"):
@@ -168,7 +170,7 @@ def test_refusals_before_any_work(run, tmp_path, monkeypatch):
 
 def test_the_newest_evaluation_is_in_the_card(run, tmp_path):
     """By length; the names are those that evaluate.py writes."""
-    loaded = load(run)
+    loaded = Run.open(run).load()
     results = {
         "checkpoint_hash": loaded.checkpoint_hash,
         "protocol": "fixed-targets",
@@ -206,7 +208,7 @@ def test_the_newest_evaluation_is_in_the_card(run, tmp_path):
         json.dumps(results | {"checkpoint_hash": "of another checkpoint"})
     )
     shutil.rmtree(done.folder)
-    export_folder(load(run), tmp_path / "out", multiples=(1,))
+    export_folder(Run.open(run).load(), tmp_path / "out", multiples=(1,))
     assert not (tmp_path / "out" / FIGURE).exists()
 
 
@@ -215,7 +217,7 @@ def test_imported_stories_are_exported_unchanged(tmp_path):
     """The folder that the run was imported from and the exported one have the same tensors."""
     run = tmp_path / "run"
     write_run(read_folder(STORIES / "hf"), run, STORIES / "tok512.model")
-    done = export_folder(load(run), tmp_path / "out", multiples=(1,))
+    done = export_folder(Run.open(run).load(), tmp_path / "out", multiples=(1,))
     assert done.choice.model_type == "llama"
     first, second = (
         load_file(folder / "model.safetensors") for folder in (STORIES / "hf", tmp_path / "out")

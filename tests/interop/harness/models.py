@@ -16,11 +16,11 @@ from data.settings import DataSettings
 from data.tokenizers import ByteTokenizer
 from interop.runs import find_source, import_source
 from model import ModelSettings, Transformer
+from run_directory.run import Run
 from run_directory.run_settings import RunSettings
+from run_directory.weights import save_weights
 from tests.corpora import STORIES
 from tests.model.llama import as_llama
-from training.checkpoint.storage import save_checkpoint
-from training.run.directory import create_run, load
 
 LENGTH = 96
 
@@ -43,8 +43,8 @@ def byte_run(
         for name, weight in model.named_parameters():
             if weight.ndim == 2 and "embed" not in name:
                 weight.mul_(20 if name == "head.weight" else 2)
-    create_run(folder, settings, ByteTokenizer(), ["test"])
-    save_checkpoint(folder, 0, model)
+    Run.create(folder, settings, ByteTokenizer(), ["test"])
+    save_weights(folder, 0, model)
     return folder
 
 
@@ -66,7 +66,7 @@ def byte_tokenizer(bos: bool = True) -> PreTrainedTokenizerFast:
 def byte_pair(folder: Path) -> tuple[Path, LlamaForCausalLM, PreTrainedTokenizerFast]:
     """A run over bytes and its `hf` counterpart."""
     run = byte_run(folder / "run")
-    llama = as_llama(load(run).model, bos_token_id=256, eos_token_id=257)
+    llama = as_llama(Run.open(run).load().model, bos_token_id=256, eos_token_id=257)
     return run, llama, byte_tokenizer()
 
 

@@ -6,9 +6,9 @@ import torch
 from errors import InteropError
 from interop.harness.lm import SextantLM
 from model import TokenPositions
+from run_directory.run import Run
 from tests.interop.harness.models import LENGTH, byte_run, byte_tokenizer, hf_model, instances
 from tests.model.llama import as_llama
-from training.run.directory import load
 
 TEXT = "Once upon a time there was a little girl named Lily. She loved to play with her toys in the park. "
 PAIRS = [
@@ -103,7 +103,7 @@ def test_extended_length_with_method(tmp_path):
     run = byte_run(tmp_path / "run")
     ours = SextantLM(run, "model.position.scaling.factor=4", method="linear", max_length=4 * LENGTH)
     llama = as_llama(
-        load(run).model,
+        Run.open(run).load().model,
         rope_parameters={"rope_type": "linear", "factor": 4.0, "rope_theta": 10_000.0},
         bos_token_id=256,
         eos_token_id=257,
@@ -128,7 +128,7 @@ def test_declared_length_is_that_of_the_request(tmp_path):
     many = SextantLM(run, **how, batch_size=8).loglikelihood(instances("loglikelihood", *pairs))
     assert [value for value, _ in many] == pytest.approx([value for value, _ in alone], rel=1e-6)
     long = SextantLM(run, **how).loglikelihood(instances("loglikelihood", (TEXT * 3, " end")))[0][0]
-    model = load(run, ["model.position.scaling={name: yarn, factor: auto}"]).model
+    model = Run.open(run).load(["model.position.scaling={name: yarn, factor: auto}"]).model
     ids = torch.tensor([[256, *(TEXT * 3).rstrip().encode(), *b"  end"]])
     logits = model(ids[:, :-1], TokenPositions.plain(ids.shape[1] - 1))
     log_p = logits[0, -5:].log_softmax(-1).gather(1, ids[0, -5:, None])
@@ -138,7 +138,7 @@ def test_declared_length_is_that_of_the_request(tmp_path):
 def test_run_without_bos(tmp_path):
     """The prefix is EOS, and texts do not begin with BOS."""
     run = byte_run(tmp_path / "run", bos=False)
-    llama = as_llama(load(run).model, bos_token_id=None, eos_token_id=257)
+    llama = as_llama(Run.open(run).load().model, bos_token_id=None, eos_token_id=257)
     theirs = hf_model(llama, byte_tokenizer(bos=False))
     ours = SextantLM(run)
     assert ours.prefix_token_id == theirs.prefix_token_id == 257

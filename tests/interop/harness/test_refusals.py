@@ -4,8 +4,8 @@ import pytest
 
 from errors import InteropError, ModelError, TrainingError
 from interop.harness.lm import SextantLM
+from run_directory.run import Run
 from tests.interop.harness.models import LENGTH, byte_run, instances
-from training.run.directory import load
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def test_errors_of_the_run_are_kept(run, tmp_path):
     with pytest.raises(ModelError, match="alibi"):
         SextantLM(run, **{"model.position": "{name: alibi}"})
     with pytest.raises(InteropError, match=r"sextant\.load"):
-        SextantLM(load(run), method="yarn")
+        SextantLM(Run.open(run).load(), method="yarn")
 
 
 def test_learned_table_limits_max_length(tmp_path):

@@ -15,9 +15,9 @@ from evaluation.tasks.scoring import TaskScorer, read_items
 from evaluation.tasks.settings import TaskEvaluationSettings
 from interop.harness.lm import SextantLM
 from interop.harness.packages import TASKS
+from run_directory.run import Run
 from tests.interop.harness.models import byte_pair, hf_model
 from tests.processes import together
-from training.run.directory import load
 
 OURS = ["sextant_passkey", "sextant_needle", "sextant_recall", "sextant_variables"]
 
@@ -74,7 +74,9 @@ def test_accuracy_equals_evaluate(bytes_pair):
     drawn = draw_items(
         settings, RecallTask(), ByteTokenizer(), bos=True, trained_length=128, documents=None
     )
-    expected = read_items(TaskScorer(load(run).model), drawn.items[128], 128, bos=256, batch=4)
+    expected = read_items(
+        TaskScorer(Run.open(run).load().model), drawn.items[128], 128, bos=256, batch=4
+    )
     found = evaluated(
         SextantLM(run, max_length=128, batch_size=4),
         ["sextant_recall"],

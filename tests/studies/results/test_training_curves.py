@@ -10,11 +10,12 @@ from matplotlib.text import Text
 
 from data.files import write_json
 from errors import StudyError
+from run_directory.metrics_file import MetricsFile
+from run_directory.run import MANIFEST
+from run_directory.run_names import names_of
 from scripts.plots import plot_run
 from studies.report.training_figure import thinned, training_figure
-from studies.results.training_curves import names_of, read_curves
-from training.logging.metrics_file import MetricsFile
-from training.run.directory import MANIFEST
+from studies.results.training_curves import read_curves
 
 
 def make_run(folder, steps=40, tokenizer="a", loss=lambda step: 8 / step, lineage=()):

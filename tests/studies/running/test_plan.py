@@ -7,14 +7,14 @@ import pytest
 from data.tokenizers import ByteTokenizer
 from errors import ConfigError, StudyError
 from model import Transformer
+from run_directory.parent_run import open_parent
+from run_directory.run import Run
 from run_directory.run_settings import RunSettings
+from run_directory.weights import save_weights
 from settings.load import dump, load_settings
 from studies.grid import cells_of, running_order
 from studies.running.plan import StudyPlanner
 from studies.study_settings import StudySettings
-from training.checkpoint.storage import save_checkpoint
-from training.run.directory import create_run
-from training.run.parent import open_parent
 
 TEXT = """
 base: [base.yaml, training.tokens=1M]
@@ -152,8 +152,8 @@ def test_cells_that_extend_a_parent_have_its_settings(load, tmp_path, corpus):
         data={"tokenizer": {"name": "bytes"}},
         training={"validation": {"targets": 8}},
     )
-    create_run(parent, settings, ByteTokenizer(), ["test"])
-    save_checkpoint(parent, 0, Transformer(settings.model, 258, 24).initialize(0))
+    Run.create(parent, settings, ByteTokenizer(), ["test"])
+    save_weights(parent, 0, Transformer(settings.model, 258, 24).initialize(0))
     study = load("grid: {scheme: {linear: [model.position.scaling.name=linear]}}")
     study = study.model_copy(update={"base": [f"parent.run={parent}", "train_length=48", source]})
     (plan,) = StudyPlanner(study, tmp_path / "study", None, {}).plan(cells_of(study))
@@ -163,5 +163,5 @@ def test_cells_that_extend_a_parent_have_its_settings(load, tmp_path, corpus):
         1,
     )
     assert plan.settings.parent.hash == open_parent(parent).checkpoint.hash
-    create_run(plan.run, plan.settings, ByteTokenizer(), ["test"])
+    Run.create(plan.run, plan.settings, ByteTokenizer(), ["test"])
     assert StudyPlanner(study, tmp_path / "study", None, {}).plan(cells_of(study)) == [plan]

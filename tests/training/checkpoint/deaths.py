@@ -17,19 +17,14 @@ import torch
 from safetensors.torch import load_file
 
 from errors import TrainingError
+from run_directory import checkpoints as module
+from run_directory.checkpoints import find_checkpoint, folder_of, remove_checkpoint, steps_of
 from run_directory.optimizer_settings import AdamWSettings
 from run_directory.training_settings import CheckpointSettings
 from tests.training.net import Net
-from training.checkpoint import storage as module
-from training.checkpoint.retention import prune
-from training.checkpoint.storage import (
-    find_checkpoint,
-    folder_of,
-    remove_checkpoint,
-    save_checkpoint,
-    steps_of,
-)
+from tests.training.states import save_checkpoint
 from training.optim.optimizer import make_optimizer, set_learning_rates
+from training.retention import prune
 
 
 class RecordingConsole:

@@ -11,14 +11,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from errors import INTERRUPTED, TrainingError, is_disk_full
+from run_directory import checkpoints as module
+from run_directory.checkpoints import find_checkpoint, folder_of, steps_of
+from run_directory.process_group import on_all
 from run_directory.training_settings import CheckpointSettings
 from tests.training.checkpoint.deaths import trained, update
-from training.checkpoint import storage as module
-from training.checkpoint.checkpointer import CheckpointWriter
-from training.checkpoint.retention import DIVERGED, best_of, held_out_state, kept, prune
-from training.checkpoint.snapshot import capture
-from training.checkpoint.storage import find_checkpoint, folder_of, save_checkpoint, steps_of
-from training.distributed.error_barrier import on_all
+from tests.training.states import checkpointer, save_checkpoint, state_of
+from training.retention import DIVERGED, best_of, held_out_state, kept, prune
+from training.stop_requests import StopRequests
 
 
 def test_keeps_latest_milestone_and_best_checkpoints():
@@ -34,8 +34,12 @@ def test_keeps_latest_milestone_and_best_checkpoints():
     assert kept(steps, CheckpointSettings(keep=1, best=2), 7) == {30}
 
 
+def write(saver, step, pair, **state):
+    """Save a model and optimizer as `step`, with this state beside theirs."""
+    saver._save(state_of(*pair, step), state, wait=False)
+
+
 def test_best_checkpoint_uses_configured_length(tmp_path):
-    settings = CheckpointSettings(keep=1, best=2)
     losses = [
         {24: 3.0, 48: 5.0},
         {24: 2.5, 48: 4.0},
@@ -43,35 +47,40 @@ def test_best_checkpoint_uses_configured_length(tmp_path):
         {},
         {24: 1.0, 48: float("nan")},
     ]
-    with CheckpointWriter(tmp_path, settings, 24) as saver:
+    with checkpointer(tmp_path, keep=1, best=2, interval=None) as saver:
         for step, nll in enumerate(losses, 1):
-            saver.write(step, *trained(0), {"held_out": held_out_state(nll)})
+            write(saver, step, trained(0), held_out=held_out_state(nll))
     assert steps_of(tmp_path) == [2, 5] and best_of(tmp_path, 48) == (2, 4.0)
     (folder_of(tmp_path, 2) / "state.json").write_text("{")
     assert best_of(tmp_path, 48) is None
-    prune(tmp_path, 5, settings, 24)
+    prune(tmp_path, 5, CheckpointSettings(keep=1, best=2), 24)
     assert steps_of(tmp_path) == [5]
 
 
-def test_keeps_only_latest_and_removes_superseded(tmp_path):
-    pair = trained(1)
-    settings = CheckpointSettings(keep=2)
-    for step in (10, 20, 30, 25):  # resumed from 20: 30 was damaged
-        with CheckpointWriter(tmp_path, settings, 24) as saver:
-            saver.write(step, *pair, {})
-        assert steps_of(tmp_path) == {10: [10], 20: [10, 20], 30: [20, 30], 25: [20, 25]}[step]
-    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == [
-        "step-00000020", "step-00000025",
-    ]  # fmt: skip
-
-
-def test_superseded_checkpoints_are_not_best(tmp_path):
-    pair = trained(0)
-    settings = CheckpointSettings(keep=2, best=1)
-    for step, nll in ((10, 2.0), (30, 1.0), (12, 3.0), (14, 4.0)):
-        with CheckpointWriter(tmp_path, settings, 24) as saver:
-            saver.write(step, *pair, {"held_out": held_out_state({24: nll})})
-    assert steps_of(tmp_path) == [10, 12, 14]
+@pytest.mark.parametrize(
+    ("checkpoint", "saved", "kept_steps"),
+    [
+        # resumed from 20: 30 was damaged
+        ({"keep": 2}, [(10, {}), (20, {}), (30, {}), (25, {})], [20, 25]),
+        # a step that a resumed run superseded is not the best one
+        (
+            {"keep": 2, "best": 1, "interval": None},
+            [
+                (step, {"held_out": held_out_state({24: nll})})
+                for step, nll in ((10, 2.0), (30, 1.0), (12, 3.0), (14, 4.0))
+            ],
+            [10, 12, 14],
+        ),
+        ({"keep": 1}, [(1, {}), (2, {}), (3, {DIVERGED: True}), (4, {DIVERGED: True})], [2, 4]),
+        ({"keep": 1}, [(1, {}), (2, {DIVERGED: True}), (3, {})], [3]),
+    ],
+)
+def test_which_checkpoints_stay(tmp_path, checkpoint, saved, kept_steps):
+    for step, state in saved:
+        with checkpointer(tmp_path, **checkpoint) as saver:
+            write(saver, step, trained(1), **state)
+    assert steps_of(tmp_path) == kept_steps
+    assert len(list((tmp_path / "checkpoints").iterdir())) == len(kept_steps)
 
 
 def content(run, step: int) -> dict[str, bytes]:
@@ -88,15 +97,17 @@ def test_async_save_equals_sync_save(tmp_path, monkeypatch):
         real(*args)
 
     pair = trained(2)
-    save_checkpoint(tmp_path / "once", 2, *pair, {"tokens": 5})
+    with checkpointer(tmp_path / "once") as saver:
+        write(saver, 2, pair, tokens=5)
     monkeypatch.setattr(module, "save_file", late)
-    with CheckpointWriter(tmp_path / "beside", CheckpointSettings(asynchronous=True), 24) as saver:
-        saver.write(2, *pair, {"tokens": 5})
+    requests = StopRequests()
+    with checkpointer(tmp_path / "beside", requests, asynchronous=True) as saver:
+        write(saver, 2, pair, tokens=5)
         update(*pair)
-        assert saver.status == 0
+        assert requests.status == 0
         assert steps_of(tmp_path / "beside") == []
         gate.set()
-        saver.write(3, *pair, {"tokens": 6})  # one at a time: the first is there now
+        write(saver, 3, pair, tokens=6)  # one at a time: the first is there now
         assert 2 in steps_of(tmp_path / "beside")
     assert steps_of(tmp_path / "beside") == [2, 3]  # leaving waits
     assert content(tmp_path / "beside", 2) == content(tmp_path / "once", 2)
@@ -130,10 +141,8 @@ def test_snapshot_copies_each_tensor_once(device, copied, times):
         for weight in net.parameters():
             optimizer.state[weight]["momentum_buffer"] = torch.empty_like(weight)
         copies.bytes = 0
-        image = capture(net, optimizer, copied=copied)
-    assert all(
-        own.device.type == "cpu" for own in [*image.weights.values(), *image.optimizer.values()]
-    )
+        tensors = state_of(net, optimizer).capture(copied=copied).tensors
+    assert all(own.device.type == "cpu" for kind in tensors.values() for own in kind.values())
     assert copies.bytes == times * 2 * (3 + 1) * 5 * 4  # weights and moments, in float32
 
 
@@ -141,26 +150,26 @@ def full(*_: object) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-@pytest.mark.parametrize("raised_by", ["status", "wait", "save", "leaving"])
+@pytest.mark.parametrize("raised_by", ["wait", "save", "leaving"])
 def test_async_save_errors_are_raised(tmp_path, monkeypatch, raised_by):
     pair = trained(1)
     save_checkpoint(tmp_path, 1, *pair)
     good = content(tmp_path, 1)
     monkeypatch.setattr(module, "save_file", full)
-    saver = CheckpointWriter(tmp_path, CheckpointSettings(asynchronous=True), 24)
+    requests = StopRequests()
+    saver = checkpointer(tmp_path, requests, asynchronous=True)
     with (
         pytest.raises(TrainingError, match=r"disk full .* while saving step 2; step 1 is intact"),
         saver,
     ):
-        saver.write(2, *pair, {})
-        if raised_by == "status":
-            while saver.status == 0:
-                time.sleep(0.001)
-            assert saver.status == INTERRUPTED
-        if raised_by in ("status", "wait"):
+        write(saver, 2, pair)
+        while requests.status == 0:
+            time.sleep(0.001)
+        assert requests.status == INTERRUPTED
+        if raised_by == "wait":
             saver.wait()
         if raised_by == "save":
-            saver.write(3, *pair, {})
+            write(saver, 3, pair)
     assert steps_of(tmp_path) == [1] and content(tmp_path, 1) == good
 
 
@@ -188,19 +197,7 @@ def test_save_error_on_one_rank_raises_on_all_ranks():
 
 
 def test_training_error_waits_for_pending_save(tmp_path):
-    with (
-        pytest.raises(KeyError),
-        CheckpointWriter(tmp_path, CheckpointSettings(asynchronous=True), 24) as saver,
-    ):
-        saver.write(4, *trained(1), {})
+    with pytest.raises(KeyError), checkpointer(tmp_path, asynchronous=True) as saver:
+        write(saver, 4, trained(1))
         raise KeyError
     assert find_checkpoint(tmp_path).step == 4
-
-
-def test_keeps_latest_checkpoint_before_divergence(tmp_path):
-    with CheckpointWriter(tmp_path, CheckpointSettings(keep=1), 24) as saver:
-        for step, state in enumerate([{}, {}, {DIVERGED: True}, {DIVERGED: True}], 1):
-            saver.write(step, *trained(0), state)
-        assert steps_of(tmp_path) == [2, 4]
-        saver.write(5, *trained(0), {})
-    assert steps_of(tmp_path) == [5]

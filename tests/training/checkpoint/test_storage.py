@@ -14,22 +14,16 @@ from torch import nn
 
 from data.files import sha256_of
 from errors import TrainingError
+from run_directory import checkpoints as module
+from run_directory.checkpoints import clean_leftovers, damage, find_checkpoint, folder_of, steps_of
 from run_directory.optimizer_settings import AdamWSettings, MuonSettings
+from run_directory.sharded_tensors import write_part
+from run_directory.weights import load_weights, save_weights
 from tests.processes import ScriptProcess
 from tests.training.checkpoint.deaths import RecordingConsole, trained, update
 from tests.training.net import Net
-from training.checkpoint import storage as module
-from training.checkpoint.restore import load_weights, restore
-from training.checkpoint.sharded import write_part
-from training.checkpoint.snapshot import weights_of
-from training.checkpoint.storage import (
-    clean_leftovers,
-    damage,
-    find_checkpoint,
-    folder_of,
-    save_checkpoint,
-    steps_of,
-)
+from tests.training.states import restore, save_checkpoint
+from training.train_state import weights_of
 
 
 def bits(tensor):
@@ -103,7 +97,7 @@ def test_names_have_no_wrappers_and_tied_weights_are_stored_once(tmp_path):
 
 
 def test_weight_mismatch_names_parameters(tmp_path):
-    saved = save_checkpoint(tmp_path, 0, Net(tie_embeddings=False))
+    saved = save_weights(tmp_path, 0, Net(tie_embeddings=False))
     for other, word in ((Net(dim=8), "shape"), (Net(tie_embeddings=True), "head.weight")):
         if word == "shape":
             with pytest.raises(
@@ -123,7 +117,7 @@ def test_weight_mismatch_names_parameters(tmp_path):
 
 
 def test_resume_rejects_weights_only(tmp_path):
-    saved = save_checkpoint(tmp_path, 0, Net(), state={"source": "import"})
+    saved = save_weights(tmp_path, 0, Net(), state={"source": "import"})
     assert saved.step == 0 and saved.state == {"source": "import"}
     with pytest.raises(TrainingError, match="only weights"):
         restore(*trained(0), saved)

@@ -4,7 +4,7 @@ import pytest
 
 from data import prepare
 from data.settings import DataSettings
-from training.logging.console import Console
+from run_directory.console import Console
 
 
 @pytest.fixture(scope="session")

@@ -9,17 +9,16 @@ from accelerate.state import AcceleratorState, GradientState
 
 from data import PreparedData
 from model import Transformer
+from run_directory.exposure import make_sampler
 from run_directory.run_settings import RunSettings
 from settings.load import load_settings
 from tests import processes
 from train import train_step
+from training.batches import StepBatch, micro_batches
+from training.checks import make_model
 from training.distributed.parallel import Parallel
-from training.exposure import make_batches
-from training.micro_batches import micro_batches
-from training.optim.ema import EMA
-from training.optim.optimizer import make_optimizer
-from training.optim.step_guard import StepGuard
-from training.run.checks import autocast_type, make_model
+from training.stop_requests import StopRequests
+from training.train_state import TrainState
 
 CLIP = 0.5  # below the norms of these trainings, so that every step is clipped
 
@@ -33,18 +32,14 @@ class Training:
         self.settings = load_settings(RunSettings, [*overrides, f"training.grad_clip={CLIP}"])
         t = self.settings.training
         self.parallel = Parallel(t)
-        self._autocast = autocast = autocast_type(t.precision, self.parallel.device)
         self.model: Transformer = make_model(
             self.settings, prepared.tokenizer.vocab_size
         ).initialize(5)
         self.model.to(torch.float64 if t.precision == "float64" else torch.float32).train()
         if prepare is not None:
             prepare(self.model)
-        self._wrapped = self.parallel.wrap(self.model, autocast=autocast)
-        self.optimizer = make_optimizer(self.model, t.optimizer)
-        self.guard = StepGuard(t.on_nonfinite, t.on_spike, self.parallel.device)
-        self.average = EMA(self.model, t.ema, self.settings.steps) if t.ema else None
-        self._batches = make_batches(self.settings, prepared)
+        self.state = TrainState.create(self.model, self.settings, self.parallel)
+        self._sampler = make_sampler(self.settings, prepared)
 
     def steps(self, start: int, stop: int) -> list[tuple[float, float]]:
         """(loss, gradient norm) of the updates start, ..., stop − 1."""
@@ -53,17 +48,13 @@ class Training:
     def step(self, number: int) -> tuple[float, float]:
         t = self.settings.training
         length = self.settings.train_length
-        batch = self._batches.batch(number, self.parallel.data_rank, self.parallel.data_world)
+        batch = self._sampler.batch(number, self.parallel.data_rank, self.parallel.data_world)
         parts = micro_batches(
             batch, t.micro_batch_size, length, self.parallel.device, self.parallel.shard
         )
-        found = train_step(
-            *(self._wrapped, self.parallel, self.optimizer, self.guard, parts, batch.n_targets),
-            grad_clip=t.grad_clip,
-            autocast=self._autocast,
-            ema=self.average,
-        ).read()
-        return found.loss, found.grad_norm
+        step = StepBatch(parts, batch.n_targets, {})
+        metrics = train_step(self.state, step, self.parallel, t, StopRequests()).read()
+        return metrics.loss, metrics.grad_norm
 
 
 def afresh(work: Callable):

@@ -13,22 +13,25 @@ import sys
 import time
 import traceback
 from contextlib import suppress
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
 import torch
 
 import train
-import training.run.setup
+import training.setup
 from errors import TrainingError
 from model import ContextShard
 from tests.processes import free_port
+from training.distributed import parallel
 from training.distributed.parallel import Parallel
-from training.logging.metrics_logger import MetricsLogger
-from training.run.hardware import peak_flops
+from training.hardware import peak_flops
+from training.metrics import Metrics
 
 ROOT = Path(__file__).resolve().parents[3]
-TIMEOUT = 3.0  # training.rank_timeout
+TIMEOUT = 3.0  # of a collective in a step
+HOST_TIMEOUT = 8.0  # of a wait for the work of one process
 BUSY = 30.0  # what a busy machine may take to leave; what does not leave takes a minute or more
 ENDLESS = [
     "training.tokens=1000000000",
@@ -56,12 +59,13 @@ def start(
             "MASTER_PORT": str(port),
             "ACCELERATE_USE_CPU": "true",
         }
+        parallel.STEP_TIMEOUT = timedelta(seconds=TIMEOUT)
+        parallel.HOST_TIMEOUT = timedelta(seconds=HOST_TIMEOUT)
         if before is not None:
             before(folder, rank)
         sys.argv = [
             "train.py",
             *overrides,
-            f"training.rank_timeout={TIMEOUT}",
             "--run-dir",
             str(folder),
         ]
@@ -128,7 +132,7 @@ class Pair:
 def poison(folder: Path, rank: int) -> None:
     """At step 3 one gradient of rank 1 is NaN, at step 5 its loss is infinite; weights leave as a digest."""
     wrap = Parallel.wrap
-    log = MetricsLogger.step
+    log = Metrics.log
     passes = [0]
     models = []
 
@@ -148,15 +152,16 @@ def poison(folder: Path, rank: int) -> None:
         whole.register_forward_hook(spoil)
         return whole
 
-    def step(self, *places):
-        log(self, *places)
+    def logged(self, *arguments, **options):
+        status = log(self, *arguments, **options)
         weights = models[0].parameters()
         digest = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in weights)).hexdigest()
         with open(f"{folder}.{rank}.weights", "a", encoding="ascii") as file:
             file.write(digest + "\n")
+        return status
 
     Parallel.wrap = wrapped
-    MetricsLogger.step = step
+    Metrics.log = logged
 
 
 def lost(folder: Path, overrides: list[str], number: signal.Signals) -> dict:
@@ -219,8 +224,8 @@ def slow_then_lost(number: signal.Signals):
     when it makes its model."""
 
     def before(folder: Path, rank: int) -> None:
-        prepare = training.run.setup.prepare
-        make_model = training.run.setup.make_model
+        prepare = training.setup.prepare
+        make_model = training.setup.make_model
 
         def slow(*places):
             time.sleep(1.5 * TIMEOUT)
@@ -236,12 +241,12 @@ def slow_then_lost(number: signal.Signals):
             checked(settings)
             os.environ["PREPARED"] = "1"  # models before this are for their limits alone
 
-        checked = training.run.setup.check_model
+        checked = training.setup.check_model
         if rank == 0:
-            training.run.setup.prepare = slow
+            training.setup.prepare = slow
         else:
-            training.run.setup.check_model = check_model
-            training.run.setup.make_model = hit
+            training.setup.check_model = check_model
+            training.setup.make_model = hit
 
     return before
 
@@ -264,7 +269,7 @@ def hold_up(folder: Path, rank: int) -> None:
         time.sleep(60)
 
     if rank == 0:
-        training.run.setup.prepare = slow
+        training.setup.prepare = slow
 
 
 def signalled_early(folder: Path, overrides: list[str], number: signal.Signals) -> dict:
@@ -282,11 +287,11 @@ def signalled_early(folder: Path, overrides: list[str], number: signal.Signals) 
 def fail_last(folder: Path, rank: int) -> None:
     """The main rank fails after its last step, while the other waits to leave the process group with it."""
 
-    def end(self, done):
+    def end(self):
         raise TrainingError("failed last")
 
     if rank == 0:
-        MetricsLogger.end = end
+        Metrics.end = end
 
 
 def failing_last(folder: Path, overrides: list[str]) -> dict:

@@ -11,13 +11,12 @@ import pytest
 
 from errors import TrainingError
 from model import Transformer
+from run_directory.checkpoints import find_checkpoint, save_snapshot
 from run_directory.run_settings import RunSettings
 from settings.load import load_settings
 from tests.training.distributed.curves import Training, shared
-from training.checkpoint.restore import restore
-from training.checkpoint.storage import find_checkpoint, save_checkpoint
+from training.checks import check_processes
 from training.distributed.launch import check_context
-from training.run.checks import check_processes
 
 ROOT = Path(__file__).resolve().parents[3]
 # Windows of several documents, which begin within and between chunks.
@@ -76,10 +75,10 @@ def halves(prepared, tmp_path_factory):
         first = Training([*SMALL, CONTEXT], prepared)
         start = first.steps(0, 2)
         if first.parallel.takes_part:
-            save_checkpoint(folder, 2, first.model, first.optimizer, {"step": 2})
+            save_snapshot(folder, first.state.capture())
         first.parallel.wait()
         second = Training(SMALL, prepared)
-        restore(second.model, second.optimizer, find_checkpoint(folder))
+        second.state.restore(find_checkpoint(folder))
         return found | {"resumed": [*start, *second.steps(2, 4)]}
 
     return folder, shared(2, work)
@@ -98,7 +97,7 @@ def test_checkpoint_continues_with_any_number_of_processes(halves, prepared):
     expected = trained(SMALL, prepared, 4)
     assert all(farthest(rank["resumed"], expected) < 1e-10 for rank in found)
     alone = Training(SMALL, prepared)
-    restore(alone.model, alone.optimizer, find_checkpoint(folder))
+    alone.state.restore(find_checkpoint(folder))
     assert farthest(alone.steps(2, 4), expected[2:]) < 1e-10
 
 

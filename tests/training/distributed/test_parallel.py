@@ -6,7 +6,9 @@ import errno
 import json
 import threading
 import warnings
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,19 +19,19 @@ from errors import TrainingError
 from generation.decoding import Generation
 from generation.sampling import SamplingParams
 from model import ModelSettings, TokenPositions, Transformer
+from run_directory import checkpoints as module
+from run_directory.checkpoints import damage, find_checkpoint, save_snapshot, steps_of
+from run_directory.exposure import make_sampler
 from run_directory.run_settings import RunSettings
-from run_directory.training_settings import CheckpointSettings, TrainingSettings
+from run_directory.training_settings import TrainingSettings
+from run_directory.weights import load_weights, weights_of
 from settings.load import load_settings
 from tests.training.distributed.curves import CLIP, Training, shared
-from training.checkpoint import storage as module
-from training.checkpoint.checkpointer import CheckpointWriter
-from training.checkpoint.restore import load_weights, restore
-from training.checkpoint.snapshot import weights_of
-from training.checkpoint.storage import damage, find_checkpoint, save_checkpoint, steps_of
+from training.batches import micro_batches
+from training.checkpointer import Checkpointer
+from training.checks import make_model
 from training.distributed.parallel import Parallel
-from training.exposure import make_batches
-from training.micro_batches import token_positions_of
-from training.run.checks import make_model
+from training.stop_requests import StopRequests
 
 GOLDEN = Path(__file__).with_name("golden_losses.json")
 STEPS = 20
@@ -78,7 +80,7 @@ def differ(a, b) -> float:
 
 
 def test_ranks_have_unequal_target_counts(prepared):
-    batches = make_batches(load_settings(RunSettings, SMALL), prepared)
+    batches = make_sampler(load_settings(RunSettings, SMALL), prepared)
     shares = [int((batches.batch(0, rank, 4).targets >= 0).sum()) for rank in range(4)]
     assert len(set(shares)) > 1 and sum(shares) == batches.batch(0).n_targets < 8 * 24
 
@@ -107,13 +109,14 @@ def test_loss_is_mean_over_all_targets(curves, prepared):
     settings = load_settings(RunSettings, SMALL)
     model = make_model(settings, prepared.tokenizer.vocab_size).initialize(5).double()
     a = settings.training.optimizer
-    batches = make_batches(settings, prepared)
+    batches = make_sampler(settings, prepared)
     moments = {
         name: (torch.zeros_like(w), torch.zeros_like(w)) for name, w in model.named_parameters()
     }
     for number in range(3):
         batch = batches.batch(number)
-        nll = model(batch.tokens, token_positions_of(batch, 24), batch.targets)
+        (part,) = micro_batches(batch, None, 24, torch.device("cpu"))
+        nll = model(part.tokens, part.positions, part.targets)
         loss = nll.sum() / (batch.targets >= 0).sum()
         model.zero_grad()
         loss.backward()
@@ -179,13 +182,13 @@ def sampler(overrides, prepared, folder=None, prepare=None) -> dict:
 
 
 def save(folder, training: Training) -> None:
-    more = {"average": training.average, "group": training.parallel.saving_group}
-    save_checkpoint(folder, 4, training.model, training.optimizer, {"step": 4}, **more)
+    snapshot = replace(training.state.capture(), state={"step": 4})
+    save_snapshot(folder, snapshot, training.parallel.saving_group)
 
 
 def mean_of(training: Training) -> dict[str, np.ndarray]:
     """The mean of the weights, whole; {} where none is kept."""
-    means = training.average.tensors() if training.average else {}
+    means = training.state.ema.tensors() if training.state.ema else {}
     wholes = {name: x.full_tensor() if isinstance(x, DTensor) else x for name, x in means.items()}
     return {name: mean.numpy().copy() for name, mean in wholes.items()}
 
@@ -193,8 +196,8 @@ def mean_of(training: Training) -> dict[str, np.ndarray]:
 def resumed(overrides, prepared, folder) -> tuple[list, dict]:
     """The two updates after a checkpoint, and the mean of the weights after them."""
     training = Training([*SMALL, "training.precision=float64", *overrides], prepared)
-    found = restore(training.model, training.optimizer, find_checkpoint(folder), training.average)
-    assert found == {"step": 4}
+    training.state.restore(find_checkpoint(folder))
+    assert training.state.step == 4
     return training.steps(4, 6), mean_of(training)
 
 
@@ -204,19 +207,29 @@ def saved_beside(overrides, prepared, folder) -> None:
     training = Training([*SMALL, "training.precision=float64", *overrides], prepared)
     training.steps(0, 4)
     save(folder / "once", training)
-    settings = CheckpointSettings(asynchronous=True, keep=99)
-    held = training.parallel.saving_group
+    settings = RunSettings.model_validate(
+        {"training": {"checkpoint": {"asynchronous": True, "keep": 99}}}
+    )
+    run = SimpleNamespace(
+        folder=folder / "beside",
+        settings=settings,
+        parallel=training.parallel,
+        sampler=None,
+        steps=9,
+        requests=StopRequests(),
+    )
     go_on = threading.Event()
     write = module.write_part
     module.write_part = lambda *args: go_on.wait(60) and write(*args)
-    with CheckpointWriter(folder / "beside", settings, 24, held) as saver:
-        more = {"state": {"step": 4}, "average": training.average}
-        saver.write(4, training.model, training.optimizer, **more)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("training.checkpointer.make_ledger", lambda *_: None)
+        saver = Checkpointer(run)
+    with saver:
         for number in range(4, 10):
+            if number < 8:
+                saver._save(training.state, {}, wait=False)
             training.step(number)
             go_on.set()
-            if number < 7:
-                saver.write(number + 1, training.model, training.optimizer, **more)
     module.write_part = write
 
 
@@ -246,9 +259,8 @@ def disk_full_on_one(overrides, prepared, folder) -> str:
 
     module.write_part = full
     try:
-        save_checkpoint(
-            folder, 5, training.model, training.optimizer, {}, group=training.parallel.saving_group
-        )
+        training.state.step = 5
+        save_snapshot(folder, training.state.capture(), training.parallel.saving_group)
     except TrainingError as error:
         return str(error)
     finally:
@@ -257,7 +269,7 @@ def disk_full_on_one(overrides, prepared, folder) -> str:
 
 
 def moments(training: Training) -> list[torch.Tensor]:
-    return [x for entry in training.optimizer.state.values() for x in entry.values()]
+    return [x for entry in training.state.optimizer.state.values() for x in entry.values()]
 
 
 def by_block(model) -> None:

@@ -8,9 +8,9 @@ import sys
 import pytest
 import torch
 
+from run_directory.metrics_file import read_metrics
 from tests.processes import free_port
 from tests.training.conftest import run
-from training.logging.metrics_file import read_metrics
 
 WORDS = [  # small enough for any GPU, large enough that what blocks keep is most of the memory
     *("train_length=512", "model.dim=512", "model.layers=8", "model.heads=8", "model.kv_heads=4"),

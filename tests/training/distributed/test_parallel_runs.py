@@ -17,16 +17,16 @@ from safetensors.torch import load_file
 
 import train
 from errors import TrainingError
+from run_directory import checkpoints as saved
+from run_directory.metrics_file import MetricsFile
+from run_directory.run import Run
+from run_directory.weights import weights_of
 from tests.processes import free_port
 from tests.training.conftest import ROOT, environment
 from tests.training.distributed.curves import afresh, shared
 from tests.training.test_train import here, lines
 from training import validation as monitor
-from training.checkpoint import checkpointer as saving
-from training.checkpoint import storage as saved
-from training.checkpoint.snapshot import weights_of
-from training.logging.metrics_file import MetricsFile
-from training.run.directory import load
+from training.train_state import TrainState
 
 
 def differ(one, other, kinds=("train",)) -> float:
@@ -124,7 +124,7 @@ def test_sharded_run_end_to_end(exact, tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit) as ended:
         runpy.run_path(str(ROOT / "scripts" / "export_model.py"), run_name="__main__")
     assert ended.value.code == 0
-    want = weights_of(load(whole).model)
+    want = weights_of(Run.open(whole).load().model)
     exported = load_file(out)
     assert want.keys() == exported.keys()
     for name, tensor in want.items():
@@ -144,15 +144,17 @@ def test_single_process_sharding_with_bfloat16_gathers(overrides, tmp_path, monk
     assert shared(1, lambda: here(monkeypatch, *overrides)) == [0]
     assert differ(lines(whole), lines(folder), kinds=("train", "validation")) < 0.02
     assert [line["samples"] for line in lines(folder) if line["kind"] == "samples"]
-    want = weights_of(load(whole).model)
-    found = weights_of(load(folder).model)
+    want = weights_of(Run.open(whole).load().model)
+    found = weights_of(Run.open(folder).load().model)
     for name, tensor in want.items():
         torch.testing.assert_close(found[name], tensor, rtol=0, atol=0.02, msg=name)
 
 
 def same_weights(run, other, which) -> dict[str, torch.Tensor]:
     """The weights that both runs give to whom asks for these, compared."""
-    found, want = (weights_of(load(folder, weights=which).model) for folder in (run, other))
+    found, want = (
+        weights_of(Run.open(folder).load(weights=which).model) for folder in (run, other)
+    )
     assert found.keys() == want.keys()
     for name, tensor in want.items():
         torch.testing.assert_close(found[name], tensor, rtol=0, atol=1e-10, msg=name)
@@ -228,12 +230,12 @@ def test_sharded_save_failure_is_reported_on_all_ranks(overrides, tmp_path, monk
             raise RuntimeError("out of memory")
 
         if rank == 1:
-            patch.setattr(saving, "capture", memory)
+            patch.setattr(TrainState, "capture", memory)
 
     def removal(rank, patch):
         """Of a checkpoint that a resumed run has left behind."""
         rename = os.rename
-        take = saving.capture
+        take = TrainState.capture
 
         def denied(old, new):
             if Path(new).name.startswith(".deleting-"):
@@ -248,7 +250,7 @@ def test_sharded_save_failure_is_reported_on_all_ranks(overrides, tmp_path, monk
 
         if rank == 0:
             patch.setattr(os, "rename", denied)
-            patch.setattr(saving, "capture", leave_behind)
+            patch.setattr(TrainState, "capture", leave_behind)
 
     def tell() -> dict[str, str]:
         rank = int(os.environ["RANK"])

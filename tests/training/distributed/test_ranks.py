@@ -9,13 +9,13 @@ import pytest
 
 from data import prepare
 from errors import FAILED, INTERRUPTED, RANK_LOST, REQUEUE
+from run_directory.checkpoints import steps_of
+from run_directory.console import Console
+from run_directory.metrics_file import read_metrics
+from run_directory.parent_run import read_run_settings
 from tests.processes import ScriptProcess
 from tests.training.conftest import ROOT, environment
-from tests.training.distributed.ranks import BUSY, TIMEOUT
-from training.checkpoint.storage import steps_of
-from training.logging.console import Console
-from training.logging.metrics_file import read_metrics
-from training.run.parent import read_run_settings
+from tests.training.distributed.ranks import BUSY, HOST_TIMEOUT, TIMEOUT
 
 WORDS = [
     *("train_length=24", "model.dim=32", "model.layers=2", "model.heads=4", "model.kv_heads=2"),
@@ -92,13 +92,14 @@ def test_error_on_one_rank_is_not_requeued(results):
     assert found["statuses"] == [FAILED, FAILED], found["logs"]
     main, other = (log.strip().splitlines()[-1] for log in found["logs"])
     error = f"{results[0] / 'failing' / 'metrics.jsonl'}: its last line is not a line of metrics; remove it"
-    assert main == f"error: {error}" and other == f"error: (process 1) process 0 failed: {error}"
+    assert main == f"error: {error}"
+    assert other == f"error: (process 1) process 0 could not begin: {error}"
 
 
 def test_error_after_last_step_stops_all_ranks(results):
     found = results[1]["failing last"]
-    assert found["statuses"] == [FAILED, FAILED], found["logs"]
-    assert all("failed last" in log for log in found["logs"])
+    assert found["statuses"] == [FAILED, RANK_LOST], found["logs"]
+    assert "failed last" in found["logs"][0] and "another process has ended" in found["logs"][1]
 
 
 @pytest.mark.parametrize(
@@ -117,12 +118,10 @@ def test_lost_rank_is_detected_and_resumes_from_checkpoint(results, name, number
     text = found["logs"][0]
     assert "error: (process 0) " in text and "resume from the last checkpoint" in text
     if number == signal.SIGSTOP:
-        assert "another process hangs" in text or "process 1 sent no heartbeat for 3 s" in text
+        assert "another process hangs" in text
         assert TIMEOUT / 2 < found["seconds"] < TIMEOUT + BUSY
     else:
-        assert (
-            "connection to another process was lost" in text and found["seconds"] < TIMEOUT + BUSY
-        )
+        assert "another process has ended" in text and found["seconds"] < TIMEOUT + BUSY
     run = folder / name.replace(" ", "-")
     # A checkpoint was due after every step: at most the one under way is lost.
     assert lines(run)[-1]["step"] - steps_of(run)[-1] <= 1
@@ -133,20 +132,16 @@ def test_lost_rank_is_detected_and_resumes_from_checkpoint(results, name, number
     [("killed", signal.SIGKILL), pytest.param("stopped", signal.SIGSTOP, marks=pytest.mark.slow)],
 )
 def test_lost_rank_before_first_step_is_detected(results, name, number):
-    """The main rank prepared for longer than training.rank_timeout, then the other was lost."""
+    """The main rank worked for longer than a step may take, then the other was lost."""
     found = results[1][f"{name} early"]
     assert found["statuses"] == [RANK_LOST, -signal.SIGKILL] and found["steps"] == 0, found["logs"]
     text = found["logs"][0]
     assert "error: (process 0) " in text and text.count("error: ") == 1 and found["logs"][1] == ""
     if number == signal.SIGSTOP:
-        assert (
-            "process 1 sent no heartbeat for 3 s" in text
-            and TIMEOUT / 2 < found["seconds"] < TIMEOUT + BUSY
-        )
+        assert "another process hangs" in text
+        assert HOST_TIMEOUT / 2 < found["seconds"] < HOST_TIMEOUT + BUSY
     else:
-        assert (
-            "connection to another process was lost" in text and found["seconds"] < TIMEOUT + BUSY
-        )
+        assert "another process has ended" in text and found["seconds"] < TIMEOUT + BUSY
     assert not (results[0] / f"{name}-early" / "checkpoints").exists()
 
 

@@ -13,11 +13,17 @@ from run_directory.run_settings import RunSettings
 from settings.load import load_settings
 from tests.training.distributed.curves import Training, afresh, shared
 from train import train_step
-from training.distributed.simulated import CollectiveCounter, SimulatedParallel, Traffic, sent_bytes
+from training.distributed.simulated import (
+    CollectiveCounter,
+    Collectives,
+    SimulatedParallel,
+    Traffic,
+    count_collectives,
+    sent_bytes,
+)
+from training.dry_run import dry_run
 from training.options import parse_options
-from training.run.setup import dry_run
-from training.simulated_step import Collectives, count_collectives
-from training.stages import TrainingSchedule
+from training.schedule import TrainingSchedule
 
 SMALL = [
     *("train_length=24", "model.dim=32", "model.layers=1", "model.heads=4", "model.kv_heads=2"),
@@ -46,8 +52,9 @@ def simulated(overrides: list[str], world: int, vocab_size: int) -> Collectives:
     settings = load_settings(RunSettings, [*SMALL, *overrides])
     parallel = SimulatedParallel(settings.training, world)
     schedule = TrainingSchedule(settings)
-    size = schedule.micro_batch_size(0)
-    return count_collectives(settings, parallel, schedule.stage(0), size, vocab_size, train_step)
+    stage = schedule.stage(0)
+    size = schedule.micro_batch_size(stage)
+    return count_collectives(settings, parallel, stage, size, vocab_size, train_step)
 
 
 def measured(overrides: list[str], prepared) -> Collectives:
@@ -56,7 +63,7 @@ def measured(overrides: list[str], prepared) -> Collectives:
     shard = training.parallel.shard
     with CollectiveCounter(shard.group if shard else None) as counter:
         training.step(0)
-    return counter.found
+    return counter.counts
 
 
 def simulations(cases: dict[str, tuple[list[str], int]], prepared=None) -> dict[str, Collectives]:

@@ -12,10 +12,10 @@ import pytest
 from data.files import atomic
 from errors import DataError, EvaluationError
 from model import ModelError
+from run_directory import console as module
+from run_directory.console import Console, duration
 from settings.load import ConfigError
 from settings.script import run_main
-from training.logging import console as module
-from training.logging.console import Console, duration
 
 
 def test_lines_go_to_stderr_and_tables_to_stdout(capsys):
@@ -192,7 +192,9 @@ def test_a_closed_stream_is_written_to_the_null_device(name, monkeypatch):
 )
 def test_stream_errors_set_exit_status(code, redirect, status, tmp_path):
     code = f"run_main(lambda: {code} or 0)"
-    code = f"from training.logging.console import Console\nfrom settings.script import run_main\n{code}"
+    code = (
+        f"from run_directory.console import Console\nfrom settings.script import run_main\n{code}"
+    )
     line = f'exec "$@" {redirect}'
     done = subprocess.run(
         ["bash", "-c", line, "bash", sys.executable, "-c", code],
@@ -213,7 +215,7 @@ def test_status_of_a_main_that_returns():
 
 
 def test_table_to_closed_pipe_exits_cleanly():
-    code = "from training.logging.console import Console\nfrom settings.script import run_main\n"
+    code = "from run_directory.console import Console\nfrom settings.script import run_main\n"
     code += "run_main(lambda: [Console().table('', ['a'], [['b'] * 1]) for _ in range(9999)] and 0)"
     with subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE

@@ -8,12 +8,9 @@ import sys
 import pytest
 from rich.console import Console as RichConsole
 
-from run_directory.run_settings import RunSettings
-from tests.training.logging.test_metrics_logger import run_of
-from training.logging import console as module
-from training.logging.console import Console
-from training.logging.live import LiveView, mean, short_name, sparkline
-from training.logging.metrics_logger import MetricsLogger
+from run_directory import console as module
+from run_directory.console import Console
+from training.live_view import LiveView, mean, short_name, sparkline
 
 
 def train_line(step: int, loss: float | str, norm: float | str = 0.25, **more) -> dict:
@@ -145,16 +142,3 @@ def test_no_view_without_terminal(monkeypatch, capsys):
     monkeypatch.setenv("TERM", "xterm")
     with Console(quiet=True).live(view()) as draw:
         assert draw is None
-
-
-def test_validation_is_shown_immediately(monkeypatch, tmp_path):
-    screen = Terminal()
-    monkeypatch.setattr(sys, "stderr", screen)
-    monkeypatch.setenv("TERM", "xterm")
-    with MetricsLogger(run_of(tmp_path, RunSettings(), console=Console()), 0) as recorder:
-        for done, nll in ((4, 3.0), (8, 2.5)):
-            recorder.write(done, "validation", nll={16: nll}, targets=8, documents=1)
-            text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", screen.getvalue())
-            assert f"held out: step {done}, 8 targets" in text and re.search(
-                rf"NLL +{nll:.4f}", text
-            ), done

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from errors import TrainingError
-from training.logging.metrics_file import MetricsFile, held_lines, read_metrics
+from run_directory.metrics_file import MetricsFile, held_lines, read_metrics
 
 
 def test_records_round_trip(tmp_path):
@@ -100,7 +100,7 @@ def test_records_survive_sigkill(tmp_path):
     file = tmp_path / "metrics.jsonl"
     code = (
         "import sys, os, signal\nfrom pathlib import Path\n"
-        "from training.logging.metrics_file import MetricsFile\n"
+        "from run_directory.metrics_file import MetricsFile\n"
         "log = MetricsFile(Path(sys.argv[1]), 0)\n"
         "for step in range(1, 301): log.write(step, loss=step / 3)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
@@ -122,7 +122,7 @@ def test_a_full_disk_is_one_clear_error(tmp_path, monkeypatch):
 
 
 def test_new_attempt_does_not_read_the_file(tmp_path, monkeypatch):
-    monkeypatch.setattr("training.logging.metrics_file._BLOCK", 64)
+    monkeypatch.setattr("run_directory.metrics_file._BLOCK", 64)
     file = tmp_path / "metrics.jsonl"
     for attempt in (1, 2, 3):
         with MetricsFile(file, 0) as log:

@@ -9,7 +9,7 @@ import pytest
 from errors import TrainingError
 from run_directory.run_settings import RunSettings
 from settings.load import load_settings
-from training.logging.trackers import check_trackers, make_trackers
+from training.trackers import check_trackers, make_trackers
 
 LINES = (
     {"kind": "start", "step": 0, "attempt": 1},

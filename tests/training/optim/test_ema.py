@@ -5,10 +5,11 @@ import torch
 from safetensors.torch import load_file
 
 from errors import TrainingError
+from run_directory.checkpoints import find_checkpoint
 from run_directory.optimizer_settings import AdamWSettings, EmaSettings
+from run_directory.weights import load_average
 from tests.training.net import Net
-from training.checkpoint.restore import load_average, restore
-from training.checkpoint.storage import find_checkpoint, save_checkpoint
+from tests.training.states import restore, save_checkpoint
 from training.optim.ema import EMA
 from training.optim.optimizer import guarded_step, make_optimizer, set_learning_rates
 

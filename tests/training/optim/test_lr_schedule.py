@@ -11,7 +11,7 @@ from run_directory.optimizer_settings import (
     LinearSchedule,
     WsdSchedule,
 )
-from training.optim.lr_schedule import learning_rate, steps_of
+from training.schedule import learning_rate, steps_of
 
 
 def rates(schedule, steps, peak=8.0):

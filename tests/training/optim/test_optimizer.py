@@ -10,13 +10,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from errors import TrainingError
 from model import ModelSettings, Transformer
 from run_directory.optimizer_settings import ROLES, AdamWSettings
+from run_directory.weights import clean_name, named_weights
 from tests.training.net import Net
 from training.optim.combined import CombinedOptimizer
 from training.optim.optimizer import (
-    clean_name,
     guarded_step,
     make_optimizer,
-    named_weights,
     set_learning_rates,
 )
 

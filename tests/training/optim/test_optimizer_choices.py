@@ -9,9 +9,9 @@ from safetensors.torch import load_file
 import evaluate
 import generate
 from errors import TrainingError
+from run_directory.metrics_file import read_metrics
+from run_directory.run import Run
 from tests.training.test_train import here, lines, weights
-from training.logging.metrics_file import read_metrics
-from training.run.directory import load
 
 SETTINGS = [
     "training.optimizer={name: muon, adamw: {lr: 1e-3, groups: {embeddings: {lr: 4e-3}}}}",
@@ -67,8 +67,8 @@ def test_muon_with_z_loss_and_ema(overrides, tmp_path, monkeypatch, capsys):
 
     mean = last(whole, "average.safetensors")
     model = weights(whole)
-    usual = load(whole)
-    latest = load(whole, weights="last")
+    usual = Run.open(whole).load()
+    latest = Run.open(whole).load(weights="last")
     assert usual.weights == "ema" and usual.model.norm.weight.equal(mean["norm.weight"])
     assert latest.model.norm.weight.equal(model["norm.weight"]) and not mean["norm.weight"].equal(
         model["norm.weight"]
@@ -76,7 +76,7 @@ def test_muon_with_z_loss_and_ema(overrides, tmp_path, monkeypatch, capsys):
     assert "exponential mean" in usual.changed and latest.changed == ""
     assert (
         usual.checkpoint_hash
-        == load(whole, weights="ema").checkpoint_hash
+        == Run.open(whole).load(weights="ema").checkpoint_hash
         != latest.checkpoint_hash
     )
 
@@ -117,5 +117,5 @@ def test_loading_missing_ema_raises(overrides, tmp_path, monkeypatch):
         here(monkeypatch, *overrides, "training.tokens=192", "--run-dir", str(tmp_path / "a")) == 0
     )
     with pytest.raises(TrainingError, match=r"has no EMA weights: .* without training.ema"):
-        load(tmp_path / "a", weights="ema")
-    assert load(tmp_path / "a").weights == "last"
+        Run.open(tmp_path / "a").load(weights="ema")
+    assert Run.open(tmp_path / "a").load().weights == "last"

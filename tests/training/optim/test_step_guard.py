@@ -9,10 +9,11 @@ import torch
 
 from errors import TrainingError
 from run_directory.training_settings import SkipNonFinite, SpikeSettings, StopOnNonFinite
+from run_directory.weights import save_weights
 from tests.training.net import Net
-from training.checkpoint.retention import DIVERGED
-from training.checkpoint.storage import save_checkpoint
-from training.optim.step_guard import NOT_FINITE, SPIKE, StepGuard, StepMetrics, raise_stopped
+from training.optim.step_guard import NOT_FINITE, SPIKE, StepGuard
+from training.retention import DIVERGED, raise_stopped
+from training.step_result import StepMetrics
 
 NAN = math.nan
 
@@ -123,7 +124,7 @@ def test_error_suggests_how_to_resume():
 )
 def test_good_checkpoint_precedes_the_failure(tmp_path, saved, applied, good, skip):
     for step, state in saved:
-        save_checkpoint(tmp_path, step, Net(), state=state)
+        save_weights(tmp_path, step, Net(), state=state)
     with pytest.raises(TrainingError) as error:
         raise_stopped(7, StepMetrics(NAN, 2.0, 0, NOT_FINITE, 1, True), tmp_path, applied)
     assert good in str(error.value) and ("name=skip" in str(error.value)) == skip

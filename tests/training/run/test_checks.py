@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from errors import TrainingError
+from run_directory.console import Console
 from run_directory.run_settings import RunSettings
 from settings.load import load_settings
-from training.logging.console import Console
-from training.logging.summary import announce
-from training.run.checks import check_model, make_model
-from training.run.hardware import free_memory, peak_flops
-from training.run.setup import run_manifest
+from training.checks import check_model, make_model
+from training.hardware import free_memory, peak_flops
+from training.setup import run_facts
+from training.summary import announce
 
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"
 LEARNED = ["model.position.name=learned", "train_length=64"]
@@ -113,11 +113,11 @@ def test_rotation_coverage_is_reported_before_first_step(overrides, message, cap
     settings = load_settings(RunSettings, ["model.dim=64", "model.heads=2", *overrides])
     with torch.device("meta"):
         model = make_model(settings, 10)
-    batches = SimpleNamespace(passes_by_label=lambda steps: {"": 0.1}, cut_share=lambda length: 0.1)
+    sampler = SimpleNamespace(passes_by_label=lambda steps: {"": 0.1}, cut_share=lambda length: 0.1)
     run = SimpleNamespace(
-        settings=settings, model=model, batches=batches, folder=tmp_path, console=Console()
+        settings=settings, model=model, sampler=sampler, steps=3, folder=tmp_path, console=Console()
     )
-    announce(run, 0)  # type: ignore[arg-type]
+    announce(run, SimpleNamespace(step=0))  # type: ignore[arg-type]
     lines = [line for line in capsys.readouterr().err.splitlines() if "complete a rotation" in line]
     assert lines == [
         f"rotary pairs that complete a rotation within train_length: {pairs}" for pairs in message
@@ -129,14 +129,19 @@ def test_many_epochs_warn(epochs, warned, capsys, tmp_path):
     settings = load_settings(RunSettings, ["model.dim=64", "model.heads=2"])
     with torch.device("meta"):
         model = make_model(settings, 10)
-    batches = SimpleNamespace(
+    sampler = SimpleNamespace(
         passes_by_label=lambda steps: {"": epochs}, cut_share=lambda length: 0.1
     )
     for console in (Console(), Console(quiet=True)):
         run = SimpleNamespace(
-            settings=settings, model=model, batches=batches, folder=tmp_path, console=console
+            settings=settings,
+            model=model,
+            sampler=sampler,
+            steps=3,
+            folder=tmp_path,
+            console=console,
         )
-        announce(run, 0)  # type: ignore[arg-type]
+        announce(run, SimpleNamespace(step=0))  # type: ignore[arg-type]
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning")]
     assert len(lines) == warned and all(
         "57,320" in line and "training.tokens" in line for line in lines
@@ -150,5 +155,5 @@ def test_manifest_lists_mixture_sources():
     for others in ([], [SimpleNamespace(folder="more")]):
         hashes = {"hash": "h", "valid": SimpleNamespace(hash="v")}
         prepared = SimpleNamespace(folder="x", others=others, **hashes)
-        found.append(run_manifest(settings, prepared, model))  # type: ignore[arg-type]
+        found.append(run_facts(settings, prepared, model))  # type: ignore[arg-type]
     assert [manifest.get("mixture") for manifest in found] == [None, ["more"]]

@@ -15,24 +15,22 @@ from data.files import atomic, remove_drafts, write_json
 from data.tokenizers import ByteTokenizer
 from errors import TrainingError
 from model import ModelError, TokenPositions, Transformer
-from run_directory.run_settings import RunSettings
-from settings.load import apply_overrides, identity, load_settings
-from training.checkpoint.storage import folder_of, save_checkpoint
-from training.optim.optimizer import make_optimizer
-from training.run import directory
-from training.run.directory import (
+from run_directory import run as directory
+from run_directory.checkpoints import folder_of
+from run_directory.folder_name import run_folder
+from run_directory.run import (
     MANIFEST,
-    create_run,
+    Run,
     is_run,
-    load,
     locked_run,
-    model_hash_in,
-    read_manifest,
-    read_settings,
+    model_hash,
     rename_old_run,
-    resume_run,
-    run_folder,
 )
+from run_directory.run_settings import RunSettings
+from run_directory.weights import save_weights
+from settings.load import apply_overrides, identity, load_settings
+from tests.training.states import save_checkpoint
+from training.optim.optimizer import make_optimizer
 
 WORDS = [
     "train_length=32",
@@ -53,7 +51,7 @@ def settings():
 
 @pytest.fixture
 def run(tmp_path, settings):
-    return create_run(tmp_path / "runs" / "x", settings, ByteTokenizer(), COMMAND, EXTRA)
+    return Run.create(tmp_path / "runs" / "x", settings, ByteTokenizer(), COMMAND, EXTRA).folder
 
 
 def fill(run, settings, step=4, seed=1):
@@ -103,7 +101,7 @@ def test_run_name_has_file_overrides_and_hash(tmp_path):
 
 
 def test_new_run_writes_manifest(run, settings):
-    assert read_settings(run) == settings
+    assert Run(run).settings == settings
     about = json.loads((run / "manifest.json").read_text())
     assert about["identity"] == identity(settings) and about["vocab_size"] == 258
     assert about["tokenizer_hash"] == ByteTokenizer.hash and about["data_hash"] == "dddddddd"
@@ -126,7 +124,7 @@ def test_new_run_writes_manifest(run, settings):
     ).stdout.strip()
     assert attempt["commit"] == (commit or None)
     with pytest.raises(TrainingError, match="is already a run"):
-        create_run(run, settings, ByteTokenizer(), COMMAND)
+        Run.create(run, settings, ByteTokenizer(), COMMAND)
 
 
 def test_incomplete_run_is_recreated(tmp_path, settings, monkeypatch):
@@ -134,25 +132,25 @@ def test_incomplete_run_is_recreated(tmp_path, settings, monkeypatch):
     (folder / "tokenizer").mkdir(parents=True)
     (folder / "settings.yaml").write_text("half: ")
     assert not is_run(folder)
-    create_run(folder, settings, ByteTokenizer(), COMMAND)
-    assert is_run(folder) and read_settings(folder) == settings
+    Run.create(folder, settings, ByteTokenizer(), COMMAND)
+    assert is_run(folder) and Run(folder).settings == settings
 
 
 def test_resume_records_mutable_settings_and_rejects_others(run, settings):
-    assert resume_run(run, settings, ByteTokenizer(), COMMAND, EXTRA) == []
+    assert Run(run).resume(settings, ByteTokenizer(), COMMAND, EXTRA) == []
     free = apply_overrides(settings, ["training.log_interval=3", "training.samples.prompts=[a]"])
-    assert resume_run(run, free, ByteTokenizer(), COMMAND, EXTRA) == [
+    assert Run(run).resume(free, ByteTokenizer(), COMMAND, EXTRA) == [
         "training.log_interval: 10 → 3",
         "training.samples.prompts: null → ['a']",
     ]
-    assert read_settings(run) == free
+    assert Run(run).settings == free
     attempts = json.loads((run / "manifest.json").read_text())["attempts"]
     assert [len(attempt["changed_settings"]) for attempt in attempts] == [0, 0, 2]
     other = apply_overrides(
         settings, ["seed=5", "model.position.name=alibi", "training.log_interval=7"]
     )
     with pytest.raises(TrainingError) as error:
-        resume_run(run, other, ByteTokenizer(), COMMAND, EXTRA)
+        Run(run).resume(other, ByteTokenizer(), COMMAND, EXTRA)
     text = str(error.value)
     assert (
         "seed: 0 → 5" in text
@@ -161,7 +159,7 @@ def test_resume_records_mutable_settings_and_rejects_others(run, settings):
         and "--restart" in text
     )
     assert "log_interval" not in text
-    assert read_settings(run) == free  # a refusal changes nothing
+    assert Run(run).settings == free  # a refusal changes nothing
     assert len(json.loads((run / "manifest.json").read_text())["attempts"]) == 3
 
 
@@ -171,14 +169,14 @@ class OtherTokenizer(ByteTokenizer):
 
 def test_resume_rejects_other_data_or_tokenizer(run, settings):
     with pytest.raises(TrainingError, match="tokenizer has changed"):
-        resume_run(run, settings, OtherTokenizer(), COMMAND, EXTRA)
+        Run(run).resume(settings, OtherTokenizer(), COMMAND, EXTRA)
     with pytest.raises(TrainingError, match=r"prepared text has changed .*dddddddd, now eeee"):
-        resume_run(run, settings, ByteTokenizer(), COMMAND, {"data_hash": "eeee"})
+        Run(run).resume(settings, ByteTokenizer(), COMMAND, {"data_hash": "eeee"})
     other = apply_overrides(
         settings, ["data.valid_fraction=0.5"]
     )  # the setting is named, not what follows from it
     with pytest.raises(TrainingError, match=r"data.valid_fraction: \S+ → 0.5"):
-        resume_run(run, other, ByteTokenizer(), COMMAND, {"data_hash": "eeee"})
+        Run(run).resume(other, ByteTokenizer(), COMMAND, {"data_hash": "eeee"})
 
 
 def test_set_aside_keeps_all_files(run):
@@ -200,70 +198,72 @@ def test_run_lock_is_exclusive_and_released_on_exit(tmp_path):
     child = context.Process(target=hold)
     child.start()
     assert held.wait(60)
-    with pytest.raises(TrainingError, match="trained by another process"), locked_run(tmp_path):
+    with pytest.raises(TrainingError, match="trained by process"), locked_run(tmp_path):
         pass
     child.kill()
     child.join()
     with locked_run(tmp_path):
         (tmp_path / ".lock").unlink()
-        with pytest.raises(TrainingError, match="another process"), locked_run(tmp_path):
+        with pytest.raises(TrainingError, match="trained by"), locked_run(tmp_path):
             pass
 
 
 def test_checkpoints_without_manifest_are_rejected(run, settings):
     fill(run, settings)
     (run / "manifest.json").unlink()
-    before = read_settings(run)
+    before = (run / "settings.yaml").read_text()
     with pytest.raises(TrainingError, match=r"manifest.json.*--restart"):
-        create_run(run, apply_overrides(settings, ["seed=5"]), ByteTokenizer(), COMMAND)
-    assert read_settings(run) == before
+        Run.create(run, apply_overrides(settings, ["seed=5"]), ByteTokenizer(), COMMAND)
+    assert (run / "settings.yaml").read_text() == before
 
 
 def test_load_restores_model(run, settings):
     model = fill(run, settings)
-    found = load(run)
+    found = Run.open(run).load()
     assert (found.step, found.folder, found.settings) == (4, run, settings)
     assert len(found.checkpoint_hash) == 64 and found.tokenizer.hash == ByteTokenizer.hash
     assert not found.model.training
     assert same_weights(found.model, model)
-    assert next(load(run, dtype=torch.float64).model.parameters()).dtype == torch.float64
+    assert next(Run.open(run).load(dtype=torch.float64).model.parameters()).dtype == torch.float64
 
 
 def test_load_selects_checkpoint_with_fallback(run, settings, capsys):
     first = fill(run, settings, 4, 1)
     second = fill(run, settings, 9, 2)
-    assert same_weights(load(run).model, second)
-    assert same_weights(load(run, checkpoint=4).model, first)
+    assert same_weights(Run.open(run).load().model, second)
+    assert same_weights(Run.open(run).load(checkpoint=4).model, first)
     with pytest.raises(TrainingError, match="no checkpoint of step 5; it has 4, 9"):
-        load(run, checkpoint=5)
+        Run.open(run).load(checkpoint=5)
     (folder_of(run, 9) / "model.safetensors").write_bytes(b"")
-    assert load(run).step == 4
+    assert Run.open(run).load().step == 4
     assert "going back to step 4" in capsys.readouterr().err
 
 
 def test_load_from_weights_only(run, settings):
     model = Transformer(settings.model, 258, settings.train_length).initialize(3).double()
-    save_checkpoint(run, 0, model)
-    found = load(run)
+    save_weights(run, 0, model)
+    found = Run.open(run).load()
     assert found.step == 0 and same_weights(found.model, model)
     assert logits(found.model).dtype == torch.float64  # stored so, kept so
 
 
 def test_load_accepts_position_overrides_only(run, settings):
     model = fill(run, settings)
-    same = load(run, ["model.position.scaling={name: linear, factor: 1}"])
+    same = Run.open(run).load(["model.position.scaling={name: linear, factor: 1}"])
     assert same_weights(same.model, model)
-    other = load(run, ["model.position.scaling.name=linear", "model.position.scaling.factor=3"])
+    other = Run.open(run).load(
+        ["model.position.scaling.name=linear", "model.position.scaling.factor=3"]
+    )
     assert other.settings.model.position.scaling.factor == 3
     assert not torch.allclose(logits(other.model), logits(model))
     with pytest.raises(ModelError, match=r"trained with 'rope', cannot become 'alibi'"):
-        load(run, ["model.position.name=alibi"])
+        Run.open(run).load(["model.position.name=alibi"])
     with pytest.raises(ModelError, match=r"model.dim is part of the trained weights"):
-        load(run, ["model.dim=48"])
+        Run.open(run).load(["model.dim=48"])
     with pytest.raises(TrainingError, match="train_length cannot be changed after training"):
-        load(run, ["train_length=64"])
+        Run.open(run).load(["train_length=64"])
     with pytest.raises(TrainingError, match=r"did you mean model.position.scaling"):
-        load(run, ["model.position.scalin.name=yarn"])
+        Run.open(run).load(["model.position.scalin.name=yarn"])
 
 
 @pytest.mark.parametrize(
@@ -281,31 +281,30 @@ def test_edited_model_settings_are_rejected(run, settings, before, after):
     text = file.read_text()
     assert before in text
     file.write_text(text.replace(before, after, 1))
-    for read in (load, read_settings):
-        with pytest.raises(TrainingError, match=r"settings.yaml: model, train_length"):
-            read(run)
+    with pytest.raises(TrainingError, match=r"settings.yaml: model, train_length"):
+        Run.open(run).load()
     file.write_text("# a comment changes no value\n" + text)
-    assert load(run).settings == settings
+    assert Run.open(run).load().settings == settings
 
 
 def test_model_hash_follows_permitted_changes(run, settings, capsys):
     model = fill(run, settings)
     free = apply_overrides(settings, ["training.log_interval=3"])
     text = (run / "settings.yaml").read_text()
-    resume_run(run, free, ByteTokenizer(), COMMAND, EXTRA)
-    assert len(read_manifest(run)["model_hash"]) == 1 and load(run).settings == free
+    Run(run).resume(free, ByteTokenizer(), COMMAND, EXTRA)
+    assert len(Run(run).manifest["model_hash"]) == 1 and Run.open(run).load().settings == free
     # A run of an earlier version: without the hash, and without a field that was added since.
     shorter = text.replace("  norm_eps: 1.0e-05\n", "")
     assert shorter != text
     (run / "settings.yaml").write_text(shorter)
-    about = read_manifest(run)
+    about = Run(run).manifest
     del about["model_hash"]
     write_json(run / MANIFEST, about)
     capsys.readouterr()
-    assert same_weights(load(run).model, model)
+    assert same_weights(Run.open(run).load().model, model)
     assert "not verified" in capsys.readouterr().err
-    resume_run(run, free, ByteTokenizer(), COMMAND, EXTRA)
-    assert load(run).settings == free
+    Run(run).resume(free, ByteTokenizer(), COMMAND, EXTRA)
+    assert Run.open(run).load().settings == free
     assert "not verified" not in capsys.readouterr().err
 
 
@@ -315,8 +314,10 @@ def test_interrupted_change_of_settings_leaves_a_run(run, settings, monkeypatch,
     (run / "settings.yaml").write_text(
         (run / "settings.yaml").read_text().replace("  norm_eps: 1.0e-05\n", "")
     )
-    about = read_manifest(run)
-    write_json(run / MANIFEST, about | {"model_hash": [model_hash_in(run)]})
+    about = Run(run).manifest
+    write_json(
+        run / MANIFEST, about | {"model_hash": [model_hash((run / "settings.yaml").read_text())]}
+    )
     free = apply_overrides(settings, ["training.log_interval=3"])
     calls = []
 
@@ -331,28 +332,28 @@ def test_interrupted_change_of_settings_leaves_a_run(run, settings, monkeypatch,
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         for name in ("write_json", "write_text"):
-            patch.setattr(f"training.run.directory.{name}", stopping(getattr(directory, name)))
-        resume_run(run, free, ByteTokenizer(), COMMAND, EXTRA)
-    assert read_settings(run) in (settings, free)
-    resume_run(run, free, ByteTokenizer(), COMMAND, EXTRA)
-    assert read_settings(run) == free and len(read_manifest(run)["model_hash"]) == 1
+            patch.setattr(f"run_directory.run.{name}", stopping(getattr(directory, name)))
+        Run(run).resume(free, ByteTokenizer(), COMMAND, EXTRA)
+    assert Run(run).settings in (settings, free)
+    Run(run).resume(free, ByteTokenizer(), COMMAND, EXTRA)
+    assert Run(run).settings == free and len(Run(run).manifest["model_hash"]) == 1
 
 
 def test_load_errors(run, settings, tmp_path):
     with pytest.raises(TrainingError, match="no checkpoint yet"):
-        load(run)
+        Run.open(run).load()
     with pytest.raises(TrainingError, match=r"no such run directory; .* holds x"):
-        load(run.with_name("y"))
+        Run.open(run.with_name("y")).load()
     with pytest.raises(TrainingError, match=r"not a run directory: it has no manifest.json"):
-        load(tmp_path)
+        Run.open(tmp_path).load()
     fill(run, settings)
     about = json.loads((run / "manifest.json").read_text())
     (run / "manifest.json").write_text(json.dumps(about | {"tokenizer_hash": "f" * 64}))
     with pytest.raises(TrainingError, match="not the tokenizer of this run"):
-        load(run)
+        Run.open(run).load()
     (run / "manifest.json").write_text("{")
     with pytest.raises(TrainingError, match=r"manifest.json: not readable as JSON"):
-        load(run)
+        Run.open(run).load()
 
 
 def test_driver_version_is_recorded(run, settings, tmp_path, monkeypatch):
@@ -360,20 +361,20 @@ def test_driver_version_is_recorded(run, settings, tmp_path, monkeypatch):
     file.write_text(
         "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.124.06  Wed Feb 26\nGCC version: 12"
     )
-    monkeypatch.setattr("training.run.environment._DRIVER", file)
+    monkeypatch.setattr("run_directory.environment._DRIVER", file)
     ranks = {"processes": 2, "ranks": [{"host": "a", "device": "cuda:0"}] * 2}
-    resume_run(run, settings, ByteTokenizer(), COMMAND, EXTRA, ranks)
+    Run(run).resume(settings, ByteTokenizer(), COMMAND, EXTRA, ranks)
     attempt = json.loads((run / "manifest.json").read_text())["attempts"][-1]
     assert attempt["versions"]["driver"] == "570.124.06" and attempt["parallel"] == ranks
 
 
 def test_resume_rejects_other_validation_data(run, settings):
-    resume_run(run, settings, ByteTokenizer(), COMMAND, EXTRA)  # of a run from before it was noted
+    Run(run).resume(settings, ByteTokenizer(), COMMAND, EXTRA)  # of a run from before it was noted
     about = json.loads((run / "manifest.json").read_text())
     (run / "manifest.json").write_text(json.dumps(about | {"valid_hash": "v" * 64}))
-    resume_run(run, settings, ByteTokenizer(), COMMAND, {**EXTRA, "valid_hash": "v" * 64})
+    Run(run).resume(settings, ByteTokenizer(), COMMAND, {**EXTRA, "valid_hash": "v" * 64})
     with pytest.raises(TrainingError, match="held-out text has changed"):
-        resume_run(run, settings, ByteTokenizer(), COMMAND, {**EXTRA, "valid_hash": "w" * 64})
+        Run(run).resume(settings, ByteTokenizer(), COMMAND, {**EXTRA, "valid_hash": "w" * 64})
 
 
 @pytest.mark.parametrize(
@@ -387,7 +388,7 @@ def test_resume_rejects_other_validation_data(run, settings):
 def test_missing_manifest_keys_are_named(tmp_path, harm, named):
     write_json(tmp_path / MANIFEST, {"vocab_size": 9, "tokenizer_hash": "a", "data": None} | harm)
     with pytest.raises(TrainingError, match=rf"manifest.json: {named} "):
-        read_manifest(tmp_path, "vocab_size")
+        _ = Run(tmp_path).vocab_size
 
 
 def test_temporary_directories_of_dead_processes_are_removed(tmp_path):

@@ -10,12 +10,13 @@ from data import DataError, expected_vocabulary
 from data.sampling.segments import Segment
 from errors import TrainingError
 from model import Transformer
+from run_directory.console import Console
 from run_directory.run_settings import RunSettings
 from settings.load import load_settings
-from training.logging.console import Console
-from training.run import dry_run
-from training.run.hardware import forecast
-from training.run.memory import MemoryLayout, fitting, gathered_keys, memory
+from training import dry_run
+from training import memory as memory_module
+from training.dry_run import forecast
+from training.memory import MemoryLayout, fitting, gathered_keys, memory
 
 WORDS = [
     "data.tokenizer.name=bytes",
@@ -107,7 +108,13 @@ def test_suggestions_exclude_enabled_settings(
     monkeypatch.setattr(dry_run, "free_memory", lambda device: 1000)
     monkeypatch.setattr(dry_run, "peak_flops", lambda device: 1e12)
     here = SimpleNamespace(
-        world=2, data_world=2, sharded=sharded, device=torch.device("cpu"), main=True
+        world=2,
+        data_world=2,
+        sharded=sharded,
+        device=torch.device("cpu"),
+        device_type="cpu",
+        autocast_dtype=None,
+        main=True,
     )
     assert dry_run.show_forecast(settings, here, Console()) == 1  # type: ignore[arg-type]
     (warning,) = [line for line in capsys.readouterr().err.splitlines() if "will not fit" in line]
@@ -164,13 +171,15 @@ def test_memory_check_uses_smallest_rank(settings, monkeypatch):
         data_world=2,
         sharded=False,
         device=torch.device("cpu"),
+        device_type="cpu",
+        autocast_dtype=None,
         gather=lambda free: [free, 99],
     )
-    monkeypatch.setattr(dry_run, "free_memory", lambda device: 1 << 40)
+    monkeypatch.setattr(memory_module, "free_memory", lambda device: 1 << 40)
     with pytest.raises(TrainingError, match=r"99 bytes|0 MiB are free.*--force"):
-        dry_run.check_memory(settings, there)  # type: ignore[arg-type]
+        memory_module.check_memory(settings, there)  # type: ignore[arg-type]
     there.gather = lambda free: [free]
-    dry_run.check_memory(settings, there)  # type: ignore[arg-type]
+    memory_module.check_memory(settings, there)  # type: ignore[arg-type]
 
 
 def test_remaining_work_of_plan():

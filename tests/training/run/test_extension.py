@@ -15,16 +15,17 @@ from data.sampling.exposure import read_exposure
 from errors import TrainingError
 from evaluation.monitor import monitor_targets
 from model import Transformer
+from run_directory.checkpoints import find_checkpoint
+from run_directory.exposure import exposure_of
+from run_directory.metrics_file import read_metrics
+from run_directory.parent_run import read_run_settings
+from run_directory.run import Run
 from run_directory.run_settings import RunSettings
+from run_directory.weights import save_weights
 from settings.load import identity
-from training.checkpoint.storage import find_checkpoint, save_checkpoint
-from training.exposure import exposure_of
-from training.logging.metrics_file import read_metrics
-from training.run import first_checkpoint, setup
-from training.run.directory import create_run, load, open_run_data, read_settings
-from training.run.first_checkpoint import describe_comparison
-from training.run.parent import read_run_settings
-from training.run.setup import step0_score
+from training import setup
+from training.first_checkpoint import describe_comparison
+from training.setup import step0_score
 
 TUNE = ["training.tokens=960", "training.batch_size=4", "training.validation.interval=null"]
 LONGER = ["train_length=48", "model.position.scaling.name=yarn", *TUNE]
@@ -72,8 +73,8 @@ def same(a: dict, b: dict) -> bool:
 
 
 def test_extension_inherits_parent_settings(parent, branch):
-    old = read_settings(parent)
-    new = read_settings(branch)
+    old = Run(parent).settings
+    new = Run(branch).settings
     assert (new.train_length, new.original_length, new.seed) == (48, 24, 1)
     assert (
         new.model.dim == 32
@@ -98,21 +99,21 @@ def test_extension_starts_from_parent_weights_with_new_positions(parent, branch)
     (line,) = read_metrics(branch / "metrics.jsonl", "step0")
     assert line["step"] == 0 and line["nll"] == found["nll"]
     # The number itself, by hand: the same targets through the parent's weights in a model built here.
-    settings = read_settings(branch)
-    model = load(parent, ["model.position.scaling={name: yarn, factor: 2}"]).model
+    settings = Run(branch).settings
+    model = Run.open(parent).load(["model.position.scaling={name: yarn, factor: 2}"]).model
     score = step0_score(monitor_targets, load_prepared(branch), settings, torch.device("cpu"))
     assert score(model).mean() == pytest.approx(found["nll"], abs=1e-6)
 
 
 def load_prepared(folder: Path):
-    return open_run_data(folder)
+    return Run(folder).open_data()
 
 
 @pytest.mark.parametrize("more", [[], ["original_length=32"]])
 def test_changed_parent_weights_are_detected(parent, tmp_path, monkeypatch, more):
     """The check reads the parent by another way than the branch: one weight moved on that way is an error,
     and so it is where losses cannot be compared since stretches are measured from elsewhere."""
-    real = first_checkpoint.load
+    real = Run.load
 
     def moved(*args, **more):
         found = real(*args, **more)
@@ -120,7 +121,7 @@ def test_changed_parent_weights_are_detected(parent, tmp_path, monkeypatch, more
             next(found.model.parameters())[101, 3] += 0.5
         return found
 
-    monkeypatch.setattr(first_checkpoint, "load", moved)
+    monkeypatch.setattr(Run, "load", moved)
     with pytest.raises(TrainingError, match="at step 0 the extension run scores "):
         trained(monkeypatch, f"parent.run={parent}", *LONGER, *more, "--run-dir", tmp_path / "x")
     assert find_checkpoint(tmp_path / "x") is None
@@ -150,7 +151,7 @@ def test_lineage_of_nested_extensions(parent, branch, tmp_path, monkeypatch):
     assert any(text.startswith("model.position.scaling: none → yarn") for text in far["changed"])
     assert near["data"] == about(branch)["data"] and far["data"] == about(parent)["data"]
     assert same(weights(folder, 0), weights(parent))
-    assert read_settings(folder).original_length == 24
+    assert Run(folder).settings.original_length == 24
     # Everything behind it has been shown to it: 12 steps of 8 × 24, none yet of 48, 5 of 2 × 96.
     shown = read_exposure(folder)
     assert shown.positions.tolist() == [12 * 8 + 5 * 2] * 24 + [5 * 2] * 72
@@ -172,11 +173,11 @@ def test_extension_resumes_without_parent(parent, tmp_path, monkeypatch):
     assert trained(monkeypatch, *overrides, *saving, "--run-dir", cut) == 0
     assert same(weights(cut), weights(whole)) and find_checkpoint(cut).step == 5
     assert about(cut)["lineage"] == about(whole)["lineage"]
-    for found in (read_exposure(cut), exposure_of(cut), exposure_of(cut, 5)):
+    for found in (read_exposure(cut), exposure_of(Run(cut)), exposure_of(Run(cut), 5)):
         assert found.distances.tolist() == read_exposure(whole).distances.tolist()
     (cut / "exposure.npz").unlink()
-    assert exposure_of(cut).positions.tolist() == [12 * 8 + 5 * 4] * 24 + [5 * 4] * 24
-    assert load(cut).settings.original_length == 24
+    assert exposure_of(Run(cut)).positions.tolist() == [12 * 8 + 5 * 4] * 24 + [5 * 4] * 24
+    assert Run.open(cut).load().settings.original_length == 24
     with pytest.raises(TrainingError, match=r"other settings.*\n.*model.position.scaling"):
         trained(monkeypatch, f"parent.run={parent_run}", *TUNE, "train_length=48", "--run-dir", cut)
     with pytest.raises(TrainingError, match="no such run directory"):
@@ -192,10 +193,10 @@ def test_identity_depends_on_parent_weights_not_path(parent, tmp_path, overrides
     assert identity(first) == identity(second)
     changed = load_file(other / "checkpoints/step-00000012/model.safetensors")
     shutil.rmtree(other / "checkpoints")
-    model = load(parent).model
+    model = Run.open(parent).load().model
     with torch.no_grad():
         next(model.parameters()).add_(1)
-    save_checkpoint(other, 12, model)
+    save_weights(other, 12, model)
     assert changed.keys() and identity(
         read_run_settings([f"parent.run={other}", *LONGER])[0]
     ) != identity(first)
@@ -259,7 +260,7 @@ def test_invalid_extensions_are_rejected_without_files(
 
     # the text of another tokenizer, without the minute it takes to make
     def prepare(data, console):
-        prepared = real(read_settings(parent).data, console)
+        prepared = real(Run(parent).settings.data, console)
         if data.tokenizer.name == "sentencepiece":
             monkeypatch.setattr(type(prepared.tokenizer), "hash", "0" * 64)
         return prepared
@@ -289,22 +290,24 @@ def test_dry_run_reports_parent_and_changes(parent, monkeypatch, capsys, tmp_pat
 
 def test_extension_of_padded_vocabulary_keeps_its_rows(parent, tmp_path, monkeypatch):
     """The embedding has 270 rows and the tokenizer 258 ids."""
-    whole = load(parent)
+    whole = Run.open(parent).load()
     model = Transformer(whole.settings.model, 270, 24).initialize(3)
     extra = {
         "vocab_size": 270,
         "data": about(parent)["data"],
         "data_hash": about(parent)["data_hash"],
     }
-    padded = create_run(tmp_path / "padded", whole.settings, whole.tokenizer, ["test"], extra)
-    save_checkpoint(padded, 12, model, state={"tokens": 2304})
-    assert load(padded).model.vocab_size == 270
+    padded = Run.create(
+        tmp_path / "padded", whole.settings, whole.tokenizer, ["test"], extra
+    ).folder
+    save_weights(padded, 12, model, state={"tokens": 2304})
+    assert Run.open(padded).load().model.vocab_size == 270
     folder = tmp_path / "longer"
     for _ in range(2):  # the second call resumes it
         assert trained(monkeypatch, f"parent.run={padded}", *LONGER, "--run-dir", folder) == 0
-    assert about(folder)["vocab_size"] == 270 and load(folder).model.vocab_size == 270
+    assert about(folder)["vocab_size"] == 270 and Run.open(folder).load().model.vocab_size == 270
     with pytest.raises(TrainingError, match=r"258 ids .* 250 rows"):
-        create_run(
+        Run.create(
             tmp_path / "small", whole.settings, whole.tokenizer, ["test"], {"vocab_size": 250}
         )
 
@@ -318,9 +321,9 @@ def test_parameter_free_scheme_change_skips_comparison(parent, tmp_path, monkeyp
     assert "not compared with the parent" in describe_comparison(found)
     assert same(weights(folder, 0), weights(parent))
     # NoPE is RoPE with its rotations dropped, which a test-time override can set.
-    dropped = load(parent, ["model.position.scaling={name: drop}"]).model
+    dropped = Run.open(parent).load(["model.position.scaling={name: drop}"]).model
     score = step0_score(
-        monitor_targets, load_prepared(folder), read_settings(folder), torch.device("cpu")
+        monitor_targets, load_prepared(folder), Run(folder).settings, torch.device("cpu")
     )
     assert score(dropped).mean() == pytest.approx(found["nll"], abs=1e-5)
 
@@ -328,7 +331,7 @@ def test_parameter_free_scheme_change_skips_comparison(parent, tmp_path, monkeyp
 def test_learned_tables_require_an_extension_method(parent, tmp_path, monkeypatch):
     parent_run = tmp_path / "learned"
     child = tmp_path / "child"
-    own = read_settings(parent)
+    own = Run(parent).settings
     tree = own.model_dump(mode="json")
     tree["model"]["position"] = {"name": "learned"}
     file = tmp_path / "learned.yaml"
@@ -341,7 +344,7 @@ def test_learned_tables_require_an_extension_method(parent, tmp_path, monkeypatc
     overrides = ["train_length=48", "model.position.extend=interpolate", *TUNE]
     assert trained(monkeypatch, f"parent.run={parent_run}", *overrides, "--run-dir", child) == 0
     found = about(child)["step0"]
-    position = read_settings(child).model.position
+    position = Run(child).settings.model.position
     assert position.max_length == 24 and position.extend == "interpolate"
     assert found["largest_difference"] == 0 and found["parent_as_trained"] is None
     assert same(weights(child, 0), weights(parent_run))

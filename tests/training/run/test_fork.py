@@ -11,13 +11,15 @@ import pytest
 import train
 from data.sampling.exposure import read_exposure
 from errors import TrainingError
+from run_directory.allowed_changes import check_fork
+from run_directory.checkpoints import find_checkpoint, folder_of
+from run_directory.exposure import exposure_of
+from run_directory.folder_name import name_stem
+from run_directory.run import Run
 from run_directory.run_settings import RunSettings
+from run_directory.weights import save_weights
 from settings.load import load_settings
 from tests.training.test_train import lines
-from training.checkpoint.storage import find_checkpoint, folder_of, save_checkpoint
-from training.exposure import exposure_of
-from training.run.compatibility import check_fork
-from training.run.directory import load, name_stem
 
 WSD = Path(__file__).resolve().parents[3] / "configs" / "wsd"
 SHORT = ["training.lr_schedule.warmup=3", "training.lr_schedule.decay=4"]
@@ -94,7 +96,7 @@ def test_decay_fork_equals_run_with_same_budget(base, stem, tmp_path, capsys):
     )
     assert own["changed"] == ["training.tokens: 3072 → 2304"]
     # What it was shown is what the whole run was shown, read or counted again.
-    for shown in (read_exposure(decay), exposure_of(decay, 12), exposure_of(decay, 10)):
+    for shown in (read_exposure(decay), exposure_of(Run(decay), 12), exposure_of(Run(decay), 10)):
         assert shown.positions.tolist() == [shown.steps * 8] * 24
     assert read_exposure(decay).distances.tolist() == read_exposure(whole).distances.tolist()
 
@@ -232,8 +234,8 @@ def test_fork_requires_optimizer_state(stem, tmp_path):
     bare = tmp_path / "bare"
     shutil.copytree(stem, bare)
     shutil.rmtree(bare / "checkpoints")
-    loaded = load(stem, checkpoint=16)
-    save_checkpoint(bare, 16, loaded.model)
+    loaded = Run.open(stem).load(checkpoint=16)
+    save_weights(bare, 16, loaded.model)
     with pytest.raises(TrainingError, match=r"parent\.run=.* without --fork"):
         trained("training.tokens=4000", "--fork", bare, "--run-dir", tmp_path / "x")
     assert not (tmp_path / "x").exists()

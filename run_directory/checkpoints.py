@@ -1,0 +1,345 @@
+"""Atomic checkpoints, and search for the newest good one of a run.
+
+A checkpoint is a folder `checkpoints/step-N`: model.safetensors, optimizer.safetensors (moments by parameter
+name, and the state of the random generators), state.json, and manifest.json with size and SHA-256 of the
+other files, written last. It is written under a hidden name, flushed to the disk and renamed, so its name
+appears only when it is complete. No pickle is written or read. Every process of a sharded model writes its
+own file (model-00001-of-00002.safetensors); rank 0 writes the manifest and renames the folder.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from data.files import read_object, sha256_of, sync, with_keys, write_json
+from errors import TrainingError, is_disk_full
+from run_directory.process_group import ALONE, ProcessGroup, on_all
+from run_directory.sharded_tensors import TensorShard, flaw, flaw_of_file, whole_name, write_part
+
+WEIGHTS = "model.safetensors"
+OPTIMIZER = "optimizer.safetensors"
+AVERAGE = "average.safetensors"
+STATE = "state.json"
+MANIFEST = "manifest.json"
+_NAME = re.compile(r"step-(\d+)")
+_STATE = {"step": int, "state": dict, "optimizer": dict}
+_MAX_READS = 100  # attempts to read a checkpoint that is replaced meanwhile
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The content of a checkpoint, in host memory.
+
+    Attributes:
+        step: updates of the weights so far.
+        tensors: by kind ("model"; "optimizer" and "average" where they are saved) and by name. Those of
+            "optimizer" are `key/parameter name`, and the states of random generators.
+        state: the state of the training loop, JSON.
+        options: the optimizer's numbers, and its options by group, JSON.
+    """
+
+    step: int
+    tensors: dict[str, dict[str, Tensor | TensorShard]]
+    state: dict = field(default_factory=dict)
+    options: dict = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint whose files match their hashes."""
+
+    folder: Path
+    step: int
+    hash: str  # 64 hex digits over the step, and the names and hashes of all files
+
+    @property
+    def state(self) -> dict:
+        """The state of the training loop: step, tokens and the like."""
+        return self._saved["state"]
+
+    @property
+    def _saved(self) -> dict:
+        """The content of state.json: the step, the state, and the optimizer's numbers and options."""
+        return read_object(self.folder / STATE, _STATE)
+
+    @property
+    def optimizer(self) -> dict:
+        """The optimizer's numbers, and its options by group, as in `Snapshot.options`.
+
+        Raises TrainingError where only weights are saved.
+        """
+        if not self._has(OPTIMIZER):
+            raise TrainingError(
+                f"{self.folder} contains only weights: it can be evaluated, but not resumed"
+            )
+        file = self.folder / STATE
+        saved = with_keys(file, self._saved["optimizer"], {"groups": list, "numbers": dict})
+        for group in saved["groups"]:
+            with_keys(file, group, {"weights": list, "options": dict})
+        for numbers in saved["numbers"].values():
+            with_keys(file, numbers, {})
+        return saved
+
+    @property
+    def has_average(self) -> bool:
+        return self._has(AVERAGE)
+
+    def _has(self, name: str) -> bool:
+        return any(whole_name(file.name) == name for file in self.folder.iterdir())
+
+
+def folder_of(run: Path, step: int) -> Path:
+    return run / "checkpoints" / f"step-{step:08d}"
+
+
+def steps_of(run: Path) -> list[int]:
+    """The steps of all checkpoints of a run, good or damaged, ascending."""
+    folder = run / "checkpoints"
+    names = [path.name for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
+    return sorted(int(match[1]) for name in names if (match := _NAME.fullmatch(name)))
+
+
+def save_snapshot(run: Path, snapshot: Snapshot, group: ProcessGroup = ALONE) -> Checkpoint:
+    """Save a checkpoint. Called by one process, or by every process of the `group` that shares a sharded
+    model. Other checkpoints do not change.
+
+    Raises TrainingError where the disk is full, and where a number is not finite, so that an unusable
+    checkpoint never replaces a good one. An error on one process of the group is raised on all.
+    """
+    main = group.rank == 0
+    step = snapshot.step
+
+    def finish() -> str:
+        if not main:
+            return ""
+        digest = _seal(draft, step, {name: about for part in parts for name, about in part.items()})
+        _put_in_place(draft, folder_of(run, step))
+        return digest
+
+    with _draft(run, step, group.gather(os.getpid())[0], main) as draft:
+        on_all(group, "save", lambda: _begin(run, draft) if main else None)
+        parts = on_all(group, "save", lambda: _write(draft, snapshot, group))
+        digest = on_all(group, "save", finish)[0]
+    return Checkpoint(folder_of(run, step), step, digest)
+
+
+@contextmanager
+def _draft(run: Path, step: int, process: int, main: bool = True) -> Iterator[Path]:
+    """The folder in which a process builds a checkpoint; removed by the main process after an error."""
+    draft = folder_of(run, step).with_name(f".writing-step-{step:08d}-{process}")
+    try:
+        yield draft
+    except Exception as error:
+        if main:
+            shutil.rmtree(draft, ignore_errors=True)
+        if is_disk_full(error):
+            free = shutil.disk_usage(run).free / 1e6
+            raise TrainingError(
+                f"{run}: disk full ({free:.0f} MB free) while saving step {step}; {_kept(run)}. Make room, "
+                "then run the same command again to resume"
+            ) from error
+        raise
+
+
+def _begin(run: Path, draft: Path) -> None:
+    draft.parent.mkdir(parents=True, exist_ok=True)
+    clean_leftovers(run)
+    draft.mkdir()
+
+
+def copy_checkpoint(checkpoint: Checkpoint, run: Path) -> None:
+    """Copy a checkpoint, byte for byte, to another run; called by one process."""
+    with _draft(run, checkpoint.step, os.getpid()) as draft:
+        _begin(run, draft)
+        shutil.copytree(checkpoint.folder, draft, dirs_exist_ok=True)
+        for file in draft.iterdir():
+            sync(file)
+        _put_in_place(draft, folder_of(run, checkpoint.step))
+
+
+def _write(draft: Path, snapshot: Snapshot, group: ProcessGroup) -> dict[str, dict]:
+    """Write this process's files of a checkpoint; returns size and hash of each."""
+    written = []
+    for kind, held in snapshot.tensors.items():
+        _check_finite(draft.parent.parent, snapshot.step, kind, held)
+        if group.world > 1:
+            written.append(write_part(draft, kind, held, group.rank, group.world))
+        else:
+            file = draft / f"{kind}.safetensors"
+            save_file({name: _tensor_of(own) for name, own in held.items()}, file)
+            written.append(file)
+    if group.rank == 0:
+        about = {"step": snapshot.step, "state": snapshot.state, "optimizer": snapshot.options}
+        write_json(draft / STATE, about, allow_nan=False)
+        written.append(draft / STATE)
+    files = {}
+    for file in written:
+        sync(file)
+        files[file.name] = {"sha256": sha256_of(file), "bytes": file.stat().st_size}
+    return files
+
+
+def _check_finite(run: Path, step: int, kind: str, held: dict[str, Tensor | TensorShard]) -> None:
+    for name, own in held.items():
+        if (wrong := flaw(_tensor_of(own), kind)) is not None:
+            raise TrainingError(
+                f"{run}: step {step} is not saved, {name} {wrong}; {_kept(run)}. The training has "
+                "diverged: lower training.optimizer.lr or training.grad_clip in a new run"
+            )
+
+
+def _tensor_of(own: Tensor | TensorShard) -> Tensor:
+    return own if isinstance(own, Tensor) else own.tensor
+
+
+def _seal(draft: Path, step: int, files: dict[str, dict]) -> str:
+    """Write the manifest of files already written; returns the hash of the checkpoint."""
+    manifest = {"format": 1, "step": step, "files": dict(sorted(files.items()))}
+    manifest["hash"] = _digest(manifest)
+    write_json(draft / MANIFEST, manifest, allow_nan=False)
+    return manifest["hash"]
+
+
+def _digest(manifest: dict) -> str:
+    """SHA-256 of a manifest without its own hash."""
+    hashed = {key: value for key, value in manifest.items() if key != "hash"}
+    return hashlib.sha256(json.dumps(hashed, sort_keys=True).encode()).hexdigest()
+
+
+def _put_in_place(draft: Path, folder: Path) -> None:
+    old = folder.with_name(f".replaced-{folder.name}")
+    if folder.exists():
+        os.rename(folder, old)
+    os.rename(draft, folder)
+    sync(folder.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def remove_checkpoint(folder: Path) -> None:
+    """Delete a checkpoint. It is renamed first, so an interruption leaves no damaged checkpoint."""
+    away = folder.with_name(f".deleting-{folder.name}")
+    os.rename(folder, away)
+    shutil.rmtree(away, ignore_errors=True)
+
+
+def clean_leftovers(run: Path) -> None:
+    """Remove the files of interrupted writes; a checkpoint whose replacement was interrupted is restored.
+
+    Only for the process that trains the run: in any other it could remove a checkpoint that is being written.
+    """
+    folder = run / "checkpoints"
+    for path in list(folder.iterdir()) if folder.is_dir() else []:
+        if (
+            path.name.startswith(".replaced-")
+            and not (home := path.with_name(path.name[10:])).exists()
+        ):
+            os.rename(path, home)
+        elif path.name.startswith((".writing-", ".deleting-", ".replaced-")):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _kept(run: Path) -> str:
+    good = next(
+        (old for old in reversed(steps_of(run)) if damage(folder_of(run, old)) is None), None
+    )
+    return "there is no earlier one" if good is None else f"step {good} is intact"
+
+
+# Finding checkpoints
+
+
+def damage(folder: Path, only: tuple[str, ...] | None = None) -> str | None:
+    """A description of what is wrong with a checkpoint, or None; `only`: the files to verify, None: all."""
+    try:
+        manifest = read_object(folder / MANIFEST)
+        files = dict(manifest["files"])
+        is_complete = {WEIGHTS, STATE} <= {whole_name(name) for name in files}
+        if not is_complete or _digest(manifest) != manifest["hash"]:
+            return f"{MANIFEST} is altered"
+        if folder != folder_of(folder.parent.parent, manifest["step"]):
+            return f"{MANIFEST} is that of step {manifest['step']}"
+        for name, wanted in files.items():
+            file = folder / name
+            if only is not None and whole_name(name) not in only:
+                continue
+            if not file.is_file():
+                return f"{name} is missing"
+            if (size := file.stat().st_size) != wanted["bytes"]:
+                return f"{name} has {size} bytes instead of {wanted['bytes']}"
+            if sha256_of(file) != wanted["sha256"]:
+                return f"{name} is altered: its content does not match its hash"
+            if file.suffix == ".safetensors" and (wrong := flaw_of_file(file)) is not None:
+                return f"{name}: {wrong}"
+        read_object(folder / STATE, _STATE)
+    except (TrainingError, OSError) as error:
+        return str(error)
+    except (KeyError, TypeError, ValueError):
+        return f"{MANIFEST} is altered"
+    return None
+
+
+def find_checkpoint(
+    run: Path, console=None, step: int | None = None, only: tuple[str, ...] | None = None
+) -> Checkpoint | None:
+    """The newest good checkpoint of a run, or the one of `step`; None where there is none yet.
+
+    Damaged checkpoints are skipped with a warning. Raises TrainingError where `step` is missing or damaged,
+    and where every checkpoint is damaged. Writes nothing, as another process may be training the run.
+    """
+    return while_training(run, lambda: _find(run, console, step, only))
+
+
+def while_training(run: Path, read: Callable[[], T]) -> T:
+    """The result of `read`, which reads checkpoints of a run. Repeats it where it failed because the training
+    process replaced one of them."""
+
+    def listed() -> dict[str, int]:
+        try:
+            return {entry.name: entry.inode() for entry in os.scandir(run / "checkpoints")}
+        except FileNotFoundError:
+            return {}
+
+    for _ in range(_MAX_READS):
+        before = listed()
+        try:
+            return read()
+        except (TrainingError, OSError, SafetensorError):
+            if listed() == before:
+                raise
+    raise TrainingError(
+        f"{run}: checkpoints are replaced too fast to be read; raise training.checkpoint.keep"
+    )
+
+
+def _find(run: Path, console, step: int | None, only: tuple[str, ...] | None) -> Checkpoint | None:
+    steps = steps_of(run)
+    if step is not None and step not in steps:
+        known = ", ".join(map(str, steps)) or "none"
+        raise TrainingError(f"{run} has no checkpoint of step {step}; it has {known}")
+    problems = []
+    for candidate in [step] if step is not None else reversed(steps):
+        folder = folder_of(run, candidate)
+        if (problem := damage(folder, only)) is None:
+            if problems and console is not None:
+                console.warn(f"{'; '.join(problems)}; going back to step {candidate}")
+            return Checkpoint(folder, candidate, read_object(folder / MANIFEST)["hash"])
+        if not folder.exists():
+            raise FileNotFoundError(f"{folder} was removed while it was read")
+        problems.append(f"{folder}: {problem}")
+    if problems:
+        raise TrainingError(
+            f"no good checkpoint is left: {'; '.join(problems)}; restore one or train anew"
+        )
+    return None

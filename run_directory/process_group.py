@@ -1,0 +1,73 @@
+"""Processes that share a run: exchange of values, and errors that are raised on all of them."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+
+from errors import TrainingError
+
+T = TypeVar("T")
+
+
+class ProcessGroup:
+    """Processes that exchange Python objects. This base class is a single process."""
+
+    rank = 0
+    world = 1
+
+    def gather(self, value: Any) -> list[Any]:
+        """The value of each process, by rank."""
+        return [value]
+
+
+ALONE = ProcessGroup()
+
+
+class HostGroup(ProcessGroup):
+    """All processes of a run over a gloo group of its own, so that a thread can communicate during
+    training steps, with its own time limit. Every process must create it at the same point."""
+
+    def __init__(self, rank: int, world: int, timeout: timedelta):
+        self.rank = rank
+        self.world = world
+        backend = "fake" if dist.get_backend() == "fake" else "gloo"  # "fake": simulated processes
+        self._link = dist.new_group(backend=backend, timeout=timeout)
+
+    def gather(self, value: Any) -> list[Any]:
+        values: list[Any] = [None] * self.world
+        dist.all_gather_object(values, value, group=self._link)
+        return values
+
+
+@contextmanager
+def error_barrier(group: ProcessGroup, what: str) -> Iterator[None]:
+    """Wait for all processes of the group at the end of the block, and raise if it failed on any.
+
+    A process raises its own error; the others raise TrainingError with its message. Do not nest
+    barriers, unless one of the groups is a single process: a process that fails between the two
+    would wait at the outer barrier while the others wait at the inner one.
+
+    Args:
+        what: the action of the block in the message, e.g. "save".
+    """
+    failed: Exception | None = None
+    try:
+        yield
+    except Exception as error:  # any error: the others wait at the barrier
+        failed = error
+    messages = group.gather(None if failed is None else str(failed) or type(failed).__name__)
+    if failed is not None:
+        raise failed
+    for rank, message in enumerate(messages):
+        if message is not None:
+            raise TrainingError(f"process {rank} could not {what}: {message}")
+
+
+def on_all(group: ProcessGroup, what: str, work: Callable[[], T]) -> list[T]:
+    """The result of `work` on each process of the group, by rank; errors as in `error_barrier`."""
+    with error_barrier(group, what):
+        result = work()
+    return group.gather(result)

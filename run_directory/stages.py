@@ -1,0 +1,120 @@
+"""The stages of a run: window length, batch size, positional scheme and learning rates at every step.
+
+Stages are a pure function of the settings, so resuming needs no state. The positional scheme may change as a
+trained checkpoint allows at test time.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from errors import TrainingError
+from model import ModelError, ModelSettings
+from run_directory.position_overrides import override
+from run_directory.run_settings import RunSettings
+from run_directory.stage_settings import StageSettings
+
+
+def steps_of(share_or_steps: float, steps: int) -> int:
+    """Convert a setting to steps: below 1 it is a share of the run's steps, which is rounded."""
+    return round(share_or_steps * steps) if share_or_steps < 1 else int(share_or_steps)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Settings of the updates from `start` (0, 1, ...) to the next stage."""
+
+    start: int
+    model: ModelSettings
+    length: int  # tokens of a window
+    batch_size: int  # windows of a step, all ranks
+    overrides: tuple[str, ...] = ()  # of the positional scheme, new in this stage
+    warmup: int = 0  # updates in which the learning rate rises again
+    is_resized: bool = False  # length or batch size differ from the stage before
+
+    def rise(self, step: int) -> float:
+        """Share of the schedule's learning rate at update `step`: (step − start + 1) / warmup, at most 1."""
+        return min(1.0, (step - self.start + 1) / self.warmup) if self.warmup else 1.0
+
+    def describe(self) -> str:
+        parts = (
+            [f"windows of {self.length} tokens, {self.batch_size} a step"]
+            if self.is_resized
+            else []
+        )
+        parts += [f"positions change: {', '.join(self.overrides)}"] if self.overrides else []
+        rise = [f"the learning rate warms up over {self.warmup} steps"] if self.warmup else []
+        return f"after step {self.start} {'; '.join(parts + rise)}"
+
+
+def stages_of(settings: RunSettings) -> list[Stage]:
+    """The stages of a run in order, without those that change nothing; the first has the model as set.
+
+    Raises TrainingError, which names the index in `training.stages`, for a warmup longer than its stage, and
+    for overrides that change nothing or that the weights do not allow.
+    """
+    current = settings
+    stages = []
+    start = 0
+    asked = settings.training.stages or [StageSettings(length=None)]
+    for i, (stage, size) in enumerate(zip(asked, settings.segments, strict=True)):
+        where = f"training.stages.{i}"
+        warmup = steps_of(stage.warmup, settings.steps)
+        if not stages and (stage.overrides or warmup):
+            raise TrainingError(
+                f"{where}: set model.position and training.lr_schedule.warmup instead"
+            )
+        if warmup > size.steps:
+            raise TrainingError(
+                f"{where}.warmup = {warmup} steps is longer than its stage of {size.steps}"
+            )
+        if stage.overrides:
+            current = _changed(current, stage.overrides, f"{where}.overrides")
+        resized = bool(stages) and size[:2] != (stages[-1].length, stages[-1].batch_size)
+        if not stages or resized or stage.overrides or warmup:
+            stages.append(
+                Stage(
+                    start,
+                    current.model,
+                    *size[:2],
+                    tuple(stage.overrides),
+                    warmup,
+                    is_resized=resized,
+                )
+            )
+        start += size.steps
+    return stages
+
+
+def _changed(current: RunSettings, overrides: Sequence[str], where: str) -> RunSettings:
+    """The settings with the overrides of a stage."""
+    try:
+        asked = override(current, overrides)
+    except (ModelError, TrainingError) as error:
+        raise TrainingError(f"{where}: {error}") from error
+    if asked.model == current.model:
+        raise TrainingError(f"{where}: {', '.join(overrides)} changes nothing; remove it")
+    return asked
+
+
+def stage_of(stages: Sequence[Stage], step: int) -> Stage:
+    """The stage of update `step`."""
+    return [stage for stage in stages if stage.start <= step][-1]
+
+
+def stage_after(stages: Sequence[Stage], done: int) -> Stage:
+    """The stage of the last of `done` updates: that of a checkpoint."""
+    return stage_of(stages, max(done - 1, 0))
+
+
+def last_trained(settings: RunSettings, done: int) -> tuple[RunSettings, str]:
+    """The settings of the last of `done` updates, and the overrides up to it as a line, '' if there are
+    none."""
+    stages = stages_of(settings)
+    last = stage_after(stages, done)
+    passed = [
+        f"after step {s.start}: {', '.join(s.overrides)}"
+        for s in stages
+        if s.overrides and s.start <= last.start
+    ]
+    line = f"positions as last trained, changed {'; '.join(passed)}" if passed else ""
+    return settings.model_copy(update={"model": last.model}), line

@@ -1,0 +1,138 @@
+"""Checks of a run's settings that need no data, and the model they describe."""
+
+from errors import TrainingError
+from model import SCHEMES, Transformer
+from run_directory.position_overrides import longest_input
+from run_directory.run_settings import RunSettings
+from run_directory.stages import stages_of, steps_of
+from run_directory.training_settings import ValidationSettings
+from training.optim.optimizer import count_positional
+from training.trackers import check_trackers
+
+
+def make_model(settings: RunSettings, vocab_size: int) -> Transformer:
+    return Transformer(settings.model, vocab_size, settings.train_length, settings.original_length)
+
+
+def input_limit(settings: RunSettings) -> int | None:
+    """The longest input that the model supports at every stage of the run; None if unlimited.
+
+    Raises ModelError or TrainingError for an invalid stage; nothing is allocated.
+    """
+    stages = [settings.model_copy(update={"model": stage.model}) for stage in stages_of(settings)]
+    limits = [longest_input(stage) for stage in stages]
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def check_model(settings: RunSettings) -> None:
+    """Raise for an invalid model shape, positional scheme, stage or validation length, and for steps outside
+    the run, before any data are read."""
+    limit = input_limit(settings)
+    length = settings.train_length
+    shortest = min(settings.training.validation.multiples)
+    if limit is not None and limit < length:
+        raise TrainingError(
+            f"train_length {length} is longer than the {limit} positions this scheme has: shorten it, or "
+            f"raise {_end_of(settings, length)}"
+        )
+    if limit is not None and limit < shortest * length:
+        raise TrainingError(
+            f"training.validation.multiples begins at {shortest} × {length} tokens, and positions end at "
+            f"{limit}: add 1 to it"
+        )
+    _check_sampler(settings, limit)
+    trace = settings.training.profile
+    first = settings.first_step
+    last = settings.steps
+    if trace is not None and not first - trace.steps < trace.start < last:
+        raise TrainingError(
+            f"training.profile.start = {trace.start} is outside the run: set {first} to {last - 1}"
+        )
+    validation_steps(settings.training.validation, settings.steps)
+    check_trackers(settings.training)
+
+
+def _check_sampler(settings: RunSettings, limit: int | None) -> None:
+    """Raise where the scheme does not support the sampler's positions: fractional, or past its end."""
+    sampler = settings.data.positions
+    for kind, choice in settings.model.kinds.items():
+        if sampler.fractional and not getattr(SCHEMES[choice.name][1], "supports_fractions", True):
+            raise TrainingError(
+                f"data.positions.name = {sampler.name} draws fractional positions, which "
+                f"{_key_of(kind)}.name = {choice.name} does not support; change one of them"
+            )
+    end = sampler.position_end(settings.train_length)
+    if limit is not None and limit < end:
+        raise TrainingError(
+            f"data.positions ({sampled(settings)}) draws positions up to {end - 1}, and positions end at "
+            f"{limit - 1}: raise {_end_of(settings, end)}, or draw positions less far"
+        )
+
+
+def _end_of(settings: RunSettings, end: int) -> str:
+    """The setting that limits the positions, for an error message."""
+    for kind, choice in settings.model.kinds.items():
+        for key, value in (("max_length", f" to {end}"), ("scale_base", "")):
+            if key in type(choice).model_fields:
+                return f"{_key_of(kind)}.{key}{value}"
+    return "model.dim"
+
+
+def _key_of(kind: str) -> str:
+    return "model.position" if kind == "all" else f"model.position.kinds.{kind}"
+
+
+def sampled(settings: RunSettings) -> str:
+    """The position sampler as text: `pose: target 2048`."""
+    values = settings.data.positions.model_dump()
+    name = values.pop("name")
+    inside = ", ".join(f"{key} {str(value).lower()}" for key, value in values.items())
+    return f"{name}: {inside}" if inside else name
+
+
+def check_processes(settings: RunSettings, processes: int) -> None:
+    """Raise for a batch that does not divide equally among the ranks, or windows among those of a context
+    group, before any data are read."""
+    context = settings.training.parallel.context
+    groups = processes // context
+    chunks = 2 * context if context > 1 else 1
+    for i, segment in enumerate(settings.segments):
+        stage = f"training.stages.{i}: a " if settings.training.stages else ""
+        if segment.batch_size % groups:
+            key = f"{stage}batch_size of" if stage else "training.batch_size"
+            number = "processes" if context == 1 else f"context groups (of {context} processes)"
+            raise TrainingError(
+                f"{key} {segment.batch_size} must be a multiple of the number of {number}, {groups}"
+            )
+        if segment.length < chunks:
+            key = f"{stage}length of" if stage else "train_length"
+            raise TrainingError(
+                f"{key} {segment.length} is less than {chunks}, 2 × training.parallel.context: set it to "
+                f"{chunks} or more, or training.parallel.context to {max(1, segment.length // 2)} or less"
+            )
+
+
+def check_sharding(settings: RunSettings, model: Transformer, sharded: bool) -> None:
+    """Raise for a sharded model whose learned positional scheme changes during training: its parameters
+    cannot be replaced, as they are shards."""
+    if (
+        sharded
+        and count_positional(model)
+        and any(stage.overrides for stage in stages_of(settings))
+    ):
+        raise TrainingError(
+            "training.stages: overrides cannot change a positional scheme with learned parameters while the "
+            "model is sharded; remove them, or set training.parallel.sharding=none and launch without FSDP"
+        )
+
+
+def validation_steps(settings: ValidationSettings, steps: int) -> frozenset[int]:
+    """The validation steps of a run of `steps`. Raises TrainingError for a step of `at` outside it."""
+    at = [(one, max(1, steps_of(one, steps))) for one in settings.at]
+    for one, step in at:
+        if step > steps:
+            raise TrainingError(
+                f"training.validation.at has {one:g}, and the run {steps} steps: lower it"
+            )
+    regular = range(settings.interval, steps + 1, settings.interval) if settings.interval else ()
+    return frozenset([*regular, *(step for _, step in at), steps])

@@ -1,0 +1,101 @@
+"""The summary that train.py prints before the first and after the last step."""
+
+import shlex
+
+from model import LinearMixer
+from model.position.schemes.rope import Rope
+from run_directory.run_settings import RunSettings
+from run_directory.stages import stages_of
+from training.checks import sampled
+from training.hardware import peak_memory
+from training.optim.optimizer import parameters_at_rate
+from training.retention import best_of
+from training.setup import TrainingRun
+from training.train_state import TrainState
+
+# The value of repeated tokens decays over about 15 repetitions (Muennighoff et al. 2023, arXiv:2305.16264).
+MANY_EPOCHS = 16
+
+
+def announce(run: TrainingRun, state: TrainState) -> None:
+    """Print the model, data and schedule of a run before its first step."""
+    settings = run.settings
+    model = run.model
+    sampler = run.sampler
+    console = run.console
+    s = settings.model
+    t = settings.training
+    schemes = ", ".join(
+        f"{kind}: {choice.name}" if len(s.kinds) > 1 else choice.name
+        for kind, choice in s.kinds.items()
+    )
+    linear = f", linear attention ({s.mixer.form})" if isinstance(s.mixer, LinearMixer) else ""
+    console.info(f"run {run.folder}")
+    console.info(
+        f"model {model.parameter_count() / 1e6:.2f}M parameters, {s.layers} layers, width {s.dim}, "
+        f"{s.heads} heads in {s.kv_heads} groups, vocabulary {model.vocab_size}, positions {schemes}"
+        f"{linear}"
+    )
+    for kind, scheme in model.position.items():
+        if isinstance(scheme, Rope):
+            turned, pairs = scheme.whole_turns(settings.train_length)
+            of = f" ({kind})" if len(s.kinds) > 1 else ""
+            console.info(
+                f"rotary pairs that complete a rotation within train_length: {turned} of {pairs}{of}"
+            )
+    passes = sampler.passes_by_label(run.steps)
+    data = f"{max(passes.values()):.2f} epochs"
+    if len(passes) > 1:
+        data = ", ".join(f"{n:.2f} epochs of {label}" for label, n in passes.items())
+    console.info(
+        f"training {run.steps} steps of {steps_in_words(settings)}: "
+        f"{settings.trained_tokens / 1e6:.2f}M tokens, {data}"
+    )
+    most = max(passes.values())
+    if most > MANY_EPOCHS and not console.quiet:
+        console.warn(
+            f"training.tokens repeats the text {most:,.0f} times, and beyond about {MANY_EPOCHS} epochs "
+            "repeated text adds almost nothing: add text or lower training.tokens"
+        )
+    for name, rate in t.optimizer.rates.items() if len(t.optimizer.rates) > 1 else ():
+        console.info(f"{name} {rate:g}: {parameters_at_rate(name, model, t.optimizer)}")
+    for stage in stages_of(settings)[1:]:
+        console.info(stage.describe())
+    if settings.data.positions.name != "plain":
+        console.info(f"positions of training text: {sampled(settings)}; evaluation counts from 0")
+    for length in sorted({segment.length for segment in settings.plan}):
+        of = f" of {length} tokens" if t.stages else ""
+        console.info(
+            f"{sampler.cut_share(length):.0%} of the documents are cut at a window boundary{of}"
+        )
+    if state.step:
+        console.info(f"resuming after step {state.step} of {run.steps}")
+
+
+def steps_in_words(settings: RunSettings) -> str:
+    """Windows per step of each stage: `16 × 128, then 4 × 512 tokens`."""
+    return (
+        ", then ".join(f"{size.batch_size} × {size.length}" for size in settings.plan) + " tokens"
+    )
+
+
+def announce_end(run: TrainingRun, prompts: list[str]) -> None:
+    """Print the summary of a completed run, and commands to evaluate it."""
+    folder = run.folder
+    settings = run.settings
+    console = run.console
+    console.info(f"done: {folder} (peak memory {peak_memory(run.device) / 2**20:,.0f} MiB)")
+    best_at = settings.training.checkpoint.best
+    if best_at and (best := best_of(folder, best_at * settings.train_length)):
+        console.info(
+            f"best at {best_at} × train_length: step {best[0]}, held-out NLL {best[1]:.4f}"
+        )
+    if len(run.sampler.texts) > 1:
+        passes = run.sampler.passes_by_label(run.steps).items()
+        console.info(f"epochs: {', '.join(f'{label} {n:.2f}' for label, n in passes)}")
+    if overrides := [override for stage in stages_of(settings) for override in stage.overrides]:
+        console.info(f"evaluated and extended with the changes: {', '.join(overrides)}")
+    prompt = shlex.quote(prompts[0] if prompts else "")
+    console.info(
+        f"next: python evaluate.py {folder}   or   python generate.py {folder} --prompt {prompt}"
+    )

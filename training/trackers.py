@@ -1,0 +1,125 @@
+"""Copies metrics.jsonl to experiment trackers; their failures never stop a run."""
+
+import importlib
+import importlib.util
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from errors import TrainingError
+from run_directory.console import Console
+from run_directory.run_settings import RunSettings
+from run_directory.training_settings import TrainingSettings
+
+FINISH = 20.0  # seconds to finish uploads
+INSTALL = "pip install -c constraints.txt tensorboard"
+
+# step, attempt, values by name, such as `train/loss`
+Send = Callable[[int, int, dict[str, Any]], object]
+Close = Callable[[], object]
+
+
+def _open_wandb(settings: RunSettings, folder: Path, step: int) -> tuple[Send, Close]:
+    """Weights & Biases. The step is sent as a separate metric: a resumed run repeats steps, which wandb's own
+    counter rejects."""
+    w = settings.training.wandb
+    # Imported only if used: the import takes half a second and writes files to the home folder.
+    run = importlib.import_module("wandb").init(
+        project=w.project,
+        entity=w.entity,
+        mode=w.mode,
+        dir=str(folder),
+        id=folder.name,
+        name=folder.name,
+        resume="allow" if w.mode == "online" else None,
+        config=settings.model_dump(mode="json"),
+        # Without a timeout, the end of a run would wait as long as the network is down, even after a signal.
+        # Unsent data stay in the run directory, for `wandb sync`.
+        settings={"finish_timeout": FINISH, "finish_timeout_raises": True},
+    )
+    run.define_metric("step")
+    run.define_metric("*", step_metric="step")
+
+    def send(step: int, attempt: int, values: dict[str, Any]) -> None:
+        run.log(values | {"step": step, "attempt": attempt})
+
+    return send, run.finish
+
+
+def _open_tensorboard(settings: RunSettings, folder: Path, step: int) -> tuple[Send, Close]:
+    """TensorBoard event files in the run directory, numbers only. Purges earlier values after `step`."""
+    module = importlib.import_module("torch.utils.tensorboard")
+    writer = module.SummaryWriter(log_dir=str(folder / "tensorboard"), purge_step=step + 1)
+
+    def send(step: int, attempt: int, values: dict[str, Any]) -> None:
+        for name, value in values.items():
+            if isinstance(value, int | float):
+                writer.add_scalar(name, value, step)
+
+    return send, writer.close
+
+
+class Tracker:
+    """Copies metrics to one experiment tracker. A failure is reported once and does not affect training."""
+
+    def __init__(self, name: str, open_: Callable[[], tuple[Send, Close]], console: Console):
+        self.name = name
+        self._console = console
+        self._calls = None
+        self._calls = self._try(open_)
+
+    def write(self, line: dict) -> None:
+        """Send one line of metrics; names are prefixed with its kind, nested names joined with slashes."""
+        if self._calls and line["kind"] != "start":
+            send = self._calls[0]
+            step = line["step"]
+            attempt = line["attempt"]
+            values = {k: v for k, v in line.items() if k not in ("kind", "step", "attempt")}
+            self._try(lambda: send(step, attempt, flat(values, line["kind"])))
+
+    def close(self) -> None:
+        if self._calls:
+            self._try(self._calls[1])
+        self._calls = None
+
+    def _try(self, call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except Exception as error:  # any error of a tracker: training continues
+            self._calls = None
+            first = (str(error).splitlines() or [type(error).__name__])[0]
+            self._console.warn(f"{self.name} is disabled; training continues: {first}")
+
+
+def flat(values: dict, prefix: str) -> dict[str, Any]:
+    """Flatten nested values; nested names are joined with slashes."""
+    found = {}
+    for key, value in values.items():
+        name = f"{prefix}/{key}"
+        found |= flat(value, name) if isinstance(value, dict) else {name: value}
+    return found
+
+
+def make_trackers(
+    settings: RunSettings, folder: Path, step: int, console: Console
+) -> list[Tracker]:
+    """The trackers in the settings, resumed after `step`."""
+    t = settings.training
+    chosen = {
+        "wandb": (_open_wandb, t.wandb.mode != "disabled"),
+        "tensorboard": (_open_tensorboard, t.tensorboard),
+    }
+    return [
+        Tracker(name, partial(open_, settings, folder, step), console)
+        for name, (open_, is_used) in chosen.items()
+        if is_used
+    ]
+
+
+def check_trackers(t: TrainingSettings) -> None:
+    """Raise for a tracker whose package is not installed, before any data are read."""
+    if t.tensorboard and importlib.util.find_spec("tensorboard") is None:
+        raise TrainingError(
+            f"training.tensorboard=true requires tensorboard: {INSTALL}; or set it to false"
+        )
