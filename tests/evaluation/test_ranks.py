@@ -34,9 +34,11 @@ def measured(make_store, tokenizer, sharp, tmp_path):
     """A function that runs one small evaluation, here or as one of several processes."""
     store = make_store([90, 120, 75, 99, 130, 81, 77], seed=1)
 
-    def run(ranks=None, cells="cells", spoil=None, **more):
+    def run(ranks=None, cells="cells", spoil=None, must_be_stored=False, **more):
         model = sharp({"name": "rope"})
         subject = MemoryModel(model if spoil is None else spoil(model, ranks))
+        if must_be_stored:
+            subject.under = lambda *_: pytest.fail("measured again")
         settings = EvaluationSettings(
             methods=["trained", "yarn"],
             lengths=list(LENGTHS),
@@ -90,7 +92,7 @@ def test_ranks_match_single_process_bitwise(measured, world, tmp_path):
     # The cells on disk are those of one process as well, and nothing unfinished is left.
     names = {path.name for path in (tmp_path / "alone").iterdir()}
     assert {path.name for path in (tmp_path / "cells").iterdir()} == names and len(names) == 5
-    again = measured(batch=2, spoil=lambda model, ranks: pytest.fail("measured again"))
+    again = measured(batch=2, must_be_stored=True)
     assert all((again.nll[where] == nll).all() for where, nll in alone.nll.items())
 
 

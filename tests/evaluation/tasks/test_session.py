@@ -40,7 +40,7 @@ def draw(task=None, trained_length=100, **more):
 
 
 def subject(trained_length=100, model=None):
-    return MemoryModel(model or small_model(train_length=trained_length))
+    return MemoryModel(model or small_model())
 
 
 def answered(reader, tmp_path, task=None, **more):
