@@ -3,6 +3,7 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from data.data_settings import DataSettings
 from data.preparation.prepare import prepare
 from data.preparation.prepared import (
     PreparedData,
@@ -11,7 +12,6 @@ from data.preparation.prepared import (
     open_prepared,
     prepared_folder,
 )
-from data.settings import DataSettings
 from data.store import TokenStore
 from data.tokenizers import (
     ByteTokenizer,

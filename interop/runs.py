@@ -15,10 +15,10 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
+from data.data_settings import DataSettings
 from data.files import locked
-from data.settings import DataSettings
 from data.tokenizers import Tokenizer, load_folder_tokenizer, load_tokenizer_file
-from data.tokenizers.settings import HuggingFaceSettings, SentencePieceSettings
+from data.tokenizers.tokenizer_settings import HuggingFaceSettings, SentencePieceSettings
 from errors import InteropError
 from interop.build import ImportedModel, build_model
 from interop.checkpoint import ForeignCheckpoint

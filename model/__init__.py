@@ -5,8 +5,14 @@ from model.attention.sharding import ContextShard
 from model.cache import Cache
 from model.devices import find_device
 from model.loss import IGNORED
+from model.model_settings import (
+    AnyPosition,
+    LinearMixer,
+    ModelSettings,
+    check_override,
+    legal_overrides,
+)
 from model.position import SCHEMES
-from model.settings import AnyPosition, LinearMixer, ModelSettings, check_override, legal_overrides
 from model.token_positions import TokenPositions
 from model.transformer import Transformer
 

@@ -22,8 +22,8 @@ from model.attention.sharding import GatheredKeys, ShardedWindow
 from model.attention.softmax import Attention, AttentionPass
 from model.cache import LayerCache, LinearLayerCache
 from model.fast.biased import NAMESPACE
+from model.model_settings import ModelSettings
 from model.position import PositionSettings
-from model.settings import ModelSettings
 
 MIXERS: dict[str, type[Attention] | type[LinearAttention]] = {
     "attention": Attention,

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from errors import ModelError
@@ -104,58 +102,6 @@ class CacheIndex:
         self._filled = stored.order.shape[1]
         return keys
 
-    @staticmethod
-    def merge(
-        parts: Sequence[tuple[CacheIndex, Sequence[int]]], room: int
-    ) -> tuple[CacheIndex, list[int]]:
-        """An index of the given rows of several indices, left-padded to a common number of slots.
-
-        Slots before the first token of all kept rows of a part are dropped.
-
-        Args:
-            parts: indices of the same layer kind, each after its first pass, and the rows to keep.
-            room: maximum number of tokens in later passes.
-
-        Returns:
-            The index, and the number of slots kept of each part.
-        """
-        kept = []
-        for index, rows in parts:
-            assert index.positions is not None
-            chosen = index.positions.map(
-                lambda x, rows=rows: x[list(rows)] if len(x) > 1 else x[[0] * len(rows)]
-            )
-            is_token = (chosen.document >= 0).any(0)
-            first = int(is_token.int().argmax()) if bool(is_token.any()) else len(is_token)
-            kept.append(chosen.part(first, len(is_token)))
-        widths = [chosen.order.shape[1] for chosen in kept]
-        width = max(widths)
-
-        def padded(name: str, value: int) -> Tensor:
-            found = [getattr(chosen, name) for chosen in kept]
-            return torch.cat([F.pad(x, (width - x.shape[1], 0), value=value) for x in found])
-
-        some = parts[0][0]
-        merged = CacheIndex(width + room, some.window, some.sinks)
-        merged._filled = width
-        merged.positions = TokenPositions(
-            padded("order", -1),
-            padded("position", 0),
-            padded("document", -1),
-            layout="ragged",
-            position_end=max(chosen.position_end for chosen in kept),
-            lengths=tuple(
-                length
-                for chosen, (_, rows) in zip(kept, parts, strict=True)
-                for length in (
-                    [chosen.lengths[row] for row in rows]
-                    if len(chosen.lengths) > 1
-                    else chosen.lengths * len(rows)
-                )
-            ),
-        )
-        return merged, widths
-
     @property
     def _hold(self) -> int:
         assert self.window is not None
@@ -243,26 +189,6 @@ class LayerCache:
         for name, buffer in self._buffers.items():
             self._buffers[name] = buffer.index_select(0, rows.to(buffer.device))
 
-    @staticmethod
-    def merge(
-        parts: Sequence[tuple[LayerCache, Sequence[int]]], index: CacheIndex, widths: Sequence[int]
-    ) -> LayerCache:
-        """A cache of the given rows of several caches, whose last `widths` slots `index` keeps."""
-        merged = LayerCache(index, parts[0][0].dtype)
-        width = max(widths)
-        for name, some in parts[0][0]._buffers.items():
-            count = sum(len(rows) for _, rows in parts)
-            # Zeros: padding is masked, but NaN times a weight of 0 would still be NaN.
-            buffer = some.new_zeros(count, some.shape[1], index.slots, some.shape[3])
-            at = 0
-            for (part, rows), kept in zip(parts, widths, strict=True):
-                filled = part._filled[name]
-                chosen = part._buffers[name][list(rows), :, filled - kept : filled]
-                buffer[at : at + len(rows), :, width - kept : width] = chosen
-                at += len(rows)
-            merged._buffers[name], merged._filled[name] = buffer, width
-        return merged
-
     def _append(self, name: str, x: Tensor) -> Tensor:
         step = self.index.step
         count = x.shape[2]
@@ -335,21 +261,6 @@ class LinearLayerCache:
         """Store a copy: `sums` may be a view of the sums of all chunks of a pass."""
         document = None if sums.document is None else sums.document.clone()
         self.sums = LinearState(sums.values.clone(), sums.keys.clone(), document)
-
-    @staticmethod
-    def merge(parts: Sequence[tuple[LinearLayerCache, Sequence[int]]]) -> LinearLayerCache:
-        """A cache of the given rows of several caches."""
-        merged = LinearLayerCache()
-        found = []
-        for part, rows in parts:
-            assert part.sums is not None
-            document = part.sums.document
-            if document is None:
-                document = torch.zeros(1, 1, dtype=torch.int64, device=part.sums.keys.device)
-            document = document[list(rows)] if len(document) > 1 else document[[0] * len(rows)]
-            found.append((part.sums.values[list(rows)], part.sums.keys[list(rows)], document))
-        merged.sums = LinearState(*(torch.cat(x) for x in zip(*found, strict=True)))
-        return merged
 
 
 class Cache:
@@ -428,23 +339,3 @@ class Cache:
             kind: new if index is None else index.advance(new)
             for kind, index in self.indices.items()
         }
-
-    @staticmethod
-    def merge(model: Any, parts: Sequence[tuple[Cache, Sequence[int]]], room: int) -> Cache:
-        """A cache of the given rows of several caches of a model, in ragged layout, with room for more."""
-        filled = max(cache.filled for cache, _ in parts)
-        merged = model.make_cache(sum(len(rows) for _, rows in parts), filled + room)
-        merged.filled = filled
-        widths = {}
-        for kind, index in merged.indices.items():
-            if index is not None:
-                chosen = [(cache.indices[kind], rows) for cache, rows in parts]
-                merged.indices[kind], widths[kind] = CacheIndex.merge(chosen, room)  # pyright: ignore
-        for i, kind in enumerate(model.settings.layer_kinds):
-            chosen = [(cache.layers[i], rows) for cache, rows in parts]
-            if widths:
-                layer = LayerCache.merge(chosen, merged.indices[kind], widths[kind])  # pyright: ignore
-            else:
-                layer = LinearLayerCache.merge(chosen)  # pyright: ignore
-            merged.layers[i] = layer
-        return merged

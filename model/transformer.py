@@ -23,8 +23,8 @@ from model.block import Block, Checkpointing
 from model.cache import Cache, CacheIndex
 from model.fast.joined_weights import joined_layers, store_joined
 from model.loss import OutputHead, summed_nll, token_nll
+from model.model_settings import LinearMixer, ModelSettings, check_override
 from model.position import SCHEMES, AttentionContext, ContentPlan, HeadGeometry, PositionalScheme
-from model.settings import LinearMixer, ModelSettings, check_override
 from model.token_positions import TokenPositions
 
 

@@ -18,7 +18,7 @@ from pydantic import BaseModel
 
 from data.files import with_keys
 from data.preparation.prepared import USE
-from data.tokenizers.settings import BytesSettings
+from data.tokenizers.tokenizer_settings import BytesSettings
 from errors import TrainingError
 from run_directory.allowed_changes import (
     changed,

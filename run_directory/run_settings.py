@@ -9,9 +9,9 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from data.data_settings import DataSettings
 from data.sampling.segments import Segment, SegmentPlan
-from data.settings import DataSettings
-from model.settings import ModelSettings
+from model.model_settings import ModelSettings
 from run_directory.optimizer_settings import WsdSchedule
 from run_directory.stage_settings import segments
 from run_directory.training_settings import TrainingSettings

@@ -169,12 +169,14 @@ class Benchmark:
                     short = shape_of(shape).length * shape_of(shape).batch < 1 << 14
                     repeats, warmup = (3, 2) if short else (1, 0)
                     work = Workload(shape, case, variant, self.options.threads, repeats, warmup)
-                    found = self._run(work)
-                    seconds = statistics.median(sample.cpu for sample in found.samples)
+                    measured = self._run(work)
+                    seconds = statistics.median(sample.cpu for sample in measured.samples)
                     name = {"batch": "rows", "dim": "parameters"}.get(axis, axis)
                     value = parameters(shape) if axis == "dim" else size
                     yield [
-                        GrowthRow(case, name, value, variant, seconds, found.peak / 2**20, today())
+                        GrowthRow(
+                            case, name, value, variant, seconds, measured.peak / 2**20, today()
+                        )
                     ]
 
     def data(self, case: str) -> list[DataRow]:
@@ -205,19 +207,19 @@ class Benchmark:
                 ("ours", self._data(DataWorkload("loading", "ours", "", prepared["folder"])))
                 for _ in range(self.options.rounds)
             ]
-        found = []
+        table = []
         for variant in dict.fromkeys(variant for variant, _ in rows):
             runs = sorted(
-                (one for name, one in rows if name == variant), key=lambda one: one["seconds"]
+                (run for name, run in rows if name == variant), key=lambda run: run["seconds"]
             )
             median = runs[len(runs) // 2]
             rate = median["tokens"] / median["seconds"]
             waited = median.get("waited", 0.0)
-            peak = max(one["peak"] for one in runs) / 2**20
-            found.append(
+            peak = max(run["peak"] for run in runs) / 2**20
+            table.append(
                 DataRow(case, variant, size, median["seconds"], rate, waited, peak, today())
             )
-        return found
+        return table
 
     def _data(self, work: DataWorkload) -> dict[str, Any]:
         script = Path(__file__).parent / "benchmarks" / "data_speed.py"
@@ -245,10 +247,10 @@ class Benchmark:
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         with subprocess.Popen([sys.executable, *command], cwd=ROOT, text=True, **pipes) as process:
             assert process.stdout
-            found = any(until and until in line for line in process.stdout)
+            has_line = any(until and until in line for line in process.stdout)
             wall = time.perf_counter() - begin
             process.kill()
-        if bool(until) != found or not (until or process.returncode == 0):
+        if bool(until) != has_line or not (until or process.returncode == 0):
             raise TrainingError(f"{shlex.join(command)} failed")
         after = os.times()
         cpu = (
@@ -262,21 +264,21 @@ class Benchmark:
     def compare(self, shape: str, case: str, baseline: str, variants: list[str]) -> list[SpeedRow]:
         """Measure the variants and their baseline in turns."""
         o = self.options
-        found = {name: [] for name in [baseline, *variants]}
+        by_variant = {name: [] for name in [baseline, *variants]}
         for _ in range(o.rounds):
-            for name, processes in found.items():
+            for name, processes in by_variant.items():
                 processes.append(self._run(Workload(shape, case, name, o.threads, o.repeats)))
-        for name, processes in found.items():
+        for name, processes in by_variant.items():
             for _ in range(o.retakes):
                 if self._has_quiet(processes):
                     break
                 processes.append(self._run(Workload(shape, case, name, o.threads, o.repeats)))
-        reference = self._kept(found[baseline])
+        reference = self._kept(by_variant[baseline])
         rows = []
-        for name, processes in found.items():
+        for name, processes in by_variant.items():
             times = self._kept(processes)
             tokens = processes[0].tokens
-            equal = agreement(case, found[baseline][0], processes[0])
+            equal = agreement(case, by_variant[baseline][0], processes[0])
             rows.append(
                 SpeedRow(
                     shape,
@@ -291,7 +293,7 @@ class Benchmark:
                     min(reference) / min(times),
                     len(times),
                     0 if self._has_quiet(processes) else len(times),
-                    max(one.peak for one in processes) / 2**20,
+                    max(process.peak for process in processes) / 2**20,
                     equal,
                     today(),
                 )
@@ -302,13 +304,13 @@ class Benchmark:
         if workload.variant.startswith("litgpt"):
             request = litgpt_request(workload, self.folder)
             script = Path(__file__).parent / "benchmarks" / "litgpt_peer.py"
-            found = self._json(
+            record = self._json(
                 [self.options.litgpt, str(script), json.dumps(request)], workload.threads
             )
         else:
             command = [sys.executable, str(Path(__file__).resolve()), "--workload"]
-            found = self._json([*command, json.dumps(asdict(workload))], workload.threads)
-        return Measured(**{**found, "samples": [Sample(**one) for one in found["samples"]]})
+            record = self._json([*command, json.dumps(asdict(workload))], workload.threads)
+        return Measured(**{**record, "samples": [Sample(**sample) for sample in record["samples"]]})
 
     def _json(self, command: list[str], threads: int | None = None) -> dict[str, Any]:
         """What a process prints on its last line."""
@@ -327,17 +329,19 @@ class Benchmark:
 
     def _has_quiet(self, processes: list[Measured]) -> bool:
         return (
-            sum(self._quiet(one) for process in processes for one in process.samples)
+            sum(self._quiet(sample) for process in processes for sample in process.samples)
             >= self.options.repeats
         )
 
     def _kept(self, processes: list[Measured]) -> list[float]:
         """Seconds of the undisturbed samples if there are enough of them, else of all."""
-        samples = [one for process in processes for one in process.samples]
+        samples = [sample for process in processes for sample in process.samples]
         kept = (
-            [one for one in samples if self._quiet(one)] if self._has_quiet(processes) else samples
+            [sample for sample in samples if self._quiet(sample)]
+            if self._has_quiet(processes)
+            else samples
         )
-        return [one.cpu if self.options.threads == 1 else one.wall for one in kept]
+        return [sample.cpu if self.options.threads == 1 else sample.wall for sample in kept]
 
 
 def growth_shape(case: str, axis: str, size: int) -> str:

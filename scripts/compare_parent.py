@@ -87,22 +87,21 @@ def parent_of(extension: EvaluatedRun, console: Console) -> tuple[Path, int, lis
     folder = Path(lineage[0]["run"])
     step = lineage[0]["step"]
     expected = lineage[0]["checkpoint_hash"]
-    found = open_parent(folder, step)
-    if found.checkpoint.hash != expected:
+    parent = open_parent(folder, step)
+    if parent.checkpoint.hash != expected:
         raise EvaluationError(
             f"checkpoint {step} of {folder} is not the parent of {extension.folder}: its hash is "
-            f"{found.checkpoint.hash[:12]}, expected {expected[:12]}"
+            f"{parent.checkpoint.hash[:12]}, expected {expected[:12]}"
         )
     methods = [Method(TRAINED, ())]
-    note = not_at_test_time(found.settings, extension.model.settings)
+    trained = extension.model.settings
+    note = not_at_test_time(parent.settings, trained)
     if note:
         console.warn(
             f"the parent cannot be evaluated under the run's method without training: {note}"
         )
     else:
-        position = method_of(found.settings, extension.model.settings).position.model_dump(
-            mode="json"
-        )
+        position = method_of(parent.settings, trained).position.model_dump(mode="json")
         methods.append(Method(SAME_METHOD, (f"model.position={json.dumps(position)}",)))
     return folder, step, methods, note
 

@@ -47,8 +47,8 @@ def main() -> int:
     level = {"alpha": 1 - options.confidence, "family": options.family}
     half = half_to_detect(options.difference, options.power, **level)
     schemes = read_measured(options.results, options.evaluation)
-    found = needs(schemes, options.difference, power=options.power, wanted=wanted, **level)
-    if not found:
+    sizes = needs(schemes, options.difference, power=options.power, wanted=wanted, **level)
+    if not sizes:
         print(
             "nothing to compare: no results match --method and --length, other than the reference itself"
         )
@@ -68,7 +68,7 @@ def main() -> int:
         f"{kind}s needed",
         "seeds needed",
     ]
-    Console().table("", columns, [_row(one) for one in found])
+    Console().table("", columns, [_row(size) for size in sizes])
     print(
         f"{kind}s needed: with the current seeds; seeds needed: per scheme, with the current "
         f"{kind}s. none: no "

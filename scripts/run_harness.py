@@ -16,7 +16,8 @@ the harness. docs/evaluation.md lists the model arguments. Requires the extra `h
 import importlib
 import sys
 
-from interop.harness.packages import TASKS, prefer_installed
+from interop.extras import load_extra
+from interop.harness import TASKS, register_model
 from settings.script import run_main
 
 
@@ -24,28 +25,11 @@ def main() -> None:
     if len(sys.argv) == 1 or sys.argv[1] in ("-h", "--help"):
         print(__doc__)
         return
-    # evaluate.py would hide the package evaluate
-    prefer_installed()
+    load_extra("lm_eval", "harness")
     register_model()
-    sys.argv = with_tasks(sys.argv)
+    if not any(word.partition("=")[0] == "--include_path" for word in sys.argv):
+        sys.argv += ["--include_path", str(TASKS)]
     importlib.import_module("lm_eval.__main__").cli_evaluate()
-
-
-def register_model() -> None:
-    """Add `sextant` to the models of the harness.
-
-    The harness adds its own models only while its registry is empty, so they are imported first.
-    """
-    importlib.import_module("lm_eval.models")
-    registry = importlib.import_module("lm_eval.api.registry")
-    registry.model_registry.register("sextant", target="interop.harness.lm:SextantLM")
-
-
-def with_tasks(arguments: list[str]) -> list[str]:
-    """The command line with our tasks as --include_path, unless it has one."""
-    if any(argument.partition("=")[0] == "--include_path" for argument in arguments):
-        return arguments
-    return [*arguments, "--include_path", str(TASKS)]
 
 
 if __name__ == "__main__":

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import torch
 
-from data.settings import DataSettings
+from data.data_settings import DataSettings
 from data.tokenizers import ByteTokenizer
-from data.tokenizers.settings import BytesSettings
+from data.tokenizers.tokenizer_settings import BytesSettings
 from model import ModelSettings, Transformer
 from run_directory.run import Run
 from run_directory.run_settings import RunSettings

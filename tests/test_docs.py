@@ -160,7 +160,7 @@ LONG = [
     "benchmark",
     "check",
     "coordinate_check",
-    "lm_eval",
+    "run_harness",
     "long_context",
     "plot_positions",
     "plot_sweep",
@@ -277,8 +277,10 @@ class Clone:
             script = next(word for word in words if word.endswith(".sh"))
             assert (ROOT / script).is_file()
             return self.python("train.py", *words[words.index(script) + 1 :], "--dry-run")
-        start = next(i for i, word in enumerate(words) if word.endswith(".py") or word == "-m")
-        script, *rest = words[start:]
+        scripts = [word for word in words if word.endswith(".py")]
+        if not scripts:
+            return 0  # a program's name
+        script, *rest = words[words.index(scripts[0]) :]
         # These need the launcher's processes, or time.
         is_shared = any(word.startswith("context=") for word in rest)
         is_launched = words[0] == "accelerate" or (words[0] == "torchrun" and is_shared)
@@ -291,6 +293,8 @@ class Clone:
             command = [sys.executable, script, *words, *text_for(words), *MINIATURE, *groups]
             paths = os.environ | {"PYTHONPATH": str(ROOT)}
             return subprocess.run(command, cwd=self.folder, env=paths, check=False).returncode
+        if script.startswith("tests/mutation"):
+            pytest.importorskip("cosmic_ray")
         if name in LONG:
             return self.run(script, "--help")
         if name == "train" and "--help" not in words:

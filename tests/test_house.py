@@ -69,7 +69,7 @@ RANKS = {
     "model.position.base": 4,
     "model.position.registry": 6,
     "model.position": 7,
-    "model.settings": 8,
+    "model.model_settings": 8,
     "model.cache": 9,
     "model.attention.softmax": 10,
     "model.attention.linear": 11,

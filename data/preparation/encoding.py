@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pyarrow
 
+from data.data_settings import DataSettings
 from data.files import write_json
 from data.preparation.duplicates import DuplicateMatch, ShingleIndex
 from data.preparation.spool import read_chunk
-from data.settings import DataSettings
 from data.sources import GENERATED
 from data.store import EncodedDocument, token_dtype, write_shard
 from data.tokenizers import Tokenizer

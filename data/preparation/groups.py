@@ -17,12 +17,12 @@ from itertools import takewhile, zip_longest
 from pathlib import Path
 from typing import Any
 
+from data.data_settings import DataSettings
 from data.files import locked, read_json, write_json
 from data.preparation.prepare import further_text, prepare_one
 from data.preparation.prepared import PreparedData, open_prepared
 from data.preparation.processes import start_child, stdin_lines, stop_child
 from data.preparation.summary import NullConsole
-from data.settings import DataSettings
 from data.sources import open_source
 from data.store import TokenStore, hint
 from errors import DataError

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from data.data_settings import DataSettings, SourceSettings
 from data.files import locked, read_json, write_json
 from data.preparation.duplicates import ShingleIndex, shingles
 from data.preparation.encoding import Chunk, ChunkEncoder, result_path
@@ -35,7 +36,6 @@ from data.preparation.summary import (
     split_summary,
 )
 from data.preparation.tokenizer_training import train_tokenizer
-from data.settings import DataSettings, SourceSettings
 from data.sources import open_source
 from data.sources.prepared import finished_folder
 from data.store import TokenStore, token_dtype, write_manifest
@@ -47,7 +47,7 @@ from data.tokenizers import (
     load_tokenizer_file,
     saved_settings,
 )
-from data.tokenizers.settings import BytesSettings
+from data.tokenizers.tokenizer_settings import BytesSettings
 from errors import DataError
 
 PIECE = 64 << 10  # characters per sampled piece of the tokenizer's training text

@@ -6,14 +6,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from data.data_settings import DataSettings
 from data.files import damage_reported, read_json
 from data.hashing import canonical_hash
-from data.settings import DataSettings
 from data.sources import open_source
 from data.sources.prepared import finished_folder
 from data.store import FORMAT, TokenStore, hint
 from data.tokenizers import ByteTokenizer, Tokenizer, load_tokenizer, load_tokenizer_file
-from data.tokenizers.settings import BytesSettings
+from data.tokenizers.tokenizer_settings import BytesSettings
 from errors import DataError
 
 # the settings that specify text, for messages

@@ -17,8 +17,8 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 
+from data.data_settings import DataSettings
 from data.files import atomic, read_json, write_json
-from data.settings import DataSettings
 from data.sources import GENERATED, Source
 from errors import DataError
 

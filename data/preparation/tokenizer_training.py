@@ -11,7 +11,7 @@ from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from data.tokenizers import HuggingFaceTokenizer, SentencePieceTokenizer, Tokenizer
 from data.tokenizers.huggingface import LLAMA3, LLAMA3_SINGLE_DIGITS
-from data.tokenizers.settings import HuggingFaceSettings, SentencePieceSettings
+from data.tokenizers.tokenizer_settings import HuggingFaceSettings, SentencePieceSettings
 from errors import DataError
 
 LONGEST_LINE = 4000  # bytes; sentencepiece drops longer lines silently

@@ -1,6 +1,6 @@
 """Text sources."""
 
-from data.settings import SourceSettings, TaskSource
+from data.data_settings import SourceSettings, TaskSource
 from data.sources.base import GENERATED, Document, Source
 from data.sources.filler import Filler
 from data.sources.hub import Hub

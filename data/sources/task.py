@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from data.data_settings import TaskSource
 from data.hashing import canonical_hash
 from data.sampling.random_draws import below, bits, key_of
-from data.settings import TaskSource
 from data.sources.base import GENERATED, Document, Source
 from data.tasks import NO_TEXT, Haystacks, HaystackTask, TaskContext, is_for
 from data.text_settings import TextSettings

@@ -11,7 +11,7 @@ import tokenizers
 
 from data.files import atomic
 from data.tokenizers.base import Tokenizer, end_ids, lossless
-from data.tokenizers.settings import HuggingFaceSettings
+from data.tokenizers.tokenizer_settings import HuggingFaceSettings
 from errors import DataError
 
 # characters per block where blocks are encoded independently; 110 bytes of memory for each

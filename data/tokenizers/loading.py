@@ -7,7 +7,7 @@ from data.files import damage_reported, read_json
 from data.tokenizers.base import CARD, ByteTokenizer, Tokenizer
 from data.tokenizers.huggingface import HuggingFaceTokenizer
 from data.tokenizers.sentencepiece import SentencePieceTokenizer
-from data.tokenizers.settings import (
+from data.tokenizers.tokenizer_settings import (
     BytesSettings,
     HuggingFaceSettings,
     SentencePieceSettings,

@@ -12,7 +12,7 @@ import sentencepiece
 
 from data.files import atomic
 from data.tokenizers.base import Tokenizer, end_ids, lossless
-from data.tokenizers.settings import SentencePieceSettings
+from data.tokenizers.tokenizer_settings import SentencePieceSettings
 from errors import DataError
 
 SPACE = "\u2581"  # how sentencepiece represents a space inside its pieces

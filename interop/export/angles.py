@@ -56,7 +56,7 @@ class Rotation:
 
 def rotations(model: Transformer, length: int) -> list[Rotation]:
     """The rotations of a model for texts of a length, one for each scheme that rotates."""
-    found = []
+    exact = []
     for scheme in model.schemes.values():
         if isinstance(scheme, LearnedRope):
             frequencies = scheme.frequencies().detach().double()
@@ -73,8 +73,8 @@ def rotations(model: Transformer, length: int) -> list[Rotation]:
         # Interpolated frequencies have the rounding errors of both that they lie between.
         largest = torch.maximum(plain, frequencies.abs())
         relative = (math.log(scheme.settings.theta) + OPERATIONS) * ROUNDING
-        found.append(Rotation(frequencies, largest * relative, float(amplitude)))
-    return found
+        exact.append(Rotation(frequencies, largest * relative, float(amplitude)))
+    return exact
 
 
 @contextmanager
@@ -102,21 +102,21 @@ def exact_angles(theirs: Any, model: Transformer, length: int) -> Iterator[None]
             hook.remove()
 
 
-def _nearest(found: Tensor, positions: Tensor, exact: list[Rotation]) -> Tensor:
-    """The tables of the rotation that `found` (2, B, T, 2R) is, up to rounding."""
+def _nearest(theirs: Tensor, positions: Tensor, exact: list[Rotation]) -> Tensor:
+    """The tables of the rotation that `theirs` (2, B, T, 2R) is, up to rounding."""
     excesses = []
     for rotation in exact:
-        if found.shape[-1] != 2 * len(rotation.frequencies):
+        if theirs.shape[-1] != 2 * len(rotation.frequencies):
             continue
         tables = rotation.tables(positions)
-        excess = ((found.double() - tables).abs() - rotation.bound(positions)).amax(dim=(0, 1))
+        excess = ((theirs.double() - tables).abs() - rotation.bound(positions)).amax(dim=(0, 1))
         if excess.max() <= 0:
             return tables
         excesses.append(excess)
     if not excesses:
         raise InteropError(
-            f"transformers rotates {found.shape[-1]} features, which no layer of the model does; report this "
-            "with the run's settings.yaml"
+            f"transformers rotates {theirs.shape[-1]} features, which no layer of the model does; report "
+            "this with the run's settings.yaml"
         )
     least = min(excesses, key=lambda excess: float(excess.max()))
     row, pair = divmod(int(least.argmax()), least.shape[-1])

@@ -40,10 +40,10 @@ class StoredEvaluation:
 
 def stored_evaluation(run: LoadedRun) -> StoredEvaluation | None:
     """The newest evaluation of the exported weights by length, or None."""
-    found = sorted(
+    results_files = sorted(
         (run.folder / "evaluation").glob(f"*/{RESULTS}"), key=lambda path: path.stat().st_mtime
     )
-    for path in reversed(found):
+    for path in reversed(results_files):
         figure = path.parent / FIGURE
         if not figure.is_file():
             continue
@@ -186,9 +186,9 @@ def _evaluation(results: dict[str, Any]) -> str:
     rows = [f"| method | {' | '.join(f'{length:,}' for length in lengths)} |"]
     rows.append("|---|" + "---:|" * len(lengths))
     for method in dict.fromkeys(method for method, _ in cells):
-        found = [cells.get((method, length)) for length in lengths]
+        row = [cells.get((method, length)) for length in lengths]
         rows.append(
-            f"| {method} | {' | '.join('' if one is None else f'{one:.3f}' for one in found)} |"
+            f"| {method} | {' | '.join('' if nll is None else f'{nll:.3f}' for nll in row)} |"
         )
     return (
         f"## Loss by length\n\n![NLL by length]({FIGURE})\n\nNLL in nats per token, protocol "

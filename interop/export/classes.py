@@ -131,11 +131,11 @@ def choose_class(model: Transformer) -> ClassChoice:
 
 def _table(model: Transformer, kind: str) -> RopeTable | None:
     choice = model.settings.kinds[kind]
-    found = SCHEME_KINDS[choice.name]
-    if found == NO_POSITIONS:
+    kind_of_scheme = SCHEME_KINDS[choice.name]
+    if kind_of_scheme == NO_POSITIONS:
         return None
-    if found != FREQUENCIES:
-        raise NotRepresentable(f"{choice.name} {found}")
+    if kind_of_scheme != FREQUENCIES:
+        raise NotRepresentable(f"{choice.name} {kind_of_scheme}")
     if choice.per_layer:
         raise NotRepresentable(f"{choice.name} has frequencies of its own in each layer")
     table = rope_table(model.schemes[kind])
@@ -201,19 +201,21 @@ def _several_tables(
     tables: Sequence[RopeTable | None], windows: Sequence[int | None], has_joint_norm: bool
 ) -> str:
     """BASES, or BY_TYPE, which only OLMo 3 has, or "" if all layers with positions rotate alike."""
-    found: dict[bool, list[tuple]] = {False: [], True: []}
+    by_window: dict[bool, list[tuple]] = {False: [], True: []}
     for table, window in zip(tables, windows, strict=True):
         if table is not None:
-            found[window is not None].append(
+            by_window[window is not None].append(
                 (table.theta, table.frequencies, table.amplitude, table.native)
             )
-    every = found[False] + found[True]
-    if all(one == every[0] for one in every):
+    every = by_window[False] + by_window[True]
+    if all(rotation == every[0] for rotation in every):
         return ""
-    if has_joint_norm and all(one == of_type[0] for of_type in found.values() for one in of_type):
+    if has_joint_norm and all(
+        rotation == of_type[0] for of_type in by_window.values() for rotation in of_type
+    ):
         return BY_TYPE
     native = every[0][-1]
-    if native is not None and all(one[-1] == native for one in every):
+    if native is not None and all(rotation[-1] == native for rotation in every):
         return BASES
     raise NotRepresentable("several frequency tables")
 

@@ -68,20 +68,20 @@ def export_folder(
         for name, content in files.items():
             (folder / name).write_bytes(content)
         parity = []
-        for one in measure(
+        for result in measure(
             model.float(), folder, choice.model_type, parity_lengths(model, multiples)
         ):
             console.info(
-                f"{one.length:,} tokens: logits differ by at most {one.difference:.1e} "
-                f"(tolerance {one.tolerance:.1e})"
+                f"{result.length:,} tokens: logits differ by at most {result.difference:.1e} "
+                f"(tolerance {result.tolerance:.1e})"
             )
-            if not one.is_met:
+            if not result.is_met:
                 raise InteropError(
-                    f"{out} was not written: at {one.length:,} tokens its logits in transformers differ from "
-                    f"ours by {one.difference:.1e}, more than {one.tolerance:.1e}; report this with the "
-                    "run's settings.yaml"
+                    f"{out} was not written: at {result.length:,} tokens its logits in transformers differ "
+                    f"from ours by {result.difference:.1e}, more than {result.tolerance:.1e}; report this "
+                    "with the run's settings.yaml"
                 )
-            parity.append(one)
+            parity.append(result)
         if evaluation is not None:
             shutil.copyfile(evaluation.figure, folder / FIGURE)
         write_text(folder / "README.md", model_card(run, choice, parity, evaluation, dtype))
@@ -100,10 +100,10 @@ def _controls(run: LoadedRun) -> dict[str, Any]:
 
 
 def _generation(run: LoadedRun, controls: dict[str, Any]) -> dict[str, Any]:
-    found = {key: value for key, value in controls.items() if value is not None}
-    if "pad_token_id" not in found and run.tokenizer.eos_id is not None:
-        found["pad_token_id"] = run.tokenizer.eos_id  # `generate` fills ended rows with it
-    return found
+    ids = {key: value for key, value in controls.items() if value is not None}
+    if "pad_token_id" not in ids and run.tokenizer.eos_id is not None:
+        ids["pad_token_id"] = run.tokenizer.eos_id  # `generate` fills ended rows with it
+    return ids
 
 
 @contextmanager

@@ -25,7 +25,7 @@ def config(model: Transformer, choice: ClassChoice) -> dict[str, Any]:
     s = model.settings
     model_type = choice.model_type
     assert model_type is not None
-    found: dict[str, Any] = {
+    entries: dict[str, Any] = {
         "architectures": [FAMILIES[model_type].architecture],
         "model_type": model_type,
         "vocab_size": model.vocab_size,
@@ -42,37 +42,39 @@ def config(model: Transformer, choice: ClassChoice) -> dict[str, Any]:
         "rope_parameters": _rope_parameters(model, choice),
     }
     if "attention_bias" in FAMILIES[model_type].defaults:
-        found["attention_bias"] = s.attention_bias == "all"
+        entries["attention_bias"] = s.attention_bias == "all"
     if "mlp_bias" in FAMILIES[model_type].defaults:
-        found["mlp_bias"] = s.mlp_bias
+        entries["mlp_bias"] = s.mlp_bias
     if model_type == "phi3":
-        found["original_max_position_embeddings"] = model.original_length
+        entries["original_max_position_embeddings"] = model.original_length
     if model_type in ("granite", "granite_swa"):
-        found |= {
+        entries |= {
             "embedding_multiplier": s.embedding_multiplier,
             "residual_multiplier": s.residual_multiplier,
             "attention_multiplier": s.attention_scale,
             "logits_scaling": s.logit_divisor,
         }
-    return found | _layers(model, choice)
+    return entries | _layers(model, choice)
 
 
 def _rope_parameters(model: Transformer, choice: ClassChoice) -> dict[str, Any]:
     if choice.model_type == "olmo3":  # reads nothing but the nested form, and `truncate` beside it
         kinds = zip(model.settings.layer_kinds, choice.tables, strict=True)
         windowed = [(model.settings.kinds[kind].window is not None, table) for kind, table in kinds]
-        found: dict[str, Any] = {}
+        by_type: dict[str, Any] = {}
         for name, is_windowed in ((FULL, False), (SLIDING, True)):
             of_type = [
                 table for windows, table in windowed if windows == is_windowed
             ] or choice.tables
-            found[name] = _parameters(model, choice, of_type)
-        truncated = [of_type.pop("truncate") for of_type in found.values() if "truncate" in of_type]
-        return found | ({"truncate": truncated[0]} if truncated else {})
-    return _parameters(model, choice, choice.tables)
+            by_type[name] = _rotary_settings(model, choice, of_type)
+        truncated = [
+            of_type.pop("truncate") for of_type in by_type.values() if "truncate" in of_type
+        ]
+        return by_type | ({"truncate": truncated[0]} if truncated else {})
+    return _rotary_settings(model, choice, choice.tables)
 
 
-def _parameters(
+def _rotary_settings(
     model: Transformer, choice: ClassChoice, tables: Sequence[RopeTable | None]
 ) -> dict[str, Any]:
     """The rotary settings of these layers, read from the first layer that has positions."""
@@ -106,20 +108,20 @@ def _layers(model: Transformer, choice: ClassChoice) -> dict[str, Any]:
     types = [SLIDING if w else FULL for w in windows]
     if model_type in ("mistral", "ministral3", "phi3"):
         return {"sliding_window": window}
-    found: dict[str, Any] = {}
+    entries: dict[str, Any] = {}
     if model_type in ("qwen2", "qwen3", "smollm3"):
-        found = {
+        entries = {
             "use_sliding_window": window is not None,
             "sliding_window": window,
             "layer_types": types,
         }
     if model_type == "smollm3":
-        found["no_rope_layers"] = [int(table is not None) for table in choice.tables]
+        entries["no_rope_layers"] = [int(table is not None) for table in choice.tables]
     if model_type in ("granite_swa", "olmo3"):
-        found = {"sliding_window": window or model.train_length, "layer_types": types}
+        entries = {"sliding_window": window or model.train_length, "layer_types": types}
     if model_type == "granite_swa":
-        found["layer_rope_theta"] = [table.theta if table else 0 for table in choice.tables]
-    return found
+        entries["layer_rope_theta"] = [table.theta if table else 0 for table in choice.tables]
+    return entries
 
 
 def weights(model: Transformer, state: dict[str, Tensor], choice: ClassChoice) -> dict[str, Tensor]:

@@ -71,8 +71,8 @@ def measure(
     with _loaded(folder, model_type) as theirs:
         for length in lengths:
             with exact_angles(theirs, model, length):
-                one = _compared(model, theirs, model_type, length)
-            yield one
+                comparison = _compared(model, theirs, model_type, length)
+            yield comparison
 
 
 @contextmanager
@@ -120,9 +120,9 @@ def _compared(model: Transformer, theirs: Any, model_type: str | None, length: i
         stop = min(start + size, length)
         part = ids[:, start:stop]
         ours = model(part, positions.part(start, stop, position_end=stop), cache=cache)
-        found = theirs(part, past_key_values=past, use_cache=True)
-        past = found.past_key_values
-        difference = max(difference, _largest(found.logits - ours))
+        output = theirs(part, past_key_values=past, use_cache=True)
+        past = output.past_key_values
+        difference = max(difference, _largest(output.logits - ours))
         largest = max(largest, _largest(ours))
     return Parity(length, difference, tolerance(largest))
 

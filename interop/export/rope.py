@@ -51,13 +51,13 @@ class RopeTable:
     def parameters(self, original_length: int, native: bool = True) -> dict[str, Any]:
         """`rope_parameters`; what has no kind in transformers, or with `native` false every kind but LongRoPE
         and the default, is LongRoPE with one list of divisors for all lengths."""
-        found: dict[str, Any] = {"rope_theta": self.theta}
+        base: dict[str, Any] = {"rope_theta": self.theta}
         known = dict(self.native or ())
         if known and (native or known["rope_type"] in ("default", "longrope")):
-            return found | known
+            return base | known
         plain = plain_frequencies(self.theta, 2 * len(self.frequencies)).tolist()
         divisors = [a / b if b else STILL for a, b in zip(plain, self.frequencies, strict=True)]
-        return found | {
+        return base | {
             "rope_type": "longrope",
             "short_factor": divisors,
             "long_factor": divisors,

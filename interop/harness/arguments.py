@@ -32,10 +32,10 @@ def dtype_named(name: str | None) -> torch.dtype | None:
     """The floating-point dtype `name`, None for the stored one (`auto`)."""
     if name in (None, "auto"):
         return None
-    found = getattr(torch, name, None)
-    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise InteropError(f"dtype={name} is unknown; use float32, float64 or bfloat16")
-    return found
+    return dtype
 
 
 def positive(name: str, value: Any) -> int:

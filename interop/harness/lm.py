@@ -23,7 +23,6 @@ from generation.samples import Sample, generate_samples
 from generation.sampling import SamplingParams
 from generation.text_stream import TextStream
 from interop.harness.arguments import dtype_named, join_processes, overrides_of, positive
-from interop.harness.packages import prefer_installed
 from interop.runs import run_of
 from model import TokenPositions
 from run_directory.position_overrides import override
@@ -92,7 +91,6 @@ class SextantLM(TemplateLM):
         **settings: Any,
     ):
         super().__init__()
-        prefer_installed()
         self._ranks = join_processes()
         self._rank = self._ranks.rank
         self._world_size = self._ranks.world
@@ -182,8 +180,8 @@ class SextantLM(TemplateLM):
         )
 
     def gather_object(self, obj: Any, dst: int = 0) -> list[Any] | None:
-        found = self._ranks.collect(obj)
-        return found if self.rank == dst else None
+        objects = self._ranks.collect(obj)
+        return objects if self.rank == dst else None
 
     def barrier(self) -> None:
         if self.world_size > 1:
@@ -279,8 +277,8 @@ class SextantLM(TemplateLM):
             sizes = [len(context) + len(targets) - 1 for context, targets in windows]
             for batch in self._batches(sizes, self.model.depends_on_length):
                 rows = [(windows[i][0] + windows[i][1])[:-1] for i in batch]
-                found = self._likelihoods(rows, [windows[i][1] for i in batch])
-                for i, value in zip(batch, found, strict=True):
+                values = self._likelihoods(rows, [windows[i][1] for i in batch])
+                for i, value in zip(batch, values, strict=True):
                     totals[owner[i]] += value
                 bar.update(len(batch))
         for request, total in zip(requests, totals, strict=True):
@@ -295,7 +293,10 @@ class SextantLM(TemplateLM):
             tokens, TokenPositions.plain(tokens.shape[1], device=self.device), keep=keep
         )
         ends = [len(row) - tokens.shape[1] + keep for row in rows]
-        return [one[end - count : end] for one, end, count in zip(logits, ends, keeps, strict=True)]
+        return [
+            row_logits[end - count : end]
+            for row_logits, end, count in zip(logits, ends, keeps, strict=True)
+        ]
 
     @torch.no_grad()
     def _likelihoods(
@@ -304,9 +305,9 @@ class SextantLM(TemplateLM):
         """Log-likelihood of the targets, which follow the last tokens of each row; without all logits."""
         tokens, keep = self._padded(rows, [len(target) for target in targets])
         wanted = torch.full((len(rows), keep), IGNORED)
-        for one, row, target in zip(wanted, rows, targets, strict=True):
+        for row_targets, row, target in zip(wanted, rows, targets, strict=True):
             end = len(row) - tokens.shape[1] + keep
-            one[end - len(target) : end] = torch.tensor(target)
+            row_targets[end - len(target) : end] = torch.tensor(target)
         positions = TokenPositions.plain(tokens.shape[1], device=self.device)
         nll = self.model(tokens, positions, targets=wanted.to(self.device), keep=keep)
         return (-nll.double().sum(1)).tolist()
@@ -319,8 +320,8 @@ class SextantLM(TemplateLM):
         """
         width = max(map(len, rows))
         tokens = torch.zeros(len(rows), width, dtype=torch.int64)
-        for one, row in zip(tokens, rows, strict=True):
-            one[: len(row)] = torch.tensor(row)
+        for row_tokens, row in zip(tokens, rows, strict=True):
+            row_tokens[: len(row)] = torch.tensor(row)
         first = min(len(row) - keep for row, keep in zip(rows, keeps, strict=True))
         return tokens.to(self.device), width - first
 

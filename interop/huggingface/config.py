@@ -155,11 +155,11 @@ def _refuse(reader: ConfigReader) -> None:
 
 def _changes(reader: ConfigReader) -> dict[str, Any]:
     """Settings that differ from a plain Llama's."""
-    found: dict[str, Any] = {}
+    changes: dict[str, Any] = {}
     if reader.flag("attention_bias"):
-        found["attention_bias"] = "all"
+        changes["attention_bias"] = "all"
     if reader.flag("mlp_bias"):
-        found["mlp_bias"] = True
+        changes["mlp_bias"] = True
     for ours, theirs in (
         ("embedding_multiplier", "embedding_multiplier"),
         ("residual_multiplier", "residual_multiplier"),
@@ -168,8 +168,8 @@ def _changes(reader: ConfigReader) -> dict[str, Any]:
     ):
         value = reader.number(theirs, float, None)
         if value is not None:
-            found[ours] = float(value)
-    return found
+            changes[ours] = float(value)
+    return changes
 
 
 def _position(
@@ -256,7 +256,7 @@ def _layer_thetas(reader: ConfigReader) -> list[float | None]:
         if rotated is None:
             interval = reader.number("no_rope_layer_interval", int)
             rotated = [float((i + 1) % interval != 0) for i in range(layers)]
-        return [None if one else 0.0 for one in rotated[:layers]]
+        return [None if is_rotated else 0.0 for is_rotated in rotated[:layers]]
     return [None] * layers
 
 
@@ -287,6 +287,8 @@ def _ids(reader: ConfigReader, key: str) -> tuple[int, ...]:
     """Token ids: null, one, or several."""
     value = reader.get(key)
     values = value if isinstance(value, list) else [] if value is None else [value]
-    if not all(isinstance(one, int) and not isinstance(one, bool) and one >= 0 for one in values):
+    if not all(
+        isinstance(value, int) and not isinstance(value, bool) and value >= 0 for value in values
+    ):
         raise InteropError(f"{reader.file}: {key} must be ids of tokens, got {value!r}")
     return tuple(values)

@@ -95,12 +95,12 @@ def _stored(file: Path) -> dict[str, StoredTensor]:
     """The tensors of one safetensors file."""
     try:
         with safe_open(file, framework="pt") as tensors:
-            found = {}
+            stored = {}
             for name in tensors.keys():  # noqa: SIM118, not a dict
                 part = tensors.get_slice(name)
                 read = partial(_read, file, name)
-                found[name] = StoredTensor(file, tuple(part.get_shape()), part.get_dtype(), read)
-            return found
+                stored[name] = StoredTensor(file, tuple(part.get_shape()), part.get_dtype(), read)
+            return stored
     except SafetensorError as error:
         raise InteropError(
             f"{file} is damaged or not a safetensors file ({error}); download it again"

@@ -24,8 +24,8 @@ def download(name: str) -> Path:
     Raises:
         InteropError: not a name of the hub, or a model that can neither be downloaded nor is cached.
     """
-    found = NAME.fullmatch(name)
-    if found is None:
+    match = NAME.fullmatch(name)
+    if match is None:
         raise InteropError(
             f"hf:{name}: no such folder, and not a name on the Hugging Face hub (ORG/MODEL)"
         )
@@ -34,8 +34,8 @@ def download(name: str) -> Path:
     try:
         return Path(
             huggingface_hub.snapshot_download(
-                found["name"],
-                revision=found["revision"],
+                match["name"],
+                revision=match["revision"],
                 allow_patterns=WANTED,
                 ignore_patterns=UNWANTED,
             )
@@ -50,7 +50,7 @@ def download(name: str) -> Path:
             "`hf auth login` if the model is private"
         ) from error
     except huggingface_hub.errors.RevisionNotFoundError as error:
-        raise InteropError(f"hf:{name}: the model has no revision {found['revision']!r}") from error
+        raise InteropError(f"hf:{name}: the model has no revision {match['revision']!r}") from error
     except Exception as error:  # of the hub, of its HTTP client, or of the file system
         reason = str(error).strip().partition("\n")[0]
         raise InteropError(

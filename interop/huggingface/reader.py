@@ -61,8 +61,10 @@ class ConfigReader:
         if value is None:
             return None
         good = isinstance(value, list) and all(
-            isinstance(one, (int, float)) and not isinstance(one, bool) and 0 <= one < float("inf")
-            for one in value
+            isinstance(number, (int, float))
+            and not isinstance(number, bool)
+            and 0 <= number < float("inf")
+            for number in value
         )
         if not good:
             raise InteropError(

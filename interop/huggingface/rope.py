@@ -87,42 +87,42 @@ def rope_parameters(config: ConfigReader) -> dict[str, ConfigReader]:
     if config.get("model_type") == "olmo3":
         return _olmo3(config)
     key = _LEGACY if config.get(_LEGACY) else _CURRENT
-    found = config.get(key) or {}
+    parameters = config.get(key) or {}
     file = f"{config.file}: {key}"
-    if not isinstance(found, dict):
-        raise InteropError(f"{file} must be an object, got {found!r}")
-    if not any(name in found for name in NESTED):
-        return {"": ConfigReader(found, file)}
-    return _nested(found, file)
+    if not isinstance(parameters, dict):
+        raise InteropError(f"{file} must be an object, got {parameters!r}")
+    if not any(name in parameters for name in NESTED):
+        return {"": ConfigReader(parameters, file)}
+    return _nested(parameters, file)
 
 
-def _nested(found: dict[str, Any], file: str) -> dict[str, ConfigReader]:
+def _nested(parameters: dict[str, Any], file: str) -> dict[str, ConfigReader]:
     by_type = {}
     for name in NESTED:
-        inside = found.get(name) or {}
+        inside = parameters.get(name) or {}
         if not isinstance(inside, dict):
             raise InteropError(f"{file}.{name} must be an object, got {inside!r}")
         # transformers reads `truncate` outside the nesting only.
         inside = {k: v for k, v in inside.items() if k != "truncate"}
-        outside = {"truncate": found["truncate"]} if "truncate" in found else {}
+        outside = {"truncate": parameters["truncate"]} if "truncate" in parameters else {}
         by_type[name] = ConfigReader(inside | outside, f"{file}.{name}")
     return by_type
 
 
 def _olmo3(config: ConfigReader) -> dict[str, ConfigReader]:
     """OLMo 3's `rope_scaling` is that of layers without windows, and `rope_parameters` are nested."""
-    found = config.get(_CURRENT) or {}
+    parameters = config.get(_CURRENT) or {}
     scaling = config.get(_LEGACY) or {}
-    for key, value in ((_CURRENT, found), (_LEGACY, scaling)):
+    for key, value in ((_CURRENT, parameters), (_LEGACY, scaling)):
         if not isinstance(value, dict):
             raise InteropError(f"{config.file}: {key} must be an object, got {value!r}")
-    if found and not any(name in found for name in NESTED):
+    if parameters and not any(name in parameters for name in NESTED):
         raise InteropError(
             f"{config.file}: {_CURRENT} of olmo3 must have {' and '.join(NESTED)}: transformers ignores "
-            f"{', '.join(found)} outside of them"
+            f"{', '.join(parameters)} outside of them"
         )
     full, windowed = NESTED
-    by_type = _nested(found, f"{config.file}: {_CURRENT}")
+    by_type = _nested(parameters, f"{config.file}: {_CURRENT}")
     by_type[full] = ConfigReader({**by_type[full].values, **scaling}, by_type[full].file)
     theta = config.number("rope_theta", float)
     if theta != config.defaults["rope_theta"] and by_type[windowed].get("rope_theta") is None:

@@ -84,8 +84,8 @@ def weight_map(layer: WeightMap, layers: int, ours: Iterable[str]) -> tuple[Weig
     for i in range(layers):
         for theirs, parts in layer.items():
             whole[f"model.layers.{i}.{theirs}"] = tuple(f"layers.{i}.{part}" for part in parts)
-    found = {theirs: parts for theirs, parts in whole.items() if have.issuperset(parts)}
-    return found, sorted(have.difference(*found.values()))
+    mapped = {theirs: parts for theirs, parts in whole.items() if have.issuperset(parts)}
+    return mapped, sorted(have.difference(*mapped.values()))
 
 
 def to_half(rows: Tensor, heads: int, rotated: int) -> Tensor:

@@ -72,8 +72,8 @@ def flex_view(view: AttentionView, v: Tensor, scale: float, aux: AuxRequest | No
         score_mod = lambda score, b, h, i, j: score + bias(b, h, i, j).to(score.dtype)  # noqa: E731
     gqa = q.shape[1] != k.shape[1]
     more: dict[str, Any] = {} if aux is None else {"return_aux": aux}
-    if mask.kernel_options:
-        more["kernel_options"] = mask.kernel_options
+    if mask.forms.kernel_options:
+        more["kernel_options"] = mask.forms.kernel_options
     run = fused(flex_attention, mask.device, dynamic=True, with_lse=aux is not None)
     return run(
         q,

@@ -22,6 +22,7 @@ from model.attention.kernels import AttentionHook
 from model.attention.mask import AttentionMask, AttentionView, mask_dtype
 from model.attention.softmax import AttentionPass, Projection
 from model.cache import CacheIndex, LinearLayerCache, LinearState
+from model.model_settings import LinearMixer, ModelSettings
 from model.position import (
     SCHEMES,
     AttentionContext,
@@ -30,7 +31,6 @@ from model.position import (
     PositionSettings,
 )
 from model.position.temperature import NoTemperature
-from model.settings import LinearMixer, ModelSettings
 from model.token_positions import TokenPositions
 
 Compared = tuple[Tensor, Tensor]  # queries (B, H, K, E) and keys (B, G, T, E)

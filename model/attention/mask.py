@@ -133,6 +133,29 @@ class CausalBand:
 
 
 @dataclass(frozen=True)
+class BiasForms:
+    """Forms of an elementwise bias that kernels evaluate faster, where it has them.
+
+    Attributes:
+        distance: the bias as a function of distance alone.
+        key_sums: (B, H, S) float64 numbers c of the keys, if the bias is c of the query − c of the key.
+        make_network: returns the bias as a network, given distances (N,); used where positions increase
+            by one from key to key.
+        make_flex: returns the bias as FlexAttention evaluates it; called once per pass, outside the
+            kernel, where tables can be computed. Where the kernel indexes captured tensors that require
+            gradients, the backward pass adds each pair's gradient to the indexed entry; additions to the
+            same entry wait for each other.
+        kernel_options: options of FlexAttention's kernel.
+    """
+
+    distance: DistanceFunction | None = None
+    key_sums: Tensor | None = None
+    make_network: Callable[[Tensor], NetworkBias] | None = None
+    make_flex: Callable[[], BiasFunction] | None = None
+    kernel_options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class AttentionMask:
     """The mask and bias of the query-key pairs of one pass.
 
@@ -142,13 +165,8 @@ class AttentionMask:
         band: in plain layout, a bound on the visible keys, known on the host.
         is_band: the mask equals the band.
         part: the part of the band that the mask equals, if it is known.
-        distance: the bias as a function of distance, if it depends on distance alone.
-        key_sums: (B, H, S) float64 numbers c of the keys, if the bias is c of the query − c of the key.
-        make_network: returns the bias as a network, given the distances of `NetworkBias.near`.
+        forms: other forms of the bias.
         unit_steps: positions increase by one from key to key, so distances follow from indices.
-        make_flex_bias: returns the bias as FlexAttention evaluates it, if that is not `bias`; called once per
-            pass, outside the kernel, where tables can be computed.
-        kernel_options: those of FlexAttention.
         rows: number of distinct rows of mask and bias: 1 or the batch size.
         mask_rows: number of distinct rows of the mask alone.
     """
@@ -164,12 +182,8 @@ class AttentionMask:
     band: CausalBand | None = None
     is_band: bool = False
     part: CausalBand | None = None
-    distance: DistanceFunction | None = None
-    key_sums: Tensor | None = None
-    make_network: Callable[[Tensor], NetworkBias] | None = None
+    forms: BiasForms = field(default_factory=BiasForms)
     unit_steps: bool = False
-    make_flex_bias: Callable[[], BiasFunction] | None = None
-    kernel_options: dict[str, Any] = field(default_factory=dict)
     rows: int = 1
     mask_rows: int = 1
     # The block mask, shared by all masks of a pass that differ in their bias only.
@@ -187,7 +201,7 @@ class AttentionMask:
     @property
     def is_by_distance(self) -> bool:
         """The mask is a function of unit-step distance (and head)."""
-        by_index = self.distance is not None and self.unit_steps
+        by_index = self.forms.distance is not None and self.unit_steps
         return self.is_exact_band and (self.bias is None or by_index)
 
     @property
@@ -199,9 +213,9 @@ class AttentionMask:
     def has_biased_kernel(self) -> bool:
         """Whether `model/fast/biased.py` evaluates the bias: differences of sums, and with gradients
         learned functions of distance and networks."""
-        if self.key_sums is not None:
+        if self.forms.key_sums is not None:
             return self.is_exact_band
-        if self.make_network is not None:
+        if self.forms.make_network is not None:
             return (
                 torch.is_grad_enabled()
                 and self.is_exact_band
@@ -253,10 +267,12 @@ class AttentionMask:
 
     def network(self) -> list[Tensor]:
         """The tensors of the bias as a network, computed once per pass; none if it is not one."""
-        if self.make_network is None:
+        if self.forms.make_network is None:
             return []
         if "network" not in self._lowered:
-            self._lowered["network"] = self.make_network(self._distances().clamp(min=0)).tensors()
+            self._lowered["network"] = self.forms.make_network(
+                self._distances().clamp(min=0)
+            ).tensors()
         return self._lowered["network"]
 
     def _distances(self) -> Tensor:
@@ -269,24 +285,24 @@ class AttentionMask:
         hidden = d < band.nearest
         if band.window is not None:
             hidden |= d >= band.window
-        if self.distance is None:
+        if self.forms.distance is None:
             values = torch.zeros(1, len(d), device=self.device)
         else:
             heads = torch.arange(self.heads, device=self.device)
-            values = self.distance(heads[:, None], d.clamp(min=0)[None, :])
+            values = self.forms.distance(heads[:, None], d.clamp(min=0)[None, :])
         return values.masked_fill(hidden, -math.inf)
 
     @property
     def has_flex_bias(self) -> bool:
         """Whether FlexAttention evaluates the bias in a form of its own."""
-        return self.make_flex_bias is not None
+        return self.forms.make_flex is not None
 
     def flex_bias(self) -> BiasFunction | None:
         """The bias as FlexAttention's kernel evaluates it."""
-        if self.make_flex_bias is None:
+        if self.forms.make_flex is None:
             return self.bias
         if "flex_bias" not in self._lowered:
-            self._lowered["flex_bias"] = self.make_flex_bias()
+            self._lowered["flex_bias"] = self.forms.make_flex()
         return self._lowered["flex_bias"]
 
     def last_query(self, keys: slice | Tensor, groups: int, dtype: torch.dtype) -> Tensor:

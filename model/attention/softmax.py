@@ -12,6 +12,7 @@ from errors import ModelError
 from model.attention.kernels import AttentionHook, attend
 from model.attention.mask import AttentionView
 from model.cache import CacheIndex, LayerCache
+from model.model_settings import ModelSettings
 from model.position import (
     AttentionContext,
     AttentionPlan,
@@ -19,7 +20,6 @@ from model.position import (
     ExtrasCache,
     PositionSettings,
 )
-from model.settings import ModelSettings
 
 
 @dataclass(frozen=True)

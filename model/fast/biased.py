@@ -34,7 +34,7 @@ TILE = 128, 256  # queries and keys of a tile, whose weights of 8 heads fit into
 def biased_attend(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, scale: float) -> Tensor:
     """(B, H, T, E) in the dtype of v."""
     table = mask.by_distance()
-    return biased_attention(q, k, v, table, mask.key_sums, mask.network(), scale)[0]
+    return biased_attention(q, k, v, table, mask.forms.key_sums, mask.network(), scale)[0]
 
 
 @torch.library.custom_op(f"{NAMESPACE}::biased_attention", mutates_args=())

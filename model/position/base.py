@@ -20,6 +20,7 @@ from model.attention.kernels import precompute_masks
 from model.attention.mask import (
     AttentionMask,
     AttentionView,
+    BiasForms,
     BiasFunction,
     CausalBand,
     DistanceFunction,
@@ -27,7 +28,6 @@ from model.attention.mask import (
     QueryBlock,
     visibility_mask,
 )
-from model.fast.network_bias import NetworkBias
 from model.position.temperature import AnyTemperature, NoTemperature
 from model.token_positions import TokenPositions
 from settings.fields import StrictSettings
@@ -86,57 +86,31 @@ class AttentionContext:
         self,
         mask_mod: MaskFunction | None = None,
         bias: BiasFunction | None = None,
-        distance: DistanceFunction | None = None,
-        key_sums: Tensor | None = None,
-        make_network: Callable[[Tensor], NetworkBias] | None = None,
+        forms: BiasForms | None = None,
         by_row: bool = False,
-        tabulate: bool = False,
-        make_flex_bias: Callable[[], BiasFunction] | None = None,
-        kernel_options: dict[str, Any] | None = None,
         part: Callable[[CausalBand], CausalBand] | None = None,
     ) -> AttentionMask:
         """The attention mask: visible pairs, restricted by `mask_mod`, with an optional bias.
 
         Args:
             mask_mod: elementwise over indices, the same for all heads; False masks a pair.
-            bias: elementwise over indices; added to the logit after the 1/√D scale.
-            distance: elementwise over (head, position distance); use it in place of `bias` where possible.
-            key_sums: (B, H, S) float64 numbers c of the keys, if `bias` is c of the query − c of the key.
-            make_network: returns `bias` as a network, given distances (N,); used where positions increase by
-                one from key to key.
+            bias: elementwise over indices; added to the logit after the 1/√D scale. Use `distance_mask`
+                where it depends on distance alone.
+            forms: other forms of the bias, for faster kernels.
             by_row: `mask_mod` or `bias` depend on the row even if positions do not, e.g. on content.
-            tabulate: compute `distance` once per integer distance where it would be evaluated for each pair:
-                for functions that are learned or expensive.
-            make_flex_bias: returns `bias` in a form for FlexAttention; called once per pass. Where its kernel
-                indexes captured tensors that require gradients, the backward pass adds each pair's gradient
-                to the indexed entry; additions to the same entry wait for each other.
-            kernel_options: options of FlexAttention's kernel.
             part: restricts a band as `mask_mod` does; used where positions are 0, 1, 2, ... in order.
         """
         visible = visibility_mask(self.queries, self.keys, self.batch, self.window, self.sinks)
-        plain = self.queries.layout == "plain"
-        both = (
-            visible
-            if mask_mod is None
-            else lambda b, h, i, j: visible(b, h, i, j) & mask_mod(b, h, i, j)
-        )
+        both = visible
+        if mask_mod is not None:
+            both = lambda b, h, i, j: visible(b, h, i, j) & mask_mod(b, h, i, j)  # noqa: E731
+        is_plain = self.queries.layout == "plain"
         queries = self.queries.order.shape[1]
         keys = self.keys.order.shape[1]
-        q_position = self.q_position
-        k_position = self.k_position
-
-        real = self.keys.position.is_floating_point()
-
-        def separation(b: Tensor, i: Tensor, j: Tensor) -> Tensor:
-            return q_position[b, i] - k_position[b, j]
-
-        if distance is not None:
-            bias = lambda b, h, i, j: distance(h, separation(b, i, j))  # noqa: E731
-        if distance is not None and tabulate and not real:
-            make_flex_bias = lambda: self._tabulated(distance, separation)  # noqa: E731
-        single = self.queries.position.shape[0] == self.keys.position.shape[0] == 1
-        same = plain and not by_row and (single or (bias is None and mask_mod is None))
-        band = CausalBand(keys - queries, self.window, self.sinks) if plain else None
+        has_equal_rows = self.queries.position.shape[0] == self.keys.position.shape[0] == 1
+        is_pure = bias is None and mask_mod is None
+        is_same = is_plain and not by_row and (has_equal_rows or is_pure)
+        band = CausalBand(keys - queries, self.window, self.sinks) if is_plain else None
         mask = AttentionMask(
             batch=self.batch,
             heads=self.heads,
@@ -144,34 +118,50 @@ class AttentionContext:
             keys=keys,
             device=self.device,
             mask_mod=both,
-            separation=separation,
+            separation=self._separation(),
             bias=bias,
             band=band,
-            is_band=plain and mask_mod is None,
+            is_band=is_plain and mask_mod is None,
             part=part(band) if part and band and queries > 1 and self._ordered() else None,
-            distance=distance,
-            key_sums=key_sums,
-            make_network=make_network,
-            unit_steps=plain and self.keys.unit_steps,
-            make_flex_bias=make_flex_bias,
-            kernel_options=kernel_options or {},
-            rows=1 if same else self.batch,
-            mask_rows=1 if plain and (mask_mod is None or same) else self.batch,
+            forms=forms or BiasForms(),
+            unit_steps=is_plain and self.keys.unit_steps,
+            rows=1 if is_same else self.batch,
+            mask_rows=1 if is_plain and (mask_mod is None or is_same) else self.batch,
             shared=self.block_masks if mask_mod is None else {},
         )
         if self.precompute:
             precompute_masks(mask, mask.device.type)
         return mask
 
-    def _tabulated(
-        self, distance: DistanceFunction, separation: Callable[[Tensor, Tensor, Tensor], Tensor]
-    ) -> BiasFunction:
-        """`distance` computed once per integer distance and head, outside the kernel. The backward pass then
-        adds to as many entries, instead of to a few parameters."""
-        heads = torch.arange(self.heads, device=self.device)[:, None]
-        every = torch.arange(self.keys.position_end, device=self.device)[None]
-        table = distance(heads, every).contiguous()  # (H, position_end)
-        return lambda b, h, i, j: table[h, separation(b, i, j).clamp(min=0)]
+    def distance_mask(self, distance: DistanceFunction, tabulate: bool = False) -> AttentionMask:
+        """The attention mask with a bias that depends on distance alone.
+
+        Args:
+            distance: elementwise over (head, position distance).
+            tabulate: on a GPU, compute it once per integer distance and head: for functions that are
+                learned or expensive. The backward pass then adds to as many entries, instead of to a few
+                parameters.
+        """
+        separation = self._separation()
+
+        def bias(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            return distance(h, separation(b, i, j))
+
+        def tabulated() -> BiasFunction:
+            heads = torch.arange(self.heads, device=self.device)[:, None]
+            every = torch.arange(self.keys.position_end, device=self.device)[None]
+            table = distance(heads, every).contiguous()  # (H, position_end)
+            return lambda b, h, i, j: table[h, separation(b, i, j).clamp(min=0)]
+
+        has_table = tabulate and not self.keys.position.is_floating_point()
+        forms = BiasForms(distance=distance, make_flex=tabulated if has_table else None)
+        return self.mask(bias=bias, forms=forms)
+
+    def _separation(self) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+        """Query position − key position, elementwise over (row, query, key)."""
+        q_position = self.q_position
+        k_position = self.k_position
+        return lambda b, i, j: q_position[b, i] - k_position[b, j]
 
     def _ordered(self) -> bool:
         """Whether keys of a CPU have the positions 0, 1, 2, ..., without those that the cache has dropped."""

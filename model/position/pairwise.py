@@ -10,7 +10,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from model.attention.mask import AttentionMask, BiasFunction, QueryBlock
+from model.attention.mask import AttentionMask, BiasForms, BiasFunction, QueryBlock
 from model.position.base import AttentionContext, AttentionPlan, PositionalScheme, PositionSettings
 from model.position.scaling import Factor, stretch_of
 from model.position.table import on_device
@@ -71,7 +71,7 @@ class DistanceBias(PositionalScheme, ABC):
         bias = self.bias(context)
         if context.tables[0].shape[0] == 1:
             return AttentionPlan.from_mask(
-                context.mask(distance=lambda h, d: bias(h * 0, h, d), tabulate=self.tabulate)
+                context.distance_mask(lambda h, d: bias(h * 0, h, d), tabulate=self.tabulate)
             )
         q = context.q_position
         k = context.k_position
@@ -155,12 +155,12 @@ def sum_after(x: Tensor) -> Tensor:
 
 
 def mask_per_row(
-    context: AttentionContext, make_flex_bias: Callable[[], BiasFunction] | None = None
+    context: AttentionContext, make_flex: Callable[[], BiasFunction] | None = None
 ) -> AttentionMask:
     """The visible pairs, such that `QueryBlock.distance` is correct per row even if rows differ in positions
     only."""
     rows = max(context.queries.position.shape[0], context.keys.position.shape[0])
-    return context.mask(by_row=rows > 1, make_flex_bias=make_flex_bias)
+    return context.mask(forms=BiasForms(make_flex=make_flex), by_row=rows > 1)
 
 
 def distances(block: QueryBlock, last: int) -> Tensor:

@@ -115,9 +115,9 @@ CASES = {"tokenizer": tokenizer, "preparing": preparing, "loading": loading}
 def main() -> None:
     work = DataWorkload(**json.loads(sys.argv[1]))
     begin = time.perf_counter()
-    found = CASES[work.case](work)
+    record = CASES[work.case](work)
     seconds = time.perf_counter() - begin
-    print(json.dumps({"seconds": seconds, "peak": peak_memory(torch.device("cpu")), **found}))
+    print(json.dumps({"seconds": seconds, "peak": peak_memory(torch.device("cpu")), **record}))
 
 
 if __name__ == "__main__":

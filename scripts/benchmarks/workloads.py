@@ -278,9 +278,9 @@ def decode(shape: Shape, variant: str, rows: int) -> Prepared:
 
 
 @torch.inference_mode()
-def check_greedy(logits: Callable[[Tensor], Tensor], prompts: Tensor, found: Tensor) -> None:
+def check_greedy(logits: Callable[[Tensor], Tensor], prompts: Tensor, generated: Tensor) -> None:
     """Raise ValueError unless every generated token is the most likely of a full pass, within NEAR_TIE."""
-    for prompt, row in zip(prompts, found, strict=True):
+    for prompt, row in zip(prompts, generated, strict=True):
         out = logits(torch.cat([prompt, row[:-1]]))[-len(row) :]
         short = float((out.amax(-1) - out.gather(-1, row[:, None])[:, 0]).max())
         if short > NEAR_TIE:

@@ -51,8 +51,8 @@ OPTIMIZERS = {
 
 def slope(changes: pd.Series) -> float:
     """The exponent of the growth of changes with the width, their index."""
-    found = np.polyfit(np.log(changes.index), np.log(changes.to_numpy()), 1)[0]
-    return round(float(found), 6) + 0.0  # no negative zero
+    exponent = np.polyfit(np.log(changes.index), np.log(changes.to_numpy()), 1)[0]
+    return round(float(exponent), 6) + 0.0  # no negative zero
 
 
 def model_of(width: int, base: int | None, grow: str, seed: int) -> Transformer:
@@ -109,7 +109,7 @@ def check(
 ) -> pd.DataFrame:
     """Mean changes over seeds: a row for each activation without and with muP, whose base is the smallest
     width, and a column for each width."""
-    found = {}
+    mean_changes = {}
     for kind, base in (("standard", None), ("muP", min(widths))):
         for width in widths:
             each = [
@@ -117,8 +117,10 @@ def check(
                 for seed in range(seeds)
             ]
             for part in PARTS:
-                found.setdefault((kind, part), {})[width] = sum(one[part] for one in each) / seeds
-    return pd.DataFrame(found).T
+                mean_changes.setdefault((kind, part), {})[width] = (
+                    sum(own[part] for own in each) / seeds
+                )
+    return pd.DataFrame(mean_changes).T
 
 
 def page(table: pd.DataFrame, command: str, figure: str) -> str:

@@ -212,7 +212,7 @@ def scheme_figures(bench: Bench) -> list[Figure]:
     shape = ("base.yaml", 2048, 8, "model.layers=2")
     vocabulary = 5376  # a sixth, as of the layers: the head takes the same share of the time
     rope = 0.0
-    found = []
+    figures = []
 
     def run(name: str) -> tuple[float, str]:
         torch._dynamo.reset()
@@ -226,8 +226,8 @@ def scheme_figures(bench: Bench) -> list[Figure]:
         goal = 85.0 if name in FIXED else 65.0 if name in LEARNED else None
         value = None if rate is None or not rope else 100 * rate / rope
         note = figure.note if rate is None else f"{rate:,.0f} tokens/s"
-        found.append(Figure(figure.name, value, "%", goal, note))
-    return found
+        figures.append(Figure(figure.name, value, "%", goal, note))
+    return figures
 
 
 def evaluation_figures(bench: Bench) -> list[Figure]:

@@ -153,9 +153,9 @@ def tokens_of(subject: str, length: int, vocab_size: int) -> np.ndarray:
 
 def measure(subject: str, length: int, threads: int, processes: int) -> WindowRow:
     """Time and memory of one window, in new processes."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port = one.getsockname()[1]
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
     with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
         started = [
             pool.submit(measure_rank, subject, length, threads, processes, rank, port)

@@ -100,8 +100,8 @@ def losses(
 
     def nll(positions: list[TokenPositions]) -> torch.Tensor:
         scored = zip(tokens, positions, strict=True)
-        found = [model(row[None, :-1], where, targets=row[None, 1:])[0] for row, where in scored]
-        return torch.stack(found)[:, length // 2 :].double().mean(1)
+        losses = [model(row[None, :-1], where, targets=row[None, 1:])[0] for row, where in scored]
+        return torch.stack(losses)[:, length // 2 :].double().mean(1)
 
     if not any(SCHEMES[choice.name][1].uses_position for choice in model.settings.kinds.values()):
         return nll([plain] * len(tokens)), None

@@ -15,8 +15,8 @@ import torch
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from data.data_settings import DataSettings
 from data.files import write_text
-from data.settings import DataSettings
 from evaluation.reports.results_table import markdown_table
 from model import SCHEMES, ModelSettings, TokenPositions, Transformer
 from model.attention.kernels import choose
@@ -106,8 +106,8 @@ def document() -> str:
     lines += ["", *choices_section("temperature", PositionSettings.model_fields["temperature"])]
     rope = SCHEMES["rope"][0]
     for key in rope.model_fields:
-        found = choices(rope.model_fields[key].annotation, rope.model_fields[key])
-        if key not in COMMON and found:
+        options = choices(rope.model_fields[key].annotation, rope.model_fields[key])
+        if key not in COMMON and options:
             lines += ["", *choices_section(key, rope.model_fields[key])]
     lines += ["", *choices_section("mixer", ModelSettings.model_fields["mixer"])]
     lines += choices_section("data.positions", DataSettings.model_fields["positions"])

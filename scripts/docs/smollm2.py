@@ -49,18 +49,18 @@ def main() -> int:
     text = DOCUMENT.read_text(encoding="utf-8")
     tables = []
     for folder in parser.parse_args().folders:
-        found = json.loads((folder / "results.json").read_text(encoding="utf-8"))
-        text = filled(text, folder.name, described(found) + "\n\n" + table(found))
+        results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+        text = filled(text, folder.name, described(results) + "\n\n" + table(results))
         rows = pd.read_csv(folder / "results.csv")
         tables.append(rows[rows.part == "all"][COLUMNS].assign(evaluation=folder.name))
         name = f"smollm2_{folder.name}"
         if f"{name}.png" in text:
             shutil.copy(folder / "nll_by_length.png", FIGURES / f"{name}.png")
         if f"{name}_gain.png" in text:
-            save(gain_figure(found), FIGURES, f"{name}_gain").with_suffix(".svg").unlink()
+            save(gain_figure(results), FIGURES, f"{name}_gain").with_suffix(".svg").unlink()
     others = [] if not CSV.exists() else [pd.read_csv(CSV)]
-    names = {name for one in tables for name in one.evaluation}
-    kept = [one[~one.evaluation.isin(names)] for one in others]
+    names = {name for own in tables for name in own.evaluation}
+    kept = [other[~other.evaluation.isin(names)] for other in others]
     write_text(CSV, pd.concat([*kept, *tables]).to_csv(index=False, float_format="%.6g"))
     write_text(DOCUMENT, text)
     return 0
@@ -77,25 +77,27 @@ def filled(text: str, name: str, content: str) -> str:
     return re.sub(f"{start}.*{end}", lambda _: f"{start}\n{content}\n{end}", text, flags=re.DOTALL)
 
 
-def described(found: dict) -> str:
+def described(results: dict) -> str:
     """Counts of documents and targets."""
-    count = found["documents"]
-    units = found["units"]["names"]
-    kind = found["unit"]
+    count = results["documents"]
+    units = results["units"]["names"]
+    kind = results["unit"]
     inside = "" if len(units) < 6 else f" Intervals are over {len(units)} {kind}s."
-    return f"{count} document{'s' * (count > 1)}, {found['targets']:,} targets.{inside}"
+    return f"{count} document{'s' * (count > 1)}, {results['targets']:,} targets.{inside}"
 
 
-def best_first(found: dict) -> list[dict]:
+def best_first(results: dict) -> list[dict]:
     """The cells of the longest length without truncation."""
-    longest = found["lengths"][-1]
+    longest = results["lengths"][-1]
     cells = [
-        cell for cell in found["cells"] if cell["length"] == longest and cell["method"] != TRUNCATE
+        cell
+        for cell in results["cells"]
+        if cell["length"] == longest and cell["method"] != TRUNCATE
     ]
     return sorted(cells, key=lambda cell: cell["nll"])
 
 
-def gain_figure(found: dict) -> Figure:
+def gain_figure(results: dict) -> Figure:
     """Net gain over truncated context at the longest length, with intervals."""
     dots = [
         DotEstimate(
@@ -104,25 +106,23 @@ def gain_figure(found: dict) -> Figure:
             math.nan if cell["gain_low"] is None else cell["gain_low"],
             math.nan if cell["gain_high"] is None else cell["gain_high"],
         )
-        for cell in best_first(found)
+        for cell in best_first(results)
     ]
-    lengths = (
-        f"{found['lengths'][-1]:,} tokens of context against the last {found['trained_length']:,}"
-    )
-    text = FigureText(lengths, described(found))
+    lengths = f"{results['lengths'][-1]:,} tokens of context against the last {results['trained_length']:,}"
+    text = FigureText(lengths, described(results))
     return dots_figure(
-        {"": dots}, text, "net gain, nats per token (right: better)", found["tolerance"]
+        {"": dots}, text, "net gain, nats per token (right: better)", results["tolerance"]
     )
 
 
-def table(found: dict) -> str:
+def table(results: dict) -> str:
     """NLL by method and length, best at the longest length first, and the net gain over truncation there."""
-    lengths = found["lengths"]
-    cells = {(cell["method"], cell["length"]): cell for cell in found["cells"]}
+    lengths = results["lengths"]
+    cells = {(cell["method"], cell["length"]): cell for cell in results["cells"]}
     longest = lengths[-1]
-    labels = [cell["method"] for cell in best_first(found)]
-    base = cells[TRAINED, found["trained_length"]]["nll"]
-    truncated = f"context truncated to {found['trained_length']:,}"
+    labels = [cell["method"] for cell in best_first(results)]
+    base = cells[TRAINED, results["trained_length"]]["nll"]
+    truncated = f"context truncated to {results['trained_length']:,}"
     rows = [[truncated, *[""] * (len(lengths) - 1), f"{base:.4f}", ""]]
     for label in labels:
         last = cells[label, longest]

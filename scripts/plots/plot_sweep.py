@@ -3,7 +3,7 @@
     python study.py configs/studies/mup.yaml --jobs 2
     python scripts/plots/plot_sweep.py runs/studies/mup --out docs/results/mup
 
-Reads results.json of a study whose grid has a numeric axis (--over) and one other axis (--lines), besides the
+Reads results.csv of a study whose grid has a numeric axis (--over) and one other axis (--lines), besides the
 scheme (one panel each) and the seed (averaged). Reports the best value of each line, for the mean and each
 seed, and how many grid steps the best values of a scheme differ. Writes OUT.md, OUT.csv, OUT.png and OUT.svg.
 """
@@ -19,7 +19,6 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from data.files import write_text
 from errors import StudyError
-from evaluation.comparable import comparable
 from evaluation.reports.charts import (
     COLOURS,
     INK,
@@ -33,53 +32,52 @@ from evaluation.reports.charts import (
 from evaluation.reports.results_table import markdown_table, write_table
 from evaluation.reports.text import counted
 from settings.script import Parser, run_main
-from studies.results.losses import read_losses
-from studies.results.stored import RESULTS, SEED, StoredStudy, read_results, read_study
 
 # by variant and line: NLL by value (rows, ascending) and seed
 Sweeps = dict[str, dict[str, pd.DataFrame]]
 
 
-def read_sweeps(study: StoredStudy, evaluation: str, over: str, lines: str) -> Sweeps:
-    """The lines of each variant: NLL at the trained length, as trained.
+def read_rows(folder: Path, evaluation: str | None, over: str, lines: str) -> pd.DataFrame:
+    """NLL of every variant, line, value and seed at the trained length, as trained.
 
-    Raises StudyError if the grid has other axes or cells have no results yet, and EvaluationError if they
-    were evaluated on different targets.
+    Raises StudyError if the grid has other axes, cells have no results yet, or cells were evaluated
+    on different targets.
     """
-    axes = [axis for axis, _ in study.groups[0]]
+    file = folder / "results.csv"
+    if not file.is_file():
+        raise StudyError(f"{file} does not exist; run the study first")
+    rows = pd.read_csv(file, dtype=str)
+    axes = rows.columns[2 : list(rows.columns).index("variant")]
     if sorted(axes) != sorted({over, lines}):
         raise StudyError(
-            f"besides the scheme and {SEED} the axes are {', '.join(axes) or 'none'}; choose exactly two "
-            "with --over and --lines"
+            f"besides the scheme and the seed the axes are {', '.join(axes) or 'none'}; choose "
+            "exactly two with --over and --lines"
         )
-    found: dict[str, dict[str, dict[float, dict[str, float]]]] = {
-        one.name: {} for one in study.variants
-    }
-    facts = {}
-    for group in study.groups:
-        labels = dict(group)
-        where = ", ".join(f"{axis}={label}" for axis, label in group)
+    rows = rows[rows.evaluation == (evaluation or rows.evaluation[0])]
+    rows = rows[(rows.metric == "nll_as_trained") & rows.seed.notna()]
+    if rows.empty:
+        raise StudyError(f"{file} has no loss evaluation {evaluation!r}")
+    if rows.targets_hash.nunique() > 1:
+        raise StudyError(f"{file}: the targets_hash of the cells differs; evaluate them again")
+    for column in (over, "value"):
         try:
-            value = float(labels[over])
-        except ValueError:
-            raise StudyError(f"axis {over}: {labels[over]!r} is not a number") from None
-        losses = read_losses(study, evaluation, group)
-        facts |= {where: losses.facts} if losses else {}
-        for variant in study.variants:
-            units = losses.reference.get(variant.name, {}) if losses else {}
-            if sorted(units) != sorted(cell.seed for cell in study.of(variant, group)):
-                reasons = [*losses.excluded.values()] if losses else []
-                reason = next(
-                    filter(None, reasons), "some seeds have no results; run the study again"
-                )
-                raise StudyError(f"{variant.name}, {where}: {reason}")
-            line = found[variant.name].setdefault(labels[lines], {})
-            line[value] = {seed: float(nll.mean()) for seed, nll in units.items()}
-    comparable(facts)
-    return {
-        variant: {label: pd.DataFrame(nll).T.sort_index() for label, nll in own.items()}
-        for variant, own in found.items()
-    }
+            rows[column] = rows[column].astype(float)
+        except ValueError as error:
+            raise StudyError(f"axis {column}: {error}") from None
+    cells = rows.groupby(["variant", lines, over]).seed.nunique()
+    complete = rows.variant.nunique() * rows[lines].nunique() * rows[over].nunique()
+    if len(cells) < complete or cells.nunique() > 1:
+        raise StudyError(f"{file}: cells have no results; run the study again")
+    rows = rows.rename(columns={"value": "nll"})
+    return rows[["variant", lines, over, "seed", "nll"]].sort_values(over, kind="stable")
+
+
+def sweeps_of(rows: pd.DataFrame, over: str, lines: str) -> Sweeps:
+    sweeps: Sweeps = {}
+    for (variant, label), own in rows.groupby(["variant", lines], sort=False):
+        table = own.pivot(index=over, columns="seed", values="nll")
+        sweeps.setdefault(str(variant), {})[str(label)] = table
+    return sweeps
 
 
 def page(sweeps: Sweeps, command: str, figure: str, over: str, lines: str) -> str:
@@ -90,74 +88,75 @@ def page(sweeps: Sweeps, command: str, figure: str, over: str, lines: str) -> st
         f"# Best {over} by {lines}",
         f"`{command}`",
         "NLL in nats per token at the trained length, mean over documents and "
-        f"{counted(len(first.columns), 'training seed')}; bold: the lowest of its line. Last column: "
-        f"the best {over} of each seed.",
+        f"{counted(len(first.columns), 'training seed')}; bold: the lowest of its line. Last "
+        f"column: the best {over} of each seed.",
     ]
     for variant, own in sweeps.items():
         rows = []
-        best = {label: nll.mean(axis=1).idxmin() for label, nll in own.items()}
+        best = {}
         for label, nll in own.items():
-            cells = [
-                f"**{v:.3f}**" if at == best[label] else f"{v:.3f}"
-                for at, v in nll.mean(axis=1).items()
-            ]
+            means = nll.mean(axis=1)
+            best[label] = means.idxmin()
+            cells = [f"{mean:.3f}" for mean in means]
+            lowest = values.index(best[label])
+            cells[lowest] = f"**{cells[lowest]}**"
             rows.append([label, *cells, ", ".join(f"{value:g}" for value in nll.idxmin())])
         low = min(best.values())
         high = max(best.values())
         text = f"Best {over}: the same."
         if steps := values.index(high) - values.index(low):
-            text = f"Best {over}: {counted(steps, 'step')} of the grid apart, from {low:g} to {high:g}."
+            text = f"Best {over}: {counted(steps, 'step')} of the grid apart, "
+            text += f"from {low:g} to {high:g}."
         if edge := [label for label, at in best.items() if at in (values[0], values[-1])]:
-            where = f"At {lines} {', '.join(edge)}"
-            text += f" {where} it is the last value of the grid and may not be the optimum."
+            text += f" At {lines} {', '.join(edge)} it is the last value of the grid and may not "
+            text += "be the optimum."
         table = markdown_table([lines, *(f"{value:g}" for value in values), "by seed"], rows)
         parts += [f"## {variant}", text, table]
     parts.append(f"![NLL over {over}, one line per {lines}]({figure})")
     return "\n\n".join(parts) + "\n"
 
 
-def records(sweeps: Sweeps, over: str, lines: str) -> list[dict]:
-    """The rows of the CSV file."""
-    return [
-        {"variant": variant, lines: label, over: value, "seed": seed, "nll": nll}
-        for variant, own in sweeps.items()
-        for label, table in own.items()
-        for (value, seed), nll in table.stack().items()
-    ]
-
-
 def draw(sweeps: Sweeps, over: str, lines: str) -> Figure:
     """One panel per scheme; seeds are small points, the best value of each line has a ring."""
+    tables = [table for own in sweeps.values() for table in own.values()]
+    low = min(table.min(axis=None) for table in tables)
+    high = max(table.max(axis=None) for table in tables)
+    room = 0.06 * (high - low) or 0.05
     panels = []
     for variant, own in sweeps.items():
         curves = []
-        for (label, table), color, marker in zip(
-            own.items(), COLOURS * len(own), MARKERS * len(own), strict=False
-        ):
+        for n, (label, table) in enumerate(own.items()):
+            color = COLOURS[n % len(COLOURS)]
+            marker = MARKERS[n % len(MARKERS)]
+            x = list(table.index)
             means = table.mean(axis=1)
-            curves.append(
-                Curve(
-                    f"{lines} {label}", list(means.index), list(means), color, marker=marker, size=4
+            curves.append(Curve(f"{lines} {label}", x, list(means), color, marker=marker, size=4))
+            for seed in table.columns:
+                points = Curve(
+                    "", x, list(table[seed]), color, dash="", marker=".", size=3, alpha=0.6
                 )
-            )
-            for value, seeds in table.iterrows():
-                one = [value] * len(seeds), list(seeds)
-                curves.append(Curve("", *one, color, dash="", marker=".", size=3, alpha=0.6))
-            ring = {"dash": "", "marker": "o", "size": 10, "hollow": True, "order": 1.5}
-            curves.append(Curve("", [means.idxmin()], [means.min()], INK, **ring))
+                curves.append(points)
+            best = [means.idxmin()], [means.min()]
+            curves.append(Curve("", *best, INK, dash="", marker="o", size=10, hollow=True))
         panels.append(Panel(curves, variant))
-    nll = [row["nll"] for row in records(sweeps, over, lines)]
-    room = 0.06 * (max(nll) - min(nll)) or 0.05
 
     def scales(axes: Axes, panel: Panel) -> None:
         axes.set_xscale("log")
         axes.xaxis.set_major_locator(FixedLocator(list(panel.curves[0].x)))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axes.xaxis.set_minor_locator(NullLocator())
-        axes.set_ylim(min(nll) - room, max(nll) + room)
+        axes.set_ylim(low - room, high + room)
 
-    how = {"columns": len(panels), "names": "below", "width": 3.2 * len(panels)}
-    return panels_figure(panels, FigureText(), scales, x=over, y="NLL, nats per token", **how)
+    return panels_figure(
+        panels,
+        FigureText(),
+        scales,
+        x=over,
+        y="NLL, nats per token",
+        columns=len(panels),
+        names="below",
+        width=3.2 * len(panels),
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -177,20 +176,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--out", type=Path, metavar="PATH", help="output path without suffix (default: STUDY/sweep)"
     )
     options = parser.parse_args(arguments)
-    study = read_study(read_results(options.study))
-    name = options.evaluation or next(iter(study.evaluations), "")
-    if name not in study.evaluations:
-        known = ", ".join(study.evaluations) or "none; run the study first"
-        raise StudyError(f"{options.study / RESULTS} has no evaluation {name!r}; known: {known}")
-    sweeps = read_sweeps(study, name, options.over, options.lines)
+    over = options.over
+    lines = options.lines
+    rows = read_rows(options.study, options.evaluation, over, lines)
+    sweeps = sweeps_of(rows, over, lines)
     out = options.out or options.study / "sweep"
     out.parent.mkdir(parents=True, exist_ok=True)
     command = " ".join(["python", "scripts/plots/plot_sweep.py", *(arguments or sys.argv[1:])])
-    text = page(sweeps, command, f"{out.name}.png", options.over, options.lines)
+    text = page(sweeps, command, f"{out.name}.png", over, lines)
     print(text)
     write_text(out.with_suffix(".md"), text)
-    write_table(out.with_suffix(".csv"), records(sweeps, options.over, options.lines))
-    save(draw(sweeps, options.over, options.lines), out.parent, out.name)
+    write_table(out.with_suffix(".csv"), rows)
+    save(draw(sweeps, over, lines), out.parent, out.name)
     return 0
 
 

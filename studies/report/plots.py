@@ -1,4 +1,4 @@
-"""The plots of a study: styles of variants, small multiples, dot plots and heat maps."""
+"""The plots of a study: styles of variants, small multiples and dot plots."""
 
 from __future__ import annotations
 
@@ -58,55 +58,28 @@ def has_bars(curves: Sequence[Curve]) -> bool:
 
 
 def small_multiples(
-    panels: Sequence[Panel], marks: ReferenceLines, text: FigureText, y: str = ""
+    panels: Sequence[Panel], marks: ReferenceLines, text: FigureText, y: str
 ) -> Figure:
-    """Small charts. With a label `y` all have one scale; without, each has its own, and there is a
-    key."""
-    every_curve = [curve for panel in panels for curve in panel.curves]
+    """Small charts on one scale."""
+    limits = limits_of([curve for panel in panels for curve in panel.curves], marks)
     columns = min(3, len(panels))
 
     def scales(axes: Axes, panel: Panel) -> None:
-        curves = every_curve if y else panel.curves
-        frame(axes, curves, marks, limits_of(curves, marks), 4)
+        frame(axes, panel.curves, marks, limits, 4)
         mark(axes, marks.trained_length)
         axes.tick_params(labelsize=7.5, length=2.5)
-        last = panel.curves[-1]
-        if not y:
-            axes.set_title(panel.heading, loc="left", pad=3, fontsize=7.5)
-            return
-        axes.set_title(
-            panel.heading, loc="left", pad=3, fontsize=9, fontweight="bold", color=last.color
-        )
-        if last.y[-1] > axes.get_ylim()[1]:
-            axes.annotate(
-                f"{plain(float(last.y[-1]), 2)} ↑",
-                (1, 1),
-                (0, 3),
-                "axes fraction",
-                "offset points",
-                ha="right",
-                va="bottom",
-                fontsize=8,
-                color=last.color,
-            )
 
-    figure = panels_figure(
+    return panels_figure(
         panels,
         text,
         scales,
-        x="context length, tokens",
+        x="tokens of context",
         y=y,
         columns=columns,
         height=1.85,
         names="below",
         width=WIDTH,
     )
-    for n, axes in enumerate(figure.axes):
-        if y and n % columns:
-            axes.tick_params(labelleft=False)
-        axes.xaxis.label.set_fontsize(8)
-        axes.yaxis.label.set_fontsize(8)
-    return figure
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from evaluation.reports.text import counted, listed
 from studies.report import findings
 from studies.report import report_tables as tables
 from studies.report.notes import TEXTS, note
-from studies.report.study_figures import StudyFigures
+from studies.report.study_figures import ATTENTION_MEASURES, StudyFigures
 from studies.results.loss_comparison import LossComparison, derive
 from studies.results.losses import read_losses
 from studies.results.other_evaluations import (
@@ -30,6 +30,13 @@ from studies.results.other_evaluations import (
 from studies.results.stored import StoredStudy, read_study, unfair_comparisons
 from studies.results.table import ResultsTable, csv_records
 
+TITLES = {
+    TASKS: "Task: ",
+    ATTENTION: "Attention beyond the trained length",
+    GENERATION: "Generated text beyond the trained length",
+    BY_POSITION: "NLL by position",
+}
+GENERATION_MEASURES = {"repeated_4": "repeated 4-grams", "nll": "NLL under the model"}
 DOWNLOADS = (
     ("report.md", "this report as Markdown"),
     ("results.csv", "all numbers"),
@@ -118,10 +125,8 @@ def _loss_sections(
     blocks += [*figures.each_alone(table), tables.levels(table)]
     sections = [ReportSection(f"NLL by context length{suffix}", blocks)]
     if any(table.beyond(name) for name in table.names):
-        verdicts = [tables.verdicts(table), tables.sample_needed(table)]
-        gains = [figures.gain(table), tables.gains(table), tables.steps(table)]
-        sections.append(ReportSection(f"Verdicts{suffix}", verdicts))
-        sections.append(ReportSection(f"Use of longer context{suffix}", gains))
+        sections.append(ReportSection(f"Verdicts{suffix}", [tables.verdicts(table)]))
+        sections.append(ReportSection(f"Use of longer context{suffix}", [figures.gain(table)]))
     if table.select("difference"):
         title = f"Comparison with {table.baseline}{suffix}"
         sections.append(
@@ -135,24 +140,20 @@ def _loss_sections(
 def other_section(table: ResultsTable, figures: StudyFigures) -> ReportSection:
     """The section about an evaluation other than loss by length."""
     protocol = table.facts["protocol"]
-    blocks: list[Block] = []
+    title = TITLES[protocol]
     if protocol == TASKS:
-        title = f"Task: {table.facts.get('task', table.name)}"
+        title += str(table.facts.get("task", table.name))
         blocks = [
             figures.accuracy(table),
             tables.accuracy(table),
             tables.accuracy_by_depth(table),
         ]
     elif protocol == ATTENTION:
-        title = "Attention beyond the trained length"
-        blocks = [note("no_intervals"), figures.attention(table), tables.attention(table)]
+        blocks = [figures.attention(table), tables.measures(table, ATTENTION_MEASURES)]
     elif protocol == GENERATION:
-        title = "Generated text beyond the trained length"
-        blocks = [note("no_intervals"), tables.generation(table)]
+        blocks = [tables.measures(table, GENERATION_MEASURES)]
     else:
-        assert protocol == BY_POSITION
-        title = "NLL by position"
-        blocks = [note("no_intervals"), figures.by_position(table)]
+        blocks = [figures.by_position(table)]
     return ReportSection(f"{title} ({table.title})", blocks)
 
 

@@ -9,8 +9,7 @@ from operator import attrgetter
 from evaluation.reports.document import NONE, Cell, ReportTable, TableCell
 from evaluation.reports.text import counted, percent, plain, signed
 from studies.report.notes import note
-from studies.report.study_figures import MEASURES
-from studies.results.loss_comparison import INCONCLUSIVE, SEEN, UNSEEN, LossComparison
+from studies.results.loss_comparison import SEEN, UNSEEN, LossComparison
 from studies.results.other_evaluations import ABOVE_CHANCE
 from studies.results.stored import Group, StoredStudy
 from studies.results.table import ResultsTable, StudyResult
@@ -127,36 +126,6 @@ def verdicts(table: LossComparison) -> ReportTable:
     return _matrix(title, table, columns, write, note("verdicts", table))
 
 
-def gains(table: LossComparison) -> ReportTable:
-    """Net gain over truncation at every length beyond the trained length."""
-    columns = _at("gain", table.losses.longer)
-    return _matrix("Net gain over truncation", table, columns, _toned, note("gains", table))
-
-
-def steps(table: LossComparison) -> ReportTable:
-    """The gain of each step to the next length."""
-    steps = dict.fromkeys((row.length, row.where) for row in table.select("step_gain", where=None))
-    columns = {f"{a:,} → {where[0]:,}": ("step_gain", a, where) for a, where in steps}
-    title = "Gain of each step to a longer context"
-    return _matrix(title, table, columns, attrgetter("text"), note("steps"))
-
-
-def sample_needed(table: LossComparison) -> ReportTable:
-    """How many seeds or units would make inconclusive verdicts conclusive."""
-    rows = []
-    for name in table.names:
-        for row in table.beyond(name):
-            if row.verdict == INCONCLUSIVE and table.get(name, "seeds_needed", row.length):
-                numbers = [
-                    table.value(name, metric, row.length)
-                    for metric in ("seeds_needed", "units_needed")
-                ]
-                cells = [NONE if math.isnan(n or math.nan) else f"{n:,.0f}" for n in numbers]
-                rows.append([name, f"{row.length:,}", *cells])
-    columns = ["scheme", "length", "seeds", f"{table.losses.kind}s"]
-    return ReportTable("Sample required for a verdict", columns, rows, note("power", table))
-
-
 def differences(table: LossComparison) -> ReportTable:
     """Every variant against the baseline at the primary lengths."""
     text = note("differences", table)
@@ -209,40 +178,28 @@ def accuracy_by_depth(table: ResultsTable) -> ReportTable:
     return ReportTable("Accuracy by depth of the answer", columns, rows, note("depth"))
 
 
-def _from_to(rows: Iterable[StudyResult | None], form: str) -> str:
-    """`2.00 → 4.00`, a dash for a missing number."""
-    return " → ".join("—" if row is None else form.format(row.value) for row in rows)
+def measures(table: ResultsTable, headings: Mapping[str, str]) -> ReportTable:
+    """The first and last value of each measure by length or position; a row per variant and source
+    of text.
 
-
-def attention(table: ResultsTable) -> ReportTable:
-    """Measures of attention at the trained length and at the longest."""
-    ends = (table.trained_length, max(row.length for row in table.rows.values() if row.length))
+    Args:
+        headings: of the measures.
+    """
+    by_source: dict[tuple, dict[str, list[StudyResult]]] = {}
+    for row in table.rows.values():
+        if row.metric in headings:
+            of_metric = by_source.setdefault((row.variant, *row.where[:1]), {})
+            of_metric.setdefault(row.metric, []).append(row)
     rows = []
-    for name in table.names:
-        pairs = [[table.get(name, measure, n) for n in ends] for measure in MEASURES]
-        rows.append([name, *(_from_to(pair, "{:.3g}") for pair in pairs)])
-    title = f"Attention at {ends[0]:,} → {ends[1]:,} tokens"
-    return ReportTable(title, ["scheme", *MEASURES.values()], rows, note("no_intervals"))
-
-
-def generation(table: ResultsTable) -> ReportTable:
-    """Repetition and NLL of generated text in the first and last range of positions."""
-    places: dict[tuple[str, str], list[tuple]] = {}
-    for row in table.select("nll", where=None):
-        places.setdefault((row.variant, row.where[0]), []).append(row.where)
-    rows = []
-    for (name, source), ranges in places.items():
-        ends = (min(ranges), max(ranges))
-        repeated = [table.get(name, "repeated_4", None, place) for place in ends]
-        nll = [table.get(name, "nll", None, place) for place in ends]
-        positions = " → ".join(f"{start:,}–{stop:,}" for _, start, stop in ends)
-        rows.append(
-            [name, source, _from_to(repeated, "{:.0%}"), _from_to(nll, "{:.2f}"), positions]
-        )
-    columns = ["scheme", "text", "repeated 4-grams", "NLL under the model", "positions"]
-    text = f"{note('generation')} {note('no_intervals')}"
-    title = "Repetition and NLL of generated text by position"
-    return ReportTable(title, columns, rows, text, numbers=2)
+    for source, of_metric in by_source.items():
+        cells = []
+        for metric in headings:
+            ends = sorted(of_metric.get(metric, []), key=lambda row: (row.length, *row.where))
+            numbers = [f"{row.value:.3g}" for row in (ends[0], ends[-1])] if ends else ["—"]
+            cells.append(" → ".join(numbers))
+        rows.append([", ".join(source), *cells])
+    title = "First → last length or range of positions"
+    return ReportTable(title, ["scheme", *headings.values()], rows, note("no_intervals"))
 
 
 def costs(study: StoredStudy, group: Group, table: LossComparison | None) -> ReportTable:
@@ -283,19 +240,12 @@ def _machine(facts: dict) -> str:
 def basis(table: LossComparison) -> ReportTable:
     """The data and settings of an evaluation."""
     losses = table.losses
-    keys = ("protocol", "documents", "bos", "corpus", "corpus_hash", "tokenizer_hash")
-    facts = {key: losses.facts.get(key) for key in (*keys, "targets_hash", "dtype", "seed")}
     seeds = [f"{name}: {', '.join(by_seed)}" for name, by_seed in losses.reference.items()]
-    units = ", ".join(losses.units[:24])
-    rows = {
+    facts = {k: str(v) for k, v in losses.facts.items() if isinstance(v, str | int | float)}
+    rows = facts | {
         "lengths": ", ".join(f"{n:,}" for n in losses.lengths),
-        "trained length": f"{losses.trained_length:,}",
-        "targets": f"{int(losses.targets.sum()):,}",
-        counted(len(losses.units), losses.kind): units + ", ..." * (len(losses.units) > 24),
-        **{key.replace("_", " "): str(value) for key, value in facts.items()},
+        f"{losses.kind}s": ", ".join(losses.units),
         "training seeds": "; ".join(seeds),
-        "tolerance": f"{table.tolerance:g} nats",
-        "confidence level": f"{100 * table.confidence:g}%",
         "families": f"verdicts: {table.family}; differences: {table.difference_family}",
     }
     cells: list[list[Cell]] = [[key, value] for key, value in rows.items()]

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from evaluation.reports.charts import SOFT, Curve, FigureText, Panel, save
 from evaluation.reports.document import ReportFigure, slug
 from evaluation.reports.length_charts import TOKENS, ReferenceLines, length_chart
+from evaluation.reports.measure_charts import MeasureAxes, measures_figure
 from evaluation.reports.text import counted, plain, signed
 from studies.report.notes import note, seed_counts
 from studies.report.plots import (
@@ -29,7 +30,7 @@ from studies.results.table import ResultsTable, StudyResult
 
 NLL = "NLL, nats per token"
 BY_LENGTH = "NLL by context length"
-MEASURES = {  # of attention: headings in the figure and the table
+ATTENTION_MEASURES = {  # and their headings
     "entropy_relative": "entropy / ln(visible keys)",
     "first_token": "mass on the first token",
     "mass_beyond": "mass beyond trained length",
@@ -169,16 +170,16 @@ class StudyFigures:
     def attention(self, table: ResultsTable) -> ReportFigure:
         """Measures of attention against length, one panel each."""
         panels = []
-        for measure, heading in MEASURES.items():
+        for measure, heading in ATTENTION_MEASURES.items():
             curves = []
             for name in table.names:
-                rows = sorted(table.select(measure, name), key=lambda row: row.length)
-                if rows:
+                if rows := table.select(measure, name):
                     curves.append(self._curve(name, rows))
             if curves:
                 panels.append(Panel(curves, heading))
+        lengths = sorted({row.length for row in table.rows.values()})
         text = FigureText("Attention by context length", _subtitle(table), note("attention"))
-        figure = small_multiples(panels, ReferenceLines(table.trained_length), text)
+        figure = measures_figure(panels, text, MeasureAxes(TOKENS, table.trained_length, lengths))
         return self._add(table, "attention", figure, text)
 
     def by_position(self, table: ResultsTable) -> ReportFigure:

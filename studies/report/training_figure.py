@@ -20,8 +20,6 @@ HELD_OUT = "held-out NLL, nats"
 RATE = "learning rate"
 HEIGHTS = {LOSS: 2.8, HELD_OUT: 1.75, RATE: 1.1}  # inches
 EARLY = 0.1  # of the tokens: losses before may be clipped
-LONGEST_NAME = 26  # letters
-BINS = 4000  # along a line, more than the pixels of the axes
 EVENTS = {
     "change": "dashed: change of positions or length",
     "resumed": "| resumed",
@@ -35,10 +33,7 @@ def training_figure(runs: Sequence[TrainingCurves], share: float) -> Figure:
     colors = {name: color for name, (color, _) in styles_of([run.name for run in runs]).items()}
     most = max(run.total_tokens for run in runs)
     losses = [curve for run in runs for curve in _losses(run, colors[run.name], share)]
-    rates = [
-        Curve("", *thinned(run.steps.tokens, run.steps.lr), colors[run.name], width=1.3)
-        for run in runs
-    ]
+    rates = [Curve("", run.steps.tokens, run.steps.lr, colors[run.name], width=1.3) for run in runs]
     panels = [Panel(losses, y=LOSS), *_held_out(runs, colors), Panel(rates, y=RATE)]
 
     def scales(axes: Axes, panel: Panel) -> None:
@@ -69,20 +64,6 @@ def training_figure(runs: Sequence[TrainingCurves], share: float) -> Figure:
     )
 
 
-def thinned(x, y) -> tuple[np.ndarray, np.ndarray]:
-    """The visible points of a line: of more than 2 × BINS points, the minimum and maximum of every
-    bin."""
-    x = np.asarray(x, float)
-    y = np.asarray(y, float)
-    if len(x) <= 2 * BINS:
-        return x, y
-    starts = np.linspace(0, len(x), BINS, endpoint=False).astype(int)
-    ends = np.append(starts[1:], len(x)) - 1
-    low = np.fmin.reduceat(y, starts)
-    high = np.fmax.reduceat(y, starts)
-    return np.column_stack([x[starts], x[ends]]).ravel(), np.column_stack([low, high]).ravel()
-
-
 def _subtitle(runs: Sequence[TrainingCurves]) -> str:
     lengths = sorted({run.train_length for run in runs})
     parts = [f"trained at {listed([f'{n:,}' for n in lengths])} tokens"]
@@ -96,9 +77,6 @@ def _subtitle(runs: Sequence[TrainingCurves]) -> str:
 
 
 def _label(name: str, value: float) -> str:
-    if len(name) > LONGEST_NAME:
-        half = LONGEST_NAME // 2
-        name = f"{name[: half - 1]}…{name[-half:]}"
     return f"{name}  {value:.3f}"
 
 
@@ -106,10 +84,10 @@ def _losses(run: TrainingCurves, color: str, share: float) -> list[Curve]:
     """Each step, and the mean over steps."""
     tokens = run.steps.tokens
     smooth = run.smoothed(share)
-    curves = [Curve("", *thinned(tokens, run.steps.loss), color, width=0.5, order=2, alpha=0.22)]
+    curves = [Curve("", tokens, run.steps.loss, color, width=0.5, order=2, alpha=0.22)]
     if smooth.notna().any():
         label = _label(run.name, smooth.dropna().iloc[-1])
-        curves.append(Curve(label, *thinned(tokens, smooth), color, width=1.6, order=4))
+        curves.append(Curve(label, tokens, smooth, color, width=1.6, order=4))
     return curves
 
 

@@ -1,6 +1,5 @@
 """The progress of a study: a live table in a terminal, and one line per event in study.log."""
 
-import json
 import threading
 import time
 from collections import Counter
@@ -102,34 +101,12 @@ class StudyProgress:
             if state.phase in (WAITING, DONE):
                 continue
             note = state.note
-            if state.phase == TRAINING:
-                note = _training(plan)
-            elif state.phase not in ENDED and state.log is not None:
+            if state.phase not in ENDED and state.log is not None:
                 note = _last_line(state.log)
             table.add_row(
                 plan.id, escape(f"{state.phase}  {note}".strip()), duration(now - state.since)
             )
         return table
-
-
-def _training(plan: PlannedCell) -> str:
-    """`step 40/200, loss 4.1234, 5,000 tokens/s, 3 min left`, from the end of metrics.jsonl."""
-    last = {}
-    for text in tail(plan.run / "metrics.jsonl").splitlines():
-        try:
-            line = json.loads(text)
-        except ValueError:
-            continue  # an incomplete line
-        if isinstance(line, dict) and line.get("kind") == "train":
-            last |= line
-    if not last:
-        return ""
-    settings = plan.settings
-    note = f"step {last['step']}/{settings.steps}, loss {float(last['loss']):.4f}"
-    if rate := last.get("tokens_per_second"):
-        left = settings.trained_tokens - settings.tokens_after(last["step"])
-        note += f", {rate:,.0f} tokens/s, {duration(left / rate)} left"
-    return note
 
 
 def _last_line(log: Path) -> str:

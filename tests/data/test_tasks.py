@@ -12,7 +12,7 @@ from data.preparation.tokenizer_training import train_sentencepiece
 from data.tasks import Haystacks, TaskContext, TaskSettings, is_for
 from data.tasks.closed import AdditionTask, CopyTask, ParityTask, RecallTask, ReverseTask
 from data.tasks.retrieval import NeedleTask, PasskeyTask, VariablesTask
-from data.tokenizers.settings import SentencePieceSettings
+from data.tokenizers.tokenizer_settings import SentencePieceSettings
 
 TEXT = (
     "It rained on the hill, and the road ran on.\nNobody came by; the lamp was out 7 times.\n" * 40

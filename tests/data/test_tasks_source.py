@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 
 from data import ByteTokenizer, DataError, DataSettings, prepare
-from data.settings import TaskSource
+from data.data_settings import TaskSource
 from data.sources import GENERATED, open_source
 from data.sources.filler import Filler
 from data.tasks import is_for

@@ -7,7 +7,7 @@ import sentencepiece
 
 from data.preparation.tokenizer_training import train_tokenizer
 from data.tokenizers import ByteTokenizer, SentencePieceTokenizer
-from data.tokenizers.settings import HuggingFaceSettings
+from data.tokenizers.tokenizer_settings import HuggingFaceSettings
 from tests.byte_runs import byte_run
 
 TEXT = [

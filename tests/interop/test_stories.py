@@ -6,7 +6,6 @@ Skipped if the shared corpora are not beside the repository; SEXTANT_CORPORA nam
 import io
 import json
 import struct
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,6 @@ import sentencepiece
 import torch
 from transformers import LlamaForCausalLM
 
-import generate
 from data.tokenizers import load_tokenizer_file
 from errors import DataError
 from generation import TextStream
@@ -24,8 +22,6 @@ from generation.sampling import SamplingParams
 from interop import InteropError, build_model, read_folder
 from interop.runs import write_run
 from model import ModelSettings, TokenPositions, Transformer
-from run_directory.run import Run
-from scripts import import_model
 from tests.corpora import STORIES, needs_stories
 from tests.interop.exact import with_exact_arithmetic
 
@@ -194,33 +190,6 @@ def test_both_checkpoint_layouts_agree(reference, imported):
         for new in Generation(original.float(), [ids[:1]], 200, SamplingParams(temperature=0))
     ]
     assert ids[:1] + found == ids
-
-
-def test_import_run_and_generate(reference, imported, tmp_path, monkeypatch, capsys):
-    """The two commands a user types."""
-    run = tmp_path / "stories"
-    overrides = [
-        f"hf:{STORIES / 'hf'}",
-        "--out",
-        str(run),
-        "--tokenizer",
-        str(STORIES / "tok512.model"),
-    ]
-    monkeypatch.setattr(sys, "argv", ["import_model.py", *overrides])
-    import_model.main()
-    # Weights rather than logits: another test may have stored those of `imported` transposed, which rounds
-    # differently.
-    expected = imported.state_dict()
-    found = Run.open(run).load().model.state_dict()
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(found[name], weight) for name, weight in expected.items())
-    with pytest.raises(InteropError, match="already exists"):
-        import_model.main()
-    capsys.readouterr()
-    overrides = ["--prompt", "Once upon a time", "--greedy", "--tokens", "196"]
-    monkeypatch.setattr(sys, "argv", ["generate.py", str(run), *overrides])
-    generate.main()
-    assert capsys.readouterr() == (reference["greedy_text"] + "\n", "")
 
 
 def test_mismatched_tokenizer_is_rejected(tmp_path):

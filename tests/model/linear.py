@@ -33,7 +33,6 @@ LEGAL: dict[str, dict] = {
 }
 
 every_form = pytest.mark.parametrize("form", FORMS)
-every_scheme = pytest.mark.parametrize("scheme", LEGAL)
 
 
 def linear(scheme: str | dict, form: str, chunk: int = 4, **keys) -> Transformer:

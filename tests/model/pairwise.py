@@ -46,7 +46,7 @@ def bias_of(scheme: PositionalScheme, tokens: int | TokenPositions, rows: int = 
     count = positions.order.shape[1]
     found = pairs.bias(*pairs.indices(0, count, slice(0, count)))
     # the same by distance: entry m is for d = T − 1 − m
-    if pairs.distance is not None and pairs.unit_steps:
+    if pairs.forms.distance is not None and pairs.unit_steps:
         by_distance = pairs.by_distance()[:, :count].flip(1)
         close(by_distance, found[0, :, -1].flip(-1), atol=1e-12)
     return found.detach().tril()

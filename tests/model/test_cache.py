@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from model import ModelError, TokenPositions
-from model.cache import CacheIndex
 from tests.model.zoo import T, build, ids
 
 YARN = {"name": "rope", "scaling": {"name": "yarn", "factor": "auto"}}
@@ -21,23 +20,6 @@ def test_a_factor_that_follows_the_length_needs_one_declared_length():
     with pytest.raises(ModelError, match=rf"declared length .*{T - 1}.* to .*{T}"):
         model(tokens[:, T - 1 :], TokenPositions.plain(1, offset=T - 1), cache=cache)
     assert cache.filled == T - 1
-
-
-@torch.no_grad()
-def test_a_fixed_factor_goes_on_without_a_declared_length():
-    model = build({"name": "rope", "scaling": {"name": "yarn", "factor": 3.0}})
-    tokens = ids(2, T)
-    cache = model.make_cache(2, T)
-    parts = [
-        model(tokens[:, : T - 1], TokenPositions.plain(T - 1), cache=cache),
-        model(tokens[:, T - 1 :], TokenPositions.plain(1, offset=T - 1), cache=cache),
-    ]
-    torch.testing.assert_close(torch.cat(parts, 1), model(tokens, TokenPositions.plain(T)))
-
-
-def test_the_first_positions_are_not_remapped():
-    new = TokenPositions.plain(4, offset=3)
-    assert CacheIndex(8, None, 0).advance(new) is new
 
 
 @torch.no_grad()

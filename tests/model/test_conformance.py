@@ -24,6 +24,7 @@ from tests.model.zoo import (
     cached,
     close,
     every_case,
+    every_mixer,
     ids,
     initialized,
     is_relative,
@@ -85,7 +86,7 @@ def test_parameter_without_initializer_raises():
         initialized(model, 0)
 
 
-@every_case
+@every_mixer
 @torch.no_grad()
 def test_future_is_masked(case):
     """Other tokens after t, or none at all, change no logit up to t; the token at t changes its own."""
@@ -136,7 +137,7 @@ def test_relative_schemes_are_shift_invariant(case):
             assert moved > 1e-3  # an absolute scheme that ignores positions would be NoPE
 
 
-@every_case
+@every_mixer
 @settings(max_examples=2)
 @given(data=st.data())
 def test_chunked_cache_matches_full_forward(case, data):
@@ -153,7 +154,7 @@ def test_chunked_cache_matches_full_forward(case, data):
     close(cached(model, tokens, sizes), whole)
 
 
-@every_case
+@every_mixer
 def test_token_by_token_decoding_matches_full_forward(case):
     model = build(case, qk_norm=True)
     length = reach_of(model)
@@ -166,7 +167,7 @@ def test_token_by_token_decoding_matches_full_forward(case):
     close(cached(model.pack(), tokens, [7] + [1] * (length - 7)), whole)
 
 
-@every_case
+@every_mixer
 @torch.no_grad()
 def test_left_padded_row_matches_unpadded_row(case):
     """Rows of different declared lengths too: a row's stretch is its own."""
@@ -197,7 +198,7 @@ def test_left_padded_row_matches_unpadded_row(case):
             close(out[r, 0], alone[r][count + step])
 
 
-@every_case
+@every_mixer
 @torch.no_grad()
 def test_padding_tokens_are_masked(case):
     model = shared(case)
@@ -210,7 +211,7 @@ def test_padding_tokens_are_masked(case):
     close(model(changed, positions)[1, -4:], model(tokens, positions)[1, -4:], atol=0)
 
 
-@every_case
+@every_mixer
 @settings(max_examples=2)
 @given(data=st.data())
 def test_packed_documents_equal_separate_documents(case, data):
@@ -235,7 +236,7 @@ def test_packed_documents_equal_separate_documents(case, data):
                 start += count
 
 
-@every_case
+@every_mixer
 @torch.no_grad()
 def test_packed_documents_do_not_attend_to_each_other(case):
     """Document A is rewritten, before and after B; document B's logits do not move by one bit."""
@@ -251,7 +252,7 @@ def test_packed_documents_do_not_attend_to_each_other(case):
     assert (after[:, 4] - before[:, 4]).abs().max() > 1e-3
 
 
-@every_case
+@every_mixer
 @torch.no_grad()
 def test_packed_documents_continue_through_cache(case):
     model = shared(case)
@@ -274,7 +275,7 @@ def test_packed_documents_continue_through_cache(case):
     close(torch.cat(parts, dim=1), whole)
 
 
-@every_case
+@every_mixer
 @torch.no_grad()
 def test_kept_positions_equal_tail_of_full_forward(case):
     model = shared(case)
@@ -292,7 +293,7 @@ def test_kept_positions_equal_tail_of_full_forward(case):
     close(model(tokens, both, keep=length - 5), model(tokens, both)[:, 5:])
 
 
-@every_case
+@every_mixer
 @torch.no_grad()
 def test_prefill_without_logits_gives_same_cache(case):
     model = shared(case)
@@ -306,7 +307,7 @@ def test_prefill_without_logits_gives_same_cache(case):
     close(model(tokens[:, 6:], rest, cache=cache, keep=2), whole[:, -2:])
 
 
-@every_case
+@every_mixer
 def test_every_parameter_receives_a_gradient(case):
     model = build(case, train=T).train()
     length = reach_of(model, V)
@@ -325,7 +326,7 @@ def test_every_parameter_receives_a_gradient(case):
         assert p.grad.abs().max() > 1e-8, f"{name} learns nothing"
 
 
-@every_case
+@every_mixer
 @torch.no_grad()
 def test_state_dict_round_trips(case, tmp_path):
     model = build(case)
@@ -414,22 +415,6 @@ def test_pattern_assigns_scheme_per_layer():
         .max()
     )
     assert moved > 1e-6 and unmoved == 0 and T - 1 > 3 * 3
-
-
-@torch.no_grad()
-def test_single_layer_nope_is_permutation_invariant():
-    tokens = ids(1, T)
-    shuffled = torch.cat([tokens[:, torch.randperm(T - 1)], tokens[:, -1:]], dim=1)
-    for name, blind in (("none", True), ("rope", False), ("alibi", False), ("sinusoidal", False)):
-        model = build({"name": name}, layers=1)
-        moved = (
-            (model(shuffled, TokenPositions.plain(T)) - model(tokens, TokenPositions.plain(T)))[
-                0, -1
-            ]
-            .abs()
-            .max()
-        )
-        assert (moved < 1e-10) == blind, name
 
 
 def test_gqa_groups_are_contiguous():

@@ -16,7 +16,6 @@ from model.fast.decode_plan import DecodePlan
 from tests.model.zoo import CASES, build, close, each_mechanism, ids, randomized, reach_of, shared
 
 PROMPT = 7
-WINDOWED = {"window": 4, "sinks": 2}
 LINEAR = {"mixer": {"name": "linear", "chunk": 4}}
 BLOCKS = [
     {},

@@ -13,21 +13,10 @@ from torch import nn
 
 from model import TokenPositions
 from model.position import AttentionContext
-from tests.model.pairwise import bias_of, distances, pairs_of, put, scheme_of
+from tests.model.pairwise import bias_of, put, scheme_of
 from tests.model.zoo import T, build, close, ids
 
 # KERPLE
-
-
-def test_kerple_by_hand():
-    """1 + 2·d is 9 at d = 4; 3² = 9; 1 + 4^1.5 / 4 = 3."""
-    one = {"heads": 1}
-    log = put(scheme_of("kerple", **one), r1=[0.5], r2=[2.0])
-    assert float(bias_of(log, 5)[0, 0, 4, 0]) == pytest.approx(-0.5 * math.log(9), abs=1e-14)
-    power = put(scheme_of("kerple", form="power", **one), r1=[0.5], r2=[2.0])
-    assert float(bias_of(power, 5)[0, 0, 3, 0]) == pytest.approx(-4.5, abs=1e-14)
-    log3 = put(scheme_of("kerple", form="log3", **one), r1=[3.0], r2=[0.25], r3=[1.5])
-    assert float(bias_of(log3, 5)[0, 0, 4, 0]) == pytest.approx(-3 * math.log(3), abs=1e-14)
 
 
 @given(
@@ -54,27 +43,6 @@ def test_kerple_matches_formula(form, heads, offset, stretch, seed):
                     "log3": -r1 * math.log(1 + r2 * d**r3),
                 }[form]
                 assert float(found[h, i, j]) == pytest.approx(expected, abs=1e-11)
-
-
-def test_kerple_becomes_alibi_where_r2_vanishes_with_r1_times_r2_fixed():
-    """−(slope·s)·ln(1 + d/s) → −slope·d as s grows."""
-    slopes = 2.0 ** -torch.arange(1, 7, dtype=torch.float64)
-    scheme = put(scheme_of("kerple", stretch=1e7), r1=slopes * 1e7, r2=torch.ones(6))
-    close(bias_of(scheme, 12)[0], -slopes[:, None, None] * distances(12), atol=1e-5)
-
-
-@pytest.mark.parametrize("form", ["log", "power", "log3"])
-def test_kerple_initialization_ranges(form):
-    scheme = scheme_of("kerple", heads=4000, form=form)
-    tops = {"log": {"r1": 2, "r2": 1}, "power": {"r1": 1, "r2": 2}, "log3": {"r1": 2, "r2": 1}}[
-        form
-    ]
-    for name, top in tops.items():
-        drawn = scheme.get_parameter(name).detach()
-        assert 0 <= drawn.min() < 0.01 * top and 0.99 * top < drawn.max() <= top
-        assert float(drawn.mean()) == pytest.approx(top / 2, abs=0.03 * top)
-    if form == "log3":
-        assert (scheme.get_parameter("r3") == 1).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -122,16 +90,6 @@ def test_sandwich_matches_formula(heads, dims, offset, stretch, halves):
                 assert float(found[h, i, j]) == pytest.approx(
                     total * heads / (8 * (h + 1)), abs=1e-10
                 )
-
-
-def test_sandwich_equals_inner_product_of_sinusoids():
-    """p_n·p_m of sines and cosines typed out: Σ sin·sin + cos·cos."""
-    n = torch.arange(30, dtype=torch.float64)[:, None]
-    angles = n / 10000 ** (torch.arange(0, 128, 2, dtype=torch.float64) / 128)
-    rows = torch.cat([angles.sin(), angles.cos()], dim=1)
-    found = bias_of(scheme_of("sandwich", 8), 30)[0]
-    for h, factor in enumerate([1.0, 1 / 2, 1 / 3, 1 / 4, 1 / 5, 1 / 6, 1 / 7, 1 / 8]):
-        close(found[h], (factor * rows @ rows.T).tril(), atol=1e-12)
 
 
 def test_sandwich_is_accurate_at_large_distances_in_float32():
@@ -198,83 +156,6 @@ def test_fire_matches_reference_implementation(heads, width, c, multiplier, toke
         close(bias_of(scheme, tokens)[0], expected.tril(), atol=1e-11)
 
 
-def test_fire_initialization():
-    scheme = scheme_of("fire", heads=300)
-    values = dict(scheme.named_parameters())
-    assert (
-        float(values["c"].detach()) == pytest.approx(0.1, abs=1e-8)
-        and float(values["multiplier"].detach()) == 1
-    )
-    assert float(scheme._threshold().detach()) == 512
-    for name, edge in (("inner.weight", 1.0), ("inner.bias", 1.0), ("outer.weight", 32**-0.5)):
-        assert values[name].abs().max() <= edge
-        assert float(values[name].detach().std()) == pytest.approx(edge / 3**0.5, rel=0.25), name
-
-
-@given(
-    c=st.floats(1e-3, 5),
-    threshold=st.floats(0.5, 400),
-    offset=st.integers(0, 5000),
-    tokens=st.integers(1, 40),
-)
-def test_fire_argument_is_between_zero_and_one(c, threshold, offset, tokens):
-    scheme = put(scheme_of("fire", threshold=threshold), c=[c])
-    n = torch.arange(offset, offset + tokens)[:, None]
-    d = n - torch.arange(offset + tokens)[None, :]
-    with torch.no_grad():
-        x = scheme.near(d) / scheme.far(n)
-    seen = x[d >= 0]
-    assert seen.min() == 0 and (seen <= 1).all()
-    if offset >= threshold:  # the farthest key of any query is at 1, but for ε
-        assert float(x[0, 0]) == pytest.approx(1.0 if offset else 0.0, abs=2e-3 / c)
-
-
-def test_fire_by_hand():
-    """One unit, weights 1: f_h(x) = w_h·x. c = 1, T = 7: d = 1, 3, 7 give 1/3, 2/3, 1 of ln 8; n = 15 gives
-    1/4, 1/2, 3/4 of ln 16. Before T the bias knows distance alone."""
-    scheme = scheme_of("fire", 2, width=1, threshold=7.0)
-    put(
-        scheme,
-        c=[1.0],
-        **{"inner.weight": [[1.0]], "inner.bias": [0.0], "outer.weight": [[-3.0], [12.0]]},
-    )
-    found = bias_of(scheme, 16)[0]
-    for i, j, x in (
-        (7, 6, 1 / 3),
-        (3, 2, 1 / 3),
-        (5, 2, 2 / 3),
-        (7, 0, 1.0),
-        (15, 14, 0.25),
-        (15, 12, 0.5),
-    ):
-        close(found[:, i, j], torch.tensor([-3.0 * x, 12.0 * x], dtype=torch.float64), atol=1e-5)
-    close(found[:, 15, 8], torch.tensor([-2.25, 9.0], dtype=torch.float64), atol=1e-5)
-
-
-def test_fire_with_a_small_c_is_linear_in_distance():
-    """ψ(x) → c·x, so that f linear gives slope·d / max(n, T): ALiBi while n ≤ T."""
-    scheme = scheme_of("fire", 6, width=1, threshold=20.0)
-    slopes = 2.0 ** -torch.arange(1, 7, dtype=torch.float64)
-    outer = -20 * slopes[:, None]
-    put(scheme, c=[1e-4], **{"inner.weight": [[1.0]], "inner.bias": [0.0], "outer.weight": outer})
-    expected = -slopes[:, None, None] * distances(12)
-    close(
-        bias_of(scheme, 12)[0] * (2e-3 + 1e-6) / 2e-3,
-        expected,
-        atol=3e-3 * float(expected.abs().max()),
-    )
-
-
-@torch.no_grad()
-def test_fire_decoding_matches_full_forward():
-    scheme = scheme_of("fire", init_length=5.0)
-    whole = bias_of(scheme, 30)
-    for n in (0, 4, 29):
-        pairs = pairs_of(scheme, TokenPositions.plain(1, offset=n), TokenPositions.plain(n + 1))
-        row = pairs.bias(*pairs.indices(0, 1, slice(0, n + 1)))
-        close(row[:, :, 0], whole[:, :, n, : n + 1], atol=1e-14)
-
-
 @pytest.mark.parametrize("width", [1, 5, 8])
 def test_fire_segments_equal_the_network(width):
     """The piecewise linear form for FlexAttention, and its gradients; one unit is constant."""
@@ -299,17 +180,6 @@ def test_fire_segments_equal_the_network(width):
         strict=True,
     ):
         close(a, b, atol=1e-11)
-
-
-def test_two_forward_passes_before_backward():
-    for name in ("kerple", "fire", "t5"):
-        model = build({"name": name}).train()
-        tokens = ids(2, T)
-        losses = [
-            model(tokens, TokenPositions.plain(T), targets=tokens.flip(1)).mean() for _ in range(2)
-        ]
-        sum(losses).backward()
-        assert all(p.grad is not None for p in model.parameters()), name
 
 
 def test_fire_fixed_threshold_gives_learned_one_zero_gradient():

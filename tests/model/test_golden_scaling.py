@@ -6,13 +6,12 @@ import math
 
 import pytest
 import torch
-from pydantic import ValidationError
 
-from model import ModelError, TokenPositions, check_override
+from model import TokenPositions
 from model.position import SCHEMES, HeadGeometry
 from model.position.scaling import plain_frequencies
 from tests.model.test_golden_positions import THETA, huggingface, rope
-from tests.model.zoo import TRAIN, T, build, cached, close, ids, settings_of
+from tests.model.zoo import T, build, close, ids
 
 
 def scheme(name: str, dim: int, length: int = 512, **keys):
@@ -36,12 +35,6 @@ def test_dynamic_ntk_at_declared_length_matches_huggingface(dim, length, factor)
         torch.testing.assert_close(found.float(), expected, rtol=2e-6, atol=0)
         assert amplitude == one == 1.0
     assert made.depends_on_length
-
-
-def test_dynamic_ntk_with_factor_one_is_ntk_by_the_matched_factor():
-    for at in (100, 512, 700, 5000):
-        ntk = spectrum("rope", 64, at=at, scaling={"name": "ntk"})
-        close(spectrum("rope", 64, at=at, scaling={"name": "dynamic"}), ntk, atol=1e-15)
 
 
 @pytest.mark.parametrize("mscales", [(1.0, 1.0), (0.7, 1.0), (1.0, 0.4)])
@@ -85,18 +78,6 @@ def test_longrope_by_declared_length(at, attention_factor):
     assert amplitude == pytest.approx(factor, rel=1e-12) and made.depends_on_length
 
 
-def test_longrope_with_a_factor_that_follows_the_length_and_no_short_list():
-    made = rope(8, 256, scaling={"name": "longrope", "long_factor": [1, 2, 3, 4]})
-    plain = torch.tensor([THETA ** (-k / 4) for k in range(4)], dtype=torch.float64)
-    for at, divisors, amplitude in (
-        (200, [1, 1, 1, 1], 1.0),
-        (2048, [1, 2, 3, 4], math.sqrt(1 + 3 / 8)),  # ln 8 / ln 256
-    ):
-        found, a = made.frequencies(made.stretch(at))
-        close(found, plain / torch.tensor(divisors), atol=1e-15)
-        assert a == pytest.approx(amplitude, rel=1e-13)
-
-
 FIRST = {"name": "longrope", "first": 3, "long_factor": [1.2, 2, 3, 4, 5]}
 
 
@@ -109,16 +90,6 @@ def test_longrope_first_positions_are_unscaled():
             angle = n * THETA ** (-k / 5) / divisor
             assert float(cos[0, n, k]) == pytest.approx(a * math.cos(angle), abs=1e-13)
             assert float(sin[0, n, k]) == pytest.approx(a * math.sin(angle), abs=1e-13)
-
-
-@torch.no_grad()
-def test_the_first_positions_of_longrope_through_a_cache():
-    model = build({"name": "rope", "scaling": FIRST})
-    tokens = ids(2, T)
-    whole = model(tokens, TokenPositions.plain(T))
-    close(cached(model, tokens, [2, 5, 1, 11]), whole)
-    without = build({"name": "rope", "scaling": {**FIRST, "first": 0}})
-    assert (without(tokens, TokenPositions.plain(T)) - whole).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("share", [0.75, 0.3, 0.5, 1.0])
@@ -143,16 +114,6 @@ def test_p_rope_reversed_and_cut_by_wavelength():
     close(found, torch.tensor(within, dtype=torch.float64), atol=1e-16)
 
 
-@pytest.mark.parametrize("rule", ["linear", "ntk", "yarn", "by_parts", "llama3"])
-@pytest.mark.parametrize("reverse", [False, True])
-def test_scaling_of_the_rotated_pairs_of_p_rope_equals_rope(rule, reverse):
-    keys = {"scaling": {"name": rule, "factor": 4.0}, "resonance": reverse}
-    whole = spectrum("rope", 64, **keys)
-    part = spectrum("p_rope", 64, share=0.5, reversed=reverse, **keys)
-    expected = torch.cat([0 * whole[:16], whole[16:]] if reverse else [whole[:16], 0 * whole[16:]])
-    close(part, expected, atol=0)
-
-
 @pytest.mark.parametrize(("dim", "length"), [(64, 2048), (128, 512), (10, 100)])
 def test_he_xu_is_rope_interpolated_by_two_n_over_pi(dim, length):
     factor = 2 * length / math.pi
@@ -163,27 +124,6 @@ def test_he_xu_is_rope_interpolated_by_two_n_over_pi(dim, length):
     if length == 2048:
         assert float((found - expected.double()).abs().max()) < 6e-11
         assert float(1 / found[0]) == pytest.approx(1303.797, abs=5e-4)
-
-
-def test_he_xu_angles_are_below_a_quarter_turn_within_trained_length():
-    made = scheme("he_xu", 64, 100)
-    cos, sin = made.tables(TokenPositions.plain(201), torch.float64)
-    assert (cos[0, :100] > 0).all() and (cos[0, :100].diff(dim=0) < 0).all()
-    assert float(cos[0, 100, 0]) == pytest.approx(0, abs=1e-12)
-    assert float(sin[0, 200, 0]) == pytest.approx(0, abs=1e-12) and not made.depends_on_length
-
-
-@pytest.mark.parametrize("rule", ["yarn", "by_parts", "llama3"])
-def test_scaling_by_rotations_interpolates_pairs_below_one_rotation(rule):
-    """No pair of He and Xu's makes a turn within N tokens: all are among the slow ones."""
-    found = spectrum("he_xu", 64, scaling={"name": rule, "factor": 4.0})
-    close(found, spectrum("he_xu", 64) / 4, atol=1e-18)
-
-
-@pytest.mark.parametrize("rule", ["yarn", "by_parts", "llama3"])
-def test_scaling_by_rotations_keeps_fast_pairs(rule):
-    found = spectrum("rope", 10, 100_000, theta=4.0, scaling={"name": rule, "factor": 4.0})
-    close(found, plain_frequencies(4.0, 10), atol=0)
 
 
 @pytest.mark.parametrize(("dim", "length", "s"), [(64, 512, 4.0), (128, 1024, 8.0), (16, 256, 3.0)])
@@ -211,33 +151,12 @@ def test_ntk_by_parts_matches_released_code(dim, length, s):
     assert len(kinds) >= 3  # some kept, some mixed, some divided
 
 
-def test_ntk_by_parts_at_stretch_one_is_plain_rope():
-    close(
-        spectrum("rope", 64, scaling={"name": "by_parts"}), plain_frequencies(THETA, 64), atol=1e-15
-    )
-
-
 def test_resonance_rounds_wavelengths():
     found = 2 * math.pi / spectrum("rope", 64, resonance=True)
     assert [round(float(w), 9) for w in found[:6]] == [6, 8, 11, 15, 20, 26]  # Wang et al. 2024
     close(found, found.round(), atol=1e-9)
     plain = 2 * math.pi / plain_frequencies(THETA, 64)
     assert (found - plain).abs().max() <= 0.5 + 1e-9
-
-
-@pytest.mark.parametrize("scaling", [{"name": "none"}, {"name": "yarn", "factor": 4.0}])
-def test_resonant_pairs_repeat_exactly(scaling):
-    """A pair of wavelength λ has λ different angles at any length; without resonance, as many as tokens."""
-    for resonance in (True, False):
-        made = rope(64, 512, scaling=scaling, resonance=resonance)
-        cos, sin = (x[0] for x in made.tables(TokenPositions.plain(2000), torch.float64))
-        for k in range(10):
-            period = round(2 * math.pi / float(made.frequencies(made.stretch(2000))[0][k]))
-            assert period < 200
-            apart = torch.hypot(
-                cos[period:, k] - cos[:-period, k], sin[period:, k] - sin[:-period, k]
-            ).max()
-            assert apart < 1e-10 if resonance else apart > 1e-5
 
 
 def test_resonance_comes_after_scaling():
@@ -262,21 +181,6 @@ def test_dropped_positions_equal_nope():
     assert (trained(tokens, positions) - nope(tokens, positions)).abs().max() > 1e-2
 
 
-def test_pairs_that_complete_a_rotation():
-    # 92 of 128 dimensions: Liu et al. 2023
-    assert scheme("rope", 128, 4096).whole_turns(4096) == (46, 64)
-    for theta, dims, length in (
-        (THETA, 64, 512),
-        (500_000.0, 64, 512),
-        (THETA, 10, 11),
-        (100.0, 128, 5000),
-    ):
-        made = scheme("rope", dims, length, theta=theta)
-        turned = sum(length * theta ** (-2 * k / dims) >= 2 * math.pi for k in range(dims // 2))
-        assert made.whole_turns(length) == (turned, dims // 2)
-    assert scheme("p_rope", 64, 1 << 20, share=0.25).whole_turns(1 << 20) == (8, 32)
-
-
 @pytest.mark.parametrize(
     ("scaling", "words"),
     [
@@ -289,61 +193,3 @@ def test_pairs_that_complete_a_rotation():
 )
 def test_describe_scaling_for_a_length(scaling, words):
     assert rope(10, scaling=scaling).settings.scaling.describe(400, 100) == words
-
-
-@pytest.mark.parametrize("key", ["short_factor", "long_factor"])
-def test_wrong_number_of_divisors_is_rejected(key):
-    scaling = {"name": "longrope", "long_factor": [1] * 5, key: [1] * 4}
-    with pytest.raises(ModelError, match=f"{key} .*5 numbers.*got 4"):
-        build({"name": "rope", "scaling": scaling})
-
-
-@pytest.mark.parametrize(
-    "keys",
-    [
-        {"name": "yarn", "mscale": 1.0},
-        {"name": "yarn", "mscale_all_dim": 1.0},
-        {"name": "yarn", "mscale": 1.0, "mscale_all_dim": 1.0, "attention_factor": 1.2},
-        {"name": "longrope"},
-        {"name": "longrope", "long_factor": [1, 1, 0, 1, 1]},
-        {"name": "dynamic", "factor": "auto"},
-        {"name": "by_parts", "factor": 0.5},
-        {"name": "drop", "factor": 2.0},
-    ],
-)
-def test_invalid_scaling_settings_are_errors(keys):
-    with pytest.raises(ValidationError):
-        settings_of({"name": "rope", "scaling": keys})
-
-
-def test_longrope_first_positions_reject_remap():
-    with pytest.raises(ValidationError, match=r"scaling\.first 3 .* remap 'rerope'"):
-        settings_of({"name": "rope", "scaling": FIRST, "remap": {"name": "rerope"}})
-    settings_of({"name": "rope", "scaling": {**FIRST, "first": 0}, "remap": {"name": "rerope"}})
-
-
-@pytest.mark.parametrize("rule", ["ntk", "dynamic", "by_parts", "yarn"])
-def test_scaling_by_pair_index_requires_two_pairs(rule):
-    with pytest.raises(ModelError, match="at least 4 rotated dimensions, got 2"):
-        build({"name": "rope", "fraction": 0.2, "scaling": {"name": rule}})
-
-
-@pytest.mark.parametrize("keys", [{"share": 0.1}, {"max_wavelength": 0.5}])
-def test_p_rope_requires_a_pair(keys):
-    with pytest.raises(ModelError, match=r"p_rope .*10 features.*share.*max_wavelength"):
-        build({"name": "p_rope", **keys})
-
-
-def test_valid_overrides():
-    for name in ("rope", "p_rope", "he_xu"):
-        legal = {"name": name, "resonance": True, "scaling": {"name": "drop"}, "window": 4}
-        check_override(settings_of({"name": name}), settings_of(legal))
-    for name, key, value in (
-        ("p_rope", "share", 0.5),
-        ("p_rope", "theta", 5.0),
-        ("p_rope", "max_wavelength", 1.0),
-        ("he_xu", "max_length", 2 * TRAIN),
-        ("rope", "fraction", 0.5),
-    ):
-        with pytest.raises(ModelError, match=f"position.{key} cannot be changed after training"):
-            check_override(settings_of({"name": name}), settings_of({"name": name, key: value}))

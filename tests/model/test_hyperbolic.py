@@ -9,10 +9,8 @@ import pytest
 import torch
 
 from model import TokenPositions
-from tests.model.alone import at
 from tests.model.dense_remap import B, D, drawn
 from tests.model.rotated import (
-    POSITIONS,
     THETA,
     answers,
     distances,
@@ -68,18 +66,6 @@ def test_hyperbolic_hope_is_a_decay_of_each_channel():
             answers(scores, v),
             atol=1e-12,
         )
-
-
-@pytest.mark.parametrize("damping", ["fixed", "learned"])
-def test_hyperbolic_scores_at_any_positions(damping):
-    """5,000 tokens apart factors vanish as the scores do; nothing overflows, in float32 either."""
-    scheme = made("hyperbolic", fastest=0.2, margin=0.05, damping=damping)
-    (q, k, v) = drawn(len(POSITIONS))
-    margin = 0.05 if damping == "fixed" else float(scheme.log_margin.detach().exp())
-    expected = answers(decays(q, k, distances(POSITIONS), 0.2, margin), v)
-    close(through(scheme, at(POSITIONS, 9000), q, k, v), expected, atol=1e-12)
-    single = through(scheme.float(), at(POSITIONS, 9000), *(x.float() for x in (q, k, v)))
-    close(single.double(), expected, atol=2e-6)
 
 
 def test_hyperbolic_documents_at_any_offset():

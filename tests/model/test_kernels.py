@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from dataclasses import replace
 
@@ -12,15 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import model.attention.kernels as kernels
-import model.attention.softmax
 from model import TokenPositions
 from model.attention.kernels import attend, choose
-from model.attention.mask import QUERY_BLOCK, AttentionMask, AttentionView, CausalBand
+from model.attention.mask import QUERY_BLOCK, AttentionMask, AttentionView, BiasForms
 from model.fast.biased import NAMESPACE
 from model.fast.network_bias import NetworkBias
 from model.position import AttentionContext
 from model.position.schemes.alibi import alibi_slopes
-from tests.model.zoo import build, close, every_case_and_layout, ids, packed, reach_of, shared
+from tests.model.zoo import close, packed
 
 B = 2
 H = 6
@@ -45,7 +43,7 @@ def pairs_of(keys: TokenPositions, queries: int, window: int | None, bias: str |
     context = context_of(keys, queries, window)
     slopes = alibi_slopes(H)
     if bias == "distance":
-        return context.mask(distance=lambda h, d: -slopes[h] * d)
+        return context.distance_mask(lambda h, d: -slopes[h] * d)
     if bias == "elementwise":
         return context.mask(
             bias=lambda b, h, i, j: 0.3 * torch.sin(1.0 + b + 2 * h + 0.1 * i * j), by_row=True
@@ -105,38 +103,6 @@ def test_reference_kernel_matches_loops(layout, window, bias):
     close(
         found, by_loops(q, k, v, positions, window, alibi_slopes(H) if bias else None), atol=1e-12
     )
-
-
-EDGES = [
-    # queries, keys, window: around the block of queries, with a cache in front, and far from a multiple
-    (QUERY_BLOCK, QUERY_BLOCK, None),
-    (3 * QUERY_BLOCK - 1, 3 * QUERY_BLOCK - 1, QUERY_BLOCK + 1),
-    (QUERY_BLOCK + 13, QUERY_BLOCK + 13, 1),
-    (QUERY_BLOCK + 13, QUERY_BLOCK + 13, QUERY_BLOCK - 1),
-    (300, 601, None),
-    (QUERY_BLOCK, 2 * QUERY_BLOCK + 1, QUERY_BLOCK),
-    (QUERY_BLOCK + 1, 2 * QUERY_BLOCK + 3, QUERY_BLOCK + 1),
-    (5, 600, 257),
-    (1, 513, 256),
-]
-
-
-@pytest.mark.parametrize(
-    ("t", "s", "window", "bias"),
-    [  # half of the pairs of an edge and a bias are quick
-        pytest.param(*edge, bias, marks=() if (n + m) % 2 == 0 else pytest.mark.slow)
-        for n, edge in enumerate(EDGES)
-        for m, bias in enumerate([None, "distance", "elementwise", "rule"])
-    ],
-)
-@torch.no_grad()
-def test_all_lowerings_agree_at_block_edges(t, s, window, bias):
-    q, k, v = tensors(t, s)
-    pairs = pairs_of(TokenPositions.plain(s), t, window, bias)
-    views = [AttentionView(q, k, pairs)]
-    slow = attend(views, v, D**-0.5, "dense")
-    for kernel in ("blocks", "flex", "auto"):
-        close(attend(views, v, D**-0.5, kernel), slow, atol=1e-12)
 
 
 @settings(max_examples=6)
@@ -210,7 +176,7 @@ def learned_pairs(
     context = context_of(TokenPositions.plain(s), t, window)
     if form == "distance":
         weight = torch.randn(H, s, generator=generator).double().requires_grad_()
-        return context.mask(distance=lambda h, d: weight[h, d]), [weight]
+        return context.distance_mask(lambda h, d: weight[h, d]), [weight]
     if form == "network":
         shapes = {"near": (s,), "far": (t,), "inner": (12,), "offset": (12,), "outer": (H, 12)}
         parts = {
@@ -227,11 +193,13 @@ def learned_pairs(
             return (hidden * network.outer[h]).sum(-1)
 
         return context.mask(
-            bias=bias, make_network=lambda d: replace(network, near=near[d])
+            bias=bias, forms=BiasForms(make_network=lambda d: replace(network, near=near[d]))
         ), leaves
     sums = torch.rand(B, H, s, generator=generator).double().neg().cumsum(-1).requires_grad_()
     mask = context.mask(
-        bias=lambda b, h, i, j: sums[b, h, i + s - t] - sums[b, h, j], key_sums=sums, by_row=True
+        bias=lambda b, h, i, j: sums[b, h, i + s - t] - sums[b, h, j],
+        forms=BiasForms(key_sums=sums),
+        by_row=True,
     )
     return mask, [sums]
 
@@ -269,29 +237,12 @@ def test_gradients_of_learned_biases_match_reference(form, t, s, window, wide, m
         close(b, a, atol=1e-11)
 
 
-@pytest.mark.parametrize("form", ["distance", "sums", "network"])
-@pytest.mark.parametrize(("dtype", "error"), [(torch.float32, 1e-4), (torch.bfloat16, 3e-2)])
-def test_gradients_of_learned_biases_in_lower_dtypes(form, dtype, error):
-    """As under autocast: q, k and v are rounded, the bias is not. The gradient of what adds a constant to all
-    logits of a query is a sum that cancels."""
-    mask, weights = learned_pairs(140, 300, None, form)
-    low = [x.to(dtype).requires_grad_() for x in tensors(140, 300)]
-    exact = [x.detach().double().requires_grad_() for x in low]
-    found = []
-    for (q, k, v), kernel in ((exact, "dense"), (low, "auto")):
-        out = attend([AttentionView(q, k, mask)], v, D**-0.5, kernel)
-        factor = torch.randn(out.shape, generator=torch.Generator().manual_seed(3)).double()
-        found.append(torch.autograd.grad((out * factor).sum(), [q, k, v, *weights]))
-    for expected, grad in zip(*found, strict=True):
-        close(grad.double(), expected, atol=error * float(expected.abs().max()))
-
-
 @pytest.mark.parametrize(("dtype", "rtol"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
 def test_sums_of_a_thousand_keep_the_precision_of_lower_dtypes(dtype, rtol):
     mask, _ = learned_pairs(700, 700, None, "sums")
-    exact = replace(mask, key_sums=mask.key_sums * 3)
+    sums = mask.forms.key_sums * 3
     exact = replace(
-        exact, bias=lambda b, h, i, j: exact.key_sums[b, h, i] - exact.key_sums[b, h, j]
+        mask, forms=BiasForms(key_sums=sums), bias=lambda b, h, i, j: sums[b, h, i] - sums[b, h, j]
     )
     q, k, v = tensors(700, 700, dtype)
     with torch.no_grad():
@@ -299,7 +250,7 @@ def test_sums_of_a_thousand_keep_the_precision_of_lower_dtypes(dtype, rtol):
             [AttentionView(q.double(), k.double(), exact)], v.double(), D**-0.5, "dense"
         )
         found = attend([AttentionView(q, k, exact)], v, D**-0.5)
-    assert found.dtype == dtype and exact.key_sums.min() < -900
+    assert found.dtype == dtype and sums.min() < -900
     close(found.double(), expected, atol=float(rtol * expected.abs().max()))
 
 
@@ -336,115 +287,51 @@ def test_several_views_share_one_softmax():
         close(x, y, atol=1e-10)
 
 
-def test_sdpa_is_chosen_only_for_supported_masks():
-    def chosen(t, s, window=None, bias=None, positions=None):
-        pairs = pairs_of(positions or TokenPositions.plain(s), t, window, bias)
-        q, k, v = tensors(t, s)
-        return choose([AttentionView(q, k, pairs)], v, None, "cpu")
+# device, dtype, (T, S), window, bias, key features, key/value heads, layout, kernel
+CHOICES = [
+    ("cpu", torch.float64, (9, 9), None, None, 8, 3, "plain", "sdpa"),
+    ("cpu", torch.float64, (9, 9), 9, None, 8, 3, "plain", "sdpa"),
+    ("cpu", torch.float64, (1, 9), None, None, 8, 3, "plain", "single"),
+    ("cpu", torch.float64, (1, 9), 3, "rule", 8, 3, "plain", "single"),
+    ("cpu", torch.float64, (3, 9), None, None, 8, 3, "plain", "blocks"),
+    ("cpu", torch.float64, (9, 9), 8, None, 8, 3, "plain", "blocks"),
+    ("cpu", torch.float64, (9, 9), None, "distance", 8, 3, "plain", "blocks"),
+    ("cpu", torch.float64, (9, 9), None, "rule", 8, 3, "plain", "blocks"),
+    ("cpu", torch.float64, (9, 9), None, None, 8, 3, "ragged", "blocks"),
+    # With grouped queries only the flash kernel is fused: no float32, keys as wide as values.
+    ("cuda", torch.bfloat16, (9, 9), None, None, 16, 3, "plain", "sdpa"),
+    ("cuda", torch.float32, (9, 9), None, None, 16, 6, "plain", "sdpa"),
+    ("cuda", torch.float32, (9, 9), None, None, 16, 3, "plain", "flex"),
+    ("cuda", torch.bfloat16, (9, 9), None, None, 32, 3, "plain", "flex"),
+    ("cuda", torch.float32, (1, 9), None, None, 32, 3, "plain", "sdpa"),
+    ("cuda", torch.float32, (1, 9), None, "distance", 16, 3, "plain", "single"),
+    ("cuda", torch.float32, (9, 9), None, "distance", 8, 3, "plain", "blocks"),
+    ("cuda", torch.float32, (9, 9), None, "distance", 16, 3, "plain", "flex"),
+    ("cuda", torch.float64, (9, 9), None, "distance", 16, 3, "plain", "blocks"),
+    ("cuda", torch.bfloat16, (9, 9), None, None, 16, 6, "packed", "flex"),
+]
 
-    assert chosen(9, 9) == chosen(9, 9, window=9) == "sdpa"
-    assert chosen(1, 9) == chosen(1, 9, window=3) == chosen(1, 9, bias="rule") == "single"
-    assert chosen(3, 9) == chosen(9, 9, window=8) == chosen(9, 9, bias="distance") == "blocks"
-    assert (
-        chosen(9, 9, bias="rule")
-        == chosen(9, 9, positions=TokenPositions.left_padded([9, 4], 9))
-        == "blocks"
-    )
 
-
-@every_case_and_layout
-@torch.no_grad()
-def test_every_kernel_gives_the_same_logits(case, layout, monkeypatch):
-    small = shared(case)
-    length = reach_of(small)
+@pytest.mark.parametrize("choice", CHOICES, ids=str)
+def test_choice_of_the_kernel(choice):
+    device, dtype, (t, s), window, bias, features, heads, layout, kernel = choice
     positions = {
-        "plain": TokenPositions.plain(length),
-        "ragged": TokenPositions.left_padded([length, 4], length),
-        "packed": packed([[4, length - 4], [length - 3, 3]]),
+        "plain": TokenPositions.plain(s),
+        "ragged": TokenPositions.left_padded([s, 4], s),
+        "packed": packed([[4, 5], [6, 3]]),
     }[layout]
-    tokens = ids(2, length)
-    real = positions.document.expand(2, -1) >= 0
-    auto = small(tokens, positions)
-    for kernel in ("dense", "flex"):
-        monkeypatch.setattr(
-            model.attention.softmax, "attend", functools.partial(attend, kernel=kernel)
-        )
-        close(small(tokens, positions)[real], auto[real])
+    q = torch.zeros(B, H, t, features, dtype=dtype)
+    k = torch.zeros(B, heads, s, features, dtype=dtype)
+    v = torch.zeros(B, heads, s, 8 if device == "cpu" else 16, dtype=dtype)
+    views = [AttentionView(q, k, pairs_of(positions, t, window, bias))]
+    assert choose(views, v, None, device) == kernel
 
 
-@pytest.mark.parametrize(
-    ("kernel", "called"),
-    [("sdpa", []), ("flex", ["flex_attend"]), ("explicit", ["explicit_attend"]), ("blocks", [])],
-)
-def test_configured_kernel_runs(kernel, called, monkeypatch):
-    found = []
-    for name in ("flex_attend", "explicit_attend"):
-        real = getattr(kernels, name)
-        monkeypatch.setattr(kernels, name, lambda *a, n=name, f=real: (found.append(n), f(*a))[1])
+@pytest.mark.parametrize("kernel", ["flex", "explicit"])
+def test_configured_kernel_runs(kernel, monkeypatch):
+    calls = []
+    monkeypatch.setattr(kernels, f"{kernel}_attend", lambda *arguments: calls.append(arguments))
     q, k, v = tensors(9, 9)
-    attend(
-        [AttentionView(q, k, pairs_of(TokenPositions.plain(9), 9, None, None))],
-        v,
-        0.3,
-        kernel=kernel,
-    )
-    assert found == called
-
-
-def test_kernel_choice_for_packing_and_windows(monkeypatch):
-    """What lowers each layout is decided by the pairs alone, here as a GPU would be given them."""
-    found = []
-
-    def asked(views, v, scale, **more):
-        found.append(choose(views, v, more.get("sink"), "cuda"))
-        return attend(views, v, scale, **more)
-
-    monkeypatch.setattr(model.attention.softmax, "attend", asked)
-    small = build("rope", heads=3, kv_heads=3, dim=96, head_dim=32, dtype=torch.float32)
-    for positions in (packed([[4, 5], [6, 3]]), TokenPositions.plain(9)):
-        small(ids(2, 9), positions)
-    assert set(found[: len(found) // 2]) == {"flex"} and set(found[len(found) // 2 :]) == {"sdpa"}
-
-
-@pytest.mark.parametrize(("features", "expected"), [(8, "blocks"), (16, "flex")])
-def test_small_head_dim_falls_back_to_blocks(features, expected):
-    pairs = AttentionMask(
-        batch=1,
-        heads=1,
-        queries=5,
-        keys=5,
-        device=torch.device("cpu"),
-        mask_mod=lambda b, h, i, j: j <= i,
-        separation=lambda b, i, j: i - j,
-        bias=lambda b, h, i, j: (j - i) * 1.0,
-        band=CausalBand(0),
-    )
-    q = torch.zeros(1, 1, 5, features)
-    assert choose([AttentionView(q, q, pairs)], q, None, "cuda") == expected
-
-
-@pytest.mark.parametrize(
-    ("dtype", "kv_heads", "key_features", "queries", "expected"),
-    [
-        (torch.bfloat16, 2, 16, 9, "sdpa"),
-        (torch.float32, 4, 16, 9, "sdpa"),
-        (torch.float32, 2, 16, 9, "flex"),
-        (torch.bfloat16, 2, 32, 9, "flex"),
-        (torch.float32, 2, 32, 1, "sdpa"),
-    ],
-)
-def test_fused_causal_kernel_of_a_gpu_is_chosen_only_where_memory_stays_linear(
-    dtype, kv_heads, key_features, queries, expected
-):
-    """With grouped queries only the flash kernel is fused: no float32, keys as wide as values."""
-    q = torch.zeros(1, 4, queries, key_features, dtype=dtype)
-    k, v = (torch.zeros(1, kv_heads, 9, width, dtype=dtype) for width in (key_features, 16))
-    pairs = pairs_of(TokenPositions.plain(9), queries, None, None)
-    assert choose([AttentionView(q, k, pairs)], v, None, "cuda") == expected
-
-
-def test_single_query_avoids_flex():
-    q, k, v = (x.float() for x in tensors(1, 9))
-    q, k, v = (x.repeat(1, 1, 1, 2) for x in (q, k, v))  # at least 16 features
-    pairs = pairs_of(TokenPositions.plain(9), 1, None, "distance")
-    assert choose([AttentionView(q, k, pairs)], v, None, "cuda") == "single"
+    view = AttentionView(q, k, pairs_of(TokenPositions.plain(9), 9, None, None))
+    attend([view], v, 0.3, kernel=kernel)
+    assert len(calls) == 1

@@ -8,49 +8,17 @@ from dataclasses import replace
 import pytest
 import torch
 
-from model import TokenPositions, Transformer
+from model import TokenPositions
 from model.attention.kernels import attend
 from model.position import AttentionContext, HeadGeometry
 from model.position.schemes.alibi import Alibi, AlibiSettings
-from tests.model.zoo import TRAIN, T, V, build, close, ids, schemes_of, settings_of
+from tests.model.zoo import TRAIN, T, build, close, ids, schemes_of
 
 RULES = ["linear", "ntk", "yarn", "llama3"]
 
 
 def scaled(rule: str, factor: float | str) -> dict:
     return {"name": "rope", "scaling": {"name": rule, "factor": factor}}
-
-
-@pytest.mark.parametrize("rule", RULES)
-@torch.no_grad()
-def test_auto_stretch_is_declared_over_trained_length(rule):
-    auto = build(scaled(rule, "auto"))
-    tokens = ids(2, T)
-    for length in (T, 2 * T, 5 * TRAIN):
-        fixed = build(scaled(rule, length / TRAIN))
-        close(
-            auto(tokens, TokenPositions.plain(T, length=length)),
-            fixed(tokens, TokenPositions.plain(T)),
-        )
-    none = build("rope")
-    short = tokens[:, :TRAIN]
-    close(
-        auto(short, TokenPositions.plain(TRAIN)), none(short, TokenPositions.plain(TRAIN))
-    )  # never below one
-    close(auto(short[:, :4], TokenPositions.plain(4)), none(short[:, :4], TokenPositions.plain(4)))
-
-
-@pytest.mark.parametrize("rule", RULES)
-@torch.no_grad()
-def test_auto_stretch_uses_original_length(rule):
-    settings = settings_of(scaled(rule, "auto"))
-    tokens = ids(2, T)
-    branch = Transformer(settings, V, train_length=2 * TRAIN, original_length=TRAIN).double()
-    branch.load_state_dict(build("rope").state_dict())
-    close(
-        branch(tokens, TokenPositions.plain(T)),
-        build(scaled(rule, "auto"))(tokens, TokenPositions.plain(T)),
-    )
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -68,21 +36,6 @@ def test_ragged_batch_has_stretch_per_row(rule):
     assert len(stretches) == 3
 
 
-@pytest.mark.parametrize("rule", RULES)
-@torch.no_grad()
-def test_auto_stretch_is_fixed_for_a_cache(rule):
-    model = build(scaled(rule, "auto"))
-    tokens = ids(1, T)
-    whole = model(tokens, TokenPositions.plain(T))
-    cache = model.make_cache(1, T)
-    out = []
-    for n in range(T):
-        out.append(
-            model(tokens[:, n : n + 1], TokenPositions.plain(1, offset=n, length=T), cache=cache)
-        )
-    close(torch.cat(out, dim=1), whole)
-
-
 @pytest.mark.parametrize("case", ["rope", "alibi", "sinusoidal", "none", "alibi-window"])
 @torch.no_grad()
 def test_skipped_positions_between_cached_passes(case):
@@ -98,21 +51,6 @@ def test_skipped_positions_between_cached_passes(case):
     first = model(tokens[:, :7], TokenPositions.plain(7, length=12), cache=cache)
     second = replace(TokenPositions.plain(5, offset=7), position=position[:, 7:], position_end=32)
     close(torch.cat([first, model(tokens[:, 7:], second, cache=cache)], dim=1), whole)
-
-
-@torch.no_grad()
-def test_skipped_positions_keep_causality_and_window():
-    for case in ("rope-window", "alibi-window", "none-window"):
-        model = build(case, layers=1)
-        tokens = ids(1, T)
-        plain = TokenPositions.plain(T)
-        position = (torch.arange(T) * 3)[None]
-        positions = replace(plain, position=position, position_end=3 * T, unit_steps=False)
-        whole = model(tokens, positions)[0, -2]
-        for back, seen in ((-1, False), (0, True), (4, True), (5, False)):
-            changed = tokens.clone()
-            changed[0, T - 2 - back] = (changed[0, T - 2 - back] + 1) % V
-            assert ((model(changed, positions)[0, -2] - whole).abs().max() > 1e-9) == seen
 
 
 @pytest.mark.parametrize("layout", ["plain", "skipping"])
@@ -144,30 +82,6 @@ def test_alibi_by_hand(layout):
             weights = [math.exp(-slope * d) for d in away]
             mean = (weights[0] + 10 * weights[1] + 100 * weights[2]) / sum(weights)
             close(out[0, h, 0], torch.full((4,), mean, dtype=torch.float64), atol=1e-12)
-
-
-@torch.no_grad()
-def test_the_bias_is_added_after_the_scale():
-    """Doubling q and halving the scale changes nothing: the penalty is no part of what is scaled."""
-    positions = TokenPositions.plain(9)
-    scheme = Alibi(AlibiSettings(), HeadGeometry(24, 6, 4, 16, 16, 6))
-    context = AttentionContext(
-        positions,
-        positions,
-        positions,
-        1,
-        6,
-        torch.device("cpu"),
-        scheme.tables(positions, torch.float64),
-    )
-    q, k, v = (torch.randn(1, 6, 9, 4).double() for _ in range(3))
-    plan = scheme.plan(context)
-    for kernel in ("blocks", "dense", "flex"):
-        close(
-            attend(plan.read(2 * q, k), v, 0.25, kernel),
-            attend(plan.read(q, k), v, 0.5, kernel),
-            1e-12,
-        )
 
 
 @torch.no_grad()

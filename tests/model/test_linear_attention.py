@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch._dynamo.testing import CompileCounter
 
-from model import ModelError, ModelSettings, TokenPositions, check_override
+from model import ModelError, TokenPositions
 from model.attention.linear import positive
-from model.attention.mask import repeated
 from tests.model.linear import (
     by_definition,
     dot,
@@ -27,7 +26,7 @@ from tests.model.linear import (
     recurrent,
     turn,
 )
-from tests.model.zoo import C, D, G, H, T, build, close, ids, packed
+from tests.model.zoo import C, D, G, T, build, close, ids, packed
 
 
 @every_form
@@ -44,18 +43,6 @@ def test_chunked_recurrent_and_quadratic_forms_agree(form, chunk):
         expected = torch.tensor(by_definition(q, k, v, positions, form), dtype=torch.float64)
         close(out[b, h], expected)
         close(torch.tensor(recurrent(q, k, v, positions, form), dtype=torch.float64), expected)
-
-
-@every_form
-@torch.no_grad()
-def test_nope_has_no_rotation(form):
-    model = linear("none", form, 4)
-    x = inputs(1, 9)
-    q, k, v = projected(model, x, 0, 2)
-    expected = by_definition(q, k, v, range(9), form, turned=False)
-    close(
-        mixed(model, x, TokenPositions.plain(9))[0, 2], torch.tensor(expected, dtype=torch.float64)
-    )
 
 
 @torch.no_grad()
@@ -97,80 +84,6 @@ def test_cosine_weights_are_nonnegative(seed, n, m):
     )
     out = mixed(model, x, positions)
     assert (out >= 2 - 1e-12).all() and (out <= 3 + 1e-12).all()
-
-
-@torch.no_grad()
-def test_cosine_form_is_independent_of_amplitude():
-    yarn = {"name": "rope", "scaling": {"name": "yarn", "factor": 4.0, "attention_factor": 1.5}}
-    x = inputs(2, 9)
-    positions = TokenPositions.plain(9)
-    same = {**yarn, "scaling": {**yarn["scaling"], "attention_factor": 1.0}}
-    close(mixed(linear(yarn, "cosine"), x, positions), mixed(linear(same, "cosine"), x, positions))
-
-
-@torch.no_grad()
-def test_yarn_amplitude_scales_numerator_only():
-    """cos and sin times a: products of rotated features times a², the denominator as it was."""
-    plain, scaled = (
-        linear(
-            {"name": "rope", "scaling": {"name": "yarn", "factor": 4.0, "attention_factor": a}},
-            "numerator",
-        )
-        for a in (1.0, 1.5)
-    )
-    x = inputs(2, 9)
-    positions = TokenPositions.plain(9)
-    close(mixed(scaled, x, positions), 1.5**2 * mixed(plain, x, positions))
-
-
-@every_form
-def test_gradients_match_quadratic_form(form):
-    """Against dense matrices of weights in the same layer, by automatic differentiation, packed and kept."""
-    x = inputs(2, 13)
-    positions = packed([[6, 7], [3, 10]])
-    model = linear("rope", form, 4)
-    attention = model.layers[0].attention
-
-    def dense() -> torch.Tensor:
-        q, k, v = (
-            repeated(p.unflatten(-1, (-1, D)).transpose(1, 2), H)
-            for p in (
-                x @ attention.wq.weight.T,
-                x @ attention.wk.weight.T,
-                x @ attention.wv.weight.T,
-            )
-        )
-        angle = positions.position[..., None] * 10_000.0 ** (-torch.arange(0, D, 2).double() / D)
-        wave = torch.polar(torch.ones_like(angle), angle)[:, None]
-
-        def turned(y: torch.Tensor) -> torch.Tensor:
-            return torch.view_as_real(
-                torch.complex(y[..., : D // 2], y[..., D // 2 :]) * wave
-            ).flatten(-2)
-
-        if form == "numerator":
-            q, k = (torch.where(y > 0, y + 1, y.clamp(max=0).exp()) for y in (q, k))
-            weights = turned(q) @ turned(k).mT
-            counts = q @ k.mT
-        else:
-            q, k = (y / y.norm(dim=-1, keepdim=True) for y in (q, k))
-            weights = counts = 1 + turned(q) @ turned(k).mT
-        same = positions.document[:, None, :, None] == positions.document[:, None, None, :]
-        seen = same & torch.ones(13, 13).tril().bool()
-        weights = weights * seen
-        counts = counts * seen
-        return (weights @ v / counts.sum(-1, keepdim=True))[:, :, -9:]
-
-    goal = torch.randn(2, H, 9, D, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    leaves = [attention.wq.weight, attention.wk.weight, attention.wv.weight]
-    ours = mixed(model, x, positions, keep=9)
-    close(ours, dense())
-    for a, b in zip(
-        torch.autograd.grad((ours * goal).sum(), leaves),
-        torch.autograd.grad((dense() * goal).sum(), leaves),
-        strict=True,
-    ):
-        close(a, b, atol=1e-9)
 
 
 @every_form
@@ -245,33 +158,6 @@ def test_training_steps_are_one_graph(form):
     assert counter.frame_count <= 3
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("_fresh_dynamo")
-def test_number_of_graphs_is_bounded():
-    net, plain, counter = (
-        *(linear("rope", "numerator", 4, layers=1).train() for _ in range(2)),
-        CompileCounter(),
-    )
-    net.compile(fullgraph=True, backend=counter, dynamic=True)
-    for length in (19, 18, 9, 8):
-        tokens = ids(2, length)
-        close(
-            net(tokens, TokenPositions.plain(length)), plain(tokens, TokenPositions.plain(length))
-        )
-    assert counter.frame_count <= 2
-
-
-@every_form
-def test_cost_per_token_is_constant(form):
-    model = linear("rope", form, 4)
-    softmax = build("rope")
-    assert model.flops_per_token(100) == model.flops_per_token(10_000)
-    # Two tokens in one chunk: as attention to 1.5 keys, with the sums on top.
-    sums = 6 * 3 * (H + G) * D**2
-    assert model.flops_per_token(2) == softmax.flops_per_token(2) + sums
-    assert model.parameter_count() == softmax.parameter_count()
-
-
 @pytest.mark.parametrize(
     ("position", "words"),
     [
@@ -307,12 +193,3 @@ def test_softmax_options_are_rejected(position, words):
     for word in [*words, "model.mixer.name = attention"]:
         assert word in str(caught.value)
     build(position)  # softmax attention takes it
-
-
-def test_mixer_cannot_be_overridden():
-    trained = linear("rope", "cosine").settings
-    for key, value in (("form", "numerator"), ("chunk", 8)):
-        asked = trained.model_copy(update={"mixer": trained.mixer.model_copy(update={key: value})})
-        with pytest.raises(ModelError, match=r"model\.mixer is part of the trained weights"):
-            check_override(trained, asked)
-    assert ModelSettings().mixer.name == "attention"

@@ -8,7 +8,7 @@ import torch
 from model import TokenPositions
 from model.attention.kernels import attend, choose
 from tests.model.dense_remap import D, T, context_of, drawn, scheme_of
-from tests.model.zoo import build, cached, close, ids
+from tests.model.zoo import close
 
 KEPT = {"window": 6, "sinks": 3}
 CASES = {
@@ -75,18 +75,3 @@ def test_gaps_gradients_and_sink_logits_stay_explicit():
     )
     views, v = views_of(case, gaps, T)
     assert choose(views, v, None, "cpu") == "explicit"
-
-
-@pytest.mark.parametrize("case", ["rerope", "lambda", "streaming"])
-@torch.no_grad()
-def test_chunks_through_a_cache_that_drops_keys(case, monkeypatch):
-    """The keys of the pass are those that the cache kept."""
-    remap, keys = CASES[case]
-    model = build({"name": "rope", "remap": remap, **keys})
-    tokens = ids(1, 40)
-    found = cached(model, tokens, [11, 9, 1, 8, 6, 5])
-    monkeypatch.setattr(
-        "model.attention.softmax.attend",
-        lambda *args, **more: attend(*args, **more, kernel="explicit"),
-    )
-    close(found, model(tokens, TokenPositions.plain(40)), atol=1e-11)

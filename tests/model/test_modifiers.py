@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
-from pydantic import ValidationError
 from transformers.models.beam.modeling_beam import compute_attention_scaling
 from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
 from transformers.models.ministral3.modeling_ministral3 import get_llama_4_attn_scale
 
-from model import ModelError, TokenPositions, check_override
+from model import TokenPositions
 from model.attention.kernels import attend
 from model.attention.mask import AttentionView
 from model.position import AttentionContext
@@ -21,32 +19,11 @@ from tests.model.zoo import D, G, H, T, build, close, ids, packed, settings_of
 L0 = 7  # original length
 
 
-def row_of(positions: TokenPositions, row: int) -> TokenPositions:
-    keep = slice(row, row + 1)
-    return replace(
-        positions,
-        order=positions.order[keep],
-        position=positions.position[keep],
-        document=positions.document[keep],
-        lengths=positions.lengths[keep],
-    )
-
-
 def factors(temperature: dict, positions: TokenPositions, **keys) -> torch.Tensor:
     choice = settings_of({"name": "none", "temperature": temperature, **keys}).kinds["all"]
     found = choice.temperature.query_factors(positions, choice.max_visible, L0, torch.float64)
     assert found is not None
     return found[:, 0]  # one factor for all heads
-
-
-def test_no_temperature_adds_no_operations():
-    choice = settings_of({"name": "none"}).kinds["all"]
-    assert (
-        choice.temperature.query_factors(
-            TokenPositions.plain(4), choice.max_visible, L0, torch.float64
-        )
-        is None
-    )
 
 
 def test_log_n_counts_the_query_itself_and_starts_at_the_original_length():
@@ -90,13 +67,6 @@ def test_published_temperatures():
     close(factors({"name": "inkling", "length": 128}, positions)[0], inkling, atol=1e-12)
 
 
-def test_stretch_temperature_uses_declared_length_per_row():
-    found = factors({"name": "stretch"}, TokenPositions.left_padded([28, 7, 3], 28))
-    expected = [[1 + 0.412 * math.log(4)], [1.0], [1.0]]
-    close(found, torch.tensor(expected, dtype=torch.float64), atol=1e-12)
-    assert build({"name": "none", "temperature": {"name": "stretch"}}).depends_on_length
-
-
 @pytest.mark.parametrize("scheme", ["rope", "none", "path"])
 @torch.no_grad()
 def test_a_temperature_multiplies_the_scores(scheme):
@@ -119,28 +89,6 @@ def test_a_temperature_multiplies_the_scores(scheme):
         assert (
             plain(tokens, positions) - build({"name": scheme})(tokens, positions)
         ).abs().max() > 1e-3
-
-
-@torch.no_grad()
-def test_constant_head_factors_equal_frozen_learned_factors():
-    """HeadScale found elsewhere: legal on a trained checkpoint, and the same function."""
-    values = [0.5, 1.0, 1.3, 0.9, 2.0, 1.1]
-    learned = build({"name": "none", "temperature": {"name": "head"}})
-    state = learned.state_dict()
-    for i in range(len(learned.layers)):
-        state[f"layers.{i}.attention.position.scale"] = torch.tensor(values).double()
-    learned.load_state_dict(state)
-    given = {"name": "none", "temperature": {"name": "fixed", "value": values}}
-    check_override(settings_of({"name": "none"}), settings_of(given))
-    fixed = build(given)
-    fixed.load_state_dict({k: v for k, v in state.items() if not k.endswith("position.scale")})
-    close(
-        fixed(ids(2, T), TokenPositions.plain(T)),
-        learned(ids(2, T), TokenPositions.plain(T)),
-        atol=1e-6,
-    )
-    with pytest.raises(ModelError, match=r"temperature\.value .*\(6\), got 2"):
-        build({"name": "none", "temperature": {"name": "fixed", "value": [1.0, 2.0]}})
 
 
 @torch.no_grad()
@@ -207,76 +155,3 @@ def test_flex_merges_views_by_logsumexp():
         assert torch.isfinite(slow).all()
         for kernel in ("flex", "auto"):
             close(attend(views, v, 0.4, kernel, sink), slow, atol=1e-12)
-
-
-@pytest.mark.parametrize("scheme", ["none", "rope", "alibi", "sinusoidal"])
-@torch.no_grad()
-def test_window_with_sinks_attends_to_its_keys_only(scheme):
-    """One layer: the query at t reads tokens 0 ... sinks − 1 of its document and t − w + 1 ... t."""
-    model = build({"name": scheme, "window": 4, "sinks": 2}, layers=1)
-    t = T - 2
-    for positions, first in (
-        (TokenPositions.plain(T), 0),
-        (row_of(TokenPositions.left_padded([T - 3, T], T), 0), 3),
-        (packed([[5, T - 5]]), 5),
-    ):
-        tokens = ids(1, T)
-        whole = model(tokens, positions)[0, t]
-        for at in range(first, T - 1):
-            changed = tokens.clone()
-            changed[0, at] = (changed[0, at] + 1) % 37
-            moved = (model(changed, positions)[0, t] - whole).abs().max()
-            assert (moved > 1e-9) == (at - first < 2 or t - 4 < at <= t), (
-                f"{positions.layout}: token {at}"
-            )
-
-
-@torch.no_grad()
-def test_sinks_have_no_effect_within_window():
-    tokens = ids(2, T)
-    positions = TokenPositions.plain(T)
-    close(
-        build({"name": "rope", "window": T, "sinks": 3})(tokens, positions),
-        build("rope")(tokens, positions),
-    )
-
-
-ILLEGAL = [
-    ({}, {"temperature": {"name": "ssmax"}}, "'ssmax' is learned"),
-    ({"temperature": {"name": "head"}}, {}, "'head' is learned"),
-    ({"temperature": {"name": "head"}}, {"temperature": {"name": "ssmax"}}, "is learned"),
-    ({}, {"sink_logit": "learned"}, "sink_logit cannot be changed"),
-]
-
-
-@pytest.mark.parametrize(("trained", "asked", "message"), ILLEGAL)
-def test_learned_modifiers_cannot_be_overridden(trained, asked, message):
-    with pytest.raises(ModelError, match=message):
-        check_override(
-            settings_of({"name": "none", **trained}), settings_of({"name": "none", **asked})
-        )
-
-
-def test_parameter_free_temperatures_can_be_overridden():
-    for name in ("fixed", "log_n", "llama4", "ministral3", "inkling", "power", "stretch", "none"):
-        asked = settings_of(
-            {"name": "alibi", "temperature": {"name": name}, "sinks": 4, "window": 9}
-        )
-        check_override(settings_of({"name": "alibi"}), asked)
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"temperature": {"name": "hot"}},
-        {"temperature": {"name": "fixed", "value": 0}},
-        {"temperature": {"name": "log_n", "length": 1}},
-        {"temperature": {"name": "ssmax", "init": -1}},
-        {"sinks": -1},
-        {"sinks": 4},  # beside no window
-        {"sink_logit": "one"},
-    ],
-)
-def test_options_out_of_range_are_rejected(wrong):
-    with pytest.raises(ValidationError):
-        settings_of({"name": "none", **wrong})

@@ -161,23 +161,6 @@ def test_carope_equals_rope_at_initialization_and_for_equal_f():
     assert (moved(tokens, positions) - expected).abs().max() > 1e-3
 
 
-def test_carope_without_bias_differs_from_rope():
-    """w = 0 gives f = 0.5906; RoPE of base 10,000 needs 0.7499 at D = 64."""
-    settings, kind = SCHEMES["carope"]
-    x = normal(1, 2, C)
-    positions = TokenPositions.plain(2)
-    for start, expected in (("paper", 0.5906), ("rope", 0.7499)):
-        scheme = kind(settings(start=start), HeadGeometry(C, 2, 64, S, S, 2)).double()
-        scheme.initialize(torch.Generator().manual_seed(0), 1.0)
-        with torch.no_grad():
-            scheme.weight.zero_()
-            context = AttentionContext(positions, positions, positions, 1, 2, x.device)
-            angles = scheme.plan(context).compute_extras(x, None)[0, 0].unflatten(0, (2, 32))
-        close(angles[:, 0], torch.ones(2).double())  # f⁰
-        assert angles[:, 1].tolist() == pytest.approx([expected] * 2, abs=5e-5)
-        close(angles[:, 31], angles[:, 1] ** 31, atol=1e-12)
-
-
 def test_cumulative_angles_are_accurate_at_large_positions():
     """CARoPE's first pair turns by exactly one radian a token, in float32 and after 60,000 tokens too."""
     count = 60_000

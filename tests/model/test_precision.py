@@ -55,25 +55,6 @@ def test_angles_at_a_million_against_exact_arithmetic():
 
 @every_case
 @torch.no_grad()
-def test_tables_are_unaffected_by_module_casts(case):
-    model = build(case, dtype=torch.float32)
-    length = reach_of(model)
-    before = [
-        scheme.tables(TokenPositions.plain(length), torch.float32) for scheme in schemes_of(model)
-    ]
-    for cast in (lambda m: m.to(torch.bfloat16), lambda m: m.half(), lambda m: m.float()):
-        cast(model)
-        after = [
-            scheme.tables(TokenPositions.plain(length), torch.float32)
-            for scheme in schemes_of(model)
-        ]
-        for old, new in zip(before, after, strict=True):
-            for a, b in zip(old, new, strict=True):
-                close(a, b, atol=0)
-
-
-@every_case
-@torch.no_grad()
 def test_bfloat16_model_matches_float64_at_large_positions(case):
     """Weights rounded once on both sides; what is left is the rounding of activations, near and far alike."""
     half = build(case, dtype=torch.bfloat16)
@@ -149,68 +130,3 @@ def test_table_growth_keeps_existing_rows():
     close(again, first, atol=0)
     with pytest.raises(IndexError):
         table.look_up(torch.tensor([[10**6]]), 4, torch.float64)
-
-
-def test_long_table_is_computed_in_parts_and_kept_in_the_asked_dtype():
-    computed = []
-
-    def rows(n):
-        computed.append(len(n))
-        return (n[..., None] / 3,)
-
-    table = LookupTable(rows)
-    here = torch.tensor([[16_383, 16_384, 39_999]])
-    (single,) = table.look_up(here, 40_000, torch.float32)
-    (double,) = table.look_up(here, 40_000, torch.float64)
-    close(double, here.double()[..., None] / 3, atol=0)
-    assert single.dtype == torch.float32
-    close(single, double.float(), atol=0)
-    table.look_up(here, 40_000, torch.float32)
-    assert sum(computed) == 80_000  # once for each dtype
-    assert max(computed) < 40_000
-
-
-def test_real_positions_have_separate_rows():
-    table = LookupTable(lambda n: (n * 2,))
-    found = table.look_up(torch.tensor([[0.25, 7.5]]), 8, torch.float32)[0]
-    close(found, torch.tensor([[0.5, 15.0]]), atol=0)
-
-
-@pytest.mark.parametrize("case", ["rope", "sinusoidal", "alibi"])
-@torch.no_grad()
-def test_real_positions_halve_the_angles_of_integer_ones(case):
-    """Positions n/2 under real-valued ids equal even positions n at half the speed, where that is defined."""
-    model = build(case)
-    tokens = ids(2, T)
-    plain = TokenPositions.plain(T)
-    real = TokenPositions(
-        plain.order,
-        plain.position.double(),
-        plain.document,
-        "plain",
-        T,
-        plain.lengths,
-        unit_steps=True,
-    )
-    close(model(tokens, real), model(tokens, plain))
-    halves = TokenPositions(
-        plain.order, plain.position / 2, plain.document, "plain", T, plain.lengths, unit_steps=False
-    )
-    moved = (model(tokens, halves) - model(tokens, plain)).abs().max()
-    assert moved > 1e-3
-    if case == "rope":
-        close(
-            model(tokens, halves),
-            build({"name": "rope", "scaling": {"name": "linear", "factor": 2.0}})(tokens, plain),
-        )
-
-
-@torch.no_grad()
-def test_autocast_qk_norm_does_not_warn():
-    model = build("rope", qk_norm=True).float()
-    tokens = ids(2, T)
-    exact = model(tokens, TokenPositions.plain(T), targets=tokens)
-    with torch.autocast("cpu", torch.bfloat16):  # a warning is an error here
-        near = model(tokens, TokenPositions.plain(T), targets=tokens)
-    assert near.dtype == torch.float32
-    assert 0 < (near - exact).abs().max() < 0.1

@@ -10,22 +10,18 @@ import math
 import pytest
 import torch
 
-from model import ModelError, TokenPositions, check_override
-from model.attention.kernels import attend
+from model import TokenPositions
 from tests.model.dense_remap import (
     L0,
-    D,
     T,
-    context_of,
     dense,
     drawn,
     matrix_of,
-    refused,
     scheme_of,
     shown_by,
     through,
 )
-from tests.model.zoo import build, close, ids, packed, settings_of
+from tests.model.zoo import build, close, ids
 
 
 def rerope(w: float):
@@ -82,27 +78,6 @@ def test_scores_use_remapped_distances(case, kernel):
 
 
 @every_case
-def test_last_queries_over_chunked_cache(case):
-    """As a cache does it: each piece of keys is written by its own pass, and no old table is needed."""
-    remap, distance = CASES[case]
-    scheme = scheme_of(remap)
-    (q, k, v) = drawn(T)
-    expected = dense(q, k, v, matrix_of(list(range(T)), distance))
-    forms = []
-    start = 0
-    for size in (7, 1, 9, 6):
-        stop = start + size
-        new = TokenPositions.plain(size, offset=start, length=T)
-        keys = TokenPositions.plain(stop, length=T)
-        plan = scheme.plan(context_of(scheme, new, keys, queries=min(size, 4)))
-        forms.append(plan.write(k[:, :, start:stop]))
-        asked = slice(stop - min(size, 4), stop)
-        found = attend(plan.read(q[:, :, asked], torch.cat(forms, dim=2)), v[:, :, :stop], D**-0.5)
-        close(found, expected[:, :, asked])
-        start = stop
-
-
-@every_case
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
 @pytest.mark.parametrize(
     ("features", "fraction", "rotated"), [(14, 1.0, 14), (10, 0.85, 8), (14, 0.5, 6)]
@@ -113,56 +88,6 @@ def test_rotary_layouts_and_partial_rotation(case, layout, features, fraction, r
     q, k, v = drawn(T, features)
     expected = dense(q, k, v, matrix_of(list(range(T)), distance), rotated=rotated, layout=layout)
     close(through(scheme, TokenPositions.plain(T), q, k, v), expected)
-
-
-@every_case
-def test_real_and_noncontiguous_positions(case):
-    remap, distance = CASES[case]
-    scheme = scheme_of(remap)
-    (q, k, v) = drawn(T)
-    for numbers in ([n * 0.75 for n in range(T)], [n + n // 3 * 2 for n in range(T)]):
-        kind = torch.float64 if isinstance(numbers[1], float) else torch.int64
-        position = torch.tensor([numbers], dtype=kind)
-        order = torch.arange(T)[None]
-        reach = math.ceil(numbers[-1]) + 1
-        positions = TokenPositions(
-            order, position, torch.zeros_like(order), "plain", reach, (T,), unit_steps=False
-        )
-        close(through(scheme, positions, q, k, v), dense(q, k, v, matrix_of(numbers, distance)))
-
-
-@every_case
-def test_packed_documents_of_different_lengths(case):
-    """Distances begin again with each document, and so do chunks and groups."""
-    remap, distance = CASES[case]
-    scheme = scheme_of(remap)
-    (q, k, v) = drawn(T)
-    cuts = [[4, 19], [17, 6]]
-    positions = [[n for length in row for n in range(length)] for row in cuts]
-    document = torch.tensor(
-        [[d for d, length in enumerate(row) for _ in range(length)] for row in cuts]
-    )
-    seen = document[:, None, :, None] == document[:, None, None, :]
-    seen = seen & torch.ones(T, T).tril().bool()
-    shown = torch.cat([matrix_of(row, distance) for row in positions])
-    close(through(scheme, packed(cuts), q, k, v), dense(q, k, v, shown, seen))
-
-
-def test_factor_per_declared_length():
-    scheme = scheme_of({"name": "leaky_rerope", "factor": "auto", "distance": 6})
-    q, k, v = drawn(T)
-    positions = TokenPositions.left_padded([T, T], T, lengths=[T, 61])
-    shown = torch.cat([matrix_of(list(range(T)), leaky(6, s)) for s in ((T - 6) / 10, 55 / 10)])
-    close(through(scheme, positions, q, k, v), dense(q, k, v, shown))
-    assert scheme.depends_on_length and not scheme_of({"name": "leaky_rerope"}).depends_on_length
-
-
-def test_auto_factor_is_at_least_one():
-    remap = {"name": "leaky_rerope", "factor": "auto", "distance": 6}
-    last = shown_by(remap, 65)[64]
-    assert float(last[0]) == pytest.approx(6 + 58 / (59 / 10), abs=1e-9) and float(last[0]) < L0
-    short = shown_by(remap, 12)
-    close(short.tril(), matrix_of(list(range(12)), lambda n, m: n - m)[0], atol=1e-9)
 
 
 @pytest.mark.parametrize("case", ["rerope", "leaky", "self-extend", "dual-chunk"])
@@ -215,30 +140,6 @@ def test_dual_chunk_matches_paper_figure():
         assert [round(x) for x in shown[n, : n + 1].tolist()] == row, n
 
 
-@pytest.mark.parametrize("case", ["rerope", "self-extend", "self-extend-default"])
-def test_remapped_distances_are_integers_and_monotonic(case):
-    shown = shown_by(CASES[case][0], 60)
-    close(shown, shown.round(), atol=1e-9)
-    for n in range(60):
-        assert (shown[n, : n + 1].round().diff() <= 0).all()
-
-
-def test_self_extend_maximum_length():
-    """(L0 − W)·G + W tokens show distances below L0 only; one token more shows L0."""
-    reach = (L0 - 8) * 4 + 8
-    shown = shown_by({"name": "self_extend", "neighbors": 8, "group": 4}, reach + 1).round()
-    assert shown[:reach].max() == L0 - 1 and shown.max() == L0
-
-
-def test_dual_chunk_is_exact_within_local_and_bounded_by_chunk():
-    shown = shown_by({"name": "dual_chunk", "chunk": 12, "local": 4}, 60).round()
-    for n in range(60):
-        for m in range(n + 1):
-            assert 0 <= shown[n, m] <= 12
-            if n - m <= 4:
-                assert shown[n, m] == n - m
-
-
 # (remap, number of tokens up to which it is plain RoPE, exactly)
 PLAIN = [
     ({"name": "rerope", "distance": 7}, 8),
@@ -264,59 +165,3 @@ def test_remap_equals_rope_at_short_distances_only(remap, tokens):
             .max()
         )
         assert (apart < 1e-10) == (tokens is None or count <= tokens), count
-
-
-@torch.no_grad()
-def test_remap_override_keeps_weights():
-    trained = settings_of({"name": "rope"})
-    for remap, _ in CASES.values():
-        check_override(trained, settings_of({"name": "rope", "remap": remap}))
-    assert set(build({"name": "rope", "remap": {"name": "rerope"}}).state_dict()) == set(
-        build("rope").state_dict()
-    )
-
-
-def test_neighbors_must_be_a_multiple_of_group():
-    text = refused({"name": "self_extend", "neighbors": 10, "group": 4})
-    assert "remap.neighbors 10" in text and "remap.group 4" in text
-    text = refused({"name": "self_extend"}, length=14)
-    assert "original length 14" in text and "remap.group" in text and "remap.neighbors" in text
-
-
-def test_local_size_must_be_smaller_than_chunk():
-    text = refused({"name": "dual_chunk", "chunk": 4, "local": 4})
-    assert "remap.local 4" in text and "remap.chunk 4" in text
-    text = refused({"name": "dual_chunk", "local": 12})  # null: three quarters of 16
-    assert "remap.local 12" in text and "remap.chunk 12" in text
-
-
-def test_leaky_auto_factor_requires_room():
-    text = refused({"name": "leaky_rerope", "distance": 16, "factor": "auto"})
-    assert "remap.distance 16" in text and "original length 16" in text and "factor" in text
-
-
-@pytest.mark.parametrize(
-    "remap",
-    [
-        {"name": "rerop"},
-        {"name": "rerope", "distance": 0},
-        {"name": "rerope", "factor": 3.0},
-        {"name": "leaky_rerope", "factor": 0.5},
-        {"name": "leaky_rerope", "factor": "automatic"},
-        {"name": "self_extend", "group": 0},
-        {"name": "self_extend", "neighbors": 0},
-        {"name": "dual_chunk", "chunk": 1},
-        {"name": "dual_chunk", "local": 0},
-    ],
-)
-def test_unknown_keys_and_values_out_of_range_are_rejected(remap):
-    assert "remap" in refused(remap)
-
-
-@torch.no_grad()
-def test_cache_rejects_another_declared_length():
-    model = build({"name": "rope", "remap": {"name": "dual_chunk", "mscale": True}})
-    cache = model.make_cache(1, 12)
-    model(ids(1, 3), TokenPositions.plain(3, length=12), cache=cache)
-    with pytest.raises(ModelError, match="declared length"):
-        model(ids(1, 3), TokenPositions.plain(3, offset=3, length=24), cache=cache)

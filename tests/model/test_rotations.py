@@ -7,14 +7,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
-import yaml
-from pydantic import ValidationError
 
-from model import SCHEMES, ModelError, ModelSettings, TokenPositions, Transformer
+from model import SCHEMES, ModelError, TokenPositions, Transformer
 from model.attention.kernels import attend
 from model.position import HeadGeometry
 from model.position.rotation import rotate
@@ -36,9 +33,7 @@ from tests.model.rotated import (
     spelled_out,
     through,
 )
-from tests.model.zoo import LAYERS, V, build, close, ids, settings_of
-
-NAMES = ("learned_rope", "xpos", "fope", "hyperbolic", "pope")
+from tests.model.zoo import LAYERS, V, close, ids, settings_of
 
 
 def test_angles_per_head_rotate_each_head_separately():
@@ -110,25 +105,6 @@ def test_learned_angles_are_accurate_at_a_million():
 # xPos
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_xpos_equals_rope_times_decay(layout):
-    scheme = made("xpos", layout=layout, scale_base=100.0, gamma=0.7)
-    (q, k, v) = drawn(len(POSITIONS))
-    d = distances(POSITIONS)
-
-    def score(q, k, group, pair):
-        zeta = (2 * pair + 0.7 * D) / (1.7 * D)
-        return zeta ** (d / 100) * rope_pair(
-            q, k, pair_of(pair, layout), d * THETA ** (-2 * pair / D)
-        )
-
-    close(
-        through(scheme, at(POSITIONS, 9000), q, k, v),
-        answers(spelled_out(q, k, score), v),
-        atol=1e-9,
-    )
-
-
 def test_xpos_scores_match_released_code():
     """Typed from torchscale's xpos_relative_position.py; interleaved pairs, S = 512, γ = 0.4."""
     scheme, (q, k, v), count = made("xpos", theta=10_000.0), drawn(29), 29
@@ -146,14 +122,6 @@ def test_xpos_scores_match_released_code():
 
     scores = turned(q, scale) @ turned(by_head(k), 1 / scale).transpose(-1, -2)
     close(through(scheme, TokenPositions.plain(count), q, k, v), answers(scores, v))
-
-
-@torch.no_grad()
-def test_xpos_without_decay_is_rope():
-    one = build({"name": "xpos", "gamma": 1e15})
-    other = build({"name": "rope", "layout": "interleaved"})
-    other.load_state_dict(one.state_dict())
-    close(one(ids(2, 19), TokenPositions.plain(19)), other(ids(2, 19), TokenPositions.plain(19)))
 
 
 def test_xpos_maximum_length_avoids_float32_overflow():
@@ -214,23 +182,6 @@ def test_fope_mixes_kept_frequencies(layout, clipped):
     )
 
 
-def test_fope_with_identity_mixture_is_rope():
-    q, k, v = drawn(len(POSITIONS))
-    fope = made("fope", spread=0, gain=0, max_length=10_000)
-    assert torch.equal(fope.cos_mix, torch.eye(D // 2).double().expand(G, -1, -1))
-    found = through(fope, at(POSITIONS, 9000), q, k, v)
-    close(found, through(made("rope"), at(POSITIONS, 9000), q, k, v), atol=1e-12)
-
-
-def test_fope_initialization():
-    scheme = made("fope", features=128, spread=0, gain=0.6, max_length=10_000, theta=500.0)
-    for mix in (scheme.cos_mix, scheme.sin_mix):
-        noise = mix.detach() - torch.eye(64)
-        assert float(noise.std()) == pytest.approx(0.6 * math.sqrt(2 / (64 + 64)), rel=0.05)
-        assert abs(float(noise.mean())) < 0.005
-    assert not torch.equal(scheme.cos_mix, scheme.sin_mix)
-
-
 # PoPE
 
 
@@ -251,112 +202,4 @@ def test_pope_of_two_tokens_by_hand():
     assert not plan.linear  # a temperature scales the queries of the view
 
 
-@pytest.mark.parametrize("share", ["model", "layer", "head"])
-def test_pope_scores_are_magnitudes_times_cosines(share):
-    scheme = made("pope", share=share, phase="uniform")
-    (q, k, v) = drawn(len(POSITIONS))
-    d = distances(POSITIONS)
-    phase = scheme.phase.detach()
-    scores = torch.zeros(B, H, len(d), len(d), dtype=torch.float64)
-    for h in range(H):
-        g = h // (H // G)
-        for c in range(D):
-            delta = phase[g, c] if share == "head" else phase[c]
-            sizes = torch.log1p(q[:, h, :, None, c].exp()) * torch.log1p(k[:, g, None, :, c].exp())
-            scores[:, h] += sizes * (d * THETA ** (-c / D) - delta).cos()
-    close(through(scheme, at(POSITIONS, 9000), q, k, v), answers(scores, v), atol=1e-9)
-
-
-def test_pope_initial_phases():
-    assert (made("pope", spread=0).phase == 0).all()
-    drawn_phase = made("pope", features=512, spread=0, phase="uniform").phase.detach()
-    assert drawn_phase.min() > -2 * math.pi and drawn_phase.max() < 0
-    assert float(drawn_phase.mean()) == pytest.approx(-math.pi, abs=0.4)
-
-
 # Gradients and settings
-
-
-@pytest.mark.parametrize(
-    ("name", "keys"),
-    [
-        ("learned_rope", {"share": "head"}),
-        ("learned_rope", {"layout": "interleaved"}),
-        ("fope", {"max_length": 40}),
-        ("hyperbolic", {"damping": "learned", "fastest": 0.3}),
-        ("pope", {"share": "head"}),
-        ("pope", {}),
-    ],
-)
-def test_gradients_match_finite_differences(name, keys):
-    """Central differences, every entry, over positions that skip."""
-    scheme = made(name, **keys)
-    positions = at(POSITIONS[:20], 60)
-    (q, k, v) = drawn(20)
-    weights = torch.randn(
-        B, H, 20, D, generator=torch.Generator().manual_seed(1), dtype=torch.float64
-    )
-
-    def loss() -> torch.Tensor:
-        return (through(scheme, positions, q, k, v) * weights).sum()
-
-    loss().backward()
-    assert list(scheme.parameters())
-    for p in scheme.parameters():
-        for entry in range(p.numel()):
-            values = []
-            for step in (1e-6, -1e-6):
-                with torch.no_grad():
-                    p.view(-1)[entry] += step
-                    values.append(float(loss()))
-                    p.view(-1)[entry] -= step
-            assert float(p.grad.view(-1)[entry]) == pytest.approx(
-                (values[0] - values[1]) / 2e-6, abs=2e-6
-            )
-        assert p.grad.abs().max() > 1e-2
-
-
-@pytest.mark.parametrize(
-    "position",
-    [
-        {"name": "learned_rope", "share": "token"},
-        {"name": "xpos", "scale_base": 0},
-        {"name": "xpos", "gamma": 0},
-        {"name": "fope", "gain": -0.1},
-        {"name": "fope", "clipped": "zero"},
-        {"name": "hyperbolic", "margin": 0},
-        {"name": "hyperbolic", "fastest": 0},
-        {"name": "pope", "phase": "pi"},
-        {"name": "pope", "theta": 1},
-    ],
-)
-def test_values_out_of_range_are_rejected(position):
-    with pytest.raises(ValidationError, match=list(position)[1]):
-        ModelSettings(position=position)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_rotations_require_even_head_dim_and_pope_does_not(name):
-    settings = ModelSettings(dim=45, heads=3, position={"name": name})
-    if name == "pope":
-        assert (
-            Transformer(settings, V, L0)
-            .initialize(0)(ids(1, 4), TokenPositions.plain(4))
-            .isfinite()
-            .all()
-        )
-        return
-    with pytest.raises(ModelError, match=f"{name} .* even .* got 15: change model.dim"):
-        Transformer(settings, V, L0)
-
-
-def test_fope_requires_a_frequency():
-    with pytest.raises(ModelError, match=r"2π/5: raise model\.position\.max_length"):
-        Transformer(settings_of({"name": "fope"}), V, 5)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_example_configs_build(name):
-    folder = Path(__file__).resolve().parents[2] / "configs" / "position"
-    keys = yaml.safe_load((folder / f"{name}.yaml").read_text(encoding="utf-8"))["model"]
-    assert Transformer(settings_of(keys["position"]), V, L0).settings.position.name == name

@@ -16,9 +16,9 @@ import pytest
 import torch
 from pydantic import TypeAdapter
 
-from model import SCHEMES, ModelSettings, TokenPositions, Transformer
+from model import SCHEMES, ModelError, ModelSettings, TokenPositions, Transformer
+from model.model_settings import AnyPosition
 from model.position import PositionalScheme
-from model.settings import AnyPosition
 
 H = 6
 G = 3
@@ -140,6 +140,23 @@ def _place(case: str) -> int:
 
 
 PLACES = {case: _place(case) for case in CASES}
+# Linear attention, whose options are those of the model.
+LINEAR_CASES: dict[str, dict] = {
+    "none": {"name": "none"},
+    "learned": {"name": "learned"},
+    "rope": {"name": "rope"},
+    "rope-auto": {"name": "rope", "scaling": {"name": "yarn"}},
+    "pattern": {
+        "name": "pattern",
+        "layers": ["a", "b"],
+        "kinds": {"a": {"name": "rope", "theta": 50.0}, "b": {"name": "none"}},
+    },
+}
+LINEAR = {
+    f"linear-{form}-{name}": (position, {"name": "linear", "form": form, "chunk": 4})
+    for form in ("numerator", "cosine")
+    for name, position in LINEAR_CASES.items()
+}
 LAYOUTS = ("plain", "ragged", "packed")
 
 
@@ -152,6 +169,12 @@ def every_case(test: Callable) -> Callable:
         for case, place in PLACES.items()
     ]
     return pytest.mark.parametrize("case", params)(test)
+
+
+def every_mixer(test: Callable) -> Callable:
+    """`every_case`, and linear attention."""
+    mark = every_case(test).pytestmark.pop()
+    return pytest.mark.parametrize("case", [*mark.args[1], *LINEAR])(test)
 
 
 # One case for each way in which a scheme acts on attention or on the cache.
@@ -180,21 +203,6 @@ def each_mechanism(cases: Iterable[str]) -> Callable:
     return pytest.mark.parametrize("case", params)
 
 
-def every_case_and_layout(test: Callable) -> Callable:
-    """Parametrize by `case` and `layout`. One layout of every third case is quick, a different one for each
-    scheme."""
-    quick = {
-        case: LAYOUTS[n % 3]
-        for n, case in enumerate(c for c, place in PLACES.items() if place % 3 == 0)
-    }
-    params = [
-        pytest.param(case, layout, marks=() if quick.get(case) == layout else pytest.mark.slow)
-        for case in CASES
-        for layout in LAYOUTS
-    ]
-    return pytest.mark.parametrize(("case", "layout"), params)(test)
-
-
 def settings_of(position: dict, **keys) -> ModelSettings:
     shape = {"dim": C, "layers": LAYERS, "heads": H, "kv_heads": G, "head_dim": D, "ffn_dim": 43}
     scheme = TypeAdapter(AnyPosition).validate_python(position)
@@ -213,6 +221,8 @@ def build(
     """A random model whose every weight matters: attention is far from uniform, gains are not one.
 
     A scheme's tables are N(0, 1); what it has in each layer are projections of that layer's input."""
+    if isinstance(position, str) and position in LINEAR:
+        position, keys["mixer"] = LINEAR[position]
     position = CASES[position] if isinstance(position, str) else position
     model = initialized(Transformer(settings_of(position, **keys), V, train, original), seed)
     generator = torch.Generator().manual_seed(seed + 1)
@@ -323,3 +333,10 @@ def cached(
 def close(a: torch.Tensor, b: torch.Tensor, atol: float = 1e-10) -> None:
     """Absolute agreement: logits of the zoo's models are of order one."""
     torch.testing.assert_close(a, b, rtol=0, atol=atol)
+
+
+def refusal(call: Callable, error: type[Exception] = ModelError) -> str:
+    """The message of the error that the call raises."""
+    with pytest.raises(error) as caught:
+        call()
+    return str(caught.value)

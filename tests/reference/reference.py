@@ -61,6 +61,7 @@ class Tree:
         self.root = root.resolve()
         self.work = work.resolve()
         self.jobs = jobs
+        (self.work / "configs").symlink_to(self.root / "configs")
         self.cases = yaml.safe_load((HERE / "cases.yaml").read_text(encoding="utf-8"))
         self.environment = os.environ | {
             "PYTHONPATH": str(self.root),
@@ -70,7 +71,7 @@ class Tree:
 
     def run(self, script: str | Path, arguments: list[str]) -> str:
         """Standard output of a script. Prints its errors and exits if it fails."""
-        command = [sys.executable, str(self.root / script), *map(self._resolved, arguments)]
+        command = [sys.executable, str(self.root / script), *arguments]
         done = subprocess.run(
             command,
             cwd=self.work,
@@ -83,9 +84,6 @@ class Tree:
             print(f"{shlex.join(command)}\n{done.stderr[-3000:]}", flush=True)
             raise RuntimeError(f"exit status {done.returncode}: {done.stderr[-200:]}")
         return done.stdout
-
-    def _resolved(self, argument: str) -> str:
-        return str(self.root / argument) if argument.startswith("configs/") else argument
 
     def values(self, group: str) -> Values:
         """Everything that `group` computes."""
@@ -139,13 +137,8 @@ class Tree:
 
     def study(self) -> Values:
         write_texts(self.work / "text")
-        (self.work / "base.yaml").write_text(yaml.safe_dump({"train_length": 64}), encoding="utf-8")
-        study = dict(self.cases["study"])
-        study["base"] = [*self.cases["base"], *study["base"][1:]]
-        study["evaluations"] = {
-            name: {"overrides": [self._resolved(word) for word in entry["overrides"]]}
-            for name, entry in study["evaluations"].items()
-        }
+        study = self.cases["study"]
+        study["base"] = [*self.cases["base"], *study["base"]]
         (self.work / "study.yaml").write_text(yaml.safe_dump(study), encoding="utf-8")
         self.run("study.py", ["study.yaml", "--jobs", str(self.jobs)])
         folder = self.work / "runs" / "studies" / "study"
@@ -302,7 +295,7 @@ def compare(out: Path, root: Path, groups: list[str], jobs: int) -> int:
 def copied(start: Path, work: Path, group: str) -> Path:
     """The folder to work in, with the stored runs where `group` reads them."""
     if group in ("evaluations", "generations"):
-        shutil.copytree(start, work, dirs_exist_ok=True)
+        shutil.copytree(start, work, ignore=shutil.ignore_patterns("configs"), dirs_exist_ok=True)
     return work
 
 

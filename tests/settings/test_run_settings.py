@@ -127,6 +127,8 @@ def test_identity_of_earlier_runs():
 
 
 def test_settings_of_data_training_and_evaluation_import_without_torch():
-    modules = "data.settings, run_directory.training_settings, evaluation.settings, settings.load"
+    modules = (
+        "data.data_settings, run_directory.training_settings, evaluation.settings, settings.load"
+    )
     code = f"import sys, {modules}\nassert not {{'torch', 'matplotlib'}} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], cwd=CONFIGS.parent, check=True, timeout=60)

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from data import ByteTokenizer, DataSettings, prepare
-from data.settings import TaskSource
+from data.data_settings import TaskSource
 from data.sources import SOURCES
 from data.sources.local import Stdlib
 from evaluation.kinds import kind_of

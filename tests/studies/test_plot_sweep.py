@@ -2,79 +2,61 @@
 
 import math
 
+import pandas as pd
 import pytest
 
-from data.files import write_json
-from errors import EvaluationError, StudyError
+from errors import StudyError
 from scripts.plots import plot_sweep
-from studies.results.stored import read_study
 
 VALUES = ("0.04", "0.005", "0.01", "0.02")  # not in order
 BEST = {("a", "32"): 0.02, ("a", "64"): 0.02, ("b", "32"): 0.02, ("b", "64"): 0.005}
 
 
 @pytest.fixture
-def study() -> dict:
-    """Two schemes on a grid of width and rate, two seeds; parabolas over log2(rate)."""
-    cells = []
-    for (scheme, width), best in BEST.items():
+def rows() -> pd.DataFrame:
+    """results.csv: two schemes, a grid of width and rate, two seeds; parabolas over log2(rate)."""
+    records = []
+    for (variant, width), best in BEST.items():
         for rate in VALUES:
-            for seed in ("0", "1"):
-                nll = 2 + 0.1 * math.log2(float(rate) / best) ** 2 + 0.004 * int(seed)
-                row = {"method": "trained", "length": 64, "nll": nll}
-                result = {
-                    "protocol": "fixed-targets",
-                    "trained_length": 64,
-                    "lengths": [64],
-                    "cells": [row | {"unit_nll": [nll - 0.5, nll + 0.5]}],
-                    "units": {"kind": "document", "names": ["x", "y"], "targets": [8, 8]},
-                    "targets_hash": "t",
-                    "corpus_hash": "c",
-                    "tokenizer_hash": "k",
-                    "bos": "as-trained",
-                }
-                axes = {"scheme": scheme, "width": width, "rate": rate, "seed": seed}
-                name = ",".join(axes.values())
-                evaluations = {"held-out": result}
-                cells.append(
-                    {"id": name, "axes": axes, "status": "done", "evaluations": evaluations}
-                )
-    return {"format": 1, "name": "s", "study": {"evaluations": {"held-out": {}}}, "cells": cells}
+            for seed in ("", "0", "1"):
+                nll = 2 + 0.1 * math.log2(float(rate) / best) ** 2 + 0.004 * int(seed or 0)
+                place = {"study": "s", "evaluation": "held-out", "width": width, "rate": rate}
+                metric = {"variant": variant, "metric": "nll_as_trained", "seed": seed}
+                records.append({**place, **metric, "value": nll, "targets_hash": "t"})
+    return pd.DataFrame(records)
 
 
-def test_the_best_value_of_each_line_is_reported(study, tmp_path, capsys):
-    write_json(tmp_path / "results.json", study)
-    assert plot_sweep.main([str(tmp_path)]) == 0
-    text = (tmp_path / "sweep.md").read_text(encoding="utf-8")
-    assert capsys.readouterr().out.strip() == text.strip()
-    of_a, of_b = text.split("## a")[1].split("## b")
+@pytest.fixture
+def plot(tmp_path):
+    def run(rows: pd.DataFrame, *words: str) -> str:
+        rows.to_csv(tmp_path / "results.csv", index=False)
+        assert plot_sweep.main([str(tmp_path), *words]) == 0
+        return (tmp_path / "sweep.md").read_text(encoding="utf-8")
+
+    return run
+
+
+def test_the_best_value_of_each_line_is_reported(rows, plot, tmp_path):
+    of_a, of_b = plot(rows).split("## a")[1].split("## b")
     assert "the same" in of_a and "2 steps of the grid apart, from 0.005 to 0.02" in of_b
     # By hand: log2 of 0.005, 0.01, 0.04 over 0.02 is −2, −1, 1; 0.002 is the seeds' mean.
     assert "| 32 | 2.402 | 2.102 | **2.002** | 2.102 | 0.02, 0.02 |" in of_a
-    assert "b,64,0.04,1,2.904" in (tmp_path / "sweep.csv").read_text(encoding="utf-8")
+    assert len(pd.read_csv(tmp_path / "sweep.csv")) == 32
     assert (tmp_path / "sweep.png").stat().st_size > 5_000
 
 
 @pytest.mark.parametrize(
-    ("change", "error", "words"),
+    ("change", "words", "message"),
     [
-        (lambda cell: cell.pop("evaluations"), StudyError, "a, width=64, rate=0.02"),
-        (
-            lambda cell: cell["evaluations"]["held-out"].update(targets_hash="u"),
-            EvaluationError,
-            "targets_hash differs",
-        ),
+        (lambda rows: rows[:-1], [], "no results"),
+        (lambda rows: rows[:-3], [], "no results"),
+        (lambda rows: rows.assign(targets_hash=rows.width), [], "targets_hash"),
+        (lambda rows: rows.assign(rate="x"), [], "axis rate"),
+        (lambda rows: rows, ["--lines", "depth"], "--over and --lines"),
+        (lambda rows: rows, ["--lines", "rate"], "--over and --lines"),
+        (lambda rows: rows, ["--evaluation", "none"], "'none'"),
     ],
 )
-def test_incomplete_or_incomparable_cells_are_rejected(study, change, error, words):
-    for cell in study["cells"]:
-        if (cell["axes"]["width"], cell["axes"]["rate"]) == ("64", "0.02"):
-            change(cell)
-    with pytest.raises(error, match=words):
-        plot_sweep.read_sweeps(read_study(study), "held-out", "rate", "width")
-
-
-@pytest.mark.parametrize(("over", "lines"), [("rate", "depth"), ("rate", "rate")])
-def test_unknown_axes_are_rejected(study, over, lines):
-    with pytest.raises(StudyError, match="--over and --lines"):
-        plot_sweep.read_sweeps(read_study(study), "held-out", over, lines)
+def test_unusable_results_are_rejected(rows, plot, change, words, message):
+    with pytest.raises(StudyError, match=message):
+        plot(change(rows), *words)

@@ -56,10 +56,10 @@ def _nested(key, value):
     """A setting's value, with mappings converted to the settings class of their `name`."""
     if not isinstance(value, dict):
         return value
-    found = SETTINGS_CLASSES.get((key, value.get("name")))
-    if found is None:  # the schemes of the layer kinds
+    settings_class = SETTINGS_CLASSES.get((key, value.get("name")))
+    if settings_class is None:  # the schemes of the layer kinds
         return {kind: _nested("position", choice) for kind, choice in value.items()}
-    return found(**value)
+    return settings_class(**value)
 '''
 PROVIDED = {"ModelError", SETTINGS_BASE}
 
@@ -146,12 +146,12 @@ class _Bundle:
         before = len(self.kept), len(self.attributes), len(self.instantiated), len(self.external)
         for module, name in list(self.kept):
             for part in self._parts(module, module_of(module).definitions[name]):
-                found = references_of(part)
-                self.attributes |= found.attributes
-                for reference in found.names:
-                    self._keep(module, reference, found, needed=True)
-                for reference in found.annotations:
-                    self._keep(module, reference, found, needed=False)
+                references = references_of(part)
+                self.attributes |= references.attributes
+                for reference in references.names:
+                    self._keep(module, reference, references, needed=True)
+                for reference in references.annotations:
+                    self._keep(module, reference, references, needed=False)
         return before != (
             len(self.kept),
             len(self.attributes),
@@ -159,7 +159,7 @@ class _Bundle:
             len(self.external),
         )
 
-    def _keep(self, module: str, name: str, found: References, needed: bool) -> None:
+    def _keep(self, module: str, name: str, references: References, needed: bool) -> None:
         owner = module_of(module)
         if name in PROVIDED:
             return
@@ -177,7 +177,12 @@ class _Bundle:
         if needed or isinstance(node, ast.Assign | ast.AnnAssign) or is_protocol(node):
             self.kept[key] = None
         # The wrapper creates settings from config.json, which gives every value.
-        if needed and module not in self.whole and name in found.instantiated and is_settings(*key):
+        if (
+            needed
+            and module not in self.whole
+            and name in references.instantiated
+            and is_settings(*key)
+        ):
             self.instantiated.add(key)
 
     def _parts(self, module: str, node: ast.stmt) -> list[ast.AST]:

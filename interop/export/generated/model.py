@@ -65,7 +65,7 @@ def source(settings: ModelSettings) -> str:
 
 def _classes(settings: StrictSettings) -> dict[tuple[str, str | None], tuple[str, str]]:
     """(key, name) of all nested settings → (module, class)."""
-    found: dict[tuple[str, str | None], tuple[str, str]] = {}
+    classes: dict[tuple[str, str | None], tuple[str, str]] = {}
 
     def visit(key: str, value: Any) -> None:
         if isinstance(value, dict):
@@ -74,9 +74,9 @@ def _classes(settings: StrictSettings) -> dict[tuple[str, str | None], tuple[str
         if isinstance(value, StrictSettings):
             kind = type(value)
             if key:
-                found[key, getattr(value, "name", None)] = kind.__module__, kind.__name__
+                classes[key, getattr(value, "name", None)] = kind.__module__, kind.__name__
             for inner, choice in value:
                 visit(inner, choice)
 
     visit("", settings)
-    return found
+    return classes

@@ -10,7 +10,7 @@ from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel, cac
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from model.cache import Cache
-from model.settings import ModelSettings
+from model.model_settings import ModelSettings
 from model.token_positions import TokenPositions
 from model.transformer import Transformer
 

@@ -39,24 +39,24 @@ class Module:
     @cached_property
     def definitions(self) -> dict[str, ast.stmt]:
         """Top-level functions, classes and assignments by name, in the order of the source."""
-        found: dict[str, ast.stmt] = {}
+        definitions: dict[str, ast.stmt] = {}
         for node in self.tree.body:
             for name in bound_names(node):
-                found[name] = node
-        return found
+                definitions[name] = node
+        return definitions
 
     @cached_property
     def imports(self) -> dict[str, tuple[str, str | None]]:
         """Imported names: (module, name in it), or (module, None) for `import module as name`."""
-        found: dict[str, tuple[str, str | None]] = {}
+        imports: dict[str, tuple[str, str | None]] = {}
         for node in self.tree.body:
             if isinstance(node, ast.Import):
                 for alias in node.names:
-                    found[alias.asname or alias.name.split(".")[0]] = (alias.name, None)
+                    imports[alias.asname or alias.name.split(".")[0]] = (alias.name, None)
             elif isinstance(node, ast.ImportFrom) and node.module:
                 for alias in node.names:
-                    found[alias.asname or alias.name] = (node.module, alias.name)
-        return found
+                    imports[alias.asname or alias.name] = (node.module, alias.name)
+        return imports
 
     def text(self, node: ast.stmt) -> str:
         """The source of a statement, with its decorators and the comments directly above it."""
@@ -134,18 +134,18 @@ module_of = cache(Module)  # parsed once
 
 @cache
 def references_of(node: ast.AST) -> References:
-    found = References()
-    found.visit(node)
-    return found
+    references = References()
+    references.visit(node)
+    return references
 
 
 @cache
 def resolve(module: str, name: str) -> tuple[str, str]:
     """The module that defines a name, through re-exports."""
-    found = module_of(module)
-    if name in found.definitions:
+    owner = module_of(module)
+    if name in owner.definitions:
         return module, name
-    source, original = found.imports[name]
+    source, original = owner.imports[name]
     assert original is not None
     return resolve(source, original)
 
@@ -154,11 +154,11 @@ def resolve(module: str, name: str) -> tuple[str, str]:
 def lineage(module: str, name: str) -> tuple[tuple[str, str], ...]:
     """A class and those of its bases whose code is copied, as (module, class)."""
     node = module_of(module).definitions.get(name)
-    found = [(module, name)]
+    classes = [(module, name)]
     for base in node.bases if isinstance(node, ast.ClassDef) else []:
         if isinstance(base, ast.Name) and is_own(module, base.id):
-            found += lineage(*resolve(module, base.id))
-    return tuple(found)
+            classes += lineage(*resolve(module, base.id))
+    return tuple(classes)
 
 
 def is_settings(module: str, name: str) -> bool:

@@ -1,15 +1,10 @@
 """Pass keys, needles, associative recall and variable tracking as harness tasks, one task per length.
 
-The items are those of `evaluate.py protocol=tasks`. The YAML files beside this one name it; the harness loads
-it from its file, also where the repository is not on `sys.path`.
+The items are those of `evaluate.py protocol=tasks`. The YAML files beside this one name it.
 """
 
-import sys
 from pathlib import Path
 from typing import Any
-
-# Last, so that our evaluate.py does not hide the installed package `evaluate`.
-sys.path.append(str(Path(__file__).resolve().parents[3]))
 
 from datasets import Dataset
 from lm_eval.api.group import Group
@@ -90,10 +85,10 @@ def documents(item: dict[str, Any], length: int, **metadata: Any) -> dict[str, D
             given.model_dump(include=fields)
             | {"task": item | given.task_settings, "lengths": [length - shorter]}
         )
-        found = _draw(settings, tokenizer, bos)
-        most = max(len(tokenizer.encode(one["prompt"] + one["choices"][0])) for one in found)
+        items = _draw(settings, tokenizer, bos)
+        most = max(len(tokenizer.encode(item["prompt"] + item["choices"][0])) for item in items)
         if most <= room:
-            return {"test": Dataset.from_list(found)}
+            return {"test": Dataset.from_list(items)}
         shorter += most - room
 
 
@@ -113,14 +108,16 @@ def _draw(
     return [
         {
             # A haystack of bytes may begin within a character.
-            "prompt": tokenizer.decode(one.prompt).lstrip("\ufffd"),
-            "choices": [tokenizer.decode(answer) for answer in (one.answer, *one.others)],
+            "prompt": tokenizer.decode(drawn_item.prompt).lstrip("\ufffd"),
+            "choices": [
+                tokenizer.decode(answer) for answer in (drawn_item.answer, *drawn_item.others)
+            ],
             "answer": 0,
-            "depth": one.depth,
-            "distance": one.distance,
+            "depth": drawn_item.depth,
+            "distance": drawn_item.distance,
             "haystack": drawn.unit_names[drawn.unit[i]],
         }
-        for i, one in enumerate(drawn.items[length])
+        for i, drawn_item in enumerate(drawn.items[length])
     ]
 
 

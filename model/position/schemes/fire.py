@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from model.attention.mask import BiasFunction, precise
+from model.attention.mask import BiasForms, BiasFunction, precise
 from model.fast.network_bias import NetworkBias
 from model.position.base import AttentionContext, AttentionPlan, PositionalScheme, SharableSettings
 from model.position.pairwise import two_layers
@@ -180,12 +180,10 @@ class Fire(PositionalScheme):
             n = q_position[b, i]
             return self.network(self.near(n - k_position[b, j]) / self.far(n), h.flatten())
 
-        return AttentionPlan.from_mask(
-            context.mask(
-                bias=bias,
-                make_network=lambda d: self._network_bias(d, context),
-                make_flex_bias=lambda: self._flex_bias(context),
-                # With more stages Triton buffers the look-ups of the next keys, in 475 kB of shared memory.
-                kernel_options={"num_stages": 1},
-            )
+        forms = BiasForms(
+            make_network=lambda d: self._network_bias(d, context),
+            make_flex=lambda: self._flex_bias(context),
+            # With more stages Triton buffers the look-ups of the next keys, in 475 kB of shared memory.
+            kernel_options={"num_stages": 1},
         )
+        return AttentionPlan.from_mask(context.mask(bias=bias, forms=forms))

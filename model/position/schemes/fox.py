@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from model.attention.mask import AttentionMask, AttentionView, mask_dtype, precise
+from model.attention.mask import AttentionMask, AttentionView, BiasForms, mask_dtype, precise
 from model.position.base import AttentionContext, ContentPlan, PositionalScheme, constant, normal
 from model.position.content import ContentSettings, latest, linear, running_sum
 from model.position.rotation import rotate
@@ -111,4 +111,4 @@ class Fox(PositionalScheme):
         def bias(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
             return (q_whole[b, h, i] - k_whole[b, h, j]) + (q_rest[b, h, i] - k_rest[b, h, j])
 
-        return context.mask(bias=bias, key_sums=sums, by_row=True)
+        return context.mask(bias=bias, forms=BiasForms(key_sums=sums), by_row=True)

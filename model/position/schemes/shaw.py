@@ -56,7 +56,7 @@ class Shaw(PositionalScheme):
         return AttentionPlan(read=lambda q, k: [self._view(context, q, k)])
 
     def _view(self, context: AttentionContext, q: Tensor, k: Tensor) -> AttentionView:
-        mask = mask_per_row(context, make_flex_bias=lambda: self._bias(context, q))
+        mask = mask_per_row(context, make_flex=lambda: self._bias(context, q))
         return AttentionView(q, k, mask, self._weights)
 
     def _bias(self, context: AttentionContext, q: Tensor) -> BiasFunction:

@@ -86,14 +86,14 @@ class T5(PositionalScheme):
         return (self._buckets.to(positions.position.device),)
 
     def plan(self, context: AttentionContext) -> AttentionPlan:
-        (buckets,), weight, last = (
-            context.tables[0],
-            precise(self.weight),
-            self.settings.max_distance,
-        )
-        mask = context.mask(
-            distance=lambda h, d: weight[buckets[d.clamp(0, last)], h], tabulate=True
-        )
+        buckets = context.tables[0][0]
+        weight = precise(self.weight)
+        last = self.settings.max_distance
+
+        def bias(h: Tensor, d: Tensor) -> Tensor:
+            return weight[buckets[d.clamp(0, last)], h]
+
+        mask = context.distance_mask(bias, tabulate=True)
         if not self.settings.unscaled:
             return AttentionPlan.from_mask(mask)
         root = self.geometry.head_dim**0.5

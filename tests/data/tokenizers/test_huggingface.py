@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 from data import DataError, HuggingFaceTokenizer
 from data.preparation.tokenizer_training import train_tokenizer
 from data.tokenizers import load_tokenizer, lossless
-from data.tokenizers.settings import HuggingFaceSettings
+from data.tokenizers.tokenizer_settings import HuggingFaceSettings
 from tests.data.tokenizers.texts import ANY, HARD, WHITESPACE
 
 TEXT = (

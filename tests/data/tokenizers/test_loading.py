@@ -17,7 +17,11 @@ from data import (
 )
 from data.preparation.tokenizer_training import train_tokenizer
 from data.tokenizers import load_tokenizer_file, saved_settings
-from data.tokenizers.settings import BytesSettings, HuggingFaceSettings, SentencePieceSettings
+from data.tokenizers.tokenizer_settings import (
+    BytesSettings,
+    HuggingFaceSettings,
+    SentencePieceSettings,
+)
 from tests.corpora import STORIES, needs_stories
 
 TEXT = "the cat sat on the mat, and the dog sat on the log; " * 9

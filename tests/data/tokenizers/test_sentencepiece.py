@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from data import ByteTokenizer, DataError, load_tokenizer
 from data.preparation.tokenizer_training import LONGEST_LINE, pieces_of, train_sentencepiece
 from data.tokenizers import SentencePieceTokenizer, load_tokenizer_file, lossless
-from data.tokenizers.settings import SentencePieceSettings
+from data.tokenizers.tokenizer_settings import SentencePieceSettings
 from tests.corpora import STORIES, needs_stories
 from tests.data.tokenizers.texts import ANY, HARD, WHITESPACE
 

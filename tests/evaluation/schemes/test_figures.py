@@ -168,7 +168,7 @@ class AddedSettings(PositionSettings):
 class Added(PositionalScheme):
     def plan(self, context):
         power = 2.0 if self.settings.form == "square" else 0.5
-        pairs = context.mask(distance=lambda h, d: 5 - (h + 1) * d.double() ** power)
+        pairs = context.distance_mask(lambda h, d: 5 - (h + 1) * d.double() ** power)
         return AttentionPlan(read=lambda q, k: [AttentionView(q, k, pairs)])
 
 

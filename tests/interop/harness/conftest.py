@@ -1,21 +1,11 @@
 """Models of the harness tests."""
 
-import sys
-
 import pytest
 
 pytest.importorskip("lm_eval")
 
 from tests.corpora import needs_stories
 from tests.interop.harness.models import byte_pair, stories_pair
-
-
-@pytest.fixture(autouse=True)
-def _own_scripts(monkeypatch):
-    """The adapter replaces our script `evaluate` by the installed package; other tests need the script."""
-    for name in ("evaluate", "lm_eval"):
-        if name in sys.modules:
-            monkeypatch.setitem(sys.modules, name, sys.modules[name])
 
 
 @pytest.fixture(scope="session", params=["bytes", pytest.param("stories", marks=needs_stories)])

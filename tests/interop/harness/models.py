@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from transformers import LlamaForCausalLM, LlamaTokenizer, PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from data.settings import DataSettings
+from data.data_settings import DataSettings
 from data.tokenizers import ByteTokenizer
 from interop.runs import find_source, import_source
 from model import ModelSettings, Transformer

@@ -13,8 +13,8 @@ from errors import InteropError
 from evaluation.tasks.items import draw_items
 from evaluation.tasks.scoring import TaskScorer, read_items
 from evaluation.tasks.settings import TaskEvaluationSettings
+from interop.harness import TASKS
 from interop.harness.lm import SextantLM
-from interop.harness.packages import TASKS
 from run_directory.run import Run
 from tests.interop.harness.models import byte_pair, hf_model
 from tests.processes import together

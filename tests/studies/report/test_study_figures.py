@@ -8,7 +8,7 @@ import pytest
 from evaluation.reports.charts import Curve, FigureText
 from evaluation.reports.length_charts import ReferenceLines, length_chart
 from studies.report.report import other_section
-from studies.report.study_figures import MEASURES, StudyFigures
+from studies.report.study_figures import ATTENTION_MEASURES, StudyFigures
 from studies.results.other_evaluations import read_other
 from studies.results.stored import read_study
 from tests.artists import close, ends, levels, lines, named, points, shown
@@ -125,7 +125,7 @@ def test_tasks_attention_and_positions_show_the_measured_numbers(draw, figures, 
         assert drawn[row.variant].bars[row.length] == pytest.approx(bar)
     panels = {a.get_title(loc="left"): a for a in figures["attention_attention"].axes}
     for row in others["attention"].select("logit_max"):
-        line = shown(panels[MEASURES["logit_max"]], draw.styles[row.variant][0]).points
+        line = shown(panels[ATTENTION_MEASURES["logit_max"]], draw.styles[row.variant][0]).points
         assert (row.length, pytest.approx(row.value)) in line
     drawn = named(figures["position_by_position"].axes[0])
     for row in others["position"].select("nll_at_positions", where=None):

@@ -331,12 +331,9 @@ def test_tables_show_the_results(record, comparison):
         "256",
     ]
     assert list(overview["learned"].values())[5:] == ["—", "—", "256", "—", "—", "—"]
-    assert cells(tables.gains(comparison))["none"]["4,096"] == shown("gain", 4096)
     assert cells(tables.verdicts(comparison))["none"]["512"] == f"✗ broken {shown('delta', 512)}"
     row = comparison.get("none", "nll", 512)
     assert cells(tables.levels(comparison))["none"]["512"] == f"{row.value:.3f} ± {row.half:.3f}"
-    step = shown("step_gain", 2048, (4096,))
-    assert cells(tables.steps(comparison))["none"]["2,048 → 4,096"] == step
     assert cells(tables.differences(comparison))["none"]["4,096"] == shown("difference", 4096)
     costs = cells(tables.costs(read_study(record), (), comparison))["rope"]  # mean of 3 seeds
     assert list(costs.values())[2:] == [

@@ -4,7 +4,6 @@ import csv
 import math
 import sys
 
-import numpy as np
 import pytest
 from matplotlib.text import Text
 
@@ -14,7 +13,7 @@ from run_directory.metrics_file import MetricsFile
 from run_directory.run import MANIFEST
 from run_directory.run_names import names_of
 from scripts.plots import plot_run
-from studies.report.training_figure import thinned, training_figure
+from studies.report.training_figure import training_figure
 from studies.results.training_curves import read_curves
 
 
@@ -116,12 +115,3 @@ def test_names_are_the_shortest_unique_ones(tmp_path, paths, names):
             names_of(folders)
     else:
         assert names_of(folders) == names
-
-
-def test_thinning_keeps_minima_and_maxima():
-    y = np.random.default_rng(0).normal(size=100_000)
-    y[500:600] = math.nan
-    x, drawn = thinned(np.arange(100_000.0), y)
-    assert len(x) == len(drawn) == 8000 and (x[0], x[-1]) == (0, 99_999)
-    assert (np.diff(x) >= 0).all() and np.isnan(drawn[40:48]).all()
-    assert (np.nanmin(drawn), np.nanmax(drawn)) == (np.nanmin(y), np.nanmax(y))

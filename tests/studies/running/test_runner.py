@@ -1,6 +1,5 @@
 """Cells of a study are comparable: equal initial weights and equal data, both recorded."""
 
-import json
 import subprocess
 import threading
 from types import SimpleNamespace
@@ -17,7 +16,6 @@ from studies.results.stored import unfair_comparisons
 from studies.running import runner
 from studies.running.cell_record import data_order, equal_tokens
 from studies.running.corpora import StudyCorpora
-from studies.running.progress import _training
 from studies.running.slurm import write_array
 from studies.study_settings import StudySettings
 from tests.studies.conftest import ROOT
@@ -109,15 +107,6 @@ def test_completed_evaluations_are_skipped_and_the_others_run(monkeypatch):
     evaluations = [SimpleNamespace(name=name, arguments=()) for name in "abc"]
     runner.StudyRunner._run_cell(study, SimpleNamespace(run="run", evaluations=evaluations), 0)
     assert done == ["b", "c"]
-
-
-def test_the_remaining_training_time_follows_from_tokens_per_second(tmp_path):
-    settings = SimpleNamespace(steps=100, trained_tokens=1000, tokens_after=lambda step: 10 * step)
-    plan = SimpleNamespace(run=tmp_path, settings=settings)
-    assert _training(plan) == ""
-    lines = [{"kind": "train", "step": n, "loss": 3.5, "tokens_per_second": 40.0} for n in (10, 20)]
-    (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    assert _training(plan) == "step 20/100, loss 3.5000, 40 tokens/s, 20 s left"
 
 
 def test_a_corpus_that_cannot_be_prepared_is_reported_with_its_cell(monkeypatch):

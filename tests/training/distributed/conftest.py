@@ -3,7 +3,7 @@
 import pytest
 
 from data import prepare
-from data.settings import DataSettings
+from data.data_settings import DataSettings
 from run_directory.console import Console
 
 

@@ -9,7 +9,7 @@ from data.sampling.random_positions import PlainPositions, PositionsSettings
 from data.tasks import TaskSettings
 from data.tasks.retrieval import PasskeyTask
 from data.text_settings import StdlibSource, TextSettings, TextSource
-from data.tokenizers.settings import SentencePieceSettings, TokenizerSettings
+from data.tokenizers.tokenizer_settings import SentencePieceSettings, TokenizerSettings
 from settings.fields import StrictSettings
 
 
