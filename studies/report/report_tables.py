@@ -77,9 +77,7 @@ def overview(table: LossComparison) -> ReportTable:
         reach = table.value(name, "context_reach")
         held = table.value(name, "held_to")
         broken = table.value(name, "break_point")
-        change = table.get(name, "delta", longest)
-        gain = table.get(name, "gain", longest)
-        is_beyond = change is not None and bool(change.verdict)
+        gain = table.get(name, "gain", longest) if table.beyond(name) else None
         reached = TableCell("not reached", "faint") if reach is None else f"{reach:,.0f}"
         row = {
             "scheme": name,
@@ -90,8 +88,7 @@ def overview(table: LossComparison) -> ReportTable:
             "held to": TableCell(f"{held:,.0f}", "held") if held else NONE,
             "broken at": TableCell(f"{broken:,.0f}", "broken") if broken else NONE,
             "longest length": f"{longest:,}" if longest else NONE,
-            "change at longest": change.text if is_beyond and change else NONE,
-            "gain over truncation": _toned(gain) if is_beyond and gain else NONE,
+            "gain over truncation": _toned(gain) if gain else NONE,
             "context reach": reached if table.claims(name) else NONE,
         }
         rows.append(row)

@@ -111,11 +111,8 @@ def test_symlog_ticks_cover_the_data_without_crowding(span):
 
 def test_tasks_attention_and_positions_show_the_measured_numbers(draw, figures, table):
     draw.by_length(table)
-    others = {
-        name: read_other(draw_study, name, ())
-        for draw_study in [read_study(RECORD)]
-        for name in ("passkey", "attention", "position")
-    }
+    study = read_study(RECORD)
+    others = {name: read_other(study, name, ()) for name in ("passkey", "attention", "position")}
     for other in others.values():
         assert other_section(other, draw).blocks
     drawn = named(figures["passkey_accuracy"].axes[0])

@@ -326,11 +326,10 @@ def test_tables_show_the_results(record, comparison):
         "—",
         "512",
         "4,096",
-        shown("delta", 4096),
         shown("gain", 4096),
         "256",
     ]
-    assert list(overview["learned"].values())[5:] == ["—", "—", "256", "—", "—", "—"]
+    assert list(overview["learned"].values())[5:] == ["—", "—", "256", "—", "—"]
     assert cells(tables.verdicts(comparison))["none"]["512"] == f"✗ broken {shown('delta', 512)}"
     row = comparison.get("none", "nll", 512)
     assert cells(tables.levels(comparison))["none"]["512"] == f"{row.value:.3f} ± {row.half:.3f}"

@@ -1,11 +1,11 @@
 """A study that is killed, stopped or run concurrently gives the same results."""
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -67,46 +67,30 @@ def test_an_interrupted_study_resumes_to_the_same_results(
     assert results(tmp_path / "study")["cells"][0]["timing"]["attempts"] > 1
 
 
-def commands_of(folder: Path) -> list[str]:
-    """Processes that still work on a study after a moment."""
-    deadline = time.monotonic() + 30
-    while True:
-        lines = [line for line in listed() if str(folder) in line]
-        if not lines or time.monotonic() > deadline:
-            return lines
-        time.sleep(0.05)
-
-
-def listed() -> list[str]:
-    found = []
+def processes_of(mark: Path) -> list[str]:
+    """Command lines that name a file."""
+    lines = []
     for entry in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            found.append(entry.read_bytes().replace(b"\0", b" ").decode())
-        except OSError:
-            continue
-    return found
+        with contextlib.suppress(OSError):
+            lines.append(entry.read_bytes().replace(b"\0", b" ").decode())
+    return [line for line in lines if str(mark) in line]
 
 
-HELD = (
-    "import sys, time; print('begun', flush=True); open(sys.argv[1], 'w').close(); time.sleep(60)"
-)
-
-
-@pytest.mark.skipif(
-    sys.platform != "linux", reason="the kernel ties a command to its parent on Linux only"
-)
+@pytest.mark.skipif(sys.platform != "linux", reason="prctl exists on Linux only")
 def test_commands_exit_with_the_study(tmp_path):
+    mark = tmp_path / "mark"
+    sleep = "import sys, time; open(sys.argv[1], 'w').close(); time.sleep(60)"
     code = (
         "import os, pathlib, sys; from studies.running.commands import CommandRunner; "
-        f"CommandRunner().run(['-c', {HELD!r}, sys.argv[1]], pathlib.Path(sys.argv[2]), dict(os.environ))"
+        f"CommandRunner().run(['-c', {sleep!r}, *sys.argv[1:]], pathlib.Path(sys.argv[1] + '.log'), "
+        "dict(os.environ))"
     )
-    mark = tmp_path / "mark"
-    line = [sys.executable, "-c", code, str(mark), str(tmp_path / "log")]
+    line = [sys.executable, "-c", code, str(mark)]
     with subprocess.Popen(line, cwd=ROOT, env=environment()) as process:
         wait_until(mark.exists)
-        assert any(str(mark) in text and "CommandRunner" not in text for text in listed())
+        assert len(processes_of(mark)) == 2
         process.kill()
-    assert not commands_of(mark)
+    wait_until(lambda: not processes_of(mark), seconds=30)
 
 
 def test_stop_sends_sigint_and_kill_sends_sigkill(tmp_path):
