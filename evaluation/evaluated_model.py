@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from data.settings import TaskSource
+from data.data_settings import TaskSource
 from data.tasks import Task
 from data.tokenizers import Tokenizer
 from errors import EvaluationError, TrainingError

@@ -8,7 +8,7 @@ import pytest
 from matplotlib.text import Text
 
 from data.files import write_json
-from errors import StudyError
+from errors import ConfigError, StudyError
 from run_directory.metrics_file import MetricsFile
 from run_directory.run import MANIFEST
 from run_directory.run_names import names_of
@@ -111,7 +111,7 @@ def test_invalid_runs_are_rejected(tmp_path):
 def test_names_are_the_shortest_unique_ones(tmp_path, paths, names):
     folders = [tmp_path / path for path in paths]
     if names is None:
-        with pytest.raises(StudyError, match="duplicate run"):
+        with pytest.raises(ConfigError, match="duplicate run"):
             names_of(folders)
     else:
         assert names_of(folders) == names
