@@ -1,7 +1,7 @@
 """The user errors of all packages, and the exit statuses of train.py.
 
-A user error is one that the user can cause and fix: commands print its message, which names the setting or
-file and the fix, without a traceback. Every package may import this module.
+A user error is one that the user can cause and fix: commands print its message, which names the
+setting or file and the fix, without a traceback. Every package may import this module.
 """
 
 import errno
@@ -15,7 +15,8 @@ RANK_LOST = 76  # another process died or hangs: the same command resumes from t
 
 
 class UserError(ValueError):
-    """Base class of the errors below. A ValueError, so that pydantic reports it with its other problems."""
+    """Base class of the errors below. A ValueError, so that pydantic reports it with its other
+    problems."""
 
 
 class ModelError(UserError):

@@ -65,7 +65,8 @@ class EvaluationTable:
 
 
 def load(run: str | Path, *overrides: str, device: str = "auto", **options: Any) -> "LoadedRun":
-    """The newest checkpoint of a run directory, in evaluation mode, with `model`, `tokenizer` and `settings`.
+    """The newest checkpoint of a run directory, in evaluation mode, with `model`, `tokenizer` and
+    `settings`.
 
     Args:
         run: a run directory, or `hf:NAME_OR_FOLDER` or `gguf:FILE`.

@@ -48,7 +48,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import batches lazily: they need torch, which takes longer to import than a tokenizing worker runs."""
+    """Import batches lazily: they need torch, which takes longer to import than a tokenizing worker
+    runs."""
     if name in ("Batch", "BatchSampler"):
         return getattr(importlib.import_module("data.sampling.batches"), name)
     raise AttributeError(f"module 'data' has no attribute {name!r}")

@@ -14,24 +14,25 @@ from settings.fields import StrictSettings
 
 
 class TaskSource(StrictSettings):
-    """Items of a task, one per document; alone or mixed into the documents of a text. Evaluation uses other
-    items and other haystack documents, whatever the seed."""
+    """Items of a task, one per document; alone or mixed into the documents of a text. Evaluation
+    uses other items and other haystack documents, whatever the seed."""
 
     name: Literal["task"] = "task"
-    task: TaskSettings = Field(PasskeyTask(), description="task")  # pyright: ignore[reportCallIssue]
+    task: TaskSettings = Field(default=PasskeyTask(), description="task")
     items: PositiveInt | None = Field(
         None,
-        description="number of items; null: 20,000, or with `text` the number that `share` requires",
+        description="number of items; null: 20,000, or with `text` the number that `share` "
+        "requires",
     )
     length: PositiveInt | tuple[PositiveInt, PositiveInt] = Field(
         254,
-        description="bytes per item, thus at most as many tokens without BOS and EOS; or [minimum, maximum], "
-        "drawn uniformly",
+        description="bytes per item, thus at most as many tokens without BOS and EOS; or [minimum, "
+        "maximum], drawn uniformly",
     )
     pad: bool = Field(
         False,
-        description="pad items with newlines to the maximum length: with bytes, length = train_length - 2 "
-        "and packing=intra_document, every window is one whole item",
+        description="pad items with newlines to the maximum length: with bytes, length = "
+        "train_length - 2 and packing=intra_document, every window is one whole item",
     )
     seed: int = Field(0, ge=0, description="seed of the items")
     text: TextSettings | None = Field(
@@ -63,8 +64,8 @@ SourceSettings = Annotated[TextSource | TaskSource, Field(discriminator="name")]
 
 
 class MixtureEntry(StrictSettings):
-    """An additional text of a mixture: `source`, prepared with the tokenizer of data.source and without
-    copies of its validation text, or an existing prepared folder."""
+    """An additional text of a mixture: `source`, prepared with the tokenizer of data.source and
+    without copies of its validation text, or an existing prepared folder."""
 
     share: float = Field(
         gt=0, lt=1, description="fraction of the training tokens, at most four decimals"
@@ -100,30 +101,18 @@ class DataSettings(StrictSettings):
         0.05,
         ge=0,
         le=1,
-        description="fraction of documents held out for validation (1: all, 0: none); at least 6 if "
-        "the source has 18",
+        description="fraction of documents held out for validation (1: all, 0: none); at least 6 "
+        "if the source has 18",
     )
     valid_seed: int = Field(0, ge=0, description="seed of the validation split")
     duplicate_threshold: float = Field(
         0.5,
         gt=0,
-        description="shared shingle fraction above which a document is a copy of validation text; > 1: off",
+        description="shared shingle fraction above which a document is a copy of validation text; "
+        "> 1: off",
     )
     max_bytes: int | None = Field(
         None, ge=1, description="stop reading the source after this much text, in bytes"
-    )
-    group_bytes: int | None = Field(
-        None,
-        ge=1,
-        description="prepare in groups of this many bytes and start training when the first is ready; "
-        "null: prepare all text before training",
-        json_schema_extra={"counts_if_changed": True},
-    )
-    skip: int | None = Field(
-        None,
-        ge=0,
-        description="number of documents to skip at the start of the source",
-        json_schema_extra={"counts_if_changed": True},
     )
     bos: bool = Field(True, description="store a begin-of-document token before each document")
     eos: bool = Field(True, description="store an end-of-document token after each document")
@@ -134,13 +123,14 @@ class DataSettings(StrictSettings):
     )
     mixture: list[MixtureEntry] = Field(
         [],
-        description="additional training texts; data.source has the remaining share and provides tokenizer "
-        "and validation text",
+        description="additional training texts; data.source has the remaining share and provides "
+        "tokenizer and validation text",
         json_schema_extra={"counts_if_changed": True},
     )
     packing: Literal["concat", "intra_document"] = Field(
         "concat",
-        description="concat: attention across documents; intra_document: attention within documents only",
+        description="concat: attention across documents; intra_document: attention within "
+        "documents only",
     )
     positions: PositionsSettings = Field(
         PlainPositions(),
@@ -157,10 +147,6 @@ class DataSettings(StrictSettings):
 
     @model_validator(mode="after")
     def _consistent(self):
-        if self.mixture and self.group_bytes is not None:
-            raise ValueError(
-                "data.group_bytes and data.mixture cannot be combined; remove one of them"
-            )
         if (taken := sum(self.mixed_shares)) >= 1:
             raise ValueError(
                 f"the shares of data.mixture sum to {float(taken):g}; the sum must be below 1"

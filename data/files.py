@@ -1,4 +1,5 @@
-"""Atomic file writes (to a temporary name, flushed, then renamed), JSON files, file locks and hashes."""
+"""Atomic file writes (to a temporary name, flushed, then renamed), JSON files, file locks and
+hashes."""
 
 import errno
 import fcntl
@@ -77,8 +78,8 @@ def _host() -> str:
 
 
 def remove_drafts(folder: Path) -> None:
-    """Remove temporary files that killed processes left in a folder or its subfolders. Files of running
-    processes and of other machines are kept."""
+    """Remove temporary files that killed processes left in a folder or its subfolders. Files of
+    running processes and of other machines are kept."""
     for draft in folder.rglob(f".*.{_host()}.*.tmp"):
         process = draft.name.split(".")[-2]
         if process.isdigit() and not _is_running(int(process)):
@@ -145,8 +146,8 @@ def locked(file: IO | int, *, shared: bool = False, wait: bool = False) -> bool 
     """Lock an open file, or a folder by its descriptor, until it is closed or this process ends.
 
     Returns:
-        True: the lock is acquired (with `shared`, possibly by several processes). False: another process has
-        it, and `wait` is False. None: the file system does not support locks.
+        True: the lock is acquired (with `shared`, possibly by several processes). False: another
+        process has it, and `wait` is False. None: the file system does not support locks.
     """
     kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     try:

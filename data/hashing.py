@@ -30,7 +30,8 @@ _power_table = functools.cache(powers)
 
 
 def range_hashes(values: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
-    """Polynomial hash of each range values[start:stop] of uint64 (n,), independent of its offset: uint64."""
+    """Polynomial hash of each range values[start:stop] of uint64 (n,), independent of its offset:
+    uint64."""
     table = 1 << max(10, (len(values) - 1).bit_length())  # a table for each power of two
     terms = values * _power_table(_FACTOR, table)[: len(values)]
     prefix = np.concatenate([np.zeros(1, dtype=np.uint64), np.cumsum(terms)])

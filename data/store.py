@@ -1,11 +1,12 @@
 """Token shards on disk, written once and memory-mapped for reading.
 
-A store is a folder with `manifest.json` and three files per shard: `NNNNN.tokens` (ids of the concatenated
-documents, uint16 or uint32), `NNNNN.documents.npy` (int64 (3, n): tokens, raw bytes, index in the source) and
-`NNNNN.names.json` (names and clusters). The manifest is written last and records the size and sha256 of each
-file.
+A store is a folder with `manifest.json` and three files per shard: `NNNNN.tokens` (ids of the
+concatenated documents, uint16 or uint32), `NNNNN.documents.npy` (int64 (3, n): tokens, raw bytes,
+index in the source) and `NNNNN.names.json` (names and clusters). The manifest is written last and
+records the size and sha256 of each file.
 """
 
+import hashlib
 import json
 from collections.abc import Iterator
 from functools import cached_property
@@ -53,8 +54,8 @@ def token_dtype(vocab_size: int) -> np.dtype:
 def write_shard(
     folder: Path, stem: str, dtype: np.dtype, documents: Iterator[EncodedDocument]
 ) -> dict[str, Any] | None:
-    """Write one shard with one document in memory at a time. Returns its manifest entry, or None if there are
-    no documents.
+    """Write one shard with one document in memory at a time. Returns its manifest entry, or None if
+    there are no documents.
     """
     names = []
     clusters = []
@@ -71,7 +72,8 @@ def write_shard(
         return None
     table = np.array(rows, dtype="<i8").T.copy()
     save_array(paths[1], table)
-    # These bytes are part of the corpus hash, which seeds the draw of evaluation targets: keep their format.
+    # These bytes are part of the corpus hash, which seeds the draw of evaluation targets: keep
+    # their format.
     write_text(
         paths[2], json.dumps({"names": names, "clusters": clusters}, ensure_ascii=False, indent=1)
     )
@@ -93,8 +95,8 @@ def write_manifest(
 
     Args:
         tokenizer: hash of the tokenizer.
-        source: description of the text's origin for users. It contains paths, so the hash of the store
-            excludes it.
+        source: description of the text's origin for users. It contains paths, so the hash of the
+            store excludes it.
     """
     manifest = {"format": FORMAT, "dtype": dtype.str, "tokenizer": tokenizer}
     manifest |= {"has_bos": has_bos, "has_eos": has_eos, "shards": shards}
@@ -119,12 +121,14 @@ class TokenStore:
         self.has_bos: bool = self.manifest["has_bos"]
         self.has_eos: bool = self.manifest["has_eos"]
         self._shards: list[dict[str, Any]] = self.manifest["shards"]
-        self._check_files()
+        for shard in self._shards:
+            for name, facts in shard["files"].items():
+                self._check_size(name, facts["bytes"])
         tables = [self._table(shard) for shard in self._shards]
         table = np.concatenate(tables, axis=1) if tables else np.zeros((3, 0), dtype=np.int64)
-        self.lengths, self.bytes, self.numbers = (
-            np.ascontiguousarray(row) for row in table.astype(np.int64)
-        )
+        self.lengths = table[0].astype(np.int64)
+        self.bytes = table[1].astype(np.int64)
+        self.numbers = table[2].astype(np.int64)
         self._first = np.cumsum([0] + [shard["documents"] for shard in self._shards])
         # Offset of each document in its shard.
         starts = np.cumsum(self.lengths) - self.lengths
@@ -132,23 +136,37 @@ class TokenStore:
         self._starts = starts - np.repeat(before, np.diff(self._first))
         self._maps: dict[int, np.ndarray] = {}
 
-    def _check_files(self, hashes: bool = False) -> None:
-        for name, facts in (item for shard in self._shards for item in shard["files"].items()):
+    def _check_size(self, name: str, expected: int) -> None:
+        path = self.folder / name
+        if not path.is_file():
+            raise DataError(f"{path} is missing; {hint(self.folder)}")
+        actual = path.stat().st_size
+        if actual != expected:
+            raise DataError(
+                f"{path} is damaged: it has {actual:,} bytes instead of {expected:,}; "
+                f"{hint(self.folder)}"
+            )
+
+    def _check_hash(self, name: str, actual: str, expected: str) -> None:
+        if actual != expected:
             path = self.folder / name
-            expected = facts["bytes"]
-            if not path.is_file():
-                raise DataError(f"{path} is missing; {hint(self.folder)}")
-            actual = path.stat().st_size
-            if actual != expected:
-                raise DataError(
-                    f"{path} is damaged: it has {actual:,} bytes instead of {expected:,}; {hint(self.folder)}"
-                )
-            if hashes and sha256_of(path) != facts["sha256"]:
-                raise DataError(f"{path} does not match its recorded hash; {hint(self.folder)}")
+            raise DataError(f"{path} does not match its recorded hash; {hint(self.folder)}")
 
     def verify(self) -> None:
         """Compare every file with its hash. Raises DataError naming the first that differs."""
-        self._check_files(hashes=True)
+        for shard in self._shards:
+            for name, facts in shard["files"].items():
+                self._check_size(name, facts["bytes"])
+                self._check_hash(name, sha256_of(self.folder / name), facts["sha256"])
+
+    def verify_tokens(self, shard: int) -> None:
+        """Compare the ids of one shard, as `document` reads them, with their hash. Raises DataError
+        if they were changed after the store was opened.
+        """
+        name = self._tokens_file(shard)
+        facts = self._shards[shard]["files"][name]
+        self._check_size(name, facts["bytes"])
+        self._check_hash(name, hashlib.sha256(self._map(shard)).hexdigest(), facts["sha256"])
 
     def _table(self, shard: dict[str, Any]) -> np.ndarray:
         path = self.folder / f"{shard['stem']}.documents.npy"
@@ -191,13 +209,19 @@ class TokenStore:
         """Ids of document `i` in the dtype of the store: a view of the mapped file, not a copy."""
         if not 0 <= i < self.n_documents:
             raise IndexError(f"document {i} of a store of {self.n_documents}")
-        shard = int(np.searchsorted(self._first, i, side="right")) - 1
         start = self._starts[i]
-        return self._map(shard)[start : start + self.lengths[i]]
+        return self._map(self.shard_of(i))[start : start + self.lengths[i]]
+
+    def shard_of(self, i: int) -> int:
+        """The index of the shard that has document `i`."""
+        return int(np.searchsorted(self._first, i, side="right")) - 1
+
+    def _tokens_file(self, shard: int) -> str:
+        return f"{self._shards[shard]['stem']}.tokens"
 
     def _map(self, shard: int) -> np.ndarray:
         if shard not in self._maps:
-            path = self.folder / f"{self._shards[shard]['stem']}.tokens"
+            path = self.folder / self._tokens_file(shard)
             self._maps[shard] = np.memmap(path, dtype=self.dtype, mode="r")
         return self._maps[shard]
 
@@ -212,6 +236,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
             raise DataError(f"{path} does not match its recorded hash; {hint(folder)}")
         if manifest["format"] != FORMAT:
             raise DataError(
-                f"{path} has format {manifest['format']}, but this version reads {FORMAT}; {hint(folder)}"
+                f"{path} has format {manifest['format']}, but this version reads {FORMAT}; "
+                f"{hint(folder)}"
             )
     return manifest

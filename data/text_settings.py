@@ -16,8 +16,8 @@ class StdlibSource(StrictSettings):
 
 
 class FillerSource(StrictSettings):
-    """The five sentences that surround a pass key in Mohtashami and Jaggi 2023 (arXiv:2305.16300), in random
-    order."""
+    """The five sentences that surround a pass key in Mohtashami and Jaggi 2023 (arXiv:2305.16300),
+    in random order."""
 
     name: Literal["filler"] = "filler"
 
@@ -30,7 +30,8 @@ class RecordSource(StrictSettings):
     name_key: str | None = Field(None, description="key or column naming a document")
     cluster_key: str | None = Field(
         None,
-        description="key or column that groups documents (author, series), for confidence intervals",
+        description="key or column that groups documents (author, series), for confidence "
+        "intervals",
     )
 
     @property
@@ -76,7 +77,8 @@ class FilesSource(RecordSource):
 
 
 class HubSource(RecordSource):
-    """A data set through `datasets.load_dataset`: the Hugging Face hub, or local files by format name."""
+    """A data set through `datasets.load_dataset`: the Hugging Face hub, or local files by format
+    name."""
 
     name: Literal["hub"] = "hub"
     path: str = Field(
@@ -96,8 +98,8 @@ class HubSource(RecordSource):
 
 
 class PreparedSource(StrictSettings):
-    """The documents of a prepared folder: validation text to exclude from other sources of a mixture, or text
-    to prepare with another tokenizer."""
+    """The documents of a prepared folder: validation text to exclude from other sources of a
+    mixture, or text to prepare with another tokenizer."""
 
     name: Literal["prepared"] = "prepared"
     path: str = Field(description="folder created by scripts/prepare.py")

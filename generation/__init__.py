@@ -1,4 +1,5 @@
-"""Text generation: sampling of tokens, decoding of batches, prompts, streamed text and output formats."""
+"""Text generation: sampling of tokens, decoding of batches, prompts, streamed text and output
+formats."""
 
 from generation.decoding import Generation
 from generation.prompts import read_prompts

@@ -1,4 +1,5 @@
-"""Decoding of a batch of prompts of different lengths: chunked prefill, then one token at a time."""
+"""Decoding of a batch of prompts of different lengths: chunked prefill, then one token at a
+time."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ PREFILL_CHUNK = 2048  # tokens per prefill pass; bounds its memory
 class Generation:
     """An iterator over generation steps for a batch of prompts; each step yields one token per row.
 
-    Finished rows yield None, after their end-of-document token. The tokens of a row do not depend on the rest
-    of the batch: each row has its own random generator and its own declared length.
+    Finished rows yield None, after their end-of-document token. The tokens of a row do not depend
+    on the rest of the batch: each row has its own random generator and its own declared length.
 
     Args:
         model: the model; its device and dtype are used.
@@ -28,8 +29,8 @@ class Generation:
         sampling: sampling parameters.
         seeds: one per row (default: 0 for all, so equal prompts have equal continuations).
         eos_ids: tokens that finish a row.
-        vocab_size: number of ids of the tokenizer. Further rows of the embedding are padding, which is never
-            sampled; None: all rows are ids.
+        vocab_size: number of ids of the tokenizer. Further rows of the embedding are padding, which
+            is never sampled; None: all rows are ids.
         cache: False recomputes all tokens at each step, as a reference for the cache.
         prefill_chunk: tokens per prefill pass.
 
@@ -37,8 +38,8 @@ class Generation:
         finish: per row None while it is active, then ``eos``, ``length`` or ``stop``.
 
     Raises:
-        ModelError: invalid prompts or too many tokens, before any compute; non-finite logits, after the
-            prefill.
+        ModelError: invalid prompts or too many tokens, before any compute; non-finite logits, after
+            the prefill.
     """
 
     def __init__(
@@ -65,7 +66,8 @@ class Generation:
         counts = [len(prompt) for prompt in prompts]
         self.width = max(counts)
         device = model.embed.weight.device
-        # Slots of the whole generation; a pass is a slice of them. The last token is never an input.
+        # Slots of the whole generation; a pass is a slice of them. The last token is never an
+        # input.
         slots = self.width + tokens - 1
         if len(set(counts)) == 1:
             self.positions = TokenPositions.plain(slots, length=slots + 1, device=device)
@@ -74,18 +76,18 @@ class Generation:
             self.positions = TokenPositions.left_padded(
                 counts, slots, lengths=declared, device=device
             )
-        rows = torch.zeros(len(prompts), slots, dtype=torch.int64)
-        for row, prompt in zip(rows, prompts, strict=True):
+        self.rows = torch.zeros(len(prompts), slots, dtype=torch.int64)  # left padded with id 0
+        for row, prompt in zip(self.rows, prompts, strict=True):
             row[self.width - len(prompt) : self.width] = torch.tensor(prompt)
-        self.rows = rows.to(device)  # (B, slots), left padded with id 0
+        self.rows = self.rows.to(device)  # (B, slots)
         self.cache = model.make_cache(len(prompts), slots) if cache else None
         self.decode: Callable[[Tensor], Tensor] | None = None  # passes after the prompts
-        self.previous = self._mark(prompts) if self.sampling.repetition_penalty != 1 else None
-        self.chances = (
-            None
-            if self.sampling.greedy
-            else uniform_draws(seeds or [0] * len(prompts), tokens).to(device)
-        )
+        self.previous: Tensor | None = None  # (B, V) bool, for the repetition penalty
+        if self.sampling.repetition_penalty != 1:
+            self.previous = self._mark(prompts)
+        self.uniform: Tensor | None = None  # (B, tokens) random numbers
+        if not self.sampling.greedy:
+            self.uniform = uniform_draws(seeds or [0] * len(prompts), tokens).to(device)
 
     def stop(self, row: int) -> None:
         """Finish a row, e.g. at a stop string."""
@@ -100,22 +102,25 @@ class Generation:
                 "the model's logits are not finite: its weights are corrupted or training diverged"
             )
         for step in range(self.tokens):
-            chance = None if self.chances is None else self.chances[:, step : step + 1]
-            new = self.sampling.choose(logits[:, : self.vocab_size], self.previous, chance)  # (B,)
+            u = None if self.uniform is None else self.uniform[:, step : step + 1]
+            new = self.sampling.choose(logits[:, : self.vocab_size], self.previous, u)  # (B,)
             if self.previous is not None:
                 self.previous.scatter_(1, new[:, None], True)
-            given: list[int | None] = new.tolist()
-            for row, token in enumerate(given):
-                if self.finish[row] is not None:
-                    given[row] = None
-                elif token in self.eos_ids:
-                    self.finish[row] = "eos"
-                elif step == self.tokens - 1:
-                    self.finish[row] = "length"
-            yield given
+            yield self._finished(new.tolist(), is_last=step == self.tokens - 1)
             if None not in self.finish:
                 return
             logits = self._extend(new, self.width + step)
+
+    def _finished(self, new: list[int], is_last: bool) -> list[int | None]:
+        """The new tokens, None for rows that had finished before; updates `finish`."""
+        tokens: list[int | None] = []
+        for row, token in enumerate(new):
+            tokens.append(token if self.finish[row] is None else None)
+            if self.finish[row] is None and token in self.eos_ids:
+                self.finish[row] = "eos"
+            elif self.finish[row] is None and is_last:
+                self.finish[row] = "length"
+        return tokens
 
     def _prefill(self) -> Tensor:
         """(B, V) logits after the prompts."""
@@ -137,8 +142,8 @@ class Generation:
 
     def _pass(self, start: int, stop: int, keep: int) -> Tensor:
         positions = self.positions.part(start, stop, position_end=stop)
-        # (B, keep, V)
-        logits = self.model(self.rows[:, start:stop], positions, cache=self.cache, keep=keep)
+        tokens = self.rows[:, start:stop]
+        logits = self.model(tokens, positions, cache=self.cache, keep=keep)  # (B, keep, V)
         return logits[:, -1] if keep else logits
 
     def _mark(self, prompts: Sequence[Sequence[int]]) -> Tensor:
@@ -155,8 +160,8 @@ def check_prompts(
     """Raise ModelError for prompts that cannot be continued by `tokens` new tokens."""
     if not 0 < vocab_size <= model.vocab_size:
         raise ModelError(
-            f"a tokenizer of {vocab_size} ids does not fit an embedding of {model.vocab_size} rows; use the "
-            "model's tokenizer"
+            f"a tokenizer of {vocab_size} ids does not fit an embedding of {model.vocab_size} "
+            "rows; use the model's tokenizer"
         )
     if tokens < 1:
         raise ModelError(f"at least 1 new token is required, got {tokens}")
@@ -175,8 +180,8 @@ def check_prompts(
     needed = longest + tokens - 1
     if model.limit is not None and needed > model.limit:
         room = model.limit - longest + 1
+        fix = f"generate at most {room} tokens" if room > 0 else "shorten the prompt"
         raise ModelError(
-            f"the model supports positions up to {model.limit - 1}, but a prompt of {longest} tokens and "
-            f"{tokens} new tokens require offset + T = {needed}: "
-            + (f"generate at most {room} tokens" if room > 0 else "shorten the prompt")
+            f"the model supports positions up to {model.limit - 1}, but a prompt of {longest} "
+            f"tokens and {tokens} new tokens require offset + T = {needed}: {fix}"
         )

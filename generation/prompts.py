@@ -13,8 +13,8 @@ def read_prompts(
 ) -> list[str]:
     """All prompts, in the order: `prompts`, those of `file`, standard input.
 
-    Standard input holds one prompt. It is read if `read_stdin` is set, and also if it is a pipe and there is
-    no other prompt. Without any prompt, returns one empty prompt.
+    Standard input holds one prompt. It is read if `read_stdin` is set, and also if it is a pipe and
+    there is no other prompt. Without any prompt, returns one empty prompt.
 
     Args:
         prompts: values of `--prompt`.
@@ -23,25 +23,27 @@ def read_prompts(
     Raises:
         TrainingError: a prompt is not UTF-8, or the file contains no prompt or malformed JSON.
     """
-    found = [_check_utf8(prompt, "--prompt") for prompt in prompts]
+    texts = [_check_utf8(prompt, "--prompt") for prompt in prompts]
     if file:
-        found += _read_file(Path(file))
-    if read_stdin or (not found and not stdin.isatty()):
-        found.append(_decode(stdin.buffer.read(), "standard input").removesuffix("\n"))
-    return found or [""]
+        texts += _read_file(Path(file))
+    if read_stdin or (not texts and not stdin.isatty()):
+        texts.append(_decode(stdin.buffer.read(), "standard input").removesuffix("\n"))
+    return texts or [""]
 
 
 def _read_file(file: Path) -> list[str]:
-    found = []
-    for number, line in enumerate(_decode(file.read_bytes(), str(file)).split("\n"), start=1):
+    texts = []
+    lines = _decode(file.read_bytes(), str(file)).split("\n")
+    for number, line in enumerate(lines, start=1):
         line = line.removesuffix("\r")
-        if line.strip():
-            found.append(
-                _parse_json(line, f"{file}, line {number}") if file.suffix == ".jsonl" else line
-            )
-    if not found:
+        if line.strip() and file.suffix == ".jsonl":
+            line = _parse_json(line, f"{file}, line {number}")
+        elif not line.strip():
+            continue
+        texts.append(line)
+    if not texts:
         raise TrainingError(f"{file} contains no prompt; write one prompt per line")
-    return found
+    return texts
 
 
 def _parse_json(line: str, where: str) -> str:

@@ -33,7 +33,8 @@ class Sample:
         """Append a token; returns the text that is certain now.
 
         Args:
-            finish: why generation finishes with this token, or None. A stop string ends the sample too.
+            finish: why generation finishes with this token, or None. A stop string ends the sample
+                too.
         """
         self.tokens.append(token)
         text = self.stream.push(token)

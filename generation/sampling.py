@@ -1,4 +1,5 @@
-"""Sampling of the next token from logits: temperature, top-k, top-p, min-p and repetition penalty."""
+"""Sampling of the next token from logits: temperature, top-k, top-p, min-p and repetition
+penalty."""
 
 from __future__ import annotations
 
@@ -19,14 +20,15 @@ class SamplingParams:
     """Sampling parameters, applied in the order of the fields.
 
     Attributes:
-        repetition_penalty: positive logits of tokens already in the row (prompt included) are divided by
-            this, negative ones multiplied; 1: off. Keskar et al. 2019 (arXiv:1909.05858).
+        repetition_penalty: positive logits of tokens already in the row (prompt included) are
+            divided by this, negative ones multiplied; 1: off. Keskar et al. 2019
+            (arXiv:1909.05858).
         temperature: divides the logits; 0: greedy.
         top_k: keep this many most likely tokens.
-        top_p: after top_k, keep the smallest set of most likely tokens with at least this total probability.
-            Holtzman et al. 2019 (arXiv:1904.09751).
-        min_p: drop tokens with less than this fraction of the highest probability. Nguyen et al. 2024
-            (arXiv:2407.01082).
+        top_p: after top_k, keep the smallest set of most likely tokens with at least this total
+            probability. Holtzman et al. 2019 (arXiv:1904.09751).
+        min_p: drop tokens with less than this fraction of the highest probability. Nguyen et al.
+            2024 (arXiv:2407.01082).
 
     Raises:
         ModelError: a value is out of range.
@@ -41,8 +43,8 @@ class SamplingParams:
     def __post_init__(self):
         # The comparisons are False for NaN, so NaN is rejected as well.
         for name, is_valid, allowed in (
-            ("repetition_penalty", 0 < self.repetition_penalty < float("inf"), "above 0"),
-            ("temperature", 0 <= self.temperature < float("inf"), "0 (greedy) or above"),
+            ("repetition_penalty", 0 < self.repetition_penalty < math.inf, "above 0"),
+            ("temperature", 0 <= self.temperature < math.inf, "0 (greedy) or above"),
             ("top_k", self.top_k is None or self.top_k >= 1, "at least 1"),
             ("top_p", self.top_p is None or 0 < self.top_p <= 1, "above 0 and at most 1"),
             ("min_p", self.min_p is None or 0 <= self.min_p <= 1, "between 0 and 1"),
@@ -64,7 +66,8 @@ class SamplingParams:
     def probabilities(self, logits: Tensor) -> Tensor:
         """(B, V) unnormalized float64 probabilities, 0 for dropped tokens.
 
-        Tokens tied with the last kept probability are all kept, so the result does not depend on their order.
+        Tokens tied with the last kept probability are all kept, so the result does not depend on
+        their order.
         """
         logits = logits.double() / self.temperature
         if self.top_k is not None and self.top_k < logits.shape[-1]:
@@ -78,14 +81,17 @@ class SamplingParams:
         return p
 
     def _least_of_nucleus(self, p: Tensor) -> Tensor:
-        """(B, 1) smallest probability that top_p keeps: a token stays if all tokens more likely than it sum
-        to less than top_p. The nucleus is nearly always small, and on a CPU, sorting a vocabulary of 32k
-        costs more than a pass of a small model. On a GPU the check would synchronize."""
+        """(B, 1) smallest probability that top_p keeps: a token stays if all tokens more likely
+        than it sum to less than top_p. The nucleus is nearly always small, and on a CPU, sorting a
+        vocabulary of 32k costs more than a pass of a small model. On a GPU the check would
+        synchronize."""
         assert self.top_p is not None
-        for count in (NUCLEUS, p.shape[-1]) if p.device.type == "cpu" else (p.shape[-1],):
-            largest = p.topk(min(count, p.shape[-1]), dim=-1).values
+        vocab_size = p.shape[-1]
+        is_small_first = p.device.type == "cpu" and vocab_size > NUCLEUS
+        for size in (NUCLEUS, vocab_size) if is_small_first else (vocab_size,):
+            largest = p.topk(size, dim=-1).values
             before = largest.cumsum(-1) - largest
-            if count >= p.shape[-1] or (before[:, -1] >= self.top_p).all():
+            if size < vocab_size and (before[:, -1] >= self.top_p).all():
                 break
         return largest.masked_fill(before >= self.top_p, math.inf).amin(-1, keepdim=True)
 
@@ -105,8 +111,8 @@ class SamplingParams:
 
 
 def uniform_draws(seeds: Sequence[int], tokens: int) -> Tensor:
-    """(B, tokens) float64 uniform in [0, 1 − 2⁻³²], each row from its own generator, drawn in advance to
-    avoid a generator call per token and row."""
+    """(B, tokens) float64 uniform in [0, 1 − 2⁻³²], each row from its own generator, drawn in
+    advance to avoid a generator call per token and row."""
     rows = [
         torch.rand(tokens, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
         for seed in seeds

@@ -9,13 +9,15 @@ from data.tokenizers import Tokenizer
 class TextStream:
     """Decodes tokens to text as early as possible.
 
-    Incomplete UTF-8 sequences are buffered until they are complete. Text that may be the start of a stop
-    string is buffered until the stop string is complete, which ends the text before it, or ruled out.
+    Incomplete UTF-8 sequences are buffered until they are complete. Text that may be the start of a
+    stop string is buffered until the stop string is complete, which ends the text before it, or
+    ruled out.
 
     Args:
         tokenizer: any object with `pieces` and `prefix`.
         stops: strings that end the text; they are not part of it.
-        begins: the text has no prompt, so the space that some tokenizers put before each text is dropped.
+        begins: the text has no prompt, so the space that some tokenizers put before each text is
+            dropped.
     """
 
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = (), begins: bool = False):
@@ -45,14 +47,20 @@ class TextStream:
             return ""
         self.pending += text
         # The stop string that is complete first, independent of token boundaries.
-        found = [
-            (at + len(stop), at) for stop in self.stops if (at := self.pending.find(stop)) >= 0
+        matches = [
+            (start + len(stop), start)
+            for stop in self.stops
+            if (start := self.pending.find(stop)) >= 0
         ]
-        self.stopped = bool(found)
-        end = min(found)[1] if found else len(self.pending) - self._partial_stop()
+        if matches:
+            self.stopped = True
+            _, end = min(matches)
+            text = self.pending[:end]
+            self.pending = ""
+            return text
+        end = len(self.pending) - self._partial_stop()
         text = self.pending[:end]
-        rest = self.pending[end:]
-        self.pending = "" if found else rest
+        self.pending = self.pending[end:]
         return text
 
     def _partial_stop(self) -> int:

@@ -10,7 +10,8 @@ from generation.samples import Sample
 class TextWriter:
     """Writes samples one after the other and streams the first incomplete one.
 
-    `escape` replaces control characters where `out` is a terminal; files receive the text unchanged.
+    `escape` replaces control characters where `out` is a terminal; files receive the text
+    unchanged.
     """
 
     def __init__(self, samples: Sequence[Sample], out: TextIO, escape: Callable[[str], str]):

@@ -42,7 +42,8 @@ ROLES = tuple(RolesSettings.model_fields)
 
 
 class AdamWBase(StrictSettings):
-    """AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101) for all weights that Muon does not update."""
+    """AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101) for all weights that Muon does not
+    update."""
 
     lr: float = setting(2e-3, "peak learning rate", gt=0)
     positions_lr: float | None = setting(
@@ -94,7 +95,8 @@ class AdamWSettings(AdamWBase):
 
 
 class MuonSettings(StrictSettings):
-    """Muon for matrices (Jordan 2024, kellerjordan.github.io/posts/muon), AdamW for all other weights."""
+    """Muon for matrices (Jordan 2024, kellerjordan.github.io/posts/muon), AdamW for all other
+    weights."""
 
     name: Literal["muon"] = "muon"
     lr: float = setting(2e-3, "peak learning rate of matrices", gt=0)
@@ -164,7 +166,8 @@ class LinearSchedule(_Schedule):
 
 
 class WsdSchedule(_Schedule):
-    """Warmup, stable, decay: constant at the peak, then linear decay to `min_lr_ratio` (arXiv:2404.06395)."""
+    """Warmup, stable, decay: constant at the peak, then linear decay to `min_lr_ratio`
+    (arXiv:2404.06395)."""
 
     name: Literal["wsd"] = "wsd"
     decay: Annotated[float, AfterValidator(lambda v: v if v == 1 else share_or_steps(v))] = setting(

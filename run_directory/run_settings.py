@@ -1,11 +1,11 @@
 """The settings of a run.
 
-Fields marked `may_change` do not shape the weights beyond rounding: they may differ when a run is resumed
-and do not count in its identity.
+Fields marked `may_change` do not shape the weights beyond rounding: they may differ when a run is
+resumed and do not count in its identity.
 """
 
 from itertools import groupby
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -15,11 +15,12 @@ from model.model_settings import ModelSettings
 from run_directory.optimizer_settings import WsdSchedule
 from run_directory.stage_settings import segments
 from run_directory.training_settings import TrainingSettings
-from settings.fields import StrictSettings, free, optional, setting
+from settings.fields import RemovedSetting, StrictSettings, free, optional, setting
 
 
 class ParentSettings(StrictSettings):
-    """The checkpoint that an extension run or fork starts from, and whose settings are the defaults."""
+    """The checkpoint that an extension run or fork starts from, and whose settings are the
+    defaults."""
 
     run: str = Field(
         description="run directory whose weights are the initial weights",
@@ -36,6 +37,16 @@ class ParentSettings(StrictSettings):
 
 class RunSettings(StrictSettings):
     """All settings of one run."""
+
+    removed: ClassVar[dict[str, RemovedSetting]] = {
+        "data.group_bytes": RemovedSetting(
+            None, "all text is prepared before training", changes_numbers=True
+        ),
+        "data.skip": RemovedSetting(None, "a source is read from its start", changes_numbers=True),
+        "training.rank_timeout": RemovedSetting(
+            1800.0, "the time-outs of process groups find lost processes"
+        ),
+    }
 
     train_length: int = setting(256, "tokens of a training window, L0", ge=2)
     original_length: int | None = setting(
@@ -61,8 +72,8 @@ class RunSettings(StrictSettings):
 
     @property
     def plan(self) -> tuple[Segment, ...]:
-        """The segments that determine the order of the data: those of the stages, with neighbors of equal
-        length and batch size as one."""
+        """The segments that determine the order of the data: those of the stages, with neighbors of
+        equal length and batch size as one."""
         return tuple(
             Segment(*size, sum(segment.steps for segment in group))
             for size, group in groupby(self.segments, key=lambda segment: segment[:2])
@@ -80,7 +91,8 @@ class RunSettings(StrictSettings):
 
     @property
     def first_step(self) -> int:
-        """The number of updates before the run's own first one: in a fork, those of its parent; else 0."""
+        """The number of updates before the run's own first one: in a fork, those of its parent;
+        else 0."""
         return self.parent.checkpoint or 0 if self.parent is not None and self.is_fork else 0
 
     def tokens_after(self, step: int) -> int:

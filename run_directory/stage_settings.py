@@ -10,8 +10,8 @@ from settings.fields import StrictSettings, setting
 class StageSettings(StrictSettings):
     """A part of the run with one window length, batch size and positional scheme.
 
-    The optimizer state and the learning-rate schedule continue from stage to stage. DroPE (arXiv:2512.12167),
-    for example, removes the rotations in its last stage.
+    The optimizer state and the learning-rate schedule continue from stage to stage. DroPE
+    (arXiv:2512.12167), for example, removes the rotations in its last stage.
     """
 
     length: int | None = setting(

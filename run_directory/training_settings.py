@@ -168,8 +168,8 @@ class WandbSettings(StrictSettings):
 
 
 class ProfileSettings(StrictSettings):
-    """A trace of some steps by torch.profiler, for chrome://tracing or Perfetto, in the run's profile folder.
-    It slows these steps down and changes no number."""
+    """A trace of some steps by torch.profiler, for chrome://tracing or Perfetto, in the run's
+    profile folder. It slows these steps down and changes no number."""
 
     start: int = free(10, "steps of the run before the first traced one", ge=0)
     steps: int = free(3, "number of traced steps", ge=1, le=100)

@@ -83,6 +83,11 @@ class Accepted:
                     self.limits.append((key, getattr(mark, key)))
 
     @property
+    def numeric(self) -> type | None:
+        """float or int, the wider type of numbers that is accepted; None for no number."""
+        return next((kind for kind in (float, int) if kind in self.types), None)
+
+    @property
     def inside(self) -> "Accepted":
         """What an item of a list or a value of a mapping accepts; otherwise this."""
         return self.value or self.item or self
@@ -100,9 +105,8 @@ class Accepted:
     @property
     def type_text(self) -> str:
         """The types, such as `whole number`, `number or auto`, `list of whole number`."""
-        names = [
-            TYPE_NAMES[kind] for kind in self.types if kind is not int or float not in self.types
-        ]
+        types = [kind for kind in self.types if kind is not int or self.numeric is int]
+        names = [TYPE_NAMES[kind] for kind in types]
         names += [show(value) for value in self.literals]
         if self.choices:
             names.append("a choice by name")
@@ -173,8 +177,9 @@ def is_marked(about: FieldInfo, mark: str) -> bool:
 def walk(
     cls: type[BaseModel], prefix: str = "", above: tuple[type, ...] = ()
 ) -> Iterator[tuple[str, type[BaseModel], str | None]]:
-    """Every setting below a class as (dotted name, class, key), default choices first, and every choice as
-    (model.position.name=rope, class, None).  A choice inside a choice of its kind is not repeated."""
+    """Every setting below a class as (dotted name, class, key), default choices first, and every
+    choice as (model.position.name=rope, class, None).  A choice inside a choice of its kind is not
+    repeated."""
     for key, about in cls.model_fields.items():
         accepts = accepted(cls, key)
         if key == "name" and (accepts.literals or not prefix):

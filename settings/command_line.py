@@ -46,8 +46,8 @@ class SettingsParser(Parser):
     def parse(
         self, arguments: Sequence[str] | None = None, needs_arguments: bool = False
     ) -> Namespace:
-        """The options, from `arguments` or the command line. Prints help and exits if it is requested, or
-        with `needs_arguments` if there are none."""
+        """The options, from `arguments` or the command line. Prints help and exits if it is
+        requested, or with `needs_arguments` if there are none."""
         arguments = sys.argv[1:] if arguments is None else arguments
         options = self.parse_args(arguments)
         if options.help or (needs_arguments and not arguments):
@@ -56,7 +56,8 @@ class SettingsParser(Parser):
         return options
 
     def help_page(self, arguments: Sequence[str]) -> str:
-        """Help for the settings among `arguments`; without any, the usage and the most common settings."""
+        """Help for the settings among `arguments`; without any, the usage and the most common
+        settings."""
         topics = self.topics
         if names := named_settings(topics.classes, arguments):
             return "\n\n".join(describe_setting(topics.classes, name) for name in names)

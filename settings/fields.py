@@ -51,18 +51,26 @@ class StrictSettings(BaseModel):
 
 def _read(value: Any, accepts: Accepted) -> Any:
     """A value with its numbers and sequences in the types that the field accepts."""
-    is_numeric = str not in accepts.types and (int in accepts.types or float in accepts.types)
-    if isinstance(value, str) and is_numeric:
-        if match := _SUFFIXED.fullmatch(value):
-            number = Decimal(match[1].replace("_", "")) * 10 ** _POWERS[match[2]]
-            value = int(number) if number == int(number) else float(number)
-    elif isinstance(value, float) and int in accepts.types and float not in accepts.types:
-        value = int(value) if value.is_integer() else value
-    elif isinstance(value, (list, tuple)) and accepts.sequence and accepts.item:
-        value = accepts.sequence(_read(item, accepts.item) for item in value)
-    elif isinstance(value, dict) and accepts.value:
-        value = {key: _read(item, accepts.value) for key, item in value.items()}
+    if isinstance(value, str) and accepts.numeric and str not in accepts.types:
+        return _read_number(value)
+    if isinstance(value, float) and accepts.numeric is int and value.is_integer():
+        return int(value)
+    if isinstance(value, (list, tuple)) and accepts.sequence and accepts.item:
+        item = accepts.item
+        return accepts.sequence(_read(member, item) for member in value)
+    if isinstance(value, dict) and accepts.value:
+        inner = accepts.value
+        return {key: _read(member, inner) for key, member in value.items()}
     return value
+
+
+def _read_number(text: str) -> Any:
+    """The number that a text such as 200M stands for; other text as it is."""
+    match = _SUFFIXED.fullmatch(text)
+    if match is None:
+        return text
+    number = Decimal(match[1].replace("_", "")) * 10 ** _POWERS[match[2]]
+    return int(number) if number == int(number) else float(number)
 
 
 def setting(default: Any, description: str, **limits: Any) -> Any:

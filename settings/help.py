@@ -27,8 +27,9 @@ def named_settings(classes: SettingsClasses, arguments: Iterable[str]) -> list[s
 def describe_setting(
     classes: SettingsClasses, word: str, width: int | None = None, inside: bool = True
 ) -> str:
-    """Help for one setting, group of settings or choice, named by its path or its last key; `all` for every
-    setting.  `inside`: with the settings and choices inside it.  Raises ConfigError where there is none."""
+    """Help for one setting, group of settings or choice, named by its path or its last key; `all`
+    for every setting.  `inside`: with the settings and choices inside it.  Raises ConfigError where
+    there is none."""
     width = width or max(50, min(110, shutil.get_terminal_size((100, 24)).columns))
     pages = []
     known: list[str] = []
@@ -59,7 +60,8 @@ def describe_setting(
 
 
 def _matches(names: list[str], word: str) -> list[str]:
-    """The settings and choices that a path such as model.position.rope names, or a last part such as rope."""
+    """The settings and choices that a path such as model.position.rope names, or a last part such
+    as rope."""
     word = word.replace(".name=", ".").removesuffix(".name")
     if word in names:
         return [word]

@@ -1,8 +1,8 @@
 """Loads settings from YAML files and command-line overrides, for any settings class.
 
-Later files override earlier ones; command-line overrides come last.  Mappings are merged key by key; a
-mapping with a `name` is a new choice and replaces the previous one.  All problems are reported together,
-those of files with file and line.
+Later files override earlier ones; command-line overrides come last.  Mappings are merged key by
+key; a mapping with a `name` is a new choice and replaces the previous one.  All problems are
+reported together, those of files with file and line.
 """
 
 import hashlib
@@ -28,8 +28,8 @@ _OVERRIDE = re.compile(r"^([A-Za-z_][\w-]*(?:\.[\w-]+)*)=(.*)$", re.DOTALL)
 
 
 def load_settings(cls: type[S], arguments: Sequence[str], below: dict | None = None) -> S:
-    """Settings of class `cls` from YAML files and `a.b=value` overrides, in any order, on top of the class's
-    defaults or of the tree `below`.
+    """Settings of class `cls` from YAML files and `a.b=value` overrides, in any order, on top of
+    the class's defaults or of the tree `below`.
 
     Raises ConfigError listing every problem.
     """
@@ -49,16 +49,16 @@ def apply_overrides(settings: S, overrides: Sequence[str]) -> S:
 
 
 def setting_before_validation(arguments: Sequence[str], key: str) -> object:
-    """The value of a top-level key in files and overrides; None where it is not set. It selects the settings
-    class to validate against, which reports the problems of files and overrides."""
+    """The value of a top-level key in files and overrides; None where it is not set. It selects the
+    settings class to validate against, which reports the problems of files and overrides."""
     layers = SettingsLayers({})
     layers.apply(arguments)
     return layers.tree.get(key)
 
 
 def dropped_settings(settings: BaseModel, arguments: Sequence[str]) -> list[str]:
-    """A warning for each line of a file that a later choice replaced, where that choice has the same setting
-    with another value that no file or override set."""
+    """A warning for each line of a file that a later choice replaced, where that choice has the
+    same setting with another value that no file or override set."""
     layers = SettingsLayers({})
     layers.apply(arguments)
     warnings = []
@@ -243,8 +243,8 @@ class SettingsLayers:
 
 
 def merge(base: dict, over: dict, path: tuple = (), replaced: list[tuple] | None = None) -> dict:
-    """`base` with the values of `over`, merged mapping by mapping; adds the paths of replaced values of
-    `base` to `replaced`.
+    """`base` with the values of `over`, merged mapping by mapping; adds the paths of replaced
+    values of `base` to `replaced`.
 
     A mapping with a `name` replaces the one in `base`, except at the root.
     """
@@ -313,7 +313,8 @@ class Difference(NamedTuple):
 def differences(old: Any, new: Any, key: str = "", may_change: bool = False) -> list[Difference]:
     """Every differing setting, in field order.
 
-    Two different choices of a kind are one difference, named by the choice, with both mappings as values.
+    Two different choices of a kind are one difference, named by the choice, with both mappings as
+    values.
     """
     members: list[tuple[str, Any, Any, bool]] | None = None
     if isinstance(old, BaseModel) and type(old) is type(new):

@@ -58,7 +58,8 @@ RENAMED = {
 
 
 def closest(name: object, known: Iterable[object], cutoff: float) -> str | None:
-    """The one of `known` that `name` probably means: by its name in another codebase or by spelling."""
+    """The one of `known` that `name` probably means: by its name in another codebase or by
+    spelling."""
     names = [str(choice) for choice in known]
     if (alias := _BY_ALIAS.get(str(name))) in names:
         return alias

@@ -1,4 +1,5 @@
-"""Entry point of the scripts: argument parser, standard streams that cannot fail, and exit statuses."""
+"""Entry point of the scripts: argument parser, standard streams that cannot fail, and exit
+statuses."""
 
 import argparse
 import difflib
@@ -13,8 +14,8 @@ from errors import TrainingError, UserError, is_disk_full, printable
 
 
 class _Droppable(io.FileIO):
-    """Standard error whose writes never fail. Text that cannot be written is dropped, so a closed pipe or
-    terminal or a full disk does not stop the script."""
+    """Standard error whose writes never fail. Text that cannot be written is dropped, so a closed
+    pipe or terminal or a full disk does not stop the script."""
 
     def write(self, data, /) -> int:
         try:
@@ -32,8 +33,8 @@ def _message(error: BaseException) -> str:
 
 
 class Parser(argparse.ArgumentParser):
-    """Argument parser of every script: overrides may come before and after an option, options cannot be
-    abbreviated, and `run_main` reports its errors like all others."""
+    """Argument parser of every script: overrides may come before and after an option, options
+    cannot be abbreviated, and `run_main` reports its errors like all others."""
 
     def __init__(self, description: str | None, add_help: bool = True):
         super().__init__(
@@ -59,7 +60,8 @@ class Parser(argparse.ArgumentParser):
 
 
 def _secure_streams() -> None:
-    """Replace closed standard streams with the null device, and make writes to standard error never fail."""
+    """Replace closed standard streams with the null device, and make writes to standard error never
+    fail."""
     for number in range(3):
         try:
             os.fstat(number)
@@ -86,9 +88,11 @@ def _discard_output() -> None:
 
 
 def run_main(main: Callable[[], int | None]) -> None:
-    """Call a script's main and exit with its status: 2 after `error: ...` for a user error, 130 for Ctrl-C.
+    """Call a script's main and exit with its status: 2 after `error: ...` for a user error, 130 for
+    Ctrl-C.
 
-    Any other exception is a bug and keeps its traceback. Messages that cannot be printed are dropped.
+    Any other exception is a bug and keeps its traceback. Messages that cannot be printed are
+    dropped.
     """
     _secure_streams()
     try:

@@ -1,7 +1,8 @@
 """Reads and writes a small, predictable YAML (1.2 scalars), with the line of every key.
 
-PyYAML follows YAML 1.1, where `1e-3` is text, `no` is false, `010` is eight and `12:30` is 750. Here numbers
-are decimal, only `true` and `false` are booleans, `null`, `~` and empty values are null, all else is text.
+PyYAML follows YAML 1.1, where `1e-3` is text, `no` is false, `010` is eight and `12:30` is 750.
+Here numbers are decimal, only `true` and `false` are booleans, `null`, `~` and empty values are
+null, all else is text.
 """
 
 import re
@@ -97,8 +98,8 @@ for _tag, _pattern, _first in _SCALARS:
 def parse_yaml(text: str, source: str, numbered: bool = True) -> tuple[object, dict[tuple, int]]:
     """The value of YAML `text`, and the line (from 1) of every key, by path.
 
-    `source` is the name of the text in errors, followed by the line if `numbered`. Raises ConfigError for
-    invalid YAML, and for duplicate or non-text keys.
+    `source` is the name of the text in errors, followed by the line if `numbered`. Raises
+    ConfigError for invalid YAML, and for duplicate or non-text keys.
     """
     try:
         loader = _Loader(text)

@@ -62,8 +62,9 @@ def parser_of(usage: str) -> SettingsParser:
 def parse_options(usage: str, arguments: Sequence[str] | None = None) -> Namespace:
     """Parse and validate the command line.
 
-    Beside argparse's own attributes the result has `study` (the settings, or None), `folder` (the study's
-    directory), `name`, `command` (arguments of each SLURM task) and `repeat` (this command line).
+    Beside argparse's own attributes the result has `study` (the settings, or None), `folder` (the
+    study's directory), `name`, `command` (arguments of each SLURM task) and `repeat` (this command
+    line).
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     options = parser_of(usage).parse(arguments)

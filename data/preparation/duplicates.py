@@ -1,9 +1,10 @@
 """Find near-duplicates of validation text by shared shingles.
 
-A shingle is the hash of 13 consecutive words (30 characters if the text is mostly Chinese, Japanese or
-Korean), in lower case, without punctuation and spaces. One in SAMPLE is kept, selected by its hash, so the
-same passage yields the same shingles in any document. All steps are vectorized over the bytes of many
-documents: a Python loop would be slower than the tokenizer, and its threads would wait for each other.
+A shingle is the hash of 13 consecutive words (30 characters if the text is mostly Chinese, Japanese
+or Korean), in lower case, without punctuation and spaces. One in SAMPLE is kept, selected by its
+hash, so the same passage yields the same shingles in any document. All steps are vectorized over
+the bytes of many documents: a Python loop would be slower than the tokenizer, and its threads would
+wait for each other.
 """
 
 from collections.abc import Iterable, Iterator
@@ -36,12 +37,14 @@ def words(text: str) -> tuple[np.ndarray, bool]:
 
 
 def _words(raw: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Hash and start of each word in bytes of UTF-8, and for each byte whether it begins a CJK character."""
+    """Hash and start of each word in bytes of UTF-8, and for each byte whether it begins a CJK
+    character."""
     inside = _CLASS[raw]
     single = (raw >= 0xE3) & (raw <= 0xED)  # lead bytes of U+3000 to U+DFFF: one word each
     before = np.concatenate([[False], inside[:-1]])
     begins = inside & (~before | single)
-    # If a word of another script follows a CJK character, it starts after the three bytes of that character.
+    # If a word of another script follows a CJK character, it starts after the three bytes of that
+    # character.
     ends_cjk = np.zeros(len(raw), dtype=bool)
     ends_cjk[3:] = single[:-3]
     begins |= inside & ends_cjk
@@ -81,8 +84,8 @@ def _shingles_of_one(text: str) -> np.ndarray:
 
 
 def shingles(texts: Iterable[str]) -> Iterator[np.ndarray]:
-    """The unique sampled shingles of each text, sorted. If there are too few, a single shingle of the whole
-    text.
+    """The unique sampled shingles of each text, sorted. If there are too few, a single shingle of
+    the whole text.
     """
     batch: list[str] = []
     size = 0

@@ -55,7 +55,8 @@ class ChunkEncoder:
         self.is_stopped = False
 
     def run(self, chunk: Chunk) -> None:
-        """Write the shards of one chunk. The result file is written last and marks the chunk as done."""
+        """Write the shards of one chunk. The result file is written last and marks the chunk as
+        done."""
         spool, number = chunk
         table = read_chunk(self.folder / "work" / spool, number)
         valid = self.masks[chunk]

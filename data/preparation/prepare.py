@@ -1,8 +1,10 @@
-"""Prepare token shards: read, split, train the tokenizer, tokenize in parallel, write the manifests.
+"""Prepare token shards: read, split, train the tokenizer, tokenize in parallel, write the
+manifests.
 
-Each step writes its result atomically before the next begins, so an interrupted preparation resumes where it
-stopped. The result does not depend on interruptions or on the number of workers. The folder name contains a
-hash of all settings and of the source's file listing, so different settings use different folders.
+Each step writes its result atomically before the next begins, so an interrupted preparation resumes
+where it stopped. The result does not depend on interruptions or on the number of workers. The
+folder name contains a hash of all settings and of the source's file listing, so different settings
+use different folders.
 """
 
 import shutil
@@ -14,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from data.data_settings import DataSettings, SourceSettings
+from data.data_settings import DataSettings, MixtureEntry
 from data.files import locked, read_json, write_json
 from data.preparation.duplicates import ShingleIndex, shingles
 from data.preparation.encoding import Chunk, ChunkEncoder, result_path
@@ -37,7 +39,7 @@ from data.preparation.summary import (
 )
 from data.preparation.tokenizer_training import train_tokenizer
 from data.sources import open_source
-from data.sources.prepared import finished_folder
+from data.sources.prepared_text import finished_folder
 from data.store import TokenStore, token_dtype, write_manifest
 from data.text_settings import PreparedSource
 from data.tokenizers import (
@@ -47,7 +49,11 @@ from data.tokenizers import (
     load_tokenizer_file,
     saved_settings,
 )
-from data.tokenizers.tokenizer_settings import BytesSettings
+from data.tokenizers.tokenizer_settings import (
+    BytesSettings,
+    HuggingFaceSettings,
+    SentencePieceSettings,
+)
 from errors import DataError
 
 PIECE = 64 << 10  # characters per sampled piece of the tokenizer's training text
@@ -57,8 +63,7 @@ MOST_HELD_OUT = 3  # beyond valid_fraction, at most one document in this many is
 def prepare(
     settings: DataSettings, console: Any = None, workers: int | None = None
 ) -> PreparedData:
-    """Prepare texts and tokenizer, or open the result of an earlier call. For text in groups, prepare the
-    first group.
+    """Prepare texts and tokenizer, or open the result of an earlier call.
 
     Args:
         workers: number of tokenizing threads; None: one per core.
@@ -68,72 +73,68 @@ def prepare(
         OSError: the disk is full or read-only.
     """
     console = console or NullConsole()
-    most = [n for n in (settings.group_bytes, settings.max_bytes) if n is not None]
-    begun = settings.model_copy(update={"max_bytes": min(most, default=None), "group_bytes": None})
-    if not (prepared_folder(begun) / "prepared.json").is_file():
+    if not _is_finished(prepared_folder(settings)):
         check_texts(settings)
-    first = prepare_one(begun, console, workers)
-    others = []
+    first = _prepare_text(settings, console, workers)
     report_few_held_out(first.summary, settings.valid_source is None, console)
-    for i, mixed in enumerate(settings.mixture):
-        if mixed.prepared is not None:
-            others.append(
-                open_prepared(finished_folder(mixed.prepared, f"data.mixture.{i}.prepared"))
-            )
-        elif mixed.source is not None:
-            own = further_text(settings, first, mixed.source, mixed.max_bytes)
-            others.append(prepare_one(own, console, workers, f"data.mixture.{i}.source"))
+    others = []
+    for i, entry in enumerate(settings.mixture):
+        place = f"data.mixture.{i}"
+        if entry.prepared is not None:
+            others.append(open_prepared(finished_folder(entry.prepared, f"{place}.prepared")))
+        else:
+            text = _of_entry(settings, entry, first)
+            others.append(_prepare_text(text, console, workers, f"{place}.source"))
     return mix(first, others)
 
 
 def is_prepared(settings: DataSettings) -> bool:
     """Whether `prepare(settings)` finds its result on the disk."""
     folder = prepared_folder(settings)
-    if not (folder / "prepared.json").is_file():
+    if not _is_finished(folder):
         return False
     first = open_prepared(folder)
     further = [
-        further_text(settings, first, mixed.source, mixed.max_bytes)
-        for mixed in settings.mixture
-        if mixed.source is not None
+        _of_entry(settings, entry, first) for entry in settings.mixture if entry.prepared is None
     ]
-    return all((prepared_folder(text) / "prepared.json").is_file() for text in further)
+    return all(_is_finished(prepared_folder(text)) for text in further)
 
 
-def further_text(
-    settings: DataSettings, first: PreparedData, source: SourceSettings, max_bytes: int | None
-) -> DataSettings:
-    """Settings to prepare a further text. All of it is training text, except copies of the first text's
-    validation text.
+def _is_finished(folder: Path) -> bool:
+    return (folder / "prepared.json").is_file()
+
+
+def _of_entry(settings: DataSettings, entry: MixtureEntry, first: PreparedData) -> DataSettings:
+    """Settings to prepare a further text of a mixture. All of it is training text, except copies of
+    the first text's validation text.
     """
-    held = (
-        PreparedSource(path=str(first.folder), split="valid") if first.valid.n_documents else None
-    )
+    held_out = None
+    if first.valid.n_documents:
+        held_out = PreparedSource(path=str(first.folder), split="valid")
     changes = {
-        "source": source,
-        "max_bytes": max_bytes,
-        "valid_source": held,
+        "source": entry.source,
+        "max_bytes": entry.max_bytes,
+        "valid_source": held_out,
         "valid_fraction": 0.0,
         "tokenizer": saved_settings(first.folder / "tokenizer"),
         "label": None,
         "mixture": [],
-        "group_bytes": None,
     }
     return settings.model_copy(update=changes)
 
 
-def prepare_one(
+def _prepare_text(
     settings: DataSettings, console: Any, workers: int | None, place: str = FIRST
 ) -> PreparedData:
     """Prepare one text or open it. `place` is the name of the setting that specifies it."""
     folder = prepared_folder(settings, place)
-    if not (folder / "prepared.json").is_file():
+    if not _is_finished(folder):
         with _alone(folder, console):
-            # another process may have finished it meanwhile
-            if not (folder / "prepared.json").is_file():
+            if not _is_finished(folder):  # another process may have finished it meanwhile
                 console.info(f"preparing {folder}")
                 summary = _Preparation(settings, folder, console, place).run(workers)
-                # A further text has the validation text of the first one, which was already printed.
+                # A further text has the validation text of the first one, which was already
+                # printed.
                 show(summary, console, splits=("train", "valid") if place == FIRST else ("train",))
     # left if an earlier process crashed at this point
     shutil.rmtree(folder / "work", ignore_errors=True)
@@ -142,8 +143,8 @@ def prepare_one(
 
 @contextmanager
 def _alone(folder: Path, console: Any) -> Iterator[None]:
-    """Lock a folder for one preparing process at a time. The lock is released when its process ends, for any
-    reason.
+    """Lock a folder for one preparing process at a time. The lock is released when its process
+    ends, for any reason.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / ".lock", "w") as lock:
@@ -153,7 +154,8 @@ def _alone(folder: Path, console: Any) -> Iterator[None]:
             locked(lock, wait=True)
         elif ours is None:
             console.warn(
-                f"{folder} is on a file system without locks; do not prepare it in another process meanwhile"
+                f"{folder} is on a file system without locks; do not prepare it in another process "
+                "meanwhile"
             )
         if ours is not None:  # left by killed processes; no other process writes here now
             for draft in folder.rglob(".*.tmp"):
@@ -180,21 +182,16 @@ class _Preparation:
         for key, symbol in (("bos", self.tokenizer.bos_id), ("eos", self.tokenizer.eos_id)):
             if getattr(s, key) and symbol is None:
                 raise DataError(
-                    f"data.{key} is true, but the tokenizer has no {key} symbol; set data.{key}=false"
+                    f"data.{key} is true, but the tokenizer has no {key} symbol; set "
+                    f"data.{key}=false"
                 )
-        chunks = {
-            (name, number): mask
-            for name, spool in self.spools.items()
-            for number, mask in enumerate(spool.split(self.masks[name]))
-        }
+        chunks: dict[Chunk, np.ndarray] = {}
+        for name, spool in self.spools.items():
+            for number, mask in enumerate(spool.split(self.masks[name])):
+                chunks[name, number] = mask
         index = None
         if s.duplicate_threshold <= 1:
-            # Task items differ by construction, and their context is not validation text.
-            texts = (
-                spool.texts(self.masks[name] & ~spool.generated)
-                for name, spool in self.spools.items()
-            )
-            index = ShingleIndex([*shingles(text for some in texts for text in some)])
+            index = ShingleIndex(list(shingles(self._validation_texts())))
         missing = [chunk for chunk in chunks if not self._is_done(chunk)]
         if done := len(chunks) - len(missing):
             self.console.info(f"{done} of {len(chunks)} shards are already tokenized")
@@ -202,14 +199,20 @@ class _Preparation:
         encoder.run_all(missing, workers, self.console)
         return self._finish(list(chunks), index, training)
 
+    def _validation_texts(self) -> Iterator[str]:
+        """Without task items, which differ by construction and whose context is not validation
+        text."""
+        for name, spool in self.spools.items():
+            yield from spool.texts(self.masks[name] & ~spool.generated)
+
     def _read(self) -> dict[str, Spool]:
         s = self.settings
-        sources = {"text": (open_source(s.source, self.place), s.max_bytes, s.skip or 0)}
+        sources = {"text": (open_source(s.source, self.place), s.max_bytes)}
         if s.valid_source is not None:
-            sources["held"] = (open_source(s.valid_source, VALID), None, 0)
-        for name, (source, most, skip) in sources.items():
+            sources["held"] = (open_source(s.valid_source, VALID), None)
+        for name, (source, max_bytes) in sources.items():
             self.console.info(f"reading {source.label}")
-            fill(self.work / name, source, s, most, skip, self.console)
+            fill(self.work / name, source, s, max_bytes, self.console)
         return {name: Spool(self.work / name) for name in sources}
 
     def _split(self) -> dict[str, np.ndarray]:
@@ -223,8 +226,9 @@ class _Preparation:
         if 0 < fraction < 1:
             if len(keys) < 2:
                 raise DataError(
-                    "the source has a single document, so none can be held out for validation. Split it with "
-                    "data.source.separator, set data.valid_source, or set data.valid_fraction to 0 or 1"
+                    "the source has a single document, so none can be held out for validation. "
+                    "Split it with data.source.separator, set data.valid_source, or set "
+                    "data.valid_fraction to 0 or 1"
                 )
             least = POINTS_ONLY_BELOW if len(keys) >= MOST_HELD_OUT * POINTS_ONLY_BELOW else 1
             count = min(max(least, round(fraction * len(keys))), len(keys) - 1)
@@ -237,28 +241,34 @@ class _Preparation:
         card = self.work / "tokenizer_training.json"
         if card.is_file():
             return load_tokenizer(place), read_json(card)
-        wanted = self.settings.tokenizer
-        training = {}
-        if isinstance(wanted, BytesSettings):
+        settings = self.settings.tokenizer
+        training: dict[str, Any] = {}
+        if isinstance(settings, BytesSettings):
             tokenizer: Tokenizer = ByteTokenizer()
-        elif wanted.model is not None:
-            tokenizer = load_tokenizer_file(wanted.model, wanted.name)
+        elif settings.model is not None:
+            tokenizer = load_tokenizer_file(settings.model, settings.name)
         else:
-            available = int(self.spools["text"].bytes[~self.masks["text"]].sum())
-            if not available:
-                raise DataError(
-                    "there is no training text to train a tokenizer on (data.valid_fraction is 1); set "
-                    "data.tokenizer.model=PATH or data.tokenizer.name=bytes"
-                )
-            self.console.info(
-                f"training a {wanted.name} tokenizer of {wanted.vocab_size:,} ids on "
-                f"{min(available, wanted.train_bytes) / 1e6:,.1f} MB of {available / 1e6:,.1f} MB"
-            )
-            tokenizer, used = train_tokenizer(wanted, self._sample(available, wanted.train_bytes))
-            training = {"bytes_used": used, "unused_share": 1 - used / available}
+            tokenizer, training = self._train_tokenizer(settings)
         tokenizer.save(place)
         write_json(card, training)
         return tokenizer, training
+
+    def _train_tokenizer(
+        self, settings: SentencePieceSettings | HuggingFaceSettings
+    ) -> tuple[Tokenizer, dict[str, Any]]:
+        available = int(self.spools["text"].bytes[~self.masks["text"]].sum())
+        if not available:
+            raise DataError(
+                "there is no training text to train a tokenizer on (data.valid_fraction is 1); set "
+                "data.tokenizer.model=PATH or data.tokenizer.name=bytes"
+            )
+        most = settings.train_bytes
+        self.console.info(
+            f"training a {settings.name} tokenizer of {settings.vocab_size:,} ids on "
+            f"{min(available, most) / 1e6:,.1f} MB of {available / 1e6:,.1f} MB"
+        )
+        tokenizer, used = train_tokenizer(settings, self._sample(available, most))
+        return tokenizer, {"bytes_used": used, "unused_share": 1 - used / available}
 
     def _sample(self, available: int, most: int) -> Iterator[str]:
         """Yield pieces spread evenly over the training text, at most `most` bytes in total."""
@@ -290,7 +300,6 @@ class _Preparation:
     ) -> dict[str, Any]:
         """Write the manifests and prepared.json. Returns the summary."""
         s = self.settings
-        spools = self.spools.values()
         results = [read_json(result_path(self.folder, chunk)) for chunk in chunks]
         for split, source in (("train", s.source), ("valid", s.valid_source or s.source)):
             write_manifest(
@@ -303,24 +312,23 @@ class _Preparation:
                 source=source.model_dump(),
             )
         text = self.spools["text"]
+        faults: Counter[str] = Counter()
+        examples: dict[str, str] = {}
+        for spool in self.spools.values():
+            faults.update(spool.state["faults"])
+            examples |= spool.state["examples"]
         summary = {
             "label": self.folder.name,
-            **{
-                split: split_summary(TokenStore(self.folder / split))
-                for split in ("train", "valid")
-            },
+            "train": split_summary(TokenStore(self.folder / "train")),
+            "valid": split_summary(TokenStore(self.folder / "valid")),
             "tokenizer": {
                 "hash": self.tokenizer.hash,
                 "vocab_size": self.tokenizer.vocab_size,
                 "normalization": self.tokenizer.normalization,
                 **training,
             },
-            "passed_over": dict(
-                sum((Counter(spool.state["faults"]) for spool in spools), Counter())
-            ),
-            "examples": {
-                fault: name for spool in spools for fault, name in spool.state["examples"].items()
-            },
+            "passed_over": dict(faults),
+            "examples": examples,
             "read": text.state["read"],
             "ended": text.state["ended"],
             "bytes_read": int(text.bytes.sum()),
@@ -333,16 +341,17 @@ class _Preparation:
     def _duplicates(
         self, index: ShingleIndex | None, results: list[dict[str, Any]]
     ) -> dict[str, Any]:
-        """Statistics of the excluded copies, and the fraction of validation shingles left in training."""
+        """Statistics of the excluded copies, and the fraction of validation shingles left in
+        training."""
         if index is None:
             return {"documents": None, "share_of_bytes": None, "shingles_remaining": None}
-        candidates = sum(
-            int(spool.bytes[~self.masks[name]].sum()) for name, spool in self.spools.items()
-        )
-        remaining = len(set().union(*(result["hits"] for result in results)))
+        candidates = 0  # bytes
+        for name, spool in self.spools.items():
+            candidates += int(spool.bytes[~self.masks[name]].sum())
+        copied = sum(result["copied_bytes"] for result in results)
+        remaining = set().union(*(result["hits"] for result in results))
         return {
             "documents": sum(result["copies"] for result in results),
-            "share_of_bytes": sum(result["copied_bytes"] for result in results)
-            / max(candidates, 1),
-            "shingles_remaining": remaining / max(len(np.unique(index.hashes)), 1),
+            "share_of_bytes": copied / max(candidates, 1),
+            "shingles_remaining": len(remaining) / max(len(np.unique(index.hashes)), 1),
         }

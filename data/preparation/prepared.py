@@ -10,7 +10,7 @@ from data.data_settings import DataSettings
 from data.files import damage_reported, read_json
 from data.hashing import canonical_hash
 from data.sources import open_source
-from data.sources.prepared import finished_folder
+from data.sources.prepared_text import finished_folder
 from data.store import FORMAT, TokenStore, hint
 from data.tokenizers import ByteTokenizer, Tokenizer, load_tokenizer, load_tokenizer_file
 from data.tokenizers.tokenizer_settings import BytesSettings
@@ -21,13 +21,12 @@ FIRST = "data.source"
 VALID = "data.valid_source"
 # Settings that change the use or the location of prepared text, but not its content.
 USE = {"root", "label", "packing", "positions", "mixture"}
-BESIDE = USE | {"group_bytes"}  # the remaining text is in separate folders
 
 
 @dataclass(frozen=True)
 class PreparedData:
-    """A finished preparation. `summary` has the data of the printed tables; `others` are further texts of a
-    mixture.
+    """A finished preparation. `summary` has the data of the printed tables; `others` are further
+    texts of a mixture.
     """
 
     folder: Path
@@ -64,8 +63,8 @@ class PreparedData:
 
 
 def open_prepared(folder: Path | str, others: Sequence[Path | str] = ()) -> PreparedData:
-    """Open the folder that `prepare` wrote, with further texts of a mixture. Checks that shards exist and
-    have the expected size.
+    """Open the folder that `prepare` wrote, with further texts of a mixture. Checks that shards
+    exist and have the expected size.
     """
     return mix(_open(Path(folder)), [_open(Path(other)) for other in others])
 
@@ -107,16 +106,14 @@ def prepared_folder(settings: DataSettings, place: str = FIRST) -> Path:
         sources.append(open_source(settings.valid_source, VALID))
     facts = {
         "format": FORMAT,
-        "settings": settings.model_dump(exclude=BESIDE | (set() if settings.skip else {"skip"})),
+        "settings": settings.model_dump(exclude=USE),
         "sources": [source.fingerprint() for source in sources],
     }
     tokenizer = settings.tokenizer
     if not isinstance(tokenizer, BytesSettings) and tokenizer.model is not None:
         facts["model"] = load_tokenizer_file(tokenizer.model, tokenizer.name).hash
-    return (
-        Path(settings.root).expanduser()
-        / f"{settings.label or sources[0].label}-{canonical_hash(facts)[:10]}"
-    )
+    label = settings.label or sources[0].label
+    return Path(settings.root).expanduser() / f"{label}-{canonical_hash(facts)[:10]}"
 
 
 def check_texts(settings: DataSettings) -> None:

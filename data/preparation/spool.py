@@ -1,9 +1,9 @@
 """The usable documents of a source, stored on disk during preparation.
 
-One process reads the source once, in order. All later steps (choice of validation documents, tokenizer
-sample, tokens) read the spool, in any order and in parallel. Chunk `NNNNN.parquet` has one row per document
-and, as metadata, the state of reading after it, so reading resumes after the last complete chunk.
-`spool.json` is written last. Chunk boundaries depend on the documents alone.
+One process reads the source once, in order. All later steps (choice of validation documents,
+tokenizer sample, tokens) read the spool, in any order and in parallel. Chunk `NNNNN.parquet` has
+one row per document and, as metadata, the state of reading after it, so reading resumes after the
+last complete chunk. `spool.json` is written last. Chunk boundaries depend on the documents alone.
 """
 
 import hashlib
@@ -39,7 +39,8 @@ PATIENCE = 20_000  # reading stops after this many unusable documents without a 
 
 
 def split_key(seed: int, name: str) -> int:
-    """Key that selects validation documents. It depends on the name alone, not on other documents."""
+    """Key that selects validation documents. It depends on the name alone, not on other
+    documents."""
     return int.from_bytes(hashlib.sha256(f"{seed}\0{name}".encode()).digest()[:8], "little")
 
 
@@ -57,16 +58,15 @@ def fill(
     source: Source,
     settings: DataSettings,
     max_bytes: int | None,
-    skip: int,
     console: Any,
 ) -> None:
-    """Read the source from document `skip` on into the spool, or resume an earlier call. Raises DataError if
-    there is no usable document.
+    """Read the source into the spool, or resume an earlier call. Raises DataError if there is no
+    usable document.
     """
     if (folder / "spool.json").is_file():
         return
     count = next(n for n in itertools.count() if not chunk_path(folder, n).is_file())
-    state: dict[str, Any] = {"read": skip, "bytes": 0, "faults": {}, "examples": {}, "ended": False}
+    state: dict[str, Any] = {"read": 0, "bytes": 0, "faults": {}, "examples": {}, "ended": False}
     if count:
         metadata = pyarrow.parquet.read_schema(chunk_path(folder, count - 1)).metadata
         state = json.loads(metadata[b"state"])
@@ -102,10 +102,11 @@ def _chunks(
         bar.advance()
         if document.fault is None:
             n_bytes = len(document.text.encode())
-            key = split_key(settings.valid_seed, document.name)
-            rows.append(
-                document._asdict() | {"bytes": n_bytes, "number": state["read"], "key": key}
-            )
+            row = document._asdict()
+            row["bytes"] = n_bytes
+            row["number"] = state["read"]
+            row["key"] = split_key(settings.valid_seed, document.name)
+            rows.append(row)
             state["bytes"] += n_bytes
             size += n_bytes
         else:
@@ -118,7 +119,7 @@ def _chunks(
             yield rows
             rows = []
             size = 0
-            number = number + 1
+            number += 1
     else:
         state["ended"] = True
     if rows:
@@ -139,8 +140,8 @@ def _nothing_left(source: Source, faults: dict[str, int], examples: dict[str, st
 
 
 class Spool:
-    """A complete spool. `keys`, `bytes` and `generated` (whether a task generated the document) have one
-    value per document over all chunks; `first`: (chunks + 1,).
+    """A complete spool. `keys`, `bytes` and `generated` (whether a task generated the document)
+    have one value per document over all chunks; `first`: (chunks + 1,).
     """
 
     def __init__(self, folder: Path):

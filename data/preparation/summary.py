@@ -17,7 +17,8 @@ LENGTHS = tuple(1 << k for k in range(8, 16))  # 256 ... 32768 tokens
 
 
 class NullConsole:
-    """A console with the methods of the scripts' console and no output, the default for library calls."""
+    """A console with the methods of the scripts' console and no output, the default for library
+    calls."""
 
     def info(self, text: str) -> None:
         pass
@@ -104,8 +105,9 @@ def show(summary: dict[str, Any], console: Any, splits: Sequence[str] = ("train"
     if summary["lossy_documents"]:
         change = summary["tokenizer"].get("normalization")  # not recorded by earlier versions
         console.warn(
-            f"{summary['lossy_documents']:,} documents are not reproduced exactly by this tokenizer"
-            f"{f', which applies {change}' if change else ''}: their bits per byte are not exact"
+            f"{summary['lossy_documents']:,} documents are not reproduced exactly by this "
+            f"tokenizer{f', which applies {change}' if change else ''}: their bits per byte are "
+            "not exact"
         )
 
 
@@ -134,13 +136,14 @@ def remarks(summary: dict[str, Any]) -> list[str]:
     copies = summary["near_duplicates"]
     if tokenizer.get("unused_share") is not None:
         lines.append(
-            f"tokenizer: {tokenizer['vocab_size']:,} ids, trained on {tokenizer['bytes_used'] / 1e6:,.1f} MB "
-            f"of training text; {tokenizer['unused_share']:.1%} of it was not used"
+            f"tokenizer: {tokenizer['vocab_size']:,} ids, trained on "
+            f"{tokenizer['bytes_used'] / 1e6:,.1f} MB of training text; "
+            f"{tokenizer['unused_share']:.1%} of it was not used"
         )
     if copies["documents"] is not None:
         lines.append(
-            f"near-duplicates of validation text excluded from training: {copies['documents']:,} documents, "
-            f"{copies['share_of_bytes']:.2%} of the training text; {copies['shingles_remaining']:.2%} of "
-            "validation passages still occur in training"
+            f"near-duplicates of validation text excluded from training: {copies['documents']:,} "
+            f"documents, {copies['share_of_bytes']:.2%} of the training text; "
+            f"{copies['shingles_remaining']:.2%} of validation passages still occur in training"
         )
     return lines

@@ -78,7 +78,8 @@ def _pre_tokenizer(settings: HuggingFaceSettings) -> pre_tokenizers.PreTokenizer
 
 
 def pieces_of(text: str, longest: int = LONGEST_LINE) -> Iterator[str]:
-    """Yield the lines of `text` as training sentences. Long lines are split, at a space if possible."""
+    """Yield the lines of `text` as training sentences. Long lines are split, at a space if
+    possible."""
     for line in CUTS.split(text):
         while len(line) * 4 > longest and len(line.encode()) > longest:
             head = line.encode()[:longest].decode(errors="ignore")
@@ -134,8 +135,9 @@ def _explained(settings: SentencePieceSettings, used: int, message: str) -> Data
         return _too_large(settings, used, most[1] if most else None)
     if "smaller than required" in message or "required_chars" in message:
         return DataError(
-            f"data.tokenizer.vocab_size={settings.vocab_size} is less than the number of characters of the "
-            "text; increase it, or decrease data.tokenizer.character_coverage (other characters become bytes)"
+            f"data.tokenizer.vocab_size={settings.vocab_size} is less than the number of "
+            "characters of the text; increase it, or decrease data.tokenizer.character_coverage "
+            "(other characters become bytes)"
         )
     return DataError(f"sentencepiece cannot train on this text: {message.strip()}")
 
@@ -145,6 +147,6 @@ def _too_large(
 ) -> DataError:
     limit = f"at most {most}" if most else "a smaller value"
     return DataError(
-        f"data.tokenizer.vocab_size={settings.vocab_size} is too large for {used:,} bytes of training text; "
-        f"set it to {limit}, add text, or set data.tokenizer.name=bytes"
+        f"data.tokenizer.vocab_size={settings.vocab_size} is too large for {used:,} bytes of "
+        f"training text; set it to {limit}, add text, or set data.tokenizer.name=bytes"
     )

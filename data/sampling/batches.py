@@ -1,16 +1,16 @@
 """The order of training data: a pure function of (seed, step).
 
-The documents of an epoch are permuted and concatenated into a token stream. The stream is divided into
-windows of T inputs (the last target of a window is the first input of the next), and the windows are permuted
-as well. With several sequence lengths, data/sampling/segments.py assigns windows to segments; with several
-texts, data/sampling/mixture.py assigns samples to texts. The order does not depend on random state or on the
-number of ranks, so a run can resume at any step and on any number of processes.
+The documents of an epoch are permuted and concatenated into a token stream. The stream is divided
+into windows of T inputs (the last target of a window is the first input of the next), and the
+windows are permuted as well. With several sequence lengths, data/sampling/segments.py assigns
+windows to segments; with several texts, data/sampling/mixture.py assigns samples to texts. The
+order does not depend on random state or on the number of ranks, so a run can resume at any step and
+on any number of processes.
 """
 
 import hashlib
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import lru_cache
@@ -19,9 +19,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from data.preparation.groups import TextGroups
 from data.sampling.mixture import MixturePattern
-from data.sampling.packing import PACKINGS
+from data.sampling.packing import PACKINGS, PositionedTokens
 from data.sampling.random_draws import permuted
 from data.sampling.random_positions import PlainPositions, place
 from data.sampling.segments import ChunkLayout, Segment, SegmentPlan, stream_key, window_samplers
@@ -30,16 +29,17 @@ from errors import DataError
 
 PLAIN = PlainPositions()
 IGNORED = -100  # excluded from the loss
+TENSORS = ("tokens", "targets", "order", "position", "document")  # of a batch
 
 
 @dataclass(frozen=True)
 class Batch:
-    """The part of one step's batch that one rank processes. T is the window length, b the number of rows of
-    this rank.
+    """The part of one step's batch that one rank processes. T is the window length, b the number of
+    rows of this rank.
     """
 
     tokens: torch.Tensor  # (b, T) int64
-    targets: torch.Tensor  # (b, T) int64, IGNORED where the next token belongs to another document
+    targets: torch.Tensor  # (b, T) int64, IGNORED where the next token is in another document
     # (b, T) int64, or (1, T) in layout "plain"; the same for position and document
     order: torch.Tensor
     position: torch.Tensor  # float64 if the positional sampler draws real numbers
@@ -48,7 +48,7 @@ class Batch:
     position_end: int  # 1 + largest position, rounded up
     unit_steps: bool  # positions of neighboring tokens in a document differ by 1
     n_targets: int  # targets included in the loss of the whole step, over all ranks
-    epoch: int  # of the first window of the step; for text in groups, the index of the token stream
+    epoch: int  # of the first window of the step
     # 16 hex digits, of the tokens and targets of the whole step; "" on ranks other than 0
     hash: str
     # `BatchSampler.passes` after this step, by label; empty without a mixture
@@ -56,8 +56,7 @@ class Batch:
 
     def pinned(self) -> "Batch":
         """The batch in page-locked memory, from which copies to a GPU do not block the host."""
-        names = ("tokens", "targets", "order", "position", "document")
-        return replace(self, **{name: getattr(self, name).pin_memory() for name in names})
+        return replace(self, **{name: getattr(self, name).pin_memory() for name in TENSORS})
 
 
 class TrainingText(NamedTuple):
@@ -66,14 +65,6 @@ class TrainingText(NamedTuple):
     store: TokenStore
     share: Fraction = Fraction(1)
     label: str = ""
-    groups: TextGroups | None = None  # set if more groups are prepared during training
-
-    def of_epoch(self, epoch: int) -> TokenStore:
-        """The token store of an epoch; for text in groups, the store of one group after another."""
-        return self.store if self.groups is None else self.groups.store(epoch)
-
-    def n_tokens(self, epoch: int) -> int:
-        return self.of_epoch(epoch).n_tokens
 
 
 class WindowBatch(NamedTuple):
@@ -86,14 +77,16 @@ class WindowBatch(NamedTuple):
 
 
 class _TokenStream:
-    """The documents of one epoch, concatenated."""
+    """The documents of one epoch, concatenated. Each shard is verified when it is first read."""
 
     def __init__(self, store: TokenStore, source: int, seed: int, epoch: int):
         self.store = store
         key = stream_key(seed, source, epoch, "documents")
         self.order = permuted(np.arange(store.n_documents), store.n_documents, *key)
-        self.ends = np.cumsum(store.lengths[self.order])
-        self.starts = self.ends - store.lengths[self.order]
+        lengths = store.lengths[self.order]
+        self.ends = np.cumsum(lengths)
+        self.starts = self.ends - lengths
+        self._verified: set[int] = set()  # shards
 
     def read(self, start: int, n: int) -> np.ndarray:
         """Return tokens start ... start+n-1 of the stream, int64."""
@@ -101,19 +94,26 @@ class _TokenStream:
         slot = int(np.searchsorted(self.ends, start, side="right"))
         while n:
             offset = max(0, start - int(self.starts[slot]))
-            parts.append(self.store.document(int(self.order[slot]))[offset : offset + n])
+            parts.append(self._document(int(self.order[slot]))[offset : offset + n])
             n -= len(parts[-1])
             slot += 1
         return np.concatenate(parts, dtype=np.int64)
+
+    def _document(self, i: int) -> np.ndarray:
+        shard = self.store.shard_of(i)
+        if shard not in self._verified:
+            self.store.verify_tokens(shard)
+            self._verified.add(shard)
+        return self.store.document(i)
 
     def begins(self, start: int, n: int) -> np.ndarray:
         """Return a mask (n,) bool of tokens start ... start+n−1 that begin a document, without
         reading them.
         """
         low, high = np.searchsorted(self.starts, (start, start + n))
-        found = np.zeros(n, dtype=bool)
-        found[self.starts[low:high] - start] = True
-        return found
+        mask = np.zeros(n, dtype=bool)
+        mask[self.starts[low:high] - start] = True
+        return mask
 
 
 class BatchSampler:
@@ -121,7 +121,8 @@ class BatchSampler:
 
     Args:
         texts: one store, or the texts of a mixture.
-        plan: the segments of the run, each with a window length, a batch size and a number of steps.
+        plan: the segments of the run, each with a window length, a batch size and a number of
+            steps.
         packing: a key of PACKINGS.
         seed: seed of the data order.
         positions: settings of the positional sampler.
@@ -137,32 +138,29 @@ class BatchSampler:
         positions: PlainPositions = PLAIN,
     ):
         self.texts = [TrainingText(texts)] if isinstance(texts, TokenStore) else list(texts)
+        self.plan = SegmentPlan(plan)
         self.packing = packing
-        self.positions = positions
         self.seed = seed
-        self.plan, self._pattern = (
-            SegmentPlan(plan),
-            MixturePattern([text.share for text in self.texts]),
-        )
+        self.positions = positions
+        self._pattern = MixturePattern([text.share for text in self.texts])
         self._check()
         self._samplers = []
-        for i, text in enumerate(self.texts):
-            totals = [int(self._pattern.before(i, np.array(n))) for n in self.plan.samples]
-            self._samplers.append(
-                window_samplers(text.n_tokens, self.plan.lengths, totals, seed, i)
+        for source, text in enumerate(self.texts):
+            totals = [int(self._pattern.before(source, np.array(n))) for n in self.plan.samples]
+            samplers = window_samplers(
+                text.store.n_tokens, self.plan.lengths, totals, seed=seed, source=source
             )
+            self._samplers.append(samplers)
         # A step may span two epochs of each text.
-        self._stream = lru_cache(maxsize=2 * len(self.texts))(
-            lambda source, epoch: _TokenStream(
-                self.texts[source].of_epoch(epoch), source, seed, epoch
-            )
-        )
+        self._stream = lru_cache(maxsize=2 * len(self.texts))(self._open_stream)
+
+    def _open_stream(self, source: int, epoch: int) -> _TokenStream:
+        return _TokenStream(self.texts[source].store, source, self.seed, epoch)
 
     def _check(self) -> None:
         if self.packing not in PACKINGS:
-            raise DataError(
-                f"data.packing={self.packing!r} is unknown; known are {', '.join(PACKINGS)}"
-            )
+            known = ", ".join(PACKINGS)
+            raise DataError(f"data.packing={self.packing!r} is unknown; known are {known}")
         for length in self.plan.lengths:
             try:
                 self.positions.check(length)
@@ -176,8 +174,8 @@ class BatchSampler:
                     )
 
     def windows_per_epoch(self, length: int, source: int = 0) -> int:
-        """Number of windows of this length in one token stream of a text. Up to `length` tokens at the end of
-        the stream are dropped.
+        """Number of windows of this length in one token stream of a text. Up to `length` tokens at
+        the end of the stream are dropped.
         """
         return (self.texts[source].store.n_tokens - 1) // length
 
@@ -185,97 +183,73 @@ class BatchSampler:
         """Fraction of documents that window boundaries split in the first epoch, for windows of
         this length.
         """
-        cut = count = 0
-        for source in range(len(self.texts)):
+        cut = 0
+        count = 0
+        for source, text in enumerate(self.texts):
+            size = ChunkLayout.of(text.store.n_tokens, [*self.plan.lengths, length]).size
+
+            def window_of(place: np.ndarray, size: int = size) -> np.ndarray:
+                return place // size * size + place % size // length
+
             stream = self._stream(source, 0)
-            size = ChunkLayout.of(stream.store.n_tokens, [*self.plan.lengths, length]).size
-            first, last = (
-                at // size * size + at % size // length for at in (stream.starts, stream.ends - 1)
-            )
-            cut += int((first != last).sum())
-            count += len(stream.starts)
+            is_cut = window_of(stream.starts) != window_of(stream.ends - 1)
+            cut += int(is_cut.sum())
+            count += len(is_cut)
         return cut / count
 
     def passes(self, done: int) -> list[float]:
         """Number of passes (fractional epochs) over each text after `done` steps."""
-        seen = [0] * len(self.texts)
-        for share in self.plan.shares(0, done):
-            for source in range(len(seen)):
-                low, high = self._pattern.before(
-                    source, np.array([share.first, share.stop])
-                ).tolist()
-                seen[source] += share.length * (high - low)
-        return [n / (text.store.n_tokens - 1) for n, text in zip(seen, self.texts, strict=True)]
+        passes = []
+        for source, text in enumerate(self.texts):
+            seen = 0
+            for part in self.plan.shares(0, done):
+                first, stop = self._pattern.before(source, np.array([part.first, part.stop]))
+                seen += part.length * int(stop - first)
+            passes.append(seen / (text.store.n_tokens - 1))
+        return passes
 
     def passes_by_label(self, done: int) -> dict[str, float]:
         """`passes`, keyed by the label of each text."""
-        labels = [text.label for text in self.texts]
-        return {label: round(n, 6) for label, n in zip(labels, self.passes(done), strict=True)}
+        passes = zip(self.texts, self.passes(done), strict=True)
+        return {text.label: round(count, 6) for text, count in passes}
 
     def windows(self, start: int, stop: int) -> Iterator[WindowBatch]:
         """Yield the samples of steps `start` ... `stop` − 1 in order, one segment at a time."""
-        for share in self.plan.shares(start, stop):
-            sample = np.arange(share.first, share.stop)
+        for part in self.plan.shares(start, stop):
+            sample = np.arange(part.first, part.stop)
             sources = self._pattern.turns(sample)
             epoch = np.empty_like(sample)
             begin = np.empty_like(sample)
             for source in np.unique(sources).tolist():
                 here = sources == source
                 index = self._pattern.before(source, sample[here])
-                epoch[here], begin[here] = self._samplers[source][share.group].locate(index)
-            yield WindowBatch(share.length, sources, epoch, begin)
-
-    def is_within(self, step: int, stream: int) -> bool:
-        """Whether a step needs no token stream after `stream`, for text in groups. All streams up to `stream`
-        must be prepared.
-        """
-        if self.texts[0].groups is None:
-            return True
-        (share,) = self.plan.shares(step, step + 1)
-        return self._samplers[0][share.group].is_within(share.stop - 1, stream)
-
-    def has_stream(self, stream: int, verify: bool = False) -> bool:
-        """Whether a token stream of text in groups is prepared; see `TextGroups.is_ready`."""
-        return (groups := self.texts[0].groups) is None or groups.is_ready(stream, verify)
-
-    def groups_used(self, done: int) -> list[str]:
-        """Hashes of the groups that the first `done` steps use; empty if the text is not in groups."""
-        groups = self.texts[0].groups
-        if groups is None or not done:
-            return []
-        last = max(int(windows.epoch.max()) for windows in self.windows(done - 1, done))
-        return groups.used(last + 1)
-
-    def check_groups(self, used: list[str]) -> None:
-        """Raise DataError if the current groups differ from `used`."""
-        if used and self.texts[0].groups is not None:
-            self.texts[0].groups.check(used)
-
-    def preparing(self, here: bool) -> AbstractContextManager:
-        """Context manager. If `here`, a subprocess prepares the missing groups of text while the
-        block runs.
-        """
-        groups = self.texts[0].groups
-        return groups.preparing() if here and groups is not None else nullcontext()
+                epoch[here], begin[here] = self._samplers[source][part.group].locate(index)
+            yield WindowBatch(part.length, sources, epoch, begin)
 
     def document_starts(self, source: int, epoch: int) -> np.ndarray:
         """Offsets of the documents of a text in the token stream of an epoch, ascending, int64."""
         return self._stream(source, epoch).starts
 
-    def begins(self, step: int) -> np.ndarray:
-        """Return a mask (b, T) bool of inputs of a step that begin a document, for all ranks, from document
+    def positioned(self, step: int) -> PositionedTokens:
+        """Order, position and document of the inputs of a step, for all ranks, from document
         lengths alone.
         """
-        (found,) = self.windows(step, step + 1)
-        return np.stack(
-            [stream.begins(start, found.length) for stream, start in self._places(found)]
-        )
+        (windows,) = self.windows(step, step + 1)
+        begins = self._begins(windows, windows.length)
+        return self._place(begins, step, np.arange(len(begins)))
 
-    def _places(self, windows: WindowBatch) -> list[tuple[_TokenStream, int]]:
-        where = zip(
-            windows.source.tolist(), windows.epoch.tolist(), windows.start.tolist(), strict=True
-        )
-        return [(self._stream(source, epoch), start) for source, epoch, start in where]
+    def _streams(self, windows: WindowBatch) -> Iterator[tuple[_TokenStream, int]]:
+        """The token stream of each window, and the offset of its first input."""
+        where = zip(windows.source, windows.epoch, windows.start, strict=True)
+        for source, epoch, start in where:
+            yield self._stream(int(source), int(epoch)), int(start)
+
+    def _begins(self, windows: WindowBatch, n: int) -> np.ndarray:
+        """A mask (b, n) bool of tokens that begin a document, n tokens from each window's first."""
+        return np.stack([stream.begins(start, n) for stream, start in self._streams(windows)])
+
+    def _place(self, begins: np.ndarray, step: int, rows: np.ndarray) -> PositionedTokens:
+        return place(self.packing, self.positions, begins, seed=self.seed, step=step, rows=rows)
 
     def batch(self, step: int, rank: int = 0, world: int = 1) -> Batch:
         """Return the rows of `rank` out of `world`. The result depends only on the arguments."""
@@ -285,16 +259,17 @@ class BatchSampler:
                 f"the batch size {batch_size} is not a multiple of the {world} processes"
             )
         (windows,) = self.windows(step, step + 1)
+        tokens_per_row = windows.length + 1
         share = batch_size // world
-        length = windows.length
-        places = self._places(windows)
         mine = slice(rank * share, (rank + 1) * share)
-        # Computed for the whole step from document lengths alone, so ranks need no communication.
-        begins = np.stack([stream.begins(start, length + 1) for stream, start in places])
+        # Computed for the whole step from document lengths, so ranks need no communication.
+        begins = self._begins(windows, tokens_per_row)
         ignored = begins[:, 1:] & (self.packing == "intra_document")
-        # The hash covers the whole step, so rank 0 reads all of it; this costs far less than a training step.
+        # The hash covers the whole step, so rank 0 reads all of it; this costs far less than a
+        # step.
         rows = slice(None) if rank == 0 else mine
-        tokens = np.stack([stream.read(start, length + 1) for stream, start in places[rows]])
+        places = list(self._streams(windows))[rows]
+        tokens = np.stack([stream.read(start, tokens_per_row) for stream, start in places])
         inputs = tokens[:, :-1]
         targets = np.where(ignored[rows], IGNORED, tokens[:, 1:])
         digest = ""
@@ -302,10 +277,7 @@ class BatchSampler:
             digest = hashlib.sha256(inputs.tobytes() + targets.tobytes()).hexdigest()[:16]
             inputs = inputs[mine]
             targets = targets[mine]
-        row = np.arange(batch_size)[mine]
-        placed = place(
-            self.packing, self.positions, begins[mine, :-1], seed=self.seed, step=step, rows=row
-        )
+        placed = self._place(begins[mine, :-1], step, np.arange(batch_size)[mine])
         return Batch(
             tokens=torch.from_numpy(inputs.copy()),
             targets=torch.from_numpy(targets.copy()),

@@ -1,15 +1,16 @@
 """Exposure: how often a training run has shown each position and each distance to the model.
 
-Counts are computed from the data order alone, not recorded during training. They are a pure function of the
-settings, the store and the number of steps, so resumed and uninterrupted runs have the same counts. Without
-random positions the counts have a closed form. With random positions the draws are repeated for every step
-or, in long runs, for one step out of every `stride`.
+Counts are computed from the data order alone, not recorded during training. They are a pure
+function of the settings, the store and the number of steps, so resumed and uninterrupted runs have
+the same counts. Without random positions the counts have a closed form. With random positions the
+draws are repeated for every step or, in long runs, for one step out of every `stride`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,7 +19,6 @@ import numpy as np
 from data.files import atomic, damage_reported
 from data.sampling.packing import PositionedTokens
 from data.sampling.random_draws import below, bits, key_of
-from data.sampling.random_positions import place
 
 if TYPE_CHECKING:
     from data.sampling.batches import BatchSampler
@@ -27,22 +27,48 @@ EXPOSURE = "exposure.npz"
 # limit on positions and pairs counted individually in a run: one to two seconds
 COUNTED = 200_000_000
 _AT_ONCE = 1 << 18  # tokens
-_EMPTY = np.zeros(0, dtype=np.int64)
 
 
 class ExposureRule(NamedTuple):
-    """The attention range of the layer of a model with the longest range: the latest `window` keys (None:
-    all) and the first `sinks` tokens of the text.
+    """The attention range of the layer of a model with the longest range: the latest `window` keys
+    (None: all) and the first `sinks` tokens of the text.
     """
 
     window: int | None = None
     sinks: int = 0
 
 
+class Bins(NamedTuple):
+    """Counts of consecutive integers from `first` on."""
+
+    first: int = 0
+    counts: np.ndarray = np.zeros(0, dtype=np.int64)
+
+    @classmethod
+    def of(cls, values: np.ndarray) -> Bins:
+        """Count values, rounded to the nearest integer. Bins start at the smallest, or at 0."""
+        whole = np.rint(values).astype(np.int64)
+        first = min(0, int(whole.min(initial=0)))
+        return cls(first, np.bincount((whole - first).reshape(-1)))
+
+    def plus(self, other: Bins) -> Bins:
+        first = min(self.first, other.first)
+        stop = max(self.first + len(self.counts), other.first + len(other.counts))
+        total = np.zeros(stop - first, dtype=np.int64)
+        for bins in (self, other):
+            start = bins.first - first
+            total[start : start + len(bins.counts)] += bins.counts
+        return Bins(first, total)
+
+    def scaled(self, factor: float) -> Bins:
+        counts = np.rint(self.counts * factor).astype(np.int64)
+        return self if factor == 1 else Bins(self.first, counts)
+
+
 @dataclass(frozen=True)
 class Exposure:
-    """Counts over the inputs of a training run, with one bin per integer; real numbers are rounded to the
-    nearest.
+    """Counts over the inputs of a training run, with one bin per integer; real numbers are rounded
+    to the nearest.
     """
 
     positions: np.ndarray  # (P,) int64: inputs at position first + p
@@ -54,10 +80,16 @@ class Exposure:
 
     def __add__(self, other: Exposure) -> Exposure:
         """The exposure of two consecutive training runs."""
-        first, positions = _sum((self.first, self.positions), (other.first, other.positions))
-        _, distances = _sum((0, self.distances), (0, other.distances))
-        sums = (getattr(self, key) + getattr(other, key) for key in ("tokens", "steps", "counted"))
-        return Exposure(positions, distances, first, *sums)
+        positions = Bins(self.first, self.positions).plus(Bins(other.first, other.positions))
+        distances = Bins(0, self.distances).plus(Bins(0, other.distances))
+        return Exposure(
+            positions=positions.counts,
+            distances=distances.counts,
+            first=positions.first,
+            tokens=self.tokens + other.tokens,
+            steps=self.steps + other.steps,
+            counted=self.counted + other.counted,
+        )
 
 
 class ExposureLedger:
@@ -65,8 +97,10 @@ class ExposureLedger:
 
     Args:
         batches: the data order.
-        steps: length of the whole run. With the batch sizes, it determines how many steps are sampled.
-        rule: returns the attention range at a step (0, 1, ...), which a schedule may change during the run.
+        steps: length of the whole run. With the batch sizes, it determines how many steps are
+            sampled.
+        rule: returns the attention range at a step (0, 1, ...), which a schedule may change during
+            the run.
         start: first step to count. In a fork, the steps before it belong to the parent run.
     """
 
@@ -83,72 +117,67 @@ class ExposureLedger:
         sampler = batches.positions.name
         self._plain = sampler == "plain"
         self._unit_steps = sampler in ("plain", "random_offset")
-        work = sum(
-            (share.stop - share.first)
-            * share.length
-            * (1 if self._unit_steps else (share.length + 1) // 2)
-            for share in batches.plan.shares(start, steps)
-        )
-        self.stride = 1 if self._plain else max(1, -(-work // COUNTED))
+        self.stride = 1 if self._plain else max(1, -(-self._work(steps) // COUNTED))
         self._done = start
         self._counted = 0
-        self._first = 0
-        self._positions = self._distances = _EMPTY  # of sampled steps, where the values are random
+        self._positions = Bins()  # as the distances, of sampled steps where the values are random
+        self._distances = Bins()
+
+    def _work(self, steps: int) -> int:
+        """Positions of the whole run, or pairs if distances are random."""
+        work = 0
+        for part in self.batches.plan.shares(self.start, steps):
+            per_token = 1 if self._unit_steps else (part.length + 1) // 2
+            work += (part.stop - part.first) * part.length * per_token
+        return work
 
     def upto(self, step: int) -> Exposure:
-        """Return the exposure of steps `start` ... `step` − 1. `step` must not decrease between calls."""
+        """Return the exposure of steps `start` ... `step` − 1. `step` must not decrease between
+        calls.
+        """
         if step < self._done:
             raise ValueError(f"the ledger is at step {self._done} already, asked for {step}")
         plan = self.batches.plan
-        while self._done < step:
-            start = self._done
-            rule = self.rule(self._done)
-            segment = plan.at(self._done)
-            while (
-                self._done < step
-                and self.rule(self._done) == rule
-                and plan.at(self._done) is segment
-            ):
-                self._done += 1
-            self._count(start, self._done, rule)
+        new = range(self._done, step)
+        for (rule, _), steps in groupby(new, lambda i: (self.rule(i), id(plan.at(i)))):
+            self._count(list(steps), rule)
+        self._done = step
         steps = step - self.start
         counted = steps if self._plain else self._counted
-        scale = steps / counted if counted else 1.0
-
-        def scaled(counts: np.ndarray, is_sampled: bool) -> np.ndarray:
-            return np.rint(counts * scale).astype(np.int64) if is_sampled and scale != 1 else counts
-
+        factor = steps / counted if counted else 1.0
+        positions = self._positions.scaled(factor)
+        distances = self._distances.scaled(1.0 if self._unit_steps else factor)
+        inputs = [(part.stop - part.first) * part.length for part in plan.shares(self.start, step)]
         return Exposure(
-            positions=scaled(self._positions, True),
-            distances=scaled(self._distances, not self._unit_steps),
-            first=self._first,
-            tokens=sum(
-                (one.stop - one.first) * one.length for one in plan.shares(self.start, step)
-            ),
+            positions=positions.counts,
+            distances=distances.counts,
+            first=positions.first,
+            tokens=sum(inputs),
             steps=steps,
             counted=counted,
         )
 
-    def _count(self, start: int, stop: int, rule: ExposureRule) -> None:
-        """Count steps of one segment with one attention range."""
+    def _count(self, steps: list[int], rule: ExposureRule) -> None:
+        """Count consecutive steps of one segment with one attention range."""
         if self._unit_steps:
-            texts = texts_by_length(self.batches, start, stop)
-            self._add((0, _EMPTY), unit_distances(texts, rule))
+            texts = texts_by_length(self.batches, steps[0], steps[-1] + 1)
+            self._distances = self._distances.plus(Bins(0, unit_distances(texts, rule)))
             if self._plain:
-                self._add((0, above(texts)), _EMPTY)
+                self._positions = self._positions.plus(Bins(0, above(texts)))
                 return
-        sampled = [step for step in range(start, stop) if self._is_sampled(step)]
-        segment = self.batches.plan.at(start)
+        sampled = [step for step in steps if self._is_sampled(step)]
+        segment = self.batches.plan.at(steps[0])
         group = max(1, _AT_ONCE // (segment.batch_size * segment.length))
         for i in range(0, len(sampled), group):
-            placed = _stacked([_placed(self.batches, step) for step in sampled[i : i + group]])
-            distances = _EMPTY if self._unit_steps else distances_of(placed, rule)
-            self._add(_binned(placed.position.reshape(-1)), distances)
+            placed = _stacked([self.batches.positioned(step) for step in sampled[i : i + group]])
+            self._positions = self._positions.plus(Bins.of(placed.position))
+            if not self._unit_steps:
+                self._distances = self._distances.plus(distances_of(placed, rule))
         self._counted += len(sampled)
 
     def _is_sampled(self, step: int) -> bool:
-        """Whether a step is counted: one step out of every `stride`, drawn with the seed of the run. The
-        first step is always counted.
+        """Whether a step is counted: one step out of every `stride`, drawn with the seed of the
+        run. The first step is always counted.
         """
         if self.stride == 1 or step == self.start:
             return True
@@ -156,16 +185,13 @@ class ExposureLedger:
         drawn = bits(key_of(self.batches.seed, "exposure"), np.array([block]))
         return bool(step % self.stride == below(drawn, self.stride)[0]) and block > 0
 
-    def _add(self, positions: tuple[int, np.ndarray], distances: np.ndarray) -> None:
-        self._first, self._positions = _sum((self._first, self._positions), positions)
-        _, self._distances = _sum((0, self._distances), (0, distances))
-
 
 def texts_by_length(batches: BatchSampler, start: int, stop: int) -> np.ndarray:
-    """Count the texts of each length in the windows of steps `start` ... `stop` − 1 of one segment: (T + 1,)
-    int64.
+    """Count the texts of each length in the windows of steps `start` ... `stop` − 1 of one segment:
+    (T + 1,) int64.
 
-    A window is one text of T tokens or, with packing `intra_document`, one text per document fragment.
+    A window is one text of T tokens or, with packing `intra_document`, one text per document
+    fragment.
     """
     length = batches.plan.at(start).length
     counts = np.zeros(length + 1, dtype=np.int64)
@@ -173,74 +199,70 @@ def texts_by_length(batches: BatchSampler, start: int, stop: int) -> np.ndarray:
         if batches.packing == "concat":
             counts[length] += len(windows.start)
             continue
-        lines = np.stack([windows.source, windows.epoch])
-        for source, epoch in np.unique(lines, axis=1).T.tolist():
-            here = np.sort(windows.start[(windows.source == source) & (windows.epoch == epoch)])
-            starts = batches.document_starts(source, epoch)
-            window = np.searchsorted(here, starts, side="right") - 1
-            inside = (window >= 0) & (starts < here[window] + length)
-            begins = np.union1d(starts[inside], here)
-            edges = here[np.searchsorted(here, begins, side="right") - 1] + length
-            ends = np.minimum(np.append(begins[1:], edges[-1]), edges)
-            counts += np.bincount(ends - begins, minlength=length + 1)
+        streams = np.stack([windows.source, windows.epoch])
+        for source, epoch in np.unique(streams, axis=1).T.tolist():
+            is_here = (windows.source == source) & (windows.epoch == epoch)
+            first = np.sort(windows.start[is_here])
+            documents = batches.document_starts(source, epoch)
+            counts += _fragments(first, documents, length)
     return counts
 
 
+def _fragments(windows: np.ndarray, documents: np.ndarray, length: int) -> np.ndarray:
+    """Count the document fragments of each length, (T + 1,), in the windows of one token stream.
+
+    Both arrays are ascending offsets of first tokens.
+    """
+    window = np.searchsorted(windows, documents, side="right") - 1
+    is_inside = (window >= 0) & (documents < windows[window] + length)
+    begins = np.union1d(documents[is_inside], windows)
+    window_ends = windows[np.searchsorted(windows, begins, side="right") - 1] + length
+    next_begins = np.append(begins[1:], window_ends[-1])
+    ends = np.minimum(next_begins, window_ends)
+    return np.bincount(ends - begins, minlength=length + 1)
+
+
 def above(texts: np.ndarray) -> np.ndarray:
-    """Convert counts of texts with n tokens to counts of texts with a token of order p, i.e. n > p: (T,)
-    int64.
+    """Convert counts of texts with n tokens to counts of texts with a token of order p, i.e. n > p:
+    (T,) int64.
     """
     return np.cumsum(texts[::-1])[::-1][1:].copy()
 
 
 def unit_distances(texts: np.ndarray, rule: ExposureRule) -> np.ndarray:
-    """Count attended pairs at each distance in texts of these lengths, if positions increase by 1: (T,)
-    int64.
+    """Count attended pairs at each distance in texts of these lengths, if positions increase by 1:
+    (T,) int64.
 
-    A text of n tokens has n − d pairs at distance d. Beyond the window only pairs whose key is a sink are
-    attended, min(sinks, n − d) of them.
+    A text of n tokens has n − d pairs at distance d. Beyond the window only pairs whose key is a
+    sink are attended, min(sinks, n − d) of them.
     """
-    texts = above(texts)
-    all_pairs = np.cumsum(texts[::-1])[::-1]
-    window, sinks = rule
-    if window is None or window >= len(all_pairs):
-        return all_pairs.copy()
-    further = np.append(all_pairs[sinks:], np.zeros(min(sinks, len(all_pairs)), dtype=np.int64))
-    seen = all_pairs - further[: len(all_pairs)]
-    seen[:window] = all_pairs[:window]
-    return seen
+    with_order = above(texts)
+    pairs = np.cumsum(with_order[::-1])[::-1]
+    if rule.window is None or rule.window >= len(pairs):
+        return pairs.copy()
+    no_sink = np.zeros(len(pairs), dtype=np.int64)  # pairs whose key is not a sink
+    no_sink[: max(0, len(pairs) - rule.sinks)] = pairs[rule.sinks :]
+    attended = pairs - no_sink
+    attended[: rule.window] = pairs[: rule.window]
+    return attended
 
 
-def distances_of(placed: PositionedTokens, rule: ExposureRule) -> np.ndarray:
-    """Count attended pairs by the distance of their positions: (D,) int64. `placed` has arrays (b, T)."""
-    counts = _EMPTY
-    (window, sinks) = rule
+def distances_of(placed: PositionedTokens, rule: ExposureRule) -> Bins:
+    """Count attended pairs by the distance of their positions. `placed` has arrays (b, T)."""
+    total = Bins()
     length = placed.order.shape[1]
     for lag in range(length):
-        beyond = window is not None and lag >= window
-        if beyond and not sinks:
+        is_beyond = rule.window is not None and lag >= rule.window
+        if is_beyond and not rule.sinks:
             break
         keys = slice(0, length - lag)
         queries = slice(lag, length)
-        seen = placed.document[:, keys] == placed.document[:, queries]
-        if beyond:
-            seen &= placed.order[:, keys] < sinks
-        apart = np.abs(placed.position[:, queries] - placed.position[:, keys])[seen]
-        if apart.size:
-            _, counts = _sum((0, counts), _binned(apart))
-    return counts
-
-
-def _placed(batches: BatchSampler, step: int) -> PositionedTokens:
-    rows = np.arange(batches.plan.at(step).batch_size)
-    return place(
-        batches.packing,
-        batches.positions,
-        batches.begins(step),
-        seed=batches.seed,
-        step=step,
-        rows=rows,
-    )
+        attended = placed.document[:, keys] == placed.document[:, queries]
+        if is_beyond:
+            attended &= placed.order[:, keys] < rule.sinks
+        distance = placed.position[:, queries] - placed.position[:, keys]
+        total = total.plus(Bins.of(np.abs(distance)[attended]))
+    return total
 
 
 def _stacked(steps: list[PositionedTokens]) -> PositionedTokens:
@@ -250,22 +272,6 @@ def _stacked(steps: list[PositionedTokens]) -> PositionedTokens:
     return PositionedTokens(order, position, document, steps[0].layout, steps[0].unit_steps)
 
 
-def _binned(values: np.ndarray) -> tuple[int, np.ndarray]:
-    """Round values to integers and count them. Bins start at the smallest value, or at 0 if that is less."""
-    whole = np.rint(values).astype(np.int64)
-    first = min(0, int(whole.min()))
-    return first, np.bincount(whole - first)
-
-
-def _sum(a: tuple[int, np.ndarray], b: tuple[int, np.ndarray]) -> tuple[int, np.ndarray]:
-    """Add two counts, each given with its first bin."""
-    first = min(a[0], b[0])
-    counts = np.zeros(max(one + len(values) for one, values in (a, b)) - first, dtype=np.int64)
-    for one, values in (a, b):
-        counts[one - first : one - first + len(values)] += values
-    return first, counts
-
-
 def write_exposure(folder: Path, exposure: Exposure, name: str = EXPOSURE) -> None:
     """Write the exposure to a run directory atomically."""
     with atomic(folder / name) as file:
@@ -273,12 +279,14 @@ def write_exposure(folder: Path, exposure: Exposure, name: str = EXPOSURE) -> No
 
 
 def read_exposure(folder: Path, name: str = EXPOSURE) -> Exposure | None:
-    """Read the exposure of a run directory; None if it has none. Raises DataError if the file is damaged."""
+    """Read the exposure of a run directory; None if it has none. Raises DataError if the file is
+    damaged.
+    """
     path = folder / name
     if not path.is_file():
         return None
     with damage_reported(path, "delete it to recompute it"), np.load(path) as stored:
-        arrays = {field.name: stored[field.name] for field in fields(Exposure)}
-    return Exposure(
-        **{key: value if value.ndim else int(value) for key, value in arrays.items()}  # pyright: ignore
-    )
+        values = {field.name: stored[field.name] for field in fields(Exposure)}
+    for key in ("first", "tokens", "steps", "counted"):
+        values[key] = int(values[key])
+    return Exposure(**values)

@@ -1,8 +1,8 @@
 """Mixtures of several texts: assigns each sample of a run to one text.
 
-The assignment is a fixed, repeating pattern. After any number of samples, the count of samples of each text
-is within one of its share. Nothing is random, so the pattern is the same after a resume and on any number of
-ranks.
+The assignment is a fixed, repeating pattern. After any number of samples, the count of samples of
+each text is within one of its share. Nothing is random, so the pattern is the same after a resume
+and on any number of ranks.
 """
 
 from collections.abc import Sequence
@@ -43,8 +43,8 @@ class MixturePattern:
 
 
 def _quota(parts: list[int]) -> list[int]:
-    """Assign sum(parts) samples to texts by the quota method of Balinski and Young (1975). After n samples,
-    the count of each text differs from its share of n by less than one.
+    """Assign sum(parts) samples to texts by the quota method of Balinski and Young (1975). After n
+    samples, the count of each text differs from its share of n by less than one.
     """
     whole = sum(parts)
     had = [0] * len(parts)

@@ -1,7 +1,7 @@
 """Packing of documents into windows: the order and document id of each token.
 
-`order` is the index of a token in its text and alone determines the attention mask. `position`, the input of
-positional schemes, equals `order` unless data/sampling/random_positions.py replaces it.
+`order` is the index of a token in its text and alone determines the attention mask. `position`, the
+input of positional schemes, equals `order` unless data/sampling/random_positions.py replaces it.
 """
 
 from collections.abc import Callable

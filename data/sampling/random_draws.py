@@ -1,7 +1,8 @@
-"""Random numbers as a pure function of names and indices, without state and without a library's generator.
+"""Random numbers as a pure function of names and indices, without state and without a library's
+generator.
 
-A run may be resumed years later or on another number of processes, so the draws must not depend on the numpy
-version or on the order of calls.
+A run may be resumed years later or on another number of processes, so the draws must not depend on
+the numpy version or on the order of calls.
 """
 
 import hashlib
@@ -21,8 +22,8 @@ def key_of(*names: int | str) -> np.uint64:
 def bits(key: np.uint64, *indices: np.ndarray) -> np.ndarray:
     """Return 64 random bits for each tuple of indices (non-negative arrays that broadcast): uint64.
 
-    Applies splitmix64 once per index: the current state is the seed, and the index is the offset in its
-    stream.
+    Applies splitmix64 once per index: the current state is the seed, and the index is the offset in
+    its stream.
     """
     state = np.asarray(key, dtype=np.uint64)[None]
     for index in indices:
@@ -41,7 +42,8 @@ def below(random: np.ndarray, n: np.ndarray | int) -> np.ndarray:
 
 
 def permuted(index: np.ndarray, n: int, *key: int | str) -> np.ndarray:
-    """Apply the permutation of 0 ... n-1 that `key` selects to each index. index: int64, any shape."""
+    """Apply the permutation of 0 ... n-1 that `key` selects to each index. index: int64, any
+    shape."""
     digest = hashlib.sha256(repr(key).encode()).digest()
     words = [
         int.from_bytes(digest[4 * r : 4 * r + 8].ljust(8, b"\0"), "little") for r in range(ROUNDS)
@@ -50,10 +52,11 @@ def permuted(index: np.ndarray, n: int, *key: int | str) -> np.ndarray:
 
 
 def shuffled(index: np.ndarray, n: int, keys: list[np.ndarray]) -> np.ndarray:
-    """Apply permutations of 0 ... n-1 to indices. Equal keys select the same permutation. Returns int64.
+    """Apply permutations of 0 ... n-1 to indices. Equal keys select the same permutation. Returns
+    int64.
 
-    Uses a Feistel network on the next even number of bits and repeats it until the result is below n (cycle
-    walking). It needs no table, so memory does not depend on n.
+    Uses a Feistel network on the next even number of bits and repeats it until the result is below
+    n (cycle walking). It needs no table, so memory does not depend on n.
 
     Args:
         index: int64, any shape.

@@ -1,15 +1,16 @@
 """Random, shifted and skipped positions for training: SHAPE, randomized positions, CAPE and PoSE.
 
-A sampler replaces `position`, the input of positional schemes, and leaves `order`, which determines the
-attention mask, as it is. Its random draws are a pure function of (seed, step, row in the whole step,
-document).
+A sampler replaces `position`, the input of positional schemes, and leaves `order`, which determines
+the attention mask, as it is. Its random draws are a pure function of (seed, step, row in the whole
+step, document).
 
-Only training draws random positions. Evaluation and generation always use positions 0, 1, 2, .... Schemes
-that use absolute positions therefore do not benefit from `center`, which trains them around 0.
+Only training draws random positions. Evaluation and generation always use positions 0, 1, 2, ....
+Schemes that use absolute positions therefore do not benefit from `center`, which trains them around
+0.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
@@ -30,7 +31,8 @@ class PositionDraws:
     document: np.ndarray  # (b or 1, T) int64
 
     def draw(self, what: str, *token: np.ndarray) -> np.ndarray:
-        """Return (b, T) uint64, equal for all tokens of a text, or different for each `token` (its order)."""
+        """Return (b, T) uint64, equal for all tokens of a text, or different for each `token` (its
+        order)."""
         return bits(
             key_of(self.seed, self.step, "positions", what), self.rows, self.document, *token
         )
@@ -64,8 +66,8 @@ class PlainPositions(StrictSettings):
 class OffsetPositions(PlainPositions):
     """SHAPE (Kiyono et al. 2021, arXiv:2109.05644): one random offset for all positions of a text.
 
-    k ~ U{0 ... max_offset} per text, and offset 0 in evaluation. (The authors' code draws 0 ... K−1 and
-    evaluates at K.) No effect on schemes that depend on distances only.
+    k ~ U{0 ... max_offset} per text, and offset 0 in evaluation. (The authors' code draws 0 ... K−1
+    and evaluates at K.) No effect on schemes that depend on distances only.
     """
 
     name: Literal["random_offset"] = "random_offset"
@@ -82,7 +84,8 @@ class OffsetPositions(PlainPositions):
 
 
 class SubsetPositions(PlainPositions):
-    """Randomized positions (Ruoss et al. 2023, arXiv:2305.16843): a random ordered subset of a longer range.
+    """Randomized positions (Ruoss et al. 2023, arXiv:2305.16843): a random ordered subset of a
+    longer range.
 
     The positions of a text are drawn from 0 ... max_length−1 without replacement, and sorted.
     """
@@ -103,7 +106,8 @@ class SubsetPositions(PlainPositions):
     def apply(self, placed: PositionedTokens, draws: PositionDraws) -> PositionedTokens:
         """Map a text of n tokens to the sorted images of 0 ... n−1 under a random permutation."""
         if self.per == "batch":
-            draws = PositionDraws(draws.seed, draws.step, 0 * draws.rows, 0 * draws.document)
+            first_row = np.zeros_like(draws.rows)
+            draws = replace(draws, rows=first_row, document=np.zeros_like(draws.document))
         keys = [draws.draw(f"subset {r}") for r in range(ROUNDS)]
         order, document = (
             np.broadcast_to(x, keys[0].shape) for x in (placed.order, placed.document)
@@ -115,10 +119,12 @@ class SubsetPositions(PlainPositions):
 
 
 class CapePositions(PlainPositions):
-    """CAPE (Likhomanenko et al. 2021, arXiv:2106.03143): shifted, jittered and scaled real positions.
+    """CAPE (Likhomanenko et al. 2021, arXiv:2106.03143): shifted, jittered and scaled real
+    positions.
 
-    (n + U(−global_shift, global_shift) + U_n(−local_shift, local_shift)) · exp(U(−ln scale, ln scale)); one
-    shift and scale per text, one jitter per token. Requires a scheme that supports real-valued positions.
+    (n + U(−global_shift, global_shift) + U_n(−local_shift, local_shift)) · exp(U(−ln scale, ln
+    scale)); one shift and scale per text, one jitter per token. Requires a scheme that supports
+    real-valued positions.
     """
 
     fractional: ClassVar[bool] = True
@@ -159,11 +165,12 @@ class CapePositions(PlainPositions):
 
 
 class PosePositions(PlainPositions):
-    """PoSE (Zhu et al. 2023, arXiv:2309.10400): one skip in positions, so that long distances occur in
-    training.
+    """PoSE (Zhu et al. 2023, arXiv:2309.10400): one skip in positions, so that long distances occur
+    in training.
 
     A text of n tokens is cut after r ~ U{1 ... (n+1)//2} tokens; positions of the second part are
-    shifted by U{0 ... target−n}. The authors' code also skips text between the parts; here it is contiguous.
+    shifted by U{0 ... target−n}. The authors' code also skips text between the parts; here it is
+    contiguous.
     """
 
     bound: ClassVar[str | None] = "target"

@@ -1,19 +1,17 @@
 """Selects and orders the windows of a text for a run: pure functions of a plan and a seed.
 
-A run is a sequence of segments, each with a number of steps, a batch size and a window length. The documents
-of an epoch form one token stream, which is divided into chunks. Segments take consecutive chunks in an order
-drawn from the seed and divide each chunk into windows of their own length. Thus no token is an input twice in
-an epoch, and every segment samples documents from the whole text. If all windows have the same length, chunks
-are windows. Tokens are dropped at the end of a stream if they do not fill a chunk, at the end of a chunk if
-they do not fill a window, and from the last chunk of a segment if it does not use all of it.
+A run is a sequence of segments, each with a number of steps, a batch size and a window length. The
+documents of an epoch form one token stream, which is divided into chunks. Segments take consecutive
+chunks in an order drawn from the seed and divide each chunk into windows of their own length. Thus
+no token is an input twice in an epoch, and every segment samples documents from the whole text. If
+all windows have the same length, chunks are windows. Tokens are dropped at the end of a stream if
+they do not fill a chunk, at the end of a chunk if they do not fill a window, and from the last
+chunk of a segment if it does not use all of it.
 """
 
 import math
-from bisect import bisect_right
-from collections.abc import Callable, Sequence
-from functools import cached_property
+from collections.abc import Sequence
 from itertools import groupby
-from threading import Lock
 from typing import NamedTuple
 
 import numpy as np
@@ -24,7 +22,7 @@ FEW = 64  # streams with fewer chunks than this use the shortest possible chunks
 
 
 class Segment(NamedTuple):
-    """Consecutive steps with one window length and batch size. The last segment of a run has no end."""
+    """Consecutive steps with one window length and batch size. The last segment has no end."""
 
     length: int  # tokens per window
     batch_size: int  # windows per step, over all ranks
@@ -45,15 +43,22 @@ class SegmentPlan:
 
     def __init__(self, segments: Sequence[Segment]):
         self.segments = tuple(segments)
-        self._begins = np.cumsum([0, *(one.steps for one in self.segments[:-1])])
-        lengths = [one.length for one in self.segments]
-        self.lengths = [length for length, _ in groupby(lengths)]  # of each group
-        self._group = [i for i, (_, row) in enumerate(groupby(lengths)) for _ in row]
-        # samples per group; the last has no end
-        self._before, self.samples = [], [0] * len(self.lengths)
-        for segment, group in zip(self.segments, self._group, strict=True):
-            self._before.append(self.samples[group])
-            self.samples[group] += segment.steps * segment.batch_size
+        self.lengths: list[int] = []  # of each group
+        self.samples: list[int] = []  # of each group; the last has no end
+        self._group: list[int] = []  # of each segment, as the next two
+        self._first_step: list[int] = []
+        self._first_sample: list[int] = []
+        step = 0
+        for group, (length, members) in enumerate(groupby(segments, lambda one: one.length)):
+            samples = 0
+            for segment in members:
+                self._group.append(group)
+                self._first_step.append(step)
+                self._first_sample.append(samples)
+                step += segment.steps
+                samples += segment.steps * segment.batch_size
+            self.lengths.append(length)
+            self.samples.append(samples)
 
     def at(self, step: int) -> Segment:
         """The segment of update `step` (0, 1, ...)."""
@@ -61,21 +66,20 @@ class SegmentPlan:
 
     def shares(self, start: int, stop: int) -> list[SegmentSlice]:
         """The samples of steps `start` ... `stop` − 1, one slice per segment."""
-        found = []
+        slices = []
         while start < stop:
             i = self._index(start)
-            begin = int(self._begins[i])
             segment = self.segments[i]
-            end = stop if i + 1 == len(self.segments) else min(stop, int(self._begins[i + 1]))
-            low, high = (
-                self._before[i] + (step - begin) * segment.batch_size for step in (start, end)
-            )
-            found.append(SegmentSlice(segment.length, self._group[i], low, high))
+            is_last = i + 1 == len(self.segments)
+            end = stop if is_last else min(stop, self._first_step[i + 1])
+            first = self._first_sample[i] + (start - self._first_step[i]) * segment.batch_size
+            count = (end - start) * segment.batch_size
+            slices.append(SegmentSlice(segment.length, self._group[i], first, first + count))
             start = end
-        return found
+        return slices
 
     def _index(self, step: int) -> int:
-        return int(np.searchsorted(self._begins, step, side="right")) - 1
+        return int(np.searchsorted(self._first_step, step, side="right")) - 1
 
 
 class ChunkLayout(NamedTuple):
@@ -86,8 +90,9 @@ class ChunkLayout(NamedTuple):
 
     @classmethod
     def of(cls, tokens: int, lengths: Sequence[int]) -> "ChunkLayout":
-        """Layout of a stream of `tokens` tokens. Windows of each length fill a chunk up to a remainder of
-        less than a sixteenth. If there would be few such chunks, a chunk is as long as the longest window.
+        """Layout of a stream of `tokens` tokens. Windows of each length fill a chunk up to a
+        remainder of less than a sixteenth. If there would be few such chunks, a chunk is as long as
+        the longest window.
         """
         long, short = chunk_sizes(lengths)
         size = long if (tokens - 1) // long >= FEW else short
@@ -95,7 +100,8 @@ class ChunkLayout(NamedTuple):
 
 
 def chunk_sizes(lengths: Sequence[int]) -> tuple[int, int]:
-    """Return (tokens per chunk, tokens per chunk of a short stream) for windows of these lengths."""
+    """Return (tokens per chunk, tokens per chunk of a short stream) for windows of these
+    lengths."""
     return min(math.lcm(*lengths), 16 * max(lengths)), max(lengths)
 
 
@@ -105,136 +111,100 @@ def stream_key(seed: int, source: int, epoch: int, what: str) -> list[int | str]
 
 
 class WindowSampler:
-    """Locates the windows of one length that a run reads from one text, starting where the previous sampler
-    ends.
-
-    Token streams are requested as late as possible, because groups of text may not be prepared yet. Only the
-    streams of the previous samplers and those that contain the requested windows are read.
+    """Locates the windows of one length that a run reads from one text.
 
     Args:
-        layout: returns the chunk layout of the stream of an epoch.
+        layout: chunks of the token stream; the same in every epoch.
         length: tokens per window.
         total: number of windows; None: unlimited.
+        begin: (epoch, chunk), the first stream and the index of its first unused chunk.
         seed: seed of their order.
-        previous: the previous sampler; None: start with the first stream.
         source: index of the text in a mixture.
     """
 
     def __init__(
         self,
-        layout: Callable[[int], ChunkLayout],
+        layout: ChunkLayout,
         length: int,
         total: int | None,
+        *,
+        begin: tuple[int, int],
         seed: int,
-        previous: "WindowSampler | None",
         source: int,
     ):
         self.layout = layout
-        self.length = length
         self.total = total
-        self.previous = previous
         self.seed = seed
         self.source = source
-        self._firsts = [0]  # index of the first window in each stream, and the end of the last one
-        self._growing = Lock()  # a step may be prefetched while the ledger counts earlier ones
+        self.length = length
+        self.epoch, self.chunk = begin
+        self._per_chunk = layout.size // length
+        self._per_stream = layout.count * self._per_chunk
+        self._in_first = (layout.count - self.chunk) * self._per_chunk
 
-    @cached_property
-    def begin(self) -> tuple[int, int]:
-        """(epoch, chunk): the first stream and the index of its first unused chunk."""
-        return (0, 0) if self.previous is None else self.previous.end
+    def _stream(self, index: np.ndarray) -> np.ndarray:
+        """The stream of each window, counted from that of the first window."""
+        return np.maximum(0, 1 + (index - self._in_first) // self._per_stream)
 
-    @cached_property
+    def _before(self, stream: int) -> int:
+        """Number of windows in earlier streams."""
+        return self._in_first + (stream - 1) * self._per_stream if stream else 0
+
+    def _first_chunk(self, stream: int) -> int:
+        """The first unused chunk of a stream."""
+        return 0 if stream else self.chunk
+
+    @property
     def end(self) -> tuple[int, int]:
         """(epoch, chunk): the first unused chunk after the last window."""
-        assert self.total is not None
-        epoch, free = self.begin
         if not self.total:
-            return epoch, free
-        firsts = self._upto(self.total - 1)
-        stream = bisect_right(firsts, self.total - 1) - 1
-        each = self.layout(epoch + stream).size // self.length
-        return epoch + stream, self._free(stream) - (firsts[stream] - self.total) // each
+            return self.epoch, self.chunk
+        stream = int(self._stream(np.array(self.total - 1)))
+        windows = self.total - self._before(stream)
+        chunks = math.ceil(windows / self._per_chunk)
+        return self.epoch + stream, self._first_chunk(stream) + chunks
 
     def locate(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return (epoch, offset of the first token in its stream), both int64, of windows 0, 1, ... of this
-        sampler.
+        """Return (epoch, offset of the first token in its stream), both int64, of windows 0, 1, ...
+        of this sampler.
         """
-        epoch, _ = self.begin
-        firsts = np.array(self._upto(int(index.max(initial=0))))
-        stream = np.searchsorted(firsts, index, side="right") - 1
+        streams = self._stream(index)
         starts = np.empty(len(index), dtype=np.int64)
-        for k in np.unique(stream).tolist():
-            here = stream == k
-            first = int(firsts[k])
-            layout = self.layout(epoch + k)
-            number = index[here] - first
-            key = stream_key(self.seed, self.source, epoch + k, "windows")
-            each = layout.size // self.length
-            if each > 1:  # windows of one chunk are not consecutive
-                count = int(firsts[k + 1]) - first
-                count = count if self.total is None else min(count, self.total - first)
-                number = permuted(number, count, *key, f"from {self._free(k)}")
-            chunk, part = np.divmod(number, each)
-            chunk = permuted(chunk + self._free(k), layout.count, *key)
-            starts[here] = chunk * layout.size + part * self.length
-        return epoch + stream, starts
+        for stream in np.unique(streams).tolist():
+            here = streams == stream
+            starts[here] = self._starts(stream, index[here] - self._before(stream))
+        return self.epoch + streams, starts
 
-    def is_within(self, index: int, last: int) -> bool:
-        """Whether window `index` is in the streams of epochs up to `last`. Reads no other stream."""
-        if self.previous is not None and not self.previous.ends_within(last):
-            return False
-        epoch, _ = self.begin
-        firsts = self._upto(index, last)
-        return firsts[max(0, min(len(firsts) - 1, last - epoch + 1))] > index
-
-    def ends_within(self, last: int) -> bool:
-        """Whether all windows are in the streams of epochs up to `last`. Reads no other stream."""
-        assert self.total is not None
-        if self.total:
-            return self.is_within(self.total - 1, last)
-        return self.previous is None or self.previous.ends_within(last)
-
-    def _free(self, k: int) -> int:
-        """The first unused chunk of the k-th stream. The previous sampler ends within the first stream."""
-        return 0 if k else self.begin[1]
-
-    def _upto(self, index: int, last: int | None = None) -> list[int]:
-        """Extend `_firsts` to window `index`, but not to epochs after `last`."""
-        epoch, _ = self.begin
-        with self._growing:
-            while self._firsts[-1] <= index and (
-                last is None or epoch + len(self._firsts) - 1 <= last
-            ):
-                k = len(self._firsts) - 1
-                layout = self.layout(epoch + k)
-                windows = (layout.count - self._free(k)) * (layout.size // self.length)
-                self._firsts.append(self._firsts[-1] + windows)
-        return self._firsts
+    def _starts(self, stream: int, number: np.ndarray) -> np.ndarray:
+        """Offsets of the windows 0, 1, ... of one stream."""
+        key = stream_key(self.seed, self.source, self.epoch + stream, "windows")
+        first_chunk = self._first_chunk(stream)
+        if self._per_chunk > 1:  # windows of one chunk are not consecutive
+            count = self._per_stream if stream else self._in_first
+            if self.total is not None:
+                count = min(count, self.total - self._before(stream))
+            number = permuted(number, count, *key, f"from {first_chunk}")
+        chunk, part = np.divmod(number, self._per_chunk)
+        chunk = permuted(chunk + first_chunk, self.layout.count, *key)
+        return chunk * self.layout.size + part * self.length
 
 
 def window_samplers(
-    tokens: Callable[[int], int],
-    lengths: Sequence[int],
-    totals: Sequence[int],
-    seed: int,
-    source: int = 0,
+    tokens: int, lengths: Sequence[int], totals: Sequence[int], *, seed: int, source: int = 0
 ) -> list[WindowSampler]:
-    """Return one WindowSampler per group of a plan. Each starts where the previous one ends; the last has no
-    end.
+    """Return one WindowSampler per group of a plan. Each starts where the previous one ends; the
+    last has no end.
 
     Args:
-        tokens: returns the number of tokens in the stream of an epoch; called only when its windows are
-            needed.
+        tokens: number of tokens in the text.
         lengths, totals: window length and number of windows of each group.
         source: index of the text in a mixture.
     """
-
-    def layout(epoch: int) -> ChunkLayout:
-        return ChunkLayout.of(tokens(epoch), lengths)
-
-    found: list[WindowSampler] = []
+    layout = ChunkLayout.of(tokens, lengths)
+    begin = (0, 0)
+    samplers = []
     for length, total in zip(lengths, [*totals[: len(lengths) - 1], None], strict=True):
-        found.append(
-            WindowSampler(layout, length, total, seed, found[-1] if found else None, source)
-        )
-    return found
+        sampler = WindowSampler(layout, length, total, begin=begin, seed=seed, source=source)
+        samplers.append(sampler)
+        begin = sampler.end
+    return samplers

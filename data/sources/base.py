@@ -42,8 +42,8 @@ class Source(ABC):
 
     @abstractmethod
     def documents(self, start: int = 0) -> Iterator[Document]:
-        """Yield the documents from index `start` on, always in the same order. Unusable documents are
-        included.
+        """Yield the documents from index `start` on, always in the same order. Unusable documents
+        are included.
         """
 
 
@@ -52,7 +52,8 @@ def as_list(value: str | list[str]) -> list[str]:
 
 
 def utf8(name: str) -> str:
-    """Escape the characters of a name that UTF-8 cannot represent (file names in another encoding)."""
+    """Escape the characters of a name that UTF-8 cannot represent (file names in another
+    encoding)."""
     return name.encode(errors="backslashreplace").decode()
 
 
@@ -78,7 +79,8 @@ def from_record(settings: RecordSource, name: str, record: Mapping[str, Any]) ->
 
 
 def decoded(name: str, raw: bytes | bytearray, cluster: str | None = None) -> Document:
-    """Build a document from the bytes of a file. Text files contain no NUL, so a NUL marks a binary file."""
+    """Build a document from the bytes of a file. Text files contain no NUL, so a NUL marks a binary
+    file."""
     if b"\0" in raw:
         return Document(name, "", fault="binary")
     try:

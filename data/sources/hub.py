@@ -14,8 +14,8 @@ FORMATS = {"arrow", "csv", "json", "parquet", "text"}
 
 
 class Hub(Source):
-    """The fingerprint does not include the newest commit, because that requires the network on every call;
-    `revision` pins it."""
+    """The fingerprint does not include the newest commit, because that requires the network on
+    every call; `revision` pins it."""
 
     settings: HubSource
 
@@ -51,8 +51,8 @@ class Hub(Source):
         except (OSError, ValueError, DatasetsError) as error:
             reason = str(error).strip().partition("\n")[0]
             raise DataError(
-                f"{self.place}: cannot load {s.path!r} (split {s.split!r}): {reason}. Check path, subset, "
-                "split, data_files and the network"
+                f"{self.place}: cannot load {s.path!r} (split {s.split!r}): {reason}. Check path, "
+                "subset, split, data_files and the network"
             ) from error
         # Read only the text column from Arrow: other columns can be large (embeddings, images).
         if rows.column_names is not None:

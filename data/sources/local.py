@@ -40,7 +40,8 @@ class Files(Source):
 
     @cached_property
     def files(self) -> list[tuple[str, Path]]:
-        """(name, path) of each file, by the order of the given paths and by name within each folder."""
+        """(name, path) of each file, by the order of the given paths and by name within each
+        folder."""
         found: dict[Path, str] = {}
         for path in self.paths:
             if not path.exists():
@@ -90,8 +91,8 @@ class Files(Source):
         return hashlib.sha256("\n".join(listing).encode()).hexdigest()
 
     def documents(self, start: int = 0) -> Iterator[Document]:
-        # A folder of plain files can be read from any file on; record files are read from the start and
-        # skipped.
+        # A folder of plain files can be read from any file on; record files are read from the start
+        # and skipped.
         if self.settings.separator is None and not any(
             _has_records(path) for _, path in self.files
         ):
@@ -182,8 +183,8 @@ class Stdlib(Source):
             found += [(inside / name).as_posix() for name in files if name.endswith(".py")]
         if not found:
             raise DataError(
-                f"{self.folder} has no files of Python's standard library; set {self.place}.name=files "
-                f"and {self.place}.path"
+                f"{self.folder} has no files of Python's standard library; set "
+                f"{self.place}.name=files and {self.place}.path"
             )
         return sorted(found)
 
@@ -218,8 +219,8 @@ def _has_records(path: Path) -> bool:
 
 @contextmanager
 def _damage_reported(path: Path) -> Iterator[None]:
-    """Raise DataError if a compressed or columnar file is truncated, so that a partial corpus is never
-    accepted.
+    """Raise DataError if a compressed or columnar file is truncated, so that a partial corpus is
+    never accepted.
     """
     try:
         yield
@@ -231,8 +232,8 @@ def _damage_reported(path: Path) -> Iterator[None]:
 
 
 def _parts(path: Path, mark: bytes, most: int) -> Iterator[bytearray | None]:
-    """Yield the parts of a file between separators, decompressed incrementally; None for a part above `most`
-    bytes.
+    """Yield the parts of a file between separators, decompressed incrementally; None for a part
+    above `most` bytes.
     """
     codec = CODECS.get(path.suffix.lower())
     with open(path, "rb") as raw:

@@ -10,11 +10,13 @@ from data.tasks.items import Task, TaskItem, TaskRequest
 from errors import DataError
 
 LEAST_DIGITS = 3  # minimum digits of a summand
+LEAST_SYMBOLS = 3  # minimum symbols of a scored string
 
 
 class RecallTask(Task):
-    """Multi-query associative recall (Arora et al. 2023, arXiv:2312.04927): as many key-value pairs as fit,
-    then a key, whose value is the answer. `ab 42` and more pairs, one per line; `ab` → ` 42`"""
+    """Multi-query associative recall (Arora et al. 2023, arXiv:2312.04927): as many key-value pairs
+    as fit, then a key, whose value is the answer. `ab 42` and more pairs, one per line; `ab` → `
+    42`"""
 
     hides: ClassVar[bool] = True
 
@@ -27,22 +29,21 @@ class RecallTask(Task):
         4, ge=2, le=64, description="number of values compared; chance is 1/choices"
     )
     queries: int = Field(
-        1, ge=1, description="maximum number of queried keys per training item; evaluation asks one"
+        1,
+        ge=1,
+        description="maximum number of queried keys per training item; evaluation asks one",
     )
 
     def make(self, request: TaskRequest) -> TaskItem:
-        values = request.numbers("values", self.digits, self.choices)
         most = 26**self.letters
-        keys = request.distinct("keys", min(most, request.length), most).tolist()
-        names = [
-            "".join(chr(97 + n // 26**place % 26) for place in range(self.letters)) for n in keys
-        ]
-        # The first pairs have distinct values, the answer choices. They are in the item at every length.
-        picks = [*range(self.choices), *request.draw("picks", len(names), len(values)).tolist()]
-        pairs = [
-            request.encode(name) + request.encode(f"{values[i]}\n")
-            for name, i in zip(names, picks, strict=False)
-        ]
+        numbers = request.distinct("keys", min(most, request.length), most).tolist()
+        keys = [self._spelled(number) for number in numbers]
+        values = request.numbers("values", self.digits, self.choices)
+        # The first pairs have distinct values, the choices. They are in the item at every length.
+        drawn = request.draw("picks", len(keys), len(values)).tolist()
+        pairs = []
+        for key, i in zip(keys, [*range(self.choices), *drawn], strict=False):
+            pairs.append(request.encode(key) + request.encode(f"{values[i]}\n"))
         asked = [0, *request.earlier_questions(self.queries, self.choices)]
         room = request.length - sum(len(pairs[i]) for i in asked)
         sizes = np.cumsum([len(pair) for pair in pairs])
@@ -56,14 +57,26 @@ class RecallTask(Task):
             )
         order = (1 + request.distinct("order", count - 1, count - 1)).tolist()
         place = round(request.depth * (count - 1))
-        order.insert(place, 0)
+        order.insert(place, 0)  # the pair whose value is the answer
         start = sum(len(pairs[i]) for i in order[:place])
-        name = request.encode(names[0])
-        prompt = [token for i in [*order, *asked[1:]] for token in pairs[i]] + name
+        question = request.encode(keys[0])
+        prompt = []
+        for i in [*order, *asked[1:]]:
+            prompt += pairs[i]
+        prompt += question
         answer, *others = [request.encode(f"{value}\n") for value in values[: self.choices]]
         return TaskItem(
-            prompt, answer, others, place / (count - 1), len(prompt) - start - len(name)
+            prompt=prompt,
+            answer=answer,
+            others=others,
+            depth=place / (count - 1),
+            distance=len(prompt) - start - len(question),
         )
+
+    def _spelled(self, number: int) -> str:
+        """A number as letters, the last digit to base 26 first."""
+        digits = [number // 26**place % 26 for place in range(self.letters)]
+        return "".join(chr(ord("a") + digit) for digit in digits)
 
 
 class CopyTask(Task):
@@ -86,31 +99,34 @@ class CopyTask(Task):
         drawn = request.draw("symbols", request.length, len(self.alphabet)).tolist()
         symbols = [self.alphabet[i] for i in drawn]
 
-        def question(some: list[str]) -> list[int]:
-            return request.encode_once(f"{self.name} {self.separator.join(some)}:")
+        def size(count: int) -> int:
+            question = self._question(request, symbols[:count])
+            return len(question) + len(self._answer(request, symbols[:count]))
 
-        def answer(some: list[str]) -> list[int]:
-            return request.encode_once(f" {self.separator.join(self.rewritten(some))}\n")
-
-        least = 3 if request.is_scored else 1
-        count = _largest(
-            request, least, lambda n: len(question(symbols[:n])) + len(answer(symbols[:n]))
-        )
+        count = _largest(request, LEAST_SYMBOLS if request.is_scored else 1, size)
         symbols = symbols[:count]
-        correct = answer(symbols)
-        others = []
+        answer = self._answer(request, symbols)
+        others: list[list[int]] = []
         for i in request.distinct(f"exchanged {count}", count - 1, count - 1).tolist():
-            other = answer([*symbols[:i], symbols[i + 1], symbols[i], *symbols[i + 2 :]])
-            if len(other) == len(correct) and other != correct and other not in others:
+            swapped = [*symbols[:i], symbols[i + 1], symbols[i], *symbols[i + 2 :]]
+            other = self._answer(request, swapped)
+            if len(other) == len(answer) and other != answer and other not in others:
                 others.append(other)
             if len(others) == self.choices - 1:
                 break
         if request.is_scored and len(others) < self.choices - 1:
             raise DataError(
-                f"a string of {count} symbols has only {len(others)} swaps of neighbors to compare with, but "
-                f"choices={self.choices} requires more; decrease choices or increase the length"
+                f"a string of {count} symbols has only {len(others)} swaps of neighbors to compare "
+                f"with, but choices={self.choices} requires more; decrease choices or increase the "
+                "length"
             )
-        return TaskItem(question(symbols), correct, others)
+        return TaskItem(self._question(request, symbols), answer, others)
+
+    def _question(self, request: TaskRequest, symbols: list[str]) -> list[int]:
+        return request.encode_once(f"{self.name} {self.separator.join(symbols)}:")
+
+    def _answer(self, request: TaskRequest, symbols: list[str]) -> list[int]:
+        return request.encode_once(f" {self.separator.join(self.rewritten(symbols))}\n")
 
 
 class ReverseTask(CopyTask):
@@ -124,8 +140,8 @@ class ReverseTask(CopyTask):
 
 
 class ParityTask(Task):
-    """The number of ones among as many binary digits as fit, modulo `modulus`. Wrong answers: all other
-    remainders. `ones 10110:` → ` 1`"""
+    """The number of ones among as many binary digits as fit, modulo `modulus`. Wrong answers: all
+    other remainders. `ones 10110:` → ` 1`"""
 
     name: Literal["parity"] = "parity"
     modulus: int = Field(2, ge=2, le=10, description="modulus, 2 for parity; chance is 1/modulus")
@@ -143,9 +159,9 @@ class ParityTask(Task):
 
 
 class AdditionTask(Task):
-    """The sum of two numbers of as many digits as fit, with at least one carry. Wrong answers: sums with one
-    carry omitted or added. `0993+4821=` → `05814`, padded with zeros so that the length of an answer gives no
-    information about it"""
+    """The sum of two numbers of as many digits as fit, with at least one carry. Wrong answers: sums
+    with one carry omitted or added. `0993+4821=` → `05814`, padded with zeros so that the length of
+    an answer gives no information about it"""
 
     name: Literal["addition"] = "addition"
     backwards: bool = Field(
@@ -157,34 +173,23 @@ class AdditionTask(Task):
 
     def make(self, request: TaskRequest) -> TaskItem:
         # Digits are drawn from last to first, so that a longer item adds leading digits.
-        a, b = (request.draw(what, request.length, 10).tolist() for what in ("a", "b"))
+        a = request.draw("a", request.length, 10).tolist()
+        b = request.draw("b", request.length, 10).tolist()
         if all(x + y < 10 for x, y in zip(a[:LEAST_DIGITS], b, strict=False)):
-            a[0], b[0] = 9 - a[0], 9 - b[0]
-            b[0] += a[0] + b[0] == 9 and b[0] < 9
-            a[0] += a[0] + b[0] == 9
-
-        def written(digits: list[int]) -> str:
-            return "".join(map(str, digits if self.backwards else digits[::-1]))
-
-        def result(count: int, wrong: int | None = None) -> list[int]:
-            """Digits of the sum. If `wrong` is given, the carry into that column is inverted."""
-            carry = 0
-            out = []
-            for column in range(count):
-                total = a[column] + b[column] + (carry ^ (column == wrong))
-                out.append(total % 10)
-                carry = total // 10
-            return request.encode_once(f"{written([*out, carry ^ (wrong == count)])}\n")
+            _force_carry(a, b)
 
         def question(count: int) -> list[int]:
-            return request.encode_once(f"{written(a[:count])}+{written(b[:count])}=")
+            return request.encode_once(f"{self._written(a[:count])}+{self._written(b[:count])}=")
+
+        def result(count: int, wrong: int | None = None) -> list[int]:
+            digits = _sum_digits(a[:count], b[:count], wrong)
+            return request.encode_once(f"{self._written(digits)}\n")
 
         count = _largest(request, LEAST_DIGITS, lambda n: len(question(n)) + len(result(n)))
         answer = result(count)
-        columns = (1 + request.distinct(f"columns of {count}", count, count)).tolist()
-        others = [
-            other for other in (result(count, k) for k in columns) if len(other) == len(answer)
-        ]
+        columns = 1 + request.distinct(f"columns of {count}", count, count)
+        others = [result(count, column) for column in columns.tolist()]
+        others = [other for other in others if len(other) == len(answer)]
         if request.is_scored and len(others) < self.choices - 1:
             raise DataError(
                 f"sums of {count} digits have only {len(others)} carries to invert, but "
@@ -192,16 +197,47 @@ class AdditionTask(Task):
             )
         return TaskItem(question(count), answer, others[: self.choices - 1])
 
+    def _written(self, digits: list[int]) -> str:
+        return "".join(map(str, digits if self.backwards else digits[::-1]))
+
+
+def _force_carry(a: list[int], b: list[int]) -> None:
+    """Change the last digits of two numbers, whose sum is below 10, so that it is at least 10."""
+    a[0] = 9 - a[0]
+    b[0] = 9 - b[0]
+    if a[0] + b[0] == 9 and b[0] < 9:
+        b[0] += 1
+    if a[0] + b[0] == 9:
+        a[0] += 1
+
+
+def _sum_digits(a: list[int], b: list[int], wrong: int | None) -> list[int]:
+    """Digits of the sum, last first. If `wrong` is given, the carry into that column is
+    inverted."""
+    carry = 0
+    digits = []
+    for column, (x, y) in enumerate(zip(a, b, strict=True)):
+        if column == wrong:
+            carry = 1 - carry
+        carry, digit = divmod(x + y + carry, 10)
+        digits.append(digit)
+    if wrong == len(a):
+        carry = 1 - carry
+    return [*digits, carry]
+
 
 def _largest(request: TaskRequest, least: int, tokens: Callable[[int], int]) -> int:
-    """The largest count for which tokens(count), an increasing function, is at most the requested length.
-    Raises DataError if it is below `least`.
+    """The largest count for which tokens(count), an increasing function, is at most the requested
+    length. Raises DataError if it is below `least`.
     """
     low = 0
     high = request.length
     while low < high:
         middle = (low + high + 1) // 2
-        low, high = (middle, high) if tokens(middle) <= request.length else (low, middle - 1)
+        if tokens(middle) <= request.length:
+            low = middle
+        else:
+            high = middle - 1
     if low < least:
         raise request.too_short(tokens(least))
     return low

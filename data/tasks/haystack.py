@@ -33,8 +33,8 @@ class Haystacks:
         origin: name of their source, for messages.
 
     Raises:
-        DataError: no document is long enough. The message reports the number of documents and the longest
-            usable length.
+        DataError: no document is long enough. The message reports the number of documents and the
+            longest usable length.
     """
 
     def __init__(
@@ -65,8 +65,8 @@ class Haystacks:
                 break
         if not self.tokens:
             raise DataError(
-                f"none of the {seen:,} documents of {origin} has {longest:,} tokens; the longest has "
-                f"{most:,}. Decrease the length of the items or use another haystack"
+                f"none of the {seen:,} documents of {origin} has {longest:,} tokens; the longest "
+                f"has {most:,}. Decrease the length of the items or use another haystack"
             )
         self.longest = longest
 

@@ -1,4 +1,5 @@
-"""The base class of tasks, their items, and the random draws that generate them from names and numbers."""
+"""The base class of tasks, their items, and the random draws that generate them from names and
+numbers."""
 
 from abc import abstractmethod
 from dataclasses import dataclass
@@ -25,11 +26,11 @@ class TaskItem:
     Attributes:
         prompt: the context and the question.
         answer: the correct continuation.
-        others: wrong continuations with the same number of tokens. If the task hides facts, most of them
-            occur in the context as other facts; otherwise they are variations of the correct answer.
-            A training item may have fewer than the task's setting.
-        depth: relative position of the answer in the context, 0 at the start and 1 at the end; None if it is
-            not in the context.
+        others: wrong continuations with the same number of tokens. If the task hides facts, most of
+            them occur in the context as other facts; otherwise they are variations of the correct
+            answer. A training item may have fewer than the task's setting.
+        depth: relative position of the answer in the context, 0 at the start and 1 at the end; None
+            if it is not in the context.
         distance: tokens from the first token of the answer in the context to the end of the prompt.
     """
 
@@ -48,7 +49,8 @@ class Task(StrictSettings):
     reads: ClassVar[bool] = False  # the context is text, from `haystack`
 
     def for_evaluation(self) -> "Task":
-        """The task with one question per item: earlier questions could contain the scored answer."""
+        """The task with one question per item: earlier questions could contain the scored
+        answer."""
         is_repeated = "queries" in type(self).model_fields
         return self.model_copy(update={"queries": 1}) if is_repeated else self
 
@@ -58,8 +60,9 @@ class Task(StrictSettings):
 
 
 class TaskContext:
-    """A task, the tokenizer of its items, and the seed. `purpose` ("training", "evaluation") is part of every
-    random key, so training and evaluation items differ. Evaluation items have one question.
+    """A task, the tokenizer of its items, and the seed. `purpose` ("training", "evaluation") is
+    part of every random key, so training and evaluation items differ. Evaluation items have one
+    question.
     """
 
     def __init__(self, task: Task, tokenizer: Tokenizer, purpose: str, seed: int):
@@ -67,18 +70,20 @@ class TaskContext:
         self.tokenizer = tokenizer
         self.purpose = purpose
         self.seed = seed
-        # Text can be split where a token begins with white space: the rest is then encoded as it would be
-        # alone.
+        # Text can be split where a token begins with white space: the rest is then encoded as it
+        # would be alone.
         self.may_cut = np.array([piece[:1].isspace() for piece in tokenizer.pieces])
         self.encode = lru_cache(maxsize=CACHED)(tokenizer.encode)
 
     def item(
         self, index: int, length: int, depth: float = 0.0, haystack: np.ndarray = NO_TEXT
     ) -> TaskItem:
-        """Generate item `index` with at most `length` tokens (exactly `length` if it has a haystack).
+        """Generate item `index` with at most `length` tokens (exactly `length` if it has a
+        haystack).
 
-        The same index at another length is the same question in a longer or shorter context. For tasks
-        without a haystack, where the length is the difficulty, the longer item extends the shorter one.
+        The same index at another length is the same question in a longer or shorter context. For
+        tasks without a haystack, where the length is the difficulty, the longer item extends the
+        shorter one.
 
         Args:
             index: index of the item.
@@ -87,15 +92,16 @@ class TaskContext:
             haystack: at least `length` tokens of text, for tasks that use a haystack.
 
         Raises:
-            DataError: no item fits the length, or the tokenizer cannot encode comparable wrong answers.
+            DataError: no item fits the length, or the tokenizer cannot encode comparable wrong
+                answers.
         """
         return self.task.make(TaskRequest(self, index, length, depth, haystack))
 
 
 @dataclass(frozen=True)
 class TaskRequest:
-    """The parameters of one item; see `TaskContext.item`. The required number of haystack tokens is taken
-    from the end, so a longer item extends towards the start.
+    """The parameters of one item; see `TaskContext.item`. The required number of haystack tokens is
+    taken from the end, so a longer item extends towards the start.
     """
 
     context: TaskContext
@@ -113,7 +119,8 @@ class TaskRequest:
         return below(bits(self.key(what), np.arange(count)), below_what)
 
     def distinct(self, what: str, count: int, below_what: int) -> np.ndarray:
-        """(count,) distinct integers in 0 ... below_what-1. The first n do not depend on `count`."""
+        """(count,) distinct integers in 0 ... below_what-1. The first n do not depend on
+        `count`."""
         if below_what <= SORTED:
             return np.argsort(bits(self.key(what), np.arange(below_what)), kind="stable")[:count]
         wanted = count
@@ -125,9 +132,9 @@ class TaskRequest:
         return drawn[:count]
 
     def numbers(self, what: str, digits: int, least: int, used: int | None = None) -> list[str]:
-        """Distinct numbers with `digits` digits, such as ` 417`, all encoded in the same number of tokens: at
-        least `least` of them, and more if available. `used` of them (default: all) are facts of the item; the
-        others are wrong answers, of which a training item may have fewer.
+        """Distinct numbers with `digits` digits, such as ` 417`, all encoded in the same number of
+        tokens: at least `least` of them, and more if available. `used` of them (default: all) are
+        facts of the item; the others are wrong answers, of which a training item may have fewer.
         """
         needed = least if used is None or self.is_scored else used
         first = 10 ** (digits - 1) if digits > 1 else 0
@@ -136,15 +143,16 @@ class TaskRequest:
         return self.same_count([f" {first + n}" for n in drawn.tolist()], needed)
 
     def same_count(self, texts: list[str], least: int) -> list[str]:
-        """Filter `texts` to those with the most common number of tokens. Raises DataError if fewer than
-        `least` remain.
+        """Filter `texts` to those with the most common number of tokens. Raises DataError if fewer
+        than `least` remain.
         """
         sizes = np.array([len(self.encode(text)) for text in texts])
         kept = [texts[i] for i in np.flatnonzero(sizes == np.bincount(sizes).argmax())]
         if len(kept) < least:
             raise DataError(
-                f"only {len(kept)} of {len(texts)} answers such as {texts[0]!r} have the same number of "
-                f"tokens, but {least} are compared; compare fewer, or use more digits per answer"
+                f"only {len(kept)} of {len(texts)} answers such as {texts[0]!r} have the same "
+                f"number of tokens, but {least} are compared; compare fewer, or use more digits "
+                "per answer"
             )
         return kept
 
@@ -169,6 +177,7 @@ class TaskRequest:
 
     def too_short(self, least: int) -> DataError:
         return DataError(
-            f"an item of {self.length} tokens is too short for the task {self.context.task.name}: with this "
-            f"tokenizer it needs at least {least}; increase the length or make the task smaller"
+            f"an item of {self.length} tokens is too short for the task {self.context.task.name}: "
+            f"with this tokenizer it needs at least {least}; increase the length or make the task "
+            "smaller"
         )

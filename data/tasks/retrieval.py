@@ -1,7 +1,7 @@
 """Tasks that hide facts in text: pass keys, sentences, chains of variables."""
 
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 from pydantic import Field
@@ -10,20 +10,28 @@ from data.tasks.items import Task, TaskItem, TaskRequest
 from data.text_settings import StdlibSource, TextSettings
 
 _ANIMALS = """
-ant ape bat bear bee bird boar bug bull calf carp cat clam cod cow crab crow cub deer dog dove duck eel
-elk emu ewe fawn flea fly foal fox frog goat gull hare hawk hen ibis jay kite kiwi lamb lark lion lynx
-mole moth mouse mule newt orca owl ox panda pig pony puma ram rat rook seal shark sheep slug snail sow
-stork swan tick toad trout tuna vole wasp whale wolf worm wren yak zebra
+ant ape bat bear bee bird boar bug bull calf carp cat clam cod cow crab crow cub deer dog dove
+duck eel elk emu ewe fawn flea fly foal fox frog goat gull hare hawk hen ibis jay kite kiwi lamb
+lark lion lynx mole moth mouse mule newt orca owl ox panda pig pony puma ram rat rook seal shark
+sheep slug snail sow stork swan tick toad trout tuna vole wasp whale wolf worm wren yak zebra
 """
 _BUILDINGS = """
-attic cellar garden kitchen barn tower chapel stable office hall library studio pantry garage closet
-temple palace castle market harbour school prison museum cabin cottage forest meadow valley desert
-island tunnel bridge station bakery theatre tavern church mill quarry orchard pasture canyon lagoon
-hangar arcade saloon parlour nursery balcony basement courtyard workshop warehouse farm port bank shop
-lodge vault shed crypt ferry
+attic cellar garden kitchen barn tower chapel stable office hall library studio pantry garage
+closet temple palace castle market harbour school prison museum cabin cottage forest meadow valley
+desert island tunnel bridge station bakery theatre tavern church mill quarry orchard pasture
+canyon lagoon hangar arcade saloon parlour nursery balcony basement courtyard workshop warehouse
+farm port bank shop lodge vault shed crypt ferry
 """
 NAMES = _ANIMALS.split()
 PLACES = _BUILDINGS.split()
+
+
+class Statement(NamedTuple):
+    """A hidden fact: a stem such as `Key heron`, its value, and the depth of both in the text."""
+
+    depth: float
+    stem: str
+    value: str
 
 
 class HaystackTask(Task):
@@ -38,35 +46,35 @@ class HaystackTask(Task):
     )
 
     def facts(self, request: TaskRequest, stem: str, values: list[str], count: int) -> TaskItem:
-        """Hide `count` facts, each a stem with a name and one of `values`, and query the first of them.
-        Values of no fact serve as wrong answers that are not in the context.
+        """Hide `count` facts, each a stem with a name and one of `values`, and query the first of
+        them. Values of no fact serve as wrong answers that are not in the context.
         """
-        stems = [
-            stem.format(NAMES[i]) for i in request.distinct("names", count, len(NAMES)).tolist()
-        ]
-        depths = request.draw("depths", count, 1001) / 1000
+        names = [NAMES[i] for i in request.distinct("names", count, len(NAMES)).tolist()]
+        depths = (request.draw("depths", count, 1001) / 1000).tolist()
         depths[0] = request.depth
-        parts = [(stems[i], f"{values[i]}.\n") for i in range(count)]
-        statements = [(float(depth), *part) for depth, part in zip(depths, parts, strict=True)]
-        return self.hide(request, statements, parts, [f"{value}.\n" for value in values[count:]])
+        facts = [
+            Statement(depth, stem.format(name), f"{value}.\n")
+            for depth, name, value in zip(depths, names, values, strict=False)
+        ]
+        invented = [f"{value}.\n" for value in values[count:]]
+        return self.hide(request, facts, [(fact.stem, fact.value) for fact in facts], invented)
 
     def hide(
         self,
         request: TaskRequest,
-        statements: Sequence[tuple[float, str, str]],
+        statements: Sequence[Statement],
         questions: Sequence[tuple[str, str]],
         invented: Sequence[str] = (),
     ) -> TaskItem:
-        """Insert statements (depth, stem, value) into the haystack and append questions (stem, answer).
+        """Insert statements into the haystack and append questions (stem, answer).
 
-        The first question comes last and is scored. Its wrong answers are the answers of the other questions
-        and `invented`. The first statement contains its answer.
+        The first question comes last and is scored. Its wrong answers are the answers of the other
+        questions and `invented`. The first statement contains its answer.
         """
         last = request.encode(questions[0][0])
-        answer, *others = [
-            request.encode(right) for right in [*(right for _, right in questions), *invented]
-        ]
-        tokens = [request.encode(stem) + request.encode(value) for _, stem, value in statements]
+        answers = [right for _, right in questions]
+        answer, *others = [request.encode(text) for text in (*answers, *invented)]
+        tokens = [request.encode(one.stem) + request.encode(one.value) for one in statements]
         room = request.length - sum(map(len, tokens)) - len(last) - len(answer)
         if room < 0:
             raise request.too_short(request.length - room)
@@ -76,32 +84,42 @@ class HaystackTask(Task):
             question = request.encode(stem) + request.encode(right)
             if len(question) > room:
                 break
-            earlier = earlier + question
-            room = room - len(question)
+            earlier += question
+            room -= len(question)
         text = request.haystack[len(request.haystack) - room :]
-        # Insert between two tokens, the second of which begins with white space, or at an end.
-        cuts = np.array(
-            [0, *(1 + np.flatnonzero(request.context.may_cut[text[1:]])).tolist(), room]
-        )
-        at = [int(cuts[np.abs(cuts - depth * room).argmin()]) for depth, *_ in statements]
-        prompt = []
+        at = _insertion_points(request, text, [one.depth for one in statements])
+        prompt: list[int] = []
         starts = {}
         done = 0
-        for i in sorted(range(len(statements)), key=lambda i: (at[i], statements[i][0], i)):
+        order = sorted(range(len(statements)), key=lambda i: (at[i], statements[i].depth, i))
+        for i in order:
             prompt += text[done : at[i]].tolist()
-            starts[i], done = len(prompt), at[i]
+            done = at[i]
+            starts[i] = len(prompt)
             prompt += tokens[i]
         prompt += text[done:].tolist() + earlier + last
-        value_at = starts[0] + len(request.encode(statements[0][1]))
+        value_start = starts[0] + len(request.encode(statements[0].stem))
         return TaskItem(
-            prompt, answer, others, at[0] / room if room else request.depth, len(prompt) - value_at
+            prompt=prompt,
+            answer=answer,
+            others=others,
+            depth=at[0] / room if room else request.depth,
+            distance=len(prompt) - value_start,
         )
+
+
+def _insertion_points(request: TaskRequest, text: np.ndarray, depths: list[float]) -> list[int]:
+    """Offsets in the text near the depths: before a token that begins with white space, or an
+    end."""
+    inside = 1 + np.flatnonzero(request.context.may_cut[text[1:]])
+    cuts = np.array([0, *inside.tolist(), len(text)])
+    return [int(cuts[np.abs(cuts - depth * len(text)).argmin()]) for depth in depths]
 
 
 class PasskeyTask(HaystackTask):
-    """Numbers hidden in text, each with a name. One of them is queried; the others are the wrong answers.
-    With one key, as in Mohtashami and Jaggi 2023 (arXiv:2305.16300), the wrong answers are not in the text.
-    `Key heron 48213`; `Key heron` → ` 48213`"""
+    """Numbers hidden in text, each with a name. One of them is queried; the others are the wrong
+    answers. With one key, as in Mohtashami and Jaggi 2023 (arXiv:2305.16300), the wrong answers are
+    not in the text. `Key heron 48213`; `Key heron` → ` 48213`"""
 
     name: Literal["passkey"] = "passkey"
     keys: int = Field(
@@ -122,29 +140,23 @@ class PasskeyTask(HaystackTask):
 
 
 class NeedleTask(HaystackTask):
-    """Sentences hidden in text that state where an animal hid something. One of them is queried; the others
-    are the wrong answers. After Kamradt 2023 and RULER's multi-key needle (arXiv:2404.06654).
-    `heron hid it in the attic`; `heron hid it in the` → ` attic`"""
+    """Sentences hidden in text that state where an animal hid something. One of them is queried;
+    the others are the wrong answers. After Kamradt 2023 and RULER's multi-key needle
+    (arXiv:2404.06654). `heron hid it in the attic`; `heron hid it in the` → ` attic`"""
 
     name: Literal["needle"] = "needle"
     keys: int = Field(3, ge=2, le=16, description="facts per item; chance is 1/keys")
 
     def make(self, request: TaskRequest) -> TaskItem:
-        places = [
-            f" {PLACES[i]}" for i in request.distinct("values", len(PLACES), len(PLACES)).tolist()
-        ]
-        return self.facts(
-            request,
-            "\n{} hid it in the",
-            request.same_count(places, self.keys)[: self.keys],
-            self.keys,
-        )
+        order = request.distinct("values", len(PLACES), len(PLACES)).tolist()
+        places = request.same_count([f" {PLACES[i]}" for i in order], self.keys)
+        return self.facts(request, "\n{} hid it in the", places[: self.keys], self.keys)
 
 
 class VariablesTask(HaystackTask):
-    """Chains of assignments hidden in text. The value of the last variable of one chain is queried; the
-    values of the other chains are the wrong answers. RULER's variable tracking (arXiv:2404.06654).
-    `x4 = 531`, later `q7 = x4`; `q7 =` → ` 531`"""
+    """Chains of assignments hidden in text. The value of the last variable of one chain is queried;
+    the values of the other chains are the wrong answers. RULER's variable tracking
+    (arXiv:2404.06654). `x4 = 531`, later `q7 = x4`; `q7 =` → ` 531`"""
 
     name: Literal["variables"] = "variables"
     chains: int = Field(2, ge=2, le=16, description="chains per item; chance is 1/chains")
@@ -157,20 +169,18 @@ class VariablesTask(HaystackTask):
         links = self.hops + 1
         values = request.numbers("values", self.digits, self.chains)
         numbers = request.distinct("names", self.chains * links, 26 * 10).tolist()
-        names = [f"{chr(97 + n // 10)}{n % 10}" for n in numbers]
+        names = [f"{chr(ord('a') + n // 10)}{n % 10}" for n in numbers]
         statements = []
         questions = []
-        for chain in range(self.chains):
-            own = names[chain * links : (chain + 1) * links]
-            first = (
-                request.depth
-                if chain == 0
-                else float(request.draw(f"depth {chain}", 1, 1001)[0]) / 1000
-            )
+        for chain, value in enumerate(values[: self.chains]):
+            chain_names = names[chain * links : (chain + 1) * links]
+            first = request.depth
+            if chain:
+                first = float(request.draw(f"depth {chain}", 1, 1001)[0]) / 1000
             later = np.sort(request.draw(f"links {chain}", self.hops, 1001)) / 1000
             depths = [first, *(first + (1 - first) * later).tolist()]
-            rights = [values[chain], *(f" {name}" for name in own[:-1])]
-            for depth, name, right in zip(depths, own, rights, strict=True):
-                statements.append((depth, f"\n{name} =", f"{right}\n"))
-            questions.append((f"\n{own[-1]} =", f"{values[chain]}\n"))
+            rights = [value, *(f" {name}" for name in chain_names[:-1])]
+            for depth, name, right in zip(depths, chain_names, rights, strict=True):
+                statements.append(Statement(depth, f"\n{name} =", f"{right}\n"))
+            questions.append((f"\n{chain_names[-1]} =", f"{value}\n"))
         return self.hide(request, statements, questions)

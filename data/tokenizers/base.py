@@ -1,7 +1,7 @@
 """The interface of tokenizers, and plain bytes.
 
-Every tokenizer provides the raw bytes of each id (`pieces`), so that losses can be reported in bits per byte
-and encoding can be checked to be lossless.
+Every tokenizer provides the raw bytes of each id (`pieces`), so that losses can be reported in bits
+per byte and encoding can be checked to be lossless.
 """
 
 import hashlib
@@ -38,11 +38,12 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def encode(self, text: str) -> list[int]:
-        """Encode `text`, without begin and end of document. Text that spells a control symbol is text."""
+        """Encode `text`, without begin and end of document. Text that spells a control symbol is
+        text."""
 
     def encode_document(self, text: str) -> tuple[np.ndarray, bool]:
-        """The ids of `encode`, (n,) integers, and whether they represent exactly the bytes of the text.
-        Faster for many documents: a tokenizer may keep the ids of words in memory.
+        """The ids of `encode`, (n,) integers, and whether they represent exactly the bytes of the
+        text. Faster for many documents: a tokenizer may keep the ids of words in memory.
         """
         ids = self.encode(text)
         return np.array(ids, dtype=np.int64), lossless(self, ids, text)

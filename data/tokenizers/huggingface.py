@@ -1,6 +1,7 @@
 """Tokenizers of Hugging Face's tokenizers library (tokenizer.json), most of them byte-level BPE."""
 
 import hashlib
+import itertools
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -16,15 +17,18 @@ from errors import DataError
 
 # characters per block where blocks are encoded independently; 110 bytes of memory for each
 BLOCK = 1 << 18
-# Text that every usable tokenizer represents exactly. Documents with other characters may be lossy; the
-# preparation counts them.
-PROBE = "The 2 quick  brown\n\n\tfoxes' (jumps) = {over}: [lazy] dogs; 12,345.67% @#$&*_-+|\\~`^\"<>?/!\n"
+# Text that every usable tokenizer represents exactly. Documents with other characters may be lossy;
+# the preparation counts them.
+PROBE = (
+    "The 2 quick  brown\n\n\tfoxes' (jumps) = {over}: [lazy] dogs; "
+    '12,345.67% @#$&*_-+|\\~`^"<>?/!\n'
+)
 
 # Regular expressions that split text into words before BPE.
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 LLAMA3 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
-    r"|\s+(?!\S)|\s+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 LLAMA3_SINGLE_DIGITS = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")  # also Qwen 2's
 # Where text can be cut so that its parts have the words of the whole.
@@ -46,7 +50,8 @@ class HuggingFaceTokenizer(Tokenizer):
         add_bos: None: whether the file's post-processor adds `bos_id`.
 
     Raises:
-        DataError: the library cannot read the file, or the tokenizer loses information such as white space.
+        DataError: the library cannot read the file, or the tokenizer loses information such as
+            white space.
     """
 
     name = "huggingface"
@@ -69,8 +74,8 @@ class HuggingFaceTokenizer(Tokenizer):
             spec = json.loads(content)
         except Exception as error:  # the library raises no narrower class
             raise DataError(
-                f"{origin} cannot be read by tokenizers {tokenizers.__version__} ({error}); use another "
-                "file, or the model's tokenizer.model"
+                f"{origin} cannot be read by tokenizers {tokenizers.__version__} ({error}); use "
+                "another file, or the model's tokenizer.model"
             ) from error
         names = {i: name for name, i in self._tokenizer.get_vocab(with_added_tokens=True).items()}
         if not names:
@@ -100,7 +105,8 @@ class HuggingFaceTokenizer(Tokenizer):
         return i
 
     def _make_plain(self) -> None:
-        """Encode whole texts, always the same way, and text that spells a control symbol as text."""
+        """Encode whole texts, always the same way, and text that spells a control symbol as
+        text."""
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         if getattr(self._tokenizer.model, "dropout", None):
@@ -111,7 +117,8 @@ class HuggingFaceTokenizer(Tokenizer):
         model = spec["model"]
         controls = {self.bos_id, self.eos_id, self.pad_id}
         added = self._tokenizer.get_added_tokens_decoder()
-        # Models may declare a control symbol in another file only. The library then treats it as text.
+        # Models may declare a control symbol in another file only. The library then treats it as
+        # text.
         self._tokenizer.add_special_tokens([token for i, token in added.items() if i in controls])
         controls |= {i for i, token in added.items() if token.special}
         controls.add(model.get("unk_id", self._tokenizer.token_to_id(model.get("unk_token") or "")))
@@ -127,17 +134,19 @@ class HuggingFaceTokenizer(Tokenizer):
         if not lossless(self, self._encode(PROBE), PROBE):
             steps = f" after {self.normalization}" if self.normalization else ""
             raise DataError(
-                f"{origin} does not represent text exactly ({spec['model'].get('type')}{steps}), so losses "
-                "in bits per byte would be wrong; use a byte-level BPE or a sentencepiece model"
+                f"{origin} does not represent text exactly ({spec['model'].get('type')}{steps}), "
+                "so losses in bits per byte would be wrong; use a byte-level BPE or a "
+                "sentencepiece model"
             )
 
     def _spelled_controls(self, names: dict[int, str], origin: str) -> re.Pattern | None:
-        """Control symbols that the model itself, without the library's search, produces from their text."""
-        spelled = [
-            names[i]
-            for i in sorted(self._controls)
-            if i in names and any(i in self._encode(text) for text in (names[i], f"a{names[i]} a"))
-        ]
+        """Control symbols that the model itself, without the library's search, produces from their
+        text."""
+        spelled = []
+        for i in sorted(self._controls.intersection(names)):
+            ids = self._encode(names[i]) + self._encode(f"a{names[i]} a")
+            if i in ids:
+                spelled.append(names[i])
         if spelled and self.prefix:
             raise DataError(
                 f"{origin} encodes the text {spelled[0]!r} as a control symbol; use the model's "
@@ -149,9 +158,10 @@ class HuggingFaceTokenizer(Tokenizer):
         ids: list[int] = []
         for block in _blocks(text, self._cuts):
             start = 0
-            for found in self._spelled.finditer(block) if self._spelled else ():
-                ids += self._encode(block[start : found.start() + 1])
-                start = found.start() + 1
+            if self._spelled is not None:
+                for control in self._spelled.finditer(block):  # split after its first character
+                    ids += self._encode(block[start : control.start() + 1])
+                    start = control.start() + 1
             ids += self._encode(block[start:])
         return ids
 
@@ -173,9 +183,10 @@ class HuggingFaceTokenizer(Tokenizer):
 def _blocks(text: str, cuts: re.Pattern | None) -> Iterator[str]:
     """Parts of about BLOCK characters."""
     start = 0
-    while (
-        cuts is not None and len(text) - start > BLOCK and (cut := cuts.search(text, start + BLOCK))
-    ):
+    while cuts is not None and len(text) - start > BLOCK:
+        cut = cuts.search(text, start + BLOCK)
+        if cut is None:
+            break
         yield text[start : cut.start()]
         start = cut.start()
     yield text[start:]
@@ -185,40 +196,41 @@ def _steps(part: dict[str, Any] | None) -> list[dict[str, Any]]:
     """A normalizer, pre-tokenizer or decoder as a flat list."""
     if part is None:
         return []
-    if part["type"] == "Sequence":
-        inner = next(value for value in part.values() if isinstance(value, list))
-        return [step for one in inner for step in _steps(one)]
-    return [part]
+    if part["type"] != "Sequence":
+        return [part]
+    members = next(value for value in part.values() if isinstance(value, list))
+    return list(itertools.chain.from_iterable(map(_steps, members)))
 
 
 def _normalizers(spec: dict[str, Any]) -> list[str]:
     """The normalizers that are not undone by decoding."""
-    found = (step["type"] for step in _steps(spec.get("normalizer")))
-    return [name for name in found if name not in ("Prepend", "Replace", "ByteLevel")]
+    names = [step["type"] for step in _steps(spec.get("normalizer"))]
+    return [name for name in names if name not in ("Prepend", "Replace", "ByteLevel")]
 
 
 def _cuts(spec: dict[str, Any]) -> re.Pattern | None:
     """Where text can be cut without a change of its ids; None where unknown."""
     if any(step["type"] != "NFC" for step in _steps(spec.get("normalizer"))):
         return None
-    cuts = None
+    patterns = set()
     for step in _steps(spec.get("pre_tokenizer")):
+        if step["type"] == "Digits":
+            continue
         if step["type"] == "ByteLevel" and not step.get("add_prefix_space"):
-            found = _CUTS[GPT2] if step.get("use_regex", True) else cuts
-        elif (
-            step["type"] == "Split"
-            and step.get("behavior") == "Isolated"
-            and not step.get("invert")
-        ):
-            found = _CUTS.get(step["pattern"].get("Regex"))
+            if step.get("use_regex", True):
+                patterns.add(_CUTS[GPT2])
+            elif not patterns:
+                return None
+        elif _is_isolated_split(step):
+            patterns.add(_CUTS.get(step["pattern"].get("Regex")))
         else:
-            found = cuts if step["type"] == "Digits" else None
-            if step["type"] == "Digits":
-                continue
-        if found is None or cuts not in (None, found):
             return None
-        cuts = found
-    return cuts
+    return patterns.pop() if len(patterns) == 1 else None
+
+
+def _is_isolated_split(step: dict[str, Any]) -> bool:
+    is_isolated = step.get("behavior") == "Isolated" and not step.get("invert")
+    return step["type"] == "Split" and is_isolated
 
 
 def _piece_bytes(spec: dict[str, Any]) -> Callable[[str], bytes]:
@@ -246,13 +258,14 @@ def _piece_bytes(spec: dict[str, Any]) -> Callable[[str], bytes]:
 
 
 def _alphabet() -> dict[str, int]:
-    """The byte of each character of byte-level vocabularies (GPT-2's `bytes_to_unicode`): printable Latin-1
-    characters are themselves, the other bytes are U+0100, U+0101, ..."""
+    """The byte of each character of byte-level vocabularies (GPT-2's `bytes_to_unicode`): printable
+    Latin-1 characters are themselves, the other bytes are U+0100, U+0101, ..."""
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    other = [byte for byte in range(256) if byte not in plain]
-    return {chr(byte): byte for byte in plain} | {
-        chr(256 + n): byte for n, byte in enumerate(other)
-    }
+    alphabet = {chr(byte): byte for byte in plain}
+    others = [byte for byte in range(256) if byte not in plain]
+    for n, byte in enumerate(others):
+        alphabet[chr(256 + n)] = byte
+    return alphabet
 
 
 ALPHABET = _alphabet()

@@ -20,48 +20,43 @@ _READERS = {kind.file: kind for kind in (HuggingFaceTokenizer, SentencePieceToke
 
 def load_tokenizer(folder: Path | str) -> Tokenizer:
     """Load the tokenizer saved in `folder`. Raises DataError if it is missing or was modified."""
-    card = _card(Path(folder))
+    folder = Path(folder)
+    card = _read_card(folder)
     name = card.pop("name")
     expected = card.pop("hash")
-    if name == ByteTokenizer.name:
-        tokenizer: Tokenizer = ByteTokenizer()
-    else:
-        kind = next(kind for kind in _READERS.values() if kind.name == name)
-        path = Path(folder) / kind.file
-        tokenizer = kind(_content(path), str(path), **card)
+    tokenizer: Tokenizer = ByteTokenizer()
+    for kind in _READERS.values():
+        if kind.name == name:
+            path = folder / kind.file
+            if not path.is_file():
+                raise DataError(f"{path} is missing; prepare the data again")
+            tokenizer = kind(path.read_bytes(), str(path), **card)
     if tokenizer.hash != expected:
-        raise DataError(
-            f"{Path(folder) / tokenizer.file} does not match its recorded hash; prepare the data again"
-        )
+        path = folder / tokenizer.file
+        raise DataError(f"{path} does not match its recorded hash; prepare the data again")
     return tokenizer
 
 
-def _card(folder: Path) -> dict[str, Any]:
+def _read_card(folder: Path) -> dict[str, Any]:
     """What is saved about a tokenizer beside its own file."""
     path = folder / CARD
-    known = [ByteTokenizer.name, *(kind.name for kind in _READERS.values())]
     if not path.is_file():
-        older = folder / "tokenizer.json"
-        if older.is_file():
-            raise DataError(
-                f"{folder} was saved by an earlier version of Sextant (it has no {CARD}): delete the folder "
-                "that contains it and prepare the data again, or repeat the run"
-            )
         raise DataError(f"{folder} has no {CARD}; prepare the data again")
-    with damage_reported(path, "delete its folder and prepare the data again"):
+    fix = "delete its folder and prepare the data again"
+    with damage_reported(path, fix):
         card = read_json(path)
-        if card["name"] not in known:
-            raise DataError(
-                f"{path}: unknown tokenizer {card['name']!r}; known are {', '.join(known)}"
-            )
-        for key in ("hash", "eos_ids", "add_bos"):
-            card[key]
+        missing = {"name", "hash", "eos_ids", "add_bos"} - set(card)
+        if missing:
+            raise DataError(f"{path} has no {', '.join(sorted(missing))}; {fix}")
+    known = [ByteTokenizer.name, *(kind.name for kind in _READERS.values())]
+    if card["name"] not in known:
+        raise DataError(f"{path}: unknown tokenizer {card['name']!r}; known are {', '.join(known)}")
     return card
 
 
 def saved_settings(folder: Path) -> TokenizerSettings:
     """Settings that load the tokenizer saved in `folder`."""
-    name = _card(folder)["name"]
+    name = _read_card(folder)["name"]
     if name == ByteTokenizer.name:
         return BytesSettings()
     kind = SentencePieceSettings if name == SentencePieceTokenizer.name else HuggingFaceSettings
@@ -69,7 +64,8 @@ def saved_settings(folder: Path) -> TokenizerSettings:
 
 
 def load_tokenizer_file(path: Path | str, name: str | None = None) -> Tokenizer:
-    """Load a sentencepiece model or a tokenizer.json, with the control symbols that the files beside it name.
+    """Load a sentencepiece model or a tokenizer.json, with the control symbols that the files
+    beside it name.
 
     Args:
         name: of the settings that name the file; another kind of file is rejected.
@@ -83,9 +79,9 @@ def load_tokenizer_file(path: Path | str, name: str | None = None) -> Tokenizer:
             f"tokenizer model {path} does not exist; set data.tokenizer.model to an existing file"
         )
     content = path.read_bytes()
-    found = "huggingface" if _is_json(content) else "sentencepiece"
-    if name not in (None, found):
-        raise DataError(f"{path} requires data.tokenizer.name={found}, not {name}")
+    kind = HuggingFaceTokenizer if _is_json(content) else SentencePieceTokenizer
+    if name not in (None, kind.name):
+        raise DataError(f"{path} requires data.tokenizer.name={kind.name}, not {name}")
     if (path.parent / CARD).is_file() and path.name in _READERS:
         return load_tokenizer(path.parent)
     return _external(path, content)
@@ -94,10 +90,10 @@ def load_tokenizer_file(path: Path | str, name: str | None = None) -> Tokenizer:
 def load_folder_tokenizer(folder: Path | str) -> Tokenizer:
     """Load the tokenizer of a Hugging Face folder: tokenizer.json, or else tokenizer.model.
 
-    BOS and EOS are those of tokenizer_config.json, or else of special_tokens_map.json, config.json or
-    generation_config.json. `add_bos` is the folder's `add_bos_token`, or else what the post-processor of
-    tokenizer.json does. `eos_ids` includes the `eos_token_id` of generation_config.json, or else of
-    config.json.
+    BOS and EOS are those of tokenizer_config.json, or else of special_tokens_map.json, config.json
+    or generation_config.json. `add_bos` is the folder's `add_bos_token`, or else what the
+    post-processor of tokenizer.json does. `eos_ids` includes the `eos_token_id` of
+    generation_config.json, or else of config.json.
 
     Raises:
         DataError: the folder has neither file, or one is damaged or not supported.
@@ -111,55 +107,68 @@ def load_folder_tokenizer(folder: Path | str) -> Tokenizer:
     )
 
 
-def _content(path: Path) -> bytes:
-    if not path.is_file():
-        raise DataError(f"{path} is missing; prepare the data again")
-    return path.read_bytes()
-
-
 def _is_json(content: bytes) -> bool:
     return content.lstrip().startswith(b"{")
 
 
 def _external(path: Path, content: bytes) -> Tokenizer:
-    files = {
-        name: _optional(path.with_name(f"{name}.json"))
-        for name in ("tokenizer_config", "special_tokens_map", "config", "generation_config")
-    }
-    add_bos = files["tokenizer_config"].get("add_bos_token")
-    ends = files["generation_config"].get("eos_token_id", files["config"].get("eos_token_id"))
-    more: dict[str, Any] = {
-        "eos_ids": _ids(ends),
-        "add_bos": add_bos if isinstance(add_bos, bool) else None,
-    }
+    files = _ControlFiles(path.parent)
+    add_bos = files.tokenizer_config.get("add_bos_token")
+    if not isinstance(add_bos, bool):
+        add_bos = None
     if not _is_json(content):
-        return SentencePieceTokenizer(content, str(path), **more)
-    controls = {f"{key}_id": _control(key, files) for key in ("bos", "eos", "pad")}
-    return HuggingFaceTokenizer(content, str(path), **controls, **more)
+        return SentencePieceTokenizer(content, str(path), eos_ids=files.eos_ids, add_bos=add_bos)
+    return HuggingFaceTokenizer(
+        content,
+        str(path),
+        bos_id=files.control("bos"),
+        eos_id=files.control("eos"),
+        pad_id=files.control("pad"),
+        eos_ids=files.eos_ids,
+        add_bos=add_bos,
+    )
 
 
-def _optional(path: Path) -> dict[str, Any]:
+class _ControlFiles:
+    """The files of a Hugging Face folder that name control symbols; empty if missing."""
+
+    def __init__(self, folder: Path):
+        self.tokenizer_config = _read_if_present(folder / "tokenizer_config.json")
+        self.special_tokens_map = _read_if_present(folder / "special_tokens_map.json")
+        self.config = _read_if_present(folder / "config.json")
+        self.generation_config = _read_if_present(folder / "generation_config.json")
+
+    def control(self, key: str) -> int | str | None:
+        """The id or the text of a control symbol. A null in a tokenizer's file means that there is
+        none.
+        """
+        name = f"{key}_token"
+        for file in (self.tokenizer_config, self.special_tokens_map):
+            if name in file:
+                token = file[name]
+                return token.get("content") if isinstance(token, dict) else token
+        for file in (self.config, self.generation_config):
+            if ids := _ids(file.get(f"{key}_token_id")):
+                return ids[0]
+        return None
+
+    @property
+    def eos_ids(self) -> list[int]:
+        file = self.generation_config if "eos_token_id" in self.generation_config else self.config
+        return _ids(file.get("eos_token_id"))
+
+
+def _read_if_present(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     with damage_reported(path, "restore it"):
-        found = read_json(path)
-        if not isinstance(found, dict):
+        content = read_json(path)
+        if not isinstance(content, dict):
             raise ValueError
-    return found
-
-
-def _control(key: str, files: dict[str, dict[str, Any]]) -> int | str | None:
-    """The id or the text of a control symbol. A null in a tokenizer's file means that there is none."""
-    for name in ("tokenizer_config", "special_tokens_map"):
-        if f"{key}_token" in files[name]:
-            token = files[name][f"{key}_token"]
-            return token.get("content") if isinstance(token, dict) else token
-    for name in ("config", "generation_config"):
-        if found := _ids(files[name].get(f"{key}_token_id")):
-            return found[0]
-    return None
+    return content
 
 
 def _ids(value: Any) -> list[int]:
     """An id, or several, of a Hugging Face config."""
-    return [i for i in (value if isinstance(value, list) else [value]) if isinstance(i, int)]
+    values = value if isinstance(value, list) else [value]
+    return [i for i in values if isinstance(i, int)]

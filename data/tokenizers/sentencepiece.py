@@ -84,15 +84,16 @@ class SentencePieceTokenizer(Tokenizer):
         self.add_bos = self.bos_id is not None and add_bos is not False
         self.hash = hashlib.sha256(b"sentencepiece\0" + model).hexdigest()
         self.pieces = [self._piece(i) for i in range(self.vocab_size)]
-        # Determine the behavior from the model itself: an external file does not record how it was trained.
+        # Determine the behavior from the model itself: an external file does not record how it was
+        # trained.
         first = self.processor.encode("a")
         self.prefix = b" " if first and self.pieces[first[0]].startswith(b" ") else b""
         self._newline = self.processor.piece_to_id("\n")
         self._space_bytes = [
             self.processor.piece_to_id(f"<0x{byte:02X}>") for byte in SPACE.encode()
         ]
-        # Splitting a text after a newline preserves its ids if a newline is always a separate piece and
-        # nothing is inserted before a text.
+        # Splitting a text after a newline preserves its ids if a newline is always a separate piece
+        # and nothing is inserted before a text.
         self._by_line = not self.prefix and self.pieces[self._newline] == b"\n"
         self._by_line &= not any(b"\n" in piece and piece != b"\n" for piece in self.pieces)
         self._has_space_bytes = not self.prefix and all(
@@ -114,9 +115,9 @@ class SentencePieceTokenizer(Tokenizer):
     def _words(self) -> WordIds | None:
         """None if the ids of a text may differ from those of its words.
 
-        BPE merges two symbols only into a piece, so they are equal if no piece extends across the end of a
-        word and the text is not normalized. Scores of BPE are ranks. In a unigram model, the scores are sums
-        over the text, whose rounding may decide.
+        BPE merges two symbols only into a piece, so they are equal if no piece extends across the
+        end of a word and the text is not normalized. Scores of BPE are ranks. In a unigram model,
+        the scores are sums over the text, whose rounding may decide.
         """
         scores = map(self.processor.get_score, range(self.vocab_size))
         is_bpe = self._by_line and all(score.is_integer() for score in scores)

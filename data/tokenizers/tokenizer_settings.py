@@ -37,13 +37,15 @@ class SentencePieceSettings(StrictSettings):
 
 
 class HuggingFaceSettings(StrictSettings):
-    """Byte-level BPE of the tokenizers library, trained on the training documents, or any tokenizer.json."""
+    """Byte-level BPE of the tokenizers library, trained on the training documents, or any
+    tokenizer.json."""
 
     file: ClassVar[str] = "tokenizer.json"  # the name of a saved model
     name: Literal["huggingface"] = "huggingface"
     model: str | None = Field(
         default=None,
-        description="an existing tokenizer.json, with BOS and EOS in the files beside it; null trains one",
+        description="an existing tokenizer.json, with BOS and EOS in the files beside it; null "
+        "trains one",
     )
     vocab_size: int = Field(
         default=4096, ge=264, le=1_000_000, description="vocabulary size, including control symbols"

@@ -1,38 +1,45 @@
-"""A small corpus of words drawn with a fixed seed."""
+"""A small corpus of words drawn with a fixed seed, and a console that records its output."""
 
 import random
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from data import DataSettings
 
-WORDS = [
-    "position",
-    "window",
-    "token",
-    "model",
-    "order",
-    "document",
-    "length",
-    "scheme",
-    "table",
-    "cache",
-]
-WORDS += [
-    "query",
-    "value",
-    "rotate",
-    "angle",
-    "shard",
-    "batch",
-    "epoch",
-    "train",
-    "valid",
-    "space",
-    "number",
-]
-WORDS += ["line", "reader", "return", "import", "class", "def", "while", "yield", "lambda"]
+_WORDS = """
+position window token model order document length scheme table cache query value rotate angle shard
+batch epoch train valid space number line reader return import class def while yield lambda
+"""
+WORDS = _WORDS.split()
+
+
+class Listener:
+    """A console that records its output."""
+
+    def __init__(self):
+        self.lines: list[str] = []
+        self.tables: list[list] = []
+
+    def info(self, text):
+        self.lines.append(text)
+
+    warn = info
+
+    @contextmanager
+    def bar(self, label, total, unit="it"):
+        yield self
+
+    def advance(self, n=1):
+        pass
+
+    def table(self, title, columns, rows):
+        self.tables.append(rows)
+
+
+def changed(settings: DataSettings, **values) -> DataSettings:
+    return DataSettings.model_validate({**settings.model_dump(), **values})
 
 
 def make_text(rng: random.Random, words: int) -> str:

@@ -1,8 +1,5 @@
 """Batches: a pure function of (seed, step), each window once per epoch, documents kept apart."""
 
-import tempfile
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -10,126 +7,75 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from data import BatchSampler, DataError, TokenStore
-from data.sampling.batches import IGNORED, permuted
-from data.sampling.segments import Segment
-from data.store import EncodedDocument, write_manifest, write_shard
-
-DTYPE = np.dtype("<u4")
+from data import DataError
+from data.sampling.batches import IGNORED
+from data.sampling.random_draws import permuted
+from tests.data.stores import make_store, packings, sampler, stores
 
 
-def make_store(lengths: list[int], shards: int = 3) -> TokenStore:
-    """A store whose token t of document d is 1000 * (d + 1) + t: every token tells where it came from."""
-    folder = Path(tempfile.mkdtemp(dir=make_store.root))
-    entries = []
-    for shard, group in enumerate(np.array_split(np.arange(len(lengths)), shards)):
-        documents = (
-            EncodedDocument(
-                f"doc{d}", None, 1000 * (d + 1) + np.arange(lengths[d]), 2 * lengths[d], int(d)
-            )
-            for d in group
-        )
-        entry = write_shard(folder, f"{shard:05d}", DTYPE, documents)
-        entries += [entry] if entry else []
-    write_manifest(
-        folder, DTYPE, entries, tokenizer="t", has_bos=False, has_eos=False, source={"name": "test"}
-    )
-    return TokenStore(folder)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _root(tmp_path_factory):
-    make_store.root = tmp_path_factory.mktemp("stores")
-
-
-def line_of(batches: BatchSampler, epoch: int) -> np.ndarray:
-    """The documents of an epoch end to end, read in one go."""
+def stream_of(batches, epoch: int) -> np.ndarray:
+    """The documents of an epoch end to end."""
     return batches._stream(0, epoch).read(0, batches.texts[0].store.n_tokens)
 
 
-stores = st.lists(st.integers(1, 40), min_size=2, max_size=9).filter(
-    lambda lengths: sum(lengths) > 30
-)
-
-
-@hypothesis_settings(max_examples=15, deadline=None)
-@given(
-    stores,
-    st.integers(1, 13),
-    st.integers(1, 5),
-    st.integers(0, 99),
-    st.sampled_from(["concat", "intra_document"]),
-)
-def test_windows_cover_each_epoch_once(lengths, train_length, batch_size, seed, packing):
-    batches = BatchSampler(
-        make_store(lengths), [Segment(train_length, batch_size)], packing=packing, seed=seed
-    )
-    n = (sum(lengths) - 1) // train_length
-    assert batches.windows_per_epoch(train_length) == n
+@hypothesis_settings(max_examples=15)
+@given(stores, st.integers(1, 13), st.integers(1, 5), st.integers(0, 99), packings)
+def test_windows_cover_each_epoch_once(lengths, length, batch_size, seed, packing):
+    batches = sampler(make_store(lengths), (length, batch_size), packing=packing, seed=seed)
+    n = (sum(lengths) - 1) // length
+    assert batches.windows_per_epoch(length) == n
     rows = []
     for step in range(-(-2 * n // batch_size)):
         rows += batches.batch(step).tokens.tolist()
+    every = [1000 * (d + 1) + t for d, m in enumerate(lengths) for t in range(m)]
     for epoch in (0, 1):
-        line = line_of(batches, epoch)
-        assert sorted(line) == sorted(
-            1000 * (d + 1) + t for d, m in enumerate(lengths) for t in range(m)
-        )
-        expected = [line[w * train_length : (w + 1) * train_length].tolist() for w in range(n)]
+        stream = stream_of(batches, epoch)
+        assert sorted(stream) == every
+        expected = stream[: n * length].reshape(n, length).tolist()
         assert sorted(rows[epoch * n : (epoch + 1) * n]) == sorted(expected)
 
 
-@hypothesis_settings(max_examples=15, deadline=None)
-@given(
-    stores, st.integers(2, 13), st.integers(0, 40), st.sampled_from(["concat", "intra_document"])
-)
-def test_ranks_split_the_same_step(lengths, train_length, step, packing):
+@hypothesis_settings(max_examples=15)
+@given(stores, st.integers(2, 13), st.integers(0, 40), packings)
+def test_ranks_split_the_same_step(lengths, length, step, packing):
     store = make_store(lengths)
 
-    def fresh() -> BatchSampler:
-        return BatchSampler(store, [Segment(train_length, 6)], packing=packing, seed=11)
+    def fresh():
+        return sampler(store, (length, 6), packing=packing, seed=11)
 
     whole = fresh().batch(step)
     for world in (2, 3, 6):
-        # Other objects, asked in another order, as after a resume on another machine.
+        # Other objects, called in another order, as after a resume on another machine.
         parts = [fresh().batch(step, rank, world) for rank in reversed(range(world))][::-1]
-        for name in ("tokens", "targets"):
-            assert torch.equal(
-                torch.cat([getattr(part, name) for part in parts]), getattr(whole, name)
-            )
-        if packing == "intra_document":
-            assert torch.equal(torch.cat([part.document for part in parts]), whole.document)
-        assert {part.n_targets for part in parts} == {whole.n_targets}
+        for name in ("tokens", "targets") + ("document",) * (packing == "intra_document"):
+            joined = torch.cat([getattr(part, name) for part in parts])
+            assert torch.equal(joined, getattr(whole, name))
+        assert {(part.n_targets, part.epoch) for part in parts} == {(whole.n_targets, whole.epoch)}
         assert [part.hash for part in parts] == [whole.hash] + [""] * (world - 1)
-        assert {part.epoch for part in parts} == {whole.epoch}
     assert whole.n_targets == int((whole.targets != IGNORED).sum())
 
 
-@hypothesis_settings(max_examples=15, deadline=None)
+@hypothesis_settings(max_examples=15)
 @given(stores, st.integers(2, 13), st.integers(0, 20))
-def test_packed_documents_have_separate_ids(lengths, train_length, step):
-    batch = BatchSampler(
-        make_store(lengths), [Segment(train_length, 3)], packing="intra_document", seed=2
-    ).batch(step)
+def test_packed_documents_have_separate_ids(lengths, length, step):
+    batches = sampler(make_store(lengths), (length, 3), packing="intra_document", seed=2)
+    batch = batches.batch(step)
     assert batch.layout == "packed" and batch.unit_steps
     assert batch.position_end == 1 + int(batch.position.max())
-    for tokens, targets, order, position, document in zip(
-        batch.tokens, batch.targets, batch.order, batch.position, batch.document, strict=True
-    ):
-        assert torch.equal(order, position) and order[0] == 0 and document[0] == 0
-        owner = tokens // 1000
-        for t in range(train_length):
-            if t:
-                same = owner[t] == owner[t - 1] and tokens[t] == tokens[t - 1] + 1
-                assert document[t] == document[t - 1] + (not same)
-                assert order[t] == (order[t - 1] + 1 if same else 0)
-            assert targets[t] in (tokens[t] + 1, IGNORED)
-            # A target is left out exactly where the document ends.
-            ends = int(tokens[t]) % 1000 == lengths[int(owner[t]) - 1] - 1
-            assert (targets[t] == IGNORED) == ends
+    assert torch.equal(batch.order, batch.position)
+    owner = batch.tokens // 1000
+    same = (owner[:, 1:] == owner[:, :-1]) & (batch.tokens[:, 1:] == batch.tokens[:, :-1] + 1)
+    first = torch.zeros(3, 1, dtype=torch.int64)
+    assert torch.equal(batch.document, torch.cat([first, (~same).long()], 1).cumsum(1))
+    starts_at = torch.cat([first, torch.where(same, 0, torch.arange(1, length))], 1)
+    assert torch.equal(batch.order, torch.arange(length) - starts_at.cummax(1).values)
+    # A target is left out exactly where the document ends.
+    is_end = batch.tokens % 1000 == torch.tensor(lengths)[owner - 1] - 1
+    assert torch.equal(batch.targets, torch.where(is_end, IGNORED, batch.tokens + 1))
 
 
 def test_concat_window_is_one_document():
-    batch = BatchSampler(make_store([5, 7, 11]), [Segment(6, 2)], packing="concat", seed=0).batch(0)
+    batch = sampler(make_store([5, 7, 11]), (6, 2)).batch(0)
     assert batch.layout == "plain" and batch.position_end == 6 and batch.n_targets == 12
     assert batch.order.tolist() == batch.position.tolist() == [list(range(6))]
     assert batch.document.tolist() == [[0] * 6]
@@ -138,38 +84,28 @@ def test_concat_window_is_one_document():
 
 def test_seeds_and_epochs_differ():
     store = make_store([9, 8, 7, 6, 5, 4, 3, 2] * 4)
-
-    def order(seed: int, steps: range) -> list:
-        batches = BatchSampler(store, [Segment(5, 4)], packing="concat", seed=seed)
-        return [batches.batch(step).hash for step in steps]
-
-    epoch = -(
-        -BatchSampler(store, [Segment(5, 4)], packing="concat", seed=1).windows_per_epoch(5) // 4
-    )
-    whole = BatchSampler(store, [Segment(5, 4)], packing="concat", seed=1)
-    # documents stand in another order too
-    assert line_of(whole, 0).tolist() != line_of(whole, 1).tolist()
-    assert order(1, range(epoch)) == order(1, range(epoch))
-    assert order(1, range(epoch)) != order(2, range(epoch))
-    assert not set(order(1, range(epoch - 1))) & set(order(1, range(epoch, 2 * epoch - 1)))
+    first, other = (sampler(store, (5, 4), seed=seed) for seed in (1, 2))
+    steps = first.windows_per_epoch(5) // 4
+    assert stream_of(first, 0).tolist() != stream_of(first, 1).tolist()
+    hashes = [first.batch(step).hash for step in range(2 * steps)]
+    assert len(set(hashes)) == 2 * steps
+    assert hashes[:steps] != [other.batch(step).hash for step in range(steps)]
 
 
 def test_golden_order():
     """Runs are resumed over years: the order may not change with a library or by accident."""
     assert permuted(np.arange(10), 10, 3, 0, "windows").tolist() == [5, 9, 3, 6, 8, 0, 1, 4, 7, 2]
-    batch = BatchSampler(
-        make_store([5, 7, 11, 3]), [Segment(6, 2)], packing="intra_document", seed=4
-    ).batch(1)
-    assert batch.hash == "41888da50c236c72"
+    batches = sampler(make_store([5, 7, 11, 3]), (6, 2), packing="intra_document", seed=4)
+    assert batches.batch(1).hash == "41888da50c236c72"
 
 
-@hypothesis_settings(max_examples=60, deadline=None)
+@hypothesis_settings(max_examples=60)
 @given(st.integers(1, 3000), st.integers(0, 10**9))
 def test_permuted_is_a_permutation(n, key):
     image = permuted(np.arange(n), n, key)
     assert sorted(image.tolist()) == list(range(n))
-    some = np.array([n - 1, 0, n // 2])
-    assert permuted(some, n, key).tolist() == image[some].tolist()
+    chosen = np.array([n - 1, 0, n // 2])
+    assert permuted(chosen, n, key).tolist() == image[chosen].tolist()
 
 
 def test_permutation_is_uniform():
@@ -183,103 +119,98 @@ def test_permutation_is_uniform():
     assert abs(steps - (n + 1) / 3) < 0.5  # mean distance of two places drawn at random
 
 
-def test_fraction_of_truncated_documents():
-    batches = BatchSampler(make_store([4, 4, 4, 4]), [Segment(8, 1)], packing="concat", seed=0)
-    assert batches.cut_share(8) == 0
-    batches = BatchSampler(make_store([4, 4, 4, 4]), [Segment(3, 1)], packing="concat", seed=0)
-    assert batches.cut_share(3) == 1
-    # By hand, in slots of 8, two windows of 3 and a rest: 0-2 and 3-5 are whole, 6-8 and 9-11 are cut.
-    staged = BatchSampler(
-        make_store([3] * 4), [Segment(8, 1, 1), Segment(3, 1)], packing="concat", seed=0
-    )
-    assert staged.cut_share(3) == 0.5
+@pytest.mark.parametrize(
+    ("lengths", "segments", "share"),
+    [
+        ([4] * 4, [(8, 1)], 0),
+        ([4] * 4, [(3, 1)], 1),
+        # In chunks of 8, two windows of 3 and a rest: 0-2 and 3-5 are whole, 6-8 and 9-11 are cut.
+        ([3] * 4, [(8, 1, 1), (3, 1)], 0.5),
+    ],
+)
+def test_fraction_of_truncated_documents(lengths, segments, share):
+    batches = sampler(make_store(lengths), *segments)
+    assert batches.cut_share(segments[-1][0]) == share
 
 
 def test_invalid_requests():
     store = make_store([5, 7])
     with pytest.raises(DataError, match="has 12 tokens, fewer than the 13"):
-        BatchSampler(store, [Segment(4, 2, 3), Segment(12, 1)], packing="concat", seed=0)
+        sampler(store, (4, 2, 3), (12, 1))
     with pytest.raises(DataError, match="batch size 6 is not a multiple of the 4"):
-        BatchSampler(store, [Segment(5, 6)], packing="concat", seed=0).batch(0, 0, 4)
-    with pytest.raises(DataError, match="packing='loose' is unknown"):
-        BatchSampler(store, [Segment(5, 6)], packing="loose", seed=0)
+        sampler(store, (5, 6)).batch(0, 0, 4)
+    with pytest.raises(DataError, match="packing='loose'"):
+        sampler(store, (5, 6), packing="loose")
 
 
-plans = st.lists(
-    st.tuples(st.integers(1, 9), st.integers(1, 5), st.integers(1, 7)), min_size=2, max_size=5
-)
+def test_overwritten_shards_are_named_when_the_next_epoch_reads_them():
+    store = make_store([9, 8, 7, 6, 5, 4], shards=1)
+    batches = sampler(store, (5, 2))
+    batches.batch(0)
+    path = store.folder / "00000.tokens"
+    good = path.read_bytes()
+    with open(path, "r+b") as file:  # the same inode, as the map of a running training has it
+        file.write(b"\0" * len(good))
+    batches.batch(1)  # of a shard that was verified for this epoch
+    last = batches.windows_per_epoch(5) // 2
+    with pytest.raises(DataError, match=str(path)):
+        batches.batch(last)
+    path.write_bytes(good[:-4])  # reading the map of a truncated file would end the process
+    with pytest.raises(DataError, match=f"{path} .*{len(good)}"):
+        batches.batch(last)
 
 
-@hypothesis_settings(max_examples=25, deadline=None)
-@given(stores, plans, st.integers(0, 99))
+segments = st.tuples(st.integers(1, 9), st.integers(1, 5), st.integers(1, 7))
+
+
+@hypothesis_settings(max_examples=25)
+@given(stores, st.lists(segments, min_size=2, max_size=5), st.integers(0, 99))
 def test_tokens_are_unique_within_an_epoch(lengths, plan, seed):
-    batches = BatchSampler(
-        make_store(lengths), [Segment(*p) for p in plan], packing="concat", seed=seed
-    )
-    steps = sum(p[2] for p in plan)
-    seen = {}
-    for step in range(steps + 3):  # the last portion goes on
-        expected = next(
-            (p for i, p in enumerate(plan) if step < sum(q[2] for q in plan[: i + 1])), plan[-1]
-        )
+    batches = sampler(make_store(lengths), *plan, seed=seed)
+    of_step = [segment for segment in plan for _ in range(segment[2])] + [plan[-1]] * 3
+    seen: dict[int, list] = {}
+    for step, (length, batch_size, _) in enumerate(of_step):
         (windows,) = batches.windows(step, step + 1)
         tokens = batches.batch(step).tokens
-        assert tokens.shape == (expected[1], expected[0])
+        assert tokens.shape == (batch_size, length)
         for row, epoch in zip(tokens.tolist(), windows.epoch.tolist(), strict=True):
             seen.setdefault(epoch, []).extend(row)
-    epochs = sorted(seen)
-    assert epochs == list(range(len(epochs)))
-    for epoch in epochs:
-        assert len(set(seen[epoch])) == len(seen[epoch])
-    slot = max(p[0] for p in plan)  # of so short a line
-    rest = max(slot % p[0] for p in plan)
-    n_slots = (sum(lengths) - 1) // slot
-    # whole ones: ends of the line, of slots, and of what edges of portions cut
-    for epoch in epochs[:-2]:
-        assert sum(lengths) - len(seen[epoch]) <= slot + n_slots * rest + (len(plan) - 1) * slot
-    whole = sum(len(rows) for rows in seen.values())
-    assert batches.passes(steps + 3) == [whole / (sum(lengths) - 1)]
+    assert sorted(seen) == list(range(len(seen)))
+    chunk = max(length for length, *_ in plan)  # of so short a stream
+    rest = max(chunk % length for length, *_ in plan)
+    # dropped: the ends of the stream, of chunks, and of the last chunk of a segment
+    dropped = chunk + (sum(lengths) - 1) // chunk * rest + (len(plan) - 1) * chunk
+    for epoch, tokens in seen.items():
+        assert len(set(tokens)) == len(tokens)
+        assert epoch > len(seen) - 3 or sum(lengths) - len(tokens) <= dropped
+    total = sum(map(len, seen.values()))
+    assert batches.passes(len(of_step)) == [total / (sum(lengths) - 1)]
 
 
 def test_stages_keep_order_before_boundary_with_random_access():
-    """Stage by stage by hand, in slots of 10: 6 windows of 4 in three slots, 3 of 10, windows of 4 again."""
+    """In chunks of 10: 6 windows of 4 in three chunks, 3 of 10, windows of 4 again."""
     store = make_store([9, 8, 7, 6, 5, 4, 3, 2] * 2)
-    plan = [Segment(4, 2, 3), Segment(10, 1, 3), Segment(4, 3, 2)]
-    staged = BatchSampler(store, plan, packing="intra_document", seed=5)
-    starts = [(w.epoch.tolist(), w.start.tolist()) for w in staged.windows(0, 8)]
-    slots = (10 * permuted(np.arange(8), 8, 5, 0, "windows")).tolist()
-    assert sorted(slots) == list(range(0, 80, 10)) != slots
-    assert starts[0][0] == [0] * 6 and sorted(starts[0][1]) == sorted(
-        s + part for s in slots[:3] for part in (0, 4)
-    )
-    assert starts[1] == ([0] * 3, slots[3:6])
-    epochs, first = starts[2]
-    assert epochs == [0] * 4 + [1] * 2 and sorted(first[:4]) == sorted(
-        s + part for s in slots[6:] for part in (0, 4)
-    )
+    plan = [(4, 2, 3), (10, 1, 3), (4, 3, 2)]
+    staged = sampler(store, *plan, packing="intra_document", seed=5)
+    first, second, third = staged.windows(0, 8)
+    chunks = (10 * permuted(np.arange(8), 8, 5, 0, "windows")).tolist()
+    assert sorted(first.start) == sorted(s + part for s in chunks[:3] for part in (0, 4))
+    assert second.start.tolist() == chunks[3:6]
+    assert first.epoch.tolist() + second.epoch.tolist() == [0] * 9
+    assert third.epoch.tolist() == [0] * 4 + [1] * 2
+    assert sorted(third.start[:4]) == sorted(s + part for s in chunks[6:] for part in (0, 4))
     hashes = [staged.batch(step).hash for step in range(10)]
     for step in (9, 3, 2, 6, 0):
-        fresh = BatchSampler(store, plan, packing="intra_document", seed=5)
+        fresh = sampler(store, *plan, packing="intra_document", seed=5)
         assert fresh.batch(step).hash == hashes[step]
-        if staged.plan.at(step).batch_size == 3:
-            parts = [fresh.batch(step, rank, 3) for rank in range(3)]
-            assert torch.equal(
-                torch.cat([part.tokens for part in parts]), staged.batch(step).tokens
-            )
-    assert hashes[6:8] != [
-        BatchSampler(store, plan, packing="intra_document", seed=6).batch(s).hash for s in (6, 7)
-    ]
+    other = sampler(store, *plan, packing="intra_document", seed=6)
+    assert hashes[6:8] != [other.batch(step).hash for step in (6, 7)]
 
 
 def test_third_stage_continues_after_second():
-    """In slots of 7: four windows of 5, two of 7, then windows of 3, two of a slot, all of one line."""
-    batches = BatchSampler(
-        make_store([50, 31]),
-        [Segment(5, 4, 1), Segment(7, 2, 1), Segment(3, 5)],
-        packing="concat",
-        seed=1,
-    )
+    """In chunks of 7: four windows of 5, two of 7, then windows of 3, two of a chunk."""
+    batches = sampler(make_store([50, 31]), (5, 4, 1), (7, 2, 1), (3, 5), seed=1)
     starts = [windows.start.tolist() for windows in batches.windows(0, 4)]
-    slots = (7 * permuted(np.arange(11), 11, 1, 0, "windows")).tolist()
-    assert starts[:2] == [slots[:4], slots[4:6]]
-    assert sorted(starts[2]) == sorted(s + part for s in slots[6:] for part in (0, 3)) != starts[2]
+    chunks = (7 * permuted(np.arange(11), 11, 1, 0, "windows")).tolist()
+    assert starts[:2] == [chunks[:4], chunks[4:6]]
+    assert sorted(starts[2]) == sorted(s + part for s in chunks[6:] for part in (0, 3)) != starts[2]

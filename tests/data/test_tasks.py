@@ -75,16 +75,30 @@ def solve_addition(prompt):
     return f"{total:0{len(a) + 1}}\n", [f"{wrong:0{len(a) + 1}}\n" for wrong in spelled]
 
 
-CASES = {
-    "passkey": (PasskeyTask(keys=4, digits=4), solve_passkey),
-    "needle": (NeedleTask(keys=3), solve_needle),
-    "variables": (VariablesTask(chains=3, hops=2), solve_variables),
-    "recall": (RecallTask(), solve_recall),
-    "copy": (CopyTask(), solve_copy),
-    "reverse": (ReverseTask(), solve_reverse),
-    "parity": (ParityTask(), solve_parity),
-    "addition": (AdditionTask(), solve_addition),
+SOLVERS = {
+    "passkey": solve_passkey,
+    "needle": solve_needle,
+    "variables": solve_variables,
+    "recall": solve_recall,
+    "copy": solve_copy,
+    "reverse": solve_reverse,
+    "parity": solve_parity,
+    "addition": solve_addition,
 }
+TASKS = [
+    PasskeyTask(keys=4, digits=4),
+    PasskeyTask(keys=3, queries=6),
+    NeedleTask(),
+    NeedleTask(queries=6),
+    VariablesTask(hops=0),
+    VariablesTask(chains=3, hops=2, queries=6),
+    RecallTask(),
+    RecallTask(queries=6, digits=3),
+    CopyTask(),
+    ReverseTask(),
+    ParityTask(),
+    AdditionTask(),
+]
 
 
 @pytest.fixture(scope="module")
@@ -98,99 +112,59 @@ def subwords():
     return train_sentencepiece(SentencePieceSettings(vocab_size=320), iter(lines)).tokenizer
 
 
-def spelled_by(tokenizer):
-    return np.array(tokenizer.encode(TEXT))
+@pytest.fixture(params=["bytes", "subwords"])
+def tokenizer(request, subwords):
+    return ByteTokenizer() if request.param == "bytes" else subwords
 
 
-def test_every_task_has_a_test_case():
-    assert {type(task) for task, _ in CASES.values()} == set(get_args(get_args(TaskSettings)[0]))
+def make(task, tokenizer, purpose="evaluation", seed=0):
+    """A function that makes items in TEXT."""
+    context = TaskContext(task, tokenizer, purpose, seed)
+    haystack = np.array(tokenizer.encode(TEXT))
+    return lambda index, length, depth=0.5: context.item(index, length, depth, haystack)
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("kind", ["bytes", "subwords"])
-def test_reference_solver_agrees(name, kind, subwords):
-    task, solve = CASES[name]
-    tokenizer = ByteTokenizer() if kind == "bytes" else subwords
-    bench = TaskContext(task, tokenizer, "evaluation", 3)
-    haystack = spelled_by(tokenizer)
-    seen = set()
+def test_every_task_is_tested():
+    assert {type(task) for task in TASKS} == set(get_args(get_args(TaskSettings)[0]))
+
+
+@pytest.mark.parametrize("task", TASKS, ids=repr)
+def test_reference_solver_agrees(task, tokenizer):
+    item_of = make(task, tokenizer, seed=3)
+    answers = set()
     for index in range(12):
         for length in (150, 400):
-            item = bench.item(index, length, index / 11, haystack)
+            item = item_of(index, length, index / 11)
             prompt = tokenizer.decode(item.prompt)
             answer = tokenizer.decode(item.answer)
-            right, rivals = solve(prompt)
-            assert answer == right
+            right, rivals = SOLVERS[task.name](prompt)
             others = [tokenizer.decode(other) for other in item.others]
-            assert others and right not in others and len(set(others)) == len(others)
-            assert set(others) <= set(rivals)  # what is wrong stands in the same context
+            assert answer == right and others and right not in others
+            assert len(set(others)) == len(others) and set(others) <= set(rivals)
             assert {len(other) for other in item.others} == {len(item.answer)}
             size = len(item.prompt) + len(item.answer)
             assert size == length if task.reads else length - 20 < size <= length
-            # Pieces spelled one by one are what the whole would be spelled as: what training sees.
+            # Parts encoded one by one are encoded as the whole, which training sees.
             assert tokenizer.encode(prompt + answer) == item.prompt + item.answer
-            seen.add(answer)
-    assert len(seen) > (1 if name == "parity" else 5)
+            answers.add(answer)
+    assert len(answers) > (1 if task.name == "parity" else 5)
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_items_depend_on_seed_purpose_and_index(name, subwords):
-    task, _ = CASES[name]
-    haystack = spelled_by(subwords)
-
-    def items(purpose, seed):
-        bench = TaskContext(task, subwords, purpose, seed)
-        return [bench.item(i, 200, 0.5, haystack) for i in (5, 2, 5)]
-
-    first, other, again = items("evaluation", 0)
-    assert first == again and first.prompt != other.prompt
-    assert [one.prompt for one in items("training", 0)] != [
-        one.prompt for one in items("evaluation", 0)
-    ]
-    prompts = {
-        tuple(TaskContext(task, subwords, purpose, seed).item(i, 200, 0.5, haystack).prompt)
-        for purpose in ("training", "evaluation")
-        for seed in (0, 1)
-        for i in range(8)
-    }
-    assert len(prompts) == 32
-
-
-@pytest.mark.parametrize("name", ["passkey", "needle", "variables"])
-def test_depth_and_distance_locate_the_answer(name, subwords):
-    task, solve = CASES[name]
-    bench = TaskContext(task, subwords, "evaluation", 0)
-    haystack = spelled_by(subwords)
-    for depth in (0.0, 0.3, 1.0):
-        item = bench.item(4, 900, depth, haystack)
-        assert abs(item.depth - depth) < 0.05
-        start = len(item.prompt) - item.distance
-        value = subwords.decode(item.prompt[start : start + len(item.answer)])
-        assert value == solve(subwords.decode(item.prompt))[0]
-
-
-SETTINGS = [
-    *(PasskeyTask(keys=keys, queries=queries) for keys in (1, 3) for queries in (1, 6)),
-    NeedleTask(queries=6),
-    *(VariablesTask(hops=hops, queries=queries) for hops in (0, 2) for queries in (1, 6)),
-    RecallTask(),
-    RecallTask(queries=6, digits=3),
-    CopyTask(),
-    CopyTask(separator=" "),
-    ReverseTask(),
-    ParityTask(modulus=3),
-    AdditionTask(),
-    AdditionTask(backwards=True),
-]
-
-
-@pytest.mark.parametrize("task", SETTINGS, ids=repr)
-@pytest.mark.parametrize("kind", ["bytes", "subwords"])
-def test_scored_answer_occurs_only_at_the_reported_place(task, kind, subwords):
-    tokenizer = ByteTokenizer() if kind == "bytes" else subwords
-    bench = TaskContext(task, tokenizer, "evaluation", 0)
-    for index in range(40):
-        item = bench.item(index, 200, index / 39, spelled_by(tokenizer))
+@pytest.mark.parametrize(
+    "task",
+    [
+        *TASKS,
+        PasskeyTask(keys=1, queries=6, choices=5),
+        CopyTask(separator=" "),
+        ParityTask(modulus=3),
+        AdditionTask(backwards=True),
+    ],
+    ids=repr,
+)
+def test_scored_answer_occurs_only_at_the_reported_place(task, tokenizer):
+    item_of = make(task, tokenizer)
+    for index in range(30):
+        item = item_of(index, 200, index / 29)
         prompt = item.prompt
         answer = item.answer
         places = [i for i in range(len(prompt)) if prompt[i : i + len(answer)] == answer]
@@ -198,144 +172,121 @@ def test_scored_answer_occurs_only_at_the_reported_place(task, kind, subwords):
             question = tokenizer.encode(tokenizer.decode(prompt).rsplit("\n", 1)[1])
             places = [i for i in places if prompt[i - len(question) : i] == question]
         assert places == ([len(prompt) - item.distance] if task.hides else [])
+        if task.name == "passkey" and task.keys == 1:  # wrong answers that are in no fact
+            text = tokenizer.decode(prompt)
+            assert len(re.findall(r"Key \w+ \d+\.", text)) == 1 and len(item.others) == 4
+            assert not any(tokenizer.decode(other) in text for other in item.others)
 
 
-def test_training_items_need_no_wrong_answers():
-    tokenizer = ByteTokenizer()
-    for task, length in ((CopyTask(), 14), (ReverseTask(), 14), (AdditionTask(choices=16), 14)):
-        with pytest.raises(DataError):
-            TaskContext(task, tokenizer, "evaluation", 0).item(0, length)
-        bench = TaskContext(task, tokenizer, "training", 0)
-        item = bench.item(0, length)
-        assert len(item.prompt) + len(item.answer) <= length
-    task = PasskeyTask(keys=1, digits=1, choices=20)
-    item = TaskContext(task, tokenizer, "training", 0).item(0, 100, 0.5, spelled_by(tokenizer))
-    assert len(item.others) == 9
+@pytest.mark.parametrize("task", TASKS, ids=repr)
+def test_items_depend_on_seed_purpose_and_index(task, subwords):
+    prompts = set()
+    for purpose in ("training", "evaluation"):
+        for seed in (0, 1):
+            item_of = make(task, subwords, purpose, seed)
+            prompts |= {tuple(item_of(i, 200).prompt) for i in range(8)}
+            assert item_of(5, 200) == make(task, subwords, purpose, seed)(5, 200)
+    assert len(prompts) == 32
 
 
-def test_recall_distance():
-    bench = TaskContext(RecallTask(queries=3), ByteTokenizer(), "training", 0)
-    for depth in (0.0, 0.5, 1.0):
-        item = bench.item(1, 300, depth)
+@pytest.mark.parametrize("task", [one for one in TASKS if one.reads], ids=repr)
+def test_depth_orders_the_answer_and_longer_items_keep_the_question(task, subwords):
+    item_of = make(task, subwords)
+    items = [item_of(4, 900, depth) for depth in (0, 0.25, 0.5, 0.75, 1)]
+    assert [item.depth for item in items] == pytest.approx([0, 0.25, 0.5, 0.75, 1], abs=0.05)
+    assert all(a.distance > b.distance for a, b in pairwise(items))
+    short = item_of(1, 200, 1.0)
+    long = item_of(1, 700, 1.0)
+    assert (short.answer, short.others) == (long.answer, long.others)
+    assert long.prompt[-15:] == short.prompt[-15:]  # the text nearest to the question
+
+
+@pytest.mark.parametrize(
+    ("task", "pattern"), [(CopyTask(), r"copy (\d+)"), (ParityTask(), r"ones (\d+)")]
+)
+def test_longer_items_extend_shorter_ones(task, pattern):
+    item_of = make(task, ByteTokenizer())
+    texts = [ByteTokenizer().decode(item_of(1, length).prompt) for length in (80, 300)]
+    short, long = (re.search(pattern, text)[1] for text in texts)
+    assert long.startswith(short) and len(long) > len(short)
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+def test_addition_distractors_differ_by_a_carry(backwards):
+    item_of = make(AdditionTask(choices=3, backwards=backwards), ByteTokenizer())
+    order = -1 if backwards else 1
+    for index in range(60):
+        item = item_of(index, 16)
+        text = ByteTokenizer().decode(item.prompt).removesuffix("=")
+        a, b = (number[::order] for number in text.split("+"))
+        total = int(a) + int(b)
+        assert any(int(x) + int(y) > 9 for x, y in zip(a, b, strict=True))
+        results = [ByteTokenizer().decode(one).strip() for one in (item.answer, *item.others)]
+        off = [abs(int(number[::order]) - total) for number in results]
+        assert off[0] == 0 and all(re.fullmatch("10+", str(one)) for one in off[1:])
+
+
+def test_parity_is_balanced():
+    item_of = make(ParityTask(), ByteTokenizer())
+    answers = [ByteTokenizer().decode(item_of(i, 60).answer) for i in range(200)]
+    assert 70 < answers.count(" 1\n") < 130
+
+
+@pytest.mark.parametrize("task", [PasskeyTask(keys=2, queries=9), RecallTask(queries=3)], ids=repr)
+def test_training_items_ask_several_times(task):
+    item_of = make(task, ByteTokenizer(), "training")
+    facts = r"Key \w+ \d+\." if task.name == "passkey" else r"\w\w \d\d\n"
+    repeated = []
+    for index in range(30):
+        item = item_of(index, 160)
+        statements = re.findall(facts, ByteTokenizer().decode(item.prompt))
+        repeated.append(len(statements) - len(set(statements)))
         start = len(item.prompt) - item.distance
         assert item.prompt[start : start + len(item.answer)] == item.answer
-    assert item.depth == 1.0
+    assert min(repeated) == 0 and max(repeated) == (7 if task.name == "passkey" else 2)
 
 
-def test_longer_items_keep_the_question():
+@pytest.mark.parametrize(
+    "task", [CopyTask(), ReverseTask(), AdditionTask(choices=16)], ids=lambda task: task.name
+)
+def test_training_items_need_no_wrong_answers(task):
     tokenizer = ByteTokenizer()
-    haystack = spelled_by(tokenizer)
-    for name in ("passkey", "needle", "variables"):
-        bench = TaskContext(CASES[name][0], tokenizer, "evaluation", 0)
-        short, long = (bench.item(1, length, 1.0, haystack) for length in (200, 700))
-        assert short.answer == long.answer and short.others == long.others
-        # What is nearest the question is the same text.
-        assert long.prompt[-30:] == short.prompt[-30:]
-    for name, pattern in (
-        ("copy", r"copy (\d+)"),
-        ("parity", r"ones (\d+)"),
-        ("recall", r"^(\w\w \d+)"),
-    ):
-        bench = TaskContext(CASES[name][0], tokenizer, "evaluation", 0)
-        short, long = (
-            re.search(pattern, tokenizer.decode(bench.item(1, length).prompt))[1]
-            for length in (80, 300)
-        )
-        assert name == "recall" or (long.startswith(short) and len(long) > len(short))
+    with pytest.raises(DataError):
+        make(task, tokenizer)(0, 14)
+    item = make(task, tokenizer, "training")(0, 14)
+    assert 0 < len(item.prompt) + len(item.answer) <= 14
+    few = make(PasskeyTask(keys=1, digits=1, choices=20), tokenizer, "training")(0, 100)
+    assert len(few.others) == 9
 
 
-def test_addition_distractors_differ_by_a_carry():
-    tokenizer = ByteTokenizer()
-    bench = TaskContext(AdditionTask(choices=3), tokenizer, "evaluation", 0)
-    for index in range(60):
-        item = bench.item(index, 16)
-        a, b = tokenizer.decode(item.prompt).removesuffix("=").split("+")
-        assert any(int(x) + int(y) > 9 for x, y in zip(a, b, strict=True))
-        for other in item.others:
-            off = abs(int(tokenizer.decode(other)) - int(a) - int(b))
-            assert re.fullmatch("10+", str(off))
-    backwards = TaskContext(AdditionTask(backwards=True), tokenizer, "evaluation", 0).item(0, 40)
-    a, b = (
-        int(one[::-1]) for one in tokenizer.decode(backwards.prompt).removesuffix("=").split("+")
-    )
-    assert int(tokenizer.decode(backwards.answer).strip()[::-1]) == a + b
-
-
-def test_parity_and_depths_are_balanced():
-    tokenizer = ByteTokenizer()
-    bench = TaskContext(ParityTask(), tokenizer, "evaluation", 0)
-    ones = [tokenizer.decode(bench.item(i, 60).answer) for i in range(200)]
-    assert 70 < ones.count(" 1\n") < 130
-
-
-def test_in_context_examples_are_correct_and_fit():
-    tokenizer = ByteTokenizer()
-    haystack = spelled_by(tokenizer)
-    bench = TaskContext(PasskeyTask(keys=2, queries=9), tokenizer, "training", 0)
-    counts = set()
-    for index in range(30):
-        item = bench.item(index, 160, 0.5, haystack)
-        found = re.findall(r"\nKey (\w+) (\d+)\.\n", tokenizer.decode(item.prompt))
-        assert len(set(found)) == 2 and len(item.prompt) + len(item.answer) == 160
-        counts.add(len(found))
-    assert min(counts) == 2 and 6 <= max(counts) <= 9  # nine and a tenth have no room
-
-
-def test_invalid_items_are_rejected():
-    tokenizer = ByteTokenizer()
-    with pytest.raises(
-        DataError, match=r"40 tokens is too short for the task passkey.* at least \d+"
-    ):
-        TaskContext(PasskeyTask(), tokenizer, "evaluation", 0).item(
-            0, 40, 0.5, spelled_by(tokenizer)
-        )
-    for task in (CopyTask(), ReverseTask(), ParityTask(), AdditionTask(), RecallTask()):
-        with pytest.raises(DataError, match="too short"):
-            TaskContext(task, tokenizer, "evaluation", 0).item(0, 5)
-    with pytest.raises(DataError, match="26 keys of 1 letters"):
-        TaskContext(RecallTask(letters=1), tokenizer, "evaluation", 0).item(0, 500)
-    with pytest.raises(DataError, match="only 10 of 10 answers"):
-        task = PasskeyTask(keys=12, digits=1)
-        TaskContext(task, tokenizer, "evaluation", 0).item(0, 900, 0.5, spelled_by(tokenizer))
-    with pytest.raises(DataError, match="swaps of neighbors"):
-        TaskContext(CopyTask(alphabet="aa", choices=2), tokenizer, "evaluation", 0).item(0, 30)
+@pytest.mark.parametrize(
+    ("task", "length", "message"),
+    [
+        (PasskeyTask(), 40, "40 tokens"),
+        (CopyTask(), 5, "5 tokens"),
+        (ReverseTask(), 5, "5 tokens"),
+        (ParityTask(), 5, "5 tokens"),
+        (AdditionTask(), 5, "5 tokens"),
+        (RecallTask(), 5, "5 tokens"),
+        (RecallTask(letters=1), 500, "letters"),
+        (PasskeyTask(keys=12, digits=1), 900, "digits"),
+        (CopyTask(alphabet="aa", choices=2), 30, "choices"),
+    ],
+)
+def test_invalid_items_are_rejected(task, length, message):
+    with pytest.raises(DataError, match=message):
+        make(task, ByteTokenizer())(0, length)
 
 
 def test_haystacks_are_long_documents():
     documents = [("short", "x" * 50), ("long", "abc " * 100), ("longer", "de " * 900)]
-    found = Haystacks(documents, ByteTokenizer(), 300, 5, "here")
-    assert found.names == ["long", "longer"]
-    places = {found.text(1, i).tobytes() for i in range(20)}
-    # "de " has 3 phases
-    assert len(places) == 3 and all(len(found.text(1, i)) == 300 for i in range(20))
-    with pytest.raises(
-        DataError, match=r"none of the 3 documents of here .* 3,000 tokens.* has 2,700"
-    ):
+    haystacks = Haystacks(documents, ByteTokenizer(), 300, 5, "here")
+    assert haystacks.names == ["long", "longer"]
+    texts = [haystacks.text(1, i) for i in range(20)]
+    assert {len(text) for text in texts} == {300}
+    assert len({text.tobytes() for text in texts}) == 3  # "de " has 3 phases
+    with pytest.raises(DataError, match=r"3 documents of here .* 3,000 tokens.* 2,700"):
         Haystacks(documents, ByteTokenizer(), 3000, 5, "here")
     sides = [is_for(f"file {i}", "evaluation") for i in range(500)]
     assert 70 < sum(sides) < 130
     assert all(is_for(f"file {i}", "training") != side for i, side in enumerate(sides))
-
-
-def test_key_occurs_once_and_distractors_do_not_occur():
-    tokenizer = ByteTokenizer()
-    bench = TaskContext(PasskeyTask(keys=1, choices=5), tokenizer, "evaluation", 0)
-    for index in range(20):
-        item = bench.item(index, 300, index / 19, spelled_by(tokenizer))
-        prompt = tokenizer.decode(item.prompt)
-        answer = tokenizer.decode(item.answer)
-        assert re.findall(r"\nKey (\w+) (\d+)\.\n", prompt) == [
-            (prompt.split()[-1], answer.strip(" .\n"))
-        ]
-        others = [tokenizer.decode(other) for other in item.others]
-        assert len(set(others)) == 4 and answer not in others
-        assert not any(other.strip(" .\n") in prompt for other in others)
-        assert {len(other) for other in item.others} == {len(item.answer)}
-
-
-def test_depths_are_spread_in_order():
-    tokenizer = ByteTokenizer()
-    bench = TaskContext(PasskeyTask(keys=2), tokenizer, "evaluation", 0)
-    haystack = spelled_by(tokenizer)
-    distances = [bench.item(0, 600, d, haystack).distance for d in (0, 0.25, 0.5, 0.75, 1)]
-    assert all(a > b for a, b in pairwise(distances))

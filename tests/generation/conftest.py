@@ -50,7 +50,8 @@ def tokenizer(request):
 
 @pytest.fixture(scope="session")
 def run(tmp_path_factory):
-    """An untrained byte model with a learned table of 48 rows beside a rotary run directory of length 16."""
+    """An untrained byte model with a learned table of 48 rows beside a rotary run directory of
+    length 16."""
     root = tmp_path_factory.mktemp("runs")
     byte_run(root / "learned", {"name": "learned"}, 48)
     return byte_run(root / "rope", {"name": "rope"})

@@ -1,4 +1,5 @@
-"""Sampling one token: each filter against a hand-computed case, and draws against the probabilities."""
+"""Sampling one token: each filter against a hand-computed case, and draws against the
+probabilities."""
 
 import math
 
@@ -43,10 +44,12 @@ def left(sampling: SamplingParams, logits: torch.Tensor = LOGITS) -> dict[int, f
             {3: 0.40 / 0.85, 0: 0.30 / 0.85, 4: 0.15 / 0.85},
         ),
         (SamplingParams(temperature=1, min_p=1.0), {3: 1.0}),
-        # top_k first: of 0.40, 0.30, 0.15 over 0.85 the first is 0.47 ≥ 0.45; without top_k it is not.
+        # top_k first: of 0.40, 0.30, 0.15 over 0.85 the first is 0.47 ≥ 0.45; without top_k it is
+        # not.
         (SamplingParams(temperature=1, top_k=3, top_p=0.45), {3: 1.0}),
         (SamplingParams(temperature=1, top_p=0.45), {3: 4 / 7, 0: 3 / 7}),
-        # Temperature before top_p: at 1/2 the squares 0.16, 0.09, 0.0225, 0.01, 0.0025 sum to 0.285.
+        # Temperature before top_p: at 1/2 the squares 0.16, 0.09, 0.0225, 0.01, 0.0025 sum to
+        # 0.285.
         (SamplingParams(temperature=0.5, top_p=0.55), {3: 1.0}),
     ],
 )
@@ -72,7 +75,8 @@ def test_repetition_penalty_by_hand():
     "sampling", [SamplingParams(temperature=1), SamplingParams(temperature=1, top_p=0.99)]
 )
 def test_sampling_uses_cumulative_probability(sampling):
-    """Each token owns a stretch of [0, 1) as long as its probability: count over an even grid of chances."""
+    """Each token owns a stretch of [0, 1) as long as its probability: count over an even grid of
+    chances."""
     n = 20_000
     u = (torch.arange(n, dtype=torch.float64)[:, None] + 0.5) / n
     drawn = sampling.choose(LOGITS.expand(n, -1), None, u)
@@ -93,16 +97,11 @@ def test_filtered_tokens_are_never_sampled():
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"temperature": -0.1},
-        {"temperature": math.nan},
-        {"temperature": math.inf},
+        *({"temperature": value} for value in (-0.1, math.nan, math.inf)),
         {"top_k": 0},
-        {"top_p": 0.0},
-        {"top_p": 1.01},
-        {"min_p": -0.1},
-        {"min_p": 1.5},
-        {"repetition_penalty": 0.0},
-        {"repetition_penalty": math.inf},
+        *({"top_p": value} for value in (0.0, 1.01)),
+        *({"min_p": value} for value in (-0.1, 1.5)),
+        *({"repetition_penalty": value} for value in (0.0, math.inf)),
     ],
 )
 def test_out_of_range_settings_are_named(wrong):
@@ -113,7 +112,8 @@ def test_out_of_range_settings_are_named(wrong):
 
 @pytest.mark.parametrize("top_p", [0.1, 0.7, 0.95])
 def test_top_p_matches_full_sort(top_p):
-    """A peaked row ends within the tokens looked at first, a flat one far beyond: together and alone."""
+    """A peaked row ends within the tokens looked at first, a flat one far beyond: together and
+    alone."""
     generator = torch.Generator().manual_seed(4)
     logits = torch.randn(2, 3001, generator=generator, dtype=torch.float64) * torch.tensor(
         [[6.0], [0.1]]

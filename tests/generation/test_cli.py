@@ -10,7 +10,7 @@ import sys
 import pytest
 
 import generate
-from errors import printable
+from errors import TrainingError, printable
 from generation import Sample, TextWriter, read_prompts
 from tests.processes import ScriptProcess
 
@@ -70,72 +70,57 @@ def test_ctrl_c_prints_partial_text_and_exits_130(run, tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["--top-p", "1.5"], "top_p must be above 0 and at most 1, got 1.5"),
+        (["--top-p", "1.5"], "top_p .*1.5"),
         (["--greedy", "--temperature", "0.5"], "--temperature.*--greedy"),
-        (["--samples", "0"], "--samples.*1"),
-        (["--tokens", "many"], "invalid int value"),
+        (["--samples", "0"], "--samples"),
         (["--stop", ""], "--stop"),
-        (["position=3"], "unknown|position"),
-        (["oops"], "'oops'"),
+        (["position=3"], "position"),
         (["--file", "absent.txt"], "absent.txt"),
-        (["model.position.name=alibi"], "trained with 'rope'.* legal for a checkpoint"),
-        (
-            ["model.position.extend=clip"],
-            r"extend belongs to learned, not to rope\n.* legal for a checkpoint",
-        ),
-        (
-            ["model.position.scaling={name: longrope, long_factor: [2]}"],
-            "long_factor .*4 numbers.*got 1",
-        ),
+        (["model.position.name=alibi"], "rope"),
     ],
 )
 def test_invalid_arguments_raise_one_error(run, overrides, message, monkeypatch, capsys):
-    code, err = _inside([str(run), "--prompt", "a", *overrides], monkeypatch, capsys)
-    assert code == 2 and err.startswith("error: ")
-    assert re.search(message, err)
+    code, _, err = _called([run, "--prompt", "a", *overrides], monkeypatch, capsys)
+    assert code == 2 and err.startswith("error: ") and re.search(message, err)
 
 
 def test_method_is_reported_within_trained_length(run, monkeypatch, capsys):
-    overrides = [str(run), "--prompt", "a", "--tokens", "5"]
-    code, err = _inside(
-        [*overrides, "model.position.window=6", "model.position.sinks=1"], monkeypatch, capsys
-    )
-    assert code == 0
-    assert all(
-        part in err for part in ("positions: rope, window 6, 1 sink", "7 tokens", "trained at 16")
-    )
-    assert _inside(overrides, monkeypatch, capsys) == (0, "")
-
-
-def test_length_beyond_learned_table_is_rejected(run, monkeypatch, capsys):
-    learned = [str(run.parent / "learned"), "--prompt", "abc"]
-    code, err = _inside([*learned, "--tokens", "46"], monkeypatch, capsys)
-    assert code == 2 and "offset + T = 49" in err and "at most 45" in err
-    assert _inside([*learned, "--tokens", "45"], monkeypatch, capsys)[0] == 0
+    arguments = [run, "--prompt", "a", "--tokens", "5"]
+    method = ["model.position.window=6", "model.position.sinks=1"]
+    code, _, err = _called([*arguments, *method], monkeypatch, capsys)
+    assert code == 0 and "window 6" in err and "7 tokens" in err and "trained at 16" in err
+    assert _called(arguments, monkeypatch, capsys)[::2] == (0, "")
 
 
 @pytest.mark.parametrize(
-    ("name", "raw", "message"),
+    ("name", "raw", "place"),
     [
-        ("p.txt", b"", "p.txt .*prompt"),
-        ("p.txt", b"fine\n\xff\n", r"p.txt is not UTF-8 text \(byte 5\)"),
-        ("p.jsonl", b'{"prompt": "a"}\n{"prompt": 3}\n', "p.jsonl, line 2 must be"),
-        ("p.jsonl", b'{"prompt": "a"\n', "p.jsonl, line 1 is not valid JSON"),
-        ("p.jsonl", b"\n" + b"[" * 200_000, "p.jsonl, line 2 is not valid JSON"),
-        ("p.jsonl", b'{"prompt": "\\ud800"}', "p.jsonl, line 1 is not UTF-8"),
+        ("p.txt", b"", "p.txt"),
+        ("p.txt", b"fine\n\xff\n", r"p.txt .*byte 5"),
+        ("p.jsonl", b'{"prompt": "a"}\n{"prompt": 3}\n', "p.jsonl, line 2"),
+        ("p.jsonl", b'{"prompt": "a"\n', "p.jsonl, line 1"),
+        ("p.jsonl", b"\n" + b"[" * 200_000, "p.jsonl, line 2"),
+        ("p.jsonl", b'{"prompt": "\\ud800"}', "p.jsonl, line 1"),
     ],
 )
-def test_bad_prompt_files_name_file_and_line(
-    run, tmp_path, name, raw, message, monkeypatch, capsys
-):
+def test_bad_prompts_name_file_and_line(tmp_path, name, raw, place):
     (tmp_path / name).write_bytes(raw)
-    code, err = _inside([str(run), "--file", str(tmp_path / name)], monkeypatch, capsys)
-    assert code == 2 and re.search(message, err)
+    with pytest.raises(TrainingError, match=place):
+        read_prompts([], str(tmp_path / name), None)
+    with pytest.raises(TrainingError, match=r"--prompt .*character 1"):
+        read_prompts(["a\udcff"], None, None)
 
 
-def test_non_utf8_prompt(run, monkeypatch, capsys):
-    code, err = _inside([str(run), "--prompt", "a\udcff"], monkeypatch, capsys)
-    assert code == 2 and "--prompt" in err and "character 1" in err
+def test_prompt_files_are_read_line_by_line(tmp_path):
+    contents = {
+        "p.jsonl": b'{"prompt": "a\\nb"}\n\n{"prompt": ""}\n',
+        "p.txt": b"eins\r\n\n  zwei\n",
+    }
+    for (name, raw), prompts in zip(
+        contents.items(), (["a\nb", ""], ["eins", "  zwei"]), strict=True
+    ):
+        (tmp_path / name).write_bytes(raw)
+        assert read_prompts([], str(tmp_path / name), None) == prompts
 
 
 def test_control_characters_are_escaped():
@@ -147,21 +132,9 @@ def test_control_characters_are_escaped():
         assert out.getvalue() == expected
 
 
-def test_prompt_files_are_read_line_by_line(run, tmp_path, monkeypatch, capsys):
-    (tmp_path / "p.jsonl").write_text('{"prompt": "a\\nb"}\n\n{"prompt": ""}\n', encoding="utf-8")
-    (tmp_path / "p.txt").write_bytes(b"eins\r\n\n  zwei\n")
-    for name, expected in (("p.jsonl", ["a\nb", ""]), ("p.txt", ["eins", "  zwei"])):
-        assert read_prompts([], str(tmp_path / name), None) == expected
-
-
 def _called(overrides, monkeypatch, capsys) -> tuple[int, str, str]:
     """The script's exit status and streams without the seconds of a new process."""
     monkeypatch.setattr(sys, "argv", ["generate.py", *map(str, overrides)])
     with pytest.raises(SystemExit) as ended:
         generate.run_main(generate.main)
     return ended.value.code, *capsys.readouterr()
-
-
-def _inside(overrides, monkeypatch, capsys) -> tuple[int, str]:
-    code, _, err = _called(overrides, monkeypatch, capsys)
-    return code, err

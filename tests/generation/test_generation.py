@@ -1,4 +1,5 @@
-"""Generation: with and without cache, ragged batches against single rows, end of document, errors."""
+"""Generation: with and without cache, ragged batches against single rows, end of document,
+errors."""
 
 import copy
 
@@ -63,8 +64,8 @@ QUICK = (
 
 
 def tiny(position: dict, train_length: int = 9, dtype=torch.float64) -> Transformer:
-    """Heads 4, groups 2, features 6, vocabulary 31: no two sizes equal. Trained shorter than what is asked of
-    it, unless its table would end."""
+    """Heads 4, groups 2, features 6, vocabulary 31: no two sizes equal. Trained shorter than what
+    is asked of it, unless its table would end."""
     settings = ModelSettings(
         dim=20, layers=3, heads=4, kv_heads=2, head_dim=6, ffn_dim=28, position=position
     )
@@ -112,7 +113,10 @@ def test_tokens_are_independent_of_cache_chunks_and_batch(name, kind):
         alone = rows(model, [prompt], sampling, seeds=[seeds[row]])
         assert alone == [slow[row]]
         assert rows(model, [prompt], sampling, seeds=[seeds[row]], prefill_chunk=2) == alone
+    assert Generation(model, RAGGED, 3).positions.layout == "ragged"
     assert rows(copy.deepcopy(model).pack(), sampling=sampling, seeds=seeds) == slow
+    logits = model(torch.tensor([[1, 2, 3]]), TokenPositions.plain(3))
+    logits.sum().backward()  # tables first built while generating
     assert all(len(row) == NEW for row in slow)
     varied = {token for row in slow for token in row}
     assert len({tuple(row) for row in slow}) == 3 and len(varied) > 3, (
@@ -121,7 +125,8 @@ def test_tokens_are_independent_of_cache_chunks_and_batch(name, kind):
 
 
 def test_auto_factor_is_fixed_by_declared_length_per_row():
-    """Each step equals a full pass whose declared length is prompt + tokens, not the length so far."""
+    """Each step equals a full pass whose declared length is prompt + tokens, not the length so
+    far."""
     model = tiny({"name": "rope", "scaling": {"name": "yarn", "factor": "auto"}})
     for prompt in RAGGED:
         ids = list(prompt)
@@ -134,14 +139,6 @@ def test_auto_factor_is_fixed_by_declared_length_per_row():
     assert longer[:NEW] != rows(model, [RAGGED[0]])[0], (
         "the declared length had no effect: the test is blind"
     )
-
-
-def test_equal_lengths_use_no_padding():
-    model = tiny({"name": "rope"})
-    same = [[5, 17, 3], [8, 1, 2]]
-    assert Generation(model, same, 3).positions.layout == "plain"
-    assert Generation(model, RAGGED, 3).positions.layout == "ragged"
-    assert rows(model, same) == [rows(model, [prompt])[0] for prompt in same]
 
 
 def test_seeds_determine_tokens_and_shorter_is_a_prefix():
@@ -218,7 +215,8 @@ def test_eos_is_per_row(count):
     "sampling", [GREEDY, SAMPLED, SamplingParams(0.7, temperature=2.0, min_p=0.0)]
 )
 def test_padding_of_the_vocabulary_is_not_sampled(sampling):
-    """Rows of the embedding that are no ids have the largest logits; without them, nothing changes."""
+    """Rows of the embedding that are no ids have the largest logits; without them, nothing
+    changes."""
     small = tiny({"name": "rope"})
     padded = Transformer(small.settings, 37, 9).to(torch.float64)
     with torch.no_grad():
@@ -249,16 +247,6 @@ def test_rows_can_be_stopped():
             generation.stop(2)
     assert [sum(step[row] is not None for step in seen) for row in range(3)] == [4, 2, 4]
     assert generation.finish == ["stop"] * 3
-
-
-def test_training_continues_after_generation():
-    """Tables first built while generating must serve a backward pass."""
-    for position in POSITIONS.values():
-        model = tiny(position)
-        rows(model, tokens=2)
-        tokens = torch.tensor([[1, 2, 3, 4]])
-        model(tokens, TokenPositions.plain(4), targets=tokens).sum().backward()
-        assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 
 
 def test_learned_table_is_used_to_its_end():

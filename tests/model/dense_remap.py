@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import math
 
-import pytest
 import torch
-from pydantic import ValidationError
 
-from model import ModelError, ModelSettings, TokenPositions, Transformer
+from model import TokenPositions
 from model.attention.kernels import attend
 from model.position import AttentionContext, HeadGeometry, PositionalScheme
 from model.position.schemes.rope import Rope, RopeSettings
-from tests.model.zoo import V
 
 B = 2
 H = 6
@@ -119,13 +116,3 @@ def shown_by(remap: dict, tokens: int, **keys) -> torch.Tensor:
             total += torch.where(served, view.q[0, 0] @ view.k[0, 0].T, 0.0)
         scores.append(total)
     return torch.atan2(scores[1], scores[0]) * 100
-
-
-def refused(remap: dict, length: int = L0, **keys) -> str:
-    with pytest.raises((ModelError, ValidationError)) as caught:
-        Transformer(
-            ModelSettings(dim=48, heads=4, position={"name": "rope", "remap": remap, **keys}),
-            V,
-            length,
-        )
-    return str(caught.value)

@@ -155,19 +155,6 @@ def test_chunked_cache_matches_full_forward(case, data):
 
 
 @every_mixer
-def test_token_by_token_decoding_matches_full_forward(case):
-    model = build(case, qk_norm=True)
-    length = reach_of(model)
-    tokens = ids(2, length)
-    with torch.no_grad():
-        whole = model(tokens, TokenPositions.plain(length))
-    # From an empty cache, and after a longer piece; then with packed projections.
-    sizes = [1] * 3 + [4] + [1] * (length - 7)
-    close(cached(model, tokens, sizes), whole)
-    close(cached(model.pack(), tokens, [7] + [1] * (length - 7)), whole)
-
-
-@every_mixer
 @torch.no_grad()
 def test_left_padded_row_matches_unpadded_row(case):
     """Rows of different declared lengths too: a row's stretch is its own."""

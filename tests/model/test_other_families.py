@@ -81,28 +81,6 @@ def test_joint_qk_norm_by_hand():
     assert attention.wo.bias is None
 
 
-@torch.no_grad()
-def test_logit_divisor():
-    plain = build()
-    divided = build(logit_divisor=2.5)
-    tokens = ids(2, T)
-    positions = TokenPositions.plain(T)
-    close(plain(tokens, positions) / 2.5, divided(tokens, positions))
-
-
-@torch.no_grad()
-def test_cache_with_every_setting():
-    model = randomized(build(**EVERYTHING))
-    tokens = ids(2, T)
-    positions = TokenPositions.plain(T)
-    cache = model.make_cache(2, T)
-    parts = [
-        model(tokens[:, a:b], positions.part(a, b), cache=cache)
-        for a, b in ((0, 5), (5, 6), (6, T))
-    ]
-    close(torch.cat(parts, 1), model(tokens, positions))
-
-
 def test_initial_values_and_roles():
     model = build(**EVERYTHING)
     parameters = dict(model.named_parameters())

@@ -1,7 +1,7 @@
 """The cases of the conformance suite: every positional scheme, and a small model.
 
 Every scheme of `SCHEMES` is included with its default settings, with a window, and in a layer pattern;
-EXTRAS adds variants of a scheme.
+variants.yaml adds variants of a scheme.
 
 All sizes differ, so that a swapped axis fails: B 2 or 4, T 19, H 6, G 3, D 10, C 28, V 37.
 """
@@ -11,9 +11,11 @@ from __future__ import annotations
 import functools
 import zlib
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from pydantic import TypeAdapter
 
 from model import SCHEMES, ModelError, ModelSettings, TokenPositions, Transformer
@@ -31,86 +33,9 @@ TRAIN = 11
 T = 19
 WINDOW = 5
 
-EXTRAS: dict[str, dict[str, dict]] = {
-    "none": {
-        "sinks": {"window": 4, "sinks": 2, "temperature": {"name": "log_n", "length": 4}},
-        "ssmax": {"temperature": {"name": "ssmax"}, "sink_logit": "learned"},
-        "stretch": {"temperature": {"name": "stretch"}},
-    },
-    "integer": {"learned": {"direction": "learned", "scale": 0.3}},
-    "unit_interval": {"current": {"denominator": "current"}},
-    "sine": {"base": {"base": 700.0}},
-    "sinusoidal": {
-        "half": {"layout": "half", "scale_tokens": False, "theta": 500.0},
-        "stretch": {"stretch": 2.5, "offset": 2},
-        "auto": {"stretch": "auto"},
-    },
-    "learned": {
-        "long": {"max_length": 61},
-        "interpolate": {"max_length": 8, "extend": "interpolate"},
-        "repeat": {"max_length": 7, "extend": "repeat"},
-        "clip": {"max_length": 7, "extend": "clip"},
-    },
-    "rope": {
-        "sinks": {"window": 4, "sinks": 2, "sink_logit": "zero"},
-        "interleaved": {"layout": "interleaved"},
-        "partial": {"fraction": 0.5, "theta": 300.0},
-        "partial-interleaved": {"fraction": 0.85, "layout": "interleaved"},
-        "linear": {"scaling": {"name": "linear", "factor": 3.0}},
-        "linear-auto": {"scaling": {"name": "linear"}},
-        "ntk-auto": {"scaling": {"name": "ntk"}, "window": 6},
-        "yarn-auto": {"scaling": {"name": "yarn", "beta_fast": 1.5, "beta_slow": 0.2}},
-        "yarn-wavelength": {
-            "scaling": {
-                "name": "yarn",
-                "factor": 4.0,
-                "ramp": "wavelength",
-                "beta_fast": 1.5,
-                "beta_slow": 0.2,
-            }
-        },
-        "llama3": {"scaling": {"name": "llama3", "factor": 8.0}},
-        "dynamic": {"scaling": {"name": "dynamic", "factor": 1.5}},
-        "longrope": {
-            "scaling": {
-                "name": "longrope",
-                "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4],
-                "long_factor": [1.0, 1.5, 2.5, 4.0, 6.0],
-            }
-        },
-        "rerope": {"remap": {"name": "rerope", "distance": 4}},
-        "leaky": {"remap": {"name": "leaky_rerope", "distance": 4, "factor": "auto"}},
-        "self-extend": {"remap": {"name": "self_extend", "neighbors": 3, "group": 3}},
-        "dual-chunk": {"remap": {"name": "dual_chunk", "chunk": 5, "local": 2, "mscale": True}},
-        "lambda": {"remap": {"name": "lambda", "limit": 4}, "window": 6, "sinks": 2},
-        "streaming": {"remap": {"name": "streaming"}, "window": 6, "sinks": 2},
-    },
-    "p_rope": {"reversed": {"reversed": True, "share": 0.8, "theta": 50.0}},
-    "fox": {"rotary": {"gate": "constant", "rotary": True, "theta": 300.0}},
-    "alibi": {"auto": {"stretch": "auto"}, "learned": {"learned": True, "shared": False}},
-    "t5": {"unscaled": {"buckets": 8, "max_distance": 13, "unscaled": True}},
-    "kerple": {
-        "power": {"form": "power", "stretch": "auto"},
-        "log3": {"form": "log3", "shared": False},
-    },
-    "sandwich": {"stretch": {"dims": 6, "stretch": 1.5}},
-    "fire": {"shared": {"init_length": 6.0, "width": 7, "shared": True}},
-    "learned_rope": {
-        "layer": {"share": "layer", "layout": "interleaved"},
-        "head": {"share": "head", "theta": 100.0},
-    },
-    "xpos": {"half": {"layout": "half", "scale_base": 8.0, "theta": 300.0}},
-    "fope": {"ones": {"clipped": "ones", "theta": 3.0, "layout": "interleaved"}},
-    "hyperbolic": {"learned": {"damping": "learned", "fastest": 0.2, "theta": 50.0}},
-    "pope": {"head": {"share": "head", "theta": 30.0}, "model": {"share": "model", "theta": 100.0}},
-    # Few rows: counts and distances of the suite's 19 tokens reach the last one.
-    "cope": {"few": {"positions": 4, "gate": "unscaled"}},
-    "dape": {"alibi": {"base": "alibi", "width": 5, "shared": True}},
-    "shaw": {"values": {"clip": 4, "values": True}},
-    "stick_breaking": {"drop": {"remainder": "drop", "window": 6, "sinks": 2}},
-    "he_xu": {"resonance-yarn": {"resonance": True, "scaling": {"name": "yarn"}}},
-}
-
+EXTRAS: dict[str, dict[str, dict]] = yaml.safe_load(
+    Path(__file__).with_name("variants.yaml").read_text()
+)
 _NEAR = {"name": "rope", "window": 4, "theta": 100.0}
 _PATTERNS = {f"pattern-{name}": {"near": _NEAR, "far": {"name": name}} for name in SCHEMES}
 

@@ -1,4 +1,4 @@
-"""Every committed configuration of data can be prepared, and every committed study can be planned."""
+"""Every committed configuration of data can be prepared, every committed study planned."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,5 @@
-"""tokenizer.json files: ids as transformers gives them, exact bytes of every id, and text that stays text."""
+"""tokenizer.json files: ids as transformers gives them, exact bytes of every id, and text that
+stays text."""
 
 import inspect
 import json
@@ -33,8 +34,8 @@ def byte_level(**changes) -> HuggingFaceTokenizer:
 
 
 def sentencepiece_bpe(prefix: bool) -> bytes:
-    """A BPE as transformers converts Llama 2's (with `prefix`) and Gemma's: spaces are U+2581, and bytes for
-    characters that are not in the vocabulary."""
+    """A BPE as transformers converts Llama 2's (with `prefix`) and Gemma's: spaces are U+2581, and
+    bytes for characters that are not in the vocabulary."""
     space = tokenizers.Tokenizer(models.BPE())
     space.normalizer = normalizers.Replace(" ", "\u2581")
     trainer = trainers.BpeTrainer(vocab_size=200, show_progress=False)
@@ -101,14 +102,8 @@ def test_difficult_texts_have_the_ids_of_transformers(case, text):
 
 
 @hypothesis_settings(max_examples=60)
-@given(text=ANY)
+@given(text=ANY | WHITESPACE)
 def test_any_text_has_the_ids_of_transformers(case, text):
-    check(case, text)
-
-
-@hypothesis_settings(max_examples=60)
-@given(text=WHITESPACE)
-def test_whitespace_has_the_ids_of_transformers(case, text):
     check(case, text)
 
 
@@ -140,16 +135,6 @@ def test_encoding_in_blocks_matches_whole_text(case, text, block):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("data.tokenizers.huggingface.BLOCK", block)
         assert ours.encode(text) == whole
-
-
-@pytest.mark.parametrize("pre_tokenizer", ["llama3", "gpt2"])
-def test_long_text_is_encoded_in_blocks(pre_tokenizer, monkeypatch):
-    ours = byte_level(pre_tokenizer=pre_tokenizer)
-    sizes = []
-    monkeypatch.setattr("data.tokenizers.huggingface.BLOCK", 100)
-    monkeypatch.setattr(ours, "_encode", lambda text: sizes.append(len(text)) or [])
-    ours.encode(TEXT * 20)
-    assert max(sizes) < 100 + len(TEXT) and sum(sizes) == 20 * len(TEXT)
 
 
 def test_trained_tokenizer_properties():
@@ -187,10 +172,10 @@ def test_digits(pre_tokenizer, split_digits, expected):
 
 
 def test_too_large_vocabulary_names_the_largest():
-    with pytest.raises(DataError, match=r"vocab_size=9000 is too large .* at most \d+") as caught:
+    with pytest.raises(DataError, match=r"vocab_size=9000 .*at most \d+") as caught:
         byte_level(vocab_size=9000)
-    most = re.search(r"at most (\d+)", str(caught.value))
-    assert byte_level(vocab_size=int(most[1])).vocab_size == int(most[1])
+    most = int(re.search(r"at most (\d+)", str(caught.value))[1])
+    assert byte_level(vocab_size=most).vocab_size == most
 
 
 def test_save_and_load(case, tmp_path):
@@ -229,17 +214,6 @@ def test_added_tokens_are_text_unless_special():
         and ours.pieces[spaces] == b"    "
         and ours.pieces[turn] == b""
     )
-
-
-def test_controls_named_elsewhere_are_not_produced_from_text():
-    """`<tool>` is an ordinary added token of the file, and the EOS of a config beside it."""
-    library = tokenizers.Tokenizer.from_buffer(byte_level().content)
-    library.add_tokens(["<tool>"])
-    content = library.to_str().encode()
-    assert 420 in HuggingFaceTokenizer(content, eos_id=1).encode("a<tool>b")
-    ours = HuggingFaceTokenizer(content, eos_id="<tool>")
-    ids = ours.encode("a<tool>b")
-    assert ours.eos_id == 420 and 420 not in ids and lossless(ours, ids, "a<tool>b")
 
 
 def test_controls_in_a_unigram_vocabulary_are_not_produced_from_text():

@@ -53,7 +53,8 @@ class TaskDocuments(Source):
         return itertools.islice(self._mixed(self._text), start, None)
 
     def _mixed(self, text: Source) -> Iterator[Document]:
-        """After each document of the text, yield items until they reach their share of all bytes."""
+        """After each document of the text, yield items until they reach their share of all
+        bytes."""
         items = self._items(0)
         share = self.settings.share
         of_text = 0

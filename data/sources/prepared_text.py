@@ -12,7 +12,8 @@ from errors import DataError
 
 
 def finished_folder(path: str, setting: str) -> Path:
-    """The prepared folder that `setting` specifies. Raises DataError if it is not a finished preparation."""
+    """The prepared folder that `setting` specifies. Raises DataError if it is not a finished
+    preparation."""
     folder = Path(path).expanduser()
     if not (folder / "prepared.json").is_file():
         raise DataError(

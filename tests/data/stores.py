@@ -1,0 +1,50 @@
+"""Token stores whose tokens tell where they came from."""
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from hypothesis import strategies as st
+
+from data import TokenStore
+from data.sampling.batches import PLAIN, BatchSampler
+from data.sampling.segments import Segment
+from data.store import EncodedDocument, write_manifest, write_shard
+
+DTYPE = np.dtype("<u4")
+
+stores = st.lists(st.integers(1, 40), min_size=2, max_size=9).filter(
+    lambda lengths: sum(lengths) > 30
+)
+packings = st.sampled_from(["concat", "intra_document"])
+
+
+def write_store(folder: Path, documents: list, shards: list[int], dtype=DTYPE) -> TokenStore:
+    """Documents of these ids, in shards of these sizes, every second one of the cluster A."""
+    entries = []
+    number = 0
+    for shard, size in enumerate(shards):
+        encoded = [
+            EncodedDocument(f"d{k}", "A" if k % 2 else None, np.array(documents[k]), 3 * k, k + 5)
+            for k in range(number, number + size)
+        ]
+        entry = write_shard(folder, f"{shard:05d}", dtype, iter(encoded))
+        assert (entry is None) == (size == 0)
+        entries += [entry] if entry else []
+        number += size
+    facts = {"tokenizer": "abc", "has_bos": True, "has_eos": False}
+    write_manifest(folder, dtype, entries, source={"path": str(folder)}, **facts)
+    return TokenStore(folder)
+
+
+def make_store(lengths: list[int], shards: int = 3) -> TokenStore:
+    """Token t of document d is 1000 * (d + 1) + t."""
+    documents = [1000 * (d + 1) + np.arange(n) for d, n in enumerate(lengths)]
+    sizes = [len(part) for part in np.array_split(np.arange(len(lengths)), shards)]
+    return write_store(Path(tempfile.mkdtemp()), documents, sizes)
+
+
+def sampler(store, *segments: tuple, packing="concat", seed=0, positions=PLAIN) -> BatchSampler:
+    """Batches of segments (length, batch size, steps)."""
+    plan = [Segment(*segment) for segment in segments]
+    return BatchSampler(store, plan, packing=packing, seed=seed, positions=positions)
