@@ -78,6 +78,7 @@ class StudyPlanner:
     folder: Path
     kind_of: Callable[[list[str]], Any]
     builtin: dict[str, list[str]]
+    _passed: set[str] = field(default_factory=set)  # checks
 
     def plan(self, cells: Sequence[GridCell]) -> list[PlannedCell]:
         """Plans of all cells. Raises StudyError with every problem of every cell."""
@@ -95,8 +96,9 @@ class StudyPlanner:
     def _plan_cell(self, cell: GridCell, problems: "CellProblems") -> PlannedCell:
         run = self.folder / "runs" / cell.id
         settings, _ = read_run_settings(cell.arguments, run)
-        check_model(settings)
-        prepared_folder(settings.data)  # checks that the source exists
+        self._once(check_model, settings.model_dump_json(exclude={"seed"}), settings)
+        # The source exists; this reads the list of its files.
+        self._once(prepared_folder, settings.data.model_dump_json(), settings.data)
         if is_run(run):
             rows = differences(Run(run).settings, settings)
             if changed := [key for key, _, _, is_free in rows if not is_free]:
@@ -112,6 +114,13 @@ class StudyPlanner:
             except USER_ERRORS as error:
                 problems.add(cell, f"evaluations.{name}: {error}")
         return plan
+
+    def _once(self, check: Callable, key: str, *arguments: object) -> None:
+        """Run a check once for all cells that share its `key`: many differ only in their seed."""
+        name = f"{check.__name__} {key}"
+        if name not in self._passed:
+            check(*arguments)
+            self._passed.add(name)
 
     def _check_report(self, plans: Sequence[PlannedCell]) -> None:
         """Check that the primary evaluation measures all primary lengths on some cell."""
@@ -142,7 +151,8 @@ class StudyPlanner:
         if "methods" in fields:
             arguments += self._methods_of_variants(settings.methods, plan.cell)
             settings = _load(kind.settings_class, tuple(arguments))
-            self._check_methods(settings.methods, plan.settings)
+            key = plan.settings.model_dump_json(exclude={"seed"}) + str(settings.methods)
+            self._once(self._check_methods, key, settings.methods, plan.settings)
         length = plan.settings.train_length  # it is always evaluated, so targets must fit into it
         if getattr(settings, "protocol", "") == "fixed-targets" and settings.targets > length:
             raise StudyError(
