@@ -218,12 +218,6 @@ class TrainingSettings(StrictSettings):
         "torch.compile: a minute at the start, faster steps after it; null: on GPUs, not on CPUs",
     )
     parallel: ParallelSettings = free(ParallelSettings(), "how processes share the run")
-    rank_timeout: float = free(
-        1800.0,
-        "seconds without progress after which a process counts as lost and all others exit; longer than "
-        "the slowest step, compiling included",
-        gt=0,
-    )
     num_threads: int | None = free(None, "CPU threads; null: as torch decides", ge=1)
     log_interval: int = free(
         10, "steps between lines on the terminal, and between rates in metrics.jsonl", ge=1

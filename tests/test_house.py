@@ -223,6 +223,17 @@ def test_no_changed_search_path_and_no_scripts_run_as_modules():
     assert wrong == []
 
 
+def test_model_imports_nothing_for_types_only():
+    """It would hide a cycle."""
+    wrong = [
+        shown(path)
+        for path in sorted((ROOT / "model").rglob("*.py"))
+        for node in ast.walk(parsed(path))
+        if _is_typing_guard(node) and imports(node, module_of(path), path.name == "__init__.py")
+    ]
+    assert wrong == []
+
+
 def may_unpickle(call: ast.Call) -> bool:
     called = ast.unparse(call.func)
     keys = {k.arg: ast.unparse(k.value) for k in call.keywords}

@@ -449,5 +449,5 @@ def is_broken_link(error: Exception) -> bool:
     text = str(error).lower()
     return isinstance(error, dist.DistError) or (
         isinstance(error, RuntimeError)
-        and ("gloo" in text or "nccl" in text or "connection" in text)
+        and any(word in text for word in ("gloo", "nccl", "connection", "pair closure"))
     )

@@ -139,5 +139,6 @@ class PackedModel:
     @staticmethod
     def supports(model: Transformer) -> bool:
         """Whether the model has softmax attention and its parameters are not shards (FSDP2)."""
-        is_sharded = hasattr(model.embed.weight, "device_mesh")
+        # those outside the blocks stay whole between passes
+        is_sharded = any(hasattr(weight, "device_mesh") for weight in model.parameters())
         return model.settings.mixer.name == "attention" and not is_sharded

@@ -269,10 +269,6 @@ def test_position_parameters_have_their_own_lr_and_no_decay(case):
             torch.testing.assert_close(weight.detach(), decayed - 0.01)
 
 
-def test_no_group_without_position_parameters():
-    assert count_positional(build("rope")) == 0 and count_positional(build("none-ssmax")) > 0
-
-
 @pytest.mark.parametrize("case", ["rope", "rope-sinks", "none-ssmax", "learned"])
 def test_position_change_equals_model_built_with_it(case):
     net = build(case)
@@ -304,18 +300,6 @@ def test_position_change_equals_model_built_with_it(case):
             for a, b in ((0, 7), (7, 11))
         ]
     close(torch.cat(parts, 1), fresh(tokens, places))
-
-
-def test_dropped_rotations_equal_nope():
-    rotated = build("rope")
-    bare = build("none")
-    bare.load_state_dict(rotated.state_dict())
-    position = rotated.settings.position.model_validate(
-        {"name": "rope", "scaling": {"name": "drop"}}
-    )
-    rotated.reposition(rotated.settings.model_copy(update={"position": position}))
-    tokens = ids(2, 19)
-    close(rotated(tokens, TokenPositions.plain(19)), bare(tokens, TokenPositions.plain(19)))
 
 
 def test_incompatible_change_keeps_model():

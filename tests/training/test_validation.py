@@ -9,7 +9,6 @@ from data import ByteTokenizer
 from errors import TrainingError
 from run_directory.training_settings import ValidationSettings
 from training.checks import validation_steps
-from training.live_view import validation_in_words
 from training.validation import OPENING, opening
 
 
@@ -27,13 +26,6 @@ def test_validation_steps_are_regular_and_include_the_last():
         ValidationSettings(at=[0])
     with pytest.raises(ValueError, match="neither a share"):
         ValidationSettings(at=[2.5])
-
-
-def test_validation_logs_change():
-    assert validation_in_words({16: 2.0, 32: 3.25}, {}) == ["16: 2.0000", "32: 3.2500"]
-    assert validation_in_words({16: 1.5, 32: 3.5, 64: 1.0}, {16: 2.0, 32: 3.25}) == [
-        "16: 1.5000 (-0.5000)", "32: 3.5000 (+0.2500)", "64: 1.0000",
-    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("bos", [True, False])

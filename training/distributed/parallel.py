@@ -232,7 +232,7 @@ class Parallel(ProcessGroup):
     def _exit_lost(self, error: Exception) -> None:
         (message, *_) = str(error).splitlines() or [type(error).__name__]
         lost = "another process has ended"
-        if "timed out" in message.lower():
+        if "timed out" in message.lower() or "timeout" in message.lower():
             lost = "another process hangs"
         print(
             f"error: (process {self.rank}) {lost}: see its output, and run the same command again to resume "

@@ -66,13 +66,6 @@ def test_resume_is_bit_exact(tmp_path, dtype, optimizer):
     assert_same(straight, resumed)
 
 
-def test_restores_optimizer_without_state(tmp_path):
-    save_checkpoint(tmp_path, 0, *trained(0))
-    net, optimizer = trained(2, seed=5)
-    restore(net, optimizer, find_checkpoint(tmp_path))
-    assert optimizer.state_dict()["state"] == {}
-
-
 def test_names_have_no_wrappers_and_tied_weights_are_stored_once(tmp_path):
     net, optimizer = trained(1)
     plain = weights_of(net)
@@ -385,14 +378,6 @@ def test_concurrent_replacement_is_retried(tmp_path, monkeypatch):
     console = RecordingConsole()
     assert find_checkpoint(tmp_path, console).step == 6
     assert console.lines == []
-
-
-def test_reader_is_not_advised_to_restart(tmp_path):
-    saved = save_checkpoint(tmp_path, 3, *trained(1))
-    flip(saved.folder / "model.safetensors", 100)
-    with pytest.raises(TrainingError) as error:
-        find_checkpoint(tmp_path)
-    assert "--" not in str(error.value) and "restore" in str(error.value)
 
 
 def test_parts_are_independent_of_name_order(tmp_path):

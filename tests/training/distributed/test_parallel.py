@@ -458,14 +458,6 @@ def test_models_are_compiled_on_gpus_by_default(setting, device, compiled, monke
     assert calls == ([{"by_block": False, "dynamic": True}] if compiled else [])
 
 
-def test_settings_of_activation_checkpointing_reach_the_blocks():
-    for value, checkpointing in ((False, "none"), (True, "full"), ("selective", "selective")):
-        settings = TrainingSettings(parallel={"activation_checkpointing": value})  # pyright: ignore
-        model = Transformer(ModelSettings(dim=24, layers=1, heads=3), 11, 7)
-        Parallel(settings).wrap(model)
-        assert [block.checkpointing for block in model.blocks] == [checkpointing]
-
-
 def test_sharding_without_launcher_suggests_command():
     with pytest.raises(TrainingError, match=r"sharding=full .* accelerate launch --config_file"):
         Training([*SMALL, SHARDED], None)

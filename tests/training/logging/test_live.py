@@ -3,14 +3,12 @@
 import io
 import math
 import re
-import sys
 
 import pytest
 from rich.console import Console as RichConsole
 
-from run_directory import console as module
 from run_directory.console import Console
-from training.live_view import LiveView, mean, short_name, sparkline
+from training.live_view import LiveView, mean, sparkline
 
 
 def train_line(step: int, loss: float | str, norm: float | str = 0.25, **more) -> dict:
@@ -90,55 +88,6 @@ def test_small_curves():
     assert mean([1.0, math.inf, 2.0]) == 1.5 and math.isnan(mean([]))
 
 
-def test_long_names_are_elided_in_the_middle(tmp_path):
-    assert short_name(tmp_path / "run") == "run"
-    name = short_name(tmp_path / "a-rather-long-name-of-a-run-0123456789")
-    assert len(name) == 24 and name.startswith("a-rather") and name.endswith("0123456789")
-
-
 class Terminal(io.StringIO):
     def isatty(self):
         return True
-
-
-def test_log_lines_are_printed_above_the_view(monkeypatch):
-    screen = Terminal()
-    now = [0.0]
-    monkeypatch.setattr(sys, "stderr", screen)
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
-    console = Console()
-    one = view()
-    drawings = []
-    monkeypatch.setattr(
-        LiveView, "_head", lambda self, head=LiveView._head: drawings.append(1) or head(self)
-    )
-    with console.live(one) as draw:
-        assert draw is not None and screen.getvalue().endswith("\x1b[?25h")
-        drawings.clear()
-        for _ in range(8):  # at most four times a second
-            now[0] += 0.125
-            draw()
-        assert len(drawings) == 4
-        console.info("a line [not markup]")
-        with console.bar("inner", 3) as bar:  # no second owner of the screen
-            bar.advance(3)
-        with console.live(one) as second:
-            assert second is None
-    text = screen.getvalue()
-    assert "a line [not markup]" in text and "inner: done, 3 it" in text
-    assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")
-    console.info("after it")
-    assert screen.getvalue().endswith("after it\n")
-
-
-def test_no_view_without_terminal(monkeypatch, capsys):
-    with Console().live(view()) as draw:
-        assert draw is None
-    monkeypatch.setattr(sys, "stderr", Terminal())
-    monkeypatch.setenv("TERM", "dumb")
-    with Console().live(view()) as draw:
-        assert draw is None
-    monkeypatch.setenv("TERM", "xterm")
-    with Console(quiet=True).live(view()) as draw:
-        assert draw is None

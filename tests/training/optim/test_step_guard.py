@@ -96,12 +96,6 @@ def test_resume_is_bit_exact():
     assert found == expected and guard.state() == whole.state()
 
 
-def test_default_guard_adds_no_checkpoint_state():
-    guard = StepGuard(StopOnNonFinite(), None, "cpu")
-    judged(guard, [1.0, 2.0])
-    assert guard.state() == {}
-
-
 def test_error_suggests_how_to_resume():
     for reason, count, message in (
         (NOT_FINITE, 1, r"training.on_nonfinite.name=skip"),

@@ -1,6 +1,5 @@
 """Invalid runs are rejected, and forecasts printed, before any compute."""
 
-import os
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,13 +8,11 @@ import pytest
 import torch
 
 from errors import TrainingError
-from run_directory.console import Console
 from run_directory.run_settings import RunSettings
 from settings.load import load_settings
-from training.checks import check_model, make_model
-from training.hardware import free_memory, peak_flops
+from training.checks import check_model
+from training.hardware import peak_flops
 from training.setup import run_facts
-from training.summary import announce
 
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"
 LEARNED = ["model.position.name=learned", "train_length=64"]
@@ -73,11 +70,6 @@ def test_learned_table_covering_lengths_is_accepted(overrides):
     check_model(load_settings(RunSettings, LEARNED + overrides))
 
 
-def test_free_memory_is_within_total_memory():
-    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    assert 0 < free_memory(torch.device("cpu")) <= total
-
-
 def test_machine_benchmark_keeps_rng_state():
     before = torch.get_rng_state()
     assert peak_flops(torch.device("cpu")) > 1e6
@@ -89,63 +81,6 @@ def test_machine_benchmark_keeps_rng_state():
 )
 def test_every_suggested_scheme_fits_tiny_model(file):
     check_model(load_settings(RunSettings, [str(CONFIGS / "tiny.yaml"), str(file)]))
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        # λ_k = 2π·10000^(k/16) of 16 pairs: 5 are at most 64, 8 at most 512.
-        (["train_length=64"], ["5 of 16"]),
-        (["train_length=512"], ["8 of 16"]),
-        (["train_length=512", "model.position={name: p_rope, share: 0.25}"], ["4 of 16"]),
-        (["model.position.name=alibi"], []),
-        (
-            [
-                "train_length=512",
-                "model.position={name: pattern, layers: [a, b], kinds: {a: {name: rope, theta: 500000}, "
-                "b: {name: none}}}",
-            ],
-            ["6 of 16 (a)"],
-        ),
-    ],
-)
-def test_rotation_coverage_is_reported_before_first_step(overrides, message, capsys, tmp_path):
-    settings = load_settings(RunSettings, ["model.dim=64", "model.heads=2", *overrides])
-    with torch.device("meta"):
-        model = make_model(settings, 10)
-    sampler = SimpleNamespace(passes_by_label=lambda steps: {"": 0.1}, cut_share=lambda length: 0.1)
-    run = SimpleNamespace(
-        settings=settings, model=model, sampler=sampler, steps=3, folder=tmp_path, console=Console()
-    )
-    announce(run, SimpleNamespace(step=0))  # type: ignore[arg-type]
-    lines = [line for line in capsys.readouterr().err.splitlines() if "complete a rotation" in line]
-    assert lines == [
-        f"rotary pairs that complete a rotation within train_length: {pairs}" for pairs in message
-    ]
-
-
-@pytest.mark.parametrize(("epochs", "warned"), [(15.9, False), (57_320.0, True)])
-def test_many_epochs_warn(epochs, warned, capsys, tmp_path):
-    settings = load_settings(RunSettings, ["model.dim=64", "model.heads=2"])
-    with torch.device("meta"):
-        model = make_model(settings, 10)
-    sampler = SimpleNamespace(
-        passes_by_label=lambda steps: {"": epochs}, cut_share=lambda length: 0.1
-    )
-    for console in (Console(), Console(quiet=True)):
-        run = SimpleNamespace(
-            settings=settings,
-            model=model,
-            sampler=sampler,
-            steps=3,
-            folder=tmp_path,
-            console=console,
-        )
-        announce(run, SimpleNamespace(step=0))  # type: ignore[arg-type]
-    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning")]
-    assert len(lines) == warned and all(
-        "57,320" in line and "training.tokens" in line for line in lines
-    )
 
 
 def test_manifest_lists_mixture_sources():

@@ -1,6 +1,5 @@
 """Run directories: creation, resume, lock and loading."""
 
-import errno
 import json
 import multiprocessing
 import os
@@ -16,7 +15,6 @@ from data.tokenizers import ByteTokenizer
 from errors import TrainingError
 from model import ModelError, TokenPositions, Transformer
 from run_directory import run as directory
-from run_directory.checkpoints import folder_of
 from run_directory.folder_name import run_folder
 from run_directory.run import (
     MANIFEST,
@@ -24,7 +22,6 @@ from run_directory.run import (
     is_run,
     locked_run,
     model_hash,
-    rename_old_run,
 )
 from run_directory.run_settings import RunSettings
 from run_directory.weights import save_weights
@@ -179,13 +176,6 @@ def test_resume_rejects_other_data_or_tokenizer(run, settings):
         Run(run).resume(other, ByteTokenizer(), COMMAND, {"data_hash": "eeee"})
 
 
-def test_set_aside_keeps_all_files(run):
-    assert rename_old_run(run).name == "x.old1" and not run.exists()
-    run.mkdir()
-    assert rename_old_run(run).name == "x.old2"
-    assert rename_old_run(run) is None and is_run(run.with_name("x.old1"))
-
-
 def test_run_lock_is_exclusive_and_released_on_exit(tmp_path):
     context = multiprocessing.get_context("fork")
     held = context.Event()
@@ -225,18 +215,6 @@ def test_load_restores_model(run, settings):
     assert not found.model.training
     assert same_weights(found.model, model)
     assert next(Run.open(run).load(dtype=torch.float64).model.parameters()).dtype == torch.float64
-
-
-def test_load_selects_checkpoint_with_fallback(run, settings, capsys):
-    first = fill(run, settings, 4, 1)
-    second = fill(run, settings, 9, 2)
-    assert same_weights(Run.open(run).load().model, second)
-    assert same_weights(Run.open(run).load(checkpoint=4).model, first)
-    with pytest.raises(TrainingError, match="no checkpoint of step 5; it has 4, 9"):
-        Run.open(run).load(checkpoint=5)
-    (folder_of(run, 9) / "model.safetensors").write_bytes(b"")
-    assert Run.open(run).load().step == 4
-    assert "going back to step 4" in capsys.readouterr().err
 
 
 def test_load_from_weights_only(run, settings):
@@ -356,18 +334,6 @@ def test_load_errors(run, settings, tmp_path):
         Run.open(run).load()
 
 
-def test_driver_version_is_recorded(run, settings, tmp_path, monkeypatch):
-    file = tmp_path / "version"
-    file.write_text(
-        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.124.06  Wed Feb 26\nGCC version: 12"
-    )
-    monkeypatch.setattr("run_directory.environment._DRIVER", file)
-    ranks = {"processes": 2, "ranks": [{"host": "a", "device": "cuda:0"}] * 2}
-    Run(run).resume(settings, ByteTokenizer(), COMMAND, EXTRA, ranks)
-    attempt = json.loads((run / "manifest.json").read_text())["attempts"][-1]
-    assert attempt["versions"]["driver"] == "570.124.06" and attempt["parallel"] == ranks
-
-
 def test_resume_rejects_other_validation_data(run, settings):
     Run(run).resume(settings, ByteTokenizer(), COMMAND, EXTRA)  # of a run from before it was noted
     about = json.loads((run / "manifest.json").read_text())
@@ -402,9 +368,3 @@ def test_temporary_directories_of_dead_processes_are_removed(tmp_path):
             draft.write_text("half")
         remove_drafts(tmp_path)
         assert mine.exists() and elsewhere.exists() and not theirs.exists()
-
-
-def test_short_array_write_names_file(tmp_path):
-    with pytest.raises(OSError) as error, atomic(tmp_path / "array.npy"):
-        raise OSError("320 requested and 16 written")  # as numpy does
-    assert error.value.errno == errno.ENOSPC and error.value.filename == str(tmp_path / "array.npy")

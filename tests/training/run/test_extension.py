@@ -211,17 +211,6 @@ def test_identity_depends_on_parent_weights_not_path(parent, tmp_path, overrides
     assert message.pop("parent") is None
 
 
-def test_extension_starts_after_parent_schedule(parent, tmp_path, monkeypatch):
-    """What the parent was last trained under is where the branch begins; the change is not made again."""
-    first = tmp_path / "a"
-    second = tmp_path / "b"
-    change = 'training.stages=[{duration: 3}, {overrides: ["model.position.scaling={name: drop}"]}]'
-    assert trained(monkeypatch, f"parent.run={parent}", *TUNE, change, "--run-dir", first) == 0
-    settings, found = read_run_settings([f"parent.run={first}", *TUNE, f"--run-dir={second}"][:-1])
-    assert settings.model.position.scaling.name == "drop" and settings.training.stages == []
-    assert found.settings.model.position.scaling.name == "drop"
-
-
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
@@ -274,18 +263,6 @@ def test_invalid_extensions_are_rejected_without_files(
 def test_run_cannot_extend_itself(parent, monkeypatch):
     with pytest.raises(TrainingError, match=r"parent\.run"):
         trained(monkeypatch, f"parent.run={parent}", *LONGER, "--run-dir", parent)
-
-
-def test_dry_run_reports_parent_and_changes(parent, monkeypatch, capsys, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    assert trained(monkeypatch, f"parent.run={parent}", *LONGER, "--dry-run") == 0
-    out = capsys.readouterr().out
-    assert (
-        f"{parent}, step 12 (checkpoint {find_checkpoint(parent).hash[:10]}), trained at 24 tokens"
-        in out
-    )
-    assert "train_length: 24 → 48" in out and "model.position.scaling: none → yarn" in out
-    assert not (tmp_path / "runs").exists()
 
 
 def test_extension_of_padded_vocabulary_keeps_its_rows(parent, tmp_path, monkeypatch):

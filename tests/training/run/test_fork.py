@@ -197,37 +197,11 @@ def test_fork_rejects_changes_to_earlier_stages(stem):
         check_fork(8, old, other)
 
 
-def test_dry_run_of_fork_reports_remaining_steps(stem, capsys):
-    assert trained(*DECAY, "parent.checkpoint=8", "--fork", stem, "--dry-run") == 0
-    output = " ".join(capsys.readouterr().out.split())
-    assert (
-        "12 of 8 × 24 tokens; 4 are left after step 8" in output and "2,304; 768 are left" in output
-    )
-    assert "for what is left (" in output and "lr │ 0.002" in output
-    assert f"fork of │ {stem}, step 8 " in output
-
-
 def rates(capsys, stem, *overrides: str) -> list[str]:
     """What a fork's dry run says of its learning rate."""
     assert trained(*overrides, "--fork", stem, "--dry-run") == 0
     output = " ".join(capsys.readouterr().out.replace("│", " ").split())
     return re.findall(r"after the fork (\w+(?: \w+)? at step .*? here)", output)
-
-
-def test_fork_warns_about_lr_jump(stem, tmp_path, capsys):
-    """2e-3 from step 3 to the last four; the last of them has a quarter of it."""
-    at_8 = "parent.checkpoint=8"
-    assert rates(capsys, stem, *DECAY, at_8) == []  # it begins to fall as the stem does later
-    lower = [at_8, "training.optimizer.lr=4e-4"]
-    message = f"learning rate at step 9: 0.002 in {stem}, 0.0004 here"
-    assert rates(capsys, stem, *lower) == [message]
-    assert rates(capsys, stem, at_8, "training.optimizer.lr=2.01e-3") == []
-    longer = ["training.tokens=6144", "training.lr_schedule={name: constant, warmup: 3}"]
-    assert rates(capsys, stem, *longer) == [
-        f"learning rate at step 17: 0.0005 in {stem} at its end, 0.002 here"
-    ]
-    assert trained(*lower, "--fork", stem, "--run-dir", tmp_path / "lower") == 0
-    assert f"\n{message}\n" in capsys.readouterr().err
 
 
 def test_fork_requires_optimizer_state(stem, tmp_path):
