@@ -8,10 +8,10 @@ from pathlib import Path
 from data.files import write_text
 from errors import printable
 from evaluation.evaluated_model import EvaluatedRun
+from evaluation.evaluation_settings import MeasurementSettings
 from evaluation.kinds import kind_of_protocol
 from evaluation.ranks import joined
 from evaluation.reports.evaluation_report import EvaluationReport
-from evaluation.settings import MeasurementSettings
 from run_directory.console import Console
 from run_directory.run_names import names_of
 from settings.load import dump

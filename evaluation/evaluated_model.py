@@ -1,4 +1,5 @@
-"""A checkpoint under evaluation: its weights are read once, and a method changes its positions only."""
+"""A checkpoint under evaluation: its weights are read once, and a method changes its positions
+only."""
 
 import copy
 from collections.abc import Sequence
@@ -130,7 +131,8 @@ class EvaluatedModel:
             if all((label, length) in absent for label in limits):
                 raise EvaluationError(
                     f"length {length} exceeds the positions of {', '.join(limits)}: at most "
-                    f"{max(limit or 0 for limit in limits.values())} tokens; shorten lengths, or add a "
+                    f"{max(limit or 0 for limit in limits.values())} tokens; shorten lengths, or "
+                    f"add a "
                     f"method that extends the positions (--matrix tries all). {self.legal}".rstrip()
                 )
         return absent

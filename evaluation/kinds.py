@@ -8,12 +8,13 @@ from typing import Any, ClassVar
 from data.tasks import HaystackTask
 from errors import EvaluationError
 from evaluation.diagnostics.attention import AttentionSession
-from evaluation.diagnostics.generation import GenerationSession
-from evaluation.diagnostics.settings import (
+from evaluation.diagnostics.diagnostic_settings import (
     AttentionDiagnosticSettings,
     GenerationDiagnosticSettings,
 )
+from evaluation.diagnostics.generation import GenerationSession
 from evaluation.evaluated_model import EvaluatedRun
+from evaluation.evaluation_settings import EvaluationSettings, MeasurementSettings
 from evaluation.ranks import EvaluationRanks
 from evaluation.reports.attention_report import attention_report
 from evaluation.reports.comparison_report import RunComparison, comparison_report
@@ -30,19 +31,19 @@ from evaluation.scoring.methods import (
     compatible_methods,
     resolve_methods,
 )
-from evaluation.settings import EvaluationSettings, MeasurementSettings
 from evaluation.statistics.analysis import analyze
 from evaluation.stores import haystacks, open_stores
-from evaluation.tasks.analysis import analyse_tasks
-from evaluation.tasks.items import draw_items
-from evaluation.tasks.session import TaskSession
-from evaluation.tasks.settings import TaskEvaluationSettings
+from evaluation.tasks.drawn_items import draw_items
+from evaluation.tasks.task_analysis import analyse_tasks
+from evaluation.tasks.task_session import TaskSession
+from evaluation.tasks.task_settings import TaskEvaluationSettings
 from run_directory.exposure import exposure_of
 from settings.load import setting_before_validation
 
 
 class Evaluation(ABC):
-    """One kind of evaluation of `runs`: makes a session for each run, and a report of their results."""
+    """One kind of evaluation of `runs`: makes a session for each run, and a report of their
+    results."""
 
     title: ClassVar[str]
     protocols: ClassVar[tuple[str, ...]]
@@ -172,7 +173,8 @@ def for_all_runs(settings: EvaluationSettings, runs: Sequence[EvaluatedRun]) -> 
     for other in others:
         if other.tokenizer.hash != first.tokenizer.hash:
             raise EvaluationError(
-                f"{first.name} and {other.name} have different tokenizers, so their losses per token "
+                f"{first.name} and {other.name} have different tokenizers, so their losses per "
+                f"token "
                 "cannot be compared"
             )
     trained = [run.model.trained_length for run in runs]

@@ -10,15 +10,16 @@ from data.sources import GENERATED, open_text
 from data.tasks import HaystackTask, is_for
 from errors import EvaluationError
 from evaluation.evaluated_model import EvaluatedRun
-from evaluation.settings import TextSettings
+from evaluation.evaluation_settings import TextSettings
 
 
 @dataclass(frozen=True)
 class EvaluationStores:
     """The text to read, and the text of all trainings that led to a checkpoint.
 
-    `train`: text of the run's own training; `earlier`: of its parent runs, without `train`; None for one that
-    no longer exists. `overlaps`: folder that caches passages shared with `train`, for all runs on it.
+    `train`: text of the run's own training; `earlier`: of its parent runs, without `train`; None
+    for one that no longer exists. `overlaps`: folder that caches passages shared with `train`, for
+    all runs on it.
     """
 
     read: TokenStore
@@ -36,10 +37,11 @@ class EvaluationStores:
         own: str | None,
         earlier: Sequence[str | None] = (),
     ) -> "EvaluationStores":
-        """Open `split` ("train", "valid") of the prepared `folder`; `own`, `earlier`: folders trained on.
+        """Open `split` ("train", "valid") of the prepared `folder`; `own`, `earlier`: folders
+        trained on.
 
-        Raises EvaluationError for a folder that is no prepared corpus or has another tokenizer, and for a
-        shard that does not match its hash.
+        Raises EvaluationError for a folder that is no prepared corpus or has another tokenizer, and
+        for a shard that does not match its hash.
         """
         try:
             prepared = open_prepared(folder)
@@ -92,8 +94,8 @@ def open_stores(settings: TextSettings, runs: Sequence[EvaluatedRun]) -> Evaluat
 def haystacks(
     task: HaystackTask, folder: str | Path | None
 ) -> tuple[Callable[[], Iterator[tuple[str, str]]], str]:
-    """Held-out haystack texts as (name, text), and a label of their source: the validation text of the
-    prepared `folder`, or the task's own haystack if it is None."""
+    """Held-out haystack texts as (name, text), and a label of their source: the validation text of
+    the prepared `folder`, or the task's own haystack if it is None."""
     if folder is not None:
         prepared = open_prepared(folder)
         store = prepared.valid

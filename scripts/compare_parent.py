@@ -3,11 +3,13 @@
     python scripts/compare_parent.py RUN              at the parent's length and 1, 2 and 4 × the run's length
     python scripts/compare_parent.py RUN lengths=[256,1024] documents=40 targets=128
 
-The parent is evaluated at the checkpoint that RUN started from: as trained and, if its weights allow it,
-under the run's context-extension method without fine-tuning. Differences are paired by target, run − parent,
-negative if the run is better, with intervals over documents (or clusters) that are simultaneous over all
-lengths. Results are written to RUN/evaluation/parent/. Settings are those of evaluate.py's loss protocols,
-except `methods` and protocol=by-position; cached results are reused. `evaluate.py A B` compares other runs.
+The parent is evaluated at the checkpoint that RUN started from: as trained and, if its weights
+    allow it,
+under the run's context-extension method without fine-tuning. Differences are paired by target, run
+− parent, negative if the run is better, with intervals over documents (or clusters) that are
+simultaneous over all lengths. Results are written to RUN/evaluation/parent/. Settings are those of
+evaluate.py's loss protocols, except `methods` and protocol=by-position; cached results are reused.
+`evaluate.py A B` compares other runs.
 """
 
 import json
@@ -18,11 +20,11 @@ from pathlib import Path
 from errors import EvaluationError
 from evaluation.evaluate_runs import provenance, show
 from evaluation.evaluated_model import EvaluatedRun
+from evaluation.evaluation_settings import EvaluationSettings
 from evaluation.ranks import EvaluationRanks
 from evaluation.reports.comparison_report import RunComparison, comparison_report
 from evaluation.scoring.evaluate import EvaluationSession
 from evaluation.scoring.methods import TRAINED, Method
-from evaluation.settings import EvaluationSettings
 from evaluation.stores import open_stores
 from run_directory.allowed_changes import method_of, not_at_test_time
 from run_directory.console import Console

@@ -1,4 +1,5 @@
-"""`protocol: attention`: attention of every method at every length, on windows of the fixed targets."""
+"""`protocol: attention`: attention of every method at every length, on windows of the fixed
+targets."""
 
 from __future__ import annotations
 
@@ -11,8 +12,14 @@ import torch
 from torch import Tensor
 
 from errors import EvaluationError
-from evaluation.diagnostics.session import DiagnosticResult, DiagnosticSession
-from evaluation.diagnostics.settings import AttentionDiagnosticSettings
+from evaluation.diagnostics.attention_weights import (
+    AttentionRecorder,
+    AttentionSample,
+    bucket_edges,
+    last_outputs,
+)
+from evaluation.diagnostics.diagnostic_session import DiagnosticResult, DiagnosticSession
+from evaluation.diagnostics.diagnostic_settings import AttentionDiagnosticSettings
 from evaluation.diagnostics.turns import (
     RotaryPair,
     output_drift,
@@ -21,12 +28,6 @@ from evaluation.diagnostics.turns import (
     table_drift,
     trained_turns,
     unturned_features,
-)
-from evaluation.diagnostics.weights import (
-    AttentionRecorder,
-    AttentionSample,
-    bucket_edges,
-    last_outputs,
 )
 from evaluation.evaluated_model import EvaluatedModel
 from evaluation.scoring.evaluate import evenly_spread
@@ -39,8 +40,8 @@ from model import LinearMixer, ModelError, Transformer
 
 @dataclass(kw_only=True)
 class AttentionResult(DiagnosticResult):
-    """Everything measured; keys are (method, length). Windows are the same at every length and under each
-    method.
+    """Everything measured; keys are (method, length). Windows are the same at every length and
+    under each method.
 
     Attributes:
         seen: merged over the windows.
@@ -81,8 +82,8 @@ class AttentionSession(DiagnosticSession):
     """One attention evaluation: windows, memory budget and the model as trained.
 
     Raises:
-        EvaluationError: before any compute for what cannot work: documents too short, no softmax attention,
-            too little memory.
+        EvaluationError: before any compute for what cannot work: documents too short, no softmax
+            attention, too little memory.
     """
 
     settings: AttentionDiagnosticSettings
@@ -105,7 +106,8 @@ class AttentionSession(DiagnosticSession):
         ]
         if not self.cells:
             raise EvaluationError(
-                f"no method reaches any of the lengths {', '.join(map(str, plan.lengths))}: shorten lengths, "
+                f"no method reaches any of the lengths {', '.join(map(str, plan.lengths))}: "
+                f"shorten lengths, "
                 f"or add a method that reaches further. {subject.legal}".rstrip()
             )
         self.few = min(settings.precision_windows, found.windows)

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from evaluation.diagnostics.weights import last_outputs
+from evaluation.diagnostics.attention_weights import last_outputs
 from model import TokenPositions, Transformer
 from model.position import PositionalScheme
 from model.position.scaling import turns_within
@@ -29,8 +29,9 @@ def scheme_of_layer(model: Transformer, layer: int) -> PositionalScheme:
 class RotaryPair:
     """One rotary pair of one kind of layer under one method.
 
-    `wavelength`: tokens at the evaluated length; None for a pair that does not rotate. `turns_trained`: in
-    the trained length as trained. `turns`: in the evaluated length under the method.
+    `wavelength`: tokens at the evaluated length; None for a pair that does not rotate.
+    `turns_trained`: in the trained length as trained. `turns`: in the evaluated length under the
+    method.
     """
 
     kind: str
@@ -41,7 +42,8 @@ class RotaryPair:
 
 
 def trained_turns(trained: Transformer) -> dict[str, Tensor]:
-    """Turns of every rotary pair within the trained length, as trained: {kind of layer: (pairs,)}."""
+    """Turns of every rotary pair within the trained length, as trained: {kind of layer:
+    (pairs,)}."""
     turns = {}
     for layer, kind in enumerate(trained.settings.layer_kinds):
         scheme = scheme_of_layer(trained, layer)
@@ -69,8 +71,8 @@ def pairs_of(model: Transformer, turns: dict[str, Tensor], length: int) -> list[
 
 
 def unturned_features(model: Transformer) -> list[Tensor | None]:
-    """For each layer, (D,) 1 for the features of rotary pairs that complete no turn within the trained
-    length, else 0; None where a layer turns no pairs at fixed frequencies."""
+    """For each layer, (D,) 1 for the features of rotary pairs that complete no turn within the
+    trained length, else 0; None where a layer turns no pairs at fixed frequencies."""
     out: list[Tensor | None] = []
     for layer in range(model.settings.layers):
         scheme = scheme_of_layer(model, layer)
@@ -86,12 +88,12 @@ def unturned_features(model: Transformer) -> list[Tensor | None]:
 
 
 def table_drift(model: Transformer, length: int) -> dict[str, float] | None:
-    """Largest difference of table entries from float64 over a window of `length` tokens; None for a model
-    without tables.
+    """Largest difference of table entries from float64 over a window of `length` tokens; None for a
+    model without tables.
 
-    ``as used``: the float32 tables of this model, computed in float64 and rounded. For rotary tables also
-    the error of cos and sin ``stored in bfloat16``, or of angles position·θ ``computed in float32`` or ``in
-    bfloat16``.
+    ``as used``: the float32 tables of this model, computed in float64 and rounded. For rotary
+    tables also the error of cos and sin ``stored in bfloat16``, or of angles position·θ ``computed
+    in float32`` or ``in bfloat16``.
     """
     drift: dict[str, float] = {}
 

@@ -3,8 +3,8 @@
     python scripts/plots/plot_run.py runs/quickstart
     python scripts/plots/plot_run.py runs/tiny-* --out figures/tiny.png
 
-Reads metrics.jsonl, also of unfinished runs; if a step was repeated, its last line counts. Writes PNG, SVG
-and CSV with the same name.
+Reads metrics.jsonl, also of unfinished runs; if a step was repeated, its last line counts. Writes
+PNG, SVG and CSV with the same name.
 """
 
 from pathlib import Path

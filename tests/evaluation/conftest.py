@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from evaluation.evaluated_model import EvaluatedModel
+from evaluation.evaluation_settings import EvaluationSettings
 from evaluation.scoring.evaluate import EvaluationSession
 from evaluation.scoring.methods import resolve_methods
-from evaluation.settings import EvaluationSettings
 from model import ModelSettings, Transformer
 from run_directory.run_settings import RunSettings
 
@@ -17,7 +17,8 @@ EOS = 2
 
 
 class MemoryStore:
-    """A store with the reader's interface: documents of random ids from 3 on, BOS and EOS where asked for."""
+    """A store with the reader's interface: documents of random ids from 3 on, BOS and EOS where
+    asked for."""
 
     def __init__(self, lengths, *, bos=True, eos=True, seed=0, clusters=None):
         rng = np.random.default_rng(seed)
@@ -91,7 +92,8 @@ def uniform(windows, keep):
 
 
 def eight_tokens(windows, keep):
-    """A model with 8 tokens of memory: its NLL depends on the last 8 inputs, and falls with each it has."""
+    """A model with 8 tokens of memory: its NLL depends on the last 8 inputs, and falls with each it
+    has."""
     inputs = windows.shape[1] - 1
     out = np.empty((len(windows), keep))
     for column, target in enumerate(range(inputs - keep + 1, inputs + 1)):

@@ -29,7 +29,8 @@ ROOT = Path(__file__).resolve().parents[2]
 POSITIONS = {
     "run": "{name: rope}",
     "learned": "{name: learned}",
-    "pattern": "{name: pattern, layers: [a, b], kinds: {a: {name: rope, window: 9}, b: {name: none}}}",
+    "pattern": "{name: pattern, layers: [a, b], kinds: {a: {name: rope, window: 9}, b: {name: "
+    "none}}}",
 }
 
 
@@ -88,7 +89,8 @@ def test_evaluation_end_to_end(root, monkeypatch, capsys):
     methods = "methods=[trained,truncate,linear,ntk,yarn,llama3,window]"
     assert call(monkeypatch, root / "run", *SMALL, methods, "folder=first") == 0
     out, err = capsys.readouterr()
-    # 18 cells, of which five change nothing at the trained length and share that of the trained model.
+    # 18 cells, of which five change nothing at the trained length and share that of the trained
+    # model.
     assert (
         out.startswith("as trained: ")
         and "flat by construction" in out
@@ -113,7 +115,8 @@ def test_evaluation_end_to_end(root, monkeypatch, capsys):
     assert schemes["yarn"] == "rope, yarn s=4 (matched)" and schemes["window"] == "rope, window 24"
     for name in report["per_target_nll"].values():
         assert (root / "run" / "evaluation" / "cells" / name).is_file()
-    # Its own settings file is the same evaluation: nothing is computed again, and the numbers are the same.
+    # Its own settings file is the same evaluation: nothing is computed again, and the numbers are
+    # the same.
     before = (folder / "results.csv").read_bytes()
     call(monkeypatch, root / "run", folder / "settings.yaml")
     assert "18 of 18 cells are already done" in capsys.readouterr().err
@@ -360,8 +363,8 @@ def test_matrix_of_pattern_applies_method_per_layer_type(root, monkeypatch, caps
 
 
 def test_runs_are_compared_with_the_first(root, monkeypatch, capsys):
-    """Other weights, another trained length, and positions that end: differences by hand from the losses of
-    every target."""
+    """Other weights, another trained length, and positions that end: differences by hand from the
+    losses of every target."""
     make_run(root, "longer", "model.position={name: rope}", "train_length=32", "seed=1")
     runs = [root / name for name in ("run", "longer", "learned")]
     asked = ["lengths=[24,48]", *SMALL[1:], "folder=compared", "methods=[trained]"]

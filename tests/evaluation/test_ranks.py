@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from errors import EvaluationError
+from evaluation.evaluation_settings import EvaluationSettings
 from evaluation.ranks import EvaluationRanks, joined, refuse_silent_launch, this_process
 from evaluation.scoring.evaluate import EvaluationSession
 from evaluation.scoring.methods import resolve_methods
 from evaluation.scoring.scoring import ModelScorer
-from evaluation.settings import EvaluationSettings
 from model import ContextShard
 from tests import processes
 from tests.evaluation.conftest import BUILTIN, MemoryModel
@@ -253,7 +253,7 @@ def test_smallest_memory_budget_is_used(measured, monkeypatch):
         monkeypatch.setattr("evaluation.scoring.forecast.memory_free", lambda device: free)
         budgets = []
         monkeypatch.setattr(
-            "evaluation.scoring.session.choose_batch",
+            "evaluation.scoring.loss_session.choose_batch",
             lambda *a, **k: budgets.append(k["budget"]) or 2,
         )
         measured(ranks)

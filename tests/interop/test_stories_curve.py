@@ -1,4 +1,5 @@
-"""The loss of stories260K by length against transformers, window by window, past its trained length."""
+"""The loss of stories260K by length against transformers, window by window, past its trained
+length."""
 
 import numpy as np
 import pytest
@@ -7,9 +8,9 @@ from transformers import LlamaForCausalLM
 
 from data import DataSettings, open_prepared, prepare
 from evaluation.evaluated_model import EvaluatedRun
+from evaluation.evaluation_settings import EvaluationSettings
 from evaluation.kinds import LossEvaluation
 from evaluation.ranks import EvaluationRanks
-from evaluation.settings import EvaluationSettings
 from interop import read_folder
 from interop.runs import write_run
 from run_directory.console import Console

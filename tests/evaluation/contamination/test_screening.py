@@ -12,9 +12,9 @@ import pytest
 from data import ByteTokenizer
 from evaluation.contamination.ngrams import BLOCK
 from evaluation.contamination.screening import find_overlap, screen, shared_text
+from evaluation.evaluation_settings import ContaminationSettings
 from evaluation.scoring.text import EvaluationText
 from evaluation.scoring.windows import TargetWindows
-from evaluation.settings import ContaminationSettings
 
 TOKENIZER = ByteTokenizer()
 WORDS = [
@@ -151,7 +151,8 @@ def test_chinese_is_split_into_characters():
         found = check(Corpus(text[50 : 50 + n] + prose(40, 2)), Corpus("一" + text, prose(80, 3)))
         # three bytes a character, the last one's included
         assert found.record["in_training"] == hit
-    # Beside words each counts by its share: 15 characters and 7 words are one passage, 6 words are none.
+    # Beside words each counts by its share: 15 characters and 7 words are one passage, 6 words are
+    # none.
     mixed = text[:15] + " one two three four five six seven"
     assert check(Corpus(f"{mixed} x"), Corpus(mixed)).record["in_training"] == len(mixed.encode())
     assert check(Corpus(f"{mixed[:-6]} x"), Corpus(mixed[:-6])).kept.all()
@@ -277,7 +278,8 @@ def test_large_corpus_is_sampled_by_hash():
     whole, some = (find_overlap(store, train, TOKENIZER, most=most) for most in (1 << 26, 8000))
     assert (whole.sample, some.sample) == (1, 8)
     assert len(whole.trained) == 1  # one stretch from end to end
-    # One passage in eight of 13 words: all but a little of the copy is still covered, and nothing else.
+    # One passage in eight of 13 words: all but a little of the copy is still covered, and nothing
+    # else.
     assert set(some.trained[:, 0]) == {0}
     covered = (some.trained[:, 2] - some.trained[:, 1] + 1).sum() / store.lengths[0]
     assert 0.7 < covered < 0.9

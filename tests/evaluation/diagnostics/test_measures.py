@@ -1,4 +1,5 @@
-"""Attention statistics against hand-computed cases and brute force; repetition and drift against loops."""
+"""Attention statistics against hand-computed cases and brute force; repetition and drift against
+loops."""
 
 import math
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 
 from evaluation.diagnostics.attention import merged
+from evaluation.diagnostics.attention_weights import AttentionRecorder, bucket_edges, last_outputs
 from evaluation.diagnostics.repetition import repeated_runs
 from evaluation.diagnostics.turns import (
     output_drift,
@@ -15,7 +17,6 @@ from evaluation.diagnostics.turns import (
     table_drift,
     unturned_features,
 )
-from evaluation.diagnostics.weights import AttentionRecorder, bucket_edges, last_outputs
 from model import TokenPositions
 from model.attention.kernels import attend, attention_details
 from model.position import SCHEMES, AttentionContext, HeadGeometry
@@ -29,7 +30,8 @@ L0 = 8
 
 
 def measure_attention(q, k, *, sink=None, bos=None, tokens=None, window=None, sinks=0):
-    """What a recorder says of queries q (B, H, KEEP, D) over keys k (B, G, L, D) without positions."""
+    """What a recorder says of queries q (B, H, KEEP, D) over keys k (B, G, L, D) without
+    positions."""
     length = k.shape[2]
     tokens = torch.zeros(len(q), length, dtype=torch.int64) if tokens is None else tokens
     settings, scheme = SCHEMES["none"]
@@ -85,7 +87,8 @@ def record_attention(model, tokens, keep=4, bos=None):
 
 
 def brute(model, tokens, keep):
-    """Weights (layers, B, H, keep, L) over all keys by one pass without a cache, placed by position."""
+    """Weights (layers, B, H, keep, L) over all keys by one pass without a cache, placed by
+    position."""
     length = tokens.shape[1]
     full = []
 

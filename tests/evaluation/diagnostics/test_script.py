@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from errors import EvaluationError
+from evaluation.diagnostics.diagnostic_settings import GenerationDiagnosticSettings
 from evaluation.diagnostics.generation import GenerationSession
-from evaluation.diagnostics.settings import GenerationDiagnosticSettings
 from evaluation.reports import attention_report, evaluation_report
 from evaluation.scoring.methods import Method
 from model import TokenPositions
@@ -205,7 +205,8 @@ def measured(sharp, make_store, tokenizer, position, **keys):
 
 @pytest.mark.parametrize("position", [{"name": "alibi"}, ROPE])
 def test_nll_of_generated_text_matches_sampling(position, sharp, make_store, tokenizer):
-    """Step by step without a cache: greedy tokens are the likeliest, and the NLL is that of each choice."""
+    """Step by step without a cache: greedy tokens are the likeliest, and the NLL is that of each
+    choice."""
     model, found = measured(sharp, make_store, tokenizer, position, temperatures=[0.0])
     tokens, ends = found.tokens["trained", "greedy"]
     real, _ = found.tokens["trained", "real text"]

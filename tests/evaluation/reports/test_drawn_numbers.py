@@ -12,15 +12,15 @@ from matplotlib.colors import to_hex
 from scipy import stats
 
 from evaluation.diagnostics.attention import AttentionResult
+from evaluation.diagnostics.attention_weights import bucket_edges
 from evaluation.diagnostics.generation import REAL
-from evaluation.diagnostics.weights import bucket_edges
 from evaluation.reports import attention_report, generation_report
 from evaluation.reports.charts import INK, Curve, FigureText, decimals
 from evaluation.reports.loss_report import loss_by_length, loss_report
 from evaluation.reports.task_report import task_report
 from evaluation.scoring.methods import Method
 from evaluation.statistics.analysis import analyze
-from evaluation.tasks.analysis import analyse_tasks
+from evaluation.tasks.task_analysis import analyse_tasks
 from tests.artists import close, dashed, ends, labelled, levels, lines, named, points, shown
 from tests.evaluation.tasks.test_session import answered, retriever
 

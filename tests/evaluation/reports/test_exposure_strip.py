@@ -1,4 +1,5 @@
-"""The exposure strip below a figure shows the recorded counts and does not shrink the axes above it."""
+"""The exposure strip below a figure shows the recorded counts and does not shrink the axes above
+it."""
 
 import numpy as np
 import pytest

@@ -9,9 +9,9 @@ import pytest
 from matplotlib.text import Text
 
 from evaluation.schemes import curves
-from evaluation.schemes import figures as drawings
+from evaluation.schemes import scheme_figures as drawings
 from evaluation.schemes.curves import SchemeShape
-from evaluation.schemes.figures import FIGURES, FigureRequest
+from evaluation.schemes.scheme_figures import FIGURES, FigureRequest
 from model.attention.mask import AttentionView
 from model.position import SCHEMES, AttentionPlan, PositionalScheme, PositionSettings
 
@@ -25,7 +25,8 @@ def column(drawing, value: str, **where) -> list:
 
 
 def test_encodings_match_source_document():
-    """Four tokens of two ones each. The document prints additions without the token for the first five."""
+    """Four tokens of two ones each. The document prints additions without the token for the first
+    five."""
     drawing = drawings.encodings(FigureRequest(tokens=4))
     printed = {
         "integer": [0, 0, 1, 1, 2, 2, 3, 3],

@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 
 from errors import EvaluationError
+from evaluation.evaluation_settings import EvaluationSettings
 from evaluation.reports.loss_report import loss_report
 from evaluation.scoring import evaluate as matrix
 from evaluation.scoring.methods import new_sinks, resolve_methods
 from evaluation.scoring.text import EvaluationText
-from evaluation.settings import EvaluationSettings
 from evaluation.statistics.analysis import analyze
 from tests.evaluation.conftest import BUILTIN
 
@@ -160,7 +160,8 @@ def test_a_time_limit_skips_all_cells_of_one_file_when_it_fails(do, monkeypatch)
 def test_progress_adds_up_and_the_forecast_comes_first(do):
     console = Console()
     do(console)
-    # Nine cells, of which yarn and the window share that of the trained length with the trained model.
+    # Nine cells, of which yarn and the window share that of the trained length with the trained
+    # model.
     assert console.lines[0].startswith("forecast: 7 cells") and "peak memory" in console.lines[0]
     assert console.advanced == pytest.approx(console.total, rel=1e-9)
 

@@ -26,7 +26,8 @@ KEEP = 9
 
 
 def zoo_model(case, dtype):
-    """A model of the zoo's shape whose attention says something, also with schemes that start at zero."""
+    """A model of the zoo's shape whose attention says something, also with schemes that start at
+    zero."""
     model = Transformer(settings_of(CASES[case]), V, TRAIN).initialize(3)
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
@@ -91,7 +92,8 @@ def test_forecast_accounts_for_materialized_scores():
 
 @pytest.mark.parametrize("case", ["rope", "alibi"])
 def test_cache_of_every_row_is_counted(case):
-    """The cache exists with several chunks only; it is the difference to one chunk that grows with rows."""
+    """The cache exists with several chunks only; it is the difference to one chunk that grows with
+    rows."""
     model = zoo_model(case, torch.float32)
     length, chunk = 64, 8
 
@@ -175,7 +177,8 @@ def rows_of(folder, *overrides):
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["rope", "t5", "fire", "fox", "cope", "shaw", "stick_breaking"])
 def test_memory_forecast_is_a_tight_upper_bound(scheme, tmp_path):
-    # What is resident differs from run to run, as the allocator finds room: the largest of three is used.
+    # What is resident differs from run to run, as the allocator finds room: the largest of three is
+    # used.
     runs = [rows_of(tmp_path, scheme, "--length", "6000,12000", "--threads", "1") for _ in range(3)]
     for rows in zip(*runs, strict=True):
         used = max(float(row["peak_gib"]) - float(row["before_gib"]) for row in rows)
@@ -193,7 +196,8 @@ def test_span_of_131072_tokens_on_two_cores(scheme, minutes, tmp_path):
     (row,) = rows_of(tmp_path, scheme, "--length", "131072", "--threads", "2")
     assert float(row["cpu_seconds"]) <= 2 * 60 * minutes
     assert float(row["peak_gib"]) <= 4
-    # A model that is not trained knows no more than ln V; what is left is its small head's own noise.
+    # A model that is not trained knows no more than ln V; what is left is its small head's own
+    # noise.
     assert abs(float(row["nll"]) - np.log(4096)) < 0.1
 
 

@@ -1,4 +1,5 @@
-"""Every built-in method changes the loss of a run that supports it, equally with and without a cache."""
+"""Every built-in method changes the loss of a run that supports it, equally with and without a
+cache."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from errors import EvaluationError
+from evaluation.evaluation_settings import EvaluationSettings
 from evaluation.scoring.plan import make_plan
 from evaluation.scoring.targets import (
     draw_targets,
@@ -13,7 +14,6 @@ from evaluation.scoring.targets import (
     reaches,
 )
 from evaluation.scoring.text import EvaluationText
-from evaluation.settings import EvaluationSettings
 
 HASHES = {"corpus_hash": "c", "tokenizer_hash": "t"}
 LENGTHS = [40, 75, 76, 77, 78, 120, 300, 33]
@@ -146,7 +146,8 @@ def test_minimum_document_length_is_exact(longest, span, spans, extra):
 
 
 def test_placements_are_uniform_outside_excluded_ranges():
-    # Spans of 2 from token 9 on; clean are [9, 13) and [15, 18): two spans in the first, or one in each.
+    # Spans of 2 from token 9 on; clean are [9, 13) and [15, 18): two spans in the first, or one in
+    # each.
     text = bare([18], [(0, 0, 4), (0, 13, 14)])
     counts = {}
     for seed in range(3500):

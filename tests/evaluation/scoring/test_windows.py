@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from errors import EvaluationError
+from evaluation.evaluation_settings import EvaluationSettings
 from evaluation.scoring.plan import make_plan
 from evaluation.scoring.scoring import ModelScorer, measure
 from evaluation.scoring.targets import draw_targets
@@ -15,7 +16,6 @@ from evaluation.scoring.windows import (
     sliding_windows,
     truncated_windows,
 )
-from evaluation.settings import EvaluationSettings
 
 LENGTHS = [150, 131, 97, 260, 129]
 PROTOCOLS = ["fixed-targets", "sliding", "non-overlapping", "by-position"]

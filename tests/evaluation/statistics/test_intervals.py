@@ -106,7 +106,8 @@ def test_spans_needed_solves_the_two_variance_parts():
     alone = np.arange(units)
     want = within**2 / (units * (half / stats.t.ppf(0.975, units - 1)) ** 2 - between**2)
     assert spans_needed(x, alone, half) == pytest.approx(want, rel=0.15)
-    # Clusters of one and of three documents: spans shrink their part of both, documents' part stays.
+    # Clusters of one and of three documents: spans shrink their part of both, documents' part
+    # stays.
     of = np.repeat(np.arange(200), np.tile([1, 3], 100))
     allowed = 200 * (half / stats.t.ppf(0.975, 199)) ** 2
     want = within**2 * np.mean([1, 1 / 3]) / (allowed - between**2 * np.mean([1, 1 / 3]))
@@ -161,8 +162,8 @@ def test_bonferroni_holds_jointly_for_any_dependence(units, correlation):
 
 
 def joint_coverage(draws, units, effect, correlation, resamples, family=8):
-    """Shares of draws whose `family` intervals all hold: (by max-t, by Bonferroni), and the mean ratio of
-    their half-widths.
+    """Shares of draws whose `family` intervals all hold: (by max-t, by Bonferroni), and the mean
+    ratio of their half-widths.
     """
     rng = np.random.default_rng([3, units, len(effect), int(10 * correlation)])
     plain = stats.t.ppf(1 - 0.025 / family, units - 1)

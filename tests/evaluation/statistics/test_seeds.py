@@ -94,7 +94,8 @@ def unit_effect(rng, effect, shape):
 
 
 def scheme(rng, documents, effect, seeds, seed_sd, unit_sd):
-    """(n, S, D): documents (n, 1, D) that every scheme sees, what this one makes of each, and its seeds."""
+    """(n, S, D): documents (n, 1, D) that every scheme sees, what this one makes of each, and its
+    seeds."""
     n, _, units = documents.shape
     own = unit_sd * unit_effect(rng, effect, (n, 1, units))
     noise = 0.02 * rng.normal(size=(n, seeds, units))
@@ -102,7 +103,8 @@ def scheme(rng, documents, effect, seeds, seed_sd, unit_sd):
 
 
 def draws(n, units, effect, setting, rng):
-    """Two schemes of 3 seeds with equal means, (n, 3, D) each; their difference has the setting's unit sd."""
+    """Two schemes of 3 seeds with equal means, (n, 3, D) each; their difference has the setting's
+    unit sd."""
     (sd_a, sd_b), unit_sd = SETTINGS[setting]
     documents = 3 * unit_effect(rng, effect, (n, 1, units))
     return scheme(rng, documents, effect, 3, sd_a, unit_sd), scheme(

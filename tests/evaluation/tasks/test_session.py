@@ -13,11 +13,11 @@ from data.tasks.retrieval import PasskeyTask
 from evaluation.reports.task_report import task_report
 from evaluation.scoring.methods import Method
 from evaluation.scoring.scoring import CellFailed
-from evaluation.tasks.analysis import analyse_tasks
-from evaluation.tasks.items import draw_items
-from evaluation.tasks.scoring import TaskScorer, read_items
-from evaluation.tasks.session import TaskSession
-from evaluation.tasks.settings import TaskEvaluationSettings
+from evaluation.tasks.drawn_items import draw_items
+from evaluation.tasks.task_analysis import analyse_tasks
+from evaluation.tasks.task_scoring import TaskScorer, read_items
+from evaluation.tasks.task_session import TaskSession
+from evaluation.tasks.task_settings import TaskEvaluationSettings
 from generation.decoding import Generation
 from generation.sampling import SamplingParams
 from model import ModelSettings, TokenPositions, Transformer
@@ -52,7 +52,8 @@ def answered(reader, tmp_path, task=None, **more):
 
 
 def retriever(prompts, candidates, length):
-    """Knows the answer where it still stands in what it is given, and otherwise guesses the first digits."""
+    """Knows the answer where it still stands in what it is given, and otherwise guesses the first
+    digits."""
     nll = np.empty(candidates.shape[:2])
     exact = np.zeros(len(prompts), dtype=bool)
     for row, (prompt, options) in enumerate(zip(prompts, candidates, strict=True)):
@@ -177,7 +178,8 @@ def test_exact_match_equals_greedy_decoding(model):
 
 
 def test_exact_match_ignores_padding_of_the_vocabulary(model):
-    """With 200 ids, the answer to match is the most likely of these, and the loss still that of all rows."""
+    """With 200 ids, the answer to match is the most likely of these, and the loss still that of all
+    rows."""
     _, drawn = draw(items=3)
     items = []
     for item in drawn.items[100]:

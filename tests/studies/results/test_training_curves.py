@@ -18,7 +18,8 @@ from studies.results.training_curves import read_curves
 
 
 def make_run(folder, steps=40, tokenizer="a", loss=lambda step: 8 / step, lineage=()):
-    """A run directory as training leaves it: killed after the last step and resumed at half of it."""
+    """A run directory as training leaves it: killed after the last step and resumed at half of
+    it."""
     folder.mkdir(parents=True)
     settings = "train_length: 16\ntraining: {validation: {targets: 8}}\n"
     (folder / "settings.yaml").write_text(settings)

@@ -1,4 +1,5 @@
-"""Cells of an evaluation, one for each method and length: reused if they are on disk, forecast, measured."""
+"""Cells of an evaluation, one for each method and length: reused if they are on disk, forecast,
+measured."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -35,7 +36,8 @@ read_position = TypeAdapter(AnyPosition).validate_python
 
 @dataclass(kw_only=True)
 class MeasuredCells:
-    """The part of a result that every evaluation by cells has; keys are (label of the method, length)."""
+    """The part of a result that every evaluation by cells has; keys are (label of the method,
+    length)."""
 
     settings: Any
     subject: EvaluatedModel
@@ -146,7 +148,8 @@ class CellSession(ABC):
             self._measure(cell, partial(advance, cell))
 
     def forecast(self) -> None:
-        """Print every cell with its size, and the memory and time of those that are not on disk yet."""
+        """Print every cell with its size, and the memory and time of those that are not on disk
+        yet."""
         cells, missing = self._known_and_missing()
         peaks = self._peaks(missing)
         if self.console is None:
@@ -163,7 +166,8 @@ class CellSession(ABC):
     def key(self, method: Method, length: int, dtype: str | None = None) -> dict:
         """The part of a cell's key that every kind of evaluation has.
 
-        Where a method changes nothing, such as `factor: auto` up to the original length, it shares the cell
+        Where a method changes nothing, such as `factor: auto` up to the original length, it shares
+            the cell
         of the trained model.
         """
         trained = self.result.schemes[TRAINED]
@@ -258,7 +262,8 @@ class CellSession(ABC):
         self._add(cell, values)
 
     def _peaks(self, missing: list[EvaluationCell]) -> dict[int, int]:
-        """Bytes of each cell without the weights, by its id; sets the budget. Raises if one does not fit."""
+        """Bytes of each cell without the weights, by its id; sets the budget. Raises if one does
+        not fit."""
         if not missing:
             return {}
         budget = memory_budget(self.settings.memory, self.device)

@@ -1,4 +1,5 @@
-"""What both diagnostics do before they measure: methods, text, units, memory budget and forecast."""
+"""What both diagnostics do before they measure: methods, text, units, memory budget and
+forecast."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from evaluation.diagnostics.settings import DiagnosticSettings
+from evaluation.diagnostics.diagnostic_settings import DiagnosticSettings
 from evaluation.evaluated_model import EvaluatedModel
 from evaluation.scoring.forecast import (
     ForecastRow,
@@ -18,15 +19,16 @@ from evaluation.scoring.forecast import (
     memory_budget,
     memory_needed,
 )
+from evaluation.scoring.loss_session import MeasuredCells
 from evaluation.scoring.methods import Method
-from evaluation.scoring.session import MeasuredCells
 from evaluation.scoring.text import EvaluationText
 from model import Transformer, find_device
 
 
 @dataclass(kw_only=True)
 class DiagnosticResult(MeasuredCells):
-    """The common fields of the diagnostics. `unit`: the independent unit of each window or prompt."""
+    """The common fields of the diagnostics. `unit`: the independent unit of each window or
+    prompt."""
 
     settings: DiagnosticSettings
     unit: np.ndarray
