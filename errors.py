@@ -65,5 +65,6 @@ def is_disk_full(error: BaseException) -> bool:
 
 
 def printable(text: str) -> str:
-    """Escape control characters, as Python does, in external text (file names, settings, prompts)."""
+    """Escape control characters, as Python does, in external text (file names, settings,
+    prompts)."""
     return text.translate(_UNPRINTABLE)

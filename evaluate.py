@@ -8,35 +8,39 @@
     python evaluate.py A B C lengths=[256,512]                 several runs on the same targets, relative to A
     python evaluate.py RUN --dry-run                           list the cells, estimate memory and time
     torchrun --nproc_per_node 2 evaluate.py RUN                on two processes (CPU) or two GPUs
-    torchrun --nproc_per_node 2 evaluate.py RUN context=2 lengths=[262144]   two processes share each window
+    torchrun --nproc_per_node 2 evaluate.py RUN context=2 lengths=[262144]   two processes share
+    each window
     python evaluate.py RUN configs/tasks/passkey.yaml          a task: accuracy by length and depth
     python evaluate.py hf:HuggingFaceTB/SmolLM2-135M           a model of Hugging Face: hub name or folder
     python evaluate.py --help                                  every setting
 
-`protocol` selects what is measured: the loss of text (fixed-targets, sliding, non-overlapping, by-position),
-tasks, attention or generation. Each kind has its own settings.
+`protocol` selects what is measured: the loss of text (fixed-targets, sliding, non-overlapping,
+by-position), tasks, attention or generation. Each kind has its own settings.
 
---matrix tries every built-in context-extension method and keeps those that apply to the checkpoint: legal for
-its scheme and weights, and different from the checkpoint as trained. In a checkpoint with a pattern of layer
-kinds a method applies to each kind that accepts all of it; the other kinds stay as trained, and a narrower
-window is kept. Custom overrides apply to patterns in the same way, unless they name a kind:
-model.position.kinds.KIND.window=64. A cell that cannot exist, such as a length past the end of a learned
-table, is printed as a dash with its reason. Methods use the declared length of a window, the same for all its
-tokens, so prefilling a cache in chunks gives the numbers of a single pass.
+--matrix tries every built-in context-extension method and keeps those that apply to the checkpoint:
+legal for its scheme and weights, and different from the checkpoint as trained. In a checkpoint with
+a pattern of layer kinds a method applies to each kind that accepts all of it; the other kinds stay
+as trained, and a narrower window is kept. Custom overrides apply to patterns in the same way,
+unless they name a kind: model.position.kinds.KIND.window=64. A cell that cannot exist, such as a
+length past the end of a learned table, is printed as a dash with its reason. Methods use the
+declared length of a window, the same for all its tokens, so prefilling a cache in chunks gives the
+numbers of a single pass.
 
-Several runs, which must share a tokenizer, are compared with the first by paired differences on the same
-targets, as trained or under each of `methods`. The results are written to the first run's folder.
+Several runs, which must share a tokenizer, are compared with the first by paired differences on the
+same targets, as trained or under each of `methods`. The results are written to the first run's
+folder.
 
---dry-run checks that the checkpoint and the text exist, lists the cells and estimates memory and time. It
-skips the search for overlaps with the training text.
+--dry-run checks that the checkpoint and the text exist, lists the cells and estimates memory and
+time. It skips the search for overlaps with the training text.
 
-Results are written to RUN/evaluation/<folder>/: results.csv, results.json, summary.txt and figures. Cells
-measured before are reused, so an interrupted evaluation continues where it stopped. hf:FOLDER, hf:NAME and
-gguf:FILE are first converted to a run in runs/imported/, where their results are written.
+Results are written to RUN/evaluation/<folder>/: results.csv, results.json, summary.txt and figures.
+Cells measured before are reused, so an interrupted evaluation continues where it stopped.
+hf:FOLDER, hf:NAME and gguf:FILE are first converted to a run in runs/imported/, where their results
+are written.
 
-Several processes give the same numbers as one; rank 0 writes and prints. Windows are divided among them.
-With context=N, N processes share each window, for lengths that do not fit into the memory of one: each reads
-1/N of the tokens and holds the keys of one layer at a time.
+Several processes give the same numbers as one; rank 0 writes and prints. Windows are divided among
+them. With context=N, N processes share each window, for lengths that do not fit into the memory of
+one: each reads 1/N of the tokens and holds the keys of one layer at a time.
 """
 
 import shlex
@@ -46,13 +50,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from errors import EvaluationError
+from evaluation.evaluate_runs import run_evaluation, show
 from evaluation.kinds import KINDS, kind_of
 from evaluation.scoring.methods import builtin_methods
 from interop.runs import run_of
 from settings.command_line import HelpTopics, SettingsParser
 from settings.load import is_override, load_settings
 from settings.script import run_main
-from studies.evaluate_runs import run_evaluation, show
+from training.hardware import prepare_cpu
 
 TOPICS = HelpTopics(
     classes=[kind.settings_class for kind in KINDS],
@@ -87,6 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.matrix:
         overrides.append("matrix=true")
     settings = load_settings(kind_of(overrides).settings_class, overrides)
+    prepare_cpu(None)
     # a scheduler's SIGTERM saves like Ctrl-C
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     command = shlex.join(["python", "evaluate.py", *arguments])

@@ -3,19 +3,20 @@
   python generate.py RUN --prompt "def main(" --tokens 300
   python generate.py RUN --file prompts.jsonl --samples 4 --jsonl > out.jsonl
   echo "Once upon a time" | python generate.py RUN --greedy
-  python generate.py RUN --tokens 2000 model.position.scaling.name=yarn model.position.scaling.factor=auto
+  python generate.py RUN --tokens 2000 model.position.scaling.name=yarn
+  model.position.scaling.factor=auto
 
-RUN is a run directory, or hf:FOLDER, hf:NAME or gguf:FILE: a model that is first converted to a run.
-Prompts come from --prompt, --file or standard input (one prompt). Without a prompt, the model starts a new
-document. Text is printed as it is generated.
+RUN is a run directory, or hf:FOLDER, hf:NAME or gguf:FILE: a model that is first converted to a
+run. Prompts come from --prompt, --file or standard input (one prompt). Without a prompt, the model
+starts a new document. Text is printed as it is generated.
 
-Overrides such as model.position.window=256 change the positional scheme for this call, where the trained
-weights allow it, in every layer kind that has the setting. Standard error reports the resulting scheme.
-Methods that depend on the sequence length use prompt length plus --tokens from the first token on, so results
-are the same with and without the cache.
+Overrides such as model.position.window=256 change the positional scheme for this call, where the
+trained weights allow it, in every layer kind that has the setting. Standard error reports the
+resulting scheme. Methods that depend on the sequence length use prompt length plus --tokens from
+the first token on, so results are the same with and without the cache.
 
-Sample i of a prompt uses seed --seed + i. Its tokens do not depend on the other samples of the batch. In a
-shell, write a line break in a prompt or stop string as $'\\n'.
+Sample i of a prompt uses seed --seed + i. Its tokens do not depend on the other samples of the
+batch. In a shell, write a line break in a prompt or stop string as $'\\n'.
 """
 
 import io
@@ -122,7 +123,8 @@ def parser_of(usage: str | None) -> SettingsParser:
 
 
 def parse_options(arguments: Sequence[str] | None = None) -> Namespace:
-    """The options of generate.py; `stdin`: whether `-` is among the arguments.  Raises TrainingError."""
+    """The options of generate.py; `stdin`: whether `-` is among the arguments.  Raises
+    TrainingError."""
     parser = parser_of(__doc__)
     options = parser.parse(arguments)
     if options.run is None:
@@ -153,7 +155,8 @@ def parse_options(arguments: Sequence[str] | None = None) -> Namespace:
 def report_positions(
     console: Console, positions: str, length: int, trained: int, overrides: list[str]
 ):
-    """Print the positional scheme if overrides change it or a sequence exceeds the trained length."""
+    """Print the positional scheme if overrides change it or a sequence exceeds the trained
+    length."""
     about = f"up to {length} tokens, trained at {trained}"
     if length > trained:
         console.info(f"beyond the trained length: {about}; positions: {positions}")

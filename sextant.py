@@ -133,10 +133,13 @@ def evaluate(
         settings: top-level settings, such as `lengths=[256, 512]`, `methods=["trained", "yarn"]`.
     """
     _require_clone()
+    from evaluation.evaluate_runs import run_evaluation
     from evaluation.kinds import kind_of
     from interop.runs import run_of
     from settings.load import load_settings
-    from studies.evaluate_runs import run_evaluation
+    from training.hardware import prepare_cpu
+
+    prepare_cpu(None)
 
     directory = run_of(run) if isinstance(run, (str, Path)) else run.folder
     given = settings | {"folder": folder}

@@ -30,14 +30,16 @@ A study file:
 The study's directory, by default runs/studies/<name of the file>, contains
 
     study.yaml                    the resolved settings
-    runs/scheme=rope,seed=0/ ...  one run directory per cell; an existing run with the same settings is reused
+    runs/scheme=rope,seed=0/ ...  one run directory per cell; an existing run with the same settings
+    is reused
     cells/, logs/                 the state of each cell; the output of its commands
     report.html, report.md        the report, with its figures in figures/ and its numbers in results.csv
     results.json                  all measurements: apart from `timing`, independent of interruptions
     study.log                     one line per event
 
-A failed cell does not stop the others; the exit status is then 1. Overrides take precedence over files
-wherever they appear, so an override in `base` also takes precedence over the files of the grid.
+A failed cell does not stop the others; the exit status is then 1. Overrides take precedence over
+files wherever they appear, so an override in `base` also takes precedence over the files of the
+grid.
 """
 
 from collections.abc import Sequence

@@ -1,10 +1,11 @@
 """Train one model.
 
-Run the same command again to resume from the newest checkpoint. Later YAML files override earlier ones;
-command-line overrides come last.
+Run the same command again to resume from the newest checkpoint. Later YAML files override earlier
+ones; command-line overrides come last.
 
   python train.py configs/tiny.yaml
-  python train.py configs/small.yaml configs/position/alibi.yaml configs/data/folder.yaml training.tokens=200M
+  python train.py configs/small.yaml configs/position/alibi.yaml configs/data/folder.yaml
+  training.tokens=200M
   python train.py configs/extension/yarn.yaml parent.run=runs/quickstart      extension run of a trained run
   python train.py configs/extension/yarn.yaml parent.run=hf:HuggingFaceTB/SmolLM2-135M    of a foreign model
   python train.py training.tokens=30M --fork runs/tiny-012345678     continue a copy under other settings
@@ -116,8 +117,8 @@ def train_step(
 def forward_backward(
     state: TrainState, batch: StepBatch, parallel: Parallel, z_loss: float | None = None
 ) -> torch.Tensor:
-    """Accumulate the gradient of the NLL per target over this rank's micro-batches of one step; the last
-    one reduces it over all ranks.
+    """Accumulate the gradient of the NLL per target over this rank's micro-batches of one step; the
+    last one reduces it over all ranks.
 
     Returns:
         The sum of this rank's NLL, () float64.

@@ -10,14 +10,15 @@ _MUST_AGREE = {
     "tokenizer_hash": "prepare both corpora with one tokenizer",
     "corpus_hash": "evaluate both on one prepared corpus",
     "bos": "evaluate both with the same bos setting",
-    "targets_hash": "set the same longest length, targets, documents, spans_per_document and seed, and "
+    "targets_hash": "set the same longest length, targets, documents, spans_per_document and seed, "
+    "and "
     "compare runs on one training text (passages it shares with the corpus are excluded)",
 }
 
 
 def comparable(results: Mapping[str, Mapping]) -> None:
-    """Raise EvaluationError, naming what differs and between whom, unless all `results` (label -> what
-    results.json holds) score the same tokens."""
+    """Raise EvaluationError, naming what differs and between whom, unless all `results` (label ->
+    what results.json holds) score the same tokens."""
     labels = list(results)
     for key, fix in _MUST_AGREE.items():
         for label in labels[1:]:
@@ -25,7 +26,8 @@ def comparable(results: Mapping[str, Mapping]) -> None:
             theirs = results[label].get(key)
             if mine != theirs or mine is None:
                 raise EvaluationError(
-                    f"{labels[0]} and {label} cannot be compared: {key} differs ({_short(mine)} and "
+                    f"{labels[0]} and {label} cannot be compared: {key} differs ({_short(mine)} "
+                    f"and "
                     f"{_short(theirs)}); {fix}"
                 )
 

@@ -1,18 +1,20 @@
 """The kinds of evaluation behind one interface: loss of text, tasks, attention, generated text."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from hashlib import sha256
 from typing import Any, ClassVar
 
 from data.tasks import HaystackTask
 from errors import EvaluationError
 from evaluation.diagnostics.attention import AttentionSession
-from evaluation.diagnostics.generation import GenerationSession
-from evaluation.diagnostics.settings import (
+from evaluation.diagnostics.diagnostic_settings import (
     AttentionDiagnosticSettings,
     GenerationDiagnosticSettings,
 )
+from evaluation.diagnostics.generation import GenerationSession
+from evaluation.evaluated_model import EvaluatedRun
+from evaluation.evaluation_settings import EvaluationSettings, MeasurementSettings
 from evaluation.ranks import EvaluationRanks
 from evaluation.reports.attention_report import attention_report
 from evaluation.reports.comparison_report import RunComparison, comparison_report
@@ -20,7 +22,6 @@ from evaluation.reports.evaluation_report import EvaluationReport
 from evaluation.reports.generation_report import generation_report
 from evaluation.reports.loss_report import loss_report
 from evaluation.reports.task_report import task_report
-from evaluation.run import EvaluatedRun, resolve_all
 from evaluation.scoring.evaluate import EvaluationResult, EvaluationSession
 from evaluation.scoring.methods import (
     TRAINED,
@@ -30,18 +31,19 @@ from evaluation.scoring.methods import (
     compatible_methods,
     resolve_methods,
 )
-from evaluation.settings import EvaluationSettings, MeasurementSettings
 from evaluation.statistics.analysis import analyze
-from evaluation.stores import haystacks
-from evaluation.tasks.analysis import analyse_tasks
-from evaluation.tasks.items import draw_items
-from evaluation.tasks.session import TaskSession
-from evaluation.tasks.settings import TaskEvaluationSettings
+from evaluation.stores import haystacks, open_stores
+from evaluation.tasks.drawn_items import draw_items
+from evaluation.tasks.task_analysis import analyse_tasks
+from evaluation.tasks.task_session import TaskSession
+from evaluation.tasks.task_settings import TaskEvaluationSettings
+from run_directory.exposure import exposure_of
 from settings.load import setting_before_validation
 
 
 class Evaluation(ABC):
-    """One kind of evaluation of `runs`: makes a session for each run, and a report of their results."""
+    """One kind of evaluation of `runs`: makes a session for each run, and a report of their
+    results."""
 
     title: ClassVar[str]
     protocols: ClassVar[tuple[str, ...]]
@@ -58,17 +60,15 @@ class Evaluation(ABC):
     @classmethod
     def check(cls, protocol: str, runs: int, processes: int) -> None:
         """Raise EvaluationError for several runs or processes that this kind does not support."""
-        for count, supported, what in (
-            (processes, cls.distributed, "processes"),
-            (runs, cls.comparable, "runs"),
-        ):
-            if count > 1 and not supported:
-                raise EvaluationError(f"protocol={protocol} does not support several {what}")
+        if processes > 1 and not cls.distributed:
+            raise EvaluationError(f"protocol={protocol} does not support several processes")
+        if runs > 1 and not cls.comparable:
+            raise EvaluationError(f"protocol={protocol} does not support several runs")
 
     @abstractmethod
     def session(self, run: EvaluatedRun, dry_run: bool = False) -> Any:
-        """Choose the methods and draw the targets. `forecast` of the session prints the cost of its cells;
-        `run` measures them and returns the result."""
+        """Choose the methods and draw the targets. `forecast` of the session prints the cost of its
+        cells; `run` measures them and returns the result."""
 
     @abstractmethod
     def report(self, results: list[Any], facts: dict) -> EvaluationReport:
@@ -79,7 +79,7 @@ class Evaluation(ABC):
         methods = resolve_methods(
             self.settings.methods, builtin_methods(), run.model.trained_length
         )
-        schemes = resolve_all(methods, run.model)
+        schemes = run.model.schemes(methods)
         kept = [
             method
             for method in methods
@@ -103,49 +103,24 @@ class LossEvaluation(Evaluation):
     settings: EvaluationSettings
 
     def __init__(self, settings: EvaluationSettings, runs: Sequence[EvaluatedRun], ranks, console):
-        settings = self._for_all(settings, runs) if len(runs) > 1 else settings
+        settings = for_all_runs(settings, runs) if len(runs) > 1 else settings
         super().__init__(settings, runs, ranks, console)
-        self.stores = runs[0].open_stores(settings, [run.folder for run in runs[1:]])
+        self.stores = open_stores(settings, runs)
         self.left_out: dict[str, str] = {}
-
-    @staticmethod
-    def _for_all(settings: EvaluationSettings, runs: Sequence[EvaluatedRun]) -> EvaluationSettings:
-        """Settings that score all runs at the same lengths."""
-        unsupported = {
-            "--matrix": settings.matrix,
-            "protocol=by-position": settings.protocol == "by-position",
-            "minutes": settings.minutes is not None,  # runs would finish different documents
-            "simultaneous=max-t": settings.simultaneous == "max-t",
-        }
-        for setting in (setting for setting, is_set in unsupported.items() if is_set):
-            raise EvaluationError(
-                f"{setting} does not support several runs; evaluate them one at a time"
-            )
-        first, *others = runs
-        for other in others:
-            if other.tokenizer.hash != first.tokenizer.hash:
-                raise EvaluationError(
-                    f"{first.name} and {other.name} have different tokenizers, so their losses per token "
-                    "cannot be compared"
-                )
-        trained = [run.model.trained_length for run in runs]
-        lengths = sorted({*settings.grid(trained[0]), *trained})
-        return settings.model_copy(update={"lengths": lengths, "unreachable": "dash"})
 
     def methods(self, run: EvaluatedRun) -> list[Method]:
         methods = super().methods(run)
-        if self.settings.matrix:
-            bos = self.settings.bos
-            length = run.model.trained_length
-            found, self.left_out = compatible_methods(
-                builtin_methods(), length, lambda overrides: run.position_settings(overrides, bos)
-            )
-            methods += [
-                method for method in found if method.label not in {one.label for one in methods}
-            ]
-        return methods
+        if not self.settings.matrix:
+            return methods
+        more, self.left_out = compatible_methods(
+            builtin_methods(),
+            run.model.trained_length,
+            lambda overrides: run.model.offered(overrides, self.settings.bos),
+        )
+        labels = [method.label for method in methods]
+        return methods + [method for method in more if method.label not in labels]
 
-    def session(self, run: EvaluatedRun, dry_run: bool = False) -> Any:
+    def session(self, run: EvaluatedRun, dry_run: bool = False) -> EvaluationSession:
         return EvaluationSession(
             self.settings,
             run.model,
@@ -154,7 +129,7 @@ class LossEvaluation(Evaluation):
             earlier=self.stores.earlier,
             tokenizer=run.tokenizer,
             methods=self.methods(run),
-            cells=run.folder / "evaluation" / "cells",
+            cells=run.cells,
             overlaps=self.stores.overlaps,
             console=self.console if self.ranks.main else None,
             ranks=self.ranks,
@@ -163,20 +138,48 @@ class LossEvaluation(Evaluation):
 
     def report(self, results: list[EvaluationResult], facts: dict) -> EvaluationReport:
         run = self.runs[0]
-        settings = self.settings
-        facts = {"corpus": self.stores.name, "changed": run.changed} | facts
+        facts = {"corpus": self.stores.name, "changed": run.changed, **facts}
+        identity = self.settings.identity()
         if len(self.runs) > 1:
-            which = "".join(
-                [settings.identity(), *(run.model.checkpoint_hash for run in self.runs)]
-            )
-            name = f"comparison-{sha256(which.encode()).hexdigest()[:8]}"
+            hashes = [run.model.checkpoint_hash for run in self.runs]
+            digest = sha256("".join([identity, *hashes]).encode()).hexdigest()
             comparison = RunComparison([run.name for run in self.runs], results)
-            return comparison_report(comparison, name, facts)
+            return comparison_report(comparison, f"comparison-{digest[:8]}", facts)
         (result,) = results
         result.left_out = self.left_out
         result.facts |= facts
-        name = f"{settings.protocol}-{settings.identity()}"
-        return loss_report(result, analyze(result), name, run.exposure())
+        name = f"{self.settings.protocol}-{identity}"
+        return loss_report(result, analyze(result), name, exposure_of(run.run, run.model.step))
+
+
+def for_all_runs(settings: EvaluationSettings, runs: Sequence[EvaluatedRun]) -> EvaluationSettings:
+    """Settings that score all runs at the same lengths.
+
+    Raises EvaluationError for runs that cannot be compared, and for settings that a comparison
+    cannot show.
+    """
+    unsupported = {
+        "--matrix": settings.matrix,
+        "protocol=by-position": settings.protocol == "by-position",
+        "minutes": settings.minutes is not None,  # runs would finish different documents
+        "simultaneous=max-t": settings.simultaneous == "max-t",
+    }
+    for setting, is_set in unsupported.items():
+        if is_set:
+            raise EvaluationError(
+                f"{setting} does not support several runs; evaluate them one at a time"
+            )
+    first, *others = runs
+    for other in others:
+        if other.tokenizer.hash != first.tokenizer.hash:
+            raise EvaluationError(
+                f"{first.name} and {other.name} have different tokenizers, so their losses per "
+                f"token "
+                "cannot be compared"
+            )
+    trained = [run.model.trained_length for run in runs]
+    lengths = sorted({*settings.grid(trained[0]), *trained})
+    return settings.model_copy(update={"lengths": lengths, "unreachable": "dash"})
 
 
 class TaskEvaluation(Evaluation):
@@ -189,7 +192,7 @@ class TaskEvaluation(Evaluation):
 
     def session(self, run: EvaluatedRun, dry_run: bool = False) -> TaskSession:
         settings = self.settings
-        task = self.settings.task or run.task
+        task = settings.task or run.task
         if task is None:
             raise EvaluationError(
                 f"{run.folder} was not trained on a task: set one, such as task.name=passkey"
@@ -203,37 +206,39 @@ class TaskEvaluation(Evaluation):
             settings,
             task,
             run.tokenizer,
-            bos=run.bos,
+            bos=run.model.settings.data.bos,
             trained_length=run.model.trained_length,
             documents=documents,
             origin=origin,
         )
-        facts = {"task": task.name, "haystack": origin, "tokenizer_hash": run.tokenizer.hash}
-        cells = run.folder / "evaluation" / "cells"
-        methods = self.methods(run)
         return TaskSession(
-            settings, run.model, drawn, methods, cells=cells, facts=facts, console=self.console
+            settings,
+            run.model,
+            drawn,
+            self.methods(run),
+            cells=run.cells,
+            facts={"task": task.name, "haystack": origin, "tokenizer_hash": run.tokenizer.hash},
+            console=self.console,
         )
 
     def report(self, results: list[Any], facts: dict) -> EvaluationReport:
         (result,) = results
-        result.facts |= {"changed": self.runs[0].changed} | facts
+        result.facts |= {"changed": self.runs[0].changed, **facts}
         name = f"{result.facts['task']}-{self.settings.identity()}"
         return task_report(result, analyse_tasks(result), name)
 
 
-class _DiagnosticEvaluation(Evaluation):
+class _TextDiagnostic(Evaluation):
     """Measurements inside the model, or of the text it generates."""
 
-    sessions: ClassVar[type]
-    reports: ClassVar[Callable]
+    session_class: ClassVar[type]
 
     def __init__(self, settings, runs: Sequence[EvaluatedRun], ranks, console):
         super().__init__(settings, runs, ranks, console)
-        self.stores = runs[0].open_stores(settings, ())
+        self.stores = open_stores(settings, runs)
 
     def session(self, run: EvaluatedRun, dry_run: bool = False) -> Any:
-        return self.sessions(
+        return self.session_class(
             self.settings,
             run.model,
             store=self.stores.read,
@@ -242,30 +247,35 @@ class _DiagnosticEvaluation(Evaluation):
             console=self.console,
         )
 
-    def report(self, results: list[Any], facts: dict) -> EvaluationReport:
+    def add_facts(self, results: list[Any], facts: dict) -> tuple[Any, str]:
+        """The result with its facts, and the name of its folder."""
         (result,) = results
-        result.facts |= {"corpus": self.stores.name, "changed": self.runs[0].changed} | facts
-        return self.reports(result, f"{self.settings.protocol}-{self.settings.identity()}")
+        result.facts |= {"corpus": self.stores.name, "changed": self.runs[0].changed, **facts}
+        return result, f"{self.settings.protocol}-{self.settings.identity()}"
 
 
-class AttentionEvaluation(_DiagnosticEvaluation):
+class AttentionEvaluation(_TextDiagnostic):
     """Attention weights, by length, layer and head."""
 
     title = "Attention"
     protocols = ("attention",)
     settings_class = AttentionDiagnosticSettings
-    sessions = AttentionSession
-    reports = staticmethod(attention_report)
+    session_class = AttentionSession
+
+    def report(self, results: list[Any], facts: dict) -> EvaluationReport:
+        return attention_report(*self.add_facts(results, facts))
 
 
-class GenerationEvaluation(_DiagnosticEvaluation):
+class GenerationEvaluation(_TextDiagnostic):
     """Text that the model generates past its trained length."""
 
     title = "Generated text"
     protocols = ("generation",)
     settings_class = GenerationDiagnosticSettings
-    sessions = GenerationSession
-    reports = staticmethod(generation_report)
+    session_class = GenerationSession
+
+    def report(self, results: list[Any], facts: dict) -> EvaluationReport:
+        return generation_report(*self.add_facts(results, facts))
 
 
 KINDS: tuple[type[Evaluation], ...] = (
@@ -279,12 +289,11 @@ KINDS: tuple[type[Evaluation], ...] = (
 def kind_of_protocol(protocol: object) -> type[Evaluation]:
     """The kind of evaluation of a protocol; None selects the default protocol."""
     kinds = {name: kind for kind in KINDS for name in kind.protocols}
-    try:
-        return kinds[protocol or next(iter(kinds))]
-    except (KeyError, TypeError):
-        raise EvaluationError(
-            f"protocol={protocol} is unknown; choose one of {', '.join(kinds)}"
-        ) from None
+    if protocol is None:
+        return LossEvaluation
+    if not isinstance(protocol, str) or protocol not in kinds:
+        raise EvaluationError(f"protocol={protocol} is unknown; choose one of {', '.join(kinds)}")
+    return kinds[protocol]
 
 
 def kind_of(overrides: Sequence[str]) -> type[Evaluation]:

@@ -21,7 +21,8 @@ LEAST_DOCUMENTS = 8
 
 @dataclass(frozen=True)
 class MonitorTargets:
-    """Fixed spans of a store's documents. `note` says which lengths were left out and why, '' if none."""
+    """Fixed spans of a store's documents. `note` says which lengths were left out and why, '' if
+    none."""
 
     text: EvaluationText
     targets: TargetSet
@@ -49,8 +50,9 @@ class MonitorTargets:
         """{length: (mean NLL in nats, counted targets)}; the same bits on a CPU for any number of
         processes. NaN for a length at which a loss is not finite.
 
-        Each of the `world` processes calls this with its `rank`; `gather` returns the values of all. All pass
-        equally many batches through the model, whose weights may be sharded. The model's mode is kept.
+        Each of the `world` processes calls this with its `rank`; `gather` returns the values of
+        all. All pass equally many batches through the model, whose weights may be sharded. The
+        model's mode is kept.
         """
         mine = {length: self._share(model, length, device, rank, world) for length in self.lengths}
         parts = gather(mine)
@@ -64,15 +66,16 @@ class MonitorTargets:
     def nll(
         self, model: Transformer, length: int, device: torch.device | str = "cpu"
     ) -> np.ndarray:
-        """NLL in nats of every target with `length` tokens of context, (n,) float64. Raises CellFailed if
-        a loss is not finite."""
+        """NLL in nats of every target with `length` tokens of context, (n,) float64. Raises
+        CellFailed if a loss is not finite."""
         scorer = ModelScorer(model, device=device, length=length)
         return measure(
             scorer, self.text, fixed_windows(self.targets, length), batch=rows_of(length)
         )
 
     def _share(self, model, length: int, device, rank: int, world: int) -> tuple[np.ndarray, bool]:
-        """One rank's NLL of every target, NaN where another owns it, and whether all were finite."""
+        """One rank's NLL of every target, NaN where another owns it, and whether all were
+        finite."""
         scorer = _MonitoredLength(ModelScorer(model, device=device, length=length))
         windows = fixed_windows(self.targets, length)
         batch = rows_of(length)
@@ -93,8 +96,8 @@ def rows_of(length: int) -> int:
 
 
 class _MonitoredLength:
-    """A scorer that records non-finite losses and replaces them by 0, so that a scheme that fails beyond its
-    trained length does not stop training."""
+    """A scorer that records non-finite losses and replaces them by 0, so that a scheme that fails
+    beyond its trained length does not stop training."""
 
     def __init__(self, scorer: Scorer):
         self.scorer = scorer
@@ -117,8 +120,8 @@ def monitor_targets(
 ) -> MonitorTargets:
     """Draw `spans` spans of `targets` tokens, the same for all `lengths` (input tokens), as stored.
 
-    Lengths that fewer than 8 documents reach (or fewer than reach the shortest length) are left out, and
-    `note` says so. Raises EvaluationError where not even the shortest length is reached.
+    Lengths that fewer than 8 documents reach (or fewer than reach the shortest length) are left
+    out, and `note` says so. Raises EvaluationError where not even the shortest length is reached.
     """
     text = EvaluationText(store)
     span = min(targets, *lengths)

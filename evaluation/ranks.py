@@ -16,7 +16,8 @@ from model import ContextShard, find_device
 LAUNCH = "torchrun --nproc_per_node N evaluate.py ..."
 OTHER_ENDED = "another process of this evaluation has ended; see its error message"
 PATIENCE = timedelta(hours=24)
-# Ranks of a context group wait for each other in every layer, first while another one loads its model.
+# Ranks of a context group wait for each other in every layer, first while another one loads its
+# model.
 GATHER_TIMEOUT = timedelta(minutes=30)
 # Launchers that start several processes without setting WORLD_SIZE: each would run alone.
 _TASK_COUNTS = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
@@ -24,11 +25,12 @@ _TASK_COUNTS = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 
 @dataclass(frozen=True)
 class EvaluationRanks:
-    """This process among the `world` processes of an evaluation, `local_world` of them on this machine; by
-    default the only one. Rank 0 writes and prints.
+    """This process among the `world` processes of an evaluation, `local_world` of them on this
+    machine; by default the only one. Rank 0 writes and prints.
 
     Attributes:
-        shard: the part of each window that this process reads, where the ranks of a group share windows.
+        shard: the part of each window that this process reads, where the ranks of a group share
+            windows.
     """
 
     rank: int = 0
@@ -62,15 +64,18 @@ class EvaluationRanks:
         return self.world // self.context
 
     def device(self, wanted: str) -> torch.device:
-        """The device of this process: `auto` is a GPU if there is one, `cuda` is the GPU of this rank.
+        """The device of this process: `auto` is a GPU if there is one, `cuda` is the GPU of this
+        rank.
 
-        Raises EvaluationError if processes that share windows would share a GPU, which NCCL cannot connect.
+        Raises EvaluationError if processes that share windows would share a GPU, which NCCL cannot
+        connect.
         """
         device = find_device(wanted, self.local_rank)
         gpus = torch.cuda.device_count()
         if self.shard is not None and device.type == "cuda" and self.local_world > gpus:
             raise EvaluationError(
-                f"{self.local_world} processes share windows on a machine with {gpus} GPU(s): start {gpus} "
+                f"{self.local_world} processes share windows on a machine with {gpus} GPU(s): "
+                f"start {gpus} "
                 "per machine, or set device=cpu"
             )
         return device
@@ -96,7 +101,8 @@ def lost_process(error: Exception) -> EvaluationError:
         return EvaluationError(OTHER_ENDED)
     seconds = GATHER_TIMEOUT.total_seconds()
     return EvaluationError(
-        f"another process of this evaluation has not answered within {seconds:g} s: it hangs. End it and run "
+        f"another process of this evaluation has not answered within {seconds:g} s: it hangs. End "
+        f"it and run "
         "the same command again to continue"
     )
 
@@ -113,13 +119,14 @@ def this_process() -> EvaluationRanks:
 
 @contextmanager
 def joined(context: int = 1) -> Iterator[EvaluationRanks]:
-    """Join the process group of a launcher for the duration of the context; a single process without one.
+    """Join the process group of a launcher for the duration of the context; a single process
+    without one.
 
-    Losses are exchanged by gloo on the CPU, even if the models are on GPUs; keys and values of windows that
-    `context` processes share by NCCL where there are GPUs.
+    Losses are exchanged by gloo on the CPU, even if the models are on GPUs; keys and values of
+    windows that `context` processes share by NCCL where there are GPUs.
 
-    Raises EvaluationError for several processes that are not connected, and for a number of processes that
-    `context` does not divide.
+    Raises EvaluationError for several processes that are not connected, and for a number of
+    processes that `context` does not divide.
     """
     world = int(os.environ.get("WORLD_SIZE", "1"))
     if world == 1:
@@ -127,7 +134,8 @@ def joined(context: int = 1) -> Iterator[EvaluationRanks]:
     if world % context:
         fix = LAUNCH.replace("N", str(-(-world // context) * context))
         raise EvaluationError(
-            f"context = {context} does not divide the number of processes, {world}. Start {fix}, or change "
+            f"context = {context} does not divide the number of processes, {world}. Start {fix}, "
+            f"or change "
             "the setting"
         )
     if world == 1:
@@ -170,6 +178,7 @@ def refuse_silent_launch(environment: Mapping[str, str]) -> None:
     for name in _TASK_COUNTS:
         if environment.get(name, "1").isdigit() and int(environment.get(name, "1")) > 1:
             raise EvaluationError(
-                f"{name}={environment[name]}, but the processes are not connected: all would measure and "
+                f"{name}={environment[name]}, but the processes are not connected: all would "
+                f"measure and "
                 f"write the same; use {LAUNCH}, or a single task"
             )

@@ -9,7 +9,7 @@ import torch
 from errors import InteropError
 from interop.checkpoint import ForeignCheckpoint, first_names
 from interop.huggingface.config import ImportedShape, read_config
-from interop.huggingface.weights import DERIVED, weight_map
+from interop.huggingface.weight_names import DERIVED, weight_map
 from model import Transformer
 
 HEAD = "lm_head.weight"
@@ -28,8 +28,8 @@ def build_model(checkpoint: ForeignCheckpoint) -> ImportedModel:
     """The model of a checkpoint.
 
     Raises:
-        InteropError: a configuration that our decoder would compute otherwise, or tensors that are missing,
-            left over, damaged, or of another shape or type.
+        InteropError: a configuration that our decoder would compute otherwise, or tensors that are
+            missing, left over, damaged, or of another shape or type.
     """
     where = checkpoint.config_file
     shape = read_config(checkpoint.config, where)

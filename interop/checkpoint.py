@@ -18,8 +18,8 @@ class StoredTensor:
         file: the file that contains it.
         shape: its shape, as transformers has it: (out, in) for matrices.
         dtype: how it is stored, for messages and model cards: `BF16`, `Q8_0`.
-        read: returns it in float32, or float64 if it is stored in float64; raises InteropError if it is
-            damaged or cannot be converted.
+        read: returns it in float32, or float64 if it is stored in float64; raises InteropError if
+            it is damaged or cannot be converted.
     """
 
     file: Path
@@ -36,8 +36,9 @@ class ForeignCheckpoint:
         name: what to call the checkpoint in run names and model cards.
         config: the content of transformers' config.json.
         config_file: where the configuration comes from, for messages.
-        tensors: every tensor, by its name in transformers (`model.layers.0.self_attn.q_proj.weight`). Rows of
-            queries and keys have the order of transformers' Llama: pairs of rotated features in halves.
+        tensors: every tensor, by its name in transformers
+            (`model.layers.0.self_attn.q_proj.weight`). Rows of queries and keys have the order of
+            transformers' Llama: pairs of rotated features in halves.
         generation: the content of generation_config.json, if there is one.
         tokenizer: tokenizer.json or tokenizer.model, or None if the checkpoint has neither.
         converted_from: the file from which the folder was made, if it was.

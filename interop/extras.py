@@ -7,7 +7,8 @@ from errors import InteropError
 
 
 def load_extra(name: str, extra: str = "interop") -> ModuleType:
-    """Import a library of an optional extra of pyproject.toml. Raises InteropError if it is not installed."""
+    """Import a library of an optional extra of pyproject.toml. Raises InteropError if it is not
+    installed."""
     try:
         return importlib.import_module(name)
     except ImportError as error:

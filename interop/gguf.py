@@ -90,7 +90,8 @@ def check_header(header: GGUFHeader) -> None:
         value = metadata.get(f"{architecture}.{key}")
         if value is not None and value not in neutral:
             raise InteropError(
-                f"{file}: {architecture}.{key} = {value!r} cannot be imported, because transformers' "
+                f"{file}: {architecture}.{key} = {value!r} cannot be imported, because "
+                f"transformers' "
                 "reader ignores it; import the original model instead"
             )
     layers = header.size(f"{architecture}.block_count")
@@ -104,7 +105,8 @@ def check_header(header: GGUFHeader) -> None:
         raise InteropError(f"{file} has no {first_names(missing)}, which its metadata require")
     if ignored := sorted(header.shapes.keys() - names - {"output.weight"}):
         raise InteropError(
-            f"{file}: {first_names(ignored)} cannot be imported, because transformers' reader ignores "
+            f"{file}: {first_names(ignored)} cannot be imported, because transformers' reader "
+            f"ignores "
             f"such tensors of architecture {architecture}; import the original model instead"
         )
     heads = header.size(f"{architecture}.attention.head_count")
@@ -136,7 +138,8 @@ def _convert_weights(header: GGUFHeader, folder: Path) -> None:
         config = transformers.AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
         if config.model_type != architecture:
             raise InteropError(
-                f"{file}: transformers reads architecture {architecture} as {config.model_type}; change "
+                f"{file}: transformers reads architecture {architecture} as {config.model_type}; "
+                f"change "
                 "general.name"
             )
         config.vocab_size = header.shapes["token_embd.weight"][0]
@@ -175,7 +178,8 @@ def _convert_tokenizer(header: GGUFHeader, folder: Path) -> None:
     known = GPT2_SPLITS + QWEN2_SPLITS + LLAMA3_SPLITS + DIGIT_SPLITS
     if not is_sentencepiece and split not in known:
         raise InteropError(
-            f"{file}: tokenizer.ggml.pre = {split!r} cannot be imported; supported are {', '.join(known)}"
+            f"{file}: tokenizer.ggml.pre = {split!r} cannot be imported; supported are "
+            f"{', '.join(known)}"
         )
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)

@@ -1,4 +1,5 @@
-"""The header of a GGUF file, read within the bounds of the file (github.com/ggml-org/ggml, docs/gguf.md).
+"""The header of a GGUF file, read within the bounds of the file (github.com/ggml-org/ggml,
+docs/gguf.md).
 
 Other readers allocate what the header declares; this one is run first and compares every declared
 size with the size of the file.
@@ -116,7 +117,8 @@ class _HeaderParser:
             block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(number)]
         except (ValueError, KeyError) as error:
             raise InteropError(
-                f"{self.path}: {name} is stored as type {number}, which the package gguf does not know"
+                f"{self.path}: {name} is stored as type {number}, which the package gguf does not "
+                f"know"
             ) from error
         return math.ceil(elements / block) * size
 

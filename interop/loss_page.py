@@ -1,4 +1,5 @@
-"""A page on the loopback interface that shows the loss of each token of a text under two methods."""
+"""A page on the loopback interface that shows the loss of each token of a text under two
+methods."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ LENGTHS = 16  # the default maximum length is this multiple of the trained lengt
 MAX_NLL = 9999.0  # of an impossible token; JSON has no infinity
 HTML = Path(__file__).with_name("loss_page.html")
 POLICY = (
-    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; "
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src "
+    "'self'; "
     "img-src data:; base-uri 'none'; form-action 'none'"
 )
 
@@ -67,7 +69,8 @@ class LossPage:
         }
 
     def example(self) -> str:
-        """The start of held-out text of the run, twice its trained length, or any text if it has none."""
+        """The start of held-out text of the run, twice its trained length, or any text if it has
+        none."""
         length = 2 * self.run.settings.train_length
         ids = []
         try:
@@ -104,7 +107,8 @@ class LossPage:
         longest = min(self.max_length, longest_input(settings) or self.max_length)
         if not 2 <= len(ids) <= longest:
             raise InteropError(
-                f"the text has {len(ids)} tokens, but {method} scores 2 to {longest}; change the text or "
+                f"the text has {len(ids)} tokens, but {method} scores 2 to {longest}; change the "
+                f"text or "
                 "--max-length"
             )
         model = self.run.model

@@ -1,6 +1,7 @@
 """Foreign checkpoints as run directories, so that every command that takes a run takes them too.
 
-`hf:FOLDER` and `hf:NAME` are a Hugging Face folder or a model of the hub, `gguf:FILE` is a GGUF file.
+`hf:FOLDER` and `hf:NAME` are a Hugging Face folder or a model of the hub, `gguf:FILE` is a GGUF
+file.
 """
 
 from __future__ import annotations
@@ -98,7 +99,8 @@ def find_source(argument: str) -> CheckpointSource:
 
 
 def run_of(argument: str | Path) -> Path:
-    """The run directory that an argument names; a foreign checkpoint is imported first, unless it already is.
+    """The run directory that an argument names; a foreign checkpoint is imported first, unless it
+    already is.
 
     Raises:
         InteropError, DataError: a checkpoint or tokenizer that cannot be imported.
@@ -168,21 +170,24 @@ def _tokenizer(checkpoint: ForeignCheckpoint, file: Path | None) -> Tokenizer:
         return load_tokenizer_file(file)
     if checkpoint.tokenizer is None:
         raise InteropError(
-            f"{checkpoint.config_file}: there is no tokenizer.json or tokenizer.model beside it; import it "
+            f"{checkpoint.config_file}: there is no tokenizer.json or tokenizer.model beside it; "
+            f"import it "
             "with scripts/import_model.py --tokenizer FILE"
         )
     return load_folder_tokenizer(checkpoint.tokenizer.parent)
 
 
 def _check_tokenizer(tokenizer: Tokenizer, imported: ImportedModel, file: Path | None) -> None:
-    """The embedding has a row for every id; a tokenizer given separately has the BOS and EOS of `config`."""
+    """The embedding has a row for every id; a tokenizer given separately has the BOS and EOS of
+    `config`."""
     shape = imported.shape
     config = imported.checkpoint.config_file
     name = file or imported.checkpoint.tokenizer
     # Embeddings are padded by a few rows or a few percent, never by as many rows as there are ids.
     if not tokenizer.vocab_size <= shape.vocab_size < 2 * tokenizer.vocab_size:
         raise InteropError(
-            f"{name} is not the tokenizer of this model: it has {tokenizer.vocab_size} ids, {config} has "
+            f"{name} is not the tokenizer of this model: it has {tokenizer.vocab_size} ids, "
+            f"{config} has "
             f"vocab_size {shape.vocab_size}"
         )
     if file is None:

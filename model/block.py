@@ -31,8 +31,8 @@ MIXERS: dict[str, type[Attention] | type[LinearAttention]] = {
 }
 Checkpointing = Literal["none", "selective", "full"]
 aten = torch.ops.aten
-# Matrix products with weights and fused attention, whose outputs selective checkpointing stores. Batched
-# products compute scores of all pairs.
+# Matrix products with weights and fused attention, whose outputs selective checkpointing stores.
+# Batched products compute scores of all pairs.
 COSTLY = {
     aten.mm.default,
     aten.addmm.default,
@@ -63,20 +63,21 @@ class SwiGLU(nn.Module):
 
 
 class RMSNorm(nn.RMSNorm):
-    """RMSNorm with its weight cast to the input's dtype: under FSDP2, blocks may have bfloat16 weights and a
-    float32 residual stream, and the fused kernel requires a single dtype."""
+    """RMSNorm with its weight cast to the input's dtype: under FSDP2, blocks may have bfloat16
+    weights and a float32 residual stream, and the fused kernel requires a single dtype."""
 
     def forward(self, x: Tensor) -> Tensor:
         return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
 
 
 class Block(nn.Module):
-    """Residual block: x + r·mixer(norm(x)), or x + r·norm(mixer(x)) with norms of the output; the same for
-    the MLP. r is `residual_multiplier`.
+    """Residual block: x + r·mixer(norm(x)), or x + r·norm(mixer(x)) with norms of the output; the
+    same for the MLP. r is `residual_multiplier`.
 
     Attributes:
-        checkpointing: activations that are recomputed in the backward pass: none, all but the block's input
-            ("full"), or all but that and the outputs of matrix products and attention ("selective").
+        checkpointing: activations that are recomputed in the backward pass: none, all but the
+            block's input ("full"), or all but that and the outputs of matrix products and attention
+            ("selective").
     """
 
     def __init__(self, s: ModelSettings, choice: PositionSettings):
@@ -93,7 +94,8 @@ class Block(nn.Module):
 
     @property
     def is_isolated(self) -> bool:
-        """Whether this block cannot share tensors created in its training pass with other blocks."""
+        """Whether this block cannot share tensors created in its training pass with other
+        blocks."""
         return self.checkpointing != "none" or self._compiled is not None
 
     def compile(self, **options) -> None:
@@ -110,13 +112,14 @@ class Block(nn.Module):
         hook: AttentionHook | None = None,
         window: ShardedWindow | None = None,
     ) -> Tensor:
-        """x (B, T, C) → (B, K, C) for the K queries of the passes; with K = 0 the pass only fills the cache.
+        """x (B, T, C) → (B, K, C) for the K queries of the passes; with K = 0 the pass only fills
+        the cache.
 
         Args:
-            passes: one pass, or those of the chunks of x, in order, where the window is sharded. They may be
-                created one at a time.
-            window: the window that x is a part of; its other ranks call their block too. x is updated in
-                place where the window is streamed.
+            passes: one pass, or those of the chunks of x, in order, where the window is sharded.
+                They may be created one at a time.
+            window: the window that x is a part of; its other ranks call their block too. x is
+                updated in place where the window is streamed.
         """
         args = x, passes, layer_cache, hook, window
         recompute = "none"
@@ -167,8 +170,8 @@ class Block(nn.Module):
         gathered: GatheredKeys,
         hook: AttentionHook | None,
     ) -> Tensor:
-        """The passes of all chunks. All gathers start before the first attention, in the same order on all
-        ranks, so that those of later chunks overlap with it."""
+        """The passes of all chunks. All gathers start before the first attention, in the same order
+        on all ranks, so that those of later chunks overlap with it."""
         assert isinstance(self.attention, Attention)
         started = []
         outputs = []
@@ -194,7 +197,8 @@ class Block(nn.Module):
         return self.attention_norm(x) if self.norm_placement == "input" else x
 
     def _finish(self, x: Tensor, step: AttentionPass, mixed: Tensor) -> Tensor:
-        """The layer's output for its input x (B, T, C) and the output of the token mixer (B, K, C)."""
+        """The layer's output for its input x (B, T, C) and the output of the token mixer (B, K,
+        C)."""
         before = self.norm_placement == "input"
         x = self._add(step.context.of_queries(x), mixed if before else self.attention_norm(mixed))
         if x.shape[1] == 0:

@@ -1,6 +1,7 @@
 """Key/value caches, and the states of linear attention.
 
-A layer with a window keeps only the keys that can still be visible: the window and the sinks, in a buffer
+A layer with a window keeps only the keys that can still be visible: the window and the sinks, in a
+    buffer
 that is compacted when it is full. Eviction is by token order, not by slot.
 """
 
@@ -49,8 +50,8 @@ class CacheStep:
     Attributes:
         kept: slots to keep, moved to the front before writing; None: keep all.
         start: slot of the first new token.
-        after: None if the new tokens fit; otherwise the slots, of the kept and new keys, to store after this
-            pass, which attends to all of them.
+        after: None if the new tokens fit; otherwise the slots, of the kept and new keys, to store
+            after this pass, which attends to all of them.
     """
 
     kept: Tensor | None
@@ -59,7 +60,8 @@ class CacheStep:
 
 
 class CacheIndex:
-    """Order, position and document of the cached keys of one layer kind, and the eviction of old keys.
+    """Order, position and document of the cached keys of one layer kind, and the eviction of old
+    keys.
 
     Args:
         capacity: maximum number of tokens in all passes.
@@ -137,7 +139,8 @@ class CacheIndex:
         if self.sinks and positions.layout == "plain":
             index = torch.cat([torch.arange(self.sinks, device=device)[None], index], dim=1)
         elif self.sinks:
-            # A row's sinks follow its padding. A missing sink, or one inside the window, leaves a slot empty.
+            # A row's sinks follow its padding. A missing sink, or one inside the window, leaves a
+            # slot empty.
             wanted = torch.arange(self.sinks, device=device)[None, :, None]
             is_sink = (positions.order[:, None] == wanted) & (
                 positions.document[:, None] >= 0
@@ -154,7 +157,8 @@ class CacheIndex:
 
 
 class LayerCache:
-    """Keys, values and extras of one layer, (B, ·, slots, ·), written in place at the slots of `index`."""
+    """Keys, values and extras of one layer, (B, ·, slots, ·), written in place at the slots of
+    `index`."""
 
     def __init__(self, index: CacheIndex, dtype: torch.dtype):
         self.index = index
@@ -167,8 +171,8 @@ class LayerCache:
         return self._append("k", k.to(self.dtype)), self._append("v", v.to(self.dtype))
 
     def transpose_keys(self) -> None:
-        """Store keys as (B, G, ·, slots): their products with one query per row are faster on a CPU. Shapes
-        of the returned keys do not change."""
+        """Store keys as (B, G, ·, slots): their products with one query per row are faster on a
+        CPU. Shapes of the returned keys do not change."""
         if "k" in self._buffers:
             self._buffers["k"] = self._buffers["k"].transpose(2, 3).contiguous().transpose(2, 3)
 
@@ -180,8 +184,8 @@ class LayerCache:
     def extend_extras(
         self, features: Tensor, accumulate: Accumulate, new: TokenPositions
     ) -> Tensor:
-        """Append the extras of the new tokens, computed from their features (B, T, F); returns those of all
-        keys (B, S, E)."""
+        """Append the extras of the new tokens, computed from their features (B, T, F); returns
+        those of all keys (B, S, E)."""
         return self._append("extras", accumulate(features, self.extras(), new)[:, None])[:, 0]
 
     def select_rows(self, rows: Tensor) -> None:
@@ -254,7 +258,8 @@ class LinearLayerCache:
             self.sums = LinearState(values, keys, document)
 
     def before(self, own: Callable[[], LinearState]) -> LinearState | None:
-        """Sums over the tokens before this pass; `own` computes those over the tokens of this pass."""
+        """Sums over the tokens before this pass; `own` computes those over the tokens of this
+        pass."""
         return self.sums
 
     def keep(self, sums: LinearState) -> None:
@@ -264,8 +269,8 @@ class LinearLayerCache:
 
 
 class Cache:
-    """The growing cache of one batch: keys and values, or sums, of each layer. `Transformer.make_cache`
-    creates it.
+    """The growing cache of one batch: keys and values, or sums, of each layer.
+    `Transformer.make_cache` creates it.
 
     Args:
         batch: number of rows.
@@ -309,12 +314,13 @@ class Cache:
         self._last = _selected(self._last, rows)
 
     def advance(self, new: TokenPositions) -> dict[str, TokenPositions]:
-        """Add the tokens of the next pass; returns the positions of all keys by layer kind (with linear
-        attention, of the new tokens).
+        """Add the tokens of the next pass; returns the positions of all keys by layer kind (with
+        linear attention, of the new tokens).
 
         Raises:
             ModelError: the capacity is exceeded; the layout or the number of rows changed; the
-                declared length changed and the scheme depends on it, which would invalidate cached keys.
+                declared length changed and the scheme depends on it, which would invalidate cached
+                keys.
         """
         count = self.filled + new.order.shape[1]
         if count > self.capacity:
@@ -330,7 +336,8 @@ class Cache:
             raise ModelError(f"a cache created with {rows} rows cannot continue with {new_rows}")
         if self._depends_on_length and old.lengths != new.lengths:
             raise ModelError(
-                f"the declared length changed from {old.lengths} to {new.lengths}, and cached keys depend on "
+                f"the declared length changed from {old.lengths} to {new.lengths}, and cached keys "
+                f"depend on "
                 "it; declare the final length in the first pass"
             )
         self._last = new

@@ -11,8 +11,8 @@ from torch import Tensor
 
 @cache
 def recording_stream(device: torch.device) -> torch.cuda.Stream:
-    """One for all recordings: libraries keep a workspace for each stream that they have been used on,
-    and torch.cuda.graph's own stream is one of the device that recorded first."""
+    """One for all recordings: libraries keep a workspace for each stream that they have been used
+    on, and torch.cuda.graph's own stream is one of the device that recorded first."""
     return torch.cuda.Stream(device)
 
 

@@ -1,8 +1,8 @@
 """Passes of one token per row after a prompt, with keys in a growing or in a static cache.
 
-A GPU computes a pass of a small model in less time than the host needs to launch its operations. With
-a static cache the operations are recorded once as a CUDA graph and replayed. Once a process has
-generated many tokens with the same rounded sizes, their pass is compiled before it is recorded.
+A GPU computes a pass of a small model in less time than the host needs to launch its operations.
+With a static cache the operations are recorded once as a CUDA graph and replayed. Once a process
+has generated many tokens with the same rounded sizes, their pass is compiled before it is recorded.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ def make_decoder(
     """A function from the next tokens (B,) to the logits (B, V) after them.
 
     Args:
-        model: a model in evaluation mode. It need not be packed; `Transformer.pack` saves the copies.
+        model: a model in evaluation mode. It need not be packed; `Transformer.pack` saves the
+            copies.
         cache: of the preceding tokens, which only the decoder may use from now on.
         positions: of the tokens of all passes; `position_end` is that of the last.
         static: use a static cache where passes are the same operations; None: on a GPU.
@@ -88,8 +89,8 @@ class GrowingDecoder:
     """Passes that append their keys to a growing cache.
 
     Args:
-        packed: None for models whose weights cannot be joined: sharded ones, under autocast, and those
-            of linear attention.
+        packed: None for models whose weights cannot be joined: sharded ones, under autocast, and
+            those of linear attention.
     """
 
     def __init__(
@@ -141,7 +142,8 @@ class PassInputs:
         for name in every.tables:
             tables[name] = []
             for x, of_one in zip(every.tables[name], single.tables[name], strict=True):
-                # Tables of tokens are as long as there are tokens. All others are the same in every pass.
+                # Tables of tokens are as long as there are tokens. All others are the same in every
+                # pass.
                 by_pass = x.shape != of_one.shape
                 tables[name].append((padded(x, 1, size) if by_pass else x, by_pass))
         factors = dict(every.factors)
@@ -184,9 +186,10 @@ def static_pass(
 def compiled_pass(
     sizes: tuple[int, ...], dtype: torch.dtype, settings: str
 ) -> Callable[..., Tensor]:
-    """`static_pass` compiled on its first call, with a recompile limit of its own for these sizes and
-    model settings."""
-    # Matrix-vector products become reductions, which reach the memory bandwidth with tuned block sizes.
+    """`static_pass` compiled on its first call, with a recompile limit of its own for these sizes
+    and model settings."""
+    # Matrix-vector products become reductions, which reach the memory bandwidth with tuned block
+    # sizes.
     options: dict[str, Any] = {
         "isolate_recompiles": True,  # not in the type stubs of torch.compile
         "options": {"coordinate_descent_tuning": True},
@@ -228,8 +231,8 @@ class StaticDecoder:
 
     @staticmethod
     def supports(plans: dict[str, AttentionPlan | ContentPlan], positions: TokenPositions) -> bool:
-        """Whether all passes are the same operations, i.e. no scheme caches more than keys, and there
-        are enough of them."""
+        """Whether all passes are the same operations, i.e. no scheme caches more than keys, and
+        there are enough of them."""
         is_uniform = all(isinstance(plan, AttentionPlan) for plan in plans.values())
         return is_uniform and positions.order.shape[1] >= LEAST_PASSES
 

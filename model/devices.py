@@ -9,8 +9,8 @@ from errors import ModelError
 def find_device(name: str, local_rank: int = 0) -> torch.device:
     """The device `name`: a PyTorch device string, or `auto` for a GPU if available.
 
-    `cuda` without an index selects the GPU of this local rank. Raises ModelError if the device is not
-    available on this machine or in this build of PyTorch.
+    `cuda` without an index selects the GPU of this local rank. Raises ModelError if the device is
+    not available on this machine or in this build of PyTorch.
     """
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name in ("auto", "cuda") and gpus:
@@ -28,6 +28,6 @@ def find_device(name: str, local_rank: int = 0) -> torch.device:
 
 
 def to_device(x: Tensor, device: torch.device) -> Tensor:
-    """A copy of a host tensor on the device, through pinned memory for a GPU: the host does not wait for it.
-    On a CPU, x itself."""
+    """A copy of a host tensor on the device, through pinned memory for a GPU: the host does not
+    wait for it. On a CPU, x itself."""
     return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x.to(device)

@@ -1,4 +1,5 @@
-"""The training loss, computed in chunks of tokens; `train.py` divides its sum by the number of targets."""
+"""The training loss, computed in chunks of tokens; `train.py` divides its sum by the number of
+targets."""
 
 from __future__ import annotations
 
@@ -37,8 +38,8 @@ class OutputHead:
 
 
 def token_nll(head: OutputHead, x: Tensor, targets: Tensor) -> Tensor:
-    """Negative log-likelihood in nats of each target; 0 for ignored targets. The logits exist in chunks,
-    unless gradients are needed.
+    """Negative log-likelihood in nats of each target; 0 for ignored targets. The logits exist in
+    chunks, unless gradients are needed.
 
     Args:
         x: (B, K, C) hidden states.
@@ -52,12 +53,13 @@ def token_nll(head: OutputHead, x: Tensor, targets: Tensor) -> Tensor:
 
 
 def summed_nll(head: OutputHead, x: Tensor, targets: Tensor, z_loss: float | None) -> Tensor:
-    """The sum of `token_nll`, () float32 or float64, for training. Each chunk's logits are turned into
-    gradients at once, so that they are neither stored nor computed again (arXiv:2410.10989, section 3.2).
+    """The sum of `token_nll`, () float32 or float64, for training. Each chunk's logits are turned
+    into gradients at once, so that they are neither stored nor computed again (arXiv:2410.10989,
+    section 3.2).
 
     Args:
-        z_loss: coefficient of (ln Z)², Z the sum of exp logits. It adds to the gradients but not to the
-            returned value, and keeps ln Z near 0 (PaLM, arXiv:2204.02311, section 5).
+        z_loss: coefficient of (ln Z)², Z the sum of exp logits. It adds to the gradients but not to
+            the returned value, and keeps ln Z near 0 (PaLM, arXiv:2204.02311, section 5).
     """
     if not torch.is_grad_enabled():
         return token_nll(head, x, targets).sum()

@@ -33,7 +33,8 @@ else:
 
 
 class PatternSettings(StrictSettings):
-    """Layers of several kinds: a list of kind names, repeated over the depth, and a scheme per kind."""
+    """Layers of several kinds: a list of kind names, repeated over the depth, and a scheme per
+    kind."""
 
     name: Literal["pattern"] = "pattern"
     layers: list[str] = Field(
@@ -65,25 +66,29 @@ class AttentionMixer(StrictSettings):
 
 
 class LinearMixer(StrictSettings):
-    """Linear attention: constant cost and memory per token, with sums instead of cached keys (Su 2021)."""
+    """Linear attention: constant cost and memory per token, with sums instead of cached keys (Su
+    2021)."""
 
     name: Literal["linear"] = "linear"
     form: Literal["numerator", "cosine"] = Field(
         "numerator",
-        description="weights φ(q)·φ(k) with φ = elu + 1, positions in the numerator only; or 1 + cos(q, k)",
+        description="weights φ(q)·φ(k) with φ = elu + 1, positions in the numerator only; or 1 + "
+        "cos(q, k)",
     )
     chunk: int = Field(64, ge=1, description="tokens per chunk; does not change the result")
 
 
 class MupSettings(StrictSettings):
-    """Maximal update parametrization (Yang et al. 2022, arXiv:2203.03466, table 8): a learning rate tuned at
-    one width transfers to other widths. At the base width it equals the standard parametrization."""
+    """Maximal update parametrization (Yang et al. 2022, arXiv:2203.03466, table 8): a learning rate
+    tuned at one width transfers to other widths. At the base width it equals the standard
+    parametrization."""
 
     base_dim: int = Field(ge=1, description="width C at which learning rates were tuned")
     base_head_dim: int | None = Field(
         None,
         ge=1,
-        description="head dimension at the base width: logits are q·k·√base_head_dim / D; null: all widths "
+        description="head dimension at the base width: logits are q·k·√base_head_dim / D; null: "
+        "all widths "
         "have the same head dimension, and logits are q·k / √D",
     )
 
@@ -118,18 +123,21 @@ class ModelSettings(StrictSettings):
     )
     qk_norm: bool | Literal["all_heads"] = Field(
         False,
-        description="RMSNorm on queries and keys before positions: of each head, or of all heads together "
+        description="RMSNorm on queries and keys before positions: of each head, or of all heads "
+        "together "
         "(OLMo 2)",
     )
     norm_placement: Literal["input", "output"] = Field(
         "input",
-        description="RMSNorm on the input of attention and MLP (pre-norm), or on their output before it is "
+        description="RMSNorm on the input of attention and MLP (pre-norm), or on their output "
+        "before it is "
         "added to the residual stream (OLMo 2)",
         json_schema_extra=_COUNTS_IF_CHANGED,
     )
     attention_bias: Literal["none", "qkv", "all"] = Field(
         "none",
-        description="biases of the attention projections: of queries, keys and values (Qwen2), or all four",
+        description="biases of the attention projections: of queries, keys and values (Qwen2), or "
+        "all four",
         json_schema_extra=_COUNTS_IF_CHANGED,
     )
     mlp_bias: bool = Field(
@@ -140,7 +148,8 @@ class ModelSettings(StrictSettings):
     )
     residual_multiplier: _Multiplier = Field(
         1.0,
-        description="factor on the output of attention and MLP before it is added to the residual stream "
+        description="factor on the output of attention and MLP before it is added to the residual "
+        "stream "
         "(Granite)",
     )
     attention_multiplier: float | None = Field(
@@ -164,7 +173,8 @@ class ModelSettings(StrictSettings):
     )
     mup: MupSettings | None = Field(
         None,
-        description="learning rates that transfer across widths: matrices use lr · base_dim / dim, and the "
+        description="learning rates that transfer across widths: matrices use lr · base_dim / dim, "
+        "and the "
         "head's input is divided by dim / base_dim; null: standard parametrization",
         json_schema_extra=_COUNTS_IF_CHANGED,
     )
@@ -192,7 +202,8 @@ class ModelSettings(StrictSettings):
                 if kind not in self.layer_kinds:
                     first = self.position.layers.index(kind) + 1
                     raise ValueError(
-                        f"layers = {self.layers} does not use kind '{kind}', layer {first} of the pattern: "
+                        f"layers = {self.layers} does not use kind '{kind}', layer {first} of the "
+                        f"pattern: "
                         f"set model.layers to at least {first}, or shorten model.position.layers"
                     )
         return self
@@ -201,20 +212,24 @@ class ModelSettings(StrictSettings):
     def _heads_fit(self) -> ModelSettings:
         if "head_dim" not in self.model_fields_set and self.dim % self.heads:
             raise ValueError(
-                f"dim {self.dim} is not divisible by heads {self.heads}: change one of them or set head_dim"
+                f"dim {self.dim} is not divisible by heads {self.heads}: change one of them or set "
+                f"head_dim"
             )
         if self.mup and self.mup.base_head_dim and isinstance(self.mixer, LinearMixer):
             raise ValueError(
-                "mup.base_head_dim: linear attention (mixer.name = linear) does not scale q·k; leave it out"
+                "mup.base_head_dim: linear attention (mixer.name = linear) does not scale q·k; "
+                "leave it out"
             )
         if self.attention_multiplier is not None:
             if self.mup and self.mup.base_head_dim:
                 raise ValueError(
-                    "attention_multiplier and mup.base_head_dim both set the scale of q·k: leave one out"
+                    "attention_multiplier and mup.base_head_dim both set the scale of q·k: leave "
+                    "one out"
                 )
             if isinstance(self.mixer, LinearMixer):
                 raise ValueError(
-                    "attention_multiplier: linear attention (mixer.name = linear) does not scale q·k; leave "
+                    "attention_multiplier: linear attention (mixer.name = linear) does not scale "
+                    "q·k; leave "
                     "it out"
                 )
         if self.heads % self.kv_heads:
@@ -228,7 +243,8 @@ class ModelSettings(StrictSettings):
 
     @property
     def attention_scale(self) -> float:
-        """Factor on q·k: 1/√D, √D₀/D if `mup` sets the base head dimension D₀, or `attention_multiplier`."""
+        """Factor on q·k: 1/√D, √D₀/D if `mup` sets the base head dimension D₀, or
+        `attention_multiplier`."""
         if self.attention_multiplier is not None:
             return self.attention_multiplier
         base = self.mup.base_head_dim if self.mup else None
@@ -270,7 +286,8 @@ def legal_overrides(trained: ModelSettings) -> str:
     """The position settings that can be overridden at test time, for each layer kind."""
     whose = "layers of kind '{}'" if trained.is_pattern else "a checkpoint"
     return "; ".join(
-        f"legal for {whose.format(kind)} trained with '{choice.name}': {', '.join(sorted(choice.test_time))}"
+        f"legal for {whose.format(kind)} trained with '{choice.name}': "
+        f"{', '.join(sorted(choice.test_time))}"
         for kind, choice in trained.kinds.items()
     )
 
@@ -285,7 +302,8 @@ def check_override(trained: ModelSettings, asked: ModelSettings) -> None:
     for key in type(trained).model_fields:
         if key != "position" and getattr(trained, key) != getattr(asked, key):
             raise ModelError(
-                f"model.{key} is part of the trained weights and cannot be changed after training; {legal}"
+                f"model.{key} is part of the trained weights and cannot be changed after training; "
+                f"{legal}"
             )
     if trained.layer_kinds != asked.layer_kinds or set(trained.kinds) != set(asked.kinds):
         raise ModelError(
@@ -304,6 +322,7 @@ def check_override(trained: ModelSettings, asked: ModelSettings) -> None:
         for a, b in ((old, new), (new, old)):
             if a.temperature.learned and a.temperature.name != b.temperature.name:
                 raise ModelError(
-                    f"{where}.temperature: '{a.temperature.name}' is learned and cannot be added or removed "
+                    f"{where}.temperature: '{a.temperature.name}' is learned and cannot be added "
+                    f"or removed "
                     f"after training; {legal}"
                 )

@@ -1,6 +1,8 @@
-"""A cache of fixed size: every key has a slot that never moves, and the position of a pass is a tensor.
+"""A cache of fixed size: every key has a slot that never moves, and the position of a pass is a
+tensor.
 
-Shapes and addresses are the same in every pass of one token, so a GPU can record the pass as a graph.
+Shapes and addresses are the same in every pass of one token, so a GPU can record the pass as a
+graph.
 """
 
 from __future__ import annotations
@@ -24,8 +26,8 @@ def rounded(count: int) -> int:
 class StaticIndex:
     """Positions of the keys of one layer kind in slots that never move, and the slot of each pass.
 
-    The slots are those of `source`, one for each pass, and empty ones. With a window, the passes write
-    to as many slots in turn, after those of the first `sinks` passes.
+    The slots are those of `source`, one for each pass, and empty ones. With a window, the passes
+    write to as many slots in turn, after those of the first `sinks` passes.
 
     Attributes:
         slot: (1,) slot of the current pass.
@@ -66,8 +68,8 @@ class StaticIndex:
 
 
 class StaticLayerCache(LayerCache):
-    """Keys and values of one layer, written at the slot of the current pass. It takes over the buffers
-    of `source`, which must not be used afterwards."""
+    """Keys and values of one layer, written at the slot of the current pass. It takes over the
+    buffers of `source`, which must not be used afterwards."""
 
     def __init__(self, source: LayerCache, index: StaticIndex):
         self.static = index

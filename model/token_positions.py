@@ -1,4 +1,5 @@
-"""Order, position and document of each token. The data loader or the sampler creates them, once per pass."""
+"""Order, position and document of each token. The data loader or the sampler creates them, once per
+pass."""
 
 from __future__ import annotations
 
@@ -17,13 +18,15 @@ class TokenPositions:
 
     Attributes:
         order: (B, T) int; index of the token in its document. Determines the causal mask.
-        position: (B, T) int or float; input of the positional scheme. May skip values or be fractional.
+        position: (B, T) int or float; input of the positional scheme. May skip values or be
+            fractional.
         document: (B, T) int; −1 is padding. Attention stays within a document.
-        layout: set on the host. ``plain``: one document per row, order increases by one and is the same in
-            all rows; ``ragged``: one document per row, left-padded; ``packed``: several documents per row.
+        layout: set on the host. ``plain``: one document per row, order increases by one and is the
+            same in all rows; ``ragged``: one document per row, left-padded; ``packed``: several
+            documents per row.
         position_end: 1 + the largest position, on the host; used to size tables and check bounds.
-        lengths: declared total length of each row, or one value for all rows. Used by schemes that depend
-            on the sequence length.
+        lengths: declared total length of each row, or one value for all rows. Used by schemes that
+            depend on the sequence length.
         unit_steps: positions increase by one from token to token in all rows (plain layout only).
 
     Tensors of shape (1, T) apply to all rows.
@@ -46,7 +49,8 @@ class TokenPositions:
         length: int | None = None,
         device: torch.device | str = "cpu",
     ) -> TokenPositions:
-        """Rows of `tokens` tokens at positions offset, offset + 1, ...; `length` defaults to their end."""
+        """Rows of `tokens` tokens at positions offset, offset + 1, ...; `length` defaults to their
+        end."""
         order = torch.arange(offset, offset + tokens, device=device)[None]
         end = offset + tokens
         return cls(order, order, torch.zeros_like(order), "plain", end, (max(length or 0, end),))
@@ -63,8 +67,9 @@ class TokenPositions:
     ) -> TokenPositions:
         """Left-padded rows of `tokens` columns; row r has counts[r] tokens.
 
-        For the next tokens of the same rows, pass tokens=1 and offset=columns so far: column s of row r has
-        order s − padding(r). `counts` stay those of the first pass, whose width is max(counts).
+        For the next tokens of the same rows, pass tokens=1 and offset=columns so far: column s of
+        row r has order s − padding(r). `counts` stay those of the first pass, whose width is
+        max(counts).
         """
         width = max(counts)
         if tokens + offset < width:

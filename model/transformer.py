@@ -1,6 +1,7 @@
 """The decoder: RMSNorm, grouped-query attention, SwiGLU, output head and loss.
 
-Shapes: B rows, T tokens of this pass, S keys, K outputs, C width, H query heads, G key/value heads, D head
+Shapes: B rows, T tokens of this pass, S keys, K outputs, C width, H query heads, G key/value heads,
+    D head
 dimension, V vocabulary size.
 """
 
@@ -40,7 +41,8 @@ def transfer_parameters(old: nn.Module, new: nn.Module) -> None:
         name: weight.shape for name, weight in new.named_parameters(remove_duplicate=False)
     }:
         raise ModelError(
-            "these model.position settings change the parameters and cannot be overridden after training"
+            "these model.position settings change the parameters and cannot be overridden after "
+            "training"
         )
     for name, weight in given.items():
         owner, _, leaf = name.rpartition(".")
@@ -125,12 +127,16 @@ class Transformer(nn.Module):
     def initialize(self, seed: int) -> Transformer:
         """Initialize all weights from `seed`, identically on every device and rank.
 
-        Matrices: N(0, 1/fan_in); those that write to the residual stream are divided by √(2·layers).
-        Biases: 0. Embeddings: N(0, 1), so that the first blocks do not dominate the token embeddings
-        (docs/experiments.md). The head is small, so that the initial loss is ln V within 1% at any width.
-        Tied embeddings are small too: a token would otherwise predict itself with a logit of std·C. Their
-        logits stay within 0.1, and that logit within 2. With `mup`, the head and tied embeddings are
-        initialized as at the base width.
+        Matrices: N(0, 1/fan_in); those that write to the residual stream are divided by
+            √(2·layers).
+        Biases: 0. Embeddings: N(0, 1), so that the first blocks do not dominate the token
+            embeddings
+        (docs/experiments.md). The head is small, so that the initial loss is ln V within 1% at any
+        width.
+        Tied embeddings are small too: a token would otherwise predict itself with a logit of std·C.
+            Their
+        logits stay within 0.1, and that logit within 2. With `mup`, the head and tied embeddings
+        are initialized as at the base width.
         """
         s = self.settings
         generator = torch.Generator().manual_seed(seed)
@@ -163,8 +169,8 @@ class Transformer(nn.Module):
     def reposition(self, settings: ModelSettings) -> None:
         """Change the settings of the positional schemes and keep the weights.
 
-        The schemes keep their Parameter objects, so optimizers, DDP and gradients stay valid. A compiled
-        pass is recompiled. Existing caches become invalid.
+        The schemes keep their Parameter objects, so optimizers, DDP and gradients stay valid. A
+        compiled pass is recompiled. Existing caches become invalid.
 
         Raises:
             ModelError: `settings` contain a change that `check_override` does not allow.
@@ -186,13 +192,13 @@ class Transformer(nn.Module):
         self._schemes = cast(dict[str, PositionalScheme], dict(schemes.items()))
 
     def compile(self, *, by_block: bool = False, **options) -> None:
-        """Compile the training pass as a whole, or each block if weights are gathered between blocks (FSDP).
-        Evaluation, with its varying lengths, stays eager.
+        """Compile the training pass as a whole, or each block if weights are gathered between
+        blocks (FSDP). Evaluation, with its varying lengths, stays eager.
 
         Table look-ups are outside the compiled region and never cause a recompile.
         """
-        # Settings are constants. As inputs of the graph, floats could not be read in the checkpoints of the
-        # loss.
+        # Settings are constants. As inputs of the graph, floats could not be read in the
+        # checkpoints of the loss.
         torch._dynamo.config.specialize_float = True
         for block in self.blocks if by_block else []:
             block.compile(**options)
@@ -200,9 +206,9 @@ class Transformer(nn.Module):
             self._compiled = torch.compile(self.forward_chunks, **options)
 
     def pack(self) -> Transformer:
-        """Store the weights as decoding reads them fastest: weights with the same input in one matrix,
-        which is transposed on a CPU. Parameters keep their names, shapes and values; they become
-        views. Moving, casting or copying the model undoes it.
+        """Store the weights as decoding reads them fastest: weights with the same input in one
+        matrix, which is transposed on a CPU. Parameters keep their names, shapes and values; they
+        become views. Moving, casting or copying the model undoes it.
 
         Models decode equally fast without it, with a copy of the weights during a generation.
         """
@@ -234,8 +240,8 @@ class Transformer(nn.Module):
         return Cache(batch, capacity, indices, layers, self.depends_on_length)
 
     def checkpoint_blocks(self, checkpointing: Checkpointing) -> None:
-        """Recompute activations of blocks in the backward pass: activation checkpointing (arXiv:1604.06174).
-        Call it before `compile`.
+        """Recompute activations of blocks in the backward pass: activation checkpointing
+        (arXiv:1604.06174). Call it before `compile`.
         """
         for block in self.blocks:
             block.checkpointing = checkpointing
@@ -260,27 +266,28 @@ class Transformer(nn.Module):
                 None: 0, 1, 2, ... after the tokens in the cache.
             targets: (B, K) next-token ids of the last K tokens; −100 is ignored.
             cache: cache with the preceding tokens, for inference only.
-            keep: compute outputs for the last K of these tokens only (default: all). 0 only fills the
-                cache.
+            keep: compute outputs for the last K of these tokens only (default: all). 0 only fills
+                the cache.
             hooks: one attention hook per layer, for diagnostics.
             reduction: of the negative log-likelihood. With "sum", training needs no memory for the
                 logits of all tokens.
             z_loss: coefficient of the z-loss; see `summed_nll`. With reduction "sum" only.
             shard: tokens and targets are this part of windows that the ranks of a group share. All
-                ranks of the group must call the model, and its backward pass, alike. In evaluation mode
-                and without gradients, memory is that of this rank's hidden states and the keys of one
-                layer.
+                ranks of the group must call the model, and its backward pass, alike. In evaluation
+                mode and without gradients, memory is that of this rank's hidden states and the keys
+                of one layer.
 
         Returns:
-            (B, K, V) logits, or with targets the (B, K) NLL in nats or its sum, float32 or float64, 0
-            if ignored.
+            (B, K, V) logits, or with targets the (B, K) NLL in nats or its sum, float32 or float64,
+            0 if ignored.
         """
         if cache is not None and torch.is_grad_enabled():
             raise ModelError("the cache is updated in place: call the model under torch.no_grad()")
         is_streamed = shard is not None and not (self.training or torch.is_grad_enabled())
         if shard is not None and (cache is not None or (keep is not None and not is_streamed)):
             raise ModelError(
-                "windows that are sharded over processes have no cache, and outputs of the last tokens only "
+                "windows that are sharded over processes have no cache, and outputs of the last "
+                "tokens only "
                 "in evaluation mode under torch.no_grad()"
             )
         if z_loss is not None and (targets is None or reduction != "sum"):
@@ -535,8 +542,8 @@ class Transformer(nn.Module):
         return sum(p.numel() for p in self.parameters())
 
     def flops_per_token(self, length: int) -> float:
-        """Training FLOPs per token in sequences of `length` tokens: 6 per matrix weight (with the head,
-        without the embedding), plus the pairwise FLOPs of the mixers."""
+        """Training FLOPs per token in sequences of `length` tokens: 6 per matrix weight (with the
+        head, without the embedding), plus the pairwise FLOPs of the mixers."""
         s = self.settings
         weights = sum(p.numel() for p in self.layers.parameters() if p.ndim == 2)
         weights += self.vocab_size * s.dim

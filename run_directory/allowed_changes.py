@@ -1,4 +1,5 @@
-"""Checks which settings may change on resume, in a fork and in an extension run; nothing is allocated."""
+"""Checks which settings may change on resume, in a fork and in an extension run; nothing is
+allocated."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -16,7 +17,8 @@ from run_directory.stages import stages_of
 from settings.load import differences
 from settings.value_text import show
 
-# Settings that determine a fork's checkpoint tensors, its step count and the order of its data; and why.
+# Settings that determine a fork's checkpoint tensors, its step count and the order of its data; and
+# why.
 _FIXED = {
     "train_length": "the size of a step cannot change",
     "original_length": "positions depend on it",
@@ -34,15 +36,17 @@ def check_resume(folder: Path, old: RunSettings, new: RunSettings) -> list[str]:
     """
     if fixed := changed(old, new, free=False):
         raise TrainingError(
-            f"{folder} was started with other settings; change them back, go on under the new ones in "
-            f"another run (--fork {folder} instead of --run-dir), or start again (--restart):\n       "
-            + "\n       ".join(fixed)
+            f"{folder} was started with other settings; change them back, go on under the new ones "
+            f"in "
+            f"another run (--fork {folder} instead of --run-dir), or start again (--restart):\n    "
+            f"   " + "\n       ".join(fixed)
         )
     return changed(old, new)
 
 
 def changed(old: RunSettings, new: RunSettings, free: bool = True) -> list[str]:
-    """Every setting that differs, as `key: old → new`; with `free`, also those that may change on resume."""
+    """Every setting that differs, as `key: old → new`; with `free`, also those that may change on
+    resume."""
     found = differences(old, new)
     return [
         f"{key}: {_short(a)} → {_short(b)}"
@@ -73,17 +77,20 @@ def fork_refused(folder: Path) -> Iterator[None]:
 
 
 def check_text(settings: RunSettings, prepared: PreparedData, tokenizer_hash: str) -> None:
-    """Check that the text has the parent's tokenizer and, in an extension run, a document of train_length."""
+    """Check that the text has the parent's tokenizer and, in an extension run, a document of
+    train_length."""
     found = prepared.tokenizer.hash
     longest = prepared.longest
     if found != tokenizer_hash:
         raise TrainingError(
-            f"{prepared.folder} was prepared with another tokenizer ({found[:12]}) than the parent's "
+            f"{prepared.folder} was prepared with another tokenizer ({found[:12]}) than the "
+            f"parent's "
             f"({tokenizer_hash[:12]}): set data.tokenizer as in the parent"
         )
     if longest < settings.train_length and not settings.is_fork:
         raise TrainingError(
-            f"train_length {settings.train_length} is longer than every document of {prepared.train.folder} "
+            f"train_length {settings.train_length} is longer than every document of "
+            f"{prepared.train.folder} "
             f"(the longest has {longest:,} tokens); lower it"
         )
 
@@ -91,8 +98,8 @@ def check_text(settings: RunSettings, prepared: PreparedData, tokenizer_hash: st
 def with_table_length(
     model: ModelSettings, parent: ModelSettings, length: Callable[[Any, Any], int | None]
 ) -> ModelSettings:
-    """The model with `max_length` = length(its scheme, the parent's scheme) in every position table that can
-    be extended, where the parent has one too."""
+    """The model with `max_length` = length(its scheme, the parent's scheme) in every position table
+    that can be extended, where the parent has one too."""
     if model.is_pattern != parent.is_pattern:
         return model
     kinds = dict(model.kinds)
@@ -113,7 +120,8 @@ def method_of(parent: RunSettings, settings: RunSettings) -> ModelSettings:
 
 
 def not_at_test_time(parent: RunSettings, settings: RunSettings) -> str:
-    """Why the method of the extension run cannot be applied to the parent at test time; '': it can."""
+    """Why the method of the extension run cannot be applied to the parent at test time; '': it
+    can."""
     try:
         override(parent, method_of(parent, settings))
     except (ModelError, TrainingError) as error:
@@ -125,13 +133,14 @@ def check_extension(folder: Path, old: RunSettings, new: RunSettings) -> None:
     """Raise TrainingError where a run of settings `new` cannot start from the weights of the run in
     `folder`, of settings `old`.
 
-    A change of the scheme's settings must be legal on trained weights; another scheme needs parameters
-    of the same names and shapes.
+    A change of the scheme's settings must be legal on trained weights; another scheme needs
+    parameters of the same names and shapes.
     """
     for key in ModelSettings.model_fields:
         if key != "position" and getattr(old.model, key) != getattr(new.model, key):
             raise TrainingError(
-                f"model.{key} cannot change in an extension run: {folder} has {getattr(old.model, key)}"
+                f"model.{key} cannot change in an extension run: {folder} has "
+                f"{getattr(old.model, key)}"
             )
     ours = _shapes(new)
     theirs = _shapes(old)
@@ -144,7 +153,8 @@ def check_extension(folder: Path, old: RunSettings, new: RunSettings) -> None:
     ]
     if wrong:
         raise TrainingError(
-            f"model.position: the weights of {folder} do not fit: {'; '.join(wrong[:3])}. An extension run "
+            f"model.position: the weights of {folder} do not fit: {'; '.join(wrong[:3])}. An "
+            f"extension run "
             "may change settings of its scheme, or use a scheme with the same parameters"
         )
     old_names = {kind: choice.name for kind, choice in old.model.kinds.items()}
@@ -160,8 +170,8 @@ def _shapes(settings: RunSettings) -> dict[str, tuple[int, ...]]:
 
 
 def check_fork(step: int, old: RunSettings, new: RunSettings) -> None:
-    """Raise TrainingError, which lists every setting that must not change, where a run of settings `old`
-    cannot continue from its checkpoint of `step` under settings `new`."""
+    """Raise TrainingError, which lists every setting that must not change, where a run of settings
+    `old` cannot continue from its checkpoint of `step` under settings `new`."""
     changed = [key for key, *_ in differences(old, new)]
     if old.training.optimizer.name != new.training.optimizer.name:
         changed.append("training.optimizer.name")
@@ -175,12 +185,15 @@ def check_fork(step: int, old: RunSettings, new: RunSettings) -> None:
         raise TrainingError("\n       ".join(wrong))
     if new.steps <= step:
         raise TrainingError(
-            f"training.tokens = {new.training.tokens} is {new.steps} steps, but the checkpoint is at step "
-            f"{step}: increase it above {new.tokens_after(step)}, or set parent.checkpoint to an earlier one"
+            f"training.tokens = {new.training.tokens} is {new.steps} steps, but the checkpoint is "
+            f"at step "
+            f"{step}: increase it above {new.tokens_after(step)}, or set parent.checkpoint to an "
+            f"earlier one"
         )
     if _segments_before(old, step) != _segments_before(new, step):
         raise TrainingError(
-            f"training.stages: the stage of the checkpoint after step {step} cannot start or end elsewhere "
+            f"training.stages: the stage of the checkpoint after step {step} cannot start or end "
+            f"elsewhere "
             "in a fork, because the data order depends on its end; fork where a later stage starts"
         )
     old_lengths = sorted({segment.length for segment in old.plan})
@@ -189,8 +202,10 @@ def check_fork(step: int, old: RunSettings, new: RunSettings) -> None:
     new_chunks = chunk_sizes(new_lengths)
     if old_chunks != new_chunks:
         raise TrainingError(
-            f"training.stages: windows of {', '.join(map(str, new_lengths))} tokens are cut from chunks of "
-            f"{new_chunks[0]}, those of {', '.join(map(str, old_lengths))} from chunks of {old_chunks[0]}, "
+            f"training.stages: windows of {', '.join(map(str, new_lengths))} tokens are cut from "
+            f"chunks of "
+            f"{new_chunks[0]}, those of {', '.join(map(str, old_lengths))} from chunks of "
+            f"{old_chunks[0]}, "
             f"so the data order cannot continue; set lengths that fill {old_chunks[0]}"
         )
     old_stages = [stage for stage in stages_of(old) if stage.start < step]
@@ -202,8 +217,8 @@ def check_fork(step: int, old: RunSettings, new: RunSettings) -> None:
 
 
 def _segments_before(settings: RunSettings, step: int) -> list[Segment]:
-    """The segments that determine the data order of the first `step` updates; the last one of a run has no
-    end."""
+    """The segments that determine the data order of the first `step` updates; the last one of a run
+    has no end."""
     begin = 0
     found = []
     for segment in settings.plan:

@@ -1,10 +1,11 @@
 """Atomic checkpoints, and search for the newest good one of a run.
 
-A checkpoint is a folder `checkpoints/step-N`: model.safetensors, optimizer.safetensors (moments by parameter
-name, and the state of the random generators), state.json, and manifest.json with size and SHA-256 of the
-other files, written last. It is written under a hidden name, flushed to the disk and renamed, so its name
-appears only when it is complete. No pickle is written or read. Every process of a sharded model writes its
-own file (model-00001-of-00002.safetensors); rank 0 writes the manifest and renames the folder.
+A checkpoint is a folder `checkpoints/step-N`: model.safetensors, optimizer.safetensors (moments by
+parameter name, and the state of the random generators), state.json, and manifest.json with size and
+SHA-256 of the other files, written last. It is written under a hidden name, flushed to the disk and
+renamed, so its name appears only when it is complete. No pickle is written or read. Every process
+of a sharded model writes its own file (model-00001-of-00002.safetensors); rank 0 writes the
+manifest and renames the folder.
 """
 
 import hashlib
@@ -44,8 +45,8 @@ class Snapshot:
 
     Attributes:
         step: updates of the weights so far.
-        tensors: by kind ("model"; "optimizer" and "average" where they are saved) and by name. Those of
-            "optimizer" are `key/parameter name`, and the states of random generators.
+        tensors: by kind ("model"; "optimizer" and "average" where they are saved) and by name.
+            Those of "optimizer" are `key/parameter name`, and the states of random generators.
         state: the state of the training loop, JSON.
         options: the optimizer's numbers, and its options by group, JSON.
     """
@@ -71,7 +72,8 @@ class Checkpoint:
 
     @property
     def _saved(self) -> dict:
-        """The content of state.json: the step, the state, and the optimizer's numbers and options."""
+        """The content of state.json: the step, the state, and the optimizer's numbers and
+        options."""
         return read_object(self.folder / STATE, _STATE)
 
     @property
@@ -112,11 +114,12 @@ def steps_of(run: Path) -> list[int]:
 
 
 def save_snapshot(run: Path, snapshot: Snapshot, group: ProcessGroup = ALONE) -> Checkpoint:
-    """Save a checkpoint. Called by one process, or by every process of the `group` that shares a sharded
-    model. Other checkpoints do not change.
+    """Save a checkpoint. Called by one process, or by every process of the `group` that shares a
+    sharded model. Other checkpoints do not change.
 
-    Raises TrainingError where the disk is full, and where a number is not finite, so that an unusable
-    checkpoint never replaces a good one. An error on one process of the group is raised on all.
+    Raises TrainingError where the disk is full, and where a number is not finite, so that an
+    unusable checkpoint never replaces a good one. An error on one process of the group is raised on
+    all.
     """
     main = group.rank == 0
     step = snapshot.step
@@ -137,7 +140,8 @@ def save_snapshot(run: Path, snapshot: Snapshot, group: ProcessGroup = ALONE) ->
 
 @contextmanager
 def _draft(run: Path, step: int, process: int, main: bool = True) -> Iterator[Path]:
-    """The folder in which a process builds a checkpoint; removed by the main process after an error."""
+    """The folder in which a process builds a checkpoint; removed by the main process after an
+    error."""
     draft = folder_of(run, step).with_name(f".writing-step-{step:08d}-{process}")
     try:
         yield draft
@@ -147,7 +151,8 @@ def _draft(run: Path, step: int, process: int, main: bool = True) -> Iterator[Pa
         if is_disk_full(error):
             free = shutil.disk_usage(run).free / 1e6
             raise TrainingError(
-                f"{run}: disk full ({free:.0f} MB free) while saving step {step}; {_kept(run)}. Make room, "
+                f"{run}: disk full ({free:.0f} MB free) while saving step {step}; {_kept(run)}. "
+                f"Make room, "
                 "then run the same command again to resume"
             ) from error
         raise
@@ -235,9 +240,11 @@ def remove_checkpoint(folder: Path) -> None:
 
 
 def clean_leftovers(run: Path) -> None:
-    """Remove the files of interrupted writes; a checkpoint whose replacement was interrupted is restored.
+    """Remove the files of interrupted writes; a checkpoint whose replacement was interrupted is
+    restored.
 
-    Only for the process that trains the run: in any other it could remove a checkpoint that is being written.
+    Only for the process that trains the run: in any other it could remove a checkpoint that is
+        being written.
     """
     folder = run / "checkpoints"
     for path in list(folder.iterdir()) if folder.is_dir() else []:
@@ -261,7 +268,8 @@ def _kept(run: Path) -> str:
 
 
 def damage(folder: Path, only: tuple[str, ...] | None = None) -> str | None:
-    """A description of what is wrong with a checkpoint, or None; `only`: the files to verify, None: all."""
+    """A description of what is wrong with a checkpoint, or None; `only`: the files to verify, None:
+    all."""
     try:
         manifest = read_object(folder / MANIFEST)
         files = dict(manifest["files"])
@@ -295,15 +303,16 @@ def find_checkpoint(
 ) -> Checkpoint | None:
     """The newest good checkpoint of a run, or the one of `step`; None where there is none yet.
 
-    Damaged checkpoints are skipped with a warning. Raises TrainingError where `step` is missing or damaged,
-    and where every checkpoint is damaged. Writes nothing, as another process may be training the run.
+    Damaged checkpoints are skipped with a warning. Raises TrainingError where `step` is missing or
+    damaged, and where every checkpoint is damaged. Writes nothing, as another process may be
+    training the run.
     """
     return while_training(run, lambda: _find(run, console, step, only))
 
 
 def while_training(run: Path, read: Callable[[], T]) -> T:
-    """The result of `read`, which reads checkpoints of a run. Repeats it where it failed because the training
-    process replaced one of them."""
+    """The result of `read`, which reads checkpoints of a run. Repeats it where it failed because
+    the training process replaced one of them."""
 
     def listed() -> dict[str, int]:
         try:

@@ -1,7 +1,7 @@
 """Console output of the scripts: lines, warnings, progress bars and tables.
 
-A Console is passed as an argument and used through its methods only, so data and evaluation do not import it.
-Everything goes to standard error, except tables that are the result of a script.
+A Console is passed as an argument and used through its methods only, so data and evaluation do not
+import it. Everything goes to standard error, except tables that are the result of a script.
 """
 
 import sys
@@ -23,8 +23,9 @@ FRAMES = 4  # maximum redraws per second of a live view
 class Console:
     """Prints to a terminal, or writes readable lines to a log file.
 
-    `quiet` prints only warnings and tables. `interval` is the minimum time, in seconds, between two progress
-    lines without a terminal. `results`: tables are the result of the script and go to standard output.
+    `quiet` prints only warnings and tables. `interval` is the minimum time, in seconds, between two
+    progress lines without a terminal. `results`: tables are the result of the script and go to
+    standard output.
     """
 
     def __init__(self, quiet: bool = False, interval: float = 10.0, results: bool = True):
@@ -51,7 +52,8 @@ class Console:
 
     @contextmanager
     def bar(self, label: str, total: int | None, unit: str = "it"):
-        """Context manager that shows progress over `total` units (None: unknown); yields `.advance(n=1)`."""
+        """Context manager that shows progress over `total` units (None: unknown); yields
+        `.advance(n=1)`."""
         if self.quiet:
             yield _Progress(label, total, unit)
         elif sys.stderr.isatty() and not self._screens:
@@ -69,8 +71,8 @@ class Console:
 
     @contextmanager
     def live(self, view: ConsoleRenderable | RichCast) -> Iterator[Callable[[], None] | None]:
-        """Show `view` at the bottom of the terminal. Yields a function that redraws it, at most `FRAMES`
-        times a second, or None without a terminal; lines are printed above it."""
+        """Show `view` at the bottom of the terminal. Yields a function that redraws it, at most
+        `FRAMES` times a second, or None without a terminal; lines are printed above it."""
         screen = RichConsole(file=sys.stderr)
         if self.quiet or self._screens or not sys.stderr.isatty() or screen.is_dumb_terminal:
             yield None

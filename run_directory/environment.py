@@ -82,7 +82,8 @@ def _search(pattern: str, file: str) -> str | None:
 
 
 def _commit() -> tuple[str | None, bool | None]:
-    """The commit of this code, and whether files differ from it; (None, None) without a repository."""
+    """The commit of this code, and whether files differ from it; (None, None) without a
+    repository."""
     home = Path(__file__).resolve().parents[1]
     if not (home / ".git").exists() or shutil.which("git") is None:
         return None, None

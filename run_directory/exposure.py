@@ -70,8 +70,8 @@ def make_ledger(settings: RunSettings, sampler: BatchSampler) -> ExposureLedger:
 
 
 def exposure_of(run: Run, step: int | None = None) -> Exposure | None:
-    """The exposure of a run after `step` updates (None: at its newest checkpoint): read from its folder,
-    or counted where the folder has none of that step.
+    """The exposure of a run after `step` updates (None: at its newest checkpoint): read from its
+    folder, or counted where the folder has none of that step.
 
     None where there is no checkpoint, or the training text is gone or changed.
     """

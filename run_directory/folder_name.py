@@ -11,8 +11,8 @@ from settings.load import differences, identity, load_settings, split_arguments
 
 
 def run_folder(settings: RunSettings, arguments: Sequence[str], root: str | Path = "runs") -> Path:
-    """The default run directory: `<root>/<first file>-<choices not in that file>-<identity>`, such as
-    runs/tiny-alibi-0123456789. Other overrides with equal settings give the same folder."""
+    """The default run directory: `<root>/<first file>-<choices not in that file>-<identity>`, such
+    as runs/tiny-alibi-0123456789. Other overrides with equal settings give the same folder."""
     stem = name_stem(arguments)
     end = identity(settings)
     folders = sorted(Path(root).glob(f"{escape(stem)}-*{end}"))
@@ -22,8 +22,8 @@ def run_folder(settings: RunSettings, arguments: Sequence[str], root: str | Path
 
 
 def choices_of(settings: RunSettings, arguments: Sequence[str]) -> list[str]:
-    """The names of choices, the scheme's first, that the first YAML file of a run does not make itself;
-    [] for a fork without a file, which takes its parent's name."""
+    """The names of choices, the scheme's first, that the first YAML file of a run does not make
+    itself; [] for a fork without a file, which takes its parent's name."""
     files, _ = split_arguments(list(arguments))
     if not files and settings.is_fork:
         return []
@@ -41,7 +41,8 @@ def choices_of(settings: RunSettings, arguments: Sequence[str]) -> list[str]:
 
 
 def name_stem(arguments: Sequence[str]) -> str:
-    """The first part of a run's name: its first YAML file, else the parent of a fork, else `default`."""
+    """The first part of a run's name: its first YAML file, else the parent of a fork, else
+    `default`."""
     files, overrides = split_arguments(list(arguments))
     values = dict(override.split("=", 1) for override in overrides)
     forked = values.get("parent.run") if "parent.fork" in values else None

@@ -1,7 +1,8 @@
 """metrics.jsonl: the metrics of a run.
 
-Each line is one JSON object with `kind`, `step` and `attempt`.  An attempt begins with a line of kind
-`start` whose step is the one it resumes from: readers drop lines of earlier attempts after that step.
+Each line is one JSON object with `kind`, `step` and `attempt`.  An attempt begins with a line of
+kind `start` whose step is the one it resumes from: readers drop lines of earlier attempts after
+that step.
 """
 
 import json
@@ -17,7 +18,8 @@ _BLOCK = 1 << 20  # bytes read at a time from the end of a file
 
 
 class MetricsFile:
-    """Appends lines to metrics.jsonl and flushes each to the operating system, so kill -9 loses none.
+    """Appends lines to metrics.jsonl and flushes each to the operating system, so kill -9 loses
+    none.
 
     Opening it starts a new attempt at `step`; an incomplete last line is removed first.
     """
@@ -30,7 +32,8 @@ class MetricsFile:
         self.write(step, "start")
 
     def write(self, step: int, kind: str = "train", **values: object) -> dict:
-        """Write one line and return it as written; a number that is not finite becomes "nan" or "inf"."""
+        """Write one line and return it as written; a number that is not finite becomes "nan" or
+        "inf"."""
         line: dict = {"kind": kind, "step": step, "attempt": self.attempt}
         line |= {key: _plain(value) for key, value in values.items()}
         try:
@@ -131,8 +134,8 @@ def _parsed(raw: bytes) -> dict | None:
 
 
 def _last_line(file: Path) -> dict | None:
-    """The last complete line of a file; None where there is none. An incomplete line after it is removed; a
-    line that lacks only its newline gets one. Reads only the end of the file."""
+    """The last complete line of a file; None where there is none. An incomplete line after it is
+    removed; a line that lacks only its newline gets one. Reads only the end of the file."""
     with open(file, "r+b") as stream:
         if not (size := stream.seek(0, os.SEEK_END)):
             return None

@@ -1,12 +1,16 @@
 """Runs that start from a checkpoint of another run: extension runs and forks.
 
-An extension run takes the parent's weights as step 0, under a new context-extension method or length. A fork
-also takes the optimizer state, the step count and the order of the data: where only the budget and the end of
-the learning-rate schedule differ, it is bit for bit the run trained under its settings from the start.
+An extension run takes the parent's weights as step 0, under a new context-extension method or
+length. A fork
+also takes the optimizer state, the step count and the order of the data: where only the budget and
+    the end of
+the learning-rate schedule differ, it is bit for bit the run trained under its settings from the
+start.
 
 Settings that are not given are those of the parent. In an extension run there are three exceptions:
-`original_length` is the parent's train_length, the seed is the parent's plus 1 (another order of the text),
-and the parent's stages are dropped. The run directory stores all it needs to resume without its parent.
+`original_length` is the parent's train_length, the seed is the parent's plus 1 (another order of
+the text), and the parent's stages are dropped. The run directory stores all it needs to resume
+without its parent.
 """
 
 from collections.abc import Sequence
@@ -89,8 +93,8 @@ class ParentRun:
             check_fork(self.checkpoint.step, old, settings)
 
     def complete(self, settings: RunSettings) -> RunSettings:
-        """The settings with what only the parent determines: the hash of its checkpoint, the length of its
-        position tables, its tokenizer."""
+        """The settings with what only the parent determines: the hash of its checkpoint, the length
+        of its position tables, its tokenizer."""
         assert settings.parent is not None
         stated = settings.parent.hash
         step = self.checkpoint.step
@@ -122,12 +126,13 @@ def read_run_settings(
 ) -> tuple[RunSettings, ParentRun | None]:
     """The settings of a run from files and overrides, on top of its parent's where it has one.
 
-    The parent is None for a run from scratch, and for an extension run whose folder exists (`folder`, or the
-    default one under `root`) and whose parent is gone.
+    The parent is None for a run from scratch, and for an extension run whose folder exists
+    (`folder`, or the default one under `root`) and whose parent is gone.
 
     Raises:
         ConfigError: invalid settings.
-        TrainingError: the parent is not a run, has no such checkpoint, or does not fit the settings.
+        TrainingError: the parent is not a run, has no such checkpoint, or does not fit the
+            settings.
     """
     overrides = list(overrides)
     asked = setting_before_validation(overrides, "parent")
@@ -169,7 +174,8 @@ def open_parent(folder: Path, step: int | None = None, fork: bool = False) -> Pa
 def _without_parent(
     overrides: list[str], run: str, folder: Path | None, root: Path
 ) -> RunSettings | None:
-    """The settings of an existing run whose parent is gone, from the inherited settings in its folder."""
+    """The settings of an existing run whose parent is gone, from the inherited settings in its
+    folder."""
     for candidate in [folder] if folder else sorted(root.glob(f"{name_stem(overrides)}-*")):
         about = Run(candidate).manifest if is_run(candidate) else {}
         own = about.get("lineage", [{}])[0]

@@ -22,15 +22,17 @@ _TIMES = re.compile(r"\{(\w+)\*(\d+(?:\.\d+)?)\}")
 
 
 def override(trained: RunSettings, asked: Sequence[str] | ModelSettings) -> RunSettings:
-    """The settings of a trained run with overrides of its positional scheme, or another model, checked.
+    """The settings of a trained run with overrides of its positional scheme, or another model,
+    checked.
 
-    In a run with a pattern of layer kinds, overrides such as `model.position.window=256` form one method that
-    applies to every kind that supports all of it. A kind does not support a setting that it lacks, that may
-    not change after training, that it cannot be built with, or that would widen its window. `{theta*4}` is
-    four times the trained value of the kind.
+    In a run with a pattern of layer kinds, overrides such as `model.position.window=256` form one
+    method that applies to every kind that supports all of it. A kind does not support a setting
+    that it lacks, that may not change after training, that it cannot be built with, or that would
+    widen its window. `{theta*4}` is four times the trained value of the kind.
 
     Raises:
-        TrainingError: an override outside model.position, or of an unknown setting; lists legal ones.
+        TrainingError: an override outside model.position, or of an unknown setting; lists legal
+            ones.
         ModelError: an override that the trained weights do not allow, or sizes that do not fit.
     """
     if isinstance(asked, ModelSettings):
@@ -89,7 +91,8 @@ def longest_input(settings: RunSettings) -> int | None:
 
 
 def widens(trained: RunSettings, asked: RunSettings) -> bool:
-    """Whether a window is wider than in training, which is legal but no context-extension method."""
+    """Whether a window is wider than in training, which is legal but no context-extension
+    method."""
     kinds = asked.model.kinds
     return any(
         _is_wider(old.window, kinds[kind].window) for kind, old in trained.model.kinds.items()

@@ -2,8 +2,8 @@
 
 runs/<config>-<choices>-<identity>/
     settings.yaml    every setting, resolved
-    manifest.json    command, commit, versions, machine, hashes of data, tokenizer and model settings;
-                     one entry per attempt
+    manifest.json    command, commit, versions, machine, hashes of data, tokenizer and model
+                     settings; one entry per attempt
     tokenizer/       a copy, so that the folder is self-contained
     metrics.jsonl    the metrics of the run
     exposure.npz     how often each position and distance was trained, up to the newest checkpoint
@@ -121,12 +121,13 @@ class Run:
         """Create a run directory. The manifest is written last: a folder with a manifest is a run.
 
         Args:
-            facts: further entries of the manifest: data folder, `data_hash`, parameter count and the
-                like; `vocab_size` where the embedding has more rows than the tokenizer has ids.
+            facts: further entries of the manifest: data folder, `data_hash`, parameter count and
+                the like; `vocab_size` where the embedding has more rows than the tokenizer has ids.
             processes: the processes that share the work, for the entry of the first attempt.
 
-        Raises TrainingError where the tokenizer has more ids than the embedding has rows, and where the
-        folder already is a run, or has checkpoints but no manifest, so that their data are unknown.
+        Raises TrainingError where the tokenizer has more ids than the embedding has rows, and where
+        the folder already is a run, or has checkpoints but no manifest, so that their data are
+        unknown.
         """
         facts = facts or {}
         if is_run(folder):
@@ -140,7 +141,8 @@ class Run:
         rows = facts.get("vocab_size", tokenizer.vocab_size)
         if tokenizer.vocab_size > rows:
             raise TrainingError(
-                f"{folder}: the tokenizer has {tokenizer.vocab_size:,} ids and the embedding of the "
+                f"{folder}: the tokenizer has {tokenizer.vocab_size:,} ids and the embedding of "
+                f"the "
                 f"model {rows:,} rows; use the tokenizer of the model"
             )
         (folder / "tokenizer").mkdir(parents=True, exist_ok=True)
@@ -169,8 +171,8 @@ class Run:
         """Check that this run can resume under these settings, record the attempt, and return the
         changed settings, one line each.
 
-        Raises TrainingError for settings that may not change (`check_resume`), and where the tokenizer
-        or the data are not the run's.
+        Raises TrainingError for settings that may not change (`check_resume`), and where the
+        tokenizer or the data are not the run's.
         """
         manifest = dict(self.manifest)
         now = {"tokenizer_hash": tokenizer.hash, "vocab_size": tokenizer.vocab_size}
@@ -188,7 +190,8 @@ class Run:
         manifest[MODEL_HASHES] = [self._stored_hash()]
         if changes:
             text = dump(settings)
-            # Both hashes are valid until the file is in place: an interruption between writes is harmless.
+            # Both hashes are valid until the file is in place: an interruption between writes is
+            # harmless.
             both = [*manifest[MODEL_HASHES], model_hash(text)]
             self.write_manifest(manifest | {MODEL_HASHES: both})
             write_text(self.folder / SETTINGS, text)
@@ -199,12 +202,14 @@ class Run:
 
     @cached_property
     def settings(self) -> RunSettings:
-        """Every setting. Raises TrainingError where those of the model were edited after training."""
+        """Every setting. Raises TrainingError where those of the model were edited after
+        training."""
         settings = load_settings(RunSettings, [str(self.folder / SETTINGS)])
         hashes = self.manifest.get(MODEL_HASHES)
         if hashes is not None and (own := self._stored_hash()) not in hashes:
             raise TrainingError(
-                f"{self.folder / SETTINGS}: model, train_length, original_length or training.stages was "
+                f"{self.folder / SETTINGS}: model, train_length, original_length or "
+                f"training.stages was "
                 f"edited after training (hash {own[:12]}, not that in {MANIFEST}); restore the file"
             )
         return settings
@@ -263,7 +268,8 @@ class Run:
         only: tuple[str, ...] | None = None,
         console: Console | None = None,
     ) -> Checkpoint:
-        """A good checkpoint, as `find_checkpoint` finds it. Raises TrainingError where there is none."""
+        """A good checkpoint, as `find_checkpoint` finds it. Raises TrainingError where there is
+        none."""
         checkpoint = find_checkpoint(self.folder, console, step, only)
         if checkpoint is None:
             raise TrainingError(f"{self.folder} has no checkpoint yet; train it first")
@@ -285,18 +291,18 @@ class Run:
         """Load the model and the tokenizer, in evaluation mode.
 
         Args:
-            overrides: of the positional scheme, e.g. `model.position.scaling.name=yarn`, applied to the
-                settings the checkpoint was last trained with (`training.stages`), or another model; see
-                `override`.
+            overrides: of the positional scheme, e.g. `model.position.scaling.name=yarn`, applied to
+                the settings the checkpoint was last trained with (`training.stages`), or another
+                model; see `override`.
             dtype: dtype of the weights; None: float64 if they are stored in it, else float32.
             checkpoint: step of the checkpoint; None: the newest good one.
-            weights: the weights of the last step, or their EMA (`training.ema`); None: the EMA if there
-                is one.
+            weights: the weights of the last step, or their EMA (`training.ema`); None: the EMA if
+                there is one.
             console: reports damaged checkpoints that are skipped; None: standard error.
 
         Raises:
-            TrainingError: not a run, no good checkpoint, no EMA in it, another tokenizer, edited settings,
-                or an override outside the positional scheme.
+            TrainingError: not a run, no good checkpoint, no EMA in it, another tokenizer, edited
+                settings, or an override outside the positional scheme.
             ModelError: an override that the trained scheme does not allow.
         """
         console = console or Console()
@@ -346,8 +352,8 @@ class Run:
 
 
 def model_hash(text: str) -> str:
-    """SHA-256 of the stored settings that determine what the weights compute: the model, its lengths, and
-    the stages.
+    """SHA-256 of the stored settings that determine what the weights compute: the model, its
+    lengths, and the stages.
 
     It is taken of the values in the text of the file, so fields that a later version adds do not
     change it.
@@ -381,7 +387,8 @@ def check_writable(folder: Path) -> None:
 
 
 def rename_old_run(folder: Path) -> Path | None:
-    """Rename a run to `<name>.old1` (or the next free number), so that a new run can use the name."""
+    """Rename a run to `<name>.old1` (or the next free number), so that a new run can use the
+    name."""
     if not folder.exists():
         return None
     number = 1
@@ -393,10 +400,13 @@ def rename_old_run(folder: Path) -> Path | None:
 
 @contextmanager
 def locked_run(folder: Path) -> Iterator[None]:
-    """Lock a run against training by other processes; the system releases the lock of a killed process.
+    """Lock a run against training by other processes; the system releases the lock of a killed
+    process.
 
-    Both the folder and a file in it are locked: the file can be deleted, and on network file systems the
-    lock of the folder is not visible on other machines. The file names the process that has the lock.
+    Both the folder and a file in it are locked: the file can be deleted, and on network file
+        systems the
+    lock of the folder is not visible on other machines. The file names the process that has the
+    lock.
     """
     folder.mkdir(parents=True, exist_ok=True)
     handle = os.open(folder, os.O_RDONLY)
@@ -406,7 +416,8 @@ def locked_run(folder: Path) -> Iterator[None]:
                 lock.seek(0)
                 holder = lock.read(200).strip() or "another process"
                 raise TrainingError(
-                    f"{folder} is being trained by {holder}; wait for it or end it (a stopped process "
+                    f"{folder} is being trained by {holder}; wait for it or end it (a stopped "
+                    f"process "
                     "keeps its lock)"
                 )
             lock.truncate(0)

@@ -112,7 +112,8 @@ class RunSettings(StrictSettings):
         targets = self.training.validation.targets
         if self.steps < 1:
             raise ValueError(
-                f"training.tokens = {t.tokens} is less than one step: training.batch_size × train_length = "
+                f"training.tokens = {t.tokens} is less than one step: training.batch_size × "
+                f"train_length = "
                 f"{t.batch_size * length} tokens"
             )
         if targets > length:
@@ -126,7 +127,8 @@ class RunSettings(StrictSettings):
         if share > 1:
             keys = "warmup or decay" if decay else "warmup"
             raise ValueError(
-                f"training.lr_schedule: warmup and decay take {share:.0%} of the run's {self.steps} steps; "
+                f"training.lr_schedule: warmup and decay take {share:.0%} of the run's "
+                f"{self.steps} steps; "
                 f"lower {keys}, or raise training.tokens"
             )
         return self

@@ -1,8 +1,8 @@
 """Sharded tensors on the disk: one file per process, readable by any number of processes.
 
 Files are safetensors; the header stores the offset of each shard in the format of
-torch.distributed.checkpoint, whose reader reassembles the shards and also reads unsharded files. No pickle is
-written or read.
+torch.distributed.checkpoint, whose reader reassembles the shards and also reads unsharded files. No
+pickle is written or read.
 """
 
 import json
@@ -40,13 +40,14 @@ class TensorShard(NamedTuple):
 
 
 def detached(tensor: Tensor, copied: bool = False) -> Tensor:
-    """A tensor on the CPU; a sharded one on its device. With `copied`, an unsharded result does not change
-    when the tensor does."""
+    """A tensor on the CPU; a sharded one on its device. With `copied`, an unsharded result does not
+    change when the tensor does."""
     return tensor.detach() if isinstance(tensor, DTensor) else _on_host(tensor, copied)
 
 
 def _on_host(tensor: Tensor, copied: bool) -> Tensor:
-    """A tensor on the CPU. The transfer from another device is already a copy, so it is not copied again."""
+    """A tensor on the CPU. The transfer from another device is already a copy, so it is not copied
+    again."""
     own = tensor.detach()
     return (own.clone() if copied and own.device.type == "cpu" else own.cpu()).contiguous()
 
@@ -57,7 +58,8 @@ def own_part(tensor: Tensor) -> Tensor:
 
 
 def part_of(tensor: DTensor, copied: bool) -> TensorShard:
-    """This process's shard in host memory; with `copied`, it does not change when the tensor does."""
+    """This process's shard in host memory; with `copied`, it does not change when the tensor
+    does."""
     _, offset = compute_local_shape_and_global_offset(
         tensor.shape, tensor.device_mesh, tensor.placements
     )
@@ -72,7 +74,8 @@ def whole_name(name: str) -> str:
 def write_part(
     folder: Path, kind: str, held: Mapping[str, Tensor | TensorShard], rank: int, world: int
 ) -> Path:
-    """Write this process's file of a `kind`: its shard of every sharded tensor and, on rank 0, all others."""
+    """Write this process's file of a `kind`: its shard of every sharded tensor and, on rank 0, all
+    others."""
     parts = {}
     offsets = {}
     for name, own in held.items():
@@ -83,20 +86,23 @@ def write_part(
         if own.tensor.numel():
             parts[name], offsets[name] = own.tensor, {"saved_offsets": list(own.offset)}
     file = folder / f"{kind}-{rank + 1:05d}-of-{world:05d}.safetensors"
-    # A single key: safetensors writes several in random order, and equal trainings must give equal bytes.
+    # A single key: safetensors writes several in random order, and equal trainings must give equal
+    # bytes.
     save_file(parts, file, {_PLACES: json.dumps(offsets, sort_keys=True)})
     return file
 
 
 def flaw(tensor: Tensor, kind: str) -> str | None:
-    """Why a tensor in a checkpoint file of this kind is unusable, as text; None where it is usable."""
+    """Why a tensor in a checkpoint file of this kind is unusable, as text; None where it is
+    usable."""
     if not tensor.is_floating_point() or not tensor.numel():
         return None
     low, high = tensor.aminmax()
     largest = max(-low.item(), high.item()) if low == low else math.nan
     if not math.isfinite(largest):
         return "is not finite"
-    # Norms and attention scores square the activations: above this limit they overflow for any input.
+    # Norms and attention scores square the activations: above this limit they overflow for any
+    # input.
     wide = torch.float64 if tensor.dtype == torch.float64 else torch.float32
     if kind != "optimizer" and largest > torch.finfo(wide).max ** 0.5:
         return f"has numbers of {largest:.0e}, whose squares are not finite"
@@ -104,8 +110,8 @@ def flaw(tensor: Tensor, kind: str) -> str | None:
 
 
 def flaw_of_file(file: Path) -> str | None:
-    """Why a safetensors file of a checkpoint is unusable, as text: a header that does not match the file, or
-    the `flaw` of a tensor; None where it is usable."""
+    """Why a safetensors file of a checkpoint is unusable, as text: a header that does not match the
+    file, or the `flaw` of a tensor; None where it is usable."""
     kind = whole_name(file.name).removesuffix(file.suffix)
     try:
         with safe_open(file, framework="pt") as stored:
@@ -153,7 +159,8 @@ def shapes_in(folder: Path, kinds: Collection[str]) -> dict[str, tuple[torch.Siz
 
 
 def read_into(folder: Path, tensors: Mapping[str, Tensor], kinds: Collection[str]) -> None:
-    """Fill each tensor, sharded or not, with the one of the same name in a folder's files of these kinds.
+    """Fill each tensor, sharded or not, with the one of the same name in a folder's files of these
+    kinds.
 
     Every process reads independently, and only what it needs.
     """
@@ -174,7 +181,8 @@ def read_like(
     like: Mapping[str, Tensor],
     kinds: Collection[str],
 ) -> dict[str, Tensor]:
-    """Read the named tensors of a folder: sharded and shaped as `like[name]` where present, else whole."""
+    """Read the named tensors of a folder: sharded and shaped as `like[name]` where present, else
+    whole."""
     shapes = shapes_in(folder, kinds)
     found: dict[str, Tensor] = {}
     for name in names:

@@ -16,19 +16,22 @@ class StageSettings(StrictSettings):
 
     length: int | None = setting(
         None,
-        "tokens of a window; the longest of all stages is train_length; null: as in the stage before, at "
+        "tokens of a window; the longest of all stages is train_length; null: as in the stage "
+        "before, at "
         "first train_length",
         ge=2,
     )
     batch_size: int | None = setting(
         None,
-        "sequences per optimizer step; null: as in the stage before where length is null, else as many "
+        "sequences per optimizer step; null: as in the stage before where length is null, else as "
+        "many "
         "tokens as training.batch_size × train_length",
         ge=1,
     )
     duration: ShareOrSteps | None = setting(
         None,
-        "below 1 a share of training.tokens, from 1 on a number of steps; null, in the last stage only: "
+        "below 1 a share of training.tokens, from 1 on a number of steps; null, in the last stage "
+        "only: "
         "the rest of the budget",
         gt=0,
     )
@@ -37,7 +40,8 @@ class StageSettings(StrictSettings):
     )
     warmup: ShareOrSteps = setting(
         0.0,
-        "linear rise of the learning rate from 0 when the stage begins: below 1 a share of the run, from 1 "
+        "linear rise of the learning rate from 0 when the stage begins: below 1 a share of the "
+        "run, from 1 "
         "on steps",
         ge=0,
     )
@@ -63,7 +67,8 @@ def segments(
         batch = stage.batch_size or (per_step // length if stage.length else before.batch_size)
         if stage.batch_size is None and stage.length and per_step % length:
             raise ValueError(
-                f"{where}.batch_size is required: training.batch_size × train_length = {per_step} tokens is "
+                f"{where}.batch_size is required: training.batch_size × train_length = {per_step} "
+                f"tokens is "
                 f"not a multiple of its length {length}"
             )
         if stage.duration is None and i < len(stages) - 1:
@@ -85,7 +90,8 @@ def segments(
         )
     if spent > tokens or tokens - spent >= max(slack, per_step):
         raise ValueError(
-            f"training.stages use {spent:,} tokens, and training.tokens = {tokens}: set it to {spent}, or "
+            f"training.stages use {spent:,} tokens, and training.tokens = {tokens}: set it to "
+            f"{spent}, or "
             "change the duration of a stage"
         )
     return tuple(found)

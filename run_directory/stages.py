@@ -1,7 +1,8 @@
-"""The stages of a run: window length, batch size, positional scheme and learning rates at every step.
+"""The stages of a run: window length, batch size, positional scheme and learning rates at every
+step.
 
-Stages are a pure function of the settings, so resuming needs no state. The positional scheme may change as a
-trained checkpoint allows at test time.
+Stages are a pure function of the settings, so resuming needs no state. The positional scheme may
+change as a trained checkpoint allows at test time.
 """
 
 from collections.abc import Sequence
@@ -32,7 +33,8 @@ class Stage:
     is_resized: bool = False  # length or batch size differ from the stage before
 
     def rise(self, step: int) -> float:
-        """Share of the schedule's learning rate at update `step`: (step − start + 1) / warmup, at most 1."""
+        """Share of the schedule's learning rate at update `step`: (step − start + 1) / warmup, at
+        most 1."""
         return min(1.0, (step - self.start + 1) / self.warmup) if self.warmup else 1.0
 
     def describe(self) -> str:
@@ -47,10 +49,11 @@ class Stage:
 
 
 def stages_of(settings: RunSettings) -> list[Stage]:
-    """The stages of a run in order, without those that change nothing; the first has the model as set.
+    """The stages of a run in order, without those that change nothing; the first has the model as
+    set.
 
-    Raises TrainingError, which names the index in `training.stages`, for a warmup longer than its stage, and
-    for overrides that change nothing or that the weights do not allow.
+    Raises TrainingError, which names the index in `training.stages`, for a warmup longer than its
+    stage, and for overrides that change nothing or that the weights do not allow.
     """
     current = settings
     stages = []
@@ -107,8 +110,8 @@ def stage_after(stages: Sequence[Stage], done: int) -> Stage:
 
 
 def last_trained(settings: RunSettings, done: int) -> tuple[RunSettings, str]:
-    """The settings of the last of `done` updates, and the overrides up to it as a line, '' if there are
-    none."""
+    """The settings of the last of `done` updates, and the overrides up to it as a line, '' if there
+    are none."""
     stages = stages_of(settings)
     last = stage_after(stages, done)
     passed = [

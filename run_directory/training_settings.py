@@ -54,19 +54,23 @@ class ParallelSettings(StrictSettings):
     processes: int | None = free(None, "required number of processes; null: any", ge=1)
     sharding: Literal["auto", "none", "full"] = free(
         "auto",
-        "none: every process has the whole model (DDP); full: weights, gradients and moments are sharded "
+        "none: every process has the whole model (DDP); full: weights, gradients and moments are "
+        "sharded "
         "over all of them (FSDP2); auto: full where the accelerate config says FSDP",
     )
     context: int = free(
         1,
-        "processes that share each window (context parallelism); divides the number of processes; windows "
+        "processes that share each window (context parallelism); divides the number of processes; "
+        "windows "
         "have at least 2 × context tokens",
         ge=1,
     )
     activation_checkpointing: bool | Literal["selective"] = free(
         False,
-        "true: store only the input of each block and recompute the rest in the backward pass, which saves "
-        "memory and takes more time; selective: store the outputs of matrix products and attention too, "
+        "true: store only the input of each block and recompute the rest in the backward pass, "
+        "which saves "
+        "memory and takes more time; selective: store the outputs of matrix products and attention "
+        "too, "
         "and recompute what is cheap",
     )
 
@@ -107,7 +111,8 @@ class SpikeSettings(StrictSettings):
     )
     window: int = setting(
         100,
-        "applied steps that mean and deviation are computed over; no step is a spike before a stage of the "
+        "applied steps that mean and deviation are computed over; no step is a spike before a "
+        "stage of the "
         "run has this many",
         ge=2,
         le=100_000,
@@ -182,7 +187,8 @@ class TrainingSettings(StrictSettings):
     batch_size: int = setting(32, "sequences per optimizer step, over all devices", ge=1)
     micro_batch_size: int | None = free(
         None,
-        "sequences of train_length per device and forward pass; null: all of a step. Shorter stages use "
+        "sequences of train_length per device and forward pass; null: all of a step. Shorter "
+        "stages use "
         "as many tokens",
         ge=1,
     )
@@ -191,7 +197,8 @@ class TrainingSettings(StrictSettings):
         CosineSchedule(), "learning rate as a function of the step"
     )
     stages: list[StageSettings] = optional(
-        "stages of the run, in order: window length, batch size, overrides of the positional scheme; "
+        "stages of the run, in order: window length, batch size, overrides of the positional "
+        "scheme; "
         "empty: one stage",
         default=[],
     )
@@ -203,7 +210,8 @@ class TrainingSettings(StrictSettings):
     )
     on_spike: SpikeSettings | None = optional("skip steps with a loss spike; null: apply them")
     z_loss: float | None = optional(
-        "coefficient of (ln Z)² in the gradients, 1e-4 in PaLM (arXiv:2204.02311); reported losses exclude "
+        "coefficient of (ln Z)² in the gradients, 1e-4 in PaLM (arXiv:2204.02311); reported losses "
+        "exclude "
         "it; null: none",
         gt=0,
     )
@@ -242,7 +250,8 @@ class TrainingSettings(StrictSettings):
         if c.best is not None and c.interval and (not v.interval or c.interval % v.interval):
             fix = f"make it a multiple of validation.interval ({v.interval})"
             raise ValueError(
-                f"checkpoint.best requires a validation at each checkpoint, every {c.interval} steps: "
+                f"checkpoint.best requires a validation at each checkpoint, every {c.interval} "
+                f"steps: "
                 f"{fix if v.interval else 'set validation.interval'}"
             )
         if (size := self.micro_batch_size) is not None and size > self.batch_size:

@@ -12,7 +12,8 @@ from run_directory.sharded_tensors import detached, own_part, read_into, read_li
 
 
 def clean_name(name: str) -> str:
-    """A parameter's name without the prefixes of DDP (`module.`) and torch.compile (`_orig_mod.`)."""
+    """A parameter's name without the prefixes of DDP (`module.`) and torch.compile
+    (`_orig_mod.`)."""
     parts = [part for part in name.split(".") if part != "_orig_mod"]
     return ".".join(parts[1:] if parts[0] == "module" else parts)
 

@@ -1,4 +1,5 @@
-"""Compare speed and memory with transformers and litgpt, and positional schemes with RoPE, on this machine.
+"""Compare speed and memory with transformers and litgpt, and positional schemes with RoPE, on this
+machine.
 
     python scripts/benchmark.py                                     all cases of both shapes
     python scripts/benchmark.py --shapes A --cases decode-1 decode-8
@@ -7,17 +8,22 @@
     python scripts/benchmark.py --cases growth                      time against length, rows and parameters
     python scripts/benchmark.py --cases preparing loading startup   data, --help, start of a run
 
-Every measurement is a fresh process: ours and the peer take turns for --rounds rounds, on the same random
-weights and tokens, with the same settings of the allocator and two calls for warm-up. Losses, logits and
-generated tokens are compared before any time is reported. litgpt needs its own environment.
+Every measurement is a fresh process: ours and the peer take turns for --rounds rounds, on the same
+    random
+weights and tokens, with the same settings of the allocator and two calls for warm-up. Losses,
+logits and generated tokens are compared before any time is reported. litgpt needs its own
+environment.
 
-With one thread (the default) the time is the CPU time of the process, which does not count the time that
-other processes use. A sample during which the process had less than --undisturbed of the wall time shared its
-core and its caches; up to --retakes further processes replace disturbed samples, and the table states
-how many of the samples kept are disturbed. Ratios of medians hold better on a busy machine than speeds.
+With one thread (the default) the time is the CPU time of the process, which does not count the time
+that other processes use. A sample during which the process had less than --undisturbed of the wall
+time shared its core and its caches; up to --retakes further processes replace disturbed samples,
+and the table states how many of the samples kept are disturbed. Ratios of medians hold better on a
+busy machine than speeds.
 
-Results are written to docs/benchmarks: tables and figures in cpu.md, and CSV files, in which a row replaces
-an earlier one of its kind. Preparing, loading and start-up use wall time: run them with nothing beside them.
+Results are written to docs/benchmarks: tables and figures in cpu.md, and CSV files, in which a row
+    replaces
+an earlier one of its kind. Preparing, loading and start-up use wall time: run them with nothing
+beside them.
 """
 
 import json
@@ -38,8 +44,8 @@ import torch
 from errors import TrainingError
 from model import SCHEMES, Transformer
 from run_directory.console import Console
+from scripts.benchmarks.benchmark_report import DataRow, GrowthRow, SpeedRow, StartupRow, add, today
 from scripts.benchmarks.data_speed import DataWorkload, write_text_file
-from scripts.benchmarks.report import DataRow, GrowthRow, SpeedRow, StartupRow, add, today
 from scripts.benchmarks.workloads import (
     CASES,
     SCHEME_CASES,
@@ -241,7 +247,8 @@ class Benchmark:
             yield [StartupRow(name, *sorted(times)[len(times) // 2], today())]
 
     def _seconds(self, command: list[str], until: str) -> tuple[float, float]:
-        """CPU and wall seconds of a script, up to a line that contains `until` if it is not empty."""
+        """CPU and wall seconds of a script, up to a line that contains `until` if it is not
+        empty."""
         before = os.times()
         begin = time.perf_counter()
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}

@@ -3,11 +3,13 @@
     python scripts/compare_parent.py RUN              at the parent's length and 1, 2 and 4 × the run's length
     python scripts/compare_parent.py RUN lengths=[256,1024] documents=40 targets=128
 
-The parent is evaluated at the checkpoint that RUN started from: as trained and, if its weights allow it,
-under the run's context-extension method without fine-tuning. Differences are paired by target, run − parent,
-negative if the run is better, with intervals over documents (or clusters) that are simultaneous over all
-lengths. Results are written to RUN/evaluation/parent/. Settings are those of evaluate.py's loss protocols,
-except `methods` and protocol=by-position; cached results are reused. `evaluate.py A B` compares other runs.
+The parent is evaluated at the checkpoint that RUN started from: as trained and, if its weights
+    allow it,
+under the run's context-extension method without fine-tuning. Differences are paired by target, run
+− parent, negative if the run is better, with intervals over documents (or clusters) that are
+simultaneous over all lengths. Results are written to RUN/evaluation/parent/. Settings are those of
+evaluate.py's loss protocols, except `methods` and protocol=by-position; cached results are reused.
+`evaluate.py A B` compares other runs.
 """
 
 import json
@@ -16,18 +18,19 @@ import sys
 from pathlib import Path
 
 from errors import EvaluationError
+from evaluation.evaluate_runs import provenance, show
+from evaluation.evaluated_model import EvaluatedRun
+from evaluation.evaluation_settings import EvaluationSettings
+from evaluation.ranks import EvaluationRanks
 from evaluation.reports.comparison_report import RunComparison, comparison_report
 from evaluation.scoring.evaluate import EvaluationSession
 from evaluation.scoring.methods import TRAINED, Method
-from evaluation.settings import EvaluationSettings
+from evaluation.stores import open_stores
 from run_directory.allowed_changes import method_of, not_at_test_time
 from run_directory.console import Console
 from run_directory.parent_run import open_parent
-from run_directory.run import LoadedRun, Run
 from settings.load import load_settings
 from settings.script import run_main
-from studies.evaluate_runs import provenance, show
-from studies.subjects import open_stores, subject_of
 from training.hardware import prepare_cpu
 
 SAME_METHOD = "same method"
@@ -40,31 +43,34 @@ def main() -> int:
     prepare_cpu(None)
     run = Path(sys.argv[1])
     console = Console()
-    extension = Run.open(run).load(console=console)
-    parent, methods, note = parent_of(extension, console)
     settings = load_settings(EvaluationSettings, sys.argv[2:])
+    device = EvaluationRanks().device(settings.device)
+    extension = EvaluatedRun.open(run, "run", device, console, settings.dtype)
+    folder, step, methods, note = parent_of(extension, console)
+    parent = EvaluatedRun.open(folder, "parent", device, console, settings.dtype, checkpoint=step)
     if settings.protocol == "by-position":
         raise EvaluationError(
             "protocol=by-position has no lengths to compare; evaluate each run separately"
         )
-    own = extension.settings.train_length
-    lengths = {parent.settings.train_length, own, *(settings.lengths or [own, 2 * own, 4 * own])}
-    settings = settings.model_copy(update={"lengths": sorted(lengths)})
-    stores = open_stores(settings, run, extension.tokenizer)
+    own = extension.model.trained_length
+    lengths = settings.lengths or [own, 2 * own, 4 * own]
+    lengths = sorted({parent.model.trained_length, own, *lengths})
+    settings = settings.model_copy(update={"lengths": lengths})
+    stores = open_stores(settings, [extension])
     results = [
         EvaluationSession(
             settings,
-            subject_of(loaded, settings.device, console),
+            evaluated.model,
             store=stores.read,
             train=stores.train,
             earlier=stores.earlier,
             tokenizer=extension.tokenizer,
             methods=under,
-            cells=run / "evaluation" / "cells",
+            cells=extension.cells,
             overlaps=stores.overlaps,
             console=console,
         ).run()
-        for loaded, under in ((extension, methods[:1]), (parent, methods))
+        for evaluated, under in ((extension, methods[:1]), (parent, methods))
     ]
     facts = {"corpus": stores.name, "settings": settings.model_dump(mode="json"), "note": note}
     facts |= provenance(shlex.join(["python", "scripts/compare_parent.py", *sys.argv[1:]]))
@@ -74,10 +80,10 @@ def main() -> int:
     return 0
 
 
-def parent_of(extension: LoadedRun, console: Console) -> tuple[LoadedRun, list[Method], str]:
-    """The checkpoint an extension run started from, the methods to evaluate it under, and why the run's own
-    method is not among them ('' if it is)."""
-    lineage = Run(extension.folder).manifest.get("lineage")
+def parent_of(extension: EvaluatedRun, console: Console) -> tuple[Path, int, list[Method], str]:
+    """The run and step an extension run started from, the methods to evaluate it under, and why the
+    run's own method is not among them ('' if it is)."""
+    lineage = extension.run.manifest.get("lineage")
     if not lineage:
         raise EvaluationError(f"{extension.folder} is not an extension run: it has no parent")
     folder = Path(lineage[0]["run"])
@@ -90,15 +96,16 @@ def parent_of(extension: LoadedRun, console: Console) -> tuple[LoadedRun, list[M
             f"{parent.checkpoint.hash[:12]}, expected {expected[:12]}"
         )
     methods = [Method(TRAINED, ())]
-    note = not_at_test_time(parent.settings, extension.settings)
+    trained = extension.model.settings
+    note = not_at_test_time(parent.settings, trained)
     if note:
         console.warn(
             f"the parent cannot be evaluated under the run's method without training: {note}"
         )
     else:
-        position = method_of(parent.settings, extension.settings).position.model_dump(mode="json")
+        position = method_of(parent.settings, trained).position.model_dump(mode="json")
         methods.append(Method(SAME_METHOD, (f"model.position={json.dumps(position)}",)))
-    return Run.open(folder).load(checkpoint=step, console=console), methods, note
+    return folder, step, methods, note
 
 
 if __name__ == "__main__":

@@ -3,20 +3,22 @@
   python scripts/export_model.py runs/quickstart --out quickstart-hf
   python scripts/export_model.py runs/quickstart --format safetensors --out weights.safetensors
 
-Hugging Face: a model that a class of transformers represents exactly is exported without code; any other one
-with one generated modeling file, which is loaded with trust_remote_code=True. Logits of the export in
-transformers are compared with those of the run at 1, 4 and 16 times the trained length; an export whose
-logits differ is not written. Requires the extra `interop`.
+Hugging Face: a model that a class of transformers represents exactly is exported without code; any
+    other one
+with one generated modeling file, which is loaded with trust_remote_code=True. Logits of the export
+in transformers are compared with those of the run at 1, 4 and 16 times the trained length; an
+export whose logits differ is not written. Requires the extra `interop`.
 
-safetensors: the weights of a checkpoint, sharded or not, under the names of Sextant's parameters; needs no
+safetensors: the weights of a checkpoint, sharded or not, under the names of Sextant's parameters;
+    needs no
 extra.
 """
 
 from pathlib import Path
 
+from interop.export.exported_weights import export_weights
 from interop.export.folder import DTYPES, export_folder
 from interop.export.parity import MULTIPLES
-from interop.export.weights import export_weights
 from interop.extras import load_extra
 from interop.runs import run_of
 from run_directory.console import Console

@@ -3,10 +3,11 @@
   python scripts/import_model.py hf:HuggingFaceTB/SmolLM2-135M --out runs/smollm2
   python scripts/import_model.py hf:FOLDER --tokenizer tokenizer.model --out runs/NAME
 
-The model is a Hugging Face folder, a name on its hub, or a GGUF file (gguf:FILE). evaluate.py, generate.py
-and parent.run accept the same names and convert the model to runs/imported/ themselves; this script chooses
-another folder, or a tokenizer that is not part of the checkpoint. No pickle is read and no code of the
-checkpoint is run. Models that would compute something other than in transformers are rejected.
+The model is a Hugging Face folder, a name on its hub, or a GGUF file (gguf:FILE). evaluate.py,
+generate.py and parent.run accept the same names and convert the model to runs/imported/ themselves;
+this script chooses another folder, or a tokenizer that is not part of the checkpoint. No pickle is
+read and no code of the checkpoint is run. Models that would compute something other than in
+transformers are rejected.
 """
 
 from pathlib import Path

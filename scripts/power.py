@@ -4,10 +4,10 @@
     python scripts/power.py A/.../results.json B/.../results.json --difference 0.02    seeds, or schemes
     python scripts/power.py STUDY/results.json --difference 0.02 --length 1024 --family 8
 
-Evaluations of the same scheme at the same trained length are its seeds; other schemes are compared with the
-first one. The measured variances of seeds and of units (documents, or their authors) are taken as the true
-ones. With one seed each, only the variance between units is known, and the result applies to these
-checkpoints, not to the schemes.
+Evaluations of the same scheme at the same trained length are its seeds; other schemes are compared
+with the first one. The measured variances of seeds and of units (documents, or their authors) are
+taken as the true ones. With one seed each, only the variance between units is known, and the result
+applies to these checkpoints, not to the schemes.
 """
 
 import math
@@ -50,7 +50,8 @@ def main() -> int:
     sizes = needs(schemes, options.difference, power=options.power, wanted=wanted, **level)
     if not sizes:
         print(
-            "nothing to compare: no results match --method and --length, other than the reference itself"
+            "nothing to compare: no results match --method and --length, other than the reference "
+            "itself"
         )
         return 0
     kind = schemes[0].unit_kind
@@ -72,7 +73,8 @@ def main() -> int:
     print(
         f"{kind}s needed: with the current seeds; seeds needed: per scheme, with the current "
         f"{kind}s. none: no "
-        f"number suffices alone. ?: unknown; the variance of seeds requires two seeds, and an interval six "
+        f"number suffices alone. ?: unknown; the variance of seeds requires two seeds, and an "
+        f"interval six "
         f"{kind}s and three seeds each."
     )
     return 0

@@ -1,12 +1,13 @@
 """Prepare text for training: read it, train a tokenizer, write token shards.
 
     python scripts/prepare.py configs/data/stdlib.yaml
-    python scripts/prepare.py configs/data/folder.yaml data.source.path=texts data.tokenizer.vocab_size=8192
-    python scripts/prepare.py configs/small.yaml configs/data/folder.yaml data.source.path=texts
+    python scripts/prepare.py configs/data/folder.yaml data.source.path=texts
+    data.tokenizer.vocab_size=8192 python scripts/prepare.py configs/small.yaml
+    configs/data/folder.yaml data.source.path=texts
 
-train.py prepares text as well; use this script to do so beforehand, or for text that is only evaluated. An
-interrupted preparation resumes where it stopped. The last line on standard output is the prepared folder; its
-prepared.json has the numbers of the tables.
+train.py prepares text as well; use this script to do so beforehand, or for text that is only
+evaluated. An interrupted preparation resumes where it stopped. The last line on standard output is
+the prepared folder; its prepared.json has the numbers of the tables.
 """
 
 import sys
@@ -57,7 +58,8 @@ def main() -> None:
         for length in sorted({portion.length for portion in settings.plan}):
             console.info(
                 f"windows of {length:,} tokens, {settings.data.packing}: "
-                f"{batches.windows_per_epoch(length):,} per epoch; {batches.cut_share(length):.1%} of the "
+                f"{batches.windows_per_epoch(length):,} per epoch; {batches.cut_share(length):.1%} "
+                f"of the "
                 "documents are cut at a window boundary"
             )
     if options.verify:

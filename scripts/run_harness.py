@@ -1,16 +1,19 @@
-"""Run EleutherAI's lm-evaluation-harness on Sextant runs: its own command line, with the model `sextant`.
+"""Run EleutherAI's lm-evaluation-harness on Sextant runs: its own command line, with the model
+`sextant`.
 
-    python scripts/run_harness.py --model sextant --model_args run=runs/x --tasks arc_easy,lambada_openai
-    python scripts/run_harness.py --model sextant --model_args run=runs/x,method=yarn,max_length=1024 \\
+    python scripts/run_harness.py --model sextant --model_args run=runs/x --tasks
+    arc_easy,lambada_openai python scripts/run_harness.py --model sextant --model_args
+    run=runs/x,method=yarn,max_length=1024 \\
         --tasks wikitext
     python scripts/run_harness.py --model sextant --model_args run=runs/x --tasks sextant_passkey \\
         --metadata '{"lengths": [128, 256, 512], "items": 50}'
     torchrun --nproc_per_node 2 scripts/run_harness.py --model sextant --model_args run=runs/x \\
         --tasks arc_easy
 
-All options are those of the harness (`python scripts/run_harness.py run --help`). The tasks sextant_passkey,
-sextant_needle, sextant_recall and sextant_variables, and the group `sextant` of all four, accept any model of
-the harness. docs/evaluation.md lists the model arguments. Requires the extra `harness`.
+All options are those of the harness (`python scripts/run_harness.py run --help`). The tasks
+sextant_passkey, sextant_needle, sextant_recall and sextant_variables, and the group `sextant` of
+all four, accept any model of the harness. docs/evaluation.md lists the model arguments. Requires
+the extra `harness`.
 """
 
 import importlib

@@ -3,8 +3,8 @@
     python scripts/runs.py                     everything under runs/
     python scripts/runs.py runs/studies/novels
 
-Validation loss is that of the last validation at the trained length, in nats per token. A run is `done`,
-`training`, `stopped` (the same command resumes it) or `imported`.
+Validation loss is that of the last validation at the trained length, in nats per token. A run is
+`done`, `training`, `stopped` (the same command resumes it) or `imported`.
 """
 
 from pathlib import Path

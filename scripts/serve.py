@@ -1,12 +1,13 @@
-"""Show the loss of each token of a text under two context-extension methods, on a page in the browser.
+"""Show the loss of each token of a text under two context-extension methods, on a page in the
+browser.
 
     python scripts/serve.py RUN
     python scripts/serve.py RUN model.position.scaling.name=yarn --port 8001
 
-RUN is a run directory, or a model of another project such as hf:FOLDER. Open http://127.0.0.1:8000: the page
-colors the tokens of a text by their loss, side by side under two methods, with the loss by position above.
-It listens on the loopback interface only, handles one request at a time and stops with Ctrl-C. Overrides of
-model.position change the positional scheme as in generate.py.
+RUN is a run directory, or a model of another project such as hf:FOLDER. Open http://127.0.0.1:8000:
+the page colors the tokens of a text by their loss, side by side under two methods, with the loss by
+position above. It listens on the loopback interface only, handles one request at a time and stops
+with Ctrl-C. Overrides of model.position change the positional scheme as in generate.py.
 """
 
 from interop.loss_page import HOST, LossPage, make_server

@@ -30,7 +30,8 @@ class HelpTopics:
 
 
 class SettingsParser(Parser):
-    """Parser of a script whose arguments include settings: `--help SETTING` describes one of them."""
+    """Parser of a script whose arguments include settings: `--help SETTING` describes one of
+    them."""
 
     def __init__(self, usage: str | None, topics: HelpTopics):
         super().__init__(usage, add_help=False)
@@ -39,7 +40,8 @@ class SettingsParser(Parser):
             "-h",
             "--help",
             action="store_true",
-            help=f"this page; --help SETTING: one setting, e.g. --help {topics.setting}; --help all: "
+            help=f"this page; --help SETTING: one setting, e.g. --help {topics.setting}; --help "
+            f"all: "
             "every setting",
         )
 

@@ -73,7 +73,8 @@ def _matches(names: list[str], word: str) -> list[str]:
 
 
 def _page(name: str, cls: type[BaseModel], key: str | None, width: int, inside: bool) -> str:
-    """A setting or choice; `inside`: with the settings of its group, or its choices in a line each."""
+    """A setting or choice; `inside`: with the settings of its group, or its choices in a line
+    each."""
     lines = _entry(name, cls, key, width)
     if not inside:
         return "\n".join(lines)

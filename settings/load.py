@@ -69,7 +69,8 @@ def dropped_settings(settings: BaseModel, arguments: Sequence[str]) -> list[str]
             where = ".".join(place)
             chosen = getattr(_at(settings, place), "name", "another")
             warnings.append(
-                f"{origin}: {where}.{key} = {value} is dropped, because {chosen} was chosen after it: "
+                f"{origin}: {where}.{key} = {value} is dropped, because {chosen} was chosen after "
+                f"it: "
                 f"{where}.{key} is {now}; set it after that choice"
             )
     return warnings
@@ -117,7 +118,8 @@ class DroppedSetting(NamedTuple):
 
 
 class SettingsLayers:
-    """Merges files and overrides, and records the line that set each value (empty for an override)."""
+    """Merges files and overrides, and records the line that set each value (empty for an
+    override)."""
 
     def __init__(self, tree: dict):
         self.tree = tree
@@ -154,14 +156,17 @@ class SettingsLayers:
         return settings
 
     def _report(self, cls: type[BaseModel], problems: list[tuple[tuple, str]]) -> None:
-        """Add problems with the file and line that set the value; one for a file of another script."""
+        """Add problems with the file and line that set the value; one for a file of another
+        script."""
         foreign = []
         for file, keys in self._keys.items():
             if len(keys) > 1 and not set(keys) & set(cls.model_fields):
                 foreign.append(f"{file}:")
                 self.problems.append(
-                    f"{file}: none of its settings ({', '.join(keys[:MAX_LISTED])}) is known here, where "
-                    f"they are {', '.join([*cls.model_fields][:MAX_LISTED])}: is it a file for another "
+                    f"{file}: none of its settings ({', '.join(keys[:MAX_LISTED])}) is known here, "
+                    f"where "
+                    f"they are {', '.join([*cls.model_fields][:MAX_LISTED])}: is it a file for "
+                    f"another "
                     "script?"
                 )
         for path, text in problems:
@@ -280,7 +285,8 @@ def dump(settings: BaseModel) -> str:
 
 
 def identity(settings: BaseModel) -> str:
-    """Ten hex digits over every setting that is not `may_change`: equal settings, equal identity."""
+    """Ten hex digits over every setting that is not `may_change`: equal settings, equal
+    identity."""
     text = json.dumps(_identifying(settings), sort_keys=True, allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()[:10]
 

@@ -66,7 +66,8 @@ def _secure_streams() -> None:
         try:
             os.fstat(number)
         except OSError:
-            # `open` uses the lowest free number: without this, the next file would receive library output.
+            # `open` uses the lowest free number: without this, the next file would receive library
+            # output.
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
     if sys.stdout is None:
         sys.stdout = _text(io.FileIO(os.devnull, "w"))

@@ -1,1 +1,2 @@
-"""Many trainings × many evaluations → one report. Above training and evaluation; runs both as commands."""
+"""Many trainings × many evaluations → one report. Above training and evaluation; runs both as
+commands."""

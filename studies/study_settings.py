@@ -55,12 +55,14 @@ class EvaluationEntry(StrictSettings):
     overrides: list[str] = Field([], description="settings files and overrides of evaluate.py")
     data: list[str] | None = Field(
         None,
-        description="settings files and overrides (data.KEY=value) of a corpus to evaluate on, all of it, "
+        description="settings files and overrides (data.KEY=value) of a corpus to evaluate on, all "
+        "of it, "
         "prepared with each run's own tokenizer; null: the run's held-out data",
     )
     skip: Skip = Field(
         [],
-        description="cells to leave out, as in `skip`, such as schemes that cannot reach these lengths",
+        description="cells to leave out, as in `skip`, such as schemes that cannot reach these "
+        "lengths",
     )
 
 
@@ -98,8 +100,10 @@ class StudySettings(StrictSettings):
         [], description="settings files and overrides of train.py for all cells"
     )
     grid: Grid = Field(
-        description="axes. Each maps labels to settings files and overrides of train.py, or lists values of "
-        "the setting with the axis's name; a cell has one label of each. `scheme` is compared, `seed` repeats"
+        description="axes. Each maps labels to settings files and overrides of train.py, or lists "
+        "values of "
+        "the setting with the axis's name; a cell has one label of each. `scheme` is compared, "
+        "`seed` repeats"
     )
     skip: Skip = Field(
         [],

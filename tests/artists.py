@@ -15,8 +15,8 @@ Points = list[tuple[float, float]]
 
 
 class Shown(NamedTuple):
-    """What is drawn in one color: the widest line, the thinner ones, bars {x: (low, high)}, and markers
-    without a line."""
+    """What is drawn in one color: the widest line, the thinner ones, bars {x: (low, high)}, and
+    markers without a line."""
 
     points: Points
     thin: list[Points]

@@ -23,7 +23,8 @@ def byte_run(
     command: Sequence[str] = ("test",),
     dtype: torch.dtype = torch.float32,
 ) -> Path:
-    """Random weights with logits far enough apart that rounding does not change which token is chosen."""
+    """Random weights with logits far enough apart that rounding does not change which token is
+    chosen."""
     shape = ModelSettings(dim=16, layers=2, heads=2, ffn_dim=24, position=position)
     settings = RunSettings(
         train_length=length,

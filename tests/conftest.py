@@ -7,7 +7,8 @@ from pathlib import Path
 
 # Scripts that tests start import this tree, whatever is installed.
 os.environ["PYTHONPATH"] = str(Path(__file__).resolve().parents[1])
-# Before torch starts its threads: the suite runs beside others, and sums must not depend on the core count.
+# Before torch starts its threads: the suite runs beside others, and sums must not depend on the
+# core count.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -29,14 +30,15 @@ def pytest_configure(config: pytest.Config) -> None:
     )
 
 
-# Derandomised: a failure on one machine is a failure on all, and the suite takes the same time each run.
+# Derandomised: a failure on one machine is a failure on all, and the suite takes the same time each
+# run.
 settings.register_profile("sextant", deadline=None, derandomize=True, max_examples=12)
 settings.load_profile("sextant")
 
 
 @pytest.fixture(autouse=True)
 def _process_state():
-    """Tests that draw without a generator of their own draw the same numbers in any order of tests, and keep
-    subnormal numbers, which the scripts flush in their own process."""
+    """Tests that draw without a generator of their own draw the same numbers in any order of tests,
+    and keep subnormal numbers, which the scripts flush in their own process."""
     torch.manual_seed(0)
     torch.set_flush_denormal(False)

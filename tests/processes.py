@@ -1,4 +1,5 @@
-"""Processes of tests: forks of this process, and scripts run in forks that have already imported them."""
+"""Processes of tests: forks of this process, and scripts run in forks that have already imported
+them."""
 
 from __future__ import annotations
 
@@ -27,8 +28,8 @@ def free_port() -> int:
 
 
 def together(world: int, work: Callable[[], Any], seconds: float = 240) -> list[Any]:
-    """`work()` in `world` forked processes that know of each other as a launcher's would; what it gives, or
-    the exception that it raises, by rank."""
+    """`work()` in `world` forked processes that know of each other as a launcher's would; what it
+    gives, or the exception that it raises, by rank."""
     context = multiprocessing.get_context("fork")
     answers = context.Queue()
     port = free_port()
@@ -87,8 +88,9 @@ def _server():
 
 
 class ScriptProcess:
-    """A script of the repository in a process of its own that need not import torch again; otherwise as
-    subprocess.Popen. `out`, `err`: files its streams are written to; None: the stream is closed."""
+    """A script of the repository in a process of its own that need not import torch again;
+    otherwise as subprocess.Popen. `out`, `err`: files its streams are written to; None: the stream
+    is closed."""
 
     def __init__(
         self,

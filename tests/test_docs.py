@@ -38,7 +38,7 @@ def test_positions_page_matches_registry(monkeypatch, capsys):
 def test_every_scheme_names_its_source():
     for name, (settings, scheme) in SCHEMES.items():
         text = f"{settings.__doc__} {scheme.__doc__}"
-        assert SOURCE.search(text), name
+        assert SOURCE.search(" ".join(text.split())), name
 
 
 def test_every_setting_of_a_scheme_is_described():
@@ -88,7 +88,8 @@ def test_walkthrough_examples_work(name, tmp_path, monkeypatch):
 
 
 def test_manual_rotation_example(tmp_path, monkeypatch):
-    """Ten features and L0 11: θ_0 = 1/1.5 turns 1.17 times, θ_1 = 10000^(-1/5)/1.5 = 0.106 less than once."""
+    """Ten features and L0 11: θ_0 = 1/1.5 turns 1.17 times, θ_1 = 10000^(-1/5)/1.5 = 0.106 less
+    than once."""
     frequencies, amplitude = (
         example("slow_rope", tmp_path, monkeypatch).position["all"].frequencies(1.0)
     )
@@ -112,8 +113,9 @@ def example(name, folder, monkeypatch) -> Transformer:
     return initialized(Transformer(shape, V, 11), 0).double().eval()
 
 
-# Every command of the documents runs in a copy of the clone, on a run trained there by scripts/quickstart.sh.
-# In the suite the run is a miniature (MINIATURE and SMALL are added); the slow test adds nothing.
+# Every command of the documents runs in a copy of the clone, on a run trained there by
+# scripts/quickstart.sh. In the suite the run is a miniature (MINIATURE and SMALL are added); the
+# slow test adds nothing.
 PLACEHOLDERS = {
     "RUN": "runs/quickstart",
     "RUNS...": "runs/quickstart",
@@ -155,7 +157,8 @@ SMALL = [
     "haystacks=4",
     "length=512",
 ]
-# Scripts whose commands take minutes to hours, or that have a test of their own: only their --help runs.
+# Scripts whose commands take minutes to hours, or that have a test of their own: only their --help
+# runs.
 LONG = [
     "benchmark",
     "check",
@@ -181,7 +184,8 @@ def blocks(text: str) -> list[str]:
 
 
 def commands(text: str) -> list[str]:
-    """The shell commands of a Markdown text: those in fenced blocks, and inline code that begins like one."""
+    """The shell commands of a Markdown text: those in fenced blocks, and inline code that begins
+    like one."""
     found = []
     for kind, block in re.findall(r"^```(\w*)\n(.*?)^```", text, flags=re.S | re.M):
         for line in block.replace("\\\n", " ").splitlines():
@@ -236,8 +240,8 @@ class Clone:
             (folder / "texts" / f"{i:02}.txt").write_text(text, encoding="utf-8")
 
     def run(self, *words: str) -> int:
-        """Run a Python script in this process, so imports are paid once; returns its exit status. A command
-        that ran before is not run again."""
+        """Run a Python script in this process, so imports are paid once; returns its exit status. A
+        command that ran before is not run again."""
         if words not in self.statuses:
             self.statuses[words] = self._run(*words)
         return self.statuses[words]
@@ -420,7 +424,8 @@ DATED = {ROOT / "docs/results/mutation_sample.md"}
 
 
 def prose(file: Path) -> str:
-    """What a file says about Sextant: a document, or the comments of a settings file or shell script."""
+    """What a file says about Sextant: a document, or the comments of a settings file or shell
+    script."""
     text = file.read_text(encoding="utf-8")
     if file.suffix in (".yaml", ".sh"):
         return "\n".join(re.findall(r"(?:^|\s)#(.*)", text))

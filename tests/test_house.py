@@ -1,6 +1,8 @@
-"""Code rules that a syntax tree can show: allowed imports between packages, and forbidden constructs.
+"""Code rules that a syntax tree can show: allowed imports between packages, and forbidden
+constructs.
 
-Import order within `model`: attention.mask ← kernels and their fast forms ← position.base ← schemes ←
+Import order within `model`: attention.mask ← kernels and their fast forms ← position.base ← schemes
+    ←
 registry ← settings ← cache ← attention.softmax ← attention.linear ← attention.sharding ← block ←
 transformer ← decoding; the other packages are above it.
 """
@@ -28,8 +30,8 @@ PACKAGES = {
     "scripts",
     "tests",
 }
-# What each package may import of the others. Top-level scripts and tests may import any of them, and all may
-# import errors.py.
+# What each package may import of the others. Top-level scripts and tests may import any of them,
+# and all may import errors.py.
 MAY_IMPORT = {
     "settings": set(),
     "model": {"settings"},
@@ -49,7 +51,8 @@ MAY_IMPORT = {
     },
     "studies": {"settings", "model", "data", "training", "evaluation", "run_directory"},
 }
-# Lower may be imported by higher; equal ranks by each other. A file of model/position not named is a scheme.
+# Lower may be imported by higher; equal ranks by each other. A file of model/position not named is
+# a scheme.
 RANKS = {
     "model.token_positions": 0,
     "model.loss": 1,
@@ -129,7 +132,8 @@ def _is_typing_guard(node: ast.AST) -> bool:
 
 
 def imports(tree: ast.AST, module: str, package: bool) -> list[tuple[int, str]]:
-    """(line, dotted name) of every import that runs; those under TYPE_CHECKING are names for annotations."""
+    """(line, dotted name) of every import that runs; those under TYPE_CHECKING are names for
+    annotations."""
     found = []
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.Import):
@@ -194,7 +198,8 @@ def test_model_imports_follow_the_layers():
 
 
 def test_imports_inside_functions_hide_no_cycle():
-    """A function may import a package below its own, for start-up time, but no module of its own."""
+    """A function may import a package below its own, for start-up time, but no module of its
+    own."""
     wrong = [
         f"{shown(path)}:{line}: {name} is imported inside a function"
         for path in sources()
@@ -219,6 +224,17 @@ def test_no_changed_search_path_and_no_scripts_run_as_modules():
         if path.relative_to(ROOT).parts[0] != "tests"
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
         if CHANGED_PROCESS.search(line)
+    ]
+    assert wrong == []
+
+
+def test_model_imports_nothing_for_types_only():
+    """It would hide a cycle."""
+    wrong = [
+        shown(path)
+        for path in sorted((ROOT / "model").rglob("*.py"))
+        for node in ast.walk(parsed(path))
+        if _is_typing_guard(node) and imports(node, module_of(path), path.name == "__init__.py")
     ]
     assert wrong == []
 
@@ -290,7 +306,8 @@ def test_no_todo_comments():
 def test_syntax_tree_helpers():
     """The rules above hold nothing if the walk misses an import."""
     code = (
-        "import a.b\nfrom model.attention import kernels\nfrom model import Cache\nfrom . import registry\n"
+        "import a.b\nfrom model.attention import kernels\nfrom model import Cache\nfrom . import "
+        "registry\n"
         "from .base import Span\n"
         "try:\n    import c\nexcept ImportError:\n    pass\n"
         "if TYPE_CHECKING:\n    import unseen\n"

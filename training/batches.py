@@ -88,8 +88,8 @@ class Batches:
 
 
 def read_ahead(read: Callable[[int], Batch], start: int, stop: int) -> Iterator[Batch]:
-    """`read(step)` for each step, computed in a thread up to AHEAD steps early; its errors are raised in
-    their step."""
+    """`read(step)` for each step, computed in a thread up to AHEAD steps early; its errors are
+    raised in their step."""
     # An executor would cost the consumer about 60 microseconds per step.
     wanted: SimpleQueue[int | None] = SimpleQueue()
     done: SimpleQueue[Batch | BaseException] = SimpleQueue()

@@ -1,4 +1,5 @@
-"""Saves a run in training, at once or in a background thread, and resumes it from its newest checkpoint."""
+"""Saves a run in training, at once or in a background thread, and resumes it from its newest
+checkpoint."""
 
 import math
 from collections.abc import Mapping
@@ -38,12 +39,13 @@ def resume(run: TrainingRun, state: TrainState) -> None:
 
 
 class Checkpointer:
-    """Saves checkpoints and the exposure of a run, and removes checkpoints that the settings do not keep.
+    """Saves checkpoints and the exposure of a run, and removes checkpoints that the settings do not
+    keep.
 
-    An asynchronous save copies tensors to the host and returns; a thread writes the files, one save at a
-    time. An error there is raised by the next save; until then it requests that the run stops. Every
-    process calls `save` after the same step; an error on one of them is raised on all. Leaving the block
-    waits for the thread.
+    An asynchronous save copies tensors to the host and returns; a thread writes the files, one save
+    at a time. An error there is raised by the next save; until then it requests that the run stops.
+    Every process calls `save` after the same step; an error on one of them is raised on all.
+    Leaving the block waits for the thread.
 
     steps: the steps after which the settings ask for a checkpoint, besides the last one.
     """

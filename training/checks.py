@@ -25,19 +25,21 @@ def input_limit(settings: RunSettings) -> int | None:
 
 
 def check_model(settings: RunSettings) -> None:
-    """Raise for an invalid model shape, positional scheme, stage or validation length, and for steps outside
-    the run, before any data are read."""
+    """Raise for an invalid model shape, positional scheme, stage or validation length, and for
+    steps outside the run, before any data are read."""
     limit = input_limit(settings)
     length = settings.train_length
     shortest = min(settings.training.validation.multiples)
     if limit is not None and limit < length:
         raise TrainingError(
-            f"train_length {length} is longer than the {limit} positions this scheme has: shorten it, or "
+            f"train_length {length} is longer than the {limit} positions this scheme has: shorten "
+            f"it, or "
             f"raise {_end_of(settings, length)}"
         )
     if limit is not None and limit < shortest * length:
         raise TrainingError(
-            f"training.validation.multiples begins at {shortest} × {length} tokens, and positions end at "
+            f"training.validation.multiples begins at {shortest} × {length} tokens, and positions "
+            f"end at "
             f"{limit}: add 1 to it"
         )
     _check_sampler(settings, limit)
@@ -53,7 +55,8 @@ def check_model(settings: RunSettings) -> None:
 
 
 def _check_sampler(settings: RunSettings, limit: int | None) -> None:
-    """Raise where the scheme does not support the sampler's positions: fractional, or past its end."""
+    """Raise where the scheme does not support the sampler's positions: fractional, or past its
+    end."""
     sampler = settings.data.positions
     for kind, choice in settings.model.kinds.items():
         if sampler.fractional and not getattr(SCHEMES[choice.name][1], "supports_fractions", True):
@@ -64,7 +67,8 @@ def _check_sampler(settings: RunSettings, limit: int | None) -> None:
     end = sampler.position_end(settings.train_length)
     if limit is not None and limit < end:
         raise TrainingError(
-            f"data.positions ({sampled(settings)}) draws positions up to {end - 1}, and positions end at "
+            f"data.positions ({sampled(settings)}) draws positions up to {end - 1}, and positions "
+            f"end at "
             f"{limit - 1}: raise {_end_of(settings, end)}, or draw positions less far"
         )
 
@@ -91,8 +95,8 @@ def sampled(settings: RunSettings) -> str:
 
 
 def check_processes(settings: RunSettings, processes: int) -> None:
-    """Raise for a batch that does not divide equally among the ranks, or windows among those of a context
-    group, before any data are read."""
+    """Raise for a batch that does not divide equally among the ranks, or windows among those of a
+    context group, before any data are read."""
     context = settings.training.parallel.context
     groups = processes // context
     chunks = 2 * context if context > 1 else 1
@@ -107,27 +111,32 @@ def check_processes(settings: RunSettings, processes: int) -> None:
         if segment.length < chunks:
             key = f"{stage}length of" if stage else "train_length"
             raise TrainingError(
-                f"{key} {segment.length} is less than {chunks}, 2 × training.parallel.context: set it to "
-                f"{chunks} or more, or training.parallel.context to {max(1, segment.length // 2)} or less"
+                f"{key} {segment.length} is less than {chunks}, 2 × training.parallel.context: set "
+                f"it to "
+                f"{chunks} or more, or training.parallel.context to {max(1, segment.length // 2)} "
+                f"or less"
             )
 
 
 def check_sharding(settings: RunSettings, model: Transformer, sharded: bool) -> None:
-    """Raise for a sharded model whose learned positional scheme changes during training: its parameters
-    cannot be replaced, as they are shards."""
+    """Raise for a sharded model whose learned positional scheme changes during training: its
+    parameters cannot be replaced, as they are shards."""
     if (
         sharded
         and count_positional(model)
         and any(stage.overrides for stage in stages_of(settings))
     ):
         raise TrainingError(
-            "training.stages: overrides cannot change a positional scheme with learned parameters while the "
-            "model is sharded; remove them, or set training.parallel.sharding=none and launch without FSDP"
+            "training.stages: overrides cannot change a positional scheme with learned parameters "
+            "while the "
+            "model is sharded; remove them, or set training.parallel.sharding=none and launch "
+            "without FSDP"
         )
 
 
 def validation_steps(settings: ValidationSettings, steps: int) -> frozenset[int]:
-    """The validation steps of a run of `steps`. Raises TrainingError for a step of `at` outside it."""
+    """The validation steps of a run of `steps`. Raises TrainingError for a step of `at` outside
+    it."""
     at = [(one, max(1, steps_of(one, steps))) for one in settings.at]
     for one, step in at:
         if step > steps:

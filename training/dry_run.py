@@ -37,8 +37,8 @@ from training.summary import steps_in_words
 
 
 def dry_run(options: Namespace, train_step: TrainStep) -> int:
-    """Print the size, memory and time of a run, and with `--world` its communication; returns the exit
-    status."""
+    """Print the size, memory and time of a run, and with `--world` its communication; returns the
+    exit status."""
     make_parallel = Parallel
     if options.world is not None:
         make_parallel = partial(SimulatedParallel, world=options.world)
@@ -88,7 +88,8 @@ def forecast(
 def show_forecast(
     settings: RunSettings, parallel: Parallel, console: Console, parent: ParentRun | None = None
 ) -> int:
-    """Print the estimated size, memory and time of a run. Returns an exit status: 1 where it does not fit.
+    """Print the estimated size, memory and time of a run. Returns an exit status: 1 where it does
+    not fit.
 
     Raises DataError where its text does not exist.
     """
@@ -110,7 +111,8 @@ def show_forecast(
         left = forecast(model, length, after(settings.plan, done), layout, peak=peak)
         steps += f"; {left.steps:,} are left after step {done:,}"
         tokens += f"; {left.tokens:,} are left"
-        time = f"about {duration(left.seconds)} for what is left ({duration(whole.seconds)} for all steps)"
+        all_steps = duration(whole.seconds)
+        time = f"about {duration(left.seconds)} for what is left ({all_steps} for all steps)"
     rows = [
         ("parameters", f"{whole.parameters:,}"),
         ("training FLOPs per token", f"{whole.flops_per_token:.3g}"),
@@ -154,7 +156,8 @@ def show_forecast(
 def _ancestry(settings: RunSettings, parent: ParentRun) -> list[tuple[str, str]]:
     """Rows about the ancestors of a run, and what changes in it."""
     first, *earlier = [
-        f"{run['run']}, step {run['step']:,} (checkpoint {run['checkpoint_hash'][:10]}), trained at "
+        f"{run['run']}, step {run['step']:,} (checkpoint {run['checkpoint_hash'][:10]}), trained "
+        f"at "
         f"{run['train_length']} tokens"
         for run in parent.lineage(settings)
     ]

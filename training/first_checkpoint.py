@@ -1,4 +1,5 @@
-"""The first checkpoint of a run that starts from another: the parent's, verified to score as the parent."""
+"""The first checkpoint of a run that starts from another: the parent's, verified to score as the
+parent."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -35,10 +36,11 @@ def write_first_checkpoint(
     score: Score,
     console: Console,
 ) -> None:
-    """Write the first checkpoint of an extension run or a fork that has none. Called by one process.
+    """Write the first checkpoint of an extension run or a fork that has none. Called by one
+    process.
 
-    A fork gets the parent's checkpoint as it is. An extension run gets the parent's weights as step 0, after
-    a check that they score as the parent does under the same method.
+    A fork gets the parent's checkpoint as it is. An extension run gets the parent's weights as step
+    0, after a check that they score as the parent does under the same method.
 
     Raises TrainingError where the parent is gone, or the scores differ.
     """
@@ -68,7 +70,8 @@ def write_first_checkpoint(
 
 
 def check_optimizer_groups(parent: ParentRun, settings: RunSettings) -> None:
-    """Raise TrainingError where the optimizer of a fork has other parameter groups than its parent's."""
+    """Raise TrainingError where the optimizer of a fork has other parameter groups than its
+    parent's."""
     # Parameter names do not depend on the vocabulary.
     own = make_optimizer(meta_model(settings), settings.training.optimizer).param_groups
     with fork_refused(parent.folder):
@@ -76,8 +79,10 @@ def check_optimizer_groups(parent: ParentRun, settings: RunSettings) -> None:
         if [group["names"] for group in own] != [group["weights"] for group in saved]:
             theirs = ", ".join(group["options"]["name"] for group in saved)
             raise TrainingError(
-                f"training.optimizer.groups: the groups of weights are {theirs} in the parent, and here "
-                f"they would be {', '.join(group['name'] for group in own)}; leave them as in the parent"
+                f"training.optimizer.groups: the groups of weights are {theirs} in the parent, and "
+                f"here "
+                f"they would be {', '.join(group['name'] for group in own)}; leave them as in the "
+                f"parent"
             )
 
 
@@ -119,8 +124,10 @@ def compare(settings: RunSettings, parent: ParentRun, model: Transformer, score:
         # the one setting that has no test-time override
         return scores | {"not_compared": f"its original_length is {stretched_from}, not {own}"}
     raise TrainingError(
-        f"at step 0 the extension run scores {nll.mean():.6f} at {length} tokens, and {parent.folder} "
-        f"under the same method {under_method.mean():.6f} (one target differs by {largest:.2g}): the "
+        f"at step 0 the extension run scores {nll.mean():.6f} at {length} tokens, and "
+        f"{parent.folder} "
+        f"under the same method {under_method.mean():.6f} (one target differs by {largest:.2g}): "
+        f"the "
         "weights were not copied correctly; this is a bug, please report it"
     )
 
@@ -142,7 +149,8 @@ def _score_if_possible(model: Transformer, length: int, score: Score) -> np.ndar
 
 def describe_comparison(scores: dict) -> str:
     """The result of `compare` as one line."""
-    start = f"step 0: NLL {scores['nll']:.4f} on {scores['targets']:,} targets at {scores['length']} tokens"
+    targets = f"{scores['targets']:,} targets at {scores['length']} tokens"
+    start = f"step 0: NLL {scores['nll']:.4f} on {targets}"
     trained = scores["parent_as_trained"]
     plain = (
         "the parent as trained has no such positions"
@@ -150,14 +158,15 @@ def describe_comparison(scores: dict) -> str:
         else f"as trained {trained:.4f}"
     )
     if scores["not_compared"]:
-        return f"{start} ({plain}); not compared with the parent under this method: {scores['not_compared']}"
+        reason = scores["not_compared"]
+        return f"{start} ({plain}); not compared with the parent under this method: {reason}"
     most = scores["largest_difference"]
     return f"{start}, as the parent under this method (largest difference {most:.1g}; {plain})"
 
 
 def _describe_fork(settings: RunSettings, parent: ParentRun) -> list[str]:
-    """Lines about a fork: its parent, changed settings, learning rates, and whether the parent's learning
-    rates before it differ from those of its own settings."""
+    """Lines about a fork: its parent, changed settings, learning rates, and whether the parent's
+    learning rates before it differ from those of its own settings."""
     step = parent.checkpoint.step
     lines = [
         f"fork of {parent.folder}: continues after step {step} with its optimizer and data order"
@@ -175,14 +184,15 @@ def _describe_fork(settings: RunSettings, parent: ParentRun) -> list[str]:
 
 
 def changed_rates(settings: RunSettings, parent: ParentRun) -> list[str]:
-    """The learning rates of the first update after a fork that differ by more than 1% from those of the
-    parent at that step, or at its end."""
+    """The learning rates of the first update after a fork that differ by more than 1% from those of
+    the parent at that step, or at its end."""
     step = parent.checkpoint.step
     last = min(step, parent.settings.steps - 1)
     before = TrainingSchedule(parent.settings).learning_rates(last)
     there = str(parent.folder) if last == step else f"{parent.folder} at its end"
     return [
-        f"{'learning rate' if name == 'lr' else name} at step {step + 1}: {before[name]:.3g} in {there}, "
+        f"{'learning rate' if name == 'lr' else name} at step {step + 1}: {before[name]:.3g} in "
+        f"{there}, "
         f"{rate:.3g} here"
         for name, rate in TrainingSchedule(settings).learning_rates(step).items()
         if name in before and abs(rate - before[name]) > 0.01 * before[name]

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import torch
 
-# Dense bfloat16 peaks with float32 accumulation from the vendors' data sheets, FLOP/s. The first key in the
-# device name applies, so cards of one chip with other clocks and units precede it.
+# Dense bfloat16 peaks with float32 accumulation from the vendors' data sheets, FLOP/s. The first
+# key in the device name applies, so cards of one chip with other clocks and units precede it.
 GPU_PEAKS = {
     "B200": 2250e12,
     "H200 NVL": 835e12,
@@ -30,16 +30,20 @@ GPU_PEAKS = {
 }
 # The share of the peak that small models reach in practice; used only for estimates.
 USUAL_SHARE = 0.45
-# FLOPs of a step with activation checkpointing: full adds a forward pass, selective no matrix products.
+# FLOPs of a step with activation checkpointing: full adds a forward pass, selective no matrix
+# products.
 RECOMPUTED = {"none": 1.0, "selective": 1.0, "full": 4 / 3}
 
 
 def prepare_cpu(threads: int | None) -> None:
-    """Process-wide CPU settings; call before the first tensor operation, so that worker threads inherit them.
+    """Process-wide CPU settings; call before the first tensor operation, so that worker threads
+    inherit them.
 
-    Denormals are flushed to zero: products of small attention weights fall into that range and slow the
-    kernels two- to threefold. glibc is set to keep freed blocks: a training step frees and allocates the same
-    hundreds of megabytes, and returning the pages to the system takes 10% to 20% of a step.
+    Denormals are flushed to zero: products of small attention weights fall into that range and slow
+        the
+    kernels two- to threefold. glibc is set to keep freed blocks: a training step frees and
+    allocates the same hundreds of megabytes, and returning the pages to the system takes 10% to 20%
+    of a step.
     """
     if threads is not None:
         torch.set_num_threads(threads)
@@ -57,7 +61,8 @@ def prepare_cpu(threads: int | None) -> None:
 
 @lru_cache
 def peak_flops(device: torch.device) -> float:
-    """Peak rate in FLOP/s: from data sheets for known GPUs, else measured with a matrix product, once."""
+    """Peak rate in FLOP/s: from data sheets for known GPUs, else measured with a matrix product,
+    once."""
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
         known = [peak for part, peak in GPU_PEAKS.items() if part in name]
@@ -65,7 +70,8 @@ def peak_flops(device: torch.device) -> float:
             return known[0]
     # On a GPU in bfloat16, as in training, and large enough to saturate it.
     n, dtype = (8192, torch.bfloat16) if device.type == "cuda" else (1536, torch.float32)
-    # Uses its own generator, so that the restored state of the global one in a resumed run does not change.
+    # Uses its own generator, so that the restored state of the global one in a resumed run does not
+    # change.
     a = torch.randn(
         n, n, device=device, dtype=dtype, generator=torch.Generator(device).manual_seed(0)
     )

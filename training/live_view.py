@@ -20,8 +20,8 @@ CHANGE = ("green", "red")  # colors of a change in NLL: decrease, increase
 
 
 class LiveView:
-    """Shows lines of metrics.jsonl. On a terminal it is drawn with rich (`__rich__`) and leaves out unknown
-    values; other outputs receive one line per measured speed and per validation.
+    """Shows lines of metrics.jsonl. On a terminal it is drawn with rich (`__rich__`) and leaves out
+    unknown values; other outputs receive one line per measured speed and per validation.
 
     Args:
         steps, tokens: of the whole run.
@@ -154,8 +154,8 @@ def mean(values: Sequence[float]) -> float:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """Plot values with at most `width` block characters, each the mean of equally many values, from the
-    minimum to the maximum; a gap where no value is finite."""
+    """Plot values with at most `width` block characters, each the mean of equally many values, from
+    the minimum to the maximum; a gap where no value is finite."""
     values = list(values)
     width = min(width, len(values))
     bins = [

@@ -57,7 +57,8 @@ def memory(model: Transformer, length: int, layout: MemoryLayout) -> dict[str, f
         "mean": size * p / split if layout.mean else 0.0,
     }
     if layout.sharded and layout.world > 1:
-        # The current block and the next, one block's gradients in both dtypes; embedding and head throughout.
+        # The current block and the next, one block's gradients in both dtypes; embedding and head
+        # throughout.
         block = block_parameters(model)
         outer = p - block_parameters(model) * model.settings.layers
         low = HALF if layout.half else size
@@ -78,8 +79,8 @@ def memory(model: Transformer, length: int, layout: MemoryLayout) -> dict[str, f
 def fitting(
     model: Transformer, length: int, layout: MemoryLayout, free: float
 ) -> tuple[int, int] | None:
-    """(sequences per pass, sequences per step) that fit into `free` bytes per device, in powers of two. The
-    step is reduced only where none of its passes fit. None where nothing fits."""
+    """(sequences per pass, sequences per step) that fit into `free` bytes per device, in powers of
+    two. The step is reduced only where none of its passes fit. None where nothing fits."""
 
     def largest(layouts: list[MemoryLayout]) -> MemoryLayout | None:
         fit = (one for one in layouts if sum(memory(model, length, one).values()) <= USED * free)
@@ -110,10 +111,12 @@ def matrices(model: Transformer) -> int:
 def activations(model: Transformer, length: int, layout: MemoryLayout) -> float:
     """Bytes per token saved for the backward pass.
 
-    Per block: the inputs of its two norms, before and after scaling, and the statistics of norms and softmax,
+    Per block: the inputs of its two norms, before and after scaling, and the statistics of norms
+        and softmax,
     in float32; the outputs of the norms, q, k, v, the attention output, and four vectors of the
-    feed-forward. With full checkpointing: the input of every block, and everything of one block. With
-    selective checkpointing also the outputs of attention and of all matrix products of every block.
+    feed-forward. With full checkpointing: the input of every block, and everything of one block.
+    With selective checkpointing also the outputs of attention and of all matrix products of every
+    block.
     """
     s = model.settings
     size = layout.float_bytes
@@ -132,10 +135,12 @@ def activations(model: Transformer, length: int, layout: MemoryLayout) -> float:
 
 
 def gathered_keys(model: Transformer, length: int, layout: MemoryLayout) -> float:
-    """Bytes per sequence of keys and values that are gathered from other devices and saved for the backward
-    pass: those visible to its two chunks, less the device's own L/N. That is L − L/2N tokens; in layers with
-    a window and without sinks, those before each chunk that are visible to it. With checkpointing, of one
-    layer at a time. Linear attention gathers sums instead, which are small."""
+    """Bytes per sequence of keys and values that are gathered from other devices and saved for the
+    backward
+    pass: those visible to its two chunks, less the device's own L/N. That is L − L/2N tokens; in
+        layers with
+    a window and without sinks, those before each chunk that are visible to it. With checkpointing,
+    of one layer at a time. Linear attention gathers sums instead, which are small."""
     s = model.settings
     if isinstance(s.mixer, LinearMixer):
         return 0.0
@@ -159,14 +164,15 @@ def logits(model: Transformer, tokens: float, device: str) -> float:
 def check_memory(
     settings: RunSettings, parallel: Parallel, parent: ParentRun | None = None
 ) -> None:
-    """Raise TrainingError for a run that needs more than the free memory of its devices, before training.
-    Every process must call it."""
+    """Raise TrainingError for a run that needs more than the free memory of its devices, before
+    training. Every process must call it."""
     model, layout = model_and_layout(settings, parallel, parent)
     needed = sum(memory(model, settings.train_length, layout).values())
     free = min(parallel.gather(free_memory(parallel.device)))
     if needed > free:
         raise TrainingError(
-            f"this will not fit: about {size_text(needed)} are needed on each device, {size_text(free)} are "
+            f"this will not fit: about {size_text(needed)} are needed on each device, "
+            f"{size_text(free)} are "
             f"free; {fixes_for(model, settings, layout, free)}, or pass --force to train anyway"
         )
 
@@ -209,7 +215,8 @@ def fixes_for(model: Transformer, settings: RunSettings, layout: MemoryLayout, f
         fixes.append("set training.parallel.activation_checkpointing=true")
     if not layout.sharded:
         fixes.append(
-            "split the weights over several devices (training.parallel.sharding=full, docs/scaling.md)"
+            "split the weights over several devices (training.parallel.sharding=full, "
+            "docs/scaling.md)"
         )
     return ", or ".join([*fixes, "take more devices" if layout.sharded else "take a smaller model"])
 

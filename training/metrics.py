@@ -36,8 +36,8 @@ class Metrics:
     """Reads the results of steps on every rank; the main rank writes each line of metrics to
     metrics.jsonl, the trackers and the terminal.
 
-    Every step is one line. On a GPU a result is read one step late, so that the host never waits inside a
-    step. Speeds are measured every `log_interval` steps.
+    Every step is one line. On a GPU a result is read one step late, so that the host never waits
+    inside a step. Speeds are measured every `log_interval` steps.
 
     loss: of the newest step that was read.
     """
@@ -100,7 +100,8 @@ class Metrics:
         stage: Stage,
         wait: bool,
     ) -> int:
-        """Log the step that was just computed; returns the exit status that any rank requested, 0: none.
+        """Log the step that was just computed; returns the exit status that any rank requested, 0:
+        none.
 
         Args:
             rates: the learning rates by name, with `lr`.
@@ -168,7 +169,8 @@ class Metrics:
             raise_stopped(done, metrics, self._run.folder, self._applied)
         if self._file:
             self._run.console.warn(
-                f"step {done} is skipped, {REASONS[metrics.reason]}: loss {metrics.loss:g}, gradient norm "
+                f"step {done} is skipped, {REASONS[metrics.reason]}: loss {metrics.loss:g}, "
+                f"gradient norm "
                 f"{metrics.grad_norm:g}; number {metrics.count} of the run"
             )
 
@@ -183,7 +185,8 @@ class Metrics:
     def sync(self) -> None:
         """Flush the metrics to the disk before a checkpoint.
 
-        Raises TrainingError where the run directory is lost: saving would create another one in its place.
+        Raises TrainingError where the run directory is lost: saving would create another one in its
+            place.
         """
         if self._lost_file() == self._run.folder:
             self.check_files()
@@ -198,7 +201,8 @@ class Metrics:
             )
 
     def _lost_file(self) -> Path | None:
-        """The folder or file of this run that was removed, moved or replaced since training started."""
+        """The folder or file of this run that was removed, moved or replaced since training
+        started."""
         for path, file_id in self._files.items():
             if _file_id(path) != file_id:
                 return path

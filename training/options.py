@@ -25,7 +25,8 @@ def parser_of(usage: str) -> SettingsParser:
         "--fork",
         metavar="RUN",
         help="continue RUN from its newest checkpoint (or parent.checkpoint=STEP) in a new run "
-        "directory, with its optimizer, step count and data order; settings default to those of RUN",
+        "directory, with its optimizer, step count and data order; settings default to those of "
+        "RUN",
     )
     add("--restart", action="store_true", help="train from step 0; the old directory is renamed")
     add(

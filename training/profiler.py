@@ -9,7 +9,8 @@ from training.setup import TrainingRun
 
 
 class Profiler:
-    """Traces the steps that training.profile names, one file per rank; none without that setting."""
+    """Traces the steps that training.profile names, one file per rank; none without that
+    setting."""
 
     def __init__(self, run: TrainingRun):
         self.settings = run.settings.training.profile

@@ -1,5 +1,5 @@
-"""Which checkpoints of a run are kept: the newest, every `keep_interval` steps, the best by held-out loss,
-and the newest from before the run diverged."""
+"""Which checkpoints of a run are kept: the newest, every `keep_interval` steps, the best by
+held-out loss, and the newest from before the run diverged."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -46,7 +46,8 @@ def newest_before_divergence(run: Path, before: int | None = None) -> int | None
 
 
 def best_of(run: Path, length: int) -> tuple[int, float] | None:
-    """(step, NLL) of the first checkpoint with the lowest held-out loss at `length` input tokens."""
+    """(step, NLL) of the first checkpoint with the lowest held-out loss at `length` input
+    tokens."""
     scores = held_out(run, length)
     return min(scores.items(), key=lambda score: (score[1], score[0])) if scores else None
 
@@ -62,8 +63,8 @@ def kept(
 
 
 def prune(run: Path, step: int, settings: CheckpointSettings, train_length: int) -> None:
-    """Remove the checkpoints of steps after `step`, from before the run was resumed, and those that the
-    settings do not keep. Called by one process after the save of `step`."""
+    """Remove the checkpoints of steps after `step`, from before the run was resumed, and those that
+    the settings do not keep. Called by one process after the save of `step`."""
     for later in [other for other in steps_of(run) if other > step]:
         remove_checkpoint(folder_of(run, later))
     best = best_of(run, settings.best * train_length) if settings.best else None
@@ -103,6 +104,7 @@ def raise_stopped(step: int, metrics: StepMetrics, folder: Path, applied: int) -
     if not is_source or math.isfinite(loss):  # else every later step has such a loss
         fixes.append(f"raise {limit}" if is_over else "set training.on_nonfinite.name=skip")
     raise TrainingError(
-        f"step {step}: the loss is {loss:g}, the gradient norm {metrics.grad_norm:g}{number}. The step was "
+        f"step {step}: the loss is {loss:g}, the gradient norm {metrics.grad_norm:g}{number}. The "
+        f"step was "
         f"not applied, and {saved}: {', or '.join(fixes)}"
     )

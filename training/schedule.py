@@ -1,4 +1,5 @@
-"""Learning rates, stage and micro-batch size of every step: a function of the settings and the step."""
+"""Learning rates, stage and micro-batch size of every step: a function of the settings and the
+step."""
 
 import math
 
@@ -28,8 +29,8 @@ class TrainingSchedule:
         self._micro_batch_tokens = (t.micro_batch_size or 0) * settings.train_length
 
     def apply(self, state: TrainState, stage: Stage) -> dict[str, float]:
-        """Set the learning rates of the next update and, where a stage begins with it, its positional
-        scheme; returns the rates by their names in metrics.jsonl."""
+        """Set the learning rates of the next update and, where a stage begins with it, its
+        positional scheme; returns the rates by their names in metrics.jsonl."""
         if stage.start == state.step > 0:
             state.begin_stage(stage.model)
         rates = self.learning_rates(state.step, stage)
@@ -49,8 +50,8 @@ class TrainingSchedule:
         }
 
     def micro_batch_size(self, stage: Stage) -> int | None:
-        """Sequences per device and forward pass: as many tokens as training.micro_batch_size sequences
-        of train_length have. None: the whole batch."""
+        """Sequences per device and forward pass: as many tokens as training.micro_batch_size
+        sequences of train_length have. None: the whole batch."""
         tokens = self._micro_batch_tokens
         return max(1, tokens // stage.length) if tokens else None
 
@@ -63,12 +64,13 @@ def decay_steps(schedule: WsdSchedule, steps: int) -> int:
 def learning_rate(schedule: ScheduleSettings, peak: float, step: int, steps: int) -> float:
     """Learning rate of update `step` (0 .. steps − 1) of a run of `steps` updates.
 
-    The warm-up over w updates is peak · (step + 1) / w: the first update has a positive rate, and the
-    w-th has the peak. A decay over n updates then falls from the peak, at its first update, towards
-    min_lr_ratio · peak, which it would reach one update after the last: no update has a rate of zero.
+    The warm-up over w updates is peak · (step + 1) / w: the first update has a positive rate, and
+    the w-th has the peak. A decay over n updates then falls from the peak, at its first update,
+    towards min_lr_ratio · peak, which it would reach one update after the last: no update has a
+    rate of zero.
 
-    With a warm-up in steps, the rates before the decay do not depend on the length of the run, so runs
-    of several lengths can share their first steps.
+    With a warm-up in steps, the rates before the decay do not depend on the length of the run, so
+    runs of several lengths can share their first steps.
     """
     if not 0 <= step < steps:
         raise TrainingError(f"step {step} is outside the run's {steps} steps")

@@ -103,7 +103,8 @@ class TrainingRun:
         return self.parallel.device
 
     def begin_steps(self) -> None:
-        """Wait for all processes; from here on, a signal saves a checkpoint before the process exits."""
+        """Wait for all processes; from here on, a signal saves a checkpoint before the process
+        exits."""
         self.parallel.wait()
         self.requests.begin_steps()
         self.model.train()
@@ -127,8 +128,8 @@ def launch(
         check_optimizer_groups(parent, settings)
     t = settings.training
     prepare_cpu(t.num_threads)
-    # The initial state of torch's generator is random and saved in checkpoints: a fixed seed makes the
-    # checkpoints of equal runs equal.
+    # The initial state of torch's generator is random and saved in checkpoints: a fixed seed makes
+    # the checkpoints of equal runs equal.
     torch.manual_seed(settings.seed)
     parallel = make_parallel(t)
     console = Console(quiet=not parallel.main, results=options.dry_run)
@@ -148,8 +149,8 @@ def launch(
 def open_run(
     options: Namespace, requests: StopRequests, draw_targets: DrawTargets
 ) -> Iterator[TrainingRun]:
-    """Prepare the data, build the model, and create or reopen the run directory, which stays locked until
-    the block ends. An extension run starts with a checkpoint of step 0."""
+    """Prepare the data, build the model, and create or reopen the run directory, which stays locked
+    until the block ends. An extension run starts with a checkpoint of step 0."""
     settings, parent, parallel, console = launch(options)
     if not options.force:
         check_memory(settings, parallel, parent)
@@ -210,7 +211,8 @@ def _open_data(
                 command.append(str(parent.folder / "settings.yaml"))
             command += [word for word in arguments if not word.startswith("parent.")]
             raise TrainingError(
-                f"the text is not prepared, and {parallel.world} processes were started: prepare it first "
+                f"the text is not prepared, and {parallel.world} processes were started: prepare "
+                f"it first "
                 f"with {shlex.join(command)}"
             )
         data = prepare(settings.data, console)
@@ -278,7 +280,8 @@ def held_out_targets(
     limit = input_limit(settings)
     if not data.valid.n_documents:
         raise TrainingError(
-            f"{data.valid.folder} has no documents: raise data.valid_fraction or set data.valid_source"
+            f"{data.valid.folder} has no documents: raise data.valid_fraction or set "
+            f"data.valid_source"
         )
     requested = [multiple * settings.train_length for multiple in v.multiples]
     lengths = [length for length in requested if limit is None or length <= limit]
@@ -298,7 +301,8 @@ def held_out_targets(
 def step0_score(
     draw: DrawTargets, data: PreparedData, settings: RunSettings, device: torch.device
 ) -> Score:
-    """A function that measures a model's NLL on each of some fixed held-out targets at train_length."""
+    """A function that measures a model's NLL on each of some fixed held-out targets at
+    train_length."""
     v = settings.training.validation
     length = settings.train_length
     targets = draw(data.valid, [length], v.targets, v.spans, settings.seed)

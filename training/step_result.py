@@ -1,4 +1,5 @@
-"""The outcome of one training step: reduced over the ranks on the device, read later on the host."""
+"""The outcome of one training step: reduced over the ranks on the device, read later on the
+host."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -24,7 +25,8 @@ class StepMetrics(NamedTuple):
 
 @dataclass(frozen=True)
 class StepResult:
-    """The metrics of one step, copied to the host asynchronously: reading waits for this step only."""
+    """The metrics of one step, copied to the host asynchronously: reading waits for this step
+    only."""
 
     # (7,) float64: loss, gradient norm, ranks that exit, ranks to requeue, StepDecision
     values: Tensor
@@ -61,8 +63,8 @@ class StepResult:
 
 
 def reduce_step(parallel: Parallel, nll: Tensor, status: int) -> tuple[Tensor, Tensor]:
-    """Sum over all ranks the NLL and, of the ranks' exit statuses, how many are not 0 and how many ask
-    for a requeue, (2,)."""
+    """Sum over all ranks the NLL and, of the ranks' exit statuses, how many are not 0 and how many
+    ask for a requeue, (2,)."""
     requests = (torch.full_like(nll, float(flag)) for flag in (status > 0, status == REQUEUE))
     total, *counts = parallel.sum(torch.stack([nll, *requests]))
     return total, torch.stack(counts)

@@ -1,4 +1,5 @@
-"""Signal handling: save a checkpoint and exit with a status for the scheduler, which may requeue the job."""
+"""Signal handling: save a checkpoint and exit with a status for the scheduler, which may requeue
+the job."""
 
 import ctypes
 import os
@@ -16,12 +17,14 @@ _SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux's prctl
 class StopRequests:
     """The exit status that a signal, or a part of the training that failed, requests from the run.
 
-    SIGINT (Ctrl-C) exits with INTERRUPTED; a second one exits at once. SIGTERM and SIGUSR1, which schedulers
-    send before they stop a job, and SIGHUP of a closed terminal (unless ignored, as under nohup) exit with
-    REQUEUE; repeated signals, e.g. through the launcher and directly, have no further effect. On Linux, a
-    process started by torchrun or `accelerate launch` also receives SIGTERM when its launcher dies.
+    SIGINT (Ctrl-C) exits with INTERRUPTED; a second one exits at once. SIGTERM and SIGUSR1, which
+    schedulers send before they stop a job, and SIGHUP of a closed terminal (unless ignored, as
+    under nohup) exit with REQUEUE; repeated signals, e.g. through the launcher and directly, have
+    no further effect. On Linux, a process started by torchrun or `accelerate launch` also receives
+    SIGTERM when its launcher dies.
 
-    Before `begin_steps` there is nothing to save: a signal leaves the block at once, by KeyboardInterrupt or
+    Before `begin_steps` there is nothing to save: a signal leaves the block at once, by
+        KeyboardInterrupt or
     SystemExit. Afterwards it sets `status`, which the training loop exchanges in every step.
 
     Attributes:
@@ -68,7 +71,8 @@ class StopRequests:
         self._at_steps = True
 
     def request(self, status: int) -> None:
-        """Ask all processes to save and exit after the same step; REQUEUE precedes other statuses."""
+        """Ask all processes to save and exit after the same step; REQUEUE precedes other
+        statuses."""
         if self.status != REQUEUE:
             self.status = status
 
@@ -88,7 +92,8 @@ class StopRequests:
             raise SystemExit(REQUEUE)
 
     def _listen(self) -> None:
-        """Exit where the main thread cannot handle a signal because it is inside a library call or waits for
+        """Exit where the main thread cannot handle a signal because it is inside a library call or
+        waits for
         other processes: on any signal before the first step, on a second Ctrl-C afterwards."""
         heard = []
         while byte := os.read(self._pipe, 1):

@@ -13,7 +13,8 @@ from training.retention import best_of
 from training.setup import TrainingRun
 from training.train_state import TrainState
 
-# The value of repeated tokens decays over about 15 repetitions (Muennighoff et al. 2023, arXiv:2305.16264).
+# The value of repeated tokens decays over about 15 repetitions (Muennighoff et al. 2023,
+# arXiv:2305.16264).
 MANY_EPOCHS = 16
 
 
@@ -33,7 +34,8 @@ def announce(run: TrainingRun, state: TrainState) -> None:
     console.info(f"run {run.folder}")
     console.info(
         f"model {model.parameter_count() / 1e6:.2f}M parameters, {s.layers} layers, width {s.dim}, "
-        f"{s.heads} heads in {s.kv_heads} groups, vocabulary {model.vocab_size}, positions {schemes}"
+        f"{s.heads} heads in {s.kv_heads} groups, vocabulary {model.vocab_size}, positions "
+        f"{schemes}"
         f"{linear}"
     )
     for kind, scheme in model.position.items():
@@ -41,7 +43,8 @@ def announce(run: TrainingRun, state: TrainState) -> None:
             turned, pairs = scheme.whole_turns(settings.train_length)
             of = f" ({kind})" if len(s.kinds) > 1 else ""
             console.info(
-                f"rotary pairs that complete a rotation within train_length: {turned} of {pairs}{of}"
+                f"rotary pairs that complete a rotation within train_length: {turned} of "
+                f"{pairs}{of}"
             )
     passes = sampler.passes_by_label(run.steps)
     data = f"{max(passes.values()):.2f} epochs"
@@ -54,7 +57,8 @@ def announce(run: TrainingRun, state: TrainState) -> None:
     most = max(passes.values())
     if most > MANY_EPOCHS and not console.quiet:
         console.warn(
-            f"training.tokens repeats the text {most:,.0f} times, and beyond about {MANY_EPOCHS} epochs "
+            f"training.tokens repeats the text {most:,.0f} times, and beyond about {MANY_EPOCHS} "
+            f"epochs "
             "repeated text adds almost nothing: add text or lower training.tokens"
         )
     for name, rate in t.optimizer.rates.items() if len(t.optimizer.rates) > 1 else ():

@@ -21,8 +21,8 @@ Close = Callable[[], object]
 
 
 def _open_wandb(settings: RunSettings, folder: Path, step: int) -> tuple[Send, Close]:
-    """Weights & Biases. The step is sent as a separate metric: a resumed run repeats steps, which wandb's own
-    counter rejects."""
+    """Weights & Biases. The step is sent as a separate metric: a resumed run repeats steps, which
+    wandb's own counter rejects."""
     w = settings.training.wandb
     # Imported only if used: the import takes half a second and writes files to the home folder.
     run = importlib.import_module("wandb").init(
@@ -34,8 +34,8 @@ def _open_wandb(settings: RunSettings, folder: Path, step: int) -> tuple[Send, C
         name=folder.name,
         resume="allow" if w.mode == "online" else None,
         config=settings.model_dump(mode="json"),
-        # Without a timeout, the end of a run would wait as long as the network is down, even after a signal.
-        # Unsent data stay in the run directory, for `wandb sync`.
+        # Without a timeout, the end of a run would wait as long as the network is down, even after
+        # a signal. Unsent data stay in the run directory, for `wandb sync`.
         settings={"finish_timeout": FINISH, "finish_timeout_raises": True},
     )
     run.define_metric("step")
@@ -48,7 +48,8 @@ def _open_wandb(settings: RunSettings, folder: Path, step: int) -> tuple[Send, C
 
 
 def _open_tensorboard(settings: RunSettings, folder: Path, step: int) -> tuple[Send, Close]:
-    """TensorBoard event files in the run directory, numbers only. Purges earlier values after `step`."""
+    """TensorBoard event files in the run directory, numbers only. Purges earlier values after
+    `step`."""
     module = importlib.import_module("torch.utils.tensorboard")
     writer = module.SummaryWriter(log_dir=str(folder / "tensorboard"), purge_step=step + 1)
 
@@ -61,7 +62,8 @@ def _open_tensorboard(settings: RunSettings, folder: Path, step: int) -> tuple[S
 
 
 class Tracker:
-    """Copies metrics to one experiment tracker. A failure is reported once and does not affect training."""
+    """Copies metrics to one experiment tracker. A failure is reported once and does not affect
+    training."""
 
     def __init__(self, name: str, open_: Callable[[], tuple[Send, Close]], console: Console):
         self.name = name
@@ -70,7 +72,8 @@ class Tracker:
         self._calls = self._try(open_)
 
     def write(self, line: dict) -> None:
-        """Send one line of metrics; names are prefixed with its kind, nested names joined with slashes."""
+        """Send one line of metrics; names are prefixed with its kind, nested names joined with
+        slashes."""
         if self._calls and line["kind"] != "start":
             send = self._calls[0]
             step = line["step"]

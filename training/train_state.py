@@ -53,12 +53,14 @@ class TrainState:
         )
 
     def begin_stage(self, model: ModelSettings) -> None:
-        """Change the positional scheme; earlier losses are not comparable with those of the stage."""
+        """Change the positional scheme; earlier losses are not comparable with those of the
+        stage."""
         self.model.reposition(model)
         self.guard.begin_stage()
 
     def capture(self, copied: bool = False) -> Snapshot:
-        """The content of a checkpoint, on the host; with `copied`, later updates do not change it."""
+        """The content of a checkpoint, on the host; with `copied`, later updates do not change
+        it."""
         generators = {"generator/cpu": torch.get_rng_state()}
         if torch.cuda.is_available():
             for i, state in enumerate(torch.cuda.get_rng_state_all()):
@@ -74,7 +76,8 @@ class TrainState:
         return Snapshot(self.step, tensors, state, options)
 
     def _optimizer_state(self, copied: bool) -> tuple[dict[str, Tensor], dict]:
-        """The optimizer's tensors as `key/parameter name`, and its numbers and group options as JSON."""
+        """The optimizer's tensors as `key/parameter name`, and its numbers and group options as
+        JSON."""
         names = {id(weight): name for name, weight in named_weights(self.model)}
         tensors = {}
         numbers = {}
@@ -97,10 +100,12 @@ class TrainState:
         return tensors, {"groups": groups, "numbers": numbers}
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Load everything that `capture` saves. An EMA that the checkpoint lacks starts from the weights.
+        """Load everything that `capture` saves. An EMA that the checkpoint lacks starts from the
+        weights.
 
-        Options of the parameter groups are those of the settings, which a fork may change; the learning
-        rate is the saved one. Raises TrainingError where the checkpoint has no optimizer, or other groups.
+        Options of the parameter groups are those of the settings, which a fork may change; the
+        learning rate is the saved one. Raises TrainingError where the checkpoint has no optimizer,
+        or other groups.
         """
         saved = checkpoint.optimizer
         load_weights(self.model, checkpoint)

@@ -1,4 +1,5 @@
-"""Validation during training: held-out loss at and beyond the trained length, and generated samples."""
+"""Validation during training: held-out loss at and beyond the trained length, and generated
+samples."""
 
 import time
 from contextlib import nullcontext
@@ -15,8 +16,8 @@ OPENING = 16  # tokens of a held-out document that the default prompt is taken f
 
 
 class Validation:
-    """Measures the held-out loss and generates samples, with the weights of the EMA where there is one.
-    All processes share the work.
+    """Measures the held-out loss and generates samples, with the weights of the EMA where there is
+    one. All processes share the work.
 
     Attributes:
         steps: the steps after which to run it.
@@ -73,7 +74,8 @@ class Validation:
         )
 
     def _generate_samples(self, state: TrainState) -> None:
-        """Continue each prompt greedily; with autocast, as sharded blocks are gathered in its dtype."""
+        """Continue each prompt greedily; with autocast, as sharded blocks are gathered in its
+        dtype."""
         run = self._run
         model = state.model
         tokenizer = run.data.tokenizer

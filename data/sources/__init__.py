@@ -1,12 +1,12 @@
 """Text sources."""
 
 from data.data_settings import SourceSettings, TaskSource
-from data.sources.base import GENERATED, Document, Source
 from data.sources.filler import Filler
 from data.sources.hub import Hub
 from data.sources.local import Files, Stdlib
 from data.sources.prepared_text import PreparedText
 from data.sources.task_documents import TaskDocuments
+from data.sources.text_source import GENERATED, Document, Source
 from data.text_settings import TextSettings
 
 SOURCES = {"stdlib": Stdlib, "filler": Filler, "files": Files, "hub": Hub, "prepared": PreparedText}

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from data.sampling.random_draws import below, bits, key_of
-from data.sources.base import Document, Source
+from data.sources.text_source import Document, Source
 
 SENTENCES = (
     "The grass is green.",

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from glob import has_magic
 from pathlib import Path
 
-from data.sources.base import Document, Source, as_list, from_record
 from data.sources.local import check_columns
+from data.sources.text_source import Document, Source, as_list, from_record
 from data.text_settings import HubSource
 from errors import DataError
 

@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 
-from data.sources.base import Document, Source, as_list, decoded, from_record, utf8
+from data.sources.text_source import Document, Source, as_list, decoded, from_record, utf8
 from data.text_settings import FilesSource, StdlibSource
 from errors import DataError
 

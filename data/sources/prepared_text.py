@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
-from data.sources.base import Document, Source, checked
+from data.sources.text_source import Document, Source, checked
 from data.store import TokenStore
 from data.text_settings import PreparedSource
 from data.tokenizers import load_tokenizer

@@ -8,7 +8,7 @@ import numpy as np
 from data.data_settings import TaskSource
 from data.hashing import canonical_hash
 from data.sampling.random_draws import below, bits, key_of
-from data.sources.base import GENERATED, Document, Source
+from data.sources.text_source import GENERATED, Document, Source
 from data.tasks import NO_TEXT, Haystacks, HaystackTask, TaskContext, is_for
 from data.text_settings import TextSettings
 from data.tokenizers import ByteTokenizer

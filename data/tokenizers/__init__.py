@@ -1,6 +1,5 @@
 """Conversion between text and ids: sentencepiece models, tokenizer.json files, or plain bytes."""
 
-from data.tokenizers.base import ByteTokenizer, Tokenizer, lossless
 from data.tokenizers.huggingface import HuggingFaceTokenizer
 from data.tokenizers.loading import (
     load_folder_tokenizer,
@@ -9,6 +8,7 @@ from data.tokenizers.loading import (
     saved_settings,
 )
 from data.tokenizers.sentencepiece import SentencePieceTokenizer
+from data.tokenizers.tokenizer import ByteTokenizer, Tokenizer, lossless
 
 __all__ = [
     "ByteTokenizer",

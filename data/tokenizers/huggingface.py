@@ -11,7 +11,7 @@ from typing import Any
 import tokenizers
 
 from data.files import atomic
-from data.tokenizers.base import Tokenizer, end_ids, lossless
+from data.tokenizers.tokenizer import Tokenizer, end_ids, lossless
 from data.tokenizers.tokenizer_settings import HuggingFaceSettings
 from errors import DataError
 

@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Any
 
 from data.files import damage_reported, read_json
-from data.tokenizers.base import CARD, ByteTokenizer, Tokenizer
 from data.tokenizers.huggingface import HuggingFaceTokenizer
 from data.tokenizers.sentencepiece import SentencePieceTokenizer
+from data.tokenizers.tokenizer import CARD, ByteTokenizer, Tokenizer
 from data.tokenizers.tokenizer_settings import (
     BytesSettings,
     HuggingFaceSettings,

@@ -11,7 +11,7 @@ import numpy as np
 import sentencepiece
 
 from data.files import atomic
-from data.tokenizers.base import Tokenizer, end_ids, lossless
+from data.tokenizers.tokenizer import Tokenizer, end_ids, lossless
 from data.tokenizers.tokenizer_settings import SentencePieceSettings
 from errors import DataError
 

@@ -1,11 +1,14 @@
-"""Hash passages of 13 words (64 bits), at every offset of a store's text, with their token positions.
+"""Hash passages of 13 words (64 bits), at every offset of a store's text, with their token
+positions.
 
-Text is normalized with NFKC and casefold, and only word characters count: letters, digits and combining
-marks, not the underscore, which marks italics in books. In a script without spaces each character is a word,
-and 30 of them make a passage; in mixed text a word counts 1/13 and a character 1/30 of a passage. All steps
-are vectorized over bytes, since a Python loop over words would take minutes.
+Text is normalized with NFKC and casefold, and only word characters count: letters, digits and
+    combining
+marks, not the underscore, which marks italics in books. In a script without spaces each character
+is a word, and 30 of them make a passage; in mixed text a word counts 1/13 and a character 1/30 of a
+passage. All steps are vectorized over bytes, since a Python loop over words would take minutes.
 
-Decomposition (NFKD) replaces NFKC: both give the same equalities, and NFKD works on single characters.
+Decomposition (NFKD) replaces NFKC: both give the same equalities, and NFKD works on single
+characters.
 """
 
 import functools
@@ -22,7 +25,8 @@ VERSION = 3  # of the cache format: files of other versions are ignored
 BLOCK = 1 << 17  # tokens per block: bounds memory
 OVERLAP = 1 << 10  # tokens shared by blocks of one document, far more than a passage
 
-# Scripts written without spaces between words: Thai and Lao, Myanmar, Khmer, kana and bopomofo, Han.
+# Scripts written without spaces between words: Thai and Lao, Myanmar, Khmer, kana and bopomofo,
+# Han.
 _UNSPACED = [
     (0x0E00, 0x0EFF),
     (0x1000, 0x109F),
@@ -77,8 +81,8 @@ def _kind(character: str) -> int:
 
 
 def _decode(raw: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Code points of UTF-8 bytes (n,) and the byte at which each begins, (m,) both. A byte that is not UTF-8
-    is a character by itself, which belongs to no word."""
+    """Code points of UTF-8 bytes (n,) and the byte at which each begins, (m,) both. A byte that is
+    not UTF-8 is a character by itself, which belongs to no word."""
     if raw.max(initial=0) < 0x80:
         return raw.astype(np.int64), np.arange(len(raw))
     text = raw.tobytes().decode("utf-8", "surrogateescape").encode("utf-32-le", "surrogatepass")
@@ -89,7 +93,8 @@ def _decode(raw: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _normal(raw: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Folded characters (m,), their kinds, and the first and last byte of their source characters."""
+    """Folded characters (m,), their kinds, and the first and last byte of their source
+    characters."""
     codes, starts = _decode(raw)
     ends = np.append(starts[1:], len(raw)) - 1
     distinct = np.flatnonzero(np.bincount(codes))
@@ -119,8 +124,8 @@ def _words(raw: np.ndarray) -> HashedWords:
     codes, kind, first_byte, last_byte = _normal(raw)
     inside = kind != _NONE
     before = np.append(_NONE, kind[:-1])
-    # A mark continues the previous character; a letter starts a word after a single character and its marks,
-    # so the kind of the marked character is carried forward.
+    # A mark continues the previous character; a letter starts a word after a single character and
+    # its marks, so the kind of the marked character is carried forward.
     unmarked = np.where(kind != _MARK, np.arange(len(kind)), 0)
     base = np.append(_NONE, kind[np.maximum.accumulate(unmarked)][:-1])
     begins = inside & (
@@ -181,7 +186,8 @@ class PassageReader:
         ends = ends[whole]
         hashes = hashes[whole]
         part = part[starts]
-        # The token of a byte is the last one that starts at or before it, after tokens without bytes.
+        # The token of a byte is the last one that starts at or before it, after tokens without
+        # bytes.
         first = np.searchsorted(begins, words.first[starts], side="right") - 1
         last = np.searchsorted(begins, words.last[ends], side="right") - 1
         shift = np.array([offset for _, offset, _ in parts]) - (np.cumsum(tokens) - tokens)
@@ -190,7 +196,8 @@ class PassageReader:
 
 
 def _blocks(store) -> Iterator[list[tuple[int, int, np.ndarray]]]:
-    """Parts of documents, BLOCK tokens at a time: many short documents together, long ones in pieces."""
+    """Parts of documents, BLOCK tokens at a time: many short documents together, long ones in
+    pieces."""
     parts = []
     room = BLOCK
     for number in range(store.n_documents):

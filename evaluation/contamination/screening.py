@@ -1,11 +1,12 @@
-"""Exclude contaminated text: passages that also occur in the training text, or earlier in the corpus.
+"""Exclude contaminated text: passages that also occur in the training text, or earlier in the
+corpus.
 
-A passage is 13 words (evaluation/contamination/ngrams.py), at every offset, on both sides. The passages of
-the evaluated corpus are held in memory and the training text is streamed, without sampling. The result
-depends only on the two stores and is cached on disk.
+A passage is 13 words (evaluation/contamination/ngrams.py), at every offset, on both sides. The
+passages of the evaluated corpus are held in memory and the training text is streamed, without
+sampling. The result depends only on the two stores and is cached on disk.
 
-Fixed targets are drawn outside such passages. The other protocols score all tokens of a document and drop
-the targets inside, equally at every length and under every method. Passages
+Fixed targets are drawn outside such passages. The other protocols score all tokens of a document
+and drop the targets inside, equally at every length and under every method. Passages
 shared by documents of the corpus count once: they are excluded from all but the first of them.
 """
 
@@ -20,10 +21,10 @@ import numpy as np
 from data.files import atomic
 from errors import EvaluationError
 from evaluation.contamination.ngrams import VERSION, PassageReader
+from evaluation.evaluation_settings import ContaminationSettings
 from evaluation.scoring.targets import content_hash
 from evaluation.scoring.text import EvaluationText
 from evaluation.scoring.windows import TargetWindows
-from evaluation.settings import ContaminationSettings
 
 MOST = 1 << 26  # tokens of an evaluated corpus beyond which its passages are sampled by hash
 # log2 of bits per passage in the filter that most of the training text does not pass
@@ -33,8 +34,8 @@ LONG = 1 << 20  # tokens of training text beyond which progress is shown
 
 @dataclass(frozen=True)
 class Overlap:
-    """Passages of a corpus that also occur elsewhere, as (document, first token, last token), int64 (n, 3),
-    tokens as stored, ascending, with those that overlap or touch in one row."""
+    """Passages of a corpus that also occur elsewhere, as (document, first token, last token), int64
+    (n, 3), tokens as stored, ascending, with those that overlap or touch in one row."""
 
     trained: np.ndarray  # occur in the training text
     repeated: np.ndarray  # occur in an earlier document of the corpus
@@ -142,8 +143,8 @@ def shared_text(
     cache: Path | None = None,
     console=None,
 ) -> Overlap:
-    """What of `store` is excluded. `train`: the model's own training store; `earlier`: those of its parent
-    runs; None for one that no longer exists."""
+    """What of `store` is excluded. `train`: the model's own training store; `earlier`: those of its
+    parent runs; None for one that no longer exists."""
     trained = [train, *earlier]
     unchecked = ""
     if not settings.check:
@@ -176,8 +177,8 @@ def screen(
     windows: TargetWindows,
     candidates: TargetWindows | None = None,
 ) -> Screening:
-    """Drop the targets of `windows` inside excluded text. `candidates`: the possible targets, if the draw
-    already avoided excluded text.
+    """Drop the targets of `windows` inside excluded text. `candidates`: the possible targets, if
+    the draw already avoided excluded text.
 
     Raises EvaluationError if no target remains.
     """
@@ -252,9 +253,13 @@ def _sentence(record: dict) -> str:
     if record["dropped"]:
         text = f"{share} of the {tokens:,} targets are dropped"
     else:
-        text = f"{share} of the {tokens:,} tokens that could be targets are excluded before targets are drawn"
+        text = (
+            f"{share} of the {tokens:,} tokens that could be targets are excluded before targets "
+            "are drawn"
+        )
     return (
-        f"{text}: passages of 13 words (30 Chinese characters) that also occur in the training text "
+        f"{text}: passages of 13 words (30 Chinese characters) that also occur in the training "
+        f"text "
         f"({record['in_training']:,} tokens) or in an earlier document of the corpus "
         f"({record['repeated']:,})."
     )

@@ -1,4 +1,5 @@
-"""`protocol: attention`: attention of every method at every length, on windows of the fixed targets."""
+"""`protocol: attention`: attention of every method at every length, on windows of the fixed
+targets."""
 
 from __future__ import annotations
 
@@ -11,26 +12,27 @@ import torch
 from torch import Tensor
 
 from errors import EvaluationError
-from evaluation.diagnostics.session import DiagnosticResult, DiagnosticSession
-from evaluation.diagnostics.settings import AttentionDiagnosticSettings
+from evaluation.diagnostics.attention_weights import (
+    AttentionRecorder,
+    AttentionSample,
+    bucket_edges,
+    last_outputs,
+)
+from evaluation.diagnostics.diagnostic_session import DiagnosticResult, DiagnosticSession
+from evaluation.diagnostics.diagnostic_settings import AttentionDiagnosticSettings
 from evaluation.diagnostics.turns import (
     RotaryPair,
     output_drift,
     pairs_of,
     scored,
     table_drift,
+    trained_turns,
     unturned_features,
 )
-from evaluation.diagnostics.weights import (
-    AttentionRecorder,
-    AttentionSample,
-    bucket_edges,
-    last_outputs,
-)
-from evaluation.run import EvaluatedModel, absent_cells
+from evaluation.evaluated_model import EvaluatedModel
 from evaluation.scoring.evaluate import evenly_spread
 from evaluation.scoring.forecast import fit_pace
-from evaluation.scoring.methods import TRAINED, Method
+from evaluation.scoring.methods import Method
 from evaluation.scoring.plan import EvaluationPlan, make_plan
 from evaluation.statistics.intervals import unit_means
 from model import LinearMixer, ModelError, Transformer
@@ -38,8 +40,8 @@ from model import LinearMixer, ModelError, Transformer
 
 @dataclass(kw_only=True)
 class AttentionResult(DiagnosticResult):
-    """Everything measured; keys are (method, length). Windows are the same at every length and under each
-    method.
+    """Everything measured; keys are (method, length). Windows are the same at every length and
+    under each method.
 
     Attributes:
         seen: merged over the windows.
@@ -80,8 +82,8 @@ class AttentionSession(DiagnosticSession):
     """One attention evaluation: windows, memory budget and the model as trained.
 
     Raises:
-        EvaluationError: before any compute for what cannot work: documents too short, no softmax attention,
-            too little memory.
+        EvaluationError: before any compute for what cannot work: documents too short, no softmax
+            attention, too little memory.
     """
 
     settings: AttentionDiagnosticSettings
@@ -98,38 +100,44 @@ class AttentionSession(DiagnosticSession):
         self.result = found = AttentionResult(
             **self.about(self.chosen[plan.lengths[0]].document), plan=plan
         )
-        found.absent.update(absent_cells(self.methods, plan.lengths, subject, refuse=False))
+        found.absent.update(subject.absent_cells(self.methods, plan.lengths, refuse=False))
         self.cells = [
             (r, n) for r in self.methods for n in plan.lengths if (r.label, n) not in found.absent
         ]
         if not self.cells:
             raise EvaluationError(
-                f"no method reaches any of the lengths {', '.join(map(str, plan.lengths))}: shorten lengths, "
+                f"no method reaches any of the lengths {', '.join(map(str, plan.lengths))}: "
+                f"shorten lengths, "
                 f"or add a method that reaches further. {subject.legal}".rstrip()
             )
         self.few = min(settings.precision_windows, found.windows)
         self.dtypes = 1 + len(settings.precision) if settings.precision else 0
-        self.trained = subject.load((), settings.dtype)
-        if isinstance(self.trained.settings.mixer, LinearMixer):
+        model = subject.under((), settings.dtype)
+        if isinstance(model.settings.mixer, LinearMixer):
             raise EvaluationError(
                 "protocol=attention requires attention weights, which linear attention "
                 "(model.mixer.name=linear) does not have"
             )
-        found.layer_kinds = list(self.trained.settings.layer_kinds)
-        self.unturned = unturned_features(self.trained)
+        found.layer_kinds = list(model.settings.layer_kinds)
+        self.unturned = unturned_features(model)
+        self.trained_turns = trained_turns(model)
         for length in sorted(plan.lengths, reverse=True):  # the longest one is refused first
-            self.batch(self.trained, length, settings.targets)
+            self.batch(model, length, settings.targets)
 
     def forecast(self) -> None:
         """Print every cell with its memory, and the time of all."""
         found = self.result
         s = self.settings
         windows = found.windows
-        rows = [self.row(self.trained, one.label, n, windows, s.targets) for one, n in self.cells]
+        model = self.subject.under((), s.dtype)
+        rows = [
+            self.row(model, method.label, length, windows, s.targets)
+            for method, length in self.cells
+        ]
         lengths = np.array([length for _, length in self.cells])
         shortest = min(lengths)
         pace = fit_pace(
-            lambda n: self._record(self.trained, self._tokens(n, slice(0, 1))[:, :-1], n),
+            lambda n: self._record(model, self._tokens(n, slice(0, 1))[:, :-1], n),
             shortest,
             max(n for n in lengths if n <= max(2 * s.chunk, shortest)),
         )
@@ -137,7 +145,7 @@ class AttentionSession(DiagnosticSession):
         seconds = passes * pace.seconds(lengths)
         tokens = passes * int(lengths.sum())
         title = f"attention in {windows} windows"
-        self.show_forecast(self.trained, title, rows, tokens, seconds, found.absent)
+        self.show_forecast(model, title, rows, tokens, seconds, found.absent)
 
     def run(self) -> AttentionResult:
         """Run every method at every length."""
@@ -152,11 +160,7 @@ class AttentionSession(DiagnosticSession):
 
     def _run(self, method: Method, lengths: list[int], advance: Callable[[float], None]) -> None:
         """All lengths under one method."""
-        model = (
-            self.trained
-            if method.label == TRAINED
-            else self.subject.load(method.overrides, self.settings.dtype)
-        )
+        model = self.subject.under(method.overrides, self.settings.dtype)
         for length in lengths:
             where = method.label, length
             try:
@@ -165,7 +169,7 @@ class AttentionSession(DiagnosticSession):
                 self.result.absent[where] = str(error)
                 self.console.warn(f"{method.label} at {length}: {error}; this cell is skipped")
                 continue
-            if pairs := pairs_of(self.trained, model, length):
+            if pairs := pairs_of(model, self.trained_turns, length):
                 self.result.pairs[where] = pairs
             if (drift := table_drift(model, length)) is not None:
                 self.result.tables[where] = drift
@@ -193,7 +197,7 @@ class AttentionSession(DiagnosticSession):
         chunk = self.settings.chunk
         exact: dict[int, tuple[Tensor, Tensor]] = {}
         for dtype in ("float64", *self.settings.precision):
-            model = self.subject.load(method.overrides, dtype)
+            model = self.subject.under(method.overrides, dtype)
             for length in lengths:
                 tokens = self._tokens(length, slice(0, self.few))
                 if dtype == "float64":

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from errors import EvaluationError
+from evaluation.diagnostics.diagnostic_session import DiagnosticResult, DiagnosticSession
+from evaluation.diagnostics.diagnostic_settings import GenerationDiagnosticSettings
 from evaluation.diagnostics.repetition import by_bucket
-from evaluation.diagnostics.session import DiagnosticResult, DiagnosticSession
-from evaluation.diagnostics.settings import GenerationDiagnosticSettings
-from evaluation.run import EvaluatedModel
+from evaluation.evaluated_model import EvaluatedModel
 from evaluation.scoring.forecast import fit_pace
 from evaluation.scoring.methods import Method
 from evaluation.scoring.scoring import ModelScorer
@@ -37,7 +37,8 @@ class GenerationResult(DiagnosticResult):
     Attributes:
         edges: of the buckets of positions; the first is the prompt's length.
         values: (method, source) -> measure -> (prompts, buckets).
-        tokens: (method, source) -> (prompts, N) ids, the prompt first, and (prompts,) the number of tokens.
+        tokens: (method, source) -> (prompts, N) ids, the prompt first, and (prompts,) the number of
+            tokens.
         text: (method, source) -> continuation of the first prompt.
         shorter: methods whose positions end before the full length, and why.
     """
@@ -59,7 +60,8 @@ class GenerationSession(DiagnosticSession):
     """One generation evaluation: prompts, lengths and memory budget.
 
     Raises:
-        EvaluationError: before any compute for what cannot work: documents too short, no room after prompts.
+        EvaluationError: before any compute for what cannot work: documents too short, no room after
+            prompts.
     """
 
     settings: GenerationDiagnosticSettings
@@ -74,7 +76,8 @@ class GenerationSession(DiagnosticSession):
         width = settings.bucket or max(8, l0 // 2)
         if total < prompt + width:
             raise EvaluationError(
-                f"length={total} leaves less than a bucket of {width} tokens after a prompt of {prompt}: "
+                f"length={total} leaves less than a bucket of {width} tokens after a prompt of "
+                f"{prompt}: "
                 "raise length, or lower prompt or bucket"
             )
         each = _prompts_each(self.text.lengths, settings.prompts, total, total - prompt)
@@ -100,7 +103,7 @@ class GenerationSession(DiagnosticSession):
         prompts = len(self.real)
         prompt = self.result.edges[0]
         s = self.settings
-        model = self.subject.load((), s.dtype)
+        model = self.subject.under((), s.dtype)
         repeats = len(s.temperatures)
         few = min(8, min(self.ends.values()) - prompt)
         pace = fit_pace(
@@ -124,7 +127,7 @@ class GenerationSession(DiagnosticSession):
         steps = sum(len(temperatures) * (end - prompt) for end in self.ends.values())
         with self.console.bar("generating", total=steps * len(self.real), unit="tokens") as bar:
             for method in self.result.methods:
-                model = self.subject.load(method.overrides, self.settings.dtype)
+                model = self.subject.under(method.overrides, self.settings.dtype)
                 rows = self.real[:, : self.ends[method.label]]
                 for temperature in temperatures:
                     tokens, ends = self._generate(model, rows, temperature, bar.advance)
@@ -135,7 +138,8 @@ class GenerationSession(DiagnosticSession):
     def _generate(
         self, model: Transformer, rows: np.ndarray, temperature: float, advance
     ) -> tuple[np.ndarray, np.ndarray]:
-        """(P, N) prompts with their continuation by the model, and the number of tokens of each row."""
+        """(P, N) prompts with their continuation by the model, and the number of tokens of each
+        row."""
         prompt = self.result.edges[0]
         tokenizer = self.tokenizer
         out = rows.copy()
@@ -169,7 +173,8 @@ class GenerationSession(DiagnosticSession):
     def _measure(
         self, method: str, source: str, model: Transformer, tokens: np.ndarray, ends: np.ndarray
     ) -> None:
-        """Score the rows with the model in one pass, declared at their own length, and count repetitions."""
+        """Score the rows with the model in one pass, declared at their own length, and count
+        repetitions."""
         found = self.result
         settings = self.settings
         prompt = found.edges[0]
@@ -212,7 +217,8 @@ def _reach(found: GenerationResult, method: Method, total: int) -> int:
     found.shorter[method.label] = f"its positions end after {limit} tokens"
     if limit + 1 < found.edges[1]:
         raise EvaluationError(
-            f"method {method.label!r} has no room for {found.edges[1] - found.edges[0]} new tokens after a "
+            f"method {method.label!r} has no room for {found.edges[1] - found.edges[0]} new tokens "
+            f"after a "
             f"prompt of {found.edges[0]}: {found.shorter[method.label]}; decrease prompt or bucket"
         )
     return max(edge for edge in found.edges if edge <= limit + 1)

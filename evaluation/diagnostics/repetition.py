@@ -8,21 +8,23 @@ GRAMS = (1, 2, 3, 4)
 
 MEASURES = {
     **{
-        f"repeated_{n}": f"share of {n}-grams that ended before within as many tokens as a bucket has"
+        f"repeated_{n}": f"share of {n}-grams that ended before within as many tokens as a bucket "
+        f"has"
         for n in GRAMS
     },
     **{
         f"distinct_{n}": f"different {n}-grams of a bucket, as a share of its {n}-grams"
         for n in GRAMS
     },
-    "longest_run": "longest stretch of a bucket, in tokens, that repeats one of the last tokens before",
+    "longest_run": "longest stretch of a bucket, in tokens, that repeats one of the last tokens "
+    "before",
     "nll": "NLL of the tokens under the model, nats, at temperature 1",
 }
 
 
 def repeated_runs(tokens: np.ndarray, back: int) -> np.ndarray:
-    """(R, N) ids → (R, N) the length of the longest stretch that ends here and ended before, at most `back`
-    tokens earlier. Stretches may overlap: after `aaaa` comes a run of 4."""
+    """(R, N) ids → (R, N) the length of the longest stretch that ends here and ended before, at
+    most `back` tokens earlier. Stretches may overlap: after `aaaa` comes a run of 4."""
     rows, count = tokens.shape
     longest = np.zeros((rows, count), dtype=np.int64)
     place = np.arange(count)
@@ -35,7 +37,8 @@ def repeated_runs(tokens: np.ndarray, back: int) -> np.ndarray:
 
 
 def distinct(tokens: np.ndarray, n: int) -> float:
-    """Different n-grams of a stretch of ids, as a share of all its n-grams; NaN where it has none."""
+    """Different n-grams of a stretch of ids, as a share of all its n-grams; NaN where it has
+    none."""
     count = len(tokens) - n + 1
     if count < 1:
         return float("nan")
@@ -52,8 +55,8 @@ def by_bucket(
         tokens: (R, N) ids, the prompt first.
         ends: (R,) how many tokens of each row there are.
         nll: (R, N) nats; only entries from the first edge on are read.
-        edges: of the buckets of positions, the first one the prompt's length; the first bucket's width is how
-            far back repetitions are looked for.
+        edges: of the buckets of positions, the first one the prompt's length; the first bucket's
+            width is how far back repetitions are looked for.
     """
     runs = repeated_runs(tokens, edges[1] - edges[0])
     buckets = len(edges) - 1

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from evaluation.diagnostics.weights import last_outputs
+from evaluation.diagnostics.attention_weights import last_outputs
 from model import TokenPositions, Transformer
 from model.position import PositionalScheme
 from model.position.scaling import turns_within
@@ -29,8 +29,9 @@ def scheme_of_layer(model: Transformer, layer: int) -> PositionalScheme:
 class RotaryPair:
     """One rotary pair of one kind of layer under one method.
 
-    `wavelength`: tokens at the evaluated length; None for a pair that does not rotate. `turns_trained`: in
-    the trained length as trained. `turns`: in the evaluated length under the method.
+    `wavelength`: tokens at the evaluated length; None for a pair that does not rotate.
+    `turns_trained`: in the trained length as trained. `turns`: in the evaluated length under the
+    method.
     """
 
     kind: str
@@ -40,29 +41,38 @@ class RotaryPair:
     turns: float
 
 
-def pairs_of(trained: Transformer, model: Transformer, length: int) -> list[RotaryPair]:
-    """Every rotary pair with fixed frequencies, for every kind of layer."""
-    found = []
+def trained_turns(trained: Transformer) -> dict[str, Tensor]:
+    """Turns of every rotary pair within the trained length, as trained: {kind of layer:
+    (pairs,)}."""
+    turns = {}
+    for layer, kind in enumerate(trained.settings.layer_kinds):
+        scheme = scheme_of_layer(trained, layer)
+        if kind not in turns and isinstance(scheme, Rope):
+            frequencies, _ = scheme.frequencies(scheme.stretch(trained.train_length))
+            turns[kind] = turns_within(frequencies, trained.train_length)
+    return turns
+
+
+def pairs_of(model: Transformer, turns: dict[str, Tensor], length: int) -> list[RotaryPair]:
+    """Every rotary pair with fixed frequencies, for every kind of layer; `turns`: as trained."""
+    pairs = []
     kinds = model.settings.layer_kinds
     for kind in dict.fromkeys(kinds):
-        before, now = (scheme_of_layer(m, kinds.index(kind)) for m in (trained, model))
-        if not isinstance(before, Rope) or not isinstance(now, Rope):
+        scheme = scheme_of_layer(model, kinds.index(kind))
+        if kind not in turns or not isinstance(scheme, Rope):
             continue
-        old = turns_within(
-            before.frequencies(before.stretch(trained.train_length))[0], trained.train_length
-        )
-        new = now.frequencies(now.stretch(length))[0]
-        for n, (turned, frequency) in enumerate(zip(old.tolist(), new.tolist(), strict=True)):
+        frequencies, _ = scheme.frequencies(scheme.stretch(length))
+        both = zip(turns[kind].tolist(), frequencies.tolist(), strict=True)
+        for n, (trained, frequency) in enumerate(both):
             wavelength = 2 * math.pi / frequency if frequency else None
-            found.append(
-                RotaryPair(kind, n, wavelength, turned, length * frequency / (2 * math.pi))
-            )
-    return found
+            now = length * frequency / (2 * math.pi)
+            pairs.append(RotaryPair(kind, n, wavelength, trained, now))
+    return pairs
 
 
 def unturned_features(model: Transformer) -> list[Tensor | None]:
-    """For each layer, (D,) 1 for the features of rotary pairs that complete no turn within the trained
-    length, else 0; None where a layer turns no pairs at fixed frequencies."""
+    """For each layer, (D,) 1 for the features of rotary pairs that complete no turn within the
+    trained length, else 0; None where a layer turns no pairs at fixed frequencies."""
     out: list[Tensor | None] = []
     for layer in range(model.settings.layers):
         scheme = scheme_of_layer(model, layer)
@@ -78,12 +88,12 @@ def unturned_features(model: Transformer) -> list[Tensor | None]:
 
 
 def table_drift(model: Transformer, length: int) -> dict[str, float] | None:
-    """Largest difference of table entries from float64 over a window of `length` tokens; None for a model
-    without tables.
+    """Largest difference of table entries from float64 over a window of `length` tokens; None for a
+    model without tables.
 
-    ``as used``: the float32 tables of this model, computed in float64 and rounded. For rotary tables also
-    the error of cos and sin ``stored in bfloat16``, or of angles position·θ ``computed in float32`` or ``in
-    bfloat16``.
+    ``as used``: the float32 tables of this model, computed in float64 and rounded. For rotary
+    tables also the error of cos and sin ``stored in bfloat16``, or of angles position·θ ``computed
+    in float32`` or ``in bfloat16``.
     """
     drift: dict[str, float] = {}
 

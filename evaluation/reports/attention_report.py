@@ -3,9 +3,9 @@
 results.json, in addition to `protocol`, `trained_length`, `checkpoint_hash` and the like:
 
     cells         flat: method, length, layer, head, measure, value, low, high. head null: the mean over
-                  the layer's heads; layer null too: over all layers. low and high, where head is null: the
-                  interval over units (documents or clusters), null with fewer than 6. The measures are in
-                  `measures`; one that does not exist for a cell has no row.
+                  the layer's heads; layer null too: over all layers. low and high, where head is
+                  null: the interval over units (documents or clusters), null with fewer than 6. The
+                  measures are in `measures`; one that does not exist for a cell has no row.
     by_distance   method, length, layer, head (null as above), edges (buckets + 1), mass (of each
                   bucket), and uniform: the mass of uniform attention over the visible keys.
     pairs         rotary pairs: method, length, kind of layer, pair, wavelength (null: no rotation), turns
@@ -27,7 +27,7 @@ import torch
 from matplotlib.figure import Figure
 
 from evaluation.diagnostics.attention import AttentionResult, mean_of_finite
-from evaluation.diagnostics.weights import MEASURES
+from evaluation.diagnostics.attention_weights import MEASURES
 from evaluation.reports.charts import COLOURS, INK, Curve, FigureText, Panel
 from evaluation.reports.document import ReportTable
 from evaluation.reports.evaluation_report import EvaluationReport
@@ -44,7 +44,7 @@ from evaluation.reports.provenance import text_basis
 from evaluation.reports.results_table import mean_over_units, rounded, rounded_record
 from evaluation.reports.sentences import sentences
 from evaluation.reports.text import dtype_note
-from evaluation.schemes.figures import wavelength_figure
+from evaluation.schemes.scheme_figures import wavelength_figure
 from evaluation.scoring.methods import TRAINED, name_of
 
 SHOWN = {  # columns of the table: measure -> heading, format
@@ -81,7 +81,8 @@ def attention_report(result: AttentionResult, name: str = "attention") -> Evalua
 
 
 def places(layers: int, heads: int) -> Iterator[Place]:
-    """The mean over all layers and heads, then each layer: the mean over its heads, and each head."""
+    """The mean over all layers and heads, then each layer: the mean over its heads, and each
+    head."""
     yield None, None
     for layer in range(layers):
         yield layer, None

@@ -1,5 +1,5 @@
-"""Line charts in one style: panels of curves, named at their ends or in a key, below a title. PNG and SVG,
-legible at column width and without color."""
+"""Line charts in one style: panels of curves, named at their ends or in a key, below a title. PNG
+and SVG, legible at column width and without color."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from scipy.optimize import isotonic_regression
 
 from data.files import atomic
 
-# Okabe and Ito 2008, without its yellow, which is too light for a line on white. Markers differ too.
+# Okabe and Ito 2008, without its yellow, which is too light for a line on white. Markers differ
+# too.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A5C00", "#5B5B5B")
 MARKERS = ("s", "^", "D", "v", "P", "X", "<", ">")
 INK = "#222222"
@@ -58,8 +59,8 @@ Numbers = Sequence[float] | np.ndarray
 
 @dataclass(frozen=True)
 class FigureText:
-    """Title, subtitle and note; empty for a figure with a caption elsewhere. `formula`: subtitle and headings
-    of panels are mathtext, as axis labels always are."""
+    """Title, subtitle and note; empty for a figure with a caption elsewhere. `formula`: subtitle
+    and headings of panels are mathtext, as axis labels always are."""
 
     title: str = ""
     subtitle: str = ""
@@ -138,8 +139,8 @@ class Curve:
 
 @dataclass(frozen=True)
 class Panel:
-    """Curves over common axes, and horizontal lines (label, y, color) across them. `y`: label of the vertical
-    axis, if the panels have different ones."""
+    """Curves over common axes, and horizontal lines (label, y, color) across them. `y`: label of
+    the vertical axis, if the panels have different ones."""
 
     curves: Sequence[Curve]
     heading: str = ""
@@ -165,7 +166,8 @@ def panels_figure(
     Args:
         scales: sets scales, limits and marks of a panel's axes; its curves are drawn already.
         height: inches of every row of panels, or of each; more where the names require it.
-        names: of curves and levels: at their right ends, in a key beside each panel, or in one key below all.
+        names: of curves and levels: at their right ends, in a key beside each panel, or in one key
+            below all.
         value: printed after a name at the end of a curve.
     """
     columns = min(columns, len(panels))
@@ -330,7 +332,8 @@ def power_of_ten(value: float) -> str:
 
 
 def fit_left(figure: Figure, axes: Axes) -> None:
-    """Move the left edge of the axes inwards until the y label and tick labels fit into the figure."""
+    """Move the left edge of the axes inwards until the y label and tick labels fit into the
+    figure."""
     renderer = cast(FigureCanvasAgg, figure.canvas).get_renderer()
     box = axes.yaxis.get_tightbbox(renderer)
     place = axes.get_position()
@@ -340,9 +343,10 @@ def fit_left(figure: Figure, axes: Axes) -> None:
 
 
 def label_ends(figure: Figure, axes: Axes, labels: list[tuple[str, float, float, str]]) -> None:
-    """Direct labels (text, x, y, color) right of the axes at the height of the line's end, moved apart where
-    they would overlap. Limits and scales of the axes must be final. The leader of a line that ends above the
-    axes points to their top; a line that ends early has no leader, which would look like data."""
+    """Direct labels (text, x, y, color) right of the axes at the height of the line's end, moved
+    apart where they would overlap. Limits and scales of the axes must be final. The leader of a
+    line that ends above the axes points to their top; a line that ends early has no leader, which
+    would look like data."""
     height = axes.get_position().height * figure.get_figheight() * 72  # points
     gap = LABEL_GAP / height
     top = axes.get_ylim()[1]

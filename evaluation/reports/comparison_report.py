@@ -42,7 +42,8 @@ def entries_of(names: Sequence[str], results: Sequence[EvaluationResult]) -> lis
     for name, other in zip(names, results, strict=True):
         if other.plan.hash != first.plan.hash or not np.array_equal(other.document, first.document):
             raise EvaluationError(
-                f"{name} and {names[0]} have different targets; evaluate both with the same settings"
+                f"{name} and {names[0]} have different targets; evaluate both with the same "
+                f"settings"
             )
     return [
         Entry(name if method.label == TRAINED else f"{name}, {method.label}", result, method.label)
@@ -168,7 +169,8 @@ class RunComparison:
             "Loss of several runs by context length",
             f"The same {len(result.document):,} targets at every length "
             f"({result.plan.protocol}{dtype_note(settings.dtype)})",
-            f"Bars: {100 * settings.confidence:g}% intervals over {result.unit_kind}s of the paired "
+            f"Bars: {100 * settings.confidence:g}% intervals over {result.unit_kind}s of the "
+            f"paired "
             f"difference from {self.first.label}.",
         )
         trained = {result.subject.trained_length for result in self.runs.values()}

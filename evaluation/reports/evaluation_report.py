@@ -1,4 +1,5 @@
-"""The report of one evaluation of any kind: a results table, a record, sentences, tables and figures."""
+"""The report of one evaluation of any kind: a results table, a record, sentences, tables and
+figures."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -39,8 +39,8 @@ def thinned(x: np.ndarray, y: np.ndarray, per_octave: int = 12) -> tuple[np.ndar
 def add_strip(figure: Figure, axes: Axes, exposure: Exposure) -> Axes:
     """Add a strip below `axes`, whose x axis is tokens of context, with the exposure in training.
 
-    The figure keeps its size and moves up; label and ticks of the x axis move to the strip. Shares of zero
-    are not drawn, so a line ends at the last trained position.
+    The figure keeps its size and moves up; label and ticks of the x axis move to the strip. Shares
+    of zero are not drawn, so a line ends at the last trained position.
     """
     width, height = figure.get_size_inches()
     taller = height + HEIGHT + GAP

@@ -4,9 +4,9 @@ results.json, in addition to `protocol`, `trained_length`, `checkpoint_hash` and
 
     cells     flat: method, source, start, stop, measure, value, low, high, rows. source: `greedy`,
               `temperature T` or `real text` (the same documents' own continuation); start and stop:
-              positions of the bucket, stop excluded; rows: continuations that reach it; low and high: the
-              interval over units (documents or clusters), null with fewer than 6. The measures are in
-              `measures`.
+              positions of the bucket, stop excluded; rows: continuations that reach it; low and
+              high: the interval over units (documents or clusters), null with fewer than 6. The
+              measures are in `measures`.
     samples   method, source, text: what the first prompt was continued with.
     absent    method, reason: methods that end before the full length.
 """
@@ -131,7 +131,8 @@ def by_position(result: GenerationResult, buckets: Buckets, method: str) -> Figu
         titled("Generation past the trained length", method),
         f"{result.subject.name}: {len(result.unit)} prompts of {result.edges[0]:,} tokens"
         f"{dtype_note(result.settings.dtype)}",
-        f"Buckets of {width:,} tokens; repetitions are counted within the previous {width:,} tokens.",
+        f"Buckets of {width:,} tokens; repetitions are counted within the previous {width:,} "
+        f"tokens.",
     )
     axes = MeasureAxes(
         x="position, tokens",

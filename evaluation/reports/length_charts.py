@@ -1,4 +1,5 @@
-"""Loss and other measures against the length of the context: one chart of curves named at their ends."""
+"""Loss and other measures against the length of the context: one chart of curves named at their
+ends."""
 
 from __future__ import annotations
 
@@ -29,8 +30,8 @@ BAND = "#999999"
 
 @dataclass(frozen=True)
 class ReferenceLines:
-    """Everything in the axes besides the curves: trained length, level lines (label, y), tolerance band.
-    `{}` in the label of a level is replaced by its value."""
+    """Everything in the axes besides the curves: trained length, level lines (label, y), tolerance
+    band. `{}` in the label of a level is replaced by its value."""
 
     trained_length: int
     levels: Sequence[tuple[str, float]] = ()

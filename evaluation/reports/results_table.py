@@ -1,4 +1,5 @@
-"""The results table: one row for each measured number, written by one writer for every evaluation."""
+"""The results table: one row for each measured number, written by one writer for every
+evaluation."""
 
 import json
 import math

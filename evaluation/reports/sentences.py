@@ -22,6 +22,7 @@ _TEMPLATES.globals |= {"points_only_below": POINTS_ONLY_BELOW, "few_below": FEW_
 
 
 def sentences(template: str, **values: object) -> list[str]:
-    """The paragraphs of `templates/{template}.txt.j2`, filled with `values`, white space collapsed."""
+    """The paragraphs of `templates/{template}.txt.j2`, filled with `values`, white space
+    collapsed."""
     text = _TEMPLATES.get_template(f"{template}.txt.j2").render(values)
     return [" ".join(one.split()) for one in re.split(r"\n\s*\n", text) if one.strip()]

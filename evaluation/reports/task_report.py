@@ -1,4 +1,5 @@
-"""Report of an evaluation by tasks: a row for each method and length, and items.csv with every item."""
+"""Report of an evaluation by tasks: a row for each method and length, and items.csv with every
+item."""
 
 import math
 from collections.abc import Callable
@@ -30,8 +31,8 @@ from evaluation.reports.sentences import sentences
 from evaluation.reports.text import dtype_note, percent
 from evaluation.scoring.methods import TRAINED, name_of
 from evaluation.statistics.intervals import Interval
-from evaluation.tasks.analysis import DepthCell, TaskAnalysis, TaskRow, reference
-from evaluation.tasks.session import TaskResult
+from evaluation.tasks.task_analysis import DepthCell, TaskAnalysis, TaskRow, reference
+from evaluation.tasks.task_session import TaskResult
 
 CLAIM_ITEMS = 200  # items at each length that a claim about retrieval requires
 SHADES = "cividis"  # even in lightness, and the same to every kind of color vision

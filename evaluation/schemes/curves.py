@@ -1,6 +1,7 @@
 """Numbers of positional schemes without a model: encodings, angles, decays, wavelengths, biases.
 
-Every number is computed through the interface of the registered schemes, so that new schemes are included.
+Every number is computed through the interface of the registered schemes, so that new schemes are
+included.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ class SchemeShape:
 
 
 def build(choice: dict[str, Any], shape: SchemeShape) -> PositionalScheme:
-    """The scheme of these settings, `name` among them, with its parameters initialized as in training.
+    """The scheme of these settings, `name` among them, with its parameters initialized as in
+    training.
 
     Raises:
         EvaluationError: unknown scheme, or invalid settings.
@@ -93,7 +95,8 @@ def forms(
 def distinct(found: list[tuple[str, str, Tensor]]) -> dict[str, int]:
     """Labels and indices of those of (name, form, values) that differ.
 
-    The label includes the form if a name has several; names with equal values share a label, `ntk = dynamic`.
+    The label includes the form if a name has several; names with equal values share a label, `ntk =
+    dynamic`.
     """
     names: dict[int, dict[str, None]] = {}  # index of the first of equal values -> their names
     for n, (name, _, values) in enumerate(found):
@@ -114,8 +117,8 @@ def distinct(found: list[tuple[str, str, Tensor]]) -> dict[str, int]:
 def plan_of(
     scheme: PositionalScheme, tokens: int, queries: int | None = None
 ) -> tuple[AttentionContext, AttentionPlan] | None:
-    """One pass over `tokens` tokens at 0, 1, 2, ..., with queries at the last `queries`; None for a scheme
-    that depends on the layer's input."""
+    """One pass over `tokens` tokens at 0, 1, 2, ..., with queries at the last `queries`; None for a
+    scheme that depends on the layer's input."""
     positions = TokenPositions.plain(tokens)
     heads = scheme.geometry.heads
     scheme.check(positions)
@@ -136,8 +139,8 @@ def plan_of(
 
 @torch.no_grad()
 def encodings(choice: dict[str, Any], tokens: int) -> Tensor:
-    """(tokens, 2) or more features: a token of ones encoded at 0, 1, 2, ..., through the scheme's embedding
-    and its keys, with as few features as the scheme supports."""
+    """(tokens, 2) or more features: a token of ones encoded at 0, 1, 2, ..., through the scheme's
+    embedding and its keys, with as few features as the scheme supports."""
     error: Exception = EvaluationError(
         f"scheme '{choice.get('name')}' depends on content and has no encoding"
     )
@@ -158,7 +161,8 @@ def encodings(choice: dict[str, Any], tokens: int) -> Tensor:
 
 @torch.no_grad()
 def inner_products(theta: float, dim: int, distances: Tensor) -> Tensor:
-    """p_n·p_(n+d) of sinusoidal embeddings of `dim` features, for whole distances d of either sign."""
+    """p_n·p_(n+d) of sinusoidal embeddings of `dim` features, for whole distances d of either
+    sign."""
     reach = int(distances.abs().max())
     scheme = build({"name": "sinusoidal", "theta": theta}, SchemeShape(dim=dim, heads=1))
     positions = TokenPositions.plain(2 * reach + 1)
@@ -168,7 +172,8 @@ def inner_products(theta: float, dim: int, distances: Tensor) -> Tensor:
 
 
 def frequencies(scheme: PositionalScheme, length: int) -> Tensor:
-    """(R,) float64 radians per token by which the scheme rotates pairs in a sequence of `length` tokens.
+    """(R,) float64 radians per token by which the scheme rotates pairs in a sequence of `length`
+    tokens.
 
     Raises:
         EvaluationError: the scheme has no fixed frequencies.
@@ -186,7 +191,8 @@ def frequencies(scheme: PositionalScheme, length: int) -> Tensor:
 def decay(frequencies: Tensor, distances: Tensor) -> Tensor:
     """mean_j |Σ_(k<j) e^(i·d·θ_k)| over j = 1 ... R, for each distance d.
 
-    By Abel summation it bounds the score at that distance, up to a factor that depends on the content: Su
+    By Abel summation it bounds the score at that distance, up to a factor that depends on the
+        content: Su
     et al. 2021 (arXiv:2104.09864), section 3.4.3; Su's blog (kexue.fm/archives/8265).
     """
     turned = torch.polar(
@@ -204,8 +210,9 @@ def wavelengths(scheme: PositionalScheme, length: int) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def bias(scheme: PositionalScheme, longest: int) -> Tensor | None:
-    """(H, longest + 1) bias of the logit between a query at position `longest` and the key at each distance
-    0, 1, 2, ...; −∞ for masked keys. None if the scheme has no bias, or one that depends on content.
+    """(H, longest + 1) bias of the logit between a query at position `longest` and the key at each
+    distance 0, 1, 2, ...; −∞ for masked keys. None if the scheme has no bias, or one that depends
+    on content.
     """
     found = plan_of(scheme, longest + 1, queries=1)
     if found is None:
@@ -225,7 +232,8 @@ def bias(scheme: PositionalScheme, longest: int) -> Tensor | None:
 
 
 def spaced(longest: int) -> Tensor:
-    """Distances from 0 to `longest`: all of the first, then 32 to each doubling, the points of a log axis."""
+    """Distances from 0 to `longest`: all of the first, then 32 to each doubling, the points of a
+    log axis."""
     octaves = math.log2(max(longest, 1))
     steps = torch.exp2(torch.arange(0, 32 * octaves + 1, dtype=torch.float64) / 32).round().long()
     return torch.cat([torch.tensor([0, longest]), steps.clamp(max=longest)]).unique()
@@ -258,9 +266,8 @@ def rotations(theta: float, shape: SchemeShape) -> dict[str, PositionalScheme]:
 
 
 def methods(plain: Tensor, stretch: float, length: int) -> tuple[dict[str, Tensor], list[str]]:
-    """(R,) frequencies under each scaling method, in each of its forms, for sequences of stretch·length
-    tokens;
-    and the names of the methods that require settings."""
+    """(R,) frequencies under each scaling method, in each of its forms, for sequences of
+    stretch·length tokens; and the names of the methods that require settings."""
     found: list[tuple[str, str, Tensor]] = []
     left_out = []
     for method_class in get_args(get_args(AnyScaling)[0]):

@@ -69,8 +69,8 @@ def _draw(axes: Axes, points: np.ndarray, size: np.ndarray) -> None:
 
 
 def _oblique(points: np.ndarray) -> np.ndarray:
-    """(N, 2) two features as they are; of more, the last across, the one before it up, each before those into
-    depth."""
+    """(N, 2) two features as they are; of more, the last across, the one before it up, each before
+    those into depth."""
     if points.shape[1] == 2:
         return points
     flat = points[:, :-3:-1].copy()

@@ -1,4 +1,5 @@
-"""Finished cells on disk: one file of per-target NLL for each (checkpoint, targets, method, length)."""
+"""Finished cells on disk: one file of per-target NLL for each (checkpoint, targets, method,
+length)."""
 
 import json
 import time
@@ -15,7 +16,8 @@ PARTIAL_EVERY = 30.0  # seconds between two saves of an unfinished cell
 
 
 class CellStore:
-    """The cells of one run. A key is a JSON-serializable dict of everything that determines the numbers."""
+    """The cells of one run. A key is a JSON-serializable dict of everything that determines the
+    numbers."""
 
     def __init__(self, folder: Path):
         self.folder = Path(folder)

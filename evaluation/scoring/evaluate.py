@@ -1,4 +1,5 @@
-"""Evaluate the loss of one checkpoint under every method at every length; finished cells are reused."""
+"""Evaluate the loss of one checkpoint under every method at every length; finished cells are
+reused."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -11,8 +12,10 @@ import numpy as np
 from data import Tokenizer, TokenStore
 from errors import EvaluationError
 from evaluation.contamination.screening import Screening, screen, shared_text
+from evaluation.evaluated_model import EvaluatedModel
+from evaluation.evaluation_settings import ContaminationSettings, EvaluationSettings
 from evaluation.ranks import LAUNCH, EvaluationRanks, lost_process
-from evaluation.run import EvaluatedModel, absent_cells, resolve_all
+from evaluation.scoring.loss_session import CellSession, EvaluationCell, MeasuredCells
 from evaluation.scoring.methods import TRAINED, TRUNCATE, Method, new_sinks
 from evaluation.scoring.plan import EvaluationPlan, make_plan, raw_bytes, truncation_step
 from evaluation.scoring.scoring import (
@@ -23,10 +26,8 @@ from evaluation.scoring.scoring import (
     measure,
     unigram_nll,
 )
-from evaluation.scoring.session import CellSession, EvaluationCell, MeasuredCells
 from evaluation.scoring.text import EvaluationText
 from evaluation.scoring.windows import TargetWindows
-from evaluation.settings import ContaminationSettings, EvaluationSettings
 from model import ModelError, Transformer
 from model.attention.sharding import is_broken_link
 
@@ -35,8 +36,8 @@ PRECISION_SAMPLE = 32  # windows scored again in float32 for comparison with bfl
 
 @dataclass(kw_only=True)
 class EvaluationResult(MeasuredCells):
-    """Everything measured. `nll[method, length]` is per-target, in the order of `document` (n,): the plan's
-    targets in their order, without those that `screening` drops."""
+    """Everything measured. `nll[method, length]` is per-target, in the order of `document` (n,):
+    the plan's targets in their order, without those that `screening` drops."""
 
     settings: EvaluationSettings
     plan: EvaluationPlan
@@ -59,15 +60,17 @@ class EvaluationResult(MeasuredCells):
 
 
 class EvaluationSession(CellSession):
-    """The targets and the cells of one evaluation of loss. Raises EvaluationError for invalid settings.
+    """The targets and the cells of one evaluation of loss. Raises EvaluationError for invalid
+    settings.
 
-    An interrupted `run` keeps every finished cell and the finished part of the current one. With several
-    `ranks` all of them must call it; each measures its share and all return the same result.
+    An interrupted `run` keeps every finished cell and the finished part of the current one. With
+    several `ranks` all of them must call it; each measures its share and all return the same
+    result.
 
     Args:
         store: the text to read.
-        train: the text the model was trained on (or None): gives the unigram baseline; passages that `store`
-            shares with it, or with the text of `earlier` trainings, are excluded.
+        train: the text the model was trained on (or None): gives the unigram baseline; passages
+            that `store` shares with it, or with the text of `earlier` trainings, are excluded.
         overlaps: folder that caches the shared passages.
         dry_run: skip the search for passages shared with the training text.
     """
@@ -99,12 +102,14 @@ class EvaluationSession(CellSession):
         chunks = 2 * settings.context
         if settings.context > 1 and shortest < chunks:
             raise EvaluationError(
-                f"context = {settings.context} requires windows of {chunks} tokens or more, two for each "
-                f"process; the shortest length is {shortest}: lower context, or evaluate longer lengths"
+                f"context = {settings.context} requires windows of {chunks} tokens or more, two "
+                f"for each "
+                f"process; the shortest length is {shortest}: lower context, or evaluate longer "
+                f"lengths"
             )
         if settings.minutes is not None and ranks.world > 1:
             raise EvaluationError("minutes does not support several processes; start one process")
-        schemes = resolve_all(methods, subject)
+        schemes = subject.schemes(methods)
         notes = _sinks(methods, schemes, settings.bos, subject)
         if dry_run:
             train = None
@@ -112,9 +117,15 @@ class EvaluationSession(CellSession):
             settings = settings.model_copy(
                 update={"contamination": ContaminationSettings(check=False)}
             )
-        how = {"earlier": earlier, "cache": overlaps, "console": console}
         self.text, self.plan, screening = choose_targets(
-            settings, store, train, tokenizer, subject.trained_length, **how
+            settings,
+            store,
+            train,
+            tokenizer,
+            subject.trained_length,
+            earlier=earlier,
+            cache=overlaps,
+            console=console,
         )
         if self.plan.note and console:
             console.warn(self.plan.note)
@@ -143,8 +154,8 @@ class EvaluationSession(CellSession):
             unigram=None if train is None else unigram_nll(train, ids, tokenizer.vocab_size),
             unit_names=unit_names,
             seen=None if seen is None else seen[document],
-            absent=absent_cells(
-                methods, self.plan.lengths, subject, settings.unreachable == "refuse"
+            absent=subject.absent_cells(
+                methods, self.plan.lengths, refuse=settings.unreachable == "refuse"
             ),
             notes=notes,
         )
@@ -189,8 +200,8 @@ class EvaluationSession(CellSession):
     def score(
         self, cell: EvaluationCell, model: Transformer, batch: int, advance: Callable[[float], None]
     ) -> np.ndarray:
-        """Score the windows of this rank or of its context group, and gather those of the others; progress is
-        estimated from this rank."""
+        """Score the windows of this rank or of its context group, and gather those of the others;
+        progress is estimated from this rank."""
         ranks = self.ranks
         windows = cell.windows
         rank = ranks.data_rank
@@ -212,17 +223,21 @@ class EvaluationSession(CellSession):
             if ranks.reports_losses:
                 self.store.save_partial(cell.key, out, ranks.rank, now=now)
 
-        how = {
-            "device": self.device,
-            "chunk": cell.chunk,
-            "length": cell.length,
-            "shard": ranks.shard,
-        }
-        scorer = ModelScorer(model, **how)
-        how = {"batch": batch, "rank": rank, "world": world, "out": out, "after_batch": after}
+        scorer = ModelScorer(
+            model, device=self.device, chunk=cell.chunk, length=cell.length, shard=ranks.shard
+        )
         error = ""
         try:
-            measure(scorer, self.text, windows, **how)
+            measure(
+                scorer,
+                self.text,
+                windows,
+                batch=batch,
+                rank=rank,
+                world=world,
+                out=out,
+                after_batch=after,
+            )
         except KeyboardInterrupt:
             save(now=True)
             raise
@@ -245,7 +260,8 @@ class EvaluationSession(CellSession):
     def measure_cells(
         self, missing: list[EvaluationCell], advance: Callable[[EvaluationCell, float], None]
     ) -> None:
-        """With a time limit, measure window by window, and drop the documents that are not finished."""
+        """With a time limit, measure window by window, and drop the documents that are not
+        finished."""
         if self.settings.minutes is None:
             return super().measure_cells(missing, advance)
         stop = time.monotonic() + 60 * self.settings.minutes
@@ -257,7 +273,6 @@ class EvaluationSession(CellSession):
             rows[self.store.name(cell.key)] = (
                 np.full(self.plan.n_targets, np.nan) if known is None else known
             )
-        # Model weights are loaded for every window: seconds, compared with minutes for a long one.
         turns = ((window, cell) for window in range(len(self.plan.truncated)) for cell in distinct)
         for window, cell in turns:
             if time.monotonic() > stop:
@@ -281,8 +296,8 @@ class EvaluationSession(CellSession):
     def _score_window(
         self, cell: EvaluationCell, window: int, rows: np.ndarray, advance: Callable[[float], None]
     ) -> None:
-        """Score one window of a cell and save it; `rows` (n_targets,) are the losses of the cell so far.
-        Raises CellFailed or ModelError."""
+        """Score one window of a cell and save it; `rows` (n_targets,) are the losses of the cell so
+        far. Raises CellFailed or ModelError."""
         all_windows = cell.windows
         assert all_windows is not None
         first = int(all_windows.keep[:window].sum())
@@ -305,13 +320,15 @@ class EvaluationSession(CellSession):
         finished = np.setdiff1d(every, of_target[~scored])
         if not len(finished):
             raise EvaluationError(
-                f"no document was scored under every method within {self.settings.minutes:g} minutes; "
+                f"no document was scored under every method within {self.settings.minutes:g} "
+                f"minutes; "
                 "run the same command again to continue"
             )
         if len(finished) == len(every):
             return
         result.notes.append(
-            f"{len(finished)} of {len(every)} documents were scored under every method within the time "
+            f"{len(finished)} of {len(every)} documents were scored under every method within the "
+            f"time "
             "limit; the same command continues."
         )
         here = np.isin(result.document, finished)
@@ -329,7 +346,8 @@ class EvaluationSession(CellSession):
             (self.samples if cell.role == "sample" else self.result.nll)[cell.where] = values
 
     def run(self) -> EvaluationResult:
-        """Measure; drop the screened targets, add the precision of bfloat16 and the truncation baseline."""
+        """Measure; drop the screened targets, add the precision of bfloat16 and the truncation
+        baseline."""
         super().run()
         result = self.result
         kept = self.kept
@@ -370,18 +388,20 @@ def _sinks(
 
     Raises EvaluationError if the model was trained with BOS there.
     """
-    trained = subject.resolve(())
+    trained = subject.position(())
     with_sinks = [method.label for method in methods if new_sinks(schemes[method.label], trained)]
     if not with_sinks or bos == "every-window":
         return []
     names = ", ".join(with_sinks)
     if subject.bos_first:
         raise EvaluationError(
-            f"{names}: the first tokens of a window are kept as sinks. {subject.bos_first}, but windows "
+            f"{names}: the first tokens of a window are kept as sinks. {subject.bos_first}, but "
+            f"windows "
             "inside a document start with any token: set bos=every-window, or remove these methods"
         )
     return [
-        f"Sinks ({names}) are the first tokens of a window, here arbitrary tokens, as at the start of a "
+        f"Sinks ({names}) are the first tokens of a window, here arbitrary tokens, as at the start "
+        f"of a "
         "training window; bos=every-window puts BOS first."
     ]
 

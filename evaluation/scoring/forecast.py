@@ -18,7 +18,8 @@ from model.attention.explicit import query_block
 from model.attention.kernels import choose
 from model.attention.mask import AttentionView
 
-# Blocks of scores alive at once, measured as resident memory: the largest value for each kind of kernel.
+# Blocks of scores alive at once, measured as resident memory: the largest value for each kind of
+# kernel.
 BLOCKS = {"masked": 4, "views": 6, "weighed": 14}
 SLACK = 1.25  # for the allocator
 LONG_TRIAL = 1.0  # seconds; a trial that takes longer is not repeated
@@ -32,10 +33,10 @@ def memory_needed(
 ) -> int:
     """Upper estimate of the peak bytes of one batch of windows, without the weights.
 
-    Sums the activations of one chunk, the KV cache (with more than one chunk), the blocks of queries × L
-    scores that the model's kernels materialize, and the logits of the kept outputs. Each of `context`
-    processes that share windows holds hidden states of its tokens and the keys of one layer instead of the
-    cache.
+    Sums the activations of one chunk, the KV cache (with more than one chunk), the blocks of
+    queries × L scores that the model's kernels materialize, and the logits of the kept outputs.
+    Each of `context` processes that share windows holds hidden states of its tokens and the keys of
+    one layer instead of the cache.
     """
     s = model.settings
     element = model.embed.weight.element_size()
@@ -64,7 +65,8 @@ def memory_needed(
 
 
 def gathered_numbers(model: Transformer, length: int, chunk: int) -> int:
-    """Keys and values per row of the layer that gathers most, in passes of `chunk` tokens; with a window, of
+    """Keys and values per row of the layer that gathers most, in passes of `chunk` tokens; with a
+    window, of
     the tokens that a pass sees, twice: as received and joined."""
     s = model.settings
     found = [0]
@@ -79,7 +81,8 @@ def gathered_numbers(model: Transformer, length: int, chunk: int) -> int:
 
 @torch.no_grad()
 def blocks_at_once(model: Transformer) -> int:
-    """Blocks of scores (B, H, t, S) alive at once in the layers' kernels, found from a pass of two tokens."""
+    """Blocks of scores (B, H, t, S) alive at once in the layers' kernels, found from a pass of two
+    tokens."""
     device = model.embed.weight.device
     found = [0]
 
@@ -123,8 +126,8 @@ def memory_free(device: torch.device) -> int:
 def choose_batch(
     model: Transformer, length: int, keep: int, *, chunk: int, device, budget: int, context: int = 1
 ) -> int:
-    """The batch size in windows. Raises EvaluationError, with the length that would fit, if a single window
-    does not fit."""
+    """The batch size in windows. Raises EvaluationError, with the length that would fit, if a
+    single window does not fit."""
 
     def fits(batch: int, length: int = length) -> bool:
         return memory_needed(model, length, min(keep, length), batch, chunk, context) <= budget
@@ -136,7 +139,8 @@ def choose_batch(
             shorter = bisect_left(range(length), True, lo=1, key=lambda n: not fits(1, n)) - 1
             need = memory_needed(model, length, keep, 1, chunk, context) / 2**30
             raise EvaluationError(
-                f"length {length} needs about {need:.2f} GiB and {budget / 2**30:.2f} GiB may be used; "
+                f"length {length} needs about {need:.2f} GiB and {budget / 2**30:.2f} GiB may be "
+                f"used; "
                 f"length {shorter} would fit, or set a smaller chunk (now {chunk})"
             )
         batch //= 2
@@ -159,8 +163,8 @@ class Throughput:
 def measure_pace(
     scorer: ModelScorer, model: Transformer, short: int, long: int, keep: int
 ) -> Throughput:
-    """Time one short and one longer window of this model: at most two chunks, or 8192 tokens, so that
-    prefilling in chunks is timed as well where it will happen."""
+    """Time one short and one longer window of this model: at most two chunks, or 8192 tokens, so
+    that prefilling in chunks is timed as well where it will happen."""
 
     def score(length: int) -> None:
         scorer(np.zeros((1, length + 1), dtype=np.int64), min(keep, length))
@@ -169,7 +173,8 @@ def measure_pace(
 
 
 def fit_pace(process: Callable[[int], object], short: int, long: int) -> Throughput:
-    """Fit the time of `process(length)` at two lengths: the best of three trials each, one if it is slow."""
+    """Fit the time of `process(length)` at two lengths: the best of three trials each, one if it is
+    slow."""
 
     def timed(length: int) -> float:
         trials: list[float] = []
@@ -189,8 +194,8 @@ def fit_pace(process: Callable[[int], object], short: int, long: int) -> Through
 
 @dataclass(frozen=True)
 class ForecastRow:
-    """One cell of a forecast: its windows (items, prompts), their input tokens, and the peak bytes of a
-    batch; `peak` is None for a cell that is already on disk."""
+    """One cell of a forecast: its windows (items, prompts), their input tokens, and the peak bytes
+    of a batch; `peak` is None for a cell that is already on disk."""
 
     method: str
     length: int
@@ -225,7 +230,8 @@ def forecast_line(
     """The cost of the cells that are not on disk yet, in one line."""
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     return (
-        f"forecast: {cells} cells, {tokens / 1e6:.2f}M input tokens, about {_duration(seconds)}, peak memory "
+        f"forecast: {cells} cells, {tokens / 1e6:.2f}M input tokens, about {_duration(seconds)}, "
+        f"peak memory "
         f"about {(peak + weights) / 2**30:.2f} GiB in addition to the program (budget "
         f"{budget / 2**30:.1f} GiB)"
     )

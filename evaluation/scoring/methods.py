@@ -41,7 +41,8 @@ def builtin_methods() -> dict[str, list[str]]:
 
 
 def read_methods(path: Path) -> dict[str, list[str]]:
-    """Methods from a YAML mapping label -> list of overrides. Raises EvaluationError for anything else."""
+    """Methods from a YAML mapping label -> list of overrides. Raises EvaluationError for anything
+    else."""
     try:
         return _TABLE.validate_python(
             yaml.safe_load(Path(path).read_text(encoding="utf-8")), strict=True
@@ -55,9 +56,9 @@ def resolve_methods(
 ) -> list[Method]:
     """The methods of an evaluation in order; `trained`, the reference, is added if it is missing.
 
-    `{train_length}` in an override is replaced by the run's trained length, `{train_length-4}` by four tokens
-    less, `{train_length*4}` by four times as many.
-    Raises EvaluationError for an unknown label, or for overrides under a label with a fixed meaning.
+    `{train_length}` in an override is replaced by the run's trained length, `{train_length-4}` by
+    four tokens less, `{train_length*4}` by four times as many. Raises EvaluationError for an
+    unknown label, or for overrides under a label with a fixed meaning.
     """
     table = (
         {label: builtin.get(label) for label in asked} if isinstance(asked, list) else dict(asked)
@@ -70,7 +71,8 @@ def resolve_methods(
     for label in (TRAINED, TRUNCATE):
         if table.get(label):
             raise EvaluationError(
-                f"method {label!r} accepts no overrides: it is the checkpoint as trained; use another label"
+                f"method {label!r} accepts no overrides: it is the checkpoint as trained; use "
+                f"another label"
             )
     labels = list(table) if TRAINED in table else [TRAINED, *table]
     return [
@@ -82,10 +84,11 @@ def resolve_methods(
 def compatible_methods(
     builtin: dict[str, list[str]], trained_length: int, resolve: Callable[[Sequence[str]], dict]
 ) -> tuple[list[Method], dict[str, str]]:
-    """The built-in methods that apply to this checkpoint, and the reason why each of the others does not.
+    """The built-in methods that apply to this checkpoint, and the reason why each of the others
+    does not.
 
-    `resolve(overrides)` returns the position settings and raises ValueError if they are illegal. A method
-    that changes nothing, or gives the same settings as an earlier one, is left out too.
+    `resolve(overrides)` returns the position settings and raises ValueError if they are illegal. A
+    method that changes nothing, or gives the same settings as an earlier one, is left out too.
     """
     methods = []
     left_out = {}

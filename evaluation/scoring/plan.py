@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from errors import EvaluationError
+from evaluation.evaluation_settings import EvaluationSettings
 from evaluation.scoring.targets import content_hash, draw_targets, shorten_lengths
 from evaluation.scoring.text import EvaluationText
 from evaluation.scoring.windows import (
@@ -17,15 +18,14 @@ from evaluation.scoring.windows import (
     sliding_windows,
     truncated_windows,
 )
-from evaluation.settings import EvaluationSettings
 
 
 @dataclass(frozen=True)
 class EvaluationPlan:
     """Windows of every length, over the same targets in the same order.
 
-    `truncated` scores those targets with the context truncated to L0; it is `windows[L0]` except under by-
-    position. `record` is the content of `targets.json`; `hash` identifies the targets.
+    `truncated` scores those targets with the context truncated to L0; it is `windows[L0]` except
+    under by- position. `record` is the content of `targets.json`; `hash` identifies the targets.
     """
 
     protocol: str
@@ -58,7 +58,8 @@ def make_plan(
     tokenizer_hash: str,
     trained_length: int,
 ) -> EvaluationPlan:
-    """Draw the targets and build the windows. Raises EvaluationError if documents are too few or short."""
+    """Draw the targets and build the windows. Raises EvaluationError if documents are too few or
+    short."""
     hashes = {"corpus_hash": corpus_hash, "tokenizer_hash": tokenizer_hash}
     if settings.protocol == "fixed-targets":
         return _fixed(settings, text, hashes, trained_length)
@@ -98,8 +99,8 @@ def make_plan(
 
 
 def truncation_step(settings: EvaluationSettings, trained_length: int) -> int:
-    """by-position: targets scored per window with the context truncated to L0. Small enough that every target
-    keeps at least three quarters of L0 as context.
+    """by-position: targets scored per window with the context truncated to L0. Small enough that
+    every target keeps at least three quarters of L0 as context.
     """
     return max(1, min(settings.targets, trained_length // 4))
 
@@ -153,8 +154,8 @@ def raw_bytes(
 ) -> int | None:
     """Raw bytes of the targets with these token `ids` in these `documents`.
 
-    None if an id has no bytes, or a document's tokens have other bytes than its raw text: bits per byte would
-    be wrong.
+    None if an id has no bytes, or a document's tokens have other bytes than its raw text: bits per
+    byte would be wrong.
     """
     size = np.asarray(tokenizer.token_bytes, dtype=np.int64)
     raw = getattr(text.store, "bytes", None)

@@ -1,7 +1,7 @@
 """Score windows: one NLL per counted target, in batches, in chunks through the cache, over ranks.
 
-`measure` scores the windows of every protocol with any scorer. `ModelScorer` is the scorer of a Transformer;
-tests replace it by exact oracles.
+`measure` scores the windows of every protocol with any scorer. `ModelScorer` is the scorer of a
+Transformer; tests replace it by exact oracles.
 """
 
 from collections.abc import Callable
@@ -24,11 +24,11 @@ class ModelScorer:
     """NLL in nats of the last `keep` tokens of each window under `model`, float64 (n, keep).
 
     `length` is the declared sequence length (it sets `factor: auto`); None: that of the
-    inputs. Windows longer than `chunk` are prefilled in chunks through the cache. The head and the last
-    layer's queries run only at targets.
+    inputs. Windows longer than `chunk` are prefilled in chunks through the cache. The head and the
+    last layer's queries run only at targets.
 
-    With `shard`, each process of a context group reads its tokens of the windows, layer by layer in chunks of
-    `chunk` tokens, and all return the same losses. All of them must be called alike.
+    With `shard`, each process of a context group reads its tokens of the windows, layer by layer in
+    chunks of `chunk` tokens, and all return the same losses. All of them must be called alike.
     """
 
     def __init__(
@@ -46,8 +46,8 @@ class ModelScorer:
         self.chunk = chunk
         self.length = length
 
-    # no_grad and not inference_mode: a table that grows here is used again by a training step of the same
-    # model.
+    # no_grad and not inference_mode: a table that grows here is used again by a training step of
+    # the same model.
     @torch.no_grad()
     def __call__(self, windows: np.ndarray, keep: int) -> np.ndarray:
         tokens = to_device(torch.from_numpy(windows), self.device)
@@ -102,12 +102,14 @@ class ModelScorer:
 
 
 def batches(windows: TargetWindows, size: int) -> list[np.ndarray]:
-    """Window indices in batches of one shape each, shapes in ascending order, windows in target order."""
+    """Window indices in batches of one shape each, shapes in ascending order, windows in target
+    order."""
     return by_shape(np.stack([windows.inputs, windows.keep], axis=1), size)
 
 
 def by_shape(shapes: np.ndarray, size: int) -> list[np.ndarray]:
-    """Indices of equal rows of `shapes` (n, k), at most `size` at a time, rows in ascending order."""
+    """Indices of equal rows of `shapes` (n, k), at most `size` at a time, rows in ascending
+    order."""
     out = []
     for shape in np.unique(shapes, axis=0):
         members = np.flatnonzero((shapes == shape).all(axis=1))
@@ -126,12 +128,12 @@ def measure(
     out: np.ndarray | None = None,
     after_batch: Callable[[int, np.ndarray], None] | None = None,
 ) -> np.ndarray:
-    """NLL in nats of every counted target, (n_targets,) float64 in target order; NaN where another rank
-    owns it.
+    """NLL in nats of every counted target, (n_targets,) float64 in target order; NaN where another
+    rank owns it.
 
-    Batch b belongs to rank b mod world, so the result is bitwise equal for any number of ranks. `out` with
-    losses of an interrupted call is completed. `after_batch(inputs
-    done, out)` runs after every batch. Raises CellFailed at the first non-finite target.
+    Batch b belongs to rank b mod world, so the result is bitwise equal for any number of ranks.
+    `out` with losses of an interrupted call is completed. `after_batch(inputs done, out)` runs
+    after every batch. Raises CellFailed at the first non-finite target.
     """
     if out is None:
         out = np.full(windows.n_targets, np.nan)
@@ -180,11 +182,11 @@ UNIGRAM_TOKENS = 50_000_000  # enough for every frequent token's share to four d
 def unigram_nll(
     train, targets: np.ndarray, vocab_size: int, *, at_most: int = UNIGRAM_TOKENS
 ) -> np.ndarray:
-    """NLL in nats of every target id (n,) under add-one smoothed token counts of the store `train`, (n,)
-    float64.
+    """NLL in nats of every target id (n,) under add-one smoothed token counts of the store `train`,
+    (n,) float64.
 
-    BOS and EOS of a document are not counted, as they are never targets. Counting stops after `at_most`
-    tokens (whole documents, in stored order).
+    BOS and EOS of a document are not counted, as they are never targets. Counting stops after
+    `at_most` tokens (whole documents, in stored order).
     """
     counts = np.ones(vocab_size, dtype=np.float64)
     seen = 0

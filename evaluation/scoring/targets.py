@@ -1,7 +1,8 @@
 """Draw fixed targets: spans of tokens, the same for every length, method and checkpoint.
 
-The draw depends only on (corpus hash, tokenizer hash, longest length, span, counts, BOS rule, seed, excluded
-ranges). Its integers come from SHA-256, not from a library's generator, so library versions do not matter.
+The draw depends only on (corpus hash, tokenizer hash, longest length, span, counts, BOS rule, seed,
+excluded ranges). Its integers come from SHA-256, not from a library's generator, so library
+versions do not matter.
 """
 
 import hashlib
@@ -18,7 +19,8 @@ from evaluation.scoring.text import EvaluationText
 
 @dataclass(frozen=True)
 class TargetSet:
-    """Spans of `span` target tokens: text [end - span, end) of `document`; sorted by (document, end)."""
+    """Spans of `span` target tokens: text [end - span, end) of `document`; sorted by (document,
+    end)."""
 
     corpus_hash: str
     tokenizer_hash: str
@@ -46,7 +48,8 @@ class TargetSet:
 
     @property
     def hash(self) -> str:
-        """SHA-256 over the specification and every span; only results with equal hashes are comparable."""
+        """SHA-256 over the specification and every span; only results with equal hashes are
+        comparable."""
         return content_hash({**self.spec(), "spans": self.pairs()})
 
     def pairs(self) -> list[list[int]]:
@@ -64,14 +67,17 @@ def content_hash(record) -> str:
 
 
 def tokens_needed(longest: int, span: int, spans_per_document: int) -> int:
-    """Text tokens a document must have: Lmax + 1 up to the first span's end, and room for the other spans."""
+    """Text tokens a document must have: Lmax + 1 up to the first span's end, and room for the other
+    spans."""
     return longest + 1 + (spans_per_document - 1) * span
 
 
 def reaches(text: EvaluationText, span: int, spans_per_document: int) -> np.ndarray:
-    """The longest length for which each document has room, (n_documents,): less than `span` if there is none.
+    """The longest length for which each document has room, (n_documents,): less than `span` if
+    there is none.
 
-    It is the number of tokens before the spans if they are packed at the end, outside excluded ranges.
+    It is the number of tokens before the spans if they are packed at the end, outside excluded
+    ranges.
     """
     out = text.lengths - tokens_needed(0, span, spans_per_document)
     for document in np.unique(text.excluded[:, 0]).tolist():
@@ -97,16 +103,18 @@ def draw_targets(
     seed: int = 0,
     least_documents: int = 1,
 ) -> TargetSet:
-    """Draw equally many disjoint spans, outside excluded stretches, in each of at most `documents` documents.
+    """Draw equally many disjoint spans, outside excluded stretches, in each of at most `documents`
+    documents.
 
-    Raises EvaluationError (how many documents there are, the longest usable length) where fewer than
-    `least_documents` have room.
+    Raises EvaluationError (how many documents there are, the longest usable length) where fewer
+    than `least_documents` have room.
     """
     if span > longest:
         raise EvaluationError(f"targets={span} is more than the longest length {longest}; lower it")
     room = reaches(text, span, spans_per_document)
     _check_documents(text, room, longest, span, spans_per_document, least_documents)
-    key = f"{seed}|{corpus_hash}|{tokenizer_hash}|{longest}|{span}|{spans_per_document}|{text.bos_rule}"
+    drawn_from = (seed, corpus_hash, tokenizer_hash, longest, span, spans_per_document)
+    key = "|".join(map(str, (*drawn_from, text.bos_rule)))
     chosen = draw_documents(key, room >= longest, documents).tolist()
     pairs = []
     moved = []
@@ -116,8 +124,8 @@ def draw_targets(
         ends = _disjoint_ends(
             f"{key}|{d}", [(first, int(text.lengths[d]))], first, span, spans_per_document
         )
-        # Redrawn only if a span overlaps excluded text: every valid placement remains equally likely, and
-        # text excluded elsewhere in the document does not move the targets.
+        # Redrawn only if a span overlaps excluded text: every valid placement remains equally
+        # likely, and text excluded elsewhere in the document does not move the targets.
         if not all(
             any(start <= end - span and end <= stop for start, stop in clean) for end in ends
         ):
@@ -146,8 +154,8 @@ def shorten_lengths(
     spans_per_document: int,
     least_documents: int,
 ) -> tuple[list[int], str]:
-    """Drop lengths from the top until `least_documents` documents have room; returns them and a sentence
-    ('' if none).
+    """Drop lengths from the top until `least_documents` documents have room; returns them and a
+    sentence ('' if none).
 
     Raises EvaluationError where not even the shortest length has enough documents.
     """
@@ -167,12 +175,14 @@ def shorten_lengths(
 
 
 def longest_usable(room: np.ndarray, least: int) -> int:
-    """The longest length for which `least` documents have `room` (n_documents,); 0 where there is none."""
+    """The longest length for which `least` documents have `room` (n_documents,); 0 where there is
+    none."""
     return max(0, int(np.sort(room)[-least])) if len(room) >= least else 0
 
 
 def draw_documents(key: str, eligible: np.ndarray, limit: int) -> np.ndarray:
-    """At most `limit` of the documents with `eligible` (n_documents,), ascending, by a choice of the key."""
+    """At most `limit` of the documents with `eligible` (n_documents,), ascending, by a choice of
+    the key."""
     ranked = sorted(
         np.flatnonzero(eligible).tolist(), key=lambda d: (draw_integer(key, "document", d), d)
     )
@@ -182,8 +192,8 @@ def draw_documents(key: str, eligible: np.ndarray, limit: int) -> np.ndarray:
 def too_few(
     room: np.ndarray, longest: int, least: int, need: str, shortest: int = 0, fix: str = ""
 ) -> str:
-    """The error for fewer than `least` documents with `room` (n_documents,) for a length. `fix`: what to
-    lower where the longest usable length is below `shortest`."""
+    """The error for fewer than `least` documents with `room` (n_documents,) for a length. `fix`:
+    what to lower where the longest usable length is below `shortest`."""
     have = int((room >= longest).sum())
     usable = longest_usable(room, least)
     advice = f"the longest usable length is {usable}"
@@ -211,7 +221,8 @@ def _check_documents(
 def _disjoint_ends(
     key: str, pieces: Sequence[tuple[int, int]], first: int, span: int, count: int
 ) -> list[int]:
-    """Ends of `count` disjoint spans inside `pieces` (start, end), ascending, every placement equally likely.
+    """Ends of `count` disjoint spans inside `pieces` (start, end), ascending, every placement
+    equally likely.
 
     `first`: the smallest start a span can have; draws are numbered by their distance from it.
     """
@@ -235,8 +246,8 @@ def _disjoint_ends(
         while pick >= (found := ways(end - start, n) * rest[left - n]):
             pick = pick - found
             n = n + 1
-        # Stars and bars: sorted distinct draws from slack + n values, less their rank, are the gaps' prefix
-        # sums.
+        # Stars and bars: sorted distinct draws from slack + n values, less their rank, are the
+        # gaps' prefix sums.
         marks = sorted(_distinct(key, end - start - n * span + n, n, start - first))
         ends += [start + mark - rank + (rank + 1) * span for rank, mark in enumerate(marks)]
         left -= n
@@ -253,5 +264,6 @@ def _distinct(key: str, population: int, count: int, offset: int) -> set[int]:
 
 
 def draw_integer(key: str, purpose: str, index: int) -> int:
-    """A 128-bit integer that depends on its arguments alone; reduced modulo n its bias is below n / 2^128."""
+    """A 128-bit integer that depends on its arguments alone; reduced modulo n its bias is below n /
+    2^128."""
     return int.from_bytes(hashlib.sha256(f"{key}|{purpose}|{index}".encode()).digest()[:16], "big")

@@ -1,14 +1,16 @@
 """Documents of an evaluation: tokens of a store under a BOS rule, cut into windows.
 
-Coordinates. Every index below is an index into the *text* of a document: the stored tokens without EOS and
+Coordinates. Every index below is an index into the *text* of a document: the stored tokens without
+EOS and
 
 - `as-trained`: exactly as stored, a leading BOS included where the store wrote one;
 - `none`: without any BOS;
-- `every-window`: with a leading BOS, and the first token of every window overwritten by BOS, so that BOS is
+- `every-window`: with a leading BOS, and the first token of every window overwritten by BOS, so
+    that BOS is
 one of the L inputs and displaces the oldest token, at every L alike.
 
-Index 0 is never a target, as nothing precedes it, so BOS is not a target. EOS is removed and is not a target
-either.
+Index 0 is never a target, as nothing precedes it, so BOS is not a target. EOS is removed and is not
+a target either.
 """
 
 import numpy as np
@@ -17,10 +19,12 @@ from errors import EvaluationError
 
 
 class EvaluationText:
-    """The documents of `store` (`.n_documents .lengths .has_bos .has_eos .document(i)`) under `bos_rule`.
+    """The documents of `store` (`.n_documents .lengths .has_bos .has_eos .document(i)`) under
+    `bos_rule`.
 
-    `excluded`: ranges in which no token is a target, rows (document, first token, last token) as stored,
-    ascending and not overlapping. Raises EvaluationError for `every-window` without a BOS id.
+    `excluded`: ranges in which no token is a target, rows (document, first token, last token) as
+    stored, ascending and not overlapping. Raises EvaluationError for `every-window` without a BOS
+    id.
     """
 
     def __init__(
@@ -50,7 +54,8 @@ class EvaluationText:
         self.excluded = stored + np.array([0, -self.shift, 1 - self.shift])
 
     def clean(self, document: int, first: int = 0) -> list[tuple[int, int]]:
-        """The stretches (start, end) of one document's text from `first` on that are not excluded."""
+        """The stretches (start, end) of one document's text from `first` on that are not
+        excluded."""
         low, high = np.searchsorted(self.excluded[:, 0], [document, document + 1])
         length = int(self.lengths[document])
         edges = [
@@ -67,7 +72,8 @@ class EvaluationText:
         return self.excluded[np.isin(self.excluded[:, 0], documents)].tolist()
 
     def slice(self, document: int, start: int, end: int) -> np.ndarray:
-        """Tokens [start, end) of one document's text, (end - start,) int64, without the overwritten BOS."""
+        """Tokens [start, end) of one document's text, (end - start,) int64, without the overwritten
+        BOS."""
         if not 0 <= start <= end <= self.lengths[document]:
             raise IndexError(
                 f"tokens {start}..{end} of document {document} ({self.lengths[document]} tokens)"
@@ -83,7 +89,8 @@ class EvaluationText:
         return out
 
     def windows(self, documents: np.ndarray, ends: np.ndarray, inputs: int) -> np.ndarray:
-        """Windows of `inputs` + 1 tokens that end (exclusively) at `ends`: (n, inputs + 1) int64."""
+        """Windows of `inputs` + 1 tokens that end (exclusively) at `ends`: (n, inputs + 1)
+        int64."""
         out = np.empty((len(documents), inputs + 1), dtype=np.int64)
         for row, (document, end) in enumerate(zip(documents.tolist(), ends.tolist(), strict=True)):
             out[row] = self.slice(document, end - inputs - 1, end)
@@ -92,10 +99,11 @@ class EvaluationText:
         return out
 
     def units(self) -> tuple[np.ndarray, list[str], str]:
-        """The independent unit of every document: ids (n_documents,), their names, and 'document' or
-        'cluster'.
+        """The independent unit of every document: ids (n_documents,), their names, and 'document'
+        or 'cluster'.
 
-        A corpus with clusters (an author, a series) declares that its documents are not independent.
+        A corpus with clusters (an author, a series) declares that its documents are not
+        independent.
         """
         clusters = self._clusters()
         names = [str(name) for name in self.store.names]
@@ -116,9 +124,11 @@ class EvaluationText:
         return list(getattr(self.store, "clusters", None) or [None] * int(self.store.n_documents))
 
     def seen(self, *trained) -> np.ndarray | None:
-        """Whether each document's cluster also occurs in one of the training stores: (n_documents,) bool.
+        """Whether each document's cluster also occurs in one of the training stores: (n_documents,)
+        bool.
 
-        Documents without a cluster count as seen in the training store itself only. None where it cannot be
+        Documents without a cluster count as seen in the training store itself only. None where it
+        cannot be
         known: a training store is gone (None), or this corpus names clusters and that one does not.
         """
         clusters = self._clusters()

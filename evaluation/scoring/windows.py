@@ -1,7 +1,8 @@
 """The four protocols as lists of windows.
 
-A protocol defines the windows and how many of the last outputs of each count. The counted targets are in
-(document, index) order, the same at every length, so lengths are comparable target by target.
+A protocol defines the windows and how many of the last outputs of each count. The counted targets
+are in (document, index) order, the same at every length, so lengths are comparable target by
+target.
 """
 
 from collections.abc import Callable
@@ -21,8 +22,8 @@ Scorer = Callable[
 
 @dataclass(frozen=True)
 class TargetWindows:
-    """Windows in target order. The last `keep` of the `inputs` outputs of each count. All arrays (n,)
-    int64.
+    """Windows in target order. The last `keep` of the `inputs` outputs of each count. All arrays
+    (n,) int64.
     """
 
     document: np.ndarray
@@ -56,7 +57,8 @@ class TargetWindows:
         return np.repeat(self.end, self.keep) - (last - np.arange(self.n_targets))
 
     def target_positions(self) -> np.ndarray:
-        """(n_targets,) position in its window of the input that predicts each target: 0 sees one token."""
+        """(n_targets,) position in its window of the input that predicts each target: 0 sees one
+        token."""
         return self.target_indices() - np.repeat(self.end - self.inputs, self.keep)
 
 
@@ -66,10 +68,12 @@ def _windows(rows: list[tuple[int, int, int, int]]) -> TargetWindows:
 
 
 def fixed_windows(targets: TargetSet, length: int) -> TargetWindows:
-    """`fixed-targets`: one window of `length` inputs per span; target k of K sees length - K + k tokens."""
+    """`fixed-targets`: one window of `length` inputs per span; target k of K sees length - K + k
+    tokens."""
     if not targets.span <= length <= targets.longest:
         raise EvaluationError(
-            f"length {length} must lie between targets={targets.span} and the longest, {targets.longest}"
+            f"length {length} must lie between targets={targets.span} and the longest, "
+            f"{targets.longest}"
         )
     n = len(targets.end)
     return TargetWindows(
@@ -80,7 +84,8 @@ def fixed_windows(targets: TargetSet, length: int) -> TargetWindows:
 def _stepped(
     document: int, end: int, stop: int, length: int, step: int
 ) -> list[tuple[int, int, int, int]]:
-    """Windows of `length` inputs after one that ends at `end`; each counts the next `step` outputs."""
+    """Windows of `length` inputs after one that ends at `end`; each counts the next `step`
+    outputs."""
     ends = [*range(end + step, stop, step), stop] if end < stop else []
     return [(document, at, length, at - before) for before, at in pairwise([end, *ends])]
 
@@ -88,7 +93,8 @@ def _stepped(
 def sliding_windows(
     text: EvaluationText, documents: np.ndarray, length: int, stride: int
 ) -> TargetWindows:
-    """`sliding`: the last `stride` outputs count, all of the first window, and the tail with full context."""
+    """`sliding`: the last `stride` outputs count, all of the first window, and the tail with full
+    context."""
     if not 1 <= stride <= length:
         raise EvaluationError(f"stride={stride} must lie between 1 and the length {length}")
     rows = []
@@ -106,7 +112,8 @@ def block_windows(
     """
     if longest % length:
         raise EvaluationError(
-            f"protocol=non-overlapping needs lengths that divide the longest: {length} does not divide "
+            f"protocol=non-overlapping needs lengths that divide the longest: {length} does not "
+            f"divide "
             f"{longest}"
         )
     rows = []
@@ -119,7 +126,8 @@ def block_windows(
 def position_windows(
     text: EvaluationText, documents: np.ndarray, longest: int, per_document: int, seed: int
 ) -> TargetWindows:
-    """`by-position`: windows of Lmax at seeded random offsets (they may overlap), all outputs count."""
+    """`by-position`: windows of Lmax at seeded random offsets (they may overlap), all outputs
+    count."""
     rows = []
     for document in documents.tolist():
         room = int(text.lengths[document]) - longest  # offsets 0 .. room - 1
@@ -134,8 +142,9 @@ def position_windows(
 def truncated_windows(whole: TargetWindows, length: int, span: int) -> TargetWindows:
     """The targets of `whole` again, each seeing at most `length` tokens of its own window.
 
-    Windows advance by `span`, so that a target sees between length - span + 1 and `length` tokens, as a fixed
-    target does. A target among the first `length` of its window sees all tokens before it in the window.
+    Windows advance by `span`, so that a target sees between length - span + 1 and `length` tokens,
+    as a fixed target does. A target among the first `length` of its window sees all tokens before
+    it in the window.
     """
     rows = []
     for document, end, inputs in np.stack(
@@ -151,7 +160,8 @@ def truncated_windows(whole: TargetWindows, length: int, span: int) -> TargetWin
 def long_documents(
     text: EvaluationText, longest: int, limit: int, seed: int, least: int = 1
 ) -> np.ndarray:
-    """Documents with more than `longest` tokens, at most `limit` of them by a seeded choice; ascending."""
+    """Documents with more than `longest` tokens, at most `limit` of them by a seeded choice;
+    ascending."""
     room = text.lengths - 1
     least = max(1, least)
     if (room >= longest).sum() < least:

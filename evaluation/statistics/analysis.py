@@ -59,7 +59,8 @@ class SubsetAnalysis:
 
 @dataclass(frozen=True)
 class Analysis:
-    """Rows in the order of methods and lengths, verdicts of the judged methods, and notes about them."""
+    """Rows in the order of methods and lengths, verdicts of the judged methods, and notes about
+    them."""
 
     rows: list[AnalysisRow]
     parts: list[SubsetAnalysis]  # the unseen and the seen, where there are both
@@ -80,8 +81,10 @@ def analyze(result: EvaluationResult) -> Analysis:
     """Derive all numbers of one evaluation. Raises EvaluationError if no cell has a finite mean."""
     if result.failed and not result.nll:
         raise EvaluationError(
-            f"{result.subject.name}: no cell of step {result.subject.step} could be measured, under any "
-            f"method at any length ({next(iter(result.failed.values()))}); evaluate another checkpoint"
+            f"{result.subject.name}: no cell of step {result.subject.step} could be measured, "
+            f"under any "
+            f"method at any length ({next(iter(result.failed.values()))}); evaluate another "
+            f"checkpoint"
         )
     it = _Analyser(result)
     verdicts = it.verdicts()
@@ -215,7 +218,8 @@ class _Analyser:
         ]
 
     def parts(self) -> list[SubsetAnalysis]:
-        """The units whose cluster (or document) is not in the training text, and the others, no verdicts."""
+        """The units whose cluster (or document) is not in the training text, and the others, no
+        verdicts."""
         result = self.result
         seen = self.result.seen
         if seen is None or self.by_position or seen.all() or not seen.any():
@@ -231,8 +235,9 @@ class _Analyser:
         return parts
 
     def reaches(self) -> list[ContextReach]:
-        """Context reach of every method with two lengths. Not for non-overlapping windows, where a longer
-        length also means fewer targets with little context, nor by position, which has one length."""
+        """Context reach of every method with two lengths. Not for non-overlapping windows, where a
+        longer length also means fewer targets with little context, nor by position, which has one
+        length."""
         result = self.result
         if result.plan.protocol not in ("fixed-targets", "sliding"):
             return []
@@ -267,7 +272,8 @@ def _judged_methods(result: EvaluationResult) -> tuple[list[str], list[str]]:
     labels = [method.label for method in result.methods if not method.truncates]
     bad = [label for label in labels if worst.get(label, 0.0) >= allowed]
     notes = [
-        f"{label}: no verdict: bfloat16 differs by {worst[label]:.4f} nats on average from float32 (allowed: "
+        f"{label}: no verdict: bfloat16 differs by {worst[label]:.4f} nats on average from float32 "
+        f"(allowed: "
         f"{allowed:.4f}); use dtype=float32"
         for label in bad
     ]

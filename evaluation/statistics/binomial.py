@@ -12,9 +12,11 @@ from errors import EvaluationError
 def wilson(
     successes: float, n: int, *, alpha: float = 0.05, n_eff: float | None = None
 ) -> tuple[float, float, float]:
-    """(share, low, high) by Wilson's score interval (1927), `n_eff` in place of n for dependent items.
+    """(share, low, high) by Wilson's score interval (1927), `n_eff` in place of n for dependent
+    items.
 
-    The ends lie in [0, 1] and exist for 0 and for n successes too. Raises EvaluationError for no items.
+    The ends lie in [0, 1] and exist for 0 and for n successes too. Raises EvaluationError for no
+    items.
     """
     if n < 1 or not 0 <= successes <= n:
         raise EvaluationError(f"{successes} correct answers of {n} items is not a share")
@@ -34,9 +36,9 @@ def wilson(
 def effective(n: int, hits: Sequence[int] | np.ndarray, items: Sequence[int] | np.ndarray) -> float:
     """Effective number of independent items among n dependent ones: p(1−p)/V, at most n.
 
-    `hits`, `items`: right answers and questions of each haystack. V is the variance of the share with
-    haystacks as the sample (the ratio estimator, as their sizes may differ). If all answers are
-    correct, or all wrong, V is undefined and each haystack counts once, the lower bound.
+    `hits`, `items`: right answers and questions of each haystack. V is the variance of the share
+    with haystacks as the sample (the ratio estimator, as their sizes may differ). If all answers
+    are correct, or all wrong, V is undefined and each haystack counts once, the lower bound.
     """
     hits = np.asarray(hits, dtype=np.float64)
     items = np.asarray(items, dtype=np.float64)

@@ -1,4 +1,5 @@
-"""Context reach: the length beyond which more context no longer helps, and the gain per doubling."""
+"""Context reach: the length beyond which more context no longer helps, and the gain per
+doubling."""
 
 import math
 from collections.abc import Collection
@@ -12,7 +13,8 @@ from evaluation.statistics.intervals import Interval, interval, unit_means, uppe
 
 @dataclass(frozen=True)
 class DoublingGain:
-    """Gain from one length of the grid to the next, in nats per doubling; positive: more context helps."""
+    """Gain from one length of the grid to the next, in nats per doubling; positive: more context
+    helps."""
 
     shorter: int
     longer: int
@@ -41,12 +43,13 @@ def context_reach(
     resamples: int = 10_000,
     seed: int = 0,
 ) -> ContextReach:
-    """The smallest L such that NLL(L) − NLL(L′) has a one-sided 97.5% upper bound below the tolerance for
-    every longer L′ of the grid, tested from the longest downwards, stopping at the first failure.
+    """The smallest L such that NLL(L) − NLL(L′) has a one-sided 97.5% upper bound below the
+    tolerance for every longer L′ of the grid, tested from the longest downwards, stopping at the
+    first failure.
 
-    `nll`: per-target NLL of the same targets by length, `unit` (n_targets,). `failed`: lengths of the grid
-    that could not be measured; nothing shorter can be shown to reach as far. Gains per doubling have
-    two-sided intervals at 1 − alpha each.
+    `nll`: per-target NLL of the same targets by length, `unit` (n_targets,). `failed`: lengths of
+    the grid that could not be measured; nothing shorter can be shown to reach as far. Gains per
+    doubling have two-sided intervals at 1 − alpha each.
     """
     lengths = sorted(nll)
     longest = max((*lengths, *failed))

@@ -1,7 +1,7 @@
 """Confidence intervals over independent units: Student t, with a studentised bootstrap as a check.
 
-A unit is a document, or a cluster where the corpus defines clusters. The intervals describe these checkpoints
-on such documents; they do not include the variance between training seeds.
+A unit is a document, or a cluster where the corpus defines clusters. The intervals describe these
+checkpoints on such documents; they do not include the variance between training seeds.
 """
 
 import math
@@ -20,7 +20,8 @@ DISAGREEMENT = 0.2  # of the half-width, between the t interval and the bootstra
 
 @dataclass(frozen=True)
 class MeanInterval:
-    """A two-sided interval for a mean, in nats. Ends are NaN where only the point estimate is reported."""
+    """A two-sided interval for a mean, in nats. Ends are NaN where only the point estimate is
+    reported."""
 
     estimate: float
     low: float
@@ -54,7 +55,8 @@ class Interval(MeanInterval):
 
 
 def unit_means(values: np.ndarray, unit: np.ndarray) -> np.ndarray:
-    """Mean of `values` (n,) over each unit that occurs in `unit` (n,), in ascending order of unit: (D,)."""
+    """Mean of `values` (n,) over each unit that occurs in `unit` (n,), in ascending order of unit:
+    (D,)."""
     _, inverse, counts = np.unique(unit, return_inverse=True, return_counts=True)
     return np.bincount(inverse, weights=values) / counts
 
@@ -67,7 +69,8 @@ def interval(
     resamples: int = 10_000,
     seed: int = 0,
 ) -> Interval:
-    """mean ± t(D−1)·sd/√D at level 1 − alpha/family (simultaneous over `family` intervals by Bonferroni)."""
+    """mean ± t(D−1)·sd/√D at level 1 − alpha/family (simultaneous over `family` intervals by
+    Bonferroni)."""
     n = len(means)
     estimate = float(means.mean())
     alpha = alpha / family
@@ -130,7 +133,8 @@ def upper_bound(means: np.ndarray, confidence: float = 0.975) -> float:
 def units_needed(
     sd: float, half: float, *, alpha: float = 0.05, family: int = 1, limit: int = 10**7
 ) -> int:
-    """The smallest number of units whose interval has a half-width of at most `half`, given `sd`."""
+    """The smallest number of units whose interval has a half-width of at most `half`, given
+    `sd`."""
 
     quantile = partial(t_quantile, 1 - alpha / family / 2)
     found = smallest(
@@ -154,10 +158,11 @@ def spans_needed(
     family: int = 1,
     limit: int = 10_000,
 ) -> int | None:
-    """Spans per document that would give the half-width with the same documents; None if no number would.
+    """Spans per document that would give the half-width with the same documents; None if no number
+    would.
 
-    `span_means` (documents, N), `unit` (documents,) of each. More spans reduce only the variance within
-    documents.
+    `span_means` (documents, N), `unit` (documents,) of each. More spans reduce only the variance
+    within documents.
     """
     spans = span_means.shape[1]
     (_, counts) = np.unique(unit, return_counts=True)
@@ -180,10 +185,10 @@ def max_t_alpha(
 ) -> float:
     """The two-sided alpha of each of m t intervals that makes all of them simultaneous at `alpha`.
 
-    `means` (D, m): m differences on the same D units. Studentised max-t: the 1 − alpha quantile of the
-    largest |t| over resamples of the units replaces Bonferroni's t quantile. It is smaller for correlated
-    differences (0.87 of it for 8 with a correlation of 0.9) and larger for skewed units: for 8 independent
-    gamma(2) differences over 20 units the coverage is 96%, and 87% by Bonferroni.
+    `means` (D, m): m differences on the same D units. Studentised max-t: the 1 − alpha quantile of
+    the largest |t| over resamples of the units replaces Bonferroni's t quantile. It is smaller for
+    correlated differences (0.87 of it for 8 with a correlation of 0.9) and larger for skewed units:
+    for 8 independent gamma(2) differences over 20 units the coverage is 96%, and 87% by Bonferroni.
     """
     n, m = means.shape
     varies = means.std(axis=0, ddof=1) > 0 if n > 1 else np.zeros(m, dtype=bool)
@@ -196,7 +201,8 @@ def max_t_alpha(
 
 @lru_cache(maxsize=1024)
 def t_quantile(p: float, df: float) -> float:
-    """Quantile of Student's t: the t with P(T <= t) = p. Raises ValueError unless 0 < p < 1 and df > 0."""
+    """Quantile of Student's t: the t with P(T <= t) = p. Raises ValueError unless 0 < p < 1 and df
+    > 0."""
     if not (0 < p < 1 and df > 0):
         raise ValueError(f"t quantile of p={p}, df={df}")
     return float(special.stdtrit(df, p))

@@ -63,8 +63,9 @@ class RequiredSamples:
 def half_to_detect(
     difference: float, power: float = 0.8, *, alpha: float = 0.05, family: int = 1
 ) -> float:
-    """The half-width whose interval leaves out zero with probability `power` where the true difference is
-    this one; at power 0.5 the difference itself. Raises EvaluationError if there is no such half-width.
+    """The half-width whose interval leaves out zero with probability `power` where the true
+    difference is this one; at power 0.5 the difference itself. Raises EvaluationError if there is
+    no such half-width.
     """
     if not (math.isfinite(difference) and difference > 0):
         raise EvaluationError(
@@ -79,8 +80,8 @@ def half_to_detect(
 def read_measured(paths: Sequence[Path], evaluation: str | None = None) -> list[PowerInputs]:
     """The schemes of these files. Evaluations of one scheme and trained length are its seeds.
 
-    Raises EvaluationError for a file that holds no such results, for results on other targets, and for a
-    study with several evaluations of which none is named.
+    Raises EvaluationError for a file that holds no such results, for results on other targets, and
+    for a study with several evaluations of which none is named.
     """
     documents = [one for path in paths for one in _documents(Path(path), evaluation)]
     if not documents:
@@ -127,7 +128,8 @@ def _documents(path: Path, evaluation: str | None) -> list[tuple[str, str, dict]
         }
         if len(own) > 1:
             raise EvaluationError(
-                f"{path} contains the evaluations {', '.join(own)}; choose one with --evaluation NAME"
+                f"{path} contains the evaluations {', '.join(own)}; choose one with --evaluation "
+                f"NAME"
             )
         for document in own.values():
             found.append(
@@ -150,8 +152,9 @@ def needs(
     family: int = 1,
     wanted: Callable[[str, int], bool] = lambda method, length: True,
 ) -> list[RequiredSamples]:
-    """The requirements of every comparison: each cell against as trained at L0 of the same scheme, and each
-    scheme against the first one at the same cell. `wanted(method, length)` chooses among the cells.
+    """The requirements of every comparison: each cell against as trained at L0 of the same scheme,
+    and each scheme against the first one at the same cell. `wanted(method, length)` chooses among
+    the cells.
     """
     half = half_to_detect(difference, power, alpha=alpha, family=family)
     how = {"alpha": alpha, "family": family}

@@ -1,8 +1,10 @@
-"""Intervals over training seeds and units (recipe (b)), for claims about a scheme and not a checkpoint.
+"""Intervals over training seeds and units (recipe (b)), for claims about a scheme and not a
+checkpoint.
 
-The array of a scheme is (S, D): the mean NLL of unit j under the model of seed s. Training seeds and units
-are both samples, so both variances count; a bootstrap over documents alone covers 22 to 31% where seeds
-dominate. With fewer than 3 seeds of a scheme, or fewer than 6 units, only point estimates are reported.
+The array of a scheme is (S, D): the mean NLL of unit j under the model of seed s. Training seeds
+and units are both samples, so both variances count; a bootstrap over documents alone covers 22 to
+31% where seeds dominate. With fewer than 3 seeds of a scheme, or fewer than 6 units, only point
+estimates are reported.
 """
 
 import math
@@ -22,8 +24,9 @@ FAMILY_POWER = 4 / 3  # of the shares of V in the degrees of freedom of a family
 
 @dataclass(frozen=True)
 class SeedVariance:
-    """The parts of the variance of an estimate: of seed means, for each scheme (NaN with one seed), and of
-    seed-averaged unit values. `pooled_df`: of a seed variance pooled over schemes by declaration."""
+    """The parts of the variance of an estimate: of seed means, for each scheme (NaN with one seed),
+    and of seed-averaged unit values. `pooled_df`: of a seed variance pooled over schemes by
+    declaration."""
 
     of_seeds: tuple[float, ...]
     of_units: float
@@ -31,12 +34,15 @@ class SeedVariance:
     family: int
 
     def total(self, seeds: Sequence[int], units: int) -> tuple[float, float]:
-        """(V, its degrees of freedom 1 / Σ wᵖ/dfᵢ over the shares w of V); NaN where a part is unknown.
+        """(V, its degrees of freedom 1 / Σ wᵖ/dfᵢ over the shares w of V); NaN where a part is
+        unknown.
 
-        p = 2 is Welch-Satterthwaite. It takes too many degrees of freedom where the largest variance happens
-        to be estimated small, which shows in the far tail of a family: 6 schemes of 3 seeds with unequal
-        variances have a simultaneous coverage of 89 to 95% at a nominal 95%. p = 4/3 gives 94 to 98%, ends 0
-        to 30% wider.
+        p = 2 is Welch-Satterthwaite. It takes too many degrees of freedom where the largest
+        variance happens
+        to be estimated small, which shows in the far tail of a family: 6 schemes of 3 seeds with
+            unequal
+        variances have a simultaneous coverage of 89 to 95% at a nominal 95%. p = 4/3 gives 94 to
+        98%, ends 0 to 30% wider.
         """
         if self.pooled_df is None:
             parts = [
@@ -84,8 +90,9 @@ def compare(
     """mean(a) − mean(b) for a (S_A, D) and b (S_B, D) over the same units, ± t(df)·√V.
 
     V = s²_A/S_A + s²_B/S_B (variances of seed means) + s²_doc/D (variance of the seed-averaged unit
-    differences), df by Welch-Satterthwaite over the three, fewer in a family. `pooled_variance`: `pool` of
-    all schemes, if the study declares equal seed variances. Seeds of the two need not correspond.
+    differences), df by Welch-Satterthwaite over the three, fewer in a family. `pooled_variance`:
+    `pool` of all schemes, if the study declares equal seed variances. Seeds of the two need not
+    correspond.
     """
     a = _checked(a)
     b = _checked(b)
@@ -103,7 +110,8 @@ def change(
     family: int = 1,
     pooled_variance: tuple[float, float] | None = None,
 ) -> SeedInterval:
-    """mean(a) for a (S, D), a difference paired within each seed and unit, such as NLL(L) − NLL(L0)."""
+    """mean(a) for a (S, D), a difference paired within each seed and unit, such as NLL(L) −
+    NLL(L0)."""
     a = _checked(a)
     return _interval((a,), a.mean(axis=0), alpha, family, pooled_variance)
 
@@ -114,7 +122,8 @@ def upper(a: np.ndarray, confidence: float = 0.975) -> float:
 
 
 def pool(schemes: Sequence[np.ndarray]) -> tuple[float, float]:
-    """(variance of seed means, its degrees of freedom) over schemes (S, D) with equal seed variances.
+    """(variance of seed means, its degrees of freedom) over schemes (S, D) with equal seed
+    variances.
 
     Raises EvaluationError if no scheme has two seeds.
     """
@@ -126,10 +135,11 @@ def pool(schemes: Sequence[np.ndarray]) -> tuple[float, float]:
 
 
 def needed(interval: SeedInterval, half: float) -> tuple[int | None, int | None]:
-    """(seeds of each scheme with these units, units with these seeds) for a half-width of at most `half`.
+    """(seeds of each scheme with these units, units with these seeds) for a half-width of at most
+    `half`.
 
-    Based on the three estimated variances of the interval; None if no number would be enough, or a variance
-    or a claim is missing.
+    Based on the three estimated variances of the interval; None if no number would be enough, or a
+    variance or a claim is missing.
     """
     if not half > 0:
         raise EvaluationError(f"a half-width of {half} nats is impossible; choose one above 0")

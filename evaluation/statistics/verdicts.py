@@ -1,6 +1,7 @@
 """Definitions of the derived numbers.
 
-All are based on paired differences on the same targets. The reference is the checkpoint as trained at its
+All are based on paired differences on the same targets. The reference is the checkpoint as trained
+at its
 trained length L0, also for methods: a method that is bad at L0 could otherwise appear to gain.
 """
 
@@ -53,7 +54,8 @@ def perplexity(nll: np.ndarray) -> float:
 
 
 def bits_per_byte(nll: np.ndarray, n_bytes: int | None) -> float | None:
-    """Sum of NLL / ln 2 / bytes of the targets' raw text; None if the number of bytes is unknown."""
+    """Sum of NLL / ln 2 / bytes of the targets' raw text; None if the number of bytes is
+    unknown."""
     return float(nll.sum()) / math.log(2) / n_bytes if n_bytes else None
 
 
@@ -75,11 +77,12 @@ def judge(
 ) -> MethodVerdicts:
     """Verdicts for every measured length > L0.
 
-    broken: the simultaneous lower bound exceeds the tolerance. held: the one-sided 97.5% upper bound is
-    below it at this and at every shorter length of the grid from L0 on. Otherwise inconclusive: held is never
-    inferred from "not broken". `unit` (n_targets,); `span`: targets per span, if every `document`
-    (n_targets,; default: the unit) has equally many spans; `failed`: lengths that could not be measured: no
-    longer length is held.
+    broken: the simultaneous lower bound exceeds the tolerance. held: the one-sided 97.5% upper
+        bound is
+    below it at this and at every shorter length of the grid from L0 on. Otherwise inconclusive:
+    held is never inferred from "not broken". `unit` (n_targets,); `span`: targets per span, if
+    every `document` (n_targets,; default: the unit) has equally many spans; `failed`: lengths that
+    could not be measured: no longer length is held.
     """
     verdicts: list[Verdict] = []
     holding = True
@@ -118,7 +121,8 @@ def _spans_needed(
     half: float,
     **how,
 ) -> int | None:
-    """Spans per document that would be enough, if every document has equally many of `span` targets."""
+    """Spans per document that would be enough, if every document has equally many of `span`
+    targets."""
     _, first, counts = np.unique(document, return_index=True, return_counts=True)
     if span is None or len(set(counts.tolist())) != 1 or counts[0] % span:
         return None
@@ -128,7 +132,8 @@ def _spans_needed(
 
 
 def net_gain(nll: np.ndarray, truncated: np.ndarray, unit: np.ndarray, **how) -> Interval:
-    """NLL(as trained, context truncated to L0) - NLL(method, L). Positive: the additional context helps."""
+    """NLL(as trained, context truncated to L0) - NLL(method, L). Positive: the additional context
+    helps."""
     return interval(unit_means(truncated - nll, unit), **how)
 
 
@@ -146,7 +151,8 @@ class PositionBucket:
 def by_position(
     nll: np.ndarray, truncated: np.ndarray, position: np.ndarray, unit: np.ndarray, **how
 ) -> list[PositionBucket]:
-    """NLL by position in geometric buckets [2^k, 2^(k+1)), the first being {0}; gain paired per bucket."""
+    """NLL by position in geometric buckets [2^k, 2^(k+1)), the first being {0}; gain paired per
+    bucket."""
     buckets = []
     low = 0
     high = 1

@@ -1,8 +1,10 @@
 """Rotation angles of transformers, compared with ours and replaced by ours.
 
-transformers computes angles in float32, with errors that grow with the position. In a comparison of logits
-they would require a tolerance that grows too, which hides a wrong frequency. Here the tables of cos and sin
-are compared alone, with a bound on the float32 rounding of each entry, and replaced by the exact ones: the
+transformers computes angles in float32, with errors that grow with the position. In a comparison of
+logits they would require a tolerance that grows too, which hides a wrong frequency. Here the tables
+of cos and sin
+are compared alone, with a bound on the float32 rounding of each entry, and replaced by the exact
+    ones: the
 tolerance of logits is then that of float32 matrix products at every length.
 """
 
@@ -23,8 +25,9 @@ from model.position.schemes.learned_rope import LearnedRope
 from model.position.schemes.rope import Rope
 
 ROUNDING = 2.0**-24  # largest relative error of one float32 operation
-# Rounded operations between b^x and the angle: power, division, scaling, ramp between two frequencies, and
-# product with the position. The exponent x = −2k/r is rounded too; b^x multiplies its error by ln b.
+# Rounded operations between b^x and the angle: power, division, scaling, ramp between two
+# frequencies, and product with the position. The exponent x = −2k/r is rounded too; b^x multiplies
+# its error by ln b.
 OPERATIONS = 16
 OF_TABLE = 8 * ROUNDING  # of cos or sin of a given angle, times the amplitude
 
@@ -44,7 +47,8 @@ class Rotation:
     amplitude: float
 
     def tables(self, positions: Tensor) -> Tensor:
-        """(2, ..., 2R) float64 cos and sin of positions (...), features in the layout of transformers."""
+        """(2, ..., 2R) float64 cos and sin of positions (...), features in the layout of
+        transformers."""
         angles = positions.double()[..., None] * torch.cat([self.frequencies, self.frequencies])
         return torch.stack([angles.cos(), angles.sin()]) * self.amplitude
 
@@ -79,7 +83,8 @@ def rotations(model: Transformer, length: int) -> list[Rotation]:
 
 @contextmanager
 def exact_angles(theirs: Any, model: Transformer, length: int) -> Iterator[None]:
-    """Within this context, models of transformers rotate by our angles, after theirs have been compared.
+    """Within this context, models of transformers rotate by our angles, after theirs have been
+    compared.
 
     Raises:
         InteropError: in a forward pass, if their cos or sin differ by more than float32 rounding.
@@ -115,13 +120,16 @@ def _nearest(theirs: Tensor, positions: Tensor, exact: list[Rotation]) -> Tensor
         excesses.append(excess)
     if not excesses:
         raise InteropError(
-            f"transformers rotates {theirs.shape[-1]} features, which no layer of the model does; report "
+            f"transformers rotates {theirs.shape[-1]} features, which no layer of the model does; "
+            f"report "
             "this with the run's settings.yaml"
         )
     least = min(excesses, key=lambda excess: float(excess.max()))
     row, pair = divmod(int(least.argmax()), least.shape[-1])
     raise InteropError(
-        f"transformers rotates pair {pair % (least.shape[-1] // 2)} at position {int(positions[0, row])} by "
-        f"another angle or amplitude: cos or sin differ by {float(least.max()):.1e} more than float32 "
+        f"transformers rotates pair {pair % (least.shape[-1] // 2)} at position "
+        f"{int(positions[0, row])} by "
+        f"another angle or amplitude: cos or sin differ by {float(least.max()):.1e} more than "
+        f"float32 "
         "rounding; report this with the run's settings.yaml"
     )

@@ -78,7 +78,8 @@ def model_card(
     parts = [
         "\n".join(front),
         f"# {run.folder.resolve().name}",
-        f"A decoder of {model.parameter_count():,} parameters with the positional scheme {positions}, "
+        f"A decoder of {model.parameter_count():,} parameters with the positional scheme "
+        f"{positions}, "
         f"{origin}. Its trained length is {length:,} tokens.",
         _usage(choice),
         "## Model\n\n"
@@ -111,9 +112,12 @@ def _usage(choice: ClassChoice) -> str:
     note = (
         "The folder contains no code."
         if choice.model_type
-        else "The modeling file is generated from Sextant's model code and does not import Sextant: no class "
-        f"of transformers represents the model ({choice.reason}). It requires torch 2.13 and transformers "
-        "5.23 or later. Where the positions depend on the length of the sequence, `generate` uses the final "
+        else "The modeling file is generated from Sextant's model code and does not import "
+        "Sextant: no class "
+        f"of transformers represents the model ({choice.reason}). It requires torch 2.13 and "
+        f"transformers "
+        "5.23 or later. Where the positions depend on the length of the sequence, `generate` uses "
+        "the final "
         "length, prompt and new tokens."
     )
     return (
@@ -192,7 +196,8 @@ def _evaluation(results: dict[str, Any]) -> str:
         )
     return (
         f"## Loss by length\n\n![NLL by length]({FIGURE})\n\nNLL in nats per token, protocol "
-        f"{results['protocol']}: {results['targets']:,} targets in {results['documents']} documents of "
+        f"{results['protocol']}: {results['targets']:,} targets in {results['documents']} "
+        f"documents of "
         f"{results['corpus']}, by length of the context in tokens.\n\n"
         + "\n".join(rows)
         + "\n\n"
@@ -225,14 +230,17 @@ def _exposure(exposure: Exposure | None) -> str:
 def _parity(parity: Sequence[Parity], choice: ClassChoice) -> str:
     rows = [f"| {p.length:,} | {p.difference:.1e} | {p.tolerance:.1e} |" for p in parity]
     why = (
-        "transformers computes rotation angles in float32, with errors proportional to the position: its "
-        "tables of cos and sin agree with the exact ones up to this rounding, and logits are compared with "
+        "transformers computes rotation angles in float32, with errors proportional to the "
+        "position: its "
+        "tables of cos and sin agree with the exact ones up to this rounding, and logits are "
+        "compared with "
         "exact tables."
         if choice.model_type
         else "The generated file has the operations of the training code."
     )
     return (
-        "## Parity\n\nLargest difference of a logit between this folder in transformers and Sextant, on "
+        "## Parity\n\nLargest difference of a logit between this folder in transformers and "
+        "Sextant, on "
         f"random tokens, in float32 on a CPU. {why}\n\n"
         + "\n".join(["| tokens | difference | tolerance |", "|---:|---:|---:|", *rows])
     )

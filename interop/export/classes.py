@@ -1,7 +1,7 @@
 """Which class of transformers represents a model exactly, and why none does.
 
-A model has requirements, such as a window in some layers; a class qualifies if it supports them all. Models
-without such a class are exported with a generated modeling file.
+A model has requirements, such as a window in some layers; a class qualifies if it supports them
+all. Models without such a class are exported with a generated modeling file.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from interop.export.rope import RopeTable, rope_table
+from interop.export.exported_rope import RopeTable, rope_table
 from model import LinearMixer, Transformer
 from model.position import PositionSettings
 from model.position.temperature import (

@@ -1,4 +1,5 @@
-"""config.json, weights and, where no class of transformers represents the model, its modeling file."""
+"""config.json, weights and, where no class of transformers represents the model, its modeling
+file."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ def write_model(
     """Write what transformers loads a model from, with weights in the model's dtype.
 
     Args:
-        controls: ids of control symbols. Null ones belong to it, because some classes have other defaults.
+        controls: ids of control symbols. Null ones belong to it, because some classes have other
+            defaults.
     """
     state = weights_of(model)
     if choice.model_type is None:

@@ -43,15 +43,16 @@ def export_folder(
     multiples: Sequence[int] = MULTIPLES,
     console: Console | None = None,
 ) -> ExportedFolder:
-    """Write a run to a new Hugging Face folder; nothing is left if that fails. The model of `run` is rounded
-    to `dtype`.
+    """Write a run to a new Hugging Face folder; nothing is left if that fails. The model of `run`
+    is rounded to `dtype`.
 
     Args:
         dtype: of the stored weights, one of DTYPES.
         multiples: multiples of the trained length at which logits are compared.
 
     Raises:
-        InteropError: the folder exists, a package is missing, or logits differ beyond the tolerance.
+        InteropError: the folder exists, a package is missing, or logits differ beyond the
+            tolerance.
     """
     load_extra("transformers")
     console = console or Console()
@@ -77,8 +78,10 @@ def export_folder(
             )
             if not result.is_met:
                 raise InteropError(
-                    f"{out} was not written: at {result.length:,} tokens its logits in transformers differ "
-                    f"from ours by {result.difference:.1e}, more than {result.tolerance:.1e}; report this "
+                    f"{out} was not written: at {result.length:,} tokens its logits in "
+                    f"transformers differ "
+                    f"from ours by {result.difference:.1e}, more than {result.tolerance:.1e}; "
+                    f"report this "
                     "with the run's settings.yaml"
                 )
             parity.append(result)
@@ -89,7 +92,8 @@ def export_folder(
 
 
 def _controls(run: LoadedRun) -> dict[str, Any]:
-    """Ids of control symbols; null ones too, because some classes of transformers have other defaults."""
+    """Ids of control symbols; null ones too, because some classes of transformers have other
+    defaults."""
     tokenizer = run.tokenizer
     ends = list(tokenizer.eos_ids)
     return {

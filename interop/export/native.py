@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from interop.export.classes import ClassChoice
-from interop.export.rope import RopeTable
+from interop.export.exported_rope import RopeTable
 from interop.huggingface.config import FULL, SLIDING
 from interop.huggingface.families import FAMILIES
-from interop.huggingface.weights import to_half, weight_map
+from interop.huggingface.weight_names import to_half, weight_map
 from model import Transformer
 from model.position.temperature import Ministral3Temperature
 
@@ -125,8 +125,8 @@ def _layers(model: Transformer, choice: ClassChoice) -> dict[str, Any]:
 
 
 def weights(model: Transformer, state: dict[str, Tensor], choice: ClassChoice) -> dict[str, Tensor]:
-    """The weights by their names in transformers, with factors folded in and rows of queries and keys in the
-    layout of transformers."""
+    """The weights by their names in transformers, with factors folded in and rows of queries and
+    keys in the layout of transformers."""
     s = model.settings
     assert choice.model_type is not None
     family = FAMILIES[choice.model_type]

@@ -49,8 +49,9 @@ def parity_lengths(model: Transformer, multiples: Sequence[int] = MULTIPLES) -> 
 
 
 def tolerance(largest: float) -> float:
-    """The largest accepted difference of logits in float32: that of the same products in another order, 1e-5
-    of the largest absolute logit (or of 1). Angles are compared separately, see `exact_angles`.
+    """The largest accepted difference of logits in float32: that of the same products in another
+    order, 1e-5 of the largest absolute logit (or of 1). Angles are compared separately, see
+    `exact_angles`.
     """
     return 1e-5 * max(1.0, largest)
 
@@ -65,8 +66,8 @@ def measure(
         model_type: None for a generated modeling file.
 
     Raises:
-        InteropError: transformers cannot load the folder, some weights are missing or left over, or it
-            rotates by other angles.
+        InteropError: transformers cannot load the folder, some weights are missing or left over, or
+            it rotates by other angles.
     """
     with _loaded(folder, model_type) as theirs:
         for length in lengths:
@@ -110,7 +111,8 @@ def _loaded(folder: Path, model_type: str | None) -> Iterator[Any]:
 def _compared(model: Transformer, theirs: Any, model_type: str | None, length: int) -> Parity:
     generator = torch.Generator().manual_seed(length)
     ids = torch.randint(0, model.vocab_size, (1, length), generator=generator)
-    # Frequencies that follow the length would leave keys of other frequencies in transformers' cache.
+    # Frequencies that follow the length would leave keys of other frequencies in transformers'
+    # cache.
     size = length if model.depends_on_length and model_type else CHUNK
     cache = model.make_cache(1, length)
     positions = TokenPositions.plain(length)

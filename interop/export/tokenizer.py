@@ -1,4 +1,5 @@
-"""Our tokenizers as tokenizer.json, which transformers and others load without code of their own."""
+"""Our tokenizers as tokenizer.json, which transformers and others load without code of their
+own."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # types of p
 UNIGRAM = 1
 BPE = 2
 PROBES = (
-    "The 2 quick  brown\n\n\tfoxes' (jumps) = {over}: [lazy] dogs; 12,345.67% @#$&*_-+|\\~`^\"<>?/!\n",
+    "The 2 quick  brown\n\n\tfoxes' (jumps) = {over}: [lazy] dogs; 12,345.67% "
+    '@#$&*_-+|\\~`^"<>?/!\n',
     " Leading and trailing spaces ",
     "def f(x):\n    return x  # ünïcödé: 北京, Привет, 🙂 ﬁ ½\r\n",
     "",
@@ -77,7 +79,8 @@ def _check(content: bytes, tokenizer: Tokenizer, texts: tuple[str, ...]) -> None
     for text in texts:
         if exported.encode(text, add_special_tokens=False).ids != tokenizer.encode(text):
             raise InteropError(
-                f"the tokenizer cannot be exported: tokenizer.json and ours differ on {text[:40]!r}; "
+                f"the tokenizer cannot be exported: tokenizer.json and ours differ on "
+                f"{text[:40]!r}; "
                 "export with the model's own tokenizer.json"
             )
 

@@ -50,7 +50,8 @@ def positive(name: str, value: Any) -> int:
 
 
 def join_processes() -> EvaluationRanks:
-    """This process among those that torchrun or accelerate started; they exchange results with gloo."""
+    """This process among those that torchrun or accelerate started; they exchange results with
+    gloo."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         refuse_silent_launch(os.environ)
     elif not dist.is_initialized():

@@ -1,4 +1,5 @@
-"""A Sextant run as a model of lm-evaluation-harness (0.4.13), equal to its `hf` model on the same weights."""
+"""A Sextant run as a model of lm-evaluation-harness (0.4.13), equal to its `hf` model on the same
+weights."""
 
 from __future__ import annotations
 
@@ -45,12 +46,14 @@ class SextantLM(TemplateLM):
     """A trained run as a harness model.
 
     Args:
-        run: run directory, `hf:NAME_OR_FOLDER`, or a run loaded with `sextant.load`; then `overrides`,
-            `method`, `checkpoint`, `weights`, `device` and `dtype` must not be set.
-        overrides: test-time changes of the positional scheme, e.g. `model.position.scaling.name=yarn`.
-        method: a context-extension method of configs/evaluation/methods.yaml, applied before `overrides`.
-        max_length: maximum number of input tokens; longer contexts are truncated on the left. Default: the
-            trained length.
+        run: run directory, `hf:NAME_OR_FOLDER`, or a run loaded with `sextant.load`; then
+            `overrides`, `method`, `checkpoint`, `weights`, `device` and `dtype` must not be set.
+        overrides: test-time changes of the positional scheme, e.g.
+            `model.position.scaling.name=yarn`.
+        method: a context-extension method of configs/evaluation/methods.yaml, applied before
+            `overrides`.
+        max_length: maximum number of input tokens; longer contexts are truncated on the left.
+            Default: the trained length.
         max_gen_toks: new tokens of a generation whose task does not set it.
         checkpoint: step of the checkpoint; default: the newest.
         weights: "ema" or "last"; default: the EMA if there is one.
@@ -59,14 +62,14 @@ class SextantLM(TemplateLM):
         batch_size: rows per batch, or "auto": as many as have 16,384 tokens together.
         max_batch_size: maximum number of rows with "auto".
         add_bos_token: start each text with BOS. Default: as in training (`data.bos`).
-        prefix_token_id: the token before a text without context. Default: BOS if the run was trained with
-            it, else EOS.
-        seed: seed of sampled generations. A generation depends on its prompt and on how often the prompt
-            occurred before, not on the batch.
+        prefix_token_id: the token before a text without context. Default: BOS if the run was
+            trained with it, else EOS.
+        seed: seed of sampled generations. A generation depends on its prompt and on how often the
+            prompt occurred before, not on the batch.
         settings: more overrides by key, for `--model_args model.position.window=256`.
 
-    With a scheme that depends on the sequence length, the declared length of a request is the number of its
-    own inputs (of a generation: with the new tokens).
+    With a scheme that depends on the sequence length, the declared length of a request is the
+    number of its own inputs (of a generation: with the new tokens).
 
     Raises:
         InteropError: an unknown argument, or one that does not fit the run.
@@ -98,7 +101,8 @@ class SextantLM(TemplateLM):
         if isinstance(run, LoadedRun):
             if changes or any(x is not None for x in (method, checkpoint, weights, device, dtype)):
                 raise InteropError(
-                    "overrides, method, checkpoint, weights, device and dtype apply when a run is loaded; "
+                    "overrides, method, checkpoint, weights, device and dtype apply when a run is "
+                    "loaded; "
                     "pass them to sextant.load, or pass the run directory"
                 )
             loaded = run
@@ -123,13 +127,15 @@ class SextantLM(TemplateLM):
         trained = loaded.settings.train_length
         if method == TRUNCATE and max_length not in (None, trained):
             raise InteropError(
-                f"method=truncate truncates to the trained length of {trained} tokens: remove max_length"
+                f"method=truncate truncates to the trained length of {trained} tokens: remove "
+                f"max_length"
             )
         self.max_length = positive("max_length", trained if max_length is None else max_length)
         limit = self.model.limit
         if limit is not None and self.max_length > limit:
             raise InteropError(
-                f"max_length={self.max_length} is beyond the positions of this run, which end after {limit} "
+                f"max_length={self.max_length} is beyond the positions of this run, which end "
+                f"after {limit} "
                 "tokens; decrease it or set a method that extends them"
             )
         self.max_gen_toks = positive("max_gen_toks", max_gen_toks)
@@ -146,7 +152,8 @@ class SextantLM(TemplateLM):
             raise InteropError("add_bos_token=true, but the tokenizer of this run has no BOS token")
         if prefix is not None and not 0 <= prefix < self.model.vocab_size:
             raise InteropError(
-                f"prefix_token_id={prefix} is outside the vocabulary of {self.model.vocab_size} tokens"
+                f"prefix_token_id={prefix} is outside the vocabulary of {self.model.vocab_size} "
+                f"tokens"
             )
         trained_with = [tokenizer.bos_id] * data.bos + [tokenizer.eos_id] * data.eos
         if prefix is None:
@@ -169,7 +176,8 @@ class SextantLM(TemplateLM):
     def prefix_token_id(self) -> int:
         if self._prefix is None:
             raise InteropError(
-                "a text without context needs a token before it, but this run was trained without BOS and "
+                "a text without context needs a token before it, but this run was trained without "
+                "BOS and "
                 "EOS; set prefix_token_id"
             )
         return self._prefix
@@ -221,7 +229,8 @@ class SextantLM(TemplateLM):
         for texts, _, continuation in requests:
             if not continuation or len(continuation) > self.max_length:
                 raise InteropError(
-                    f"the continuation {texts and texts[1]!r} has {len(continuation)} tokens after its "
+                    f"the continuation {texts and texts[1]!r} has {len(continuation)} tokens after "
+                    f"its "
                     f"context, but 1 to max_length={self.max_length} can be scored"
                 )
         # A context of spaces alone belongs to the continuation.
@@ -259,7 +268,8 @@ class SextantLM(TemplateLM):
     def loglikelihood_rolling(
         self, requests: list[Instance], disable_tqdm: bool = False
     ) -> list[float]:
-        """Log-likelihood of whole texts, in windows of `max_length` inputs that predict each token once.
+        """Log-likelihood of whole texts, in windows of `max_length` inputs that predict each token
+        once.
 
         As in the `hf` model, a leading BOS is itself predicted, from the prefix token.
         """
@@ -302,7 +312,8 @@ class SextantLM(TemplateLM):
     def _likelihoods(
         self, rows: Sequence[Sequence[int]], targets: Sequence[list[int]]
     ) -> list[float]:
-        """Log-likelihood of the targets, which follow the last tokens of each row; without all logits."""
+        """Log-likelihood of the targets, which follow the last tokens of each row; without all
+        logits."""
         tokens, keep = self._padded(rows, [len(target) for target in targets])
         wanted = torch.full((len(rows), keep), IGNORED)
         for row_targets, row, target in zip(wanted, rows, targets, strict=True):
@@ -315,8 +326,8 @@ class SextantLM(TemplateLM):
     def _padded(self, rows: Sequence[Sequence[int]], keeps: Sequence[int]) -> tuple[Tensor, int]:
         """Right-padded tokens (B, T), and how many last columns contain all outputs.
 
-        No token attends to the padding after it. `_batches` keeps rows of different lengths apart where a
-        scheme depends on the length.
+        No token attends to the padding after it. `_batches` keeps rows of different lengths apart
+        where a scheme depends on the length.
         """
         width = max(map(len, rows))
         tokens = torch.zeros(len(rows), width, dtype=torch.int64)
@@ -355,12 +366,14 @@ class SextantLM(TemplateLM):
     def _generate(
         self, prompts: Sequence[tuple[str, list[int], int]], arguments: dict
     ) -> list[str]:
-        """The texts generated after prompts (text, ids, number of earlier occurrences), as one batch."""
+        """The texts generated after prompts (text, ids, number of earlier occurrences), as one
+        batch."""
         stops, tokens, sampling = self._generation_settings(arguments)
         room = self.max_length - tokens
         if room < 1:
             raise InteropError(
-                f"max_gen_toks={tokens} leaves no room for a prompt within max_length={self.max_length}; "
+                f"max_gen_toks={tokens} leaves no room for a prompt within "
+                f"max_length={self.max_length}; "
                 "decrease max_gen_toks (--gen_kwargs max_gen_toks=N) or increase max_length"
             )
         samples = []
@@ -378,7 +391,8 @@ class SextantLM(TemplateLM):
         ]
 
     def _generation_settings(self, arguments: dict) -> tuple[list[str], int, SamplingParams]:
-        """Stop strings, number of new tokens and sampling parameters of a task's generation arguments."""
+        """Stop strings, number of new tokens and sampling parameters of a task's generation
+        arguments."""
         given: dict[str, Any] = dict(normalize_gen_kwargs(arguments, self.max_gen_toks))
         stops = [stop for stop in given.pop("until") if stop]
         tokens = given.pop("max_gen_toks")
@@ -389,7 +403,8 @@ class SextantLM(TemplateLM):
         chosen = {key: given.pop(key) for key in SAMPLING if given.get(key) is not None}
         if given.keys() - set(SAMPLING):
             raise InteropError(
-                f"unknown generation argument {min(given)}; supported: until, max_gen_toks, do_sample, "
+                f"unknown generation argument {min(given)}; supported: until, max_gen_toks, "
+                f"do_sample, "
                 f"{', '.join(SAMPLING)}"
             )
         if sample and not chosen.get("temperature"):
@@ -401,7 +416,8 @@ class SextantLM(TemplateLM):
     # Batches
 
     def _batches(self, lengths: Sequence[int], equal: bool) -> Iterator[list[int]]:
-        """Indices in batches, longest first; with `equal`, the rows of a batch have the same length."""
+        """Indices in batches, longest first; with `equal`, the rows of a batch have the same
+        length."""
         batch: list[int] = []
         for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
             if batch and (
@@ -427,7 +443,8 @@ class SextantLM(TemplateLM):
 
 
 def _likelihood(logits: Tensor, tokens: Sequence[int]) -> tuple[float, bool]:
-    """Log-likelihood of `tokens` under their logits (n, V), and whether each is the most likely one."""
+    """Log-likelihood of `tokens` under their logits (n, V), and whether each is the most likely
+    one."""
     wanted = torch.tensor(tokens, device=logits.device)
     log_p = logits.float().log_softmax(-1).gather(1, wanted[:, None])
     return float(log_p.double().sum()), bool((logits.argmax(-1) == wanted).all())

@@ -1,4 +1,5 @@
-"""A Hugging Face config.json as our settings; what our decoder would compute otherwise is refused."""
+"""A Hugging Face config.json as our settings; what our decoder would compute otherwise is
+refused."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from pydantic import ValidationError
 from errors import InteropError
 from interop.huggingface.families import DIFFERENCES, FAMILIES, Family
 from interop.huggingface.reader import ConfigReader, as_json
-from interop.huggingface.rope import RopeSource, read_rope, rope_parameters
+from interop.huggingface.rope_config import RopeSource, read_rope, rope_parameters
 from model import ModelSettings
 
 GENERATED = "sextant"  # model_type of folders with a generated modeling file
@@ -24,7 +25,8 @@ class ImportedShape:
     """What a config says of a model.
 
     Attributes:
-        family: None for a folder of our own with a generated modeling file, whose weights have our names.
+        family: None for a folder of our own with a generated modeling file, whose weights have our
+            names.
     """
 
     family: Family | None
@@ -44,7 +46,8 @@ def read_config(config: dict[str, Any], file: str) -> ImportedShape:
         file: its name, for messages.
 
     Raises:
-        InteropError: names the key that is missing, invalid, or requires what our decoder does not compute.
+        InteropError: names the key that is missing, invalid, or requires what our decoder does not
+            compute.
     """
     if config.get("model_type") == GENERATED:
         return _generated(ConfigReader(config, file))
@@ -91,7 +94,8 @@ def _settings(values: Any, file: str) -> ModelSettings:
 
 
 def _generated(reader: ConfigReader) -> ImportedShape:
-    """A folder that we exported with a modeling file, which is not run: `settings` describes the model."""
+    """A folder that we exported with a modeling file, which is not run: `settings` describes the
+    model."""
     return ImportedShape(
         family=None,
         model=_settings(reader.get("settings"), f"{reader.file}: settings"),
@@ -117,7 +121,8 @@ def _family(config: dict[str, Any], file: str) -> Family:
     architectures = config.get("architectures")
     if architectures and family.architecture not in architectures:
         raise InteropError(
-            f"{file}: architectures = {as_json(architectures)} cannot be imported: a {model_type} model must "
+            f"{file}: architectures = {as_json(architectures)} cannot be imported: a {model_type} "
+            f"model must "
             f"be {family.architecture}"
         )
     return family
@@ -196,7 +201,8 @@ def _position(
         schemes.append(scheme | ({"window": window} if layer_type == SLIDING else {}))
     if len(lengths) > 1:
         raise InteropError(
-            f"{reader.file}: layers with different original lengths ({', '.join(map(str, sorted(lengths)))}) "
+            f"{reader.file}: layers with different original lengths "
+            f"({', '.join(map(str, sorted(lengths)))}) "
             "cannot be imported"
         )
     return _pattern(schemes), next(iter(lengths), None)
@@ -225,7 +231,8 @@ def _layer_types(reader: ConfigReader) -> list[str]:
     if given is not None:
         if not isinstance(given, list) or len(given) < layers or not {*given} <= {FULL, SLIDING}:
             raise InteropError(
-                f"{reader.file}: layer_types must be {layers} times {FULL} or {SLIDING}, got {given!r}"
+                f"{reader.file}: layer_types must be {layers} times {FULL} or {SLIDING}, got "
+                f"{given!r}"
             )
         given = given[:layers]
         if SLIDING in given and "sliding_window" not in reader.defaults:
@@ -245,7 +252,8 @@ def _layer_types(reader: ConfigReader) -> list[str]:
 
 
 def _layer_thetas(reader: ConfigReader) -> list[float | None]:
-    """The base of each layer where it has its own; 0 without positions, None for that of all layers."""
+    """The base of each layer where it has its own; 0 without positions, None for that of all
+    layers."""
     layers = reader.number("num_hidden_layers", int)
     model_type = reader.get("model_type")
     if model_type == "granite_swa":

@@ -1,7 +1,7 @@
 """The model families of transformers that can be imported: their weights, defaults and differences.
 
-A family states what its configuration class assumes for keys that a config.json leaves out (transformers
-5.23), because older versions of a config.json leave out many.
+A family states what its configuration class assumes for keys that a config.json leaves out
+(transformers 5.23), because older versions of a config.json leave out many.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from interop.huggingface.weights import LLAMA, OLMO2, PHI3, QK_NORMS, SINKS, WeightMap
+from interop.huggingface.weight_names import LLAMA, OLMO2, PHI3, QK_NORMS, SINKS, WeightMap
 
 
 @dataclass(frozen=True)
@@ -19,8 +19,8 @@ class Family:
     Attributes:
         architecture: the class of the causal language model in transformers.
         layer: weight map of one layer.
-        defaults: values of absent keys, where they are not those of Llama. A key that changes the result and
-            is not listed is not part of the family.
+        defaults: values of absent keys, where they are not those of Llama. A key that changes the
+            result and is not listed is not part of the family.
         settings: model settings that all models of the family share.
         partial: whether `partial_rotary_factor` is supported.
     """

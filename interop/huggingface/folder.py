@@ -28,7 +28,8 @@ def read_folder(folder: str | Path, name: str | None = None) -> ForeignCheckpoin
         name: what to call the checkpoint; None: the name of the folder.
 
     Raises:
-        InteropError: no such folder, no config.json, weights only as a pickle, or missing or damaged shards.
+        InteropError: no such folder, no config.json, weights only as a pickle, or missing or
+            damaged shards.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -108,7 +109,8 @@ def _stored(file: Path) -> dict[str, StoredTensor]:
 
 
 def _read(file: Path, name: str) -> Tensor:
-    """One tensor in float32; one at a time, so that a folder larger than half of the memory can be read."""
+    """One tensor in float32; one at a time, so that a folder larger than half of the memory can be
+    read."""
     try:
         with safe_open(file, framework="pt") as tensors:
             dtype = tensors.get_slice(name).get_dtype()

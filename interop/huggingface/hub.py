@@ -8,8 +8,8 @@ from pathlib import Path
 from errors import InteropError
 from interop.huggingface.folder import TOKENIZERS
 
-# Settings, weights and tokenizer at the top level; the second copy of the weights in Mistral's format is not
-# needed.
+# Settings, weights and tokenizer at the top level; the second copy of the weights in Mistral's
+# format is not needed.
 WANTED = ["*.json", "*.safetensors", *TOKENIZERS]
 UNWANTED = ["*/*", "consolidated*.safetensors"]
 NAME = re.compile(r"(?P<name>[\w][\w.-]*(/[\w][\w.-]*)?)(@(?P<revision>[\w./-]+))?")
@@ -22,7 +22,8 @@ def download(name: str) -> Path:
         name: such as `Qwen/Qwen2.5-0.5B`, or with a revision `Qwen/Qwen2.5-0.5B@main`.
 
     Raises:
-        InteropError: not a name of the hub, or a model that can neither be downloaded nor is cached.
+        InteropError: not a name of the hub, or a model that can neither be downloaded nor is
+            cached.
     """
     match = NAME.fullmatch(name)
     if match is None:
@@ -42,11 +43,13 @@ def download(name: str) -> Path:
         )
     except huggingface_hub.errors.GatedRepoError as error:
         raise InteropError(
-            f"hf:{name} is gated: accept its terms on its page of the hub, then log in with `hf auth login`"
+            f"hf:{name} is gated: accept its terms on its page of the hub, then log in with `hf "
+            f"auth login`"
         ) from error
     except huggingface_hub.errors.RepositoryNotFoundError as error:
         raise InteropError(
-            f"hf:{name}: no such folder, and no such model on the hub; check the name, and log in with "
+            f"hf:{name}: no such folder, and no such model on the hub; check the name, and log in "
+            f"with "
             "`hf auth login` if the model is private"
         ) from error
     except huggingface_hub.errors.RevisionNotFoundError as error:
@@ -54,6 +57,7 @@ def download(name: str) -> Path:
     except Exception as error:  # of the hub, of its HTTP client, or of the file system
         reason = str(error).strip().partition("\n")[0]
         raise InteropError(
-            f"hf:{name}: no such folder, and the model cannot be downloaded and is not cached ({reason}); "
+            f"hf:{name}: no such folder, and the model cannot be downloaded and is not cached "
+            f"({reason}); "
             "check the name and the network"
         ) from error

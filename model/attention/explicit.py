@@ -1,6 +1,7 @@
 """The explicit kernel: blocks of queries with materialized scores, for weights of any form.
 
-With all queries and keys in one block it is the reference that the other kernels are tested against.
+With all queries and keys in one block it is the reference that the other kernels are tested
+against.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ def by_block(
     """attend_block(start, stop) for blocks of `size` queries, concatenated: (B, H, T, D).
 
     Args:
-        recompute: recompute blocks in the backward pass to keep memory linear in T; a single block is kept.
+        recompute: recompute blocks in the backward pass to keep memory linear in T; a single block
+            is kept.
     """
     recompute = recompute and queries > size and torch.is_grad_enabled()
     outputs = []
@@ -72,8 +74,8 @@ class AttentionDetails:
 
     Attributes:
         keys: index of the keys visible to any of the queries.
-        logits: (B, H, t, s) softmax input, −inf if masked; q·k·scale if the weights are not a softmax. None
-            unless requested.
+        logits: (B, H, t, s) softmax input, −inf if masked; q·k·scale if the weights are not a
+            softmax. None unless requested.
         weights: (B, H, t, s); a row sums to 1, or to less with a sink or if no key is visible.
         output: (B, H, t, D).
     """

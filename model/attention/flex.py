@@ -1,4 +1,5 @@
-"""FlexAttention: any mask and bias on a GPU, as one compiled kernel; views are merged by log-sum-exp."""
+"""FlexAttention: any mask and bias on a GPU, as one compiled kernel; views are merged by
+log-sum-exp."""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ from model.attention.mask import AttentionMask, AttentionView, mask_dtype
 FLEX_FEATURES = 16  # smallest head_dim that FlexAttention supports on a GPU
 
 
-# Graphs of one function, for every mask and bias that a process uses. Past the limit torch.compile raises:
-# eager FlexAttention and its block mask would take O(T²) memory.
+# Graphs of one function, for every mask and bias that a process uses. Past the limit torch.compile
+# raises: eager FlexAttention and its block mask would take O(T²) memory.
 RECOMPILE_LIMIT = 64
 
 

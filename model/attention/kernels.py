@@ -6,15 +6,16 @@
   kernel with an additive mask by blocks of queries;
 - ``flex`` (`flex.py`): FlexAttention, on GPUs, for all other masks and biases with head_dim of at
   least 16 and more than one query;
-- ``explicit`` (`explicit.py`): blocks of queries with materialized scores, for other views on a CPU,
-  sink logits, and weights other than softmax(q·k + bias) (`AttentionView.weights_fn`);
+- ``explicit`` (`explicit.py`): blocks of queries with materialized scores, for other views on a
+  CPU, sink logits, and weights other than softmax(q·k + bias) (`AttentionView.weights_fn`);
 
-or one of their faster forms in `model/fast`: ``single`` (one query per row), ``biased`` (gradients of
+or one of their faster forms in `model/fast`: ``single`` (one query per row), ``biased`` (gradients
+    of
 learned biases by distance and differences of sums, on a CPU) and ``merged`` (several views by
 distance, on a CPU without gradients).
 
-``dense``, the explicit kernel with all scores at once, is the reference. Tests compare the others with
-it.
+``dense``, the explicit kernel with all scores at once, is the reference. Tests compare the others
+with it.
 
 Shapes: q (B, H, T, D), k and v (B, G, S, D) with G dividing H; T queries, S keys.
 """
@@ -89,19 +90,21 @@ def choose(views: list[AttentionView], v: Tensor, sink: Tensor | None, device: s
     q = first.q
     is_cpu = device == "cpu"
     is_one_view = len(views) == 1 and sink is None
-    # Triton matrix products are at least 16 wide and do not support float64. A single query is bound
-    # by reading the keys, and needs no block mask.
+    # Triton matrix products are at least 16 wide and do not support float64. A single query is
+    # bound by reading the keys, and needs no block mask.
     has_flex = device == "cuda" and q.shape[-1] >= FLEX_FEATURES and q.dtype != torch.float64
     has_flex = has_flex and mask.queries > 1
     if first.weights_fn is not None:
         return "flex" if has_flex and mask.has_flex_bias else "explicit"
-    # `is_causal` aligns the mask top-left: correct only for T = S. A single, last query needs no mask.
+    # `is_causal` aligns the mask top-left: correct only for T = S. A single, last query needs no
+    # mask.
     is_causal = mask.is_causal_only and mask.queries in (mask.keys, 1)
     has_single = first.k.dtype in PRECISE if is_cpu else not is_causal
     if is_one_view and has_single and mask.queries == 1:
         return "single"
     if is_one_view and is_causal:
-        # On a GPU, grouped queries in float32, or with keys wider than values, store all T × S scores.
+        # On a GPU, grouped queries in float32, or with keys wider than values, store all T × S
+        # scores.
         is_grouped = q.shape[1] != v.shape[1]
         stores_scores = is_grouped and (v.dtype == torch.float32 or q.shape[-1] != v.shape[-1])
         return "flex" if stores_scores and has_flex else "sdpa"

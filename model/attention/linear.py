@@ -1,7 +1,9 @@
 """Linear attention with positions: a token mixer whose cache is a sum over past tokens.
 
-The weights are products of features, w(n, m) = a(q_n)·b(k_m), so the sums Σ b(k_m) v_mᵀ over past tokens
-replace the keys: cost and memory per decoded token do not depend on the length. Schemes can change token
+The weights are products of features, w(n, m) = a(q_n)·b(k_m), so the sums Σ b(k_m) v_mᵀ over past
+tokens
+replace the keys: cost and memory per decoded token do not depend on the length. Schemes can change
+    token
 embeddings, queries and keys, but not logits.
 
 Su 2021 (kexue.fm/archives/8265, archives/8338); the feature elu + 1: Katharopoulos et al. 2020
@@ -47,12 +49,14 @@ class SumsCache(Protocol):
 class LinearAttention(Projection):
     """Attention whose weights are products of features; R is the scheme's map of queries and keys.
 
-    ``numerator``: o_n = Σ_m (R_n φ(q_n))·(R_m φ(k_m)) v_m / Σ_m φ(q_n)·φ(k_m) with φ = elu + 1. Rotated
-    weights can be negative and sum to zero, so the denominator uses unrotated features and is positive.
-    ``cosine``: weights 1 + (R_n q̂_n)·(R_m k̂_m) of unit vectors, divided by their sum. Vectors are normalized
-    again after the scheme, so weights are nonnegative and an amplitude (as in YaRN) has no effect.
+    ``numerator``: o_n = Σ_m (R_n φ(q_n))·(R_m φ(k_m)) v_m / Σ_m φ(q_n)·φ(k_m) with φ = elu + 1.
+    Rotated weights can be negative and sum to zero, so the denominator uses unrotated features and
+    is positive. ``cosine``: weights 1 + (R_n q̂_n)·(R_m k̂_m) of unit vectors, divided by their
+    sum. Vectors are normalized again after the scheme, so weights are nonnegative and an amplitude
+    (as in YaRN) has no effect.
 
-    Computed in chunks: all pairs within a chunk, sums between chunks. The chunk size does not change the
+    Computed in chunks: all pairs within a chunk, sums between chunks. The chunk size does not
+        change the
     result; size 1 is the recurrence. Runs in float32, or in float64 for float64 models.
     """
 
@@ -76,7 +80,8 @@ class LinearAttention(Projection):
         context = step.context
         if hook is not None:
             raise ModelError(
-                "linear attention (model.mixer.name = linear) has no attention weights; attention hooks "
+                "linear attention (model.mixer.name = linear) has no attention weights; attention "
+                "hooks "
                 "require model.mixer.name = attention"
             )
         bound = step.plan.bind(x, None)
@@ -93,7 +98,8 @@ class LinearAttention(Projection):
                 compared = (view.q, view.k)
                 counted = (q, k)
             else:
-                # Normalize again: an amplitude or a mixture of frequencies could make weights negative.
+                # Normalize again: an amplitude or a mixture of frequencies could make weights
+                # negative.
                 compared = (with_one(unit(view.q)), with_one(unit(view.k)))
                 counted = None
             document = None if context.new.layout == "plain" else context.new.document
@@ -117,7 +123,8 @@ class LinearAttention(Projection):
         return self.joined(out.to(v.dtype))
 
     def pair_flops(self, length: int) -> float:
-        """Training FLOPs per token without the projections: pairs within a chunk, and updates of the sums."""
+        """Training FLOPs per token without the projections: pairs within a chunk, and updates of
+        the sums."""
         pairs = 12 * self.heads * self.head_dim * (min(self.mixer.chunk, length) + 1) / 2
         return pairs + 6 * (self.heads + self.kv_heads) * self.head_dim**2
 
@@ -133,7 +140,8 @@ def unit(x: Tensor) -> Tensor:
 
 
 def with_one(x: Tensor) -> Tensor:
-    """Prepend a constant feature 1, so that products are 1 + x·y and sums are Σ v, Σ k vᵀ, n and Σ k."""
+    """Prepend a constant feature 1, so that products are 1 + x·y and sums are Σ v, Σ k vᵀ, n and Σ
+    k."""
     return F.pad(x, (1, 0), value=1.0)
 
 
@@ -154,7 +162,8 @@ def weighted_means(
         counted: queries and keys of the weights u in the denominator; None: the same as w.
         v: (B, G, T, D).
         mask: of the K queries, the last of the T tokens, and the T keys.
-        document: (B or 1, T) documents of the keys, each contiguous; None if there is only one in all passes.
+        document: (B or 1, T) documents of the keys, each contiguous; None if there is only one in
+            all passes.
         before: sums over earlier tokens.
         chunk: tokens per chunk.
 
@@ -191,8 +200,8 @@ def weighted_means(
     past = accumulated(parts)
     known = past.of(-1 - count, -1)  # the sums before each chunk
 
-    # Visible pairs of each chunk (R, 1, N, 1, c, c), and queries in the same document as the end of the
-    # previous tokens (R, 1, N, 1, c, 1).
+    # Visible pairs of each chunk (R, 1, N, 1, c, c), and queries in the same document as the end of
+    # the previous tokens (R, 1, N, 1, c, 1).
     row = torch.arange(mask.rows, device=v.device)[:, None, None, None]
     i = index.view(count, size, 1)
     j = early + index.view(count, 1, size)
@@ -232,7 +241,8 @@ def _product(x: Tensor, y: Tensor) -> Tensor:
 
 
 def sums_of(k: Tensor, counting: Tensor, v: Tensor, document: Tensor | None) -> LinearState:
-    """Sums over the tokens (B, G, T, ·) that are in the last document; `document` is (B or 1, T)."""
+    """Sums over the tokens (B, G, T, ·) that are in the last document; `document` is (B or 1,
+    T)."""
     pieces = None if document is None else document[:, None]
     return _summed(k[:, :, None], counting[:, :, None], v[:, :, None], pieces)
 
@@ -277,7 +287,8 @@ def check_scheme(where: str, choice: PositionSettings, geometry: HeadGeometry) -
     ):
         if not is_met:
             raise ModelError(
-                f"{where}.{key} is not supported by linear attention (model.mixer.name = linear): set it to "
+                f"{where}.{key} is not supported by linear attention (model.mixer.name = linear): "
+                f"set it to "
                 f"{required} or choose model.mixer.name = attention"
             )
     # Run two tokens through a temporary instance to find out what the scheme requires.
@@ -296,7 +307,8 @@ def check_scheme(where: str, choice: PositionSettings, geometry: HeadGeometry) -
             refusal = _beyond_products(plan.read(q, plan.write(q[:, : geometry.kv_heads])))
     if refusal:
         raise ModelError(
-            f"{where}: scheme '{choice.name}' {refusal}, which linear attention (model.mixer.name = linear) "
+            f"{where}: scheme '{choice.name}' {refusal}, which linear attention (model.mixer.name "
+            f"= linear) "
             "does not support; choose another scheme or model.mixer.name = attention"
         )
 

@@ -1,7 +1,7 @@
 """Attention masks: which queries attend to which keys in a pass, and the bias of each pair.
 
-`visibility_mask` is the causal, document and window mask of every scheme. Mask and bias functions are
-elementwise over indices. This module evaluates them for blocks of queries and keys;
+`visibility_mask` is the causal, document and window mask of every scheme. Mask and bias functions
+are elementwise over indices. This module evaluates them for blocks of queries and keys;
 `model/attention/kernels.py` computes attention with them.
 """
 
@@ -18,8 +18,8 @@ from torch import Tensor
 from model.fast.network_bias import NetworkBias
 from model.token_positions import TokenPositions
 
-# Arguments are INDICES (batch row, head, query, key), as in FlexAttention; indexed tensors are captured.
-# True: the query attends to the key
+# Arguments are INDICES (batch row, head, query, key), as in FlexAttention; indexed tensors are
+# captured. True: the query attends to the key
 MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 BiasFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # added to the logit
 DistanceFunction = Callable[[Tensor, Tensor], Tensor]  # (head, distance) -> added to the logit
@@ -41,12 +41,14 @@ def precise(x: Tensor) -> Tensor:
 
 
 def repeated(x: Tensor, heads: int) -> Tensor:
-    """(B, G, S, D) → (B, H, S, D): each key/value head is shared by H / G consecutive query heads."""
+    """(B, G, S, D) → (B, H, S, D): each key/value head is shared by H / G consecutive query
+    heads."""
     return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], dim=1)
 
 
 def softmax(logits: Tensor, sink: Tensor | None) -> Tensor:
-    """Softmax of logits (B, H, t, s); `sink` (H,) is the logit of an extra column, which is then dropped."""
+    """Softmax of logits (B, H, t, s); `sink` (H,) is the logit of an extra column, which is then
+    dropped."""
     if sink is None:
         return logits.softmax(-1)
     column = sink.to(logits.dtype)[None, :, None, None].expand(*logits.shape[:3], 1)
@@ -58,8 +60,9 @@ def visibility_mask(
 ) -> MaskFunction:
     """Mask function: causal, within the document and within the window.
 
-    The mask is defined by order and document, not by tensor index. In plain layout the two are equivalent:
-    order increases by one along the keys (after the sinks), so it differs from the index by a constant.
+    The mask is defined by order and document, not by tensor index. In plain layout the two are
+    equivalent: order increases by one along the keys (after the sinks), so it differs from the
+    index by a constant.
 
     Args:
         queries, keys: the last tokens of `keys` are the queries.
@@ -95,8 +98,8 @@ def visibility_mask(
 
 @dataclass(frozen=True)
 class CausalBand:
-    """A causal band known on the host: query i attends to keys j with nearest ≤ i + offset − j < window and
-    first ≤ j < last, and to the first `sinks` keys."""
+    """A causal band known on the host: query i attends to keys j with nearest ≤ i + offset − j <
+    window and first ≤ j < last, and to the first `sinks` keys."""
 
     offset: int
     window: int | None = None
@@ -113,7 +116,8 @@ class CausalBand:
         return max(self.first, low), max(self.first, high)
 
     def part(self, nearest: int, farthest: int | None, first: int, last: int | None) -> CausalBand:
-        """The pairs of this band at distances nearest, ..., farthest − 1 with keys first, ..., last − 1.
+        """The pairs of this band at distances nearest, ..., farthest − 1 with keys first, ..., last
+        − 1.
 
         With sinks, the part consists either of sinks or of keys after them."""
         window = None if self.sinks and last == self.sinks else self.window
@@ -138,13 +142,14 @@ class BiasForms:
 
     Attributes:
         distance: the bias as a function of distance alone.
-        key_sums: (B, H, S) float64 numbers c of the keys, if the bias is c of the query − c of the key.
-        make_network: returns the bias as a network, given distances (N,); used where positions increase
-            by one from key to key.
+        key_sums: (B, H, S) float64 numbers c of the keys, if the bias is c of the query − c of the
+            key.
+        make_network: returns the bias as a network, given distances (N,); used where positions
+            increase by one from key to key.
         make_flex: returns the bias as FlexAttention evaluates it; called once per pass, outside the
-            kernel, where tables can be computed. Where the kernel indexes captured tensors that require
-            gradients, the backward pass adds each pair's gradient to the indexed entry; additions to the
-            same entry wait for each other.
+            kernel, where tables can be computed. Where the kernel indexes captured tensors that
+            require gradients, the backward pass adds each pair's gradient to the indexed entry;
+            additions to the same entry wait for each other.
         kernel_options: options of FlexAttention's kernel.
     """
 
@@ -188,7 +193,8 @@ class AttentionMask:
     mask_rows: int = 1
     # The block mask, shared by all masks of a pass that differ in their bias only.
     shared: dict = field(default_factory=dict, repr=False, compare=False)
-    # Lowered forms, computed once per pass. torch.compile does not support functools.cached_property's lock.
+    # Lowered forms, computed once per pass. torch.compile does not support
+    # functools.cached_property's lock.
     _lowered: dict = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -211,8 +217,8 @@ class AttentionMask:
 
     @property
     def has_biased_kernel(self) -> bool:
-        """Whether `model/fast/biased.py` evaluates the bias: differences of sums, and with gradients
-        learned functions of distance and networks."""
+        """Whether `model/fast/biased.py` evaluates the bias: differences of sums, and with
+        gradients learned functions of distance and networks."""
         if self.forms.key_sums is not None:
             return self.is_exact_band
         if self.forms.make_network is not None:
@@ -238,8 +244,8 @@ class AttentionMask:
 
     @property
     def distance_block(self) -> int:
-        """Queries per block of a mask by distance. Narrow windows have smaller blocks, which contain fewer
-        masked pairs."""
+        """Queries per block of a mask by distance. Narrow windows have smaller blocks, which
+        contain fewer masked pairs."""
         window = self.exact_band.window
         narrow = window is not None and window < 4 * WIDE_BLOCK
         return QUERY_BLOCK if narrow else WIDE_BLOCK
@@ -257,7 +263,8 @@ class AttentionMask:
         return torch.cat([sinks, torch.arange(low, high, device=self.device)])
 
     def by_distance(self) -> Tensor:
-        """(H or 1, N) additive mask by decreasing distance: entry m is for d = S − 1 − m, −inf if masked.
+        """(H or 1, N) additive mask by decreasing distance: entry m is for d = S − 1 − m, −inf if
+        masked.
 
         The last WIDE_BLOCK − 1 entries are for future keys, which blocks of queries contain.
         """
@@ -323,7 +330,8 @@ class AttentionMask:
     def by_query(self, groups: int, dtype: torch.dtype) -> list[Tensor]:
         """The additive mask of each query over all keys, each as in `last_query`."""
         if self.is_by_distance:
-            # Entry m of a row is for distance S − 1 − m, so the next query's row starts one entry earlier.
+            # Entry m of a row is for distance S − 1 − m, so the next query's row starts one entry
+            # earlier.
             mask = self.by_distance().to(dtype).unfold(1, self.keys, 1)[None, :, : self.queries]
             return list(self._by_group(mask, groups).unbind(2))[::-1]
         mask = self.additive(0, self.queries, slice(0, self.keys), dtype)
@@ -339,7 +347,8 @@ class AttentionMask:
     def indices(
         self, start: int, stop: int, keys: slice | Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Row (R, 1, 1, 1), head (1, H, 1, 1), query (1, 1, t, 1) and key (1, 1, 1, s) of a block."""
+        """Row (R, 1, 1, 1), head (1, H, 1, 1), query (1, 1, t, 1) and key (1, 1, 1, s) of a
+        block."""
         b = torch.arange(self.rows, device=self.device)[:, None, None, None]
         h = torch.arange(self.heads, device=self.device)[None, :, None, None]
         i = torch.arange(start, stop, device=self.device)[None, None, :, None]
@@ -366,10 +375,10 @@ class AttentionMask:
 class AttentionView:
     """Transformed queries and keys, and the mask of the pairs to which they apply.
 
-    `weights_fn` and `extra_output` implement attention other than softmax(q·k + bias) v: the first returns
-    the weights of a block, the second is added to the weighted values. A view with `weights_fn` must be the
-    only view. If its mask has `make_flex_bias`, the weights are also softmax(q·k + that bias), for
-    FlexAttention.
+    `weights_fn` and `extra_output` implement attention other than softmax(q·k + bias) v: the first
+    returns the weights of a block, the second is added to the weighted values. A view with
+    `weights_fn` must be the only view. If its mask has `make_flex_bias`, the weights are also
+    softmax(q·k + that bias), for FlexAttention.
     """
 
     q: Tensor  # (B, H, T, D)
@@ -428,8 +437,8 @@ class QueryBlock:
 
     @property
     def additive(self) -> Tensor:
-        """(R, 1, t, s) 0 for visible pairs, −inf for masked ones. Adding it is faster than `masked_fill`, of
-        which the backward pass writes all pairs."""
+        """(R, 1, t, s) 0 for visible pairs, −inf for masked ones. Adding it is faster than
+        `masked_fill`, of which the backward pass writes all pairs."""
         return self.mask.additive(self.start, self.stop, self.keys, self.q.dtype)
 
     @property
@@ -439,8 +448,8 @@ class QueryBlock:
         return self.mask.separation(b, i, j)
 
     def softmax(self, logits: Tensor) -> Tensor:
-        """Softmax over the visible keys and the layer's sink, if any. Logits of masked pairs are finite or
-        −inf."""
+        """Softmax over the visible keys and the layer's sink, if any. Logits of masked pairs are
+        finite or −inf."""
         hidden = logits + self.additive
         if self._keep_logits:
             self.logits = hidden

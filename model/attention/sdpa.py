@@ -19,7 +19,8 @@ def causal_attend(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, scale: f
     """(B, H, T, D) of a mask that is causal only, for all T = S queries or the last one."""
     is_wide = q.shape[-1] != v.shape[-1] and q.device.type == "cpu"
     if is_wide and mask.queries > QUERY_BLOCK and not torch.is_grad_enabled():
-        # The CPU's fused kernel requires values as wide as keys; its fallback stores all T × S scores.
+        # The CPU's fused kernel requires values as wide as keys; its fallback stores all T × S
+        # scores.
         return blocks_attend(q, k, v, mask, scale)
     if mask.queries == 1:  # the last query attends to every key
         return F.scaled_dot_product_attention(q, k, v, scale=scale, enable_gqa=True)
@@ -53,7 +54,8 @@ def distance_mask(
 ) -> tuple[Tensor, slice, Tensor]:
     """Reversed queries, keys and mask of one block.
 
-    The mask is a strided view: with reversed queries, the entry of pair (i', j) is at offset + i' + j,
+    The mask is a strided view: with reversed queries, the entry of pair (i', j) is at offset + i' +
+        j,
     so strides of (1, 1) describe it without a copy.
     """
     band = mask.exact_band

@@ -1,10 +1,13 @@
 """Context parallelism: windows of tokens that are sharded over the ranks of a context group.
 
-A window of L tokens is divided into 2·m·N chunks for N ranks. Ranks take chunks in turns, forward and then
-backward, which balances causal attention: with m = 1, rank r owns chunks r and 2N − 1 − r. In each layer a
-rank runs its chunks in order as passes with cached keys: each pass gathers the chunks of all ranks in this
-turn, and its keys end with its own chunk. In a layer with a window, a rank receives only the keys that its
-queries attend to. docs/context_sharding.md describes the design.
+A window of L tokens is divided into 2·m·N chunks for N ranks. Ranks take chunks in turns, forward
+and then
+backward, which balances causal attention: with m = 1, rank r owns chunks r and 2N − 1 − r. In each
+    layer a
+rank runs its chunks in order as passes with cached keys: each pass gathers the chunks of all ranks
+    in this
+turn, and its keys end with its own chunk. In a layer with a window, a rank receives only the keys
+that its queries attend to. docs/context_sharding.md describes the design.
 """
 
 from __future__ import annotations
@@ -41,8 +44,8 @@ class ContextShard:
         size: N, ranks of the group.
         group: name of the process group.
         chunks_per_rank: number of chunks that each rank owns, 2·m.
-        on_gloo: types of devices whose tensors are gathered with an all-to-all. With gloo in torch 2.13,
-            `all_gather_into_tensor` can corrupt memory if another collective is under way.
+        on_gloo: types of devices whose tensors are gathered with an all-to-all. With gloo in torch
+            2.13, `all_gather_into_tensor` can corrupt memory if another collective is under way.
     """
 
     rank: int
@@ -74,8 +77,8 @@ class ContextShard:
         return tuple(self.size * t + (self.size - 1 - rank if t % 2 else rank) for t in turns)
 
     def bounds(self, length: int, chunk: int) -> tuple[int, int]:
-        """Indices of the first token of a chunk of `length` tokens, and of the next chunk's. The lengths of
-        chunks differ by at most one token.
+        """Indices of the first token of a chunk of `length` tokens, and of the next chunk's. The
+        lengths of chunks differ by at most one token.
 
         Raises:
             ModelError: there are fewer tokens than chunks.
@@ -84,7 +87,8 @@ class ContextShard:
         if length < count:
             raise ModelError(
                 f"a window of {length} tokens cannot be divided into {count} chunks, "
-                f"{self.chunks_per_rank} for each process: use {count} tokens or more, or fewer processes"
+                f"{self.chunks_per_rank} for each process: use {count} tokens or more, or fewer "
+                f"processes"
             )
         return chunk * length // count, (chunk + 1) * length // count
 
@@ -98,9 +102,9 @@ class ContextShard:
         return wait_tensor(all_reduce(x, "sum", self.group))
 
     def gather(self, x: Tensor) -> Tensor:
-        """Start to gather x of each rank; `gathered` waits for the result. The gradient of x is the sum over
-        ranks of those of its copies. On every rank, the loss must depend on the result, else
-        the others wait for its backward pass."""
+        """Start to gather x of each rank; `gathered` waits for the result. The gradient of x is the
+        sum over ranks of those of its copies. On every rank, the loss must depend on the result,
+        else the others wait for its backward pass."""
         if x.device.type in self.on_gloo:
             rows = [len(x)] * self.size
             return self.exchange(torch.cat([x] * self.size), rows, rows)
@@ -111,8 +115,9 @@ class ContextShard:
         return list(wait_tensor(whole).chunk(self.size))
 
     def exchange(self, x: Tensor, sent: list[int], received: list[int]) -> Tensor:
-        """Start to send the rows of x, sent[r] of them to rank r, in order, and to receive received[r] rows
-        from it; `wait_tensor` waits for the result. As with `gather`, the loss must depend on the result."""
+        """Start to send the rows of x, sent[r] of them to rank r, in order, and to receive
+        received[r] rows from it; `wait_tensor` waits for the result. As with `gather`, the loss
+        must depend on the result."""
         return all_to_all_single(x.contiguous(), received, sent, self.group)
 
 
@@ -121,8 +126,9 @@ class ShardedWindow:
     """Windows whose tokens are sharded, and their positions, which every rank has in full.
 
     Attributes:
-        streamed: without gradients. A block updates hidden states in place, chunk by chunk, and gathers keys
-            into one buffer, so that a rank holds its hidden states and the keys of one layer.
+        streamed: without gradients. A block updates hidden states in place, chunk by chunk, and
+            gathers keys into one buffer, so that a rank holds its hidden states and the keys of one
+            layer.
     """
 
     shard: ContextShard
@@ -157,20 +163,21 @@ class ShardedWindow:
         return parts
 
     def keys(self, mixer: str, settings: PositionSettings) -> list[TokenPositions]:
-        """The positions of the keys of the passes of this rank's chunks. Linear attention caches sums instead
-        of earlier keys."""
+        """The positions of the keys of the passes of this rank's chunks. Linear attention caches
+        sums instead of earlier keys."""
         if mixer == "linear":
             return self.own
         return [self._joined(self.visible(index, settings)) for index in self.shard.chunks]
 
     def is_local(self, settings: PositionSettings) -> bool:
-        """Whether the tokens outside the reach of a query are known from their order in the window alone. The
-        sinks of packed documents are anywhere."""
+        """Whether the tokens outside the reach of a query are known from their order in the window
+        alone. The sinks of packed documents are anywhere."""
         is_plain = self.positions.layout == "plain"
         return settings.window is not None and (is_plain or not settings.sinks)
 
     def visible(self, index: int, settings: PositionSettings) -> TokenRanges:
-        """The tokens that any query of a chunk may attend to: sinks, and those up to the chunk's last."""
+        """The tokens that any query of a chunk may attend to: sinks, and those up to the chunk's
+        last."""
         start, stop = self.bounds(index)
         if settings.window is None or not self.is_local(settings):
             return [(0, stop)]
@@ -199,7 +206,8 @@ class ShardedWindow:
 
 
 class GatheredLayer:
-    """The cache of one layer in the passes of a rank's chunks, filled with the chunks of all ranks."""
+    """The cache of one layer in the passes of a rank's chunks, filled with the chunks of all
+    ranks."""
 
     def __init__(self, window: ShardedWindow):
         self.window = window
@@ -210,7 +218,8 @@ class GatheredLayer:
         """Gather a tensor of this pass, whose dimension `dim` is that of the tokens of a chunk.
 
         Returns:
-            The index of this rank's chunk, and the chunks of all ranks in the order of the sequence.
+            The index of this rank's chunk, and the chunks of all ranks in the order of the
+            sequence.
         """
         return self._gathered(name, self._start(x, self._turns.get(name, 0), dim), dim)
 
@@ -253,7 +262,8 @@ class GatheredKeys(GatheredLayer):
         self._started: list[tuple[Tensor, Tensor]] = []  # keys and values of passes, being gathered
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Gather keys and values (B, G, T, ·); returns those visible to this rank's chunk (B, G, S, ·)."""
+        """Gather keys and values (B, G, T, ·); returns those visible to this rank's chunk (B, G, S,
+        ·)."""
         self.start(k, v)
         return self.finish()
 
@@ -292,7 +302,8 @@ class GatheredKeys(GatheredLayer):
     ) -> Tensor:
         """Gather features (B, T, F); returns the extras visible to this rank's chunk (B, S, E).
 
-        Extras are accumulated on each rank from the features of all earlier tokens, as in one process.
+        Extras are accumulated on each rank from the features of all earlier tokens, as in one
+        process.
         """
         index, chunks = self._gather("features", features, 1)
         begin = index - index % self.shard.size
@@ -311,8 +322,8 @@ class GatheredKeys(GatheredLayer):
 
 
 class ExchangedKeys(GatheredKeys):
-    """As GatheredKeys, for a layer with a window. In each pass a rank sends the keys and values of its chunk
-    to the ranks whose queries can see them, in this pass or a later one."""
+    """As GatheredKeys, for a layer with a window. In each pass a rank sends the keys and values of
+    its chunk to the ranks whose queries can see them, in this pass or a later one."""
 
     def __init__(self, window: ShardedWindow, settings: PositionSettings):
         super().__init__(window, settings)
@@ -445,7 +456,8 @@ class GatheredSums(GatheredLayer):
 
 
 def is_broken_link(error: Exception) -> bool:
-    """Whether an error means that a collective lost a process; gloo reports this only in the message."""
+    """Whether an error means that a collective lost a process; gloo reports this only in the
+    message."""
     text = str(error).lower()
     return isinstance(error, dist.DistError) or (
         isinstance(error, RuntimeError)

@@ -40,19 +40,22 @@ class KeyCache(ExtrasCache, Protocol):
     """Stores keys, values and extras of one layer."""
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Append keys and values (B, G, T, ·); returns all that the new tokens attend to (B, G, S, ·)."""
+        """Append keys and values (B, G, T, ·); returns all that the new tokens attend to (B, G, S,
+        ·)."""
         ...
 
 
 class HeadNorm(nn.RMSNorm):
-    """RMSNorm of queries or keys in the dtype of its weight: the fused kernel requires it under autocast."""
+    """RMSNorm of queries or keys in the dtype of its weight: the fused kernel requires it under
+    autocast."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.to(self.weight.dtype)).to(x.dtype)
 
 
 class Modifiers(nn.Module):
-    """Temperature and sink of one layer, for any scheme; each learns at most one number per head."""
+    """Temperature and sink of one layer, for any scheme; each learns at most one number per
+    head."""
 
     def __init__(self, settings: PositionSettings, heads: int):
         super().__init__()
@@ -64,7 +67,8 @@ class Modifiers(nn.Module):
         given = temperature.by_head
         if given is not None and len(given) != heads:
             raise ModelError(
-                f"model.position.temperature.value must have one factor per head ({heads}), got {len(given)}"
+                f"model.position.temperature.value must have one factor per head ({heads}), got "
+                f"{len(given)}"
             )
 
     def initialize(self) -> None:
@@ -75,7 +79,8 @@ class Modifiers(nn.Module):
                 self.sink.zero_()
 
     def scale_queries(self, q: Tensor, factors: Tensor | None) -> Tensor:
-        """q (B, H, K, ·) times the temperature; `factors` (B or 1, H or 1, K or 1) are per query."""
+        """q (B, H, K, ·) times the temperature; `factors` (B or 1, H or 1, K or 1) are per
+        query."""
         if self.scale is not None:
             q = q * self.scale[:, None, None].to(q.dtype)
         return q if factors is None else (q * factors[..., None]).to(q.dtype)
@@ -151,7 +156,8 @@ class Projection(nn.Module):
 
 
 class Attention(Projection):
-    """Softmax attention: projects, updates the cache and attends. The plan defines the attention pattern."""
+    """Softmax attention: projects, updates the cache and attends. The plan defines the attention
+    pattern."""
 
     def make_cache(self, index: CacheIndex | None, dtype: torch.dtype) -> LayerCache:
         """An empty cache for this layer."""
@@ -174,8 +180,8 @@ class Attention(Projection):
     def project(
         self, x: Tensor, step: AttentionPass, layer_cache: KeyCache | None
     ) -> tuple[AttentionPlan, Tensor, Tensor]:
-        """The plan for the layer input x (B, T, C), new keys as they are cached (B, G, T, ·), and values
-        (B, G, T, D)."""
+        """The plan for the layer input x (B, T, C), new keys as they are cached (B, G, T, ·), and
+        values (B, G, T, D)."""
         plan = step.plan.bind(x, layer_cache)
         return plan, plan.write(self.keys(x)), self.values(x)
 
@@ -219,7 +225,7 @@ class Attention(Projection):
         return [replace(view, q=self.position.scale_queries(view.q, factors)) for view in views]
 
     def pair_flops(self, length: int) -> float:
-        """Training FLOPs per token without the projections: 12·H·D per visible key, averaged over a causal
-        (windowed) sequence."""
+        """Training FLOPs per token without the projections: 12·H·D per visible key, averaged over a
+        causal (windowed) sequence."""
         window = min(self.position.settings.window or length, length)
         return 12 * self.heads * self.head_dim * (window - window * (window - 1) / (2 * length))

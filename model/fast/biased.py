@@ -1,16 +1,19 @@
-"""Causal attention on a CPU with biases that require gradients: memory is linear in the number of keys.
+"""Causal attention on a CPU with biases that require gradients: memory is linear in the number of
+keys.
 
-The bias of a pair is a function of its distance, the difference c_i − c_j of numbers c of the keys, a small
-network (`NetworkBias`), or a sum of these. The forward pass is PyTorch's fused kernel by blocks of queries.
-The fused kernel has no gradient of its mask, so the backward pass recomputes the weights of one tile of
-queries and keys at a time from the log-sum-exp, as in FlashAttention-2 (Dao 2023, arXiv:2307.08691), and
-reduces the gradient of the bias at once.
+The bias of a pair is a function of its distance, the difference c_i − c_j of numbers c of the keys,
+a small network (`NetworkBias`), or a sum of these. The forward pass is PyTorch's fused kernel by
+blocks of queries. The fused kernel has no gradient of its mask, so the backward pass recomputes the
+weights of one tile of queries and keys at a time from the log-sum-exp, as in FlashAttention-2 (Dao
+2023, arXiv:2307.08691), and reduces the gradient of the bias at once.
 
-torch.compile treats both passes as single operations, so the loops are not unrolled into its graphs.
+torch.compile treats both passes as single operations, so the loops are not unrolled into its
+graphs.
 
-Shapes: q (B, H, T, D), k (B, G, S, D), v (B, G, S, E); the last T keys are those of the queries. `table`
-(H or 1, N) is `AttentionMask.by_distance()`: entry m is for distance S − 1 − m, −inf if masked. `sums`
-(B, H, S) are c in float64, or None. `network` are the tensors of a `NetworkBias`, or none.
+Shapes: q (B, H, T, D), k (B, G, S, D), v (B, G, S, E); the last T keys are those of the queries.
+    `table`
+(H or 1, N) is `AttentionMask.by_distance()`: entry m is for distance S − 1 − m, −inf if masked.
+`sums` (B, H, S) are c in float64, or None. `network` are the tensors of a `NetworkBias`, or none.
 """
 
 from __future__ import annotations
@@ -26,7 +29,8 @@ from torch import Tensor
 from model.attention.mask import QUERY_BLOCK, AttentionMask, mask_dtype
 from model.fast.network_bias import NetworkBias, NetworkTile
 
-# Of this module: registering an operator again, in an exported copy of this file, would undo the first one.
+# Of this module: registering an operator again, in an exported copy of this file, would undo the
+# first one.
 NAMESPACE = re.sub(r"\W", "_", __name__)
 TILE = 128, 256  # queries and keys of a tile, whose weights of 8 heads fit into a cache of 1 MiB
 
@@ -47,7 +51,8 @@ def biased_attention(
     network: list[Tensor],
     scale: float,
 ) -> tuple[Tensor, Tensor]:
-    """The output (B, H, T, E) in the dtype of v and the log-sum-exp (B, H, T) of each query's logits."""
+    """The output (B, H, T, E) in the dtype of v and the log-sum-exp (B, H, T) of each query's
+    logits."""
     width = max(q.shape[3], v.shape[3])
     features = v.shape[3]
     bias = _Bias.of(q, k, table, sums, network)
@@ -92,7 +97,8 @@ class _Bias:
 
     Attributes:
         table: in float32 or float64.
-        parts: integer and fractional parts of the sums, whose differences are exact to 1e-7 in float32.
+        parts: integer and fractional parts of the sums, whose differences are exact to 1e-7 in
+            float32.
         nearest, farthest: the smallest and the largest visible distance.
         is_mask: the table is 0 at all visible distances.
     """
@@ -136,8 +142,8 @@ class _Bias:
         return max(0, start + offset - self.farthest), max(1, stop + offset - self.nearest)
 
     def origin(self, stop: int, low: int) -> int:
-        """The entry of the table for the last query and the first key of a tile. With reversed queries i',
-        that of pair (i', j) is i' + j entries later."""
+        """The entry of the table for the last query and the first key of a tile. With reversed
+        queries i', that of pair (i', j) is i' + j entries later."""
         return self.queries - stop + low
 
     def tile(self, start: int, stop: int, low: int, high: int) -> Tensor:
@@ -171,10 +177,11 @@ class _Bias:
         return out
 
     def terms(self, start: int, stop: int, low: int, high: int) -> tuple[Tensor | None, Tensor]:
-        """Terms whose sum is the bias of a tile: of queries (B, H, t, 1) and keys (B, H, 1, s) where they are
-        exact, else None and `tile`.
+        """Terms whose sum is the bias of a tile: of queries (B, H, t, 1) and keys (B, H, 1, s)
+        where they are exact, else None and `tile`.
 
-        They are if all keys precede all queries: with sums that decrease, both terms have the same sign.
+        They are if all keys precede all queries: with sums that decrease, both terms have the same
+            sign.
         """
         first, last = self._between(start, stop)
         if not first <= low < high <= last:
@@ -186,7 +193,8 @@ class _Bias:
         return of_queries.to(dtype), (shared - self.sums[:, :, None, low:high]).to(dtype)
 
     def _between(self, start: int, stop: int) -> tuple[int, int]:
-        """The keys before queries [start, stop) to which the table adds 0; an empty range without sums."""
+        """The keys before queries [start, stop) to which the table adds 0; an empty range without
+        sums."""
         if self.sums is None or self.network is not None or not self.is_mask:
             return 0, 0
         offset = self.keys - self.queries
@@ -245,8 +253,8 @@ def biased_attention_backward(
     scale: float,
     with_table: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, list[Tensor]]:
-    """Gradients of q, k, v, table, sums and network. That of the table is 0 without `with_table`; that of
-    sums is empty without sums."""
+    """Gradients of q, k, v, table, sums and network. That of the table is 0 without `with_table`;
+    that of sums is empty without sums."""
     dtype = mask_dtype(q)
     bias = _Bias.of(q, k, table, sums, network)
     grad, scaled, keys, values = (x.to(dtype) for x in (grad, q, k, v))
@@ -295,8 +303,8 @@ def _backward_of_row(
     bias: _Bias,
     results: _Results,
 ) -> Tensor:
-    """The gradient of q, the queries of one row times the scale. Those of k, v, table and sums are added to
-    `results`."""
+    """The gradient of q, the queries of one row times the scale. Those of k, v, table and sums are
+    added to `results`."""
     of_k, of_v, of_table, of_sums, of_network = results
     groups = len(k)
     of_q = torch.empty_like(q)

@@ -84,7 +84,8 @@ class DecodePlan:
         self._start += self._count
         self._at = 0
         left = self.positions.order.shape[1] - self._start
-        # A rolling cache has room for as many tokens as its window, besides the keys they attend to.
+        # A rolling cache has room for as many tokens as its window, besides the keys they attend
+        # to.
         windows = [kind.window for kind in s.kinds.values() if kind.window]
         self._count = min(CHUNK, left, query_block(batch * s.heads, self.cache.capacity), *windows)
         end = self.positions.position_end - (left - self._count)
@@ -126,7 +127,8 @@ def rotations_of(
 ) -> list[Callable[[Tensor], Tensor]] | None:
     """For each token of a pass the rotation of its queries and keys (B, H + G, D).
 
-    Where all rows and heads agree, it is a product with one (D, D) matrix instead of several operations.
+    Where all rows and heads agree, it is a product with one (D, D) matrix instead of several
+    operations.
     """
     if rotation is None:
         return None

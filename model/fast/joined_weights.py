@@ -1,4 +1,5 @@
-"""Weights of linear layers with the same input in one matrix, as single-token passes read them fastest."""
+"""Weights of linear layers with the same input in one matrix, as single-token passes read them
+fastest."""
 
 from __future__ import annotations
 

@@ -1,9 +1,11 @@
 """Biases that a small network computes for each pair on a CPU, by tiles that fit into its cache.
 
-Hidden units that are positive for all pairs of a tile are one linear function, and those that are 0 for all
+Hidden units that are positive for all pairs of a tile are one linear function, and those that are 0
+for all
 of them are left out, so that few units remain: over most tiles the input varies little.
 
-Shapes: a tile has t queries, in reverse order, and s keys; H heads; W hidden units, of which K bend in a
+Shapes: a tile has t queries, in reverse order, and s keys; H heads; W hidden units, of which K bend
+    in a
 tile.
 """
 
@@ -17,8 +19,8 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class NetworkBias:
-    """bias_h = Σ_w outer[h, w] · relu(inner[w]·x + offset[w]) with x = near / far, or the gradients of these
-    tensors.
+    """bias_h = Σ_w outer[h, w] · relu(inner[w]·x + offset[w]) with x = near / far, or the gradients
+    of these tensors.
 
     Attributes:
         near: (N,) by distance, in the order of `AttentionMask.by_distance()`.
@@ -37,7 +39,8 @@ class NetworkBias:
         return [self.near, self.far, self.inner, self.offset, self.outer]
 
     def tile(self, origin: int, start: int, stop: int, keys: int) -> NetworkTile:
-        """Queries stop − 1, ..., start and `keys` keys; the first pair has entry `origin` of `near`."""
+        """Queries stop − 1, ..., start and `keys` keys; the first pair has entry `origin` of
+        `near`."""
         shape = stop - start, keys
         near = self.near.as_strided(shape, (1, 1), self.near.storage_offset() + origin)
         x = near / self.far[start:stop].flip(0)[:, None]

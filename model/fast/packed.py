@@ -1,8 +1,9 @@
-"""Blocks of single-token passes: the arithmetic of `model/block.py` in few operations on joined weights.
+"""Blocks of single-token passes: the arithmetic of `model/block.py` in few operations on joined
+weights.
 
 One token of a small model takes about a millisecond on a CPU, half of it overhead of single
-operations, and matrix-vector products with (out, in) weights are up to 2.6 times as slow as with (in,
-out) weights. A GPU reads either at the same speed, but fewer and larger matrices faster.
+operations, and matrix-vector products with (out, in) weights are up to 2.6 times as slow as with
+(in, out) weights. A GPU reads either at the same speed, but fewer and larger matrices faster.
 
 The plain form is `model/block.py`.
 """
@@ -71,8 +72,8 @@ class PackedNorm:
 
 
 class PackedBlock:
-    """A block with softmax attention in passes of one token per row. It uses the block's weights where
-    `store_joined` has stored them, else copies."""
+    """A block with softmax attention in passes of one token per row. It uses the block's weights
+    where `store_joined` has stored them, else copies."""
 
     def __init__(self, block: Block):
         attention = block.attention
@@ -130,7 +131,8 @@ class PackedBlock:
 
 
 class PackedModel:
-    """The blocks and the last norm of a model with softmax attention, in passes of one token per row."""
+    """The blocks and the last norm of a model with softmax attention, in passes of one token per
+    row."""
 
     def __init__(self, model: Transformer):
         self.blocks = [PackedBlock(block) for block in model.blocks]

@@ -1,8 +1,9 @@
-"""The positional interface: the context of an attention pass, and the base class of positional schemes.
+"""The positional interface: the context of an attention pass, and the base class of positional
+schemes.
 
-The model gets all order information through this file. A scheme can change token embeddings (`embed`),
-queries and keys (`AttentionPlan.read`, `AttentionPlan.write`), and query-key pairs (a mask or bias function
-passed to `AttentionContext.mask`).
+The model gets all order information through this file. A scheme can change token embeddings
+(`embed`), queries and keys (`AttentionPlan.read`, `AttentionPlan.write`), and query-key pairs (a
+mask or bias function passed to `AttentionContext.mask`).
 """
 
 from __future__ import annotations
@@ -45,9 +46,10 @@ class AttentionContext:
         window: number of most recent keys that a query attends to, its own included; None: all.
         sinks: number of tokens at the start of each document that stay visible outside the window.
         precompute: compute masks shared by the layers before the first layer runs.
-        block_masks: stores FlexAttention's block mask of all visible pairs; the same dict for all contexts of
-            a pass with equal queries, keys, window and sinks.
-        sequence: all tokens of a training pass whose windows are sharded, of which `new` are a chunk.
+        block_masks: stores FlexAttention's block mask of all visible pairs; the same dict for all
+            contexts of a pass with equal queries, keys, window and sinks.
+        sequence: all tokens of a training pass whose windows are sharded, of which `new` are a
+            chunk.
     """
 
     new: TokenPositions
@@ -94,11 +96,13 @@ class AttentionContext:
 
         Args:
             mask_mod: elementwise over indices, the same for all heads; False masks a pair.
-            bias: elementwise over indices; added to the logit after the 1/√D scale. Use `distance_mask`
-                where it depends on distance alone.
+            bias: elementwise over indices; added to the logit after the 1/√D scale. Use
+                `distance_mask` where it depends on distance alone.
             forms: other forms of the bias, for faster kernels.
-            by_row: `mask_mod` or `bias` depend on the row even if positions do not, e.g. on content.
-            part: restricts a band as `mask_mod` does; used where positions are 0, 1, 2, ... in order.
+            by_row: `mask_mod` or `bias` depend on the row even if positions do not, e.g. on
+                content.
+            part: restricts a band as `mask_mod` does; used where positions are 0, 1, 2, ... in
+                order.
         """
         visible = visibility_mask(self.queries, self.keys, self.batch, self.window, self.sinks)
         both = visible
@@ -138,9 +142,9 @@ class AttentionContext:
 
         Args:
             distance: elementwise over (head, position distance).
-            tabulate: on a GPU, compute it once per integer distance and head: for functions that are
-                learned or expensive. The backward pass then adds to as many entries, instead of to a few
-                parameters.
+            tabulate: on a GPU, compute it once per integer distance and head: for functions that
+                are learned or expensive. The backward pass then adds to as many entries, instead of
+                to a few parameters.
         """
         separation = self._separation()
 
@@ -164,7 +168,8 @@ class AttentionContext:
         return lambda b, i, j: q_position[b, i] - k_position[b, j]
 
     def _ordered(self) -> bool:
-        """Whether keys of a CPU have the positions 0, 1, 2, ..., without those that the cache has dropped."""
+        """Whether keys of a CPU have the positions 0, 1, 2, ..., without those that the cache has
+        dropped."""
         keys = self.keys
         count = self.keys.order.shape[1]
         # no kernel for it, and no graph break
@@ -187,8 +192,8 @@ class AttentionContext:
         return x.expand(self.batch, -1)
 
 
-# Maps features of consecutive tokens (B, T, F), the extras of earlier tokens (B, ·, E) or None, and the
-# positions of the T tokens to their extras (B, T, E).
+# Maps features of consecutive tokens (B, T, F), the extras of earlier tokens (B, ·, E) or None, and
+# the positions of the T tokens to their extras (B, T, E).
 Accumulate = Callable[[Tensor, Tensor | None, TokenPositions], Tensor]
 
 
@@ -221,10 +226,11 @@ class AttentionPlan:
     Attributes:
         read: maps queries (B, H, T, D) and cached keys (B, G, S, ·) to attention views.
         write: maps new keys (B, G, T, D) to the form (B, G, T, ·) in which they are cached.
-        linear: logits are linear in the queries. Otherwise a temperature scales the queries of the views.
-        mask: the mask of the only view, if its weights are softmax(q·k + bias) and its queries and keys are
-            the given ones, rotated by `rotation`. Such plans can decode without `read` and `write`
-            (`model/fast/decode_plan.py`). None for all other plans.
+        linear: logits are linear in the queries. Otherwise a temperature scales the queries of the
+            views.
+        mask: the mask of the only view, if its weights are softmax(q·k + bias) and its queries and
+            keys are the given ones, rotated by `rotation`. Such plans can decode without `read` and
+            `write` (`model/fast/decode_plan.py`). None for all other plans.
     """
 
     read: Callable[[Tensor, Tensor], list[AttentionView]]
@@ -257,10 +263,11 @@ class ContentPlan:
 
     Attributes:
         new: tokens of this pass.
-        features: maps the input x (B, T, C) to features of each token (B, T, F), independent of other tokens.
+        features: maps the input x (B, T, C) to features of each token (B, T, F), independent of
+            other tokens.
         accumulate: maps features to extras, along the sequence.
-        read, write: see `AttentionPlan`; `read` also receives the extras of all keys, `write` those of the
-            new keys.
+        read, write: see `AttentionPlan`; `read` also receives the extras of all keys, `write` those
+            of the new keys.
     """
 
     new: TokenPositions
@@ -270,7 +277,8 @@ class ContentPlan:
     write: Callable[[Tensor, Tensor], Tensor] = field(default=lambda k, extras: k)
 
     def compute_extras(self, x: Tensor, past: Tensor | None) -> Tensor:
-        """The extras (B, T, E) of the new tokens; `past` (B, S − T, E) are those of the cached keys."""
+        """The extras (B, T, E) of the new tokens; `past` (B, S − T, E) are those of the cached
+        keys."""
         return self.accumulate(self.features(x), past, self.new)
 
     def bind(self, x: Tensor, layer_cache: ExtrasCache | None) -> AttentionPlan:
@@ -351,7 +359,8 @@ class PositionSettings(StrictSettings):
 
     def describe(self, length: int, original_length: int) -> str:
         """The name and the test-time settings that differ from their defaults, e.g. `rope, yarn s=4
-        (matched), window 256`. Factors that are `auto` are those of a sequence of `length` tokens."""
+        (matched), window 256`. Factors that are `auto` are those of a sequence of `length`
+        tokens."""
         fields = type(self).model_fields
         own = [key for key in fields if key not in PositionSettings.model_fields]
         parts = [self.name]
@@ -450,7 +459,8 @@ class PositionalScheme(nn.Module):
         return False
 
     def initialize(self, generator: torch.Generator, embedding_std: float) -> None:
-        """Initialize the parameters; `embedding_std` is the standard deviation of token embeddings."""
+        """Initialize the parameters; `embedding_std` is the standard deviation of token
+        embeddings."""
         own = self.parameters(recurse=False)
         with torch.no_grad():
             for parameter, initializer in zip(own, self._initializers, strict=True):
@@ -459,7 +469,8 @@ class PositionalScheme(nn.Module):
     def tables(self, positions: TokenPositions, dtype: torch.dtype) -> tuple[Tensor, ...]:
         """Tables for the new tokens of a pass, each (B or 1, T, ...).
 
-        Runs eagerly, outside compiled regions: grow tables, resolve factors that depend on the declared
+        Runs eagerly, outside compiled regions: grow tables, resolve factors that depend on the
+            declared
         length here.
         """
         return ()
@@ -473,10 +484,12 @@ class PositionalScheme(nn.Module):
         return AttentionPlan.from_mask(context.mask())
 
     def check(self, positions: TokenPositions) -> None:
-        """Raise ModelError for positions at or beyond the scheme's limit, or unsupported real positions."""
+        """Raise ModelError for positions at or beyond the scheme's limit, or unsupported real
+        positions."""
         if self.limit is not None and positions.position_end > self.limit:
             raise ModelError(
-                f"position scheme '{self.settings.name}' supports positions up to {self.limit - 1}, got "
+                f"position scheme '{self.settings.name}' supports positions up to "
+                f"{self.limit - 1}, got "
                 f"offset + T = {positions.position_end}: shorten the input to {self.limit} tokens"
             )
         if positions.position.is_floating_point() and not self.supports_fractions:

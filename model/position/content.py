@@ -1,8 +1,9 @@
-"""Utilities of schemes that read the layer input: cumulative sums and convolutions along a document.
+"""Utilities of schemes that read the layer input: cumulative sums and convolutions along a
+document.
 
-Both continue from the extras of the previous token, so a cache stores only per-token extras. Both restart at
-each document, and neither other documents nor padding change the result. They run in float32 or float64:
-bfloat16 is too coarse for a sum of 50,000 gates.
+Both continue from the extras of the previous token, so a cache stores only per-token extras. Both
+restart at each document, and neither other documents nor padding change the result. They run in
+float32 or float64: bfloat16 is too coarse for a sum of 50,000 gates.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ class ContentSettings(PositionSettings):
     def _caches_the_previous_token(self):
         if self.window == 1 and self.sinks:
             raise ValueError(
-                f"'{self.name}' with sinks requires a window of 2 or more: it reads the previous token"
+                f"'{self.name}' with sinks requires a window of 2 or more: it reads the previous "
+                f"token"
             )
         return self
 
@@ -53,8 +55,8 @@ def running_sum(x: Tensor, before: Tensor | None, new: TokenPositions) -> Tensor
         new: positions of the new tokens.
 
     Returns:
-        (B, T, E). Each document restarts at 0. Without the restart, differences within a document would
-        contain rounding errors of other documents.
+        (B, T, E). Each document restarts at 0. Without the restart, differences within a document
+        would contain rounding errors of other documents.
     """
     if new.layout == "plain":
         total = x.cumsum(1)
@@ -75,14 +77,16 @@ def running_sum(x: Tensor, before: Tensor | None, new: TokenPositions) -> Tensor
 
 
 def series_of(x: Tensor, history: Tensor | None, width: int) -> tuple[Tensor, Tensor]:
-    """The features of the width − 1 previous tokens followed by the new ones, and the extras to cache.
+    """The features of the width − 1 previous tokens followed by the new ones, and the extras to
+    cache.
 
     Args:
         x: (B, T, E) features of the new tokens.
         history: (B, (width − 1)·E) extras of the previous token.
 
     Returns:
-        (B, width − 1 + T, E), and extras (B, T, (width − 1)·E): features of each token and of those before.
+        (B, width − 1 + T, E), and extras (B, T, (width − 1)·E): features of each token and of those
+        before.
     """
     batch, count, features = x.shape
     if history is None:

@@ -1,4 +1,5 @@
-"""Utilities of schemes that act on query-key pairs: biases and weights by distance, sums along keys."""
+"""Utilities of schemes that act on query-key pairs: biases and weights by distance, sums along
+keys."""
 
 from __future__ import annotations
 
@@ -20,8 +21,8 @@ from model.token_positions import TokenPositions
 UNROLLED = {"graphs": "blocks of queries are unrolled when compiled: one graph per length"}
 PAIRS_AT_ONCE = 8192  # pairs whose hidden features fit into a CPU cache
 
-# (row, head, distance), index tensors and the unstretched distance -> added to the logit. The row indexes the
-# scheme's first table. FlexAttention requires that tensors are indexed by tensors.
+# (row, head, distance), index tensors and the unstretched distance -> added to the logit. The row
+# indexes the scheme's first table. FlexAttention requires that tensors are indexed by tensors.
 RowBias = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
@@ -36,7 +37,8 @@ class DistanceSettings(PositionSettings):
 
 
 class DistanceBias(PositionalScheme, ABC):
-    """logit += f_h(d / s), after the 1/√D scale; s stretches the trained distances over longer sequences.
+    """logit += f_h(d / s), after the 1/√D scale; s stretches the trained distances over longer
+    sequences.
 
     Al-Khateeb et al. 2023 (arXiv:2310.13017) divide ALiBi's slopes by s = L / L0 at test time.
     """
@@ -81,8 +83,8 @@ class DistanceBias(PositionalScheme, ABC):
 
 
 def pair_product(weight: Tensor, pairs: Tensor, bias: Tensor | None = None) -> Tensor:
-    """weight (O, I) times pairs (I, N), plus bias (O, 1). Batched, because selective activation checkpointing
-    stores the outputs of matrix products that are not."""
+    """weight (O, I) times pairs (I, N), plus bias (O, 1). Batched, because selective activation
+    checkpointing stores the outputs of matrix products that are not."""
     if bias is None:
         return torch.bmm(weight[None], pairs[None])[0]
     return torch.baddbmm(bias[None], weight[None], pairs[None])[0]
@@ -91,7 +93,8 @@ def pair_product(weight: Tensor, pairs: Tensor, bias: Tensor | None = None) -> T
 def over_pairs(network: Callable[..., Tensor], features: int, *inputs: Tensor) -> Tensor:
     """network(*inputs) (features, N), for inputs (·, N) whose columns, the pairs, are independent.
 
-    Without gradients on a CPU, runs on blocks of columns, so that hidden features stay in the CPU cache.
+    Without gradients on a CPU, runs on blocks of columns, so that hidden features stay in the CPU
+    cache.
     """
     count = inputs[0].shape[1]
     if torch.is_grad_enabled() or inputs[0].device.type != "cpu":
@@ -104,8 +107,8 @@ def over_pairs(network: Callable[..., Tensor], features: int, *inputs: Tensor) -
 
 
 class _TwoLayers(torch.autograd.Function):
-    """outer·relu(inner·x + bias) with hidden features of a block of pairs only; those of all pairs would not
-    fit into a CPU cache, and the backward pass computes them again."""
+    """outer·relu(inner·x + bias) with hidden features of a block of pairs only; those of all pairs
+    would not fit into a CPU cache, and the backward pass computes them again."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, inner: Tensor, bias: Tensor, outer: Tensor) -> Tensor:
@@ -134,7 +137,8 @@ class _TwoLayers(torch.autograd.Function):
 
 
 def two_layers(x: Tensor, inner: Tensor, bias: Tensor, outer: Tensor) -> Tensor:
-    """outer (O, W) times relu(inner (W, I) times x (I, N) + bias (W, 1)), for each of the N pairs: (O, N)."""
+    """outer (O, W) times relu(inner (W, I) times x (I, N) + bias (W, 1)), for each of the N pairs:
+    (O, N)."""
     if x.device.type == "cpu" and torch.is_grad_enabled() and not torch.compiler.is_compiling():
         return _TwoLayers.apply(x, inner, bias, outer)
     return over_pairs(
@@ -143,8 +147,8 @@ def two_layers(x: Tensor, inner: Tensor, bias: Tensor, outer: Tensor) -> Tensor:
 
 
 def sum_from(x: Tensor) -> Tensor:
-    """(…, s) → the sum of each entry and all later ones. Within a document, keys are in temporal order, sinks
-    before the window, so later keys are nearer to the query."""
+    """(…, s) → the sum of each entry and all later ones. Within a document, keys are in temporal
+    order, sinks before the window, so later keys are nearer to the query."""
     return x.flip(-1).cumsum(-1).flip(-1)
 
 
@@ -157,8 +161,8 @@ def sum_after(x: Tensor) -> Tensor:
 def mask_per_row(
     context: AttentionContext, make_flex: Callable[[], BiasFunction] | None = None
 ) -> AttentionMask:
-    """The visible pairs, such that `QueryBlock.distance` is correct per row even if rows differ in positions
-    only."""
+    """The visible pairs, such that `QueryBlock.distance` is correct per row even if rows differ in
+    positions only."""
     rows = max(context.queries.position.shape[0], context.keys.position.shape[0])
     return context.mask(forms=BiasForms(make_flex=make_flex), by_row=rows > 1)
 

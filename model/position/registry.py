@@ -1,4 +1,5 @@
-"""The registry of positional schemes. To add a scheme, add a file to `schemes/` and an entry here."""
+"""The registry of positional schemes. To add a scheme, add a file to `schemes/` and an entry
+here."""
 
 from __future__ import annotations
 

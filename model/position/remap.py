@@ -1,12 +1,13 @@
 """Position remaps: keep rotary distances within the trained range on longer sequences.
 
 A remap converts positions to *rotary positions* before frequencies are applied. It has one or more
-*branches*; each has one map for queries and one for keys, and applies to some of the query-key pairs. The
-score of a pair is (R(a(n) θ) q_n)·(R(c(m) θ) k_m), a function of a(n) − c(m), with the maps a and c of the
-branch that covers (n, m). Distances d = n − m are in positions; the attention mask does not change.
+*branches*; each has one map for queries and one for keys, and applies to some of the query-key
+pairs. The score of a pair is (R(a(n) θ) q_n)·(R(c(m) θ) k_m), a function of a(n) − c(m), with the
+maps a and c of the branch that covers (n, m). Distances d = n − m are in positions; the attention
+mask does not change.
 
-Maps are elementwise and part of the tables, which are indexed by the original position. A key is rotated
-once by each key map, and all rotated forms are cached.
+Maps are elementwise and part of the tables, which are indexed by the original position. A key is
+rotated once by each key map, and all rotated forms are cached.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from torch import Tensor
 from errors import ModelError
 from settings.fields import StrictSettings
 
-# (query position, key position, key order in its document) -> does the branch cover the pair? Elementwise.
+# (query position, key position, key order in its document) -> does the branch cover the pair?
+# Elementwise.
 Covers = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
@@ -34,13 +36,14 @@ class RemapBranch:
     query: int
     key: int
     covers: Covers | None = None  # None: every pair
-    # The same for positions 0, 1, 2, ...: (nearest distance, farthest + 1, first key, last key + 1), as for
-    # `CausalBand.part`; None: not a part of a band.
+    # The same for positions 0, 1, 2, ...: (nearest distance, farthest + 1, first key, last key +
+    # 1), as for `CausalBand.part`; None: not a part of a band.
     part: tuple[int, int | None, int, int | None] | None = None
 
 
 def near_and_far(distance: int, context: RemapContext) -> tuple[RemapBranch, RemapBranch]:
-    """The first maps for distances below `distance`, the second query map and third key map from it on."""
+    """The first maps for distances below `distance`, the second query map and third key map from it
+    on."""
     near, far = (
         ((0, distance, 0, None), (distance, None, 0, None)) if not context.sinks else (None, None)
     )
@@ -116,9 +119,10 @@ class NoRemap(Remap):
 class ReRope(Remap):
     """ReRoPE: clips distances, min(d, w). Su 2023 (kexue.fm/archives/9708).
 
-    Two branches: d < w is unchanged; otherwise the query has the fixed position w and the key is not rotated.
-    The author's code (bojone/rerope) also multiplies queries by max(1, ln(n + 1) / ln L0). That is a
-    temperature (`log_n`) and not part of this remap.
+    Two branches: d < w is unchanged; otherwise the query has the fixed position w and the key is
+        not rotated.
+    The author's code (bojone/rerope) also multiplies queries by max(1, ln(n + 1) / ln L0). That is
+    a temperature (`log_n`) and not part of this remap.
     """
 
     name: Literal["rerope"] = "rerope"
@@ -140,11 +144,12 @@ class ReRope(Remap):
 
 
 class LeakyReRope(ReRope):
-    """Leaky ReRoPE: distances above w are compressed, w + (d − w)/s. Su 2023 (kexue.fm/archives/9708).
+    """Leaky ReRoPE: distances above w are compressed, w + (d − w)/s. Su 2023
+    (kexue.fm/archives/9708).
 
-    Positions are n/s, and queries are shifted by w (1 − 1/s): n/s + w (1 − 1/s) − m/s = w + (d − w)/s. With
-    s = 1 it equals RoPE. Up to (L0 − w)·s + w tokens stay within trained distances. As in `rerope`, the ln n
-    of the author's code is not included.
+    Positions are n/s, and queries are shifted by w (1 − 1/s): n/s + w (1 − 1/s) − m/s = w + (d −
+    w)/s. With s = 1 it equals RoPE. Up to (L0 − w)·s + w tokens stay within trained distances. As
+    in `rerope`, the ln n of the author's code is not included.
     """
 
     name: Literal["leaky_rerope"] = "leaky_rerope"
@@ -177,11 +182,12 @@ class LeakyReRope(ReRope):
 
 
 class SelfExtend(Remap):
-    """Self-Extend: d < W is unchanged; otherwise ⌊n/G⌋ − ⌊m/G⌋ + W − W/G. Jin et al. 2024 (arXiv:2401.01325).
+    """Self-Extend: d < W is unchanged; otherwise ⌊n/G⌋ − ⌊m/G⌋ + W − W/G. Jin et al. 2024
+    (arXiv:2401.01325).
 
-    Up to (L0 − W)·G + W tokens stay within trained distances; the authors recommend a half to two thirds of
-    that. Longer inputs are allowed. Groups start at position 0, so a shift of positions by other than a
-    multiple of G changes the grouping.
+    Up to (L0 − W)·G + W tokens stay within trained distances; the authors recommend a half to two
+    thirds of that. Longer inputs are allowed. Groups start at position 0, so a shift of positions
+    by other than a multiple of G changes the grouping.
     """
 
     exempt: ClassVar[dict[str, str]] = {"shift": "groups start at position 0: a shift changes them"}
@@ -199,7 +205,8 @@ class SelfExtend(Remap):
     def _whole_groups(self):
         if self.neighbors is not None and self.neighbors % self.group:
             raise ValueError(
-                f"remap.neighbors {self.neighbors} must be a multiple of remap.group {self.group}, so that "
+                f"remap.neighbors {self.neighbors} must be a multiple of remap.group {self.group}, "
+                f"so that "
                 "grouped distances are integers"
             )
         return self
@@ -228,10 +235,12 @@ class SelfExtend(Remap):
 class DualChunk(Remap):
     """Dual Chunk Attention. An, Huang, Zhang et al. 2024 (arXiv:2402.17463).
 
-    Keys have the position m mod S with S = chunk − local. Queries have one of three positions, by the chunk
-    of S positions that contains the key: the same chunk, n mod S; the previous one, min(n mod S + S, chunk);
-    older ones, chunk. No distance exceeds `chunk`, distances up to `local` are exact (if local ≤ S), and
-    distances are not monotonic in d.
+    Keys have the position m mod S with S = chunk − local. Queries have one of three positions, by
+    the chunk
+    of S positions that contains the key: the same chunk, n mod S; the previous one, min(n mod S +
+        S, chunk);
+    older ones, chunk. No distance exceeds `chunk`, distances up to `local` are exact (if local ≤
+    S), and distances are not monotonic in d.
     """
 
     exempt: ClassVar[dict[str, str]] = {
@@ -249,7 +258,8 @@ class DualChunk(Remap):
     )
     mscale: bool = Field(
         False,
-        description="multiply cos and sin by 0.05 ln s + 1, s = max(1, L / L0); in the authors' code only",
+        description="multiply cos and sin by 0.05 ln s + 1, s = max(1, L / L0); in the authors' "
+        "code only",
     )
 
     @model_validator(mode="after")
@@ -261,7 +271,8 @@ class DualChunk(Remap):
     @staticmethod
     def _too_long(local: int, chunk: int) -> str:
         return (
-            f"remap.local {local} must be smaller than remap.chunk {chunk}: key positions are modulo their "
+            f"remap.local {local} must be smaller than remap.chunk {chunk}: key positions are "
+            f"modulo their "
             "difference"
         )
 
@@ -302,11 +313,12 @@ class DualChunk(Remap):
 
 
 class LambdaLimit(Remap):
-    """Distance limit of LM-Infinite: sinks have distance min(d, limit). Han et al. 2023 (arXiv:2308.16137).
+    """Distance limit of LM-Infinite: sinks have distance min(d, limit). Han et al. 2023
+    (arXiv:2308.16137).
 
-    The Λ-shaped mask is given by the scheme's `window` (2048 or 4096 in the paper) and `sinks` (10 to 100).
-    For sinks, queries have the fixed position `limit` and keys are not rotated; distances within the window
-    are unchanged.
+    The Λ-shaped mask is given by the scheme's `window` (2048 or 4096 in the paper) and `sinks` (10
+    to 100). For sinks, queries have the fixed position `limit` and keys are not rotated; distances
+    within the window are unchanged.
     """
 
     needs_sinks = True
@@ -339,9 +351,10 @@ class LambdaLimit(Remap):
 class Streaming(Remap):
     """StreamingLLM: positions are indices within the cache. Xiao et al. 2023 (arXiv:2309.17453).
 
-    The cache contains the scheme's `sinks` (4 in the paper) and its `window`. Sinks have the distance
-    min(n, sinks + window − 1) − m; distances within the window are unchanged. The authors' cache rotates all
-    keys again at each step; a second query map is equivalent. Positions must start at 0 in each document.
+    The cache contains the scheme's `sinks` (4 in the paper) and its `window`. Sinks have the
+    distance min(n, sinks + window − 1) − m; distances within the window are unchanged. The authors'
+    cache rotates all keys again at each step; a second query map is equivalent. Positions must
+    start at 0 in each document.
     """
 
     exempt: ClassVar[dict[str, str]] = {"shift": "cache indices are counted from position 0"}

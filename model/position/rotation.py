@@ -38,7 +38,8 @@ class AngleSharingSettings(PositionSettings):
 
     share: Share = Field(
         "model",
-        description="one set of parameters per model, per layer, or per key/value head of each layer",
+        description="one set of parameters per model, per layer, or per key/value head of each "
+        "layer",
     )
 
     @property
@@ -90,14 +91,16 @@ def apply_rotation(x: Tensor, factors: Factors, layout: str) -> Tensor:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, layout: str) -> Tensor:
-    """Rotate the first 2·R features of each head of x (B, H, T, D) by the angles of `rotation_factors`."""
+    """Rotate the first 2·R features of each head of x (B, H, T, D) by the angles of
+    `rotation_factors`."""
     return apply_rotation(x, rotation_factors(cos, sin, layout), layout)
 
 
 def rotation_plan(
     context: AttentionContext, queries: Turns, keys: Turns, layout: str
 ) -> AttentionPlan:
-    """Queries and keys are rotated, each by the cos and sin of the new tokens; keys are cached rotated."""
+    """Queries and keys are rotated, each by the cos and sin of the new tokens; keys are cached
+    rotated."""
     mask = context.mask()
     of_keys = rotation_factors(*keys, layout)
     of_queries = (

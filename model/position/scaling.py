@@ -1,9 +1,10 @@
 """Frequency scaling of rotary embeddings for sequences longer than the trained length.
 
-A scaling method maps the frequencies θ_0, ..., θ_(R−1) of the R = r/2 rotated pairs to new ones, and returns
-an amplitude that multiplies cos and sin. The frequencies are a geometric series, θ_0 = 1 and θ_k = b^(−2k/r)
-for plain RoPE; the methods work for any geometric series.
-s is the stretch: the given factor, or max(1, L / L0) for ``factor: auto``, with L the declared length of the
+A scaling method maps the frequencies θ_0, ..., θ_(R−1) of the R = r/2 rotated pairs to new ones,
+and returns an amplitude that multiplies cos and sin. The frequencies are a geometric series, θ_0 =
+1 and θ_k = b^(−2k/r) for plain RoPE; the methods work for any geometric series.
+s is the stretch: the given factor, or max(1, L / L0) for ``factor: auto``, with L the declared
+    length of the
 sequence and L0 the original length.
 """
 
@@ -29,15 +30,16 @@ def stretch_of(factor: float | str, length: int, original_length: int) -> float:
 
 
 def plain_frequencies(theta: float, dims: int) -> Tensor:
-    """(r/2,) float64, θ_k = b^(−2k/r) in radians per token. Su et al. 2021 (arXiv:2104.09864), eq. 15."""
+    """(r/2,) float64, θ_k = b^(−2k/r) in radians per token. Su et al. 2021 (arXiv:2104.09864), eq.
+    15."""
     return theta ** -(torch.arange(0, dims, 2, dtype=torch.float64, device="cpu") / dims)
 
 
 def resonant(frequencies: Tensor) -> Tensor:
     """Frequencies whose wavelengths are whole numbers of tokens: 2π / round(2π / θ_k).
 
-    Wang et al. 2024 (arXiv:2403.00071): a pair with λ_k ≤ L0 repeats exactly and has no new angles beyond L0.
-    Frequencies of 0 are unchanged.
+    Wang et al. 2024 (arXiv:2403.00071): a pair with λ_k ≤ L0 repeats exactly and has no new angles
+    beyond L0. Frequencies of 0 are unchanged.
     """
     wavelengths = (2 * math.pi / frequencies).round().clamp(min=1)
     return 2 * math.pi / wavelengths
@@ -70,7 +72,8 @@ class Scaling(StrictSettings):
     def frequencies(
         self, plain: Tensor, stretch: float, original_length: int
     ) -> tuple[Tensor, float]:
-        """(R,) float64 frequencies in radians per token, from the trained ones `plain`, and the amplitude."""
+        """(R,) float64 frequencies in radians per token, from the trained ones `plain`, and the
+        amplitude."""
         return plain, 1.0
 
     def describe(self, length: int, original_length: int) -> str:
@@ -88,8 +91,8 @@ class NoScaling(Scaling):
 class DropScaling(Scaling):
     """DroPE, θ_k = 0: no rotation, so the model is NoPE with the same weights.
 
-    Gelberg et al. 2025 (arXiv:2512.12167). At test time it measures how much the model depends on positions;
-    the paper's method also continues training at the original length.
+    Gelberg et al. 2025 (arXiv:2512.12167). At test time it measures how much the model depends on
+    positions; the paper's method also continues training at the original length.
     """
 
     name: Literal["drop"] = "drop"
@@ -136,7 +139,8 @@ def change_base(plain: Tensor, stretch: float) -> Tensor:
 
 
 class NTKScaling(FactorScaling):
-    """NTK-aware base change, b' = b·s^(r/(r−2)): keeps the highest frequency, divides the lowest by s.
+    """NTK-aware base change, b' = b·s^(r/(r−2)): keeps the highest frequency, divides the lowest by
+    s.
 
     bloc97 2023; stated in Peng et al. 2023 (arXiv:2309.00071), eq. 16.
     """
@@ -150,9 +154,9 @@ class NTKScaling(FactorScaling):
 class DynamicScaling(Scaling):
     """Dynamic NTK, b' = b·(f·L/L0 − (f − 1))^(r/(r−2)): NTK by sequence length; unchanged up to L0.
 
-    emozilla 2023; `dynamic` in Hugging Face, where L is the current length, so cached keys become stale as
-    the text grows. Here L is the declared length, constant within a sequence, so logits are the same with and
-    without a cache.
+    emozilla 2023; `dynamic` in Hugging Face, where L is the current length, so cached keys become
+    stale as the text grows. Here L is the declared length, constant within a sequence, so logits
+    are the same with and without a cache.
     """
 
     name: Literal["dynamic"] = "dynamic"
@@ -192,10 +196,11 @@ def ramp_ends(plain: Tensor, length: int, fast: float, slow: float) -> tuple[flo
 def ramp_by_index(
     plain: Tensor, length: int, fast: float, slow: float, truncate: bool = True
 ) -> Tensor:
-    """(R,) 1 for pairs with more than `fast` rotations within `length`, 0 below `slow`, linear in k between.
+    """(R,) 1 for pairs with more than `fast` rotations within `length`, 0 below `slow`, linear in k
+    between.
 
-    The ramp is between the fractional indices of pairs with these numbers of rotations; `truncate` rounds
-    them outwards (jquesnelle/yarn `find_correction_range`, Hugging Face).
+    The ramp is between the fractional indices of pairs with these numbers of rotations; `truncate`
+    rounds them outwards (jquesnelle/yarn `find_correction_range`, Hugging Face).
     """
     pairs = len(plain)
     if pairs < 2:
@@ -221,10 +226,11 @@ def ramp_by_index(
 
 
 class ByPartsScaling(FactorScaling):
-    """NTK-by-parts as first released: keeps high frequencies, uses NTK for middle ones, divides low ones.
+    """NTK-by-parts as first released: keeps high frequencies, uses NTK for middle ones, divides low
+    ones.
 
-    bloc97 2023, LlamaPartNTKScaledRotaryEmbedding in jquesnelle/yarn. Two ramps: from divided to NTK between
-    0.75 and 1.25 rotations within L0, and from NTK to kept between 2 and 16 rotations.
+    bloc97 2023, LlamaPartNTKScaledRotaryEmbedding in jquesnelle/yarn. Two ramps: from divided to
+    NTK between 0.75 and 1.25 rotations within L0, and from NTK to kept between 2 and 16 rotations.
     """
 
     name: Literal["by_parts"] = "by_parts"
@@ -238,17 +244,21 @@ class ByPartsScaling(FactorScaling):
 
 
 class YaRNScaling(FactorScaling):
-    """YaRN: keeps high frequencies, interpolates low ones, with a ramp between, and scales the logits.
+    """YaRN: keeps high frequencies, interpolates low ones, with a ramp between, and scales the
+    logits.
 
-    Peng et al. 2023 (arXiv:2309.00071). There are two versions of the ramp, which differ widely for middle
-    frequencies: `dim` is linear in the pair index, between the pairs with beta_fast and beta_slow rotations
-    within L0 (the authors' code and Hugging Face); `wavelength` is linear in the number of rotations (the
-    paper, eq. 17-18).
+    Peng et al. 2023 (arXiv:2309.00071). There are two versions of the ramp, which differ widely for
+    middle
+    frequencies: `dim` is linear in the pair index, between the pairs with beta_fast and beta_slow
+        rotations
+    within L0 (the authors' code and Hugging Face); `wavelength` is linear in the number of
+    rotations (the paper, eq. 17-18).
 
-    The temperature is an amplitude a of cos and sin: logits of rotated features get a factor a². DeepSeek
-    also multiplies all logits by (0.1·mscale_all_dim·ln s + 1)²; here, as in Hugging Face, the mscales only
-    set the amplitude. If all features are rotated, the two factors together are equivalent to
-    attention_factor 0.1·mscale·ln s + 1 (the default for mscale 1) without mscales.
+    The temperature is an amplitude a of cos and sin: logits of rotated features get a factor a².
+        DeepSeek
+    also multiplies all logits by (0.1·mscale_all_dim·ln s + 1)²; here, as in Hugging Face, the
+    mscales only set the amplitude. If all features are rotated, the two factors together are
+    equivalent to attention_factor 0.1·mscale·ln s + 1 (the default for mscale 1) without mscales.
     """
 
     name: Literal["yarn"] = "yarn"
@@ -268,7 +278,8 @@ class YaRNScaling(FactorScaling):
     mscale: float | None = Field(
         None,
         gt=0,
-        description="with mscale_all_dim: amplitude (0.1 mscale ln s + 1) / (0.1 mscale_all_dim ln s + 1)",
+        description="with mscale_all_dim: amplitude (0.1 mscale ln s + 1) / (0.1 mscale_all_dim ln "
+        "s + 1)",
     )
     mscale_all_dim: float | None = Field(None, gt=0, description="see mscale")
 
@@ -305,11 +316,11 @@ class YaRNScaling(FactorScaling):
 class LongRoPEScaling(FactorScaling):
     """LongRoPE: θ_k / λ̂_k with searched divisors, one list up to L0 and one beyond.
 
-    Ding et al. 2024 (arXiv:2402.13753). The declared sequence length selects the list, so frequencies are
-    constant within a sequence; Hugging Face switches when the text crosses L0, which leaves stale keys. The
-    amplitude √(1 + ln s / ln L0) applies to both lists, as in Hugging Face; with factor auto it is 1 below.
-    `first` is the paper's n̂; these positions have amplitude 1, as in the authors' code. With `first`, scores
-    are not a function of distance alone.
+    Ding et al. 2024 (arXiv:2402.13753). The declared sequence length selects the list, so
+    frequencies are constant within a sequence; Hugging Face switches when the text crosses L0,
+    which leaves stale keys. The amplitude √(1 + ln s / ln L0) applies to both lists, as in Hugging
+    Face; with factor auto it is 1 below. `first` is the paper's n̂; these positions have amplitude
+    1, as in the authors' code. With `first`, scores are not a function of distance alone.
     """
 
     name: Literal["longrope"] = "longrope"
@@ -349,7 +360,8 @@ class LongRoPEScaling(FactorScaling):
         ):
             if numbers is not None and len(numbers) != len(plain):
                 raise ModelError(
-                    f"longrope's {key} must have {len(plain)} numbers, one per pair of rotated features, got "
+                    f"longrope's {key} must have {len(plain)} numbers, one per pair of rotated "
+                    f"features, got "
                     f"{len(numbers)}"
                 )
         divisors = self.long_factor if stretch > 1 else self.short_factor
@@ -365,7 +377,8 @@ class LongRoPEScaling(FactorScaling):
 
 
 class Llama3Scaling(FactorScaling):
-    """Llama 3.1: keeps wavelengths below L0/high, divides those above L0/low by s, interpolates between.
+    """Llama 3.1: keeps wavelengths below L0/high, divides those above L0/low by s, interpolates
+    between.
 
     Meta's released code; `llama3` in Hugging Face. No temperature.
     """
@@ -380,7 +393,8 @@ class Llama3Scaling(FactorScaling):
     def _factors_in_order(self):
         if self.high_freq_factor <= self.low_freq_factor:
             raise ValueError(
-                f"high_freq_factor {self.high_freq_factor} must exceed low_freq_factor {self.low_freq_factor}"
+                f"high_freq_factor {self.high_freq_factor} must exceed low_freq_factor "
+                f"{self.low_freq_factor}"
             )
         return self
 

@@ -1,4 +1,5 @@
-"""Tables and constants of schemes: computed once in float64, cast on use, not part of the state dict."""
+"""Tables and constants of schemes: computed once in float64, cast on use, not part of the state
+dict."""
 
 from __future__ import annotations
 
@@ -15,20 +16,22 @@ from model.token_positions import TokenPositions
 ROWS_AT_ONCE = 1 << 14
 STRETCHES_KEPT = 16  # maximum number of cached tables, for documents of many lengths
 
-# positions (any shape, float64) -> tensors whose leading dimensions are those of positions, float64. Captured
-# tensors are `Constant`s, because positions may be on any device.
+# positions (any shape, float64) -> tensors whose leading dimensions are those of positions,
+# float64. Captured tensors are `Constant`s, because positions may be on any device.
 Rows = Callable[[Tensor], tuple[Tensor, ...]]
 Stretch = TypeVar("Stretch", bound=Hashable)
 
 
 def wide(device: torch.device) -> torch.dtype:
-    """The widest float dtype of a device, for learned angles and distances, which tables cannot store."""
+    """The widest float dtype of a device, for learned angles and distances, which tables cannot
+    store."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
 @contextmanager
 def trainable() -> Iterator[None]:
-    """Leave inference mode, to create a tensor that is kept: training cannot use inference tensors."""
+    """Leave inference mode, to create a tensor that is kept: training cannot use inference
+    tensors."""
     if not torch.is_inference_mode_enabled():
         yield
         return
@@ -61,8 +64,9 @@ class Constant:
 class LookupTable:
     """Rows for positions 0, 1, 2, ...; the table doubles its size as needed.
 
-    Not cast by `module.to(dtype)`: bfloat16 is too coarse for angles after a few hundred positions. Tables
-    are computed on the CPU; rows of real positions on their device, or on the CPU if it lacks float64.
+    Not cast by `module.to(dtype)`: bfloat16 is too coarse for angles after a few hundred positions.
+    Tables are computed on the CPU; rows of real positions on their device, or on the CPU if it
+    lacks float64.
     """
 
     def __init__(self, rows: Rows):
@@ -76,7 +80,8 @@ class LookupTable:
         """Rows at `position` (B, T), each (B, T, ...).
 
         Args:
-            position: integers in [0, position_end), or floats, for which rows are computed directly.
+            position: integers in [0, position_end), or floats, for which rows are computed
+                directly.
             position_end: 1 + the largest position, on the host, which avoids synchronization.
             dtype: float64 for float64 models, otherwise float32.
         """
@@ -93,7 +98,8 @@ class LookupTable:
         return tuple(column[position] for column in self._columns[key])
 
     def _build(self, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, ...]:
-        """The columns, in parts: a million rows in float64 would take more memory than the table."""
+        """The columns, in parts: a million rows in float64 would take more memory than the
+        table."""
         with trainable():
             parts = [
                 [column.to(dtype) for column in self._rows(part)]
@@ -114,8 +120,8 @@ class StretchedTables(Generic[Stretch]):
         self._tables: dict[Stretch, LookupTable] = {}
 
     def _make(self, needed: set[Stretch]) -> None:
-        """Drop the oldest tables beyond STRETCHES_KEPT, except those of this pass: a batch with more lengths
-        would otherwise rebuild every table at each step."""
+        """Drop the oldest tables beyond STRETCHES_KEPT, except those of this pass: a batch with
+        more lengths would otherwise rebuild every table at each step."""
         missing = needed - self._tables.keys()
         for stretch in [stretch for stretch in self._tables if stretch not in needed]:
             if len(self._tables) + len(missing) <= STRETCHES_KEPT:

@@ -1,8 +1,9 @@
-"""Logit temperatures: factors on q that depend on the number of visible keys, are constant, or are learned.
+"""Logit temperatures: factors on q that depend on the number of visible keys, are constant, or are
+learned.
 
 A modifier for any scheme, applied to queries, so it needs no kernel and does not affect the cache:
-logit = factor_n · q_n·k_m·scale + bias. n is the number of visible keys of a query, its own included:
-min(order + 1, window + sinks), or order + 1 for temperatures that ignore the window.
+logit = factor_n · q_n·k_m·scale + bias. n is the number of visible keys of a query, its own
+included: min(order + 1, window + sinks), or order + 1 for temperatures that ignore the window.
 """
 
 from __future__ import annotations
@@ -78,7 +79,8 @@ class Temperature(StrictSettings):
         return None
 
     def describe(self, length: int, original_length: int) -> str:
-        """The name and all settings that differ from their defaults, e.g. `temperature fixed value 1.2`."""
+        """The name and all settings that differ from their defaults, e.g. `temperature fixed value
+        1.2`."""
         changed = self.model_dump(exclude_defaults=True, exclude={"name"})
         given = [f"{key} {value}" for key, value in changed.items()]
         return " ".join(["temperature", self.name, *given])
@@ -106,7 +108,8 @@ class FixedTemperature(Temperature):
 
 
 class LogNTemperature(Temperature):
-    """max(1, ln n / ln L0). Su 2021 (kexue.fm/archives/8823); Chiang and Cholak 2022 (arXiv:2202.12172)."""
+    """max(1, ln n / ln L0). Su 2021 (kexue.fm/archives/8823); Chiang and Cholak 2022
+    (arXiv:2202.12172)."""
 
     name: Literal["log_n"] = "log_n"
     length: int | None = Field(None, ge=2, description="L0; null: the original length")
@@ -129,7 +132,8 @@ class Llama4Temperature(Temperature):
 
 
 class Ministral3Temperature(Temperature):
-    """1 + β·ln(1 + ⌊(n − 1) / L0⌋): Llama 4's form by position instead of count, as in Ministral 3."""
+    """1 + β·ln(1 + ⌊(n − 1) / L0⌋): Llama 4's form by position instead of count, as in Ministral
+    3."""
 
     ignores_window = True
 
@@ -179,7 +183,8 @@ class StretchTemperature(Temperature):
 
 
 class SsmaxTemperature(Temperature):
-    """s_h·ln n, s_h learned per head and layer: scalable softmax. Nakanishi 2025 (arXiv:2501.19399).
+    """s_h·ln n, s_h learned per head and layer: scalable softmax. Nakanishi 2025
+    (arXiv:2501.19399).
 
     The first token of a document has ln 1 = 0 and attends to itself whatever its logit.
     """

@@ -1,4 +1,5 @@
-"""Speed of preparing text and of reading batches, by wall time, each measurement in its own process.
+"""Speed of preparing text and of reading batches, by wall time, each measurement in its own
+process.
 
 python scripts/benchmarks/data_speed.py '{"case": "preparing", "variant": "naive", ...}'
 """
@@ -32,8 +33,8 @@ class DataWorkload:
     """What one process measures.
 
     Attributes:
-        case: ``tokenizer`` (prepares `source` and trains the tokenizer that the others use), ``preparing`` or
-            ``loading``.
+        case: ``tokenizer`` (prepares `source` and trains the tokenizer that the others use),
+            ``preparing`` or ``loading``.
         variant: of ``preparing``: ``ours`` or ``naive``.
         source: a file of `write_text_file`.
         root: folder to write to. ``loading`` reads the prepared folder in it.

@@ -1,7 +1,9 @@
-"""The workloads of scripts/benchmark.py in litgpt, run by the Python of an environment with litgpt but
+"""The workloads of scripts/benchmark.py in litgpt, run by the Python of an environment with litgpt
+but
 without this project: litgpt pins packages to versions that this project cannot use.
 
-    PYTHON scripts/benchmarks/litgpt_peer.py '{"weights": FILE, "shape": {...}, "case": "train", ...}'
+    PYTHON scripts/benchmarks/litgpt_peer.py '{"weights": FILE, "shape": {...}, "case": "train",
+    ...}'
 """
 
 import ctypes

@@ -1,5 +1,5 @@
-"""The workloads of scripts/benchmark.py, here and in transformers, on equal random weights and tokens.
-litgpt_peer.py has those of litgpt."""
+"""The workloads of scripts/benchmark.py, here and in transformers, on equal random weights and
+tokens. litgpt_peer.py has those of litgpt."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from evaluation.scoring.scoring import ModelScorer
 from generation.decoding import Generation
 from generation.sampling import SamplingParams
 from interop.extras import load_extra
-from interop.huggingface.weights import LLAMA, weight_map
+from interop.huggingface.weight_names import LLAMA, weight_map
 from model import ModelSettings, TokenPositions, Transformer
 from run_directory.optimizer_settings import AdamWSettings
 from training.hardware import peak_memory, prepare_cpu
@@ -80,8 +80,8 @@ class Workload:
 
     Attributes:
         shape: a name of SHAPES, or a name and changed sizes: ``A length=2048 batch=1``.
-        variant: ``ours``, ``ours compiled``, ``transformers`` or ``transformers compiled``; for the cases of
-            SCHEME_CASES the name of a scheme.
+        variant: ``ours``, ``ours compiled``, ``transformers`` or ``transformers compiled``; for the
+            cases of SCHEME_CASES the name of a scheme.
         warmup: calls that are not timed.
     """
 
@@ -279,7 +279,8 @@ def decode(shape: Shape, variant: str, rows: int) -> Prepared:
 
 @torch.inference_mode()
 def check_greedy(logits: Callable[[Tensor], Tensor], prompts: Tensor, generated: Tensor) -> None:
-    """Raise ValueError unless every generated token is the most likely of a full pass, within NEAR_TIE."""
+    """Raise ValueError unless every generated token is the most likely of a full pass, within
+    NEAR_TIE."""
     for prompt, row in zip(prompts, generated, strict=True):
         out = logits(torch.cat([prompt, row[:-1]]))[-len(row) :]
         short = float((out.amax(-1) - out.gather(-1, row[:, None])[:, 0]).max())
@@ -288,8 +289,8 @@ def check_greedy(logits: Callable[[Tensor], Tensor], prompts: Tensor, generated:
 
 
 def sliding(shape: Shape, variant: str) -> Prepared:
-    """Windows of WINDOW tokens that advance by STRIDE; the recipe of transformers' documentation. Numbers:
-    the mean NLL of all targets."""
+    """Windows of WINDOW tokens that advance by STRIDE; the recipe of transformers' documentation.
+    Numbers: the mean NLL of all targets."""
     ids = tokens_of(shape, 1, SCORED + 1)
     if variant == "transformers":
         theirs = their_model(shape)
@@ -359,7 +360,8 @@ CASES: dict[str, Callable[[Shape, str], Prepared]] = {
 
 
 def one_window(shape: Shape, variant: str) -> Prepared:
-    """The last FIXED_TARGETS targets of one window of the shape's length. Numbers: their mean NLL."""
+    """The last FIXED_TARGETS targets of one window of the shape's length. Numbers: their mean
+    NLL."""
     return fixed_targets(shape, variant, windows=1, length=shape.length)
 
 

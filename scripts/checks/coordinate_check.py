@@ -3,13 +3,15 @@
   python scripts/checks/coordinate_check.py --out docs/results/coordinate_check
   python scripts/checks/coordinate_check.py --widths 64 128 256 512 --grow features --optimizer muon
 
-The coordinate check of Yang et al. 2022 (arXiv:2203.03466, appendix D.1). Models that differ only in width
-take a few steps on the same random tokens at the same learning rate. The table has the RMS change of each
-activation, mean over seeds, and its slope, the exponent of its growth with the width: near 0 with muP,
+The coordinate check of Yang et al. 2022 (arXiv:2203.03466, appendix D.1). Models that differ only
+in width take a few steps on the same random tokens at the same learning rate. The table has the RMS
+change of each
+activation, mean over seeds, and its slope, the exponent of its growth with the width: near 0 with
+    muP,
 positive without. Writes OUT.md, OUT.csv and OUT.png.
 
-Wider models have more heads (--grow heads) or larger heads (--grow features, where muP scales attention by
-1/D).
+Wider models have more heads (--grow heads) or larger heads (--grow features, where muP scales
+attention by 1/D).
 """
 
 import sys
@@ -107,8 +109,8 @@ def changes(
 def check(
     widths: Sequence[int], optimizer: OptimizerSettings, *, grow: str, steps: int, seeds: int
 ) -> pd.DataFrame:
-    """Mean changes over seeds: a row for each activation without and with muP, whose base is the smallest
-    width, and a column for each width."""
+    """Mean changes over seeds: a row for each activation without and with muP, whose base is the
+    smallest width, and a column for each width."""
     mean_changes = {}
     for kind, base in (("standard", None), ("muP", min(widths))):
         for width in widths:
@@ -131,8 +133,10 @@ def page(table: pd.DataFrame, command: str, figure: str) -> str:
     parts = [
         "# Coordinate check",
         f"`{command}`",
-        "RMS change of activations after training, by width; the slope is the exponent of its growth with "
-        "the width. `attention` and `mlp` are the outputs of the last block, `stream` is the residual stream "
+        "RMS change of activations after training, by width; the slope is the exponent of its "
+        "growth with "
+        "the width. `attention` and `mlp` are the outputs of the last block, `stream` is the "
+        "residual stream "
         "after it.",
         markdown_table(["parametrization", "activation", *table.columns, "slope"], rows, texts=2),
         f"![RMS change over width]({figure})",

@@ -4,11 +4,11 @@
     python scripts/checks/gpu_speed.py --only schemes                   one part
     python scripts/checks/gpu_speed.py --rehearse --results FOLDER      the same code, tiny, on a CPU
 
-Random weights and tokens, bfloat16 autocast, compiled training passes. MFU counts 6 FLOPs per matrix weight
-and token and causal attention (Transformer.flops_per_token), relative to the card's dense bfloat16 peak.
-Bandwidth is that of a copy, measured here. A measurement that fails is listed with its error; the others
-continue, and the file is written after each part. Exit status: 0 if nothing failed, whether or not the goals
-are met; otherwise 1.
+Random weights and tokens, bfloat16 autocast, compiled training passes. MFU counts 6 FLOPs per
+matrix weight and token and causal attention (Transformer.flops_per_token), relative to the card's
+dense bfloat16 peak. Bandwidth is that of a copy, measured here. A measurement that fails is listed
+with its error; the others continue, and the file is written after each part. Exit status: 0 if
+nothing failed, whether or not the goals are met; otherwise 1.
 """
 
 import re
@@ -38,7 +38,8 @@ from training.optim import make_optimizer
 ROOT = Path(__file__).resolve().parents[2]
 VOCABULARY = 32_000
 TINY = ["model.dim=32", "model.layers=1", "model.heads=2", "model.kv_heads=1", "model.ffn_dim=32"]
-# Share of RoPE's throughput: fixed biases and learned ones (docs/benchmarks); other schemes have no goal.
+# Share of RoPE's throughput: fixed biases and learned ones (docs/benchmarks); other schemes have no
+# goal.
 FIXED = {"alibi", "sandwich"}
 LEARNED = {"kerple", "t5", "fire", "fox"}
 COLUMNS = ["measured", "value", "goal", "met"]
@@ -134,8 +135,8 @@ class Bench:
         return 2 * x.numel() / self.seconds(lambda: y.copy_(x), 10, 3)
 
     def decoding(self, compiled: bool) -> tuple[float, float]:
-        """(tokens per second, share of the bandwidth at which the weights are read) with one row, after the
-        tokens that include the prefill, compilation and the recording of the graph."""
+        """(tokens per second, share of the bandwidth at which the weights are read) with one row,
+        after the tokens that include the prefill, compilation and the recording of the graph."""
         decoding.COMPILED_PASSES = 1 if compiled else 1 << 30
         model, _ = self.model("1b.yaml")
         model = (

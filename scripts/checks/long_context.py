@@ -4,13 +4,15 @@
     python scripts/checks/long_context.py rope alibi fire --length 131072   these schemes
     python scripts/checks/long_context.py runs/quickstart --length 131072   a trained run
     python scripts/checks/long_context.py rope fire --length 8192,32768 --threads 1
-    python scripts/checks/long_context.py rope --length 262144 --processes 2   two processes share the window
+    python scripts/checks/long_context.py rope --length 262144 --processes 2   two processes share
+    the window
 
-Schemes are measured in the model of configs/tiny.yaml with random weights and tokens, on which time and
-memory do not depend; a run with the end of its longest validation document. Each measurement runs in new
+Schemes are measured in the model of configs/tiny.yaml with random weights and tokens, on which time
+and memory do not depend; a run with the end of its longest validation document. Each measurement
+runs in new
 processes: 64 targets at the end of one window, in chunks of 4096 tokens. Rows are added to
-docs/results/long_context.csv, from which the table in .md is written; a row with the same subject, length,
-threads and processes is replaced.
+docs/results/long_context.csv, from which the table in .md is written; a row with the same subject,
+length, threads and processes is replaced.
 """
 
 import os
@@ -113,7 +115,8 @@ def main() -> int:
 def model_of(subject: str, length: int) -> Transformer:
     """The model of a run, or of configs/tiny.yaml with a scheme of this name and random weights.
 
-    Raises TrainingError or ModelError if there is no such subject or its positions end before `length`.
+    Raises TrainingError or ModelError if there is no such subject or its positions end before
+    `length`.
     """
     if is_run(Path(subject)):
         model = Run.open(subject).load().model
@@ -146,7 +149,8 @@ def tokens_of(subject: str, length: int, vocab_size: int) -> np.ndarray:
     longest = int(text.lengths.argmax())
     if text.lengths[longest] <= length:
         raise TrainingError(
-            f"{subject}: its longest validation document has {text.lengths[longest]} tokens; lower --length"
+            f"{subject}: its longest validation document has {text.lengths[longest]} tokens; lower "
+            f"--length"
         )
     return text.windows(np.array([longest]), text.lengths[[longest]], length)
 

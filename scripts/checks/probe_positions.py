@@ -1,12 +1,15 @@
-"""Measure whether trained runs use positions: the increase of their loss when position numbers are permuted.
+"""Measure whether trained runs use positions: the increase of their loss when position numbers are
+permuted.
 
     python scripts/checks/probe_positions.py runs/quickstart
     python scripts/checks/probe_positions.py runs/studies/schemes/runs/* --out schemes.csv
 
-For each run: NLL of the second half of 64 held-out windows of the trained length, its increase when the
-position numbers of each window are permuted (the order of tokens and the attention mask are unchanged) with
-the lower end of the 95% interval over windows, the parameters of the positional scheme, and those that
-training has not changed. The increase is empty if no layer reads position numbers.
+For each run: NLL of the second half of 64 held-out windows of the trained length, its increase when
+    the
+position numbers of each window are permuted (the order of tokens and the attention mask are
+unchanged) with the lower end of the 95% interval over windows, the parameters of the positional
+scheme, and those that training has not changed. The increase is empty if no layer reads position
+numbers.
 """
 
 from dataclasses import replace
@@ -93,8 +96,8 @@ def held_out(run: LoadedRun, rng: np.random.Generator) -> torch.Tensor:
 def losses(
     model: Transformer, tokens: torch.Tensor, rng: np.random.Generator
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """(windows,) mean NLL of the second half of each window, and the same with permuted positions (None if no
-    layer reads position numbers)."""
+    """(windows,) mean NLL of the second half of each window, and the same with permuted positions
+    (None if no layer reads position numbers)."""
     length = tokens.shape[1] - 1
     plain = TokenPositions.plain(length)
 

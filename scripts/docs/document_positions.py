@@ -1,4 +1,5 @@
-"""Write docs/positions.md: every positional scheme, modifier and sampler, from the registry and docstrings.
+"""Write docs/positions.md: every positional scheme, modifier and sampler, from the registry and
+docstrings.
 
     python scripts/docs/document_positions.py            write docs/positions.md
     python scripts/docs/document_positions.py --check    exit with status 1 if the file is out of date

@@ -2,10 +2,11 @@
 
     python scripts/docs/smollm2.py RUN/evaluation/long_novels RUN/evaluation/novels
 
-Each folder fills the table of its name: a row for each method, a column for each length, NLL in nats per
-token. A folder without a place in the document is an error; tables without a folder do not change. Of the
-figures smollm2_NAME.png (loss by length) and smollm2_NAME_gain.png (net gain at the longest length), those
-that the document shows are written.
+Each folder fills the table of its name: a row for each method, a column for each length, NLL in
+    nats per
+token. A folder without a place in the document is an error; tables without a folder do not change.
+Of the figures smollm2_NAME.png (loss by length) and smollm2_NAME_gain.png (net gain at the longest
+length), those that the document shows are written.
 """
 
 import json
@@ -116,7 +117,8 @@ def gain_figure(results: dict) -> Figure:
 
 
 def table(results: dict) -> str:
-    """NLL by method and length, best at the longest length first, and the net gain over truncation there."""
+    """NLL by method and length, best at the longest length first, and the net gain over truncation
+    there."""
     lengths = results["lengths"]
     cells = {(cell["method"], cell["length"]): cell for cell in results["cells"]}
     longest = lengths[-1]

@@ -2,10 +2,10 @@
 
   python scripts/docs/support_matrix.py
 
-The class of transformers, or why there is none, follows from the code that exports. A cell is "tested" if
-docs/results/exports.json has a result of this row with the same settings and the same class. A slow test of
-tests/interop/export/test_generated.py writes this file: it trains and exports every row and loads it in
-transformers.
+The class of transformers, or why there is none, follows from the code that exports. A cell is
+"tested" if docs/results/exports.json has a result of this row with the same settings and the same
+class. A slow test of tests/interop/export/test_generated.py writes this file: it trains and exports
+every row and loads it in transformers.
 """
 
 import hashlib
@@ -95,7 +95,8 @@ def cells(row: str, settings: dict) -> tuple[str, str]:
         transformers = f"{state}: {name} ({choice.reason.removeprefix(f'{scheme} ')})"
         vllm = "impossible: the generated file has attention of its own"
     else:
-        # If frequencies follow the length, the cache keeps old keys, and all rows have that of the longest.
+        # If frequencies follow the length, the cache keeps old keys, and all rows have that of the
+        # longest.
         limits = " without cache and padding" if model.depends_on_length else ""
         transformers = f"{state}{limits}: {name}"
         vllm = f"untested: {name}"

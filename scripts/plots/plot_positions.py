@@ -4,7 +4,8 @@
   python scripts/plots/plot_positions.py decay --theta 10000 1000000      two bases
   python scripts/plots/plot_positions.py wavelengths --theta 500000 --dim 128 --train-length 8192
   python scripts/plots/plot_positions.py methods --factor 16
-  python scripts/plots/plot_positions.py decay --scheme '{name: rope, scaling: {name: yarn, factor: 4}}'
+  python scripts/plots/plot_positions.py decay --scheme '{name: rope, scaling: {name: yarn, factor:
+  4}}'
   python scripts/plots/plot_positions.py biases --run runs/NAME           as trained and as initialized
 
 figures:
@@ -16,8 +17,9 @@ figures:
   biases         bias added to a logit at distance d, in one head
   methods        frequencies under each scaling method, relative to the trained ones
 
-Each figure is written as PNG, SVG with text as text, and CSV with the plotted numbers. The same command
-writes the same bytes. Schemes and methods come from the registry, so new ones are included automatically.
+Each figure is written as PNG, SVG with text as text, and CSV with the plotted numbers. The same
+command writes the same bytes. Schemes and methods come from the registry, so new ones are included
+automatically.
 """
 
 import argparse
@@ -29,7 +31,7 @@ from errors import ConfigError
 from evaluation.reports.charts import save
 from evaluation.reports.results_table import write_table
 from evaluation.schemes.curves import SchemeShape
-from evaluation.schemes.figures import FIGURES, FigureRequest
+from evaluation.schemes.scheme_figures import FIGURES, FigureRequest
 from model.position import PositionalScheme
 from run_directory.console import Console
 from run_directory.run import Run
@@ -48,9 +50,11 @@ NUMBERS = {  # option -> type, least value, default, metavar, help
     "dpi": (int, 50, 130, "N", "resolution of the PNG"),
 }
 HELP = {
-    "scheme": "a scheme, by name or settings, instead of the default ones in encodings, decay, wavelengths "
+    "scheme": "a scheme, by name or settings, instead of the default ones in encodings, decay, "
+    "wavelengths "
     "and biases; repeatable",
-    "theta": "bases b of the frequencies b^(−2k/D); figures of one base use the first (10000 500000)",
+    "theta": "bases b of the frequencies b^(−2k/D); figures of one base use the first (10000 "
+    "500000)",
 }
 
 

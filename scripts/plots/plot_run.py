@@ -3,8 +3,8 @@
     python scripts/plots/plot_run.py runs/quickstart
     python scripts/plots/plot_run.py runs/tiny-* --out figures/tiny.png
 
-Reads metrics.jsonl, also of unfinished runs; if a step was repeated, its last line counts. Writes PNG, SVG
-and CSV with the same name.
+Reads metrics.jsonl, also of unfinished runs; if a step was repeated, its last line counts. Writes
+PNG, SVG and CSV with the same name.
 """
 
 from pathlib import Path
@@ -12,9 +12,10 @@ from pathlib import Path
 from evaluation.reports.charts import save
 from evaluation.reports.results_table import write_table
 from run_directory.console import Console
+from run_directory.run_names import names_of
 from settings.script import Parser, run_main
 from studies.report.training_figure import training_figure
-from studies.results.training_curves import csv_records, differences, names_of, read_curves
+from studies.results.training_curves import csv_records, differences, read_curves
 
 
 def main() -> int:

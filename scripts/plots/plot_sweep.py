@@ -1,11 +1,13 @@
-"""Plot the loss of a study over a hyperparameter: by default over the learning rate, one line per width.
+"""Plot the loss of a study over a hyperparameter: by default over the learning rate, one line per
+width.
 
     python study.py configs/studies/mup.yaml --jobs 2
     python scripts/plots/plot_sweep.py runs/studies/mup --out docs/results/mup
 
-Reads results.csv of a study whose grid has a numeric axis (--over) and one other axis (--lines), besides the
-scheme (one panel each) and the seed (averaged). Reports the best value of each line, for the mean and each
-seed, and how many grid steps the best values of a scheme differ. Writes OUT.md, OUT.csv, OUT.png and OUT.svg.
+Reads results.csv of a study whose grid has a numeric axis (--over) and one other axis (--lines),
+besides the scheme (one panel each) and the seed (averaged). Reports the best value of each line,
+for the mean and each seed, and how many grid steps the best values of a scheme differ. Writes
+OUT.md, OUT.csv, OUT.png and OUT.svg.
 """
 
 import sys

@@ -1,4 +1,5 @@
-"""Training curves of one or several runs in one figure: loss, held-out NLL by length, learning rate."""
+"""Training curves of one or several runs in one figure: loss, held-out NLL by length, learning
+rate."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ EVENTS = {
 
 
 def training_figure(runs: Sequence[TrainingCurves], share: float) -> Figure:
-    """Training loss, held-out NLL and learning rate. Bold lines: means over `share` of the steps."""
+    """Training loss, held-out NLL and learning rate. Bold lines: means over `share` of the
+    steps."""
     colors = {name: color for name, (color, _) in styles_of([run.name for run in runs]).items()}
     most = max(run.total_tokens for run in runs)
     losses = [curve for run in runs for curve in _losses(run, colors[run.name], share)]

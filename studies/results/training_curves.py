@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -119,23 +118,6 @@ def read_curves(folder: Path, name: str) -> TrainingCurves:
 def _number(value: object) -> float:
     """A number of metrics.jsonl, which stores non-finite numbers as strings; NaN for those."""
     return float(value) if isinstance(value, float | int) else math.nan
-
-
-_HASH = re.compile(r"-[0-9a-f]{10}$")  # at the end of a run directory's name
-
-
-def names_of(folders: Sequence[Path]) -> list[str]:
-    """The shortest unique endings of the paths, without the hash of the settings if possible."""
-    parts = [folder.resolve().parts for folder in folders]
-    if len(set(parts)) < len(parts):
-        raise StudyError("duplicate run: name each run once")
-    for n in range(1, max(map(len, parts))):
-        names = ["/".join(path[-n:]) for path in parts]
-        without_hash = [_HASH.sub("", name) for name in names]
-        for labels in (without_hash, names):
-            if len(set(labels)) == len(labels):
-                return labels
-    return [str(folder) for folder in folders]
 
 
 def differences(runs: Sequence[TrainingCurves]) -> list[str]:

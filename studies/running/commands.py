@@ -14,8 +14,9 @@ from pathlib import Path
 
 KEPT_BYTES = 1 << 20  # maximum size of a log; the beginning and the end of a longer one are kept
 
-# On Linux a subprocess is killed when the study dies, even by kill -9; otherwise two processes could train
-# the same run. Elsewhere it continues and keeps its run directory locked, and the next call waits for it.
+# On Linux a subprocess is killed when the study dies, even by kill -9; otherwise two processes
+# could train the same run. Elsewhere it continues and keeps its run directory locked, and the next
+# call waits for it.
 _DIE_WITH_PARENT = (
     "import ctypes, os, signal, sys\n"
     "ctypes.CDLL(None).prctl(1, signal.SIGKILL)\n"
@@ -33,8 +34,8 @@ class CommandRunner:
         self.stopping = threading.Event()
 
     def run(self, arguments: Sequence[str], log: Path, environment: dict[str, str]) -> int | None:
-        """Run `python ARGUMENTS` and append its output to `log`; its exit status, None if the study is
-        stopping.
+        """Run `python ARGUMENTS` and append its output to `log`; its exit status, None if the study
+        is stopping.
 
         Call it in a thread that outlives the command: the kernel binds the process to that thread.
         """
@@ -62,7 +63,8 @@ class CommandRunner:
         return status
 
     def stop(self, kill: bool = False) -> None:
-        """Interrupt all processes, which save a checkpoint and exit; or kill them with their children."""
+        """Interrupt all processes, which save a checkpoint and exit; or kill them with their
+        children."""
         with self._lock:
             self.stopping.set()
             running = list(self._running)
@@ -91,7 +93,8 @@ def truncate_log(log: Path) -> None:
 
 
 def last_error(log: Path, status: int | None = None) -> str:
-    """Why a command failed: its signal, else its last `error: ...` line, else its last line of output."""
+    """Why a command failed: its signal, else its last `error: ...` line, else its last line of
+    output."""
     if status is not None and status < 0:
         name = signal.Signals(-status).name
         return f"ended by {name}" + (

@@ -11,8 +11,8 @@ from data.files import read_object
 from data.hashing import canonical_hash
 from data.tokenizers import saved_settings
 from errors import StudyError
+from evaluation.evaluation_settings import EvaluationSettings
 from evaluation.scoring.evaluate import choose_targets
-from evaluation.settings import EvaluationSettings
 from run_directory.run import MANIFEST, is_run
 from studies.running.plan import USER_ERRORS, CellProblems, PlannedCell, PlannedEvaluation
 

@@ -8,11 +8,11 @@ import torch
 
 from data import PreparedData
 from data.files import read_object
+from evaluation.evaluation_settings import EvaluationSettings
 from evaluation.reports.text import counted
 from evaluation.scoring.methods import TRAINED, TRUNCATE
 from evaluation.scoring.plan import make_plan
 from evaluation.scoring.text import EvaluationText
-from evaluation.settings import EvaluationSettings
 from model import Transformer, find_device
 from run_directory.checkpoints import steps_of
 from run_directory.console import Console, duration

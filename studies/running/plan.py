@@ -13,9 +13,9 @@ from typing import Any
 
 from data import DataError, DataSettings, prepared_folder
 from errors import EvaluationError, StudyError, TrainingError
+from evaluation.evaluation_settings import EvaluationSettings, MeasurementSettings
 from evaluation.reports.text import counted
 from evaluation.scoring.methods import TRAINED, resolve_methods
-from evaluation.settings import EvaluationSettings, MeasurementSettings
 from model import ModelError
 from run_directory.parent_run import read_run_settings
 from run_directory.position_overrides import override

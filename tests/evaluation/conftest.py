@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from evaluation.run import EvaluatedModel
+from evaluation.evaluated_model import EvaluatedModel
+from evaluation.evaluation_settings import EvaluationSettings
 from evaluation.scoring.evaluate import EvaluationSession
 from evaluation.scoring.methods import resolve_methods
-from evaluation.settings import EvaluationSettings
-from model import ModelError, ModelSettings, Transformer, check_override
+from model import ModelSettings, Transformer
+from run_directory.run_settings import RunSettings
 
 VOCAB = 23
 BOS = 1
@@ -16,7 +17,8 @@ EOS = 2
 
 
 class MemoryStore:
-    """A store with the reader's interface: documents of random ids from 3 on, BOS and EOS where asked for."""
+    """A store with the reader's interface: documents of random ids from 3 on, BOS and EOS where
+    asked for."""
 
     def __init__(self, lengths, *, bos=True, eos=True, seed=0, clusters=None):
         rng = np.random.default_rng(seed)
@@ -90,7 +92,8 @@ def uniform(windows, keep):
 
 
 def eight_tokens(windows, keep):
-    """A model with 8 tokens of memory: its NLL depends on the last 8 inputs, and falls with each it has."""
+    """A model with 8 tokens of memory: its NLL depends on the last 8 inputs, and falls with each it
+    has."""
     inputs = windows.shape[1] - 1
     out = np.empty((len(windows), keep))
     for column, target in enumerate(range(inputs - keep + 1, inputs + 1)):
@@ -114,42 +117,37 @@ def ngram_scorer():
 BUILTIN = {
     "trained": [],
     "truncate": [],
-    "yarn": ["yarn"],
-    "window": ["window={train_length}"],
-    "alibi": ["alibi"],
+    "yarn": ["model.position.scaling.name=yarn"],
+    "window": ["model.position.window={train_length}"],
+    "alibi": ["model.position.name=alibi"],
 }
 
 
 @pytest.fixture
 def builtin_methods():
-    return BUILTIN
+    return dict(BUILTIN)
+
+
+class MemoryModel(EvaluatedModel):
+    """A model that is not on disk; `used`: the (overrides, dtype) it was asked for."""
+
+    def __init__(self, model, bos_first=""):
+        settings = RunSettings(
+            model=model.settings,
+            train_length=model.train_length,
+            training={"validation": {"targets": 8}},
+        )
+        super().__init__("runs/tiny", model, settings, "abc", 7, bos_first)
+        self.used = set()
+
+    def under(self, overrides, dtype="float32"):
+        self.used.add((tuple(overrides), dtype))
+        return super().under(overrides, dtype)
 
 
 @pytest.fixture
 def subject(sharp):
-    """A run that is not on disk; words are short names of position settings, `.loads` what was loaded."""
-    trained = sharp({"name": "rope"})
-    positions = {
-        (): {"name": "rope"},
-        ("yarn",): {"name": "rope", "scaling": {"name": "yarn", "factor": "auto"}},
-        ("window=16",): {"name": "rope", "window": 16},
-    }
-    loads = []
-
-    def resolve(asked):
-        if tuple(asked) not in positions:
-            raise ModelError("model.position.name: trained with 'rope', cannot become 'alibi'")
-        model = sharp(positions[tuple(asked)])
-        check_override(trained.settings, model.settings)
-        return model.settings.position.model_dump(mode="json")
-
-    def load(asked, dtype):
-        loads.append((tuple(asked), dtype))
-        return sharp(positions[tuple(asked)], dtype=getattr(torch, dtype))
-
-    one = EvaluatedModel("runs/tiny", "abc", 7, 16, 16, resolve, load)
-    object.__setattr__(one, "loads", loads)
-    return one
+    return MemoryModel(sharp({"name": "rope"}))
 
 
 @pytest.fixture
@@ -164,8 +162,8 @@ def do(make_store, tokenizer, subject, tmp_path):
         train=train,
         **kw,
     ):
-        how = {"lengths": [16, 32, 64], "targets": 5, "spans_per_document": 2, "device": "cpu"} | kw
-        settings = EvaluationSettings(methods=list(methods), **how)
+        asked = {"lengths": [16, 32, 64], "targets": 5, "spans_per_document": 2, "device": "cpu"}
+        settings = EvaluationSettings(methods=list(methods), **asked | kw)
         return EvaluationSession(
             settings,
             subject,

@@ -13,17 +13,6 @@ ONE = {
 }
 
 
-def test_runs_on_same_targets_are_comparable():
-    comparable(
-        {
-            "rope": ONE,
-            "alibi": ONE | {"checkpoint_hash": "another", "lengths": [1]},
-            "none": dict(ONE),
-        }
-    )
-    comparable({})
-
-
 @pytest.mark.parametrize("key", [key for key in ONE if key != "checkpoint_hash"])
 def test_differences_name_both_runs(key):
     other = ONE | {key: "x" * 64}

@@ -3,7 +3,6 @@
 import json
 import random
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +12,8 @@ import pytest
 import evaluate as script
 from data import open_prepared, prepare
 from errors import EvaluationError
+from evaluation.evaluated_model import EvaluatedModel, bos_first
+from evaluation.reports.text import signed
 from evaluation.scoring.methods import BUILTIN, read_methods
 from evaluation.scoring.text import EvaluationText
 from evaluation.statistics.intervals import t_quantile
@@ -21,8 +22,6 @@ from run_directory.run import Run
 from run_directory.run_settings import RunSettings
 from run_directory.weights import save_weights
 from settings.load import load_settings
-from settings.script import run_main
-from studies.subjects import bos_first, offered
 from tests import processes
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,7 +29,8 @@ ROOT = Path(__file__).resolve().parents[2]
 POSITIONS = {
     "run": "{name: rope}",
     "learned": "{name: learned}",
-    "pattern": "{name: pattern, layers: [a, b], kinds: {a: {name: rope, window: 9}, b: {name: none}}}",
+    "pattern": "{name: pattern, layers: [a, b], kinds: {a: {name: rope, window: 9}, b: {name: "
+    "none}}}",
 }
 
 
@@ -89,7 +89,8 @@ def test_evaluation_end_to_end(root, monkeypatch, capsys):
     methods = "methods=[trained,truncate,linear,ntk,yarn,llama3,window]"
     assert call(monkeypatch, root / "run", *SMALL, methods, "folder=first") == 0
     out, err = capsys.readouterr()
-    # 18 cells, of which five change nothing at the trained length and share that of the trained model.
+    # 18 cells, of which five change nothing at the trained length and share that of the trained
+    # model.
     assert (
         out.startswith("as trained: ")
         and "flat by construction" in out
@@ -114,7 +115,8 @@ def test_evaluation_end_to_end(root, monkeypatch, capsys):
     assert schemes["yarn"] == "rope, yarn s=4 (matched)" and schemes["window"] == "rope, window 24"
     for name in report["per_target_nll"].values():
         assert (root / "run" / "evaluation" / "cells" / name).is_file()
-    # Its own settings file is the same evaluation: nothing is computed again, and the numbers are the same.
+    # Its own settings file is the same evaluation: nothing is computed again, and the numbers are
+    # the same.
     before = (folder / "results.csv").read_bytes()
     call(monkeypatch, root / "run", folder / "settings.yaml")
     assert "18 of 18 cells are already done" in capsys.readouterr().err
@@ -242,16 +244,17 @@ def test_models_trained_with_bos_require_bos_in_every_window_for_sinks():
         (["data.bos=false"], {}, False),
     ):
         root = settings(*overrides)
-        begins = bos_first(root, manifest)
-        assert bool(begins) == known
+        model = Transformer(root.model, 300, root.train_length)
+        subject = EvaluatedModel("run", model, root, "hash", 0, bos_first(root, manifest))
+        assert bool(subject.bos_first) == known
         sinks = ["model.position.window=60", "model.position.sinks=4"]
-        assert offered(root, sinks, "every-window", begins)["sinks"] == 4
-        assert offered(root, sinks[:1], "as-trained", begins)["window"] == 60
+        assert subject.offered(sinks, "every-window")["sinks"] == 4
+        assert subject.offered(sinks[:1], "as-trained")["window"] == 60
         if known:
-            with pytest.raises(EvaluationError, match="sinks need bos=every-window"):
-                offered(root, sinks, "as-trained", begins)
+            with pytest.raises(EvaluationError, match="bos=every-window"):
+                subject.offered(sinks, "as-trained")
         else:
-            assert offered(root, sinks, "as-trained", begins)["sinks"] == 4
+            assert subject.offered(sinks, "as-trained")["sinks"] == 4
 
 
 def test_invalid_settings_raise_one_error(root, monkeypatch):
@@ -359,51 +362,9 @@ def test_matrix_of_pattern_applies_method_per_layer_type(root, monkeypatch, caps
     assert "lambda: " in out and "its window of 9 is narrower" in out
 
 
-@pytest.mark.parametrize(
-    ("run", "overrides", "message"),
-    [
-        (
-            "run",
-            "methods={mine: [model.position.name=alibi]}",
-            "cannot become 'alibi'; legal for a checkpoint",
-        ),
-        ("learned", "methods=[trained]", "at most 24 tokens"),
-    ],
-)
-def test_invalid_overrides_exit_with_2(root, monkeypatch, capsys, run, overrides, message):
-    before = sorted((root / run).rglob("*"))
-    monkeypatch.setattr(
-        sys, "argv", ["evaluate.py", str(root / run), overrides, "lengths=[24,48]", "targets=8"]
-    )
-    with pytest.raises(SystemExit) as ended:
-        run_main(script.main)
-    out, err = capsys.readouterr()
-    assert ended.value.code == 2 and out == ""
-    assert err.startswith("error: ") and message in err
-    assert "legal for a checkpoint trained with" in err
-    assert sorted((root / run).rglob("*")) == before
-
-
-def test_help_lists_settings_and_missing_run_exits_with_2(monkeypatch, capsys):
-    done = subprocess.run(
-        [sys.executable, "evaluate.py", "--help"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0
-    for word in ("lengths", "spans_per_document", "truncate", "yarn"):
-        assert word in done.stdout
-    monkeypatch.setattr(sys, "argv", ["evaluate.py", "no-such-run"])
-    with pytest.raises(SystemExit) as ended:
-        run_main(script.main)
-    assert ended.value.code == 2 and capsys.readouterr().err.startswith("error: no-such-run")
-
-
 def test_runs_are_compared_with_the_first(root, monkeypatch, capsys):
-    """Other weights, another trained length, and positions that end: differences by hand from the losses of
-    every target."""
+    """Other weights, another trained length, and positions that end: differences by hand from the
+    losses of every target."""
     make_run(root, "longer", "model.position={name: rope}", "train_length=32", "seed=1")
     runs = [root / name for name in ("run", "longer", "learned")]
     asked = ["lengths=[24,48]", *SMALL[1:], "folder=compared", "methods=[trained]"]
@@ -433,7 +394,7 @@ def test_runs_are_compared_with_the_first(root, monkeypatch, capsys):
         assert cell["nll"] == pytest.approx(nll[name, n].mean(), abs=1e-12)
         assert cell["difference"] == pytest.approx(difference.mean(), abs=1e-12)
         assert cell["high"] - cell["low"] == pytest.approx(2 * half, rel=1e-9)
-        assert f"{difference.mean():+.3f}".replace("-", "−") in out
+        assert signed(difference.mean()) in out
     assert cells["run", 24]["difference"] is None and "24" in cells["learned", 48]["failure"]
     lines = (folder / "results.csv").read_text().splitlines()
     assert len(lines) == 10 and (folder / "nll_by_length.svg").is_file() and "learned" in out

@@ -82,20 +82,6 @@ def test_failing_length_is_nan_and_others_are_kept(make_store, sharp):
     assert found[16] == fine[16] and found[64] == fine[64]
 
 
-def test_reports_documents_and_target_hash(make_store):
-    stores = [make_store([90] * 12, seed=6) for _ in range(2)]
-    first, again = (monitor_targets(store, [16, 32], targets=6, spans=8) for store in stores)
-    other = monitor_targets(stores[0], [16, 32], targets=6, spans=8, seed=1)
-    assert first.documents == 8 and first.hash == again.hash != other.hash
-
-
-def test_targets_are_separate_documents_without_bos_or_eos(make_store):
-    monitor = monitor_targets(make_store([90] * 12), [16, 64], targets=6, spans=8, seed=3)
-    assert len(np.unique(monitor.targets.document)) == 8
-    windows = monitor.text.windows(monitor.targets.document, monitor.targets.end, 16)
-    assert not np.isin(windows[:, -6:], [1, 2]).any()
-
-
 def test_lengths_with_few_documents_are_skipped_with_warning(make_store):
     monitor = monitor_targets(make_store([90] * 7 + [300] * 3), [16, 64, 128], targets=6, spans=10)
     assert monitor.lengths == [16, 64] and "only 3 of 10" in monitor.note
@@ -103,8 +89,3 @@ def test_lengths_with_few_documents_are_skipped_with_warning(make_store):
     assert few.lengths == [16, 32]
     with pytest.raises(EvaluationError, match="longest usable length is 30"):
         monitor_targets(make_store([30, 21]), [64, 128], targets=6)
-
-
-def test_a_span_is_never_longer_than_the_shortest_length(make_store):
-    monitor = monitor_targets(make_store([90] * 9), [4, 8], targets=64, spans=9)
-    assert monitor.targets.span == 4

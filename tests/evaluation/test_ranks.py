@@ -6,18 +6,16 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 
 from errors import EvaluationError
+from evaluation.evaluation_settings import EvaluationSettings
 from evaluation.ranks import EvaluationRanks, joined, refuse_silent_launch, this_process
-from evaluation.run import EvaluatedModel
-from evaluation.scoring.cells import CellStore
 from evaluation.scoring.evaluate import EvaluationSession
 from evaluation.scoring.methods import resolve_methods
 from evaluation.scoring.scoring import ModelScorer
-from evaluation.settings import EvaluationSettings
 from model import ContextShard
 from tests import processes
+from tests.evaluation.conftest import BUILTIN, MemoryModel
 
 YARN = {"name": "rope", "scaling": {"name": "yarn", "factor": "auto"}}
 LENGTHS = (16, 32, 64)
@@ -36,14 +34,11 @@ def measured(make_store, tokenizer, sharp, tmp_path):
     """A function that runs one small evaluation, here or as one of several processes."""
     store = make_store([90, 120, 75, 99, 130, 81, 77], seed=1)
 
-    def run(ranks=None, cells="cells", spoil=None, **more):
-        def load(overrides, dtype):
-            model = sharp(YARN if overrides else None, dtype=getattr(torch, dtype))
-            return model if spoil is None else spoil(model, ranks)
-
-        subject = EvaluatedModel(
-            "run", "abc", 7, 16, 16, lambda w: YARN if w else {"name": "rope"}, load
-        )
+    def run(ranks=None, cells="cells", spoil=None, must_be_stored=False, **more):
+        model = sharp({"name": "rope"})
+        subject = MemoryModel(model if spoil is None else spoil(model, ranks))
+        if must_be_stored:
+            subject.under = lambda *_: pytest.fail("measured again")
         settings = EvaluationSettings(
             methods=["trained", "yarn"],
             lengths=list(LENGTHS),
@@ -52,7 +47,7 @@ def measured(make_store, tokenizer, sharp, tmp_path):
             device="cpu",
             **more,
         )
-        methods = resolve_methods(["trained", "yarn"], {"trained": [], "yarn": ["yarn"]}, 16)
+        methods = resolve_methods(["trained", "yarn"], BUILTIN, 16)
         folder = tmp_path / cells
         result = EvaluationSession(
             settings,
@@ -97,7 +92,7 @@ def test_ranks_match_single_process_bitwise(measured, world, tmp_path):
     # The cells on disk are those of one process as well, and nothing unfinished is left.
     names = {path.name for path in (tmp_path / "alone").iterdir()}
     assert {path.name for path in (tmp_path / "cells").iterdir()} == names and len(names) == 5
-    again = measured(batch=2, spoil=lambda model, ranks: pytest.fail("measured again"))
+    again = measured(batch=2, must_be_stored=True)
     assert all((again.nll[where] == nll).all() for where, nll in alone.nll.items())
 
 
@@ -205,45 +200,6 @@ def test_context_that_cannot_be_shared_is_refused(measured, monkeypatch):
         measured(EvaluationRanks(0, 9, shard=ContextShard(0, 9, "")), context=9)
 
 
-def test_a_time_limit_requires_one_process(measured):
-    with pytest.raises(EvaluationError, match="minutes"):
-        measured(EvaluationRanks(rank=0, world=2), minutes=1)
-
-
-def test_each_rank_scores_its_own_windows_only(measured, monkeypatch):
-    scored = []
-    saved = []
-    call = ModelScorer.__call__
-    save = CellStore.save
-
-    def counted(self, windows, keep):
-        scored.append((self.length, len(windows)))
-        return call(self, windows, keep)
-
-    monkeypatch.setattr(ModelScorer, "__call__", counted)
-    monkeypatch.setattr(
-        CellStore, "save", lambda self, key, nll: saved.append(key) or save(self, key, nll)
-    )
-
-    def work(ranks):
-        measured(ranks, batch=1)
-        return scored, len(saved)
-
-    (first, five), (second, none) = together(2, work)
-    # rank 0 alone writes; at the trained length both methods share a cell
-    assert (five, none) == (5, 0)
-    for share in (first, second):
-        # 7 documents × 2 spans × 2 methods at each length beyond the trained one, half of them here.
-        counts = [sum(n for length, n in share if length == one) for one in LENGTHS]
-        assert counts == [7 if one == 16 else 14 for one in LENGTHS]
-
-
-def test_batches_of_another_size_change_rounding_only(measured):
-    alone = measured(batch=1, cells="alone", dtype="float64")
-    result, _ = together(2, lambda ranks: measured(ranks, batch=3, dtype="float64"))
-    assert all(np.abs(result.nll[where] - nll).max() < 1e-12 for where, nll in alone.nll.items())
-
-
 def test_cell_failure_on_one_rank_fails_on_all(measured, monkeypatch):
     call = ModelScorer.__call__
 
@@ -297,7 +253,7 @@ def test_smallest_memory_budget_is_used(measured, monkeypatch):
         monkeypatch.setattr("evaluation.scoring.forecast.memory_free", lambda device: free)
         budgets = []
         monkeypatch.setattr(
-            "evaluation.scoring.session.choose_batch",
+            "evaluation.scoring.loss_session.choose_batch",
             lambda *a, **k: budgets.append(k["budget"]) or 2,
         )
         measured(ranks)
@@ -305,18 +261,6 @@ def test_smallest_memory_budget_is_used(measured, monkeypatch):
 
     # Two processes on one machine: each may take half of 80% of what is free.
     assert together(2, work) == [{int(0.8 * (1 << 30) / 2)}] * 2
-
-
-def test_partial_results_are_merged(tmp_path):
-    cells = CellStore(tmp_path)
-    key = {"a": 1}
-    nan = np.nan
-    cells.save_partial(key, np.array([1.0, nan, nan, nan]), 0, now=True)
-    cells.save_partial(key, np.array([nan, nan, 3.0, nan]), 1, now=True)
-    cells.save_partial({"a": 2}, np.array([9.0, 9.0, 9.0, 9.0]), 1, now=True)
-    np.testing.assert_array_equal(cells.load_partial(key), [1.0, nan, 3.0, nan])
-    cells.save(key, np.arange(4.0))
-    assert cells.load_partial(key) is None and cells.load_partial({"a": 2}) is not None
 
 
 @pytest.mark.parametrize(
@@ -349,10 +293,3 @@ def test_each_rank_has_its_own_device(monkeypatch):
         EvaluationRanks(1, 2, 1, 2).device("cuda:3").index == 3
         and EvaluationRanks(1, 2, 1, 2).device("cpu").type == "cpu"
     )
-
-
-def test_no_launcher_means_single_process(monkeypatch):
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
-    with joined() as ranks:
-        assert ranks == EvaluationRanks() == this_process() and not dist.is_initialized()
-        assert ranks.collect("mine") == ["mine"]

@@ -80,24 +80,6 @@ def test_launched_processes_write_same_files_as_one(root, monkeypatch, capsys, l
 
 
 @pytest.mark.slow
-def test_comparison_matches_single_process(root, monkeypatch):  # noqa: F811
-    runs = [root / f"compared-{name}" for name in ("run", "learned")]
-    for name, run in zip(("run", "learned"), runs, strict=True):
-        shutil.copytree(root / name, run, ignore=shutil.ignore_patterns("evaluation"))
-    overrides = [*SMALL[1:], "lengths=[24,48]", "batch=2"]
-    process = started("torchrun", 2, *runs, *overrides, "folder=shared")
-    _, errors = process.communicate(timeout=300)
-    assert process.returncode == 0, errors
-    for run in runs:
-        shutil.rmtree(run / "evaluation" / "cells")
-    call(monkeypatch, *runs, *overrides, "folder=alone")
-    tables = [
-        (runs[0] / "evaluation" / name / "results.csv").read_text() for name in ("shared", "alone")
-    ]
-    assert tables[0] == tables[1] and len(tables[0].splitlines()) == 5
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signal_to_launcher_stops_processes_and_keeps_results(root, number):  # noqa: F811
     run = root / f"signal-{number}"

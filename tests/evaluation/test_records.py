@@ -164,7 +164,8 @@ def half_of(units, sd):
 
 
 def test_absent_cells_are_not_in_the_family(do):
-    """Simultaneous intervals are over the cells that exist and are judged, with those that failed."""
+    """Simultaneous intervals are over the cells that exist and are judged, with those that
+    failed."""
     result = do(methods=["trained", "truncate", "yarn", "window"])
     assert analyze(result).family == 6
     absent = {("yarn", 64): "its positions end after 40 tokens", ("yarn", 16): "another reason"}

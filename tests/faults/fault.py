@@ -1,4 +1,5 @@
-"""One row of the fault table: what is broken, the command that meets it, and the expected output."""
+"""One row of the fault table: what is broken, the command that meets it, and the expected
+output."""
 
 from __future__ import annotations
 
@@ -24,11 +25,12 @@ class Fault:
 
     Attributes:
         name: the test's id.
-        run: injects the fault in an empty folder with the overrides of a tiny run (12 steps, about a second)
-            and returns the command's result.  It asserts what is special about this fault (files left behind,
-            steps saved).
+        run: injects the fault in an empty folder with the overrides of a tiny run (12 steps, about
+            a second) and returns the command's result.  It asserts what is special about this fault
+            (files left behind, steps saved).
         status: the expected exit status.
-        names: substrings that standard error must contain: the file, setting or line at fault, and the fix.
+        names: substrings that standard error must contain: the file, setting or line at fault, and
+            the fix.
     """
 
     name: str

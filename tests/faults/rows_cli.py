@@ -15,7 +15,8 @@ POSITIONS = ROOT / "configs" / "position"
 
 
 def inside(script: str, *overrides: object, cwd: Path) -> Result:
-    """A script called in this process, which saves seconds for each command line that is refused at once."""
+    """A script called in this process, which saves seconds for each command line that is refused at
+    once."""
     main = importlib.import_module(script).main
     argv = sys.argv
     here = os.getcwd()

@@ -89,7 +89,8 @@ def hung_up(folder: Path, overrides: list[str]) -> Result:
 
 
 def loses(name: str, saves: bool, folder: Path, overrides: list[str]) -> Result:
-    """`name` in the run directory is removed; where the folder is still there, what was trained is saved."""
+    """`name` in the run directory is removed; where the folder is still there, what was trained is
+    saved."""
     training = Training(folder, [*overrides, UNSAVED])
     gone = training.run / name
     os.rename(gone, folder / "gone")  # at once, also where the training is writing into it

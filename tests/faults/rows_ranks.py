@@ -12,7 +12,8 @@ BUSY = 60.0  # what a busy machine may take to start and to leave
 
 
 def loses_a_rank(number: signal.Signals, folder: Path, overrides: list[str]) -> Result:
-    """Rank 1 gets the signal in a gather; the result of rank 0. One process continues the evaluation."""
+    """Rank 1 gets the signal in a gather; the result of rank 0. One process continues the
+    evaluation."""
     assert call("train.py", *overrides, "--run-dir=run", cwd=folder).status == 0
     words = [str(int(number)), str(TIMEOUT), "run", "targets=8", "lengths=[24,48]", "context=2"]
     launch = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}

@@ -1,4 +1,5 @@
-"""Every injected fault gives the documented exit status, one error message, no traceback and no lost data."""
+"""Every injected fault gives the documented exit status, one error message, no traceback and no
+lost data."""
 
 import importlib
 from pathlib import Path

@@ -1,4 +1,5 @@
-"""The torch release whose internals these tests patch, models for a GPU's kernels, and their gradients."""
+"""The torch release whose internals these tests patch, models for a GPU's kernels, and their
+gradients."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ def gradients(
     kernel: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> tuple[dict[str, torch.Tensor], int]:
-    """(NLL, gradients of block inputs and parameters) by name, and how many attentions ran as `kernel`."""
+    """(NLL, gradients of block inputs and parameters) by name, and how many attentions ran as
+    `kernel`."""
     calls = 0
     inputs = []
 

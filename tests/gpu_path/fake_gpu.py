@@ -1,7 +1,7 @@
 """A fake GPU: tensors report the device cuda:0 and are computed on the CPU.
 
-Operations that mix host and device tensors raise `MixedDevices`; every wait of the host for the device and
-every blocking copy is counted with the module of this repository that caused it.
+Operations that mix host and device tensors raise `MixedDevices`; every wait of the host for the
+device and every blocking copy is counted with the module of this repository that caused it.
 """
 
 from __future__ import annotations

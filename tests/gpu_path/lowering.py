@@ -1,11 +1,14 @@
-"""FlexAttention of a scheme lowered for an H100 on a machine without a GPU: Triton source and sm_90 code.
+"""FlexAttention of a scheme lowered for an H100 on a machine without a GPU: Triton source and sm_90
+code.
 
     python -m tests.gpu_path.lowering GUARD.so [--machine-code] CASE:LAYOUT ...
 
-prints one JSON line per case: its kernels with their atomic additions and, with `--machine-code`, the shared
-memory that they need in bytes. A case that never calls FlexAttention has no kernels. With `decode` as the
-layout, the line has the number of graphs and kernels of a decoding pass with a static cache. GUARD.so is
-built from `cuda_guard.cpp`. Runs in a separate process, because what it patches in torch stays patched.
+prints one JSON line per case: its kernels with their atomic additions and, with `--machine-code`,
+    the shared
+memory that they need in bytes. A case that never calls FlexAttention has no kernels. With `decode`
+as the layout, the line has the number of graphs and kernels of a decoding pass with a static cache.
+GUARD.so is built from `cuda_guard.cpp`. Runs in a separate process, because what it patches in
+torch stays patched.
 """
 
 # ruff: noqa: E402
@@ -261,7 +264,8 @@ def lower_decoding(case: str) -> list[str]:
 
 
 def lower(case: str, layout: str) -> list[str]:
-    """Inductor's sources for forward and backward of the first view of the first layer, in bfloat16."""
+    """Inductor's sources for forward and backward of the first view of the first layer, in
+    bfloat16."""
     SOURCES.clear()
     torch._dynamo.reset()
     flex_kernel._compiled.cache_clear()

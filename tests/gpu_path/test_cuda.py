@@ -1,7 +1,8 @@
-"""Numbers of a GPU: kernels against the dense reference, bfloat16 against float32, decoding, resume.
+"""Numbers of a GPU: kernels against the dense reference, bfloat16 against float32, decoding,
+resume.
 
-The tests marked gpu run on a GPU only. Each also runs one case on the CPU, so that the first GPU does not
-find faults of the tests.
+The tests marked gpu run on a GPU only. Each also runs one case on the CPU, so that the first GPU
+does not find faults of the tests.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ LAYOUTS = {
     "ragged": lambda length: TokenPositions.left_padded([length, length - 9], length),
     "packed": lambda length: packed([[4, length - 4], [length - 3, 3]]),
 }
-# Explicit weights, several views, transformed keys, a sum along the keys, and kernels of other kinds.
+# Explicit weights, several views, transformed keys, a sum along the keys, and kernels of other
+# kinds.
 SCHEMES = (
     "rope",
     "alibi",
@@ -101,8 +103,8 @@ def test_bfloat16_gradients_agree_with_float32(case, device):
 
 @on_gpu(SCHEMES, "alibi")
 def test_greedy_tokens_are_those_of_full_passes(case, device):
-    """Decoding with the cache, one row shorter than the other: each token has the highest logit, or one that
-    differs by rounding only."""
+    """Decoding with the cache, one row shorter than the other: each token has the highest logit, or
+    one that differs by rounding only."""
     net = gpu_model(case).to(device).eval().pack()
     prompts = [[5, 6, 7, 8], [9, 4]]
     tokens = Generation(net, prompts, 5, SamplingParams(temperature=0))

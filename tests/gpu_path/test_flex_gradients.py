@@ -1,6 +1,8 @@
-"""FlexAttention as a GPU would run it, with gradients, against the dense kernel in float64 on a CPU.
+"""FlexAttention as a GPU would run it, with gradients, against the dense kernel in float64 on a
+CPU.
 
-Eager FlexAttention computes gradients on a CPU once `_validate_device`, which forbids them, does nothing.
+Eager FlexAttention computes gradients on a CPU once `_validate_device`, which forbids them, does
+nothing.
 """
 
 from __future__ import annotations
@@ -29,8 +31,8 @@ LAYOUTS = {
     "ragged": lambda length: TokenPositions.left_padded([length, 4], length),
     "packed": lambda length: packed([[4, length - 4], [length - 3, 3]]),
 }
-# Every kind of mask and bias once, every layout several times: plain causality, window, sinks, several views,
-# a fixed, a learned and a content bias, a sink logit, frequencies per row.
+# Every kind of mask and bias once, every layout several times: plain causality, window, sinks,
+# several views, a fixed, a learned and a content bias, a sink logit, frequencies per row.
 QUICK = [
     ("rope-window", "packed"),
     ("rope-sinks", "plain"),

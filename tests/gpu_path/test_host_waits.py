@@ -1,7 +1,8 @@
-"""No operation mixes devices, and the host waits for the device no more often than `host_waits.json` allows.
+"""No operation mixes devices, and the host waits for the device no more often than
+`host_waits.json` allows.
 
-`host_waits.json` lists, for each activity, every module that waits and its most waits per training step,
-evaluated batch or decoded token of any case. A module that is not listed never waits.
+`host_waits.json` lists, for each activity, every module that waits and its most waits per training
+step, evaluated batch or decoded token of any case. A module that is not listed never waits.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from tests.model.zoo import CASES
 pytestmark = needs_patched_torch
 
 BUDGET = json.loads(Path(__file__).with_name("host_waits.json").read_text())
-# Without waits; a learned rotation; a sink; a bias and ragged tables; a mask of two views; explicit weights.
+# Without waits; a learned rotation; a sink; a bias and ragged tables; a mask of two views; explicit
+# weights.
 QUICK = [
     "rope",
     "learned_rope-layer",

@@ -1,6 +1,7 @@
 """Inductor lowers FlexAttention of each scheme for CUDA, and an H100 can launch the kernels.
 
-Needs g++ and triton, which no CPU build of torch brings: `scripts/test.sh --slow` installs it (200 MB).
+Needs g++ and triton, which no CPU build of torch brings: `scripts/test.sh --slow` installs it (200
+MB).
 """
 
 from __future__ import annotations

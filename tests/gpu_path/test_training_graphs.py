@@ -1,7 +1,8 @@
-"""Training passes with a GPU's kernels are one graph, of the whole model or of all its blocks, for all steps.
+"""Training passes with a GPU's kernels are one graph, of the whole model or of all its blocks, for
+all steps.
 
-The kernels are chosen as on a GPU and traced on a CPU. Graphs run eagerly: with `aot_eager`, FlexAttention's
-backward pass returns no gradients of captured tensors on a CPU.
+The kernels are chosen as on a GPU and traced on a CPU. Graphs run eagerly: with `aot_eager`,
+FlexAttention's backward pass returns no gradients of captured tensors on a CPU.
 """
 
 from __future__ import annotations

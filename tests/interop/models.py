@@ -1,4 +1,5 @@
-"""Small models of every family, made by transformers, an independent implementation; all sizes differ."""
+"""Small models of every family, made by transformers, an independent implementation; all sizes
+differ."""
 
 import copy
 from collections.abc import Iterator
@@ -150,7 +151,8 @@ QUICK = [name for name in VARIANTS if "," not in name]
 
 
 def make(model_type: str, **changes) -> PreTrainedModel:
-    """Weights large enough for attention, norms, biases and sinks to matter, and norms that are not all 1."""
+    """Weights large enough for attention, norms, biases and sinks to matter, and norms that are not
+    all 1."""
     keys = {key: value for key, value in (SMALL | changes).items() if value is not ABSENT}
     config = AutoConfig.for_model(model_type, **keys)
     model = AutoModelForCausalLM.from_config(config).eval()
@@ -172,8 +174,8 @@ def variant(name: str, **changes) -> PreTrainedModel:
 
 @contextmanager
 def double_precision() -> Iterator[None]:
-    """transformers computes angles, norms and softmax in float32 whatever the dtype; its own code, built and
-    run within this context, computes them in float64."""
+    """transformers computes angles, norms and softmax in float32 whatever the dtype; its own code,
+    built and run within this context, computes them in float64."""
     single = torch.float32
     method = torch.Tensor.float
     default = torch.get_default_dtype()

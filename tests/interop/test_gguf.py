@@ -1,4 +1,5 @@
-"""`gguf:FILE`: the weights and ids of the original, and what is refused before anything is built."""
+"""`gguf:FILE`: the weights and ids of the original, and what is refused before anything is
+built."""
 
 import io
 import json
@@ -24,7 +25,8 @@ from run_directory.run import Run
 from tests.interop.models import make
 
 TEXTS = [
-    "Once upon a time, in 1984,  there were 12,345.67 of them.\n\n   Don't! We'll see\tYOU'LL\r\n see.",
+    "Once upon a time, in 1984,  there were 12,345.67 of them.\n\n   Don't! We'll see\tYOU'LL\r\n "
+    "see.",
     "Ünïcödé naïve façade — „Zitat“, 日本語のテキスト, 한국어, русский, 🙂🙃 e\u0301.",
     " leading and trailing  ",
 ]
@@ -60,7 +62,8 @@ def write(
     tokenizer: dict | None = None,
     extra: dict[str, Tensor] | None = None,
 ) -> Path:
-    """Write a model of transformers with the package gguf; `changes` of the metadata, None: left out."""
+    """Write a model of transformers with the package gguf; `changes` of the metadata, None: left
+    out."""
     config = theirs.config
     keys = {f"{architecture}.{k}": v for k, v in (metadata(config) | (changes or {})).items()}
     keys |= {f"tokenizer.ggml.{key}": value for key, value in (tokenizer or {}).items()}

@@ -1,4 +1,5 @@
-"""Imported models give the logits of transformers, past the trained length, left-padded and with a cache."""
+"""Imported models give the logits of transformers, past the trained length, left-padded and with a
+cache."""
 
 import json
 import sys
@@ -63,9 +64,11 @@ def check_plain(ours: Transformer, theirs: PreTrainedModel, tolerance: float = 1
 
 @torch.no_grad()
 def check_everything(ours: Transformer, theirs: PreTrainedModel) -> None:
-    """Rows of several lengths in float64: alone, left-padded in one batch, and with our cache in chunks."""
+    """Rows of several lengths in float64: alone, left-padded in one batch, and with our cache in
+    chunks."""
     tokens = tokens_of()
-    # Shortest first: transformers keeps the frequencies of the longest text so far with dynamic NTK.
+    # Shortest first: transformers keeps the frequencies of the longest text so far with dynamic
+    # NTK.
     expected = {
         row: theirs(tokens[row : row + 1, -COUNTS[row] :]).logits[0]
         for row in sorted(range(len(COUNTS)), key=lambda row: COUNTS[row])
@@ -201,7 +204,8 @@ def test_legacy_olmo3(theta, tmp_path):
 
 
 def rewritten(theirs: PreTrainedModel, folder, **keys) -> None:
-    """Save a model with other keys in its config.json; None drops one unless it is meant to be null."""
+    """Save a model with other keys in its config.json; None drops one unless it is meant to be
+    null."""
     theirs.save_pretrained(folder)
     config = json.loads((folder / "config.json").read_text()) | keys
     if config["rope_parameters"] is None:
@@ -316,7 +320,8 @@ def test_legacy_buffers_and_tied_head_are_ignored(tmp_path):
 
 
 def test_code_of_a_model_is_never_run(tmp_path, monkeypatch):
-    """Phi-3 was released with code of its own; transformers' class of the model type is what we compute."""
+    """Phi-3 was released with code of its own; transformers' class of the model type is what we
+    compute."""
     theirs = make("llama")
     theirs.save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())

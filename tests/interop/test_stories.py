@@ -1,4 +1,5 @@
-"""A trained checkpoint, imported: the logits of transformers and llama2.c's own greedy text, token by token.
+"""A trained checkpoint, imported: the logits of transformers and llama2.c's own greedy text, token
+by token.
 
 Skipped if the shared corpora are not beside the repository; SEXTANT_CORPORA names another folder.
 """
@@ -67,8 +68,8 @@ def test_logits_match_transformers(reference, imported, theirs):
     ids = reference["greedy_ids_bos_plus_200"]
     with torch.no_grad():
         expected = theirs(torch.tensor([ids])).logits[0]
-    # Either implementation is 2e-5 from the float64 result, and transformers' own two attentions differ by as
-    # much; the proof to 1e-10 is the next test.
+    # Either implementation is 2e-5 from the float64 result, and transformers' own two attentions
+    # differ by as much; the proof to 1e-10 is the next test.
     torch.testing.assert_close(logits(imported, ids), expected, rtol=1e-5, atol=5e-5)
     last = logits(imported, reference["prompt_ids"])[-1]
     torch.testing.assert_close(
@@ -129,7 +130,8 @@ def test_greedy_generation_of_ragged_batches_in_chunks(reference, imported):
 
 
 def interleaved_from_bin(file: Path) -> Transformer:
-    """llama2.c's own file: seven int32, then float32 in a fixed order; neighboring features form a pair."""
+    """llama2.c's own file: seven int32, then float32 in a fixed order; neighboring features form a
+    pair."""
     raw = file.read_bytes()
     dim, hidden, layers, heads, groups, vocab, length = struct.unpack("<7i", raw[:28])
     rest = torch.from_numpy(np.frombuffer(raw[28:], "<f4").copy())
@@ -174,7 +176,8 @@ def interleaved_from_bin(file: Path) -> Transformer:
 
 
 def test_both_checkpoint_layouts_agree(reference, imported):
-    """The original file pairs neighbors, its Hugging Face form pairs halves: the logits are the same."""
+    """The original file pairs neighbors, its Hugging Face form pairs halves: the logits are the
+    same."""
     original = interleaved_from_bin(STORIES / "stories260K.bin")
     wq = "layers.2.attention.wq.weight"
     assert not torch.equal(original.state_dict()[wq], imported.state_dict()[wq]), (

@@ -1,4 +1,5 @@
-"""The loss of stories260K by length against transformers, window by window, past its trained length."""
+"""The loss of stories260K by length against transformers, window by window, past its trained
+length."""
 
 import numpy as np
 import pytest
@@ -6,13 +7,13 @@ import torch
 from transformers import LlamaForCausalLM
 
 from data import DataSettings, open_prepared, prepare
+from evaluation.evaluated_model import EvaluatedRun
+from evaluation.evaluation_settings import EvaluationSettings
 from evaluation.kinds import LossEvaluation
 from evaluation.ranks import EvaluationRanks
-from evaluation.settings import EvaluationSettings
 from interop import read_folder
 from interop.runs import write_run
 from run_directory.console import Console
-from studies.subjects import open_runs
 from tests.corpora import CORPORA, STORIES, needs_stories
 from tests.interop.exact import with_exact_arithmetic
 
@@ -69,7 +70,7 @@ def test_non_overlapping_curve(tmp_path, monkeypatch, lengths):
             dtype=dtype,
             contamination={"check": False},
         )
-        runs = open_runs([tmp_path / "run"], settings, console)
+        runs = [EvaluatedRun.open(tmp_path / "run", "run", torch.device("cpu"), console, dtype)]
         result = LossEvaluation(settings, runs, EvaluationRanks(), console).session(runs[0]).run()
         theirs = LlamaForCausalLM.from_pretrained(
             STORIES / "hf", dtype=getattr(torch, dtype)

@@ -1,7 +1,7 @@
 """Dense reference of the position remaps.
 
-The remapped distance P[n, m] of every pair comes from a double loop over the formula, and each score from the
-angle P·θ, in float64. Only settings and token positions are taken from the product.
+The remapped distance P[n, m] of every pair comes from a double loop over the formula, and each
+score from the angle P·θ, in float64. Only settings and token positions are taken from the product.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ def context_of(
 def dense_scores(
     q, k, shown, theta: float = 50.0, rotated: int = D, layout: str = "half"
 ) -> torch.Tensor:
-    """(B, H, T, T) of q·k with the first `rotated` features turned by P·θ; `shown` (B or 1, T, T) is P."""
+    """(B, H, T, T) of q·k with the first `rotated` features turned by P·θ; `shown` (B or 1, T, T)
+    is P."""
     k = torch.stack([k[:, h // (H // G)] for h in range(H)], dim=1)
     total = torch.zeros(*q.shape[:3], k.shape[2], dtype=torch.float64)
     for pair in range(rotated // 2):
@@ -100,7 +101,8 @@ def through(
 
 
 def shown_by(remap: dict, tokens: int, **keys) -> torch.Tensor:
-    """(T, T) the distance a rotation shows, read off the second of two pairs, which turns 0.01 a token."""
+    """(T, T) the distance a rotation shows, read off the second of two pairs, which turns 0.01 a
+    token."""
     scheme = Rope(RopeSettings(remap=remap, **keys), HeadGeometry(28, H, 4, L0, L0, H))
     unit = torch.eye(4, dtype=torch.float64)
     plan = scheme.plan(context_of(scheme, TokenPositions.plain(tokens)))

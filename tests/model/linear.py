@@ -1,4 +1,5 @@
-"""Reference linear attention: over pairs, and as a recurrence in plain Python; models that use it."""
+"""Reference linear attention: over pairs, and as a recurrence in plain Python; models that use
+it."""
 
 from __future__ import annotations
 
@@ -75,7 +76,8 @@ def mean(weights: list[float], counts: list[float], v: list[list[float]]) -> lis
 
 
 def by_definition(q, k, v, positions, form: str, turned: bool = True) -> list[list[float]]:
-    """One head: q, k, v lists of T vectors at these positions. Equations of F8, a sum over pairs each."""
+    """One head: q, k, v lists of T vectors at these positions. Equations of F8, a sum over pairs
+    each."""
     out = []
     for n in range(len(q)):
         weights = []
@@ -99,7 +101,8 @@ def by_definition(q, k, v, positions, form: str, turned: bool = True) -> list[li
 
 
 def recurrent(q, k, v, positions, form: str) -> list[list[float]]:
-    """One head, token by token, with the sums of F8: Σ k vᵀ and Σ k, or Σ v, Σ k vᵀ, Σ k and their number."""
+    """One head, token by token, with the sums of F8: Σ k vᵀ and Σ k, or Σ v, Σ k vᵀ, Σ k and their
+    number."""
     features = len(q[0])
     width = len(v[0])
     product = [[0.0] * width for _ in range(features)]
@@ -131,7 +134,8 @@ def recurrent(q, k, v, positions, form: str) -> list[list[float]]:
 def mixed(
     model: Transformer, x: torch.Tensor, positions: TokenPositions, keep: int | None = None
 ) -> torch.Tensor:
-    """What the first layer's heads give for inputs x (B, T, C), before they are joined: (B, H, K, D)."""
+    """What the first layer's heads give for inputs x (B, T, C), before they are joined: (B, H, K,
+    D)."""
     scheme = next(iter(model.position.values()))
     attention = model.layers[0].attention
     queries = positions if keep is None else positions.last(keep)

@@ -1,4 +1,5 @@
-"""Evaluate a positional scheme without a model: the bias it adds to each query-key pair, in float64."""
+"""Evaluate a positional scheme without a model: the bias it adds to each query-key pair, in
+float64."""
 
 from __future__ import annotations
 

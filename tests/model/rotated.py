@@ -1,4 +1,5 @@
-"""Evaluate a scheme without a model, and reference scores in float64, head by head and pair by pair.
+"""Evaluate a scheme without a model, and reference scores in float64, head by head and pair by
+pair.
 
 Positions are large, fractional and have gaps; 37 tokens are two blocks of 16 and a remainder.
 """

@@ -1,6 +1,8 @@
-"""Evaluate a content-dependent scheme without a model, and reference attention per document, in float64.
+"""Evaluate a content-dependent scheme without a model, and reference attention per document, in
+float64.
 
-The references share no code with the schemes: the convolution is PyTorch's, rotations are products of
+The references share no code with the schemes: the convolution is PyTorch's, rotations are products
+    of
 complex numbers.
 """
 
@@ -82,8 +84,8 @@ def documents(positions: TokenPositions) -> list[tuple[int, int, int]]:
 
 
 def by_documents(positions: TokenPositions, logits_of, window: int | None = None) -> torch.Tensor:
-    """(B, H, S, D) attention of each document by itself; logits_of(x (t, C), q (H, t, D), k (H, t, D)) →
-    (H, t, t)."""
+    """(B, H, S, D) attention of each document by itself; logits_of(x (t, C), q (H, t, D), k (H, t,
+    D)) → (H, t, t)."""
     x, q, k, v = tensors()
     k, v = (y.repeat_interleave(H // G, dim=1) for y in (k, v))
     out = torch.zeros_like(q)

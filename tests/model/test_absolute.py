@@ -1,5 +1,5 @@
-"""Sinusoids and learned tables against independent formulas, transformers and hand-computed cases; additive
-schemes with declared lengths, fractional positions and invalid settings."""
+"""Sinusoids and learned tables against independent formulas, transformers and hand-computed cases;
+additive schemes with declared lengths, fractional positions and invalid settings."""
 
 from __future__ import annotations
 

@@ -13,7 +13,8 @@ LAST = 4
 
 
 def watched(model, tokens, last=LAST):
-    """(NLL-free) logits of the last tokens through a cache, and what every layer's attention was."""
+    """(NLL-free) logits of the last tokens through a cache, and what every layer's attention
+    was."""
     seen = []
 
     def hook(layer, views, v, scale, sink, out):

@@ -1,5 +1,5 @@
-"""ALiBi and T5's buckets against transformers; distance biases under scaling, layer patterns, gradients, low
-precision, overrides and invalid settings."""
+"""ALiBi and T5's buckets against transformers; distance biases under scaling, layer patterns,
+gradients, low precision, overrides and invalid settings."""
 
 from __future__ import annotations
 

@@ -82,8 +82,8 @@ def test_a_cache_grows_while_it_is_used(case, layout):
 @pytest.mark.parametrize("layout", ["plain", "ragged"])
 @torch.no_grad()
 def test_selected_rows_of_a_cache(case, layout):
-    """Rows are repeated and reordered, as in beam search, and continue as if they had always been there,
-    each with its declared length."""
+    """Rows are repeated and reordered, as in beam search, and continue as if they had always been
+    there, each with its declared length."""
     options = {"mixer": {"name": "linear", "chunk": 4}} if case == "linear" else {}
     model = build("rope" if case == "linear" else case, **options)
     tokens = ids(3, T)

@@ -1,4 +1,5 @@
-"""The forward pass is one graph per input layout; the `eager` backend reports breaks and recompiles."""
+"""The forward pass is one graph per input layout; the `eager` backend reports breaks and
+recompiles."""
 
 from __future__ import annotations
 

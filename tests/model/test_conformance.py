@@ -38,7 +38,8 @@ from tests.model.zoo import (
 
 @pytest.fixture(autouse=True)
 def _memory_starts_as_nan():
-    """Deterministic algorithms make torch fill what `torch.empty` and its like return: weights, caches."""
+    """Deterministic algorithms make torch fill what `torch.empty` and its like return: weights,
+    caches."""
     assert torch.utils.deterministic.fill_uninitialized_memory
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True)
@@ -54,8 +55,8 @@ def test_every_scheme_has_a_default_case():
 
 
 def test_exemptions_name_a_check_and_a_reason():
-    """`shift`: relative to a shift of positions; `graphs`: few graphs for many lengths; `window`: no
-    token beyond it is read."""
+    """`shift`: relative to a shift of positions; `graphs`: few graphs for many lengths; `window`:
+    no token beyond it is read."""
     for name in SCHEMES:
         for scheme in schemes_of(build(name)):
             assert set(scheme.exempt) <= {"shift", "graphs", "window"}, name
@@ -89,7 +90,8 @@ def test_parameter_without_initializer_raises():
 @every_mixer
 @torch.no_grad()
 def test_future_is_masked(case):
-    """Other tokens after t, or none at all, change no logit up to t; the token at t changes its own."""
+    """Other tokens after t, or none at all, change no logit up to t; the token at t changes its
+    own."""
     model = shared(case)
     length = reach_of(model)
     tokens = ids(2, length)
@@ -336,8 +338,8 @@ def test_state_dict_round_trips(case, tmp_path):
 @pytest.mark.parametrize("name", SCHEMES)
 @torch.no_grad()
 def test_window_counts_the_query_itself(name):
-    """One layer, window w: the query at t reads tokens t − w + 1 to t and no other; where a scheme says that
-    its notes of those read farther, none another window back."""
+    """One layer, window w: the query at t reads tokens t − w + 1 to t and no other; where a scheme
+    says that its notes of those read farther, none another window back."""
     model = build({"name": name, "window": WINDOW}, layers=1)
     farther = (
         range(WINDOW, 2 * WINDOW) if any("window" in s.exempt for s in schemes_of(model)) else ()
@@ -379,11 +381,13 @@ def test_window_of_one_and_of_all_keys(name):
 
 @torch.no_grad()
 def test_pattern_assigns_scheme_per_layer():
-    """Tiled over the depth: near, far, near. Each layer's reach is probed through a model of that layer."""
+    """Tiled over the depth: near, far, near. Each layer's reach is probed through a model of that
+    layer."""
     model = build("pattern-none")
     assert model.settings.layer_kinds == ["near", "far", "near"] and LAYERS == 3
     tokens = ids(1, T)
-    # near sees 4 keys, far all: a token farther back than both near layers' fields still arrives through far.
+    # near sees 4 keys, far all: a token farther back than both near layers' fields still arrives
+    # through far.
     changed = tokens.clone()
     changed[0, 0] = (changed[0, 0] + 1) % V
     all_near = build(
@@ -405,7 +409,8 @@ def test_pattern_assigns_scheme_per_layer():
 
 
 def test_gqa_groups_are_contiguous():
-    """Grouped-query attention equals full attention with each key and value head written H/G times."""
+    """Grouped-query attention equals full attention with each key and value head written H/G
+    times."""
     few = build("rope")
     many = build("rope", kv_heads=H)
     repeat = H // few.settings.kv_heads

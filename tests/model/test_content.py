@@ -1,4 +1,5 @@
-"""Content-dependent schemes: forget gates against their formula pair by pair, and common properties."""
+"""Content-dependent schemes: forget gates against their formula pair by pair, and common
+properties."""
 
 from __future__ import annotations
 
@@ -115,7 +116,8 @@ def test_forget_gates_combine_with_rotation():
 
 
 def test_long_gate_sums_resolve_adjacent_tokens():
-    """Float32 gates; the exact sum of those between two tokens, near and far, whole and in two pieces."""
+    """Float32 gates; the exact sum of those between two tokens, near and far, whole and in two
+    pieces."""
     count = 50_000
     geometry = HeadGeometry(C, H, D, S, S, H)
     settings, kind = SCHEMES["fox"]

@@ -1,4 +1,5 @@
-"""Integer, binary and sinusoidal additions to the embedding, against Python's own and hand-computed cases."""
+"""Integer, binary and sinusoidal additions to the embedding, against Python's own and hand-computed
+cases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Passes of one token per row with a growing, a static and a prepared cache, against one full pass."""
+"""Passes of one token per row with a growing, a static and a prepared cache, against one full
+pass."""
 
 from __future__ import annotations
 
@@ -159,7 +160,8 @@ def counter(monkeypatch):
 @pytest.mark.parametrize("case", ["rope", pytest.param("pattern-t5", marks=pytest.mark.slow)])
 @torch.no_grad()
 def test_generations_of_equal_sizes_share_one_graph(case, counter):
-    """Two generations whose lengths round to the same sizes share a graph; other sizes are another."""
+    """Two generations whose lengths round to the same sizes share a graph; other sizes are
+    another."""
     model = build(case, layers=2)
     for rows, prompt, length, graphs in ((2, 4, 11, 1), (2, 3, 9, 1), (3, 3, 9, 2)):
         tokens = ids(rows, length)

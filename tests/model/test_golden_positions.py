@@ -1,7 +1,7 @@
 """Frequencies, rotations, slopes and sinusoids against other implementations and closed forms.
 
-The references are transformers (a test dependency only) and formulas written from the papers with `math`
-alone. No table of ours is used on both sides of a comparison.
+The references are transformers (a test dependency only) and formulas written from the papers with
+`math` alone. No table of ours is used on both sides of a comparison.
 """
 
 from __future__ import annotations

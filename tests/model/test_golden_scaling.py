@@ -1,4 +1,5 @@
-"""Frequency scaling against transformers, float64 re-implementations of released code, and closed forms."""
+"""Frequency scaling against transformers, float64 re-implementations of released code, and closed
+forms."""
 
 from __future__ import annotations
 
@@ -48,7 +49,8 @@ def test_yarn_mscale(mscales):
 
 
 def test_deepseek_logit_scale_is_an_attention_factor():
-    """cos and sin times m(mscale)/m(mscale_all_dim), logits times m(mscale_all_dim)²: a² is m(mscale)²."""
+    """cos and sin times m(mscale)/m(mscale_all_dim), logits times m(mscale_all_dim)²: a² is
+    m(mscale)²."""
     s = 40.0
     mscale = 0.8
     mscale_all = 1.3

@@ -69,8 +69,9 @@ def test_hyperbolic_hope_is_a_decay_of_each_channel():
 
 
 def test_hyperbolic_documents_at_any_offset():
-    """Documents of one row at positions thousands apart, in both directions: their keys never meet, neither
-    in the answers nor in the gradients, where a factor without bound of a hidden pair would leave 0·∞."""
+    """Documents of one row at positions thousands apart, in both directions: their keys never meet,
+    neither in the answers nor in the gradients, where a factor without bound of a hidden pair would
+    leave 0·∞."""
     positions = packed([[3, 18, 5, 11], [20, 17]])
     tensors = drawn(37)
     starts = [[0.5, 4000.0, 9000.0, 20.0], [0.0, 7000.0]]
@@ -101,7 +102,8 @@ def test_hyperbolic_documents_at_any_offset():
 @pytest.mark.parametrize("layout", ["plain", "packed"])
 @pytest.mark.parametrize("window", [None, 40, 7])
 def test_hyperbolic_across_kernel_blocks_with_window_and_sinks(window, layout):
-    """Past QUERY_BLOCK keys come as a range, as sinks and a range, or in packed rows all at once. Positions
+    """Past QUERY_BLOCK keys come as a range, as sinks and a range, or in packed rows all at once.
+    Positions
     are 30 apart: a key of a block's own queries taken for an earlier one would overflow."""
     count = 300
     (q, k, v), n = drawn(count), torch.arange(count)

@@ -171,7 +171,8 @@ def test_blockwise_gradients_match_reference(layout, t, s, window, bias):
 def learned_pairs(
     t: int, s: int, window: int | None, form: str
 ) -> tuple[AttentionMask, list[torch.Tensor]]:
-    """A mask with a bias by distance, of differences of sums or of a network, and what is learned."""
+    """A mask with a bias by distance, of differences of sums or of a network, and what is
+    learned."""
     generator = torch.Generator().manual_seed(5)
     context = context_of(TokenPositions.plain(s), t, window)
     if form == "distance":
@@ -217,7 +218,8 @@ def learned_pairs(
     ],
 )
 def test_gradients_of_learned_biases_match_reference(form, t, s, window, wide, monkeypatch):
-    """Small blocks and tiles put many edges into few tokens; `wide` is by how much values exceed keys."""
+    """Small blocks and tiles put many edges into few tokens; `wide` is by how much values exceed
+    keys."""
     monkeypatch.setattr("model.fast.biased.QUERY_BLOCK", 8)
     monkeypatch.setattr("model.fast.biased.TILE", (4, 5))
     mask, weights = learned_pairs(t, s, window, form)
@@ -256,7 +258,8 @@ def test_sums_of_a_thousand_keep_the_precision_of_lower_dtypes(dtype, rtol):
 
 @pytest.mark.parametrize("form", ["distance", "network"])
 def test_learned_biases_are_one_operation_for_all_lengths(form):
-    """As torch.compile requires: no aliases, correct shapes and strides without data, correct autograd."""
+    """As torch.compile requires: no aliases, correct shapes and strides without data, correct
+    autograd."""
     mask, _ = learned_pairs(6, 9, None, form)
     q, k, v = (x.requires_grad_() for x in tensors(6, 9))
     table = mask.by_distance().detach().requires_grad_(form == "distance")

@@ -39,7 +39,8 @@ def test_ragged_batch_has_stretch_per_row(rule):
 @pytest.mark.parametrize("case", ["rope", "alibi", "sinusoidal", "none", "alibi-window"])
 @torch.no_grad()
 def test_skipped_positions_between_cached_passes(case):
-    """Each pass has unit steps and the whole has not: order decides who is seen, position what is seen."""
+    """Each pass has unit steps and the whole has not: order decides who is seen, position what is
+    seen."""
     model = build(case)
     tokens = ids(2, 12)
     plain = TokenPositions.plain(12)
@@ -55,7 +56,8 @@ def test_skipped_positions_between_cached_passes(case):
 
 @pytest.mark.parametrize("layout", ["plain", "skipping"])
 def test_alibi_by_hand(layout):
-    """Two heads have slopes 1/16 and 1/256. Equal scores leave weights e^(−slope·d) over three keys."""
+    """Two heads have slopes 1/16 and 1/256. Equal scores leave weights e^(−slope·d) over three
+    keys."""
     positions = TokenPositions.plain(3)
     away = [2, 1, 0]
     if layout == "skipping":

@@ -44,7 +44,8 @@ def test_chunked_recurrent_and_quadratic_forms_agree(form, chunk):
 @given(st.integers(0, 10_000), st.integers(0, 50_000), st.integers(0, 50_000))
 @torch.no_grad()
 def test_cosine_weights_are_nonnegative(seed, n, m):
-    """Outputs are means: of values in [2, 3] they stay there, whatever queries, keys and positions."""
+    """Outputs are means: of values in [2, 3] they stay there, whatever queries, keys and
+    positions."""
     model = linear("rope", "cosine", seed=seed % 7)
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(1, 2, C, dtype=torch.float64, generator=generator) * 30
@@ -74,7 +75,8 @@ def test_feature_map_is_elu_plus_one_without_underflow():
 @every_form
 @torch.no_grad()
 def test_sums_stay_float32_under_autocast(form):
-    """bfloat16 has 8 bits: a sum over 300 tokens in it would stop growing. Projections alone are rounded."""
+    """bfloat16 has 8 bits: a sum over 300 tokens in it would stop growing. Projections alone are
+    rounded."""
     model = linear("rope", form, dtype=torch.float32)
     tokens = ids(2, 300)
     exact = model(tokens, TokenPositions.plain(300))

@@ -100,7 +100,8 @@ TOKENS = torch.randint(V, (B, T), generator=torch.Generator().manual_seed(1))
 def test_float64_logits(groups, tie_embeddings):
     model, reference = pair(groups, tie_embeddings, torch.float64)
     make_exact(reference)
-    # Their float32 frequencies are the only thing left to differ: give them ours to full precision, retyped.
+    # Their float32 frequencies are the only thing left to differ: give them ours to full precision,
+    # retyped.
     reference.model.rotary_emb.inv_freq = 500.0 ** (-torch.arange(0, D, 2).double() / D)
     ours = model(TOKENS, TokenPositions.plain(T))
     theirs = reference(TOKENS).logits

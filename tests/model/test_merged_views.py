@@ -62,7 +62,8 @@ def test_other_views_stay_explicit(case):
 
 @torch.no_grad()
 def test_gaps_gradients_and_sink_logits_stay_explicit():
-    """Where distances in positions are not distances of keys, and where the kernel has no backward pass."""
+    """Where distances in positions are not distances of keys, and where the kernel has no backward
+    pass."""
     case = CASES["rerope"]
     views, v = views_of(case, TokenPositions.plain(T), T)
     assert choose(views, v, torch.zeros(6), "cpu") == "explicit"

@@ -70,7 +70,8 @@ def test_published_temperatures():
 @pytest.mark.parametrize("scheme", ["rope", "none", "path"])
 @torch.no_grad()
 def test_a_temperature_multiplies_the_scores(scheme):
-    """A fixed factor equals query weights scaled by it; a learned head factor does so head by head."""
+    """A fixed factor equals query weights scaled by it; a learned head factor does so head by
+    head."""
     tokens = ids(2, T)
     positions = TokenPositions.plain(T)
     plain = build({"name": scheme})

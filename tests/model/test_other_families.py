@@ -42,7 +42,8 @@ def build(**changes) -> Transformer:
 
 @torch.no_grad()
 def test_first_block_by_hand():
-    """One block with every setting, from its weights, for the first token: attention returns its value."""
+    """One block with every setting, from its weights, for the first token: attention returns its
+    value."""
     model = randomized(build(**EVERYTHING))
     tokens = ids(1, 1)
     seen = []

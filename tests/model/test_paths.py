@@ -55,7 +55,8 @@ def reflected(scheme: PositionalScheme):
 @pytest.mark.parametrize("window", [None, 4])
 @layouts
 def test_path_multiplies_the_reflections_between_query_and_key(layout, window, monkeypatch):
-    """Values and gradients, with every query at once, and with few queries and keys to a block and chunk."""
+    """Values and gradients, with every query at once, and with few queries and keys to a block and
+    chunk."""
     scheme = scheme_of("path")
     positions = LAYOUTS[layout]
     expected = real(positions, by_documents(positions, reflected(scheme), window))
@@ -162,7 +163,8 @@ def test_carope_equals_rope_at_initialization_and_for_equal_f():
 
 
 def test_cumulative_angles_are_accurate_at_large_positions():
-    """CARoPE's first pair turns by exactly one radian a token, in float32 and after 60,000 tokens too."""
+    """CARoPE's first pair turns by exactly one radian a token, in float32 and after 60,000 tokens
+    too."""
     count = 60_000
     (settings, kind) = SCHEMES["carope"]
     scheme = kind(settings(), HeadGeometry(C, 1, D, S, S, 1))

@@ -56,7 +56,8 @@ def test_angles_at_a_million_against_exact_arithmetic():
 @every_case
 @torch.no_grad()
 def test_bfloat16_model_matches_float64_at_large_positions(case):
-    """Weights rounded once on both sides; what is left is the rounding of activations, near and far alike."""
+    """Weights rounded once on both sides; what is left is the rounding of activations, near and far
+    alike."""
     half = build(case, dtype=torch.bfloat16)
     exact = copy.deepcopy(half).double()
     length = reach_of(half)

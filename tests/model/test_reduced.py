@@ -12,7 +12,8 @@ L0 = 16
 LENGTHS = (6, 8, 9, 16, 17, 33)
 KEPT = {"window": 12, "sinks": 4}
 AUTO = {"factor": "auto"}
-# Overrides of a model trained with RoPE at 16 tokens, and the longest length that they are known to keep.
+# Overrides of a model trained with RoPE at 16 tokens, and the longest length that they are known to
+# keep.
 METHODS = {
     "linear": ({"scaling": {"name": "linear", **AUTO}}, L0),
     "ntk": ({"scaling": {"name": "ntk", **AUTO}}, L0),

@@ -1,4 +1,5 @@
-"""Position remaps against dense matrices of distances, written from the specification in plain Python.
+"""Position remaps against dense matrices of distances, written from the specification in plain
+Python.
 
 Head dimensions have five feature pairs, and T is not a multiple of the chunk or group size.
 """
@@ -49,7 +50,8 @@ def dual_chunk(c: int, local: int):
     return distance
 
 
-# Settings of the remap, and the distance shown for (n, m). L0 = 16 gives the sizes that are left out.
+# Settings of the remap, and the distance shown for (n, m). L0 = 16 gives the sizes that are left
+# out.
 CASES = {
     "rerope": ({"name": "rerope", "distance": 4}, rerope(4)),
     "rerope-default": ({"name": "rerope"}, rerope(8)),
@@ -92,7 +94,8 @@ def test_rotary_layouts_and_partial_rotation(case, layout, features, fraction, r
 
 @pytest.mark.parametrize("case", ["rerope", "leaky", "self-extend", "dual-chunk"])
 def test_remaps_compose_with_scaling_and_amplitude(case):
-    """Interpolation divides what a remap shows; an amplitude of 1.3 multiplies every score by its square."""
+    """Interpolation divides what a remap shows; an amplitude of 1.3 multiplies every score by its
+    square."""
     remap, distance = CASES[case]
     q, k, v = drawn(T)
     shown = matrix_of(list(range(T)), distance)
@@ -127,7 +130,8 @@ def test_self_extend_matches_paper_figure():
 def test_dual_chunk_matches_paper_figure():
     """Chunks of six and distances up to nine (their c − 1), the four nearest queries unclipped."""
     shown = shown_by({"name": "dual_chunk", "chunk": 9, "local": 3}, 18)
-    # Keys stand at 0..5 again and again; from the next chunk queries stand at 6 7 8 9 9 9, later at 9.
+    # Keys stand at 0..5 again and again; from the next chunk queries stand at 6 7 8 9 9 9, later at
+    # 9.
     rows = {
         5: [5, 4, 3, 2, 1, 0],
         6: [6, 5, 4, 3, 2, 1, 0],

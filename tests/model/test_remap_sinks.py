@@ -1,4 +1,5 @@
-"""Remaps of the tokens kept beside a window: LM-Infinite's distance limit, and StreamingLLM's positions."""
+"""Remaps of the tokens kept beside a window: LM-Infinite's distance limit, and StreamingLLM's
+positions."""
 
 from __future__ import annotations
 
@@ -56,7 +57,8 @@ def test_scores_use_remapped_distances(case, kernel):
 
 
 def test_streaming_matches_paper_figure():
-    """Section 3.2: with tokens 0 1 2 3 6 7 8 kept, decoding token 9, positions are 0 1 2 3 4 5 6 7."""
+    """Section 3.2: with tokens 0 1 2 3 6 7 8 kept, decoding token 9, positions are 0 1 2 3 4 5 6
+    7."""
     shown = shown_by({"name": "streaming"}, 10, window=4, sinks=4)[9]
     assert [round(x) for x in shown[:4].tolist()] == [7, 6, 5, 4]
     assert [round(x) for x in shown[6:].tolist()] == [3, 2, 1, 0]

@@ -125,7 +125,8 @@ def test_xpos_scores_match_released_code():
 
 
 def test_xpos_maximum_length_avoids_float32_overflow():
-    """Outputs and gradients of the last positions are as good as anywhere; the next one is refused."""
+    """Outputs and gradients of the last positions are as good as anywhere; the next one is
+    refused."""
     settings = SCHEMES["xpos"][0]()
     scheme = XPos(settings, HeadGeometry(28, H, D, L0, L0, G))
     assert scheme.limit == 26_157  # 64·512 / ln 3.5 = 26156.6
@@ -186,8 +187,8 @@ def test_fope_mixes_kept_frequencies(layout, clipped):
 
 
 def test_pope_of_two_tokens_by_hand():
-    """Frequencies 1 and 1/10; a key at 2 and a query at 3, so that d = 1. Magnitudes 1, 2 and 3, 1/2; phases
-    −π/2 and −π. Score: 1·3·cos(1 + π/2) + 2·½·cos(0.1 + π) = −3 sin 1 − cos 0.1."""
+    """Frequencies 1 and 1/10; a key at 2 and a query at 3, so that d = 1. Magnitudes 1, 2 and 3,
+    1/2; phases −π/2 and −π. Score: 1·3·cos(1 + π/2) + 2·½·cos(0.1 + π) = −3 sin 1 − cos 0.1."""
     scheme = Pope(SCHEMES["pope"][0](theta=100.0), HeadGeometry(4, H, 2, L0, L0, G)).double()
     with torch.no_grad():
         scheme.phase.copy_(torch.tensor([-math.pi / 2, -math.pi]))

@@ -1,4 +1,5 @@
-"""Settings of the model: what is refused, what may change after training, whose parameters are shared."""
+"""Settings of the model: what is refused, what may change after training, whose parameters are
+shared."""
 
 from __future__ import annotations
 

@@ -61,7 +61,8 @@ def result(case: str, layout: str, shard: ContextShard | None = None) -> Result:
 def read(
     case: str, layout: str, keep: int | None, shard: ContextShard | None = None
 ) -> torch.Tensor:
-    """(ROWS, L) NLL of the last `keep` tokens without gradients, 0 for the tokens of other processes."""
+    """(ROWS, L) NLL of the last `keep` tokens without gradients, 0 for the tokens of other
+    processes."""
     model = model_of(case).eval()
     length = min(LENGTHS[layout], model.limit or 19)
     tokens = ids(ROWS, length + 1)
@@ -197,8 +198,8 @@ def test_communication_is_that_of_the_formula(world, case, tensors, numbers):
 
 @pytest.mark.parametrize(("world", "sinks"), [(3, 0), (4, 0), (4, 2)])
 def test_keys_outside_a_window_are_not_sent(world, sinks):
-    """In each pass, rank 1 receives the WINDOW − 1 tokens before its chunk and sends as many; sinks once. All
-    gathered keys would be those of 64 tokens."""
+    """In each pass, rank 1 receives the WINDOW − 1 tokens before its chunk and sends as many; sinks
+    once. All gathered keys would be those of 64 tokens."""
     dist.init_process_group("fake", rank=1, world_size=world, store=FakeStore())
     try:
         shard = ContextShard.of(dist.group.WORLD)
@@ -221,7 +222,8 @@ def test_keys_outside_a_window_are_not_sent(world, sinks):
 
 
 def test_tokens_visible_to_a_chunk():
-    """Of 32 tokens in chunks of 8, with a window of 4 and 2 sinks. In packed documents sinks are anywhere."""
+    """Of 32 tokens in chunks of 8, with a window of 4 and 2 sinks. In packed documents sinks are
+    anywhere."""
     settings = build("rope-sinks").settings.position
     plain, packed = (
         ShardedWindow(ContextShard(0, 2, ""), positions_of(layout, 32))
@@ -262,7 +264,8 @@ def test_gathers_of_later_chunks_start_before_attention():
 
 
 def gathers_with_gloo(rounds: int) -> list[tuple[bool, set[str]]]:
-    """Of each of two ranks: whether gathers that are under way together are right, and their operations."""
+    """Of each of two ranks: whether gathers that are under way together are right, and their
+    operations."""
 
     def work() -> tuple[bool, set[str]]:
         dist.init_process_group("gloo")
@@ -300,7 +303,8 @@ def test_only_tensors_on_gloo_are_gathered_by_exchange(monkeypatch):
 
 @pytest.mark.slow
 def test_many_gathers_under_way_with_gloo():
-    """With all_gather_into_tensor of torch 2.13, one of three such runs dies within 1,000 rounds."""
+    """With all_gather_into_tensor of torch 2.13, one of three such runs dies within 1,000
+    rounds."""
     assert gathers_with_gloo(10_000) == 2 * [(True, {"all-to-all"})]
 
 

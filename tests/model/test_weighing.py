@@ -1,4 +1,5 @@
-"""Schemes that compute attention weights, against loops over pairs, published code and closed forms.
+"""Schemes that compute attention weights, against loops over pairs, published code and closed
+forms.
 
 Every oracle derives the visible keys of a query from orders and documents, in float64.
 """
@@ -112,8 +113,8 @@ def softmax(logits: list[float]) -> list[float]:
 def by_loops(
     weigh, positions: TokenPositions, q: Tensor, k: Tensor, v: Tensor, values=None, **window
 ) -> Tensor:
-    """weigh(head, query, keys, distances) gives the weights of one query's visible keys; values(distance)
-    is added to a value."""
+    """weigh(head, query, keys, distances) gives the weights of one query's visible keys;
+    values(distance) is added to a value."""
     out = torch.zeros_like(q)
     queries = q.shape[2]
     position = positions.position.expand(B, -1)
@@ -248,7 +249,8 @@ def test_transformer_xl_matches_xlnet_relative_shift(queries):
 @pytest.mark.parametrize("base", ["kerple", "alibi"])
 @torch.no_grad()
 def test_dape_matches_linear_layers(base, layout, window):
-    """Theirs has a constant behind the second layer, drawn at random: the softmax does not see it."""
+    """Theirs has a constant behind the second layer, drawn at random: the softmax does not see
+    it."""
     scheme = made("dape", base=base, width=5, **window)
     positions = LAYOUTS[layout]()
     if base == "kerple":

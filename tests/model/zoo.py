@@ -1,7 +1,7 @@
 """The cases of the conformance suite: every positional scheme, and a small model.
 
-Every scheme of `SCHEMES` is included with its default settings, with a window, and in a layer pattern;
-variants.yaml adds variants of a scheme.
+Every scheme of `SCHEMES` is included with its default settings, with a window, and in a layer
+pattern; variants.yaml adds variants of a scheme.
 
 All sizes differ, so that a swapped axis fails: B 2 or 4, T 19, H 6, G 3, D 10, C 28, V 37.
 """
@@ -86,8 +86,8 @@ LAYOUTS = ("plain", "ragged", "packed")
 
 
 def every_case(test: Callable) -> Callable:
-    """Parametrize by `case`. A third of the cases of each scheme is quick, another third for each test; the
-    others are slow."""
+    """Parametrize by `case`. A third of the cases of each scheme is quick, another third for each
+    test; the others are slow."""
     offset = zlib.crc32(test.__name__.encode())
     params = [
         pytest.param(case, marks=() if (place + offset) % 3 == 0 else pytest.mark.slow)
@@ -145,7 +145,8 @@ def build(
 ) -> Transformer:
     """A random model whose every weight matters: attention is far from uniform, gains are not one.
 
-    A scheme's tables are N(0, 1); what it has in each layer are projections of that layer's input."""
+    A scheme's tables are N(0, 1); what it has in each layer are projections of that layer's
+    input."""
     if isinstance(position, str) and position in LINEAR:
         position, keys["mixer"] = LINEAR[position]
     position = CASES[position] if isinstance(position, str) else position
@@ -210,7 +211,8 @@ def schemes_of(model: Transformer) -> list[PositionalScheme]:
 
 
 def is_relative(model: Transformer) -> bool:
-    """A scheme that leaves the embedded tokens alone claims to know distances only, or says why not."""
+    """A scheme that leaves the embedded tokens alone claims to know distances only, or says why
+    not."""
     return all(
         type(scheme).embed is PositionalScheme.embed and "shift" not in scheme.exempt
         for scheme in schemes_of(model)

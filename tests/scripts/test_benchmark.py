@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from scripts.benchmark import agreement, growth_shape, parameters
-from scripts.benchmarks.figures import exponent
-from scripts.benchmarks.report import GrowthRow, SpeedRow, StartupRow, add
+from scripts.benchmarks.benchmark_figures import exponent
+from scripts.benchmarks.benchmark_report import GrowthRow, SpeedRow, StartupRow, add
 from scripts.benchmarks.workloads import Measured, check_greedy
 
 

@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 
 from errors import UserError
-from evaluation.schemes.figures import FIGURES
+from evaluation.schemes.scheme_figures import FIGURES
 from model import ModelSettings, Transformer
 from scripts.plots import plot_positions
 

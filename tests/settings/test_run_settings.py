@@ -133,8 +133,6 @@ def test_settings_files_of_earlier_versions_keep_their_identity(tmp_path):
 
 
 def test_settings_of_data_training_and_evaluation_import_without_torch():
-    modules = (
-        "data.data_settings, run_directory.training_settings, evaluation.settings, settings.load"
-    )
+    modules = "data.data_settings, run_directory.training_settings, evaluation.evaluation_settings, settings.load"
     code = f"import sys, {modules}\nassert not {{'torch', 'matplotlib'}} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], cwd=CONFIGS.parent, check=True, timeout=60)

@@ -63,7 +63,8 @@ def prepared_root(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def write_study(corpus, prepared_root, tmp_path_factory):
-    """Write a study file and its base: equal texts, equal paths. Returns the path of the study file."""
+    """Write a study file and its base: equal texts, equal paths. Returns the path of the study
+    file."""
     home = tmp_path_factory.mktemp("files")
 
     def write(text: str = STUDY, tokens: int = 1152) -> Path:

@@ -32,7 +32,8 @@ def run(self: CommandRunner, overrides, log: Path, environment: dict[str, str]) 
 def forked(
     overrides: list[str], log: Path, environment: dict[str, str] | None = None, group: bool = False
 ) -> int:
-    """Run a script in a fork, its output in `log`; the fork's number. `group`: in a group of its own."""
+    """Run a script in a fork, its output in `log`; the fork's number. `group`: in a group of its
+    own."""
     child = os.fork()
     if child:
         return child

@@ -15,8 +15,8 @@ from data.sources.local import Stdlib
 from evaluation.kinds import kind_of
 from evaluation.scoring.methods import BUILTIN, read_methods
 from evaluation.stores import haystacks
-from evaluation.tasks.items import draw_items
-from evaluation.tasks.settings import TaskEvaluationSettings
+from evaluation.tasks.drawn_items import draw_items
+from evaluation.tasks.task_settings import TaskEvaluationSettings
 from run_directory.run_settings import RunSettings
 from settings.load import load_settings
 from studies.grid import cells_of

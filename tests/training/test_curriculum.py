@@ -14,7 +14,8 @@ from run_directory.exposure import exposure_of
 from run_directory.run import Run
 from tests.training.test_train import here, lines, weights
 
-# 8 + 6 + 6 steps: 96 tokens, then 144, then 96 again; the second stage turns the base, the third drops RoPE.
+# 8 + 6 + 6 steps: 96 tokens, then 144, then 96 again; the second stage turns the base, the third
+# drops RoPE.
 STAGES = [
     "training.tokens=2208",
     "training.batch_size=4",

@@ -1,4 +1,5 @@
-"""Sampled positions from the loader through the model: which outputs they change and which they do not."""
+"""Sampled positions from the loader through the model: which outputs they change and which they do
+not."""
 
 from pathlib import Path
 
@@ -83,7 +84,8 @@ def test_other_samplers_change_every_scheme(name, scheme):
 
 
 def seen(net: Transformer, batch: Batch) -> torch.Tensor:
-    """(T, B, T) bool: which losses change with the token at each place. Targets stay as they are."""
+    """(T, B, T) bool: which losses change with the token at each place. Targets stay as they
+    are."""
     base = losses(net, batch)
     found = []
     for t in range(T):

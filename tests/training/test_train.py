@@ -209,7 +209,8 @@ def test_non_finite_loss_stops_before_update(overrides, tmp_path, monkeypatch):
 def test_checkpoint_policy_and_async_save_do_not_change_run(
     overrides, tmp_path, monkeypatch, capsys
 ):
-    """... also under a clock that jumps by hours, to and fro, and with a mirror that cannot be reached."""
+    """... also under a clock that jumps by hours, to and fro, and with a mirror that cannot be
+    reached."""
     overrides = [*overrides, "training.checkpoint.interval=4", "training.samples.prompts=[]"]
     plain = tmp_path / "plain"
     folder = tmp_path / "policy"

@@ -1,8 +1,8 @@
 """Checks that the launcher, the settings and the processes that run agree.
 
-accelerate 1.15 silently starts one process where `--cpu` or `use_cpu` requests several, and silently uses DDP
-for an FSDP config on a CPU. The request is in its environment variables; the result is known once the process
-group is initialized.
+accelerate 1.15 silently starts one process where `--cpu` or `use_cpu` requests several, and
+silently uses DDP for an FSDP config on a CPU. The request is in its environment variables; the
+result is known once the process group is initialized.
 """
 
 from collections.abc import Mapping
@@ -47,7 +47,8 @@ def check_launch(t: TrainingSettings, environment: Mapping[str, str]) -> None:
     mixed = environment.get("ACCELERATE_MIXED_PRECISION", "no")
     reject(
         mixed != "no" and not (mixed == "bf16" and bfloat16),
-        f"mixed_precision is {mixed}, but training.precision is {t.precision}: set mixed_precision: no",
+        f"mixed_precision is {mixed}, but training.precision is {t.precision}: set "
+        f"mixed_precision: no",
     )
     reject(
         "ACCELERATE_DYNAMO_BACKEND" in enabled, "remove dynamo_config; training.compile replaces it"
@@ -61,7 +62,8 @@ def check_launch(t: TrainingSettings, environment: Mapping[str, str]) -> None:
         size = environment.get(f"PARALLELISM_CONFIG_{axis.upper()}_SIZE", "1")
         reject(
             size != "1",
-            f"{axis}_size is {size}: remove it{'; training.parallel.context replaces it' * (axis == 'cp')}",
+            f"{axis}_size is {size}: remove "
+            f"it{'; training.parallel.context replaces it' * (axis == 'cp')}",
         )
     if not requests_fsdp(environment):
         return
@@ -91,14 +93,17 @@ def check_world(t: TrainingSettings, environment: Mapping[str, str], world: int)
     wanted = t.parallel.processes
     if wanted is not None and wanted != world:
         raise TrainingError(
-            f"training.parallel.processes is {wanted}, but the number of processes is {world}. Start them "
+            f"training.parallel.processes is {wanted}, but the number of processes is {world}. "
+            f"Start them "
             f"with {COMMAND.format(n=wanted)}, or change the setting"
         )
-    # accelerate's launcher of a single process sets a port only if several processes were requested.
+    # accelerate's launcher of a single process sets a port only if several processes were
+    # requested.
     request = {"ACCELERATE_MIXED_PRECISION", "MASTER_ADDR", "MASTER_PORT"}
     if "WORLD_SIZE" not in environment and request <= environment.keys():
         raise TrainingError(
-            "accelerate started one process although several were requested (or MASTER_PORT is set), as it "
+            "accelerate started one process although several were requested (or MASTER_PORT is "
+            "set), as it "
             f"does for --cpu without GPUs. Start {COMMAND.format(n='N')}, or unset MASTER_PORT"
         )
     groups = int(environment.get("GROUP_WORLD_SIZE", "1"))  # the number of torchrun agents
@@ -106,8 +111,10 @@ def check_world(t: TrainingSettings, environment: Mapping[str, str], world: int)
         tasks = environment.get(name, "1")
         if tasks.isdigit() and int(tasks) > 1 and int(tasks) not in (groups, world):
             raise TrainingError(
-                f"{name} is {tasks}, but the process group has {groups} launcher(s) and {world} process(es): "
-                "each task would train the same run alone. Start one launcher per node, as in scripts/launch"
+                f"{name} is {tasks}, but the process group has {groups} launcher(s) and {world} "
+                f"process(es): "
+                "each task would train the same run alone. Start one launcher per node, as in "
+                "scripts/launch"
             )
 
 
@@ -119,7 +126,8 @@ def check_context(size: int, world: int) -> None:
     if world % size:
         fix = COMMAND.format(n=-(-world // size) * size)
         raise TrainingError(
-            f"training.parallel.context = {size} does not divide the number of processes, {world}. Start "
+            f"training.parallel.context = {size} does not divide the number of processes, {world}. "
+            f"Start "
             f"{fix}, or change the setting"
         )
 
@@ -130,6 +138,7 @@ def check_devices(environment: Mapping[str, str], gpus: int) -> None:
     on_cpu = environment.get("ACCELERATE_USE_CPU", "false").lower() in ("1", "true", "yes")
     if gpus and not on_cpu and local > gpus:
         raise TrainingError(
-            f"{local} processes were started on a machine with {gpus} GPU(s): start {gpus} per machine, or "
+            f"{local} processes were started on a machine with {gpus} GPU(s): start {gpus} per "
+            f"machine, or "
             "set ACCELERATE_USE_CPU=true to train on CPUs"
         )

@@ -1,8 +1,8 @@
 """Distributed training: ranks, DDP or sharding of the model, context groups, and reductions.
 
-accelerate launches the processes, chooses their devices and wraps the model for DDP. Sharding uses torch's
-`fully_shard` on CPUs and GPUs: accelerate cannot shard on a CPU, and a single code path can be tested on
-any machine.
+accelerate launches the processes, chooses their devices and wraps the model for DDP. Sharding uses
+torch's `fully_shard` on CPUs and GPUs: accelerate cannot shard on a CPU, and a single code path can
+be tested on any machine.
 """
 
 import os
@@ -44,17 +44,18 @@ HOST_TIMEOUT = timedelta(hours=24)
 class Parallel(ProcessGroup):
     """This process and the group of all processes of a run.
 
-    Collectives of a step use the default process group, with STEP_TIMEOUT. `gather`, `wait` and what is
-    built on them use a group of their own with HOST_TIMEOUT.
+    Collectives of a step use the default process group, with STEP_TIMEOUT. `gather`, `wait` and
+    what is built on them use a group of their own with HOST_TIMEOUT.
 
     Attributes:
         device_type: of the devices that the run is meant for, which `--world` simulates on a CPU.
         autocast_dtype: of forward passes; None: no autocast.
-        saving_group, error_group: a sharded model is saved by all processes, which report errors over
-            `saving_group`. Otherwise the main process saves it and reports errors over `error_group`.
+        saving_group, error_group: a sharded model is saved by all processes, which report errors
+            over `saving_group`. Otherwise the main process saves it and reports errors over
+            `error_group`.
 
-    Raises TrainingError where the launcher and the settings disagree, or the processes that run are not
-    those that were requested.
+    Raises TrainingError where the launcher and the settings disagree, or the processes that run are
+    not those that were requested.
     """
 
     def __init__(self, t: TrainingSettings):
@@ -107,7 +108,8 @@ class Parallel(ProcessGroup):
 
     @property
     def data_rank(self) -> int:
-        """Index of the rows of a batch that this process shares with the others of its context group."""
+        """Index of the rows of a batch that this process shares with the others of its context
+        group."""
         return self.rank // self.settings.context
 
     @property
@@ -146,7 +148,8 @@ class Parallel(ProcessGroup):
         Args:
             compiled: compile the training pass; None: on a GPU.
 
-        Sharding changes the model in place: its parameters become DTensors, so create optimizers afterwards,
+        Sharding changes the model in place: its parameters become DTensors, so create optimizers
+            afterwards,
         and call it on every process, also for evaluation.
         """
         checkpointing = self.settings.checkpointing
@@ -165,7 +168,8 @@ class Parallel(ProcessGroup):
         return self._accelerator.prepare_model(model)
 
     def no_sync(self, wrapped: nn.Module, enabled: bool = True) -> AbstractContextManager:
-        """Accumulate gradients locally in the block, if `enabled`; a later backward pass reduces them.
+        """Accumulate gradients locally in the block, if `enabled`; a later backward pass reduces
+        them.
 
         Sharded models always reduce: unsharded gradients would need the memory that sharding saves.
         """
@@ -183,7 +187,8 @@ class Parallel(ProcessGroup):
         return shared
 
     def gather(self, value: Any) -> list[Any]:
-        """Gather a host value from all processes, by rank; synchronizes: do not call it in a step."""
+        """Gather a host value from all processes, by rank; synchronizes: do not call it in a
+        step."""
         return self._host.gather(value)
 
     def agree(self, value: Any, what: str, fix: str) -> None:
@@ -212,7 +217,8 @@ class Parallel(ProcessGroup):
     def connected(self) -> Iterator[None]:
         """Leave the process group at the end of the block, once every process has finished.
 
-        Where another process is lost in the block, exit with RANK_LOST: an orderly shutdown would wait
+        Where another process is lost in the block, exit with RANK_LOST: an orderly shutdown would
+            wait
         for it again.
         """
         try:
@@ -224,8 +230,8 @@ class Parallel(ProcessGroup):
             raise
 
     def end(self) -> None:
-        """Leave the process group once every process has finished; gloo aborts a process that still sends
-        to one that has left."""
+        """Leave the process group once every process has finished; gloo aborts a process that still
+        sends to one that has left."""
         self.wait()
         self._accelerator.end_training()
 
@@ -235,7 +241,8 @@ class Parallel(ProcessGroup):
         if "timed out" in message.lower() or "timeout" in message.lower():
             lost = "another process hangs"
         print(
-            f"error: (process {self.rank}) {lost}: see its output, and run the same command again to resume "
+            f"error: (process {self.rank}) {lost}: see its output, and run the same command again "
+            f"to resume "
             f"from the last checkpoint ({message})",
             file=sys.stderr,
             flush=True,
@@ -248,9 +255,10 @@ def shard(
 ) -> None:
     """Shard weights, gradients and optimizer state over all processes, block by block (FSDP2).
 
-    The parameters outside the blocks, such as positional schemes and tied embeddings, form one more group,
-    gathered for the whole pass. With bfloat16 autocast, blocks are gathered in bfloat16, which halves the
-    traffic; the residual stream, the other parameters and gradient reductions stay in float32.
+    The parameters outside the blocks, such as positional schemes and tied embeddings, form one more
+    group, gathered for the whole pass. With bfloat16 autocast, blocks are gathered in bfloat16,
+    which halves the traffic; the residual stream, the other parameters and gradient reductions stay
+    in float32.
     """
     mesh = init_device_mesh(device.type, (world,))
     policy = MixedPrecisionPolicy(
@@ -264,8 +272,10 @@ def shard(
 
 
 def autocast_type(precision: str, device: torch.device) -> torch.dtype | None:
-    """The autocast dtype: bfloat16 if requested, or on a GPU with native support under `auto`; else None."""
-    # Without `including_emulation=False`, this is also true on older GPUs, where bfloat16 is much slower.
+    """The autocast dtype: bfloat16 if requested, or on a GPU with native support under `auto`; else
+    None."""
+    # Without `including_emulation=False`, this is also true on older GPUs, where bfloat16 is much
+    # slower.
     native = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     own = precision == "auto" and native
     return torch.bfloat16 if precision == "bfloat16" or own else None

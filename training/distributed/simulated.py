@@ -1,7 +1,8 @@
-"""Counts the collectives of a training step on processes that do not exist: `train.py --dry-run --world N`.
+"""Counts the collectives of a training step on processes that do not exist: `train.py --dry-run
+--world N`.
 
-torch's fake process group performs no communication. With fake tensors, which have shapes but no data, the
-training step of any model runs on one CPU.
+torch's fake process group performs no communication. With fake tensors, which have shapes but no
+data, the training step of any model runs on one CPU.
 """
 
 import os
@@ -56,8 +57,8 @@ class _Repeated(ProcessGroup):
 
 
 class SimulatedParallel(Parallel):
-    """Process 0 of `world` processes that share no data. Tensors are on the CPU; the devices count as
-    GPUs that support bfloat16.
+    """Process 0 of `world` processes that share no data. Tensors are on the CPU; the devices count
+    as GPUs that support bfloat16.
 
     Raises TrainingError if this process is one of several, and as Parallel does.
     """
@@ -83,8 +84,8 @@ class SimulatedParallel(Parallel):
             self.autocast_dtype = torch.bfloat16
 
     def _replicate(self, model: Transformer) -> nn.Module:
-        # DDP compares and copies weights when it is created, and the fake group returns no result of the
-        # default communication hook.
+        # DDP compares and copies weights when it is created, and the fake group returns no result
+        # of the default communication hook.
         replica = DistributedDataParallel(model, init_sync=False)
         replica.register_comm_hook(None, _reduce_bucket)
         return replica
@@ -99,8 +100,8 @@ def _reduce_bucket(state: None, bucket: dist.GradBucket) -> torch.futures.Future
 
 
 class Traffic(NamedTuple):
-    """Collectives of one kind. `nbytes`: of their unsharded tensors; of an all-to-all, of what this process
-    sends or receives, whichever is more."""
+    """Collectives of one kind. `nbytes`: of their unsharded tensors; of an all-to-all, of what this
+    process sends or receives, whichever is more."""
 
     count: int = 0
     nbytes: int = 0
@@ -113,7 +114,8 @@ class CollectiveCounter(TorchDispatchMode):
     """Counts the collectives of this process.
 
     Attributes:
-        counts: by (operation, group); the group is "context" for the one named `context`, else "all".
+        counts: by (operation, group); the group is "context" for the one named `context`, else
+            "all".
     """
 
     def __init__(self, context: str | None = None):
@@ -139,7 +141,8 @@ class CollectiveCounter(TorchDispatchMode):
 
 
 def sent_bytes(operation: str, nbytes: float, size: int) -> float:
-    """Bytes that each of `size` processes sends, in ring algorithms, for collectives of `nbytes`."""
+    """Bytes that each of `size` processes sends, in ring algorithms, for collectives of
+    `nbytes`."""
     if operation == "all-to-all":
         return nbytes
     return nbytes * (1 - 1 / size) * (2 if operation == "all-reduce" else 1)
@@ -228,8 +231,8 @@ def _part(settings: RunSettings, parallel: SimulatedParallel, size: int, length:
     tokens = torch.zeros(size, length, dtype=torch.int64)
     if parallel.shard is not None:
         tokens = parallel.shard.select(tokens)
-    # One document: masks of several take many small operations. They change collectives only in layers
-    # with sinks, by their layout.
+    # One document: masks of several take many small operations. They change collectives only in
+    # layers with sinks, by their layout.
     positions = TokenPositions.plain(length)
     has_sinks = any(choice.sinks for choice in settings.model.kinds.values())
     if settings.data.packing == "intra_document" and has_sinks:

@@ -1,4 +1,5 @@
-"""Optimizers, learning rates, gradient clipping, EMA of the weights, and the guard against bad steps."""
+"""Optimizers, learning rates, gradient clipping, EMA of the weights, and the guard against bad
+steps."""
 
 from training.optim.optimizer import (
     clip_grad_norm,

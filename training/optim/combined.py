@@ -9,7 +9,8 @@ import torch
 class CombinedOptimizer(torch.optim.Optimizer):
     """Steps several optimizers; has their parameter groups in order, and one state.
 
-    The groups and the state are the same objects as those of the parts, so loading here loads into them.
+    The groups and the state are the same objects as those of the parts, so loading here loads into
+    them.
     """
 
     def __init__(self, parts: Sequence[torch.optim.Optimizer]):

@@ -13,8 +13,9 @@ from run_directory.weights import named_weights
 
 
 class EMA:
-    """mean ← decay · mean + (1 − decay) · weights after every update, on the weights' device, in float32 or
-    float64. Up to step `start` the mean equals the weights. Each process averages its own shards.
+    """mean ← decay · mean + (1 − decay) · weights after every update, on the weights' device, in
+    float32 or float64. Up to step `start` the mean equals the weights. Each process averages its
+    own shards.
 
     Args:
         steps: updates of the whole run.
@@ -32,8 +33,8 @@ class EMA:
 
     @torch.no_grad()
     def update(self, held: Tensor) -> None:
-        """Update the mean after one more step. Where `held` (a bool scalar on the device) is true, the
-        step was skipped and the mean does not change."""
+        """Update the mean after one more step. Where `held` (a bool scalar on the device) is true,
+        the step was skipped and the mean does not change."""
         self._step += 1
         if self._step <= self._start:
             self._follow()

@@ -1,8 +1,10 @@
 """Parameter groups with their optimizer, learning rate and weight decay; and the update.
 
-Weight decay applies to matrices only: the weights of linear layers, including an untied head. It excludes
-embeddings and a tied head (a row has gradients only when its token occurs, so decay would erase rare tokens),
-norms and biases (vectors), and parameters of positional schemes, whose scale has a meaning.
+Weight decay applies to matrices only: the weights of linear layers, including an untied head. It
+    excludes
+embeddings and a tied head (a row has gradients only when its token occurs, so decay would erase
+rare tokens), norms and biases (vectors), and parameters of positional schemes, whose scale has a
+meaning.
 """
 
 from collections.abc import Mapping
@@ -33,17 +35,19 @@ def role_of(name: str, parameter: Tensor) -> str:
 
 
 def make_optimizer(model: nn.Module, settings: OptimizerSettings) -> torch.optim.Optimizer:
-    """The optimizer of the settings, with one group per role; AdamW is fused where the device and dtype of
-    every parameter allow it.
+    """The optimizer of the settings, with one group per role; AdamW is fused where the device and
+    dtype of every parameter allow it.
 
-    Groups have the keys `name` (the role), `names` (of the parameters), `rate` (the name of the learning
-    rate) and `factor` (a multiplier of that rate), and are in the order of ROLES. The head is in the group of
-    the matrices unless it needs separate options. Frozen parameters are excluded.
+    Groups have the keys `name` (the role), `names` (of the parameters), `rate` (the name of the
+    learning rate) and `factor` (a multiplier of that rate), and are in the order of ROLES. The head
+    is in the group of the matrices unless it needs separate options. Frozen parameters are
+    excluded.
 
     In a model with `mup`, m times as wide as its base, the learning rate of matrices under AdamW is
-    multiplied by 1/m (Yang et al. 2022, arXiv:2203.03466, table 8). The spectral norm of an update must not
-    grow with m (Yang et al. 2023, arXiv:2310.17813): under Muon it is constant with "original" and grows as
-    √m with "match_rms_adamw". The product of learning rate and weight decay does not change.
+    multiplied by 1/m (Yang et al. 2022, arXiv:2203.03466, table 8). The spectral norm of an update
+    must not grow with m (Yang et al. 2023, arXiv:2310.17813): under Muon it is constant with
+    "original" and grows as √m with "match_rms_adamw". The product of learning rate and weight decay
+    does not change.
     """
     width = model.settings.width_ratio if isinstance(model, Transformer) else 1.0
     muon = settings if isinstance(settings, MuonSettings) else None
@@ -137,10 +141,11 @@ def clip_grad_norm(optimizer: torch.optim.Optimizer, max_norm: float | None) -> 
 
 def guarded_step(optimizer: torch.optim.Optimizer, broken: Tensor) -> None:
     """Apply one update, unless the flag `broken` (a bool scalar on the parameters' device) is set:
-    parameters, moments and step counts are then unchanged, bit for bit. Does not synchronize with the device.
+    parameters, moments and step counts are then unchanged, bit for bit. Does not synchronize with
+    the device.
 
-    Fused AdamW supports such a flag, intended for loss scaling. Any other optimizer steps and is then
-    restored, which temporarily needs a copy of its parameters and moments.
+    Fused AdamW supports such a flag, intended for loss scaling. Any other optimizer steps and is
+    then restored, which temporarily needs a copy of its parameters and moments.
     """
     for part in optimizer.parts if isinstance(optimizer, CombinedOptimizer) else [optimizer]:
         if all(group.get("fused") for group in part.param_groups):

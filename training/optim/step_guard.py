@@ -1,4 +1,5 @@
-"""Skips updates of non-finite steps and loss spikes; decides on the device, equally on every rank."""
+"""Skips updates of non-finite steps and loss spikes; decides on the device, equally on every
+rank."""
 
 from typing import NamedTuple
 
@@ -27,11 +28,12 @@ class StepDecision(NamedTuple):
 
 
 class StepGuard:
-    """Skips the update of a step whose loss or gradient norm is not finite, or whose loss is a spike.
+    """Skips the update of a step whose loss or gradient norm is not finite, or whose loss is a
+    spike.
 
-    A spike is a loss above mean + sigmas · (population) standard deviation of the last `window` applied
-    steps, in float64. The inputs are sums over all ranks, equal bit for bit, so all ranks decide equally.
-    Only `state`, which is saved in checkpoints, synchronizes with the device.
+    A spike is a loss above mean + sigmas · (population) standard deviation of the last `window`
+    applied steps, in float64. The inputs are sums over all ranks, equal bit for bit, so all ranks
+    decide equally. Only `state`, which is saved in checkpoints, synchronizes with the device.
     """
 
     def __init__(

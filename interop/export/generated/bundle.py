@@ -1,9 +1,10 @@
 """One self-contained source file from modules of this repository.
 
-The modeling file of an exported model consists of `modeling.py` beside this file and of the definitions of
-`model/` that the model needs, so that no formula exists twice. Definitions are found by name: a method or
-class attribute is kept if kept code refers to an attribute of that name. Settings classes lose their fields
-and validators, since config.json gives every value; the generated file does not need pydantic.
+The modeling file of an exported model consists of `modeling.py` beside this file and of the
+definitions of `model/` that the model needs, so that no formula exists twice. Definitions are found
+by name: a method or class attribute is kept if kept code refers to an attribute of that name.
+Settings classes lose their fields and validators, since config.json gives every value; the
+generated file does not need pydantic.
 """
 
 from __future__ import annotations
@@ -252,7 +253,8 @@ class _Bundle:
         return member
 
     def _default(self, module: str, owner: ast.ClassDef, member: ast.AnnAssign) -> ast.stmt | None:
-        """A settings field as a class attribute, where code creates settings without giving all values."""
+        """A settings field as a class attribute, where code creates settings without giving all
+        values."""
         if not any((module, owner.name) in lineage(*key) for key in self.instantiated):
             return None
         value = member.value

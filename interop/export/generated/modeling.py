@@ -1,4 +1,5 @@
-"""transformers classes around our decoder: the part of an exported modeling file that is written by hand."""
+"""transformers classes around our decoder: the part of an exported modeling file that is written by
+hand."""
 
 from __future__ import annotations
 
@@ -75,12 +76,13 @@ class SextantConfig(PreTrainedConfig):
 
 
 class SextantCache(cache_utils.Cache):
-    """Keys and values of the tokens so far (sums, for linear attention) and which of them are padding.
+    """Keys and values of the tokens so far (sums, for linear attention) and which of them are
+    padding.
 
     Args:
         model: the model to cache.
-        final_length: tokens of each row, padding included, at the end of the generation. Schemes whose
-            encoding depends on the sequence length require it; None: unknown.
+        final_length: tokens of each row, padding included, at the end of the generation. Schemes
+            whose encoding depends on the sequence length require it; None: unknown.
     """
 
     is_compileable = False
@@ -184,7 +186,8 @@ class SextantForCausalLM(PreTrainedModel, GenerationMixin):
             input_ids: (B, T) new tokens.
             attention_mask: (B, tokens so far + T), 0 for padding at the start or end of a row.
             position_ids: (B, T); must be those that follow from attention_mask.
-            past_key_values: the cache of the preceding tokens. Passes with a cache require torch.no_grad().
+            past_key_values: the cache of the preceding tokens. Passes with a cache require
+                torch.no_grad().
             labels: (B, T) the input ids, or −100 to exclude a token from the loss.
             use_cache: create a cache if none is given.
             logits_to_keep: logits of the last tokens only, or of a tensor of indices; 0: all.
@@ -198,7 +201,8 @@ class SextantForCausalLM(PreTrainedModel, GenerationMixin):
             past_key_values = SextantCache(self)
         if past_key_values is not None and not isinstance(past_key_values, SextantCache):
             raise ValueError(
-                f"past_key_values must be a SextantCache, got {type(past_key_values).__name__}; pass none"
+                f"past_key_values must be a SextantCache, got {type(past_key_values).__name__}; "
+                f"pass none"
             )
         batch, tokens = input_ids.shape
         positions = self._positions(input_ids, attention_mask, position_ids, past_key_values)
@@ -226,7 +230,8 @@ class SextantForCausalLM(PreTrainedModel, GenerationMixin):
         final = end if cache is None or cache.final_length is None else max(cache.final_length, end)
         if attention_mask is not None and attention_mask.shape != (batch, end):
             raise ValueError(
-                f"attention_mask must have the shape {(batch, end)}, got {tuple(attention_mask.shape)}"
+                f"attention_mask must have the shape {(batch, end)}, got "
+                f"{tuple(attention_mask.shape)}"
             )
         if start == 0:
             is_padded = attention_mask is not None and not bool(attention_mask.all())

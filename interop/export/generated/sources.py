@@ -89,7 +89,8 @@ def bound_names(node: ast.stmt) -> list[str]:
 
 
 class References(ast.NodeVisitor):
-    """Names and attributes that code refers to; those of annotations, which are never evaluated, apart."""
+    """Names and attributes that code refers to; those of annotations, which are never evaluated,
+    apart."""
 
     def __init__(self):
         self.names: set[str] = set()

@@ -1,4 +1,5 @@
-"""Pass keys, needles, associative recall and variable tracking as harness tasks, one task per length.
+"""Pass keys, needles, associative recall and variable tracking as harness tasks, one task per
+length.
 
 The items are those of `evaluate.py protocol=tasks`. The YAML files beside this one name it.
 """
@@ -15,8 +16,8 @@ from data.tasks import HaystackTask
 from data.tokenizers import ByteTokenizer, Tokenizer, load_folder_tokenizer, load_tokenizer
 from errors import InteropError
 from evaluation.stores import haystacks
-from evaluation.tasks.items import draw_items
-from evaluation.tasks.settings import TaskEvaluationSettings
+from evaluation.tasks.drawn_items import draw_items
+from evaluation.tasks.task_settings import TaskEvaluationSettings
 from interop.runs import run_of
 from run_directory.run import Run
 
@@ -74,7 +75,8 @@ class LengthGroup(Group):
 
 
 def documents(item: dict[str, Any], length: int, **metadata: Any) -> dict[str, Dataset]:
-    """The items of one length: at most `length` input tokens, the last token of the answer not counted."""
+    """The items of one length: at most `length` input tokens, the last token of the answer not
+    counted."""
     given = ItemMetadata.model_validate(metadata)
     tokenizer, bos = tokenizer_of(given)
     room = length + 1 - bos
@@ -132,12 +134,14 @@ def tokenizer_of(metadata: ItemMetadata) -> tuple[Tokenizer, bool]:
         tokenizer = load_folder_tokenizer(metadata.pretrained)
         return tokenizer, tokenizer.add_bos
     raise InteropError(
-        "the length of an item is counted in tokens, but no tokenizer is given: pass --metadata with "
+        "the length of an item is counted in tokens, but no tokenizer is given: pass --metadata "
+        "with "
         '{"tokenizer": "bytes"} or {"tokenizer": "RUN"}'
     )
 
 
 def process_results(doc: dict[str, Any], results: list[tuple[float, bool]]) -> dict[str, float]:
-    """acc: the right answer is more likely than every other; exact_match: greedy decoding generates it."""
+    """acc: the right answer is more likely than every other; exact_match: greedy decoding generates
+    it."""
     (right, greedy), *others = results
     return {"acc": float(right > max(score for score, _ in others)), "exact_match": float(greedy)}

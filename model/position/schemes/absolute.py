@@ -1,8 +1,9 @@
 """Schemes added to the token embedding: sinusoids, learned vectors, and simple baselines.
 
-Each baseline is a step towards sinusoids and fails beyond the trained length for its own reason: numbers
-grow without bound, fractions exceed 1 (or depend on the length), higher bits were never set, slow sines are
-linear.
+Each baseline is a step towards sinusoids and fails beyond the trained length for its own reason:
+    numbers
+grow without bound, fractions exceed 1 (or depend on the length), higher bits were never set, slow
+sines are linear.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ class UnitIntervalSettings(PositionSettings):
     name: Literal["unit_interval"] = "unit_interval"
     denominator: Literal["fixed", "current"] = Field(
         "fixed",
-        description="fixed: the original length, so longer inputs exceed 1; current: the declared sequence "
+        description="fixed: the original length, so longer inputs exceed 1; current: the declared "
+        "sequence "
         "length, so fractions stay below 1 but depend on the length",
     )
 
@@ -61,7 +63,8 @@ class BinarySettings(PositionSettings):
     max_length: int | None = Field(
         None,
         ge=1,
-        description="number of positions that must be representable, checked at model creation; null: the "
+        description="number of positions that must be representable, checked at model creation; "
+        "null: the "
         "trained length",
     )
 
@@ -74,7 +77,8 @@ class SineSettings(PositionSettings):
         None,
         gt=1,
         allow_inf_nan=False,
-        description="null: wavelengths double from feature to feature; b: they increase from 2π to 2π·b",
+        description="null: wavelengths double from feature to feature; b: they increase from 2π to "
+        "2π·b",
     )
 
 
@@ -110,7 +114,8 @@ class LearnedSettings(PositionSettings):
     )
     extend: Literal["none", "interpolate", "repeat", "clip"] = Field(
         "none",
-        description="positions beyond the table: error; stretch the table over the declared length; wrap "
+        description="positions beyond the table: error; stretch the table over the declared "
+        "length; wrap "
         "around to row 0; or use the last row",
     )
 
@@ -118,8 +123,8 @@ class LearnedSettings(PositionSettings):
 class NoPE(PositionalScheme):
     """NoPE: order comes from the causal mask alone, which suffices for two or more layers.
 
-    Haviv et al. 2022 (arXiv:2203.16634); Kazemnejad et al. 2023 (arXiv:2305.19466). RoPE with all frequencies
-    zero is the same function.
+    Haviv et al. 2022 (arXiv:2203.16634); Kazemnejad et al. 2023 (arXiv:2305.19466). RoPE with all
+    frequencies zero is the same function.
     """
 
     uses_position = False
@@ -128,7 +133,8 @@ class NoPE(PositionalScheme):
 class AdditiveEncoding(PositionalScheme):
     """x_n + p_n, with p_n (B or 1, T, C or 1) the scheme's one table.
 
-    The sum is computed in the table's dtype and rounded once; in bfloat16, p_n would be rounded first.
+    The sum is computed in the table's dtype and rounded once; in bfloat16, p_n would be rounded
+    first.
     """
 
     def embed(self, x: Tensor, tables: tuple[Tensor, ...], positions: TokenPositions) -> Tensor:
@@ -138,9 +144,10 @@ class AdditiveEncoding(PositionalScheme):
 class IntegerEncoding(AdditiveEncoding):
     """x_n + scale·n·1: the same number on all features. A baseline without a paper.
 
-    The number grows without bound. LayerNorm would remove it, as a constant over features; RMSNorm, which
-    this model uses, does not. Large numbers dominate the token embedding, and bfloat16 represents integers
-    only up to 256. ``direction: learned`` adds scale·n·u instead, u (C,) initialized like token embeddings.
+    The number grows without bound. LayerNorm would remove it, as a constant over features; RMSNorm,
+    which this model uses, does not. Large numbers dominate the token embedding, and bfloat16
+    represents integers only up to 256. ``direction: learned`` adds scale·n·u instead, u (C,)
+    initialized like token embeddings.
     """
 
     settings: IntegerSettings
@@ -164,10 +171,13 @@ class IntegerEncoding(AdditiveEncoding):
 
 
 class UnitIntervalEncoding(AdditiveEncoding):
-    """x_n + (n/N)·1: the same fraction on all features, 0 ≤ n/N < 1 within N. A baseline without a paper.
+    """x_n + (n/N)·1: the same fraction on all features, 0 ≤ n/N < 1 within N. A baseline without a
+    paper.
 
-    ``denominator: fixed`` uses N = original_length for all evaluated lengths. ``current`` uses the declared
-    length of each row, constant within a sequence: caches stay valid, but the encoding of a token depends on
+    ``denominator: fixed`` uses N = original_length for all evaluated lengths. ``current`` uses the
+    declared
+    length of each row, constant within a sequence: caches stay valid, but the encoding of a token
+        depends on
     the total length. LayerNorm would remove either.
     """
 
@@ -189,8 +199,8 @@ class UnitIntervalEncoding(AdditiveEncoding):
 class BinaryEncoding(AdditiveEncoding):
     """x_n + bits of n: feature C − 1 − k holds (n >> k) & 1. A baseline without a paper.
 
-    Training on N positions uses the last ⌈log2 N⌉ features only; the others are zero except in longer inputs.
-    Positions are limited to 2^C by the width.
+    Training on N positions uses the last ⌈log2 N⌉ features only; the others are zero except in
+    longer inputs. Positions are limited to 2^C by the width.
     """
 
     settings: BinarySettings
@@ -202,7 +212,8 @@ class BinaryEncoding(AdditiveEncoding):
         needed = (length - 1).bit_length()  # ⌈log2 length⌉ without a logarithm's rounding
         if needed > dim:
             raise ModelError(
-                f"position scheme 'binary' needs {needed} features for {length} positions, but model.dim is"
+                f"position scheme 'binary' needs {needed} features for {length} positions, but "
+                f"model.dim is"
                 f" {dim}: raise model.dim or reduce model.position.max_length (null: train_length)"
             )
 
@@ -221,10 +232,12 @@ class BinaryEncoding(AdditiveEncoding):
 
 
 class SineEncoding(AdditiveEncoding):
-    """p_n[i] = sin(n/2^i), i = 0..C−1; with ``base`` b: sin(n·b^(−i/(C−1))). A baseline without a paper.
+    """p_n[i] = sin(n/2^i), i = 0..C−1; with ``base`` b: sin(n·b^(−i/(C−1))). A baseline without a
+    paper.
 
-    Feature i repeats after 2π·2^i tokens. Without cosines, no linear map transforms p_n to p_(n+k), so
-    distances are hard to compute; features far above log2 of the trained length are nearly linear, n/2^i.
+    Feature i repeats after 2π·2^i tokens. Without cosines, no linear map transforms p_n to p_(n+k),
+    so distances are hard to compute; features far above log2 of the trained length are nearly
+    linear, n/2^i.
     """
 
     settings: SineSettings
@@ -250,9 +263,9 @@ class Sinusoidal(PositionalScheme):
     """p_n[2k] = sin(m·b^(−2k/C)), p_n[2k+1] = cos(same), m = n/s + offset. Vaswani et al. 2017
     (arXiv:1706.03762), section 3.5; odd widths end with a sine.
 
-    p_n·p_m = Σ_k cos(θ_k (n − m)), so inner products depend on distance alone. A stretch s interpolates
-    positions as in Chen et al. 2023 (arXiv:2306.15595) before the offset is added: sequences of s·L0 tokens
-    stay within the trained angles.
+    p_n·p_m = Σ_k cos(θ_k (n − m)), so inner products depend on distance alone. A stretch s
+    interpolates positions as in Chen et al. 2023 (arXiv:2306.15595) before the offset is added:
+    sequences of s·L0 tokens stay within the trained angles.
     """
 
     settings: SinusoidalSettings
@@ -292,14 +305,14 @@ class Sinusoidal(PositionalScheme):
 
 
 class Learned(PositionalScheme):
-    """x_n + E[n], as in GPT-2 (Radford et al. 2019); E is initialized from N(0, 0.02²), small relative to
-    token embeddings.
+    """x_n + E[n], as in GPT-2 (Radford et al. 2019); E is initialized from N(0, 0.02²), small
+    relative to token embeddings.
 
-    Positions beyond the R rows of the table are an error, unless ``extend`` selects row n mod R (repeat), the
-    last row (clip), or row r(n) of a table stretched over the declared length L > R (interpolate, as
-    Dosovitskiy et al. 2020, arXiv:2010.11929, section 3.2): r(n) = n·(R − 1)/(L − 1), with linear
-    interpolation between rows ("align corners"). Up to R tokens nothing is stretched. Positions
-    above L − 1 use the last row, those below 0 the first.
+    Positions beyond the R rows of the table are an error, unless ``extend`` selects row n mod R
+    (repeat), the last row (clip), or row r(n) of a table stretched over the declared length L > R
+    (interpolate, as Dosovitskiy et al. 2020, arXiv:2010.11929, section 3.2): r(n) = n·(R − 1)/(L −
+    1), with linear interpolation between rows ("align corners"). Up to R tokens nothing is
+    stretched. Positions above L − 1 use the last row, those below 0 the first.
 
     Real-valued positions are supported with ``interpolate`` only.
     """
@@ -322,7 +335,8 @@ class Learned(PositionalScheme):
         return self.settings.extend == "interpolate"
 
     def tables(self, positions: TokenPositions, dtype: torch.dtype) -> tuple[Tensor, ...]:
-        """Row (B or 1, T) of each token; with ``interpolate`` two rows and the weight of the second."""
+        """Row (B or 1, T) of each token; with ``interpolate`` two rows and the weight of the
+        second."""
         position = positions.position
         extend = self.settings.extend
         last = self.weight.shape[0] - 1

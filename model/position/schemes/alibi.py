@@ -45,8 +45,9 @@ class AlibiSettings(DistanceSettings):
 
 
 def alibi_slopes(heads: int) -> Tensor:
-    """(H,) float64 slopes: 2^(−8(h+1)/H) for H a power of two, else those of the power of two below it,
-    followed by every second slope of the power of two above. Press et al. 2021, released code."""
+    """(H,) float64 slopes: 2^(−8(h+1)/H) for H a power of two, else those of the power of two below
+    it, followed by every second slope of the power of two above. Press et al. 2021, released
+    code."""
 
     def geometric(count: int) -> Tensor:
         return 2.0 ** (-8.0 * torch.arange(1, count + 1, dtype=torch.float64) / count)
@@ -58,9 +59,11 @@ def alibi_slopes(heads: int) -> Tensor:
 
 
 class Alibi(DistanceBias):
-    """logit −= slope_h · d / s, after the 1/√D scale. Press, Smith, Lewis 2021 (arXiv:2108.12409), section 3.
+    """logit −= slope_h · d / s, after the 1/√D scale. Press, Smith, Lewis 2021 (arXiv:2108.12409),
+    section 3.
 
-    The stretch s is 1 in training; at test time it interpolates (Al-Khateeb et al. 2023, arXiv:2310.13017).
+    The stretch s is 1 in training; at test time it interpolates (Al-Khateeb et al. 2023,
+    arXiv:2310.13017).
     """
 
     settings: AlibiSettings

@@ -29,10 +29,11 @@ from model.token_positions import TokenPositions
 
 
 class ContentRotation(PositionalScheme):
-    """q_n → R(a_n) q_n, k_m → R(a_m) k_m with cumulative angles a_n = Σ_{t≤n} (increment of token t).
+    """q_n → R(a_n) q_n, k_m → R(a_m) k_m with cumulative angles a_n = Σ_{t≤n} (increment of token
+    t).
 
-    Subclasses define the increments, for each key/value head and pair of features (k, k + D/2). The cached
-    extras are the cumulative angles modulo 2π, and a history that a subclass defines.
+    Subclasses define the increments, for each key/value head and pair of features (k, k + D/2). The
+    cached extras are the cumulative angles modulo 2π, and a history that a subclass defines.
     """
 
     cached_form: ClassVar[str] = "rotated keys and cumulative angles"
@@ -54,7 +55,8 @@ class ContentRotation(PositionalScheme):
         new: TokenPositions,
         tables: tuple[Tensor, ...],
     ) -> tuple[Tensor, Tensor]:
-        """Increments (B, T, G, D/2) in radians of tokens with these features, and their history (B, T, ·)."""
+        """Increments (B, T, G, D/2) in radians of tokens with these features, and their history (B,
+        T, ·)."""
 
     def plan(self, context: AttentionContext) -> ContentPlan:
         sizes = (self.geometry.kv_heads, self.angles)
@@ -104,14 +106,15 @@ class SelectiveRopeSettings(ContentSettings):
 class SelectiveRope(ContentRotation):
     """a_n[k] = b^(−2k/D)·Σ_{t≤n} φ_t[k], φ = conv_4(W₂ W₁ x), rank 16, no activation; b = 500,000.
 
-    Movahedi et al. 2025, Selective RoPE (arXiv:2511.17388), in the default form of the released code without
-    gate or bias. The released code normalizes each head's part of x to length 1; here x is RMS-normalized and
-    used as is, a difference that W₁ can learn. Angles are per key/value head. Tested against the formula in
-    loops, not against the released code.
+    Movahedi et al. 2025, Selective RoPE (arXiv:2511.17388), in the default form of the released
+    code without gate or bias. The released code normalizes each head's part of x to length 1; here
+    x is RMS-normalized and used as is, a difference that W₁ can learn. Angles are per key/value
+    head. Tested against the formula in loops, not against the released code.
     """
 
     exempt: ClassVar[dict[str, str]] = {
-        "window": "the angle between two tokens depends on the tokens between them and, by the convolution, "
+        "window": "the angle between two tokens depends on the tokens between them and, by the "
+        "convolution, "
         "on those just before"
     }
     settings: SelectiveRopeSettings
@@ -156,7 +159,8 @@ class CaropeSettings(ContentSettings):
     name: Literal["carope"] = "carope"
     start: Literal["rope", "paper"] = Field(
         "rope",
-        description="rope: a learned bias, initialized to RoPE of base theta; paper: no bias, initialized to "
+        description="rope: a learned bias, initialized to RoPE of base theta; paper: no bias, "
+        "initialized to "
         "f = 0.59, far from RoPE's 0.75 (D = 64)",
     )
     theta: float = Field(10_000.0, gt=1, description="initial base with `start: rope`")
@@ -165,10 +169,10 @@ class CaropeSettings(ContentSettings):
 class Carope(ContentRotation):
     """a_n[k] = Σ_{t≤n} f_t^k, f_t = 1/(softplus(w_g·x_t + b_g) + 1), k = 0, ..., D/2 − 1.
 
-    Veisi et al. 2025, CARoPE (arXiv:2507.23083); f = b^(−2/D) for every token is RoPE of base b. The formula
-    has no bias b_g and starts at f = 1/(ln 2 + 1) = 0.5906, where RoPE has 0.7499 for D = 64; `start:
-    paper` omits the bias. One f per key/value head. Tested against the formula above, not against released
-    code.
+    Veisi et al. 2025, CARoPE (arXiv:2507.23083); f = b^(−2/D) for every token is RoPE of base b.
+    The formula has no bias b_g and starts at f = 1/(ln 2 + 1) = 0.5906, where RoPE has 0.7499 for D
+    = 64; `start: paper` omits the bias. One f per key/value head. Tested against the formula above,
+    not against released code.
     """
 
     settings: CaropeSettings

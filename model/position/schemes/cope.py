@@ -23,7 +23,8 @@ KEYS_AT_ONCE = 128
 
 
 class CopeSettings(SharableSettings):
-    """Contextual positions: gates per query-key pair are summed to positions (Golovneva et al. 2024)."""
+    """Contextual positions: gates per query-key pair are summed to positions (Golovneva et al.
+    2024)."""
 
     name: Literal["cope"] = "cope"
     positions: int = Field(
@@ -35,14 +36,14 @@ class CopeSettings(SharableSettings):
 
 
 class Cope(PositionalScheme):
-    """logit += (1 − w)·q_n·e[⌊p⌋] + w·q_n·e[⌊p⌋ + 1], p = min(Σ_{j=m..n} g_nj, P − 1), w = p − ⌊p⌋, with
-    gates g_nj = σ(q_n·k_j/√D). Golovneva et al. 2024 (arXiv:2405.18719), section 4.
+    """logit += (1 − w)·q_n·e[⌊p⌋] + w·q_n·e[⌊p⌋ + 1], p = min(Σ_{j=m..n} g_nj, P − 1), w = p − ⌊p⌋,
+    with gates g_nj = σ(q_n·k_j/√D). Golovneva et al. 2024 (arXiv:2405.18719), section 4.
 
-    As in the authors' listing, gates use the scaled logits (``gate: scaled``), q·e is added after the 1/√D
-    scale, the heads share e (P, D), and e is initialized to 0, which is NoPE. A logit temperature scales q,
-    and therefore the gates. Only visible keys are counted: with a window, sinks continue the count of the
-    window's oldest key. P cannot be changed after training: rows that no count has
-    reached are untrained.
+    As in the authors' listing, gates use the scaled logits (``gate: scaled``), q·e is added after
+    the 1/√D scale, the heads share e (P, D), and e is initialized to 0, which is NoPE. A logit
+    temperature scales q, and therefore the gates. Only visible keys are counted: with a window,
+    sinks continue the count of the window's oldest key. P cannot be changed after training: rows
+    that no count has reached are untrained.
     """
 
     uses_position: ClassVar[bool] = False

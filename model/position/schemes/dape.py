@@ -42,12 +42,13 @@ class DapeSettings(SharableSettings):
 
 
 class Dape(PositionalScheme):
-    """logits = A + B + W2·LeakyReLU(W1·[A; B] + c), for each pair over the H heads: 2H → 32 → H, A = q·k/√D.
-    Zheng et al. 2024 (arXiv:2405.14722) and their code.
+    """logits = A + B + W2·LeakyReLU(W1·[A; B] + c), for each pair over the H heads: 2H → 32 → H, A
+    = q·k/√D. Zheng et al. 2024 (arXiv:2405.14722) and their code.
 
     B_h(d) = −r1·ln(1 + r2·d) with r1 ~ U(0, 2), r2 ~ U(0, 1), as in KERPLE (Chi et al. 2022,
-    arXiv:2205.09921), or ALiBi's −slope·d. The second layer has no bias, which the softmax would cancel. W1 ~
-    N(0, 1/2H); unlike in their code, W2 is initialized to 0, so training starts with the bias B alone.
+    arXiv:2205.09921), or ALiBi's −slope·d. The second layer has no bias, which the softmax would
+    cancel. W1 ~ N(0, 1/2H); unlike in their code, W2 is initialized to 0, so training starts with
+    the bias B alone.
     """
 
     exempt: ClassVar[dict[str, str]] = UNROLLED

@@ -20,8 +20,8 @@ CELLS = 4096  # a power of two, so that their starts are exact
 
 
 class FireSettings(SharableSettings):
-    """A small network of relative distance on a logarithmic scale (FIRE, or FIRE-S if shared; Li et al.
-    2023)."""
+    """A small network of relative distance on a logarithmic scale (FIRE, or FIRE-S if shared; Li et
+    al. 2023)."""
 
     test_time = SharableSettings.test_time | {"threshold"}
 
@@ -31,7 +31,8 @@ class FireSettings(SharableSettings):
         512.0,
         gt=0,
         allow_inf_nan=False,
-        description="initial threshold T: distances are divided by the query position, or by T below T",
+        description="initial threshold T: distances are divided by the query position, or by T "
+        "below T",
     )
     init_scale: float = Field(
         0.1,
@@ -47,10 +48,10 @@ class FireSettings(SharableSettings):
 class Fire(PositionalScheme):
     """logit += f_h(ψ(d) / (ψ(max(n, T)) + ε)), after the 1/√D scale, n the query's position from 0.
 
-    ψ(x) = ln(1 + |c·x|); f = Linear(1, width) → ReLU → Linear(width, H); c starts at 0.1, T = |m·512| with m
-    from 1, both learned; ε = 1e-6. Li et al. 2023 (arXiv:2310.04418), section 3 and the listing of the
-    appendix; layers use PyTorch's initialization. The listing's output bias is omitted, because the softmax
-    cancels it. Logarithms and network run in float32 or float64.
+    ψ(x) = ln(1 + |c·x|); f = Linear(1, width) → ReLU → Linear(width, H); c starts at 0.1, T =
+    |m·512| with m from 1, both learned; ε = 1e-6. Li et al. 2023 (arXiv:2310.04418), section 3 and
+    the listing of the appendix; layers use PyTorch's initialization. The listing's output bias is
+    omitted, because the softmax cancels it. Logarithms and network run in float32 or float64.
 
     Beyond T the bias depends on n, not on distance alone, so positions must not be shifted.
     """
@@ -106,11 +107,12 @@ class Fire(PositionalScheme):
             return out.view(-1, x.shape[0], *x.shape[2:]).transpose(0, 1)
 
     def segments(self) -> tuple[Tensor, Tensor, Tensor]:
-        """f as a piecewise linear function: f_h(x) = intercept[h, s] + slope[h, s]·x, s the number of `edges`
-        at most x.
+        """f as a piecewise linear function: f_h(x) = intercept[h, s] + slope[h, s]·x, s the number
+        of `edges` at most x.
 
         Returns:
-            edges (width + 2,) in ascending order, the last two infinite; intercept and slope (H, width + 1).
+            edges (width + 2,) in ascending order, the last two infinite; intercept and slope (H,
+            width + 1).
         """
         w1, b1, w2 = (
             precise(p) for p in (self.inner.weight[:, 0], self.inner.bias, self.outer.weight)
@@ -130,9 +132,11 @@ class Fire(PositionalScheme):
     def _flex_bias(self, context: AttentionContext) -> BiasFunction:
         """The bias with table look-ups instead of a loop over the hidden units.
 
-        The segment of x is that of the start of its cell, 1/CELLS wide, and one or two later. With three
-        edges in one cell, the bias may continue a neighboring segment within that cell. Intercepts and slopes
-        have COPIES entries for each segment, which keys use in turn: gradients of neighboring keys are added
+        The segment of x is that of the start of its cell, 1/CELLS wide, and one or two later. With
+        three edges in one cell, the bias may continue a neighboring segment within that cell.
+        Intercepts and slopes
+        have COPIES entries for each segment, which keys use in turn: gradients of neighboring keys
+            are added
         to different entries.
         """
 
@@ -183,7 +187,8 @@ class Fire(PositionalScheme):
         forms = BiasForms(
             make_network=lambda d: self._network_bias(d, context),
             make_flex=lambda: self._flex_bias(context),
-            # With more stages Triton buffers the look-ups of the next keys, in 475 kB of shared memory.
+            # With more stages Triton buffers the look-ups of the next keys, in 475 kB of shared
+            # memory.
             kernel_options={"num_stages": 1},
         )
         return AttentionPlan.from_mask(context.mask(bias=bias, forms=forms))

@@ -25,7 +25,8 @@ class FopeSettings(RotationSettings):
     max_length: int | None = Field(
         None,
         ge=1,
-        description="drop frequencies below 2π / max_length; fixed after training; null: original_length",
+        description="drop frequencies below 2π / max_length; fixed after training; null: "
+        "original_length",
     )
     gain: float = Field(
         0.3,
@@ -44,20 +45,22 @@ class FopeSettings(RotationSettings):
 
 
 class Fope(PositionalScheme):
-    """FoPE: pair k is rotated by (Σ_j A_jk cos nθ_j, Σ_j B_jk sin nθ_j) instead of (cos nθ_k, sin nθ_k),
-    over the J frequencies θ_j ≥ 2π/L0; lower frequencies are dropped. Hua et al. 2024 (arXiv:2412.17739).
+    """FoPE: pair k is rotated by (Σ_j A_jk cos nθ_j, Σ_j B_jk sin nθ_j) instead of (cos nθ_k, sin
+    nθ_k), over the J frequencies θ_j ≥ 2π/L0; lower frequencies are dropped. Hua et al. 2024
+    (arXiv:2412.17739).
 
-    Based on a description of a fork of the released code; not compared with the paper's text. A and B are
-    learned per key/value head and layer, initialized to the identity plus N(0, gain²/J), the Xavier variance
-    of one J × J matrix (the fork includes the heads in the fan). For dropped frequencies, the fork sets both
-    cos and sin to 1, a scaled rotation by 45° at all positions (`clipped: ones`); the paper uses a zero
-    frequency, i.e. cos 1 and sin 0 (`clipped: identity`, the default). Scores are not a function of distance
-    alone, because cos² + sin² is not 1.
+    Based on a description of a fork of the released code; not compared with the paper's text. A and
+    B are learned per key/value head and layer, initialized to the identity plus N(0, gain²/J), the
+    Xavier variance of one J × J matrix (the fork includes the heads in the fan). For dropped
+    frequencies, the fork sets both cos and sin to 1, a scaled rotation by 45° at all positions
+    (`clipped: ones`); the paper uses a zero frequency, i.e. cos 1 and sin 0 (`clipped: identity`,
+    the default). Scores are not a function of distance alone, because cos² + sin² is not 1.
     """
 
     cached_form: ClassVar[str] = "rotated keys"
     exempt: ClassVar[dict[str, str]] = {
-        "shift": "scores depend on n and m: mixtures of cosines and sines do not obey the addition theorem"
+        "shift": "scores depend on n and m: mixtures of cosines and sines do not obey the addition "
+        "theorem"
     }
     settings: FopeSettings
 
@@ -73,7 +76,8 @@ class Fope(PositionalScheme):
         self._kept = Constant(frequencies)
         if not kept:
             raise ModelError(
-                f"fope has no frequency of at least 2π/{length}: raise model.position.max_length, or use 7 "
+                f"fope has no frequency of at least 2π/{length}: raise model.position.max_length, "
+                f"or use 7 "
                 "training tokens or more"
             )
         shape = (geometry.kv_heads, kept, kept)  # (G, J, J)
@@ -94,7 +98,8 @@ class Fope(PositionalScheme):
         return self._table.look_up(positions.position, positions.position_end, dtype)
 
     def _mixed(self, rows: Tensor, mix: Tensor, dropped: float) -> Tensor:
-        """(B or 1, T, J) → (B or 1, G, T, R): the mixtures, and a constant for the dropped pairs."""
+        """(B or 1, T, J) → (B or 1, G, T, R): the mixtures, and a constant for the dropped
+        pairs."""
         dtype = mask_dtype(mix)
         with torch.autocast(rows.device.type, enabled=False):
             mixed = rows[:, None].to(dtype) @ mix.to(dtype)  # (B or 1, 1, T, J) @ (G, J, J)

@@ -27,7 +27,8 @@ class FoxSettings(ContentSettings):
     name: Literal["fox"] = "fox"
     gate: Literal["linear", "constant", "fixed"] = Field(
         "linear",
-        description="computed from each token; a learned constant per head, initialized as in ALiBi; or the "
+        description="computed from each token; a learned constant per head, initialized as in "
+        "ALiBi; or the "
         "fixed ALiBi slopes",
     )
     rotary: bool = Field(False, description="also apply RoPE")
@@ -37,10 +38,11 @@ class FoxSettings(ContentSettings):
 class Fox(PositionalScheme):
     """logit += c_n − c_m, c_n = Σ_{t≤n} ln σ(w_h·x_t + β_h), after the 1/√D scale; 0 for n = m.
 
-    Lin et al. 2025, forgetting transformer (arXiv:2503.02130); Cable (arXiv:2503.08067), whose gate is
-    −softplus(w_h·x + β_h), is the same with w and β negated. A constant gate is ALiBi with slope −ln σ(β).
-    One gate per query head; positions are used with `rotary` only. Tested against the formula in loops;
-    compared once with FLA's `naive_forgetting_attn`: outputs agree to 1e-6 in float32, also with a window.
+    Lin et al. 2025, forgetting transformer (arXiv:2503.02130); Cable (arXiv:2503.08067), whose gate
+    is −softplus(w_h·x + β_h), is the same with w and β negated. A constant gate is ALiBi with slope
+    −ln σ(β). One gate per query head; positions are used with `rotary` only. Tested against the
+    formula in loops; compared once with FLA's `naive_forgetting_attn`: outputs agree to 1e-6 in
+    float32, also with a window.
     """
 
     cached_form: ClassVar[str] = "plain (or rotated) keys and cumulative log gates"
@@ -105,7 +107,8 @@ class Fox(PositionalScheme):
         q_whole = context.of_queries(k_whole, 2)
         q_rest = context.of_queries(k_rest, 2)
         if self.settings.sink_logit == "none":
-            # A term of the query alone shifts all of its logits, which softmax ignores: its gradient is 0.
+            # A term of the query alone shifts all of its logits, which softmax ignores: its
+            # gradient is 0.
             q_rest = q_rest.detach()
 
         def bias(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:

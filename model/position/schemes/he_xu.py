@@ -21,10 +21,12 @@ class HeXuSettings(RotarySettings):
 
 
 class HeXu(Rope):
-    """θ_k = π/(2N)·b^(−2k/r): "Easy Derivation Of Rotary Position Embeddings", He Cangping and Xu Tao.
+    """θ_k = π/(2N)·b^(−2k/r): "Easy Derivation Of Rotary Position Embeddings", He Cangping and Xu
+    Tao.
 
-    Within N tokens, cos(d·θ_k) decreases with the distance d for all k. Equivalent to RoPE with positions
-    divided by 2N/π (1303.8 for N 2048). N is fixed after training; changing it would interpolate positions.
+    Within N tokens, cos(d·θ_k) decreases with the distance d for all k. Equivalent to RoPE with
+    positions divided by 2N/π (1303.8 for N 2048). N is fixed after training; changing it would
+    interpolate positions.
     """
 
     settings: HeXuSettings

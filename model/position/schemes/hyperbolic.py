@@ -46,19 +46,21 @@ class HyperbolicSettings(PositionSettings):
 
 
 class Hyperbolic(PositionalScheme):
-    """HoPE: score = Σ_k e^(−dθ') q_kᵀ [[cosh dθ_k, sinh dθ_k], [sinh dθ_k, cosh dθ_k]] k_k over pairs of
-    features (k, k + D/2), θ' > θ_k. Dai et al. 2025 (arXiv:2509.05218). Not Chen et al.'s HoPE, see p_rope.
+    """HoPE: score = Σ_k e^(−dθ') q_kᵀ [[cosh dθ_k, sinh dθ_k], [sinh dθ_k, cosh dθ_k]] k_k over
+    pairs of features (k, k + D/2), θ' > θ_k. Dai et al. 2025 (arXiv:2509.05218). Not Chen et al.'s
+    HoPE, see p_rope.
 
     With u = (x1 + x2)/√2 and w = (x1 − x2)/√2 of a pair the matrix is diagonal:
     score = Σ_k e^(−(θ' − θ_k)d) u_q u_k + e^(−(θ' + θ_k)d) w_q w_k, one decay rate per feature. The
     implementation uses this form. The published form, applied to q and k separately, suffers from
     cancellation: float64 loses all precision after 40 tokens, and float32 overflows after 88.
 
-    No factor exceeds 1 if positions increase along a document (also skipped, random or fractional ones). For
-    keys before its block of 16, a query uses e^(−γ(n − n0)) e^(−γ(n0 − m)), where n0 ≥ m is the first
-    position of the block's queries that attend to such keys: a factor underflows only if the score does. Keys
-    inside the block are computed pair by pair. If positions decrease along a document, distances are negative
-    and scores grow, as in the formula. Keys are cached in the coordinates u, w, without positions.
+    No factor exceeds 1 if positions increase along a document (also skipped, random or fractional
+    ones). For keys before its block of 16, a query uses e^(−γ(n − n0)) e^(−γ(n0 − m)), where n0 ≥ m
+    is the first position of the block's queries that attend to such keys: a factor underflows only
+    if the score does. Keys inside the block are computed pair by pair. If positions decrease along
+    a document, distances are negative and scores grow, as in the formula. Keys are cached in the
+    coordinates u, w, without positions.
     """
 
     cached_form: ClassVar[str] = "plain keys, in the coordinates u and w"
@@ -113,7 +115,8 @@ def diagonal(x: Tensor) -> Tensor:
 
 
 def decayed(block: QueryBlock, n: Tensor, m: Tensor, rates: Tensor) -> Tensor:
-    """(B, H, t, s) Σ_c e^(−γ_c (n − m)) q_c k_c for visible pairs; any finite number for masked pairs.
+    """(B, H, t, s) Σ_c e^(−γ_c (n − m)) q_c k_c for visible pairs; any finite number for masked
+    pairs.
 
     Args:
         block: its last keys are those of its queries; with all keys, those at the queries' index.
@@ -162,8 +165,8 @@ def _near(q: Tensor, k: Tensor, n: Tensor, m: Tensor, visible: Tensor, rates: Te
 def _far(q: Tensor, k: Tensor, n: Tensor, m: Tensor, visible: Tensor, rates: Tensor) -> Tensor:
     """Scores with keys before all queries, relative to the first query that attends to any of them.
 
-    Queries without such keys (their document starts in this block) and keys without queries (their document
-    has ended) do not affect the base and get the factor 1."""
+    Queries without such keys (their document starts in this block) and keys without queries (their
+    document has ended) do not affect the base and get the factor 1."""
     # (R, t), (R, s)
     has_keys = visible.any(2)
     has_queries = visible.any(1)

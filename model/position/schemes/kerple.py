@@ -25,7 +25,8 @@ RANGES: dict[str, dict[str, tuple[float, float, float | None]]] = {
 
 
 class KerpleSettings(DistanceSettings, SharableSettings):
-    """A learned penalty per head that grows with the logarithm or a power of distance (Chi et al. 2022)."""
+    """A learned penalty per head that grows with the logarithm or a power of distance (Chi et al.
+    2022)."""
 
     name: Literal["kerple"] = "kerple"
     form: Literal["log", "power", "log3"] = Field(
@@ -43,11 +44,12 @@ def power_of(d: Tensor, exponent: Tensor) -> Tensor:
 class Kerple(DistanceBias):
     """log: −r1·ln(1 + r2·d); power: −r1·d^r2; log3: −r1·ln(1 + r2·d^r3), with d = |i − j| / s.
 
-    Chi et al. 2022 (arXiv:2205.09921): the logarithmic, power and 3-parameter-log kernels. Per head r1, r2,
-    r3 ≥ 1e-2, and the exponents (r2 of power, r3 of log3) are at most 2. As in the released code, the
-    parameters themselves are clamped to these ranges before each training pass, so that clamped parameters
-    still get gradients. Initialized as in the released code: log r1 ~ U(0, 2), r2 ~ U(0, 1); power r1 ~ U(0,
-    1) and the exponent ~ U(0, 2). log3, which has no released code, is initialized as log: r3 = 1.
+    Chi et al. 2022 (arXiv:2205.09921): the logarithmic, power and 3-parameter-log kernels. Per head
+    r1, r2, r3 ≥ 1e-2, and the exponents (r2 of power, r3 of log3) are at most 2. As in the released
+    code, the parameters themselves are clamped to these ranges before each training pass, so that
+    clamped parameters still get gradients. Initialized as in the released code: log r1 ~ U(0, 2),
+    r2 ~ U(0, 1); power r1 ~ U(0, 1) and the exponent ~ U(0, 2). log3, which has no released code,
+    is initialized as log: r3 = 1.
     """
 
     settings: KerpleSettings
@@ -61,7 +63,8 @@ class Kerple(DistanceBias):
     def tables(self, positions: TokenPositions, dtype: torch.dtype) -> tuple[Tensor, ...]:
         if self.training and torch.is_grad_enabled():
             for name, (_, _, largest) in self._ranges.items():
-                # `.data` avoids autograd's version check: the backward of another pass may be pending.
+                # `.data` avoids autograd's version check: the backward of another pass may be
+                # pending.
                 self.get_parameter(name).data.clamp_(SMALLEST, largest)
         return super().tables(positions, dtype)
 

@@ -33,10 +33,10 @@ class PRopeSettings(RotarySettings):
 class PRope(Rope):
     """p-RoPE: θ_k = b^(−2k/r) for the first ⌊p·r/2⌋ pairs, 0 for the rest.
 
-    Barbero et al. 2024 (arXiv:2410.06205). Unlike rope.fraction, the exponents are over all r features.
-    Scaling methods apply to the full spectrum, as in RoPE. `max_wavelength: 1` with `share: 1` is HoPE, Chen
-    et al. 2024 (arXiv:2410.21216): pairs of λ_k ≤ L0 turn. The threshold is from secondary descriptions of
-    the paper.
+    Barbero et al. 2024 (arXiv:2410.06205). Unlike rope.fraction, the exponents are over all r
+    features. Scaling methods apply to the full spectrum, as in RoPE. `max_wavelength: 1` with
+    `share: 1` is HoPE, Chen et al. 2024 (arXiv:2410.21216): pairs of λ_k ≤ L0 turn. The threshold
+    is from secondary descriptions of the paper.
     """
 
     settings: PRopeSettings
@@ -45,7 +45,8 @@ class PRope(Rope):
         super().setup()
         if not self.rotated_pairs().any():
             raise ModelError(
-                f"p_rope rotates no pair of {self.dims} features: raise share ({self.settings.share}) "
+                f"p_rope rotates no pair of {self.dims} features: raise share "
+                f"({self.settings.share}) "
                 f"or max_wavelength ({self.settings.max_wavelength})"
             )
 

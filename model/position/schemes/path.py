@@ -28,28 +28,31 @@ class PathSettings(ContentSettings):
     def _caches_every_token(self):
         if self.window is not None and self.sinks:
             raise ValueError(
-                "'path' requires all tokens between query and key, and does not support window with sinks: "
+                "'path' requires all tokens between query and key, and does not support window "
+                "with sinks: "
                 "set sinks to 0 or window to null"
             )
         return self
 
 
 class PathAttention(PositionalScheme):
-    """logit = q_nᵀ H_n H_{n−1} ⋯ H_{m+1} k_m / √D, H_t = I − β_t w_t w_tᵀ, β_t = 2 σ(u_g·x_t + b_g).
+    """logit = q_nᵀ H_n H_{n−1} ⋯ H_{m+1} k_m / √D, H_t = I − β_t w_t w_tᵀ, β_t = 2 σ(u_g·x_t +
+    b_g).
 
     w_t = u_t / √(‖u_t‖² + 1e-6), u_t = silu(conv_3(W₂ W₁ x)), rank 32, for each key/value head.
     Yang et al. 2025, PaTH attention (arXiv:2505.16381), without the optional forgetting gate; the
     scale 1/√D multiplies the whole product, as in FLA's `naive_path_attn`. Tested against the
     explicit product; compared once with that function for the same w and β: outputs agree to 1e-6
     in float32. The computation of w is not compared with released code.
-    Keys are cached unchanged; each pass computes the product by the UT transform, chunk by chunk, in time
-    T·S·(D + chunk) and memory linear in S.
+    Keys are cached unchanged; each pass computes the product by the UT transform, chunk by chunk,
+    in time T·S·(D + chunk) and memory linear in S.
     """
 
     cached_form: ClassVar[str] = "plain keys, directions w and strengths β"
     uses_position: ClassVar[bool] = False
     exempt: ClassVar[dict[str, str]] = {
-        "window": "the product between two tokens depends on the tokens between them and, by convolution, "
+        "window": "the product between two tokens depends on the tokens between them and, by "
+        "convolution, "
         "on those just before"
     }
     settings: PathSettings
@@ -111,9 +114,10 @@ class PathAttention(PositionalScheme):
 def along_paths(block: QueryBlock, w: Tensor, strength: Tensor) -> Tensor:
     """(B, H, t, s) q_nᵀ H_n ⋯ H_{m+1} k_m of a block; w is (B, H, s, D), strength (B, H, s, 1).
 
-    Iterates over chunks of keys from last to first. In each chunk, with M = strictLower(diag(β) W Wᵀ) and
-    Y = (Q Wᵀ)(I + M)⁻¹ diag(β), the scores are Q Kᵀ − Y strictLower(W Kᵀ) and the queries become Q − Y W;
-    Q Wᵀ is lower triangular among the queries' own tokens. Other documents and padding need no
+    Iterates over chunks of keys from last to first. In each chunk, with M = strictLower(diag(β) W
+    Wᵀ) and Y = (Q Wᵀ)(I + M)⁻¹ diag(β), the scores are Q Kᵀ − Y strictLower(W Kᵀ) and the queries
+    become Q − Y W; Q Wᵀ is lower triangular among the queries' own tokens. Other documents and
+    padding need no
     mask: the product between two tokens contains only the tokens between them.
     """
     q = block.q

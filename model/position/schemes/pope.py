@@ -26,7 +26,8 @@ class PopeSettings(AngleSharingSettings):
     theta: float = Field(10_000.0, gt=1, description="base b of the D frequencies b^(−c/D)")
     share: Share = Field(
         "layer",
-        description="one set of key phases per model, per layer, or per key/value head of each layer",
+        description="one set of key phases per model, per layer, or per key/value head of each "
+        "layer",
     )
     phase: Literal["zero", "uniform"] = Field(
         "zero", description="initial key phases: 0, or drawn from −2π to 0"
@@ -34,15 +35,15 @@ class PopeSettings(AngleSharingSettings):
 
 
 class Pope(PositionalScheme):
-    """PoPE: score = Σ_c μ(q_c) μ(k_c) cos(dθ_c − δ_c), μ = softplus, θ_c = b^(−c/D), one for each of the D
-    features. Gopalakrishnan et al. 2025 (arXiv:2509.10534).
+    """PoPE: score = Σ_c μ(q_c) μ(k_c) cos(dθ_c − δ_c), μ = softplus, θ_c = b^(−c/D), one for each
+    of the D features. Gopalakrishnan et al. 2025 (arXiv:2509.10534).
 
-    A feature is mapped to the point of magnitude μ and phase nθ_c (queries) or mθ_c + δ_c (keys), so that q
-    and k are 2D wide, [μ cos | μ sin], while values stay D wide; the scale stays 1/√D. Each layer has its own
-    phases δ by default, following the formula's single index c; x-transformers has them per head, shared by
-    all layers, and clamps δ to [−2π, 0], where a phase that leaves the range at 0, its initial value, gets no
-    gradient. Only cos δ and sin δ are used, so here δ is unrestricted and equivalent to the one in that
-    range.
+    A feature is mapped to the point of magnitude μ and phase nθ_c (queries) or mθ_c + δ_c (keys),
+    so that q and k are 2D wide, [μ cos | μ sin], while values stay D wide; the scale stays 1/√D.
+    Each layer has its own phases δ by default, following the formula's single index c;
+    x-transformers has them per head, shared by all layers, and clamps δ to [−2π, 0], where a phase
+    that leaves the range at 0, its initial value, gets no gradient. Only cos δ and sin δ are used,
+    so here δ is unrestricted and equivalent to the one in that range.
     """
 
     cached_form: ClassVar[str] = "polar keys, twice as wide"

@@ -62,7 +62,8 @@ class RotarySettings(RotationSettings):
     def _remap_is_possible(self):
         if self.scaling.untouched and not isinstance(self.remap, NoRemap):
             raise ValueError(
-                f"scaling.first {self.scaling.untouched} makes scores depend on more than the distance, "
+                f"scaling.first {self.scaling.untouched} makes scores depend on more than the "
+                f"distance, "
                 f"which remap '{self.remap.name}' does not support: set one of them to 0 or none"
             )
         if self.remap.needs_sinks and (self.window is None or self.sinks == 0):
@@ -71,16 +72,19 @@ class RotarySettings(RotationSettings):
 
 
 class RopeSettings(RotarySettings):
-    """Rotary position embeddings: q and k are rotated by angles proportional to position (Su et al. 2021)."""
+    """Rotary position embeddings: q and k are rotated by angles proportional to position (Su et al.
+    2021)."""
 
     name: Literal["rope"] = "rope"
 
 
 class Rope(PositionalScheme):
-    """RoPE, Su et al. 2021 (arXiv:2104.09864): q_n → R(nθ) q_n, k_m → R(mθ) k_m, scores depend on n − m only.
+    """RoPE, Su et al. 2021 (arXiv:2104.09864): q_n → R(nθ) q_n, k_m → R(mθ) k_m, scores depend on n
+    − m only.
 
-    The table of cos and sin is indexed by position, so it is valid at any cache offset. Keys are cached
-    rotated, once per key map of the remap; frequencies and maps do not change within a sequence.
+    The table of cos and sin is indexed by position, so it is valid at any cache offset. Keys are
+    cached rotated, once per key map of the remap; frequencies and maps do not change within a
+    sequence.
     """
 
     cached_form = "rotated keys, one form for each key map of the remap"
@@ -94,7 +98,8 @@ class Rope(PositionalScheme):
         self.dims = int(geometry.head_dim * settings.fraction) // 2 * 2
         if self.dims < 2:
             raise ModelError(
-                f"model.position.fraction {settings.fraction} of {geometry.head_dim} features leaves no "
+                f"model.position.fraction {settings.fraction} of {geometry.head_dim} features "
+                f"leaves no "
                 f"pair: raise it to {2 / geometry.head_dim:.4g} or more"
             )
         self.frequencies(self.stretch(geometry.train_length))  # validates the settings
@@ -127,7 +132,8 @@ class Rope(PositionalScheme):
         return plain_frequencies(self.settings.theta, self.dims)
 
     def rotated_pairs(self) -> Tensor | float:
-        """(R,) 1 for pairs that are rotated, 0 for pairs that are never rotated, even after scaling."""
+        """(R,) 1 for pairs that are rotated, 0 for pairs that are never rotated, even after
+        scaling."""
         return 1.0
 
     def frequencies(self, stretch: float) -> tuple[Tensor, float]:

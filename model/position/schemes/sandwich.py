@@ -1,4 +1,5 @@
-"""Sandwich: the distance-dependent part of the inner product of sinusoidal embeddings, as a bias."""
+"""Sandwich: the distance-dependent part of the inner product of sinusoidal embeddings, as a
+bias."""
 
 from __future__ import annotations
 
@@ -31,9 +32,9 @@ class SandwichSettings(DistanceSettings):
 class Sandwich(DistanceBias):
     """logit += c_h · Σ_{k < d̄/2} cos(d·10000^(−2k/d̄) / s), c_h = H / (8(h + 1)), h from 0.
 
-    Chi et al. 2022 (arXiv:2212.10356), section 5. No parameters. Unlike ALiBi, the bias is bounded, so
-    distant keys keep some weight. The head factor c_h was verified with attention-gym's code only
-    (`attn_gym/mods/sandwich.py`), not with the paper's text.
+    Chi et al. 2022 (arXiv:2212.10356), section 5. No parameters. Unlike ALiBi, the bias is bounded,
+    so distant keys keep some weight. The head factor c_h was verified with attention-gym's code
+    only (`attn_gym/mods/sandwich.py`), not with the paper's text.
     """
 
     settings: SandwichSettings
@@ -48,7 +49,8 @@ class Sandwich(DistanceBias):
         )
 
     def _sum(self, d: Tensor) -> Tensor:
-        """Σ_k cos(d θ_k), one frequency at a time, which limits memory for millions of distances."""
+        """Σ_k cos(d θ_k), one frequency at a time, which limits memory for millions of
+        distances."""
         total = torch.zeros_like(d)
         for theta in self._theta.tolist():
             total = total + (d * theta).cos()
@@ -58,8 +60,8 @@ class Sandwich(DistanceBias):
         return lambda distances: (self._sum(distances / stretch),)
 
     def tables(self, positions: TokenPositions, dtype: torch.dtype) -> tuple[Tensor, ...]:
-        """(B or 1, N) sums for distances 0 to N − 1, computed in float64; factors (1, H); stretches (B or
-        1,), for fractional distances."""
+        """(B or 1, N) sums for distances 0 to N − 1, computed in float64; factors (1, H); stretches
+        (B or 1,), for fractional distances."""
         device = positions.position.device
         stretches = self.stretches(positions)
         size = max(SMALLEST_TABLE, 1 << (positions.position_end - 1).bit_length())

@@ -31,11 +31,11 @@ class ShawSettings(SharableSettings):
 
 
 class Shaw(PositionalScheme):
-    """logit = q_n·(k_m + a_c)/√D and, with ``values``, output_n = Σ_m α_nm (v_m + b_c), c = min(n − m, K).
-    Shaw, Uszkoreit, Vaswani 2018 (arXiv:1803.02155), equations 3 and 4, past side only.
+    """logit = q_n·(k_m + a_c)/√D and, with ``values``, output_n = Σ_m α_nm (v_m + b_c), c = min(n −
+    m, K). Shaw, Uszkoreit, Vaswani 2018 (arXiv:1803.02155), equations 3 and 4, past side only.
 
-    The heads share a and b (K + 1, D), initialized from N(0, 1/D). K cannot be changed after training. Sinks
-    have distance K, as all distant keys.
+    The heads share a and b (K + 1, D), initialized from N(0, 1/D). K cannot be changed after
+    training. Sinks have distance K, as all distant keys.
     """
 
     supports_fractions = False
@@ -65,7 +65,8 @@ class Shaw(PositionalScheme):
         dtype = mask_dtype(q)
         with torch.autocast(q.device.type, enabled=False):
             rows = q.to(dtype) @ self.key.to(dtype).T * self.geometry.scale  # (B, H, Q, K + 1)
-        # Far keys use copies of the last entry in turn: FlexAttention's backward pass adds to entries.
+        # Far keys use copies of the last entry in turn: FlexAttention's backward pass adds to
+        # entries.
         rows = torch.cat(
             [rows[..., :clip], rows[..., clip:].expand(*rows.shape[:3], FAR_COPIES)], dim=-1
         )
@@ -85,7 +86,8 @@ class Shaw(PositionalScheme):
         )
 
     def _extra_output(self, block: QueryBlock, weights: Tensor) -> Tensor:
-        """Σ_m α_nm b_c. Weights are summed by clipped distance first, which avoids a (t, s, D) tensor."""
+        """Σ_m α_nm b_c. Weights are summed by clipped distance first, which avoids a (t, s, D)
+        tensor."""
         assert self.value is not None
         index = distances(block, self.settings.clip)
         totals = weights.new_zeros(*weights.shape[:3], self.settings.clip + 1)

@@ -15,7 +15,8 @@ from model.position.pairwise import UNROLLED, sum_after
 
 
 class StickBreakingSettings(PositionSettings):
-    """Stick-breaking weights, from the nearest key backwards, instead of a softmax (Tan et al. 2024)."""
+    """Stick-breaking weights, from the nearest key backwards, instead of a softmax (Tan et al.
+    2024)."""
 
     name: Literal["stick_breaking"] = "stick_breaking"
     remainder: Literal["self", "drop"] = Field(
@@ -24,12 +25,13 @@ class StickBreakingSettings(PositionSettings):
 
 
 class StickBreaking(PositionalScheme):
-    """A_nm = σ(z_nm)·Π_{m<j<n} (1 − σ(z_nj)) for m < n, z = q·k/√D; the rest Π_{j<n} (1 − σ(z_nj)) of the
-    stick goes to v_n or is dropped. Tan et al. 2024 (arXiv:2410.17980).
+    """A_nm = σ(z_nm)·Π_{m<j<n} (1 − σ(z_nj)) for m < n, z = q·k/√D; the rest Π_{j<n} (1 − σ(z_nj))
+    of the stick goes to v_n or is dropped. Tan et al. 2024 (arXiv:2410.17980).
 
-    Only strictly earlier keys get weights: a window of w contains w − 1 of them, and the first token of a
-    document has only its remainder. Computed by sums of logarithms. Without a softmax there is no sink; the
-    remainder has that role.
+    Only strictly earlier keys get weights: a window of w contains w − 1 of them, and the first
+        token of a
+    document has only its remainder. Computed by sums of logarithms. Without a softmax there is no
+    sink; the remainder has that role.
     """
 
     uses_position: ClassVar[bool] = False
@@ -40,7 +42,8 @@ class StickBreaking(PositionalScheme):
         if self.settings.sink_logit != "none":
             raise ModelError(
                 f"model.position.sink_logit '{self.settings.sink_logit}' requires a softmax, which "
-                "'stick_breaking' does not have: set it to none, and remainder to drop for weights that "
+                "'stick_breaking' does not have: set it to none, and remainder to drop for weights "
+                "that "
                 "sum to less than 1"
             )
 

@@ -46,14 +46,16 @@ class T5Settings(SharableSettings):
     def _far_buckets_have_distances(self):
         if self.max_distance <= self.buckets // 2:
             raise ValueError(
-                f"max_distance {self.max_distance} must exceed {self.buckets // 2}, half of buckets: the "
+                f"max_distance {self.max_distance} must exceed {self.buckets // 2}, half of "
+                f"buckets: the "
                 f"first half hold one distance each; raise max_distance or lower buckets"
             )
         return self
 
 
 def bucket_of(distance: int, buckets: int, max_distance: int) -> int:
-    """d below E = ⌊buckets/2⌋, then E + ⌊ln(d/E) / ln(max_distance/E) · (buckets − E)⌋ up to buckets − 1."""
+    """d below E = ⌊buckets/2⌋, then E + ⌊ln(d/E) / ln(max_distance/E) · (buckets − E)⌋ up to
+    buckets − 1."""
     exact = buckets // 2
     if distance < exact:
         return distance
@@ -62,12 +64,13 @@ def bucket_of(distance: int, buckets: int, max_distance: int) -> int:
 
 
 class T5(PositionalScheme):
-    """logit += table[bucket(d), h], after the 1/√D scale; distances below buckets/2 have one bucket each,
-    larger ones share buckets on a logarithmic scale. Raffel et al. 2019 (arXiv:1910.10683), section 2.1;
-    released code, `bidirectional=False`.
+    """logit += table[bucket(d), h], after the 1/√D scale; distances below buckets/2 have one bucket
+    each, larger ones share buckets on a logarithmic scale. Raffel et al. 2019 (arXiv:1910.10683),
+    section 2.1; released code, `bidirectional=False`.
 
-    Future keys use distance 0. Buckets are looked up in an integer table, computed in float64. T5 shares the
-    table between layers and has no factor 1/√D: ``shared`` and ``unscaled``. Positions must be integers.
+    Future keys use distance 0. Buckets are looked up in an integer table, computed in float64. T5
+    shares the table between layers and has no factor 1/√D: ``shared`` and ``unscaled``. Positions
+    must be integers.
     """
 
     supports_fractions = False

@@ -24,19 +24,21 @@ THETA = 10_000.0
 
 
 class TransformerXLSettings(SharableSettings):
-    """Content logits plus logits of a projected sinusoid of the distance, each with a learned bias (Dai et
-    al. 2019)."""
+    """Content logits plus logits of a projected sinusoid of the distance, each with a learned bias
+    (Dai et al. 2019)."""
 
     name: Literal["transformer_xl"] = "transformer_xl"
 
 
 class TransformerXL(PositionalScheme):
     """logit = (q_n·k_m + q_n·W r_d + u·k_m + v·W r_d)/√D, d = n − m, with sinusoids of width C
-    r_d = [sin(dθ_i) | cos(dθ_i)], θ_i = 10000^(−2i/C). Dai et al. 2019 (arXiv:1901.02860), section 3.3.
+    r_d = [sin(dθ_i) | cos(dθ_i)], θ_i = 10000^(−2i/C). Dai et al. 2019 (arXiv:1901.02860), section
+    3.3.
 
-    W (H·D, C) is initialized from N(0, 1/C), u and v (H, D) to 0. A logit temperature scales q, not u and v.
-    The products with r are computed once per distance and gathered, which supports skipped positions and
-    packed documents. `rel_shift` is not used; it is off by one if there are more cached keys than queries.
+    W (H·D, C) is initialized from N(0, 1/C), u and v (H, D) to 0. A logit temperature scales q, not
+    u and v. The products with r are computed once per distance and gathered, which supports skipped
+    positions and packed documents. `rel_shift` is not used; it is off by one if there are more
+    cached keys than queries.
     """
 
     supports_fractions = False

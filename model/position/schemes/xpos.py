@@ -15,8 +15,9 @@ from model.position.scaling import plain_frequencies
 from model.position.table import Constant, LookupTable
 from model.token_positions import TokenPositions
 
-# Natural logarithm of the largest factor on a key. The range of float32 and bfloat16 is e^±87; the margin is
-# for the keys themselves and for gradients, which are multiplied by the query's factor of e^−64.
+# Natural logarithm of the largest factor on a key. The range of float32 and bfloat16 is e^±87; the
+# margin is for the keys themselves and for gradients, which are multiplied by the query's factor of
+# e^−64.
 LARGEST = 64.0
 
 
@@ -38,14 +39,15 @@ class XPosSettings(RotationSettings):
 
 
 class XPos(PositionalScheme):
-    """xPos: q_n → ζ^(n/S) R(nθ) q_n, k_m → ζ^(−m/S) R(mθ) k_m, so the contribution of pair k to the score is
-    RoPE's times ζ_k^(d/S), ζ_k = (2k + γD)/((1 + γ)D). Sun et al. 2022 (arXiv:2212.10554), algorithm 1, γ =
-    0.4.
+    """xPos: q_n → ζ^(n/S) R(nθ) q_n, k_m → ζ^(−m/S) R(mθ) k_m, so the contribution of pair k to the
+    score is RoPE's times ζ_k^(d/S), ζ_k = (2k + γD)/((1 + γ)D). Sun et al. 2022 (arXiv:2212.10554),
+    algorithm 1, γ = 0.4.
 
-    Position 0 is the origin. The released code uses half the current length as origin: scores are the same,
-    but cached keys would change as the text grows. The disadvantage is range: factors of keys grow as
-    ζ_0^(−m/S), and float32 and bfloat16 overflow at e^87. Positions are limited to factors up to e^64 (26,156
-    with the default S and γ); the limit is proportional to S, which must be set before training.
+    Position 0 is the origin. The released code uses half the current length as origin: scores are
+    the same, but cached keys would change as the text grows. The disadvantage is range: factors of
+    keys grow as ζ_0^(−m/S), and float32 and bfloat16 overflow at e^87. Positions are limited to
+    factors up to e^64 (26,156 with the default S and γ); the limit is proportional to S, which must
+    be set before training.
     """
 
     cached_form: ClassVar[str] = "rotated and scaled keys"

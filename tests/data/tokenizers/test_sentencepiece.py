@@ -190,7 +190,8 @@ def test_corrupted_or_replaced_model_is_rejected(tmp_path):
         (tmp_path / "t" / "tokenizer.model").write_bytes(content)
         with pytest.raises(
             DataError,
-            match=r"tokenizer.model (is not a sentencepiece model|does not match its recorded hash)",
+            match=r"tokenizer.model (is not a sentencepiece model|does not match its recorded "
+            r"hash)",
         ):
             load_tokenizer(tmp_path / "t")
     with pytest.raises(DataError, match="has no tokenizer"):

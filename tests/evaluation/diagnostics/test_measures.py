@@ -1,4 +1,5 @@
-"""Attention statistics against hand-computed cases and brute force; repetition and drift against loops."""
+"""Attention statistics against hand-computed cases and brute force; repetition and drift against
+loops."""
 
 import math
 
@@ -7,7 +8,8 @@ import pytest
 import torch
 
 from evaluation.diagnostics.attention import merged
-from evaluation.diagnostics.repetition import by_bucket, distinct, repeated_runs
+from evaluation.diagnostics.attention_weights import AttentionRecorder, bucket_edges, last_outputs
+from evaluation.diagnostics.repetition import repeated_runs
 from evaluation.diagnostics.turns import (
     output_drift,
     pairs_of,
@@ -15,10 +17,8 @@ from evaluation.diagnostics.turns import (
     table_drift,
     unturned_features,
 )
-from evaluation.diagnostics.weights import AttentionRecorder, bucket_edges, last_outputs
 from model import TokenPositions
-from model.attention.explicit import attention_details
-from model.attention.kernels import attend
+from model.attention.kernels import attend, attention_details
 from model.position import SCHEMES, AttentionContext, HeadGeometry
 from tests.model.zoo import CASES, T, build, ids, reach_of
 
@@ -30,7 +30,8 @@ L0 = 8
 
 
 def measure_attention(q, k, *, sink=None, bos=None, tokens=None, window=None, sinks=0):
-    """What a recorder says of queries q (B, H, KEEP, D) over keys k (B, G, L, D) without positions."""
+    """What a recorder says of queries q (B, H, KEEP, D) over keys k (B, G, L, D) without
+    positions."""
     length = k.shape[2]
     tokens = torch.zeros(len(q), length, dtype=torch.int64) if tokens is None else tokens
     settings, scheme = SCHEMES["none"]
@@ -57,56 +58,6 @@ def measure_attention(q, k, *, sink=None, bos=None, tokens=None, window=None, si
 
 def zeros(rows, length, heads, dtype=torch.float64):
     return torch.zeros(rows, heads, length, D, dtype=dtype)
-
-
-def test_uniform_attention_by_hand():
-    values, found = measure_attention(zeros(2, KEEP, H), zeros(2, 21, G))
-    seen = [19, 20, 21]  # keys of the last three queries
-    assert values["entropy"].shape == (2, H)
-
-    def is_(name, numbers):
-        torch.testing.assert_close(
-            values[name], torch.full((2, H), float(np.mean(numbers))).double()
-        )
-
-    is_("entropy", [math.log(n) for n in seen])
-    is_("entropy_relative", [1, 1, 1])
-    is_("first_token", [1 / n for n in seen])
-    is_("mass_beyond", [(n - L0) / n for n in seen])
-    is_("mass_lost", [0, 0, 0])
-    is_("logit_std", [0, 0, 0])
-    is_("logit_max", [0, 0, 0])
-    is_("reach_90", [math.ceil(0.9 * n) for n in seen])
-    is_("distance_mean", [(n - 1) / 2 for n in seen])
-    is_("keys", seen)
-    edges = bucket_edges(21, L0)
-    assert edges == [0, 1, 2, 4, 8, 16, 21] and "bos" not in values
-    sizes = [[1, 1, 2, 4, 8, n - 16] for n in seen]
-    mass = np.mean([np.array(size) / n for size, n in zip(sizes, seen, strict=True)], axis=0)
-    np.testing.assert_allclose(found.by_distance[1, 0, 2], mass, rtol=1e-12)
-    np.testing.assert_allclose(found.visible[0], mass, rtol=1e-12)
-
-
-def test_single_key():
-    """Every query's mass is on key 3 of 20: distances 14, 15, 16."""
-    q = zeros(1, KEEP, H)
-    k = zeros(1, 20, G)
-    q[..., 0], k[:, :, 3, 0] = 1.0, 1e3
-    tokens = torch.zeros(1, 20, dtype=torch.int64)
-    tokens[0, 3] = 7
-    values, found = measure_attention(q, k, bos=7, tokens=tokens)
-    for name, number in (
-        ("entropy", 0),
-        ("first_token", 0),
-        ("bos", 1),
-        ("mass_beyond", 1),
-        ("reach_90", 16),
-        ("distance_mean", 15),
-        ("logit_max", 1000),
-        ("logit_std", np.mean([1000 * math.sqrt((n - 1) / n**2) for n in (18, 19, 20)])),
-    ):
-        torch.testing.assert_close(values[name], torch.full((1, H), float(number)).double())
-    np.testing.assert_allclose(found.by_distance[0, 0, 0], [0, 0, 0, 0, 2 / 3, 1 / 3], atol=1e-12)
 
 
 def test_sinks_and_windows():
@@ -136,7 +87,8 @@ def record_attention(model, tokens, keep=4, bos=None):
 
 
 def brute(model, tokens, keep):
-    """Weights (layers, B, H, keep, L) over all keys by one pass without a cache, placed by position."""
+    """Weights (layers, B, H, keep, L) over all keys by one pass without a cache, placed by
+    position."""
     length = tokens.shape[1]
     full = []
 
@@ -268,15 +220,6 @@ def test_batches_are_concatenated_in_order():
     torch.testing.assert_close(parts.visible, whole.visible)
 
 
-def test_query_blocks_do_not_change_results(monkeypatch):
-    model = build("t5")
-    tokens = ids(2, T)
-    whole = record_attention(model, tokens)
-    monkeypatch.setattr("evaluation.diagnostics.weights.PAIRS_AT_ONCE", 1)
-    for name, value in record_attention(model, tokens).values.items():
-        torch.testing.assert_close(value, whole.values[name])
-
-
 def test_drift_of_tables_and_outputs():
     model = build("rope")
     drift = table_drift(model, 5000)
@@ -320,24 +263,6 @@ def test_repetition_matches_loops():
                 expected = max(expected, n)
             assert runs[row, t] == expected
     assert repeated_runs(np.array([[5, 5, 5, 5]]), 3).tolist() == [[0, 1, 2, 3]]
-
-
-def test_buckets_by_hand():
-    tokens = np.array(
-        [[1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3, 4], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]]
-    )
-    nll = np.arange(24.0).reshape(2, 12)
-    found = by_bucket(tokens, np.array([12, 10]), nll, [4, 8, 12])
-    assert found["repeated_1"].tolist() == [[1, 1], [0, 0]]
-    # at 7 the first four tokens are back
-    assert found["repeated_4"].tolist() == [[0.25, 1], [0, 0]]
-    assert found["longest_run"].tolist() == [[4, 8], [0, 0]]
-    assert found["distinct_1"].tolist() == [[1, 1], [1, 1]]
-    assert found["nll"].tolist() == [[5.5, 9.5], [17.5, 20.5]]
-    assert distinct(np.array([1, 2, 1, 2, 1]), 2) == 0.5
-    assert math.isnan(distinct(np.array([1]), 2))
-    ended = by_bucket(tokens, np.array([12, 8]), nll, [4, 8, 12])
-    assert math.isnan(ended["nll"][1, 1]) and ended["nll"][0, 1] == 9.5
 
 
 def test_every_zoo_case_can_be_measured():

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from errors import EvaluationError
-from evaluation.diagnostics.generation import GenerationSession, _prompts_each
-from evaluation.diagnostics.settings import GenerationDiagnosticSettings
+from evaluation.diagnostics.diagnostic_settings import GenerationDiagnosticSettings
+from evaluation.diagnostics.generation import GenerationSession
 from evaluation.reports import attention_report, evaluation_report
-from evaluation.run import EvaluatedModel
 from evaluation.scoring.methods import Method
 from model import TokenPositions
 from run_directory.console import Console
+from tests.evaluation.conftest import MemoryModel
 from tests.evaluation.test_evaluate_script import call, make_run, root  # noqa: F401
 
 
@@ -190,9 +190,7 @@ ROPE = {"name": "rope", "scaling": {"name": "yarn"}}
 def measured(sharp, make_store, tokenizer, position, **keys):
     """What the model of a fixture writes, in memory."""
     model = sharp(position, train_length=16, dtype=torch.float64)
-    subject = EvaluatedModel(
-        "tiny", "hash", 0, 16, 16, lambda overrides: {}, lambda overrides, dtype: model
-    )
+    subject = MemoryModel(model)
     settings = GenerationDiagnosticSettings(prompts=6, length=60, dtype="float64", **keys)
     tokenizer.decode = lambda row: " ".join(map(str, row))
     return model, GenerationSession(
@@ -207,7 +205,8 @@ def measured(sharp, make_store, tokenizer, position, **keys):
 
 @pytest.mark.parametrize("position", [{"name": "alibi"}, ROPE])
 def test_nll_of_generated_text_matches_sampling(position, sharp, make_store, tokenizer):
-    """Step by step without a cache: greedy tokens are the likeliest, and the NLL is that of each choice."""
+    """Step by step without a cache: greedy tokens are the likeliest, and the NLL is that of each
+    choice."""
     model, found = measured(sharp, make_store, tokenizer, position, temperatures=[0.0])
     tokens, ends = found.tokens["trained", "greedy"]
     real, _ = found.tokens["trained", "real text"]
@@ -239,10 +238,3 @@ def test_generation_stops_at_eos(sharp, make_store, tokenizer):
     other = measured(sharp, make_store, tokenizer, ROPE, temperatures=[2.0], seed=1)[1]
     assert (same.tokens["trained", "temperature 2"][0] == tokens).all()
     assert same.targets_hash != other.targets_hash
-
-
-def test_prompts_are_distributed_over_documents():
-    lengths = np.array([100, 100, 148, 50])  # 100: one prompt of 52 + 48; 148: two; 50: none
-    assert _prompts_each(lengths, 3, 100, 48) == 1
-    assert _prompts_each(lengths, 5, 100, 48) == 1  # two of one document would be fewer in all
-    assert _prompts_each(np.array([148, 150]), 4, 100, 48) == 2

@@ -12,15 +12,15 @@ from matplotlib.colors import to_hex
 from scipy import stats
 
 from evaluation.diagnostics.attention import AttentionResult
+from evaluation.diagnostics.attention_weights import bucket_edges
 from evaluation.diagnostics.generation import REAL
-from evaluation.diagnostics.weights import bucket_edges
-from evaluation.reports import attention_report, generation_report, measure_charts
-from evaluation.reports.charts import INK, Curve, FigureText, decimals, save
+from evaluation.reports import attention_report, generation_report
+from evaluation.reports.charts import INK, Curve, FigureText, decimals
 from evaluation.reports.loss_report import loss_by_length, loss_report
 from evaluation.reports.task_report import task_report
 from evaluation.scoring.methods import Method
 from evaluation.statistics.analysis import analyze
-from evaluation.tasks.analysis import analyse_tasks
+from evaluation.tasks.task_analysis import analyse_tasks
 from tests.artists import close, dashed, ends, labelled, levels, lines, named, points, shown
 from tests.evaluation.tasks.test_session import answered, retriever
 
@@ -68,14 +68,6 @@ def test_nll_by_length_shows_means_and_bars_of_the_paired_difference(do, tmp_pat
     assert "95%" in note and "paired difference" in note
     assert axes.get_axisbelow() is True  # no grid over the lines
     assert "the same 70 targets of 7 documents at every length" in axes.figure.texts[1].get_text()
-
-
-def test_caption_omits_bars_that_are_not_drawn(do, make_store, tmp_path):
-    few = make_store([90, 120, 75], seed=1)
-    axes, note = drawn(do(store=few), tmp_path)
-    assert not any(one.bars for one in named(axes).values()) and note == ""
-    axes, note = drawn(do(lengths=[16]), tmp_path)
-    assert not any(one.bars for one in named(axes).values()) and note == ""
 
 
 def test_nll_by_position_shows_buckets_and_truncation(do, tmp_path):
@@ -127,14 +119,6 @@ def test_close_line_labels_do_not_overlap():
     figure.canvas.draw()
     box = axes.yaxis.label.get_window_extent()
     assert box.x0 >= 0 and min(t.get_window_extent().x0 for t in axes.get_yticklabels()) > box.x1
-
-
-@pytest.mark.parametrize("name", ["$a$ method", "x_$1^{$", "5$"])
-def test_dollar_signs_are_escaped(name, tmp_path):
-    line = Curve(name, [16, 32], [1.0, 1.5])
-    figure = loss_by_length([line], 1.0, [16], FigureText(f"of {name}", name, name))
-    save(figure, tmp_path, "figure", dpi=40)
-    assert (tmp_path / "figure.svg").read_text().count(f">{name}") >= 3
 
 
 def test_task_figure_shows_accuracies_and_intervals(tmp_path):
@@ -196,13 +180,6 @@ def seen(rng, length):
         by_distance=torch.tensor(rng.uniform(size=(3, 2, 2, len(edges) - 1))),
         visible=torch.tensor(rng.uniform(size=(2, len(edges) - 1))),
     )
-
-
-def test_single_points_have_markers():
-    assert [measure_charts.shaded("", range(n), range(n), INK).marker for n in (1, 3)] == [
-        "o",
-        "",
-    ]
 
 
 def test_attention_shows_means_over_windows_layers_and_heads():

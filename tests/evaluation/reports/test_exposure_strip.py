@@ -1,4 +1,5 @@
-"""The exposure strip below a figure shows the recorded counts and does not shrink the axes above it."""
+"""The exposure strip below a figure shows the recorded counts and does not shrink the axes above
+it."""
 
 import numpy as np
 import pytest
@@ -66,9 +67,3 @@ def test_strip_ends_at_trained_length():
     title, *_, note = figure.texts
     assert note.get_text() == "below all" and note.get_position()[1] < strip.get_position().y0
     assert title.get_position()[1] > axes.get_position().y1
-
-
-def test_trained_range_is_not_marked_untrained():
-    figure = figure_of([32, 64])
-    strip = add_strip(figure, figure.axes[0], plain(256, 1))
-    assert "never trained" not in [text.get_text() for text in strip.texts]

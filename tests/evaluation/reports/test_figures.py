@@ -89,7 +89,8 @@ def test_text_does_not_overlap_or_leave_the_figure(ends):
 
 @pytest.mark.parametrize("seed", range(5))
 def test_colors_go_to_the_curves_that_are_best_at_the_longest_length(seed):
-    """Ten curves that end at different lengths, in any order; a short curve has the lowest losses."""
+    """Ten curves that end at different lengths, in any order; a short curve has the lowest
+    losses."""
     ends = [(64, 0.1), (64, 0.2), *((256, 3.0 + 0.1 * n) for n in range(6)), (128, 1.0), (128, 0.9)]
     curves = [
         Curve(f"{end}-{y}", [16, 32, end], [y + 1, y + 0.5, y], low=(), high=()) for end, y in ends

@@ -4,7 +4,7 @@ import pytest
 from matplotlib.colors import to_hex
 
 from evaluation.schemes.curves import SchemeShape
-from evaluation.schemes.figures import FIGURES, FigureRequest
+from evaluation.schemes.scheme_figures import FIGURES, FigureRequest
 from tests.artists import close, ends, keys, labelled, levels, lines, points
 from tests.evaluation.schemes.test_figures import column
 

@@ -5,16 +5,13 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-import numpy as np
 import pytest
-import torch
 from matplotlib.text import Text
 
 from evaluation.schemes import curves
-from evaluation.schemes import figures as drawings
+from evaluation.schemes import scheme_figures as drawings
 from evaluation.schemes.curves import SchemeShape
-from evaluation.schemes.encoding_figure import _oblique
-from evaluation.schemes.figures import FIGURES, FigureRequest
+from evaluation.schemes.scheme_figures import FIGURES, FigureRequest
 from model.attention.mask import AttentionView
 from model.position import SCHEMES, AttentionPlan, PositionalScheme, PositionSettings
 
@@ -28,7 +25,8 @@ def column(drawing, value: str, **where) -> list:
 
 
 def test_encodings_match_source_document():
-    """Four tokens of two ones each. The document prints additions without the token for the first five."""
+    """Four tokens of two ones each. The document prints additions without the token for the first
+    five."""
     drawing = drawings.encodings(FigureRequest(tokens=4))
     printed = {
         "integer": [0, 0, 1, 1, 2, 2, 3, 3],
@@ -52,12 +50,6 @@ def test_encodings_match_source_document():
         )
     turned = [1, 1, -0.30116868, 1.38177329, -1.32544426, 0.49315059, -1.1311125, -0.84887249]
     assert column(drawing, "value", scheme="rope") == pytest.approx(turned, abs=1e-8)
-
-
-def test_eight_tokens_take_three_bits():
-    drawing = drawings.encodings(FigureRequest(tokens=8))
-    bits = [1 + int(bit) for n in range(8) for bit in format(n, "03b")]
-    assert column(drawing, "value", scheme="binary") == bits
 
 
 def test_inner_products_are_sums_of_cosines():
@@ -91,19 +83,6 @@ def test_decay_matches_independent_sum():
         assert values[distance] == pytest.approx(value, abs=6e-5)
 
 
-def test_decay_with_method_and_base():
-    """Dividing positions by 4 shows at distance 4d what was at d."""
-    ask = FigureRequest(SchemeShape(dim=12), thetas=[300.0], factor=4.0, distance=40)
-    found = drawings.decay(ask)
-    plain, linear = (column(found, "bound", scheme=name) for name in ("rope, base 300", "linear"))
-    assert linear[::4] == pytest.approx(plain[:11], abs=1e-12)
-    sums = [
-        sum(complex(math.cos(a), math.sin(a)) for a in (7 * 300 ** (-k / 6) for k in range(j)))
-        for j in range(1, 7)
-    ]
-    assert plain[7] == pytest.approx(sum(map(abs, sums)) / 6, abs=1e-12)
-
-
 def test_angles_match_he_xu():
     drawing = drawings.angles(FigureRequest())
     before = column(drawing, "angle_radians", scheme="rope", pair=0)
@@ -115,15 +94,6 @@ def test_angles_match_he_xu():
     assert slow == pytest.approx(
         [d * math.pi / 4096 * 10_000**-0.5 for d in range(1, 51)], rel=1e-12
     )
-
-
-def test_angles_follow_the_base_and_the_width():
-    drawing = drawings.angles(FigureRequest(SchemeShape(dim=12, train_length=300), thetas=[50.0]))
-    for name, first in (("rope", 1.0), ("he_xu", math.pi / 600)):
-        expected = [d * first * 50 ** (-2 * 3 / 12) % (2 * math.pi) for d in range(1, 51)]
-        assert column(drawing, "angle_radians", scheme=name, pair=3) == pytest.approx(
-            expected, rel=1e-9
-        )
 
 
 @pytest.mark.parametrize(
@@ -215,29 +185,6 @@ def test_registered_scheme_appears_in_figures(monkeypatch):
         assert column(drawing, "bias_nats", scheme=label)[0] == 5
 
 
-class Halves(PositionalScheme):
-    """Near and far pairs in views of their own; only far ones have a bias."""
-
-    def plan(self, context):
-        q = context.q_position
-        k = context.k_position
-        near = context.mask(mask_mod=lambda b, h, i, j: q[b, i] - k[b, j] < 3)
-        far = context.mask(
-            mask_mod=lambda b, h, i, j: q[b, i] - k[b, j] >= 3,
-            bias=lambda b, h, i, j: -(h + 2.0) * (q[b, i] - k[b, j]),
-        )
-        return AttentionPlan(
-            read=lambda q, k: [AttentionView(q, k, near), AttentionView(q, k, far)]
-        )
-
-
-def test_disjoint_views_are_merged(monkeypatch):
-    monkeypatch.setitem(SCHEMES, "added", (AddedSettings, Halves))
-    values = curves.bias(curves.build({"name": "added"}, SchemeShape(dim=8, heads=2)), 5)
-    assert values is not None
-    assert values.tolist() == [[0, 0, 0, -6, -8, -10], [0, 0, 0, -9, -12, -15]]
-
-
 def test_only_schemes_with_bias_are_found():
     found = curves.biased(SchemeShape(dim=8, heads=4, train_length=64), 64)
     names = {label.split()[0] for label in found}
@@ -245,21 +192,6 @@ def test_only_schemes_with_bias_are_found():
     for label, scheme in found.items():
         values = curves.bias(scheme, 64)
         assert values is not None and values.shape == (4, 65) and values.isfinite().all(), label
-
-
-def test_a_windowed_bias_ends_with_its_window():
-    scheme = curves.build({"name": "alibi", "window": 5}, SchemeShape(dim=8, heads=2))
-    values = curves.bias(scheme, 9)
-    assert values is not None
-    assert values[0].tolist() == pytest.approx(
-        [0.0, -1 / 16, -2 / 16, -3 / 16, -4 / 16] + [-math.inf] * 5
-    )
-    settings = {"name": "alibi", "window": 5}
-    axes = drawings.biases(
-        FigureRequest(SchemeShape(dim=8, train_length=64), schemes=[settings])
-    ).figure.axes[0]
-    assert axes.texts[0].get_text() == "alibi, window 5"
-    assert axes.texts[0].xy == (4, pytest.approx(-4 / 16))
 
 
 def test_methods_match_frequency_formulas():
@@ -333,17 +265,3 @@ def _beyond(figure, text) -> bool:
                 if text in (tick.label1, tick.label2):
                     return not (axes.axison and min(limits) <= tick.get_loc() <= max(limits))
     return False
-
-
-def test_length_dependent_methods_use_requested_factor():
-    ask = FigureRequest(factor=4.0)
-    plain = curves.build({"name": "rope"}, ask.shape)
-    auto = curves.build(
-        {"name": "rope", "scaling": {"name": "linear", "factor": "auto"}}, ask.shape
-    )
-    assert torch.equal(ask.frequencies(auto), ask.frequencies(plain) / 4)
-
-
-def test_depth_axis_is_shortened():
-    sizes = np.linalg.norm(_oblique(np.eye(4)), axis=1)
-    assert sizes[3] == sizes[2] == 1 > sizes[1] > sizes[0] > 0

@@ -5,10 +5,10 @@ from itertools import combinations
 import numpy as np
 import pytest
 
+from evaluation.evaluation_settings import EvaluationSettings
 from evaluation.scoring.evaluate import EvaluationSession
+from evaluation.scoring.loss_session import KEY_FORMAT
 from evaluation.scoring.methods import resolve_methods
-from evaluation.scoring.session import KEY_FORMAT
-from evaluation.settings import EvaluationSettings
 from tests.evaluation.conftest import BUILTIN, MemoryStore, MemoryTokenizer
 
 # Settings that change a number, another value of each, and the protocol it belongs to (None: all).

@@ -1,15 +1,14 @@
-"""Every built-in method changes the loss of a run that supports it, equally with and without a cache."""
+"""Every built-in method changes the loss of a run that supports it, equally with and without a
+cache."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from evaluation.scoring.methods import compatible_methods, read_methods, resolve_methods
-from evaluation.statistics.analysis import describe_scheme
 from model import SCHEMES, ModelError, TokenPositions, Transformer
 from run_directory.position_overrides import override
 from run_directory.run_settings import RunSettings
@@ -113,28 +112,3 @@ def test_applicable_methods_are_identified():
     assert [method.label for method in methods] == ["trained", "a"] and left_out == {
         "b": "the same as a here"
     }
-
-
-@pytest.mark.parametrize(
-    ("label", "overrides"),
-    [
-        ("rerope", "rope, rerope"),
-        ("leaky_rerope", "rope, leaky_rerope factor 16.0"),
-        ("self_extend", "rope, self_extend group 8"),
-        ("dual_chunk", "rope, dual_chunk"),
-        ("lambda", "rope, lambda, window 22, 10 sinks"),
-        ("streaming", "rope, streaming, window 28, 4 sinks"),
-        ("window", "rope, window 32"),
-        ("theta_x8", "rope, theta 80000"),
-        ("resonance_yarn", "rope, yarn s=4 (matched), resonance"),
-        ("drope", "rope, drop, temperature stretch"),
-        ("window_sinks", "rope, window 28, 4 sinks"),
-    ],
-)
-def test_results_record_remap_and_window(label, overrides):
-    asked = override(RunSettings(), resolve_methods([label], BUILTIN, L0)[-1].overrides)
-    schemes = {label: asked.model.position.model_dump(mode="json")}
-    lengths = SimpleNamespace(trained_length=L0, original_length=L0)
-    assert (
-        describe_scheme(SimpleNamespace(schemes=schemes, subject=lengths), label, 128) == overrides
-    )

@@ -67,16 +67,6 @@ def test_float32_chunks_stay_within_the_stated_bounds(work, sharp):
     assert whole.dtype == np.float64
 
 
-def test_sliding_windows_of_mixed_shapes(work, sharp):
-    text, _ = work
-    model = sharp().double()
-    windows = sliding_windows(text, np.array([0, 1, 3]), 40, 9)
-    want = naive(model, text, windows)
-    assert len(np.unique(windows.keep)) > 2
-    for batch in (1, 3, 50):
-        assert np.abs(measure(ModelScorer(model), text, windows, batch=batch) - want).max() <= 1e-10
-
-
 def test_the_declared_length_sets_the_factor(work, sharp):
     text, targets = work
     model = sharp(SCHEMES["yarn"]).double()

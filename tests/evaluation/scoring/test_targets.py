@@ -1,4 +1,3 @@
-import json
 from types import SimpleNamespace
 
 import numpy as np
@@ -7,16 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from errors import EvaluationError
+from evaluation.evaluation_settings import EvaluationSettings
 from evaluation.scoring.plan import make_plan
 from evaluation.scoring.targets import (
-    content_hash,
     draw_targets,
     longest_usable,
     reaches,
-    shorten_lengths,
 )
 from evaluation.scoring.text import EvaluationText
-from evaluation.settings import EvaluationSettings
 
 HASHES = {"corpus_hash": "c", "tokenizer_hash": "t"}
 LENGTHS = [40, 75, 76, 77, 78, 120, 300, 33]
@@ -63,24 +60,6 @@ def test_bos_and_eos_are_never_targets_and_bos_displaces_the_oldest_token(make_s
             assert (row[1:] == raw[end - 20 - shift : end - shift]).all()
             if method == "every-window":
                 assert row[0] == 1
-
-
-def test_the_bos_of_every_window_does_not_depend_on_the_stores(make_store):
-    # The same raw documents, stored with and without BOS, give the same windows.
-    with_bos = make_store([80, 61], bos=True)
-    without = make_store([80, 61], bos=False)
-    a = EvaluationText(with_bos, "every-window", 1)
-    b = EvaluationText(without, "every-window", 1)
-    assert (a.lengths == b.lengths).all()
-    assert (
-        a.windows(np.array([0, 1, 1]), np.array([31, 31, 62]), 30)
-        == b.windows(np.array([0, 1, 1]), np.array([31, 31, 62]), 30)
-    ).all()
-
-
-def test_every_window_needs_a_bos_id(make_store):
-    with pytest.raises(EvaluationError, match="BOS"):
-        EvaluationText(make_store([50]), "every-window", None)
 
 
 def test_sampling_depends_only_on_arguments(make_store):
@@ -138,17 +117,6 @@ def test_adding_a_shorter_length_keeps_the_targets(make_store, tokenizer):
     assert len(hashes) == 1
 
 
-def test_the_record_gives_the_hash(make_store):
-    targets = draw(EvaluationText(make_store(LENGTHS)))
-    record = json.loads(json.dumps(targets.record()))
-    known = {key: record[key] for key in record if key not in ("format", "hash")}
-    assert (
-        content_hash(known) == record["hash"] == targets.hash and record["spans"] == targets.pairs()
-    )
-    known["spans"][0][1] += 1
-    assert content_hash(known) != targets.hash
-
-
 def test_too_few_documents_error_suggests_longest_length(make_store):
     text = EvaluationText(make_store(LENGTHS))  # with BOS the longest has 301 tokens
     with pytest.raises(EvaluationError, match=r"0 of 8 \(0\.0%\).*longest usable length is 290"):
@@ -159,17 +127,6 @@ def test_too_few_documents_error_suggests_longest_length(make_store):
         draw(text, longest=290, least_documents=2)
     with pytest.raises(EvaluationError, match="0 of 8"):
         draw(text, longest=291)
-
-
-def test_length_grid_is_truncated_with_warning(make_store):
-    text = EvaluationText(make_store(LENGTHS))
-    how = {"span": 5, "spans_per_document": 3}
-    assert shorten_lengths(text, [16, 32], least_documents=4, **how) == ([16, 32], "")
-    kept, note = shorten_lengths(text, [16, 32, 64, 256], least_documents=3, **how)
-    assert kept == [16, 32, 64]
-    assert "only 1 of 8" in note and "64" in note
-    with pytest.raises(EvaluationError, match="longest usable"):
-        shorten_lengths(text, [1000, 2000], least_documents=1, **how)
 
 
 @settings(max_examples=60, deadline=None)
@@ -188,20 +145,9 @@ def test_minimum_document_length_is_exact(longest, span, spans, extra):
     assert (np.diff(targets.end) >= span).all()
 
 
-def test_placements_are_uniform():
-    # 2 spans of 2 in 5 places: starts (0,2) (0,3) (1,3); 3,000 draws, chi-square on 2 degrees below its
-    # 99.9% point.
-    text = bare([10 + 4])
-    counts = {}
-    for seed in range(3000):
-        ends = tuple(draw(text, longest=10, span=2, spans=2, seed=seed).end.tolist())
-        counts[ends] = counts.get(ends, 0) + 1
-    assert len(counts) == 3
-    assert sum((n - 1000) ** 2 / 1000 for n in counts.values()) < 13.8
-
-
 def test_placements_are_uniform_outside_excluded_ranges():
-    # Spans of 2 from token 9 on; clean are [9, 13) and [15, 18): two spans in the first, or one in each.
+    # Spans of 2 from token 9 on; clean are [9, 13) and [15, 18): two spans in the first, or one in
+    # each.
     text = bare([18], [(0, 0, 4), (0, 13, 14)])
     counts = {}
     for seed in range(3500):
@@ -245,16 +191,6 @@ def test_spans_avoid_excluded_ranges(excluded, span, spans):
     assert with_room == [*range(span, reaches(text, span, spans)[0] + 1)]
 
 
-def test_excluded_ranges_are_recorded_and_hashed():
-    plain = draw(bare([120, 90]))
-    assert "excluded" not in plain.record()
-    assert draw(bare([120, 90], [(0, 3, 8), (1, 3, 50)])).hash == plain.hash  # before any span
-    at = int(plain.end[3]) - 1
-    some = draw(bare([120, 90], [(0, 3, 8), (1, 3, 8), (1, at, at)]))
-    assert some.record()["excluded"] == [[1, 3, 9], [1, at, at + 1]] and some.hash != plain.hash
-    assert (some.end[:3] == plain.end[:3]).all() and not (some.end[3:] == plain.end[3:]).all()
-
-
 def test_too_little_clean_text_error_suggests_longest_length():
     text = bare([120, 90], [(0, 70, 119), (1, 60, 89)])
     with pytest.raises(EvaluationError, match=r"longest usable length is 69\b"):
@@ -262,17 +198,4 @@ def test_too_little_clean_text_error_suggests_longest_length():
     assert (
         longest_usable(reaches(text, 5, 1), 1) == 69
         and longest_usable(reaches(text, 5, 3), 2) == 49
-    )
-
-
-def test_default_settings_are_unchanged():
-    asked = EvaluationSettings()
-    assert (asked.protocol, asked.targets, asked.documents, asked.spans_per_document) == (
-        "fixed-targets", 64, 200, 4
-    )  # fmt: skip
-    assert (asked.seed, asked.confidence, asked.tolerance, asked.bos) == (
-        0,
-        0.95,
-        0.02,
-        "as-trained",
     )

@@ -1,10 +1,8 @@
-import math
-from itertools import pairwise
-
 import numpy as np
 import pytest
 
 from errors import EvaluationError
+from evaluation.evaluation_settings import EvaluationSettings
 from evaluation.scoring.plan import make_plan
 from evaluation.scoring.scoring import ModelScorer, measure
 from evaluation.scoring.targets import draw_targets
@@ -18,8 +16,6 @@ from evaluation.scoring.windows import (
     sliding_windows,
     truncated_windows,
 )
-from evaluation.settings import EvaluationSettings
-from evaluation.statistics.verdicts import perplexity, pooled
 
 LENGTHS = [150, 131, 97, 260, 129]
 PROTOCOLS = ["fixed-targets", "sliding", "non-overlapping", "by-position"]
@@ -30,16 +26,6 @@ def plan_for(store, protocol, lengths=(16, 32, 64, 128), trained=16, **kw):
     how = {"targets": 5, "spans_per_document": 3} | kw
     asked = EvaluationSettings(protocol=protocol, lengths=list(lengths), **how)
     return text, make_plan(asked, text, store.hash, "t", trained)
-
-
-@pytest.mark.parametrize("bos", ["as-trained", "none", "every-window"])
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_a_uniform_model_gives_ln_v(make_store, uniform_scorer, protocol, bos):
-    text, plan = plan_for(make_store(LENGTHS), protocol, bos=bos)
-    for windows in [*plan.windows.values(), plan.truncated]:
-        nll = measure(uniform_scorer, text, windows, batch=7)
-        assert abs(pooled(nll) - math.log(23)) < 1e-12
-        assert abs(perplexity(nll) - 23) < 1e-10
 
 
 @pytest.mark.parametrize("bos", ["as-trained", "none", "every-window"])
@@ -55,32 +41,6 @@ def test_every_length_scores_the_same_tokens(make_store, protocol, bos):
         # What the scorer is shown last in each window are these ids.
         shown = measure(lambda w, keep: w[:, -keep:].astype(float), text, windows, batch=3)
         assert (shown == ids).all()
-
-
-def test_target_context_lengths(make_store):
-    _, plan = plan_for(make_store(LENGTHS), "fixed-targets")
-    for length, windows in plan.windows.items():
-        seen = windows.target_positions() + 1
-        assert (seen.reshape(-1, 5) == length - 5 + np.arange(1, 6)).all()
-
-
-def test_fixed_targets_are_constant_beyond_memory(make_store, ngram_scorer):
-    # 8 tokens of memory and K = 5: flat for L >= K + 7 = 12, not before.
-    text, plan = plan_for(
-        make_store(LENGTHS), "fixed-targets", lengths=(11, 12, 13, 40, 128), trained=12
-    )
-    nll = {n: measure(ngram_scorer, text, w, batch=4) for n, w in plan.windows.items()}
-    for length in (13, 40, 128):
-        assert (nll[length] == nll[12]).all()
-    assert pooled(nll[11]) > pooled(nll[12]) + 0.03
-
-
-def test_non_overlapping_improves_by_early_tokens_only(make_store, ngram_scorer):
-    text, plan = plan_for(make_store(LENGTHS), "non-overlapping")
-    got = [pooled(measure(ngram_scorer, text, plan.windows[n])) for n in (16, 32, 64, 128)]
-    assert all(a > b for a, b in pairwise(got))
-    # The first 7 outputs of a window lack 7, 6, ... 1 of the 8 tokens at 0.2 nats each: 5.6 nats per window.
-    assert got[0] - got[3] == pytest.approx(5.6 / 16 - 5.6 / 128, abs=0.005)
 
 
 def test_sliding_by_k_equals_fixed_targets_on_aligned_spans(make_store, sharp):
@@ -133,18 +93,6 @@ def test_non_overlapping_cuts_to_a_multiple_of_lmax(make_store):
     assert windows.n_targets == 256 and windows.target_indices()[-1] == 256
     with pytest.raises(EvaluationError, match="48 does not divide 64"):
         block_windows(text, np.array([3]), 48, 64)
-
-
-def test_unequal_windows_are_weighted_by_tokens(make_store):
-    # One window of 20 counted targets at 1 nat, two of 3 at 4 nats: 44 / 26, not the mean of window means.
-    text = EvaluationText(make_store([60]))
-    windows = TargetWindows(
-        np.zeros(3, dtype=int), np.array([21, 24, 27]), np.array([20, 20, 20]), np.array([20, 3, 3])
-    )
-    nll = measure(
-        lambda w, keep: np.full((len(w), keep), 1.0 if keep == 20 else 4.0), text, windows, batch=2
-    )
-    assert pooled(nll) == pytest.approx(44 / 26, abs=1e-15)
 
 
 def test_by_position_windows_and_their_truncation(make_store):

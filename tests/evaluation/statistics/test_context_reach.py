@@ -37,35 +37,6 @@ def test_reach_is_where_gains_end():
     assert gains[512, 1024].low < 0 < gains[512, 1024].high
 
 
-def test_decreasing_curve_does_not_saturate():
-    got = context_reach("x", curve({64: 1.0, 128: 0.9, 256: 0.8}), UNIT, tolerance=0.02)
-    assert (got.reach, got.longest) == (None, 256)
-
-
-def test_testing_stops_at_first_failure_from_above():
-    # 256 is worse than 512 (a bump), 128 is as good as everything longer: it is never reached.
-    bump = {64: 1.0, 128: 0.1, 256: 0.5, 512: 0.1, 1024: 0.1}
-    assert context_reach("x", curve(bump), UNIT, tolerance=0.02).reach == 512
-
-
-def test_all_longer_lengths_are_tested():
-    # Each step gains 0.012, below the tolerance; two steps gain more than it.
-    steps = {64: 0.036, 128: 0.024, 256: 0.012, 512: 0.0}
-    assert context_reach("x", curve(steps, sd=0.0005), UNIT, tolerance=0.02).reach == 256
-
-
-def test_degradation_is_not_context_use():
-    assert (
-        context_reach("x", curve({64: 1.0, 128: 1.4, 256: 2.0}), UNIT, tolerance=0.02).reach == 64
-    )
-
-
-def test_wide_interval_is_inconclusive():
-    flat = dict.fromkeys((64, 128, 256), 1.0)
-    assert context_reach("x", curve(flat, sd=0.002), UNIT, tolerance=0.02).reach == 64
-    assert context_reach("x", curve(flat, sd=0.2), UNIT, tolerance=0.02).reach is None
-
-
 @pytest.mark.parametrize("seed", range(20))
 def test_reach_matches_definition(seed):
     """Brute force: every L is tried by the words of the definition."""

@@ -34,19 +34,6 @@ def test_t_quantiles_match_published_tables(df):
         assert t_quantile(1 - p, df) == pytest.approx(-t_quantile(p, df), rel=1e-9)
 
 
-def test_t_quantiles_of_one_and_two_degrees_of_freedom_have_a_closed_form():
-    for p in (0.5, 0.6, 0.975, 0.99875, 1 - 1e-6, 0.0004):
-        assert t_quantile(p, 1) == pytest.approx(math.tan(math.pi * (p - 0.5)), rel=1e-9, abs=1e-12)
-        closed = (2 * p - 1) / math.sqrt(2 * p * (1 - p))
-        assert t_quantile(p, 2) == pytest.approx(closed, rel=1e-9, abs=1e-12)
-
-
-@pytest.mark.parametrize("p, df", [(0, 5), (1, 5), (0.9, 0), (-1, 3)])
-def test_t_quantile_rejects_invalid_arguments(p, df):
-    with pytest.raises(ValueError, match="t quantile"):
-        t_quantile(p, df)
-
-
 def test_unit_means_weight_targets():
     means = unit_means(np.array([1.0, 2, 6, 10, 30]), np.array([4, 4, 4, 9, 0]))
     assert means.tolist() == [30, 3, 10]
@@ -77,12 +64,6 @@ def test_fewer_than_six_units_are_points_only():
     assert math.isnan(upper_bound(np.array([1.0, 2, 3, 4, 9])))
     assert interval(np.array([5.0])).estimate == 5.0
     assert not interval(np.arange(20.0)).few and interval(np.arange(19.0)).few
-
-
-def test_zero_variance_gives_exact_interval():
-    got = interval(np.full(9, 0.25))
-    assert (got.low, got.high, got.bootstrap_low, got.bootstrap_high) == (0.25, 0.25, 0.25, 0.25)
-    assert not got.disagrees
 
 
 def test_studentized_bootstrap_matches_scipy_and_flags_skew():
@@ -125,7 +106,8 @@ def test_spans_needed_solves_the_two_variance_parts():
     alone = np.arange(units)
     want = within**2 / (units * (half / stats.t.ppf(0.975, units - 1)) ** 2 - between**2)
     assert spans_needed(x, alone, half) == pytest.approx(want, rel=0.15)
-    # Clusters of one and of three documents: spans shrink their part of both, documents' part stays.
+    # Clusters of one and of three documents: spans shrink their part of both, documents' part
+    # stays.
     of = np.repeat(np.arange(200), np.tile([1, 3], 100))
     allowed = 200 * (half / stats.t.ppf(0.975, 199)) ** 2
     want = within**2 * np.mean([1, 1 / 3]) / (allowed - between**2 * np.mean([1, 1 / 3]))
@@ -180,8 +162,8 @@ def test_bonferroni_holds_jointly_for_any_dependence(units, correlation):
 
 
 def joint_coverage(draws, units, effect, correlation, resamples, family=8):
-    """Shares of draws whose `family` intervals all hold: (by max-t, by Bonferroni), and the mean ratio of
-    their half-widths.
+    """Shares of draws whose `family` intervals all hold: (by max-t, by Bonferroni), and the mean
+    ratio of their half-widths.
     """
     rng = np.random.default_rng([3, units, len(effect), int(10 * correlation)])
     plain = stats.t.ppf(1 - 0.025 / family, units - 1)
@@ -198,44 +180,9 @@ def joint_coverage(draws, units, effect, correlation, resamples, family=8):
     return held / draws, held_plain / draws, ratio / draws
 
 
-def test_max_t_width_for_skewed_and_correlated_differences():
-    held, held_plain, ratio = joint_coverage(400, 20, "gamma", 0.0, 1000)
-    assert held >= 0.935 and held_plain < held - 0.03 and ratio > 1.15
-    held, held_plain, ratio = joint_coverage(400, 20, "normal", 0.9, 1000)
-    assert 0.935 <= held <= held_plain and ratio < 0.92
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("units", [20, 60])
 @pytest.mark.parametrize("effect", ["normal", "gamma"])
 @pytest.mark.parametrize("correlation", [0.0, 0.9])
 def test_max_t_holds_jointly_in_4000_draws(units, effect, correlation):
     assert joint_coverage(4000, units, effect, correlation, 2000)[0] >= 0.935
-
-
-def test_max_t_of_one_difference_is_never_narrower_than_t():
-    x = np.random.default_rng(8).normal(size=(30, 1))
-    assert 0.03 < max_t_alpha(x) <= 0.05
-    # seven times the same is one
-    assert max_t_alpha(np.hstack([x] * 7)) == pytest.approx(max_t_alpha(x))
-    assert max_t_alpha(np.hstack([x, np.zeros((30, 3))])) == pytest.approx(
-        max_t_alpha(x)
-    )  # what never varies always holds
-    assert max_t_alpha(np.zeros((30, 3))) == pytest.approx(0.05 / 3)
-    assert max_t_alpha(x[:5]) == 0.05
-
-
-@pytest.mark.slow
-def test_intervals_are_over_units():
-    # Nine authors of twenty books: taking books for units under-covers, authors do not.
-    rng = np.random.default_rng(13)
-    author = np.array([0, 0, 0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 4, 4, 5, 6, 7, 8, 8])
-    books = 0
-    authors = 0
-    for _ in range(4000):
-        x = rng.normal(size=9)[author] + rng.normal(0, 0.5, size=20)
-        one = interval(x, resamples=0)
-        many = interval(unit_means(x, author), resamples=0)
-        books += one.low <= 0 <= one.high
-        authors += many.low <= 0 <= many.high
-    assert books / 4000 < 0.91 and authors / 4000 > 0.93

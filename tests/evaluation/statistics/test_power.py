@@ -2,7 +2,6 @@
 
 import json
 import math
-import sys
 
 import numpy as np
 import pytest
@@ -10,7 +9,6 @@ from scipy import stats
 
 from errors import EvaluationError
 from evaluation.statistics.power import half_to_detect, needs, read_measured
-from scripts import power as script
 
 UNITS = 12
 
@@ -152,19 +150,3 @@ def test_unreadable_results_raise_one_error(file, tmp_path):
         read_measured([tmp_path / "none.json"])
     with pytest.raises(EvaluationError, match="other targets"):
         read_measured([file(evaluation(1)), file(evaluation(2, targets="u"), "b.json")])
-
-
-def test_power_command(file, monkeypatch, capsys):
-    def call(*words):
-        monkeypatch.setattr(sys, "argv", ["power.py", *map(str, words)])
-        return script.main()
-
-    assert call(file(evaluation(1)), "--difference", "0.02", "--method", "trained") == 0
-    out = capsys.readouterr().out
-    assert "half-width of at most 0.0140" in out and "documents needed" in out
-    (row,) = (line for line in out.splitlines() if line.startswith("│"))
-    assert (
-        "rope (64): trained against trained at 64" in row and " ±0.0" in row and row.count("?") == 1
-    )
-    with pytest.raises(EvaluationError):
-        call(file(evaluation(1)), "--difference", "-1")

@@ -5,7 +5,7 @@ import pytest
 from scipy import stats
 
 from errors import EvaluationError
-from evaluation.statistics.seeds import change, compare, needed, pool, upper
+from evaluation.statistics.seeds import compare, needed, pool, upper
 
 RNG = np.random.default_rng(17)
 A = RNG.normal(2.0, 0.3, (4, 9))
@@ -40,17 +40,6 @@ def test_two_schemes_are_compared_by_the_three_variances(family):
     assert got.few and got.claimed
 
 
-def test_difference_has_one_seed_variance():
-    got = change(A - 1.5)
-    seed = stats.sem(A.mean(axis=1)) ** 2
-    doc = stats.sem(A.mean(axis=0)) ** 2
-    half, df = by_hand([(seed, 3), (doc, 8)], 0.975)
-    assert got.estimate == pytest.approx(A.mean() - 1.5)
-    assert got.half == pytest.approx(half) and got.df == pytest.approx(df)
-    assert upper(A) == pytest.approx(change(A).high)  # 97.5% one-sided is the end of a 95% interval
-    assert upper(A, 0.9) == pytest.approx(A.mean() + by_hand([(seed, 3), (doc, 8)], 0.9)[0])
-
-
 def test_pooling_is_one_seed_variance_with_all_degrees_of_freedom():
     c = RNG.normal(2.1, 0.2, (5, 9))
     variance, df = pool([A, B, c, A[:1]])
@@ -71,22 +60,6 @@ def test_too_few_seeds_or_units_are_points(a, b):
     # a claim needs seeds of its own
     assert math.isnan(compare(a, b, pooled_variance=(0.01, 30.0)).low)
     assert math.isnan(upper(A[:2])) and math.isnan(upper(A[:, :5]))
-
-
-def test_zero_variance_gives_exact_interval():
-    got = compare(np.full((3, 6), 2.5), np.full((3, 6), 2.25))
-    assert (got.low, got.estimate, got.high) == (0.25, 0.25, 0.25)
-
-
-@pytest.mark.parametrize("bad", [np.ones(9), np.ones((3, 0)), np.full((3, 9), np.nan)])
-def test_invalid_tables_are_rejected(bad):
-    with pytest.raises(EvaluationError):
-        change(bad)
-
-
-def test_schemes_on_different_units_are_rejected():
-    with pytest.raises(EvaluationError, match="9 and 8"):
-        compare(A, B[:, :8])
 
 
 @pytest.mark.parametrize("family", [1, 5])
@@ -114,24 +87,6 @@ def test_needed_seeds_and_units_reach_half_width(family, factor):
     assert needed(got, 10.0) == (3, 6)  # never fewer than a claim needs
 
 
-def test_needed_reports_unreachable_half_width():
-    got = compare(A, B)
-    seeds_only = got.variance.of_seeds
-    units_only = got.variance.of_units
-    assert needed(got, math.sqrt(units_only / 9) * 1.9) == (
-        None,
-        needed(got, math.sqrt(units_only / 9) * 1.9)[1],
-    )
-    assert needed(got, math.sqrt(seeds_only[0] / 4 + seeds_only[1] / 3) * 1.9)[1] is None
-    assert needed(compare(A[:1], B), 0.1) == (None, None)
-    assert (
-        needed(compare(A[:2], B), 0.5)[0] is not None and needed(compare(A[:2], B), 0.5)[1] is None
-    )
-    assert needed(compare(A[:, :5], B[:, :5]), 0.5)[0] is None
-    with pytest.raises(EvaluationError, match="above 0"):
-        needed(got, 0.0)
-
-
 def unit_effect(rng, effect, shape):
     if effect == "normal":
         return rng.normal(size=shape)
@@ -139,7 +94,8 @@ def unit_effect(rng, effect, shape):
 
 
 def scheme(rng, documents, effect, seeds, seed_sd, unit_sd):
-    """(n, S, D): documents (n, 1, D) that every scheme sees, what this one makes of each, and its seeds."""
+    """(n, S, D): documents (n, 1, D) that every scheme sees, what this one makes of each, and its
+    seeds."""
     n, _, units = documents.shape
     own = unit_sd * unit_effect(rng, effect, (n, 1, units))
     noise = 0.02 * rng.normal(size=(n, seeds, units))
@@ -147,7 +103,8 @@ def scheme(rng, documents, effect, seeds, seed_sd, unit_sd):
 
 
 def draws(n, units, effect, setting, rng):
-    """Two schemes of 3 seeds with equal means, (n, 3, D) each; their difference has the setting's unit sd."""
+    """Two schemes of 3 seeds with equal means, (n, 3, D) each; their difference has the setting's
+    unit sd."""
     (sd_a, sd_b), unit_sd = SETTINGS[setting]
     documents = 3 * unit_effect(rng, effect, (n, 1, units))
     return scheme(rng, documents, effect, 3, sd_a, unit_sd), scheme(
@@ -186,17 +143,6 @@ def test_coverage_in_4000_draws(units, effect, least, most, setting):
         assert compare(a[i], b[i]).half == pytest.approx(half[i], rel=1e-9)
     covered = float(np.mean(np.abs(estimate) <= half))
     assert least <= covered <= most, covered
-
-
-def test_document_bootstrap_undercovers_if_seeds_dominate():
-    rng = np.random.default_rng(23)
-    a, b = draws(4000, 20, "normal", "seeds dominate", rng)
-    difference = a.mean(1) - b.mean(1)
-    counts = rng.multinomial(20, [1 / 20] * 20, size=1000)
-    low, high = np.quantile(difference @ counts.T / 20, [0.025, 0.975], axis=1)
-    naive = np.mean((low <= 0) & (high >= 0))
-    estimate, half = vectorised(a, b)
-    assert 0.15 <= naive <= 0.4 and np.mean(np.abs(estimate) <= half) >= 0.935
 
 
 @pytest.mark.parametrize("effect, least", [("normal", 0.935), ("gamma", 0.9)])

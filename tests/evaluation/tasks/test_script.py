@@ -2,7 +2,6 @@
 
 import json
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -98,35 +97,3 @@ def test_haystacks_use_own_validation_data(root, monkeypatch, capsys):
     with pytest.raises(EvaluationError, match="too short for the task needle"):
         call(monkeypatch, root / "text", *SMALL, "task.name=needle", "lengths=[50]")
     assert not (root / "text" / "evaluation" / "none").exists()
-
-
-def test_dry_run_lists_cells(root, monkeypatch, capsys):
-    overrides = [
-        "task.name=recall",
-        "methods=[trained,truncate]",
-        "seed=7",
-        "folder=dry",
-        "--dry-run",
-    ]
-    before = sorted((root / "items").rglob("*"))
-    assert call(monkeypatch, root / "items", *SMALL, *overrides) == 0
-    out, err = capsys.readouterr()
-    rows = [
-        [cell.strip() for cell in line.split("│")[1:5]] for line in out.splitlines() if "│" in line
-    ]
-    assert [row[:4] for row in rows] == [
-        ["trained", "128", "12", "1,536"],
-        ["trained", "160", "12", "1,920"],
-        ["truncate", "128", "12", "1,536"],
-        ["truncate", "160", "12", "1,536"],
-    ]
-    assert "forecast: 3 cells" in err and sorted((root / "items").rglob("*")) == before
-
-
-@pytest.mark.parametrize("name", ["passkey", "needle", "recall", "variables"])
-def test_example_config_fits_128_tokens(root, monkeypatch, name):
-    config = Path(script.__file__).parent / "configs" / "tasks" / f"{name}.yaml"
-    overrides = ["items=6", "haystacks=6", "lengths=[128]", "device=cpu", f"folder={name}"]
-    assert call(monkeypatch, root / "items", config, *overrides) == 0
-    report = json.loads((root / "items" / "evaluation" / name / "results.json").read_text())
-    assert report["task"] == name and report["lengths"] == [128]

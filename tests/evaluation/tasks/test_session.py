@@ -9,21 +9,19 @@ import pytest
 import torch
 
 from data import ByteTokenizer
-from data.tasks.closed import CopyTask, RecallTask
 from data.tasks.retrieval import PasskeyTask
-from errors import EvaluationError
 from evaluation.reports.task_report import task_report
-from evaluation.run import EvaluatedModel
 from evaluation.scoring.methods import Method
 from evaluation.scoring.scoring import CellFailed
-from evaluation.tasks.analysis import UNDECIDED, analyse_tasks, distance_edges, share_of
-from evaluation.tasks.items import draw_items
-from evaluation.tasks.scoring import TaskAnswers, TaskScorer, read_items
-from evaluation.tasks.session import TaskSession
-from evaluation.tasks.settings import TaskEvaluationSettings
+from evaluation.tasks.drawn_items import draw_items
+from evaluation.tasks.task_analysis import analyse_tasks
+from evaluation.tasks.task_scoring import TaskScorer, read_items
+from evaluation.tasks.task_session import TaskSession
+from evaluation.tasks.task_settings import TaskEvaluationSettings
 from generation.decoding import Generation
 from generation.sampling import SamplingParams
 from model import ModelSettings, TokenPositions, Transformer
+from tests.evaluation.conftest import MemoryModel
 
 TOKENIZER = ByteTokenizer()
 TEXTS = [(f"doc{i}", f"The {i}th hill is steep, and the road goes on. " * 30) for i in range(7)]
@@ -41,16 +39,8 @@ def draw(task=None, trained_length=100, **more):
     return settings, draw_items(settings, task, TOKENIZER, **how)
 
 
-def subject(load=None, trained_length=100):
-    return EvaluatedModel(
-        "run",
-        "hash",
-        1,
-        trained_length,
-        trained_length,
-        lambda overrides: {"name": "rope"},
-        load or (lambda overrides, dtype: small_model()),
-    )
+def subject(trained_length=100, model=None):
+    return MemoryModel(model or small_model())
 
 
 def answered(reader, tmp_path, task=None, **more):
@@ -62,7 +52,8 @@ def answered(reader, tmp_path, task=None, **more):
 
 
 def retriever(prompts, candidates, length):
-    """Knows the answer where it still stands in what it is given, and otherwise guesses the first digits."""
+    """Knows the answer where it still stands in what it is given, and otherwise guesses the first
+    digits."""
     nll = np.empty(candidates.shape[:2])
     exact = np.zeros(len(prompts), dtype=bool)
     for row, (prompt, options) in enumerate(zip(prompts, candidates, strict=True)):
@@ -72,15 +63,6 @@ def retriever(prompts, candidates, length):
         nll[row] = [0.0 if asked + mark in text else 1 + mark[1] + 0.01 * mark[2] for mark in marks]
         exact[row] = asked + marks[0] in text
     return nll, exact
-
-
-def knows_nothing(prompts, candidates, length):
-    return np.zeros(candidates.shape[:2]), np.zeros(len(prompts), dtype=bool)
-
-
-def likes_small_numbers(prompts, candidates, length):
-    digits = candidates[:, :, 1:4].astype(float)
-    return digits @ np.array([100.0, 10.0, 1.0]), np.zeros(len(prompts), dtype=bool)
 
 
 def test_haystacks_cover_depths_and_items_are_nested():
@@ -99,14 +81,6 @@ def test_haystacks_cover_depths_and_items_are_nested():
     assert drawn.hash == again.hash != other.hash
     _, more = draw(items=42, haystacks=7, lengths=[100, 150, 200])
     assert more.hash_at(200) == drawn.hash_at(200)  # another length in between moves nothing
-
-
-def test_items_without_text_are_units():
-    _, drawn = draw(CopyTask())
-    assert drawn.unit_kind == "item" and drawn.unit.tolist() == list(range(30))
-    _, recall = draw(RecallTask())
-    assert np.bincount(recall.depth).tolist() == [10, 10, 10]
-    assert [item.depth for item in recall.items[100][:3]] == [0.0, 0.5, 1.0]
 
 
 def test_retrieval_oracle_accuracy(tmp_path):
@@ -137,25 +111,6 @@ def test_retrieval_oracle_accuracy(tmp_path):
     lost = [s for s in analysis.by_distance if s.method == "truncate" and s.where >= 128]
     near = [s for s in analysis.by_distance if s.method == "truncate" and (s.until or 0) <= 64]
     assert {s.exact.share for s in lost} == {0.0} and {s.share.share for s in near} == {1.0}
-
-
-def test_random_oracle_is_at_chance(tmp_path):
-    ties = analyse_tasks(answered(knows_nothing, tmp_path / "ties"))
-    assert {row.share.share for row in ties.rows} == {0.0}  # equal for all candidates: no answer
-    guess = analyse_tasks(answered(likes_small_numbers, tmp_path / "guess", items=210, haystacks=7))
-    for row in guess.rows:
-        assert abs(row.share.share - 1 / 3) < 0.1 and row.word == UNDECIDED
-        assert row.low < 1 / 3 < row.high and row.exact.share == 0
-
-
-def test_accuracies_average_over_haystacks(tmp_path):
-    analysis = analyse_tasks(answered(likes_small_numbers, tmp_path))
-    row = analysis.rows[0]
-    assert len(row.unit_share) == 7 and row.low <= np.mean(row.unit_share) <= row.high
-    assert analysis.family == 4
-    hits = np.array([1.0, 0, 1, 1, 0, 1])
-    assert share_of(hits, np.arange(6), 0.05).n_eff == 6
-    assert distance_edges([5, 9, 64]) == [4, 8, 16, 32, 64, 128]
 
 
 @functools.cache
@@ -223,7 +178,8 @@ def test_exact_match_equals_greedy_decoding(model):
 
 
 def test_exact_match_ignores_padding_of_the_vocabulary(model):
-    """With 200 ids, the answer to match is the most likely of these, and the loss still that of all rows."""
+    """With 200 ids, the answer to match is the most likely of these, and the loss still that of all
+    rows."""
     _, drawn = draw(items=3)
     items = []
     for item in drawn.items[100]:
@@ -279,19 +235,3 @@ def test_cells_are_cached_and_results_written(tmp_path):
     assert 100 * gain.estimate == pytest.approx(31.4, abs=0.05) and gain.low < 0  # 7 haystacks
     low = analysis.rows[0].share
     assert (low.share, low.n) == (1.0, 30) and low.low == pytest.approx(0.646, abs=5e-4)
-
-
-def test_invalid_requests_are_rejected():
-    with pytest.raises(
-        EvaluationError, match=r"an item of 40 tokens is too short for the task passkey"
-    ):
-        draw(lengths=[40])
-    with pytest.raises(EvaluationError, match=r"none of the 7 documents of here has 9,001 tokens"):
-        draw(lengths=[9000])
-    assert TaskAnswers(
-        np.array([[1.0, 2.0], [2.0, 1.0], [1.0, 1.0]]), np.zeros(3)
-    ).right.tolist() == [
-        True,
-        False,
-        False,
-    ]

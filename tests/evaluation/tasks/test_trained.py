@@ -22,7 +22,8 @@ def run(*overrides: object, cwd: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(5400)
 def test_trained_model_retrieves_passkeys(tmp_path):
-    """At least 400 held-out items within the trained length; the lower end of their interval is above 93%."""
+    """At least 400 held-out items within the trained length; the lower end of their interval is
+    above 93%."""
     tasks = ROOT / "configs" / "tasks"
     run("train.py", tasks / "train_passkey.yaml", "--run-dir", tmp_path / "passkey", cwd=tmp_path)
     run("evaluate.py", tmp_path / "passkey", tasks / "train_passkey_evaluation.yaml", cwd=tmp_path)

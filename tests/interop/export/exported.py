@@ -32,7 +32,8 @@ def greedy(model: Transformer, prompts: list[list[int]], tokens: int) -> list[li
 
 
 def write(model: Transformer, folder: Path, choice: ClassChoice | None = None) -> ClassChoice:
-    """Export a float32 model with logits and greedy tokens of two rows; the second may be padded."""
+    """Export a float32 model with logits and greedy tokens of two rows; the second may be
+    padded."""
     folder.mkdir()
     choice = choice or choose_class(model)
     write_model(model, choice, folder, CONTROLS)
@@ -62,7 +63,8 @@ def write(model: Transformer, folder: Path, choice: ClassChoice | None = None) -
 
 
 def load_in_fresh_process(root: Path) -> dict[str, dict]:
-    """What transformers finds for each folder of `root`, in a process that does not have this repository."""
+    """What transformers finds for each folder of `root`, in a process that does not have this
+    repository."""
     script = Path(__file__).with_name("fresh_process.py").read_text(encoding="utf-8")
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     environment |= {

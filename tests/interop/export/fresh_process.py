@@ -1,7 +1,8 @@
-"""Runs in a process of its own, where transformers is installed and this repository is not on the path.
+"""Runs in a process of its own, where transformers is installed and this repository is not on the
+path.
 
-Loads every folder in argv[1], repeats what its reference.safetensors records, and prints the differences as
-JSON.
+Loads every folder in argv[1], repeats what its reference.safetensors records, and prints the
+differences as JSON.
 """
 
 import json

@@ -1,4 +1,5 @@
-"""Results of the slow tests of exports, from which scripts/docs/support_matrix.py writes its cells."""
+"""Results of the slow tests of exports, from which scripts/docs/support_matrix.py writes its
+cells."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from interop.export.angles import rotations
 from interop.export.classes import choose_class
 from interop.export.files import write_model
 from interop.export.parity import MULTIPLES, measure, tolerance
-from interop.huggingface.weights import to_half
+from interop.huggingface.weight_names import to_half
 from tests.interop.export.exported import CONTROLS
 from tests.model.zoo import TRAIN, build
 
@@ -73,8 +73,8 @@ def test_differing_exports(change, multiple, exported, tmp_path):
 @pytest.mark.parametrize("theta", [100.0, 10_000.0, 5_000_000.0])
 @pytest.mark.parametrize("head_dim", [10, 64, 128])
 def test_bound_is_met_and_close(head_dim, theta):
-    """transformers' own tables are within the bound, and their errors are not much smaller, at positions far
-    beyond those of any test with a model."""
+    """transformers' own tables are within the bound, and their errors are not much smaller, at
+    positions far beyond those of any test with a model."""
     model = build({"name": "rope", "theta": theta}, dtype=torch.float32, head_dim=head_dim)
     (exact,) = rotations(model, TRAIN)
     config = LlamaConfig(

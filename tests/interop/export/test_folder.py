@@ -39,7 +39,8 @@ def run(tmp_path):
 
 
 def test_the_command(run, tmp_path, monkeypatch, capsys):
-    """A folder without code, which transformers generates from as we do, and which can be imported."""
+    """A folder without code, which transformers generates from as we do, and which can be
+    imported."""
     out = tmp_path / "exported"
     monkeypatch.setattr(sys, "argv", ["export_model.py", str(run), "--out", str(out)])
     export_model.main()
@@ -81,8 +82,8 @@ def test_the_command(run, tmp_path, monkeypatch, capsys):
 
 
 def test_overrides_weights_and_dtype(run, tmp_path):
-    """A scheme without a class of transformers, in bfloat16: the file is ours and the parity is measured with
-    rounded weights."""
+    """A scheme without a class of transformers, in bfloat16: the file is ours and the parity is
+    measured with rounded weights."""
     loaded = Run.open(run).load(["model.position.remap={name: rerope, distance: 5}"])
     done = export_folder(loaded, tmp_path / "out", dtype="bfloat16", multiples=(1, 4))
     assert done.choice.model_type is None

@@ -1,4 +1,5 @@
-"""Models in classes of transformers: logits past the trained length, padding, and import of the export."""
+"""Models in classes of transformers: logits past the trained length, padding, and import of the
+export."""
 
 import pytest
 import torch
@@ -135,7 +136,8 @@ def test_logits_and_import(name, tmp_path):
         padding = 0 if name == "dynamic" else PADDING
         mask[1, :padding] = 0
         with torch.no_grad(), exact_angles(theirs, model, length):
-            # Given positions, because transformers does not derive those of absolute factors from the mask.
+            # Given positions, because transformers does not derive those of absolute factors from
+            # the mask.
             position_ids = (mask.cumsum(1) - 1).clamp(min=0)
             found = theirs.eval()(ids, attention_mask=mask, position_ids=position_ids).logits
             ours = model(ids, TokenPositions.left_padded([length, length - padding], length))
@@ -178,7 +180,8 @@ def test_greedy_generation(name, tmp_path):
 
 
 def test_folded_factors():
-    """A factor per head multiplies the rows of its head; a norm of queries absorbs one for all heads."""
+    """A factor per head multiplies the rows of its head; a norm of queries absorbs one for all
+    heads."""
     model = build(rope(temperature={"name": "fixed", "value": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]}))
     weights = native.weights(model, model.state_dict(), choose_class(model))
     name = "model.layers.0.self_attn.q_proj.weight"

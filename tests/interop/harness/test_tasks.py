@@ -10,9 +10,9 @@ from lm_eval.tasks import TaskManager
 from data.tasks.closed import RecallTask
 from data.tokenizers import ByteTokenizer
 from errors import InteropError
-from evaluation.tasks.items import draw_items
-from evaluation.tasks.scoring import TaskScorer, read_items
-from evaluation.tasks.settings import TaskEvaluationSettings
+from evaluation.tasks.drawn_items import draw_items
+from evaluation.tasks.task_scoring import TaskScorer, read_items
+from evaluation.tasks.task_settings import TaskEvaluationSettings
 from interop.harness import TASKS
 from interop.harness.lm import SextantLM
 from run_directory.run import Run

@@ -8,16 +8,18 @@ import pytest
 from matplotlib.text import Text
 
 from data.files import write_json
-from errors import StudyError
+from errors import ConfigError, StudyError
 from run_directory.metrics_file import MetricsFile
 from run_directory.run import MANIFEST
+from run_directory.run_names import names_of
 from scripts.plots import plot_run
 from studies.report.training_figure import training_figure
-from studies.results.training_curves import names_of, read_curves
+from studies.results.training_curves import read_curves
 
 
 def make_run(folder, steps=40, tokenizer="a", loss=lambda step: 8 / step, lineage=()):
-    """A run directory as training leaves it: killed after the last step and resumed at half of it."""
+    """A run directory as training leaves it: killed after the last step and resumed at half of
+    it."""
     folder.mkdir(parents=True)
     settings = "train_length: 16\ntraining: {validation: {targets: 8}}\n"
     (folder / "settings.yaml").write_text(settings)
@@ -110,7 +112,7 @@ def test_invalid_runs_are_rejected(tmp_path):
 def test_names_are_the_shortest_unique_ones(tmp_path, paths, names):
     folders = [tmp_path / path for path in paths]
     if names is None:
-        with pytest.raises(StudyError, match="duplicate run"):
+        with pytest.raises(ConfigError, match="duplicate run"):
             names_of(folders)
     else:
         assert names_of(folders) == names

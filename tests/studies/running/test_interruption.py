@@ -82,7 +82,8 @@ def test_commands_exit_with_the_study(tmp_path):
     sleep = "import sys, time; open(sys.argv[1], 'w').close(); time.sleep(60)"
     code = (
         "import os, pathlib, sys; from studies.running.commands import CommandRunner; "
-        f"CommandRunner().run(['-c', {sleep!r}, *sys.argv[1:]], pathlib.Path(sys.argv[1] + '.log'), "
+        f"CommandRunner().run(['-c', {sleep!r}, *sys.argv[1:]], pathlib.Path(sys.argv[1] + "
+        f"'.log'), "
         "dict(os.environ))"
     )
     line = [sys.executable, "-c", code, str(mark)]
@@ -98,7 +99,8 @@ def test_stop_sends_sigint_and_kill_sends_sigkill(tmp_path):
     mark = tmp_path / "mark"
     log = tmp_path / "log"
     deaf = (
-        "import signal, sys, time; signal.signal(signal.SIGINT, lambda *_: print('asked', flush=True)); "
+        "import signal, sys, time; signal.signal(signal.SIGINT, lambda *_: print('asked', "
+        "flush=True)); "
         "open(sys.argv[1], 'w').close(); time.sleep(60); time.sleep(60)"
     )
     status = []

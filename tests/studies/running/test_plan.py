@@ -112,16 +112,20 @@ BAD = {
     "grid: {scheme: [{name: rope}]}": "needs a label",
     "grid: {seed: [0]}\nskip: [{sede: 0}]": "skip.0.sede is not an axis",
     "grid: {seed: [0]}\nskip: [{seed: 3}]": "3 not among 0",
-    "grid: {seed: [0]}\nevaluations: {a: {skip: [{seed: 9}]}}": r"evaluations.a.skip.0.seed: 9 not among 0",
+    "grid: {seed: [0]}\nevaluations: {a: {skip: [{seed: 9}]}}": r"evaluations.a.skip.0.seed: 9 not "
+    r"among 0",
     "grid: {seed: [0]}\nskip: [{}]": "skip.0 is empty",
     "grid: {seed: [0]}\nskip: seed": "must be a list of mappings",
     "grid: {seed: [0]}\nvariants: {x: {scheme: rope}}": "needs an axis `scheme`",
     "grid: {scheme: {rope: []}}\nvariants: {x: {scheme: rpoe}}": "rpoe is not in the grid: rope",
-    "grid: {scheme: {a: [], b: []}}\nvariants: {b: {scheme: a, method: yarn}}": "variants.b has the name",
+    "grid: {scheme: {a: [], b: []}}\nvariants: {b: {scheme: a, method: yarn}}": "variants.b has "
+    "the name",
     "grid: {scheme: {a: [], b: []}}\nvariants: {a: {scheme: b}}": "variants.a has the name",
     "grid: {seed: [0]}\nevaluations: {a b: {}}": "evaluations.a b must be a directory name",
-    "grid: {scheme: {rope: []}}\nreport: {baseline: none}": "report.baseline = none is not among rope",
-    "grid: {seed: [0]}\nreport: {primary: long}": "report.primary = long is not among no evaluations",
+    "grid: {scheme: {rope: []}}\nreport: {baseline: none}": "report.baseline = none is not among "
+    "rope",
+    "grid: {seed: [0]}\nreport: {primary: long}": "report.primary = long is not among no "
+    "evaluations",
     "grids: {seed: [0]}": "did you mean grid",
 }
 

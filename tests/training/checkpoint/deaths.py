@@ -80,7 +80,8 @@ def names(folder):
 
 
 def writes_that_fail(folder):
-    """The kernel refuses to let any file grow past a limit: each file in turn is the one that fails."""
+    """The kernel refuses to let any file grow past a limit: each file in turn is the one that
+    fails."""
     pair = trained(1)
     good = save_checkpoint(folder, 3, *pair)
     sizes = sorted(file.stat().st_size for file in good.folder.iterdir())
@@ -143,8 +144,8 @@ def killed_at_any_time(folder):
 
 
 def killed_at_every_write(folder):
-    """Before and after calls that touch the disk, from the first folder to the new name: step 3 stays the
-    newest until step 5 has its name, and is whole all the while."""
+    """Before and after calls that touch the disk, from the first folder to the new name: step 3
+    stays the newest until step 5 has its name, and is whole all the while."""
     pair = trained(1)
     good = save_checkpoint(folder, 3, *pair)
     places = [
@@ -197,7 +198,8 @@ CASES = (writes_that_fail, killed_at_any_time, killed_at_every_write)
 
 
 def main() -> None:
-    """Run every case in a folder of its own; FOLDER/results.json holds the traceback of each, or ''."""
+    """Run every case in a folder of its own; FOLDER/results.json holds the traceback of each, or
+    ''."""
     results = {}
     for case in CASES:
         folder = Path(sys.argv[1]) / case.__name__

@@ -68,7 +68,8 @@ def afresh(work: Callable):
 
 
 def shared(world: int, work: Callable, seconds: float = 240) -> list:
-    """What `work()` gives each of `world` processes; fails where it fails on one, or not all have ended."""
+    """What `work()` gives each of `world` processes; fails where it fails on one, or not all have
+    ended."""
     answers = processes.together(world, lambda: afresh(work), seconds)
     for answer in answers:
         if isinstance(answer, BaseException):

@@ -1,6 +1,8 @@
-"""Two-process runs with injected faults: forks of one process that has done the imports, connected by gloo.
+"""Two-process runs with injected faults: forks of one process that has done the imports, connected
+by gloo.
 
-python -m tests.training.distributed.ranks quick|slow FOLDER OVERRIDE...   writes FOLDER/results.json
+python -m tests.training.distributed.ranks quick|slow FOLDER OVERRIDE...   writes
+FOLDER/results.json
 """
 
 import hashlib
@@ -130,7 +132,8 @@ class Pair:
 
 
 def poison(folder: Path, rank: int) -> None:
-    """At step 3 one gradient of rank 1 is NaN, at step 5 its loss is infinite; weights leave as a digest."""
+    """At step 3 one gradient of rank 1 is NaN, at step 5 its loss is infinite; weights leave as a
+    digest."""
     wrap = Parallel.wrap
     log = Metrics.log
     passes = [0]
@@ -176,8 +179,8 @@ def lost(folder: Path, overrides: list[str], number: signal.Signals) -> dict:
 
 
 def lost_in_gather(folder: Path, overrides: list[str], number: signal.Signals) -> dict:
-    """A signal no process can catch hits rank 1 when it enters a gather of keys after three steps; how long
-    rank 0 takes to leave."""
+    """A signal no process can catch hits rank 1 when it enters a gather of keys after three steps;
+    how long rank 0 takes to leave."""
 
     def before(folder: Path, rank: int) -> None:
         gather = ContextShard.gather
@@ -210,7 +213,8 @@ def signalled(folder: Path, overrides: list[str]) -> dict:
 
 
 def failing(folder: Path, overrides: list[str]) -> dict:
-    """A run that was signalled goes on, and its metrics cannot be read, which the main rank alone does."""
+    """A run that was signalled goes on, and its metrics cannot be read, which the main rank alone
+    does."""
     shutil.copytree(folder.with_name("signalled"), folder)
     file = folder / "metrics.jsonl"
     file.write_bytes(file.read_bytes() + b"torn\n")
@@ -220,8 +224,8 @@ def failing(folder: Path, overrides: list[str]) -> dict:
 
 
 def slow_then_lost(number: signal.Signals):
-    """The main rank takes longer to prepare than is waited for in a step; then rank 1 is hit by `number`
-    when it makes its model."""
+    """The main rank takes longer to prepare than is waited for in a step; then rank 1 is hit by
+    `number` when it makes its model."""
 
     def before(folder: Path, rank: int) -> None:
         prepare = training.setup.prepare
@@ -285,7 +289,8 @@ def signalled_early(folder: Path, overrides: list[str], number: signal.Signals) 
 
 
 def fail_last(folder: Path, rank: int) -> None:
-    """The main rank fails after its last step, while the other waits to leave the process group with it."""
+    """The main rank fails after its last step, while the other waits to leave the process group
+    with it."""
 
     def end(self):
         raise TrainingError("failed last")

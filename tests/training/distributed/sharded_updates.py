@@ -25,7 +25,8 @@ def update(model, optimizer, tokens, held):
 
 
 def compare() -> dict[str, tuple[float, float]]:
-    """For each optimizer, the largest difference of any weight, and by how much weights have moved."""
+    """For each optimizer, the largest difference of any weight, and by how much weights have
+    moved."""
     dist.init_process_group("gloo")
     found = {}
     mesh = init_device_mesh("cpu", (2,))

@@ -64,8 +64,8 @@ def one_process(overrides: list[str]) -> list[str]:
 
 @pytest.fixture(scope="module")
 def halves(prepared, tmp_path_factory):
-    """Every case in one group of two processes; a checkpoint of one of them, continued without context
-    parallelism."""
+    """Every case in one group of two processes; a checkpoint of one of them, continued without
+    context parallelism."""
     folder = tmp_path_factory.mktemp("context")
 
     def work() -> dict:

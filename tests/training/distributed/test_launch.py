@@ -129,7 +129,8 @@ def test_more_processes_than_gpus_are_rejected():
 
 
 def environment_of(overrides: list[str]) -> tuple[dict[str, str], int]:
-    """The environment that accelerate's launcher sets for a command line, and the processes it starts."""
+    """The environment that accelerate's launcher sets for a command line, and the processes it
+    starts."""
     options, _, _ = _validate_launch_command(launch_command_parser().parse_args(overrides))
     if options.multi_gpu or options.use_fsdp:
         environment = prepare_multi_gpu_env(options)  # sets nproc_per_node

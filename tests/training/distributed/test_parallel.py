@@ -104,7 +104,8 @@ def test_ddp_matches_single_process(curves, prepared, world):
 
 
 def test_loss_is_mean_over_all_targets(curves, prepared):
-    """The first updates from the definition: mean over the step's targets, whole gradient clipped, AdamW."""
+    """The first updates from the definition: mean over the step's targets, whole gradient clipped,
+    AdamW."""
     settings = load_settings(RunSettings, SMALL)
     model = make_model(settings, prepared.tokenizer.vocab_size).initialize(5).double()
     a = settings.training.optimizer
@@ -136,9 +137,11 @@ def test_loss_is_mean_over_all_targets(curves, prepared):
 
 
 def test_golden_losses_of_tiny_config(prepared):
-    """20 losses of configs/tiny.yaml's model in float64; regenerated only with a line in docs/experiments.md.
+    """20 losses of configs/tiny.yaml's model in float64; regenerated only with a line in
+    docs/experiments.md.
 
-    The weights are drawn in float32, whose last bit depends on the machine: without AVX2 losses differ by up
+    The weights are drawn in float32, whose last bit depends on the machine: without AVX2 losses
+        differ by up
     to 1.6e-7. 1e-6 leaves room for that; any change of a formula is far above it."""
     found = Training([*TINY, "training.precision=float64"], prepared).steps(0, 20)
     golden = json.loads(GOLDEN.read_text())
@@ -153,7 +156,8 @@ def test_golden_losses_of_tiny_config(prepared):
 
 
 def nll(training: Training, prepared) -> list[float]:
-    """Of a window of held-out text, and greedy tokens after a prompt; called by every process alike."""
+    """Of a window of held-out text, and greedy tokens after a prompt; called by every process
+    alike."""
     tokens = torch.from_numpy(prepared.valid.document(0)[:25].astype("int64"))[None]
     training.model.eval()
     with torch.no_grad():
@@ -200,8 +204,8 @@ def resumed(overrides, prepared, folder) -> tuple[list, dict]:
 
 
 def saved_beside(overrides, prepared, folder) -> None:
-    """Saved at once under the name `once`, and in a thread that is held back until the weights have moved on;
-    then again and again, sums of the steps and words of the thread at the same time."""
+    """Saved at once under the name `once`, and in a thread that is held back until the weights have
+    moved on; then again and again, sums of the steps and words of the thread at the same time."""
     training = Training([*SMALL, "training.precision=float64", *overrides], prepared)
     training.steps(0, 4)
     save(folder / "once", training)

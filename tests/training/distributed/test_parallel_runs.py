@@ -1,4 +1,5 @@
-"""train.py on several processes: two nodes, a sharded run exported to one file, and rejected launches."""
+"""train.py on several processes: two nodes, a sharded run exported to one file, and rejected
+launches."""
 
 from __future__ import annotations
 
@@ -51,7 +52,8 @@ def exact(overrides):
 
 @pytest.mark.slow
 def test_two_nodes_match_single_process(exact, tmp_path, monkeypatch):
-    """Two launchers with node ranks 0 and 1 on loopback, started by scripts/launch/multi_node.sh."""
+    """Two launchers with node ranks 0 and 1 on loopback, started by
+    scripts/launch/multi_node.sh."""
     assert here(monkeypatch, *exact, "--run-dir", str(tmp_path / "one")) == 0
     port = str(free_port())
     folder = tmp_path / "two"
@@ -81,7 +83,8 @@ def test_two_nodes_match_single_process(exact, tmp_path, monkeypatch):
 
 
 def test_sharded_run_end_to_end(exact, tmp_path, monkeypatch, capsys):
-    """Two processes shard it, one goes on with it whole, two again with their parts; one file in the end."""
+    """Two processes shard it, one goes on with it whole, two again with their parts; one file in
+    the end."""
     whole = tmp_path / "whole"
     folder = tmp_path / "sharded"
     out = tmp_path / "weights.safetensors"
@@ -173,7 +176,8 @@ def refused(monkeypatch, *overrides) -> list[str]:
 
 
 def test_main_process_error_is_reported_on_all_ranks(exact, tmp_path, monkeypatch):
-    """A run with other settings is refused by the process that holds its folder; the others do not wait."""
+    """A run with other settings is refused by the process that holds its folder; the others do not
+    wait."""
     folder = str(tmp_path / "run")
     assert here(monkeypatch, *exact, "training.checkpoint.interval=null", "--run-dir", folder) == 0
     main, other = refused(monkeypatch, *exact, "training.grad_clip=2.0", "--run-dir", folder)
@@ -182,7 +186,8 @@ def test_main_process_error_is_reported_on_all_ranks(exact, tmp_path, monkeypatc
 
 @pytest.mark.parametrize(("sharding", "culprit"), [("full", 1), ("none", 0)])
 def test_async_save_failure_stops_all_ranks(overrides, tmp_path, monkeypatch, sharding, culprit):
-    """At the first steps after it, not at the next save. Text is written by those who hold weights alone."""
+    """At the first steps after it, not at the next save. Text is written by those who hold weights
+    alone."""
     folder = tmp_path / "run"
     overrides += ["training.tokens=15360", "training.checkpoint={interval: 40, asynchronous: true}"]
     overrides += ["training.samples={interval: 20, tokens: 8}", "training.validation.interval=null"]
@@ -214,7 +219,8 @@ def test_async_save_failure_stops_all_ranks(overrides, tmp_path, monkeypatch, sh
 
 
 def test_sharded_save_failure_is_reported_on_all_ranks(overrides, tmp_path, monkeypatch):
-    """Three runs one after the other in the same two processes; nobody waits for one that has failed."""
+    """Three runs one after the other in the same two processes; nobody waits for one that has
+    failed."""
     overrides = [*overrides, "training.parallel.sharding=full", "training.validation.interval=null"]
     ports = {"metrics": free_port(), "copy": free_port(), "removal": free_port()}
 

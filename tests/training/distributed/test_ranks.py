@@ -1,4 +1,5 @@
-"""Two-process runs in which one process is killed, hangs, gets a signal, or computes non-finite values."""
+"""Two-process runs in which one process is killed, hangs, gets a signal, or computes non-finite
+values."""
 
 import json
 import signal
@@ -26,7 +27,8 @@ WORDS = [
 
 
 def run_scenarios(module: str, folder: Path, words: list[str]) -> dict:
-    """What a module of this folder writes to `folder`, run as a script in a process that may fork."""
+    """What a module of this folder writes to `folder`, run as a script in a process that may
+    fork."""
     script = f"tests/training/distributed/{module}.py"
     process = ScriptProcess(script, words, ROOT, folder / "out", folder / "err", environment())
     assert process.wait(400) == 0, (folder / "err").read_text()

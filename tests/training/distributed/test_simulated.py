@@ -106,7 +106,8 @@ def test_collectives_of_every_case_equal_those_of_processes(prepared, world):
 
 
 def test_collectives_of_ddp_fsdp_and_context_parallelism():
-    """By hand: a layer with B parameters, three micro-batches in eight processes, context groups of two."""
+    """By hand: a layer with B parameters, three micro-batches in eight processes, context groups of
+    two."""
     case = ["training.batch_size=12", "training.micro_batch_size=1", SHARDED, CONTEXT]
     found = simulations({"": (case, 8)})[""]
     ffn_dim = load_settings(RunSettings, SMALL).model.ffn_dim

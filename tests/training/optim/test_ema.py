@@ -18,7 +18,8 @@ FREE = torch.tensor(False)
 
 
 def trained(plan, average_of, seed=0):
-    """A net after one random update for each flag of `plan`, with its mean, and the weights after each."""
+    """A net after one random update for each flag of `plan`, with its mean, and the weights after
+    each."""
     torch.manual_seed(seed)
     net = Net().double()
     optimizer = make_optimizer(net, AdamWSettings())

@@ -1,4 +1,5 @@
-"""Muon's update against a float64 reference and the polar factor; Muon and AdamW as one optimizer."""
+"""Muon's update against a float64 reference and the polar factor; Muon and AdamW as one
+optimizer."""
 
 import numpy as np
 import torch
@@ -9,8 +10,8 @@ from tests.training.distributed import sharded_updates
 from tests.training.net import Net
 from training.optim.optimizer import make_optimizer, parameters_at_rate, set_learning_rates
 
-# Five steps in bfloat16, whose numbers are good to 0.4%, against float64: in Frobenius norm, small singular
-# values of a square matrix among them.
+# Five steps in bfloat16, whose numbers are good to 0.4%, against float64: in Frobenius norm, small
+# singular values of a square matrix among them.
 TOLERANCE = 0.06
 
 
@@ -108,7 +109,8 @@ def test_load_state_dict_updates_both_optimizers():
 
 
 def test_sharded_updates_match_unsharded_with_skipped_steps():
-    """Muon's five steps in bfloat16 round otherwise where the products are summed over two processes."""
+    """Muon's five steps in bfloat16 round otherwise where the products are summed over two
+    processes."""
     found, _ = together(2, sharded_updates.compare)
     for name, tolerance in (("adamw", 1e-6), ("muon", TOLERANCE)):
         worst, moved = found[name]

@@ -87,7 +87,8 @@ def test_weight_decay_applies_to_matrices_only():
 
 
 def test_lr_and_weight_decay_per_role():
-    """One update with gradients of 3: Adam's first step is lr · sign(g), after the decay lr · decay."""
+    """One update with gradients of 3: Adam's first step is lr · sign(g), after the decay lr ·
+    decay."""
     groups = {"embeddings": {"lr": 0.2}, "vectors": {"weight_decay": 0.4}, "head": {"lr": 0.05}}
     settings = AdamWSettings(weight_decay=0.5, positions_lr=0.3, groups=groups)
     assert settings.rates == {

@@ -1,4 +1,5 @@
-"""Runs with Muon, learning rates per role, z-loss and EMA: exact resume, and settings take effect."""
+"""Runs with Muon, learning rates per role, z-loss and EMA: exact resume, and settings take
+effect."""
 
 import shutil
 import sys

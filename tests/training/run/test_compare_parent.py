@@ -65,7 +65,8 @@ def test_parent_comparison_matches_training_logs(family, monkeypatch, capsys):
         # equally many a document
         assert cell["difference"] == pytest.approx(cell["own"] - cell["nll"])
         assert cell["low"] < cell["difference"] < cell["high"] and cell["family"] == 6
-    # Nothing is stretched at the parent's length, so that the rule is what the parent was trained under.
+    # Nothing is stretched at the parent's length, so that the rule is what the parent was trained
+    # under.
     assert found["trained", 24] | {"method": ""} == found["same method", 24] | {"method": ""}
     assert found["trained", 48]["nll"] != found["same method", 48]["nll"]
 

@@ -189,7 +189,8 @@ def test_remaining_work_of_plan():
 
 
 def test_gathered_keys_of_layers_with_a_window():
-    """In float32, per layer, 2 × 16 numbers per token: at most the 2 · 9 tokens before two chunks."""
+    """In float32, per layer, 2 × 16 numbers per token: at most the 2 · 9 tokens before two
+    chunks."""
     shape = [
         "train_length=64",
         "model.dim=32",

@@ -1,4 +1,5 @@
-"""Extension runs: from a parent's weights under another method or length, and after the parent is deleted."""
+"""Extension runs: from a parent's weights under another method or length, and after the parent is
+deleted."""
 
 import json
 import shutil
@@ -98,7 +99,8 @@ def test_extension_starts_from_parent_weights_with_new_positions(parent, branch)
     )
     (line,) = read_metrics(branch / "metrics.jsonl", "step0")
     assert line["step"] == 0 and line["nll"] == found["nll"]
-    # The number itself, by hand: the same targets through the parent's weights in a model built here.
+    # The number itself, by hand: the same targets through the parent's weights in a model built
+    # here.
     settings = Run(branch).settings
     model = Run.open(parent).load(["model.position.scaling={name: yarn, factor: 2}"]).model
     score = step0_score(monitor_targets, load_prepared(branch), settings, torch.device("cpu"))
@@ -111,8 +113,9 @@ def load_prepared(folder: Path):
 
 @pytest.mark.parametrize("more", [[], ["original_length=32"]])
 def test_changed_parent_weights_are_detected(parent, tmp_path, monkeypatch, more):
-    """The check reads the parent by another way than the branch: one weight moved on that way is an error,
-    and so it is where losses cannot be compared since stretches are measured from elsewhere."""
+    """The check reads the parent by another way than the branch: one weight moved on that way is an
+    error, and so it is where losses cannot be compared since stretches are measured from
+    elsewhere."""
     real = Run.load
 
     def moved(*args, **more):
@@ -159,7 +162,8 @@ def test_lineage_of_nested_extensions(parent, branch, tmp_path, monkeypatch):
 
 
 def test_extension_resumes_without_parent(parent, tmp_path, monkeypatch):
-    """... once the branch has begun: it goes on, ends as if the parent were there, and is evaluated."""
+    """... once the branch has begun: it goes on, ends as if the parent were there, and is
+    evaluated."""
     parent_run, whole, cut = (tmp_path / name for name in ("mother", "whole", "cut"))
     shutil.copytree(parent, parent_run)
     overrides = [f"parent.run={parent_run}", *LONGER]

@@ -169,7 +169,8 @@ def test_resume_with_other_settings_suggests_fork(base, stem):
         (["parent.checkpoint=5"], "no checkpoint of step 5; it has 4, 8, 12, 16"),
         (
             ["training.optimizer.groups={head: {lr: 1e-3}}", "training.tokens=4000"],
-            "are matrices, embeddings, vectors in the parent, .* matrices, head, embeddings, vectors",
+            "are matrices, embeddings, vectors in the parent, .* matrices, head, embeddings, "
+            "vectors",
         ),
     ],
 )

@@ -1,4 +1,5 @@
-"""The figures of positional schemes: each computes a table of numbers from a request and draws that table."""
+"""The figures of positional schemes: each computes a table of numbers from a request and draws that
+table."""
 
 from __future__ import annotations
 
@@ -132,7 +133,8 @@ def draw(
         at: columns of the points; by default the last two.
         heading, name: of a panel and of a curve, by those values.
         dotted: names of curves that are dotted.
-        step: distance between markers along x; None: no markers, except for a first curve of few points.
+        step: distance between markers along x; None: no markers, except for a first curve of few
+            points.
         layout: as in `panels_figure`.
     """
     place = {column: n for n, column in enumerate(header)}
@@ -301,14 +303,16 @@ def wavelengths(ask: FigureRequest) -> FigureSpec:
         ]
     text = ask.text(
         f"Pairs without a full rotation within {length:,} tokens of training",
-        f"{ask.shape.dim} features a head. Hollow markers, counted on the right: longer wavelengths.",
+        f"{ask.shape.dim} features a head. Hollow markers, counted on the right: longer "
+        f"wavelengths.",
     )
     figure = wavelength_figure(spectra, length, text)
     return FigureSpec(figure, ("scheme", "pair", "wavelength_tokens", "whole_turn"), rows)
 
 
 def wavelength_figure(spectra: dict[str, np.ndarray], length: int, text: FigureText) -> Figure:
-    """Wavelength of each pair: filled where it makes a whole turn within `length` tokens, hollow where not.
+    """Wavelength of each pair: filled where it makes a whole turn within `length` tokens, hollow
+    where not.
 
     Pairs without rotation have no wavelength and no point.
     """
@@ -419,7 +423,8 @@ def methods(ask: FigureRequest) -> FigureSpec:
         rows,
         ask.text(
             f"Frequency scaling by method, for {ask.factor:g} × the trained length",
-            f"RoPE, base {plainly(theta)}, {ask.shape.dim} features a head, trained length {length:,}.",
+            f"RoPE, base {plainly(theta)}, {ask.shape.dim} features a head, trained length "
+            f"{length:,}.",
             f"Not drawn, as it requires searched factors: {', '.join(left_out)}."
             if left_out
             else "",

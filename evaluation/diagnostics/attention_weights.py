@@ -1,8 +1,9 @@
-"""Record attention: what the last queries of a window attend to, read from the model's own attention.
+"""Record attention: what the last queries of a window attend to, read from the model's own
+attention.
 
-Hooks receive the views, values and scale of each layer's kernel (`Transformer.forward(hooks=)`) and compute
-the weights of the same pairs in blocks of queries, so memory is linear in the length. `mismatch` is the
-largest difference of the output of these weights from the kernel's.
+Hooks receive the views, values and scale of each layer's kernel (`Transformer.forward(hooks=)`) and
+compute the weights of the same pairs in blocks of queries, so memory is linear in the length.
+`mismatch` is the largest difference of the output of these weights from the kernel's.
 """
 
 from __future__ import annotations
@@ -35,13 +36,14 @@ MEASURES = {
     "reach_90": "distance that contains 90% of the mass, tokens",
     "distance_mean": "mean distance of the mass, tokens",
     "keys": "visible keys of a query",
-    "unturned_variance": "share of the logits' variance from rotary pairs without a full turn in training",
+    "unturned_variance": "share of the logits' variance from rotary pairs without a full turn in "
+    "training",
 }
 
 
 def bucket_edges(longest: int, trained_length: int) -> list[int]:
-    """0, 1, 2, 4, 8, ... and `longest` at the end, the trained length among them: bucket n holds the
-    distances from edge n up to below edge n + 1."""
+    """0, 1, 2, 4, 8, ... and `longest` at the end, the trained length among them: bucket n holds
+    the distances from edge n up to below edge n + 1."""
     edges = {0, trained_length}
     edge = 1
     while edge < longest:
@@ -57,7 +59,8 @@ class AttentionSample:
     Attributes:
         values: name of a measure -> (B, layers, H), the mean over the queries.
         by_distance: (B, layers, H, buckets) mass.
-        visible: (layers, buckets) the share of visible keys in each bucket: the mass of uniform attention.
+        visible: (layers, buckets) the share of visible keys in each bucket: the mass of uniform
+            attention.
         mismatch: largest |weights·values − output of the model's kernel|.
     """
 
@@ -74,7 +77,8 @@ class AttentionRecorder:
         tokens: (B, L) of the windows; BOS is looked for among them.
         edges: of the distance buckets.
         bos_id: None where there is none.
-        unturned: for each layer the features (D,) of rotary pairs without a whole turn in training, or None.
+        unturned: for each layer the features (D,) of rotary pairs without a whole turn in training,
+            or None.
     """
 
     def __init__(
@@ -129,7 +133,8 @@ class AttentionRecorder:
     def _measured(
         self, block: AttentionDetails, distance: Tensor, start: int
     ) -> dict[str, tuple[Tensor, Tensor]]:
-        """Sums over a block of queries and the number of queries in them: (B, H), or (B, H, buckets)."""
+        """Sums over a block of queries and the number of queries in them: (B, H), or (B, H,
+        buckets)."""
         weights = block.weights
         logits = block.logits
         assert logits is not None
@@ -191,8 +196,8 @@ class AttentionRecorder:
 
 
 def _reach(shares: Tensor, distance: Tensor) -> Tensor:
-    """(B, H, t) the smallest r so that keys at distances below r have 90% of the mass. Keys are ordered by
-    time, so reversed they are ordered by distance; future keys have no mass."""
+    """(B, H, t) the smallest r so that keys at distances below r have 90% of the mass. Keys are
+    ordered by time, so reversed they are ordered by distance; future keys have no mass."""
     running = shares.flip(-1).cumsum(-1)
     nearest = (running < REACH - ROUNDING).sum(-1, keepdim=True).clamp(max=shares.shape[-1] - 1)
     far = distance.flip(-1).expand(*shares.shape[:3], -1)
@@ -221,8 +226,10 @@ def _variances(
     start: int,
     stop: int,
 ) -> tuple[Tensor, Tensor]:
-    """Covariance of the logits over the keys with the part of them that some features of queries and keys
-    make, and their variance, summed over the queries: the parts of all features add up to the variance."""
+    """Covariance of the logits over the keys with the part of them that some features of queries
+    and keys
+    make, and their variance, summed over the queries: the parts of all features add up to the
+        variance."""
     assert block.logits is not None
     part = torch.zeros_like(block.logits)
     for view in views:
@@ -246,9 +253,11 @@ def last_outputs(
     chunk: int,
     hooks: Sequence[AttentionHook] | None = None,
 ) -> Tensor:
-    """(B, keep, V) logits after the last `keep` of tokens (B, L), the ones before them prefilled in chunks.
+    """(B, keep, V) logits after the last `keep` of tokens (B, L), the ones before them prefilled in
+    chunks.
 
-    `length`: declared length of the sequence. `hooks` are called in the last pass, which has `keep` queries.
+    `length`: declared length of the sequence. `hooks` are called in the last pass, which has `keep`
+    queries.
     """
     rows, inputs = tokens.shape
     cache = model.make_cache(rows, inputs)

@@ -1,4 +1,5 @@
-"""Cells of an evaluation, one for each method and length: reused if they are on disk, forecast, measured."""
+"""Cells of an evaluation, one for each method and length: reused if they are on disk, forecast,
+measured."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -11,8 +12,8 @@ from typing import Any
 import numpy as np
 from pydantic import TypeAdapter
 
+from evaluation.evaluated_model import EvaluatedModel
 from evaluation.ranks import EvaluationRanks
-from evaluation.run import EvaluatedModel
 from evaluation.scoring.cells import CellStore
 from evaluation.scoring.forecast import (
     ForecastRow,
@@ -35,7 +36,8 @@ read_position = TypeAdapter(AnyPosition).validate_python
 
 @dataclass(kw_only=True)
 class MeasuredCells:
-    """The part of a result that every evaluation by cells has; keys are (label of the method, length)."""
+    """The part of a result that every evaluation by cells has; keys are (label of the method,
+    length)."""
 
     settings: Any
     subject: EvaluatedModel
@@ -91,7 +93,6 @@ class CellSession(ABC):
         self.ranks = ranks
         self.device = ranks.device(self.settings.device)
         self.context = getattr(self.settings, "context", 1)
-        self._loaded: tuple[tuple, Transformer] | None = None
         self._values: dict[str, np.ndarray] = {}  # by file; methods with equal keys share a cell
 
     @abstractmethod
@@ -147,21 +148,17 @@ class CellSession(ABC):
             self._measure(cell, partial(advance, cell))
 
     def forecast(self) -> None:
-        """Print every cell with its size, and the memory and time of those that are not on disk yet."""
+        """Print every cell with its size, and the memory and time of those that are not on disk
+        yet."""
         cells, missing = self._known_and_missing()
         peaks = self._peaks(missing)
         if self.console is None:
             return
-        rows = [
-            ForecastRow(
-                f"{cell.label}{' (float32 sample)' * (cell.role == 'sample')}",
-                cell.length,
-                len(cell.inputs),
-                cell.tokens,
-                peaks.get(id(cell)),
-            )
-            for cell in cells
-        ]
+        rows = []
+        for cell in cells:
+            label = f"{cell.label} (float32 sample)" if cell.role == "sample" else cell.label
+            peak = peaks.get(id(cell))
+            rows.append(ForecastRow(label, cell.length, len(cell.inputs), cell.tokens, peak))
         self.console.table(self.title(), *forecast_table(rows, self.result.absent, self.counted))
         if missing:
             self._print_forecast(self.model(missing[0]), missing, peaks)
@@ -169,16 +166,13 @@ class CellSession(ABC):
     def key(self, method: Method, length: int, dtype: str | None = None) -> dict:
         """The part of a cell's key that every kind of evaluation has.
 
-        Where a method changes nothing, such as `factor: auto` up to the original length, it shares the cell
+        Where a method changes nothing, such as `factor: auto` up to the original length, it shares
+            the cell
         of the trained model.
         """
-        trained, position = (
-            self.result.schemes[label]
-            for label in (TRAINED, TRAINED if method.truncates else method.label)
-        )
-        if position != trained and self._reduced(position, length) == self._reduced(
-            trained, length
-        ):
+        trained = self.result.schemes[TRAINED]
+        position = trained if method.truncates else self.result.schemes[method.label]
+        if self._reduced(position, length) == self._reduced(trained, length):
             position = trained
         return {
             "format": KEY_FORMAT,
@@ -197,8 +191,8 @@ class CellSession(ABC):
         original = self.subject.original_length
         kinds = position.get("kinds") or {"": position}
         return {
-            kind: read_position(one).reduced(length, original).model_dump(mode="json")
-            for kind, one in kinds.items()
+            kind: read_position(settings).reduced(length, original).model_dump(mode="json")
+            for kind, settings in kinds.items()
         }
 
     def of_main(self, read: Callable[[], Any]) -> Any:
@@ -206,11 +200,8 @@ class CellSession(ABC):
         return self.ranks.collect(read() if self.ranks.main else None)[0]
 
     def model(self, cell: EvaluationCell) -> Transformer:
-        wanted = cell.method.overrides, cell.key["dtype"]
-        if self._loaded is None or self._loaded[0] != wanted:
-            self._loaded = None  # free the old weights before loading the new ones
-            self._loaded = wanted, self.subject.load(*wanted)
-        return self._loaded[1]
+        """The model under the cell's method; valid until the next call."""
+        return self.subject.under(cell.method.overrides, cell.key["dtype"])
 
     def _known_and_missing(self) -> tuple[list[EvaluationCell], list[EvaluationCell]]:
         """All cells, and those that are not on disk; the others are added to the result."""
@@ -271,7 +262,8 @@ class CellSession(ABC):
         self._add(cell, values)
 
     def _peaks(self, missing: list[EvaluationCell]) -> dict[int, int]:
-        """Bytes of each cell without the weights, by its id; sets the budget. Raises if one does not fit."""
+        """Bytes of each cell without the weights, by its id; sets the budget. Raises if one does
+        not fit."""
         if not missing:
             return {}
         budget = memory_budget(self.settings.memory, self.device)
@@ -287,12 +279,17 @@ class CellSession(ABC):
     def _batch(self, model: Transformer, cell: EvaluationCell) -> tuple[int, int]:
         """(bytes, windows per batch) of a cell."""
         inputs = int(cell.inputs.max())
-        chunk = cell.chunk
-        budget = self.budget // self.caches
-        how = {"chunk": chunk, "context": self.context}
-        batch = choose_batch(model, inputs, cell.keep, device=self.device, budget=budget, **how)
+        batch = choose_batch(
+            model,
+            inputs,
+            cell.keep,
+            chunk=cell.chunk,
+            device=self.device,
+            budget=self.budget // self.caches,
+            context=self.context,
+        )
         batch = self.settings.batch or batch
-        return memory_needed(model, inputs, cell.keep, batch, **how), batch
+        return memory_needed(model, inputs, cell.keep, batch, cell.chunk, self.context), batch
 
     def _print_forecast(
         self, model: Transformer, missing: list[EvaluationCell], peaks: dict[int, int]

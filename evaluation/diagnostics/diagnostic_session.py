@@ -1,4 +1,5 @@
-"""What both diagnostics do before they measure: methods, text, units, memory budget and forecast."""
+"""What both diagnostics do before they measure: methods, text, units, memory budget and
+forecast."""
 
 from __future__ import annotations
 
@@ -8,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from evaluation.diagnostics.settings import DiagnosticSettings
-from evaluation.run import EvaluatedModel, resolve_all
+from evaluation.diagnostics.diagnostic_settings import DiagnosticSettings
+from evaluation.evaluated_model import EvaluatedModel
 from evaluation.scoring.forecast import (
     ForecastRow,
     choose_batch,
@@ -18,15 +19,16 @@ from evaluation.scoring.forecast import (
     memory_budget,
     memory_needed,
 )
+from evaluation.scoring.loss_session import MeasuredCells
 from evaluation.scoring.methods import Method
-from evaluation.scoring.session import MeasuredCells
 from evaluation.scoring.text import EvaluationText
 from model import Transformer, find_device
 
 
 @dataclass(kw_only=True)
 class DiagnosticResult(MeasuredCells):
-    """The common fields of the diagnostics. `unit`: the independent unit of each window or prompt."""
+    """The common fields of the diagnostics. `unit`: the independent unit of each window or
+    prompt."""
 
     settings: DiagnosticSettings
     unit: np.ndarray
@@ -46,7 +48,7 @@ class DiagnosticSession:
         self.console = console
         # A context cut to the trained length shows nothing beyond it.
         self.methods = [method for method in methods if not method.truncates]
-        self.schemes = resolve_all(self.methods, subject)
+        self.schemes = subject.schemes(self.methods)
         self.bos_id = getattr(tokenizer, "bos_id", None)
         self.text = EvaluationText(store, settings.bos, self.bos_id)
         self.facts = {"corpus_hash": store.hash, "tokenizer_hash": tokenizer.hash}
@@ -56,13 +58,16 @@ class DiagnosticSession:
     def about(self, documents: np.ndarray) -> dict[str, Any]:
         """The fields of a `DiagnosticResult`, from the document of each window or prompt."""
         unit_of, _, kind = self.text.units()
-        known = {"settings": self.settings, "subject": self.subject, "methods": self.methods}
-        known |= {
+        return {
+            "settings": self.settings,
+            "subject": self.subject,
+            "methods": self.methods,
             "schemes": self.schemes,
             "facts": self.facts,
             "documents": len(set(documents.tolist())),
+            "unit": unit_of[documents],
+            "unit_kind": kind,
         }
-        return known | {"unit": unit_of[documents], "unit_kind": kind}
 
     def batch(self, model: Transformer, length: int, keep: int) -> int:
         """Rows of a pass that fit into memory."""

@@ -22,7 +22,8 @@ from evaluation.reports.charts import (
 
 
 def exponent(sizes: np.ndarray, seconds: np.ndarray) -> float:
-    """The slope of log seconds against log size over the larger half of the sizes; NaN for a single size."""
+    """The slope of log seconds against log size over the larger half of the sizes; NaN for a single
+    size."""
     n = max(2, (len(sizes) + 1) // 2)
     if len(sizes) < 2:
         return float("nan")

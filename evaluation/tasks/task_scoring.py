@@ -18,8 +18,8 @@ from model import Cache, TokenPositions, Transformer
 class TaskAnswers:
     """Scores of n items with C candidates each, the correct one first.
 
-    nll (n, C) float64: sum over the candidate's tokens, nats. exact (n,): whether greedy decoding generates
-    the correct answer.
+    nll (n, C) float64: sum over the candidate's tokens, nats. exact (n,): whether greedy decoding
+    generates the correct answer.
     """
 
     nll: np.ndarray
@@ -27,7 +27,8 @@ class TaskAnswers:
 
     @property
     def right(self) -> np.ndarray:
-        """(n,) whether the correct answer is more likely than every other; a tie counts as wrong."""
+        """(n,) whether the correct answer is more likely than every other; a tie counts as
+        wrong."""
         return self.nll[:, 0] < self.nll[:, 1:].min(axis=1)
 
     @property
@@ -43,10 +44,11 @@ Reader = Callable[[np.ndarray, np.ndarray, int], tuple[np.ndarray, np.ndarray]]
 class TaskScorer:
     """Prefills a prompt into a cache once, then scores every candidate after it.
 
-    Exact match is teacher-forced: every token of the correct answer is the argmax after the previous ones,
-    which is what greedy decoding generates.
+    Exact match is teacher-forced: every token of the correct answer is the argmax after the
+    previous ones, which is what greedy decoding generates.
 
-    vocab_size: number of ids of the tokenizer; greedy decoding never generates further rows of the embedding.
+    vocab_size: number of ids of the tokenizer; greedy decoding never generates further rows of the
+        embedding.
     """
 
     def __init__(
@@ -109,9 +111,10 @@ def read_items(
 ) -> TaskAnswers:
     """Answers to all items, in their order.
 
-    length: declared length, the inputs of the longest item. cut: number of last inputs that are read
-    (context truncated to the trained length). `after_batch(items done)` runs after every batch. Raises
-    CellFailed for a loss that is not finite.
+    length: declared length, the inputs of the longest item. cut: number of last inputs that are
+        read
+    (context truncated to the trained length). `after_batch(items done)` runs after every batch.
+    Raises CellFailed for a loss that is not finite.
     """
     nll = np.empty((len(items), 1 + len(items[0].others)))
     exact = np.zeros(len(items), dtype=bool)

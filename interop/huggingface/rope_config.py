@@ -1,8 +1,8 @@
 """transformers' rotary parameters as our settings.
 
-transformers 5 keeps them in `rope_parameters`, for all layers or nested by layer type. Older versions had
-`rope_theta` beside `rope_scaling`, whose kind was first called `type`; `rope_scaling` overrides
-`rope_parameters`.
+transformers 5 keeps them in `rope_parameters`, for all layers or nested by layer type. Older
+versions had `rope_theta` beside `rope_scaling`, whose kind was first called `type`; `rope_scaling`
+overrides `rope_parameters`.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ class RopeSource:
             raise InteropError(f"{self.config.file}: {key} must be {limit}, got {share}")
         if int(self.head_dim * share) % 2 or int(self.head_dim * share) < 2:
             raise InteropError(
-                f"{self.config.file}: {key} {share} rotates {int(self.head_dim * share)} of {self.head_dim} "
+                f"{self.config.file}: {key} {share} rotates {int(self.head_dim * share)} of "
+                f"{self.head_dim} "
                 "features, which is not a positive even number"
             )
         return share
@@ -110,7 +111,8 @@ def _nested(parameters: dict[str, Any], file: str) -> dict[str, ConfigReader]:
 
 
 def _olmo3(config: ConfigReader) -> dict[str, ConfigReader]:
-    """OLMo 3's `rope_scaling` is that of layers without windows, and `rope_parameters` are nested."""
+    """OLMo 3's `rope_scaling` is that of layers without windows, and `rope_parameters` are
+    nested."""
     parameters = config.get(_CURRENT) or {}
     scaling = config.get(_LEGACY) or {}
     for key, value in ((_CURRENT, parameters), (_LEGACY, scaling)):
@@ -118,7 +120,8 @@ def _olmo3(config: ConfigReader) -> dict[str, ConfigReader]:
             raise InteropError(f"{config.file}: {key} must be an object, got {value!r}")
     if parameters and not any(name in parameters for name in NESTED):
         raise InteropError(
-            f"{config.file}: {_CURRENT} of olmo3 must have {' and '.join(NESTED)}: transformers ignores "
+            f"{config.file}: {_CURRENT} of olmo3 must have {' and '.join(NESTED)}: transformers "
+            f"ignores "
             f"{', '.join(parameters)} outside of them"
         )
     full, windowed = NESTED
@@ -127,7 +130,8 @@ def _olmo3(config: ConfigReader) -> dict[str, ConfigReader]:
     theta = config.number("rope_theta", float)
     if theta != config.defaults["rope_theta"] and by_type[windowed].get("rope_theta") is None:
         raise InteropError(
-            f"{config.file}: rope_theta = {theta:g} cannot be imported: transformers ignores it in OLMo 3's "
+            f"{config.file}: rope_theta = {theta:g} cannot be imported: transformers ignores it in "
+            f"OLMo 3's "
             f"layers with windows; set rope_theta in {_CURRENT}.{windowed}"
         )
     return by_type
@@ -163,8 +167,9 @@ def _linear(source: RopeSource) -> tuple[dict[str, Any], None]:
 
 
 def _dynamic(source: RopeSource) -> tuple[dict[str, Any], int]:
-    """L0 is `max_position_embeddings`. transformers recomputes the frequencies when a text grows under a
-    cache and keeps the old keys; ours are those of a full forward pass of the declared length."""
+    """L0 is `max_position_embeddings`. transformers recomputes the frequencies when a text grows
+    under a cache and keeps the old keys; ours are those of a full forward pass of the declared
+    length."""
     return {
         "name": "dynamic",
         "factor": source.parameters.number("factor", float),
@@ -214,21 +219,25 @@ def _check_ramp(source: RopeSource, fast: float, slow: float) -> None:
     )
     if high <= 0 or low > source.dims - 1:
         raise InteropError(
-            f"{source.parameters.file}: yarn cannot be imported with original_max_position_embeddings = "
-            f"{source.original_length}: no rotary pair completes beta_slow = {slow:g} to beta_fast = "
+            f"{source.parameters.file}: yarn cannot be imported with "
+            f"original_max_position_embeddings = "
+            f"{source.original_length}: no rotary pair completes beta_slow = {slow:g} to beta_fast "
+            f"= "
             f"{fast:g} rotations within it, and transformers then reverses the ramp"
         )
 
 
 def _longrope(source: RopeSource) -> tuple[dict[str, Any], int]:
-    """The list of divisors follows the declared length; transformers switches when a text crosses L0."""
+    """The list of divisors follows the declared length; transformers switches when a text crosses
+    L0."""
     lists = {}
     for key in ("short_factor", "long_factor"):
         divisors = source.parameters.numbers(key)
         pairs = source.dims // 2
         if divisors is None or len(divisors) != pairs or 0 in divisors:
             raise InteropError(
-                f"{source.parameters.file}: longrope requires {key}, a list of {pairs} numbers above 0, one "
+                f"{source.parameters.file}: longrope requires {key}, a list of {pairs} numbers "
+                f"above 0, one "
                 "per rotary pair"
             )
         lists[key] = divisors

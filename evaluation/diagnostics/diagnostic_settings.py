@@ -1,10 +1,11 @@
-"""Settings of the diagnostics. Every field is a key of a YAML file and an override on the command line."""
+"""Settings of the diagnostics. Every field is a key of a YAML file and an override on the command
+line."""
 
 from typing import Literal
 
 from pydantic import Field, model_validator
 
-from evaluation.settings import (
+from evaluation.evaluation_settings import (
     EvaluationSettings,
     MeasurementSettings,
     TargetSettings,
@@ -22,7 +23,8 @@ class DiagnosticSettings(TextSettings):
 
 
 class AttentionDiagnosticSettings(DiagnosticSettings, TargetSettings):
-    """Attention weights at and beyond the trained length, of the last queries of windows of fixed targets."""
+    """Attention weights at and beyond the trained length, of the last queries of windows of fixed
+    targets."""
 
     protocol: Literal["attention"] = "attention"
     windows: int = Field(
@@ -61,7 +63,8 @@ class GenerationDiagnosticSettings(DiagnosticSettings):
     bucket: int | None = Field(
         None,
         ge=8,
-        description="tokens per bucket of positions, and distance within which repetitions are counted; "
+        description="tokens per bucket of positions, and distance within which repetitions are "
+        "counted; "
         "default: L0 / 2",
     )
     temperatures: list[float] = Field([0.0, 1.0], description="sampling temperatures; 0 is greedy")

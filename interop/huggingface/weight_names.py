@@ -1,9 +1,10 @@
 """Names of weights here and in transformers, for import and export.
 
-A weight map gives, for each tensor of transformers, our weights that it consists of. Matrices are (out, in)
-on both sides; a tensor with several parts is their concatenation along the first dimension (Phi-3). Names
-after `layers.{i}.` and `model.layers.{i}.` are those of a layer. transformers' Llama pairs rotated features
-as our layout `half` does; `to_half` converts the rows of queries and keys.
+A weight map gives, for each tensor of transformers, our weights that it consists of. Matrices are
+(out, in) on both sides; a tensor with several parts is their concatenation along the first
+dimension (Phi-3). Names after `layers.{i}.` and `model.layers.{i}.` are those of a layer.
+transformers' Llama pairs rotated features as our layout `half` does; `to_half` converts the rows of
+queries and keys.
 """
 
 from __future__ import annotations
@@ -92,8 +93,8 @@ def to_half(rows: Tensor, heads: int, rotated: int) -> Tensor:
     """Reorder the rows of queries or keys from layout `interleaved` to `half`.
 
     Args:
-        rows: (heads·D, ...) weight or bias of a projection, or weight of a QK-norm over all heads; with
-            heads = 1 the weight of a QK-norm of each head.
+        rows: (heads·D, ...) weight or bias of a projection, or weight of a QK-norm over all heads;
+            with heads = 1 the weight of a QK-norm of each head.
         rotated: the number of rotated features at the start of each head.
     """
     features = rows.shape[0] // heads

@@ -15,8 +15,8 @@ from training.train_state import weights_of
 
 
 def export_weights(run: LoadedRun, out: Path) -> int:
-    """Write the weights in the dtype of the checkpoint, under the names of the model's parameters; tied
-    weights are written once. The header contains run, step and hash.
+    """Write the weights in the dtype of the checkpoint, under the names of the model's parameters;
+    tied weights are written once. The header contains run, step and hash.
 
     Returns:
         The number of tensors.

@@ -1,4 +1,5 @@
-"""Answers of one checkpoint to one task, under every method at every length; no cell is computed twice."""
+"""Answers of one checkpoint to one task, under every method at every length; no cell is computed
+twice."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -6,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 
+from evaluation.evaluated_model import EvaluatedModel
 from evaluation.ranks import EvaluationRanks
-from evaluation.run import EvaluatedModel, absent_cells, resolve_all
+from evaluation.scoring.loss_session import CellSession, EvaluationCell, MeasuredCells
 from evaluation.scoring.methods import Method
-from evaluation.scoring.session import CellSession, EvaluationCell, MeasuredCells
-from evaluation.tasks.items import DrawnItems
-from evaluation.tasks.scoring import Reader, TaskAnswers, TaskScorer, read_items
-from evaluation.tasks.settings import TaskEvaluationSettings
+from evaluation.tasks.drawn_items import DrawnItems
+from evaluation.tasks.task_scoring import Reader, TaskAnswers, TaskScorer, read_items
+from evaluation.tasks.task_settings import TaskEvaluationSettings
 from model import Transformer
 
 
@@ -28,8 +29,8 @@ class TaskResult(MeasuredCells):
 class TaskSession(CellSession):
     """The cells of one evaluation by tasks.
 
-    Raises EvaluationError before any compute for a method or a length that cannot work. A cell whose losses
-    are not finite is left out of the result and named in `failed`.
+    Raises EvaluationError before any compute for a method or a length that cannot work. A cell
+    whose losses are not finite is left out of the result and named in `failed`.
     """
 
     counted = "items"
@@ -53,9 +54,11 @@ class TaskSession(CellSession):
             subject=subject,
             drawn=drawn,
             methods=methods,
-            schemes=resolve_all(methods, subject),
+            schemes=subject.schemes(methods),
             facts=facts,
-            absent=absent_cells(methods, drawn.lengths, subject, settings.unreachable == "refuse"),
+            absent=subject.absent_cells(
+                methods, drawn.lengths, refuse=settings.unreachable == "refuse"
+            ),
         )
         super().__init__(result, cells, console, EvaluationRanks())
         self.drawn = drawn

@@ -1,4 +1,5 @@
-"""The tables and figures of scripts/benchmark.py: docs/benchmarks/cpu.md, its CSV files and PNG files."""
+"""The tables and figures of scripts/benchmark.py: docs/benchmarks/cpu.md, its CSV files and PNG
+files."""
 
 import os
 import time
@@ -13,7 +14,7 @@ import torch
 from data.files import write_text
 from evaluation.reports.results_table import markdown_table
 from run_directory.environment import processor
-from scripts.benchmarks.figures import draw_growth, draw_ratios, exponent
+from scripts.benchmarks.benchmark_figures import draw_growth, draw_ratios, exponent
 from scripts.benchmarks.workloads import CASES, SCHEME_CASES
 
 GOALS = {
@@ -88,7 +89,8 @@ over the larger half of the sizes.
 
 @dataclass(frozen=True)
 class SpeedRow:
-    """Speed of one variant. `ratio` is to `baseline`, measured in turns with it; above 1 is faster."""
+    """Speed of one variant. `ratio` is to `baseline`, measured in turns with it; above 1 is
+    faster."""
 
     shape: str
     case: str
@@ -158,7 +160,8 @@ def today() -> str:
 
 
 def add(rows: Sequence[Any], folder: Path) -> None:
-    """Add rows of one kind to its CSV file, in place of earlier ones with the same key; write cpu.md."""
+    """Add rows of one kind to its CSV file, in place of earlier ones with the same key; write
+    cpu.md."""
     if not rows:
         return
     folder.mkdir(parents=True, exist_ok=True)

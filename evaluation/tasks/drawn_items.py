@@ -9,16 +9,16 @@ from data import DataError, Tokenizer
 from data.tasks import NO_TEXT, Haystacks, Task, TaskContext, TaskItem
 from errors import EvaluationError
 from evaluation.scoring.targets import content_hash
-from evaluation.tasks.settings import TaskEvaluationSettings
+from evaluation.tasks.task_settings import TaskEvaluationSettings
 
 
 @dataclass(frozen=True)
 class DrawnItems:
-    """All items of an evaluation. `items[L][i]` is item i with L inputs, a leading BOS (`bos`) among them.
-    `vocab_size` is the number of ids of the tokenizer.
+    """All items of an evaluation. `items[L][i]` is item i with L inputs, a leading BOS (`bos`)
+    among them. `vocab_size` is the number of ids of the tokenizer.
 
-    unit (n,): the haystack of each item, or the item itself without haystacks, as `unit_kind` states.
-    depth (n,): index of the item's depth in `depths`; 0 for a task that hides nothing.
+    unit (n,): the haystack of each item, or the item itself without haystacks, as `unit_kind`
+    states. depth (n,): index of the item's depth in `depths`; 0 for a task that hides nothing.
     """
 
     task: Task
@@ -46,7 +46,8 @@ class DrawnItems:
         return 1 / self.candidates
 
     def hash_at(self, length: int) -> str:
-        """Hash of every token and candidate at one length; only results with equal hashes are comparable."""
+        """Hash of every token and candidate at one length; only results with equal hashes are
+        comparable."""
         rows = [[item.prompt, item.answer, item.others] for item in self.items[length]]
         return content_hash([self.bos, length, rows])
 
@@ -67,10 +68,10 @@ def draw_items(
 ) -> DrawnItems:
     """Make every item of the evaluation.
 
-    `documents()` yields (name, text) of the haystacks, for tasks that use them; `origin` labels their
-    source. Item i is placed in haystack i mod H at depth (i + i div H) mod D, at every length, so that D
-    rounds cover every depth in every haystack. Raises EvaluationError if a length is too short for an item,
-    or no document is long enough.
+    `documents()` yields (name, text) of the haystacks, for tasks that use them; `origin` labels
+    their source. Item i is placed in haystack i mod H at depth (i + i div H) mod D, at every
+    length, so that D rounds cover every depth in every haystack. Raises EvaluationError if a length
+    is too short for an item, or no document is long enough.
     """
     lengths = settings.grid(trained_length)
     first = int(bos)

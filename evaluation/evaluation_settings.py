@@ -1,4 +1,5 @@
-"""Settings of an evaluation. Every field is a key of a YAML file and an override on the command line."""
+"""Settings of an evaluation. Every field is a key of a YAML file and an override on the command
+line."""
 
 import hashlib
 import json
@@ -10,11 +11,13 @@ from settings.fields import StrictSettings
 
 
 class ContaminationSettings(StrictSettings):
-    """Passages that also occur in the training text, or in an earlier document of the same corpus."""
+    """Passages that also occur in the training text, or in an earlier document of the same
+    corpus."""
 
     check: bool = Field(
         default=True,
-        description="exclude repeated passages of 13 words (30 Chinese characters) from the targets",
+        description="exclude repeated passages of 13 words (30 Chinese characters) from the "
+        "targets",
     )
 
 
@@ -25,7 +28,8 @@ class MeasurementSettings(StrictSettings):
     folder: str | None = Field(
         None,
         pattern=r"^\w[\w.+-]*$",
-        description="name of the results folder under RUN/evaluation/; default: protocol or task, and a hash",
+        description="name of the results folder under RUN/evaluation/; default: protocol or task, "
+        "and a hash",
     )
     methods: list[str] | dict[str, list[str]] = Field(
         ["trained", "truncate"],
@@ -41,7 +45,8 @@ class MeasurementSettings(StrictSettings):
     device: str = Field("auto", description="auto (a GPU if there is one), cpu, cuda, cuda:1 ...")
     weights: Literal["ema", "last"] | None = Field(
         None,
-        description="the EMA of the weights, or those of the last step; null: the EMA if the run has one",
+        description="the EMA of the weights, or those of the last step; null: the EMA if the run "
+        "has one",
     )
     chunk: int = Field(
         4096, ge=1, description="longer inputs are prefilled in chunks of this many tokens"
@@ -98,12 +103,14 @@ class TargetSettings(TextSettings):
 
     lengths: list[int] | None = Field(
         None,
-        description="input tokens; the trained length L0 is always added; default: L0 x 1, 2, 4, 8, 16",
+        description="input tokens; the trained length L0 is always added; default: L0 x 1, 2, 4, "
+        "8, 16",
     )
     targets: int = Field(
         64,
         ge=1,
-        description="target tokens per span (K), or queries per window of attention; no length is below it",
+        description="target tokens per span (K), or queries per window of attention; no length is "
+        "below it",
     )
     documents: int = Field(200, ge=1, description="maximum number of documents, chosen by seed")
     spans_per_document: int = Field(4, ge=1, description="disjoint spans in each document")
@@ -140,7 +147,8 @@ class EvaluationSettings(TargetSettings):
     )
     simultaneous: Literal["bonferroni", "max-t"] = Field(
         "bonferroni",
-        description="correction for simultaneous verdicts; max-t: bootstrap of the largest t, narrower for "
+        description="correction for simultaneous verdicts; max-t: bootstrap of the largest t, "
+        "narrower for "
         "correlated methods, wider for skewed documents",
     )
     resamples: int = Field(
@@ -152,13 +160,15 @@ class EvaluationSettings(TargetSettings):
     context: int = Field(
         1,
         ge=1,
-        description="processes that share each window: each reads 1/N of its tokens, for lengths that do not "
+        description="processes that share each window: each reads 1/N of its tokens, for lengths "
+        "that do not "
         "fit into the memory of one process; requires a launcher",
     )
     minutes: float | None = Field(
         None,
         gt=0,
-        description="fixed-targets: score document by document under all methods, and stop after this time. "
+        description="fixed-targets: score document by document under all methods, and stop after "
+        "this time. "
         "The report has the documents that were finished; the same command continues",
     )
 
@@ -170,7 +180,8 @@ class EvaluationSettings(TargetSettings):
             raise ValueError("minutes requires protocol=fixed-targets and dtype=float32 or float64")
         if self.protocol == "fixed-targets" and self.lengths and min(self.lengths) < self.targets:
             raise ValueError(
-                f"length {min(self.lengths)} is shorter than a span of targets={self.targets} tokens"
+                f"length {min(self.lengths)} is shorter than a span of targets={self.targets} "
+                f"tokens"
             )
         return self
 

@@ -1,9 +1,10 @@
 """Accuracy by length, depth and distance, each with an interval.
 
-Accuracy per length is averaged over depth: the mean over haystacks of their items' share, with recipe (a) of
-`evaluation.statistics`, simultaneous over all methods and lengths. Where every haystack has the same share,
-recipe (a) has no width and is replaced by Wilson's interval with haystacks as items. Cells of the grids have
-individual Wilson intervals, not simultaneous.
+Accuracy per length is averaged over depth: the mean over haystacks of their items' share, with
+    recipe (a) of
+`evaluation.statistics`, simultaneous over all methods and lengths. Where every haystack has the
+same share, recipe (a) has no width and is replaced by Wilson's interval with haystacks as items.
+Cells of the grids have individual Wilson intervals, not simultaneous.
 """
 
 import math
@@ -16,7 +17,7 @@ import numpy as np
 from evaluation.scoring.methods import TRAINED, TRUNCATE
 from evaluation.statistics.binomial import effective, wilson
 from evaluation.statistics.intervals import Interval, interval, unit_means
-from evaluation.tasks.session import TaskResult
+from evaluation.tasks.task_session import TaskResult
 
 UNDECIDED = "not distinguishable from chance"
 
@@ -34,8 +35,9 @@ class Accuracy:
 
 @dataclass(frozen=True)
 class TaskRow:
-    """One method at one length. `low`, `high`: simultaneous, for `share.share`. `word`: compared with
-    chance. `gain`: accuracy minus that with the context truncated to L0, over the same items."""
+    """One method at one length. `low`, `high`: simultaneous, for `share.share`. `word`: compared
+    with chance. `gain`: accuracy minus that with the context truncated to L0, over the same
+    items."""
 
     method: str
     length: int
@@ -51,8 +53,8 @@ class TaskRow:
 
 @dataclass(frozen=True)
 class DepthCell:
-    """One cell of a grid: a method, a length, and the place of the answer: a depth, or tokens before the
-    question, from `where` up to `until` (exclusive)."""
+    """One cell of a grid: a method, a length, and the place of the answer: a depth, or tokens
+    before the question, from `where` up to `until` (exclusive)."""
 
     method: str
     length: int
@@ -144,7 +146,8 @@ def _gain(
 
 
 def _grids(result: TaskResult, length: int) -> Iterator[tuple[str, np.ndarray, list[tuple]]]:
-    """The grids of a task that hides something: name, place of every item, and the rows as (where, until)."""
+    """The grids of a task that hides something: name, place of every item, and the rows as (where,
+    until)."""
     drawn = result.drawn
     if drawn.task.hides:
         yield (

@@ -7,14 +7,14 @@ from pathlib import Path
 
 from data.files import write_text
 from errors import printable
+from evaluation.evaluated_model import EvaluatedRun
+from evaluation.evaluation_settings import MeasurementSettings
 from evaluation.kinds import kind_of_protocol
 from evaluation.ranks import joined
 from evaluation.reports.evaluation_report import EvaluationReport
-from evaluation.settings import MeasurementSettings
 from run_directory.console import Console
+from run_directory.run_names import names_of
 from settings.load import dump
-from studies.subjects import open_runs
-from training.hardware import prepare_cpu
 
 
 @dataclass(frozen=True)
@@ -41,15 +41,19 @@ def run_evaluation(
     Raises:
         EvaluationError: an evaluation that cannot run.
     """
-    prepare_cpu(None)
     kind = kind_of_protocol(settings.protocol)
     # A dry run needs no other processes to estimate what each of them will take.
     with joined(1 if dry_run else getattr(settings, "context", 1)) as ranks:
         kind.check(settings.protocol, runs=len(folders), processes=ranks.world)
-        # raises for a device that does not exist, before anything is read
-        ranks.device(settings.device)
+        device = ranks.device(settings.device)
         console = Console(quiet=not ranks.main)
-        runs = open_runs(folders, settings, console)
+        runs = [  # the only reads of weights
+            EvaluatedRun.open(folder, name, device, console, settings.dtype, settings.weights)
+            for folder, name in zip(folders, names_of(folders), strict=True)
+        ]
+        for run in runs:
+            if run.changed:
+                console.info(run.changed)
         evaluation = kind(settings, runs, ranks, console)
         results = []
         for run in runs:

@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from data.tasks import TaskSettings
-from evaluation.settings import MeasurementSettings
+from evaluation.evaluation_settings import MeasurementSettings
 
 
 class TaskEvaluationSettings(MeasurementSettings):
@@ -28,7 +28,8 @@ class TaskEvaluationSettings(MeasurementSettings):
     haystacks: int = Field(40, ge=1, description="maximum number of haystack texts, used evenly")
     haystack_store: str | None = Field(
         None,
-        description="folder of a prepared corpus whose held-out text is the haystack; null: the run's own "
+        description="folder of a prepared corpus whose held-out text is the haystack; null: the "
+        "run's own "
         "if it was trained on text, else task.haystack",
     )
     unreachable: Literal["refuse", "dash"] = Field(

@@ -34,7 +34,8 @@ class RopeTable:
         frequencies: of each pair, in radians per token.
         amplitude: factor on cos and sin.
         layout: `half` or `interleaved`.
-        native: `rope_parameters` of the same rotation, without the base, where transformers has its kind.
+        native: `rope_parameters` of the same rotation, without the base, where transformers has its
+            kind.
     """
 
     theta: float
@@ -49,8 +50,8 @@ class RopeTable:
         return self.native != _default()
 
     def parameters(self, original_length: int, native: bool = True) -> dict[str, Any]:
-        """`rope_parameters`; what has no kind in transformers, or with `native` false every kind but LongRoPE
-        and the default, is LongRoPE with one list of divisors for all lengths."""
+        """`rope_parameters`; what has no kind in transformers, or with `native` false every kind
+        but LongRoPE and the default, is LongRoPE with one list of divisors for all lengths."""
         base: dict[str, Any] = {"rope_theta": self.theta}
         known = dict(self.native or ())
         if known and (native or known["rope_type"] in ("default", "longrope")):
@@ -152,7 +153,8 @@ def _longrope(scaling: LongRoPEScaling, scheme: Rope) -> tuple[tuple[str, Any], 
 
 
 def _amplitude(is_given: object, amplitude: float) -> dict[str, float]:
-    """`attention_factor`, unless the amplitude is the default, which transformers computes as we do."""
+    """`attention_factor`, unless the amplitude is the default, which transformers computes as we
+    do."""
     return {"attention_factor": float(amplitude)} if is_given else {}
 
 

@@ -1,0 +1,230 @@
+"""A checkpoint under evaluation: its weights are read once, and a method changes its positions
+only."""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from data.data_settings import TaskSource
+from data.tasks import Task
+from data.tokenizers import Tokenizer
+from errors import EvaluationError, TrainingError
+from evaluation.scoring.methods import Method, new_sinks
+from model import ModelError, Transformer, legal_overrides
+from run_directory.console import Console
+from run_directory.position_overrides import override, why, widens
+from run_directory.run import Run
+from run_directory.run_settings import RunSettings
+
+
+class EvaluatedModel:
+    """The checkpoint, under one method and in one dtype at a time.
+
+    Args:
+        name: of the run, in reports.
+        model: as trained, on the evaluation's device.
+        settings: as trained.
+        bos_first: why this model expects BOS as the first token, '' if it does not.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        model: Transformer,
+        settings: RunSettings,
+        checkpoint_hash: str,
+        step: int,
+        bos_first: str = "",
+    ):
+        self.name = name
+        self.settings = settings
+        self.checkpoint_hash = checkpoint_hash
+        self.step = step
+        self.bos_first = bos_first
+        self._model = model
+        self._cast: Transformer | None = None
+        self._settings: dict[tuple[str, ...], RunSettings] = {(): settings}
+
+    @property
+    def trained_length(self) -> int:
+        return self.settings.train_length
+
+    @property
+    def original_length(self) -> int:
+        return self.settings.original_length or self.settings.train_length
+
+    @property
+    def legal(self) -> str:
+        """Which settings a method may change, as a sentence."""
+        return legal_overrides(self.settings.model)
+
+    def settings_under(self, overrides: Sequence[str]) -> RunSettings:
+        """The settings under a method. Raises ModelError or TrainingError where it is illegal."""
+        key = tuple(overrides)
+        if key not in self._settings:
+            self._settings[key] = override(self.settings, overrides)
+        return self._settings[key]
+
+    def position(self, overrides: Sequence[str]) -> dict:
+        """Position settings under a method, as JSON."""
+        return self.settings_under(overrides).model.position.model_dump(mode="json")
+
+    def under(self, overrides: Sequence[str], dtype: str = "float32") -> Transformer:
+        """The model under a method; the one that an earlier call returned becomes invalid."""
+        model = self._in_dtype(getattr(torch, dtype))
+        model.reposition(self.settings_under(overrides).model)
+        return model
+
+    def longest(self, overrides: Sequence[str]) -> int | None:
+        """The longest input that the positions of a method allow; None if unlimited."""
+        self._model.reposition(self.settings_under(overrides).model)
+        return self._model.limit
+
+    def offered(self, overrides: Sequence[str], bos: str) -> dict:
+        """Position settings under a built-in method; raises EvaluationError with the reason if
+        --matrix does not offer it."""
+        try:
+            settings = self.settings_under(overrides)
+        except (ModelError, TrainingError) as error:
+            raise EvaluationError(why(error)) from error
+        if widens(self.settings, settings):
+            raise EvaluationError("the model was trained with a narrower window")
+        scheme = self.position(overrides)
+        if self.bos_first and bos != "every-window" and new_sinks(scheme, self.position(())):
+            raise EvaluationError(f"sinks need bos=every-window. {self.bos_first}")
+        return scheme
+
+    def schemes(self, methods: Sequence[Method]) -> dict[str, dict]:
+        """Position settings by method; the error names all illegal methods at once."""
+        schemes = {}
+        refused = []
+        for method in methods:
+            try:
+                schemes[method.label] = self.position(method.overrides)
+            except ValueError as error:
+                refused.append(f"method {method.label!r}: {error}")
+        if refused:
+            raise EvaluationError("\n       ".join(refused))
+        return schemes
+
+    def absent_cells(
+        self, methods: Sequence[Method], lengths: Sequence[int], refuse: bool
+    ) -> dict[tuple[str, int], str]:
+        """The cells whose length exceeds the positions of their method, and why.
+
+        Raises EvaluationError if no cell remains at a length, with `refuse`.
+        """
+        limits = {
+            method.label: self.longest(method.overrides)
+            for method in methods
+            if not method.truncates
+        }
+        absent = {}
+        for label, limit in limits.items():
+            for length in lengths:
+                if limit is not None and length > limit:
+                    absent[label, length] = f"its positions end after {limit} tokens"
+        for length in lengths if refuse else ():
+            if all((label, length) in absent for label in limits):
+                raise EvaluationError(
+                    f"length {length} exceeds the positions of {', '.join(limits)}: at most "
+                    f"{max(limit or 0 for limit in limits.values())} tokens; shorten lengths, or "
+                    f"add a "
+                    f"method that extends the positions (--matrix tries all). {self.legal}".rstrip()
+                )
+        return absent
+
+    def _in_dtype(self, dtype: torch.dtype) -> Transformer:
+        """The model as it was read, or a cast copy; at most one copy is kept."""
+        if self._model.embed.weight.dtype == dtype:
+            return self._model
+        if self._cast is None or self._cast.embed.weight.dtype != dtype:
+            self._cast = None  # free it before the next one is made
+            self._cast = copy.deepcopy(self._model).to(dtype).pack()
+        return self._cast
+
+
+@dataclass(frozen=True)
+class EvaluatedRun:
+    """A run directory opened for evaluation.
+
+    Attributes:
+        name: the shortest name that tells several runs apart.
+        changed: settings that changed during training, in one sentence; '' if none did.
+    """
+
+    run: Run
+    name: str
+    model: EvaluatedModel
+    changed: str
+
+    @classmethod
+    def open(
+        cls,
+        folder: Path,
+        name: str,
+        device: torch.device,
+        console: Console,
+        dtype: str = "float32",
+        weights: str | None = None,
+        checkpoint: int | None = None,
+    ) -> "EvaluatedRun":
+        """Read and verify a checkpoint, in float32 (float64 if it is stored or evaluated so)."""
+        run = Run.open(folder)
+        loaded = run.load(
+            device=device,
+            dtype=torch.float64 if dtype == "float64" else None,
+            checkpoint=checkpoint,
+            weights=weights,
+            console=console,
+        )
+        model = EvaluatedModel(
+            name=str(folder),
+            model=loaded.model,
+            settings=loaded.settings,
+            checkpoint_hash=loaded.checkpoint_hash,
+            step=loaded.step,
+            bos_first=bos_first(loaded.settings, run.manifest),
+        )
+        return cls(run, name, model, loaded.changed)
+
+    @property
+    def folder(self) -> Path:
+        return self.run.folder
+
+    @property
+    def cells(self) -> Path:
+        """The folder of stored cells."""
+        return self.folder / "evaluation" / "cells"
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.run.tokenizer
+
+    @property
+    def data(self) -> str | None:
+        """The prepared corpus the run was trained on; None for an imported model."""
+        return self.run.manifest.get("data")
+
+    @property
+    def task(self) -> Task | None:
+        """The task the run was trained on, if any."""
+        source = self.model.settings.data.source
+        return source.task if isinstance(source, TaskSource) else None
+
+
+def bos_first(settings: RunSettings, manifest: dict) -> str:
+    """Why the model expects BOS as the first token, or '' if it was trained without.
+
+    With data.packing=concat a window begins anywhere, so its first token is arbitrary.
+    """
+    if not settings.data.bos:
+        return ""
+    if manifest.get("data") is None:
+        return "This model was imported and is assumed to be trained with BOS first"
+    if settings.data.packing == "intra_document":
+        return "This model was trained with BOS first (data.bos=true, data.packing=intra_document)"
+    return ""
