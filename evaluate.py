@@ -73,14 +73,27 @@ def parser_of(usage: str | None) -> SettingsParser:
     """The options of evaluate.py."""
     parser = SettingsParser(usage, TOPICS)
     add = parser.add_argument
-    add("overrides", nargs="*", default=[], metavar="RUN | CONFIG.yaml | key=value")
-    add("--matrix", action="store_true", help="evaluate every method that the checkpoint supports")
+    add(
+        "overrides",
+        nargs="*",
+        default=[],
+        metavar="RUN | CONFIG.yaml | key=value",
+    )
+    add(
+        "--matrix",
+        action="store_true",
+        help="evaluate every method that the checkpoint supports",
+    )
     add(
         "--verbose",
         action="store_true",
         help="with --matrix: explain why the other methods do not apply",
     )
-    add("--dry-run", action="store_true", help="list what is measured and estimate memory and time")
+    add(
+        "--dry-run",
+        action="store_true",
+        help="list what is measured and estimate memory and time",
+    )
     return parser
 
 

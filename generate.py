@@ -73,12 +73,33 @@ def parser_of(usage: str | None) -> SettingsParser:
         metavar="TEXT",
         help="text to continue; may be repeated",
     )
-    add("--file", metavar="F", help='one prompt per line; .jsonl: objects with a "prompt"')
-    add("--samples", type=int, default=1, metavar="N", help="samples per prompt (1)")
-    add("--tokens", type=int, default=200, metavar="N", help="maximum number of new tokens (200)")
+    add(
+        "--file",
+        metavar="F",
+        help='one prompt per line; .jsonl: objects with a "prompt"',
+    )
+    add(
+        "--samples",
+        type=int,
+        default=1,
+        metavar="N",
+        help="samples per prompt (1)",
+    )
+    add(
+        "--tokens",
+        type=int,
+        default=200,
+        metavar="N",
+        help="maximum number of new tokens (200)",
+    )
     add("--temperature", type=float, metavar="T", help="divides logits (0.8)")
     add("--greedy", action="store_true", help="same as --temperature 0")
-    add("--top-k", type=int, metavar="K", help="sample from the K most likely tokens")
+    add(
+        "--top-k",
+        type=int,
+        metavar="K",
+        help="sample from the K most likely tokens",
+    )
     add(
         "--top-p",
         type=float,
@@ -111,14 +132,26 @@ def parser_of(usage: str | None) -> SettingsParser:
     )
     add("--jsonl", action="store_true", help="print one JSON object per sample")
     add("--batch", type=int, default=8, metavar="N", help="batch size (8)")
-    add("--no-cache", action="store_true", help="disable the KV cache (slow, for comparison)")
-    add("--device", default="auto", help="cpu, cuda, cuda:1, ... (auto: a GPU if available)")
+    add(
+        "--no-cache",
+        action="store_true",
+        help="disable the KV cache (slow, for comparison)",
+    )
+    add(
+        "--device",
+        default="auto",
+        help="cpu, cuda, cuda:1, ... (auto: a GPU if available)",
+    )
     add(
         "--weights",
         choices=["ema", "last"],
         help="default: ema if the run has an EMA, otherwise last",
     )
-    add("--dtype", choices=DTYPES, help="dtype of the weights (default: as stored)")
+    add(
+        "--dtype",
+        choices=DTYPES,
+        help="dtype of the weights (default: as stored)",
+    )
     return parser
 
 

@@ -112,7 +112,13 @@ def generate(
         seed=seed,
         stops=list(stop),
     )
-    sampling = generation.SamplingParams(repetition_penalty, temperature, top_k, top_p, min_p)
+    sampling = generation.SamplingParams(
+        repetition_penalty,
+        temperature,
+        top_k,
+        top_p,
+        min_p,
+    )
     for start in range(0, len(pending), batch_size):
         batch = pending[start : start + batch_size]
         for _ in generation.generate_samples(

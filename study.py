@@ -98,7 +98,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not is_one_cell:
             write_text(folder / "study.yaml", dump(study))
         if options.slurm:
-            script = write_array(folder, options.name, selected, options.command, options.sbatch)
+            script = write_array(
+                folder,
+                options.name,
+                selected,
+                options.command,
+                options.sbatch,
+            )
             print(f"sbatch {script}")
             console.info(
                 f"when all {len(selected)} tasks have finished: python {options.command_line}"
@@ -107,7 +113,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         by_index = {plan.cell.index: plan for plan in plans}
         work = [by_index[cell.index] for cell in running_order(selected, study)]
-        progress = StudyProgress(work, options.jobs, console, folder / "study.log")
+        progress = StudyProgress(
+            work,
+            options.jobs,
+            console,
+            folder / "study.log",
+        )
         received = StudyRunner(folder, work, corpora, progress, options).run()
         if not is_one_cell:  # otherwise the call that covers all cells gathers the results
             results = gather(study, options.name, folder, cells)

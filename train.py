@@ -78,12 +78,24 @@ def train(run: TrainingRun) -> int:
             is_last = state.step == run.steps
             validates = state.step in validation.steps
             saves = is_last or state.step in checkpointer.steps
-            status = metrics.log(state, result, batch, rates, stage, wait=validates or saves)
+            status = metrics.log(
+                state,
+                result,
+                batch,
+                rates,
+                stage,
+                wait=validates or saves,
+            )
             if validates:
                 validation.run(state)
             if saves or status:
                 held_out = validation.nll.get(state.step, {})
-                checkpointer.save(state, metrics, held_out, wait=is_last or status > 0)
+                checkpointer.save(
+                    state,
+                    metrics,
+                    held_out,
+                    wait=is_last or status > 0,
+                )
             if status and not is_last:
                 run.report_stop(state.step)
                 return status

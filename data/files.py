@@ -142,7 +142,12 @@ def sha256_of(path: Path) -> str:
     return digest.hexdigest()
 
 
-def locked(file: IO | int, *, shared: bool = False, wait: bool = False) -> bool | None:
+def locked(
+    file: IO | int,
+    *,
+    shared: bool = False,
+    wait: bool = False,
+) -> bool | None:
     """Lock an open file, or a folder by its descriptor, until it is closed or this process ends.
 
     Returns:

@@ -29,7 +29,11 @@ def powers(base: int, n: int) -> np.ndarray:
 _power_table = functools.cache(powers)
 
 
-def range_hashes(values: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
+def range_hashes(
+    values: np.ndarray,
+    starts: np.ndarray,
+    stops: np.ndarray,
+) -> np.ndarray:
     """Polynomial hash of each range values[start:stop] of uint64 (n,), independent of its offset:
     uint64."""
     table = 1 << max(10, (len(values) - 1).bit_length())  # a table for each power of two
@@ -41,5 +45,10 @@ def range_hashes(values: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> n
 
 def canonical_hash(value: Any) -> str:
     """sha256, hex, of a JSON value. It does not depend on the order of keys."""
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    text = json.dumps(
+        value,
+        sort_keys=True,
+        separators=(",", ":"),
+        ensure_ascii=False,
+    )
     return hashlib.sha256(text.encode()).hexdigest()

@@ -157,7 +157,11 @@ class TokenStore:
         for shard in self._shards:
             for name, facts in shard["files"].items():
                 self._check_size(name, facts["bytes"])
-                self._check_hash(name, sha256_of(self.folder / name), facts["sha256"])
+                self._check_hash(
+                    name,
+                    sha256_of(self.folder / name),
+                    facts["sha256"],
+                )
 
     def verify_tokens(self, shard: int) -> None:
         """Compare the ids of one shard, as `document` reads them, with their hash. Raises DataError
@@ -166,7 +170,11 @@ class TokenStore:
         name = self._tokens_file(shard)
         facts = self._shards[shard]["files"][name]
         self._check_size(name, facts["bytes"])
-        self._check_hash(name, hashlib.sha256(self._map(shard)).hexdigest(), facts["sha256"])
+        self._check_hash(
+            name,
+            hashlib.sha256(self._map(shard)).hexdigest(),
+            facts["sha256"],
+        )
 
     def _table(self, shard: dict[str, Any]) -> np.ndarray:
         path = self.folder / f"{shard['stem']}.documents.npy"

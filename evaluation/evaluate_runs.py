@@ -77,7 +77,11 @@ def provenance(command: str) -> dict:
     return {"command": command, "finished": datetime.now(UTC).isoformat(timespec="seconds")}
 
 
-def show(report: EvaluationReport, files: list[Path], verbose: bool = False) -> None:
+def show(
+    report: EvaluationReport,
+    files: list[Path],
+    verbose: bool = False,
+) -> None:
     """Print the summary, the tables and the names of the files."""
     for line in report.summary if report.headlines is None else report.headlines:
         print(printable(line))

@@ -72,7 +72,11 @@ class EvaluatedModel:
         """Position settings under a method, as JSON."""
         return self.settings_under(overrides).model.position.model_dump(mode="json")
 
-    def under(self, overrides: Sequence[str], dtype: str = "float32") -> Transformer:
+    def under(
+        self,
+        overrides: Sequence[str],
+        dtype: str = "float32",
+    ) -> Transformer:
         """The model under a method; the one that an earlier call returned becomes invalid."""
         model = self._in_dtype(getattr(torch, dtype))
         model.reposition(self.settings_under(overrides).model)

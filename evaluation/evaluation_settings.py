@@ -38,7 +38,11 @@ class MeasurementSettings(StrictSettings):
     confidence: float = Field(
         0.95, gt=0.5, lt=1, description="level of the intervals, simultaneous for verdicts"
     )
-    seed: int = Field(0, ge=0, description="seed for documents, spans, items and resamples")
+    seed: int = Field(
+        0,
+        ge=0,
+        description="seed for documents, spans, items and resamples",
+    )
     dtype: Literal["float32", "float64", "bfloat16"] = Field(
         "float32", description="dtype of the model"
     )
@@ -112,8 +116,16 @@ class TargetSettings(TextSettings):
         description="target tokens per span (K), or queries per window of attention; no length is "
         "below it",
     )
-    documents: int = Field(200, ge=1, description="maximum number of documents, chosen by seed")
-    spans_per_document: int = Field(4, ge=1, description="disjoint spans in each document")
+    documents: int = Field(
+        200,
+        ge=1,
+        description="maximum number of documents, chosen by seed",
+    )
+    spans_per_document: int = Field(
+        4,
+        ge=1,
+        description="disjoint spans in each document",
+    )
     shorten: bool = Field(
         False, description="drop lengths that too few documents reach, with a warning"
     )
@@ -132,7 +144,11 @@ class EvaluationSettings(TargetSettings):
     stride: int | None = Field(
         None, ge=1, description="sliding: new targets per window; default: length / 8"
     )
-    windows_per_document: int = Field(4, ge=4, description="by-position: windows at random offsets")
+    windows_per_document: int = Field(
+        4,
+        ge=4,
+        description="by-position: windows at random offsets",
+    )
     matrix: bool = Field(
         False,
         description="add every built-in method that applies to this checkpoint; same as --matrix",

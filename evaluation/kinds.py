@@ -51,7 +51,13 @@ class Evaluation(ABC):
     distributed: ClassVar[bool] = False  # several processes may share the work
     comparable: ClassVar[bool] = False  # several runs may be compared
 
-    def __init__(self, settings, runs: Sequence[EvaluatedRun], ranks: EvaluationRanks, console):
+    def __init__(
+        self,
+        settings,
+        runs: Sequence[EvaluatedRun],
+        ranks: EvaluationRanks,
+        console,
+    ):
         self.settings = settings
         self.runs = runs
         self.ranks = ranks
@@ -102,7 +108,13 @@ class LossEvaluation(Evaluation):
     distributed = comparable = True
     settings: EvaluationSettings
 
-    def __init__(self, settings: EvaluationSettings, runs: Sequence[EvaluatedRun], ranks, console):
+    def __init__(
+        self,
+        settings: EvaluationSettings,
+        runs: Sequence[EvaluatedRun],
+        ranks,
+        console,
+    ):
         settings = for_all_runs(settings, runs) if len(runs) > 1 else settings
         super().__init__(settings, runs, ranks, console)
         self.stores = open_stores(settings, runs)
@@ -120,7 +132,11 @@ class LossEvaluation(Evaluation):
         labels = [method.label for method in methods]
         return methods + [method for method in more if method.label not in labels]
 
-    def session(self, run: EvaluatedRun, dry_run: bool = False) -> EvaluationSession:
+    def session(
+        self,
+        run: EvaluatedRun,
+        dry_run: bool = False,
+    ) -> EvaluationSession:
         return EvaluationSession(
             self.settings,
             run.model,
@@ -136,7 +152,11 @@ class LossEvaluation(Evaluation):
             dry_run=dry_run,
         )
 
-    def report(self, results: list[EvaluationResult], facts: dict) -> EvaluationReport:
+    def report(
+        self,
+        results: list[EvaluationResult],
+        facts: dict,
+    ) -> EvaluationReport:
         run = self.runs[0]
         facts = {"corpus": self.stores.name, "changed": run.changed, **facts}
         identity = self.settings.identity()
@@ -144,12 +164,21 @@ class LossEvaluation(Evaluation):
             hashes = [run.model.checkpoint_hash for run in self.runs]
             digest = sha256("".join([identity, *hashes]).encode()).hexdigest()
             comparison = RunComparison([run.name for run in self.runs], results)
-            return comparison_report(comparison, f"comparison-{digest[:8]}", facts)
+            return comparison_report(
+                comparison,
+                f"comparison-{digest[:8]}",
+                facts,
+            )
         (result,) = results
         result.left_out = self.left_out
         result.facts |= facts
         name = f"{self.settings.protocol}-{identity}"
-        return loss_report(result, analyze(result), name, exposure_of(run.run, run.model.step))
+        return loss_report(
+            result,
+            analyze(result),
+            name,
+            exposure_of(run.run, run.model.step),
+        )
 
 
 def for_all_runs(settings: EvaluationSettings, runs: Sequence[EvaluatedRun]) -> EvaluationSettings:

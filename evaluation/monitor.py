@@ -73,13 +73,27 @@ class MonitorTargets:
             scorer, self.text, fixed_windows(self.targets, length), batch=rows_of(length)
         )
 
-    def _share(self, model, length: int, device, rank: int, world: int) -> tuple[np.ndarray, bool]:
+    def _share(
+        self,
+        model,
+        length: int,
+        device,
+        rank: int,
+        world: int,
+    ) -> tuple[np.ndarray, bool]:
         """One rank's NLL of every target, NaN where another owns it, and whether all were
         finite."""
         scorer = _MonitoredLength(ModelScorer(model, device=device, length=length))
         windows = fixed_windows(self.targets, length)
         batch = rows_of(length)
-        found = measure(scorer, self.text, windows, batch=batch, rank=rank, world=world)
+        found = measure(
+            scorer,
+            self.text,
+            windows,
+            batch=batch,
+            rank=rank,
+            world=world,
+        )
         shape = batches(windows, batch)
         for _ in range(-(-len(shape) // world) - len(range(rank, len(shape), world))):
             row = shape[0][:1]  # a pass whose result is discarded
@@ -128,7 +142,12 @@ def monitor_targets(
     drawn: dict[str, Any] = {"span": span, "spans_per_document": spans_per_document}
     reaching = int((text.lengths >= tokens_needed(min(lengths), **drawn)).sum())
     least = min(LEAST_DOCUMENTS, max(1, reaching))
-    usable, note = shorten_lengths(text, lengths, **drawn, least_documents=least)
+    usable, note = shorten_lengths(
+        text,
+        lengths,
+        **drawn,
+        least_documents=least,
+    )
     documents = max(1, spans // spans_per_document)
     hashes: dict[str, Any] = {"corpus_hash": store.hash, "tokenizer_hash": ""}
     found = draw_targets(

@@ -114,7 +114,12 @@ def this_process() -> EvaluationRanks:
     world = dist.get_world_size()
     rank = int(os.environ.get("LOCAL_RANK", "0"))
     size = int(os.environ.get("LOCAL_WORLD_SIZE", world))
-    return EvaluationRanks(dist.get_rank(), world, local_rank=rank, local_world=size)
+    return EvaluationRanks(
+        dist.get_rank(),
+        world,
+        local_rank=rank,
+        local_world=size,
+    )
 
 
 @contextmanager

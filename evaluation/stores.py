@@ -61,7 +61,13 @@ class EvaluationStores:
         train = _trained_on(own)
         others = {other: _trained_on(other) for other in earlier if other is None or other != own}
         overlaps = None if train is None else train.folder.parent / "overlaps"
-        return cls(store, f"{Path(folder).name}/{split}", train, tuple(others.values()), overlaps)
+        return cls(
+            store,
+            f"{Path(folder).name}/{split}",
+            train,
+            tuple(others.values()),
+            overlaps,
+        )
 
 
 def _trained_on(folder: str | None) -> TokenStore | None:
@@ -88,7 +94,13 @@ def open_stores(settings: TextSettings, runs: Sequence[EvaluatedRun]) -> Evaluat
     groups = [Path(manifest["groups"]) for manifest in manifests if manifest.get("groups")]
     for file in groups:
         earlier += read_object(file)["folders"] if file.is_file() else []
-    return EvaluationStores.open(folder, settings.split, first.tokenizer, first.data, earlier)
+    return EvaluationStores.open(
+        folder,
+        settings.split,
+        first.tokenizer,
+        first.data,
+        earlier,
+    )
 
 
 def haystacks(

@@ -70,13 +70,21 @@ class Generation:
         # input.
         slots = self.width + tokens - 1
         if len(set(counts)) == 1:
-            self.positions = TokenPositions.plain(slots, length=slots + 1, device=device)
+            self.positions = TokenPositions.plain(
+                slots,
+                length=slots + 1,
+                device=device,
+            )
         else:
             declared = [count + tokens for count in counts]
             self.positions = TokenPositions.left_padded(
                 counts, slots, lengths=declared, device=device
             )
-        self.rows = torch.zeros(len(prompts), slots, dtype=torch.int64)  # left padded with id 0
+        self.rows = torch.zeros(
+            len(prompts),
+            slots,
+            dtype=torch.int64,
+        )  # left padded with id 0
         for row, prompt in zip(self.rows, prompts, strict=True):
             row[self.width - len(prompt) : self.width] = torch.tensor(prompt)
         self.rows = self.rows.to(device)  # (B, slots)
@@ -103,7 +111,11 @@ class Generation:
             )
         for step in range(self.tokens):
             u = None if self.uniform is None else self.uniform[:, step : step + 1]
-            new = self.sampling.choose(logits[:, : self.vocab_size], self.previous, u)  # (B,)
+            new = self.sampling.choose(
+                logits[:, : self.vocab_size],
+                self.previous,
+                u,
+            )  # (B,)
             if self.previous is not None:
                 self.previous.scatter_(1, new[:, None], True)
             yield self._finished(new.tolist(), is_last=step == self.tokens - 1)
@@ -143,7 +155,12 @@ class Generation:
     def _pass(self, start: int, stop: int, keep: int) -> Tensor:
         positions = self.positions.part(start, stop, position_end=stop)
         tokens = self.rows[:, start:stop]
-        logits = self.model(tokens, positions, cache=self.cache, keep=keep)  # (B, keep, V)
+        logits = self.model(
+            tokens,
+            positions,
+            cache=self.cache,
+            keep=keep,
+        )  # (B, keep, V)
         return logits[:, -1] if keep else logits
 
     def _mark(self, prompts: Sequence[Sequence[int]]) -> Tensor:

@@ -61,7 +61,11 @@ class SamplingParams:
         if previous is None or self.repetition_penalty == 1:
             return logits
         r = self.repetition_penalty
-        return torch.where(previous, torch.where(logits > 0, logits / r, logits * r), logits)
+        return torch.where(
+            previous,
+            torch.where(logits > 0, logits / r, logits * r),
+            logits,
+        )
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """(B, V) unnormalized float64 probabilities, 0 for dropped tokens.
@@ -95,7 +99,12 @@ class SamplingParams:
                 break
         return largest.masked_fill(before >= self.top_p, math.inf).amin(-1, keepdim=True)
 
-    def choose(self, logits: Tensor, previous: Tensor | None, u: Tensor | None) -> Tensor:
+    def choose(
+        self,
+        logits: Tensor,
+        previous: Tensor | None,
+        u: Tensor | None,
+    ) -> Tensor:
         """(B,) token ids drawn from logits (B, V).
 
         Args:

@@ -20,7 +20,12 @@ class TextStream:
             dropped.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = (), begins: bool = False):
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        stops: Sequence[str] = (),
+        begins: bool = False,
+    ):
         self.pieces = tokenizer.pieces
         self.stops = [stop for stop in stops if stop]
         self.drop = tokenizer.prefix if begins else b""

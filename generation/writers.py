@@ -14,7 +14,12 @@ class TextWriter:
     unchanged.
     """
 
-    def __init__(self, samples: Sequence[Sample], out: TextIO, escape: Callable[[str], str]):
+    def __init__(
+        self,
+        samples: Sequence[Sample],
+        out: TextIO,
+        escape: Callable[[str], str],
+    ):
         self.samples = samples
         self.out = out
         self.escape = escape if out.isatty() else str

@@ -33,12 +33,21 @@ def build_model(checkpoint: ForeignCheckpoint) -> ImportedModel:
     """
     where = checkpoint.config_file
     shape = read_config(checkpoint.config, where)
-    model = Transformer(shape.model, shape.vocab_size, shape.train_length, shape.original_length)
+    model = Transformer(
+        shape.model,
+        shape.vocab_size,
+        shape.train_length,
+        shape.original_length,
+    )
     own = model.state_dict()
     if shape.family is None:
         theirs = {f"model.{name}": (name,) for name in own}
     else:
-        theirs, unknown = weight_map(shape.family.layer, shape.model.layers, own)
+        theirs, unknown = weight_map(
+            shape.family.layer,
+            shape.model.layers,
+            own,
+        )
         assert not unknown, f"families.py maps no tensor to {unknown}"
     tensors = checkpoint.tensors
     if missing := sorted(theirs.keys() - tensors.keys()):

@@ -95,7 +95,11 @@ class _HeaderParser:
         for _ in range(tensor_count):
             name = self.text()
             dimensions = self.scalar("I")
-            sizes = struct.unpack_from(f"<{dimensions}Q", self.data, self.take(dimensions, 8))
+            sizes = struct.unpack_from(
+                f"<{dimensions}Q",
+                self.data,
+                self.take(dimensions, 8),
+            )
             shapes[name] = tuple(reversed(sizes))
             size = self.stored_size(name, math.prod(sizes))
             end = max(end, self.scalar("Q") + size)

@@ -52,7 +52,11 @@ class LossPage:
             position = override(run.settings, [*overrides, *changes]).model.position
             return position.model_dump(mode="json")
 
-        methods, _ = compatible_methods(builtin_methods(), run.settings.train_length, resolve)
+        methods, _ = compatible_methods(
+            builtin_methods(),
+            run.settings.train_length,
+            resolve,
+        )
         self.settings = {
             method.label: override(run.settings, [*overrides, *method.overrides])
             for method in methods

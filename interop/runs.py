@@ -70,7 +70,11 @@ def _huggingface(name: str) -> CheckpointSource:
         folder = download(name)
         short = name.replace("/", "-")
     files = [file for file in folder.iterdir() if file.is_file()]
-    return CheckpointSource(short, files, lambda: nullcontext(read_folder(folder, short)))
+    return CheckpointSource(
+        short,
+        files,
+        lambda: nullcontext(read_folder(folder, short)),
+    )
 
 
 def _gguf(name: str) -> CheckpointSource:
@@ -157,7 +161,13 @@ def write_run(
     source = {"imported_from": [str(path) for path in checkpoint.files]}
     about = source | {"vocab_size": imported.model.vocab_size}  # the tokenizer may have fewer ids
     try:
-        Run.create(draft, _settings(imported, tokenizer, folder), tokenizer, sys.argv, about)
+        Run.create(
+            draft,
+            _settings(imported, tokenizer, folder),
+            tokenizer,
+            sys.argv,
+            about,
+        )
         save_weights(draft, 0, imported.model, state=source)
         os.rename(draft, folder)
     finally:
@@ -177,7 +187,11 @@ def _tokenizer(checkpoint: ForeignCheckpoint, file: Path | None) -> Tokenizer:
     return load_folder_tokenizer(checkpoint.tokenizer.parent)
 
 
-def _check_tokenizer(tokenizer: Tokenizer, imported: ImportedModel, file: Path | None) -> None:
+def _check_tokenizer(
+    tokenizer: Tokenizer,
+    imported: ImportedModel,
+    file: Path | None,
+) -> None:
     """The embedding has a row for every id; a tokenizer given separately has the BOS and EOS of
     `config`."""
     shape = imported.shape
@@ -203,7 +217,11 @@ def _check_tokenizer(tokenizer: Tokenizer, imported: ImportedModel, file: Path |
             )
 
 
-def _settings(imported: ImportedModel, tokenizer: Tokenizer, folder: Path) -> RunSettings:
+def _settings(
+    imported: ImportedModel,
+    tokenizer: Tokenizer,
+    folder: Path,
+) -> RunSettings:
     shape = imported.shape
     plain = TrainingSettings()
     kind = SentencePieceSettings if tokenizer.name == "sentencepiece" else HuggingFaceSettings

@@ -67,7 +67,12 @@ class RMSNorm(nn.RMSNorm):
     weights and a float32 residual stream, and the fused kernel requires a single dtype."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
+        return F.rms_norm(
+            x,
+            self.normalized_shape,
+            self.weight.to(x.dtype),
+            self.eps,
+        )
 
 
 class Block(nn.Module):
@@ -129,7 +134,12 @@ class Block(nn.Module):
         if self._compiled and self.training:
             run = self._compiled
         if recompute == "full":
-            return checkpoint(run, *args, use_reentrant=False, preserve_rng_state=False)
+            return checkpoint(
+                run,
+                *args,
+                use_reentrant=False,
+                preserve_rng_state=False,
+            )
         return run(*args)
 
     def _selective(self, *args) -> Tensor:
@@ -155,7 +165,12 @@ class Block(nn.Module):
         gathered = window.cache_for(self.mixer, self.attention.position.settings)
         parts = []
         if not window.streamed and isinstance(gathered, GatheredKeys):
-            return self._overlapped(window.split(x), list(passes), gathered, hook)
+            return self._overlapped(
+                window.split(x),
+                list(passes),
+                gathered,
+                hook,
+            )
         for part, each in zip(window.split(x), passes, strict=True):
             out = self._layer(part, each, gathered, hook)
             is_whole = out.shape == part.shape
@@ -180,8 +195,19 @@ class Block(nn.Module):
             plan, k, v = self.attention.project(normed, each, gathered)
             gathered.start(k, v)
             started.append((normed, plan))
-        for part, each, (normed, plan) in zip(parts, passes, started, strict=True):
-            mixed = self.attention.attend(normed, each, plan, *gathered.finish(), hook)
+        for part, each, (normed, plan) in zip(
+            parts,
+            passes,
+            started,
+            strict=True,
+        ):
+            mixed = self.attention.attend(
+                normed,
+                each,
+                plan,
+                *gathered.finish(),
+                hook,
+            )
             outputs.append(self._finish(part, each, mixed))
         return torch.cat(outputs, dim=1)
 

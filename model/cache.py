@@ -109,7 +109,11 @@ class CacheIndex:
         assert self.window is not None
         return self.window - 1 + self.sinks
 
-    def _joined(self, old: TokenPositions, new: TokenPositions) -> TokenPositions:
+    def _joined(
+        self,
+        old: TokenPositions,
+        new: TokenPositions,
+    ) -> TokenPositions:
         """Positions of the old keys followed by the new ones."""
         start = old.order.shape[1]
         if start == 0:
@@ -203,7 +207,11 @@ class LayerCache:
             self._filled[name] = 0
         buffer = self._buffers[name]
         if buffer.shape[2] < self.index.slots:  # the cache has grown
-            larger = buffer.new_empty(*buffer.shape[:2], self.index.slots, buffer.shape[3])
+            larger = buffer.new_empty(
+                *buffer.shape[:2],
+                self.index.slots,
+                buffer.shape[3],
+            )
             larger[:, :, : buffer.shape[2]] = buffer
             buffer = self._buffers[name] = larger
         if step.kept is not None:
@@ -238,7 +246,11 @@ class LinearState:
     def of(self, start: int, stop: int | None) -> LinearState:
         """The segments start, ..., stop − 1."""
         document = None if self.document is None else self.document[:, start:stop]
-        return LinearState(self.values[:, :, start:stop], self.keys[:, :, start:stop], document)
+        return LinearState(
+            self.values[:, :, start:stop],
+            self.keys[:, :, start:stop],
+            document,
+        )
 
 
 class LinearLayerCache:
@@ -265,7 +277,11 @@ class LinearLayerCache:
     def keep(self, sums: LinearState) -> None:
         """Store a copy: `sums` may be a view of the sums of all chunks of a pass."""
         document = None if sums.document is None else sums.document.clone()
-        self.sums = LinearState(sums.values.clone(), sums.keys.clone(), document)
+        self.sums = LinearState(
+            sums.values.clone(),
+            sums.keys.clone(),
+            document,
+        )
 
 
 class Cache:

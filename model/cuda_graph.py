@@ -31,7 +31,11 @@ class CudaGraph:
                     function(self._input)
             torch.cuda.current_stream().wait_stream(stream)
             # Other threads, such as loaders that pin memory, may use CUDA meanwhile.
-            with torch.cuda.graph(self._graph, stream=stream, capture_error_mode="thread_local"):
+            with torch.cuda.graph(
+                self._graph,
+                stream=stream,
+                capture_error_mode="thread_local",
+            ):
                 self._output = function(self._input)
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -133,7 +133,11 @@ class PassInputs:
     factors: dict[str, Tensor | None]
 
     @classmethod
-    def create(cls, model: Transformer, positions: TokenPositions) -> PassInputs:
+    def create(
+        cls,
+        model: Transformer,
+        positions: TokenPositions,
+    ) -> PassInputs:
         """The inputs of all passes, padded to a rounded number of passes."""
         size = rounded(positions.order.shape[1])
         every = model.prepare(positions)
@@ -141,7 +145,11 @@ class PassInputs:
         tables = {}
         for name in every.tables:
             tables[name] = []
-            for x, of_one in zip(every.tables[name], single.tables[name], strict=True):
+            for x, of_one in zip(
+                every.tables[name],
+                single.tables[name],
+                strict=True,
+            ):
                 # Tables of tokens are as long as there are tokens. All others are the same in every
                 # pass.
                 by_pass = x.shape != of_one.shape
@@ -165,7 +173,11 @@ class PassInputs:
             kind: x if x is None or x.shape[2] == 1 else x.index_select(2, at)
             for kind, x in self.factors.items()
         }
-        return TokenChunk(self.positions.map(lambda x: x.index_select(1, at)), tables, factors)
+        return TokenChunk(
+            self.positions.map(lambda x: x.index_select(1, at)),
+            tables,
+            factors,
+        )
 
 
 def padded(x: Tensor, dim: int, size: int) -> Tensor:
@@ -220,7 +232,13 @@ class StaticDecoder:
             plan = plans[name]
             if isinstance(plan, AttentionPlan) and plan.mask is None:
                 windows[kind] = None  # weights may depend on the order of the slots
-        self.cache = StaticCache(cache, model.settings.layer_kinds, passes, windows, end)
+        self.cache = StaticCache(
+            cache,
+            model.settings.layer_kinds,
+            passes,
+            windows,
+            end,
+        )
         sizes = (cache.batch, rounded(passes), end, *self.cache.sizes)
         key = (sizes, model.embed.weight.dtype, model.settings.model_dump_json())
         _passes_so_far[key] += passes

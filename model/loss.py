@@ -52,7 +52,12 @@ def token_nll(head: OutputHead, x: Tensor, targets: Tensor) -> Tensor:
     return torch.cat(parts).view(targets.shape).clone()  # no view: FSDP2 registers a hook on it
 
 
-def summed_nll(head: OutputHead, x: Tensor, targets: Tensor, z_loss: float | None) -> Tensor:
+def summed_nll(
+    head: OutputHead,
+    x: Tensor,
+    targets: Tensor,
+    z_loss: float | None,
+) -> Tensor:
     """The sum of `token_nll`, () float32 or float64, for training. Each chunk's logits are turned
     into gradients at once, so that they are neither stored nor computed again (arXiv:2410.10989,
     section 3.2).
@@ -63,7 +68,14 @@ def summed_nll(head: OutputHead, x: Tensor, targets: Tensor, z_loss: float | Non
     """
     if not torch.is_grad_enabled():
         return token_nll(head, x, targets).sum()
-    return _SummedNLL.apply(x, head.weight, targets, head.divisor, head.cap, z_loss)
+    return _SummedNLL.apply(
+        x,
+        head.weight,
+        targets,
+        head.divisor,
+        head.cap,
+        z_loss,
+    )
 
 
 def nll(logits: Tensor, ids: Tensor) -> Tensor:
@@ -71,7 +83,11 @@ def nll(logits: Tensor, ids: Tensor) -> Tensor:
     return F.cross_entropy(logits, ids, ignore_index=IGNORED, reduction="none")
 
 
-def chunks(x: Tensor, targets: Tensor, vocab_size: int) -> list[tuple[Tensor, Tensor]]:
+def chunks(
+    x: Tensor,
+    targets: Tensor,
+    vocab_size: int,
+) -> list[tuple[Tensor, Tensor]]:
     """Rows (n, C) and targets (n,) whose logits may exist at once."""
     size = max(1, LOGITS_AT_ONCE.get(x.device.type, 1 << 25) // vocab_size)
     rows = x.flatten(0, 1)

@@ -75,7 +75,11 @@ class LinearMixer(StrictSettings):
         description="weights φ(q)·φ(k) with φ = elu + 1, positions in the numerator only; or 1 + "
         "cos(q, k)",
     )
-    chunk: int = Field(64, ge=1, description="tokens per chunk; does not change the result")
+    chunk: int = Field(
+        64,
+        ge=1,
+        description="tokens per chunk; does not change the result",
+    )
 
 
 class MupSettings(StrictSettings):

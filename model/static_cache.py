@@ -34,7 +34,13 @@ class StaticIndex:
         positions: of the keys in all slots.
     """
 
-    def __init__(self, source: CacheIndex, passes: int, window: int | None, end: int):
+    def __init__(
+        self,
+        source: CacheIndex,
+        passes: int,
+        window: int | None,
+        end: int,
+    ):
         stored = source.positions
         assert stored is not None
         filled = stored.order.shape[1]

@@ -53,7 +53,14 @@ class TokenPositions:
         end."""
         order = torch.arange(offset, offset + tokens, device=device)[None]
         end = offset + tokens
-        return cls(order, order, torch.zeros_like(order), "plain", end, (max(length or 0, end),))
+        return cls(
+            order,
+            order,
+            torch.zeros_like(order),
+            "plain",
+            end,
+            (max(length or 0, end),),
+        )
 
     @classmethod
     def left_padded(
@@ -81,7 +88,14 @@ class TokenPositions:
         document = torch.where(order < 0, -1, 0)
         ends = [offset + tokens - (width - c) for c in counts]
         declared = tuple(max(a, b) for a, b in zip(ends, lengths or ends, strict=True))
-        return cls(order, order.clamp(min=0), document, "ragged", offset + tokens, declared)
+        return cls(
+            order,
+            order.clamp(min=0),
+            document,
+            "ragged",
+            offset + tokens,
+            declared,
+        )
 
     def map(self, function: Callable[[Tensor], Tensor], **changes) -> TokenPositions:
         """Apply a function to order, position and document; `changes` are of other attributes."""

@@ -220,7 +220,12 @@ class Transformer(nn.Module):
             store_joined(linears)
         return self
 
-    def make_cache(self, batch: int, capacity: int, dtype: torch.dtype | None = None) -> Cache:
+    def make_cache(
+        self,
+        batch: int,
+        capacity: int,
+        dtype: torch.dtype | None = None,
+    ) -> Cache:
         """An empty cache for `batch` rows of at most `capacity` tokens.
 
         Args:
@@ -298,7 +303,11 @@ class Transformer(nn.Module):
             if shard is not None:
                 raise ModelError("windows that are sharded over processes require positions")
             offset = 0 if cache is None else cache.filled
-            positions = TokenPositions.plain(tokens.shape[1], offset=offset, device=tokens.device)
+            positions = TokenPositions.plain(
+                tokens.shape[1],
+                offset=offset,
+                device=tokens.device,
+            )
         keep = tokens.shape[1] if keep is None else keep
         if shard is not None and is_streamed:
             window = ShardedWindow(shard, positions, streamed=True)
@@ -370,7 +379,15 @@ class Transformer(nn.Module):
         last_passes = passes
         if keep < tokens.shape[1]:
             queries = chunks[0].positions.last(keep)
-            last_passes = [self.passes(batch, chunks[0], keys[0], queries, sequence)]
+            last_passes = [
+                self.passes(
+                    batch,
+                    chunks[0],
+                    keys[0],
+                    queries,
+                    sequence,
+                )
+            ]
         for i, block in enumerate(self.blocks):
             is_last = i == len(self.layers) - 1
             name, _ = self.layer_schemes[i]
@@ -400,7 +417,14 @@ class Transformer(nn.Module):
             for new, keys, last in chunks:
                 queries = last if is_last else new
                 chunk = self.prepare(new)
-                made = self.passes(len(x), chunk, keys, queries, window.positions, [name])
+                made = self.passes(
+                    len(x),
+                    chunk,
+                    keys,
+                    queries,
+                    window.positions,
+                    [name],
+                )
                 yield made[name]
 
         x = self.embed_tokens(tokens)
@@ -409,7 +433,13 @@ class Transformer(nn.Module):
         for i, block in enumerate(self.blocks):
             name, _ = self.layer_schemes[i]
             hook = None if hooks is None else hooks[i]
-            x = block(x, passes(name, i == len(self.layers) - 1), None, hook, window)
+            x = block(
+                x,
+                passes(name, i == len(self.layers) - 1),
+                None,
+                hook,
+                window,
+            )
         return x
 
     def _sharded_keys(self, window: ShardedWindow) -> list[dict[str, TokenPositions]]:

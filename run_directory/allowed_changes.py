@@ -76,7 +76,11 @@ def fork_refused(folder: Path) -> Iterator[None]:
         ) from None
 
 
-def check_text(settings: RunSettings, prepared: PreparedData, tokenizer_hash: str) -> None:
+def check_text(
+    settings: RunSettings,
+    prepared: PreparedData,
+    tokenizer_hash: str,
+) -> None:
     """Check that the text has the parent's tokenizer and, in an extension run, a document of
     train_length."""
     found = prepared.tokenizer.hash
@@ -116,7 +120,11 @@ def with_table_length(
 
 def method_of(parent: RunSettings, settings: RunSettings) -> ModelSettings:
     """The model under which the parent computes what the extension run computes at step 0."""
-    return with_table_length(settings.model, parent.model, lambda _, old: old.max_length)
+    return with_table_length(
+        settings.model,
+        parent.model,
+        lambda _, old: old.max_length,
+    )
 
 
 def not_at_test_time(parent: RunSettings, settings: RunSettings) -> str:

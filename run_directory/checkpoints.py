@@ -87,7 +87,11 @@ class Checkpoint:
                 f"{self.folder} contains only weights: it can be evaluated, but not resumed"
             )
         file = self.folder / STATE
-        saved = with_keys(file, self._saved["optimizer"], {"groups": list, "numbers": dict})
+        saved = with_keys(
+            file,
+            self._saved["optimizer"],
+            {"groups": list, "numbers": dict},
+        )
         for group in saved["groups"]:
             with_keys(file, group, {"weights": list, "options": dict})
         for numbers in saved["numbers"].values():
@@ -113,7 +117,11 @@ def steps_of(run: Path) -> list[int]:
     return sorted(int(match[1]) for name in names if (match := _NAME.fullmatch(name)))
 
 
-def save_snapshot(run: Path, snapshot: Snapshot, group: ProcessGroup = ALONE) -> Checkpoint:
+def save_snapshot(
+    run: Path,
+    snapshot: Snapshot,
+    group: ProcessGroup = ALONE,
+) -> Checkpoint:
     """Save a checkpoint. Called by one process, or by every process of the `group` that shares a
     sharded model. Other checkpoints do not change.
 
@@ -127,7 +135,11 @@ def save_snapshot(run: Path, snapshot: Snapshot, group: ProcessGroup = ALONE) ->
     def finish() -> str:
         if not main:
             return ""
-        digest = _seal(draft, step, {name: about for part in parts for name, about in part.items()})
+        digest = _seal(
+            draft,
+            step,
+            {name: about for part in parts for name, about in part.items()},
+        )
         _put_in_place(draft, folder_of(run, step))
         return digest
 
@@ -139,7 +151,12 @@ def save_snapshot(run: Path, snapshot: Snapshot, group: ProcessGroup = ALONE) ->
 
 
 @contextmanager
-def _draft(run: Path, step: int, process: int, main: bool = True) -> Iterator[Path]:
+def _draft(
+    run: Path,
+    step: int,
+    process: int,
+    main: bool = True,
+) -> Iterator[Path]:
     """The folder in which a process builds a checkpoint; removed by the main process after an
     error."""
     draft = folder_of(run, step).with_name(f".writing-step-{step:08d}-{process}")
@@ -174,7 +191,11 @@ def copy_checkpoint(checkpoint: Checkpoint, run: Path) -> None:
         _put_in_place(draft, folder_of(run, checkpoint.step))
 
 
-def _write(draft: Path, snapshot: Snapshot, group: ProcessGroup) -> dict[str, dict]:
+def _write(
+    draft: Path,
+    snapshot: Snapshot,
+    group: ProcessGroup,
+) -> dict[str, dict]:
     """Write this process's files of a checkpoint; returns size and hash of each."""
     written = []
     for kind, held in snapshot.tensors.items():
@@ -196,7 +217,12 @@ def _write(draft: Path, snapshot: Snapshot, group: ProcessGroup) -> dict[str, di
     return files
 
 
-def _check_finite(run: Path, step: int, kind: str, held: dict[str, Tensor | TensorShard]) -> None:
+def _check_finite(
+    run: Path,
+    step: int,
+    kind: str,
+    held: dict[str, Tensor | TensorShard],
+) -> None:
     for name, own in held.items():
         if (wrong := flaw(_tensor_of(own), kind)) is not None:
             raise TrainingError(
@@ -332,7 +358,12 @@ def while_training(run: Path, read: Callable[[], T]) -> T:
     )
 
 
-def _find(run: Path, console, step: int | None, only: tuple[str, ...] | None) -> Checkpoint | None:
+def _find(
+    run: Path,
+    console,
+    step: int | None,
+    only: tuple[str, ...] | None,
+) -> Checkpoint | None:
     steps = steps_of(run)
     if step is not None and step not in steps:
         known = ", ".join(map(str, steps)) or "none"
@@ -343,7 +374,11 @@ def _find(run: Path, console, step: int | None, only: tuple[str, ...] | None) ->
         if (problem := damage(folder, only)) is None:
             if problems and console is not None:
                 console.warn(f"{'; '.join(problems)}; going back to step {candidate}")
-            return Checkpoint(folder, candidate, read_object(folder / MANIFEST)["hash"])
+            return Checkpoint(
+                folder,
+                candidate,
+                read_object(folder / MANIFEST)["hash"],
+            )
         if not folder.exists():
             raise FileNotFoundError(f"{folder} was removed while it was read")
         problems.append(f"{folder}: {problem}")

@@ -28,7 +28,12 @@ class Console:
     standard output.
     """
 
-    def __init__(self, quiet: bool = False, interval: float = 10.0, results: bool = True):
+    def __init__(
+        self,
+        quiet: bool = False,
+        interval: float = 10.0,
+        results: bool = True,
+    ):
         self.quiet = quiet
         self.results = results
         self.interval = interval
@@ -46,7 +51,12 @@ class Console:
     def _line(self, text: str) -> None:
         text = printable(text)
         if self._screens:
-            self._screens[-1].print(text, markup=False, highlight=False, soft_wrap=True)
+            self._screens[-1].print(
+                text,
+                markup=False,
+                highlight=False,
+                soft_wrap=True,
+            )
         else:
             print(text, file=sys.stderr, flush=True)
 
@@ -77,7 +87,14 @@ class Console:
         if self.quiet or self._screens or not sys.stderr.isatty() or screen.is_dumb_terminal:
             yield None
             return
-        with self._owned_by(screen), Live(view, console=screen, auto_refresh=False) as live:
+        with (
+            self._owned_by(screen),
+            Live(
+                view,
+                console=screen,
+                auto_refresh=False,
+            ) as live,
+        ):
             screen.show_cursor(True)  # a process that is killed cannot restore it
             last = 0.0
 
@@ -97,7 +114,12 @@ class Console:
         finally:
             self._screens.remove(screen)
 
-    def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    def table(
+        self,
+        title: str,
+        columns: Sequence[str],
+        rows: Sequence[Sequence[object]],
+    ) -> None:
         """Print a table; numeric columns are right-aligned."""
         stream = sys.stdout if self.results else sys.stderr
         table = Table(
@@ -180,7 +202,14 @@ class _TerminalBar(_Progress):
 class _LineBar(_Progress):
     """Progress as plain lines: at most one every `interval` seconds, and one at the end."""
 
-    def __init__(self, label, total, unit, line: Callable[[str], None], interval: float):
+    def __init__(
+        self,
+        label,
+        total,
+        unit,
+        line: Callable[[str], None],
+        interval: float,
+    ):
         super().__init__(label, total, unit)
         self.line = line
         self.interval = interval

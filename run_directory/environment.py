@@ -25,7 +25,11 @@ _LIBRARIES = (
 _DRIVER = "/proc/driver/nvidia/version"
 
 
-def attempt(command: Sequence[str], changes: list[str], processes: dict | None) -> dict:
+def attempt(
+    command: Sequence[str],
+    changes: list[str],
+    processes: dict | None,
+) -> dict:
     """One entry of the manifest's `attempts`; `processes` describes those that share the run."""
     commit, dirty = _commit()
     return {
@@ -75,7 +79,11 @@ def processor() -> str:
 def _search(pattern: str, file: str) -> str | None:
     """The first group of a pattern in a system file; None where there is none."""
     try:
-        match = re.search(pattern, Path(file).read_text(encoding="utf-8"), re.MULTILINE)
+        match = re.search(
+            pattern,
+            Path(file).read_text(encoding="utf-8"),
+            re.MULTILINE,
+        )
     except OSError:
         return None
     return match[1] if match else None
@@ -89,7 +97,11 @@ def _commit() -> tuple[str | None, bool | None]:
         return None, None
 
     def git(*arguments: str) -> str | None:
-        done = subprocess.run(["git", "-C", str(home), *arguments], capture_output=True, text=True)
+        done = subprocess.run(
+            ["git", "-C", str(home), *arguments],
+            capture_output=True,
+            text=True,
+        )
         return done.stdout.strip() if done.returncode == 0 else None
 
     status = git("status", "--porcelain", "--untracked-files=no")

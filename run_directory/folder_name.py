@@ -10,7 +10,11 @@ from run_directory.run_settings import RunSettings
 from settings.load import differences, identity, load_settings, split_arguments
 
 
-def run_folder(settings: RunSettings, arguments: Sequence[str], root: str | Path = "runs") -> Path:
+def run_folder(
+    settings: RunSettings,
+    arguments: Sequence[str],
+    root: str | Path = "runs",
+) -> Path:
     """The default run directory: `<root>/<first file>-<choices not in that file>-<identity>`, such
     as runs/tiny-alibi-0123456789. Other overrides with equal settings give the same folder."""
     stem = name_stem(arguments)

@@ -100,7 +100,12 @@ class MuonSettings(StrictSettings):
 
     name: Literal["muon"] = "muon"
     lr: float = setting(2e-3, "peak learning rate of matrices", gt=0)
-    momentum: float = setting(0.95, "decay of the mean of gradients", ge=0, lt=1)
+    momentum: float = setting(
+        0.95,
+        "decay of the mean of gradients",
+        ge=0,
+        lt=1,
+    )
     nesterov: bool = setting(True, "Nesterov momentum")
     weight_decay: float = setting(0.1, "of matrices", ge=0)
     iterations: int = setting(

@@ -143,7 +143,11 @@ def read_run_settings(
     if folder is not None and folder.resolve() == Path(asked["run"]).resolve():
         raise TrainingError(f"{folder} cannot extend itself (parent.run); choose another --run-dir")
     try:
-        parent = open_parent(Path(asked["run"]), asked.get("checkpoint"), bool(asked.get("fork")))
+        parent = open_parent(
+            Path(asked["run"]),
+            asked.get("checkpoint"),
+            bool(asked.get("fork")),
+        )
     except TrainingError:
         if (settings := _without_parent(overrides, asked["run"], folder, root)) is not None:
             return settings, None
@@ -153,12 +157,21 @@ def read_run_settings(
     return settings, parent
 
 
-def open_parent(folder: Path, step: int | None = None, fork: bool = False) -> ParentRun:
+def open_parent(
+    folder: Path,
+    step: int | None = None,
+    fork: bool = False,
+) -> ParentRun:
     """A run's checkpoint (None: the newest good one) as the start of an extension run or a fork."""
     if not is_run(folder):
         raise TrainingError(f"parent.run: {not_a_run(folder)}")
     run = Run(folder)
-    checkpoint = find_checkpoint(folder, None, step, only=None if fork else (WEIGHTS,))
+    checkpoint = find_checkpoint(
+        folder,
+        None,
+        step,
+        only=None if fork else (WEIGHTS,),
+    )
     if checkpoint is None:
         raise TrainingError(f"parent.run: {folder} has no checkpoint yet; train it first")
     settings = run.settings if fork else last_trained(run.settings, checkpoint.step)[0]
@@ -167,7 +180,11 @@ def open_parent(folder: Path, step: int | None = None, fork: bool = False) -> Pa
         inherited["original_length"] = settings.original_length or settings.train_length
         inherited["seed"] += 1
         inherited["training"]["stages"] = []
-    with_keys(folder / MANIFEST, run.manifest, {"vocab_size": int, "tokenizer_hash": str})
+    with_keys(
+        folder / MANIFEST,
+        run.manifest,
+        {"vocab_size": int, "tokenizer_hash": str},
+    )
     return ParentRun(folder, settings, checkpoint, run.manifest, inherited)
 
 

@@ -314,7 +314,11 @@ class Run:
         tokenizer = self.tokenizer
 
         def read() -> LoadedRun:
-            source = self.checkpoint(checkpoint, (WEIGHTS, AVERAGE, STATE), console)
+            source = self.checkpoint(
+                checkpoint,
+                (WEIGHTS, AVERAGE, STATE),
+                console,
+            )
             trained, changed = last_trained(self.settings, source.step)
             settings = override(trained, overrides)
             model = Transformer(
@@ -411,7 +415,12 @@ def locked_run(folder: Path) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     handle = os.open(folder, os.O_RDONLY)
     try:
-        with open(folder / LOCK, "a+", encoding="utf-8", errors="replace") as lock:
+        with open(
+            folder / LOCK,
+            "a+",
+            encoding="utf-8",
+            errors="replace",
+        ) as lock:
             if locked(handle) is False or locked(lock) is False:
                 lock.seek(0)
                 holder = lock.read(200).strip() or "another process"

@@ -26,7 +26,11 @@ class ParentSettings(StrictSettings):
         description="run directory whose weights are the initial weights",
         json_schema_extra={"may_change": True},
     )
-    checkpoint: int | None = free(None, "step of its checkpoint; null: the newest", ge=0)
+    checkpoint: int | None = free(
+        None,
+        "step of its checkpoint; null: the newest",
+        ge=0,
+    )
     hash: str | None = setting(
         None, "of that checkpoint; recorded at the start, and checked if set"
     )
@@ -42,7 +46,11 @@ class RunSettings(StrictSettings):
         "data.group_bytes": RemovedSetting(
             None, "all text is prepared before training", changes_numbers=True
         ),
-        "data.skip": RemovedSetting(None, "a source is read from its start", changes_numbers=True),
+        "data.skip": RemovedSetting(
+            None,
+            "a source is read from its start",
+            changes_numbers=True,
+        ),
         "training.rank_timeout": RemovedSetting(
             1800.0, "the time-outs of process groups find lost processes"
         ),
@@ -52,7 +60,12 @@ class RunSettings(StrictSettings):
     original_length: int | None = setting(
         None, "length that stretches are measured from; null: train_length", ge=2
     )
-    seed: int = setting(0, "decides initial weights, order of the data, samples", ge=0, lt=1 << 63)
+    seed: int = setting(
+        0,
+        "decides initial weights, order of the data, samples",
+        ge=0,
+        lt=1 << 63,
+    )
     parent: ParentSettings | None = optional("the run that an extension run starts from")
     model: ModelSettings = setting(
         ModelSettings(),  # pyright: ignore[reportCallIssue]

@@ -158,7 +158,11 @@ def shapes_in(folder: Path, kinds: Collection[str]) -> dict[str, tuple[torch.Siz
     }
 
 
-def read_into(folder: Path, tensors: Mapping[str, Tensor], kinds: Collection[str]) -> None:
+def read_into(
+    folder: Path,
+    tensors: Mapping[str, Tensor],
+    kinds: Collection[str],
+) -> None:
     """Fill each tensor, sharded or not, with the one of the same name in a folder's files of these
     kinds.
 
@@ -169,7 +173,11 @@ def read_into(folder: Path, tensors: Mapping[str, Tensor], kinds: Collection[str
             "ignore", "torch.distributed is disabled, unavailable or uninitialized"
         )
         try:
-            load(dict(tensors), storage_reader=_reader(folder, kinds), no_dist=True)
+            load(
+                dict(tensors),
+                storage_reader=_reader(folder, kinds),
+                no_dist=True,
+            )
         except CheckpointException as error:  # not an Exception, which error barriers handle
             failures = "; ".join(str(failure) for failure, _ in error.failures.values())
             raise TrainingError(f"{folder} cannot be read: {failures}") from error
@@ -189,7 +197,11 @@ def read_like(
         shape, dtype = shapes[name]
         model = like.get(name)
         if isinstance(model, DTensor) and model.shape == shape:
-            found[name] = torch.zeros_like(model, dtype=dtype, requires_grad=False)
+            found[name] = torch.zeros_like(
+                model,
+                dtype=dtype,
+                requires_grad=False,
+            )
         else:
             found[name] = torch.zeros(shape, dtype=dtype)
     read_into(folder, found, kinds)

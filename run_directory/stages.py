@@ -88,7 +88,11 @@ def stages_of(settings: RunSettings) -> list[Stage]:
     return stages
 
 
-def _changed(current: RunSettings, overrides: Sequence[str], where: str) -> RunSettings:
+def _changed(
+    current: RunSettings,
+    overrides: Sequence[str],
+    where: str,
+) -> RunSettings:
     """The settings with the overrides of a stage."""
     try:
         asked = override(current, overrides)

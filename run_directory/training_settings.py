@@ -51,7 +51,11 @@ class CheckpointSettings(StrictSettings):
 class ParallelSettings(StrictSettings):
     """How processes share the run. The launcher sets their number (configs/accelerate)."""
 
-    processes: int | None = free(None, "required number of processes; null: any", ge=1)
+    processes: int | None = free(
+        None,
+        "required number of processes; null: any",
+        ge=1,
+    )
     sharding: Literal["auto", "none", "full"] = free(
         "auto",
         "none: every process has the whole model (DDP); full: weights, gradients and moments are "
@@ -97,7 +101,11 @@ class SkipNonFinite(StrictSettings):
     """Skip the update and continue; the data of the step are not used again."""
 
     name: Literal["skip"] = "skip"
-    limit: int = free(10, "maximum number of skipped steps in a run; one more stops it", ge=1)
+    limit: int = free(
+        10,
+        "maximum number of skipped steps in a run; one more stops it",
+        ge=1,
+    )
 
 
 NonFiniteSettings = Annotated[StopOnNonFinite | SkipNonFinite, Field(discriminator="name")]
@@ -117,7 +125,11 @@ class SpikeSettings(StrictSettings):
         ge=2,
         le=100_000,
     )
-    limit: int = free(10, "maximum number of skipped steps in a run; one more stops it", ge=1)
+    limit: int = free(
+        10,
+        "maximum number of skipped steps in a run; one more stops it",
+        ge=1,
+    )
 
 
 class ValidationSettings(StrictSettings):
@@ -129,11 +141,19 @@ class ValidationSettings(StrictSettings):
     at: list[ShareOrSteps] = free(
         [], "further validations: below 1 a share of the run, from 1 on a number of steps"
     )
-    multiples: list[int] = free([1, 2, 4], "lengths, as multiples of train_length", min_length=1)
+    multiples: list[int] = free(
+        [1, 2, 4],
+        "lengths, as multiples of train_length",
+        min_length=1,
+    )
     spans: int = free(
         32, "number of spans of targets, from different places of the validation text", ge=1
     )
-    targets: int = free(64, "targets in each span, at the end of its context", ge=1)
+    targets: int = free(
+        64,
+        "targets in each span, at the end of its context",
+        ge=1,
+    )
 
     @field_validator("multiples")
     @classmethod
@@ -155,7 +175,11 @@ class ValidationSettings(StrictSettings):
 class SampleSettings(StrictSettings):
     """Text generated greedily during training."""
 
-    interval: int | None = free(None, "steps between samples; null: only at the end", ge=1)
+    interval: int | None = free(
+        None,
+        "steps between samples; null: only at the end",
+        ge=1,
+    )
     prompts: list[str] | None = free(
         None, "one sample per prompt; null: the beginning of a held-out document"
     )
@@ -183,8 +207,16 @@ class ProfileSettings(StrictSettings):
 class TrainingSettings(StrictSettings):
     """Optimization, validation and logging."""
 
-    tokens: int = setting(2_000_000, "budget: target tokens of the whole run, e.g. 200M", ge=1)
-    batch_size: int = setting(32, "sequences per optimizer step, over all devices", ge=1)
+    tokens: int = setting(
+        2_000_000,
+        "budget: target tokens of the whole run, e.g. 200M",
+        ge=1,
+    )
+    batch_size: int = setting(
+        32,
+        "sequences per optimizer step, over all devices",
+        ge=1,
+    )
     micro_batch_size: int | None = free(
         None,
         "sequences of train_length per device and forward pass; null: all of a step. Shorter "
@@ -226,7 +258,11 @@ class TrainingSettings(StrictSettings):
         "torch.compile: a minute at the start, faster steps after it; null: on GPUs, not on CPUs",
     )
     parallel: ParallelSettings = free(ParallelSettings(), "how processes share the run")
-    num_threads: int | None = free(None, "CPU threads; null: as torch decides", ge=1)
+    num_threads: int | None = free(
+        None,
+        "CPU threads; null: as torch decides",
+        ge=1,
+    )
     log_interval: int = free(
         10, "steps between lines on the terminal, and between rates in metrics.jsonl", ge=1
     )

@@ -62,7 +62,11 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint) -> None:
         raise TrainingError(
             f"{checkpoint.folder} does not fit the settings: {'; '.join(wrong[:3])}{more}"
         )
-    read_into(checkpoint.folder, {name: own[name] for name in stored}, (WEIGHTS,))
+    read_into(
+        checkpoint.folder,
+        {name: own[name] for name in stored},
+        (WEIGHTS,),
+    )
 
 
 @torch.no_grad()

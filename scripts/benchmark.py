@@ -86,12 +86,28 @@ def main() -> int:
         return 0
     parser = Parser(__doc__)
     known = [*CASES, *SCHEME_CASES, "growth", "preparing", "loading", "startup"]
-    parser.add_argument("--shapes", nargs="+", default=[*SHAPES], choices=SHAPES)
-    parser.add_argument("--cases", nargs="+", default=known, choices=known, metavar="CASE")
+    parser.add_argument(
+        "--shapes",
+        nargs="+",
+        default=[*SHAPES],
+        choices=SHAPES,
+    )
+    parser.add_argument(
+        "--cases",
+        nargs="+",
+        default=known,
+        choices=known,
+        metavar="CASE",
+    )
     parser.add_argument(
         "--schemes", nargs="+", default=[*SCHEMES], choices=SCHEMES, metavar="SCHEME"
     )
-    parser.add_argument("--threads", type=int, default=1, help="of each process (default: 1)")
+    parser.add_argument(
+        "--threads",
+        type=int,
+        default=1,
+        help="of each process (default: 1)",
+    )
     parser.add_argument(
         "--rounds", type=int, default=3, help="processes of each variant (default: 3)"
     )
@@ -104,11 +120,20 @@ def main() -> int:
     parser.add_argument(
         "--retakes", type=int, default=2, help="further processes of a variant (default: 2)"
     )
-    parser.add_argument("--litgpt", metavar="PYTHON", help="of an environment with litgpt")
+    parser.add_argument(
+        "--litgpt",
+        metavar="PYTHON",
+        help="of an environment with litgpt",
+    )
     parser.add_argument(
         "--megabytes", type=int, default=32, help="of text for `preparing` (default: 32)"
     )
-    parser.add_argument("--results", type=Path, default=ROOT / "docs" / "benchmarks", help="folder")
+    parser.add_argument(
+        "--results",
+        type=Path,
+        default=ROOT / "docs" / "benchmarks",
+        help="folder",
+    )
     options = parser.parse_args()
     for name in ("threads", "rounds", "repeats", "megabytes"):
         if getattr(options, name) < 1:
@@ -130,7 +155,11 @@ def main() -> int:
     return 0
 
 
-def comparisons(case: str, schemes: list[str], litgpt: bool) -> list[tuple[str, list[str]]]:
+def comparisons(
+    case: str,
+    schemes: list[str],
+    litgpt: bool,
+) -> list[tuple[str, list[str]]]:
     """(baseline, variants) that are measured in turns."""
     if case in SCHEME_CASES:
         return [("rope", [scheme]) for scheme in schemes if scheme != "rope"]
@@ -163,7 +192,11 @@ class Benchmark:
             yield self.data(case)
         else:
             for shape in o.shapes:
-                for baseline, variants in comparisons(case, o.schemes, bool(o.litgpt)):
+                for baseline, variants in comparisons(
+                    case,
+                    o.schemes,
+                    bool(o.litgpt),
+                ):
                     yield self.compare(shape, case, baseline, variants)
 
     def growth(self) -> Iterator[list[GrowthRow]]:
@@ -174,7 +207,14 @@ class Benchmark:
                     shape = growth_shape(case, axis, size)
                     short = shape_of(shape).length * shape_of(shape).batch < 1 << 14
                     repeats, warmup = (3, 2) if short else (1, 0)
-                    work = Workload(shape, case, variant, self.options.threads, repeats, warmup)
+                    work = Workload(
+                        shape,
+                        case,
+                        variant,
+                        self.options.threads,
+                        repeats,
+                        warmup,
+                    )
                     measured = self._run(work)
                     seconds = statistics.median(sample.cpu for sample in measured.samples)
                     name = {"batch": "rows", "dim": "parameters"}.get(axis, axis)
@@ -252,7 +292,12 @@ class Benchmark:
         before = os.times()
         begin = time.perf_counter()
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        with subprocess.Popen([sys.executable, *command], cwd=ROOT, text=True, **pipes) as process:
+        with subprocess.Popen(
+            [sys.executable, *command],
+            cwd=ROOT,
+            text=True,
+            **pipes,
+        ) as process:
             assert process.stdout
             has_line = any(until and until in line for line in process.stdout)
             wall = time.perf_counter() - begin
@@ -268,7 +313,13 @@ class Benchmark:
         )
         return cpu, wall
 
-    def compare(self, shape: str, case: str, baseline: str, variants: list[str]) -> list[SpeedRow]:
+    def compare(
+        self,
+        shape: str,
+        case: str,
+        baseline: str,
+        variants: list[str],
+    ) -> list[SpeedRow]:
         """Measure the variants and their baseline in turns."""
         o = self.options
         by_variant = {name: [] for name in [baseline, *variants]}
@@ -319,12 +370,22 @@ class Benchmark:
             record = self._json([*command, json.dumps(asdict(workload))], workload.threads)
         return Measured(**{**record, "samples": [Sample(**sample) for sample in record["samples"]]})
 
-    def _json(self, command: list[str], threads: int | None = None) -> dict[str, Any]:
+    def _json(
+        self,
+        command: list[str],
+        threads: int | None = None,
+    ) -> dict[str, Any]:
         """What a process prints on its last line."""
         environment = os.environ | {"HF_HUB_OFFLINE": "1"}
         if threads is not None:
             environment["OMP_NUM_THREADS"] = str(threads)
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT)
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            env=environment,
+            cwd=ROOT,
+        )
         if done.returncode:
             raise TrainingError(
                 f"{shlex.join(command)[:400]} failed: {done.stderr.strip().splitlines()[-1]}"

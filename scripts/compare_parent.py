@@ -47,7 +47,14 @@ def main() -> int:
     device = EvaluationRanks().device(settings.device)
     extension = EvaluatedRun.open(run, "run", device, console, settings.dtype)
     folder, step, methods, note = parent_of(extension, console)
-    parent = EvaluatedRun.open(folder, "parent", device, console, settings.dtype, checkpoint=step)
+    parent = EvaluatedRun.open(
+        folder,
+        "parent",
+        device,
+        console,
+        settings.dtype,
+        checkpoint=step,
+    )
     if settings.protocol == "by-position":
         raise EvaluationError(
             "protocol=by-position has no lengths to compare; evaluate each run separately"

@@ -28,11 +28,34 @@ from settings.script import Parser, run_main
 
 def main() -> None:
     parser = Parser(__doc__)
-    parser.add_argument("run", metavar="RUN", help="run directory, hf:FOLDER or gguf:FILE")
-    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="of the positional scheme")
-    parser.add_argument("--format", choices=("hf", "safetensors"), default="hf", help="default: hf")
-    parser.add_argument("--out", type=Path, required=True, help="the new folder or file")
-    parser.add_argument("--step", type=int, help="of the checkpoint; default: the newest good one")
+    parser.add_argument(
+        "run",
+        metavar="RUN",
+        help="run directory, hf:FOLDER or gguf:FILE",
+    )
+    parser.add_argument(
+        "overrides",
+        nargs="*",
+        metavar="OVERRIDE",
+        help="of the positional scheme",
+    )
+    parser.add_argument(
+        "--format",
+        choices=("hf", "safetensors"),
+        default="hf",
+        help="default: hf",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        required=True,
+        help="the new folder or file",
+    )
+    parser.add_argument(
+        "--step",
+        type=int,
+        help="of the checkpoint; default: the newest good one",
+    )
     parser.add_argument(
         "--weights", choices=("last", "ema"), help="default: ema if the run has EMA weights"
     )

@@ -28,11 +28,30 @@ def main() -> int:
         default=0.8,
         help="probability of detection; 0.5: the half-width equals the difference",
     )
-    parser.add_argument("--confidence", type=float, default=0.95, help="confidence level")
-    parser.add_argument("--family", type=int, default=1, help="number of simultaneous comparisons")
+    parser.add_argument(
+        "--confidence",
+        type=float,
+        default=0.95,
+        help="confidence level",
+    )
+    parser.add_argument(
+        "--family",
+        type=int,
+        default=1,
+        help="number of simultaneous comparisons",
+    )
     parser.add_argument("--evaluation", help="evaluation of a study with several")
-    parser.add_argument("--method", action="append", help="only this method (repeatable)")
-    parser.add_argument("--length", type=int, action="append", help="only this length (repeatable)")
+    parser.add_argument(
+        "--method",
+        action="append",
+        help="only this method (repeatable)",
+    )
+    parser.add_argument(
+        "--length",
+        type=int,
+        action="append",
+        help="only this length (repeatable)",
+    )
     options = parser.parse_args()
     if not 0.5 < options.confidence < 1:
         parser.error(f"--confidence must be between 0.5 and 1, got {options.confidence}")
@@ -47,7 +66,13 @@ def main() -> int:
     level = {"alpha": 1 - options.confidence, "family": options.family}
     half = half_to_detect(options.difference, options.power, **level)
     schemes = read_measured(options.results, options.evaluation)
-    sizes = needs(schemes, options.difference, power=options.power, wanted=wanted, **level)
+    sizes = needs(
+        schemes,
+        options.difference,
+        power=options.power,
+        wanted=wanted,
+        **level,
+    )
     if not sizes:
         print(
             "nothing to compare: no results match --method and --length, other than the reference "

@@ -24,11 +24,20 @@ from settings.script import Parser, run_main
 
 def parse() -> Namespace:
     parser = Parser(__doc__, add_help=False)
-    parser.add_argument("overrides", nargs="*", default=[], metavar="FILE.yaml | key.inner=value")
+    parser.add_argument(
+        "overrides",
+        nargs="*",
+        default=[],
+        metavar="FILE.yaml | key.inner=value",
+    )
     parser.add_argument(
         "--workers", type=int, metavar="N", help="threads that tokenize; default: one per core"
     )
-    parser.add_argument("--verify", action="store_true", help="compare every shard with its hash")
+    parser.add_argument(
+        "--verify",
+        action="store_true",
+        help="compare every shard with its hash",
+    )
     parser.add_argument(
         "-h", "--help", action="store_true", help="print this text and every setting of data"
     )

@@ -21,7 +21,13 @@ COLUMNS = ["run", "scheme", "length", "tokens", "steps", "loss", "validation", "
 
 def main() -> int:
     parser = Parser(__doc__)
-    parser.add_argument("folder", nargs="?", type=Path, default=Path("runs"), metavar="FOLDER")
+    parser.add_argument(
+        "folder",
+        nargs="?",
+        type=Path,
+        default=Path("runs"),
+        metavar="FOLDER",
+    )
     folder = parser.parse_args().folder
     runs = [file.parent for file in sorted(folder.rglob(SETTINGS)) if is_run(file.parent)]
     if not runs:

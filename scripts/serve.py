@@ -20,7 +20,11 @@ from settings.script import Parser, run_main
 
 def main() -> None:
     parser = Parser(__doc__)
-    parser.add_argument("run", metavar="RUN", help="run directory, or hf:FOLDER")
+    parser.add_argument(
+        "run",
+        metavar="RUN",
+        help="run directory, or hf:FOLDER",
+    )
     parser.add_argument(
         "overrides", nargs="*", default=[], metavar="KEY=VALUE", help="model.position.*"
     )
@@ -42,7 +46,11 @@ def main() -> None:
     if args.max_length is not None and args.max_length < 2:
         parser.error(f"--max-length={args.max_length} must be at least 2")
     console = Console()
-    run = Run.open(run_of(args.run)).load((), find_device(args.device), console=console)
+    run = Run.open(run_of(args.run)).load(
+        (),
+        find_device(args.device),
+        console=console,
+    )
     if run.changed:
         console.info(run.changed)
     page = LossPage(run, args.overrides, args.max_length)

@@ -34,7 +34,12 @@ class StrictSettings(BaseModel):
     Numbers may be written as 200M, whole numbers as 2e6, tuples as lists.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        allow_inf_nan=False,
+    )
     removed: ClassVar[dict[str, RemovedSetting]] = {}  # by dotted name
 
     @model_validator(mode="before")
@@ -80,9 +85,19 @@ def setting(default: Any, description: str, **limits: Any) -> Any:
 
 def free(default: Any, description: str, **limits: Any) -> Any:
     """A field that may change on resume."""
-    return setting(default, description, json_schema_extra={"may_change": True}, **limits)
+    return setting(
+        default,
+        description,
+        json_schema_extra={"may_change": True},
+        **limits,
+    )
 
 
 def optional(description: str, default: Any = None, **limits: Any) -> Any:
     """A field that counts in the identity of a run only where it differs from its default."""
-    return setting(default, description, json_schema_extra={"counts_if_changed": True}, **limits)
+    return setting(
+        default,
+        description,
+        json_schema_extra={"counts_if_changed": True},
+        **limits,
+    )

@@ -72,7 +72,13 @@ def _matches(names: list[str], word: str) -> list[str]:
     return ends or [name for name in names if name.endswith(f".{word}")]
 
 
-def _page(name: str, cls: type[BaseModel], key: str | None, width: int, inside: bool) -> str:
+def _page(
+    name: str,
+    cls: type[BaseModel],
+    key: str | None,
+    width: int,
+    inside: bool,
+) -> str:
     """A setting or choice; `inside`: with the settings of its group, or its choices in a line
     each."""
     lines = _entry(name, cls, key, width)
@@ -88,12 +94,21 @@ def _page(name: str, cls: type[BaseModel], key: str | None, width: int, inside: 
     choices = accepts.choices if accepts else {}
     column = max(map(len, choices), default=0) + 4
     for choice, settings in choices.items():
-        summary = textwrap.shorten(_summary(settings), width - column - 2, placeholder=" ...")
+        summary = textwrap.shorten(
+            _summary(settings),
+            width - column - 2,
+            placeholder=" ...",
+        )
         lines.append(f"  {choice:<{column}}{summary}".rstrip())
     return "\n".join(lines)
 
 
-def _entry(name: str, cls: type[BaseModel], key: str | None, width: int) -> list[str]:
+def _entry(
+    name: str,
+    cls: type[BaseModel],
+    key: str | None,
+    width: int,
+) -> list[str]:
     """`name  description (type, limits, default)`, in two columns."""
     column = min(40, width // 2)
     head = name

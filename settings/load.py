@@ -27,7 +27,11 @@ S = TypeVar("S", bound=StrictSettings)
 _OVERRIDE = re.compile(r"^([A-Za-z_][\w-]*(?:\.[\w-]+)*)=(.*)$", re.DOTALL)
 
 
-def load_settings(cls: type[S], arguments: Sequence[str], below: dict | None = None) -> S:
+def load_settings(
+    cls: type[S],
+    arguments: Sequence[str],
+    below: dict | None = None,
+) -> S:
     """Settings of class `cls` from YAML files and `a.b=value` overrides, in any order, on top of
     the class's defaults or of the tree `below`.
 
@@ -45,7 +49,11 @@ def apply_overrides(settings: S, overrides: Sequence[str]) -> S:
         raise ConfigError(
             f"{files[0]}: use overrides such as model.position.window=256 here, not a file"
         )
-    return load_settings(type(settings), overrides, below=settings.model_dump(mode="json"))
+    return load_settings(
+        type(settings),
+        overrides,
+        below=settings.model_dump(mode="json"),
+    )
 
 
 def setting_before_validation(arguments: Sequence[str], key: str) -> object:
@@ -155,7 +163,11 @@ class SettingsLayers:
             raise ConfigError("\n       ".join(self.problems))
         return settings
 
-    def _report(self, cls: type[BaseModel], problems: list[tuple[tuple, str]]) -> None:
+    def _report(
+        self,
+        cls: type[BaseModel],
+        problems: list[tuple[tuple, str]],
+    ) -> None:
         """Add problems with the file and line that set the value; one for a file of another
         script."""
         foreign = []
@@ -247,7 +259,12 @@ class SettingsLayers:
         self.origins |= origins
 
 
-def merge(base: dict, over: dict, path: tuple = (), replaced: list[tuple] | None = None) -> dict:
+def merge(
+    base: dict,
+    over: dict,
+    path: tuple = (),
+    replaced: list[tuple] | None = None,
+) -> dict:
     """`base` with the values of `over`, merged mapping by mapping; adds the paths of replaced
     values of `base` to `replaced`.
 
@@ -316,7 +333,12 @@ class Difference(NamedTuple):
     may_change: bool
 
 
-def differences(old: Any, new: Any, key: str = "", may_change: bool = False) -> list[Difference]:
+def differences(
+    old: Any,
+    new: Any,
+    key: str = "",
+    may_change: bool = False,
+) -> list[Difference]:
     """Every differing setting, in field order.
 
     Two different choices of a kind are one difference, named by the choice, with both mappings as

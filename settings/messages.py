@@ -106,7 +106,15 @@ class _Place:
                 group = accepts.choices[part]
                 self.siblings = accepts.choices
                 continue
-            if group is None and accepts and _is_key_of(accepts.group, part, self.value):
+            if (
+                group is None
+                and accepts
+                and _is_key_of(
+                    accepts.group,
+                    part,
+                    self.value,
+                )
+            ):
                 group = accepts.group
                 self.siblings = {}
             if group is not None:
@@ -173,7 +181,12 @@ def _wrong_type(accepts: Accepted, value: Any) -> str:
     limits = f", {accepts.limits_text}" if accepts.limits else ""
     is_shown = isinstance(value, (str, int, float)) and value != ""
     got = "" if is_shown else f", not {kind_of(value)}"
-    close = difflib.get_close_matches(str(value), map(str, accepts.literals), n=1, cutoff=0.6)
+    close = difflib.get_close_matches(
+        str(value),
+        map(str, accepts.literals),
+        n=1,
+        cutoff=0.6,
+    )
     guess = f"; did you mean {close[0]}?" if close else ""
     return f"expected {accepts.type_text}{limits}{got}{guess}"
 

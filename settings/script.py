@@ -108,7 +108,11 @@ def run_main(main: Callable[[], int | None]) -> None:
     except (OSError, UserError) as error:
         rank = os.environ.get("RANK", "0")
         where = "" if rank == "0" else f"(process {rank}) "
-        print(f"error: {where}{printable(_message(error))}", file=sys.stderr, flush=True)
+        print(
+            f"error: {where}{printable(_message(error))}",
+            file=sys.stderr,
+            flush=True,
+        )
         try:
             sys.stdout.flush()
         except OSError:

@@ -41,7 +41,12 @@ class _Loader(yaml.SafeLoader):
         self.lines: dict[tuple, int] = {}
         self._count = 0
 
-    def build(self, node: yaml.Node, path: tuple, above: tuple[yaml.Node, ...] = ()) -> object:
+    def build(
+        self,
+        node: yaml.Node,
+        path: tuple,
+        above: tuple[yaml.Node, ...] = (),
+    ) -> object:
         self._count += 1
         if self._count > MAX_VALUES:
             raise _invalid(node, f"more than {MAX_VALUES:,} values with its aliases")
@@ -92,10 +97,18 @@ class _Dumper(yaml.SafeDumper):
 
 for _tag, _pattern, _first in _SCALARS:
     for _class in (_Loader, _Dumper):
-        _class.add_implicit_resolver(_tag, re.compile(rf"^(?:{_pattern})$"), list(_first))
+        _class.add_implicit_resolver(
+            _tag,
+            re.compile(rf"^(?:{_pattern})$"),
+            list(_first),
+        )
 
 
-def parse_yaml(text: str, source: str, numbered: bool = True) -> tuple[object, dict[tuple, int]]:
+def parse_yaml(
+    text: str,
+    source: str,
+    numbered: bool = True,
+) -> tuple[object, dict[tuple, int]]:
     """The value of YAML `text`, and the line (from 1) of every key, by path.
 
     `source` is the name of the text in errors, followed by the line if `numbered`. Raises
@@ -144,4 +157,10 @@ def read_yaml(file: Path) -> tuple[dict, dict[tuple, int]]:
 
 def write_yaml(value: dict) -> str:
     """YAML text from which `parse_yaml` reads an equal value; keys keep their order."""
-    return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
+    return yaml.dump(
+        value,
+        Dumper=_Dumper,
+        sort_keys=False,
+        allow_unicode=True,
+        width=110,
+    )

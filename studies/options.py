@@ -26,14 +26,22 @@ def parser_of(usage: str) -> SettingsParser:
     parser = SettingsParser(usage, TOPICS)
     add = parser.add_argument
     add("overrides", nargs="*", default=[], metavar="STUDY.yaml | key=value")
-    add("--run-dir", metavar="DIR", help="default: runs/studies/<name of the file>")
+    add(
+        "--run-dir",
+        metavar="DIR",
+        help="default: runs/studies/<name of the file>",
+    )
     add(
         "--jobs",
         type=int,
         metavar="N",
         help="cells to run at a time (default: one per GPU, or one)",
     )
-    add("--only", metavar="PATTERN", help="run only the cells that match, e.g. 'scheme=rope,*'")
+    add(
+        "--only",
+        metavar="PATTERN",
+        help="run only the cells that match, e.g. 'scheme=rope,*'",
+    )
     add(
         "--no-training",
         action="store_true",
@@ -44,10 +52,27 @@ def parser_of(usage: str) -> SettingsParser:
         action="store_true",
         help="rerun evaluate.py, which reuses its cached results",
     )
-    add("--report", action="store_true", help="rewrite the report from results.json and exit")
-    add("--dry-run", action="store_true", help="print the cells and the estimated time, and exit")
-    add("--cell", type=int, metavar="INDEX", help="run one cell only, without gathering results")
-    add("--slurm", action="store_true", help="write a SLURM array script with one task per cell")
+    add(
+        "--report",
+        action="store_true",
+        help="rewrite the report from results.json and exit",
+    )
+    add(
+        "--dry-run",
+        action="store_true",
+        help="print the cells and the estimated time, and exit",
+    )
+    add(
+        "--cell",
+        type=int,
+        metavar="INDEX",
+        help="run one cell only, without gathering results",
+    )
+    add(
+        "--slurm",
+        action="store_true",
+        help="write a SLURM array script with one task per cell",
+    )
     add("--partition", help="partition of the array script")
     add(
         "--sbatch",

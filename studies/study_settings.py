@@ -133,7 +133,11 @@ class StudySettings(StrictSettings):
             *self._variant_problems(),
         ]
         for name, entry in self.evaluations.items():
-            problems += _skip_problems(f"evaluations.{name}.skip", entry.skip, self.grid)
+            problems += _skip_problems(
+                f"evaluations.{name}.skip",
+                entry.skip,
+                self.grid,
+            )
             if not _NAME.match(name):
                 problems.append(
                     f"evaluations.{name} must be a directory name: use letters, digits, . + - _"
@@ -194,7 +198,11 @@ def _axis_problems(grid: Grid) -> list[str]:
     return problems
 
 
-def _skip_problems(where: str, skip: list[dict[str, list[str]]], grid: Grid) -> list[str]:
+def _skip_problems(
+    where: str,
+    skip: list[dict[str, list[str]]],
+    grid: Grid,
+) -> list[str]:
     problems = []
     for i, entry in enumerate(skip):
         if not entry:

@@ -68,7 +68,11 @@ class Batches:
             yield self._on_device(step, batch)
 
     def _read(self, step: int) -> Batch:
-        batch = self._sampler.batch(step, self._parallel.data_rank, self._parallel.data_world)
+        batch = self._sampler.batch(
+            step,
+            self._parallel.data_rank,
+            self._parallel.data_world,
+        )
         return batch.pinned() if self._parallel.device.type == "cuda" else batch
 
     def _on_device(self, step: int, batch: Batch) -> StepBatch:
@@ -87,7 +91,11 @@ class Batches:
         return StepBatch(parts, batch.n_targets, facts)
 
 
-def read_ahead(read: Callable[[int], Batch], start: int, stop: int) -> Iterator[Batch]:
+def read_ahead(
+    read: Callable[[int], Batch],
+    start: int,
+    stop: int,
+) -> Iterator[Batch]:
     """`read(step)` for each step, computed in a thread up to AHEAD steps early; its errors are
     raised in their step."""
     # An executor would cost the consumer about 60 microseconds per step.

@@ -63,7 +63,12 @@ class Checkpointer:
     def __enter__(self) -> "Checkpointer":
         return self
 
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+    def __exit__(
+        self,
+        kind: object,
+        error: BaseException | None,
+        trace: object,
+    ) -> None:
         with self._thread:
             if error is None:
                 self.wait()
@@ -126,9 +131,19 @@ class Checkpointer:
         save_snapshot(run.folder, snapshot, self._group)
         with error_barrier(self._group, "save"):
             if self._group.rank == 0:
-                prune(run.folder, snapshot.step, self._settings, run.settings.train_length)
+                prune(
+                    run.folder,
+                    snapshot.step,
+                    self._settings,
+                    run.settings.train_length,
+                )
 
-    def _facts(self, step: int, loss: float, held_out: Mapping[int, float]) -> dict:
+    def _facts(
+        self,
+        step: int,
+        loss: float,
+        held_out: Mapping[int, float],
+    ) -> dict:
         """What a checkpoint records beside the training state."""
         run = self._run
         facts = {"tokens": run.settings.tokens_after(step), HELD_OUT: held_out_state(held_out)}

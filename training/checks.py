@@ -11,7 +11,12 @@ from training.trackers import check_trackers
 
 
 def make_model(settings: RunSettings, vocab_size: int) -> Transformer:
-    return Transformer(settings.model, vocab_size, settings.train_length, settings.original_length)
+    return Transformer(
+        settings.model,
+        vocab_size,
+        settings.train_length,
+        settings.original_length,
+    )
 
 
 def input_limit(settings: RunSettings) -> int | None:
@@ -59,7 +64,11 @@ def _check_sampler(settings: RunSettings, limit: int | None) -> None:
     end."""
     sampler = settings.data.positions
     for kind, choice in settings.model.kinds.items():
-        if sampler.fractional and not getattr(SCHEMES[choice.name][1], "supports_fractions", True):
+        if sampler.fractional and not getattr(
+            SCHEMES[choice.name][1],
+            "supports_fractions",
+            True,
+        ):
             raise TrainingError(
                 f"data.positions.name = {sampler.name} draws fractional positions, which "
                 f"{_key_of(kind)}.name = {choice.name} does not support; change one of them"
@@ -118,7 +127,11 @@ def check_processes(settings: RunSettings, processes: int) -> None:
             )
 
 
-def check_sharding(settings: RunSettings, model: Transformer, sharded: bool) -> None:
+def check_sharding(
+    settings: RunSettings,
+    model: Transformer,
+    sharded: bool,
+) -> None:
     """Raise for a sharded model whose learned positional scheme changes during training: its
     parameters cannot be replaced, as they are shards."""
     if (

@@ -108,7 +108,13 @@ def show_forecast(
     tokens = f"{whole.tokens:,}"
     time = f"about {duration(whole.seconds)}"
     if done := settings.first_step:  # a fork: its parent has trained the first steps
-        left = forecast(model, length, after(settings.plan, done), layout, peak=peak)
+        left = forecast(
+            model,
+            length,
+            after(settings.plan, done),
+            layout,
+            peak=peak,
+        )
         steps += f"; {left.steps:,} are left after step {done:,}"
         tokens += f"; {left.tokens:,} are left"
         all_steps = duration(whole.seconds)
@@ -187,7 +193,14 @@ def show_communication(
     for stage in schedule.stages:
         size = schedule.micro_batchsize_text(stage.start)
         vocab_size = vocabulary_of(settings, parent)
-        found = count_collectives(settings, parallel, stage, size, vocab_size, train_step)
+        found = count_collectives(
+            settings,
+            parallel,
+            stage,
+            size,
+            vocab_size,
+            train_step,
+        )
         name = f"{stage.batch_size} × {stage.length:,}"
         for (operation, group), traffic in found.items():
             sent = sent_bytes(operation, traffic.nbytes, sizes[group])

@@ -63,8 +63,18 @@ def write_first_checkpoint(
     console.info(describe_comparison(scores))
     run.write_manifest(run.manifest | {"step0": scores})
     t = settings.training
-    guard = StepGuard(t.on_nonfinite, t.on_spike, next(model.parameters()).device)
-    state = TrainState(model, make_optimizer(model, t.optimizer), guard, ema=None, forward=model)
+    guard = StepGuard(
+        t.on_nonfinite,
+        t.on_spike,
+        next(model.parameters()).device,
+    )
+    state = TrainState(
+        model,
+        make_optimizer(model, t.optimizer),
+        guard,
+        ema=None,
+        forward=model,
+    )
     snapshot = replace(state.capture(), state={"step": 0, "tokens": 0})
     save_snapshot(run.folder, snapshot)
 
@@ -86,7 +96,12 @@ def check_optimizer_groups(parent: ParentRun, settings: RunSettings) -> None:
             )
 
 
-def compare(settings: RunSettings, parent: ParentRun, model: Transformer, score: Score) -> dict:
+def compare(
+    settings: RunSettings,
+    parent: ParentRun,
+    model: Transformer,
+    score: Score,
+) -> dict:
     """Score an extension run before its first step, and the parent under the same method through
     `Run.load`.
 
@@ -143,7 +158,11 @@ def _load_parent(
     return loaded.model
 
 
-def _score_if_possible(model: Transformer, length: int, score: Score) -> np.ndarray | None:
+def _score_if_possible(
+    model: Transformer,
+    length: int,
+    score: Score,
+) -> np.ndarray | None:
     return score(model) if model.limit is None or model.limit >= length else None
 
 

@@ -117,7 +117,13 @@ class LiveView:
         return text
 
     def _held_out(self) -> Group:
-        table = Table("context", box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="")
+        table = Table(
+            "context",
+            box=None,
+            padding=(0, 2, 0, 0),
+            pad_edge=False,
+            header_style="",
+        )
         for length in self._nll:
             table.add_column(f"{length:,}", justify="right")
         table.add_row("NLL", *(f"{nll:.4f}" for nll in self._nll.values()))

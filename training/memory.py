@@ -44,7 +44,11 @@ class MemoryLayout:
         return self.world // self.context
 
 
-def memory(model: Transformer, length: int, layout: MemoryLayout) -> dict[str, float]:
+def memory(
+    model: Transformer,
+    length: int,
+    layout: MemoryLayout,
+) -> dict[str, float]:
     """Bytes on each device, by purpose, for training on windows of `length` tokens."""
     p = model.parameter_count()
     size = layout.float_bytes
@@ -134,7 +138,11 @@ def activations(model: Transformer, length: int, layout: MemoryLayout) -> float:
     return s.layers * (s.dim * size + stored) + one
 
 
-def gathered_keys(model: Transformer, length: int, layout: MemoryLayout) -> float:
+def gathered_keys(
+    model: Transformer,
+    length: int,
+    layout: MemoryLayout,
+) -> float:
     """Bytes per sequence of keys and values that are gathered from other devices and saved for the
     backward
     pass: those visible to its two chunks, less the device's own L/N. That is L − L/2N tokens; in
@@ -203,7 +211,12 @@ def vocabulary_of(settings: RunSettings, parent: ParentRun | None) -> int:
     return parent.about["vocab_size"] if parent else expected_vocabulary(settings.data)
 
 
-def fixes_for(model: Transformer, settings: RunSettings, layout: MemoryLayout, free: float) -> str:
+def fixes_for(
+    model: Transformer,
+    settings: RunSettings,
+    layout: MemoryLayout,
+    free: float,
+) -> str:
     """Suggest settings, not yet in use, that reduce memory."""
     fixes = []
     if fits := fitting(model, settings.train_length, layout, free):

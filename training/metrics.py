@@ -61,7 +61,12 @@ class Metrics:
         with error_barrier(run.parallel, "begin"):
             if run.parallel.main:
                 self._file = MetricsFile(run.folder / METRICS, state.step)
-                self._trackers = make_trackers(settings, run.folder, state.step, run.console)
+                self._trackers = make_trackers(
+                    settings,
+                    run.folder,
+                    state.step,
+                    run.console,
+                )
                 self._files = {path: _file_id(path) for path in (run.folder, run.folder / METRICS)}
         self._open = ExitStack()
         self._queue: list[_QueuedStep] = []
@@ -79,7 +84,12 @@ class Metrics:
         self.resume_clock()
         return self
 
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+    def __exit__(
+        self,
+        kind: object,
+        error: BaseException | None,
+        trace: object,
+    ) -> None:
         self._open.close()
         if error is None:
             self.check_files()
@@ -160,7 +170,12 @@ class Metrics:
 
     def _write_stage(self, stage: Stage) -> None:
         size = {"length": stage.length, "batch_size": stage.batch_size} if stage.is_resized else {}
-        self.write(stage.start, "change", overrides=list(stage.overrides), **size)
+        self.write(
+            stage.start,
+            "change",
+            overrides=list(stage.overrides),
+            **size,
+        )
         self._run.console.info(stage.describe())
 
     def _report_skipped(self, done: int, metrics: StepMetrics) -> None:
@@ -176,7 +191,11 @@ class Metrics:
 
     def end(self) -> None:
         """Log the end of the run."""
-        self.write(self._run.steps, "end", peak_memory_bytes=peak_memory(self._run.device))
+        self.write(
+            self._run.steps,
+            "end",
+            peak_memory_bytes=peak_memory(self._run.device),
+        )
 
     def resume_clock(self) -> None:
         """Exclude the time since the last step from the rates."""

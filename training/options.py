@@ -20,7 +20,11 @@ def parser_of(usage: str) -> SettingsParser:
     parser = SettingsParser(usage, TOPICS)
     add = parser.add_argument
     add("overrides", nargs="*", default=[], metavar="CONFIG.yaml | key=value")
-    add("--run-dir", metavar="DIR", help="default: runs/<config>-<scheme and other choices>-<hash>")
+    add(
+        "--run-dir",
+        metavar="DIR",
+        help="default: runs/<config>-<scheme and other choices>-<hash>",
+    )
     add(
         "--fork",
         metavar="RUN",
@@ -28,7 +32,11 @@ def parser_of(usage: str) -> SettingsParser:
         "directory, with its optimizer, step count and data order; settings default to those of "
         "RUN",
     )
-    add("--restart", action="store_true", help="train from step 0; the old directory is renamed")
+    add(
+        "--restart",
+        action="store_true",
+        help="train from step 0; the old directory is renamed",
+    )
     add(
         "--dry-run",
         action="store_true",
@@ -40,7 +48,11 @@ def parser_of(usage: str) -> SettingsParser:
         metavar="N",
         help="with --dry-run: simulate N processes (GPUs) and count the communication of a step",
     )
-    add("--force", action="store_true", help="train even if the estimated memory does not fit")
+    add(
+        "--force",
+        action="store_true",
+        help="train even if the estimated memory does not fit",
+    )
     return parser
 
 

@@ -62,7 +62,12 @@ def kept(
     return stays | {step for step in steps if step in (best, sound)}
 
 
-def prune(run: Path, step: int, settings: CheckpointSettings, train_length: int) -> None:
+def prune(
+    run: Path,
+    step: int,
+    settings: CheckpointSettings,
+    train_length: int,
+) -> None:
     """Remove the checkpoints of steps after `step`, from before the run was resumed, and those that
     the settings do not keep. Called by one process after the save of `step`."""
     for later in [other for other in steps_of(run) if other > step]:
@@ -75,7 +80,12 @@ def prune(run: Path, step: int, settings: CheckpointSettings, train_length: int)
         remove_checkpoint(folder_of(run, old))
 
 
-def raise_stopped(step: int, metrics: StepMetrics, folder: Path, applied: int) -> None:
+def raise_stopped(
+    step: int,
+    metrics: StepMetrics,
+    folder: Path,
+    applied: int,
+) -> None:
     """Raise TrainingError for the step that stopped the run; `applied` is the last applied step."""
     loss = metrics.loss
     is_spike = metrics.reason == SPIKE

@@ -41,7 +41,11 @@ class TrainingSchedule:
         """The stage of update `step` (0, 1, ...)."""
         return next(stage for stage in reversed(self.stages) if stage.start <= step)
 
-    def learning_rates(self, step: int, stage: Stage | None = None) -> dict[str, float]:
+    def learning_rates(
+        self,
+        step: int,
+        stage: Stage | None = None,
+    ) -> dict[str, float]:
         """Every learning rate at update `step`, by its name in metrics.jsonl."""
         rise = (stage or self.stage(step)).rise(step)
         return {
@@ -61,7 +65,12 @@ def decay_steps(schedule: WsdSchedule, steps: int) -> int:
     return max(1, steps if schedule.decay == 1 else steps_of(schedule.decay, steps))
 
 
-def learning_rate(schedule: ScheduleSettings, peak: float, step: int, steps: int) -> float:
+def learning_rate(
+    schedule: ScheduleSettings,
+    peak: float,
+    step: int,
+    steps: int,
+) -> float:
     """Learning rate of update `step` (0 .. steps − 1) of a run of `steps` updates.
 
     The warm-up over w updates is peak · (step + 1) / w: the first update has a positive rate, and

@@ -56,7 +56,12 @@ class ValidationTargets(Protocol):
     @property
     def hash(self) -> str: ...
 
-    def nll(self, model: Transformer, length: int, device: torch.device) -> np.ndarray: ...
+    def nll(
+        self,
+        model: Transformer,
+        length: int,
+        device: torch.device,
+    ) -> np.ndarray: ...
 
     def measure(
         self,
@@ -172,9 +177,22 @@ def open_run(
             if parallel.main:
                 stack.enter_context(_locked(folder, options.restart, console))
                 facts = run_facts(settings, data, model)
-                run = _create_or_resume(folder, settings, parent, data, facts, processes, console)
+                run = _create_or_resume(
+                    folder,
+                    settings,
+                    parent,
+                    data,
+                    facts,
+                    processes,
+                    console,
+                )
                 if settings.parent is not None:
-                    score = step0_score(draw_targets, data, settings, parallel.device)
+                    score = step0_score(
+                        draw_targets,
+                        data,
+                        settings,
+                        parallel.device,
+                    )
                     write_first_checkpoint(run, parent, model, score, console)
         yield TrainingRun(
             run=run,
@@ -264,12 +282,25 @@ def _create_or_resume(
     """Create the run directory, or check that the existing one has these settings."""
     if is_run(folder):
         run = Run(folder)
-        for change in run.resume(settings, data.tokenizer, sys.argv, facts, processes):
+        for change in run.resume(
+            settings,
+            data.tokenizer,
+            sys.argv,
+            facts,
+            processes,
+        ):
             console.info(f"changed since the last attempt: {change}")
         return run
     if parent is not None:
         facts |= {"lineage": parent.lineage(settings), "inherited": parent.inherited}
-    return Run.create(folder, settings, data.tokenizer, sys.argv, facts, processes)
+    return Run.create(
+        folder,
+        settings,
+        data.tokenizer,
+        sys.argv,
+        facts,
+        processes,
+    )
 
 
 def held_out_targets(
@@ -309,7 +340,11 @@ def step0_score(
     return lambda model: targets.nll(model, length, device)
 
 
-def run_facts(settings: RunSettings, data: PreparedData, model: Transformer) -> dict:
+def run_facts(
+    settings: RunSettings,
+    data: PreparedData,
+    model: Transformer,
+) -> dict:
     """What the manifest of a run records about its data and its model."""
     facts = {
         "data": str(data.folder),

@@ -59,10 +59,21 @@ class StepResult:
             self.ready.synchronize()
         loss, norm, exits, requeue, reason, count, stopped = self.values.tolist()
         status = REQUEUE if requeue else INTERRUPTED if exits else 0
-        return StepMetrics(loss, norm, status, int(reason), int(count), bool(stopped))
+        return StepMetrics(
+            loss,
+            norm,
+            status,
+            int(reason),
+            int(count),
+            bool(stopped),
+        )
 
 
-def reduce_step(parallel: Parallel, nll: Tensor, status: int) -> tuple[Tensor, Tensor]:
+def reduce_step(
+    parallel: Parallel,
+    nll: Tensor,
+    status: int,
+) -> tuple[Tensor, Tensor]:
     """Sum over all ranks the NLL and, of the ranks' exit statuses, how many are not 0 and how many
     ask for a requeue, (2,)."""
     requests = (torch.full_like(nll, float(flag)) for flag in (status > 0, status == REQUEUE))

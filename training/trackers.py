@@ -20,7 +20,11 @@ Send = Callable[[int, int, dict[str, Any]], object]
 Close = Callable[[], object]
 
 
-def _open_wandb(settings: RunSettings, folder: Path, step: int) -> tuple[Send, Close]:
+def _open_wandb(
+    settings: RunSettings,
+    folder: Path,
+    step: int,
+) -> tuple[Send, Close]:
     """Weights & Biases. The step is sent as a separate metric: a resumed run repeats steps, which
     wandb's own counter rejects."""
     w = settings.training.wandb
@@ -47,7 +51,11 @@ def _open_wandb(settings: RunSettings, folder: Path, step: int) -> tuple[Send, C
     return send, run.finish
 
 
-def _open_tensorboard(settings: RunSettings, folder: Path, step: int) -> tuple[Send, Close]:
+def _open_tensorboard(
+    settings: RunSettings,
+    folder: Path,
+    step: int,
+) -> tuple[Send, Close]:
     """TensorBoard event files in the run directory, numbers only. Purges earlier values after
     `step`."""
     module = importlib.import_module("torch.utils.tensorboard")
@@ -65,7 +73,12 @@ class Tracker:
     """Copies metrics to one experiment tracker. A failure is reported once and does not affect
     training."""
 
-    def __init__(self, name: str, open_: Callable[[], tuple[Send, Close]], console: Console):
+    def __init__(
+        self,
+        name: str,
+        open_: Callable[[], tuple[Send, Close]],
+        console: Console,
+    ):
         self.name = name
         self._console = console
         self._calls = None

@@ -38,7 +38,12 @@ class TrainState:
     step: int = 0
 
     @classmethod
-    def create(cls, model: Transformer, settings: RunSettings, parallel: Parallel) -> "TrainState":
+    def create(
+        cls,
+        model: Transformer,
+        settings: RunSettings,
+        parallel: Parallel,
+    ) -> "TrainState":
         """The state before the first step."""
         t = settings.training
         forward = parallel.wrap(
@@ -139,7 +144,12 @@ class TrainState:
         order = [name for group in own for name in group]
         numbers = {name: i for i, name in enumerate(order)}
         param_groups = []
-        for group, old, members in zip(groups, saved["groups"], own, strict=True):
+        for group, old, members in zip(
+            groups,
+            saved["groups"],
+            own,
+            strict=True,
+        ):
             kept = {
                 key: value
                 for key, value in old["options"].items()

@@ -53,7 +53,15 @@ def _words(raw: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         return np.zeros(0, dtype=np.uint64), starts, single
     # Only letters, so that the hash of a word does not depend on its context.
     letters = _LOWER[raw] * inside
-    return range_hashes(letters, starts, np.append(starts[1:], len(raw))), starts, single
+    return (
+        range_hashes(
+            letters,
+            starts,
+            np.append(starts[1:], len(raw)),
+        ),
+        starts,
+        single,
+    )
 
 
 def _rolling(hashes: np.ndarray, width: int) -> np.ndarray:

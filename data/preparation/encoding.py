@@ -67,8 +67,18 @@ class ChunkEncoder:
             # else it would overwrite the shard of the same number from the other spool
             if mask.any():
                 index = self.index if split == "train" else None
-                documents = self._encoded(table.filter(mask), index, result, hits)
-                shard = write_shard(self.folder / split, f"{number:05d}", self.dtype, documents)
+                documents = self._encoded(
+                    table.filter(mask),
+                    index,
+                    result,
+                    hits,
+                )
+                shard = write_shard(
+                    self.folder / split,
+                    f"{number:05d}",
+                    self.dtype,
+                    documents,
+                )
             result["shards"][split] = shard
         result["hits"] = np.unique(np.concatenate(hits)).tolist()
         write_json(result_path(self.folder, chunk), result)
@@ -98,10 +108,25 @@ class ChunkEncoder:
                 hits.append(match.hits)
             ids, is_lossless = self.tokenizer.encode_document(text)
             result["lossy"] += not is_lossless
-            stored = np.concatenate([self.begin, ids, self.end], dtype=self.dtype, casting="unsafe")
-            yield EncodedDocument(row["name"], row["cluster"], stored, row["bytes"], row["number"])
+            stored = np.concatenate(
+                [self.begin, ids, self.end],
+                dtype=self.dtype,
+                casting="unsafe",
+            )
+            yield EncodedDocument(
+                row["name"],
+                row["cluster"],
+                stored,
+                row["bytes"],
+                row["number"],
+            )
 
-    def run_all(self, chunks: list[Chunk], workers: int | None, console: Any) -> None:
+    def run_all(
+        self,
+        chunks: list[Chunk],
+        workers: int | None,
+        console: Any,
+    ) -> None:
         workers = min(workers or available_cores(), len(chunks))
         with console.bar("tokenizing", len(chunks), unit="shards") as bar:
             if workers <= 1:

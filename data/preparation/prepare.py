@@ -104,7 +104,11 @@ def _is_finished(folder: Path) -> bool:
     return (folder / "prepared.json").is_file()
 
 
-def _of_entry(settings: DataSettings, entry: MixtureEntry, first: PreparedData) -> DataSettings:
+def _of_entry(
+    settings: DataSettings,
+    entry: MixtureEntry,
+    first: PreparedData,
+) -> DataSettings:
     """Settings to prepare a further text of a mixture. All of it is training text, except copies of
     the first text's validation text.
     """
@@ -135,7 +139,11 @@ def _prepare_text(
                 summary = _Preparation(settings, folder, console, place).run(workers)
                 # A further text has the validation text of the first one, which was already
                 # printed.
-                show(summary, console, splits=("train", "valid") if place == FIRST else ("train",))
+                show(
+                    summary,
+                    console,
+                    splits=("train", "valid") if place == FIRST else ("train",),
+                )
     # left if an earlier process crashed at this point
     shutil.rmtree(folder / "work", ignore_errors=True)
     return open_prepared(folder)
@@ -166,7 +174,13 @@ def _alone(folder: Path, console: Any) -> Iterator[None]:
 class _Preparation:
     """The preparation of one text in a locked folder."""
 
-    def __init__(self, settings: DataSettings, folder: Path, console: Any, place: str):
+    def __init__(
+        self,
+        settings: DataSettings,
+        folder: Path,
+        console: Any,
+        place: str,
+    ):
         self.settings = settings
         self.folder = folder
         self.console = console

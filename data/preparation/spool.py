@@ -48,7 +48,11 @@ def chunk_path(folder: Path, number: int) -> Path:
     return folder / f"{number:05d}.parquet"
 
 
-def read_chunk(folder: Path, number: int, columns: list[str] | None = None) -> pyarrow.Table:
+def read_chunk(
+    folder: Path,
+    number: int,
+    columns: list[str] | None = None,
+) -> pyarrow.Table:
     with pyarrow.parquet.ParquetFile(chunk_path(folder, number)) as file:
         return file.read(columns)
 
@@ -126,7 +130,11 @@ def _chunks(
         yield rows
 
 
-def _nothing_left(source: Source, faults: dict[str, int], examples: dict[str, str]) -> str:
+def _nothing_left(
+    source: Source,
+    faults: dict[str, int],
+    examples: dict[str, str],
+) -> str:
     where = ", ".join(map(str, getattr(source, "paths", ()))) or source.label
     if not faults:
         return f"{where} has no documents; use another {source.place}"

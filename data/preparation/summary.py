@@ -32,7 +32,12 @@ class NullConsole:
     def advance(self, n: int = 1) -> None:
         pass
 
-    def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    def table(
+        self,
+        title: str,
+        columns: Sequence[str],
+        rows: Sequence[Sequence[Any]],
+    ) -> None:
         pass
 
 
@@ -64,7 +69,11 @@ def _units(clusters: list[str | None]) -> int:
     )
 
 
-def report_few_held_out(summary: dict[str, Any], is_split: bool, console: Any) -> None:
+def report_few_held_out(
+    summary: dict[str, Any],
+    is_split: bool,
+    console: Any,
+) -> None:
     """Report the limits that too little validation text puts on evaluation, and the fix.
 
     Args:
@@ -94,7 +103,11 @@ def report_few_held_out(summary: dict[str, Any], is_split: bool, console: Any) -
     report(f"{units} {what}{'s' * (units > 1)} held out for validation: evaluation {lacks}; {fix}")
 
 
-def show(summary: dict[str, Any], console: Any, splits: Sequence[str] = ("train", "valid")) -> None:
+def show(
+    summary: dict[str, Any],
+    console: Any,
+    splits: Sequence[str] = ("train", "valid"),
+) -> None:
     """Print tables of these splits. prepared.json has the same numbers."""
     columns = [_cells(summary[name]) for name in splits]
     rows = [[title, *(column[title] for column in columns)] for title in columns[0]]

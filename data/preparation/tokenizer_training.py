@@ -129,7 +129,11 @@ def train_sentencepiece(settings: SentencePieceSettings, texts: Iterator[str]) -
     return TokenizerTraining(SentencePieceTokenizer(model.getvalue()), used)
 
 
-def _explained(settings: SentencePieceSettings, used: int, message: str) -> DataError:
+def _explained(
+    settings: SentencePieceSettings,
+    used: int,
+    message: str,
+) -> DataError:
     most = re.search(r"value <= (\d+)", message)
     if "too high" in message or most:
         return _too_large(settings, used, most[1] if most else None)

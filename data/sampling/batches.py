@@ -82,7 +82,11 @@ class _TokenStream:
     def __init__(self, store: TokenStore, source: int, seed: int, epoch: int):
         self.store = store
         key = stream_key(seed, source, epoch, "documents")
-        self.order = permuted(np.arange(store.n_documents), store.n_documents, *key)
+        self.order = permuted(
+            np.arange(store.n_documents),
+            store.n_documents,
+            *key,
+        )
         lengths = store.lengths[self.order]
         self.ends = np.cumsum(lengths)
         self.starts = self.ends - lengths
@@ -248,8 +252,20 @@ class BatchSampler:
         """A mask (b, n) bool of tokens that begin a document, n tokens from each window's first."""
         return np.stack([stream.begins(start, n) for stream, start in self._streams(windows)])
 
-    def _place(self, begins: np.ndarray, step: int, rows: np.ndarray) -> PositionedTokens:
-        return place(self.packing, self.positions, begins, seed=self.seed, step=step, rows=rows)
+    def _place(
+        self,
+        begins: np.ndarray,
+        step: int,
+        rows: np.ndarray,
+    ) -> PositionedTokens:
+        return place(
+            self.packing,
+            self.positions,
+            begins,
+            seed=self.seed,
+            step=step,
+            rows=rows,
+        )
 
     def batch(self, step: int, rank: int = 0, world: int = 1) -> Batch:
         """Return the rows of `rank` out of `world`. The result depends only on the arguments."""
@@ -277,7 +293,11 @@ class BatchSampler:
             digest = hashlib.sha256(inputs.tobytes() + targets.tobytes()).hexdigest()[:16]
             inputs = inputs[mine]
             targets = targets[mine]
-        placed = self._place(begins[mine, :-1], step, np.arange(batch_size)[mine])
+        placed = self._place(
+            begins[mine, :-1],
+            step,
+            np.arange(batch_size)[mine],
+        )
         return Batch(
             tokens=torch.from_numpy(inputs.copy()),
             targets=torch.from_numpy(targets.copy()),

@@ -208,7 +208,11 @@ def texts_by_length(batches: BatchSampler, start: int, stop: int) -> np.ndarray:
     return counts
 
 
-def _fragments(windows: np.ndarray, documents: np.ndarray, length: int) -> np.ndarray:
+def _fragments(
+    windows: np.ndarray,
+    documents: np.ndarray,
+    length: int,
+) -> np.ndarray:
     """Count the document fragments of each length, (T + 1,), in the windows of one token stream.
 
     Both arrays are ascending offsets of first tokens.
@@ -269,10 +273,20 @@ def _stacked(steps: list[PositionedTokens]) -> PositionedTokens:
     """Concatenate the rows of several steps, with every array expanded to full size."""
     whole = [np.broadcast_arrays(one.order, one.position, one.document) for one in steps]
     order, position, document = (np.concatenate(arrays) for arrays in zip(*whole, strict=True))
-    return PositionedTokens(order, position, document, steps[0].layout, steps[0].unit_steps)
+    return PositionedTokens(
+        order,
+        position,
+        document,
+        steps[0].layout,
+        steps[0].unit_steps,
+    )
 
 
-def write_exposure(folder: Path, exposure: Exposure, name: str = EXPOSURE) -> None:
+def write_exposure(
+    folder: Path,
+    exposure: Exposure,
+    name: str = EXPOSURE,
+) -> None:
     """Write the exposure to a run directory atomically."""
     with atomic(folder / name) as file:
         np.savez_compressed(file, **vars(exposure))

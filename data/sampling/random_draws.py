@@ -48,7 +48,11 @@ def permuted(index: np.ndarray, n: int, *key: int | str) -> np.ndarray:
     words = [
         int.from_bytes(digest[4 * r : 4 * r + 8].ljust(8, b"\0"), "little") for r in range(ROUNDS)
     ]
-    return shuffled(index, n, [np.asarray(word, dtype=np.uint64) for word in words])
+    return shuffled(
+        index,
+        n,
+        [np.asarray(word, dtype=np.uint64) for word in words],
+    )
 
 
 def shuffled(index: np.ndarray, n: int, keys: list[np.ndarray]) -> np.ndarray:

@@ -58,7 +58,11 @@ class PlainPositions(StrictSettings):
                 f"{setting} is less than train_length = {length}; set it to at least {length}"
             )
 
-    def apply(self, placed: PositionedTokens, draws: PositionDraws) -> PositionedTokens:
+    def apply(
+        self,
+        placed: PositionedTokens,
+        draws: PositionDraws,
+    ) -> PositionedTokens:
         """Replace the positions, which are `order`, by those of this sampler."""
         return placed
 
@@ -71,12 +75,21 @@ class OffsetPositions(PlainPositions):
     """
 
     name: Literal["random_offset"] = "random_offset"
-    max_offset: int = Field(500, ge=1, le=1_000_000, description="largest offset K")
+    max_offset: int = Field(
+        500,
+        ge=1,
+        le=1_000_000,
+        description="largest offset K",
+    )
 
     def position_end(self, length: int) -> int:
         return length + self.max_offset
 
-    def apply(self, placed: PositionedTokens, draws: PositionDraws) -> PositionedTokens:
+    def apply(
+        self,
+        placed: PositionedTokens,
+        draws: PositionDraws,
+    ) -> PositionedTokens:
         # Steps stay 1, so schemes that use only distances keep their fast paths.
         return placed._replace(
             position=placed.order + below(draws.draw("offset"), self.max_offset + 1)
@@ -103,11 +116,19 @@ class SubsetPositions(PlainPositions):
         "row", description="one draw per text, or one per batch as in the authors' code"
     )
 
-    def apply(self, placed: PositionedTokens, draws: PositionDraws) -> PositionedTokens:
+    def apply(
+        self,
+        placed: PositionedTokens,
+        draws: PositionDraws,
+    ) -> PositionedTokens:
         """Map a text of n tokens to the sorted images of 0 ... n−1 under a random permutation."""
         if self.per == "batch":
             first_row = np.zeros_like(draws.rows)
-            draws = replace(draws, rows=first_row, document=np.zeros_like(draws.document))
+            draws = replace(
+                draws,
+                rows=first_row,
+                document=np.zeros_like(draws.document),
+            )
         keys = [draws.draw(f"subset {r}") for r in range(ROUNDS)]
         order, document = (
             np.broadcast_to(x, keys[0].shape) for x in (placed.order, placed.document)
@@ -130,7 +151,12 @@ class CapePositions(PlainPositions):
     fractional: ClassVar[bool] = True
 
     name: Literal["cape"] = "cape"
-    global_shift: float = Field(5.0, ge=0, le=1e6, description="maximum shift of a text in tokens")
+    global_shift: float = Field(
+        5.0,
+        ge=0,
+        le=1e6,
+        description="maximum shift of a text in tokens",
+    )
     local_shift: float = Field(
         0.25,
         ge=0,
@@ -148,7 +174,11 @@ class CapePositions(PlainPositions):
     def position_end(self, length: int) -> int:
         return 1 + math.ceil((length - 1 + self.global_shift + self.local_shift) * self.scale)
 
-    def apply(self, placed: PositionedTokens, draws: PositionDraws) -> PositionedTokens:
+    def apply(
+        self,
+        placed: PositionedTokens,
+        draws: PositionDraws,
+    ) -> PositionedTokens:
         """Draw real positions, float64. They may be negative; with `center`, half of them are."""
 
         def symmetric(random: np.ndarray, most: float) -> np.ndarray:
@@ -178,7 +208,11 @@ class PosePositions(PlainPositions):
     name: Literal["pose"] = "pose"
     target: int = Field(2048, ge=2, le=1_000_000, description="target length T")
 
-    def apply(self, placed: PositionedTokens, draws: PositionDraws) -> PositionedTokens:
+    def apply(
+        self,
+        placed: PositionedTokens,
+        draws: PositionDraws,
+    ) -> PositionedTokens:
         n = placed.lengths()
         cut = 1 + below(draws.draw("cut"), (n + 1) // 2)
         leap = below(draws.draw("leap"), self.target - n + 1)

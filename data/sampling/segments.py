@@ -105,7 +105,12 @@ def chunk_sizes(lengths: Sequence[int]) -> tuple[int, int]:
     return min(math.lcm(*lengths), 16 * max(lengths)), max(lengths)
 
 
-def stream_key(seed: int, source: int, epoch: int, what: str) -> list[int | str]:
+def stream_key(
+    seed: int,
+    source: int,
+    epoch: int,
+    what: str,
+) -> list[int | str]:
     """Key of the random draws for a token stream of the text `source`."""
     return [seed, epoch, what] + ([f"source {source}"] if source else [])
 
@@ -203,8 +208,19 @@ def window_samplers(
     layout = ChunkLayout.of(tokens, lengths)
     begin = (0, 0)
     samplers = []
-    for length, total in zip(lengths, [*totals[: len(lengths) - 1], None], strict=True):
-        sampler = WindowSampler(layout, length, total, begin=begin, seed=seed, source=source)
+    for length, total in zip(
+        lengths,
+        [*totals[: len(lengths) - 1], None],
+        strict=True,
+    ):
+        sampler = WindowSampler(
+            layout,
+            length,
+            total,
+            begin=begin,
+            seed=seed,
+            source=source,
+        )
         samplers.append(sampler)
         begin = sampler.end
     return samplers

@@ -112,7 +112,11 @@ class Files(Source):
                         yield self._from_record(f"{name}#{number}", record)
                 elif mark is not None:
                     for number, part in enumerate(_parts(path, mark.encode(), self.most)):
-                        yield self._from_bytes(f"{name}#{number}", part, clusters.get(path.name))
+                        yield self._from_bytes(
+                            f"{name}#{number}",
+                            part,
+                            clusters.get(path.name),
+                        )
                 else:
                     raw = path.read_bytes() if path.stat().st_size <= self.most else None
                     yield self._from_bytes(name, raw, clusters.get(path.name))
@@ -140,7 +144,11 @@ class Files(Source):
     def _rows(self, path: Path) -> Iterator[dict[str, Any]]:
         columns = self.settings.columns
         with open(path, "rb") as raw, pyarrow.parquet.ParquetFile(raw) as file:
-            check_columns(columns, file.schema_arrow.names, f"{path} ({self.place})")
+            check_columns(
+                columns,
+                file.schema_arrow.names,
+                f"{path} ({self.place})",
+            )
             for batch in file.iter_batches(batch_size=256, columns=columns):
                 yield from batch.to_pylist()
 
@@ -169,7 +177,12 @@ class Stdlib(Source):
 
     label = "stdlib"
 
-    def __init__(self, settings: StdlibSource, place: str, folder: Path | None = None):
+    def __init__(
+        self,
+        settings: StdlibSource,
+        place: str,
+        folder: Path | None = None,
+    ):
         super().__init__(settings, place)
         self.folder = folder or Path(sysconfig.get_paths()["stdlib"])
 

@@ -46,4 +46,8 @@ class PreparedText(Source):
         names = store.names
         clusters = store.clusters
         for i in itertools.islice(range(store.n_documents), start, None):
-            yield checked(names[i], tokenizer.decode(store.document(i).tolist()), clusters[i])
+            yield checked(
+                names[i],
+                tokenizer.decode(store.document(i).tolist()),
+                clusters[i],
+            )

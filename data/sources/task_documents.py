@@ -79,7 +79,11 @@ class TaskDocuments(Source):
             depth = int(below(drawn[1:2], 1001)[0]) / 1000
             text = NO_TEXT
             if haystacks is not None:
-                text = haystacks.text(int(below(drawn[2:], len(haystacks))[0]), s.seed, index)
+                text = haystacks.text(
+                    int(below(drawn[2:], len(haystacks))[0]),
+                    s.seed,
+                    index,
+                )
             item = context.item(index, length, depth, text)
             # Drop an incomplete character at the start of the haystack.
             raw = bytes([*item.prompt, *item.answer]).decode(errors="ignore")
@@ -92,4 +96,10 @@ class TaskDocuments(Source):
             return None
         usable = (d for d in source.documents() if d.fault is None and is_for(d.name, "training"))
         documents = ((d.name, d.text) for d in usable)
-        return Haystacks(documents, tokenizer, self.settings.bounds[1], HAYSTACKS, source.label)
+        return Haystacks(
+            documents,
+            tokenizer,
+            self.settings.bounds[1],
+            HAYSTACKS,
+            source.label,
+        )

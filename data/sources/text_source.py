@@ -57,7 +57,12 @@ def utf8(name: str) -> str:
     return name.encode(errors="backslashreplace").decode()
 
 
-def checked(name: str, text: object, cluster: object = None, key: str = "text") -> Document:
+def checked(
+    name: str,
+    text: object,
+    cluster: object = None,
+    key: str = "text",
+) -> Document:
     """Build a document from the value of a record under `key`."""
     if not isinstance(text, str):
         return Document(name, "", fault=f"no text under the key {key!r}")
@@ -70,15 +75,28 @@ def checked(name: str, text: object, cluster: object = None, key: str = "text") 
     return Document(name, text, None if cluster is None else utf8(str(cluster)))
 
 
-def from_record(settings: RecordSource, name: str, record: Mapping[str, Any]) -> Document:
+def from_record(
+    settings: RecordSource,
+    name: str,
+    record: Mapping[str, Any],
+) -> Document:
     """Build a document from a record. `name` is used if the settings have no key for it."""
     if settings.name_key is not None:
         name = utf8(str(record.get(settings.name_key, name)))
     cluster = record.get(settings.cluster_key) if settings.cluster_key else None
-    return checked(name, record.get(settings.text_key), cluster, settings.text_key)
+    return checked(
+        name,
+        record.get(settings.text_key),
+        cluster,
+        settings.text_key,
+    )
 
 
-def decoded(name: str, raw: bytes | bytearray, cluster: str | None = None) -> Document:
+def decoded(
+    name: str,
+    raw: bytes | bytearray,
+    cluster: str | None = None,
+) -> Document:
     """Build a document from the bytes of a file. Text files contain no NUL, so a NUL marks a binary
     file."""
     if b"\0" in raw:

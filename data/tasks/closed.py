@@ -103,7 +103,11 @@ class CopyTask(Task):
             question = self._question(request, symbols[:count])
             return len(question) + len(self._answer(request, symbols[:count]))
 
-        count = _largest(request, LEAST_SYMBOLS if request.is_scored else 1, size)
+        count = _largest(
+            request,
+            LEAST_SYMBOLS if request.is_scored else 1,
+            size,
+        )
         symbols = symbols[:count]
         answer = self._answer(request, symbols)
         others: list[list[int]] = []
@@ -144,7 +148,12 @@ class ParityTask(Task):
     other remainders. `ones 10110:` → ` 1`"""
 
     name: Literal["parity"] = "parity"
-    modulus: int = Field(2, ge=2, le=10, description="modulus, 2 for parity; chance is 1/modulus")
+    modulus: int = Field(
+        2,
+        ge=2,
+        le=10,
+        description="modulus, 2 for parity; chance is 1/modulus",
+    )
 
     def make(self, request: TaskRequest) -> TaskItem:
         digits = "".join(map(str, request.draw("bits", request.length, 2).tolist()))
@@ -153,7 +162,11 @@ class ParityTask(Task):
         def question(count: int) -> list[int]:
             return request.encode_once(f"ones {digits[:count]}:")
 
-        count = _largest(request, 1, lambda n: len(question(n)) + len(answers[0]))
+        count = _largest(
+            request,
+            1,
+            lambda n: len(question(n)) + len(answers[0]),
+        )
         answer = answers.pop(digits[:count].count("1") % self.modulus)
         return TaskItem(question(count), answer, answers)
 
@@ -185,7 +198,11 @@ class AdditionTask(Task):
             digits = _sum_digits(a[:count], b[:count], wrong)
             return request.encode_once(f"{self._written(digits)}\n")
 
-        count = _largest(request, LEAST_DIGITS, lambda n: len(question(n)) + len(result(n)))
+        count = _largest(
+            request,
+            LEAST_DIGITS,
+            lambda n: len(question(n)) + len(result(n)),
+        )
         answer = result(count)
         columns = 1 + request.distinct(f"columns of {count}", count, count)
         others = [result(count, column) for column in columns.tolist()]
@@ -226,7 +243,11 @@ def _sum_digits(a: list[int], b: list[int], wrong: int | None) -> list[int]:
     return [*digits, carry]
 
 
-def _largest(request: TaskRequest, least: int, tokens: Callable[[int], int]) -> int:
+def _largest(
+    request: TaskRequest,
+    least: int,
+    tokens: Callable[[int], int],
+) -> int:
     """The largest count for which tokens(count), an increasing function, is at most the requested
     length. Raises DataError if it is below `least`.
     """

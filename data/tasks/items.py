@@ -65,7 +65,13 @@ class TaskContext:
     question.
     """
 
-    def __init__(self, task: Task, tokenizer: Tokenizer, purpose: str, seed: int):
+    def __init__(
+        self,
+        task: Task,
+        tokenizer: Tokenizer,
+        purpose: str,
+        seed: int,
+    ):
         self.task = task.for_evaluation() if purpose == "evaluation" else task
         self.tokenizer = tokenizer
         self.purpose = purpose
@@ -131,7 +137,13 @@ class TaskRequest:
             drawn = drawn[np.sort(np.unique(drawn, return_index=True)[1])]
         return drawn[:count]
 
-    def numbers(self, what: str, digits: int, least: int, used: int | None = None) -> list[str]:
+    def numbers(
+        self,
+        what: str,
+        digits: int,
+        least: int,
+        used: int | None = None,
+    ) -> list[str]:
         """Distinct numbers with `digits` digits, such as ` 417`, all encoded in the same number of
         tokens: at least `least` of them, and more if available. `used` of them (default: all) are
         facts of the item; the others are wrong answers, of which a training item may have fewer.

@@ -45,7 +45,13 @@ class HaystackTask(Task):
         1, ge=1, description="maximum number of questions per training item; evaluation asks one"
     )
 
-    def facts(self, request: TaskRequest, stem: str, values: list[str], count: int) -> TaskItem:
+    def facts(
+        self,
+        request: TaskRequest,
+        stem: str,
+        values: list[str],
+        count: int,
+    ) -> TaskItem:
         """Hide `count` facts, each a stem with a name and one of `values`, and query the first of
         them. Values of no fact serve as wrong answers that are not in the context.
         """
@@ -57,7 +63,12 @@ class HaystackTask(Task):
             for depth, name, value in zip(depths, names, values, strict=False)
         ]
         invented = [f"{value}.\n" for value in values[count:]]
-        return self.hide(request, facts, [(fact.stem, fact.value) for fact in facts], invented)
+        return self.hide(
+            request,
+            facts,
+            [(fact.stem, fact.value) for fact in facts],
+            invented,
+        )
 
     def hide(
         self,
@@ -108,7 +119,11 @@ class HaystackTask(Task):
         )
 
 
-def _insertion_points(request: TaskRequest, text: np.ndarray, depths: list[float]) -> list[int]:
+def _insertion_points(
+    request: TaskRequest,
+    text: np.ndarray,
+    depths: list[float],
+) -> list[int]:
     """Offsets in the text near the depths: before a token that begins with white space, or an
     end."""
     inside = 1 + np.flatnonzero(request.context.may_cut[text[1:]])
@@ -135,7 +150,12 @@ class PasskeyTask(HaystackTask):
 
     def make(self, request: TaskRequest) -> TaskItem:
         compared = self.keys if self.keys > 1 else self.choices
-        values = request.numbers("values", self.digits, compared, used=self.keys)
+        values = request.numbers(
+            "values",
+            self.digits,
+            compared,
+            used=self.keys,
+        )
         return self.facts(request, "\nKey {}", values[:compared], self.keys)
 
 
@@ -145,12 +165,22 @@ class NeedleTask(HaystackTask):
     (arXiv:2404.06654). `heron hid it in the attic`; `heron hid it in the` → ` attic`"""
 
     name: Literal["needle"] = "needle"
-    keys: int = Field(3, ge=2, le=16, description="facts per item; chance is 1/keys")
+    keys: int = Field(
+        3,
+        ge=2,
+        le=16,
+        description="facts per item; chance is 1/keys",
+    )
 
     def make(self, request: TaskRequest) -> TaskItem:
         order = request.distinct("values", len(PLACES), len(PLACES)).tolist()
         places = request.same_count([f" {PLACES[i]}" for i in order], self.keys)
-        return self.facts(request, "\n{} hid it in the", places[: self.keys], self.keys)
+        return self.facts(
+            request,
+            "\n{} hid it in the",
+            places[: self.keys],
+            self.keys,
+        )
 
 
 class VariablesTask(HaystackTask):
@@ -159,7 +189,12 @@ class VariablesTask(HaystackTask):
     (arXiv:2404.06654). `x4 = 531`, later `q7 = x4`; `q7 =` → ` 531`"""
 
     name: Literal["variables"] = "variables"
-    chains: int = Field(2, ge=2, le=16, description="chains per item; chance is 1/chains")
+    chains: int = Field(
+        2,
+        ge=2,
+        le=16,
+        description="chains per item; chance is 1/chains",
+    )
     hops: int = Field(
         1, ge=0, le=16, description="assignments from variable to variable in a chain"
     )
@@ -180,7 +215,12 @@ class VariablesTask(HaystackTask):
             later = np.sort(request.draw(f"links {chain}", self.hops, 1001)) / 1000
             depths = [first, *(first + (1 - first) * later).tolist()]
             rights = [value, *(f" {name}" for name in chain_names[:-1])]
-            for depth, name, right in zip(depths, chain_names, rights, strict=True):
+            for depth, name, right in zip(
+                depths,
+                chain_names,
+                rights,
+                strict=True,
+            ):
                 statements.append(Statement(depth, f"\n{name} =", f"{right}\n"))
             questions.append((f"\n{chain_names[-1]} =", f"{value}\n"))
         return self.hide(request, statements, questions)

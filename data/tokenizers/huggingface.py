@@ -98,7 +98,12 @@ class HuggingFaceTokenizer(Tokenizer):
             add_bos = self._tokenizer.encode("a").ids[:1] == [self.bos_id]
         self.add_bos = add_bos and self.bos_id is not None
 
-    def _control(self, token: int | str | None, names: dict[int, str], origin: str) -> int | None:
+    def _control(
+        self,
+        token: int | str | None,
+        names: dict[int, str],
+        origin: str,
+    ) -> int | None:
         i = self._tokenizer.token_to_id(token) if isinstance(token, str) else token
         if token is not None and i not in names:
             raise DataError(f"{origin}: the control symbol {token!r} is not in the vocabulary")
@@ -139,7 +144,11 @@ class HuggingFaceTokenizer(Tokenizer):
                 "sentencepiece model"
             )
 
-    def _spelled_controls(self, names: dict[int, str], origin: str) -> re.Pattern | None:
+    def _spelled_controls(
+        self,
+        names: dict[int, str],
+        origin: str,
+    ) -> re.Pattern | None:
         """Control symbols that the model itself, without the library's search, produces from their
         text."""
         spelled = []

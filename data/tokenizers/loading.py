@@ -117,7 +117,12 @@ def _external(path: Path, content: bytes) -> Tokenizer:
     if not isinstance(add_bos, bool):
         add_bos = None
     if not _is_json(content):
-        return SentencePieceTokenizer(content, str(path), eos_ids=files.eos_ids, add_bos=add_bos)
+        return SentencePieceTokenizer(
+            content,
+            str(path),
+            eos_ids=files.eos_ids,
+            add_bos=add_bos,
+        )
     return HuggingFaceTokenizer(
         content,
         str(path),

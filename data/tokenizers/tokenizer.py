@@ -87,7 +87,11 @@ class ByteTokenizer(Tokenizer):
         return list(text.encode())
 
 
-def end_ids(eos_id: int | None, more: Sequence[int], vocab_size: int) -> tuple[int, ...]:
+def end_ids(
+    eos_id: int | None,
+    more: Sequence[int],
+    vocab_size: int,
+) -> tuple[int, ...]:
     """`eos_id` and `more`, without ids outside the vocabulary."""
     return tuple(sorted({i for i in (eos_id, *more) if i is not None and 0 <= i < vocab_size}))
 

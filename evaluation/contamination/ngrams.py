@@ -134,7 +134,11 @@ def _words(raw: np.ndarray) -> HashedWords:
     closes = inside & (np.append(begins[1:], True) | np.append(~inside[1:], True))
     starts = np.flatnonzero(begins)
     last = np.flatnonzero(closes)
-    hashes = range_hashes(np.where(inside, codes + 1, 0).astype(np.uint64), starts, last + 1)
+    hashes = range_hashes(
+        np.where(inside, codes + 1, 0).astype(np.uint64),
+        starts,
+        last + 1,
+    )
     weight = np.where(kind[starts] == _SINGLE, WORDS, CHARACTERS)
     return HashedWords(hashes, weight, first_byte[starts], last_byte[last])
 
@@ -192,7 +196,12 @@ class PassageReader:
         last = np.searchsorted(begins, words.last[ends], side="right") - 1
         shift = np.array([offset for _, offset, _ in parts]) - (np.cumsum(tokens) - tokens)
         document = np.array([number for number, _, _ in parts], dtype=np.int64)
-        return Passages(hashes, document[part], first + shift[part], last + shift[part])
+        return Passages(
+            hashes,
+            document[part],
+            first + shift[part],
+            last + shift[part],
+        )
 
 
 def _blocks(store) -> Iterator[list[tuple[int, int, np.ndarray]]]:

@@ -67,7 +67,11 @@ def find_overlap(
     tokens = 0 if train is None else int(train.lengths.sum())
     progress = nullcontext()
     if console is not None and tokens >= LONG:
-        progress = console.bar("comparing with the training text", total=tokens / 1e6, unit="Mtok")
+        progress = console.bar(
+            "comparing with the training text",
+            total=tokens / 1e6,
+            unit="Mtok",
+        )
     with progress as bar:
         advance = (lambda n: bar.advance(n / 1e6)) if bar else (lambda n: None)
         found = _search(store, train, PassageReader(tokenizer), most, advance)
@@ -107,7 +111,11 @@ def _search(
 
     earliest = np.full(len(keys), store.n_documents)
     np.minimum.at(earliest, key, document)
-    return Overlap(_merged(rows[seen[key]]), _merged(rows[document > earliest[key]]), sample)
+    return Overlap(
+        _merged(rows[seen[key]]),
+        _merged(rows[document > earliest[key]]),
+        sample,
+    )
 
 
 def _merged(rows: np.ndarray) -> np.ndarray:
@@ -128,7 +136,11 @@ def _read(path: Path) -> Overlap | None:
     # A damaged file counts as missing.
     try:
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as record:
-            return Overlap(record["trained"], record["repeated"], int(record["sample"]))
+            return Overlap(
+                record["trained"],
+                record["repeated"],
+                int(record["sample"]),
+            )
     except (OSError, zipfile.BadZipFile, KeyError, ValueError, EOFError):
         return None
 
@@ -200,10 +212,18 @@ def screen(
         "documents": _by_document(text, of, seen, again),
         "dropped": _ranges(dropped),
     }
-    return Screening(~dropped, record, f"{shared.unchecked} {_sentence(record)}".strip())
+    return Screening(
+        ~dropped,
+        record,
+        f"{shared.unchecked} {_sentence(record)}".strip(),
+    )
 
 
-def _targets_in(rows: np.ndarray, text: EvaluationText, windows: TargetWindows) -> np.ndarray:
+def _targets_in(
+    rows: np.ndarray,
+    text: EvaluationText,
+    windows: TargetWindows,
+) -> np.ndarray:
     """(n_targets,) which targets are inside one of the passages `rows` (tokens as stored)."""
     if not len(rows):
         return np.zeros(windows.n_targets, dtype=bool)

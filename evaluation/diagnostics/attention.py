@@ -93,7 +93,12 @@ class AttentionSession(DiagnosticSession):
     ):
         super().__init__(settings, subject, store=store, **shared)
         hashes = store.hash, self.tokenizer.hash
-        plan = make_plan(settings.of_loss(), self.text, *hashes, subject.trained_length)
+        plan = make_plan(
+            settings.of_loss(),
+            self.text,
+            *hashes,
+            subject.trained_length,
+        )
         if plan.note:
             self.console.warn(plan.note)
         self.chosen = {n: evenly_spread(plan.windows[n], settings.windows) for n in plan.lengths}
@@ -158,7 +163,12 @@ class AttentionSession(DiagnosticSession):
                     self._run(method, lengths, bar.advance)
         return self.result
 
-    def _run(self, method: Method, lengths: list[int], advance: Callable[[float], None]) -> None:
+    def _run(
+        self,
+        method: Method,
+        lengths: list[int],
+        advance: Callable[[float], None],
+    ) -> None:
         """All lengths under one method."""
         model = self.subject.under(method.overrides, self.settings.dtype)
         for length in lengths:
@@ -201,7 +211,13 @@ class AttentionSession(DiagnosticSession):
             for length in lengths:
                 tokens = self._tokens(length, slice(0, self.few))
                 if dtype == "float64":
-                    logits = last_outputs(model, tokens[:, :-1], keep, length=length, chunk=chunk)
+                    logits = last_outputs(
+                        model,
+                        tokens[:, :-1],
+                        keep,
+                        length=length,
+                        chunk=chunk,
+                    )
                     exact[length] = logits, scored(logits, tokens[:, -keep:])
                 else:
                     off = output_drift(
@@ -213,10 +229,19 @@ class AttentionSession(DiagnosticSession):
     def _tokens(self, length: int, rows: slice) -> Tensor:
         """(B, length + 1) some of the windows."""
         windows = self.chosen[length]
-        found = self.text.windows(windows.document[rows], windows.end[rows], length)
+        found = self.text.windows(
+            windows.document[rows],
+            windows.end[rows],
+            length,
+        )
         return torch.from_numpy(found).to(self.device)
 
-    def _record(self, model: Transformer, tokens: Tensor, length: int) -> AttentionSample:
+    def _record(
+        self,
+        model: Transformer,
+        tokens: Tensor,
+        length: int,
+    ) -> AttentionSample:
         """What the last queries of these windows (B, length) attend to."""
         keep = self.settings.targets
         chunk = self.settings.chunk
@@ -224,7 +249,14 @@ class AttentionSession(DiagnosticSession):
         recorder = AttentionRecorder(
             tokens, keep, edges, self.subject.trained_length, self.bos_id, self.unturned
         )
-        last_outputs(model, tokens, keep, length=length, chunk=chunk, hooks=recorder.hooks())
+        last_outputs(
+            model,
+            tokens,
+            keep,
+            length=length,
+            chunk=chunk,
+            hooks=recorder.hooks(),
+        )
         return recorder.result()
 
 

@@ -118,14 +118,29 @@ class AttentionRecorder:
         size = max(1, PAIRS_AT_ONCE // (mask.batch * mask.heads * mask.keys))
         for start in range(0, mask.queries, size):
             stop = min(start + size, mask.queries)
-            block = attention_details(views, v, scale, sink, start, stop, logits=True)
+            block = attention_details(
+                views,
+                v,
+                scale,
+                sink,
+                start,
+                stop,
+                logits=True,
+            )
             off = (block.output - out[:, :, start:stop].to(block.output.dtype)).abs().max()
             self.mismatch = max(self.mismatch, float(off))
             b, _, i, j = mask.indices(start, stop, block.keys)
             distance = mask.separation(b, i, j)[:1]  # the same in every row of a plain batch
             found = self._measured(block, distance, start)
             if (features := self.unturned[layer]) is not None:
-                found["unturned_variance"] = _variances(views, block, features, scale, start, stop)
+                found["unturned_variance"] = _variances(
+                    views,
+                    block,
+                    features,
+                    scale,
+                    start,
+                    stop,
+                )
             for name, (value, count) in found.items():
                 before = sums.get(name, (0, 0))
                 sums[name] = before[0] + value, before[1] + count
@@ -177,7 +192,14 @@ class AttentionRecorder:
         index = torch.bucketize(distance.clamp(min=0), self.edges, right=True) - 1
         uniform = seen.to(weights.dtype) / keys.clamp(min=1)[..., None]
         for name, mass in (("by_distance", weights), ("visible", uniform)):
-            out[name] = _by_bucket(mass, index, len(self.edges) - 1), every.sum(-1)[..., None]
+            out[name] = (
+                _by_bucket(
+                    mass,
+                    index,
+                    len(self.edges) - 1,
+                ),
+                every.sum(-1)[..., None],
+            )
         return out
 
     def result(self) -> AttentionSample:
@@ -192,7 +214,12 @@ class AttentionRecorder:
         known = [name for name in MEASURES if any(name in sums for sums in self.sums)]
         values = {name: mean(name) for name in known}
         visible = mean("visible").mean((0, 2))
-        return AttentionSample(values, mean("by_distance"), visible, self.mismatch)
+        return AttentionSample(
+            values,
+            mean("by_distance"),
+            visible,
+            self.mismatch,
+        )
 
 
 def _reach(shares: Tensor, distance: Tensor) -> Tensor:
@@ -268,5 +295,10 @@ def last_outputs(
             stop - start, offset=start, length=length, device=tokens.device
         )
         model(tokens[:, start:stop], places, cache=cache, keep=0)
-    places = TokenPositions.plain(keep, offset=before, length=length, device=tokens.device)
+    places = TokenPositions.plain(
+        keep,
+        offset=before,
+        length=length,
+        device=tokens.device,
+    )
     return model(tokens[:, before:], places, cache=cache, hooks=hooks)

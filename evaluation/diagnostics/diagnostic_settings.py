@@ -33,7 +33,11 @@ class AttentionDiagnosticSettings(DiagnosticSettings, TargetSettings):
     precision: list[Literal["float32", "bfloat16"]] = Field(
         ["float32", "bfloat16"], description="dtypes compared with float64; []: none"
     )
-    precision_windows: int = Field(2, ge=1, description="windows for this comparison")
+    precision_windows: int = Field(
+        2,
+        ge=1,
+        description="windows for this comparison",
+    )
 
     @model_validator(mode="after")
     def _as_the_loss_would(self) -> "AttentionDiagnosticSettings":
@@ -55,7 +59,11 @@ class GenerationDiagnosticSettings(DiagnosticSettings):
     """Repetition and loss of the text that a model generates past its trained length."""
 
     protocol: Literal["generation"] = "generation"
-    prompt: int | None = Field(None, ge=1, description="tokens of each prompt; default: L0 / 2")
+    prompt: int | None = Field(
+        None,
+        ge=1,
+        description="tokens of each prompt; default: L0 / 2",
+    )
     length: int | None = Field(
         None, ge=2, description="total tokens, including the prompt; default: 4 x L0"
     )

@@ -80,7 +80,12 @@ class GenerationSession(DiagnosticSession):
                 f"{prompt}: "
                 "raise length, or lower prompt or bucket"
             )
-        each = _prompts_each(self.text.lengths, settings.prompts, total, total - prompt)
+        each = _prompts_each(
+            self.text.lengths,
+            settings.prompts,
+            total,
+            total - prompt,
+        )
         drawn = draw_targets(
             self.text,
             **self.facts,
@@ -95,7 +100,11 @@ class GenerationSession(DiagnosticSession):
         self.result = GenerationResult(
             **self.about(drawn.document), edges=edges, targets_hash=drawn.hash
         )
-        self.real = self.text.windows(drawn.document, drawn.end, total - 1)  # (P, total)
+        self.real = self.text.windows(
+            drawn.document,
+            drawn.end,
+            total - 1,
+        )  # (P, total)
         self.ends = {method.label: _reach(self.result, method, total) for method in self.methods}
 
     def forecast(self) -> None:
@@ -125,14 +134,35 @@ class GenerationSession(DiagnosticSession):
         prompt = self.result.edges[0]
         temperatures = self.settings.temperatures
         steps = sum(len(temperatures) * (end - prompt) for end in self.ends.values())
-        with self.console.bar("generating", total=steps * len(self.real), unit="tokens") as bar:
+        with self.console.bar(
+            "generating",
+            total=steps * len(self.real),
+            unit="tokens",
+        ) as bar:
             for method in self.result.methods:
                 model = self.subject.under(method.overrides, self.settings.dtype)
                 rows = self.real[:, : self.ends[method.label]]
                 for temperature in temperatures:
-                    tokens, ends = self._generate(model, rows, temperature, bar.advance)
-                    self._measure(method.label, source_of(temperature), model, tokens, ends)
-                self._measure(method.label, REAL, model, rows, np.full(len(rows), rows.shape[1]))
+                    tokens, ends = self._generate(
+                        model,
+                        rows,
+                        temperature,
+                        bar.advance,
+                    )
+                    self._measure(
+                        method.label,
+                        source_of(temperature),
+                        model,
+                        tokens,
+                        ends,
+                    )
+                self._measure(
+                    method.label,
+                    REAL,
+                    model,
+                    rows,
+                    np.full(len(rows), rows.shape[1]),
+                )
         return self.result
 
     def _generate(
@@ -179,7 +209,12 @@ class GenerationSession(DiagnosticSession):
         settings = self.settings
         prompt = found.edges[0]
         total = tokens.shape[1]
-        scorer = ModelScorer(model, device=self.device, chunk=settings.chunk, length=total)
+        scorer = ModelScorer(
+            model,
+            device=self.device,
+            chunk=settings.chunk,
+            length=total,
+        )
         size = self.batch(model, total, total - prompt)
         nll = np.full(tokens.shape, np.nan)
         for start in range(0, len(tokens), size):
@@ -199,7 +234,12 @@ class GenerationSession(DiagnosticSession):
         found.text[method, source] = self.tokenizer.decode(tokens[0, prompt : ends[0]].tolist())
 
 
-def _prompts_each(lengths: np.ndarray, prompts: int, total: int, new: int) -> int:
+def _prompts_each(
+    lengths: np.ndarray,
+    prompts: int,
+    total: int,
+    new: int,
+) -> int:
     """Prompts per document: the fewest that give the requested number, or the most possible."""
     given = {}
     for each in range(1, prompts + 1):

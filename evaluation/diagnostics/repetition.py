@@ -32,7 +32,11 @@ def repeated_runs(tokens: np.ndarray, back: int) -> np.ndarray:
         same = tokens[:, shift:] == tokens[:, :-shift]
         # The length of the run is the distance to the last mismatch.
         last = np.maximum.accumulate(np.where(same, -1, place[: count - shift]), axis=1)
-        np.maximum(longest[:, shift:], place[: count - shift] - last, out=longest[:, shift:])
+        np.maximum(
+            longest[:, shift:],
+            place[: count - shift] - last,
+            out=longest[:, shift:],
+        )
     return longest
 
 

@@ -53,7 +53,11 @@ def trained_turns(trained: Transformer) -> dict[str, Tensor]:
     return turns
 
 
-def pairs_of(model: Transformer, turns: dict[str, Tensor], length: int) -> list[RotaryPair]:
+def pairs_of(
+    model: Transformer,
+    turns: dict[str, Tensor],
+    length: int,
+) -> list[RotaryPair]:
     """Every rotary pair with fixed frequencies, for every kind of layer; `turns`: as trained."""
     pairs = []
     kinds = model.settings.layer_kinds
@@ -122,7 +126,11 @@ def table_drift(model: Transformer, length: int) -> dict[str, float] | None:
 
 def scored(logits: Tensor, targets: Tensor) -> Tensor:
     """(B, K) NLL in nats, float64, of targets (B, K) under logits (B, K, V) of any dtype."""
-    return F.cross_entropy(logits.double().transpose(1, 2), targets, reduction="none")
+    return F.cross_entropy(
+        logits.double().transpose(1, 2),
+        targets,
+        reduction="none",
+    )
 
 
 def output_drift(

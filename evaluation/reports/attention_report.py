@@ -105,7 +105,11 @@ def measure_rows(result: AttentionResult) -> list[dict]:
             for layer, head in places(*values.shape[1:]):
                 by_window = mean_of_finite(at(values, (layer, head)).numpy(), (1, 2))
                 if head is None:
-                    numbers = mean_over_units(by_window, result.unit, confidence)
+                    numbers = mean_over_units(
+                        by_window,
+                        result.unit,
+                        confidence,
+                    )
                 else:
                     mean = float(mean_of_finite(by_window, (0,)))
                     numbers = {"value": rounded(mean), "low": None, "high": None}
@@ -244,10 +248,18 @@ def _by_measure(
     """A panel for each measure by length."""
     panels = [Panel(curves(measure), heading) for measure, heading in DRAWN.items()]
     trained_length = result.subject.trained_length
-    return measures_figure(panels, text, MeasureAxes(LENGTH, trained_length, ticks, shares=SHARES))
+    return measures_figure(
+        panels,
+        text,
+        MeasureAxes(LENGTH, trained_length, ticks, shares=SHARES),
+    )
 
 
-def by_length(result: AttentionResult, method: str, lengths: list[int]) -> Figure:
+def by_length(
+    result: AttentionResult,
+    method: str,
+    lengths: list[int],
+) -> Figure:
     """A panel for each measure, a line for each layer, and the mean over layers in black."""
     layers = len(result.layer_kinds)
 
@@ -289,7 +301,11 @@ def _heading(result: AttentionResult, layer: int) -> str:
     return f"layer {layer + 1}, {result.layer_kinds[layer]}"
 
 
-def by_distance(result: AttentionResult, method: str, lengths: list[int]) -> Figure:
+def by_distance(
+    result: AttentionResult,
+    method: str,
+    lengths: list[int],
+) -> Figure:
     """A panel for each layer, a line for each length: mass in buckets of distance, and that of
     uniform attention over the keys visible in the longest window."""
     longest = lengths[-1]

@@ -186,7 +186,11 @@ def panels_figure(
         if names == "below" and len(known) > 1:
             key = KEY_ROW * math.ceil(len(known) / per_row) + 0.08
         under = 0.2 if rows > 1 else TICKS  # of panels above others
-        figure, (low, high) = canvas(text, sum(heights) + key + TICKS - under, width)
+        figure, (low, high) = canvas(
+            text,
+            sum(heights) + key + TICKS - under,
+            width,
+        )
         inches = figure.get_figheight()
         low += (key + TICKS - under) / inches
         drawn = []
@@ -196,15 +200,29 @@ def panels_figure(
             bottom = high - (sum(heights[: row + 1]) - under) / inches
             area = (column / columns + 0.085, bottom, 1 / columns - 0.115, tall / inches)
             axes = figure.add_axes(area, label=str(n))
-            heading = axes.set_title(panel.heading, loc="left", fontsize=9.5, color=INK, pad=4)
+            heading = axes.set_title(
+                panel.heading,
+                loc="left",
+                fontsize=9.5,
+                color=INK,
+                pad=4,
+            )
             heading.set_parse_math(text.formula)
             grid(axes)
             lines = [curve.draw(axes) for curve in panel.curves]
             for _, at, color in panel.levels:
                 axes.axhline(at, color=color, lw=1.1, ls=DASHED, zorder=2)
             scales(axes, panel)
-            axes.set_xlabel(x if n + columns >= len(panels) else "", color=INK, parse_math=True)
-            axes.set_ylabel(panel.y or (y if column == 0 else ""), color=INK, parse_math=True)
+            axes.set_xlabel(
+                x if n + columns >= len(panels) else "",
+                color=INK,
+                parse_math=True,
+            )
+            axes.set_ylabel(
+                panel.y or (y if column == 0 else ""),
+                color=INK,
+                parse_math=True,
+            )
             drawn.append((axes, lines, panel))
         labels = [_ends(axes, panel, value) for axes, _, panel in drawn]
         texts = [label[0] for ends in labels for label in ends] if names == "ends" else known
@@ -219,7 +237,13 @@ def panels_figure(
                 label_ends(figure, axes, ends)
             elif names == "beside":  # highest curve first
                 lines.sort(key=lambda line: -float(np.mean(np.asarray(line.get_ydata(), float))))
-                _key(axes, lines, loc="center left", bbox_to_anchor=(1.015, 0.5), handlelength=3.4)
+                _key(
+                    axes,
+                    lines,
+                    loc="center left",
+                    bbox_to_anchor=(1.015, 0.5),
+                    handlelength=3.4,
+                )
         if columns == 1:
             places = [axes.get_position() for axes in figure.axes]
             left = max(place.x0 for place in places)
@@ -241,10 +265,20 @@ def panels_figure(
 
 
 def _key(owner: Axes | Figure, lines: list[Line2D], **layout: Any) -> None:
-    owner.legend(handles=lines, frameon=False, fontsize=8.5, borderaxespad=0, **layout)
+    owner.legend(
+        handles=lines,
+        frameon=False,
+        fontsize=8.5,
+        borderaxespad=0,
+        **layout,
+    )
 
 
-def _ends(axes: Axes, panel: Panel, value) -> list[tuple[str, float, float, str]]:
+def _ends(
+    axes: Axes,
+    panel: Panel,
+    value,
+) -> list[tuple[str, float, float, str]]:
     """Labels of curves and levels: text, x, y, color."""
     ends = [(curve.label, *curve.end, curve.color) for curve in panel.curves if curve.label]
     ends += [(label, axes.get_xlim()[1], y, color) for label, y, color in panel.levels]
@@ -275,11 +309,22 @@ def canvas(
         0.02, 1 - 0.36 / total, text.subtitle, fontsize=8.5, color=SOFT, va="top"
     )
     subtitle.set_parse_math(text.formula)
-    figure.text(0.02, 0.07 / total, text.note, fontsize=8, color=SOFT, va="bottom")
+    figure.text(
+        0.02,
+        0.07 / total,
+        text.note,
+        fontsize=8,
+        color=SOFT,
+        va="bottom",
+    )
     return figure, (foot / total, 1 - head / total)
 
 
-def token_axis(axes: Axes, ticks: Sequence[float], label: str | None = None) -> None:
+def token_axis(
+    axes: Axes,
+    ticks: Sequence[float],
+    label: str | None = None,
+) -> None:
     """A log2 axis of tokens with these ticks."""
     axes.set_xscale("log", base=2)
     fix_ticks(axes, ticks)
@@ -302,7 +347,13 @@ def grid(axes: Axes) -> None:
         axes.spines[side].set_visible(False)
 
 
-def mark(axes: Axes, x: float, text: str = "", side: str = "left", height: float = 1.0) -> None:
+def mark(
+    axes: Axes,
+    x: float,
+    text: str = "",
+    side: str = "left",
+    height: float = 1.0,
+) -> None:
     """A dotted vertical line, labelled at a share of the height; `side`: alignment of the label."""
     axes.axvline(x, color=SOFT, lw=0.9, ls=DOTTED, zorder=1)
     shift = (4 if side == "left" else -4, -3)
@@ -342,7 +393,11 @@ def fit_left(figure: Figure, axes: Axes) -> None:
         axes.set_position((place.x0 + cut, place.y0, place.width - cut, place.height))
 
 
-def label_ends(figure: Figure, axes: Axes, labels: list[tuple[str, float, float, str]]) -> None:
+def label_ends(
+    figure: Figure,
+    axes: Axes,
+    labels: list[tuple[str, float, float, str]],
+) -> None:
     """Direct labels (text, x, y, color) right of the axes at the height of the line's end, moved
     apart where they would overlap. Limits and scales of the axes must be final. The leader of a
     line that ends above the axes points to their top; a line that ends early has no leader, which
@@ -399,5 +454,10 @@ def save(figure: Figure, folder: Path, name: str, dpi: int = 200) -> Path:
         with atomic(folder / f"{name}.png") as file:
             figure.savefig(file, format="png", dpi=dpi, facecolor="white")
         with atomic(folder / f"{name}.svg") as file:
-            figure.savefig(file, format="svg", facecolor="white", metadata={"Date": None})
+            figure.savefig(
+                file,
+                format="svg",
+                facecolor="white",
+                metadata={"Date": None},
+            )
     return folder / f"{name}.png"

@@ -152,7 +152,11 @@ class RunComparison:
                 last = cell["failure"] if difference is None else estimate(difference)
                 rows.append([entry.label, f"{length:,}", *numbers, last])
         dtype = self.first.result.settings.dtype
-        return ReportTable(f"{len(self.runs)} runs{dtype_note(dtype)}", columns, rows)
+        return ReportTable(
+            f"{len(self.runs)} runs{dtype_note(dtype)}",
+            columns,
+            rows,
+        )
 
     def figure(self) -> Figure:
         """NLL by length, a line for each entry; error bars are those of the paired differences."""
@@ -177,7 +181,11 @@ class RunComparison:
         return loss_by_length(curves, None, sorted(trained), text)
 
 
-def comparison_report(comparison: RunComparison, name: str, facts: dict) -> EvaluationReport:
+def comparison_report(
+    comparison: RunComparison,
+    name: str,
+    facts: dict,
+) -> EvaluationReport:
     """`facts` (corpus, command, date) go to results.json."""
     result = comparison.first.result
     rows = comparison.rows()

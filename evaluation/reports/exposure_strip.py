@@ -19,7 +19,11 @@ DISTANCES = COLOURS[1]
 _DECADES = 9  # at most, on the axis of shares
 
 
-def shares(counts: np.ndarray, tokens: int, first: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def shares(
+    counts: np.ndarray,
+    tokens: int,
+    first: int = 0,
+) -> tuple[np.ndarray, np.ndarray]:
     """The curve of one count: x = 1, 2, ... tokens of context and the share of the training tokens
     at position x − 1 (or with a key at distance x − 1). Bins below 0 are left out."""
     kept = counts[-first:] if first < 0 else counts
@@ -28,7 +32,11 @@ def shares(counts: np.ndarray, tokens: int, first: int = 0) -> tuple[np.ndarray,
     return x, kept / max(tokens, 1)
 
 
-def thinned(x: np.ndarray, y: np.ndarray, per_octave: int = 12) -> tuple[np.ndarray, np.ndarray]:
+def thinned(
+    x: np.ndarray,
+    y: np.ndarray,
+    per_octave: int = 12,
+) -> tuple[np.ndarray, np.ndarray]:
     """Means of y in geometric bins of x (consecutive whole numbers), at the geometric centers."""
     bins = np.floor(np.log2(x) * per_octave).astype(np.int64)
     _, index, counts = np.unique(bins, return_inverse=True, return_counts=True)
@@ -84,7 +92,15 @@ def _draw(strip: Axes, exposure: Exposure, limits: tuple[float, float]) -> None:
             # to the last trained position
             x = np.append(x[y > 0], last)
             y = np.append(y[y > 0], y[y > 0][-1])
-            strip.plot(x, y, color=color, lw=1.6, ls=dash, solid_capstyle="butt", zorder=3)
+            strip.plot(
+                x,
+                y,
+                color=color,
+                lw=1.6,
+                ls=dash,
+                solid_capstyle="butt",
+                zorder=3,
+            )
             lowest = min(lowest, float(y[x >= limits[0]].min(initial=1.0)))
             labels.append((label, (1.0, 0.78 - 0.3 * len(labels)), "axes fraction", color))
     decades = min(_DECADES, max(1, math.ceil(-math.log10(lowest) + 0.2)))

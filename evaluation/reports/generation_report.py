@@ -109,10 +109,18 @@ def table_of(result: GenerationResult, buckets: Buckets) -> ReportTable:
             ]
             rows.append([method, source, f"{start:,}–{stop:,}", *numbers])
     columns = ["method", "source", "positions", *DRAWN.values()]
-    return ReportTable("text by position" + dtype_note(result.settings.dtype), columns, rows)
+    return ReportTable(
+        "text by position" + dtype_note(result.settings.dtype),
+        columns,
+        rows,
+    )
 
 
-def by_position(result: GenerationResult, buckets: Buckets, method: str) -> Figure:
+def by_position(
+    result: GenerationResult,
+    buckets: Buckets,
+    method: str,
+) -> Figure:
     """A panel for each measure, a line for each source of text."""
     l0 = result.subject.trained_length
     panels = []
@@ -123,7 +131,13 @@ def by_position(result: GenerationResult, buckets: Buckets, method: str) -> Figu
             x = [(start + stop) / 2 for start, stop, _ in points]
             curve = numbered(n, source, x, [value for *_, value in points])
             if source == REAL:
-                curve = replace(curve, color=INK, dash=DASHED, marker="", order=2)
+                curve = replace(
+                    curve,
+                    color=INK,
+                    dash=DASHED,
+                    marker="",
+                    order=2,
+                )
             curves.append(curve)
         panels.append(Panel(curves, heading))
     width = result.edges[1] - result.edges[0]

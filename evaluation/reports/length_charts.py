@@ -74,7 +74,15 @@ def length_chart(
             mark(axes, length, f"trained length {length:,}")
 
     panel = Panel([*seeds, *labelled], levels=levels)
-    return panels_figure([panel], text, scales, x=x, y=y, height=3.2, width=width)
+    return panels_figure(
+        [panel],
+        text,
+        scales,
+        x=x,
+        y=y,
+        height=3.2,
+        width=width,
+    )
 
 
 def frame(
@@ -94,7 +102,14 @@ def frame(
     axes.set_xlim(xs[0] / 2**0.25, xs[-1] * 2**0.25)
     set_scale(axes, "y", limits, marks.band)
     if marks.band:
-        axes.axhspan(-marks.band, marks.band, color=BAND, alpha=0.13, lw=0, zorder=0.5)
+        axes.axhspan(
+            -marks.band,
+            marks.band,
+            color=BAND,
+            alpha=0.13,
+            lw=0,
+            zorder=0.5,
+        )
 
 
 def limits_of(curves: Sequence[Curve], marks: ReferenceLines) -> tuple[float, float]:
@@ -118,7 +133,12 @@ def padded(values: Sequence[float], band: float | None) -> tuple[float, float]:
     return low - 0.06 * room, high + 0.12 * room
 
 
-def set_scale(axes: Axes, which: str, limits: tuple[float, float], band: float | None) -> None:
+def set_scale(
+    axes: Axes,
+    which: str,
+    limits: tuple[float, float],
+    band: float | None,
+) -> None:
     """Limits; with `band`, a symlog scale that is linear within ± it, with round ticks."""
     axis = axes.xaxis if which == "x" else axes.yaxis
     set_scale_of = axes.set_xscale if which == "x" else axes.set_yscale

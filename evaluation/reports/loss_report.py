@@ -157,7 +157,11 @@ def record_of(result: EvaluationResult, analysis: Analysis) -> dict:
         """Mean NLL of each unit in the order of `units`."""
         return None if nll is None else unit_means(nll, result.unit).tolist()
 
-    ids, first, counts = np.unique(result.unit, return_index=True, return_counts=True)
+    ids, first, counts = np.unique(
+        result.unit,
+        return_index=True,
+        return_counts=True,
+    )
     units = {
         "kind": result.unit_kind,
         "names": [result.unit_names[i] if result.unit_names else str(i) for i in ids],
@@ -221,7 +225,11 @@ def record_of(result: EvaluationResult, analysis: Analysis) -> dict:
     }
 
 
-def summary_of(result: EvaluationResult, analysis: Analysis, brief: bool = False) -> list[str]:
+def summary_of(
+    result: EvaluationResult,
+    analysis: Analysis,
+    brief: bool = False,
+) -> list[str]:
     """Which method held to which length, by how much, and with what confidence; `brief`: one
     sentence for all methods."""
     failures: dict[tuple[str, str], list[int]] = {}
@@ -310,7 +318,11 @@ def parts_table(result: EvaluationResult, analysis: Analysis) -> ReportTable:
                 delta = estimate(row.delta) if row.delta else ""
                 lines.setdefault((row.method, length), []).extend([f"{row.nll:.4f}", delta])
     title = f"{analysis.unit_kind}s, by whether the training text contains them"
-    return ReportTable(title, columns, [[*where, *cells] for where, cells in lines.items()])
+    return ReportTable(
+        title,
+        columns,
+        [[*where, *cells] for where, cells in lines.items()],
+    )
 
 
 def matrix_table(result: EvaluationResult, analysis: Analysis) -> ReportTable:
@@ -407,7 +419,12 @@ def loss_by_length(
         values = [y for curve in kept for y in (*curve.y, *curve.high)]
         values += [] if baseline is None else [baseline]
         top = max(y for y in values if not math.isnan(y))
-    return length_chart(curves, ReferenceLines(first, levels, top=top, also=also), text, NLL)
+    return length_chart(
+        curves,
+        ReferenceLines(first, levels, top=top, also=also),
+        text,
+        NLL,
+    )
 
 
 def by_position_figure(result: EvaluationResult, analysis: Analysis) -> Figure:
@@ -432,10 +449,20 @@ def by_position_figure(result: EvaluationResult, analysis: Analysis) -> Figure:
         _note(result, analysis, curves),
     )
     marks = ReferenceLines(l0, ticks=[float(2**k) for k in range(longest.bit_length())])
-    return length_chart([*styled(curves), baseline], marks, text, NLL, x="tokens seen (log scale)")
+    return length_chart(
+        [*styled(curves), baseline],
+        marks,
+        text,
+        NLL,
+        x="tokens seen (log scale)",
+    )
 
 
-def _note(result: EvaluationResult, analysis: Analysis, curves: list[Curve]) -> str:
+def _note(
+    result: EvaluationResult,
+    analysis: Analysis,
+    curves: list[Curve],
+) -> str:
     if not any(np.greater(curve.high, curve.low).any() for curve in curves):
         return ""
     intervals = f"{100 * result.settings.confidence:g}% intervals over {analysis.unit_kind}s"

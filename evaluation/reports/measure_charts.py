@@ -48,7 +48,11 @@ class MeasureAxes:
     log_y: bool = False
 
 
-def measures_figure(panels: Sequence[Panel], text: FigureText, axes_of: MeasureAxes) -> Figure:
+def measures_figure(
+    panels: Sequence[Panel],
+    text: FigureText,
+    axes_of: MeasureAxes,
+) -> Figure:
     """Panels in two columns, with one key below them."""
     curves = [curve for panel in panels for curve in panel.curves]
     xs = [axes_of.trained_length, *(x for curve in curves for x in curve.x)]
@@ -92,7 +96,11 @@ def measures_figure(panels: Sequence[Panel], text: FigureText, axes_of: MeasureA
     )
 
 
-def _limits(curves: Sequence[Curve], share: bool, log: bool) -> tuple[float, float]:
+def _limits(
+    curves: Sequence[Curve],
+    share: bool,
+    log: bool,
+) -> tuple[float, float]:
     """From 0 where that does not hide the differences, and never beyond what a share can be."""
     values = [y for curve in curves for y in curve.y if math.isfinite(y)]
     low = min(values, default=0.0)
@@ -116,7 +124,13 @@ def shaded(label: str, x: Numbers, y: Numbers, color: str) -> Curve:
 
 def numbered(n: int, label: str, x: Numbers, y: Numbers) -> Curve:
     """The n-th of several unordered curves."""
-    return Curve(label, x, y, COLOURS[n % len(COLOURS)], marker=MARKERS[n % len(MARKERS)])
+    return Curve(
+        label,
+        x,
+        y,
+        COLOURS[n % len(COLOURS)],
+        marker=MARKERS[n % len(MARKERS)],
+    )
 
 
 def reference_curve(label: str, x: Numbers, y: Numbers) -> Curve:

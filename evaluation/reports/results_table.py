@@ -29,7 +29,11 @@ def write_clean_json(path: Path, value) -> None:
     write_text(path, json.dumps(_clean(value), indent=1) + "\n")
 
 
-def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[object]], texts: int = 1) -> str:
+def markdown_table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    texts: int = 1,
+) -> str:
     """A Markdown table; columns after the first `texts` are aligned as numbers."""
     rule = ["---"] * texts + ["---:"] * (len(columns) - texts)
     return "\n".join(f"| {' | '.join(map(str, row))} |" for row in (columns, rule, *rows))
@@ -63,7 +67,11 @@ def interval_columns(name: str, one: MeanInterval | None) -> dict[str, float | N
     }
 
 
-def mean_over_units(values: np.ndarray, unit: np.ndarray, confidence: float) -> dict:
+def mean_over_units(
+    values: np.ndarray,
+    unit: np.ndarray,
+    confidence: float,
+) -> dict:
     """value, low and high: mean and interval over units of the finite values (n,)."""
     known = np.isfinite(values)
     if not known.any():

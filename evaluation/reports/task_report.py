@@ -38,13 +38,21 @@ CLAIM_ITEMS = 200  # items at each length that a claim about retrieval requires
 SHADES = "cividis"  # even in lightness, and the same to every kind of color vision
 
 
-def task_report(result: TaskResult, analysis: TaskAnalysis, name: str = "task") -> EvaluationReport:
+def task_report(
+    result: TaskResult,
+    analysis: TaskAnalysis,
+    name: str = "task",
+) -> EvaluationReport:
     drawn = result.drawn
     task = result.facts["task"]
     common = task_basis(result, analysis)
     figures = {"accuracy_by_length": by_length(result, analysis)} if analysis.rows else {}
     for label in dict.fromkeys(spot.method for spot in analysis.by_depth):
-        figures[f"accuracy_by_depth_{label}"] = by_place(result, analysis, label)
+        figures[f"accuracy_by_depth_{label}"] = by_place(
+            result,
+            analysis,
+            label,
+        )
     missing = {**result.absent, **result.failed}
     record = {
         **common,
@@ -159,7 +167,11 @@ def table_of(result: TaskResult, analysis: TaskAnalysis) -> ReportTable:
     return ReportTable(title + dtype_note(result.settings.dtype), columns, rows)
 
 
-def summary_of(result: TaskResult, analysis: TaskAnalysis, missing: dict) -> list[str]:
+def summary_of(
+    result: TaskResult,
+    analysis: TaskAnalysis,
+    missing: dict,
+) -> list[str]:
     methods: dict[str, list[TaskRow]] = {}
     for row in analysis.rows:
         methods.setdefault(row.method, []).append(row)
@@ -279,7 +291,13 @@ def _grid(
         share = spot.share
         red, green, blue, _ = shade = shades(share.share)
         ink = "white" if 0.299 * red + 0.587 * green + 0.114 * blue < 0.5 else INK
-        axes.fill([x, x + 1, x + 1, x], [y, y, y + 1, y + 1], color=shade, ec="white", lw=1.2)
+        axes.fill(
+            [x, x + 1, x + 1, x],
+            [y, y, y + 1, y + 1],
+            color=shade,
+            ec="white",
+            lw=1.2,
+        )
         ends = f"({100 * share.low:.0f}–{100 * share.high:.0f})"
         for text, up, size in ((f"{100 * share.share:.0f}", 4, 9.5), (ends, -7, 6.5)):
             axes.annotate(

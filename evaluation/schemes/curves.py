@@ -219,8 +219,20 @@ def bias(scheme: PositionalScheme, longest: int) -> Tensor | None:
         return None
     geometry = scheme.geometry
     (_, plan) = found
-    q = torch.zeros(1, geometry.heads, 1, geometry.head_dim, dtype=torch.float64)
-    k = torch.zeros(1, geometry.kv_heads, longest + 1, geometry.head_dim, dtype=torch.float64)
+    q = torch.zeros(
+        1,
+        geometry.heads,
+        1,
+        geometry.head_dim,
+        dtype=torch.float64,
+    )
+    k = torch.zeros(
+        1,
+        geometry.kv_heads,
+        longest + 1,
+        geometry.head_dim,
+        dtype=torch.float64,
+    )
     views = plan.read(q, plan.write(k))
     if all(view.mask.bias is None for view in views) or any(view.weights_fn for view in views):
         return None
@@ -265,7 +277,11 @@ def rotations(theta: float, shape: SchemeShape) -> dict[str, PositionalScheme]:
     }
 
 
-def methods(plain: Tensor, stretch: float, length: int) -> tuple[dict[str, Tensor], list[str]]:
+def methods(
+    plain: Tensor,
+    stretch: float,
+    length: int,
+) -> tuple[dict[str, Tensor], list[str]]:
     """(R,) frequencies under each scaling method, in each of its forms, for sequences of
     stretch·length tokens; and the names of the methods that require settings."""
     found: list[tuple[str, str, Tensor]] = []

@@ -33,9 +33,19 @@ def encoding_figure(
                 1.52 / inches,
             )
             axes = figure.add_axes(area, label=name)
-            axes.set_title(name.replace("_", " "), loc="left", fontsize=9.5, color=INK, pad=16)
+            axes.set_title(
+                name.replace("_", " "),
+                loc="left",
+                fontsize=9.5,
+                color=INK,
+                pad=16,
+            )
             _write(axes, formulas.get(name, ""), (0, 1), (0, 5))
-            _draw(axes, at, np.array([area[2] * WIDTH * 72, area[3] * inches * 72]))
+            _draw(
+                axes,
+                at,
+                np.array([area[2] * WIDTH * 72, area[3] * inches * 72]),
+            )
         return figure
 
 
@@ -48,12 +58,32 @@ def _draw(axes: Axes, points: np.ndarray, size: np.ndarray) -> None:
         _box(axes, points)
     elif np.allclose(lengths, lengths[0]):  # rotated, not shifted
         for point in flat:
-            axes.plot(*np.stack([[0, 0], point]).T, color=PALE, lw=0.8, zorder=1)
+            axes.plot(
+                *np.stack([[0, 0], point]).T,
+                color=PALE,
+                lw=0.8,
+                zorder=1,
+            )
     axes.plot(*flat.T, color=COLOURS[5], lw=1.0, zorder=2)
-    axes.plot(*flat.T, ls="", marker="o", ms=4.6, color=COLOURS[0], mec="white", mew=0.6, zorder=4)
+    axes.plot(
+        *flat.T,
+        ls="",
+        marker="o",
+        ms=4.6,
+        color=COLOURS[0],
+        mec="white",
+        mew=0.6,
+        zorder=4,
+    )
     for n, (point, away) in enumerate(zip(flat, _outwards(flat), strict=True)):
         how = {"ha": "center", "va": "center", "fontsize": 8.5, "color": INK, "zorder": 5}
-        axes.annotate(str(n), point, 8.5 * away, textcoords="offset points", **how)
+        axes.annotate(
+            str(n),
+            point,
+            8.5 * away,
+            textcoords="offset points",
+            **how,
+        )
     low = flat.min(0)
     high = flat.max(0)
     reach = max((high - low) / (size - 2 * 15)) * size / 2  # 15 points of room for the numbers
@@ -82,7 +112,11 @@ def _oblique(points: np.ndarray) -> np.ndarray:
 def _outwards(path: np.ndarray) -> np.ndarray:
     """(N, 2) unit vectors across the path at each point, on the side away from its middle."""
     along = np.gradient(path, axis=0)
-    along = np.where(np.linalg.norm(along, axis=1, keepdims=True) > 1e-9, along, [[1.0, 0.0]])
+    along = np.where(
+        np.linalg.norm(along, axis=1, keepdims=True) > 1e-9,
+        along,
+        [[1.0, 0.0]],
+    )
     across = np.stack([-along[:, 1], along[:, 0]], 1)
     across /= np.linalg.norm(across, axis=1, keepdims=True)
     side = np.sum(across * (path - path.mean(0)), axis=1, keepdims=True)
@@ -108,6 +142,11 @@ def _box(axes: Axes, points: np.ndarray) -> None:
     )
 
 
-def _write(axes: Axes, text: str, at: tuple[float, float], shift: tuple[float, float]) -> None:
+def _write(
+    axes: Axes,
+    text: str,
+    at: tuple[float, float],
+    shift: tuple[float, float],
+) -> None:
     how = {"fontsize": 8.5, "color": SOFT, "annotation_clip": False}
     axes.annotate(text, at, shift, "axes fraction", "offset points", **how)

@@ -161,7 +161,11 @@ def draw(
                 style |= {"width": 0.9, "marker": "o", "size": 4.2, "order": 4}
             drawn.append(Curve(name(key), xs, ys, COLOURS[n % len(COLOURS)], **style))
         panels.append(Panel(drawn, heading(where)))
-    return FigureSpec(panels_figure(panels, text, scales, x=x, y=y, **layout), header, rows)
+    return FigureSpec(
+        panels_figure(panels, text, scales, x=x, y=y, **layout),
+        header,
+        rows,
+    )
 
 
 def limits(rows: list[tuple]) -> Callable[[Axes, Panel], None]:
@@ -307,10 +311,18 @@ def wavelengths(ask: FigureRequest) -> FigureSpec:
         f"wavelengths.",
     )
     figure = wavelength_figure(spectra, length, text)
-    return FigureSpec(figure, ("scheme", "pair", "wavelength_tokens", "whole_turn"), rows)
+    return FigureSpec(
+        figure,
+        ("scheme", "pair", "wavelength_tokens", "whole_turn"),
+        rows,
+    )
 
 
-def wavelength_figure(spectra: dict[str, np.ndarray], length: int, text: FigureText) -> Figure:
+def wavelength_figure(
+    spectra: dict[str, np.ndarray],
+    length: int,
+    text: FigureText,
+) -> Figure:
     """Wavelength of each pair: filled where it makes a whole turn within `length` tokens, hollow
     where not.
 
@@ -342,10 +354,22 @@ def wavelength_figure(spectra: dict[str, np.ndarray], length: int, text: FigureT
         axes.axhspan(length, values.max() * 2, color=SHADED, zorder=0)
         axes.axhline(length, color=SOFT, lw=0.9, ls=DOTTED, zorder=1)
         where = ((0, length), (5, 3), ("axes fraction", "data"), "offset points")
-        axes.annotate(f"trained length {length:,}", *where, color=SOFT, fontsize=8.5)
+        axes.annotate(
+            f"trained length {length:,}",
+            *where,
+            color=SOFT,
+            fontsize=8.5,
+        )
 
     y = r"wavelength $2\pi/\theta_k$, tokens"
-    return panels_figure([Panel(drawn)], text, scales, x="pair $k$, fastest first", y=y, height=3.3)
+    return panels_figure(
+        [Panel(drawn)],
+        text,
+        scales,
+        x="pair $k$, fastest first",
+        y=y,
+        height=3.3,
+    )
 
 
 def biases(ask: FigureRequest) -> FigureSpec:
@@ -390,8 +414,18 @@ def _symlog(axes: Axes, panel: Panel) -> None:
     """Linear up to 1 and logarithmic beyond, with equal slopes at 1."""
     xs = np.concatenate([curve.x for curve in panel.curves])
     ys = np.concatenate([curve.y for curve in panel.curves])
-    axes.set_xscale("symlog", base=2, linthresh=1, linscale=(1 - 1 / 2) / math.log(2))
-    axes.set_yscale("symlog", base=10, linthresh=1, linscale=(1 - 1 / 10) / math.log(10))
+    axes.set_xscale(
+        "symlog",
+        base=2,
+        linthresh=1,
+        linscale=(1 - 1 / 2) / math.log(2),
+    )
+    axes.set_yscale(
+        "symlog",
+        base=10,
+        linthresh=1,
+        linscale=(1 - 1 / 10) / math.log(10),
+    )
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_minor_locator(NullLocator())
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}".replace("-", "−")))
@@ -416,7 +450,12 @@ def methods(ask: FigureRequest) -> FigureSpec:
     def scales(axes: Axes, panel: Panel) -> None:
         linear(axes, panel)
         if whole < len(plain):
-            mark(axes, whole - 0.5, "no full rotation\nin training", height=0.78)
+            mark(
+                axes,
+                whole - 0.5,
+                "no full rotation\nin training",
+                height=0.78,
+            )
 
     return draw(
         ("method", "pair", "frequency_ratio"),

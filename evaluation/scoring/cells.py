@@ -50,15 +50,30 @@ class CellStore:
             partial.unlink(missing_ok=True)
         return path
 
-    def save_partial(self, key: dict, nll: np.ndarray, rank: int = 0, *, now: bool = False) -> None:
+    def save_partial(
+        self,
+        key: dict,
+        nll: np.ndarray,
+        rank: int = 0,
+        *,
+        now: bool = False,
+    ) -> None:
         """Save a rank's part of an unfinished cell, at most every 30 s unless `now`."""
         if now or time.monotonic() - self._saved > PARTIAL_EVERY:
-            self._write(self.folder / f"partial-{rank}-{self.name(key)}", key, nll)
+            self._write(
+                self.folder / f"partial-{rank}-{self.name(key)}",
+                key,
+                nll,
+            )
             self._saved = time.monotonic()
 
     def _write(self, path: Path, key: dict, nll: np.ndarray) -> None:
         with atomic(path) as file:
-            np.savez(file, nll=nll, key=np.array(json.dumps(key, sort_keys=True)))
+            np.savez(
+                file,
+                nll=nll,
+                key=np.array(json.dumps(key, sort_keys=True)),
+            )
 
     def _read(self, path: Path, key: dict) -> np.ndarray | None:
         # A damaged file (detected by the zip checksums) or one with another key counts as missing.

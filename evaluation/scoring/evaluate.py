@@ -279,7 +279,12 @@ class EvaluationSession(CellSession):
                 break
             if (name := self.store.name(cell.key)) not in failures:
                 try:
-                    self._score_window(cell, window, rows[name], partial(advance, cell))
+                    self._score_window(
+                        cell,
+                        window,
+                        rows[name],
+                        partial(advance, cell),
+                    )
                 except (CellFailed, ModelError) as error:
                     failures[name] = str(error)
         scored = np.ones(self.plan.n_targets, dtype=bool)
@@ -306,7 +311,11 @@ class EvaluationSession(CellSession):
             scorer = ModelScorer(
                 self.model(cell), device=self.device, chunk=cell.chunk, length=cell.length
             )
-            rows[first : first + keep] = measure(scorer, self.text, all_windows.part(window))
+            rows[first : first + keep] = measure(
+                scorer,
+                self.text,
+                all_windows.part(window),
+            )
             self.store.save_partial(cell.key, rows, now=True)
             if not np.isnan(rows).any():
                 self.store.save(cell.key, rows)
@@ -337,7 +346,12 @@ class EvaluationSession(CellSession):
             values = getattr(result, name)
             setattr(result, name, None if values is None else values[here])
         ids = self.plan.target_ids(self.text)[self.kept]
-        result.n_bytes = raw_bytes(ids, result.document, self.text, self.tokenizer)
+        result.n_bytes = raw_bytes(
+            ids,
+            result.document,
+            self.text,
+            self.tokenizer,
+        )
 
     def keep(self, cell: EvaluationCell, values: np.ndarray) -> None:
         if cell.role == "truncated":
@@ -376,7 +390,12 @@ def choose_targets(
     Raises EvaluationError if too little text remains.
     """
     shared = shared_text(settings.contamination, store, train, tokenizer, **how)
-    text = EvaluationText(store, settings.bos, getattr(tokenizer, "bos_id", None), shared.rows)
+    text = EvaluationText(
+        store,
+        settings.bos,
+        getattr(tokenizer, "bos_id", None),
+        shared.rows,
+    )
     plan = make_plan(settings, text, store.hash, tokenizer.hash, trained_length)
     return text, plan, screen(shared, text, plan.truncated, plan.candidates)
 

@@ -101,7 +101,11 @@ def blocks_at_once(model: Transformer) -> int:
             found.append(BLOCKS["masked"])
 
     tokens = torch.zeros(1, 2, dtype=torch.long, device=device)
-    model(tokens, TokenPositions.plain(2, device=device), hooks=[inspect] * model.settings.layers)
+    model(
+        tokens,
+        TokenPositions.plain(2, device=device),
+        hooks=[inspect] * model.settings.layers,
+    )
     return max(found)
 
 
@@ -169,10 +173,18 @@ def measure_pace(
     def score(length: int) -> None:
         scorer(np.zeros((1, length + 1), dtype=np.int64), min(keep, length))
 
-    return fit_pace(score, short, min(long, 2 * scorer.chunk, 8192, model.limit or long))
+    return fit_pace(
+        score,
+        short,
+        min(long, 2 * scorer.chunk, 8192, model.limit or long),
+    )
 
 
-def fit_pace(process: Callable[[int], object], short: int, long: int) -> Throughput:
+def fit_pace(
+    process: Callable[[int], object],
+    short: int,
+    long: int,
+) -> Throughput:
     """Fit the time of `process(length)` at two lengths: the best of three trials each, one if it is
     slow."""
 

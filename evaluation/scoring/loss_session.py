@@ -84,7 +84,13 @@ class CellSession(ABC):
     caches = 1  # copies of the key/value cache at one time
     budget = 0  # bytes
 
-    def __init__(self, result: Any, cells: Path, console, ranks: EvaluationRanks):
+    def __init__(
+        self,
+        result: Any,
+        cells: Path,
+        console,
+        ranks: EvaluationRanks,
+    ):
         self.result = result
         self.settings = result.settings
         self.subject = result.subject
@@ -163,7 +169,12 @@ class CellSession(ABC):
         if missing:
             self._print_forecast(self.model(missing[0]), missing, peaks)
 
-    def key(self, method: Method, length: int, dtype: str | None = None) -> dict:
+    def key(
+        self,
+        method: Method,
+        length: int,
+        dtype: str | None = None,
+    ) -> dict:
         """The part of a cell's key that every kind of evaluation has.
 
         Where a method changes nothing, such as `factor: auto` up to the original length, it shares
@@ -249,12 +260,21 @@ class CellSession(ABC):
                 f"{cell.method.label} at {cell.length}: {error}; this cell is skipped"
             )
 
-    def _measure(self, cell: EvaluationCell, advance: Callable[[float], None]) -> None:
+    def _measure(
+        self,
+        cell: EvaluationCell,
+        advance: Callable[[float], None],
+    ) -> None:
         values = self._values.get(self.store.name(cell.key))
         if values is None:
             model = self.model(cell)
             try:
-                values = self.score(cell, model, self._batch(model, cell)[1], advance)
+                values = self.score(
+                    cell,
+                    model,
+                    self._batch(model, cell)[1],
+                    advance,
+                )
             except (CellFailed, ModelError) as error:
                 return self.fail(cell, str(error))
             if self.ranks.main:
@@ -276,7 +296,11 @@ class CellSession(ABC):
         ordered = sorted(missing, key=lambda cell: -cell.length)
         return {id(cell): self._batch(model, cell)[0] for cell in ordered}
 
-    def _batch(self, model: Transformer, cell: EvaluationCell) -> tuple[int, int]:
+    def _batch(
+        self,
+        model: Transformer,
+        cell: EvaluationCell,
+    ) -> tuple[int, int]:
         """(bytes, windows per batch) of a cell."""
         inputs = int(cell.inputs.max())
         batch = choose_batch(
@@ -289,7 +313,14 @@ class CellSession(ABC):
             context=self.context,
         )
         batch = self.settings.batch or batch
-        return memory_needed(model, inputs, cell.keep, batch, cell.chunk, self.context), batch
+        return memory_needed(
+            model,
+            inputs,
+            cell.keep,
+            batch,
+            cell.chunk,
+            self.context,
+        ), batch
 
     def _print_forecast(
         self, model: Transformer, missing: list[EvaluationCell], peaks: dict[int, int]
@@ -297,7 +328,11 @@ class CellSession(ABC):
         if self.console is None:
             return
         missing = self._distinct(missing)
-        scorer = ModelScorer(model, device=self.device, chunk=self.settings.chunk)
+        scorer = ModelScorer(
+            model,
+            device=self.device,
+            chunk=self.settings.chunk,
+        )
         lengths = [int(cell.inputs.max()) for cell in missing]
         pace = measure_pace(
             scorer, model, min(lengths), max(lengths), min(missing[0].keep, *lengths)

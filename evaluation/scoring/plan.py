@@ -45,7 +45,12 @@ class EvaluationPlan:
     def target_ids(self, text: EvaluationText) -> np.ndarray:
         """(n_targets,) token id of every counted target."""
         w = self.truncated
-        rows = zip(w.document.tolist(), w.end.tolist(), w.keep.tolist(), strict=True)
+        rows = zip(
+            w.document.tolist(),
+            w.end.tolist(),
+            w.keep.tolist(),
+            strict=True,
+        )
         return np.concatenate(
             [text.slice(document, end - keep, end) for document, end, keep in rows]
         )

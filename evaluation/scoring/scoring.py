@@ -85,18 +85,32 @@ class ModelScorer:
             )
         return torch.cat([part.double() for part in parts if part.shape[1]], dim=1)
 
-    def _shared_nll(self, tokens: torch.Tensor, keep: int, shard: ContextShard) -> torch.Tensor:
+    def _shared_nll(
+        self,
+        tokens: torch.Tensor,
+        keep: int,
+        shard: ContextShard,
+    ) -> torch.Tensor:
         inputs = tokens.shape[1] - 1
         device = self.device
         shard = shard.divided(inputs, self.chunk)
-        places = TokenPositions.plain(inputs, length=self.length or inputs, device=device)
+        places = TokenPositions.plain(
+            inputs,
+            length=self.length or inputs,
+            device=device,
+        )
         index = shard.select(torch.arange(inputs, device=device)[None])[0]
         counted = index[index >= inputs - keep]  # the last of this process's tokens
         targets = shard.select(tokens[:, 1:])[:, len(index) - len(counted) :]
         nll = self.model(
             shard.select(tokens[:, :-1]), places, targets=targets, keep=len(counted), shard=shard
         )
-        whole = torch.zeros(len(tokens), keep, dtype=torch.float64, device=device)
+        whole = torch.zeros(
+            len(tokens),
+            keep,
+            dtype=torch.float64,
+            device=device,
+        )
         whole[:, counted - (inputs - keep)] = nll.double()
         return shard.sum(whole)  # of one loss and zeros: exact
 
@@ -149,7 +163,11 @@ def measure(
             if after_batch:
                 after_batch(inputs * len(members), out)
             continue
-        tokens = text.windows(windows.document[members], windows.end[members], inputs)
+        tokens = text.windows(
+            windows.document[members],
+            windows.end[members],
+            inputs,
+        )
         nll = np.asarray(scorer(tokens, keep), dtype=np.float64)
         if nll.shape != (len(members), keep):
             raise AssertionError(f"scorer returned {nll.shape}, not {(len(members), keep)}")

@@ -72,7 +72,11 @@ def tokens_needed(longest: int, span: int, spans_per_document: int) -> int:
     return longest + 1 + (spans_per_document - 1) * span
 
 
-def reaches(text: EvaluationText, span: int, spans_per_document: int) -> np.ndarray:
+def reaches(
+    text: EvaluationText,
+    span: int,
+    spans_per_document: int,
+) -> np.ndarray:
     """The longest length for which each document has room, (n_documents,): less than `span` if
     there is none.
 
@@ -112,7 +116,14 @@ def draw_targets(
     if span > longest:
         raise EvaluationError(f"targets={span} is more than the longest length {longest}; lower it")
     room = reaches(text, span, spans_per_document)
-    _check_documents(text, room, longest, span, spans_per_document, least_documents)
+    _check_documents(
+        text,
+        room,
+        longest,
+        span,
+        spans_per_document,
+        least_documents,
+    )
     drawn_from = (seed, corpus_hash, tokenizer_hash, longest, span, spans_per_document)
     key = "|".join(map(str, (*drawn_from, text.bos_rule)))
     chosen = draw_documents(key, room >= longest, documents).tolist()
@@ -129,7 +140,13 @@ def draw_targets(
         if not all(
             any(start <= end - span and end <= stop for start, stop in clean) for end in ends
         ):
-            ends = _disjoint_ends(f"{key}|{d}|clean", clean, first, span, spans_per_document)
+            ends = _disjoint_ends(
+                f"{key}|{d}|clean",
+                clean,
+                first,
+                span,
+                spans_per_document,
+            )
             moved.append(d)
         pairs += [(d, end) for end in ends]
     document, end = np.array(pairs, dtype=np.int64).T
@@ -161,7 +178,14 @@ def shorten_lengths(
     """
     ordered = sorted(lengths)
     room = reaches(text, span, spans_per_document)
-    _check_documents(text, room, ordered[0], span, spans_per_document, least_documents)
+    _check_documents(
+        text,
+        room,
+        ordered[0],
+        span,
+        spans_per_document,
+        least_documents,
+    )
     counts = {n: int((room >= n).sum()) for n in ordered}
     kept = [n for n in ordered if counts[n] >= max(1, least_documents)]
     dropped = next((n for n in ordered if n not in kept), None)

@@ -88,7 +88,12 @@ class EvaluationText:
             out[:] = stored[low : end + self.shift]
         return out
 
-    def windows(self, documents: np.ndarray, ends: np.ndarray, inputs: int) -> np.ndarray:
+    def windows(
+        self,
+        documents: np.ndarray,
+        ends: np.ndarray,
+        inputs: int,
+    ) -> np.ndarray:
         """Windows of `inputs` + 1 tokens that end (exclusively) at `ends`: (n, inputs + 1)
         int64."""
         out = np.empty((len(documents), inputs + 1), dtype=np.int64)

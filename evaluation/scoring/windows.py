@@ -100,7 +100,13 @@ def sliding_windows(
     rows = []
     for document in documents.tolist():
         rows.append((document, length + 1, length, length))
-        rows += _stepped(document, length + 1, int(text.lengths[document]), length, stride)
+        rows += _stepped(
+            document,
+            length + 1,
+            int(text.lengths[document]),
+            length,
+            stride,
+        )
     return _windows(rows)
 
 
@@ -139,7 +145,11 @@ def position_windows(
     return _windows(rows)
 
 
-def truncated_windows(whole: TargetWindows, length: int, span: int) -> TargetWindows:
+def truncated_windows(
+    whole: TargetWindows,
+    length: int,
+    span: int,
+) -> TargetWindows:
     """The targets of `whole` again, each seeing at most `length` tokens of its own window.
 
     Windows advance by `span`, so that a target sees between length - span + 1 and `length` tokens,

@@ -168,7 +168,13 @@ class _Analyser:
         scheme = describe_scheme(result, label, length)
         for reasons, exists in ((result.absent, False), (result.failed, True)):
             if cell in reasons:
-                return AnalysisRow(label, scheme, length, failure=reasons[cell], exists=exists)
+                return AnalysisRow(
+                    label,
+                    scheme,
+                    length,
+                    failure=reasons[cell],
+                    exists=exists,
+                )
         some = slice(None) if where is None else where
         nll = result.nll[cell][some]
         unit = result.unit[some]

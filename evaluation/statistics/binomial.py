@@ -33,7 +33,11 @@ def wilson(
     return p, low, high
 
 
-def effective(n: int, hits: Sequence[int] | np.ndarray, items: Sequence[int] | np.ndarray) -> float:
+def effective(
+    n: int,
+    hits: Sequence[int] | np.ndarray,
+    items: Sequence[int] | np.ndarray,
+) -> float:
     """Effective number of independent items among n dependent ones: p(1−p)/V, at most n.
 
     `hits`, `items`: right answers and questions of each haystack. V is the variance of the share

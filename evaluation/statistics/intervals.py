@@ -57,7 +57,11 @@ class Interval(MeanInterval):
 def unit_means(values: np.ndarray, unit: np.ndarray) -> np.ndarray:
     """Mean of `values` (n,) over each unit that occurs in `unit` (n,), in ascending order of unit:
     (D,)."""
-    _, inverse, counts = np.unique(unit, return_inverse=True, return_counts=True)
+    _, inverse, counts = np.unique(
+        unit,
+        return_inverse=True,
+        return_counts=True,
+    )
     return np.bincount(inverse, weights=values) / counts
 
 
@@ -78,8 +82,23 @@ def interval(
     half = low = high = math.nan
     if n >= POINTS_ONLY_BELOW:
         half = t_quantile(1 - alpha / 2, n - 1) * sd / math.sqrt(n)
-        low, high = bootstrap_t(means, alpha=alpha, resamples=resamples, seed=seed)
-    return Interval(estimate, estimate - half, estimate + half, 1 - alpha, family, n, sd, low, high)
+        low, high = bootstrap_t(
+            means,
+            alpha=alpha,
+            resamples=resamples,
+            seed=seed,
+        )
+    return Interval(
+        estimate,
+        estimate - half,
+        estimate + half,
+        1 - alpha,
+        family,
+        n,
+        sd,
+        low,
+        high,
+    )
 
 
 def bootstrap_t(
@@ -143,7 +162,11 @@ def units_needed(
     return limit if found is None else found
 
 
-def smallest(enough: Callable[[int], bool], start: int, limit: int) -> int | None:
+def smallest(
+    enough: Callable[[int], bool],
+    start: int,
+    limit: int,
+) -> int | None:
     """The smallest n >= `start` that is enough, as is every larger one; None above `limit`."""
     found = bisect_left(range(limit + 1), True, lo=start, key=enough)
     return None if found > limit else found

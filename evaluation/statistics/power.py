@@ -43,7 +43,12 @@ class PowerInputs:
         ]
         shared = [cell for cell in seeds[0] if all(cell in seed for seed in seeds)]
         tables = {cell: np.stack([seed[cell] for seed in seeds]) for cell in shared}
-        return cls(name, documents[0]["trained_length"], documents[0]["units"]["kind"], tables)
+        return cls(
+            name,
+            documents[0]["trained_length"],
+            documents[0]["units"]["kind"],
+            tables,
+        )
 
 
 @dataclass(frozen=True)
@@ -169,7 +174,11 @@ def needs(
             if len(paired) > 1:
                 found.append(_need(name, length, change(paired, **how), half))
                 continue
-            one = interval(paired[0], resamples=0, **how)  # of this one checkpoint
+            one = interval(
+                paired[0],
+                resamples=0,
+                **how,
+            )  # of this one checkpoint
             units = (
                 units_needed(one.sd, half, limit=MANY_UNITS, **how) if one.units > 1 else MANY_UNITS
             )
@@ -186,6 +195,20 @@ def needs(
     return found
 
 
-def _need(name: str, length: int, got: SeedInterval, half: float) -> RequiredSamples:
+def _need(
+    name: str,
+    length: int,
+    got: SeedInterval,
+    half: float,
+) -> RequiredSamples:
     seeds, units = needed(got, half)
-    return RequiredSamples(name, length, got.estimate, got.half, got.seeds, got.units, units, seeds)
+    return RequiredSamples(
+        name,
+        length,
+        got.estimate,
+        got.half,
+        got.seeds,
+        got.units,
+        units,
+        seeds,
+    )

@@ -100,7 +100,13 @@ def compare(
         raise EvaluationError(
             f"two schemes are compared on the same units; these have {a.shape[1]} and {b.shape[1]}"
         )
-    return _interval((a, b), a.mean(axis=0) - b.mean(axis=0), alpha, family, pooled_variance)
+    return _interval(
+        (a, b),
+        a.mean(axis=0) - b.mean(axis=0),
+        alpha,
+        family,
+        pooled_variance,
+    )
 
 
 def change(
@@ -187,7 +193,12 @@ def _interval(
     units = len(values)
     of_seeds = tuple(_of_seeds(one) if pooled is None else pooled[0] for one in schemes)
     of_units = float(values.var(ddof=1)) if units > 1 else math.nan
-    parts = SeedVariance(of_seeds, of_units, None if pooled is None else pooled[1], family)
+    parts = SeedVariance(
+        of_seeds,
+        of_units,
+        None if pooled is None else pooled[1],
+        family,
+    )
     enough = min(seeds) >= CLAIM_SEEDS and units >= POINTS_ONLY_BELOW
     half = parts.half(seeds, units, alpha / family) if enough else math.nan
     mean = float(values.mean())

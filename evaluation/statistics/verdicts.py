@@ -106,11 +106,23 @@ def judge(
         if delta.half > tolerance:
             units = units_needed(delta.sd, tolerance, **level)
             of = unit if document is None else document
-            spans = _spans_needed(difference, unit, of, span, tolerance, **level)
+            spans = _spans_needed(
+                difference,
+                unit,
+                of,
+                span,
+                tolerance,
+                **level,
+            )
         verdicts.append(Verdict(length, word, delta, upper, units, spans))
     held = [v.length for v in verdicts if v.word == "held"]
     broken = [v.length for v in verdicts if v.word == "broken"]
-    return MethodVerdicts(method, verdicts, max(held, default=None), min(broken, default=None))
+    return MethodVerdicts(
+        method,
+        verdicts,
+        max(held, default=None),
+        min(broken, default=None),
+    )
 
 
 def _spans_needed(
@@ -123,7 +135,11 @@ def _spans_needed(
 ) -> int | None:
     """Spans per document that would be enough, if every document has equally many of `span`
     targets."""
-    _, first, counts = np.unique(document, return_index=True, return_counts=True)
+    _, first, counts = np.unique(
+        document,
+        return_index=True,
+        return_counts=True,
+    )
     if span is None or len(set(counts.tolist())) != 1 or counts[0] % span:
         return None
     ordered = difference[np.argsort(document, kind="stable")]

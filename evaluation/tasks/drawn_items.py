@@ -86,7 +86,13 @@ def draw_items(
         texts = [NO_TEXT] * len(index)
         if task.reads and documents is not None:
             most = min(settings.haystacks, settings.items)
-            found = Haystacks(documents(), tokenizer, lengths[-1] + 1, most, origin)
+            found = Haystacks(
+                documents(),
+                tokenizer,
+                lengths[-1] + 1,
+                most,
+                origin,
+            )
             unit = index % len(found)
             names = found.names
             kind = "haystack"

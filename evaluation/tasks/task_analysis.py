@@ -120,7 +120,11 @@ def analyse_tasks(result: TaskResult) -> TaskAnalysis:
 def share_of(hits: np.ndarray, unit: np.ndarray, alpha: float) -> Accuracy:
     """Wilson's interval for 0/1 `hits` (n,), whose haystacks `unit` (n,) may repeat."""
     _, inverse = np.unique(unit, return_inverse=True)
-    n_eff = effective(len(hits), np.bincount(inverse, weights=hits), np.bincount(inverse))
+    n_eff = effective(
+        len(hits),
+        np.bincount(inverse, weights=hits),
+        np.bincount(inverse),
+    )
     return Accuracy(
         len(hits), *wilson(float(hits.sum()), len(hits), alpha=alpha, n_eff=n_eff), n_eff
     )
@@ -142,7 +146,11 @@ def _gain(
     cut = result.answers.get((TRUNCATE, cell[1]))
     if cell[0] == TRUNCATE or cell[1] <= result.subject.trained_length or cut is None:
         return None
-    return interval(unit_means(right - cut.right, result.drawn.unit), alpha=alpha, resamples=0)
+    return interval(
+        unit_means(right - cut.right, result.drawn.unit),
+        alpha=alpha,
+        resamples=0,
+    )
 
 
 def _grids(result: TaskResult, length: int) -> Iterator[tuple[str, np.ndarray, list[tuple]]]:

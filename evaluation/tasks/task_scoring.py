@@ -77,11 +77,22 @@ class TaskScorer:
             places = TokenPositions.plain(
                 stop - start, offset=start, length=length, device=self.device
             )
-            first = self.model(tokens[:, start:stop], places, cache=cache, keep=int(stop == width))
+            first = self.model(
+                tokens[:, start:stop],
+                places,
+                cache=cache,
+                keep=int(stop == width),
+            )
         nll = []
         greedy = []
         for answer in answers.unbind(1):
-            logits = self._logits(first, answer, copy.deepcopy(cache), width, length)  # (b, A, V)
+            logits = self._logits(
+                first,
+                answer,
+                copy.deepcopy(cache),
+                width,
+                length,
+            )  # (b, A, V)
             losses = F.cross_entropy(
                 logits.flatten(0, 1).double(), answer.flatten(), reduction="none"
             )
@@ -95,7 +106,12 @@ class TaskScorer:
         more = answer.shape[1] - 1
         if not more:
             return first
-        places = TokenPositions.plain(more, offset=width, length=length, device=self.device)
+        places = TokenPositions.plain(
+            more,
+            offset=width,
+            length=length,
+            device=self.device,
+        )
         return torch.cat([first, self.model(answer[:, :-1], places, cache=cache, keep=more)], dim=1)
 
 

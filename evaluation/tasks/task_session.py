@@ -87,7 +87,15 @@ class TaskSession(CellSession):
         answers = sum(map(len, (item.answer, *item.others)))
         chunk = max(1, inputs // 2)
         read = np.full(self.drawn.count, inputs)
-        return EvaluationCell(method, length, key, read, min(inputs, 64), chunk, answers)
+        return EvaluationCell(
+            method,
+            length,
+            key,
+            read,
+            min(inputs, 64),
+            chunk,
+            answers,
+        )
 
     def score(
         self, cell: EvaluationCell, model: Transformer, batch: int, advance: Callable[[float], None]

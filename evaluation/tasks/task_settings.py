@@ -25,7 +25,11 @@ class TaskEvaluationSettings(MeasurementSettings):
     depths: int = Field(
         5, ge=1, description="depths of the hidden fact, evenly from 0 (far) to 1 (near)"
     )
-    haystacks: int = Field(40, ge=1, description="maximum number of haystack texts, used evenly")
+    haystacks: int = Field(
+        40,
+        ge=1,
+        description="maximum number of haystack texts, used evenly",
+    )
     haystack_store: str | None = Field(
         None,
         description="folder of a prepared corpus whose held-out text is the haystack; null: the "

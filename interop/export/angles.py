@@ -82,7 +82,11 @@ def rotations(model: Transformer, length: int) -> list[Rotation]:
 
 
 @contextmanager
-def exact_angles(theirs: Any, model: Transformer, length: int) -> Iterator[None]:
+def exact_angles(
+    theirs: Any,
+    model: Transformer,
+    length: int,
+) -> Iterator[None]:
     """Within this context, models of transformers rotate by our angles, after theirs have been
     compared.
 
@@ -91,7 +95,12 @@ def exact_angles(theirs: Any, model: Transformer, length: int) -> Iterator[None]
     """
     exact = rotations(model, length)
 
-    def replaced(module: Any, args: tuple, kwargs: dict, out: tuple[Tensor, Tensor]) -> Any:
+    def replaced(
+        module: Any,
+        args: tuple,
+        kwargs: dict,
+        out: tuple[Tensor, Tensor],
+    ) -> Any:
         positions = kwargs["position_ids"] if "position_ids" in kwargs else args[1]
         tables = _nearest(torch.stack(out), positions, exact)
         return tuple(tables.to(out[0].dtype))
@@ -107,7 +116,11 @@ def exact_angles(theirs: Any, model: Transformer, length: int) -> Iterator[None]
             hook.remove()
 
 
-def _nearest(theirs: Tensor, positions: Tensor, exact: list[Rotation]) -> Tensor:
+def _nearest(
+    theirs: Tensor,
+    positions: Tensor,
+    exact: list[Rotation],
+) -> Tensor:
     """The tables of the rotation that `theirs` (2, B, T, 2R) is, up to rounding."""
     excesses = []
     for rotation in exact:

@@ -125,7 +125,11 @@ def choose_class(model: Transformer) -> ClassChoice:
         return ClassChoice(None, str(reason))
     for model_type, candidate in CLASSES.items():
         if candidate.requires <= needed <= candidate.supports:
-            return ClassChoice(model_type, ", ".join(sorted(needed)) or "a plain Llama", tables)
+            return ClassChoice(
+                model_type,
+                ", ".join(sorted(needed)) or "a plain Llama",
+                tables,
+            )
     return ClassChoice(None, f"no class combines {', '.join(sorted(needed))}")
 
 

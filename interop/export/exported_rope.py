@@ -49,7 +49,11 @@ class RopeTable:
         """Whether the frequencies are not b^(−2k/r)."""
         return self.native != _default()
 
-    def parameters(self, original_length: int, native: bool = True) -> dict[str, Any]:
+    def parameters(
+        self,
+        original_length: int,
+        native: bool = True,
+    ) -> dict[str, Any]:
         """`rope_parameters`; what has no kind in transformers, or with `native` false every kind
         but LongRoPE and the default, is LongRoPE with one list of divisors for all lengths."""
         base: dict[str, Any] = {"rope_theta": self.theta}
@@ -76,7 +80,13 @@ def rope_table(scheme: PositionalScheme) -> RopeTable | str:
     """The rotation of a scheme with fixed frequencies, or the reason why it is none."""
     if isinstance(scheme, LearnedRope):
         frequencies = tuple(scheme.frequencies().detach().double().tolist())
-        return RopeTable(scheme.settings.theta, frequencies, 1.0, scheme.settings.layout, None)
+        return RopeTable(
+            scheme.settings.theta,
+            frequencies,
+            1.0,
+            scheme.settings.layout,
+            None,
+        )
     assert isinstance(scheme, Rope)
     settings = scheme.settings
     geometry = scheme.geometry
@@ -120,7 +130,12 @@ def _native(scaling: Scaling, scheme: Rope) -> tuple[tuple[str, Any], ...] | Non
             "llama3", factor=stretch, low_freq_factor=low, high_freq_factor=high, **original
         )
     if isinstance(scaling, YaRNScaling) and scaling.ramp == "dim":
-        low, high = ramp_ends(scheme.spectrum(), length, scaling.beta_fast, scaling.beta_slow)
+        low, high = ramp_ends(
+            scheme.spectrum(),
+            length,
+            scaling.beta_fast,
+            scaling.beta_slow,
+        )
         if high <= 0 or low > scheme.dims - 1:  # transformers reverses the ramp
             return None
         return _items(

@@ -124,7 +124,11 @@ def _layers(model: Transformer, choice: ClassChoice) -> dict[str, Any]:
     return entries
 
 
-def weights(model: Transformer, state: dict[str, Tensor], choice: ClassChoice) -> dict[str, Tensor]:
+def weights(
+    model: Transformer,
+    state: dict[str, Tensor],
+    choice: ClassChoice,
+) -> dict[str, Tensor]:
     """The weights by their names in transformers, with factors folded in and rows of queries and
     keys in the layout of transformers."""
     s = model.settings
@@ -136,7 +140,14 @@ def weights(model: Transformer, state: dict[str, Tensor], choice: ClassChoice) -
     for i, (kind, table) in enumerate(zip(s.layer_kinds, choice.tables, strict=True)):
         prefix = f"layers.{i}.attention."
         scale = ours.pop(f"{prefix}position.scale", None)
-        _fold(ours, prefix, model, kind, scale, has_multiplier="granite" in choice.model_type)
+        _fold(
+            ours,
+            prefix,
+            model,
+            kind,
+            scale,
+            has_multiplier="granite" in choice.model_type,
+        )
         if table is not None and table.layout == "interleaved":
             _to_half(ours, prefix, model, table)
         if choice.model_type == "granite_swa" and f"{prefix}position.sink" not in ours:
@@ -180,7 +191,12 @@ def _fold(
         ours[name] = (weight.double() * rows.view(-1, *[1] * (weight.ndim - 1))).to(weight.dtype)
 
 
-def _to_half(ours: dict[str, Tensor], prefix: str, model: Transformer, table: RopeTable) -> None:
+def _to_half(
+    ours: dict[str, Tensor],
+    prefix: str,
+    model: Transformer,
+    table: RopeTable,
+) -> None:
     s = model.settings
     rotated = 2 * len(table.frequencies)
     for letter, heads in (("q", s.heads), ("k", s.kv_heads)):

@@ -95,7 +95,11 @@ def _loaded(folder: Path, model_type: str | None) -> Iterator[Any]:
     was_shown = progress.is_progress_bar_enabled()
     progress.disable_progress_bar()
     try:
-        theirs, info = load.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+        theirs, info = load.from_pretrained(
+            folder,
+            dtype=torch.float32,
+            output_loading_info=True,
+        )
         wrong = {key: sorted(names) for key, names in info.items() if names and key != "error_msgs"}
         if wrong:
             raise InteropError(f"transformers does not load all weights of {folder}: {wrong}")
@@ -108,7 +112,12 @@ def _loaded(folder: Path, model_type: str | None) -> Iterator[Any]:
 
 
 @torch.no_grad()
-def _compared(model: Transformer, theirs: Any, model_type: str | None, length: int) -> Parity:
+def _compared(
+    model: Transformer,
+    theirs: Any,
+    model_type: str | None,
+    length: int,
+) -> Parity:
     generator = torch.Generator().manual_seed(length)
     ids = torch.randint(0, model.vocab_size, (1, length), generator=generator)
     # Frequencies that follow the length would leave keys of other frequencies in transformers'
@@ -121,7 +130,11 @@ def _compared(model: Transformer, theirs: Any, model_type: str | None, length: i
     for start in range(0, length, size):
         stop = min(start + size, length)
         part = ids[:, start:stop]
-        ours = model(part, positions.part(start, stop, position_end=stop), cache=cache)
+        ours = model(
+            part,
+            positions.part(start, stop, position_end=stop),
+            cache=cache,
+        )
         output = theirs(part, past_key_values=past, use_cache=True)
         past = output.past_key_values
         difference = max(difference, _largest(output.logits - ours))

@@ -74,7 +74,11 @@ def _names(whole: dict[str, Any]) -> dict[int, str]:
     return names | {token["id"]: token["content"] for token in whole.get("added_tokens", [])}
 
 
-def _check(content: bytes, tokenizer: Tokenizer, texts: tuple[str, ...]) -> None:
+def _check(
+    content: bytes,
+    tokenizer: Tokenizer,
+    texts: tuple[str, ...],
+) -> None:
     exported = load_extra("tokenizers").Tokenizer.from_buffer(content)
     for text in texts:
         if exported.encode(text, add_special_tokens=False).ids != tokenizer.encode(text):

@@ -111,7 +111,13 @@ class SextantLM(TemplateLM):
             wanted = "auto" if device in (None, "cuda", "cuda:0") else str(device)
             place = self._ranks.device(wanted)
             arithmetic = dtype_named(dtype)
-            loaded = Run.open(run_of(run)).load((), place, arithmetic, checkpoint, weights=weights)
+            loaded = Run.open(run_of(run)).load(
+                (),
+                place,
+                arithmetic,
+                checkpoint,
+                weights=weights,
+            )
             if method is not None:
                 chosen = resolve_methods([method], builtin_methods(), loaded.settings.train_length)[
                     -1
@@ -144,7 +150,11 @@ class SextantLM(TemplateLM):
         self.max_batch_size = max_batch_size or 64
         self._add_bos, self._prefix = self._special_tokens(add_bos_token, prefix_token_id)
 
-    def _special_tokens(self, add_bos: bool | None, prefix: int | None) -> tuple[bool, int | None]:
+    def _special_tokens(
+        self,
+        add_bos: bool | None,
+        prefix: int | None,
+    ) -> tuple[bool, int | None]:
         """Whether texts start with BOS, and the token before a text without context."""
         tokenizer = self._tokenizer
         data = self.run.settings.data
@@ -252,16 +262,28 @@ class SextantLM(TemplateLM):
         inputs = list(sharing)
         members = list(sharing.values())
         answers: list[tuple[float, bool]] = [(0.0, False)] * len(requests)
-        with self._progress(len(requests), "loglikelihood", disable_tqdm) as bar:
+        with self._progress(
+            len(requests),
+            "loglikelihood",
+            disable_tqdm,
+        ) as bar:
             for batch in self._batches([len(row) for row in inputs], self.model.depends_on_length):
                 rows = [inputs[i] for i in batch]
                 keeps = [max(len(requests[j][2]) for j in members[i]) for i in batch]
-                for i, logits in zip(batch, self._logits(rows, keeps), strict=True):
+                for i, logits in zip(
+                    batch,
+                    self._logits(rows, keeps),
+                    strict=True,
+                ):
                     for j in members[i]:
                         texts, _, continuation = requests[j]
                         answers[j] = _likelihood(logits[-len(continuation) :], continuation)
                         if texts is not None:
-                            self.cache_hook.add_partial("loglikelihood", texts, answers[j])
+                            self.cache_hook.add_partial(
+                                "loglikelihood",
+                                texts,
+                                answers[j],
+                            )
                     bar.update(len(members[i]))
         return answers
 
@@ -283,7 +305,11 @@ class SextantLM(TemplateLM):
                 owner.append(index)
                 windows.append(make_disjoint_window(part))
         totals = [0.0] * len(requests)
-        with self._progress(len(windows), "loglikelihood_rolling", disable_tqdm) as bar:
+        with self._progress(
+            len(windows),
+            "loglikelihood_rolling",
+            disable_tqdm,
+        ) as bar:
             sizes = [len(context) + len(targets) - 1 for context, targets in windows]
             for batch in self._batches(sizes, self.model.depends_on_length):
                 rows = [(windows[i][0] + windows[i][1])[:-1] for i in batch]
@@ -292,11 +318,19 @@ class SextantLM(TemplateLM):
                     totals[owner[i]] += value
                 bar.update(len(batch))
         for request, total in zip(requests, totals, strict=True):
-            self.cache_hook.add_partial("loglikelihood_rolling", request.args, total)
+            self.cache_hook.add_partial(
+                "loglikelihood_rolling",
+                request.args,
+                total,
+            )
         return totals
 
     @torch.no_grad()
-    def _logits(self, rows: Sequence[Sequence[int]], keeps: Sequence[int]) -> list[Tensor]:
+    def _logits(
+        self,
+        rows: Sequence[Sequence[int]],
+        keeps: Sequence[int],
+    ) -> list[Tensor]:
         """Logits (keep, V) after the last `keep` tokens of each row."""
         tokens, keep = self._padded(rows, keeps)
         logits = self.model(
@@ -320,10 +354,19 @@ class SextantLM(TemplateLM):
             end = len(row) - tokens.shape[1] + keep
             row_targets[end - len(target) : end] = torch.tensor(target)
         positions = TokenPositions.plain(tokens.shape[1], device=self.device)
-        nll = self.model(tokens, positions, targets=wanted.to(self.device), keep=keep)
+        nll = self.model(
+            tokens,
+            positions,
+            targets=wanted.to(self.device),
+            keep=keep,
+        )
         return (-nll.double().sum(1)).tolist()
 
-    def _padded(self, rows: Sequence[Sequence[int]], keeps: Sequence[int]) -> tuple[Tensor, int]:
+    def _padded(
+        self,
+        rows: Sequence[Sequence[int]],
+        keeps: Sequence[int],
+    ) -> tuple[Tensor, int]:
         """Right-padded tokens (B, T), and how many last columns contain all outputs.
 
         No token attends to the padding after it. `_batches` keeps rows of different lengths apart
@@ -338,7 +381,11 @@ class SextantLM(TemplateLM):
 
     # Text
 
-    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+    def generate_until(
+        self,
+        requests: list[Instance],
+        disable_tqdm: bool = False,
+    ) -> list[str]:
         """Continuations of contexts, up to EOS, a stop string or `max_gen_toks` tokens."""
         occurred: Counter[str] = Counter()
         prompts = []
@@ -350,7 +397,11 @@ class SextantLM(TemplateLM):
             occurred[context] += 1
             groups[canonical_hash(settings)].append(index)
         texts = [""] * len(requests)
-        with self._progress(len(requests), "generate_until", disable_tqdm) as bar:
+        with self._progress(
+            len(requests),
+            "generate_until",
+            disable_tqdm,
+        ) as bar:
             for members in groups.values():
                 arguments = requests[members[0]].args[1]
                 for batch in self._batches([len(prompts[i][1]) for i in members], equal=False):
@@ -359,7 +410,11 @@ class SextantLM(TemplateLM):
                         which, self._generate([prompts[i] for i in which], arguments), strict=True
                     ):
                         texts[i] = text
-                        self.cache_hook.add_partial("generate_until", requests[i].args, text)
+                        self.cache_hook.add_partial(
+                            "generate_until",
+                            requests[i].args,
+                            text,
+                        )
                     bar.update(len(batch))
         return texts
 
@@ -383,7 +438,13 @@ class SextantLM(TemplateLM):
             samples.append(
                 Sample(context, ids[-room:] or [self.prefix_token_id], index, seed, stream)
             )
-        for _ in generate_samples(self.run.model, self._tokenizer, samples, tokens, sampling):
+        for _ in generate_samples(
+            self.run.model,
+            self._tokenizer,
+            samples,
+            tokens,
+            sampling,
+        ):
             pass
         return [
             postprocess_generated_text(self._tokenizer.decode(sample.tokens), stops, None)
@@ -415,7 +476,11 @@ class SextantLM(TemplateLM):
 
     # Batches
 
-    def _batches(self, lengths: Sequence[int], equal: bool) -> Iterator[list[int]]:
+    def _batches(
+        self,
+        lengths: Sequence[int],
+        equal: bool,
+    ) -> Iterator[list[int]]:
         """Indices in batches, longest first; with `equal`, the rows of a batch have the same
         length."""
         batch: list[int] = []

@@ -112,7 +112,12 @@ def _family(config: dict[str, Any], file: str) -> Family:
     family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
     if family is None:
         why = DIFFERENCES.get(str(model_type))
-        near = difflib.get_close_matches(str(model_type), FAMILIES, n=1, cutoff=0.8)
+        near = difflib.get_close_matches(
+            str(model_type),
+            FAMILIES,
+            n=1,
+            cutoff=0.8,
+        )
         hint = f" ({why})" if why else f" (did you mean {near[0]}?)" if near else ""
         raise InteropError(
             f"{file}: model_type = {as_json(model_type)} cannot be imported{hint}; supported: "

@@ -108,7 +108,11 @@ FAMILIES: dict[str, Family] = {
         },
         partial=True,
     ),
-    "granite": Family("GraniteForCausalLM", LLAMA, defaults=_BIASES | _MULTIPLIERS),
+    "granite": Family(
+        "GraniteForCausalLM",
+        LLAMA,
+        defaults=_BIASES | _MULTIPLIERS,
+    ),
     "granite_swa": Family(
         "GraniteSWAForCausalLM",
         LLAMA | SINKS,

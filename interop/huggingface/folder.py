@@ -100,7 +100,12 @@ def _stored(file: Path) -> dict[str, StoredTensor]:
             for name in tensors.keys():  # noqa: SIM118, not a dict
                 part = tensors.get_slice(name)
                 read = partial(_read, file, name)
-                stored[name] = StoredTensor(file, tuple(part.get_shape()), part.get_dtype(), read)
+                stored[name] = StoredTensor(
+                    file,
+                    tuple(part.get_shape()),
+                    part.get_dtype(),
+                    read,
+                )
             return stored
     except SafetensorError as error:
         raise InteropError(

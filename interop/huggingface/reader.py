@@ -55,7 +55,11 @@ class ConfigReader:
             raise InteropError(f"{self.file}: {key} must be true or false, got {value!r}")
         return bool(value)
 
-    def numbers(self, key: str, length: int | None = None) -> list[float] | None:
+    def numbers(
+        self,
+        key: str,
+        length: int | None = None,
+    ) -> list[float] | None:
         """A list of numbers of at least 0, or None; with `length`, of at least that many."""
         value = self.get(key)
         if value is None:

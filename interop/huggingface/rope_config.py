@@ -53,7 +53,15 @@ class RopeSource:
     def fraction(self) -> float:
         """The share of rotated features."""
         key = "partial_rotary_factor"
-        share = self.parameters.number(key, float, None) or self.config.number(key, float, 1.0)
+        share = self.parameters.number(
+            key,
+            float,
+            None,
+        ) or self.config.number(
+            key,
+            float,
+            1.0,
+        )
         if share == 1:
             return 1.0
         if not self.partial or share > 1:
@@ -80,7 +88,11 @@ class RopeSource:
     @property
     def factor(self) -> float:
         """The stretch factor; transformers' fallback is the ratio of the two lengths."""
-        return self.parameters.number("factor", float, self.train_length / self.original_length)
+        return self.parameters.number(
+            "factor",
+            float,
+            self.train_length / self.original_length,
+        )
 
 
 def rope_parameters(config: ConfigReader) -> dict[str, ConfigReader]:

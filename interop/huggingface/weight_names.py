@@ -69,7 +69,11 @@ SINKS: WeightMap = {"self_attn.sinks": ("attention.position.sink",)}
 DERIVED = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
 
 
-def weight_map(layer: WeightMap, layers: int, ours: Iterable[str]) -> tuple[WeightMap, list[str]]:
+def weight_map(
+    layer: WeightMap,
+    layers: int,
+    ours: Iterable[str],
+) -> tuple[WeightMap, list[str]]:
     """The weight map of a whole model.
 
     Args:

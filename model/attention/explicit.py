@@ -108,7 +108,15 @@ def attention_details(
     with torch.autocast(v.device.type, enabled=False):
         values = repeated(v[:, :, keys].to(mask_dtype(v)), mask.heads)
         if first.weights_fn is not None:
-            block = QueryBlock(first, start, stop, keys, scale, sink, keep_logits=logits)
+            block = QueryBlock(
+                first,
+                start,
+                stop,
+                keys,
+                scale,
+                sink,
+                keep_logits=logits,
+            )
             weights = first.weights_fn(block)
             out = weights @ values
             out = out if first.extra_output is None else out + first.extra_output(block, weights)
@@ -124,4 +132,9 @@ def attention_details(
             total = scores if total is None else torch.maximum(total, scores)
         assert total is not None
         weights = softmax(total, sink)
-        return AttentionDetails(keys, total if logits else None, weights, weights @ values)
+        return AttentionDetails(
+            keys,
+            total if logits else None,
+            weights,
+            weights @ values,
+        )

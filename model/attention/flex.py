@@ -26,7 +26,12 @@ RECOMPILE_LIMIT = 64
 
 
 @cache
-def _compiled(function, dynamic: bool | None, with_gradients: bool, with_lse: bool):
+def _compiled(
+    function,
+    dynamic: bool | None,
+    with_gradients: bool,
+    with_lse: bool,
+):
     options: dict[str, Any] = {  # not in the type stubs of torch.compile
         "isolate_recompiles": True,
         "recompile_limit": RECOMPILE_LIMIT,
@@ -34,14 +39,24 @@ def _compiled(function, dynamic: bool | None, with_gradients: bool, with_lse: bo
     return torch.compile(function, dynamic=dynamic, fullgraph=True, **options)
 
 
-def fused(function, device: torch.device, dynamic: bool | None = None, with_lse: bool = False):
+def fused(
+    function,
+    device: torch.device,
+    dynamic: bool | None = None,
+    with_lse: bool = False,
+):
     """`function` compiled on a GPU; `function` itself on a CPU and inside a compiled model."""
     if device.type != "cuda" or torch.compiler.is_compiling():
         return function
     return _compiled(function, dynamic, torch.is_grad_enabled(), with_lse)
 
 
-def flex_attend(views: list[AttentionView], v: Tensor, scale: float, sink: Tensor | None) -> Tensor:
+def flex_attend(
+    views: list[AttentionView],
+    v: Tensor,
+    scale: float,
+    sink: Tensor | None,
+) -> Tensor:
     """Each view through FlexAttention, merged by log-sum-exp."""
     if len(views) == 1 and sink is None:
         return flex_view(views[0], v, scale, None)
@@ -62,7 +77,12 @@ def flex_attend(views: list[AttentionView], v: Tensor, scale: float, sink: Tenso
     return torch.stack(parts).sum(0).to(v.dtype)
 
 
-def flex_view(view: AttentionView, v: Tensor, scale: float, aux: AuxRequest | None) -> Any:
+def flex_view(
+    view: AttentionView,
+    v: Tensor,
+    scale: float,
+    aux: AuxRequest | None,
+) -> Any:
     """(B, H, T, D); with `aux`, a tuple with the requested auxiliary outputs."""
     q = view.q.to(v.dtype)
     k = view.k.to(v.dtype)
@@ -75,7 +95,12 @@ def flex_view(view: AttentionView, v: Tensor, scale: float, aux: AuxRequest | No
     more: dict[str, Any] = {} if aux is None else {"return_aux": aux}
     if mask.forms.kernel_options:
         more["kernel_options"] = mask.forms.kernel_options
-    run = fused(flex_attention, mask.device, dynamic=True, with_lse=aux is not None)
+    run = fused(
+        flex_attention,
+        mask.device,
+        dynamic=True,
+        with_lse=aux is not None,
+    )
     return run(
         q,
         k,

@@ -70,7 +70,15 @@ def attend(
     if kernel == "auto":
         kernel = choose(views, v, sink, mask.device.type)
     if kernel == "dense":
-        details = attention_details(views, v, scale, sink, 0, mask.queries, whole=True)
+        details = attention_details(
+            views,
+            v,
+            scale,
+            sink,
+            0,
+            mask.queries,
+            whole=True,
+        )
         return details.output.to(v.dtype)
     if first.weights_fn is not None and not (kernel == "flex" and mask.has_flex_bias):
         return explicit_attend(views, v, scale, sink)
@@ -80,10 +88,21 @@ def attend(
         return merged_attend(views, v, scale)
     if kernel == "explicit" or len(views) > 1 or sink is not None:
         return explicit_attend(views, v, scale, sink)
-    return ONE_VIEW[kernel](first.q.to(v.dtype), first.k.to(v.dtype), v, mask, scale)
+    return ONE_VIEW[kernel](
+        first.q.to(v.dtype),
+        first.k.to(v.dtype),
+        v,
+        mask,
+        scale,
+    )
 
 
-def choose(views: list[AttentionView], v: Tensor, sink: Tensor | None, device: str) -> str:
+def choose(
+    views: list[AttentionView],
+    v: Tensor,
+    sink: Tensor | None,
+    device: str,
+) -> str:
     """The kernel for these views and values on a device type."""
     first = views[0]
     mask = first.mask

@@ -65,7 +65,11 @@ class LinearAttention(Projection):
         assert isinstance(s.mixer, LinearMixer)
         self.mixer = s.mixer
 
-    def make_cache(self, index: CacheIndex | None, dtype: torch.dtype) -> LinearLayerCache:
+    def make_cache(
+        self,
+        index: CacheIndex | None,
+        dtype: torch.dtype,
+    ) -> LinearLayerCache:
         """An empty cache for this layer."""
         return LinearLayerCache()
 
@@ -205,7 +209,12 @@ def weighted_means(
     row = torch.arange(mask.rows, device=v.device)[:, None, None, None]
     i = index.view(count, size, 1)
     j = early + index.view(count, 1, size)
-    visible = mask.mask_mod(row, index.new_zeros(()), i, j).expand(mask.rows, count, size, size)
+    visible = mask.mask_mod(row, index.new_zeros(()), i, j).expand(
+        mask.rows,
+        count,
+        size,
+        size,
+    )
     visible = visible[:, None, :, None]
     if pieces is None or known.document is None:
         same_document = None
@@ -240,20 +249,34 @@ def _product(x: Tensor, y: Tensor) -> Tensor:
     return (x.flatten(3, 4) @ y).unflatten(3, x.shape[3:5])
 
 
-def sums_of(k: Tensor, counting: Tensor, v: Tensor, document: Tensor | None) -> LinearState:
+def sums_of(
+    k: Tensor,
+    counting: Tensor,
+    v: Tensor,
+    document: Tensor | None,
+) -> LinearState:
     """Sums over the tokens (B, G, T, ·) that are in the last document; `document` is (B or 1,
     T)."""
     pieces = None if document is None else document[:, None]
     return _summed(k[:, :, None], counting[:, :, None], v[:, :, None], pieces)
 
 
-def _summed(k: Tensor, counting: Tensor, v: Tensor, document: Tensor | None) -> LinearState:
+def _summed(
+    k: Tensor,
+    counting: Tensor,
+    v: Tensor,
+    document: Tensor | None,
+) -> LinearState:
     """Sums over the tokens (B, G, N, c, ·) of each chunk that are in the chunk's last document."""
     if document is None:
         return LinearState(k.transpose(-1, -2) @ v, counting.sum(-2), None)
     last = document[..., -1:]
     own = (document == last)[:, None, :, :, None]
-    return LinearState(k.transpose(-1, -2) @ (v * own), (counting * own).sum(-2), last[..., 0])
+    return LinearState(
+        k.transpose(-1, -2) @ (v * own),
+        (counting * own).sum(-2),
+        last[..., 0],
+    )
 
 
 def accumulated(parts: list[LinearState]) -> LinearState:
@@ -267,10 +290,18 @@ def accumulated(parts: list[LinearState]) -> LinearState:
     document = torch.cat(ends, 1)
     # (R, 1, M, M)
     same = (document[:, :, None] == document[:, None, :]).tril()[:, None].to(values.dtype)
-    return LinearState((same @ values.flatten(3)).view_as(values), same @ keys, document)
+    return LinearState(
+        (same @ values.flatten(3)).view_as(values),
+        same @ keys,
+        document,
+    )
 
 
-def check_scheme(where: str, choice: PositionSettings, geometry: HeadGeometry) -> None:
+def check_scheme(
+    where: str,
+    choice: PositionSettings,
+    geometry: HeadGeometry,
+) -> None:
     """Check that a scheme works with linear attention, i.e. needs no softmax and no logit bias.
 
     Args:
@@ -303,7 +334,12 @@ def check_scheme(where: str, choice: PositionSettings, geometry: HeadGeometry) -
         if isinstance(plan, ContentPlan):
             refusal = "reads the layer input"
         else:
-            q = torch.zeros(1, geometry.heads, positions.position_end, geometry.head_dim)
+            q = torch.zeros(
+                1,
+                geometry.heads,
+                positions.position_end,
+                geometry.head_dim,
+            )
             refusal = _beyond_products(plan.read(q, plan.write(q[:, : geometry.kv_heads])))
     if refusal:
         raise ModelError(

@@ -115,7 +115,13 @@ class CausalBand:
         high = high if self.last is None else min(high, self.last)
         return max(self.first, low), max(self.first, high)
 
-    def part(self, nearest: int, farthest: int | None, first: int, last: int | None) -> CausalBand:
+    def part(
+        self,
+        nearest: int,
+        farthest: int | None,
+        first: int,
+        last: int | None,
+    ) -> CausalBand:
         """The pairs of this band at distances nearest, ..., farthest − 1 with keys first, ..., last
         − 1.
 
@@ -312,7 +318,12 @@ class AttentionMask:
             self._lowered["flex_bias"] = self.forms.make_flex()
         return self._lowered["flex_bias"]
 
-    def last_query(self, keys: slice | Tensor, groups: int, dtype: torch.dtype) -> Tensor:
+    def last_query(
+        self,
+        keys: slice | Tensor,
+        groups: int,
+        dtype: torch.dtype,
+    ) -> Tensor:
         """The additive mask of a single, last query by row and key/value head, which broadcasts to
         (B·groups, H / groups, s); computed once per pass.
 
@@ -361,7 +372,13 @@ class AttentionMask:
         b, h, i, j = self.indices(start, stop, keys)
         return self.mask_mod(b, h[:, :1], i, j)
 
-    def additive(self, start: int, stop: int, keys: slice | Tensor, dtype: torch.dtype) -> Tensor:
+    def additive(
+        self,
+        start: int,
+        stop: int,
+        keys: slice | Tensor,
+        dtype: torch.dtype,
+    ) -> Tensor:
         """(R, H or 1, t, s) additive mask of one block, evaluated elementwise."""
         visible = self.visible(start, stop, keys)
         if self.bias is None:
@@ -439,7 +456,12 @@ class QueryBlock:
     def additive(self) -> Tensor:
         """(R, 1, t, s) 0 for visible pairs, −inf for masked ones. Adding it is faster than
         `masked_fill`, of which the backward pass writes all pairs."""
-        return self.mask.additive(self.start, self.stop, self.keys, self.q.dtype)
+        return self.mask.additive(
+            self.start,
+            self.stop,
+            self.keys,
+            self.q.dtype,
+        )
 
     @property
     def distance(self) -> Tensor:

@@ -15,7 +15,13 @@ from model.attention.explicit import by_block, query_block
 from model.attention.mask import QUERY_BLOCK, AttentionMask, mask_dtype, repeated
 
 
-def causal_attend(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, scale: float) -> Tensor:
+def causal_attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: AttentionMask,
+    scale: float,
+) -> Tensor:
     """(B, H, T, D) of a mask that is causal only, for all T = S queries or the last one."""
     is_wide = q.shape[-1] != v.shape[-1] and q.device.type == "cpu"
     if is_wide and mask.queries > QUERY_BLOCK and not torch.is_grad_enabled():
@@ -23,11 +29,30 @@ def causal_attend(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, scale: f
         # scores.
         return blocks_attend(q, k, v, mask, scale)
     if mask.queries == 1:  # the last query attends to every key
-        return F.scaled_dot_product_attention(q, k, v, scale=scale, enable_gqa=True)
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True)
+        return F.scaled_dot_product_attention(
+            q,
+            k,
+            v,
+            scale=scale,
+            enable_gqa=True,
+        )
+    return F.scaled_dot_product_attention(
+        q,
+        k,
+        v,
+        is_causal=True,
+        scale=scale,
+        enable_gqa=True,
+    )
 
 
-def blocks_attend(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, scale: float) -> Tensor:
+def blocks_attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: AttentionMask,
+    scale: float,
+) -> Tensor:
     """(B, H, T, D) by blocks of queries, each with only its visible keys."""
 
     def by_distance(start: int, stop: int) -> Tensor:
@@ -44,7 +69,12 @@ def blocks_attend(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, scale: f
 
     if mask.is_by_distance:
         is_learned = mask.by_distance().requires_grad
-        return by_block(by_distance, mask.queries, mask.distance_block, recompute=is_learned)
+        return by_block(
+            by_distance,
+            mask.queries,
+            mask.distance_block,
+            recompute=is_learned,
+        )
     size = query_block(mask.batch * mask.heads, mask.keys)
     return by_block(by_pair, mask.queries, size, recompute=True)
 
@@ -68,7 +98,13 @@ def distance_mask(
     return q[:, :, start:stop].flip(2), slice(low, high), strided
 
 
-def _masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
+def _masked(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor,
+    scale: float,
+) -> Tensor:
     heads = q.shape[1]
     groups = k.shape[1]
     is_single = q.shape[2] == 1
@@ -85,6 +121,13 @@ def _masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tens
         mask = mask.contiguous()
     # Autocast would round the mask and copy the strided view. q, k and v have the dtype of v.
     with torch.autocast(q.device.type, enabled=False):
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=True)
+        out = F.scaled_dot_product_attention(
+            q,
+            k,
+            v,
+            attn_mask=mask,
+            scale=scale,
+            enable_gqa=True,
+        )
     out = out.to(dtype)
     return out.flatten(1, 2).unsqueeze(2) if is_single else out

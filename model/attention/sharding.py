@@ -59,7 +59,12 @@ class ContextShard:
         """The part of this process in a context group."""
         backends = [pair.split(":") for pair in dist.get_backend_config(group).split(",")]
         on_gloo = tuple(device for device, backend in backends if backend == "gloo")
-        return cls(group.rank(), group.size(), group.group_name, on_gloo=on_gloo)
+        return cls(
+            group.rank(),
+            group.size(),
+            group.group_name,
+            on_gloo=on_gloo,
+        )
 
     def divided(self, length: int, at_most: int) -> ContextShard:
         """This part of windows of `length` tokens, in chunks of about `at_most` tokens or fewer."""
@@ -114,7 +119,12 @@ class ContextShard:
         """The tensors of each rank, by rank; waits for what `gather` has started."""
         return list(wait_tensor(whole).chunk(self.size))
 
-    def exchange(self, x: Tensor, sent: list[int], received: list[int]) -> Tensor:
+    def exchange(
+        self,
+        x: Tensor,
+        sent: list[int],
+        received: list[int],
+    ) -> Tensor:
         """Start to send the rows of x, sent[r] of them to rank r, in order, and to receive
         received[r] rows from it; `wait_tensor` waits for the result. As with `gather`, the loss
         must depend on the result."""
@@ -162,7 +172,11 @@ class ShardedWindow:
             keep -= count
         return parts
 
-    def keys(self, mixer: str, settings: PositionSettings) -> list[TokenPositions]:
+    def keys(
+        self,
+        mixer: str,
+        settings: PositionSettings,
+    ) -> list[TokenPositions]:
         """The positions of the keys of the passes of this rank's chunks. Linear attention caches
         sums instead of earlier keys."""
         if mixer == "linear":
@@ -198,7 +212,11 @@ class ShardedWindow:
         """The chunks of this rank's tokens x (B, T, ·)."""
         return x.split([stop - start for start, stop in map(self.bounds, self.shard.chunks)], dim=1)
 
-    def cache_for(self, mixer: str, settings: PositionSettings) -> GatheredLayer:
+    def cache_for(
+        self,
+        mixer: str,
+        settings: PositionSettings,
+    ) -> GatheredLayer:
         """An empty cache for the passes of one layer."""
         if mixer == "linear":
             return GatheredSums(self)
@@ -214,14 +232,23 @@ class GatheredLayer:
         self.shard = window.shard
         self._turns: dict[str, int] = {}  # passes that have gathered each tensor
 
-    def _gather(self, name: str, x: Tensor, dim: int | None = None) -> tuple[int, list[Tensor]]:
+    def _gather(
+        self,
+        name: str,
+        x: Tensor,
+        dim: int | None = None,
+    ) -> tuple[int, list[Tensor]]:
         """Gather a tensor of this pass, whose dimension `dim` is that of the tokens of a chunk.
 
         Returns:
             The index of this rank's chunk, and the chunks of all ranks in the order of the
             sequence.
         """
-        return self._gathered(name, self._start(x, self._turns.get(name, 0), dim), dim)
+        return self._gathered(
+            name,
+            self._start(x, self._turns.get(name, 0), dim),
+            dim,
+        )
 
     def _start(self, x: Tensor, turn: int, dim: int | None) -> Tensor:
         """Start to gather a tensor of pass `turn`; see `_gather`."""
@@ -230,7 +257,12 @@ class GatheredLayer:
             x = F.pad(x, (*(0, 0) * (x.ndim - 1 - dim), 0, padding)) if padding else x
         return self.shard.gather(x)
 
-    def _gathered(self, name: str, started: Tensor, dim: int | None) -> tuple[int, list[Tensor]]:
+    def _gathered(
+        self,
+        name: str,
+        started: Tensor,
+        dim: int | None,
+    ) -> tuple[int, list[Tensor]]:
         """Wait for the next tensor of this name; see `_gather`."""
         turn = self._turns.get(name, 0)
         self._turns[name] = turn + 1
@@ -290,7 +322,12 @@ class GatheredKeys(GatheredLayer):
             return torch.cat(chunks[: index + 1], dim=2)
         if name not in self._buffers:
             rows, heads, _, features = found[0].shape
-            self._buffers[name] = found[0].new_empty(rows, heads, self.window.length, features)
+            self._buffers[name] = found[0].new_empty(
+                rows,
+                heads,
+                self.window.length,
+                features,
+            )
         first = index - index % self.shard.size
         for chunk, part in enumerate(found, first):
             start, stop = self.window.bounds(chunk)

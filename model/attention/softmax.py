@@ -108,7 +108,11 @@ class Projection(nn.Module):
         self.wq = nn.Linear(s.dim, s.heads * s.head_dim, bias=bias)
         self.wk = nn.Linear(s.dim, s.kv_heads * s.head_dim, bias=bias)
         self.wv = nn.Linear(s.dim, s.kv_heads * s.head_dim, bias=bias)
-        self.wo = nn.Linear(s.heads * s.head_dim, s.dim, bias=s.attention_bias == "all")
+        self.wo = nn.Linear(
+            s.heads * s.head_dim,
+            s.dim,
+            bias=s.attention_bias == "all",
+        )
         q_features, k_features = (
             heads if self.joint_norm else 1 for heads in (s.heads, s.kv_heads)
         )
@@ -159,7 +163,11 @@ class Attention(Projection):
     """Softmax attention: projects, updates the cache and attends. The plan defines the attention
     pattern."""
 
-    def make_cache(self, index: CacheIndex | None, dtype: torch.dtype) -> LayerCache:
+    def make_cache(
+        self,
+        index: CacheIndex | None,
+        dtype: torch.dtype,
+    ) -> LayerCache:
         """An empty cache for this layer."""
         assert index is not None
         return LayerCache(index, dtype)

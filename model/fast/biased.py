@@ -35,7 +35,13 @@ NAMESPACE = re.sub(r"\W", "_", __name__)
 TILE = 128, 256  # queries and keys of a tile, whose weights of 8 heads fit into a cache of 1 MiB
 
 
-def biased_attend(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, scale: float) -> Tensor:
+def biased_attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: AttentionMask,
+    scale: float,
+) -> Tensor:
     """(B, H, T, E) in the dtype of v."""
     table = mask.by_distance()
     return biased_attention(q, k, v, table, mask.forms.key_sums, mask.network(), scale)[0]
@@ -161,11 +167,28 @@ class _Bias:
         )
         return first.add_(second).add_(bias)
 
-    def network_tile(self, start: int, stop: int, low: int, high: int) -> NetworkTile:
+    def network_tile(
+        self,
+        start: int,
+        stop: int,
+        low: int,
+        high: int,
+    ) -> NetworkTile:
         assert self.network is not None
-        return self.network.tile(self.origin(stop, low), start, stop, high - low)
+        return self.network.tile(
+            self.origin(stop, low),
+            start,
+            stop,
+            high - low,
+        )
 
-    def _add_network(self, bias: Tensor, start: int, stop: int, low: int) -> Tensor:
+    def _add_network(
+        self,
+        bias: Tensor,
+        start: int,
+        stop: int,
+        low: int,
+    ) -> Tensor:
         """The sum of a bias (1, H, t, s) and the network's."""
         out = bias.new_empty(bias.shape)
         keys = bias.shape[3]
@@ -173,10 +196,20 @@ class _Bias:
         for first in range(0, keys, width):
             last = min(first + width, keys)
             tile = self.network_tile(start, stop, low + first, low + last)
-            torch.add(tile.bias(), bias[0, :, :, first:last], out=out[0, :, :, first:last])
+            torch.add(
+                tile.bias(),
+                bias[0, :, :, first:last],
+                out=out[0, :, :, first:last],
+            )
         return out
 
-    def terms(self, start: int, stop: int, low: int, high: int) -> tuple[Tensor | None, Tensor]:
+    def terms(
+        self,
+        start: int,
+        stop: int,
+        low: int,
+        high: int,
+    ) -> tuple[Tensor | None, Tensor]:
         """Terms whose sum is the bias of a tile: of queries (B, H, t, 1) and keys (B, H, 1, s)
         where they are exact, else None and `tile`.
 

@@ -87,9 +87,18 @@ class DecodePlan:
         # A rolling cache has room for as many tokens as its window, besides the keys they attend
         # to.
         windows = [kind.window for kind in s.kinds.values() if kind.window]
-        self._count = min(CHUNK, left, query_block(batch * s.heads, self.cache.capacity), *windows)
+        self._count = min(
+            CHUNK,
+            left,
+            query_block(batch * s.heads, self.cache.capacity),
+            *windows,
+        )
         end = self.positions.position_end - (left - self._count)
-        positions = self.positions.part(self._start, self._start + self._count, position_end=end)
+        positions = self.positions.part(
+            self._start,
+            self._start + self._count,
+            position_end=end,
+        )
         self._chunk = model.prepare(positions)
         prepared = {}
         passes = model.passes(batch, self._chunk, self.cache.advance(positions))
@@ -100,7 +109,12 @@ class DecodePlan:
                 rotations=rotations_of(each.plan.rotation, batch, s.heads, s.kv_heads, s.head_dim),
                 factors=each.factors,
             )
-        layers = zip(self.packed.blocks, self.cache.layers, model.layer_schemes, strict=True)
+        layers = zip(
+            self.packed.blocks,
+            self.cache.layers,
+            model.layer_schemes,
+            strict=True,
+        )
         self._layers = [
             LayerPasses(block, layer_cache, batch, prepared[name])
             for block, layer_cache, (name, _) in layers
@@ -140,9 +154,23 @@ def rotations_of(
     own, partner = joined
     layout = rotation.layout
     if own.shape[:2] == (1, 1):
-        every = torch.eye(features, dtype=own.dtype)[:, None, None].expand(-1, -1, own.shape[2], -1)
+        every = torch.eye(features, dtype=own.dtype)[:, None, None].expand(
+            -1,
+            -1,
+            own.shape[2],
+            -1,
+        )
         matrices = apply_rotation(every, (own, partner), layout)  # (D, 1, T, D)
-        by_row = matrices[:, 0].transpose(0, 1)[:, None].expand(-1, batch, -1, -1)  # (T, B, D, D)
+        by_row = (
+            matrices[:, 0]
+            .transpose(0, 1)[:, None]
+            .expand(
+                -1,
+                batch,
+                -1,
+                -1,
+            )
+        )  # (T, B, D, D)
         return [lambda qk, matrix=matrix: torch.bmm(qk, matrix) for matrix in by_row.unbind(0)]
     by_token = zip(own.split(1, dim=2), partner.split(1, dim=2), strict=True)
     return [
@@ -199,7 +227,12 @@ class LayerPasses:
         mask = passes.masks[at]
         scale = attention.scale
         # (B·G, H / G, S)
-        scores = torch.baddbmm(mask, q.reshape(self._shape), self._keys, alpha=scale)
+        scores = torch.baddbmm(
+            mask,
+            q.reshape(self._shape),
+            self._keys,
+            alpha=scale,
+        )
         if self._sink is None:
             weights = scores.softmax(-1)
         else:

@@ -15,7 +15,11 @@ from model.attention.mask import AttentionView
 from model.attention.sdpa import distance_mask
 
 
-def merged_attend(views: list[AttentionView], v: Tensor, scale: float) -> Tensor:
+def merged_attend(
+    views: list[AttentionView],
+    v: Tensor,
+    scale: float,
+) -> Tensor:
     """(B, H, T, D), without gradients. A view without keys has weight 0."""
 
     def block(start: int, stop: int) -> Tensor:
@@ -26,7 +30,12 @@ def merged_attend(views: list[AttentionView], v: Tensor, scale: float) -> Tensor
             low, high = band.keys(start, stop)
             if low >= high:
                 continue
-            q, keys, mask = distance_mask(view.q.to(v.dtype), view.mask, start, stop)
+            q, keys, mask = distance_mask(
+                view.q.to(v.dtype),
+                view.mask,
+                start,
+                stop,
+            )
             out, log = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
                 q,
                 view.k[:, :, keys].to(v.dtype),

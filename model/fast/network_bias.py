@@ -38,13 +38,27 @@ class NetworkBias:
     def tensors(self) -> list[Tensor]:
         return [self.near, self.far, self.inner, self.offset, self.outer]
 
-    def tile(self, origin: int, start: int, stop: int, keys: int) -> NetworkTile:
+    def tile(
+        self,
+        origin: int,
+        start: int,
+        stop: int,
+        keys: int,
+    ) -> NetworkTile:
         """Queries stop − 1, ..., start and `keys` keys; the first pair has entry `origin` of
         `near`."""
         shape = stop - start, keys
-        near = self.near.as_strided(shape, (1, 1), self.near.storage_offset() + origin)
+        near = self.near.as_strided(
+            shape,
+            (1, 1),
+            self.near.storage_offset() + origin,
+        )
         x = near / self.far[start:stop].flip(0)[:, None]
-        ends = torch.addcmul(self.offset, self.inner, torch.stack(x.aminmax())[:, None])  # (2, W)
+        ends = torch.addcmul(
+            self.offset,
+            self.inner,
+            torch.stack(x.aminmax())[:, None],
+        )  # (2, W)
         linear = (ends > 0).all(0)
         bent = ((ends > 0).any(0) & ~linear).nonzero()[:, 0]
         features = x.new_empty(2 + len(bent), x.numel())
@@ -80,7 +94,13 @@ class NetworkTile:
         weights = torch.cat([constant[:, None], slope[:, None], n.outer[:, self.bent]], dim=1)
         return (weights @ self.features).view(-1, *self.x.shape)
 
-    def add_gradients(self, grad: Tensor, start: int, stop: int, sums: NetworkBias) -> Tensor:
+    def add_gradients(
+        self,
+        grad: Tensor,
+        start: int,
+        stop: int,
+        sums: NetworkBias,
+    ) -> Tensor:
         """Add the gradients of the network's tensors, but for `near`, to those of `sums`.
 
         Args:
@@ -106,7 +126,11 @@ class NetworkTile:
         of_x = (outer @ n.inner[linear]) @ grad
         if len(bent):
             units = n.outer[:, bent].T @ grad  # (K, t·s)
-            units = torch.ops.aten.threshold_backward(units, self.features[2:], 0)
+            units = torch.ops.aten.threshold_backward(
+                units,
+                self.features[2:],
+                0,
+            )
             sums.offset[bent] += units.sum(1)
             sums.inner[bent] += units @ self.features[1]
             of_x += n.inner[bent] @ units

@@ -68,7 +68,12 @@ class PackedNorm:
         if not self._is_fast or x.dtype != self.weight.dtype:
             return F.rms_norm(x, self.shape, self.weight.to(x.dtype), self.eps)
         size = torch.linalg.vector_norm(x, dim=-1, keepdim=True).hypot_(self._least)
-        return torch.addcdiv(self._zero, x * self.weight, size, value=self._root)
+        return torch.addcdiv(
+            self._zero,
+            x * self.weight,
+            size,
+            value=self._root,
+        )
 
 
 class PackedBlock:
@@ -93,7 +98,12 @@ class PackedBlock:
         self.sizes = (attention.heads + attention.kv_heads, attention.kv_heads)
         self.has_head_norms = not isinstance(attention.q_norm, nn.Identity)
 
-    def __call__(self, x: Tensor, step: AttentionPass, layer_cache: LayerCache) -> Tensor:
+    def __call__(
+        self,
+        x: Tensor,
+        step: AttentionPass,
+        layer_cache: LayerCache,
+    ) -> Tensor:
         """x (B, C) → (B, C); see `Block.forward`."""
         return self.step(x, lambda row: self._attend(row, step, layer_cache))
 
@@ -118,7 +128,12 @@ class PackedBlock:
         gate, up = self.gate_up(x).chunk(2, dim=1)
         return F.silu(gate, inplace=True).mul_(up)
 
-    def _attend(self, x: Tensor, step: AttentionPass, layer_cache: LayerCache) -> Tensor:
+    def _attend(
+        self,
+        x: Tensor,
+        step: AttentionPass,
+        layer_cache: LayerCache,
+    ) -> Tensor:
         """x (B, C) → the heads' outputs (B, H·D)."""
         attention = self.attention
         plan = step.plan.bind(x.unsqueeze(1), layer_cache)
@@ -126,7 +141,12 @@ class PackedBlock:
         q, k = qk.unsqueeze(2).split_with_sizes(self.heads, 1)
         k, v = layer_cache.append(plan.write(k), v.unsqueeze(2))  # (B, G, S, ·)
         views = attention.views(plan, q, k, step.context, step.factors)
-        out = attend(views, v, attention.scale, sink=attention.position.sink_logits(x.device))
+        out = attend(
+            views,
+            v,
+            attention.scale,
+            sink=attention.position.sink_logits(x.device),
+        )
         return out.reshape(len(x), -1)
 
 

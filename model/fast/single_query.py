@@ -12,7 +12,13 @@ from torch import Tensor
 from model.attention.mask import PRECISE, AttentionMask, mask_dtype
 
 
-def single_attend(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, scale: float) -> Tensor:
+def single_attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: AttentionMask,
+    scale: float,
+) -> Tensor:
     """(B, H, 1, D) of the last query of each row."""
     batch, heads = q.shape[:2]
     groups = k.shape[1]
@@ -31,4 +37,9 @@ def single_attend(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, scale: f
         scores = torch.baddbmm(bias, q, k, beta=int(is_masked), alpha=scale)
     else:  # in bfloat16 the bias would round distances above 256
         scores = torch.bmm(q, k).float() * scale + bias
-    return torch.bmm(scores.softmax(-1).to(v.dtype), v).view(batch, heads, 1, -1)
+    return torch.bmm(scores.softmax(-1).to(v.dtype), v).view(
+        batch,
+        heads,
+        1,
+        -1,
+    )

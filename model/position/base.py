@@ -104,7 +104,13 @@ class AttentionContext:
             part: restricts a band as `mask_mod` does; used where positions are 0, 1, 2, ... in
                 order.
         """
-        visible = visibility_mask(self.queries, self.keys, self.batch, self.window, self.sinks)
+        visible = visibility_mask(
+            self.queries,
+            self.keys,
+            self.batch,
+            self.window,
+            self.sinks,
+        )
         both = visible
         if mask_mod is not None:
             both = lambda b, h, i, j: visible(b, h, i, j) & mask_mod(b, h, i, j)  # noqa: E731
@@ -137,7 +143,11 @@ class AttentionContext:
             precompute_masks(mask, mask.device.type)
         return mask
 
-    def distance_mask(self, distance: DistanceFunction, tabulate: bool = False) -> AttentionMask:
+    def distance_mask(
+        self,
+        distance: DistanceFunction,
+        tabulate: bool = False,
+    ) -> AttentionMask:
         """The attention mask with a bias that depends on distance alone.
 
         Args:
@@ -285,7 +295,11 @@ class ContentPlan:
         if layer_cache is None:
             extras = self.compute_extras(x, None)
         else:
-            extras = layer_cache.extend_extras(self.features(x), self.accumulate, self.new)
+            extras = layer_cache.extend_extras(
+                self.features(x),
+                self.accumulate,
+                self.new,
+            )
         new = extras[:, extras.shape[1] - x.shape[1] :]
         return AttentionPlan(lambda q, k: self.read(q, k, extras), lambda k: self.write(k, new))
 
@@ -438,7 +452,11 @@ class PositionalScheme(nn.Module):
     def setup(self) -> None:
         """Create parameters and tables, and check the settings against the geometry."""
 
-    def learned(self, shape: tuple[int, ...], initializer: Initializer) -> nn.Parameter:
+    def learned(
+        self,
+        shape: tuple[int, ...],
+        initializer: Initializer,
+    ) -> nn.Parameter:
         """A parameter, to be assigned to an attribute; `initialize` draws them in this order."""
         self._initializers.append(initializer)
         return nn.Parameter(torch.empty(shape))
@@ -458,15 +476,27 @@ class PositionalScheme(nn.Module):
         """Whether the declared sequence length changes the encoding."""
         return False
 
-    def initialize(self, generator: torch.Generator, embedding_std: float) -> None:
+    def initialize(
+        self,
+        generator: torch.Generator,
+        embedding_std: float,
+    ) -> None:
         """Initialize the parameters; `embedding_std` is the standard deviation of token
         embeddings."""
         own = self.parameters(recurse=False)
         with torch.no_grad():
-            for parameter, initializer in zip(own, self._initializers, strict=True):
+            for parameter, initializer in zip(
+                own,
+                self._initializers,
+                strict=True,
+            ):
                 parameter.copy_(initializer(parameter.shape, generator))
 
-    def tables(self, positions: TokenPositions, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    def tables(
+        self,
+        positions: TokenPositions,
+        dtype: torch.dtype,
+    ) -> tuple[Tensor, ...]:
         """Tables for the new tokens of a pass, each (B or 1, T, ...).
 
         Runs eagerly, outside compiled regions: grow tables, resolve factors that depend on the
@@ -475,7 +505,12 @@ class PositionalScheme(nn.Module):
         """
         return ()
 
-    def embed(self, x: Tensor, tables: tuple[Tensor, ...], positions: TokenPositions) -> Tensor:
+    def embed(
+        self,
+        x: Tensor,
+        tables: tuple[Tensor, ...],
+        positions: TokenPositions,
+    ) -> Tensor:
         """Add positions to the token embeddings (B, T, C) before the first layer."""
         return x
 

@@ -38,7 +38,11 @@ class ContentSettings(PositionSettings):
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x @ weightᵀ + bias in the dtype of x."""
-    return F.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
+    return F.linear(
+        x,
+        weight.to(x.dtype),
+        None if bias is None else bias.to(x.dtype),
+    )
 
 
 def latest(past: Tensor | None) -> Tensor | None:
@@ -46,7 +50,11 @@ def latest(past: Tensor | None) -> Tensor | None:
     return None if past is None or past.shape[1] == 0 else past[:, -1]
 
 
-def running_sum(x: Tensor, before: Tensor | None, new: TokenPositions) -> Tensor:
+def running_sum(
+    x: Tensor,
+    before: Tensor | None,
+    new: TokenPositions,
+) -> Tensor:
     """Cumulative sums within each document.
 
     Args:
@@ -76,7 +84,11 @@ def running_sum(x: Tensor, before: Tensor | None, new: TokenPositions) -> Tensor
     return total + torch.where(order > index, before[:, None], 0.0)
 
 
-def series_of(x: Tensor, history: Tensor | None, width: int) -> tuple[Tensor, Tensor]:
+def series_of(
+    x: Tensor,
+    history: Tensor | None,
+    width: int,
+) -> tuple[Tensor, Tensor]:
     """The features of the width − 1 previous tokens followed by the new ones, and the extras to
     cache.
 

@@ -56,9 +56,19 @@ class DistanceBias(PositionalScheme, ABC):
         found = tuple(stretch_of(given, length, original) for length in positions.lengths)
         return found[:1] if len(set(found)) == 1 else found
 
-    def tables(self, positions: TokenPositions, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    def tables(
+        self,
+        positions: TokenPositions,
+        dtype: torch.dtype,
+    ) -> tuple[Tensor, ...]:
         """(B or 1,) the stretch of each row, in float32 or float64."""
-        return (on_device(self.stretches(positions), positions.position.device, dtype),)
+        return (
+            on_device(
+                self.stretches(positions),
+                positions.position.device,
+                dtype,
+            ),
+        )
 
     @property
     def tabulate(self) -> bool:
@@ -82,7 +92,11 @@ class DistanceBias(PositionalScheme, ABC):
         )
 
 
-def pair_product(weight: Tensor, pairs: Tensor, bias: Tensor | None = None) -> Tensor:
+def pair_product(
+    weight: Tensor,
+    pairs: Tensor,
+    bias: Tensor | None = None,
+) -> Tensor:
     """weight (O, I) times pairs (I, N), plus bias (O, 1). Batched, because selective activation
     checkpointing stores the outputs of matrix products that are not."""
     if bias is None:
@@ -111,7 +125,13 @@ class _TwoLayers(torch.autograd.Function):
     would not fit into a CPU cache, and the backward pass computes them again."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, inner: Tensor, bias: Tensor, outer: Tensor) -> Tensor:
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        inner: Tensor,
+        bias: Tensor,
+        outer: Tensor,
+    ) -> Tensor:
         ctx.save_for_backward(x, inner, bias, outer)
         return over_pairs(
             lambda x: pair_product(outer, pair_product(inner, x, bias).relu_()), len(outer), x

@@ -94,7 +94,12 @@ class Remap(StrictSettings):
         """Factor on cos and sin of every map; logits are multiplied by its square."""
         return 1.0
 
-    def maps(self, n: Tensor, stretch: float, context: RemapContext) -> tuple[Tensor, ...]:
+    def maps(
+        self,
+        n: Tensor,
+        stretch: float,
+        context: RemapContext,
+    ) -> tuple[Tensor, ...]:
         """Rotary positions of the positions n (any shape, float64) for each map."""
         return (n,)
 
@@ -324,7 +329,11 @@ class LambdaLimit(Remap):
     needs_sinks = True
 
     name: Literal["lambda"] = "lambda"
-    limit: int | None = Field(None, ge=1, description="maximum distance of sinks; null: window")
+    limit: int | None = Field(
+        None,
+        ge=1,
+        description="maximum distance of sinks; null: window",
+    )
 
     def _limit(self, context: RemapContext) -> int:
         return self.limit or context.window or context.original_length
@@ -343,8 +352,18 @@ class LambdaLimit(Remap):
         if limit != context.window:
             near = far = None
         return (
-            RemapBranch(0, 0, lambda n, m, order: (order >= sinks) | (n - m < limit), near),
-            RemapBranch(1, 2, lambda n, m, order: (order < sinks) & (n - m >= limit), far),
+            RemapBranch(
+                0,
+                0,
+                lambda n, m, order: (order >= sinks) | (n - m < limit),
+                near,
+            ),
+            RemapBranch(
+                1,
+                2,
+                lambda n, m, order: (order < sinks) & (n - m >= limit),
+                far,
+            ),
         )
 
 
@@ -371,8 +390,18 @@ class Streaming(Remap):
     def branches(self, context):
         sinks = context.sinks
         return (
-            RemapBranch(0, 0, lambda n, m, order: order >= sinks, (0, None, sinks, None)),
-            RemapBranch(1, 0, lambda n, m, order: order < sinks, (0, None, 0, sinks)),
+            RemapBranch(
+                0,
+                0,
+                lambda n, m, order: order >= sinks,
+                (0, None, sinks, None),
+            ),
+            RemapBranch(
+                1,
+                0,
+                lambda n, m, order: order < sinks,
+                (0, None, 0, sinks),
+            ),
         )
 
 

@@ -27,7 +27,11 @@ Turns = tuple[Tensor, Tensor]  # cos and sin, each (B or 1, T, R), or (B or 1, G
 class RotationSettings(PositionSettings):
     """Settings of rotations whose initial frequencies are a geometric series."""
 
-    theta: float = Field(10_000.0, gt=1, description="base b of the frequencies b^(−2k/r)")
+    theta: float = Field(
+        10_000.0,
+        gt=1,
+        description="base b of the frequencies b^(−2k/r)",
+    )
     layout: Layout = Field(
         "half", description="features of a pair of r rotated ones: (k, k + r/2) or (2k, 2k + 1)"
     )

@@ -185,7 +185,12 @@ def turns_within(plain: Tensor, length: int) -> Tensor:
     return length * plain / (2 * math.pi)
 
 
-def ramp_ends(plain: Tensor, length: int, fast: float, slow: float) -> tuple[float, float]:
+def ramp_ends(
+    plain: Tensor,
+    length: int,
+    fast: float,
+    slow: float,
+) -> tuple[float, float]:
     """Fractional indices of the pairs with `fast` and `slow` rotations within `length` tokens."""
     turns = turns_within(plain, length)
     ratio = math.log(float(plain[0] / plain[1]))
@@ -387,7 +392,11 @@ class Llama3Scaling(FactorScaling):
     low_freq_factor: float = Field(
         1.0, gt=0, description="wavelengths above L0 / this are divided by s"
     )
-    high_freq_factor: float = Field(4.0, gt=0, description="wavelengths below L0 / this are kept")
+    high_freq_factor: float = Field(
+        4.0,
+        gt=0,
+        description="wavelengths below L0 / this are kept",
+    )
 
     @model_validator(mode="after")
     def _factors_in_order(self):

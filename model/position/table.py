@@ -40,7 +40,11 @@ def trainable() -> Iterator[None]:
 
 
 @lru_cache(maxsize=256)
-def on_device(values: tuple[float, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
+def on_device(
+    values: tuple[float, ...],
+    device: torch.device,
+    dtype: torch.dtype,
+) -> Tensor:
     """(N,) the values on a device. The result is cached: copying to a GPU synchronizes."""
     with trainable():
         return torch.tensor(values, dtype=dtype, device=device)
@@ -53,7 +57,11 @@ class Constant:
         self.values = values
         self._copies: dict[tuple[torch.device, torch.dtype | None], Tensor] = {}
 
-    def to(self, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+    def to(
+        self,
+        device: torch.device,
+        dtype: torch.dtype | None = None,
+    ) -> Tensor:
         key = (device, dtype)
         if key not in self._copies:
             with trainable():
@@ -97,7 +105,11 @@ class LookupTable:
             self._columns[key] = self._build(*key)
         return tuple(column[position] for column in self._columns[key])
 
-    def _build(self, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    def _build(
+        self,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> tuple[Tensor, ...]:
         """The columns, in parts: a million rows in float64 would take more memory than the
         table."""
         with trainable():

@@ -31,7 +31,12 @@ class Temperature(StrictSettings):
 
     name: str
 
-    def factor(self, count: Tensor, original_length: int, lengths: Tensor) -> Tensor | None:
+    def factor(
+        self,
+        count: Tensor,
+        original_length: int,
+        lengths: Tensor,
+    ) -> Tensor | None:
         """Factors on q.
 
         Args:
@@ -112,7 +117,11 @@ class LogNTemperature(Temperature):
     (arXiv:2202.12172)."""
 
     name: Literal["log_n"] = "log_n"
-    length: int | None = Field(None, ge=2, description="L0; null: the original length")
+    length: int | None = Field(
+        None,
+        ge=2,
+        description="L0; null: the original length",
+    )
     clip: bool = Field(True, description="at least 1; use false when training from scratch")
 
     def factor(self, count, original_length, lengths):
@@ -125,7 +134,11 @@ class Llama4Temperature(Temperature):
 
     name: Literal["llama4"] = "llama4"
     alpha: float = Field(0.1, ge=0, description="α")
-    length: int = Field(8192, ge=1, description="N: the factor is 1 below this many keys")
+    length: int = Field(
+        8192,
+        ge=1,
+        description="N: the factor is 1 below this many keys",
+    )
 
     def factor(self, count, original_length, lengths):
         return 1 + self.alpha * torch.log1p((count / self.length).floor())
@@ -139,7 +152,11 @@ class Ministral3Temperature(Temperature):
 
     name: Literal["ministral3"] = "ministral3"
     beta: float = Field(0.1, ge=0, description="β")
-    length: int | None = Field(None, ge=1, description="L0; null: the original length")
+    length: int | None = Field(
+        None,
+        ge=1,
+        description="L0; null: the original length",
+    )
 
     def factor(self, count, original_length, lengths):
         return 1 + self.beta * torch.log1p(((count - 1) / (self.length or original_length)).floor())
@@ -150,7 +167,11 @@ class InklingTemperature(Temperature):
 
     name: Literal["inkling"] = "inkling"
     alpha: float = Field(0.1, ge=0, description="α")
-    length: int | None = Field(None, ge=1, description="N; null: the original length")
+    length: int | None = Field(
+        None,
+        ge=1,
+        description="N; null: the original length",
+    )
 
     def factor(self, count, original_length, lengths):
         return 1 + self.alpha * (count / (self.length or original_length)).clamp(min=1).log()

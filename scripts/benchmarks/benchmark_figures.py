@@ -30,21 +30,39 @@ def exponent(sizes: np.ndarray, seconds: np.ndarray) -> float:
     return float(np.polyfit(np.log(sizes[-n:]), np.log(seconds[-n:]), 1)[0])
 
 
-def draw_ratios(table: pd.DataFrame, goals: dict[tuple[str, str], float], folder: Path) -> None:
+def draw_ratios(
+    table: pd.DataFrame,
+    goals: dict[tuple[str, str], float],
+    folder: Path,
+) -> None:
     """Bars of the ratios to the baseline, with a line at each goal."""
     table = table[table["variant"] != table["baseline"]]
     shapes = sorted(table["shape"].unique())
     height = 1.0 + 0.26 * max((table["shape"] == shape).sum() for shape in shapes)
     with rc_context(STYLE):
         fig = Figure(figsize=(1.5 * WIDTH, height), layout="constrained")
-        for ax, shape in zip(fig.subplots(1, len(shapes), squeeze=False)[0], shapes, strict=True):
+        for ax, shape in zip(
+            fig.subplots(1, len(shapes), squeeze=False)[0],
+            shapes,
+            strict=True,
+        ):
             rows = table[table["shape"] == shape].to_dict("records")
             for y, row in enumerate(rows):
                 ours = str(row["variant"]).startswith("ours")
-                ax.barh(-y, row["ratio"], color=COLOURS[0] if ours else "#BBBBBB", height=0.7)
+                ax.barh(
+                    -y,
+                    row["ratio"],
+                    color=COLOURS[0] if ours else "#BBBBBB",
+                    height=0.7,
+                )
                 goal = goals.get((row["case"], shape)) if ours else None
                 if goal is not None:
-                    ax.plot([goal, goal], [-y - 0.42, -y + 0.42], color=INK, lw=1.6)
+                    ax.plot(
+                        [goal, goal],
+                        [-y - 0.42, -y + 0.42],
+                        color=INK,
+                        lw=1.6,
+                    )
             ax.axvline(1, color=SOFT, lw=0.8)
             ax.set_yticks(
                 [-y for y in range(len(rows))], [f"{row['case']}: {row['variant']}" for row in rows]
@@ -71,7 +89,14 @@ def draw_growth(table: pd.DataFrame, folder: Path) -> None:
                 sizes = rows["size"].to_numpy()
                 seconds = rows["seconds"].to_numpy()
                 label = f"{variant}, exponent {exponent(sizes, seconds):.2f}"
-                ax.loglog(sizes, seconds, color=COLOURS[i], marker=MARKERS[i], ms=4, label=label)
+                ax.loglog(
+                    sizes,
+                    seconds,
+                    color=COLOURS[i],
+                    marker=MARKERS[i],
+                    ms=4,
+                    label=label,
+                )
             sizes = np.sort(cells["size"].unique())
             fix_ticks(ax, [sizes[0], sizes[len(sizes) // 2], sizes[-1]])
             ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))

@@ -127,7 +127,13 @@ def decode(model: GPT, request: dict):
     @torch.inference_mode()
     def call() -> list[float]:
         model.set_kv_cache(batch_size=1)
-        out = generate(model, prompt, len(prompt) + new, temperature=0.0, include_prompt=False)
+        out = generate(
+            model,
+            prompt,
+            len(prompt) + new,
+            temperature=0.0,
+            include_prompt=False,
+        )
         return [float(token) for token in out]
 
     return call, new

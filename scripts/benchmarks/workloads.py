@@ -165,7 +165,12 @@ def their_model(shape: Shape) -> Any:
 
 def tokens_of(shape: Shape, rows: int, count: int) -> Tensor:
     """(rows, count) random token ids."""
-    return torch.randint(0, shape.vocab, (rows, count), generator=torch.Generator().manual_seed(1))
+    return torch.randint(
+        0,
+        shape.vocab,
+        (rows, count),
+        generator=torch.Generator().manual_seed(1),
+    )
 
 
 def litgpt_request(workload: Workload, folder: Path) -> dict[str, Any]:
@@ -194,7 +199,13 @@ def train(shape: Shape, variant: str) -> Prepared:
     return _training_step(shape, "rope", variant, shape.batch, shape.length)
 
 
-def _training_step(shape: Shape, scheme: str, variant: str, rows: int, length: int) -> Prepared:
+def _training_step(
+    shape: Shape,
+    scheme: str,
+    variant: str,
+    rows: int,
+    length: int,
+) -> Prepared:
     tokens = tokens_of(shape, rows, length + 1)
     inputs = tokens[:, :-1].contiguous()
     targets = tokens[:, 1:].contiguous()
@@ -204,7 +215,12 @@ def _training_step(shape: Shape, scheme: str, variant: str, rows: int, length: i
         model = torch.compile(theirs) if "compiled" in variant else theirs
 
         def loss() -> Tensor:
-            return model(inputs, labels=targets, shift_labels=targets, use_cache=False).loss
+            return model(
+                inputs,
+                labels=targets,
+                shift_labels=targets,
+                use_cache=False,
+            ).loss
     else:
         ours = our_model(shape, scheme).train()
         optimizer = make_optimizer(ours, AdamWSettings(lr=1e-3))
@@ -212,7 +228,12 @@ def _training_step(shape: Shape, scheme: str, variant: str, rows: int, length: i
             ours.compile(dynamic=True)
 
         def loss() -> Tensor:
-            nll = ours(inputs, TokenPositions.plain(length), targets, reduction="sum")
+            nll = ours(
+                inputs,
+                TokenPositions.plain(length),
+                targets,
+                reduction="sum",
+            )
             return nll / targets.numel()
 
     def step() -> list[float]:
@@ -257,7 +278,12 @@ def decode(shape: Shape, variant: str, rows: int) -> Prepared:
         mask = torch.ones_like(ids)
 
         def call() -> list[float]:
-            out = theirs.generate(ids, attention_mask=mask, max_new_tokens=new, do_sample=False)
+            out = theirs.generate(
+                ids,
+                attention_mask=mask,
+                max_new_tokens=new,
+                do_sample=False,
+            )
             return out[:, PROMPT:].flatten().tolist()
 
         def logits(row: Tensor) -> Tensor:
@@ -278,7 +304,11 @@ def decode(shape: Shape, variant: str, rows: int) -> Prepared:
 
 
 @torch.inference_mode()
-def check_greedy(logits: Callable[[Tensor], Tensor], prompts: Tensor, generated: Tensor) -> None:
+def check_greedy(
+    logits: Callable[[Tensor], Tensor],
+    prompts: Tensor,
+    generated: Tensor,
+) -> None:
     """Raise ValueError unless every generated token is the most likely of a full pass, within
     NEAR_TIE."""
     for prompt, row in zip(prompts, generated, strict=True):
@@ -390,4 +420,9 @@ def measure(workload: Workload) -> Measured:
         wall = time.perf_counter()
         checked.append(call())
         samples.append(Sample(time.process_time() - cpu, time.perf_counter() - wall))
-    return Measured(samples, tokens, checked[0], peak_memory(torch.device("cpu")))
+    return Measured(
+        samples,
+        tokens,
+        checked[0],
+        peak_memory(torch.device("cpu")),
+    )

@@ -138,7 +138,11 @@ def page(table: pd.DataFrame, command: str, figure: str) -> str:
         "the width. `attention` and `mlp` are the outputs of the last block, `stream` is the "
         "residual stream "
         "after it.",
-        markdown_table(["parametrization", "activation", *table.columns, "slope"], rows, texts=2),
+        markdown_table(
+            ["parametrization", "activation", *table.columns, "slope"],
+            rows,
+            texts=2,
+        ),
         f"![RMS change over width]({figure})",
     ]
     return "\n\n".join(parts) + "\n"
@@ -150,7 +154,12 @@ def draw(table: pd.DataFrame) -> Figure:
     panels = figure.subplots(1, len(PARTS))
     for panel, part in zip(panels, PARTS, strict=True):
         for (kind, _), row in table[table.index.get_level_values(1) == part].iterrows():
-            panel.plot(row.index, row, marker="o", label=f"{kind} ({slope(row):+.2f})")
+            panel.plot(
+                row.index,
+                row,
+                marker="o",
+                label=f"{kind} ({slope(row):+.2f})",
+            )
         panel.set(xscale="log", yscale="log", xlabel="width", title=part)
         panel.set_xticks(table.columns, [str(width) for width in table.columns])
         panel.minorticks_off()
@@ -161,7 +170,12 @@ def draw(table: pd.DataFrame) -> Figure:
 
 def main() -> int:
     parser = Parser(__doc__)
-    parser.add_argument("--widths", type=int, nargs="+", default=[32, 64, 128, 256])
+    parser.add_argument(
+        "--widths",
+        type=int,
+        nargs="+",
+        default=[32, 64, 128, 256],
+    )
     parser.add_argument(
         "--grow",
         choices=("heads", "features"),

@@ -84,7 +84,12 @@ class Bench:
         model = Transformer(settings.model, vocabulary, settings.train_length).initialize(0)
         return model.to(self.device), settings
 
-    def seconds(self, work: Callable[[], object], repeats: int, warm: int) -> float:
+    def seconds(
+        self,
+        work: Callable[[], object],
+        repeats: int,
+        warm: int,
+    ) -> float:
         """Median seconds of `work`, after `warm` calls that compile and build tables."""
         times = []
         for n in range(warm + repeats):
@@ -113,7 +118,11 @@ class Bench:
         model.train()
         model.compile(dynamic=True, backend="eager" if self.rehearse else "inductor")
         optimizer = make_optimizer(model, settings.training.optimizer)
-        tokens = torch.randint(vocabulary, (rows, length + 1), device=self.device)
+        tokens = torch.randint(
+            vocabulary,
+            (rows, length + 1),
+            device=self.device,
+        )
         inputs = tokens[:, :-1].contiguous()
         targets = tokens[:, 1:].contiguous()
         positions = TokenPositions.plain(length, device=self.device)
@@ -130,7 +139,11 @@ class Bench:
 
     def bandwidth(self) -> float:
         """Bytes per second that a copy reads and writes."""
-        x = torch.empty(1 << (20 if self.rehearse else 30), dtype=torch.uint8, device=self.device)
+        x = torch.empty(
+            1 << (20 if self.rehearse else 30),
+            dtype=torch.uint8,
+            device=self.device,
+        )
         y = torch.empty_like(x)
         return 2 * x.numel() / self.seconds(lambda: y.copy_(x), 10, 3)
 
@@ -160,8 +173,16 @@ class Bench:
     def evaluation(self, length: int) -> float:
         """Seconds to score 64 targets after `length` tokens."""
         model, _ = self.model("base.yaml")
-        scorer = ModelScorer(model.eval(), device=self.device, chunk=16 if self.rehearse else 8192)
-        tokens = np.random.default_rng(0).integers(3, VOCABULARY, (1, length + 1))
+        scorer = ModelScorer(
+            model.eval(),
+            device=self.device,
+            chunk=16 if self.rehearse else 8192,
+        )
+        tokens = np.random.default_rng(0).integers(
+            3,
+            VOCABULARY,
+            (1, length + 1),
+        )
         with self.autocast():
             return self.seconds(lambda: scorer(tokens, 64), 1, 1)
 
@@ -192,7 +213,12 @@ def training_figures(bench: Bench) -> list[Figure]:
         attempt(
             "training MFU, configs/base.yaml (125M)", "%", lambda: run("base.yaml", 1024, 32), 45
         ),
-        attempt("training MFU, configs/1b.yaml (1.1B)", "%", lambda: run("1b.yaml", 2048, 4), 58),
+        attempt(
+            "training MFU, configs/1b.yaml (1.1B)",
+            "%",
+            lambda: run("1b.yaml", 2048, 4),
+            58,
+        ),
     ]
 
 
@@ -217,11 +243,19 @@ def scheme_figures(bench: Bench) -> list[Figure]:
 
     def run(name: str) -> tuple[float, str]:
         torch._dynamo.reset()
-        rate, _ = bench.training(*shape, f"model.position.name={name}", vocabulary=vocabulary)
+        rate, _ = bench.training(
+            *shape,
+            f"model.position.name={name}",
+            vocabulary=vocabulary,
+        )
         return rate, ""
 
     for name in ["rope", *(name for name in SCHEMES if name != "rope")]:
-        figure = attempt(f"throughput of {name} relative to rope", "%", lambda name=name: run(name))
+        figure = attempt(
+            f"throughput of {name} relative to rope",
+            "%",
+            lambda name=name: run(name),
+        )
         rate = figure.value
         rope = rate or 0.0 if name == "rope" else rope
         goal = 85.0 if name in FIXED else 65.0 if name in LEARNED else None
@@ -251,8 +285,16 @@ PARTS = {
 def main() -> int:
     assert __doc__
     parser = Parser(__doc__)
-    parser.add_argument("--only", choices=list(PARTS), help="measure one part and write no file")
-    parser.add_argument("--rehearse", action="store_true", help="tiny models on a CPU")
+    parser.add_argument(
+        "--only",
+        choices=list(PARTS),
+        help="measure one part and write no file",
+    )
+    parser.add_argument(
+        "--rehearse",
+        action="store_true",
+        help="tiny models on a CPU",
+    )
     parser.add_argument(
         "--results", default=str(ROOT / "docs" / "benchmarks" / "gpu"), help="folder"
     )

@@ -86,9 +86,23 @@ def main() -> int:
     parser.add_argument(
         "subjects", nargs="*", default=SUBJECTS, help="run directories or names of schemes"
     )
-    parser.add_argument("--length", default="131072", help="input tokens; several with commas")
-    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of each measurement")
-    parser.add_argument("--processes", type=int, default=1, help="that share each window")
+    parser.add_argument(
+        "--length",
+        default="131072",
+        help="input tokens; several with commas",
+    )
+    parser.add_argument(
+        "--threads",
+        type=int,
+        default=os.cpu_count(),
+        help="of each measurement",
+    )
+    parser.add_argument(
+        "--processes",
+        type=int,
+        default=1,
+        help="that share each window",
+    )
     parser.add_argument(
         "--results", default=str(ROOT / "docs" / "results"), help="folder of the two files"
     )
@@ -108,7 +122,11 @@ def main() -> int:
                 f"{row.cpu_seconds:.0f} CPU seconds, peak {row.peak_gib:.2f} GiB"
             )
             rows = keep(row, folder)
-    console.table("", list(COLUMNS), cells([row for row in rows if row.length in lengths]))
+    console.table(
+        "",
+        list(COLUMNS),
+        cells([row for row in rows if row.length in lengths]),
+    )
     return 0
 
 
@@ -155,7 +173,12 @@ def tokens_of(subject: str, length: int, vocab_size: int) -> np.ndarray:
     return text.windows(np.array([longest]), text.lengths[[longest]], length)
 
 
-def measure(subject: str, length: int, threads: int, processes: int) -> WindowRow:
+def measure(
+    subject: str,
+    length: int,
+    threads: int,
+    processes: int,
+) -> WindowRow:
     """Time and memory of one window, in new processes."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))

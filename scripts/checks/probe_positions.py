@@ -33,15 +33,30 @@ SEED = 0
 
 def main() -> int:
     parser = Parser(__doc__)
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run directory")
-    parser.add_argument("--out", type=Path, metavar="FILE.csv", help="also write the table as CSV")
+    parser.add_argument(
+        "runs",
+        nargs="+",
+        type=Path,
+        metavar="RUN",
+        help="run directory",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE.csv",
+        help="also write the table as CSV",
+    )
     options = parser.parse_args()
     console = Console()
     rows = [probe(Run.open(run).load(console=console)) for run in options.runs]
     shown = [
         [f"{x:.3f}" if isinstance(x, float) else str(x or "") for x in row.values()] for row in rows
     ]
-    console.table("loss with permuted positions, nats per token", list(rows[0]), shown)
+    console.table(
+        "loss with permuted positions, nats per token",
+        list(rows[0]),
+        shown,
+    )
     if options.out:
         write_table(options.out, rows)
     return 0

@@ -142,7 +142,15 @@ def kernels(name: str) -> tuple[str, str]:
     positions = TokenPositions.plain(8)
     assert isinstance(scheme, PositionalScheme)
     tables = scheme.tables(positions, torch.float32)
-    context = AttentionContext(positions, positions, positions, 1, 2, torch.device("cpu"), tables)
+    context = AttentionContext(
+        positions,
+        positions,
+        positions,
+        1,
+        2,
+        torch.device("cpu"),
+        tables,
+    )
     with torch.no_grad():
         plan = scheme.plan(context).bind(torch.zeros(1, 8, 64), None)
         values = torch.zeros(1, 2, 8, 32)

@@ -46,12 +46,21 @@ COLUMNS = [
 
 def main() -> int:
     parser = Parser(__doc__)
-    parser.add_argument("folders", nargs="+", type=Path, help="folders of results of evaluate.py")
+    parser.add_argument(
+        "folders",
+        nargs="+",
+        type=Path,
+        help="folders of results of evaluate.py",
+    )
     text = DOCUMENT.read_text(encoding="utf-8")
     tables = []
     for folder in parser.parse_args().folders:
         results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
-        text = filled(text, folder.name, described(results) + "\n\n" + table(results))
+        text = filled(
+            text,
+            folder.name,
+            described(results) + "\n\n" + table(results),
+        )
         rows = pd.read_csv(folder / "results.csv")
         tables.append(rows[rows.part == "all"][COLUMNS].assign(evaluation=folder.name))
         name = f"smollm2_{folder.name}"
@@ -75,7 +84,12 @@ def filled(text: str, name: str, content: str) -> str:
         raise EvaluationError(
             f"{DOCUMENT.name} has no results named {name}: rename the folder with folder="
         )
-    return re.sub(f"{start}.*{end}", lambda _: f"{start}\n{content}\n{end}", text, flags=re.DOTALL)
+    return re.sub(
+        f"{start}.*{end}",
+        lambda _: f"{start}\n{content}\n{end}",
+        text,
+        flags=re.DOTALL,
+    )
 
 
 def described(results: dict) -> str:

@@ -100,10 +100,28 @@ def parse() -> argparse.Namespace:
     add("--theta", **thetas, metavar="B", help=HELP["theta"])
     for name, (kind, low, default, metavar, text) in NUMBERS.items():
         text = f"{text} ({default:g})"
-        add(f"--{name}", type=number(kind, low), default=default, metavar=metavar, help=text)
-    add("--run", action="append", default=[], metavar="RUN", help="biases: also plot a trained run")
+        add(
+            f"--{name}",
+            type=number(kind, low),
+            default=default,
+            metavar=metavar,
+            help=text,
+        )
+    add(
+        "--run",
+        action="append",
+        default=[],
+        metavar="RUN",
+        help="biases: also plot a trained run",
+    )
     add("--bare", action="store_true", help="omit title, subtitle and note")
-    add("--out", type=Path, default=OUT, metavar="FOLDER", help="default: docs/figures/positions")
+    add(
+        "--out",
+        type=Path,
+        default=OUT,
+        metavar="FOLDER",
+        help="default: docs/figures/positions",
+    )
     args = parser.parse_args()
     for name in args.figures:
         if name not in FIGURES:

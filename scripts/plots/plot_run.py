@@ -20,7 +20,13 @@ from studies.results.training_curves import csv_records, differences, read_curve
 
 def main() -> int:
     parser = Parser(__doc__)
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run directory")
+    parser.add_argument(
+        "runs",
+        nargs="+",
+        type=Path,
+        metavar="RUN",
+        help="run directory",
+    )
     parser.add_argument(
         "--out",
         type=Path,

@@ -39,7 +39,12 @@ from settings.script import Parser, run_main
 Sweeps = dict[str, dict[str, pd.DataFrame]]
 
 
-def read_rows(folder: Path, evaluation: str | None, over: str, lines: str) -> pd.DataFrame:
+def read_rows(
+    folder: Path,
+    evaluation: str | None,
+    over: str,
+    lines: str,
+) -> pd.DataFrame:
     """NLL of every variant, line, value and seed at the trained length, as trained.
 
     Raises StudyError if the grid has other axes, cells have no results yet, or cells were evaluated
@@ -82,7 +87,13 @@ def sweeps_of(rows: pd.DataFrame, over: str, lines: str) -> Sweeps:
     return sweeps
 
 
-def page(sweeps: Sweeps, command: str, figure: str, over: str, lines: str) -> str:
+def page(
+    sweeps: Sweeps,
+    command: str,
+    figure: str,
+    over: str,
+    lines: str,
+) -> str:
     """The sweeps as Markdown, with the lowest NLL of each line in bold."""
     first = next(iter(next(iter(sweeps.values())).values()))
     values = list(first.index)
@@ -163,7 +174,12 @@ def draw(sweeps: Sweeps, over: str, lines: str) -> Figure:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = Parser(__doc__)
-    parser.add_argument("study", type=Path, metavar="STUDY", help="directory of a study")
+    parser.add_argument(
+        "study",
+        type=Path,
+        metavar="STUDY",
+        help="directory of a study",
+    )
     parser.add_argument(
         "--over", default="rate", metavar="AXIS", help="numeric axis along x (default: rate)"
     )
@@ -173,7 +189,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metavar="AXIS",
         help="axis with one line per label (default: width)",
     )
-    parser.add_argument("--evaluation", metavar="NAME", help="default: the first of the study")
+    parser.add_argument(
+        "--evaluation",
+        metavar="NAME",
+        help="default: the first of the study",
+    )
     parser.add_argument(
         "--out", type=Path, metavar="PATH", help="output path without suffix (default: STUDY/sweep)"
     )

@@ -117,7 +117,12 @@ def _sample(table: LossComparison) -> str:
     if losses.kind != "document" and documents:
         units += f" ({counted(documents, 'document')})"
     seeds = seed_counts(table, "training seed")
-    text = note("sample", seeds=seeds, units=units, targets=int(losses.targets.sum()))
+    text = note(
+        "sample",
+        seeds=seeds,
+        units=units,
+        targets=int(losses.targets.sum()),
+    )
     if len(losses.units) < POINTS_ONLY_BELOW:
         return f"{text} Fewer than {POINTS_ONLY_BELOW} {losses.kind}s: point estimates only."
     if len(losses.units) < FEW_BELOW:

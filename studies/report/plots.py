@@ -104,7 +104,14 @@ class DotEstimate:
         edge = color
         if self.has_interval:
             ends = [self.low, self.high]
-            axes.plot(ends, [row, row], lw=1.8, solid_capstyle="butt", color=color, zorder=3)
+            axes.plot(
+                ends,
+                [row, row],
+                lw=1.8,
+                solid_capstyle="butt",
+                color=color,
+                zorder=3,
+            )
             inside = color
             edge = "white"
         axes.plot(
@@ -170,7 +177,14 @@ def _dot_axes(
     axes.grid(axis="x", color=GRID, lw=0.7, zorder=0)
     axes.set_axisbelow(True)
     axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.set_title(heading, loc="left", fontsize=9.5, fontweight="bold", color=INK, pad=4)
+    axes.set_title(
+        heading,
+        loc="left",
+        fontsize=9.5,
+        fontweight="bold",
+        color=INK,
+        pad=4,
+    )
     if band:
         axes.axvline(0, color=INK, lw=1.0, ls=DASHED, zorder=2)
         axes.axvspan(-band, band, color=BAND, alpha=0.13, lw=0, zorder=0.5)

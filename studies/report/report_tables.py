@@ -58,7 +58,11 @@ def _at(metric: str, lengths: Iterable[int]) -> dict[str, tuple]:
     return {f"{length:,}": (metric, length) for length in lengths}
 
 
-def _toned(row: StudyResult, positive: str = "better", negative: str = "worse") -> TableCell:
+def _toned(
+    row: StudyResult,
+    positive: str = "better",
+    negative: str = "worse",
+) -> TableCell:
     """The interval, colored by its sign if it excludes zero."""
     if row.low > 0:
         return TableCell(row.text, positive)
@@ -105,7 +109,13 @@ def levels(table: LossComparison) -> ReportTable:
         return plain(row.value) if math.isnan(row.low) else f"{row.value:.3f} ± {row.half:.3f}"
 
     columns = _at("nll", losses.lengths)
-    matrix = _matrix("NLL at each length", table, columns, write, note("levels", table))
+    matrix = _matrix(
+        "NLL at each length",
+        table,
+        columns,
+        write,
+        note("levels", table),
+    )
     if losses.unigram is not None:
         numbers = [f"{losses.unigram:.3f}"] * len(columns)
         matrix.rows.append([TableCell(text, "faint") for text in ("unigram model", *numbers)])
@@ -133,7 +143,13 @@ def differences(table: LossComparison) -> ReportTable:
         return _toned(row, "worse", "better")
 
     columns = _at("difference", table.primary)
-    return _matrix(f"Difference from {table.baseline}", table, columns, write, text)
+    return _matrix(
+        f"Difference from {table.baseline}",
+        table,
+        columns,
+        write,
+        text,
+    )
 
 
 def seen_units(table: LossComparison) -> ReportTable:
@@ -172,7 +188,12 @@ def accuracy_by_depth(table: ResultsTable) -> ReportTable:
         for (name, length), own in shares.items()
     ]
     columns = ["scheme", "length", *(f"depth {depth:.2g}" for depth in depths)]
-    return ReportTable("Accuracy by depth of the answer", columns, rows, note("depth"))
+    return ReportTable(
+        "Accuracy by depth of the answer",
+        columns,
+        rows,
+        note("depth"),
+    )
 
 
 def measures(table: ResultsTable, headings: Mapping[str, str]) -> ReportTable:
@@ -196,10 +217,19 @@ def measures(table: ResultsTable, headings: Mapping[str, str]) -> ReportTable:
             cells.append(" → ".join(numbers))
         rows.append([", ".join(source), *cells])
     title = "First → last length or range of positions"
-    return ReportTable(title, ["scheme", *headings.values()], rows, note("no_intervals"))
+    return ReportTable(
+        title,
+        ["scheme", *headings.values()],
+        rows,
+        note("no_intervals"),
+    )
 
 
-def costs(study: StoredStudy, group: Group, table: LossComparison | None) -> ReportTable:
+def costs(
+    study: StoredStudy,
+    group: Group,
+    table: LossComparison | None,
+) -> ReportTable:
     """Training cost and result of each scheme, mean over its seeds."""
     rows = []
     variants = {variant.scheme: variant for variant in reversed(study.variants)}
@@ -210,7 +240,11 @@ def costs(study: StoredStudy, group: Group, table: LossComparison | None) -> Rep
             continue
         nll = None
         if table is not None:
-            nll = table.value(variant.name, "nll_as_trained", table.trained_length)
+            nll = table.value(
+                variant.name,
+                "nll_as_trained",
+                table.trained_length,
+            )
         row: list[Cell] = [scheme, NONE if nll is None else plain(nll)]
         for part, key, unit, form in COSTS.values():
             numbers = [(record.get(part) or {}).get(key) for record in records]
@@ -246,7 +280,12 @@ def basis(table: LossComparison) -> ReportTable:
         "families": f"verdicts: {table.family}; differences: {table.difference_family}",
     }
     cells: list[list[Cell]] = [[key, value] for key, value in rows.items()]
-    return ReportTable(f"Data and settings of {losses.name}", ["", ""], cells, numbers=2)
+    return ReportTable(
+        f"Data and settings of {losses.name}",
+        ["", ""],
+        cells,
+        numbers=2,
+    )
 
 
 def cells(study: StoredStudy) -> ReportTable:

@@ -88,11 +88,22 @@ class StudyFigures:
                 for other in curves
                 if other is not curve
             ]
-            truncated = table.value(curve.label, "nll_as_trained", table.trained_length) or 0.0
+            truncated = (
+                table.value(
+                    curve.label,
+                    "nll_as_trained",
+                    table.trained_length,
+                )
+                or 0.0
+            )
             lines = [*others, *self._seeds(table, curve.label), replace(curve, label="")]
             panels.append(Panel(lines, curve.label, [("", truncated, SOFT)]))
         below = f"{note('one_variant')}\n{self._thin(table)}"
-        text = FigureText(f"{BY_LENGTH}, one panel per variant", _loss_subtitle(table), below)
+        text = FigureText(
+            f"{BY_LENGTH}, one panel per variant",
+            _loss_subtitle(table),
+            below,
+        )
         marks = ReferenceLines(table.trained_length, top=table.losses.unigram)
         figure = small_multiples(panels, marks, text, NLL)
         return [self._add(table, "nll_by_length_each", figure, text)]
@@ -134,7 +145,11 @@ class StudyFigures:
             if rows:
                 panels[heading] = [self._dot(row.variant, row) for row in rows]
         title = f"Difference from {table.baseline}"
-        text = FigureText(title, _loss_subtitle(table), note("difference_axis", table))
+        text = FigureText(
+            title,
+            _loss_subtitle(table),
+            note("difference_axis", table),
+        )
         x = f"NLL minus that of {table.baseline}, nats (negative is better)"
         figure = dots_figure(panels, text, x, table.tolerance)
         is_interval = any(dot.has_interval for dots in panels.values() for dot in dots)
@@ -178,8 +193,16 @@ class StudyFigures:
             if curves:
                 panels.append(Panel(curves, heading))
         lengths = sorted({row.length for row in table.rows.values()})
-        text = FigureText("Attention by context length", _subtitle(table), note("attention"))
-        figure = measures_figure(panels, text, MeasureAxes(TOKENS, table.trained_length, lengths))
+        text = FigureText(
+            "Attention by context length",
+            _subtitle(table),
+            note("attention"),
+        )
+        figure = measures_figure(
+            panels,
+            text,
+            MeasureAxes(TOKENS, table.trained_length, lengths),
+        )
         return self._add(table, "attention", figure, text)
 
     def by_position(self, table: ResultsTable) -> ReportFigure:
@@ -260,7 +283,16 @@ class StudyFigures:
         number: Callable[[float, int], str] = plain,
     ) -> ReportFigure:
         """One chart of lines. `number`: prints a value with so many digits."""
-        figure = length_chart(curves, marks, text, y, seeds=seeds, x=x, width=WIDTH, number=number)
+        figure = length_chart(
+            curves,
+            marks,
+            text,
+            y,
+            seeds=seeds,
+            x=x,
+            width=WIDTH,
+            number=number,
+        )
         return self._add(table, stem, figure, text, more)
 
     def _add(

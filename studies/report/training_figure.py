@@ -86,7 +86,17 @@ def _losses(run: TrainingCurves, color: str, share: float) -> list[Curve]:
     """Each step, and the mean over steps."""
     tokens = run.steps.tokens
     smooth = run.smoothed(share)
-    curves = [Curve("", tokens, run.steps.loss, color, width=0.5, order=2, alpha=0.22)]
+    curves = [
+        Curve(
+            "",
+            tokens,
+            run.steps.loss,
+            color,
+            width=0.5,
+            order=2,
+            alpha=0.22,
+        )
+    ]
     if smooth.notna().any():
         label = _label(run.name, smooth.dropna().iloc[-1])
         curves.append(Curve(label, tokens, smooth, color, width=1.6, order=4))
@@ -110,11 +120,25 @@ def _held_out(runs: Sequence[TrainingCurves], colors: dict[str, str]) -> list[Pa
                 label = _label(f"{length:,} ({multiple:g} × L0)", y[-1])
                 color = PALETTE[n % len(PALETTE)]
                 marker = SHAPES[n % len(SHAPES)]
-            curve = Curve(label, x, y, color, width=1.3, marker=marker, size=3.6)
+            curve = Curve(
+                label,
+                x,
+                y,
+                color,
+                width=1.3,
+                marker=marker,
+                size=3.6,
+            )
             by_multiple.setdefault(multiple, []).append(curve)
     if len(runs) == 1 and by_multiple:
         curves = [curve for own in by_multiple.values() for curve in own]
-        return [Panel(curves, "held-out NLL of the same targets by context length", y=HELD_OUT)]
+        return [
+            Panel(
+                curves,
+                "held-out NLL of the same targets by context length",
+                y=HELD_OUT,
+            )
+        ]
     return [
         Panel(curves, f"held out, {multiple:g} × L0", y=HELD_OUT)
         for multiple, curves in sorted(by_multiple.items())
@@ -130,7 +154,15 @@ def _mark_events(axes: Axes, run: TrainingCurves, color: str) -> None:
             axes.axvline(x, color=color, lw=0.9, ls=DASHED, zorder=1.5)
         else:
             marker, y = marks[kind]
-            axes.plot(x, y, marker=marker, ls="", ms=6, color=color, clip_on=False)
+            axes.plot(
+                x,
+                y,
+                marker=marker,
+                ls="",
+                ms=6,
+                color=color,
+                clip_on=False,
+            )
 
 
 def _limits(curves: Sequence[Curve]) -> tuple[float, float]:

@@ -131,7 +131,12 @@ def _add_levels(table: LossComparison, name: str) -> None:
     losses = table.losses
     l0 = table.trained_length
     reference = losses.reference[name]
-    table.add(name, "nll_as_trained", change(stacked(reference), alpha=table.alpha), l0)
+    table.add(
+        name,
+        "nll_as_trained",
+        change(stacked(reference), alpha=table.alpha),
+        l0,
+    )
     for seed, units in reference.items():
         table.add(name, "nll_as_trained", units.mean(), l0, seed=seed)
     if losses.unigram is not None:
@@ -152,7 +157,12 @@ def _add_levels(table: LossComparison, name: str) -> None:
         table.add(name, "break_point", min(broken))
 
 
-def _add_length(table: LossComparison, name: str, length: int, is_holding: bool) -> bool:
+def _add_length(
+    table: LossComparison,
+    name: str,
+    length: int,
+    is_holding: bool,
+) -> bool:
     """NLL, change, verdict and gain at one length; returns whether the variant still holds."""
     losses = table.losses
     alpha = table.alpha
@@ -179,8 +189,18 @@ def _add_length(table: LossComparison, name: str, length: int, is_holding: bool)
     table.add(name, "gain", change(-shift, alpha=alpha), length)
     if table.is_precise(name) and delta.half > table.tolerance:
         more_seeds, more_units = needed(delta, table.tolerance)
-        table.add(name, "seeds_needed", math.nan if more_seeds is None else more_seeds, length)
-        table.add(name, "units_needed", math.nan if more_units is None else more_units, length)
+        table.add(
+            name,
+            "seeds_needed",
+            math.nan if more_seeds is None else more_seeds,
+            length,
+        )
+        table.add(
+            name,
+            "units_needed",
+            math.nan if more_units is None else more_units,
+            length,
+        )
     return is_holding
 
 
@@ -214,7 +234,13 @@ def _add_steps_and_reach(table: LossComparison, name: str) -> None:
         return
     nll = {n: stacked(losses.nll[name, n], seeds) for n in lengths}
     for a, b in pairwise(lengths):
-        table.add(name, "step_gain", change(nll[a] - nll[b], alpha=table.alpha), a, where=(b,))
+        table.add(
+            name,
+            "step_gain",
+            change(nll[a] - nll[b], alpha=table.alpha),
+            a,
+            where=(b,),
+        )
     reach = None
     for length in reversed(lengths[:-1] if table.is_precise(name) else []):
         if any((name, n) in losses.failed for n in losses.lengths if n > length):
@@ -242,7 +268,13 @@ def _add_parts(table: LossComparison, name: str) -> None:
             ("nll", longest, nll),
             ("gain", longest, trained - nll),
         ):
-            table.add(name, metric, change(values[:, units], alpha=table.alpha), length, where)
+            table.add(
+                name,
+                metric,
+                change(values[:, units], alpha=table.alpha),
+                length,
+                where,
+            )
 
 
 def _add_difference(
@@ -263,7 +295,13 @@ def _add_difference(
     family = table.difference_family
     if is_paired:
         difference = change(a - b, alpha=table.alpha, family=family)
-        table.add(variant.name, "difference", difference, length, note="paired by seed")
+        table.add(
+            variant.name,
+            "difference",
+            difference,
+            length,
+            note="paired by seed",
+        )
     else:
         difference = compare(a, b, alpha=table.alpha, family=family)
         table.add(variant.name, "difference", difference, length)

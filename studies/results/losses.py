@@ -75,7 +75,12 @@ class StudyLosses:
         seeds = self.seeds(name, length)
         return stacked(self.nll[name, length], seeds) - stacked(self.reference[name], seeds)
 
-    def add(self, variant: StudyVariant, cell: StoredCell, result: dict) -> None:
+    def add(
+        self,
+        variant: StudyVariant,
+        cell: StoredCell,
+        result: dict,
+    ) -> None:
         """Add the results of a cell for a variant of its scheme."""
         for row in result["cells"]:
             if row["method"] not in (variant.method, TRAINED):
@@ -111,7 +116,11 @@ def stacked(by_seed: dict[str, np.ndarray], seeds: Iterable[str] | None = None) 
     return np.stack([by_seed[seed] for seed in (by_seed if seeds is None else seeds)])
 
 
-def read_losses(study: StoredStudy, name: str, group: Group) -> StudyLosses | None:
+def read_losses(
+    study: StoredStudy,
+    name: str,
+    group: Group,
+) -> StudyLosses | None:
     """The losses of one evaluation in one group; None for another protocol or no results."""
     results = [
         (variant, cell, result)

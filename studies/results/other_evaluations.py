@@ -26,7 +26,11 @@ SHARED = ("protocol", "trained_length", "tokenizer_hash", "targets_hash", "items
 Number = tuple[str, int | None, tuple, object]  # metric, length, where, value
 
 
-def read_other(study: StoredStudy, name: str, group: Group) -> ResultsTable | None:
+def read_other(
+    study: StoredStudy,
+    name: str,
+    group: Group,
+) -> ResultsTable | None:
     """None if the evaluation has another protocol, or no results yet."""
     results = study.results(name, group)
     first = results[0][2] if results else {}
@@ -46,7 +50,13 @@ def read_other(study: StoredStudy, name: str, group: Group) -> ResultsTable | No
         if metric == "accuracy":
             units = np.array(values, dtype=np.float64)  # (S, D)
             share = change(units, alpha=1 - CONFIDENCE, family=family)
-            table.add(variant, metric, share, length, verdict=_verdict(share, facts["chance"]))
+            table.add(
+                variant,
+                metric,
+                share,
+                length,
+                verdict=_verdict(share, facts["chance"]),
+            )
         else:
             table.add(variant, metric, float(np.mean(values)), length, where)
     return table

@@ -75,7 +75,11 @@ class StoredStudy:
         order = dict.fromkeys([self.declared.get("primary"), *planned, *measured])
         return [name for name in order if name in measured]
 
-    def results(self, name: str, group: Group) -> list[tuple[StudyVariant, StoredCell, dict]]:
+    def results(
+        self,
+        name: str,
+        group: Group,
+    ) -> list[tuple[StudyVariant, StoredCell, dict]]:
         """The results of an evaluation in a group of cells, for every variant."""
         return [
             (variant, cell, result)
@@ -114,14 +118,24 @@ def read_study(results: dict) -> StoredStudy:
         cells.append(StoredCell(record["id"], scheme, labels.get(SEED, "0"), group, record))
     schemes = dict.fromkeys(cell.scheme for cell in cells)
     variants = _variants(list(schemes), settings.get("variants") or {})
-    return StoredStudy(name, cells, variants, dict(settings.get("report") or {}), results)
+    return StoredStudy(
+        name,
+        cells,
+        variants,
+        dict(settings.get("report") or {}),
+        results,
+    )
 
 
 def _variants(schemes: list[str], declared: dict[str, dict]) -> list[StudyVariant]:
     """Every scheme as trained, unless a variant renames it, followed by its variants."""
     of_scheme = {scheme: [] for scheme in schemes}
     for label, entry in declared.items():
-        variant = StudyVariant(label, entry["scheme"], entry.get("method", TRAINED))
+        variant = StudyVariant(
+            label,
+            entry["scheme"],
+            entry.get("method", TRAINED),
+        )
         if variant.scheme not in of_scheme:
             raise StudyError(
                 f"variants.{label}.scheme = {variant.scheme} is not in the grid: "

@@ -99,7 +99,17 @@ class ResultsTable:
         else:
             number = float(value)
             interval = None
-        row = StudyResult(variant, metric, length, where, seed, number, interval, verdict, note)
+        row = StudyResult(
+            variant,
+            metric,
+            length,
+            where,
+            seed,
+            number,
+            interval,
+            verdict,
+            note,
+        )
         self.rows[variant, metric, length, where, seed] = row
 
     def get(
@@ -108,7 +118,12 @@ class ResultsTable:
         """The row over all seeds."""
         return self.rows.get((variant, metric, length, where, ""))
 
-    def value(self, variant: str, metric: str, length: int | None = None) -> float | None:
+    def value(
+        self,
+        variant: str,
+        metric: str,
+        length: int | None = None,
+    ) -> float | None:
         """The value over all seeds; None if there is none."""
         row = self.get(variant, metric, length)
         return None if row is None else row.value

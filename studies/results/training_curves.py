@@ -136,7 +136,12 @@ def csv_records(runs: Sequence[TrainingCurves], share: float) -> list[dict]:
     for run in runs:
         steps = run.steps.assign(loss_smoothed=run.smoothed(share))
         for measure in ("loss", "loss_smoothed", "lr"):
-            for step, tokens, value in zip(steps.step, steps.tokens, steps[measure], strict=True):
+            for step, tokens, value in zip(
+                steps.step,
+                steps.tokens,
+                steps[measure],
+                strict=True,
+            ):
                 records.append((run.name, measure, "", step, tokens, value))
         for length, points in run.held_out.items():
             for step, nll in points:

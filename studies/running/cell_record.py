@@ -82,13 +82,23 @@ class CellRecord:
             "results": sha256_of(self._results(evaluation.name)),
         }
 
-    def save(self, status: str, error: str | None, checkpoint: Checkpoint | None) -> None:
+    def save(
+        self,
+        status: str,
+        error: str | None,
+        checkpoint: Checkpoint | None,
+    ) -> None:
         """Write the state of the cell and its entry for results.json."""
         entry = pending_entry(self.plan.cell) | {"status": status, "error": error}
         if checkpoint is not None:
             lines = read_metrics(self.plan.run / "metrics.jsonl")
             manifest = read_object(self.plan.run / MANIFEST)
-            entry["training"] = _training(self.plan, checkpoint, manifest, lines)
+            entry["training"] = _training(
+                self.plan,
+                checkpoint,
+                manifest,
+                lines,
+            )
             entry["timing"] = _timing(self.plan, manifest, lines) | {"wall_seconds": self.seconds}
             for evaluation in self.plan.evaluations:
                 if evaluation.name in self._current:
@@ -121,12 +131,21 @@ def pending_entry(cell: GridCell) -> dict[str, Any]:
     }
 
 
-def _identity(evaluation: PlannedEvaluation, extra: list[str], checkpoint: Checkpoint) -> str:
+def _identity(
+    evaluation: PlannedEvaluation,
+    extra: list[str],
+    checkpoint: Checkpoint,
+) -> str:
     settings = evaluation.settings.asked(FREE & set(type(evaluation.settings).model_fields))
     return content_hash({"settings": settings, "extra": extra, "checkpoint": checkpoint.hash})
 
 
-def _training(plan: PlannedCell, checkpoint: Checkpoint, manifest: dict, lines: list[dict]) -> dict:
+def _training(
+    plan: PlannedCell,
+    checkpoint: Checkpoint,
+    manifest: dict,
+    lines: list[dict],
+) -> dict:
     """Results of training, which do not depend on the machine."""
     settings = plan.settings
     steps = [line for line in lines if line["kind"] == "train"]
@@ -206,7 +225,12 @@ def flops_of(settings: RunSettings, vocab_size: int) -> float:
     return total
 
 
-def gather(study: StudySettings, name: str, folder: Path, cells: Sequence[GridCell]) -> dict:
+def gather(
+    study: StudySettings,
+    name: str,
+    folder: Path,
+    cells: Sequence[GridCell],
+) -> dict:
     """Write results.json from the files of the cells, and return it. Apart from `timing` it depends
     on the training runs only."""
     entries = []

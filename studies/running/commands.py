@@ -33,7 +33,12 @@ class CommandRunner:
         self._running: set[subprocess.Popen] = set()
         self.stopping = threading.Event()
 
-    def run(self, arguments: Sequence[str], log: Path, environment: dict[str, str]) -> int | None:
+    def run(
+        self,
+        arguments: Sequence[str],
+        log: Path,
+        environment: dict[str, str],
+    ) -> int | None:
         """Run `python ARGUMENTS` and append its output to `log`; its exit status, None if the study
         is stopping.
 

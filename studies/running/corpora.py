@@ -43,7 +43,11 @@ class StudyCorpora:
             changes["root"] = plan.settings.data.root
         return self._prepared(data.model_copy(update=changes))
 
-    def arguments(self, plan: PlannedCell, evaluation: PlannedEvaluation) -> list[str]:
+    def arguments(
+        self,
+        plan: PlannedCell,
+        evaluation: PlannedEvaluation,
+    ) -> list[str]:
         """The override of evaluate.py that selects another corpus, if any."""
         if evaluation.data is None:
             return []
@@ -83,7 +87,11 @@ class StudyCorpora:
                 "run or restore the data"
             )
 
-    def _check_targets(self, plan: PlannedCell, evaluation: PlannedEvaluation) -> None:
+    def _check_targets(
+        self,
+        plan: PlannedCell,
+        evaluation: PlannedEvaluation,
+    ) -> None:
         """Choose targets as evaluate.py will; fails if documents are too few, too short or in the
         training data."""
         settings = evaluation.settings

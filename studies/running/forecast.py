@@ -100,9 +100,18 @@ def _remaining(
     record = CellRecord(folder, plan)
     for evaluation in plan.evaluations:
         extra = corpora.arguments(plan, evaluation)
-        if checkpoint is None or not record.is_evaluated(evaluation, extra, checkpoint):
+        if checkpoint is None or not record.is_evaluated(
+            evaluation,
+            extra,
+            checkpoint,
+        ):
             prepared = corpora.of_evaluation(plan, evaluation)
-            left[evaluation.name] = _evaluation_flops(plan, evaluation, prepared, model)
+            left[evaluation.name] = _evaluation_flops(
+                plan,
+                evaluation,
+                prepared,
+                model,
+            )
     return left
 
 
@@ -127,7 +136,13 @@ def _evaluation_flops(
     store = prepared.valid if settings.split == "valid" else prepared.train
     text = EvaluationText(store, settings.bos, prepared.tokenizer.bos_id)
     length = plan.settings.train_length
-    windows = make_plan(settings, text, store.hash, prepared.tokenizer.hash, length).windows
+    windows = make_plan(
+        settings,
+        text,
+        store.hash,
+        prepared.tokenizer.hash,
+        length,
+    ).windows
     limit = input_limit(plan.settings)
     methods = {TRAINED, *settings.methods} - {TRUNCATE}
     flops = 0.0

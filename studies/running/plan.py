@@ -93,12 +93,24 @@ class StudyPlanner:
         self._check_report(plans)
         return plans
 
-    def _plan_cell(self, cell: GridCell, problems: "CellProblems") -> PlannedCell:
+    def _plan_cell(
+        self,
+        cell: GridCell,
+        problems: "CellProblems",
+    ) -> PlannedCell:
         run = self.folder / "runs" / cell.id
         settings, _ = read_run_settings(cell.arguments, run)
-        self._once(check_model, settings.model_dump_json(exclude={"seed"}), settings)
+        self._once(
+            check_model,
+            settings.model_dump_json(exclude={"seed"}),
+            settings,
+        )
         # The source exists; this reads the list of its files.
-        self._once(prepared_folder, settings.data.model_dump_json(), settings.data)
+        self._once(
+            prepared_folder,
+            settings.data.model_dump_json(),
+            settings.data,
+        )
         if is_run(run):
             rows = differences(Run(run).settings, settings)
             if changed := [key for key, _, _, is_free in rows if not is_free]:
@@ -152,7 +164,12 @@ class StudyPlanner:
             arguments += self._methods_of_variants(settings.methods, plan.cell)
             settings = _load(kind.settings_class, tuple(arguments))
             key = plan.settings.model_dump_json(exclude={"seed"}) + str(settings.methods)
-            self._once(self._check_methods, key, settings.methods, plan.settings)
+            self._once(
+                self._check_methods,
+                key,
+                settings.methods,
+                plan.settings,
+            )
         length = plan.settings.train_length  # it is always evaluated, so targets must fit into it
         if getattr(settings, "protocol", "") == "fixed-targets" and settings.targets > length:
             raise StudyError(
@@ -183,7 +200,11 @@ class StudyPlanner:
             raise StudyError(f"variants: unknown method {unknown[0]}")
         return [f"methods={json.dumps({method: self.builtin[method] for method in more})}"]
 
-    def _check_methods(self, labels: list[str] | dict[str, list[str]], run: RunSettings) -> None:
+    def _check_methods(
+        self,
+        labels: list[str] | dict[str, list[str]],
+        run: RunSettings,
+    ) -> None:
         last, _ = last_trained(run, run.steps)
         problems = []
         for method in resolve_methods(labels, self.builtin, run.train_length):

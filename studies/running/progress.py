@@ -38,7 +38,13 @@ class StudyProgress:
     """The state of every cell, set by the worker threads; rendered as a live table. Events go to
     `journal`, with the time, and to the console."""
 
-    def __init__(self, plans: list[PlannedCell], jobs: int, console: Console, journal: Path):
+    def __init__(
+        self,
+        plans: list[PlannedCell],
+        jobs: int,
+        console: Console,
+        journal: Path,
+    ):
         self.plans = plans
         self.jobs = jobs
         self.console = console
@@ -55,7 +61,13 @@ class StudyProgress:
                 file.write(f"{datetime.now().isoformat(sep=' ', timespec='seconds')}  {text}\n")
             self.console.info(text)
 
-    def set(self, plan: PlannedCell, phase: str, log: Path | None = None, note: str = "") -> None:
+    def set(
+        self,
+        plan: PlannedCell,
+        phase: str,
+        log: Path | None = None,
+        note: str = "",
+    ) -> None:
         self._states[plan.id] = _CellState(phase, log=log, note=note)
 
     def finished(self, plan: PlannedCell, seconds: float, worked: bool) -> None:
@@ -94,7 +106,13 @@ class StudyProgress:
         return text
 
     def __rich__(self) -> Table:
-        table = Table("cell", "state", "time", title=self.summary(), title_justify="left")
+        table = Table(
+            "cell",
+            "state",
+            "time",
+            title=self.summary(),
+            title_justify="left",
+        )
         now = time.monotonic()
         for plan in self.plans:
             state = self._states[plan.id]

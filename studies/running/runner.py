@@ -151,7 +151,14 @@ class StudyRunner:
             self.progress.info(f"{plan.id}: training")
             arguments = ["train.py", *plan.cell.arguments, "--run-dir", str(plan.run)]
             try:
-                self._command(plan, TRAINING, "training", arguments, slot, record)
+                self._command(
+                    plan,
+                    TRAINING,
+                    "training",
+                    arguments,
+                    slot,
+                    record,
+                )
             except CommandFailed as error:
                 errors.append(str(error))
             else:
@@ -167,7 +174,14 @@ class StudyRunner:
             phase = f"{EVALUATING} {evaluation.name}"
             arguments = ["evaluate.py", str(plan.run), *evaluation.arguments, *extra]
             try:
-                self._command(plan, phase, evaluation.name, arguments, slot, record)
+                self._command(
+                    plan,
+                    phase,
+                    evaluation.name,
+                    arguments,
+                    slot,
+                    record,
+                )
                 record.mark_evaluated(evaluation, extra, checkpoint)
             except CommandFailed as error:
                 errors.append(str(error))
@@ -197,7 +211,11 @@ class StudyRunner:
         start = time.monotonic()
         self.progress.set(plan, phase, log=log)
         command = [str(ROOT / arguments[0]), *arguments[1:]]
-        status = self._commands.run(command, log, environment(slot, self.options.jobs))
+        status = self._commands.run(
+            command,
+            log,
+            environment(slot, self.options.jobs),
+        )
         seconds = time.monotonic() - start
         if phase == TRAINING:  # interrupted attempts count
             seconds += record.seconds.get(name, 0.0)

@@ -85,7 +85,11 @@ def check_launch(t: TrainingSettings, environment: Mapping[str, str]) -> None:
     )
 
 
-def check_world(t: TrainingSettings, environment: Mapping[str, str], world: int) -> None:
+def check_world(
+    t: TrainingSettings,
+    environment: Mapping[str, str],
+    world: int,
+) -> None:
     """Check that the run has the requested number of processes. `world`: the actual number.
 
     Raises TrainingError with a command that works.

@@ -90,7 +90,11 @@ class Parallel(ProcessGroup):
             check_context(size, self.world)
             # Ranks of a context group are neighbors, so that their collectives stay within a node.
             sizes = (self.world // size, size)
-            mesh = init_device_mesh(self.device.type, sizes, mesh_dim_names=("data", "context"))
+            mesh = init_device_mesh(
+                self.device.type,
+                sizes,
+                mesh_dim_names=("data", "context"),
+            )
             group = mesh.get_group("context")
             if dist.get_backend(group) != "fake":  # of simulated processes
                 dist.distributed_c10d._set_pg_timeout(STEP_TIMEOUT, group)
@@ -140,9 +144,18 @@ class Parallel(ProcessGroup):
     def autocast(self) -> torch.autocast:
         """A context for forward passes in the precision of the settings."""
         dtype = self.autocast_dtype
-        return torch.autocast(self.device.type, dtype, enabled=dtype is not None)
+        return torch.autocast(
+            self.device.type,
+            dtype,
+            enabled=dtype is not None,
+        )
 
-    def wrap(self, model: Transformer, *, compiled: bool | None = False) -> nn.Module:
+    def wrap(
+        self,
+        model: Transformer,
+        *,
+        compiled: bool | None = False,
+    ) -> nn.Module:
         """The model for training passes, whose gradients are averaged over all processes.
 
         Args:
@@ -167,7 +180,11 @@ class Parallel(ProcessGroup):
         """The model under DDP if there are several processes."""
         return self._accelerator.prepare_model(model)
 
-    def no_sync(self, wrapped: nn.Module, enabled: bool = True) -> AbstractContextManager:
+    def no_sync(
+        self,
+        wrapped: nn.Module,
+        enabled: bool = True,
+    ) -> AbstractContextManager:
         """Accumulate gradients locally in the block, if `enabled`; a later backward pass reduces
         them.
 

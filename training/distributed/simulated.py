@@ -76,7 +76,12 @@ class SimulatedParallel(Parallel):
         }
         # Read by accelerate, which uses a process group that is initialized.
         os.environ.update({name: str(value) for name, value in launch.items()})
-        dist.init_process_group("fake", rank=0, world_size=world, store=FakeStore())
+        dist.init_process_group(
+            "fake",
+            rank=0,
+            world_size=world,
+            store=FakeStore(),
+        )
         super().__init__(t)
         self._host = _Repeated(world)
         self.device_type = "cuda"
@@ -170,7 +175,14 @@ def count_collectives(
     model_settings = settings.model_copy(update={"model": stage.model})
 
     def count(sizes: list[int]) -> Collectives:
-        return _count_step(model_settings, parallel, stage.length, sizes, vocab_size, train_step)
+        return _count_step(
+            model_settings,
+            parallel,
+            stage.length,
+            sizes,
+            vocab_size,
+            train_step,
+        )
 
     single = count([last + 1])
     if before == 0:
@@ -221,13 +233,22 @@ def _count_step(
             ema=None,
             forward=forward,
         )
-        batch = StepBatch(parts, sum(sizes) * length * parallel.data_world, facts={})
+        batch = StepBatch(
+            parts,
+            sum(sizes) * length * parallel.data_world,
+            facts={},
+        )
         with CollectiveCounter(parallel.shard.group if parallel.shard else None) as counter:
             train_step(state, batch, parallel, t, StopRequests())
     return counter.counts
 
 
-def _part(settings: RunSettings, parallel: SimulatedParallel, size: int, length: int) -> MicroBatch:
+def _part(
+    settings: RunSettings,
+    parallel: SimulatedParallel,
+    size: int,
+    length: int,
+) -> MicroBatch:
     tokens = torch.zeros(size, length, dtype=torch.int64)
     if parallel.shard is not None:
         tokens = parallel.shard.select(tokens)

@@ -183,7 +183,11 @@ def count_positional(model: nn.Module) -> int:
     )
 
 
-def parameters_at_rate(rate: str, model: nn.Module, settings: OptimizerSettings) -> str:
+def parameters_at_rate(
+    rate: str,
+    model: nn.Module,
+    settings: OptimizerSettings,
+) -> str:
     """A description of the parameters that a learning rate applies to; there may be none."""
     if rate == "positions_lr":
         count = count_positional(model)

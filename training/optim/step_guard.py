@@ -50,7 +50,11 @@ class StepGuard:
         window = on_spike.window if on_spike else 0
         # a ring of applied steps
         self._losses = torch.zeros(window, dtype=torch.float64, device=device)
-        self._applied = torch.zeros((), dtype=torch.int64, device=device)  # since the stage began
+        self._applied = torch.zeros(
+            (),
+            dtype=torch.int64,
+            device=device,
+        )  # since the stage began
         self._stopped = torch.zeros((), dtype=torch.bool, device=device)
 
     def __call__(self, loss: Tensor, norm: Tensor) -> StepDecision:
@@ -64,7 +68,11 @@ class StepGuard:
         self._skipped = self._skipped + (here & (reason > 0))
         self._stopped = self._stopped | (self._skipped > self._limits).any()
         self._remember(loss, (reason == 0) & ~self._stopped)
-        return StepDecision(reason, self._skipped.gather(0, reason[None])[0], self._stopped)
+        return StepDecision(
+            reason,
+            self._skipped.gather(0, reason[None])[0],
+            self._stopped,
+        )
 
     def _is_spike(self, loss: Tensor) -> Tensor:
         if self._on_spike is None:

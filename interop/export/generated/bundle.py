@@ -160,7 +160,13 @@ class _Bundle:
             len(self.external),
         )
 
-    def _keep(self, module: str, name: str, references: References, needed: bool) -> None:
+    def _keep(
+        self,
+        module: str,
+        name: str,
+        references: References,
+        needed: bool,
+    ) -> None:
         owner = module_of(module)
         if name in PROVIDED:
             return
@@ -206,7 +212,11 @@ class _Bundle:
             ),
         ]
 
-    def _entries(self, module: str, node: ast.stmt) -> list[tuple[str, ast.expr]]:
+    def _entries(
+        self,
+        module: str,
+        node: ast.stmt,
+    ) -> list[tuple[str, ast.expr]]:
         """The needed entries of a registry, with `module.Name` reduced to `Name`."""
         assert isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Dict)
         imports = module_of(module).imports
@@ -227,7 +237,12 @@ class _Bundle:
                 entries.append((key.value, Bare().visit(copied)))
         return entries
 
-    def _member(self, module: str, owner: ast.ClassDef, member: ast.stmt) -> ast.stmt | None:
+    def _member(
+        self,
+        module: str,
+        owner: ast.ClassDef,
+        member: ast.stmt,
+    ) -> ast.stmt | None:
         """The member of a class as it is copied, or None."""
         if module in self.whole:
             return member
@@ -252,7 +267,12 @@ class _Bundle:
             return self._default(module, owner, member)
         return member
 
-    def _default(self, module: str, owner: ast.ClassDef, member: ast.AnnAssign) -> ast.stmt | None:
+    def _default(
+        self,
+        module: str,
+        owner: ast.ClassDef,
+        member: ast.AnnAssign,
+    ) -> ast.stmt | None:
         """A settings field as a class attribute, where code creates settings without giving all
         values."""
         if not any((module, owner.name) in lineage(*key) for key in self.instantiated):
@@ -266,7 +286,11 @@ class _Bundle:
             value = value.args[0] if value.args else None
         if value is None or (isinstance(value, ast.Constant) and value.value is ...):
             return None
-        return ast.Assign(targets=[member.target], value=value, lineno=member.lineno)
+        return ast.Assign(
+            targets=[member.target],
+            value=value,
+            lineno=member.lineno,
+        )
 
     def _emit(self, module: str, node: ast.stmt) -> str:
         owner = module_of(module)

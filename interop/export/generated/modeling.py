@@ -87,7 +87,11 @@ class SextantCache(cache_utils.Cache):
 
     is_compileable = False
 
-    def __init__(self, model: SextantForCausalLM, final_length: int | None = None):
+    def __init__(
+        self,
+        model: SextantForCausalLM,
+        final_length: int | None = None,
+    ):
         super().__init__(layers=[])
         self.final_length = final_length
         self._model = model.model
@@ -205,16 +209,35 @@ class SextantForCausalLM(PreTrainedModel, GenerationMixin):
                 f"pass none"
             )
         batch, tokens = input_ids.shape
-        positions = self._positions(input_ids, attention_mask, position_ids, past_key_values)
+        positions = self._positions(
+            input_ids,
+            attention_mask,
+            position_ids,
+            past_key_values,
+        )
         cache = None if past_key_values is None else past_key_values.for_pass(batch, tokens)
         last = logits_to_keep if isinstance(logits_to_keep, int) and labels is None else 0
-        logits = self.model(input_ids, positions, cache=cache, keep=min(last, tokens) or None)
+        logits = self.model(
+            input_ids,
+            positions,
+            cache=cache,
+            keep=min(last, tokens) or None,
+        )
         if isinstance(logits_to_keep, Tensor):
             logits = logits[:, logits_to_keep]
         loss = None
         if labels is not None:
-            loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, **kwargs)
-        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=past_key_values)
+            loss = self.loss_function(
+                logits,
+                labels,
+                vocab_size=self.config.vocab_size,
+                **kwargs,
+            )
+        return CausalLMOutputWithPast(
+            loss=loss,
+            logits=logits,
+            past_key_values=past_key_values,
+        )
 
     def _positions(
         self,
@@ -241,7 +264,12 @@ class SextantForCausalLM(PreTrainedModel, GenerationMixin):
             assert cache is not None
             is_padded = cache.is_padded
         if not is_padded:
-            positions = TokenPositions.plain(tokens, offset=start, length=final, device=device)
+            positions = TokenPositions.plain(
+                tokens,
+                offset=start,
+                length=final,
+                device=device,
+            )
         else:
             if attention_mask is None:
                 raise ValueError(

@@ -88,7 +88,11 @@ class SinusoidalSettings(PositionSettings):
     test_time = PositionSettings.test_time | {"theta", "offset", "stretch"}
 
     name: Literal["sinusoidal"] = "sinusoidal"
-    theta: float = Field(10_000.0, gt=1, description="base of the wavelengths, 2π to 2π·theta")
+    theta: float = Field(
+        10_000.0,
+        gt=1,
+        description="base of the wavelengths, 2π to 2π·theta",
+    )
     layout: Literal["interleaved", "half"] = Field(
         "interleaved", description="alternate sin and cos, or all sines before all cosines"
     )
@@ -137,7 +141,12 @@ class AdditiveEncoding(PositionalScheme):
     first.
     """
 
-    def embed(self, x: Tensor, tables: tuple[Tensor, ...], positions: TokenPositions) -> Tensor:
+    def embed(
+        self,
+        x: Tensor,
+        tables: tuple[Tensor, ...],
+        positions: TokenPositions,
+    ) -> Tensor:
         return (x + tables[0]).to(x.dtype)
 
 
@@ -156,16 +165,29 @@ class IntegerEncoding(AdditiveEncoding):
         is_learned = self.settings.direction == "learned"
         self.direction = self.learned((self.geometry.dim,), normal(1.0)) if is_learned else None
 
-    def initialize(self, generator: torch.Generator, embedding_std: float) -> None:
+    def initialize(
+        self,
+        generator: torch.Generator,
+        embedding_std: float,
+    ) -> None:
         super().initialize(generator, embedding_std)
         if self.direction is not None:
             with torch.no_grad():
                 self.direction *= embedding_std
 
-    def tables(self, positions: TokenPositions, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    def tables(
+        self,
+        positions: TokenPositions,
+        dtype: torch.dtype,
+    ) -> tuple[Tensor, ...]:
         return ((positions.position.to(dtype) * self.settings.scale)[..., None],)
 
-    def embed(self, x: Tensor, tables: tuple[Tensor, ...], positions: TokenPositions) -> Tensor:
+    def embed(
+        self,
+        x: Tensor,
+        tables: tuple[Tensor, ...],
+        positions: TokenPositions,
+    ) -> Tensor:
         added = tables[0] if self.direction is None else tables[0] * self.direction
         return super().embed(x, (added,), positions)
 
@@ -187,7 +209,11 @@ class UnitIntervalEncoding(AdditiveEncoding):
     def depends_on_length(self) -> bool:
         return self.settings.denominator == "current"
 
-    def tables(self, positions: TokenPositions, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    def tables(
+        self,
+        positions: TokenPositions,
+        dtype: torch.dtype,
+    ) -> tuple[Tensor, ...]:
         lengths = positions.lengths if self.depends_on_length else (self.geometry.original_length,)
         position = positions.position.to(dtype)
         if len(set(lengths)) == 1:
@@ -222,7 +248,11 @@ class BinaryEncoding(AdditiveEncoding):
         # Wider models can represent any 64-bit position.
         return 2**self.geometry.dim if self.geometry.dim < INT64_BITS else None
 
-    def tables(self, positions: TokenPositions, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    def tables(
+        self,
+        positions: TokenPositions,
+        dtype: torch.dtype,
+    ) -> tuple[Tensor, ...]:
         position = positions.position
         dim = self.geometry.dim
         count = min(dim, INT64_BITS)
@@ -244,7 +274,11 @@ class SineEncoding(AdditiveEncoding):
 
     def setup(self) -> None:
         base = self.settings.base
-        features = torch.arange(self.geometry.dim, dtype=torch.float64, device="cpu")
+        features = torch.arange(
+            self.geometry.dim,
+            dtype=torch.float64,
+            device="cpu",
+        )
         if base is None:
             speeds = torch.exp2(-features)
         else:
@@ -255,8 +289,16 @@ class SineEncoding(AdditiveEncoding):
     def _rows(self, positions: Tensor) -> tuple[Tensor, ...]:
         return (torch.sin(positions[..., None] * self._speeds.to(positions.device)),)
 
-    def tables(self, positions: TokenPositions, dtype: torch.dtype) -> tuple[Tensor, ...]:
-        return self._table.look_up(positions.position, positions.position_end, dtype)
+    def tables(
+        self,
+        positions: TokenPositions,
+        dtype: torch.dtype,
+    ) -> tuple[Tensor, ...]:
+        return self._table.look_up(
+            positions.position,
+            positions.position_end,
+            dtype,
+        )
 
 
 class Sinusoidal(PositionalScheme):
@@ -293,13 +335,22 @@ class Sinusoidal(PositionalScheme):
 
         return rows
 
-    def tables(self, positions: TokenPositions, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    def tables(
+        self,
+        positions: TokenPositions,
+        dtype: torch.dtype,
+    ) -> tuple[Tensor, ...]:
         given = self.settings.stretch
         original = self.geometry.original_length
         stretches = [stretch_of(given, length, original) for length in positions.lengths]
         return self._tables.look_up(positions, stretches, dtype)
 
-    def embed(self, x: Tensor, tables: tuple[Tensor, ...], positions: TokenPositions) -> Tensor:
+    def embed(
+        self,
+        x: Tensor,
+        tables: tuple[Tensor, ...],
+        positions: TokenPositions,
+    ) -> Tensor:
         scaled = x * self.geometry.dim**0.5 if self.settings.scale_tokens else x
         return scaled + tables[0].to(x.dtype)
 
@@ -334,7 +385,11 @@ class Learned(PositionalScheme):
     def depends_on_length(self) -> bool:
         return self.settings.extend == "interpolate"
 
-    def tables(self, positions: TokenPositions, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    def tables(
+        self,
+        positions: TokenPositions,
+        dtype: torch.dtype,
+    ) -> tuple[Tensor, ...]:
         """Row (B or 1, T) of each token; with ``interpolate`` two rows and the weight of the
         second."""
         position = positions.position
@@ -348,7 +403,11 @@ class Learned(PositionalScheme):
             position = position.clamp(max=last)
         return (position,)
 
-    def _between(self, positions: TokenPositions, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    def _between(
+        self,
+        positions: TokenPositions,
+        dtype: torch.dtype,
+    ) -> tuple[Tensor, ...]:
         # Integer arithmetic until the last division, so weights are exact for any table length.
         last = self.weight.shape[0] - 1
         device = positions.position.device
@@ -361,7 +420,12 @@ class Learned(PositionalScheme):
         low = low.long().clamp(max=last)
         return low, (low + 1).clamp(max=last), share[..., None]
 
-    def embed(self, x: Tensor, tables: tuple[Tensor, ...], positions: TokenPositions) -> Tensor:
+    def embed(
+        self,
+        x: Tensor,
+        tables: tuple[Tensor, ...],
+        positions: TokenPositions,
+    ) -> Tensor:
         if len(tables) == 1:
             return x + self.weight[tables[0]].to(x.dtype)
         low, high, share = tables

@@ -80,7 +80,11 @@ class Alibi(DistanceBias):
         self.slopes = self.learned((heads,), constant(fixed)) if self.settings.learned else None
         self._fixed = Constant(fixed[None])
 
-    def tables(self, positions: TokenPositions, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    def tables(
+        self,
+        positions: TokenPositions,
+        dtype: torch.dtype,
+    ) -> tuple[Tensor, ...]:
         """The stretches (B or 1,), and the slopes (1, H) if fixed."""
         stretches = super().tables(positions, dtype)
         if self.slopes is not None:

@@ -66,11 +66,20 @@ class ContentRotation(PositionalScheme):
             with torch.autocast(x.device.type, enabled=False):
                 return self.features(precise(x))
 
-        def accumulate(features: Tensor, past: Tensor | None, new: TokenPositions) -> Tensor:
+        def accumulate(
+            features: Tensor,
+            past: Tensor | None,
+            new: TokenPositions,
+        ) -> Tensor:
             with torch.autocast(features.device.type, enabled=False):
                 before = latest(past)
                 history = None if before is None else before[:, angles:]
-                added, kept_history = self.increments(features, history, new, context.tables)
+                added, kept_history = self.increments(
+                    features,
+                    history,
+                    new,
+                    context.tables,
+                )
                 start = None if before is None else before[:, :angles].double()
                 # In float64: in float32 the fastest pairs are off by 5e-3 after 100,000 radians.
                 running = wrapped(running_sum(added.flatten(2).double(), start, new))
@@ -100,7 +109,11 @@ class SelectiveRopeSettings(ContentSettings):
         500_000.0, gt=1, description="base b of the temperatures b^(−2k/D) of the pairs"
     )
     rank: int = Field(16, ge=1, description="rank of the projection to angles")
-    width: int = Field(4, ge=2, description="kernel size of the convolution, with the token itself")
+    width: int = Field(
+        4,
+        ge=2,
+        description="kernel size of the convolution, with the token itself",
+    )
 
 
 class SelectiveRope(ContentRotation):
@@ -133,7 +146,11 @@ class SelectiveRope(ContentRotation):
             plain_frequencies(self.settings.theta, self.geometry.head_dim)[None]
         )
 
-    def tables(self, positions: TokenPositions, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    def tables(
+        self,
+        positions: TokenPositions,
+        dtype: torch.dtype,
+    ) -> tuple[Tensor, ...]:
         """(1, D/2) temperatures b^(−2k/D)."""
         return (self._temperatures.to(positions.position.device, dtype),)
 
@@ -149,7 +166,11 @@ class SelectiveRope(ContentRotation):
         tables: tuple[Tensor, ...],
     ) -> tuple[Tensor, Tensor]:
         series, kept_history = series_of(features, history, self.settings.width)
-        added = causal_convolution(linear(series, self.up), self.conv, new.order)
+        added = causal_convolution(
+            linear(series, self.up),
+            self.conv,
+            new.order,
+        )
         return added.unflatten(-1, (self.geometry.kv_heads, self.angles)) * tables[0], kept_history
 
 
@@ -163,7 +184,11 @@ class CaropeSettings(ContentSettings):
         "initialized to "
         "f = 0.59, far from RoPE's 0.75 (D = 64)",
     )
-    theta: float = Field(10_000.0, gt=1, description="initial base with `start: rope`")
+    theta: float = Field(
+        10_000.0,
+        gt=1,
+        description="initial base with `start: rope`",
+    )
 
 
 class Carope(ContentRotation):
@@ -202,5 +227,9 @@ class Carope(ContentRotation):
         new: TokenPositions,
         tables: tuple[Tensor, ...],
     ) -> tuple[Tensor, Tensor]:
-        powers = torch.arange(self.angles, device=features.device, dtype=features.dtype)
+        powers = torch.arange(
+            self.angles,
+            device=features.device,
+            dtype=features.dtype,
+        )
         return torch.exp(features[..., None] * powers), features[..., :0]

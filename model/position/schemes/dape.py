@@ -65,7 +65,11 @@ class Dape(PositionalScheme):
         self.r2 = self.learned((heads,), uniform(0.0, 1.0)) if kerple else None
         self._slopes = Constant(alibi_slopes(heads)[None])
 
-    def tables(self, positions: TokenPositions, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    def tables(
+        self,
+        positions: TokenPositions,
+        dtype: torch.dtype,
+    ) -> tuple[Tensor, ...]:
         return (self._slopes.to(positions.position.device, dtype),)
 
     def plan(self, context: AttentionContext) -> AttentionPlan:

@@ -64,11 +64,19 @@ class Fire(PositionalScheme):
 
     def setup(self) -> None:
         self.inner = nn.Linear(1, self.settings.width)
-        self.outer = nn.Linear(self.settings.width, self.geometry.heads, bias=False)
+        self.outer = nn.Linear(
+            self.settings.width,
+            self.geometry.heads,
+            bias=False,
+        )
         self.c = nn.Parameter(torch.empty(1))
         self.multiplier = nn.Parameter(torch.empty(1))
 
-    def initialize(self, generator: torch.Generator, embedding_std: float) -> None:
+    def initialize(
+        self,
+        generator: torch.Generator,
+        embedding_std: float,
+    ) -> None:
         """Linear layers U(±1/√fan_in), as in PyTorch."""
         with torch.no_grad():
             for layer in (self.inner, self.outer):
@@ -152,7 +160,12 @@ class Fire(PositionalScheme):
         intercept = copies(intercept)
         slope = copies(slope)
         starts = torch.arange(CELLS + 1, device=context.device, dtype=edges.dtype) / CELLS
-        first = torch.searchsorted(edges, starts, right=True, out_int32=True)  # (CELLS + 1,)
+        first = torch.searchsorted(
+            edges,
+            starts,
+            right=True,
+            out_int32=True,
+        )  # (CELLS + 1,)
         real = keys.position.is_floating_point()
         near = None if real else self.near(torch.arange(keys.position_end, device=context.device))
         c = precise(self.c)
@@ -169,12 +182,22 @@ class Fire(PositionalScheme):
 
         return bias
 
-    def _network_bias(self, d: Tensor, context: AttentionContext) -> NetworkBias:
+    def _network_bias(
+        self,
+        d: Tensor,
+        context: AttentionContext,
+    ) -> NetworkBias:
         """The bias of queries in one row of positions; d (N,) distances."""
         w1, b1, w2 = (
             precise(p) for p in (self.inner.weight[:, 0], self.inner.bias, self.outer.weight)
         )
-        return NetworkBias(self.near(d), self.far(context.queries.position[0]), w1, b1, w2)
+        return NetworkBias(
+            self.near(d),
+            self.far(context.queries.position[0]),
+            w1,
+            b1,
+            w2,
+        )
 
     def plan(self, context: AttentionContext) -> AttentionPlan:
         q_position = context.q_position

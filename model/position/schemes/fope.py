@@ -85,7 +85,11 @@ class Fope(PositionalScheme):
         self.sin_mix = self.learned(shape, self._near_identity)  # B
         self._table = LookupTable(self._rows)
 
-    def _near_identity(self, shape: torch.Size, generator: torch.Generator) -> Tensor:
+    def _near_identity(
+        self,
+        shape: torch.Size,
+        generator: torch.Generator,
+    ) -> Tensor:
         noise = torch.randn(shape, generator=generator) * self.settings.gain * shape[1] ** -0.5
         return torch.eye(shape[1]) + noise
 
@@ -93,9 +97,17 @@ class Fope(PositionalScheme):
         angles = positions[..., None] * self._kept.to(positions.device)
         return angles.cos(), angles.sin()
 
-    def tables(self, positions: TokenPositions, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    def tables(
+        self,
+        positions: TokenPositions,
+        dtype: torch.dtype,
+    ) -> tuple[Tensor, ...]:
         """cos and sin (B or 1, T, J) of the kept frequencies."""
-        return self._table.look_up(positions.position, positions.position_end, dtype)
+        return self._table.look_up(
+            positions.position,
+            positions.position_end,
+            dtype,
+        )
 
     def _mixed(self, rows: Tensor, mix: Tensor, dropped: float) -> Tensor:
         """(B or 1, T, J) → (B or 1, G, T, R): the mixtures, and a constant for the dropped
@@ -109,4 +121,9 @@ class Fope(PositionalScheme):
         rest = 1.0 if self.settings.clipped == "ones" else 0.0
         cos = self._mixed(context.tables[0], self.cos_mix, 1.0)
         sin = self._mixed(context.tables[1], self.sin_mix, rest)
-        return rotation_plan(context, (cos, sin), (cos, sin), self.settings.layout)
+        return rotation_plan(
+            context,
+            (cos, sin),
+            (cos, sin),
+            self.settings.layout,
+        )

@@ -32,7 +32,11 @@ class FoxSettings(ContentSettings):
         "fixed ALiBi slopes",
     )
     rotary: bool = Field(False, description="also apply RoPE")
-    theta: float = Field(10_000.0, gt=1, description="base of the RoPE frequencies with rotary")
+    theta: float = Field(
+        10_000.0,
+        gt=1,
+        description="base of the RoPE frequencies with rotary",
+    )
 
 
 class Fox(PositionalScheme):
@@ -63,7 +67,11 @@ class Fox(PositionalScheme):
         self._rope = Rope(rope, self.geometry) if self.settings.rotary else None
         self._slopes = Constant(slopes[None])
 
-    def tables(self, positions: TokenPositions, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    def tables(
+        self,
+        positions: TokenPositions,
+        dtype: torch.dtype,
+    ) -> tuple[Tensor, ...]:
         """(1, H) slopes of the fixed gate, and the rotation's cos and sin."""
         turns = () if self._rope is None else self._rope.tables(positions, dtype)
         return (self._slopes.to(positions.position.device, dtype), *turns)
@@ -83,7 +91,11 @@ class Fox(PositionalScheme):
             with torch.autocast(x.device.type, enabled=False):
                 return self.log_gates(precise(x), slopes)
 
-        def accumulate(gates: Tensor, past: Tensor | None, new: TokenPositions) -> Tensor:
+        def accumulate(
+            gates: Tensor,
+            past: Tensor | None,
+            new: TokenPositions,
+        ) -> Tensor:
             # Cache the sum, not the gates, sufficient after eviction. In float64, because float32
             # cannot resolve single gates after 50,000 tokens.
             return running_sum(gates.double(), latest(past), new)
@@ -93,12 +105,28 @@ class Fox(PositionalScheme):
 
         def read(q: Tensor, k: Tensor, extras: Tensor) -> list[AttentionView]:
             if turns:
-                q = rotate(q, context.of_queries(turns[0]), context.of_queries(turns[1]), "half")
-            return [AttentionView(q, k, self._mask(context, extras, mask_dtype(q)))]
+                q = rotate(
+                    q,
+                    context.of_queries(turns[0]),
+                    context.of_queries(turns[1]),
+                    "half",
+                )
+            return [
+                AttentionView(
+                    q,
+                    k,
+                    self._mask(context, extras, mask_dtype(q)),
+                )
+            ]
 
         return ContentPlan(context.new, features, accumulate, read, write)
 
-    def _mask(self, context: AttentionContext, extras: Tensor, dtype: torch.dtype) -> AttentionMask:
+    def _mask(
+        self,
+        context: AttentionContext,
+        extras: Tensor,
+        dtype: torch.dtype,
+    ) -> AttentionMask:
         # Integer and fractional parts, so that float32 differences are exact to 1e-7.
         sums = extras.transpose(1, 2)  # (B, H, S)
         whole = sums.detach().floor()
@@ -114,4 +142,8 @@ class Fox(PositionalScheme):
         def bias(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
             return (q_whole[b, h, i] - k_whole[b, h, j]) + (q_rest[b, h, i] - k_rest[b, h, j])
 
-        return context.mask(bias=bias, forms=BiasForms(key_sums=sums), by_row=True)
+        return context.mask(
+            bias=bias,
+            forms=BiasForms(key_sums=sums),
+            by_row=True,
+        )

@@ -29,8 +29,16 @@ class HyperbolicSettings(PositionSettings):
     """Hyperbolic rotations, with scores that decay with distance (HoPE, Dai et al. 2025)."""
 
     name: Literal["hyperbolic"] = "hyperbolic"
-    theta: float = Field(10_000.0, gt=1, description="base b of the frequencies fastest·b^(−2k/D)")
-    fastest: float = Field(1.0, gt=0, description="largest frequency θ_0, per token")
+    theta: float = Field(
+        10_000.0,
+        gt=1,
+        description="base b of the frequencies fastest·b^(−2k/D)",
+    )
+    fastest: float = Field(
+        1.0,
+        gt=0,
+        description="largest frequency θ_0, per token",
+    )
     margin: float = Field(
         0.1,
         gt=0,
@@ -80,7 +88,11 @@ class Hyperbolic(PositionalScheme):
         speeds = settings.fastest * plain_frequencies(settings.theta, geometry.head_dim)
         self._rests = Constant(torch.cat([speeds[0] - speeds, speeds[0] + speeds])[None])
 
-    def tables(self, positions: TokenPositions, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    def tables(
+        self,
+        positions: TokenPositions,
+        dtype: torch.dtype,
+    ) -> tuple[Tensor, ...]:
         """(1, D) the rates minus θ_0·margin, in the device's widest float dtype."""
         device = positions.position.device
         return (self._rests.to(device, wide(device)),)
@@ -139,7 +151,16 @@ def decayed(block: QueryBlock, n: Tensor, m: Tensor, rates: Tensor) -> Tensor:
         q_n = n[:, start:stop]
         rows_visible = visible[:, start:stop]
         near = block.k[:, :, first:last]
-        parts = [_near(q, near, q_n, m[:, first:last], rows_visible[:, :, first:last], rates)]
+        parts = [
+            _near(
+                q,
+                near,
+                q_n,
+                m[:, first:last],
+                rows_visible[:, :, first:last],
+                rates,
+            )
+        ]
         if first > 0:
             far = block.k[:, :, :first]
             parts.insert(0, _far(q, far, q_n, m[:, :first], rows_visible[:, :, :first], rates))
@@ -154,7 +175,14 @@ def _factors(exponent: Tensor, rates: Tensor) -> Tensor:
     return (-exponent.to(rates.dtype)[:, None, :, None] * rates).exp()
 
 
-def _near(q: Tensor, k: Tensor, n: Tensor, m: Tensor, visible: Tensor, rates: Tensor) -> Tensor:
+def _near(
+    q: Tensor,
+    k: Tensor,
+    n: Tensor,
+    m: Tensor,
+    visible: Tensor,
+    rates: Tensor,
+) -> Tensor:
     """Scores pair by pair. Masked pairs, which can have any distance, use distance 0."""
     # (B or 1, t, s)
     distance = torch.where(visible, n[:, :, None] - m[:, None, :], 0.0).to(rates.dtype)
@@ -162,7 +190,14 @@ def _near(q: Tensor, k: Tensor, n: Tensor, m: Tensor, visible: Tensor, rates: Te
     return torch.einsum("bhtsc,bhsc->bhts", q[:, :, :, None] * decay, k)
 
 
-def _far(q: Tensor, k: Tensor, n: Tensor, m: Tensor, visible: Tensor, rates: Tensor) -> Tensor:
+def _far(
+    q: Tensor,
+    k: Tensor,
+    n: Tensor,
+    m: Tensor,
+    visible: Tensor,
+    rates: Tensor,
+) -> Tensor:
     """Scores with keys before all queries, relative to the first query that attends to any of them.
 
     Queries without such keys (their document starts in this block) and keys without queries (their

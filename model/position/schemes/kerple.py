@@ -60,7 +60,11 @@ class Kerple(DistanceBias):
         for name, (low, high, _) in self._ranges.items():
             self.register_parameter(name, self.learned((self.geometry.heads,), uniform(low, high)))
 
-    def tables(self, positions: TokenPositions, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    def tables(
+        self,
+        positions: TokenPositions,
+        dtype: torch.dtype,
+    ) -> tuple[Tensor, ...]:
         if self.training and torch.is_grad_enabled():
             for name, (_, _, largest) in self._ranges.items():
                 # `.data` avoids autograd's version check: the backward of another pass may be

@@ -56,7 +56,11 @@ class LearnedRope(PositionalScheme):
         )
         self._start = Constant(plain_frequencies(self.settings.theta, features)[None])
 
-    def tables(self, positions: TokenPositions, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    def tables(
+        self,
+        positions: TokenPositions,
+        dtype: torch.dtype,
+    ) -> tuple[Tensor, ...]:
         """(1, R) initial θ in radians per token, in the device's widest float dtype."""
         device = positions.position.device
         return (self._start.to(device, wide(device)),)

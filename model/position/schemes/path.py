@@ -21,8 +21,16 @@ class PathSettings(ContentSettings):
     """Products of Householder-like matrices between query and key (PaTH, Yang et al. 2025)."""
 
     name: Literal["path"] = "path"
-    rank: int = Field(32, ge=1, description="rank of the projection to directions w")
-    width: int = Field(3, ge=2, description="kernel size of the convolution, with the token itself")
+    rank: int = Field(
+        32,
+        ge=1,
+        description="rank of the projection to directions w",
+    )
+    width: int = Field(
+        3,
+        ge=2,
+        description="kernel size of the convolution, with the token itself",
+    )
 
     @model_validator(mode="after")
     def _caches_every_token(self):
@@ -81,12 +89,20 @@ class PathAttention(PositionalScheme):
                 strength = 2 * linear(x, self.strength, self.strength_bias).sigmoid()
                 return torch.cat([strength, linear(x, self.down)], dim=-1)
 
-        def accumulate(features: Tensor, past: Tensor | None, new: TokenPositions) -> Tensor:
+        def accumulate(
+            features: Tensor,
+            past: Tensor | None,
+            new: TokenPositions,
+        ) -> Tensor:
             with torch.autocast(features.device.type, enabled=False):
                 strength, down = features.tensor_split([groups], dim=-1)
                 before = latest(past)
                 history = None if before is None else before[:, sum(sizes) :]
-                series, kept_history = series_of(down, history, self.settings.width)
+                series, kept_history = series_of(
+                    down,
+                    history,
+                    self.settings.width,
+                )
                 w = F.silu(causal_convolution(linear(series, self.up), self.conv, new.order))
                 w = w.unflatten(-1, (groups, head_dim))
                 w = w * (w.square().sum(-1, keepdim=True) + 1e-6).rsqrt()
@@ -138,7 +154,13 @@ def along_paths(block: QueryBlock, w: Tensor, strength: Tensor) -> Tensor:
         met = q @ w_here.mT
         met = met.tril() if start == own else met
         system = (strengths * (w_here @ w_here.mT)).tril(-1)
-        y = torch.linalg.solve_triangular(system, met, upper=False, left=False, unitriangular=True)
+        y = torch.linalg.solve_triangular(
+            system,
+            met,
+            upper=False,
+            left=False,
+            unitriangular=True,
+        )
         y = y * strengths.mT
         parts.insert(0, q @ k_here.mT - y @ (w_here @ k_here.mT).tril(-1))
         q = q - y @ w_here

@@ -23,7 +23,11 @@ class PopeSettings(AngleSharingSettings):
     test_time = AngleSharingSettings.test_time | {"theta"}
 
     name: Literal["pope"] = "pope"
-    theta: float = Field(10_000.0, gt=1, description="base b of the D frequencies b^(−c/D)")
+    theta: float = Field(
+        10_000.0,
+        gt=1,
+        description="base b of the D frequencies b^(−c/D)",
+    )
     share: Share = Field(
         "layer",
         description="one set of key phases per model, per layer, or per key/value head of each "
@@ -53,7 +57,11 @@ class Pope(PositionalScheme):
         lowest = -2 * math.pi if self.settings.phase == "uniform" else 0.0
         shape = self.settings.shape(self.geometry, self.geometry.head_dim)  # (D,) or (G, D)
         self.phase = self.learned(shape, uniform(0.0, lowest))  # δ
-        features = torch.arange(self.geometry.head_dim, dtype=torch.float64, device="cpu")
+        features = torch.arange(
+            self.geometry.head_dim,
+            dtype=torch.float64,
+            device="cpu",
+        )
         self._frequencies = Constant(self.settings.theta ** -(features / self.geometry.head_dim))
         self._table = LookupTable(self._rows)
 
@@ -65,9 +73,17 @@ class Pope(PositionalScheme):
         angles = positions[..., None] * self._frequencies.to(positions.device)
         return angles.cos(), angles.sin()
 
-    def tables(self, positions: TokenPositions, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    def tables(
+        self,
+        positions: TokenPositions,
+        dtype: torch.dtype,
+    ) -> tuple[Tensor, ...]:
         """cos and sin (B or 1, T, D) of nθ."""
-        return self._table.look_up(positions.position, positions.position_end, dtype)
+        return self._table.look_up(
+            positions.position,
+            positions.position_end,
+            dtype,
+        )
 
     def plan(self, context: AttentionContext) -> AttentionPlan:
         cos, sin = (x[:, None] for x in context.tables)  # (B or 1, 1, T, D)

@@ -182,7 +182,11 @@ class Rope(PositionalScheme):
 
         return rows
 
-    def tables(self, positions: TokenPositions, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    def tables(
+        self,
+        positions: TokenPositions,
+        dtype: torch.dtype,
+    ) -> tuple[Tensor, ...]:
         remap = self.settings.remap
         remap_context = self._remap_context
         stretches = [(self.stretch(n), remap.stretch(n, remap_context)) for n in positions.lengths]
@@ -221,7 +225,11 @@ class Rope(PositionalScheme):
 
         return AttentionPlan(read, write)
 
-    def _mask(self, context: AttentionContext, branch: RemapBranch) -> AttentionMask:
+    def _mask(
+        self,
+        context: AttentionContext,
+        branch: RemapBranch,
+    ) -> AttentionMask:
         covers = branch.covers
         if covers is None:
             return context.mask()

@@ -59,7 +59,11 @@ class Sandwich(DistanceBias):
     def _rows(self, stretch: float) -> Rows:
         return lambda distances: (self._sum(distances / stretch),)
 
-    def tables(self, positions: TokenPositions, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    def tables(
+        self,
+        positions: TokenPositions,
+        dtype: torch.dtype,
+    ) -> tuple[Tensor, ...]:
         """(B or 1, N) sums for distances 0 to N − 1, computed in float64; factors (1, H); stretches
         (B or 1,), for fractional distances."""
         device = positions.position.device

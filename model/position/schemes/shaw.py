@@ -26,7 +26,11 @@ class ShawSettings(SharableSettings):
     (Shaw et al. 2018)."""
 
     name: Literal["shaw"] = "shaw"
-    clip: int = Field(16, ge=0, description="K: larger distances use the vector of distance K")
+    clip: int = Field(
+        16,
+        ge=0,
+        description="K: larger distances use the vector of distance K",
+    )
     values: bool = Field(False, description="also add vectors to the values")
 
 
@@ -50,12 +54,21 @@ class Shaw(PositionalScheme):
 
     def plan(self, context: AttentionContext) -> AttentionPlan:
         if self.value is not None:
-            return AttentionPlan.from_mask(mask_per_row(context), self._weights, self._extra_output)
+            return AttentionPlan.from_mask(
+                mask_per_row(context),
+                self._weights,
+                self._extra_output,
+            )
         if context.precompute:
             mask_per_row(context)  # the layers' own masks share its block mask
         return AttentionPlan(read=lambda q, k: [self._view(context, q, k)])
 
-    def _view(self, context: AttentionContext, q: Tensor, k: Tensor) -> AttentionView:
+    def _view(
+        self,
+        context: AttentionContext,
+        q: Tensor,
+        k: Tensor,
+    ) -> AttentionView:
         mask = mask_per_row(context, make_flex=lambda: self._bias(context, q))
         return AttentionView(q, k, mask, self._weights)
 

@@ -84,7 +84,11 @@ class T5(PositionalScheme):
         found = [bucket_of(d, s.buckets, s.max_distance) for d in range(s.max_distance + 1)]
         self._buckets = Constant(torch.tensor(found)[None])
 
-    def tables(self, positions: TokenPositions, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    def tables(
+        self,
+        positions: TokenPositions,
+        dtype: torch.dtype,
+    ) -> tuple[Tensor, ...]:
         """(1, max_distance + 1) bucket of each distance."""
         return (self._buckets.to(positions.position.device),)
 

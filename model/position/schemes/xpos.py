@@ -81,9 +81,22 @@ class XPos(PositionalScheme):
         sin = angles.sin()
         return cos * scale, sin * scale, cos / scale, sin / scale
 
-    def tables(self, positions: TokenPositions, dtype: torch.dtype) -> tuple[Tensor, ...]:
-        return self._table.look_up(positions.position, positions.position_end, dtype)
+    def tables(
+        self,
+        positions: TokenPositions,
+        dtype: torch.dtype,
+    ) -> tuple[Tensor, ...]:
+        return self._table.look_up(
+            positions.position,
+            positions.position_end,
+            dtype,
+        )
 
     def plan(self, context: AttentionContext) -> AttentionPlan:
         q_cos, q_sin, k_cos, k_sin = context.tables
-        return rotation_plan(context, (q_cos, q_sin), (k_cos, k_sin), self.settings.layout)
+        return rotation_plan(
+            context,
+            (q_cos, q_sin),
+            (k_cos, k_sin),
+            self.settings.layout,
+        )
