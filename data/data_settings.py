@@ -26,8 +26,8 @@ class TaskSource(StrictSettings):
     )
     length: PositiveInt | tuple[PositiveInt, PositiveInt] = Field(
         254,
-        description="bytes per item, thus at most as many tokens without BOS and EOS; or [minimum, "
-        "maximum], drawn uniformly",
+        description="bytes per item, thus at most as many tokens without BOS and EOS; or "
+        "[minimum, maximum], drawn uniformly",
     )
     pad: bool = Field(
         False,

@@ -27,8 +27,7 @@ def comparable(results: Mapping[str, Mapping]) -> None:
             if mine != theirs or mine is None:
                 raise EvaluationError(
                     f"{labels[0]} and {label} cannot be compared: {key} differs ({_short(mine)} "
-                    f"and "
-                    f"{_short(theirs)}); {fix}"
+                    f"and {_short(theirs)}); {fix}"
                 )
 
 

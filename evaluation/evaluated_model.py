@@ -136,8 +136,7 @@ class EvaluatedModel:
                 raise EvaluationError(
                     f"length {length} exceeds the positions of {', '.join(limits)}: at most "
                     f"{max(limit or 0 for limit in limits.values())} tokens; shorten lengths, or "
-                    f"add a "
-                    f"method that extends the positions (--matrix tries all). {self.legal}".rstrip()
+                    f"add a method that extends the positions (--matrix tries all). {self.legal}".rstrip()
                 )
         return absent
 

@@ -164,8 +164,7 @@ class EvaluationSettings(TargetSettings):
     simultaneous: Literal["bonferroni", "max-t"] = Field(
         "bonferroni",
         description="correction for simultaneous verdicts; max-t: bootstrap of the largest t, "
-        "narrower for "
-        "correlated methods, wider for skewed documents",
+        "narrower for correlated methods, wider for skewed documents",
     )
     resamples: int = Field(
         10_000, ge=10_000, description="studentised bootstrap resamples, compared with t"
@@ -177,15 +176,13 @@ class EvaluationSettings(TargetSettings):
         1,
         ge=1,
         description="processes that share each window: each reads 1/N of its tokens, for lengths "
-        "that do not "
-        "fit into the memory of one process; requires a launcher",
+        "that do not fit into the memory of one process; requires a launcher",
     )
     minutes: float | None = Field(
         None,
         gt=0,
         description="fixed-targets: score document by document under all methods, and stop after "
-        "this time. "
-        "The report has the documents that were finished; the same command continues",
+        "this time. The report has the documents that were finished; the same command continues",
     )
 
     @model_validator(mode="after")

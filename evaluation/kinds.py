@@ -203,8 +203,7 @@ def for_all_runs(settings: EvaluationSettings, runs: Sequence[EvaluatedRun]) -> 
         if other.tokenizer.hash != first.tokenizer.hash:
             raise EvaluationError(
                 f"{first.name} and {other.name} have different tokenizers, so their losses per "
-                f"token "
-                "cannot be compared"
+                "token cannot be compared"
             )
     trained = [run.model.trained_length for run in runs]
     lengths = sorted({*settings.grid(trained[0]), *trained})

@@ -75,8 +75,7 @@ class EvaluationRanks:
         if self.shard is not None and device.type == "cuda" and self.local_world > gpus:
             raise EvaluationError(
                 f"{self.local_world} processes share windows on a machine with {gpus} GPU(s): "
-                f"start {gpus} "
-                "per machine, or set device=cpu"
+                f"start {gpus} per machine, or set device=cpu"
             )
         return device
 
@@ -102,8 +101,7 @@ def lost_process(error: Exception) -> EvaluationError:
     seconds = GATHER_TIMEOUT.total_seconds()
     return EvaluationError(
         f"another process of this evaluation has not answered within {seconds:g} s: it hangs. End "
-        f"it and run "
-        "the same command again to continue"
+        "it and run the same command again to continue"
     )
 
 
@@ -140,8 +138,7 @@ def joined(context: int = 1) -> Iterator[EvaluationRanks]:
         fix = LAUNCH.replace("N", str(-(-world // context) * context))
         raise EvaluationError(
             f"context = {context} does not divide the number of processes, {world}. Start {fix}, "
-            f"or change "
-            "the setting"
+            "or change the setting"
         )
     if world == 1:
         yield EvaluationRanks()
@@ -177,13 +174,12 @@ def refuse_silent_launch(environment: Mapping[str, str]) -> None:
     if "ACCELERATE_MIXED_PRECISION" in environment and "MASTER_PORT" in environment:
         raise EvaluationError(
             f"several processes were requested and one was started: on a CPU use {LAUNCH}, or "
-            "`accelerate launch --multi_gpu` with ACCELERATE_USE_CPU=true; for one process, remove "
-            "--num_processes and unset MASTER_PORT"
+            "`accelerate launch --multi_gpu` with ACCELERATE_USE_CPU=true; for one process, "
+            "remove --num_processes and unset MASTER_PORT"
         )
     for name in _TASK_COUNTS:
         if environment.get(name, "1").isdigit() and int(environment.get(name, "1")) > 1:
             raise EvaluationError(
                 f"{name}={environment[name]}, but the processes are not connected: all would "
-                f"measure and "
-                f"write the same; use {LAUNCH}, or a single task"
+                f"measure and write the same; use {LAUNCH}, or a single task"
             )

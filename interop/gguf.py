@@ -91,8 +91,7 @@ def check_header(header: GGUFHeader) -> None:
         if value is not None and value not in neutral:
             raise InteropError(
                 f"{file}: {architecture}.{key} = {value!r} cannot be imported, because "
-                f"transformers' "
-                "reader ignores it; import the original model instead"
+                "transformers' reader ignores it; import the original model instead"
             )
     layers = header.size(f"{architecture}.block_count")
     if layers > len(header.shapes):
@@ -106,8 +105,8 @@ def check_header(header: GGUFHeader) -> None:
     if ignored := sorted(header.shapes.keys() - names - {"output.weight"}):
         raise InteropError(
             f"{file}: {first_names(ignored)} cannot be imported, because transformers' reader "
-            f"ignores "
-            f"such tensors of architecture {architecture}; import the original model instead"
+            f"ignores such tensors of architecture {architecture}; import the original model "
+            "instead"
         )
     heads = header.size(f"{architecture}.attention.head_count")
     kv_heads = header.size(f"{architecture}.attention.head_count_kv", heads)
@@ -139,8 +138,7 @@ def _convert_weights(header: GGUFHeader, folder: Path) -> None:
         if config.model_type != architecture:
             raise InteropError(
                 f"{file}: transformers reads architecture {architecture} as {config.model_type}; "
-                f"change "
-                "general.name"
+                "change general.name"
             )
         config.vocab_size = header.shapes["token_embd.weight"][0]
         if architecture == "qwen3":  # whose head_dim transformers does not read

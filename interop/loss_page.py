@@ -28,8 +28,7 @@ MAX_NLL = 9999.0  # of an impossible token; JSON has no infinity
 HTML = Path(__file__).with_name("loss_page.html")
 POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src "
-    "'self'; "
-    "img-src data:; base-uri 'none'; form-action 'none'"
+    "'self'; img-src data:; base-uri 'none'; form-action 'none'"
 )
 
 
@@ -112,8 +111,7 @@ class LossPage:
         if not 2 <= len(ids) <= longest:
             raise InteropError(
                 f"the text has {len(ids)} tokens, but {method} scores 2 to {longest}; change the "
-                f"text or "
-                "--max-length"
+                "text or --max-length"
             )
         model = self.run.model
         model.reposition(settings.model)

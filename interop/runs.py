@@ -181,8 +181,7 @@ def _tokenizer(checkpoint: ForeignCheckpoint, file: Path | None) -> Tokenizer:
     if checkpoint.tokenizer is None:
         raise InteropError(
             f"{checkpoint.config_file}: there is no tokenizer.json or tokenizer.model beside it; "
-            f"import it "
-            "with scripts/import_model.py --tokenizer FILE"
+            "import it with scripts/import_model.py --tokenizer FILE"
         )
     return load_folder_tokenizer(checkpoint.tokenizer.parent)
 
@@ -201,8 +200,7 @@ def _check_tokenizer(
     if not tokenizer.vocab_size <= shape.vocab_size < 2 * tokenizer.vocab_size:
         raise InteropError(
             f"{name} is not the tokenizer of this model: it has {tokenizer.vocab_size} ids, "
-            f"{config} has "
-            f"vocab_size {shape.vocab_size}"
+            f"{config} has vocab_size {shape.vocab_size}"
         )
     if file is None:
         return

@@ -352,9 +352,8 @@ class Cache:
             raise ModelError(f"a cache created with {rows} rows cannot continue with {new_rows}")
         if self._depends_on_length and old.lengths != new.lengths:
             raise ModelError(
-                f"the declared length changed from {old.lengths} to {new.lengths}, and cached keys "
-                f"depend on "
-                "it; declare the final length in the first pass"
+                f"the declared length changed from {old.lengths} to {new.lengths}, and cached "
+                "keys depend on it; declare the final length in the first pass"
             )
         self._last = new
         self.filled = count

@@ -92,8 +92,7 @@ class MupSettings(StrictSettings):
         None,
         ge=1,
         description="head dimension at the base width: logits are q·k·√base_head_dim / D; null: "
-        "all widths "
-        "have the same head dimension, and logits are q·k / √D",
+        "all widths have the same head dimension, and logits are q·k / √D",
     )
 
 
@@ -128,14 +127,12 @@ class ModelSettings(StrictSettings):
     qk_norm: bool | Literal["all_heads"] = Field(
         False,
         description="RMSNorm on queries and keys before positions: of each head, or of all heads "
-        "together "
-        "(OLMo 2)",
+        "together (OLMo 2)",
     )
     norm_placement: Literal["input", "output"] = Field(
         "input",
         description="RMSNorm on the input of attention and MLP (pre-norm), or on their output "
-        "before it is "
-        "added to the residual stream (OLMo 2)",
+        "before it is added to the residual stream (OLMo 2)",
         json_schema_extra=_COUNTS_IF_CHANGED,
     )
     attention_bias: Literal["none", "qkv", "all"] = Field(
@@ -153,8 +150,7 @@ class ModelSettings(StrictSettings):
     residual_multiplier: _Multiplier = Field(
         1.0,
         description="factor on the output of attention and MLP before it is added to the residual "
-        "stream "
-        "(Granite)",
+        "stream (Granite)",
     )
     attention_multiplier: float | None = Field(
         None,
@@ -177,9 +173,8 @@ class ModelSettings(StrictSettings):
     )
     mup: MupSettings | None = Field(
         None,
-        description="learning rates that transfer across widths: matrices use lr · base_dim / dim, "
-        "and the "
-        "head's input is divided by dim / base_dim; null: standard parametrization",
+        description="learning rates that transfer across widths: matrices use lr · base_dim / "
+        "dim, and the head's input is divided by dim / base_dim; null: standard parametrization",
         json_schema_extra=_COUNTS_IF_CHANGED,
     )
     position: AnyPosition = Field(RopeSettings.model_validate({}), description="positional scheme")
@@ -207,8 +202,8 @@ class ModelSettings(StrictSettings):
                     first = self.position.layers.index(kind) + 1
                     raise ValueError(
                         f"layers = {self.layers} does not use kind '{kind}', layer {first} of the "
-                        f"pattern: "
-                        f"set model.layers to at least {first}, or shorten model.position.layers"
+                        f"pattern: set model.layers to at least {first}, or shorten "
+                        "model.position.layers"
                     )
         return self
 
@@ -216,8 +211,8 @@ class ModelSettings(StrictSettings):
     def _heads_fit(self) -> ModelSettings:
         if "head_dim" not in self.model_fields_set and self.dim % self.heads:
             raise ValueError(
-                f"dim {self.dim} is not divisible by heads {self.heads}: change one of them or set "
-                f"head_dim"
+                f"dim {self.dim} is not divisible by heads {self.heads}: change one of them or "
+                "set head_dim"
             )
         if self.mup and self.mup.base_head_dim and isinstance(self.mixer, LinearMixer):
             raise ValueError(
@@ -233,8 +228,7 @@ class ModelSettings(StrictSettings):
             if isinstance(self.mixer, LinearMixer):
                 raise ValueError(
                     "attention_multiplier: linear attention (mixer.name = linear) does not scale "
-                    "q·k; leave "
-                    "it out"
+                    "q·k; leave it out"
                 )
         if self.heads % self.kv_heads:
             raise ValueError(f"heads {self.heads} are not divisible by kv_heads {self.kv_heads}")
@@ -306,8 +300,8 @@ def check_override(trained: ModelSettings, asked: ModelSettings) -> None:
     for key in type(trained).model_fields:
         if key != "position" and getattr(trained, key) != getattr(asked, key):
             raise ModelError(
-                f"model.{key} is part of the trained weights and cannot be changed after training; "
-                f"{legal}"
+                f"model.{key} is part of the trained weights and cannot be changed after "
+                f"training; {legal}"
             )
     if trained.layer_kinds != asked.layer_kinds or set(trained.kinds) != set(asked.kinds):
         raise ModelError(
@@ -327,6 +321,5 @@ def check_override(trained: ModelSettings, asked: ModelSettings) -> None:
             if a.temperature.learned and a.temperature.name != b.temperature.name:
                 raise ModelError(
                     f"{where}.temperature: '{a.temperature.name}' is learned and cannot be added "
-                    f"or removed "
-                    f"after training; {legal}"
+                    f"or removed after training; {legal}"
                 )

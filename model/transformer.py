@@ -292,8 +292,7 @@ class Transformer(nn.Module):
         if shard is not None and (cache is not None or (keep is not None and not is_streamed)):
             raise ModelError(
                 "windows that are sharded over processes have no cache, and outputs of the last "
-                "tokens only "
-                "in evaluation mode under torch.no_grad()"
+                "tokens only in evaluation mode under torch.no_grad()"
             )
         if z_loss is not None and (targets is None or reduction != "sum"):
             raise ModelError(

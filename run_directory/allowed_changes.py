@@ -36,10 +36,9 @@ def check_resume(folder: Path, old: RunSettings, new: RunSettings) -> list[str]:
     """
     if fixed := changed(old, new, free=False):
         raise TrainingError(
-            f"{folder} was started with other settings; change them back, go on under the new ones "
-            f"in "
-            f"another run (--fork {folder} instead of --run-dir), or start again (--restart):\n    "
-            f"   " + "\n       ".join(fixed)
+            f"{folder} was started with other settings; change them back, go on under the new "
+            f"ones in another run (--fork {folder} instead of --run-dir), or start again "
+            "(--restart):\n       " + "\n       ".join(fixed)
         )
     return changed(old, new)
 
@@ -88,14 +87,12 @@ def check_text(
     if found != tokenizer_hash:
         raise TrainingError(
             f"{prepared.folder} was prepared with another tokenizer ({found[:12]}) than the "
-            f"parent's "
-            f"({tokenizer_hash[:12]}): set data.tokenizer as in the parent"
+            f"parent's ({tokenizer_hash[:12]}): set data.tokenizer as in the parent"
         )
     if longest < settings.train_length and not settings.is_fork:
         raise TrainingError(
             f"train_length {settings.train_length} is longer than every document of "
-            f"{prepared.train.folder} "
-            f"(the longest has {longest:,} tokens); lower it"
+            f"{prepared.train.folder} (the longest has {longest:,} tokens); lower it"
         )
 
 
@@ -162,8 +159,8 @@ def check_extension(folder: Path, old: RunSettings, new: RunSettings) -> None:
     if wrong:
         raise TrainingError(
             f"model.position: the weights of {folder} do not fit: {'; '.join(wrong[:3])}. An "
-            f"extension run "
-            "may change settings of its scheme, or use a scheme with the same parameters"
+            "extension run may change settings of its scheme, or use a scheme with the same "
+            "parameters"
         )
     old_names = {kind: choice.name for kind, choice in old.model.kinds.items()}
     new_names = {kind: choice.name for kind, choice in new.model.kinds.items()}
@@ -194,15 +191,14 @@ def check_fork(step: int, old: RunSettings, new: RunSettings) -> None:
     if new.steps <= step:
         raise TrainingError(
             f"training.tokens = {new.training.tokens} is {new.steps} steps, but the checkpoint is "
-            f"at step "
-            f"{step}: increase it above {new.tokens_after(step)}, or set parent.checkpoint to an "
-            f"earlier one"
+            f"at step {step}: increase it above {new.tokens_after(step)}, or set "
+            "parent.checkpoint to an earlier one"
         )
     if _segments_before(old, step) != _segments_before(new, step):
         raise TrainingError(
             f"training.stages: the stage of the checkpoint after step {step} cannot start or end "
-            f"elsewhere "
-            "in a fork, because the data order depends on its end; fork where a later stage starts"
+            "elsewhere in a fork, because the data order depends on its end; fork where a later "
+            "stage starts"
         )
     old_lengths = sorted({segment.length for segment in old.plan})
     new_lengths = sorted({segment.length for segment in new.plan})
@@ -211,10 +207,9 @@ def check_fork(step: int, old: RunSettings, new: RunSettings) -> None:
     if old_chunks != new_chunks:
         raise TrainingError(
             f"training.stages: windows of {', '.join(map(str, new_lengths))} tokens are cut from "
-            f"chunks of "
-            f"{new_chunks[0]}, those of {', '.join(map(str, old_lengths))} from chunks of "
-            f"{old_chunks[0]}, "
-            f"so the data order cannot continue; set lengths that fill {old_chunks[0]}"
+            f"chunks of {new_chunks[0]}, those of {', '.join(map(str, old_lengths))} from chunks "
+            f"of {old_chunks[0]}, so the data order cannot continue; set lengths that fill "
+            f"{old_chunks[0]}"
         )
     old_stages = [stage for stage in stages_of(old) if stage.start < step]
     new_stages = [stage for stage in stages_of(new) if stage.start < step]

@@ -169,8 +169,7 @@ def _draft(
             free = shutil.disk_usage(run).free / 1e6
             raise TrainingError(
                 f"{run}: disk full ({free:.0f} MB free) while saving step {step}; {_kept(run)}. "
-                f"Make room, "
-                "then run the same command again to resume"
+                "Make room, then run the same command again to resume"
             ) from error
         raise
 

@@ -40,8 +40,8 @@ def make_sampler(settings: RunSettings, prepared: PreparedData) -> BatchSampler:
     has_lengths = len({segment.length for segment in settings.plan}) > 1
     if has_lengths and prepared.longest < settings.train_length:
         raise TrainingError(
-            f"training.stages go up to {settings.train_length} tokens, and the longest document of "
-            f"{prepared.train.folder} has {prepared.longest:,}: lower the lengths of the stages"
+            f"training.stages go up to {settings.train_length} tokens, and the longest document "
+            f"of {prepared.train.folder} has {prepared.longest:,}: lower the lengths of the stages"
         )
     shares = settings.data.mixed_shares
     texts = [

@@ -113,8 +113,8 @@ class MuonSettings(StrictSettings):
     )
     adjust: Literal["match_rms_adamw", "original"] = setting(
         "match_rms_adamw",
-        "size of an A × B update: 0.2·√max(A, B), so that rates are like AdamW's (Liu et al. 2025, "
-        "arXiv:2502.16982), or √max(1, A / B), with rates around 0.02",
+        "size of an A × B update: 0.2·√max(A, B), so that rates are like AdamW's (Liu et al. "
+        "2025, arXiv:2502.16982), or √max(1, A / B), with rates around 0.02",
     )
     adamw: AdamWBase = setting(AdamWBase(), "of the head, embeddings, norms, biases and positions")
 

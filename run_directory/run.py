@@ -142,8 +142,7 @@ class Run:
         if tokenizer.vocab_size > rows:
             raise TrainingError(
                 f"{folder}: the tokenizer has {tokenizer.vocab_size:,} ids and the embedding of "
-                f"the "
-                f"model {rows:,} rows; use the tokenizer of the model"
+                f"the model {rows:,} rows; use the tokenizer of the model"
             )
         (folder / "tokenizer").mkdir(parents=True, exist_ok=True)
         tokenizer.save(folder / "tokenizer")
@@ -209,8 +208,8 @@ class Run:
         if hashes is not None and (own := self._stored_hash()) not in hashes:
             raise TrainingError(
                 f"{self.folder / SETTINGS}: model, train_length, original_length or "
-                f"training.stages was "
-                f"edited after training (hash {own[:12]}, not that in {MANIFEST}); restore the file"
+                f"training.stages was edited after training (hash {own[:12]}, not that in "
+                f"{MANIFEST}); restore the file"
             )
         return settings
 
@@ -426,8 +425,7 @@ def locked_run(folder: Path) -> Iterator[None]:
                 holder = lock.read(200).strip() or "another process"
                 raise TrainingError(
                     f"{folder} is being trained by {holder}; wait for it or end it (a stopped "
-                    f"process "
-                    "keeps its lock)"
+                    "process keeps its lock)"
                 )
             lock.truncate(0)
             lock.write(f"process {os.getpid()} on {socket.gethostname()}")

@@ -126,8 +126,7 @@ class RunSettings(StrictSettings):
         if self.steps < 1:
             raise ValueError(
                 f"training.tokens = {t.tokens} is less than one step: training.batch_size × "
-                f"train_length = "
-                f"{t.batch_size * length} tokens"
+                f"train_length = {t.batch_size * length} tokens"
             )
         if targets > length:
             raise ValueError(
@@ -141,7 +140,6 @@ class RunSettings(StrictSettings):
             keys = "warmup or decay" if decay else "warmup"
             raise ValueError(
                 f"training.lr_schedule: warmup and decay take {share:.0%} of the run's "
-                f"{self.steps} steps; "
-                f"lower {keys}, or raise training.tokens"
+                f"{self.steps} steps; lower {keys}, or raise training.tokens"
             )
         return self

@@ -17,22 +17,19 @@ class StageSettings(StrictSettings):
     length: int | None = setting(
         None,
         "tokens of a window; the longest of all stages is train_length; null: as in the stage "
-        "before, at "
-        "first train_length",
+        "before, at first train_length",
         ge=2,
     )
     batch_size: int | None = setting(
         None,
         "sequences per optimizer step; null: as in the stage before where length is null, else as "
-        "many "
-        "tokens as training.batch_size × train_length",
+        "many tokens as training.batch_size × train_length",
         ge=1,
     )
     duration: ShareOrSteps | None = setting(
         None,
         "below 1 a share of training.tokens, from 1 on a number of steps; null, in the last stage "
-        "only: "
-        "the rest of the budget",
+        "only: the rest of the budget",
         gt=0,
     )
     overrides: list[str] = setting(
@@ -41,8 +38,7 @@ class StageSettings(StrictSettings):
     warmup: ShareOrSteps = setting(
         0.0,
         "linear rise of the learning rate from 0 when the stage begins: below 1 a share of the "
-        "run, from 1 "
-        "on steps",
+        "run, from 1 on steps",
         ge=0,
     )
 
@@ -68,8 +64,7 @@ def segments(
         if stage.batch_size is None and stage.length and per_step % length:
             raise ValueError(
                 f"{where}.batch_size is required: training.batch_size × train_length = {per_step} "
-                f"tokens is "
-                f"not a multiple of its length {length}"
+                f"tokens is not a multiple of its length {length}"
             )
         if stage.duration is None and i < len(stages) - 1:
             raise ValueError(
@@ -91,7 +86,6 @@ def segments(
     if spent > tokens or tokens - spent >= max(slack, per_step):
         raise ValueError(
             f"training.stages use {spent:,} tokens, and training.tokens = {tokens}: set it to "
-            f"{spent}, or "
-            "change the duration of a stage"
+            f"{spent}, or change the duration of a stage"
         )
     return tuple(found)

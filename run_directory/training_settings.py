@@ -59,23 +59,19 @@ class ParallelSettings(StrictSettings):
     sharding: Literal["auto", "none", "full"] = free(
         "auto",
         "none: every process has the whole model (DDP); full: weights, gradients and moments are "
-        "sharded "
-        "over all of them (FSDP2); auto: full where the accelerate config says FSDP",
+        "sharded over all of them (FSDP2); auto: full where the accelerate config says FSDP",
     )
     context: int = free(
         1,
         "processes that share each window (context parallelism); divides the number of processes; "
-        "windows "
-        "have at least 2 × context tokens",
+        "windows have at least 2 × context tokens",
         ge=1,
     )
     activation_checkpointing: bool | Literal["selective"] = free(
         False,
         "true: store only the input of each block and recompute the rest in the backward pass, "
-        "which saves "
-        "memory and takes more time; selective: store the outputs of matrix products and attention "
-        "too, "
-        "and recompute what is cheap",
+        "which saves memory and takes more time; selective: store the outputs of matrix products "
+        "and attention too, and recompute what is cheap",
     )
 
     @property
@@ -120,8 +116,7 @@ class SpikeSettings(StrictSettings):
     window: int = setting(
         100,
         "applied steps that mean and deviation are computed over; no step is a spike before a "
-        "stage of the "
-        "run has this many",
+        "stage of the run has this many",
         ge=2,
         le=100_000,
     )
@@ -220,8 +215,7 @@ class TrainingSettings(StrictSettings):
     micro_batch_size: int | None = free(
         None,
         "sequences of train_length per device and forward pass; null: all of a step. Shorter "
-        "stages use "
-        "as many tokens",
+        "stages use as many tokens",
         ge=1,
     )
     optimizer: OptimizerSettings = setting(AdamWSettings(), "optimizer of the weights")
@@ -230,8 +224,7 @@ class TrainingSettings(StrictSettings):
     )
     stages: list[StageSettings] = optional(
         "stages of the run, in order: window length, batch size, overrides of the positional "
-        "scheme; "
-        "empty: one stage",
+        "scheme; empty: one stage",
         default=[],
     )
     grad_clip: float | None = setting(
@@ -242,9 +235,8 @@ class TrainingSettings(StrictSettings):
     )
     on_spike: SpikeSettings | None = optional("skip steps with a loss spike; null: apply them")
     z_loss: float | None = optional(
-        "coefficient of (ln Z)² in the gradients, 1e-4 in PaLM (arXiv:2204.02311); reported losses "
-        "exclude "
-        "it; null: none",
+        "coefficient of (ln Z)² in the gradients, 1e-4 in PaLM (arXiv:2204.02311); reported "
+        "losses exclude it; null: none",
         gt=0,
     )
     ema: EmaSettings | None = optional(
@@ -287,8 +279,7 @@ class TrainingSettings(StrictSettings):
             fix = f"make it a multiple of validation.interval ({v.interval})"
             raise ValueError(
                 f"checkpoint.best requires a validation at each checkpoint, every {c.interval} "
-                f"steps: "
-                f"{fix if v.interval else 'set validation.interval'}"
+                f"steps: {fix if v.interval else 'set validation.interval'}"
             )
         if (size := self.micro_batch_size) is not None and size > self.batch_size:
             raise ValueError(f"micro_batch_size {size} is larger than batch_size {self.batch_size}")

@@ -81,9 +81,9 @@ def main() -> int:
         return 0
     kind = schemes[0].unit_kind
     print(
-        f"Detecting {options.difference:g} nats with probability {options.power:.0%} requires "
-        "a half-width of at most "
-        f"{half:.4f} ({options.confidence:.0%}, {options.family} simultaneous)."
+        f"Detecting {options.difference:g} nats with probability {options.power:.0%} requires a "
+        f"half-width of at most {half:.4f} ({options.confidence:.0%}, {options.family} "
+        "simultaneous)."
     )
     columns = [
         "comparison",
@@ -97,10 +97,8 @@ def main() -> int:
     Console().table("", columns, [_row(size) for size in sizes])
     print(
         f"{kind}s needed: with the current seeds; seeds needed: per scheme, with the current "
-        f"{kind}s. none: no "
-        f"number suffices alone. ?: unknown; the variance of seeds requires two seeds, and an "
-        f"interval six "
-        f"{kind}s and three seeds each."
+        f"{kind}s. none: no number suffices alone. ?: unknown; the variance of seeds requires two "
+        f"seeds, and an interval six {kind}s and three seeds each."
     )
     return 0
 

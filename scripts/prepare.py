@@ -67,9 +67,8 @@ def main() -> None:
         for length in sorted({portion.length for portion in settings.plan}):
             console.info(
                 f"windows of {length:,} tokens, {settings.data.packing}: "
-                f"{batches.windows_per_epoch(length):,} per epoch; {batches.cut_share(length):.1%} "
-                f"of the "
-                "documents are cut at a window boundary"
+                f"{batches.windows_per_epoch(length):,} per epoch; "
+                f"{batches.cut_share(length):.1%} of the documents are cut at a window boundary"
             )
     if options.verify:
         for store in (prepared.train, prepared.valid):

@@ -41,8 +41,7 @@ class SettingsParser(Parser):
             "--help",
             action="store_true",
             help=f"this page; --help SETTING: one setting, e.g. --help {topics.setting}; --help "
-            f"all: "
-            "every setting",
+            "all: every setting",
         )
 
     def parse(

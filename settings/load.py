@@ -78,8 +78,7 @@ def dropped_settings(settings: BaseModel, arguments: Sequence[str]) -> list[str]
             chosen = getattr(_at(settings, place), "name", "another")
             warnings.append(
                 f"{origin}: {where}.{key} = {value} is dropped, because {chosen} was chosen after "
-                f"it: "
-                f"{where}.{key} is {now}; set it after that choice"
+                f"it: {where}.{key} is {now}; set it after that choice"
             )
     return warnings
 
@@ -175,11 +174,9 @@ class SettingsLayers:
             if len(keys) > 1 and not set(keys) & set(cls.model_fields):
                 foreign.append(f"{file}:")
                 self.problems.append(
-                    f"{file}: none of its settings ({', '.join(keys[:MAX_LISTED])}) is known here, "
-                    f"where "
-                    f"they are {', '.join([*cls.model_fields][:MAX_LISTED])}: is it a file for "
-                    f"another "
-                    "script?"
+                    f"{file}: none of its settings ({', '.join(keys[:MAX_LISTED])}) is known "
+                    f"here, where they are {', '.join([*cls.model_fields][:MAX_LISTED])}: is it a "
+                    "file for another script?"
                 )
         for path, text in problems:
             origin = self._origin(path)

@@ -55,9 +55,8 @@ class EvaluationEntry(StrictSettings):
     overrides: list[str] = Field([], description="settings files and overrides of evaluate.py")
     data: list[str] | None = Field(
         None,
-        description="settings files and overrides (data.KEY=value) of a corpus to evaluate on, all "
-        "of it, "
-        "prepared with each run's own tokenizer; null: the run's held-out data",
+        description="settings files and overrides (data.KEY=value) of a corpus to evaluate on, "
+        "all of it, prepared with each run's own tokenizer; null: the run's held-out data",
     )
     skip: Skip = Field(
         [],
@@ -101,9 +100,8 @@ class StudySettings(StrictSettings):
     )
     grid: Grid = Field(
         description="axes. Each maps labels to settings files and overrides of train.py, or lists "
-        "values of "
-        "the setting with the axis's name; a cell has one label of each. `scheme` is compared, "
-        "`seed` repeats"
+        "values of the setting with the axis's name; a cell has one label of each. `scheme` is "
+        "compared, `seed` repeats"
     )
     skip: Skip = Field(
         [],

@@ -307,11 +307,9 @@ def test_syntax_tree_helpers():
     """The rules above hold nothing if the walk misses an import."""
     code = (
         "import a.b\nfrom model.attention import kernels\nfrom model import Cache\nfrom . import "
-        "registry\n"
-        "from .base import Span\n"
-        "try:\n    import c\nexcept ImportError:\n    pass\n"
-        "if TYPE_CHECKING:\n    import unseen\n"
-        "def f():\n    def g():\n        from data import prepare\n"
+        "registry\nfrom .base import Span\ntry:\n    import c\nexcept ImportError:\n    pass\nif "
+        "TYPE_CHECKING:\n    import unseen\ndef f():\n    def g():\n        from data import "
+        "prepare\n"
     )
     found = {name for _, name in imports(ast.parse(code), "model.position.table", package=False)}
     assert found == {

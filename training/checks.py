@@ -38,14 +38,12 @@ def check_model(settings: RunSettings) -> None:
     if limit is not None and limit < length:
         raise TrainingError(
             f"train_length {length} is longer than the {limit} positions this scheme has: shorten "
-            f"it, or "
-            f"raise {_end_of(settings, length)}"
+            f"it, or raise {_end_of(settings, length)}"
         )
     if limit is not None and limit < shortest * length:
         raise TrainingError(
             f"training.validation.multiples begins at {shortest} × {length} tokens, and positions "
-            f"end at "
-            f"{limit}: add 1 to it"
+            f"end at {limit}: add 1 to it"
         )
     _check_sampler(settings, limit)
     trace = settings.training.profile
@@ -77,8 +75,7 @@ def _check_sampler(settings: RunSettings, limit: int | None) -> None:
     if limit is not None and limit < end:
         raise TrainingError(
             f"data.positions ({sampled(settings)}) draws positions up to {end - 1}, and positions "
-            f"end at "
-            f"{limit - 1}: raise {_end_of(settings, end)}, or draw positions less far"
+            f"end at {limit - 1}: raise {_end_of(settings, end)}, or draw positions less far"
         )
 
 
@@ -120,10 +117,9 @@ def check_processes(settings: RunSettings, processes: int) -> None:
         if segment.length < chunks:
             key = f"{stage}length of" if stage else "train_length"
             raise TrainingError(
-                f"{key} {segment.length} is less than {chunks}, 2 × training.parallel.context: set "
-                f"it to "
-                f"{chunks} or more, or training.parallel.context to {max(1, segment.length // 2)} "
-                f"or less"
+                f"{key} {segment.length} is less than {chunks}, 2 × training.parallel.context: "
+                f"set it to {chunks} or more, or training.parallel.context to "
+                f"{max(1, segment.length // 2)} or less"
             )
 
 
@@ -141,9 +137,8 @@ def check_sharding(
     ):
         raise TrainingError(
             "training.stages: overrides cannot change a positional scheme with learned parameters "
-            "while the "
-            "model is sharded; remove them, or set training.parallel.sharding=none and launch "
-            "without FSDP"
+            "while the model is sharded; remove them, or set training.parallel.sharding=none and "
+            "launch without FSDP"
         )
 
 

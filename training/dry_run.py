@@ -163,8 +163,7 @@ def _ancestry(settings: RunSettings, parent: ParentRun) -> list[tuple[str, str]]
     """Rows about the ancestors of a run, and what changes in it."""
     first, *earlier = [
         f"{run['run']}, step {run['step']:,} (checkpoint {run['checkpoint_hash'][:10]}), trained "
-        f"at "
-        f"{run['train_length']} tokens"
+        f"at {run['train_length']} tokens"
         for run in parent.lineage(settings)
     ]
     rows = [("fork of" if settings.is_fork else "extension of", first)]

@@ -89,10 +89,9 @@ def check_optimizer_groups(parent: ParentRun, settings: RunSettings) -> None:
         if [group["names"] for group in own] != [group["weights"] for group in saved]:
             theirs = ", ".join(group["options"]["name"] for group in saved)
             raise TrainingError(
-                f"training.optimizer.groups: the groups of weights are {theirs} in the parent, and "
-                f"here "
-                f"they would be {', '.join(group['name'] for group in own)}; leave them as in the "
-                f"parent"
+                f"training.optimizer.groups: the groups of weights are {theirs} in the parent, "
+                f"and here they would be {', '.join(group['name'] for group in own)}; leave them "
+                "as in the parent"
             )
 
 
@@ -140,10 +139,8 @@ def compare(
         return scores | {"not_compared": f"its original_length is {stretched_from}, not {own}"}
     raise TrainingError(
         f"at step 0 the extension run scores {nll.mean():.6f} at {length} tokens, and "
-        f"{parent.folder} "
-        f"under the same method {under_method.mean():.6f} (one target differs by {largest:.2g}): "
-        f"the "
-        "weights were not copied correctly; this is a bug, please report it"
+        f"{parent.folder} under the same method {under_method.mean():.6f} (one target differs by "
+        f"{largest:.2g}): the weights were not copied correctly; this is a bug, please report it"
     )
 
 
@@ -211,8 +208,7 @@ def changed_rates(settings: RunSettings, parent: ParentRun) -> list[str]:
     there = str(parent.folder) if last == step else f"{parent.folder} at its end"
     return [
         f"{'learning rate' if name == 'lr' else name} at step {step + 1}: {before[name]:.3g} in "
-        f"{there}, "
-        f"{rate:.3g} here"
+        f"{there}, {rate:.3g} here"
         for name, rate in TrainingSchedule(settings).learning_rates(step).items()
         if name in before and abs(rate - before[name]) > 0.01 * before[name]
     ]

@@ -57,8 +57,8 @@ class LiveView:
                 self.draw()
             elif is_measured:
                 self.console.info(
-                    f"step {line['step']:>{len(str(self.steps))}}/{self.steps}  "
-                    f"loss {self._losses[-1]:7.4f}  lr {line['lr']:.2e}  "
+                    f"step {line['step']:>{len(str(self.steps))}}/{self.steps}  loss "
+                    f"{self._losses[-1]:7.4f}  lr {line['lr']:.2e}  "
                     f"{line['tokens_per_second']:>8,.0f} tokens/s  MFU {line['mfu']:.0%}  "
                     f"{duration(self._seconds_left())} left"
                 )

@@ -180,8 +180,8 @@ def check_memory(
     if needed > free:
         raise TrainingError(
             f"this will not fit: about {size_text(needed)} are needed on each device, "
-            f"{size_text(free)} are "
-            f"free; {fixes_for(model, settings, layout, free)}, or pass --force to train anyway"
+            f"{size_text(free)} are free; {fixes_for(model, settings, layout, free)}, or pass "
+            "--force to train anyway"
         )
 
 

@@ -185,8 +185,7 @@ class Metrics:
         if self._file:
             self._run.console.warn(
                 f"step {done} is skipped, {REASONS[metrics.reason]}: loss {metrics.loss:g}, "
-                f"gradient norm "
-                f"{metrics.grad_norm:g}; number {metrics.count} of the run"
+                f"gradient norm {metrics.grad_norm:g}; number {metrics.count} of the run"
             )
 
     def end(self) -> None:

@@ -115,6 +115,5 @@ def raise_stopped(
         fixes.append(f"raise {limit}" if is_over else "set training.on_nonfinite.name=skip")
     raise TrainingError(
         f"step {step}: the loss is {loss:g}, the gradient norm {metrics.grad_norm:g}{number}. The "
-        f"step was "
-        f"not applied, and {saved}: {', or '.join(fixes)}"
+        f"step was not applied, and {saved}: {', or '.join(fixes)}"
     )

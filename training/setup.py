@@ -230,8 +230,7 @@ def _open_data(
             command += [word for word in arguments if not word.startswith("parent.")]
             raise TrainingError(
                 f"the text is not prepared, and {parallel.world} processes were started: prepare "
-                f"it first "
-                f"with {shlex.join(command)}"
+                f"it first with {shlex.join(command)}"
             )
         data = prepare(settings.data, console)
     if parallel.main:

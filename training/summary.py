@@ -33,10 +33,9 @@ def announce(run: TrainingRun, state: TrainState) -> None:
     linear = f", linear attention ({s.mixer.form})" if isinstance(s.mixer, LinearMixer) else ""
     console.info(f"run {run.folder}")
     console.info(
-        f"model {model.parameter_count() / 1e6:.2f}M parameters, {s.layers} layers, width {s.dim}, "
-        f"{s.heads} heads in {s.kv_heads} groups, vocabulary {model.vocab_size}, positions "
-        f"{schemes}"
-        f"{linear}"
+        f"model {model.parameter_count() / 1e6:.2f}M parameters, {s.layers} layers, width "
+        f"{s.dim}, {s.heads} heads in {s.kv_heads} groups, vocabulary {model.vocab_size}, "
+        f"positions {schemes}{linear}"
     )
     for kind, scheme in model.position.items():
         if isinstance(scheme, Rope):
@@ -58,8 +57,7 @@ def announce(run: TrainingRun, state: TrainState) -> None:
     if most > MANY_EPOCHS and not console.quiet:
         console.warn(
             f"training.tokens repeats the text {most:,.0f} times, and beyond about {MANY_EPOCHS} "
-            f"epochs "
-            "repeated text adds almost nothing: add text or lower training.tokens"
+            "epochs repeated text adds almost nothing: add text or lower training.tokens"
         )
     for name, rate in t.optimizer.rates.items() if len(t.optimizer.rates) > 1 else ():
         console.info(f"{name} {rate:g}: {parameters_at_rate(name, model, t.optimizer)}")

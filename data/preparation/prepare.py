@@ -162,8 +162,8 @@ def _alone(folder: Path, console: Any) -> Iterator[None]:
             locked(lock, wait=True)
         elif ours is None:
             console.warn(
-                f"{folder} is on a file system without locks; do not prepare it in another process "
-                "meanwhile"
+                f"{folder} is on a file system without locks; do not prepare it in another "
+                "process meanwhile"
             )
         if ours is not None:  # left by killed processes; no other process writes here now
             for draft in folder.rglob(".*.tmp"):
@@ -273,8 +273,8 @@ class _Preparation:
         available = int(self.spools["text"].bytes[~self.masks["text"]].sum())
         if not available:
             raise DataError(
-                "there is no training text to train a tokenizer on (data.valid_fraction is 1); set "
-                "data.tokenizer.model=PATH or data.tokenizer.name=bytes"
+                "there is no training text to train a tokenizer on (data.valid_fraction is 1); "
+                "set data.tokenizer.model=PATH or data.tokenizer.name=bytes"
             )
         most = settings.train_bytes
         self.console.info(

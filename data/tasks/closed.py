@@ -120,9 +120,9 @@ class CopyTask(Task):
                 break
         if request.is_scored and len(others) < self.choices - 1:
             raise DataError(
-                f"a string of {count} symbols has only {len(others)} swaps of neighbors to compare "
-                f"with, but choices={self.choices} requires more; decrease choices or increase the "
-                "length"
+                f"a string of {count} symbols has only {len(others)} swaps of neighbors to "
+                f"compare with, but choices={self.choices} requires more; decrease choices or "
+                "increase the length"
             )
         return TaskItem(self._question(request, symbols), answer, others)
 

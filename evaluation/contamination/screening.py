@@ -279,7 +279,6 @@ def _sentence(record: dict) -> str:
         )
     return (
         f"{text}: passages of 13 words (30 Chinese characters) that also occur in the training "
-        f"text "
-        f"({record['in_training']:,} tokens) or in an earlier document of the corpus "
+        f"text ({record['in_training']:,} tokens) or in an earlier document of the corpus "
         f"({record['repeated']:,})."
     )

@@ -112,8 +112,7 @@ class AttentionSession(DiagnosticSession):
         if not self.cells:
             raise EvaluationError(
                 f"no method reaches any of the lengths {', '.join(map(str, plan.lengths))}: "
-                f"shorten lengths, "
-                f"or add a method that reaches further. {subject.legal}".rstrip()
+                f"shorten lengths, or add a method that reaches further. {subject.legal}".rstrip()
             )
         self.few = min(settings.precision_windows, found.windows)
         self.dtypes = 1 + len(settings.precision) if settings.precision else 0

@@ -72,8 +72,7 @@ class GenerationDiagnosticSettings(DiagnosticSettings):
         None,
         ge=8,
         description="tokens per bucket of positions, and distance within which repetitions are "
-        "counted; "
-        "default: L0 / 2",
+        "counted; default: L0 / 2",
     )
     temperatures: list[float] = Field([0.0, 1.0], description="sampling temperatures; 0 is greedy")
 

@@ -77,8 +77,7 @@ class GenerationSession(DiagnosticSession):
         if total < prompt + width:
             raise EvaluationError(
                 f"length={total} leaves less than a bucket of {width} tokens after a prompt of "
-                f"{prompt}: "
-                "raise length, or lower prompt or bucket"
+                f"{prompt}: raise length, or lower prompt or bucket"
             )
         each = _prompts_each(
             self.text.lengths,
@@ -257,8 +256,8 @@ def _reach(found: GenerationResult, method: Method, total: int) -> int:
     found.shorter[method.label] = f"its positions end after {limit} tokens"
     if limit + 1 < found.edges[1]:
         raise EvaluationError(
-            f"method {method.label!r} has no room for {found.edges[1] - found.edges[0]} new tokens "
-            f"after a "
-            f"prompt of {found.edges[0]}: {found.shorter[method.label]}; decrease prompt or bucket"
+            f"method {method.label!r} has no room for {found.edges[1] - found.edges[0]} new "
+            f"tokens after a prompt of {found.edges[0]}: {found.shorter[method.label]}; decrease "
+            "prompt or bucket"
         )
     return max(edge for edge in found.edges if edge <= limit + 1)

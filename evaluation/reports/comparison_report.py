@@ -174,8 +174,7 @@ class RunComparison:
             f"The same {len(result.document):,} targets at every length "
             f"({result.plan.protocol}{dtype_note(settings.dtype)})",
             f"Bars: {100 * settings.confidence:g}% intervals over {result.unit_kind}s of the "
-            f"paired "
-            f"difference from {self.first.label}.",
+            f"paired difference from {self.first.label}.",
         )
         trained = {result.subject.trained_length for result in self.runs.values()}
         return loss_by_length(curves, None, sorted(trained), text)

@@ -143,8 +143,8 @@ def by_position(
     width = result.edges[1] - result.edges[0]
     text = FigureText(
         titled("Generation past the trained length", method),
-        f"{result.subject.name}: {len(result.unit)} prompts of {result.edges[0]:,} tokens"
-        f"{dtype_note(result.settings.dtype)}",
+        f"{result.subject.name}: {len(result.unit)} prompts of {result.edges[0]:,} "
+        f"tokens{dtype_note(result.settings.dtype)}",
         f"Buckets of {width:,} tokens; repetitions are counted within the previous {width:,} "
         f"tokens.",
     )

@@ -444,8 +444,8 @@ def by_position_figure(result: EvaluationResult, analysis: Analysis) -> Figure:
             baseline = Curve(label, x, cut, width=1.1, dash=DASHED, order=2)
     text = FigureText(
         f"NLL by position in a window of {longest} tokens (factor for {longest})",
-        f"{result.subject.name}: {analysis.n_targets:,} targets of {analysis.documents} documents; "
-        f"different tokens at each position{dtype_note(result.settings.dtype)}",
+        f"{result.subject.name}: {analysis.n_targets:,} targets of {analysis.documents} "
+        f"documents; different tokens at each position{dtype_note(result.settings.dtype)}",
         _note(result, analysis, curves),
     )
     marks = ReferenceLines(l0, ticks=[float(2**k) for k in range(longest.bit_length())])

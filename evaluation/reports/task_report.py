@@ -233,8 +233,8 @@ def by_length(result: TaskResult, analysis: TaskAnalysis) -> Figure:
         bars = f"; bars: {level} over {drawn.unit_kind}s, simultaneous"
     text = FigureText(
         f"{result.facts['task'].capitalize()}: accuracy by length",
-        f"{result.subject.name}: the same {drawn.count} items at every length, "
-        f"{drawn.candidates} candidates each{dtype_note(result.settings.dtype)}",
+        f"{result.subject.name}: the same {drawn.count} items at every length, {drawn.candidates} "
+        f"candidates each{dtype_note(result.settings.dtype)}",
         f"Solid lines: most likely candidate{bars}. Dotted: exact match.",
     )
     return panels_figure(
@@ -258,8 +258,8 @@ def by_place(result: TaskResult, analysis: TaskAnalysis, label: str) -> Figure:
         f"{result.facts['task'].capitalize()}, {name_of(label)}: accuracy by place of the answer",
         f"{result.subject.name}: accuracy by likelihood in %; chance {100 * drawn.chance:.0f}%; "
         f"trained at {result.subject.trained_length}{dtype_note(result.settings.dtype)}",
-        "Right: tokens between the answer and the question. "
-        f"In brackets: Wilson's {level} interval of each cell.",
+        f"Right: tokens between the answer and the question. In brackets: Wilson's {level} "
+        "interval of each cell.",
     )
     with rc_context(STYLE):
         width = max(7.4, 2.0 + 1.24 * len(drawn.lengths))

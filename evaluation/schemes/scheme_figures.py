@@ -279,8 +279,8 @@ def angles(ask: FigureRequest) -> FigureSpec:
         rows,
         ask.text(
             "Angles that wrap around, and angles within a quarter turn",
-            f"After figures 1 and 2 of He and Xu; b = {plainly(theta)}, D = {shape.dim}, "
-            f"N = {shape.train_length:,}.",
+            f"After figures 1 and 2 of He and Xu; b = {plainly(theta)}, D = {shape.dim}, N = "
+            f"{shape.train_length:,}.",
         ),
         DISTANCE,
         "angle at distance d, mod 2π, radians",
@@ -396,8 +396,8 @@ def biases(ask: FigureRequest) -> FigureSpec:
         rows,
         ask.text(
             "Bias of a key at distance d",
-            f"Relative to the bias at distance 0, head {ask.head} of 0–{shape.heads - 1}; "
-            f"query position {longest:,}.",
+            f"Relative to the bias at distance 0, head {ask.head} of 0–{shape.heads - 1}; query "
+            f"position {longest:,}.",
             "Dotted: learned bias at its random initialization." if initial else "",
         ),
         "distance $d$, tokens (linear to 1, then log)",

@@ -103,9 +103,8 @@ class EvaluationSession(CellSession):
         if settings.context > 1 and shortest < chunks:
             raise EvaluationError(
                 f"context = {settings.context} requires windows of {chunks} tokens or more, two "
-                f"for each "
-                f"process; the shortest length is {shortest}: lower context, or evaluate longer "
-                f"lengths"
+                f"for each process; the shortest length is {shortest}: lower context, or evaluate "
+                "longer lengths"
             )
         if settings.minutes is not None and ranks.world > 1:
             raise EvaluationError("minutes does not support several processes; start one process")
@@ -330,15 +329,13 @@ class EvaluationSession(CellSession):
         if not len(finished):
             raise EvaluationError(
                 f"no document was scored under every method within {self.settings.minutes:g} "
-                f"minutes; "
-                "run the same command again to continue"
+                "minutes; run the same command again to continue"
             )
         if len(finished) == len(every):
             return
         result.notes.append(
             f"{len(finished)} of {len(every)} documents were scored under every method within the "
-            f"time "
-            "limit; the same command continues."
+            "time limit; the same command continues."
         )
         here = np.isin(result.document, finished)
         self.kept = self.kept & np.isin(of_target, finished)
@@ -415,13 +412,12 @@ def _sinks(
     if subject.bos_first:
         raise EvaluationError(
             f"{names}: the first tokens of a window are kept as sinks. {subject.bos_first}, but "
-            f"windows "
-            "inside a document start with any token: set bos=every-window, or remove these methods"
+            "windows inside a document start with any token: set bos=every-window, or remove "
+            "these methods"
         )
     return [
-        f"Sinks ({names}) are the first tokens of a window, here arbitrary tokens, as at the start "
-        f"of a "
-        "training window; bos=every-window puts BOS first."
+        f"Sinks ({names}) are the first tokens of a window, here arbitrary tokens, as at the "
+        "start of a training window; bos=every-window puts BOS first."
     ]
 
 

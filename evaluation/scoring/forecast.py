@@ -144,8 +144,7 @@ def choose_batch(
             need = memory_needed(model, length, keep, 1, chunk, context) / 2**30
             raise EvaluationError(
                 f"length {length} needs about {need:.2f} GiB and {budget / 2**30:.2f} GiB may be "
-                f"used; "
-                f"length {shorter} would fit, or set a smaller chunk (now {chunk})"
+                f"used; length {shorter} would fit, or set a smaller chunk (now {chunk})"
             )
         batch //= 2
     return batch
@@ -243,8 +242,7 @@ def forecast_line(
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     return (
         f"forecast: {cells} cells, {tokens / 1e6:.2f}M input tokens, about {_duration(seconds)}, "
-        f"peak memory "
-        f"about {(peak + weights) / 2**30:.2f} GiB in addition to the program (budget "
+        f"peak memory about {(peak + weights) / 2**30:.2f} GiB in addition to the program (budget "
         f"{budget / 2**30:.1f} GiB)"
     )
 

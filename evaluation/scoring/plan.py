@@ -124,8 +124,8 @@ def _fixed(
         lengths, note = shorten_lengths(text, lengths, **spans)
         if trained_length not in lengths:
             raise EvaluationError(
-                f"too few documents reach even the trained length {trained_length}: {note}; "
-                "lower spans_per_document or least_documents, or evaluate on another store"
+                f"too few documents reach even the trained length {trained_length}: {note}; lower "
+                "spans_per_document or least_documents, or evaluate on another store"
             )
     targets = draw_targets(
         text,

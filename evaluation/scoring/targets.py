@@ -193,8 +193,8 @@ def shorten_lengths(
         return kept, ""
     return kept, (
         f"only {counts[dropped]} of {len(room)} documents are long enough for length {dropped} "
-        f"(at least {least_documents} are required): the longest length is now {kept[-1]}, "
-        f"for which there are {counts[kept[-1]]}"
+        f"(at least {least_documents} are required): the longest length is now {kept[-1]}, for "
+        f"which there are {counts[kept[-1]]}"
     )
 
 

@@ -119,8 +119,7 @@ def block_windows(
     if longest % length:
         raise EvaluationError(
             f"protocol=non-overlapping needs lengths that divide the longest: {length} does not "
-            f"divide "
-            f"{longest}"
+            f"divide {longest}"
         )
     rows = []
     for document in documents.tolist():

@@ -82,9 +82,8 @@ def analyze(result: EvaluationResult) -> Analysis:
     if result.failed and not result.nll:
         raise EvaluationError(
             f"{result.subject.name}: no cell of step {result.subject.step} could be measured, "
-            f"under any "
-            f"method at any length ({next(iter(result.failed.values()))}); evaluate another "
-            f"checkpoint"
+            f"under any method at any length ({next(iter(result.failed.values()))}); evaluate "
+            "another checkpoint"
         )
     it = _Analyser(result)
     verdicts = it.verdicts()
@@ -278,9 +277,8 @@ def _judged_methods(result: EvaluationResult) -> tuple[list[str], list[str]]:
     labels = [method.label for method in result.methods if not method.truncates]
     bad = [label for label in labels if worst.get(label, 0.0) >= allowed]
     notes = [
-        f"{label}: no verdict: bfloat16 differs by {worst[label]:.4f} nats on average from float32 "
-        f"(allowed: "
-        f"{allowed:.4f}); use dtype=float32"
+        f"{label}: no verdict: bfloat16 differs by {worst[label]:.4f} nats on average from "
+        f"float32 (allowed: {allowed:.4f}); use dtype=float32"
         for label in bad
     ]
     # Every verdict is about a difference from the checkpoint as trained.

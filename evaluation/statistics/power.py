@@ -96,8 +96,8 @@ def read_measured(paths: Sequence[Path], evaluation: str | None = None) -> list[
         same = (document["targets_hash"], document["units"]["names"])
         if same != (first["targets_hash"], first["units"]["names"]):
             raise EvaluationError(
-                f"{where} and {origin} were measured on other targets; evaluate both with the same "
-                "settings on the same corpus"
+                f"{where} and {origin} were measured on other targets; evaluate both with the "
+                "same settings on the same corpus"
             )
     groups: dict[str, list[dict]] = {}
     for name, _, document in documents:

@@ -33,8 +33,7 @@ class TaskEvaluationSettings(MeasurementSettings):
     haystack_store: str | None = Field(
         None,
         description="folder of a prepared corpus whose held-out text is the haystack; null: the "
-        "run's own "
-        "if it was trained on text, else task.haystack",
+        "run's own if it was trained on text, else task.haystack",
     )
     unreachable: Literal["refuse", "dash"] = Field(
         "refuse",

@@ -134,15 +134,13 @@ def _nearest(
     if not excesses:
         raise InteropError(
             f"transformers rotates {theirs.shape[-1]} features, which no layer of the model does; "
-            f"report "
-            "this with the run's settings.yaml"
+            "report this with the run's settings.yaml"
         )
     least = min(excesses, key=lambda excess: float(excess.max()))
     row, pair = divmod(int(least.argmax()), least.shape[-1])
     raise InteropError(
         f"transformers rotates pair {pair % (least.shape[-1] // 2)} at position "
-        f"{int(positions[0, row])} by "
-        f"another angle or amplitude: cos or sin differ by {float(least.max()):.1e} more than "
-        f"float32 "
-        "rounding; report this with the run's settings.yaml"
+        f"{int(positions[0, row])} by another angle or amplitude: cos or sin differ by "
+        f"{float(least.max()):.1e} more than float32 rounding; report this with the run's "
+        "settings.yaml"
     )

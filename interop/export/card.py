@@ -79,8 +79,7 @@ def model_card(
         "\n".join(front),
         f"# {run.folder.resolve().name}",
         f"A decoder of {model.parameter_count():,} parameters with the positional scheme "
-        f"{positions}, "
-        f"{origin}. Its trained length is {length:,} tokens.",
+        f"{positions}, {origin}. Its trained length is {length:,} tokens.",
         _usage(choice),
         "## Model\n\n"
         + _table(
@@ -197,8 +196,7 @@ def _evaluation(results: dict[str, Any]) -> str:
     return (
         f"## Loss by length\n\n![NLL by length]({FIGURE})\n\nNLL in nats per token, protocol "
         f"{results['protocol']}: {results['targets']:,} targets in {results['documents']} "
-        f"documents of "
-        f"{results['corpus']}, by length of the context in tokens.\n\n"
+        f"documents of {results['corpus']}, by length of the context in tokens.\n\n"
         + "\n".join(rows)
         + "\n\n"
         + "\n".join(f"- {line}" for line in results["summary"])
@@ -231,16 +229,13 @@ def _parity(parity: Sequence[Parity], choice: ClassChoice) -> str:
     rows = [f"| {p.length:,} | {p.difference:.1e} | {p.tolerance:.1e} |" for p in parity]
     why = (
         "transformers computes rotation angles in float32, with errors proportional to the "
-        "position: its "
-        "tables of cos and sin agree with the exact ones up to this rounding, and logits are "
-        "compared with "
-        "exact tables."
+        "position: its tables of cos and sin agree with the exact ones up to this rounding, and "
+        "logits are compared with exact tables."
         if choice.model_type
         else "The generated file has the operations of the training code."
     )
     return (
         "## Parity\n\nLargest difference of a logit between this folder in transformers and "
-        "Sextant, on "
-        f"random tokens, in float32 on a CPU. {why}\n\n"
+        f"Sextant, on random tokens, in float32 on a CPU. {why}\n\n"
         + "\n".join(["| tokens | difference | tolerance |", "|---:|---:|---:|", *rows])
     )

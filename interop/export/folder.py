@@ -79,10 +79,8 @@ def export_folder(
             if not result.is_met:
                 raise InteropError(
                     f"{out} was not written: at {result.length:,} tokens its logits in "
-                    f"transformers differ "
-                    f"from ours by {result.difference:.1e}, more than {result.tolerance:.1e}; "
-                    f"report this "
-                    "with the run's settings.yaml"
+                    f"transformers differ from ours by {result.difference:.1e}, more than "
+                    f"{result.tolerance:.1e}; report this with the run's settings.yaml"
                 )
             parity.append(result)
         if evaluation is not None:

@@ -83,9 +83,8 @@ def _check(
     for text in texts:
         if exported.encode(text, add_special_tokens=False).ids != tokenizer.encode(text):
             raise InteropError(
-                f"the tokenizer cannot be exported: tokenizer.json and ours differ on "
-                f"{text[:40]!r}; "
-                "export with the model's own tokenizer.json"
+                "the tokenizer cannot be exported: tokenizer.json and ours differ on "
+                f"{text[:40]!r}; export with the model's own tokenizer.json"
             )
 
 

@@ -102,8 +102,7 @@ class SextantLM(TemplateLM):
             if changes or any(x is not None for x in (method, checkpoint, weights, device, dtype)):
                 raise InteropError(
                     "overrides, method, checkpoint, weights, device and dtype apply when a run is "
-                    "loaded; "
-                    "pass them to sextant.load, or pass the run directory"
+                    "loaded; pass them to sextant.load, or pass the run directory"
                 )
             loaded = run
         else:
@@ -141,8 +140,7 @@ class SextantLM(TemplateLM):
         if limit is not None and self.max_length > limit:
             raise InteropError(
                 f"max_length={self.max_length} is beyond the positions of this run, which end "
-                f"after {limit} "
-                "tokens; decrease it or set a method that extends them"
+                f"after {limit} tokens; decrease it or set a method that extends them"
             )
         self.max_gen_toks = positive("max_gen_toks", max_gen_toks)
         self.seed = seed
@@ -187,8 +185,7 @@ class SextantLM(TemplateLM):
         if self._prefix is None:
             raise InteropError(
                 "a text without context needs a token before it, but this run was trained without "
-                "BOS and "
-                "EOS; set prefix_token_id"
+                "BOS and EOS; set prefix_token_id"
             )
         return self._prefix
 
@@ -239,9 +236,8 @@ class SextantLM(TemplateLM):
         for texts, _, continuation in requests:
             if not continuation or len(continuation) > self.max_length:
                 raise InteropError(
-                    f"the continuation {texts and texts[1]!r} has {len(continuation)} tokens after "
-                    f"its "
-                    f"context, but 1 to max_length={self.max_length} can be scored"
+                    f"the continuation {texts and texts[1]!r} has {len(continuation)} tokens "
+                    f"after its context, but 1 to max_length={self.max_length} can be scored"
                 )
         # A context of spaces alone belongs to the continuation.
         requests = [
@@ -428,8 +424,8 @@ class SextantLM(TemplateLM):
         if room < 1:
             raise InteropError(
                 f"max_gen_toks={tokens} leaves no room for a prompt within "
-                f"max_length={self.max_length}; "
-                "decrease max_gen_toks (--gen_kwargs max_gen_toks=N) or increase max_length"
+                f"max_length={self.max_length}; decrease max_gen_toks (--gen_kwargs "
+                "max_gen_toks=N) or increase max_length"
             )
         samples = []
         for index, (context, ids, occurrence) in enumerate(prompts):
@@ -465,8 +461,7 @@ class SextantLM(TemplateLM):
         if given.keys() - set(SAMPLING):
             raise InteropError(
                 f"unknown generation argument {min(given)}; supported: until, max_gen_toks, "
-                f"do_sample, "
-                f"{', '.join(SAMPLING)}"
+                f"do_sample, {', '.join(SAMPLING)}"
             )
         if sample and not chosen.get("temperature"):
             raise InteropError("do_sample=true requires a temperature above 0")

@@ -127,8 +127,7 @@ def _family(config: dict[str, Any], file: str) -> Family:
     if architectures and family.architecture not in architectures:
         raise InteropError(
             f"{file}: architectures = {as_json(architectures)} cannot be imported: a {model_type} "
-            f"model must "
-            f"be {family.architecture}"
+            f"model must be {family.architecture}"
         )
     return family
 
@@ -207,8 +206,7 @@ def _position(
     if len(lengths) > 1:
         raise InteropError(
             f"{reader.file}: layers with different original lengths "
-            f"({', '.join(map(str, sorted(lengths)))}) "
-            "cannot be imported"
+            f"({', '.join(map(str, sorted(lengths)))}) cannot be imported"
         )
     return _pattern(schemes), next(iter(lengths), None)
 

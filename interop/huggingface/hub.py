@@ -49,8 +49,7 @@ def download(name: str) -> Path:
     except huggingface_hub.errors.RepositoryNotFoundError as error:
         raise InteropError(
             f"hf:{name}: no such folder, and no such model on the hub; check the name, and log in "
-            f"with "
-            "`hf auth login` if the model is private"
+            "with `hf auth login` if the model is private"
         ) from error
     except huggingface_hub.errors.RevisionNotFoundError as error:
         raise InteropError(f"hf:{name}: the model has no revision {match['revision']!r}") from error
@@ -58,6 +57,5 @@ def download(name: str) -> Path:
         reason = str(error).strip().partition("\n")[0]
         raise InteropError(
             f"hf:{name}: no such folder, and the model cannot be downloaded and is not cached "
-            f"({reason}); "
-            "check the name and the network"
+            f"({reason}); check the name and the network"
         ) from error

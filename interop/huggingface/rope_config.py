@@ -70,8 +70,7 @@ class RopeSource:
         if int(self.head_dim * share) % 2 or int(self.head_dim * share) < 2:
             raise InteropError(
                 f"{self.config.file}: {key} {share} rotates {int(self.head_dim * share)} of "
-                f"{self.head_dim} "
-                "features, which is not a positive even number"
+                f"{self.head_dim} features, which is not a positive even number"
             )
         return share
 
@@ -133,8 +132,7 @@ def _olmo3(config: ConfigReader) -> dict[str, ConfigReader]:
     if parameters and not any(name in parameters for name in NESTED):
         raise InteropError(
             f"{config.file}: {_CURRENT} of olmo3 must have {' and '.join(NESTED)}: transformers "
-            f"ignores "
-            f"{', '.join(parameters)} outside of them"
+            f"ignores {', '.join(parameters)} outside of them"
         )
     full, windowed = NESTED
     by_type = _nested(parameters, f"{config.file}: {_CURRENT}")
@@ -142,9 +140,8 @@ def _olmo3(config: ConfigReader) -> dict[str, ConfigReader]:
     theta = config.number("rope_theta", float)
     if theta != config.defaults["rope_theta"] and by_type[windowed].get("rope_theta") is None:
         raise InteropError(
-            f"{config.file}: rope_theta = {theta:g} cannot be imported: transformers ignores it in "
-            f"OLMo 3's "
-            f"layers with windows; set rope_theta in {_CURRENT}.{windowed}"
+            f"{config.file}: rope_theta = {theta:g} cannot be imported: transformers ignores it "
+            f"in OLMo 3's layers with windows; set rope_theta in {_CURRENT}.{windowed}"
         )
     return by_type
 
@@ -232,10 +229,9 @@ def _check_ramp(source: RopeSource, fast: float, slow: float) -> None:
     if high <= 0 or low > source.dims - 1:
         raise InteropError(
             f"{source.parameters.file}: yarn cannot be imported with "
-            f"original_max_position_embeddings = "
-            f"{source.original_length}: no rotary pair completes beta_slow = {slow:g} to beta_fast "
-            f"= "
-            f"{fast:g} rotations within it, and transformers then reverses the ramp"
+            f"original_max_position_embeddings = {source.original_length}: no rotary pair "
+            f"completes beta_slow = {slow:g} to beta_fast = {fast:g} rotations within it, and "
+            "transformers then reverses the ramp"
         )
 
 
@@ -249,8 +245,7 @@ def _longrope(source: RopeSource) -> tuple[dict[str, Any], int]:
         if divisors is None or len(divisors) != pairs or 0 in divisors:
             raise InteropError(
                 f"{source.parameters.file}: longrope requires {key}, a list of {pairs} numbers "
-                f"above 0, one "
-                "per rotary pair"
+                "above 0, one per rotary pair"
             )
         lists[key] = divisors
     amplitude = source.parameters.number("attention_factor", float, None)

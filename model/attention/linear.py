@@ -85,8 +85,7 @@ class LinearAttention(Projection):
         if hook is not None:
             raise ModelError(
                 "linear attention (model.mixer.name = linear) has no attention weights; attention "
-                "hooks "
-                "require model.mixer.name = attention"
+                "hooks require model.mixer.name = attention"
             )
         bound = step.plan.bind(x, None)
         q = self.queries(context.of_queries(x))
@@ -319,8 +318,7 @@ def check_scheme(
         if not is_met:
             raise ModelError(
                 f"{where}.{key} is not supported by linear attention (model.mixer.name = linear): "
-                f"set it to "
-                f"{required} or choose model.mixer.name = attention"
+                f"set it to {required} or choose model.mixer.name = attention"
             )
     # Run two tokens through a temporary instance to find out what the scheme requires.
     with torch.device("cpu"), torch.no_grad():
@@ -344,8 +342,7 @@ def check_scheme(
     if refusal:
         raise ModelError(
             f"{where}: scheme '{choice.name}' {refusal}, which linear attention (model.mixer.name "
-            f"= linear) "
-            "does not support; choose another scheme or model.mixer.name = attention"
+            "= linear) does not support; choose another scheme or model.mixer.name = attention"
         )
 
 

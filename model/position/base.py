@@ -524,8 +524,8 @@ class PositionalScheme(nn.Module):
         if self.limit is not None and positions.position_end > self.limit:
             raise ModelError(
                 f"position scheme '{self.settings.name}' supports positions up to "
-                f"{self.limit - 1}, got "
-                f"offset + T = {positions.position_end}: shorten the input to {self.limit} tokens"
+                f"{self.limit - 1}, got offset + T = {positions.position_end}: shorten the input "
+                f"to {self.limit} tokens"
             )
         if positions.position.is_floating_point() and not self.supports_fractions:
             raise ModelError(

@@ -201,8 +201,8 @@ class SelfExtend(Remap):
     neighbors: int | None = Field(
         None,
         ge=1,
-        description="W: distances below it are unchanged; a multiple of group; "
-        "null: half the original length, rounded down to a multiple of group",
+        description="W: distances below it are unchanged; a multiple of group; null: half the "
+        "original length, rounded down to a multiple of group",
     )
     group: int = Field(8, ge=1, description="G: positions per group")
 
@@ -210,9 +210,8 @@ class SelfExtend(Remap):
     def _whole_groups(self):
         if self.neighbors is not None and self.neighbors % self.group:
             raise ValueError(
-                f"remap.neighbors {self.neighbors} must be a multiple of remap.group {self.group}, "
-                f"so that "
-                "grouped distances are integers"
+                f"remap.neighbors {self.neighbors} must be a multiple of remap.group "
+                f"{self.group}, so that grouped distances are integers"
             )
         return self
 
@@ -277,8 +276,7 @@ class DualChunk(Remap):
     def _too_long(local: int, chunk: int) -> str:
         return (
             f"remap.local {local} must be smaller than remap.chunk {chunk}: key positions are "
-            f"modulo their "
-            "difference"
+            "modulo their difference"
         )
 
     def _sizes(self, context: RemapContext) -> tuple[int, int]:

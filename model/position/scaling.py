@@ -283,8 +283,8 @@ class YaRNScaling(FactorScaling):
     mscale: float | None = Field(
         None,
         gt=0,
-        description="with mscale_all_dim: amplitude (0.1 mscale ln s + 1) / (0.1 mscale_all_dim ln "
-        "s + 1)",
+        description="with mscale_all_dim: amplitude (0.1 mscale ln s + 1) / (0.1 mscale_all_dim "
+        "ln s + 1)",
     )
     mscale_all_dim: float | None = Field(None, gt=0, description="see mscale")
 
@@ -366,8 +366,7 @@ class LongRoPEScaling(FactorScaling):
             if numbers is not None and len(numbers) != len(plain):
                 raise ModelError(
                     f"longrope's {key} must have {len(plain)} numbers, one per pair of rotated "
-                    f"features, got "
-                    f"{len(numbers)}"
+                    f"features, got {len(numbers)}"
                 )
         divisors = self.long_factor if stretch > 1 else self.short_factor
         scaled = (

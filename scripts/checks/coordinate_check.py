@@ -134,10 +134,8 @@ def page(table: pd.DataFrame, command: str, figure: str) -> str:
         "# Coordinate check",
         f"`{command}`",
         "RMS change of activations after training, by width; the slope is the exponent of its "
-        "growth with "
-        "the width. `attention` and `mlp` are the outputs of the last block, `stream` is the "
-        "residual stream "
-        "after it.",
+        "growth with the width. `attention` and `mlp` are the outputs of the last block, `stream` "
+        "is the residual stream after it.",
         markdown_table(
             ["parametrization", "activation", *table.columns, "slope"],
             rows,

@@ -167,8 +167,8 @@ def tokens_of(subject: str, length: int, vocab_size: int) -> np.ndarray:
     longest = int(text.lengths.argmax())
     if text.lengths[longest] <= length:
         raise TrainingError(
-            f"{subject}: its longest validation document has {text.lengths[longest]} tokens; lower "
-            f"--length"
+            f"{subject}: its longest validation document has {text.lengths[longest]} tokens; "
+            "lower --length"
         )
     return text.windows(np.array([longest]), text.lengths[[longest]], length)
 

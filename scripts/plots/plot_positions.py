@@ -67,8 +67,8 @@ def choice_of(text: str) -> dict[str, Any]:
     choice = {"name": read} if isinstance(read, str) else read
     if not isinstance(choice, dict) or "name" not in choice:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is not a scheme: use a name such as rope, or settings such as "
-            f"'{{name: rope, theta: 500000}}'"
+            f"{text!r} is not a scheme: use a name such as rope, or settings such as '{{name: "
+            f"rope, theta: 500000}}'"
         )
     return choice
 

@@ -103,8 +103,8 @@ def read_study(results: dict) -> StoredStudy:
     """Raises StudyError if `results` is not a valid results file."""
     if results.get("format") != 1 or "cells" not in results:
         raise StudyError(
-            f"not a results file of a study: format {results.get('format')!r}, expected 1; "
-            "run study.py again"
+            f"not a results file of a study: format {results.get('format')!r}, expected 1; run "
+            "study.py again"
         )
     name = results.get("name", "study")
     settings = results.get("study") or {}

@@ -18,10 +18,8 @@ KEPT_BYTES = 1 << 20  # maximum size of a log; the beginning and the end of a lo
 # could train the same run. Elsewhere it continues and keeps its run directory locked, and the next
 # call waits for it.
 _DIE_WITH_PARENT = (
-    "import ctypes, os, signal, sys\n"
-    "ctypes.CDLL(None).prctl(1, signal.SIGKILL)\n"
-    "os.getppid() == int(sys.argv[1]) or sys.exit(1)\n"
-    "os.execv(sys.executable, [sys.executable, *sys.argv[2:]])\n"
+    "import ctypes, os, signal, sys\nctypes.CDLL(None).prctl(1, signal.SIGKILL)\nos.getppid() == "
+    "int(sys.argv[1]) or sys.exit(1)\nos.execv(sys.executable, [sys.executable, *sys.argv[2:]])\n"
 )
 
 

@@ -24,8 +24,8 @@ STAGES = [
     "training.validation.interval=null",
     "training.micro_batch_size=3",
     "training.stages=[{length: 12, duration: 8}, {length: 24, batch_size: 6, duration: 6, "
-    "overrides: [model.position.theta=500]}, {length: 8, warmup: 2, "
-    "overrides: ['model.position.scaling={name: drop}']}]",
+    "overrides: [model.position.theta=500]}, {length: 8, warmup: 2, overrides: "
+    "['model.position.scaling={name: drop}']}]",
 ]
 
 

@@ -65,8 +65,8 @@ def test_stages_by_fraction_and_step_inherit_previous():
     last, message = last_trained(s, 20)
     assert last.model == stages[2].model and last.training == s.training
     assert message == (
-        "positions as last trained, changed after step 10: model.position.theta=5; "
-        "after step 16: model.position.scaling={name: drop}"
+        "positions as last trained, changed after step 10: model.position.theta=5; after step 16: "
+        "model.position.scaling={name: drop}"
     )
     assert last_trained(s, 10) == (s, "")
 

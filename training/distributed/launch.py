@@ -98,8 +98,7 @@ def check_world(
     if wanted is not None and wanted != world:
         raise TrainingError(
             f"training.parallel.processes is {wanted}, but the number of processes is {world}. "
-            f"Start them "
-            f"with {COMMAND.format(n=wanted)}, or change the setting"
+            f"Start them with {COMMAND.format(n=wanted)}, or change the setting"
         )
     # accelerate's launcher of a single process sets a port only if several processes were
     # requested.
@@ -107,8 +106,8 @@ def check_world(
     if "WORLD_SIZE" not in environment and request <= environment.keys():
         raise TrainingError(
             "accelerate started one process although several were requested (or MASTER_PORT is "
-            "set), as it "
-            f"does for --cpu without GPUs. Start {COMMAND.format(n='N')}, or unset MASTER_PORT"
+            f"set), as it does for --cpu without GPUs. Start {COMMAND.format(n='N')}, or unset "
+            "MASTER_PORT"
         )
     groups = int(environment.get("GROUP_WORLD_SIZE", "1"))  # the number of torchrun agents
     for name in _TASK_COUNTS:
@@ -116,9 +115,8 @@ def check_world(
         if tasks.isdigit() and int(tasks) > 1 and int(tasks) not in (groups, world):
             raise TrainingError(
                 f"{name} is {tasks}, but the process group has {groups} launcher(s) and {world} "
-                f"process(es): "
-                "each task would train the same run alone. Start one launcher per node, as in "
-                "scripts/launch"
+                "process(es): each task would train the same run alone. Start one launcher per "
+                "node, as in scripts/launch"
             )
 
 
@@ -130,9 +128,8 @@ def check_context(size: int, world: int) -> None:
     if world % size:
         fix = COMMAND.format(n=-(-world // size) * size)
         raise TrainingError(
-            f"training.parallel.context = {size} does not divide the number of processes, {world}. "
-            f"Start "
-            f"{fix}, or change the setting"
+            f"training.parallel.context = {size} does not divide the number of processes, "
+            f"{world}. Start {fix}, or change the setting"
         )
 
 
@@ -143,6 +140,5 @@ def check_devices(environment: Mapping[str, str], gpus: int) -> None:
     if gpus and not on_cpu and local > gpus:
         raise TrainingError(
             f"{local} processes were started on a machine with {gpus} GPU(s): start {gpus} per "
-            f"machine, or "
-            "set ACCELERATE_USE_CPU=true to train on CPUs"
+            "machine, or set ACCELERATE_USE_CPU=true to train on CPUs"
         )

@@ -259,8 +259,7 @@ class Parallel(ProcessGroup):
             lost = "another process hangs"
         print(
             f"error: (process {self.rank}) {lost}: see its output, and run the same command again "
-            f"to resume "
-            f"from the last checkpoint ({message})",
+            f"to resume from the last checkpoint ({message})",
             file=sys.stderr,
             flush=True,
         )

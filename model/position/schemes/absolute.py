@@ -51,8 +51,7 @@ class UnitIntervalSettings(PositionSettings):
     denominator: Literal["fixed", "current"] = Field(
         "fixed",
         description="fixed: the original length, so longer inputs exceed 1; current: the declared "
-        "sequence "
-        "length, so fractions stay below 1 but depend on the length",
+        "sequence length, so fractions stay below 1 but depend on the length",
     )
 
 
@@ -64,8 +63,7 @@ class BinarySettings(PositionSettings):
         None,
         ge=1,
         description="number of positions that must be representable, checked at model creation; "
-        "null: the "
-        "trained length",
+        "null: the trained length",
     )
 
 
@@ -77,8 +75,8 @@ class SineSettings(PositionSettings):
         None,
         gt=1,
         allow_inf_nan=False,
-        description="null: wavelengths double from feature to feature; b: they increase from 2π to "
-        "2π·b",
+        description="null: wavelengths double from feature to feature; b: they increase from 2π "
+        "to 2π·b",
     )
 
 
@@ -119,8 +117,7 @@ class LearnedSettings(PositionSettings):
     extend: Literal["none", "interpolate", "repeat", "clip"] = Field(
         "none",
         description="positions beyond the table: error; stretch the table over the declared "
-        "length; wrap "
-        "around to row 0; or use the last row",
+        "length; wrap around to row 0; or use the last row",
     )
 
 
@@ -239,8 +236,8 @@ class BinaryEncoding(AdditiveEncoding):
         if needed > dim:
             raise ModelError(
                 f"position scheme 'binary' needs {needed} features for {length} positions, but "
-                f"model.dim is"
-                f" {dim}: raise model.dim or reduce model.position.max_length (null: train_length)"
+                f"model.dim is {dim}: raise model.dim or reduce model.position.max_length (null: "
+                "train_length)"
             )
 
     @property

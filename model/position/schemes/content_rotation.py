@@ -181,8 +181,7 @@ class CaropeSettings(ContentSettings):
     start: Literal["rope", "paper"] = Field(
         "rope",
         description="rope: a learned bias, initialized to RoPE of base theta; paper: no bias, "
-        "initialized to "
-        "f = 0.59, far from RoPE's 0.75 (D = 64)",
+        "initialized to f = 0.59, far from RoPE's 0.75 (D = 64)",
     )
     theta: float = Field(
         10_000.0,

@@ -35,8 +35,8 @@ class FopeSettings(RotationSettings):
     )
     clipped: Literal["identity", "ones"] = Field(
         "identity",
-        description="pairs of dropped frequencies: unchanged, or cos = sin = 1: rotated by 45° and "
-        "scaled by √2 at every position",
+        description="pairs of dropped frequencies: unchanged, or cos = sin = 1: rotated by 45° "
+        "and scaled by √2 at every position",
     )
 
     @property
@@ -77,8 +77,7 @@ class Fope(PositionalScheme):
         if not kept:
             raise ModelError(
                 f"fope has no frequency of at least 2π/{length}: raise model.position.max_length, "
-                f"or use 7 "
-                "training tokens or more"
+                "or use 7 training tokens or more"
             )
         shape = (geometry.kv_heads, kept, kept)  # (G, J, J)
         self.cos_mix = self.learned(shape, self._near_identity)  # A

@@ -28,8 +28,7 @@ class FoxSettings(ContentSettings):
     gate: Literal["linear", "constant", "fixed"] = Field(
         "linear",
         description="computed from each token; a learned constant per head, initialized as in "
-        "ALiBi; or the "
-        "fixed ALiBi slopes",
+        "ALiBi; or the fixed ALiBi slopes",
     )
     rotary: bool = Field(False, description="also apply RoPE")
     theta: float = Field(

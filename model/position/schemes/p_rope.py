@@ -46,8 +46,7 @@ class PRope(Rope):
         if not self.rotated_pairs().any():
             raise ModelError(
                 f"p_rope rotates no pair of {self.dims} features: raise share "
-                f"({self.settings.share}) "
-                f"or max_wavelength ({self.settings.max_wavelength})"
+                f"({self.settings.share}) or max_wavelength ({self.settings.max_wavelength})"
             )
 
     def rotated_pairs(self) -> Tensor:

@@ -37,8 +37,7 @@ class PathSettings(ContentSettings):
         if self.window is not None and self.sinks:
             raise ValueError(
                 "'path' requires all tokens between query and key, and does not support window "
-                "with sinks: "
-                "set sinks to 0 or window to null"
+                "with sinks: set sinks to 0 or window to null"
             )
         return self
 

@@ -63,8 +63,8 @@ class RotarySettings(RotationSettings):
         if self.scaling.untouched and not isinstance(self.remap, NoRemap):
             raise ValueError(
                 f"scaling.first {self.scaling.untouched} makes scores depend on more than the "
-                f"distance, "
-                f"which remap '{self.remap.name}' does not support: set one of them to 0 or none"
+                f"distance, which remap '{self.remap.name}' does not support: set one of them to "
+                "0 or none"
             )
         if self.remap.needs_sinks and (self.window is None or self.sinks == 0):
             raise ValueError(f"remap '{self.remap.name}' requires window and sinks")
@@ -99,8 +99,7 @@ class Rope(PositionalScheme):
         if self.dims < 2:
             raise ModelError(
                 f"model.position.fraction {settings.fraction} of {geometry.head_dim} features "
-                f"leaves no "
-                f"pair: raise it to {2 / geometry.head_dim:.4g} or more"
+                f"leaves no pair: raise it to {2 / geometry.head_dim:.4g} or more"
             )
         self.frequencies(self.stretch(geometry.train_length))  # validates the settings
         self._remap_context = RemapContext(

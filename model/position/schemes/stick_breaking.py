@@ -41,10 +41,9 @@ class StickBreaking(PositionalScheme):
     def setup(self) -> None:
         if self.settings.sink_logit != "none":
             raise ModelError(
-                f"model.position.sink_logit '{self.settings.sink_logit}' requires a softmax, which "
-                "'stick_breaking' does not have: set it to none, and remainder to drop for weights "
-                "that "
-                "sum to less than 1"
+                f"model.position.sink_logit '{self.settings.sink_logit}' requires a softmax, "
+                "which 'stick_breaking' does not have: set it to none, and remainder to drop for "
+                "weights that sum to less than 1"
             )
 
     def plan(self, context: AttentionContext) -> AttentionPlan:

@@ -47,8 +47,8 @@ class T5Settings(SharableSettings):
         if self.max_distance <= self.buckets // 2:
             raise ValueError(
                 f"max_distance {self.max_distance} must exceed {self.buckets // 2}, half of "
-                f"buckets: the "
-                f"first half hold one distance each; raise max_distance or lower buckets"
+                "buckets: the first half hold one distance each; raise max_distance or lower "
+                "buckets"
             )
         return self
 

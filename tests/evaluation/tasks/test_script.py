@@ -17,8 +17,8 @@ from settings.load import load_settings
 SHAPE = ["train_length=128", "model.dim=24", "model.layers=2", "model.heads=6", "model.kv_heads=2"]
 SOURCES = {
     "items": [
-        "data.source={name: task, items: 20, length: 130, "
-        "task: {name: passkey, haystack: {name: filler}, queries: 3}}"
+        "data.source={name: task, items: 20, length: 130, task: {name: passkey, haystack: {name: "
+        "filler}, queries: 3}}"
     ],
     "text": ["data.source={name: files, path: TEXT}"],
 }

@@ -83,8 +83,7 @@ def test_commands_exit_with_the_study(tmp_path):
     code = (
         "import os, pathlib, sys; from studies.running.commands import CommandRunner; "
         f"CommandRunner().run(['-c', {sleep!r}, *sys.argv[1:]], pathlib.Path(sys.argv[1] + "
-        f"'.log'), "
-        "dict(os.environ))"
+        "'.log'), dict(os.environ))"
     )
     line = [sys.executable, "-c", code, str(mark)]
     with subprocess.Popen(line, cwd=ROOT, env=environment()) as process:
@@ -100,8 +99,7 @@ def test_stop_sends_sigint_and_kill_sends_sigkill(tmp_path):
     log = tmp_path / "log"
     deaf = (
         "import signal, sys, time; signal.signal(signal.SIGINT, lambda *_: print('asked', "
-        "flush=True)); "
-        "open(sys.argv[1], 'w').close(); time.sleep(60); time.sleep(60)"
+        "flush=True)); open(sys.argv[1], 'w').close(); time.sleep(60); time.sleep(60)"
     )
     status = []
     thread = threading.Thread(

@@ -99,11 +99,9 @@ def test_corrupted_line_is_named(tmp_path):
 def test_records_survive_sigkill(tmp_path):
     file = tmp_path / "metrics.jsonl"
     code = (
-        "import sys, os, signal\nfrom pathlib import Path\n"
-        "from run_directory.metrics_file import MetricsFile\n"
-        "log = MetricsFile(Path(sys.argv[1]), 0)\n"
-        "for step in range(1, 301): log.write(step, loss=step / 3)\n"
-        "os.kill(os.getpid(), signal.SIGKILL)\n"
+        "import sys, os, signal\nfrom pathlib import Path\nfrom run_directory.metrics_file import "
+        "MetricsFile\nlog = MetricsFile(Path(sys.argv[1]), 0)\nfor step in range(1, 301): "
+        "log.write(step, loss=step / 3)\nos.kill(os.getpid(), signal.SIGKILL)\n"
     )
     done = subprocess.run([sys.executable, "-c", code, str(file)], cwd=os.getcwd())
     assert done.returncode == -signal.SIGKILL
