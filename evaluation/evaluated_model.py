@@ -136,7 +136,8 @@ class EvaluatedModel:
                 raise EvaluationError(
                     f"length {length} exceeds the positions of {', '.join(limits)}: at most "
                     f"{max(limit or 0 for limit in limits.values())} tokens; shorten lengths, or "
-                    f"add a method that extends the positions (--matrix tries all). {self.legal}".rstrip()
+                    "add a method that extends the positions (--matrix tries all). "
+                    f"{self.legal}".rstrip()
                 )
         return absent
 
