@@ -50,17 +50,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from errors import EvaluationError
-from evaluation.evaluate_runs import run_evaluation, show
-from evaluation.kinds import KINDS, kind_of
+from evaluation.protocols import SETTINGS_CLASSES, settings_class
 from evaluation.scoring.methods import builtin_methods
-from interop.runs import run_of
 from settings.command_line import HelpTopics, SettingsParser
 from settings.load import is_override, load_settings
 from settings.script import run_main
-from training.hardware import prepare_cpu
 
 TOPICS = HelpTopics(
-    classes=[kind.settings_class for kind in KINDS],
+    classes=SETTINGS_CLASSES,
     common="protocol lengths methods targets documents spans_per_document split bos "
     "contamination.check device",
     setting="contamination",
@@ -101,22 +98,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Evaluate as the command line says; returns the exit status."""
     arguments = sys.argv[1:] if arguments is None else arguments
     options = parser_of(__doc__).parse(arguments, needs_arguments=True)
-    folders, overrides = split_runs(options.overrides)
+    runs, overrides = split_runs(options.overrides)
     if options.matrix:
         overrides.append("matrix=true")
-    settings = load_settings(kind_of(overrides).settings_class, overrides)
+    settings = load_settings(settings_class(overrides), overrides)
+
+    # these import torch, which --help and a mistyped setting do not need
+    from evaluation.evaluate_runs import run_evaluation, show
+    from interop.runs import run_of
+    from model.devices import prepare_cpu
+
     prepare_cpu(None)
     # a scheduler's SIGTERM saves like Ctrl-C
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     command = shlex.join(["python", "evaluate.py", *arguments])
-    output = run_evaluation(folders, settings, command, options.dry_run)
+    output = run_evaluation([run_of(run) for run in runs], settings, command, options.dry_run)
     if output is not None:
         show(output.report, output.files, options.verbose)
     return 0
 
 
-def split_runs(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:
-    """The run directories among the arguments, and the settings files and overrides."""
+def split_runs(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The runs among the arguments, and the settings files and overrides."""
     overrides = []
     runs = []
     for argument in arguments:
@@ -127,7 +130,7 @@ def split_runs(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:
             runs.append(argument)
     if not runs:
         raise EvaluationError(f"RUN is missing: python evaluate.py RUN {shlex.join(arguments)}")
-    return [run_of(run) for run in runs], overrides
+    return runs, overrides
 
 
 if __name__ == "__main__":

@@ -140,10 +140,10 @@ def evaluate(
     """
     _require_clone()
     from evaluation.evaluate_runs import run_evaluation
-    from evaluation.kinds import kind_of
+    from evaluation.protocols import settings_class
     from interop.runs import run_of
+    from model.devices import prepare_cpu
     from settings.load import load_settings
-    from training.hardware import prepare_cpu
 
     prepare_cpu(None)
 
@@ -151,7 +151,7 @@ def evaluate(
     given = settings | {"folder": folder}
     overrides = [*arguments, *(f"{key}={json.dumps(value)}" for key, value in given.items())]
     command = shlex.join(["sextant.evaluate", str(directory), *overrides])
-    loaded = load_settings(kind_of(overrides).settings_class, overrides)
+    loaded = load_settings(settings_class(overrides), overrides)
     output = run_evaluation([directory], loaded, command)
     assert output is not None
     with (output.folder / "results.csv").open(encoding="utf-8", newline="") as file:

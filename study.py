@@ -47,24 +47,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from data.files import write_text
-from evaluation.kinds import kind_of
-from evaluation.scoring.methods import BUILTIN as METHODS
-from evaluation.scoring.methods import read_methods
-from interop.runs import with_imported_parent
+from evaluation.scoring.methods import builtin_methods
 from run_directory.console import Console
 from settings.load import dump
 from settings.script import run_main
 from studies.grid import cells_of, running_order, select_cells
 from studies.options import parse_options
-from studies.report.report import write_report
 from studies.results.stored import RESULTS, read_results, unfair_comparisons
-from studies.running.cell_record import gather
-from studies.running.corpora import StudyCorpora
-from studies.running.forecast import print_forecast
-from studies.running.plan import StudyPlanner
-from studies.running.progress import StudyProgress
-from studies.running.runner import StudyRunner, lock_study
-from studies.running.slurm import write_array
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -82,10 +71,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print_report(stored_results(study, options.name, folder, cells), folder)
         return 0
 
+    # these import torch, which --help and a mistyped setting do not need
+    from interop.runs import with_imported_parent
+    from studies.running.corpora import StudyCorpora
+    from studies.running.forecast import print_forecast
+    from studies.running.plan import StudyPlanner
+    from studies.running.progress import StudyProgress
+    from studies.running.runner import StudyRunner, lock_study
+    from studies.running.slurm import write_array
+
     cells = [replace(cell, arguments=with_imported_parent(cell.arguments)) for cell in cells]
     selected = select_cells(cells, options.cell, options.only)
     is_one_cell = options.cell is not None
-    planner = StudyPlanner(study, folder, kind_of, read_methods(METHODS))
+    planner = StudyPlanner(study, folder, builtin_methods())
     plans = planner.plan(selected if is_one_cell else cells)
     corpora = StudyCorpora(console, make=not options.dry_run)
     if options.dry_run:
@@ -121,6 +119,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         received = StudyRunner(folder, work, corpora, progress, options).run()
         if not is_one_cell:  # otherwise the call that covers all cells gathers the results
+            from studies.running.cell_record import gather
+
             results = gather(study, options.name, folder, cells)
             for line in unfair_comparisons(results["checks"]):
                 console.warn(line)
@@ -133,6 +133,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def stored_results(study, name: str, folder: Path, cells) -> dict:
     """The stored results of a study, under its present report settings and variants."""
     if (folder / "cells").is_dir():
+        from studies.running.cell_record import gather
+
         return gather(study, name, folder, cells)
     results = read_results(folder)  # without the cells, as when it was copied alone
     results["study"] |= study.model_dump(mode="json", include={"report", "variants"})
@@ -140,6 +142,8 @@ def stored_results(study, name: str, folder: Path, cells) -> dict:
 
 
 def print_report(results: dict, folder: Path) -> None:
+    from studies.report.report import write_report
+
     print(f"report: {write_report(results, folder)[0]}")
 
 

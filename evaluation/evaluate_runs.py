@@ -9,7 +9,7 @@ from data.files import write_text
 from errors import printable
 from evaluation.evaluated_model import EvaluatedRun
 from evaluation.evaluation_settings import MeasurementSettings
-from evaluation.kinds import kind_of_protocol
+from evaluation.kinds import KINDS
 from evaluation.ranks import joined
 from evaluation.reports.evaluation_report import EvaluationReport
 from run_directory.console import Console
@@ -41,7 +41,7 @@ def run_evaluation(
     Raises:
         EvaluationError: an evaluation that cannot run.
     """
-    kind = kind_of_protocol(settings.protocol)
+    kind = KINDS[type(settings)]
     # A dry run needs no other processes to estimate what each of them will take.
     with joined(1 if dry_run else getattr(settings, "context", 1)) as ranks:
         kind.check(settings.protocol, runs=len(folders), processes=ranks.world)

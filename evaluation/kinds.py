@@ -38,16 +38,12 @@ from evaluation.tasks.task_analysis import analyse_tasks
 from evaluation.tasks.task_session import TaskSession
 from evaluation.tasks.task_settings import TaskEvaluationSettings
 from run_directory.exposure import exposure_of
-from settings.load import setting_before_validation
 
 
 class Evaluation(ABC):
     """One kind of evaluation of `runs`: makes a session for each run, and a report of their
     results."""
 
-    title: ClassVar[str]
-    protocols: ClassVar[tuple[str, ...]]
-    settings_class: ClassVar[type[MeasurementSettings]]
     distributed: ClassVar[bool] = False  # several processes may share the work
     comparable: ClassVar[bool] = False  # several runs may be compared
 
@@ -102,9 +98,6 @@ class Evaluation(ABC):
 class LossEvaluation(Evaluation):
     """Loss of text by length or by position; several runs are compared on the same targets."""
 
-    title = "Loss of text"
-    settings_class = EvaluationSettings
-    protocols = ("fixed-targets", "sliding", "non-overlapping", "by-position")
     distributed = comparable = True
     settings: EvaluationSettings
 
@@ -213,9 +206,6 @@ def for_all_runs(settings: EvaluationSettings, runs: Sequence[EvaluatedRun]) -> 
 class TaskEvaluation(Evaluation):
     """Items of one task, by length, depth and distance."""
 
-    title = "Tasks"
-    protocols = ("tasks",)
-    settings_class = TaskEvaluationSettings
     settings: TaskEvaluationSettings
 
     def session(self, run: EvaluatedRun, dry_run: bool = False) -> TaskSession:
@@ -285,9 +275,6 @@ class _TextDiagnostic(Evaluation):
 class AttentionEvaluation(_TextDiagnostic):
     """Attention weights, by length, layer and head."""
 
-    title = "Attention"
-    protocols = ("attention",)
-    settings_class = AttentionDiagnosticSettings
     session_class = AttentionSession
 
     def report(self, results: list[Any], facts: dict) -> EvaluationReport:
@@ -297,33 +284,15 @@ class AttentionEvaluation(_TextDiagnostic):
 class GenerationEvaluation(_TextDiagnostic):
     """Text that the model generates past its trained length."""
 
-    title = "Generated text"
-    protocols = ("generation",)
-    settings_class = GenerationDiagnosticSettings
     session_class = GenerationSession
 
     def report(self, results: list[Any], facts: dict) -> EvaluationReport:
         return generation_report(*self.add_facts(results, facts))
 
 
-KINDS: tuple[type[Evaluation], ...] = (
-    LossEvaluation,
-    TaskEvaluation,
-    AttentionEvaluation,
-    GenerationEvaluation,
-)
-
-
-def kind_of_protocol(protocol: object) -> type[Evaluation]:
-    """The kind of evaluation of a protocol; None selects the default protocol."""
-    kinds = {name: kind for kind in KINDS for name in kind.protocols}
-    if protocol is None:
-        return LossEvaluation
-    if not isinstance(protocol, str) or protocol not in kinds:
-        raise EvaluationError(f"protocol={protocol} is unknown; choose one of {', '.join(kinds)}")
-    return kinds[protocol]
-
-
-def kind_of(overrides: Sequence[str]) -> type[Evaluation]:
-    """The kind of evaluation that `protocol` selects in settings files and overrides."""
-    return kind_of_protocol(setting_before_validation(overrides, "protocol"))
+KINDS: dict[type[MeasurementSettings], type[Evaluation]] = {
+    EvaluationSettings: LossEvaluation,
+    TaskEvaluationSettings: TaskEvaluation,
+    AttentionDiagnosticSettings: AttentionEvaluation,
+    GenerationDiagnosticSettings: GenerationEvaluation,
+}

@@ -1,9 +1,36 @@
-"""Resolution of device names."""
+"""Devices: process-wide settings of the CPU, names, and copies."""
+
+import ctypes
+import platform
+import sys
 
 import torch
 from torch import Tensor
 
 from errors import ModelError
+
+
+def prepare_cpu(threads: int | None) -> None:
+    """Process-wide CPU settings; call before the first tensor operation, so that worker threads
+    inherit them.
+
+    Denormals are flushed to zero: products of small attention weights fall into that range and slow
+    the kernels two- to threefold. glibc is set to keep freed blocks: a training step frees and
+    allocates the same hundreds of megabytes, and returning the pages to the system takes 10% to 20%
+    of a step.
+    """
+    if threads is not None:
+        torch.set_num_threads(threads)
+    torch.set_flush_denormal(True)
+    if sys.platform == "linux" and platform.libc_ver()[0] == "glibc":
+        # parameters of mallopt(3)
+        mmap_max = -4
+        trim_threshold = -1
+        top_pad = -2
+        libc = ctypes.CDLL("libc.so.6")
+        libc.mallopt(mmap_max, 0)
+        libc.mallopt(trim_threshold, 2**31 - 1)
+        libc.mallopt(top_pad, 256 << 20)
 
 
 def find_device(name: str, local_rank: int = 0) -> torch.device:

@@ -12,7 +12,7 @@ from errors import StudyError
 from run_directory.run_settings import RunSettings
 from settings.command_line import HelpTopics, SettingsParser
 from settings.load import load_settings, split_arguments
-from studies.running.runner import gpus
+from studies.running.commands import gpus
 from studies.study_settings import StudySettings
 
 TOPICS = HelpTopics(

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from evaluation.kinds import kind_of
+from evaluation.protocols import settings_class
 from model import SCHEMES, TokenPositions, Transformer
 from tests.interop.models import make
 from tests.model.zoo import V, close, ids, initialized, settings_of
@@ -310,9 +310,9 @@ class Clone:
         if name == "prepare" and self.miniature:
             words = (*words, *text_for(words))
         if name in ("evaluate", "compare_parent") and self.miniature and "--help" not in words:
-            known = kind_of(
+            known = settings_class(
                 [word for word in words if not word.startswith(("--", "runs/"))]
-            ).settings_class.model_fields
+            ).model_fields
             words = (*words, *(word for word in SMALL if word.split("=")[0] in known))
         return self.run(script, *words)
 

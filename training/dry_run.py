@@ -190,7 +190,7 @@ def show_communication(
     rows = []
     sizes = {"all": parallel.world, "context": settings.training.parallel.context}
     for stage in schedule.stages:
-        size = schedule.micro_batchsize_text(stage.start)
+        size = schedule.micro_batch_size(stage)
         vocab_size = vocabulary_of(settings, parent)
         found = count_collectives(
             settings,

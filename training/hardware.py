@@ -1,8 +1,6 @@
 """Hardware: CPU threads and allocator, peak FLOP/s and memory."""
 
-import ctypes
 import os
-import platform
 import resource
 import sys
 import time
@@ -33,30 +31,6 @@ USUAL_SHARE = 0.45
 # FLOPs of a step with activation checkpointing: full adds a forward pass, selective no matrix
 # products.
 RECOMPUTED = {"none": 1.0, "selective": 1.0, "full": 4 / 3}
-
-
-def prepare_cpu(threads: int | None) -> None:
-    """Process-wide CPU settings; call before the first tensor operation, so that worker threads
-    inherit them.
-
-    Denormals are flushed to zero: products of small attention weights fall into that range and slow
-        the
-    kernels two- to threefold. glibc is set to keep freed blocks: a training step frees and
-    allocates the same hundreds of megabytes, and returning the pages to the system takes 10% to 20%
-    of a step.
-    """
-    if threads is not None:
-        torch.set_num_threads(threads)
-    torch.set_flush_denormal(True)
-    if sys.platform == "linux" and platform.libc_ver()[0] == "glibc":
-        # parameters of mallopt(3)
-        mmap_max = -4
-        trim_threshold = -1
-        top_pad = -2
-        libc = ctypes.CDLL("libc.so.6")
-        libc.mallopt(mmap_max, 0)
-        libc.mallopt(trim_threshold, 2**31 - 1)
-        libc.mallopt(top_pad, 256 << 20)
 
 
 @lru_cache

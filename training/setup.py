@@ -18,6 +18,7 @@ from data.preparation.prepare import is_prepared
 from data.sampling.exposure import EXPOSURE
 from errors import TrainingError
 from model import Transformer
+from model.devices import prepare_cpu
 from run_directory.allowed_changes import check_text
 from run_directory.checkpoints import clean_leftovers
 from run_directory.console import Console
@@ -39,7 +40,6 @@ from training.checks import (
 )
 from training.distributed.parallel import Parallel
 from training.first_checkpoint import Score, check_optimizer_groups, write_first_checkpoint
-from training.hardware import prepare_cpu
 from training.memory import check_memory
 from training.stop_requests import StopRequests
 

@@ -22,8 +22,9 @@ from generation.sampling import SamplingParams
 from interop.extras import load_extra
 from interop.huggingface.weight_names import LLAMA, weight_map
 from model import ModelSettings, TokenPositions, Transformer
+from model.devices import prepare_cpu
 from run_directory.optimizer_settings import AdamWSettings
-from training.hardware import peak_memory, prepare_cpu
+from training.hardware import peak_memory
 from training.optim import make_optimizer
 
 # sliding evaluation, in tokens

@@ -37,12 +37,13 @@ from evaluation.scoring.forecast import memory_needed
 from evaluation.scoring.scoring import ModelScorer
 from evaluation.scoring.text import EvaluationText
 from model import SCHEMES, Transformer
+from model.devices import prepare_cpu
 from run_directory.console import Console, duration
 from run_directory.run import Run, is_run
 from run_directory.run_settings import RunSettings
 from settings.load import load_settings
 from settings.script import Parser, run_main
-from training.hardware import peak_memory, prepare_cpu
+from training.hardware import peak_memory
 
 ROOT = Path(__file__).resolve().parents[2]
 SUBJECTS = ["rope", "none", "sinusoidal", "alibi", "kerple", "t5", "fire", "fox"]

@@ -23,6 +23,15 @@ _DIE_WITH_PARENT = (
 )
 
 
+def gpus() -> list[str]:
+    """The available GPUs, as CUDA_VISIBLE_DEVICES names them."""
+    import torch  # not needed by --help
+
+    if named := os.environ.get("CUDA_VISIBLE_DEVICES"):
+        return named.split(",") if torch.cuda.is_available() else []
+    return [str(i) for i in range(torch.cuda.device_count())]
+
+
 class CommandRunner:
     """Runs Python commands. Starts none after `stop`."""
 

@@ -14,6 +14,7 @@ from typing import Any
 from data import DataError, DataSettings, prepared_folder
 from errors import EvaluationError, StudyError, TrainingError
 from evaluation.evaluation_settings import EvaluationSettings, MeasurementSettings
+from evaluation.protocols import settings_class
 from evaluation.reports.text import counted
 from evaluation.scoring.methods import TRAINED, resolve_methods
 from model import ModelError
@@ -70,13 +71,11 @@ class StudyPlanner:
     """Plans cells.
 
     Attributes:
-        kind_of: the kind of an evaluation from its arguments.
         builtin: the methods of configs/evaluation/methods.yaml.
     """
 
     study: StudySettings
     folder: Path
-    kind_of: Callable[[list[str]], Any]
     builtin: dict[str, list[str]]
     _passed: set[str] = field(default_factory=set)  # checks
 
@@ -154,15 +153,15 @@ class StudyPlanner:
     def _plan_evaluation(
         self, name: str, entry: EvaluationEntry, plan: PlannedCell
     ) -> PlannedEvaluation:
-        kind = self.kind_of(entry.overrides)
-        fields = kind.settings_class.model_fields
+        settings_type = settings_class(entry.overrides)
+        fields = settings_type.model_fields
         arguments = [*entry.overrides, f"folder={name}"]
         if "unreachable" in fields:  # all schemes use the targets of the longest length
             arguments.append("unreachable=dash")
-        settings = _load(kind.settings_class, tuple(arguments))
+        settings = _load(settings_type, tuple(arguments))
         if "methods" in fields:
             arguments += self._methods_of_variants(settings.methods, plan.cell)
-            settings = _load(kind.settings_class, tuple(arguments))
+            settings = _load(settings_type, tuple(arguments))
             key = plan.settings.model_dump_json(exclude={"seed"}) + str(settings.methods)
             self._once(
                 self._check_methods,
@@ -179,7 +178,9 @@ class StudyPlanner:
             return PlannedEvaluation(name, tuple(arguments), settings)
         store = next((key for key in STORES if key in fields), None)
         if store is None:
-            raise StudyError(f"data: {kind.title.lower()} reads no corpus; remove the setting")
+            raise StudyError(
+                f"data: protocol={settings.protocol} reads no corpus; remove the setting"
+            )
         data = _corpus(tuple(entry.data))
         return PlannedEvaluation(name, tuple(arguments), settings, data, store)
 

@@ -14,13 +14,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-import torch
-
 from data.files import locked
 from errors import StudyError, TrainingError
 from run_directory.run import is_run, locked_run
 from studies.running.cell_record import CellRecord, last_checkpoint
-from studies.running.commands import CommandRunner, last_error
+from studies.running.commands import CommandRunner, gpus, last_error
 from studies.running.corpora import StudyCorpora
 from studies.running.plan import USER_ERRORS, PlannedCell
 from studies.running.progress import (
@@ -237,13 +235,6 @@ def environment(slot: int, jobs: int) -> dict[str, str]:
     if devices := gpus():
         variables["CUDA_VISIBLE_DEVICES"] = devices[slot % len(devices)]
     return variables
-
-
-def gpus() -> list[str]:
-    """The available GPUs, as CUDA_VISIBLE_DEVICES names them."""
-    if named := os.environ.get("CUDA_VISIBLE_DEVICES"):
-        return named.split(",") if torch.cuda.is_available() else []
-    return [str(i) for i in range(torch.cuda.device_count())]
 
 
 def _is_locked(run: Path) -> bool:

@@ -45,7 +45,7 @@ def test_lock_is_exclusive_unless_shared(tmp_path):
         assert locked(mine) is False
     with (
         locked_run(tmp_path),
-        pytest.raises(TrainingError, match="trained by another process"),
+        pytest.raises(TrainingError, match="is being trained by process"),
         locked_run(tmp_path),
     ):
         pass

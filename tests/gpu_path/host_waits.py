@@ -26,14 +26,20 @@ from generation.decoding import Generation
 from generation.sampling import SamplingParams
 from model import TokenPositions
 from run_directory.optimizer_settings import AdamWSettings
-from run_directory.training_settings import SkipNonFinite, SpikeSettings
+from run_directory.training_settings import (
+    SkipNonFinite,
+    SpikeSettings,
+    TrainingSettings,
+)
 from tests.gpu_path.common import gpu_model
 from tests.gpu_path.fake_gpu import CUDA, FakeGpu, to_gpu
 from tests.model.zoo import ids, packed, reach_of
 from train import train_step
-from training.batches import micro_batches
+from training.batches import StepBatch, micro_batches
 from training.optim.optimizer import make_optimizer
 from training.optim.step_guard import StepGuard
+from training.stop_requests import StopRequests
+from training.train_state import TrainState
 
 ROWS = 4
 
@@ -105,6 +111,9 @@ class OneDevice:
     def no_sync(self, model, enabled=True):
         return nullcontext()
 
+    def autocast(self):
+        return nullcontext()
+
 
 def batch_of(layout: str, length: int, seed: int) -> SimpleNamespace:
     """A loader's batch: `skipped` leaves positions out, `real` gives fractional ones."""
@@ -134,13 +143,20 @@ def train(case: str, layout: str, gpu: FakeGpu) -> Counter | None:
     if layout == "real" and not all(scheme.supports_fractions for scheme in net.position.values()):
         return None
     to_gpu(net).train()
-    optimizer = make_optimizer(net, AdamWSettings())
-    guard = StepGuard(SkipNonFinite(name="skip"), SpikeSettings(window=8), CUDA)
     parallel = OneDevice()
+    t = TrainingSettings()
+    state = TrainState(
+        model=net,
+        optimizer=make_optimizer(net, AdamWSettings()),
+        guard=StepGuard(SkipNonFinite(name="skip"), SpikeSettings(window=8), CUDA),
+        ema=None,
+        forward=net,
+    )
     for n in range(3):
         gpu.waits.clear()
         parts = micro_batches(batch_of(layout, length, n), ROWS, length, CUDA)
-        result = train_step(net, parallel, optimizer, guard, parts, ROWS * length, grad_clip=1.0)
+        batch = StepBatch(parts, n_targets=ROWS * length, facts={})
+        result = train_step(state, batch, parallel, t, StopRequests())
     waits = gpu.waits.copy()
     result.read()
     return waits

@@ -10,7 +10,7 @@ import torch
 
 from model import TokenPositions
 from model.attention.kernels import attend
-from model.attention.mask import AttentionMask, AttentionView, CausalBand
+from model.attention.mask import AttentionMask, AttentionView, BiasForms, CausalBand
 from model.position.table import LookupTable
 from tests.model.zoo import T, build, close, every_case, ids, reach_of, schemes_of
 
@@ -94,6 +94,9 @@ def test_autocast_distinguishes_large_distances(layout):
     def bias(b, h, i, j):
         return (i + keys - queries - j) * -1.0
 
+    def by_distance(h, d):
+        return torch.where((d >= 511) & (d <= 514), -1.0 * d, -1e9)
+
     pairs = AttentionMask(
         batch=1,
         heads=1,
@@ -106,9 +109,8 @@ def test_autocast_distinguishes_large_distances(layout):
         bias=bias,
         band=band,
         is_band=band is not None,
-        distance=None
-        if band is None
-        else (lambda h, d: torch.where((d >= 511) & (d <= 514), -1.0 * d, -1e9)),
+        forms=BiasForms(distance=by_distance if layout == "distance" else None),
+        unit_steps=layout == "distance",
     )
     zeros = torch.zeros(1, 1, keys, 8, dtype=torch.bfloat16)
     v = zeros.clone()

@@ -191,7 +191,7 @@ def test_communication_is_that_of_the_formula(world, case, tensors, numbers):
         dist.destroy_process_group()
     # in two passes; float64
     expected = LAYERS * 2 * tensors, LAYERS * ROWS * 8 * numbers(2 * world)
-    assert counted.found == dict.fromkeys(
+    assert counted.counts == dict.fromkeys(
         [(name, "context") for name in ("all-gather", "reduce-scatter")], expected
     )
 
@@ -218,7 +218,7 @@ def test_keys_outside_a_window_are_not_sent(world, sinks):
     rows = 2 * (WINDOW - 1) + sinks
     # Keys and values of two passes, and their gradients.
     expected = 2 * LAYERS * 2 * 2, 2 * LAYERS * ROWS * rows * 2 * G * D * 8
-    assert counted.found == {("all-to-all", "context"): expected}
+    assert counted.counts == {("all-to-all", "context"): expected}
 
 
 def test_tokens_visible_to_a_chunk():
@@ -282,7 +282,7 @@ def gathers_with_gloo(rounds: int) -> list[tuple[bool, set[str]]]:
                     right &= found == [10.0 * round_ + rank + k for rank in range(2)]
         dist.barrier()
         dist.destroy_process_group()
-        return right, {name for name, _ in counted.found}
+        return right, {name for name, _ in counted.counts}
 
     return processes.together(2, work)
 

@@ -1,5 +1,7 @@
 """scripts/plots/plot_positions.py: its files, its options, and its errors."""
 
+from types import SimpleNamespace
+
 import pandas as pd
 import pytest
 
@@ -39,8 +41,9 @@ def test_script_writes_figures_reproducibly(plot, monkeypatch):
 
 def test_custom_schemes_and_trained_runs_are_plotted(plot, monkeypatch):
     settings = ModelSettings(dim=16, layers=1, heads=4, position={"name": "alibi"})
-    loaded = type("Loaded", (), {"model": Transformer(settings, 20, 32)})
-    monkeypatch.setattr(plot_positions, "load", lambda folder: loaded)
+    loaded = SimpleNamespace(model=Transformer(settings, 20, 32))
+    opened = SimpleNamespace(load=lambda: loaded)
+    monkeypatch.setattr(plot_positions.Run, "open", lambda folder: opened)
     run = ["--run", "runs/mine", "--heads", "4", "--head", "1", "--train-length", "32"]
     rows = pd.read_csv(plot("biases", *run, "--dpi", "50") / "biases.csv")
     mine = rows[rows.scheme.str.startswith("mine")]

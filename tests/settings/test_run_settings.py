@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from errors import ConfigError
-from evaluation.kinds import kind_of
+from evaluation.protocols import settings_class
 from run_directory.run_settings import RunSettings
 from settings.load import apply_overrides, dropped_settings, identity, load_settings
 from studies.study_settings import StudySettings
@@ -26,7 +26,7 @@ def test_shipped_files_are_valid(file):
     if folder == "studies" and "grid:" in text:
         load_settings(StudySettings, [str(file)])
     elif folder in ("evaluation", "tasks") and "train_length:" not in text and "data:" not in text:
-        load_settings(kind_of([str(file)]).settings_class, [str(file)])
+        load_settings(settings_class([str(file)]), [str(file)])
     else:
         overrides = ["parent.run=x"] if folder == "extension" else []
         overrides += ["training.tokens=100M"] if folder == "wsd" else []

@@ -15,6 +15,7 @@ from evaluation.diagnostics.turns import (
     pairs_of,
     scored,
     table_drift,
+    trained_turns,
     unturned_features,
 )
 from model import TokenPositions
@@ -168,7 +169,7 @@ def test_measures_match_loops_without_cache(case, keep=4):
 def test_incomplete_rotation_pairs_and_variance_fraction():
     """Wavelengths by the formula; the share from q and k turned by hand, feature by feature."""
     model = build({"name": "rope", "theta": 100.0, "fraction": 0.8}, train=11)
-    pairs = pairs_of(model, model, 44)
+    pairs = pairs_of(model, trained_turns(model), 44)
     assert [pair.kind for pair in pairs] == ["all"] * 4
     for n, pair in enumerate(pairs):
         wave = 2 * math.pi * 100 ** (2 * n / 8)
@@ -203,7 +204,7 @@ def test_incomplete_rotation_pairs_and_variance_fraction():
         )
     assert (
         unturned_features(build("alibi")) == [None] * 3
-        and pairs_of(build("alibi"), build("alibi"), 9) == []
+        and pairs_of(build("alibi"), trained_turns(build("alibi")), 9) == []
     )
 
 
