@@ -1,5 +1,6 @@
 """Settings of text sources, for corpora and for the haystacks of tasks."""
 
+import json
 from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -120,6 +121,11 @@ class PreparedSource(StrictSettings):
     name: Literal["prepared"] = "prepared"
     path: str = Field(description="folder created by scripts/prepare.py")
     split: Literal["train", "valid"] = Field("train", description="split to read")
+
+
+def text_override(path: str) -> str:
+    """The override that reads the text files of a folder, or one file."""
+    return f"data.source={json.dumps({'name': 'files', 'path': path})}"
 
 
 TextSource = StdlibSource | FillerSource | FilesSource | HubSource | PreparedSource

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from data.files import path_problem
 from errors import StudyError
-from run_directory.run_settings import RunSettings
 from settings.command_line import HelpTopics, SettingsParser
 from settings.load import load_settings, split_arguments
 from studies.running.commands import gpus
@@ -90,6 +89,8 @@ def parser_of(usage: str) -> SettingsParser:
 def _study_of(arguments: Sequence[str]) -> StudySettings:
     """The settings of a study; overrides of train.py, such as training.tokens=1M, are added to
     `base`."""
+    from run_directory.run_settings import RunSettings  # imported here: --help does not need torch
+
     known = RunSettings.model_fields.keys() - StudySettings.model_fields.keys()
     of_runs = [word for word in arguments if re.split(r"[.=]", word)[0] in known and "=" in word]
     study = load_settings(StudySettings, [word for word in arguments if word not in of_runs])
