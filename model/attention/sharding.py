@@ -1,13 +1,11 @@
 """Context parallelism: windows of tokens that are sharded over the ranks of a context group.
 
 A window of L tokens is divided into 2·m·N chunks for N ranks. Ranks take chunks in turns, forward
-and then
-backward, which balances causal attention: with m = 1, rank r owns chunks r and 2N − 1 − r. In each
-    layer a
-rank runs its chunks in order as passes with cached keys: each pass gathers the chunks of all ranks
-    in this
-turn, and its keys end with its own chunk. In a layer with a window, a rank receives only the keys
-that its queries attend to. docs/context_sharding.md describes the design.
+and then backward, which balances causal attention: with m = 1, rank r owns chunks r and 2N − 1 − r.
+In each layer a rank runs its chunks in order as passes with cached keys: each pass gathers the
+chunks of all ranks in this turn, and its keys end with its own chunk. In a layer with a window, a
+rank receives only the keys that its queries attend to. docs/context_sharding.md describes the
+design.
 """
 
 from __future__ import annotations

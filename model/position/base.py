@@ -500,8 +500,7 @@ class PositionalScheme(nn.Module):
         """Tables for the new tokens of a pass, each (B or 1, T, ...).
 
         Runs eagerly, outside compiled regions: grow tables, resolve factors that depend on the
-            declared
-        length here.
+        declared length here.
         """
         return ()
 

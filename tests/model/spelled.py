@@ -2,8 +2,7 @@
 float64.
 
 The references share no code with the schemes: the convolution is PyTorch's, rotations are products
-    of
-complex numbers.
+of complex numbers.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Schemes added to the token embedding: sinusoids, learned vectors, and simple baselines.
 
 Each baseline is a step towards sinusoids and fails beyond the trained length for its own reason:
-    numbers
-grow without bound, fractions exceed 1 (or depend on the length), higher bits were never set, slow
-sines are linear.
+numbers grow without bound, fractions exceed 1 (or depend on the length), higher bits were never
+set, slow sines are linear.
 """
 
 from __future__ import annotations
@@ -194,10 +193,8 @@ class UnitIntervalEncoding(AdditiveEncoding):
     paper.
 
     ``denominator: fixed`` uses N = original_length for all evaluated lengths. ``current`` uses the
-    declared
-    length of each row, constant within a sequence: caches stay valid, but the encoding of a token
-        depends on
-    the total length. LayerNorm would remove either.
+    declared length of each row, constant within a sequence: caches stay valid, but the encoding of
+    a token depends on the total length. LayerNorm would remove either.
     """
 
     settings: UnitIntervalSettings

@@ -142,10 +142,8 @@ class Fire(PositionalScheme):
 
         The segment of x is that of the start of its cell, 1/CELLS wide, and one or two later. With
         three edges in one cell, the bias may continue a neighboring segment within that cell.
-        Intercepts and slopes
-        have COPIES entries for each segment, which keys use in turn: gradients of neighboring keys
-            are added
-        to different entries.
+        Intercepts and slopes have COPIES entries for each segment, which keys use in turn:
+        gradients of neighboring keys are added to different entries.
         """
 
         def copies(x: Tensor) -> Tensor:

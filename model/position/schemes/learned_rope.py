@@ -29,20 +29,17 @@ class LearnedRopeSettings(RotationSettings, AngleSharingSettings):
 
 class LearnedRope(PositionalScheme):
     """RoPE with θ_k = exp(ω_k), ω learned, initialized to ln b^(−2k/D); Su's blog on learning θ
-    (kexue.fm).
-    With `share: head` this is the simplest form of GRAPE (arXiv:2512.07805); its other forms are
-        not
-    included.
+    (kexue.fm). With `share: head` this is the simplest form of GRAPE (arXiv:2512.07805); its other
+    forms are not included.
 
     The parameter is ω_k − ln b^(−2k/D), initialized to 0: the same function and gradient, but
     exactly RoPE at initialization in any dtype (ln θ in bfloat16 would have an error of 3%).
 
     Because the frequencies are learned, cos and sin are not cached: angles are computed in each
-        pass, in
-    float64 where the device supports it, and reduced modulo 2π before they are rounded to float32.
-    Without float64, angles at position n have an error of n·6e-8 radians, 0.06 at a million. The
-    gradient of θ_k grows with positions, which training passes measure from the middle of each row.
-    Keys are cached rotated, so parameters must not change while a cache is in use.
+    pass, in float64 where the device supports it, and reduced modulo 2π before they are rounded to
+    float32. Without float64, angles at position n have an error of n·6e-8 radians, 0.06 at a
+    million. The gradient of θ_k grows with positions, which training passes measure from the middle
+    of each row. Keys are cached rotated, so parameters must not change while a cache is in use.
     """
 
     cached_form: ClassVar[str] = "rotated keys"

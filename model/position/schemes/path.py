@@ -50,9 +50,9 @@ class PathAttention(PositionalScheme):
     Yang et al. 2025, PaTH attention (arXiv:2505.16381), without the optional forgetting gate; the
     scale 1/√D multiplies the whole product, as in FLA's `naive_path_attn`. Tested against the
     explicit product; compared once with that function for the same w and β: outputs agree to 1e-6
-    in float32. The computation of w is not compared with released code.
-    Keys are cached unchanged; each pass computes the product by the UT transform, chunk by chunk,
-    in time T·S·(D + chunk) and memory linear in S.
+    in float32. The computation of w is not compared with released code. Keys are cached unchanged;
+    each pass computes the product by the UT transform, chunk by chunk, in time T·S·(D + chunk) and
+    memory linear in S.
     """
 
     cached_form: ClassVar[str] = "plain keys, directions w and strengths β"
@@ -132,8 +132,7 @@ def along_paths(block: QueryBlock, w: Tensor, strength: Tensor) -> Tensor:
     Iterates over chunks of keys from last to first. In each chunk, with M = strictLower(diag(β) W
     Wᵀ) and Y = (Q Wᵀ)(I + M)⁻¹ diag(β), the scores are Q Kᵀ − Y strictLower(W Kᵀ) and the queries
     become Q − Y W; Q Wᵀ is lower triangular among the queries' own tokens. Other documents and
-    padding need no
-    mask: the product between two tokens contains only the tokens between them.
+    padding need no mask: the product between two tokens contains only the tokens between them.
     """
     q = block.q
     k = block.k

@@ -31,9 +31,8 @@ class TransformerXLSettings(SharableSettings):
 
 
 class TransformerXL(PositionalScheme):
-    """logit = (q_n·k_m + q_n·W r_d + u·k_m + v·W r_d)/√D, d = n − m, with sinusoids of width C
-    r_d = [sin(dθ_i) | cos(dθ_i)], θ_i = 10000^(−2i/C). Dai et al. 2019 (arXiv:1901.02860), section
-    3.3.
+    """logit = (q_n·k_m + q_n·W r_d + u·k_m + v·W r_d)/√D, d = n − m, with sinusoids of width C r_d
+    = [sin(dθ_i) | cos(dθ_i)], θ_i = 10000^(−2i/C). Dai et al. 2019 (arXiv:1901.02860), section 3.3.
 
     W (H·D, C) is initialized from N(0, 1/C), u and v (H, D) to 0. A logit temperature scales q, not
     u and v. The products with r are computed once per distance and gathered, which supports skipped
