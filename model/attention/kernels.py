@@ -10,8 +10,7 @@
   CPU, sink logits, and weights other than softmax(q·k + bias) (`AttentionView.weights_fn`);
 
 or one of their faster forms in `model/fast`: ``single`` (one query per row), ``biased`` (gradients
-    of
-learned biases by distance and differences of sums, on a CPU) and ``merged`` (several views by
+of learned biases by distance and differences of sums, on a CPU) and ``merged`` (several views by
 distance, on a CPU without gradients).
 
 ``dense``, the explicit kernel with all scores at once, is the reference. Tests compare the others

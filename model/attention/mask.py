@@ -125,7 +125,8 @@ class CausalBand:
         """The pairs of this band at distances nearest, ..., farthest − 1 with keys first, ..., last
         − 1.
 
-        With sinks, the part consists either of sinks or of keys after them."""
+        With sinks, the part consists either of sinks or of keys after them.
+        """
         window = None if self.sinks and last == self.sinks else self.window
         window = min((x for x in (window, farthest) if x is not None), default=None)
         return CausalBand(self.offset, window, 0, nearest, first, last)

@@ -85,8 +85,7 @@ def distance_mask(
     """Reversed queries, keys and mask of one block.
 
     The mask is a strided view: with reversed queries, the entry of pair (i', j) is at offset + i' +
-        j,
-    so strides of (1, 1) describe it without a copy.
+    j, so strides of (1, 1) describe it without a copy.
     """
     band = mask.exact_band
     low, high = band.keys(start, stop)

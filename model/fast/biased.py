@@ -11,9 +11,9 @@ torch.compile treats both passes as single operations, so the loops are not unro
 graphs.
 
 Shapes: q (B, H, T, D), k (B, G, S, D), v (B, G, S, E); the last T keys are those of the queries.
-    `table`
-(H or 1, N) is `AttentionMask.by_distance()`: entry m is for distance S − 1 − m, −inf if masked.
-`sums` (B, H, S) are c in float64, or None. `network` are the tensors of a `NetworkBias`, or none.
+`table` (H or 1, N) is `AttentionMask.by_distance()`: entry m is for distance S − 1 − m, −inf if
+masked. `sums` (B, H, S) are c in float64, or None. `network` are the tensors of a `NetworkBias`, or
+none.
 """
 
 from __future__ import annotations
@@ -214,7 +214,7 @@ class _Bias:
         where they are exact, else None and `tile`.
 
         They are if all keys precede all queries: with sums that decrease, both terms have the same
-            sign.
+        sign.
         """
         first, last = self._between(start, stop)
         if not first <= low < high <= last:

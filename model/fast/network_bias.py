@@ -1,12 +1,10 @@
 """Biases that a small network computes for each pair on a CPU, by tiles that fit into its cache.
 
 Hidden units that are positive for all pairs of a tile are one linear function, and those that are 0
-for all
-of them are left out, so that few units remain: over most tiles the input varies little.
+for all of them are left out, so that few units remain: over most tiles the input varies little.
 
 Shapes: a tile has t queries, in reverse order, and s keys; H heads; W hidden units, of which K bend
-    in a
-tile.
+in a tile.
 """
 
 from __future__ import annotations

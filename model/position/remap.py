@@ -125,9 +125,8 @@ class ReRope(Remap):
     """ReRoPE: clips distances, min(d, w). Su 2023 (kexue.fm/archives/9708).
 
     Two branches: d < w is unchanged; otherwise the query has the fixed position w and the key is
-        not rotated.
-    The author's code (bojone/rerope) also multiplies queries by max(1, ln(n + 1) / ln L0). That is
-    a temperature (`log_n`) and not part of this remap.
+    not rotated. The author's code (bojone/rerope) also multiplies queries by max(1, ln(n + 1) / ln
+    L0). That is a temperature (`log_n`) and not part of this remap.
     """
 
     name: Literal["rerope"] = "rerope"
@@ -240,11 +239,9 @@ class DualChunk(Remap):
     """Dual Chunk Attention. An, Huang, Zhang et al. 2024 (arXiv:2402.17463).
 
     Keys have the position m mod S with S = chunk − local. Queries have one of three positions, by
-    the chunk
-    of S positions that contains the key: the same chunk, n mod S; the previous one, min(n mod S +
-        S, chunk);
-    older ones, chunk. No distance exceeds `chunk`, distances up to `local` are exact (if local ≤
-    S), and distances are not monotonic in d.
+    the chunk of S positions that contains the key: the same chunk, n mod S; the previous one, min(n
+    mod S + S, chunk); older ones, chunk. No distance exceeds `chunk`, distances up to `local` are
+    exact (if local ≤ S), and distances are not monotonic in d.
     """
 
     exempt: ClassVar[dict[str, str]] = {

@@ -2,10 +2,9 @@
 
 A scaling method maps the frequencies θ_0, ..., θ_(R−1) of the R = r/2 rotated pairs to new ones,
 and returns an amplitude that multiplies cos and sin. The frequencies are a geometric series, θ_0 =
-1 and θ_k = b^(−2k/r) for plain RoPE; the methods work for any geometric series.
-s is the stretch: the given factor, or max(1, L / L0) for ``factor: auto``, with L the declared
-    length of the
-sequence and L0 the original length.
+1 and θ_k = b^(−2k/r) for plain RoPE; the methods work for any geometric series. s is the stretch:
+the given factor, or max(1, L / L0) for ``factor: auto``, with L the declared length of the sequence
+and L0 the original length.
 """
 
 from __future__ import annotations
@@ -253,16 +252,13 @@ class YaRNScaling(FactorScaling):
     logits.
 
     Peng et al. 2023 (arXiv:2309.00071). There are two versions of the ramp, which differ widely for
-    middle
-    frequencies: `dim` is linear in the pair index, between the pairs with beta_fast and beta_slow
-        rotations
-    within L0 (the authors' code and Hugging Face); `wavelength` is linear in the number of
-    rotations (the paper, eq. 17-18).
+    middle frequencies: `dim` is linear in the pair index, between the pairs with beta_fast and
+    beta_slow rotations within L0 (the authors' code and Hugging Face); `wavelength` is linear in
+    the number of rotations (the paper, eq. 17-18).
 
     The temperature is an amplitude a of cos and sin: logits of rotated features get a factor a².
-        DeepSeek
-    also multiplies all logits by (0.1·mscale_all_dim·ln s + 1)²; here, as in Hugging Face, the
-    mscales only set the amplitude. If all features are rotated, the two factors together are
+    DeepSeek also multiplies all logits by (0.1·mscale_all_dim·ln s + 1)²; here, as in Hugging Face,
+    the mscales only set the amplitude. If all features are rotated, the two factors together are
     equivalent to attention_factor 0.1·mscale·ln s + 1 (the default for mscale 1) without mscales.
     """
 

@@ -4,11 +4,10 @@ code.
     python -m tests.gpu_path.lowering GUARD.so [--machine-code] CASE:LAYOUT ...
 
 prints one JSON line per case: its kernels with their atomic additions and, with `--machine-code`,
-    the shared
-memory that they need in bytes. A case that never calls FlexAttention has no kernels. With `decode`
-as the layout, the line has the number of graphs and kernels of a decoding pass with a static cache.
-GUARD.so is built from `cuda_guard.cpp`. Runs in a separate process, because what it patches in
-torch stays patched.
+the shared memory that they need in bytes. A case that never calls FlexAttention has no kernels.
+With `decode` as the layout, the line has the number of graphs and kernels of a decoding pass with a
+static cache. GUARD.so is built from `cuda_guard.cpp`. Runs in a separate process, because what it
+patches in torch stays patched.
 """
 
 # ruff: noqa: E402

@@ -103,8 +103,8 @@ def test_hyperbolic_documents_at_any_offset():
 @pytest.mark.parametrize("window", [None, 40, 7])
 def test_hyperbolic_across_kernel_blocks_with_window_and_sinks(window, layout):
     """Past QUERY_BLOCK keys come as a range, as sinks and a range, or in packed rows all at once.
-    Positions
-    are 30 apart: a key of a block's own queries taken for an earlier one would overflow."""
+    Positions are 30 apart: a key of a block's own queries taken for an earlier one would
+    overflow."""
     count = 300
     (q, k, v), n = drawn(count), torch.arange(count)
     scheme = made(

@@ -145,8 +145,8 @@ def build(
 ) -> Transformer:
     """A random model whose every weight matters: attention is far from uniform, gains are not one.
 
-    A scheme's tables are N(0, 1); what it has in each layer are projections of that layer's
-    input."""
+    A scheme's tables are N(0, 1); what it has in each layer are projections of that layer's input.
+    """
     if isinstance(position, str) and position in LINEAR:
         position, keys["mixer"] = LINEAR[position]
     position = CASES[position] if isinstance(position, str) else position
@@ -222,7 +222,8 @@ def is_relative(model: Transformer) -> bool:
 def packed(cuts: list[list[int]], *, length: int | None = None, pad: int = 0) -> TokenPositions:
     """Rows of documents of the given lengths, order and position starting again with each.
 
-    The last `pad` slots of each row are padding."""
+    The last `pad` slots of each row are padding.
+    """
     order = []
     document = []
     for lengths in cuts:

@@ -72,11 +72,7 @@ class Fire(PositionalScheme):
         self.c = nn.Parameter(torch.empty(1))
         self.multiplier = nn.Parameter(torch.empty(1))
 
-    def initialize(
-        self,
-        generator: torch.Generator,
-        embedding_std: float,
-    ) -> None:
+    def initialize(self, generator, embedding_std):
         """Linear layers U(±1/√fan_in), as in PyTorch."""
         with torch.no_grad():
             for layer in (self.inner, self.outer):
@@ -142,10 +138,8 @@ class Fire(PositionalScheme):
 
         The segment of x is that of the start of its cell, 1/CELLS wide, and one or two later. With
         three edges in one cell, the bias may continue a neighboring segment within that cell.
-        Intercepts and slopes
-        have COPIES entries for each segment, which keys use in turn: gradients of neighboring keys
-            are added
-        to different entries.
+        Intercepts and slopes have COPIES entries for each segment, which keys use in turn:
+        gradients of neighboring keys are added to different entries.
         """
 
         def copies(x: Tensor) -> Tensor:

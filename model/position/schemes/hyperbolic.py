@@ -20,7 +20,6 @@ from model.position.base import (
 from model.position.rotation import check_even
 from model.position.scaling import plain_frequencies
 from model.position.table import Constant, wide
-from model.token_positions import TokenPositions
 
 QUERIES = 16  # block size for pairwise scores: QUERIES² · D numbers per head
 
@@ -58,10 +57,10 @@ class Hyperbolic(PositionalScheme):
     pairs of features (k, k + D/2), θ' > θ_k. Dai et al. 2025 (arXiv:2509.05218). Not Chen et al.'s
     HoPE, see p_rope.
 
-    With u = (x1 + x2)/√2 and w = (x1 − x2)/√2 of a pair the matrix is diagonal:
-    score = Σ_k e^(−(θ' − θ_k)d) u_q u_k + e^(−(θ' + θ_k)d) w_q w_k, one decay rate per feature. The
-    implementation uses this form. The published form, applied to q and k separately, suffers from
-    cancellation: float64 loses all precision after 40 tokens, and float32 overflows after 88.
+    With u = (x1 + x2)/√2 and w = (x1 − x2)/√2 of a pair the matrix is diagonal: score = Σ_k e^(−(θ'
+    − θ_k)d) u_q u_k + e^(−(θ' + θ_k)d) w_q w_k, one decay rate per feature. The implementation uses
+    this form. The published form, applied to q and k separately, suffers from cancellation: float64
+    loses all precision after 40 tokens, and float32 overflows after 88.
 
     No factor exceeds 1 if positions increase along a document (also skipped, random or fractional
     ones). For keys before its block of 16, a query uses e^(−γ(n − n0)) e^(−γ(n0 − m)), where n0 ≥ m
@@ -71,7 +70,7 @@ class Hyperbolic(PositionalScheme):
     coordinates u, w, without positions.
     """
 
-    cached_form: ClassVar[str] = "plain keys, in the coordinates u and w"
+    cached_form = "plain keys, in the coordinates u and w"
     exempt: ClassVar[dict[str, str]] = {
         "graphs": "blocks of queries are unrolled: one graph per length"
     }
@@ -88,11 +87,7 @@ class Hyperbolic(PositionalScheme):
         speeds = settings.fastest * plain_frequencies(settings.theta, geometry.head_dim)
         self._rests = Constant(torch.cat([speeds[0] - speeds, speeds[0] + speeds])[None])
 
-    def tables(
-        self,
-        positions: TokenPositions,
-        dtype: torch.dtype,
-    ) -> tuple[Tensor, ...]:
+    def tables(self, positions, dtype):
         """(1, D) the rates minus θ_0·margin, in the device's widest float dtype."""
         device = positions.position.device
         return (self._rests.to(device, wide(device)),)
@@ -201,7 +196,8 @@ def _far(
     """Scores with keys before all queries, relative to the first query that attends to any of them.
 
     Queries without such keys (their document starts in this block) and keys without queries (their
-    document has ended) do not affect the base and get the factor 1."""
+    document has ended) do not affect the base and get the factor 1.
+    """
     # (R, t), (R, s)
     has_keys = visible.any(2)
     has_queries = visible.any(1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -18,7 +18,6 @@ from model.position.rotation import (
 )
 from model.position.scaling import plain_frequencies
 from model.position.table import Constant, wide
-from model.token_positions import TokenPositions
 
 
 class LearnedRopeSettings(RotationSettings, AngleSharingSettings):
@@ -29,23 +28,20 @@ class LearnedRopeSettings(RotationSettings, AngleSharingSettings):
 
 class LearnedRope(PositionalScheme):
     """RoPE with θ_k = exp(ω_k), ω learned, initialized to ln b^(−2k/D); Su's blog on learning θ
-    (kexue.fm).
-    With `share: head` this is the simplest form of GRAPE (arXiv:2512.07805); its other forms are
-        not
-    included.
+    (kexue.fm). With `share: head` this is the simplest form of GRAPE (arXiv:2512.07805); its other
+    forms are not included.
 
     The parameter is ω_k − ln b^(−2k/D), initialized to 0: the same function and gradient, but
     exactly RoPE at initialization in any dtype (ln θ in bfloat16 would have an error of 3%).
 
     Because the frequencies are learned, cos and sin are not cached: angles are computed in each
-        pass, in
-    float64 where the device supports it, and reduced modulo 2π before they are rounded to float32.
-    Without float64, angles at position n have an error of n·6e-8 radians, 0.06 at a million. The
-    gradient of θ_k grows with positions, which training passes measure from the middle of each row.
-    Keys are cached rotated, so parameters must not change while a cache is in use.
+    pass, in float64 where the device supports it, and reduced modulo 2π before they are rounded to
+    float32. Without float64, angles at position n have an error of n·6e-8 radians, 0.06 at a
+    million. The gradient of θ_k grows with positions, which training passes measure from the middle
+    of each row. Keys are cached rotated, so parameters must not change while a cache is in use.
     """
 
-    cached_form: ClassVar[str] = "rotated keys"
+    cached_form = "rotated keys"
     settings: LearnedRopeSettings
 
     def setup(self) -> None:
@@ -56,11 +52,7 @@ class LearnedRope(PositionalScheme):
         )
         self._start = Constant(plain_frequencies(self.settings.theta, features)[None])
 
-    def tables(
-        self,
-        positions: TokenPositions,
-        dtype: torch.dtype,
-    ) -> tuple[Tensor, ...]:
+    def tables(self, positions, dtype):
         """(1, R) initial θ in radians per token, in the device's widest float dtype."""
         device = positions.position.device
         return (self._start.to(device, wide(device)),)

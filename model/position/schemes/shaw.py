@@ -22,8 +22,8 @@ FAR_COPIES = 32  # of the entry of all far keys
 
 
 class ShawSettings(SharableSettings):
-    """A learned vector per clipped distance, added to keys and optionally to values
-    (Shaw et al. 2018)."""
+    """A learned vector per clipped distance, added to keys and optionally to values (Shaw et al.
+    2018)."""
 
     name: Literal["shaw"] = "shaw"
     clip: int = Field(

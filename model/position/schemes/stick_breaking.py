@@ -29,12 +29,11 @@ class StickBreaking(PositionalScheme):
     of the stick goes to v_n or is dropped. Tan et al. 2024 (arXiv:2410.17980).
 
     Only strictly earlier keys get weights: a window of w contains w − 1 of them, and the first
-        token of a
-    document has only its remainder. Computed by sums of logarithms. Without a softmax there is no
-    sink; the remainder has that role.
+    token of a document has only its remainder. Computed by sums of logarithms. Without a softmax
+    there is no sink; the remainder has that role.
     """
 
-    uses_position: ClassVar[bool] = False
+    uses_position = False
     exempt: ClassVar[dict[str, str]] = UNROLLED
     settings: StickBreakingSettings
 

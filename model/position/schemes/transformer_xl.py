@@ -18,7 +18,6 @@ from model.position.base import (
 )
 from model.position.pairwise import UNROLLED, distances, mask_per_row
 from model.position.table import LookupTable
-from model.token_positions import TokenPositions
 
 THETA = 10_000.0
 
@@ -31,9 +30,8 @@ class TransformerXLSettings(SharableSettings):
 
 
 class TransformerXL(PositionalScheme):
-    """logit = (q_n·k_m + q_n·W r_d + u·k_m + v·W r_d)/√D, d = n − m, with sinusoids of width C
-    r_d = [sin(dθ_i) | cos(dθ_i)], θ_i = 10000^(−2i/C). Dai et al. 2019 (arXiv:1901.02860), section
-    3.3.
+    """logit = (q_n·k_m + q_n·W r_d + u·k_m + v·W r_d)/√D, d = n − m, with sinusoids of width C r_d
+    = [sin(dθ_i) | cos(dθ_i)], θ_i = 10000^(−2i/C). Dai et al. 2019 (arXiv:1901.02860), section 3.3.
 
     W (H·D, C) is initialized from N(0, 1/C), u and v (H, D) to 0. A logit temperature scales q, not
     u and v. The products with r are computed once per distance and gathered, which supports skipped
@@ -60,11 +58,7 @@ class TransformerXL(PositionalScheme):
         angles = distance[..., None] * speeds
         return (torch.cat([angles.sin(), angles.cos()], dim=-1)[..., :dim],)
 
-    def tables(
-        self,
-        positions: TokenPositions,
-        dtype: torch.dtype,
-    ) -> tuple[Tensor, ...]:
+    def tables(self, positions, dtype):
         """(1, N, C) r of the distances 0, ..., N − 1, N = `position_end`."""
         every = torch.arange(positions.position_end, device=positions.position.device)[None]
         return self._table.look_up(every, positions.position_end, dtype)
