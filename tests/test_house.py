@@ -75,6 +75,7 @@ RANKS = {
     "model.model_settings": 8,
     "model.cache": 9,
     "model.attention.softmax": 10,
+    "model.mixers.recurrence": 8,
     "model.attention.linear": 11,
     "model.attention.sharding": 12,
     "model.block": 13,
