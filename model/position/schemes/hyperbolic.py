@@ -21,7 +21,6 @@ from model.position.decay import decayed_scores
 from model.position.rotation import check_even
 from model.position.scaling import plain_frequencies
 from model.position.table import Constant, wide
-from model.token_positions import TokenPositions
 
 
 class HyperbolicSettings(PositionSettings):
@@ -70,7 +69,7 @@ class Hyperbolic(PositionalScheme):
     coordinates u, w, without positions.
     """
 
-    cached_form: ClassVar[str] = "plain keys, in the coordinates u and w"
+    cached_form = "plain keys, in the coordinates u and w"
     exempt: ClassVar[dict[str, str]] = {
         "graphs": "blocks of queries are unrolled: one graph per length"
     }
@@ -87,11 +86,7 @@ class Hyperbolic(PositionalScheme):
         speeds = settings.fastest * plain_frequencies(settings.theta, geometry.head_dim)
         self._rests = Constant(torch.cat([speeds[0] - speeds, speeds[0] + speeds])[None])
 
-    def tables(
-        self,
-        positions: TokenPositions,
-        dtype: torch.dtype,
-    ) -> tuple[Tensor, ...]:
+    def tables(self, positions, dtype):
         """(1, D) the rates minus θ_0·margin, in the device's widest float dtype."""
         device = positions.position.device
         return (self._rests.to(device, wide(device)),)
