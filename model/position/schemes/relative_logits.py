@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from model.attention.mask import AttentionView, precise
-from model.position.base import (
-    AttentionContext,
-    AttentionPlan,
-    ContentPlan,
-    ExtrasCache,
-    PositionalScheme,
-    constant,
-    normal,
-)
+from model.attention.mask import AttentionView, BiasFunction
+from model.position.base import AttentionContext, ContentScheme, constant, normal
 from model.position.content import ContentSettings, linear
 
 
@@ -32,16 +23,7 @@ class RelativeLogitsSettings(ContentSettings):
     )
 
 
-@dataclass(frozen=True)
-class QueryPlan(ContentPlan):
-    """A plan that reads the layer input of the queries, and caches nothing for the keys."""
-
-    def bind(self, x: Tensor, layer_cache: ExtrasCache | None) -> AttentionPlan:
-        features = self.features(x)
-        return AttentionPlan(lambda q, k: self.read(q, k, features))
-
-
-class RelativeLogits(PositionalScheme):
+class RelativeLogits(ContentScheme):
     """logit += Σ_r (W_h x_n)_r P[r, d] for distances d < E, after the 1/√D scale; 0 beyond.
 
     Inkling's relative logits, as in its released implementation in transformers
@@ -51,6 +33,7 @@ class RelativeLogits(PositionalScheme):
     """
 
     supports_fractions = False
+    caches_extras = False
     settings: RelativeLogitsSettings
 
     def setup(self) -> None:
@@ -60,25 +43,22 @@ class RelativeLogits(PositionalScheme):
         self.mix = self.learned(shape, normal(dim**-0.5))
         self.profiles = self.learned((profiles, self.settings.extent), constant(0.0))
 
-    def plan(self, context: AttentionContext) -> ContentPlan:
-        def features(x: Tensor) -> Tensor:
-            """(B, T, H·R) weights of the profiles."""
-            with torch.autocast(x.device.type, enabled=False):
-                return linear(precise(x), self.mix)
+    def features(self, x, tables):
+        """(B, T, H·R) weights of the profiles."""
+        return linear(x, self.mix)
 
-        def read(q: Tensor, k: Tensor, weights: Tensor) -> list[AttentionView]:
-            weights = context.of_queries(weights).unflatten(2, (self.geometry.heads, -1))
-            with torch.autocast(q.device.type, enabled=False):
-                rows = weights @ self.profiles.to(weights.dtype)  # (B, Q, H, E)
-            mask = context.mask(bias=self._bias(context, rows), by_row=True)
-            return [AttentionView(q, k, mask)]
+    def accumulate(self, features, past, new, tables):
+        return features
 
-        def nothing(features: Tensor, past: Tensor | None, new: object) -> Tensor:
-            return features[..., :0]
+    def read(self, q, k, extras, plan):
+        context = plan.context
+        weights = context.of_queries(extras).unflatten(2, (self.geometry.heads, -1))
+        with torch.autocast(q.device.type, enabled=False):
+            rows = weights @ self.profiles.to(weights.dtype)  # (B, Q, H, E)
+        mask = context.mask(bias=self._bias(context, rows), by_row=True)
+        return [AttentionView(q, k, mask)]
 
-        return QueryPlan(context.new, features, nothing, read)
-
-    def _bias(self, context: AttentionContext, rows: Tensor):
+    def _bias(self, context: AttentionContext, rows: Tensor) -> BiasFunction:
         q_position = context.q_position
         k_position = context.k_position
         extent = self.settings.extent

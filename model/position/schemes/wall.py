@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from model.attention.mask import AttentionView, QueryBlock, precise
-from model.position.base import AttentionContext, ContentPlan, PositionalScheme, constant, normal
+from model.attention.mask import AttentionView, QueryBlock
+from model.position.base import ContentScheme, constant, normal
 from model.position.content import ContentSettings, latest, linear, running_sum
 from model.position.decay import decayed_scores
-from model.token_positions import TokenPositions
 
 
 class WallSettings(ContentSettings):
@@ -28,7 +26,7 @@ class WallSettings(ContentSettings):
     )
 
 
-class Wall(PositionalScheme):
+class Wall(ContentScheme):
     """logit = Σ_c q_nc k_mc e^(P_nc − P_mc)/√D, P_n = Σ_{t≤n} ln σ(W x_t + β) for each query head
     and feature. FoX has one gate per head, which it adds to the logit.
 
@@ -36,8 +34,8 @@ class Wall(PositionalScheme):
     paper. β starts at `gate_bias`.
     """
 
-    cached_form: ClassVar[str] = "plain keys and cumulative log gates of every feature"
-    uses_position: ClassVar[bool] = False
+    cached_form = "plain keys and cumulative log gates of every feature"
+    uses_position = False
     exempt: ClassVar[dict[str, str]] = {
         "graphs": "blocks of queries are unrolled: one graph per length"
     }
@@ -49,32 +47,21 @@ class Wall(PositionalScheme):
         self.weight = self.learned((gates, dim), normal(dim**-0.5))
         self.bias = self.learned((gates,), constant(self.settings.gate_bias))
 
-    def plan(self, context: AttentionContext) -> ContentPlan:
-        mask = context.mask()
+    def features(self, x, tables):
+        """(B, T, H·D) log gates."""
+        return F.logsigmoid(linear(x, self.weight, self.bias))
 
-        def features(x: Tensor) -> Tensor:
-            """(B, T, H·D) log gates."""
-            with torch.autocast(x.device.type, enabled=False):
-                return F.logsigmoid(linear(precise(x), self.weight, self.bias))
+    def accumulate(self, features, past, new, tables):
+        # In float64, because float32 cannot resolve single gates after 50,000 tokens.
+        return running_sum(features.double(), latest(past), new)
 
-        def accumulate(
-            gates: Tensor,
-            past: Tensor | None,
-            new: TokenPositions,
-        ) -> Tensor:
-            # In float64, because float32 cannot resolve single gates after 50,000 tokens.
-            return running_sum(gates.double(), latest(past), new)
+    def read(self, q, k, extras, plan):
+        k_decay = extras.unflatten(2, (self.geometry.heads, -1)).transpose(1, 2)
+        q_decay = plan.context.of_queries(k_decay, dim=2)
 
-        def read(q: Tensor, k: Tensor, extras: Tensor) -> list[AttentionView]:
-            k_decay = extras.unflatten(2, (self.geometry.heads, -1)).transpose(1, 2)
-            q_decay = context.of_queries(k_decay, dim=2)
+        def weights(block: QueryBlock) -> Tensor:
+            own = q_decay[:, :, block.start : block.stop]
+            scores = decayed_scores(block, own, k_decay[:, :, block.keys])
+            return block.softmax(scores * block.scale)
 
-            def weights(block: QueryBlock) -> Tensor:
-                here = q_decay[:, :, block.start : block.stop]
-                return block.softmax(
-                    decayed_scores(block, here, k_decay[:, :, block.keys]) * block.scale
-                )
-
-            return [AttentionView(q, k, mask, weights)]
-
-        return ContentPlan(context.new, features, accumulate, read)
+        return [AttentionView(q, k, plan.mask, weights)]
