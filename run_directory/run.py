@@ -10,6 +10,7 @@ runs/<config>-<choices>-<identity>/
     checkpoints/     step-00000100, ...
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -51,6 +52,7 @@ from settings.yaml_io import parse_yaml
 SETTINGS = "settings.yaml"
 MANIFEST = "manifest.json"
 LOCK = ".lock"
+LONGEST_NAME = 255  # bytes of the name of a file
 METRICS = "metrics.jsonl"
 MODEL_HASHES = "model_hash"  # manifest key: a list; of two hashes while the settings are rewritten
 # Keys of the manifest whose values must not change on resume.
@@ -374,6 +376,8 @@ def is_run(folder: Path) -> bool:
 def not_a_run(folder: Path) -> str:
     """An error message for a folder that is not a run, with the runs in the same parent folder."""
     if not folder.exists():
+        if is_run(usual := Path("runs") / folder):
+            return f"{folder}: no such run directory; did you mean {usual}?"
         near = sorted(path.parent.name for path in folder.parent.glob(f"*/{MANIFEST}"))
         known = f"; {folder.parent} holds {', '.join(near)}" if near else ""
         return f"{folder}: no such run directory{known}"
@@ -382,11 +386,21 @@ def not_a_run(folder: Path) -> str:
 
 def check_writable(folder: Path) -> None:
     """Raise TrainingError for a run directory that cannot be created, before any other work."""
-    nearest = next(path for path in (folder, *folder.parents) if path.exists())
+    fix = "choose another --run-dir"
+    if not str(folder).isprintable():
+        raise TrainingError(f"{str(folder)!r} contains control characters; {fix}")
+    nearest = folder
+    try:
+        for path in (*reversed(folder.parents), folder):
+            if os.path.lexists(path):
+                path.stat()  # raises for a symlink that leads nowhere
+                nearest = path
+            elif len(os.fsencode(path.name)) > LONGEST_NAME:
+                raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
+    except OSError as error:
+        raise TrainingError(f"{folder} cannot be created: {error.strerror}; {fix}") from None
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
-        raise TrainingError(
-            f"{folder}: {nearest} is not a writable directory; choose another --run-dir"
-        )
+        raise TrainingError(f"{folder}: {nearest} is not a writable directory; {fix}")
 
 
 def rename_old_run(folder: Path) -> Path | None:
@@ -407,9 +421,8 @@ def locked_run(folder: Path) -> Iterator[None]:
     process.
 
     Both the folder and a file in it are locked: the file can be deleted, and on network file
-        systems the
-    lock of the folder is not visible on other machines. The file names the process that has the
-    lock.
+    systems the lock of the folder is not visible on other machines. The file names the process that
+    has the lock.
     """
     folder.mkdir(parents=True, exist_ok=True)
     handle = os.open(folder, os.O_RDONLY)

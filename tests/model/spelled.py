@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 from model import SCHEMES, TokenPositions
 from model.attention.kernels import attend
-from model.position import AttentionContext, HeadGeometry, PositionalScheme
+from model.position import AttentionContext, ContentPlan, HeadGeometry, PositionalScheme
 from tests.model.zoo import G, H, packed
 
 B = 2
@@ -69,6 +69,24 @@ def output_of(
     x, q, k, v = tensors()
     plan = scheme.plan(context_of(scheme, positions, window=window)).bind(x, None)
     return attend(plan.read(q, plan.write(k)), v, D**-0.5, kernel)
+
+
+class KeptExtras:
+    """A layer cache that stores the extras of one pass after those of earlier tokens."""
+
+    def __init__(self, past: torch.Tensor | None):
+        self.past = past
+
+    def extend_extras(self, features, accumulate, new) -> torch.Tensor:
+        self.extras = accumulate(features, self.past, new)
+        return self.extras
+
+
+def extras_of(plan: ContentPlan, x: torch.Tensor, past: torch.Tensor | None = None) -> torch.Tensor:
+    """(B, T, E) of new tokens with the layer inputs x."""
+    kept = KeptExtras(past)
+    plan.bind(x, kept)
+    return kept.extras
 
 
 def documents(positions: TokenPositions) -> list[tuple[int, int, int]]:

@@ -24,6 +24,7 @@ from tests.model.spelled import (
     S,
     by_documents,
     context_of,
+    extras_of,
     layouts,
     normal,
     output_of,
@@ -129,12 +130,12 @@ def test_long_gate_sums_resolve_adjacent_tokens():
     context = AttentionContext(positions, positions, positions, 1, H, x.device, tables)
     with torch.no_grad():
         plan = scheme.plan(context)
-        extras = plan.compute_extras(x, None)
+        extras = extras_of(plan, x)
         half = count // 2
-        second = plan.compute_extras(x[:, half:], extras[:, :half])
+        second = extras_of(plan, x[:, half:], extras[:, :half])
         close(second, extras[:, half:], atol=1e-9)
         q = torch.zeros(1, H, count, D)
-        bias = plan.read(q, q, extras)[0].mask.bias
+        bias = scheme.read(q, q, extras, plan)[0].mask.bias
         gates = F.logsigmoid(F.linear(x[0], scheme.weight, scheme.bias))
         naive = gates.cumsum(0)
     assert bias(*map(torch.tensor, (0, 0, 9, 8))).dtype == torch.float32
@@ -181,7 +182,7 @@ def test_cache_extras_stay_float32_under_autocast(name):
             positions, positions, positions, 1, 6, x.device, scheme.tables(positions, torch.float32)
         )
     )
-    exact = plan.compute_extras(x, None)
+    exact = extras_of(plan, x)
     with torch.autocast("cpu", torch.bfloat16):
-        close(plan.compute_extras(x, None), exact, atol=0)
+        close(extras_of(plan, x), exact, atol=0)
     assert exact.dtype == (torch.float64 if name == "fox" else torch.float32)

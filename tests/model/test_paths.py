@@ -18,6 +18,7 @@ from tests.model.spelled import (
     S,
     by_documents,
     convolved,
+    extras_of,
     layouts,
     normal,
     output_of,
@@ -172,7 +173,7 @@ def test_cumulative_angles_are_accurate_at_large_positions():
     scheme.initialize(torch.Generator().manual_seed(0), 1.0)
     with torch.no_grad():
         context = AttentionContext(positions, positions, positions, 1, 1, torch.device("cpu"))
-        angles = scheme.plan(context).compute_extras(normal(1, count, C).float(), None)
+        angles = extras_of(scheme.plan(context), normal(1, count, C).float())
     assert angles.dtype == torch.float32
     for n in (0, 9, count - 1):
         assert math.cos(float(angles[0, n, 0])) == pytest.approx(math.cos(n + 1), abs=1e-6)
