@@ -10,7 +10,6 @@ runs/<config>-<choices>-<identity>/
     checkpoints/     step-00000100, ...
 """
 
-import errno
 import hashlib
 import json
 import os
@@ -25,7 +24,7 @@ from typing import Any, Literal
 import torch
 
 from data import PreparedData, open_prepared
-from data.files import locked, read_object, with_keys, write_json, write_text
+from data.files import locked, path_problem, read_object, with_keys, write_json, write_text
 from data.tokenizers import Tokenizer, load_tokenizer
 from errors import TrainingError
 from model import ModelSettings, Transformer
@@ -52,7 +51,6 @@ from settings.yaml_io import parse_yaml
 SETTINGS = "settings.yaml"
 MANIFEST = "manifest.json"
 LOCK = ".lock"
-LONGEST_NAME = 255  # bytes of the name of a file
 METRICS = "metrics.jsonl"
 MODEL_HASHES = "model_hash"  # manifest key: a list; of two hashes while the settings are rewritten
 # Keys of the manifest whose values must not change on resume.
@@ -386,21 +384,10 @@ def not_a_run(folder: Path) -> str:
 
 def check_writable(folder: Path) -> None:
     """Raise TrainingError for a run directory that cannot be created, before any other work."""
-    fix = "choose another --run-dir"
     if not str(folder).isprintable():
-        raise TrainingError(f"{str(folder)!r} contains control characters; {fix}")
-    nearest = folder
-    try:
-        for path in (*reversed(folder.parents), folder):
-            if os.path.lexists(path):
-                path.stat()  # raises for a symlink that leads nowhere
-                nearest = path
-            elif len(os.fsencode(path.name)) > LONGEST_NAME:
-                raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
-    except OSError as error:
-        raise TrainingError(f"{folder} cannot be created: {error.strerror}; {fix}") from None
-    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
-        raise TrainingError(f"{folder}: {nearest} is not a writable directory; {fix}")
+        raise TrainingError(f"--run-dir={str(folder)!r} has control characters; remove them")
+    if problem := path_problem(folder / SETTINGS):
+        raise TrainingError(f"--run-dir={folder} {problem}")
 
 
 def rename_old_run(folder: Path) -> Path | None:

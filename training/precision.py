@@ -17,27 +17,38 @@ FASTER = 0.9  # bfloat16 is chosen where its product takes at most this share of
 
 
 def resolve_precision(
-    settings: RunSettings, parent: ParentRun | None, folder: Path | None, parallel: Parallel
+    settings: RunSettings,
+    parent: ParentRun | None,
+    folder: Path | None,
+    parallel: Parallel,
+    given: str | None = None,
 ) -> str:
     """The precision of a run: that of its settings, or what `auto` stands for.
 
-    Recorded runs and forks keep theirs. A new one takes bfloat16 on GPUs that have it and, on CPUs
-    that have it, where the largest matrix product of the model is faster. Every process must call
-    it; the main one decides.
+    Existing runs and forks keep theirs. A new one takes `given` or else bfloat16 on GPUs that have
+    it and, on CPUs that have it, where the largest matrix product of the model is faster. Every
+    process must call it; the main one decides.
     """
     precision = settings.training.precision
     if precision != "auto":
         return precision
     if folder is not None and is_run(folder):
-        recorded = Run(folder).manifest.get(PRECISION)
-        if recorded is None:  # of an earlier version
-            is_half = parallel.device.type == "cuda" and has_bfloat16(parallel.device)
-            recorded = "bfloat16" if is_half else "float32"
-        return recorded
+        return recorded_precision(folder, parallel.device)
     if parent is not None and settings.is_fork and parent.about.get(PRECISION):
         return parent.about[PRECISION]
+    if given is not None:
+        return given
     chosen = faster_precision(settings, parent, parallel.device) if parallel.main else None
     return parallel.gather(chosen)[0]
+
+
+def recorded_precision(run: Path, device: torch.device) -> str:
+    """The precision that an existing run with `auto` is trained in."""
+    recorded = Run(run).manifest.get(PRECISION)
+    if recorded is None:  # an earlier version took bfloat16 on GPUs only
+        is_half = device.type == "cuda" and has_bfloat16(device)
+        recorded = "bfloat16" if is_half else "float32"
+    return recorded
 
 
 def faster_precision(settings: RunSettings, parent: ParentRun | None, device: torch.device) -> str:

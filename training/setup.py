@@ -169,10 +169,8 @@ def launch(
         "start all with the same files and overrides",
     )
     check_model(settings)
-    precision = options.auto_precision if t.precision == "auto" else None
-    if precision is None:
-        existing = None if options.restart else folder
-        precision = resolve_precision(settings, parent, existing, parallel)
+    existing = None if options.restart else folder
+    precision = resolve_precision(settings, parent, existing, parallel, options.auto_precision)
     parallel.autocast_dtype = autocast_type(precision)
     return Launch(settings, parent, parallel, console, folder, precision)
 

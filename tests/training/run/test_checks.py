@@ -113,7 +113,7 @@ def test_run_directory_that_cannot_be_created_is_refused(tmp_path, kind):
         folder = tmp_path / "missing" / ("x" * 500)
     else:
         folder.symlink_to("nowhere" if kind == "dangling" else "run")
-    with pytest.raises(TrainingError, match=r"choose another --run-dir"):
+    with pytest.raises(TrainingError, match="--run-dir="):
         check_writable(folder)
     check_writable(tmp_path / "a" / "b")
 
