@@ -105,17 +105,6 @@ def test_an_unfinished_study_has_a_report(write):
     assert "20 pending" in write(record)[1]
 
 
-def test_names_with_markup_are_escaped(write):
-    record = results(schemes=("rope", "window"))
-    record["name"] = "a <b>bold</b> | name & *more*"
-    for cell in record["cells"]:
-        if cell["axes"]["scheme"] == "window":
-            cell["axes"]["scheme"] = "<window|1>"
-    page, _ = write(record)
-    header = [tag for tag, _ in page.tags][: [tag for tag, _ in page.tags].index("main")]
-    assert page.open == [] and "b" not in header and "<window|1>" in page.text
-
-
 def test_a_second_evaluation_has_its_own_figures_and_sections(write, figures):
     record = results(schemes=("rope", "window"))
     for cell in record["cells"][:-1]:
