@@ -120,7 +120,8 @@ def test_walkthrough_in_a_copy_of_the_tree(fault, tmp_path):
     for i in range(20):
         (tmp_path / "texts" / f"{i}.txt").write_text(f"text {i} " * 400, encoding="utf-8")
     position = "model.position.name=root"
-    train = ["train.py", "configs/tiny.yaml", position, *TEXT, *MINIATURE, "--run-dir", "run"]
+    text = ["--data", "texts", "data.tokenizer={name: bytes}", "data.valid_fraction=0.5"]
+    train = ["train.py", "configs/tiny.yaml", position, *text, *MINIATURE, "--run-dir", "run"]
     assert tests == 0 and status(*train) == 0 and status("train.py", "--help", "root") == 0
     changed = "model.position.stretch=2"
     assert status("generate.py", "run", "--prompt", "text", "--tokens", "4", changed) == 0
