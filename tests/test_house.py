@@ -76,6 +76,7 @@ RANKS = {
     "model.attention.sharding": 8.1,
     "model.mixers": 0,
     "model.mixers.base": 8.2,
+    "model.mixers.recurrence": 8,
     "model.attention.softmax": 9,
     "model.attention.linear": 10,
     "model.mixers.registry": 11,

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from errors import InteropError
 from interop.huggingface.families import DIFFERENCES, FAMILIES, Family
-from interop.huggingface.reader import ConfigReader, as_json
+from interop.huggingface.reader import ConfigReader, is_number, shown
 from interop.huggingface.rope_config import RopeSource, read_rope, rope_parameters
 from model import ModelSettings
 from model.model_settings import without_pattern_scheme
@@ -88,10 +88,8 @@ def _settings(values: Any, file: str) -> ModelSettings:
         return ModelSettings.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
-        where = "".join(f"{part}: " for part in [".".join(map(str, first["loc"]))] if part)
-        raise InteropError(
-            f"{file}: {where}{first['msg'].removeprefix('Value error, ')}"
-        ) from error
+        where = ": ".join(filter(None, [file, ".".join(map(str, first["loc"]))]))
+        raise InteropError(f"{where}: {first['msg'].removeprefix('Value error, ')}") from error
 
 
 def _generated(reader: ConfigReader) -> ImportedShape:
@@ -109,25 +107,22 @@ def _generated(reader: ConfigReader) -> ImportedShape:
 
 
 def _family(config: dict[str, Any], file: str) -> Family:
-    model_type = config.get("model_type")
-    family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
+    model_type = str(config.get("model_type"))
+    family = FAMILIES.get(model_type)
     if family is None:
-        why = DIFFERENCES.get(str(model_type))
-        near = difflib.get_close_matches(
-            str(model_type),
-            FAMILIES,
-            n=1,
-            cutoff=0.8,
-        )
+        why = DIFFERENCES.get(model_type)
+        near = difflib.get_close_matches(model_type, FAMILIES, n=1, cutoff=0.8)
         hint = f" ({why})" if why else f" (did you mean {near[0]}?)" if near else ""
         raise InteropError(
-            f"{file}: model_type = {as_json(model_type)} cannot be imported{hint}; supported: "
+            f"{file}: model_type = {shown(model_type)} cannot be imported{hint}; supported: "
             f"{', '.join(FAMILIES)}"
         )
     architectures = config.get("architectures")
-    if architectures and family.architecture not in architectures:
+    if architectures in (None, []):
+        return family
+    if not isinstance(architectures, list) or family.architecture not in architectures:
         raise InteropError(
-            f"{file}: architectures = {as_json(architectures)} cannot be imported: a {model_type} "
+            f"{file}: architectures = {shown(architectures)} cannot be imported: a {model_type} "
             f"model must be {family.architecture}"
         )
     return family
@@ -158,9 +153,7 @@ def _refuse(reader: ConfigReader) -> None:
         value = reader.get(key)
         if key not in reader.defaults and value not in accepted:
             hint = _HINTS.get(key, f"{reader.get('model_type')} models do not have it")
-            raise InteropError(
-                f"{reader.file}: {key} = {as_json(value)} cannot be imported: {hint}"
-            )
+            raise InteropError(f"{reader.file}: {key} = {shown(value)} cannot be imported: {hint}")
 
 
 def _changes(reader: ConfigReader) -> dict[str, Any]:
@@ -233,10 +226,11 @@ def _layer_types(reader: ConfigReader) -> list[str]:
     if model_type in ("mistral", "ministral3", "phi3"):
         return [FULL if window is None else SLIDING] * layers
     if given is not None:
-        if not isinstance(given, list) or len(given) < layers or not {*given} <= {FULL, SLIDING}:
+        is_list = isinstance(given, list) and len(given) >= layers
+        if not is_list or not all(name in (FULL, SLIDING) for name in given):
             raise InteropError(
                 f"{reader.file}: layer_types must be {layers} times {FULL} or {SLIDING}, got "
-                f"{given!r}"
+                f"{shown(given)}"
             )
         given = given[:layers]
         if SLIDING in given and "sliding_window" not in reader.defaults:
@@ -245,6 +239,10 @@ def _layer_types(reader: ConfigReader) -> list[str]:
     windowed = window is not None and reader.flag("use_sliding_window")
     if model_type in ("qwen2", "qwen3"):
         first = reader.get("max_window_layers")
+        if not is_number(first, int):
+            raise InteropError(
+                f"{reader.file}: max_window_layers must be an integer, got {shown(first)}"
+            )
         return [SLIDING if windowed and i >= first else FULL for i in range(layers)]
     if model_type == "smollm3":
         return [SLIDING if windowed and theta == 0 else FULL for theta in _layer_thetas(reader)]
@@ -279,9 +277,8 @@ def _pattern(schemes: list[dict[str, Any]]) -> dict[str, Any]:
     for scheme in schemes:
         name = next((name for name, known in kinds.items() if known == scheme), None)
         if name is None:
-            stem = ("nope" if scheme["name"] == "none" else "rope") + (
-                "_window" if "window" in scheme else ""
-            )
+            stem = "nope" if scheme["name"] == "none" else "rope"
+            stem += "_window" if "window" in scheme else ""
             same = sum(known.rstrip("0123456789") == stem for known in kinds)
             name = f"{stem}{same + 1}" if same else stem
             kinds[name] = scheme
@@ -302,8 +299,6 @@ def _ids(reader: ConfigReader, key: str) -> tuple[int, ...]:
     """Token ids: null, one, or several."""
     value = reader.get(key)
     values = value if isinstance(value, list) else [] if value is None else [value]
-    if not all(
-        isinstance(value, int) and not isinstance(value, bool) and value >= 0 for value in values
-    ):
-        raise InteropError(f"{reader.file}: {key} must be ids of tokens, got {value!r}")
+    if not all(is_number(value, int) for value in values):
+        raise InteropError(f"{reader.file}: {key} must be ids of tokens, got {shown(value)}")
     return tuple(values)

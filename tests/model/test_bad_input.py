@@ -9,7 +9,6 @@ from pydantic import ValidationError
 from model import ModelError, ModelSettings, TokenPositions, check_override
 from tests.model.zoo import build, ids, refusal, settings_of
 
-
 UNKNOWN = {"position": {"name": "roep"}}
 
 

@@ -1,0 +1,317 @@
+"""The recurrence of linear attention with decay and the delta rule, in two forms.
+
+With the delta rule, S_t = (I − β_t k_t k_tᵀ) D_t S_{t−1} + β_t k_t v_tᵀ; without it,
+S_t = D_t S_{t−1} + β_t k_t v_tᵀ. The output is y_t = S_tᵀ q_t. The state S is a (K, V) matrix per
+head; D_t is diagonal over the K channels of the key and given by its logarithm.
+
+Shapes: B rows, H heads, T tokens, K channels of keys and queries, V channels of values, N chunks of
+C tokens.
+
+Sources: RetNet (arXiv:2307.08621), GLA (arXiv:2312.06635), Mamba-2 (arXiv:2405.21060), DeltaNet
+(arXiv:2406.06484), Gated DeltaNet (arXiv:2412.06464), KDA (arXiv:2510.26692).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+SUB_CHUNK = 16  # tokens of a chunk that are compared pair by pair if decay is per channel
+
+
+@dataclass(frozen=True)
+class RecurrentState:
+    """The state after some token.
+
+    Attributes:
+        memory: S, (B, H, K, V).
+        document: (B or 1, 1) document of the token; None if there is only one in all passes.
+    """
+
+    memory: Tensor
+    document: Tensor | None
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The tokens of one pass.
+
+    Attributes:
+        q, k: (B, H, T, K).
+        v: (B, H, T, V).
+        beta: (B, H, T) factor β of what a token writes.
+        log_decay: logarithm of the diagonal of D, at most 0, broadcastable to (B, H, T, K); its
+            last dimension is 1 if all channels decay alike. None: no decay.
+        is_delta: with the delta rule.
+        document: (B or 1, T) documents, each contiguous; the state is reset where a document
+            begins. −1 is padding, which neither writes nor decays. None: one document.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    beta: Tensor
+    log_decay: Tensor | None
+    is_delta: bool
+    document: Tensor | None = None
+
+    def without_padding(self, before: Tensor | None) -> Inputs:
+        """These tokens, with padding moved to the document before it and without effect.
+
+        Args:
+            before: (B or 1, 1) document of the token before this pass; None: there is none.
+        """
+        log_decay = self.log_decay
+        if log_decay is not None:
+            log_decay = log_decay.expand(*self.beta.shape, log_decay.shape[-1])
+            # Its exp is 0, and differences of sums of finite numbers are not NaN.
+            log_decay = log_decay.clamp(min=math.log(torch.finfo(log_decay.dtype).tiny))
+        if self.document is None:
+            return replace(self, log_decay=log_decay)
+        is_token = self.document[:, None] >= 0
+        return replace(
+            self,
+            beta=self.beta * is_token,
+            log_decay=None if log_decay is None else log_decay * is_token[..., None],
+            document=without_padding(self.document, before),
+        )
+
+
+def without_padding(document: Tensor, before: Tensor | None) -> Tensor:
+    """Documents (B or 1, T) in which padding has the document of the last token before it."""
+    first = torch.full_like(document[:, :1], -1) if before is None else before
+    rows = max(len(first), len(document))
+    joined = torch.cat([first.expand(rows, 1), document.expand(rows, -1)], dim=1)
+    index = torch.arange(joined.shape[1], device=joined.device).expand_as(joined)
+    last_token = index.masked_fill(joined < 0, 0).cummax(dim=1).values
+    return joined.gather(1, last_token)[:, 1:]
+
+
+def step_by_step(
+    inputs: Inputs,
+    before: RecurrentState | None = None,
+) -> tuple[Tensor, RecurrentState]:
+    """Outputs (B, H, T, V) and the last state, one token after the other, as the equation says."""
+    last_document = None if before is None else before.document
+    inputs = inputs.without_padding(last_document)
+    q = inputs.q
+    k = inputs.k
+    v = inputs.v
+    document = inputs.document
+    memory = q.new_zeros(*q.shape[:2], k.shape[3], v.shape[3])
+    if before is not None:
+        memory = before.memory
+    outputs = []
+    for t in range(q.shape[2]):
+        if document is not None:
+            own = document[:, t : t + 1]
+            if last_document is not None:
+                memory = memory * (own == last_document)[..., None, None]
+            last_document = own
+        if inputs.log_decay is not None:
+            memory = memory * inputs.log_decay[:, :, t, :, None].exp()
+        key = k[:, :, t, :, None]
+        value = v[:, :, t, None]
+        if inputs.is_delta:
+            value = value - key.mT @ memory
+        memory = memory + inputs.beta[:, :, t, None, None] * key * value
+        outputs.append(q[:, :, t, None] @ memory)
+    out = torch.cat(outputs, dim=2) if outputs else v
+    return out, RecurrentState(memory, last_document)
+
+
+@dataclass(frozen=True)
+class Transition:
+    """What segments of tokens do to a state: S ← kept S + written.
+
+    Attributes:
+        kept: (…, K, K) with the delta rule; otherwise (…, K or 1, 1), a factor per channel.
+        written: (…, K, V).
+    """
+
+    kept: Tensor
+    written: Tensor
+
+    def apply(self, memory: Tensor) -> Tensor:
+        """The state after the segment, from the state (…, K, V) before it."""
+        return self._keep(memory) + self.written
+
+    def after(self, first: Transition) -> Transition:
+        """The transition of the segment `first` and this one together."""
+        return Transition(self._keep(first.kept), self.apply(first.written))
+
+    def _keep(self, memory: Tensor) -> Tensor:
+        is_matrix = self.kept.shape[-1] == self.written.shape[-2]
+        return self.kept @ memory if is_matrix else self.kept * memory
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """The tokens of a pass in N chunks, as functions of the state S before each chunk.
+
+    Attributes:
+        local: (B, H, N, C, V) outputs of an empty state.
+        reader: (B, H, N, C, K); outputs are local + reader S.
+        transition: of each chunk, (B, H, N, ·, ·).
+        tokens: T; the last chunk is padded.
+        document: see `RecurrentState`, of the last token.
+    """
+
+    local: Tensor
+    reader: Tensor
+    transition: Transition
+    tokens: int
+    document: Tensor | None
+
+    def _transitions(self) -> list[Transition]:
+        kept = self.transition.kept.unbind(2)
+        written = self.transition.written.unbind(2)
+        return [Transition(*pair) for pair in zip(kept, written, strict=True)]
+
+    def whole(self) -> Transition:
+        """The transition of all tokens, (B, H, ·, ·)."""
+        whole, *later = self._transitions()
+        for chunk in later:
+            whole = chunk.after(whole)
+        return whole
+
+    def run(self, before: RecurrentState | None) -> tuple[Tensor, RecurrentState]:
+        """Outputs (B, H, T, V) and the last state."""
+        written = self.transition.written
+        memory = torch.zeros_like(written[:, :, 0]) if before is None else before.memory
+        states = []
+        for chunk in self._transitions():
+            states.append(memory)
+            memory = chunk.apply(memory)
+        out = self.local + self.reader @ torch.stack(states, dim=2)
+        return out.flatten(2, 3)[:, :, : self.tokens], RecurrentState(memory, self.document)
+
+
+def chunked(
+    inputs: Inputs,
+    before: RecurrentState | None = None,
+    chunk: int = 64,
+) -> tuple[Tensor, RecurrentState]:
+    """Outputs (B, H, T, V) and the last state, equal to `step_by_step`; T ≥ 1."""
+    document = None if before is None else before.document
+    return chunks_of(inputs, document, chunk).run(before)
+
+
+def chunks_of(
+    inputs: Inputs,
+    before: Tensor | None,
+    chunk: int = 64,
+) -> Chunks:
+    """The tokens of a pass in chunks of `chunk` tokens.
+
+    Within a chunk, with G_t the sum of log decays up to token t, the delta rule writes k_t u_tᵀ
+    where (I + L) u = β (v − (k ⊙ exp G) S) and L_ij = β_i Σ_c k_ic k_jc exp(G_ic − G_jc) for j < i.
+    The system is solved by substitution: a power series of L overflows if keys repeat.
+
+    Args:
+        before: (B or 1, 1) document of the token before this pass; None: there is none, or only one
+            document in all passes.
+    """
+    inputs = inputs.without_padding(before)
+    tokens = inputs.q.shape[2]
+    size = min(chunk, tokens)
+    count = -(-tokens // size)
+    padding = count * size - tokens
+
+    def split(x: Tensor) -> Tensor:  # (B, H, T, ·) → (B, H, N, C, ·), zero-padded
+        return F.pad(x, (0, 0, 0, padding)).unflatten(2, (count, size))
+
+    q = split(inputs.q)
+    k = split(inputs.k)
+    v = split(inputs.v)
+    beta = split(inputs.beta[..., None])
+    sums = k.new_zeros(1, 1, 1, size, 1)
+    if inputs.log_decay is not None:
+        sums = split(inputs.log_decay).cumsum(3)
+    visible = torch.ones(size, size, dtype=torch.bool, device=q.device).tril()
+    from_start = sums.exp()  # decay of the state before the chunk, up to each token
+    to_end = (sums[..., -1:, :] - sums).exp()  # decay of each token, up to the chunk's end
+    document = None
+    if inputs.document is not None:
+        document = inputs.document[:, -1:]
+        padded = torch.cat([inputs.document, document.expand(-1, padding)], dim=1)
+        chunks = padded.unflatten(1, (count, size))
+        ends = chunks[:, :, -1:]
+        first = chunks[:, :1, :1] if before is None else before[:, None].expand(len(chunks), 1, 1)
+        of_state = torch.cat([first, ends[:, :-1]], dim=1)
+        visible = visible & (chunks[..., None] == chunks[..., None, :])[:, None]
+        from_start = from_start * (chunks == of_state)[:, None, :, :, None]
+        to_end = to_end * (chunks == ends)[:, None, :, :, None]
+
+    reader = q * from_start
+    writer = (k * to_end).mT
+    kept = from_start[..., -1, :, None].expand(*k.shape[:3], -1, 1)
+    rows = torch.stack([q, k], dim=3) if inputs.is_delta else q[:, :, :, None]
+    pairs = _pair_products(rows, k, sums) * visible[..., None, :, :]
+    of_queries = pairs[:, :, :, 0]
+    if not inputs.is_delta:
+        v = beta * v
+        transition = Transition(kept, writer @ v)
+        return Chunks(of_queries @ v, reader, transition, tokens, document)
+    # u = values − erased S
+    solved = torch.linalg.solve_triangular(
+        beta * pairs[:, :, :, 1],
+        beta * torch.cat([v, k * from_start], dim=-1),
+        upper=False,
+        unitriangular=True,
+    )
+    values, erased = solved.split([v.shape[-1], k.shape[-1]], dim=-1)
+    return Chunks(
+        local=of_queries @ values,
+        reader=reader - of_queries @ erased,
+        transition=Transition(
+            kept=torch.eye(k.shape[-1], dtype=k.dtype, device=k.device) * kept - writer @ erased,
+            written=writer @ values,
+        ),
+        tokens=tokens,
+        document=document,
+    )
+
+
+def _pair_products(rows: Tensor, k: Tensor, sums: Tensor) -> Tensor:
+    """Σ_c x_ic k_jc exp(G_ic − G_jc) for each token j up to i, without exponents above 0.
+
+    Args:
+        rows: x, (B, H, N, R, C, K).
+        k: (B, H, N, C, K).
+        sums: G, sums of log decays in the chunk, (B, H, N, C, K or 1).
+
+    Returns:
+        (B, H, N, R, C, C); finite but meaningless for j > i.
+    """
+    if sums.shape[-1] == 1:
+        decay = (sums - sums.mT).clamp(max=0).exp()
+        return rows @ k.mT[:, :, :, None] * decay[:, :, :, None]
+    # exp(G_i) exp(−G_j) would overflow. A block of queries is anchored at its first token, a: for
+    # earlier blocks exp(G_i − G_a) exp(G_a − G_j), within the block the differences themselves.
+    size = k.shape[3]
+    width = size if size <= SUB_CHUNK else math.gcd(size, SUB_CHUNK)
+    count = size // width
+
+    def blocks(x: Tensor) -> Tensor:  # (…, C, K) → (…, M, c, K)
+        return x.unflatten(-2, (count, width))
+
+    rows = blocks(rows)
+    anchors = blocks(sums)[..., :1, :]
+    anchored_rows = rows * (blocks(sums) - anchors).exp()[:, :, :, None]
+    anchored_keys = k[:, :, :, None] * (anchors - sums[:, :, :, None]).clamp(max=0).exp()
+    far = anchored_rows @ anchored_keys.mT[:, :, :, None]  # (…, R, M, c, C)
+    differences = blocks(sums)[..., :, None, :] - blocks(sums)[..., None, :, :]
+    decayed = blocks(k)[..., None, :, :] * differences.clamp(max=0).exp()  # (…, M, c, c, K)
+    near = decayed @ rows.movedim(3, -1)  # (…, M, c, c, R)
+    own_block = torch.eye(count, dtype=torch.bool, device=k.device)[:, None, :, None]
+    pairs = torch.where(
+        own_block,
+        near.movedim(-1, 3)[..., None, :],
+        far.unflatten(-1, (count, width)),
+    )
+    return pairs.flatten(-2).flatten(-3, -2)
