@@ -13,7 +13,6 @@ written to RUN/evaluation/parent/. Settings are those of evaluate.py's loss prot
 runs.
 """
 
-import json
 import shlex
 import sys
 from pathlib import Path
@@ -113,8 +112,12 @@ def parent_of(extension: EvaluatedRun, console: Console) -> tuple[Path, int, lis
             f"the parent cannot be evaluated under the run's method without training: {note}"
         )
     else:
-        position = method_of(parent.settings, trained).position.model_dump(mode="json")
-        methods.append(Method(SAME_METHOD, (f"model.position={json.dumps(position)}",)))
+        model = method_of(parent.settings, trained)
+        schemes = [
+            f"{model.position_key(name)}={kind.position.model_dump_json()}"
+            for name, kind in model.resolved_kinds.items()
+        ]
+        methods.append(Method(SAME_METHOD, tuple(schemes)))
     return folder, step, methods, note
 
 
