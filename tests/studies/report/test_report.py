@@ -93,9 +93,10 @@ def test_variants_without_intervals_are_in_no_claim():
 def test_undertrained_schemes_are_reported():
     record = results(schemes=("rope", "none"))
     assert "undertrained" not in findings(record)
-    for cell in record["cells"][:-1]:
-        cell["evaluations"]["long"]["unigram_unit_nll"] = [0.5] * 9
-    assert "undertrained: rope" in findings(record)
+    for unigram in (0.5, 5.15):  # 0.35 nats above the loss of rope, 0.2 above that of NoPE
+        for cell in record["cells"][:-1]:
+            cell["evaluations"]["long"]["unigram_unit_nll"] = [unigram] * 9
+        assert "undertrained: rope, rope + yarn and none" in findings(record)
 
 
 def test_an_unfinished_study_has_a_report(write):
