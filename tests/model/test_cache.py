@@ -80,7 +80,7 @@ def test_memory_is_bounded_by_window(case):
     cache = model.make_cache(1, 4000)
     passes(model, cache, ids(1, 60), TokenPositions.plain(60, length=4000), [*range(61)])
     for memory, kind in zip(cache.layers, model.settings.layer_kinds, strict=True):
-        choice = model.settings.kinds[kind]
+        choice = model.kinds[kind].position
         slots = memory._buffers["k"].shape[2]
         assert slots == (4000 if choice.window is None else 2 * choice.window + choice.sinks)
     assert cache.filled == 60
@@ -95,7 +95,7 @@ def test_a_full_cache_has_the_declared_key_features(case):
     cache = model.make_cache(1, 5)
     model(ids(1, 5), cache=cache)
     buffers = [layer._buffers[name] for layer in cache.layers for name in ("k", "v")]
-    assert sum(x[0].numel() // 5 for x in buffers) == model.cached_per_token
+    assert sum(x[0].numel() for x in buffers) == model.cached_numbers(5)
 
 
 GROWING = ["rope", "rope-window", "none-sinks", "fox", "pattern-alibi"]

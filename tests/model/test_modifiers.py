@@ -26,7 +26,7 @@ COUNTS = torch.arange(1, 40_001).double()  # visible keys
 
 def factors(positions: TokenPositions, temperature: dict, **window) -> Tensor:
     """(B or 1, T): one factor for all heads."""
-    choice = settings_of({"name": "none", "temperature": temperature, **window}).kinds["all"]
+    choice = settings_of({"name": "none", "temperature": temperature, **window}).position
     of_queries = choice.temperature.query_factors(positions, choice.max_visible, L0, torch.float64)
     return of_queries[:, 0]
 
