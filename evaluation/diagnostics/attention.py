@@ -35,7 +35,7 @@ from evaluation.scoring.forecast import fit_pace
 from evaluation.scoring.methods import Method
 from evaluation.scoring.plan import EvaluationPlan, make_plan
 from evaluation.statistics.intervals import unit_means
-from model import LinearMixer, ModelError, Transformer
+from model import ModelError, Transformer
 
 
 @dataclass(kw_only=True)
@@ -122,11 +122,12 @@ class AttentionSession(DiagnosticSession):
         # Windows read by each cell: once, and the precise ones in float64 and each lower precision.
         self.passes = windows + self.precise * (1 + len(settings.precision))
         model = subject.under((), settings.dtype)
-        if isinstance(model.settings.mixer, LinearMixer):
-            raise EvaluationError(
-                "protocol=attention requires attention weights, which linear attention "
-                "(model.mixer.name=linear) does not have"
-            )
+        for block, kind in zip(model.blocks, model.settings.layer_kinds, strict=True):
+            if not block.attention.has_attention_weights:
+                raise EvaluationError(
+                    "protocol=attention requires attention weights, which layers with mixer.name="
+                    f"{model.kinds[kind].mixer.name} do not have"
+                )
         self.result.layer_kinds = list(model.settings.layer_kinds)
         self.unturned = unturned_features(model)
         self.trained_turns = trained_turns(model)
