@@ -87,7 +87,8 @@ def unturned_features(model: Transformer) -> list[Tensor | None]:
             out.append(None)
             continue
         slow = (turns_within(frequencies, model.train_length) < 1).float()
-        half = scheme_of_layer(model, layer).settings.layout == "half"
+        scheme = scheme_of_layer(model, layer)
+        half = scheme.settings.layout == "half"
         turned = torch.cat([slow, slow]) if half else slow.repeat_interleave(2)
         out.append(F.pad(turned, (0, scheme.geometry.head_dim - len(turned))))
     return out
