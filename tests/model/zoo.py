@@ -76,11 +76,37 @@ LINEAR_CASES: dict[str, dict] = {
         "kinds": {"a": {"name": "rope", "theta": 50.0}, "b": {"name": "none"}},
     },
 }
-LINEAR = {
-    f"linear-{form}-{name}": (position, {"name": "linear", "form": form, "chunk": 4})
+# Position and other settings of the model, with other mixers and output gates.
+MIXED: dict[str, tuple[dict, dict]] = {
+    f"linear-{form}-{name}": (position, {"mixer": {"name": "linear", "form": form, "chunk": 4}})
     for form in ("numerator", "cosine")
     for name, position in LINEAR_CASES.items()
 }
+_STATE = {"mixer": {"name": "linear", "chunk": 4}}
+MIXED["gate-head"] = ({"name": "rope"}, {"gate": "head"})
+MIXED["gate-channel"] = ({"name": "fox"}, {"gate": "channel", "norm_placement": "output"})
+MIXED["hybrid"] = (
+    {"name": "rope"},
+    {
+        "gate": "channel",
+        "pattern": ["state", "full"],
+        "kinds": {
+            "state": {**_STATE, "gate": "none"},
+            "full": {"heads": 4, "kv_heads": 2, "head_dim": 14},
+        },
+    },
+)
+MIXED["hybrid-window"] = (
+    {"name": "none"},
+    {
+        "pattern": ["near", "state", "far"],
+        "kinds": {
+            "near": {"position": {"name": "rope", "window": 4, "theta": 100.0}},
+            "state": {**_STATE, "gate": "head", "heads": 3},
+            "far": {"position": {"temperature": {"name": "log_n"}}, "gate": "head"},
+        },
+    },
+)
 LAYOUTS = ("plain", "ragged", "packed")
 
 
@@ -96,9 +122,9 @@ def every_case(test: Callable) -> Callable:
 
 
 def every_mixer(test: Callable) -> Callable:
-    """`every_case`, and linear attention."""
+    """`every_case`, and the cases of MIXED."""
     mark = every_case(test).pytestmark.pop()
-    return pytest.mark.parametrize("case", [*mark.args[1], *LINEAR])(test)
+    return pytest.mark.parametrize("case", [*mark.args[1], *MIXED])(test)
 
 
 # One case for each way in which a scheme acts on attention or on the cache.
@@ -145,8 +171,9 @@ def build(
 
     A scheme's tables are N(0, 1); what it has in each layer are projections of that layer's input.
     """
-    if isinstance(position, str) and position in LINEAR:
-        position, keys["mixer"] = LINEAR[position]
+    if isinstance(position, str) and position in MIXED:
+        position, options = MIXED[position]
+        keys = {**options, **keys}
     position = CASES[position] if isinstance(position, str) else position
     model = initialized(Transformer(settings_of(position, **keys), V, train, original), seed)
     generator = torch.Generator().manual_seed(seed + 1)
