@@ -19,6 +19,7 @@ import numpy as np
 from errors import DataError, TrainingError
 
 BLOCK = 1 << 20
+LONGEST_NAME = 200  # bytes of a file name, so that the name of a draft fits into 255
 
 
 @contextmanager
@@ -55,6 +56,22 @@ def atomic(path: Path) -> Iterator[BinaryIO]:
         draft.unlink(missing_ok=True)
     # Sync the rename, so that after a power failure no manifest exists without its shards.
     sync(path.parent)
+
+
+def path_problem(path: Path) -> str:
+    """Why no file or folder can be created or used at `path`, "" if it can: checked before work
+    whose result is written there."""
+    path = path.absolute()
+    if max(len(os.fsencode(part)) for part in path.parts) > LONGEST_NAME:
+        return f"has a name of more than {LONGEST_NAME} bytes; choose a shorter one"
+    if path.is_symlink() and not path.exists():
+        return "is a link to a file that does not exist; remove it or choose another name"
+    parent = next(parent for parent in path.parents if os.path.lexists(parent))
+    if not parent.is_dir():
+        return f"cannot be created, because {parent} is not a folder; choose another place"
+    if not os.access(parent, os.W_OK):
+        return f"cannot be created, because {parent} is not writable; choose another place"
+    return ""
 
 
 def sync(path: Path) -> None:

@@ -1,8 +1,9 @@
 """Settings of text sources, for corpora and for the haystacks of tasks."""
 
+import json
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from settings.fields import StrictSettings
 
@@ -53,7 +54,17 @@ class FilesSource(RecordSource):
         [], description="glob patterns of files to skip, relative to the folder"
     )
     separator: str | None = Field(
-        None, description="text between documents inside one plain text file"
+        None,
+        min_length=1,
+        description=r"text between documents inside one plain text file; \n: line break, \t: tab",
+    )
+    split_bytes: int | None = Field(
+        None,
+        ge=256,
+        description="split plain text into documents of at most this many bytes, at line breaks; "
+        "null: only a source of a single document, so that spans of it can be held out",
+        json_schema_extra={"counts_if_changed": True},
+        exclude_if=lambda value: value is None,  # so that folders prepared earlier keep their names
     )
     manifest: str | None = Field(
         None,
@@ -66,6 +77,12 @@ class FilesSource(RecordSource):
         json_schema_extra={"counts_if_changed": True},
         exclude_if=lambda value: value is None,  # so that folders prepared earlier keep their names
     )
+
+    @field_validator("separator")
+    @classmethod
+    def _decoded(cls, separator: str | None) -> str | None:
+        """With line breaks and tabs, which a shell passes as backslash and letter."""
+        return separator and separator.replace(r"\n", "\n").replace(r"\t", "\t")
 
     @model_validator(mode="after")
     def _manifest_needs_key(self):
@@ -104,6 +121,11 @@ class PreparedSource(StrictSettings):
     name: Literal["prepared"] = "prepared"
     path: str = Field(description="folder created by scripts/prepare.py")
     split: Literal["train", "valid"] = Field("train", description="split to read")
+
+
+def text_override(path: str) -> str:
+    """The override that reads the text files of a folder, or one file."""
+    return f"data.source={json.dumps({'name': 'files', 'path': path})}"
 
 
 TextSource = StdlibSource | FillerSource | FilesSource | HubSource | PreparedSource

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,6 @@ class ForeignCheckpoint:
         tensors: every tensor, by its name in transformers
             (`model.layers.0.self_attn.q_proj.weight`). Rows of queries and keys have the order of
             transformers' Llama: pairs of rotated features in halves.
-        generation: the content of generation_config.json, if there is one.
         tokenizer: tokenizer.json or tokenizer.model, or None if the checkpoint has neither.
         converted_from: the file from which the folder was made, if it was.
     """
@@ -48,7 +47,6 @@ class ForeignCheckpoint:
     config: dict[str, Any]
     config_file: str
     tensors: Mapping[str, StoredTensor]
-    generation: dict[str, Any] = field(default_factory=dict)
     tokenizer: Path | None = None
     converted_from: Path | None = None
 
@@ -61,6 +59,7 @@ class ForeignCheckpoint:
 
 
 def first_names(names: list[str]) -> str:
-    """The first names of a list, for messages."""
+    """The first names of a list, for messages; foreign names may contain line breaks."""
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return f"{', '.join(names[:3])}{more}"
+    first = [name if name.isprintable() else repr(name) for name in names[:3]]
+    return f"{', '.join(first)}{more}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +24,7 @@ from data.tokenizers.tokenizer_settings import HuggingFaceSettings, SentencePiec
 from errors import InteropError
 from interop.build import ImportedModel, build_model
 from interop.checkpoint import ForeignCheckpoint
+from interop.export.files import check_new, space_for
 from interop.gguf import converted_gguf
 from interop.huggingface.folder import read_folder
 from interop.huggingface.hub import download
@@ -59,7 +61,8 @@ class CheckpointSource:
             for file in sorted(self.files)
         ]
         digest = hashlib.sha256(json.dumps([FORMAT, about]).encode()).hexdigest()[:10]
-        return IMPORTED / f"{self.name}-{digest}"
+        name = re.sub(r"[^\w.+-]", "-", self.name)
+        return IMPORTED / f"{name}-{digest}"
 
 
 def _huggingface(name: str) -> CheckpointSource:
@@ -116,7 +119,7 @@ def run_of(argument: str | Path) -> Path:
     with _alone(folder):  # several processes may be given the same checkpoint
         if not is_run(folder):
             import_source(source, folder)
-            Console().info(f"imported {argument} into {folder}, where its results are written too")
+            Console().info(f"{source.name!r} is imported into {folder}, with its results")
     return folder
 
 
@@ -124,11 +127,9 @@ def with_imported_parent(overrides: Sequence[str]) -> list[str]:
     """The files and overrides of train.py, with the run directory of a foreign `parent.run`."""
     parent = setting_before_validation(list(overrides), "parent")
     argument = parent.get("run") if isinstance(parent, dict) else None
-    return (
-        [*overrides, f"parent.run={run_of(str(argument))}"]
-        if is_foreign(argument)
-        else list(overrides)
-    )
+    if not is_foreign(argument):
+        return list(overrides)
+    return [*overrides, f"parent.run={run_of(str(argument))}"]
 
 
 def import_source(
@@ -151,8 +152,7 @@ def write_run(
         InteropError: the folder is already a run, or the checkpoint cannot be imported.
         DataError: a tokenizer that cannot be read.
     """
-    if folder.exists():
-        raise InteropError(f"{folder} already exists; choose another --out")
+    check_new(folder)
     tokenizer = _tokenizer(checkpoint, tokenizer_file)
     imported = build_model(checkpoint)
     _check_tokenizer(tokenizer, imported, tokenizer_file)
@@ -161,15 +161,11 @@ def write_run(
     source = {"imported_from": [str(path) for path in checkpoint.files]}
     about = source | {"vocab_size": imported.model.vocab_size}  # the tokenizer may have fewer ids
     try:
-        Run.create(
-            draft,
-            _settings(imported, tokenizer, folder),
-            tokenizer,
-            sys.argv,
-            about,
-        )
-        save_weights(draft, 0, imported.model, state=source)
-        os.rename(draft, folder)
+        with space_for(imported.model.state_dict(), folder):
+            settings = _settings(imported, tokenizer, folder)
+            Run.create(draft, settings, tokenizer, sys.argv, about)
+            save_weights(draft, 0, imported.model, state=source)
+            os.rename(draft, folder)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     return imported

@@ -12,7 +12,6 @@ evaluate.py's loss protocols, except `methods` and protocol=by-position; cached 
 `evaluate.py A B` compares other runs.
 """
 
-import json
 import shlex
 import sys
 from pathlib import Path
@@ -110,8 +109,12 @@ def parent_of(extension: EvaluatedRun, console: Console) -> tuple[Path, int, lis
             f"the parent cannot be evaluated under the run's method without training: {note}"
         )
     else:
-        position = method_of(parent.settings, trained).position.model_dump(mode="json")
-        methods.append(Method(SAME_METHOD, (f"model.position={json.dumps(position)}",)))
+        model = method_of(parent.settings, trained)
+        schemes = [
+            f"{model.position_key(name)}={kind.position.model_dump_json()}"
+            for name, kind in model.resolved_kinds.items()
+        ]
+        methods.append(Method(SAME_METHOD, tuple(schemes)))
     return folder, step, methods, note
 
 

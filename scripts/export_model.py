@@ -4,19 +4,18 @@
   python scripts/export_model.py runs/quickstart --format safetensors --out weights.safetensors
 
 Hugging Face: a model that a class of transformers represents exactly is exported without code; any
-    other one
-with one generated modeling file, which is loaded with trust_remote_code=True. Logits of the export
-in transformers are compared with those of the run at 1, 4 and 16 times the trained length; an
-export whose logits differ is not written. Requires the extra `interop`.
+other one with one generated modeling file, which is loaded with trust_remote_code=True. Logits of
+the export in transformers are compared with those of the run at 1, 4 and 16 times the trained
+length; an export whose logits differ is not written. Requires the extra `interop`.
 
 safetensors: the weights of a checkpoint, sharded or not, under the names of Sextant's parameters;
-    needs no
-extra.
+needs no extra.
 """
 
 from pathlib import Path
 
 from interop.export.exported_weights import export_weights
+from interop.export.files import check_new
 from interop.export.folder import DTYPES, export_folder
 from interop.export.parity import MULTIPLES
 from interop.extras import load_extra
@@ -75,6 +74,7 @@ def main() -> None:
         load_extra("transformers")  # before the run is loaded
     elif args.dtype != "float32" or args.multiples != MULTIPLES:
         parser.error("arguments --dtype and --multiples require --format hf")
+    check_new(args.out)
     console = Console()
     run = Run.open(run_of(args.run)).load(
         args.overrides,

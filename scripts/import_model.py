@@ -12,6 +12,7 @@ transformers are rejected.
 
 from pathlib import Path
 
+from interop.export.files import check_new
 from interop.runs import find_source, import_source
 from run_directory.console import Console
 from settings.script import Parser, run_main
@@ -28,11 +29,16 @@ def main() -> None:
         help="tokenizer.json or tokenizer.model; default: the checkpoint's own",
     )
     parser.add_argument(
-        "--out", metavar="RUN", help="run directory to create; default: in runs/imported/"
+        "--out",
+        type=Path,
+        metavar="RUN",
+        help="run directory to create; default: in runs/imported/",
     )
     args = parser.parse_args()
+    if args.out is not None:
+        check_new(args.out)
     source = find_source(args.model)
-    run = Path(args.out) if args.out else source.folder
+    run = args.out or source.folder
     tokenizer = Path(args.tokenizer) if args.tokenizer else None
     model = import_source(source, run, tokenizer).model
     console = Console()

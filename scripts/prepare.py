@@ -1,9 +1,8 @@
 """Prepare text for training: read it, train a tokenizer, write token shards.
 
     python scripts/prepare.py configs/data/stdlib.yaml
-    python scripts/prepare.py configs/data/folder.yaml data.source.path=texts
-    data.tokenizer.vocab_size=8192 python scripts/prepare.py configs/small.yaml
-    configs/data/folder.yaml data.source.path=texts
+    python scripts/prepare.py --data texts data.tokenizer.vocab_size=8192
+    python scripts/prepare.py configs/small.yaml --data book.txt
 
 train.py prepares text as well; use this script to do so beforehand, or for text that is only
 evaluated. An interrupted preparation resumes where it stopped. The last line on standard output is
@@ -15,6 +14,7 @@ from argparse import Namespace
 
 from data import BatchSampler, DataError, DataSettings, prepare, prepared_folder
 from data.preparation.summary import show
+from data.text_settings import text_override
 from run_directory.console import Console
 from run_directory.run_settings import RunSettings
 from settings.help import describe_setting
@@ -31,6 +31,9 @@ def parse() -> Namespace:
         metavar="FILE.yaml | key.inner=value",
     )
     parser.add_argument(
+        "--data", metavar="PATH", help="read the text files of this folder, or this file"
+    )
+    parser.add_argument(
         "--workers", type=int, metavar="N", help="threads that tokenize; default: one per core"
     )
     parser.add_argument(
@@ -44,6 +47,8 @@ def parse() -> Namespace:
     options = parser.parse_args()
     if options.workers is not None and options.workers < 1:
         raise DataError(f"--workers must be at least 1, got {options.workers}")
+    if options.data:
+        options.overrides.append(text_override(options.data))
     if options.help:
         print(parser.format_help())
         print("settings of data (write data.KEY=value):\n")

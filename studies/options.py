@@ -1,11 +1,13 @@
 """The command line of study.py."""
 
+import re
 import shlex
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
+from data.files import path_problem
 from errors import StudyError
 from settings.command_line import HelpTopics, SettingsParser
 from settings.load import load_settings, split_arguments
@@ -55,7 +57,7 @@ def parser_of(usage: str) -> SettingsParser:
     add(
         "--report",
         action="store_true",
-        help="rewrite the report from results.json and exit",
+        help="write the report of the finished cells, without running any, and exit",
     )
     add(
         "--dry-run",
@@ -73,7 +75,7 @@ def parser_of(usage: str) -> SettingsParser:
         action="store_true",
         help="write a SLURM array script with one task per cell",
     )
-    add("--partition", help="partition of the array script")
+    add("--partition", metavar="NAME", help="SLURM partition of the array script")
     add(
         "--sbatch",
         action="append",
@@ -82,6 +84,17 @@ def parser_of(usage: str) -> SettingsParser:
         help="further sbatch option, as --sbatch=--time=2:00:00",
     )
     return parser
+
+
+def _study_of(arguments: Sequence[str]) -> StudySettings:
+    """The settings of a study; overrides of train.py, such as training.tokens=1M, are added to
+    `base`."""
+    from run_directory.run_settings import RunSettings  # imported here: --help does not need torch
+
+    known = RunSettings.model_fields.keys() - StudySettings.model_fields.keys()
+    of_runs = [word for word in arguments if re.split(r"[.=]", word)[0] in known and "=" in word]
+    study = load_settings(StudySettings, [word for word in arguments if word not in of_runs])
+    return study.model_copy(update={"base": [*study.base, *of_runs]})
 
 
 def parse_options(usage: str, arguments: Sequence[str] | None = None) -> Namespace:
@@ -101,10 +114,12 @@ def parse_options(usage: str, arguments: Sequence[str] | None = None) -> Namespa
         raise StudyError(
             "no study file given; for example: python study.py configs/studies/quick.yaml"
         )
-    options.study = load_settings(StudySettings, options.overrides) if options.overrides else None
     files, _ = split_arguments(options.overrides)
+    options.study = _study_of(options.overrides) if options.overrides else None
     options.name = Path(files[0]).stem if files else "study"
     options.folder = Path(options.run_dir or Path("runs", "studies", options.name))
+    if problem := path_problem(options.folder / "study.yaml"):
+        raise StudyError(f"--run-dir={options.folder} {problem}")
     if options.partition:
         options.sbatch.insert(0, f"--partition={options.partition}")
     options.command = ["study.py", *options.overrides, "--run-dir", str(options.folder)]

@@ -3,6 +3,7 @@
 from argparse import Namespace
 from collections.abc import Sequence
 
+from data.text_settings import text_override
 from run_directory.run_settings import RunSettings
 from settings.command_line import HelpTopics, SettingsParser
 
@@ -20,6 +21,7 @@ def parser_of(usage: str) -> SettingsParser:
     parser = SettingsParser(usage, TOPICS)
     add = parser.add_argument
     add("overrides", nargs="*", default=[], metavar="CONFIG.yaml | key=value")
+    add("--data", metavar="PATH", help="train on the text files of this folder, or on this file")
     add(
         "--run-dir",
         metavar="DIR",
@@ -57,11 +59,14 @@ def parser_of(usage: str) -> SettingsParser:
 
 
 def parse_options(usage: str, arguments: Sequence[str] | None = None) -> Namespace:
-    """The options of train.py, with --fork RUN as overrides.  Raises TrainingError."""
+    """The options of train.py, with --data PATH and --fork RUN as overrides. Raises
+    TrainingError."""
     parser = parser_of(usage)
     options = parser.parse(arguments)
     if options.world is not None and (not options.dry_run or options.world < 2):
         parser.error("--world is for --dry-run, and at least 2")
+    if options.data:
+        options.overrides.append(text_override(options.data))
     if options.fork:
         options.overrides += [f"parent.run={options.fork}", "parent.fork=true"]
     return options

@@ -41,7 +41,7 @@ from data.preparation.tokenizer_training import train_tokenizer
 from data.sources import open_source
 from data.sources.prepared_text import finished_folder
 from data.store import TokenStore, token_dtype, write_manifest
-from data.text_settings import PreparedSource
+from data.text_settings import FilesSource, PreparedSource
 from data.tokenizers import (
     ByteTokenizer,
     Tokenizer,
@@ -57,6 +57,9 @@ from data.tokenizers.tokenizer_settings import (
 from errors import DataError
 
 PIECE = 64 << 10  # characters per sampled piece of the tokenizer's training text
+# A single document is split into at most so many spans of at least so many bytes.
+MOST_SPANS = 60
+SPAN = 4096
 MOST_HELD_OUT = 3  # beyond valid_fraction, at most one document in this many is held out
 
 
@@ -224,10 +227,36 @@ class _Preparation:
         sources = {"text": (open_source(s.source, self.place), s.max_bytes)}
         if s.valid_source is not None:
             sources["held"] = (open_source(s.valid_source, VALID), None)
+        spools = {}
         for name, (source, max_bytes) in sources.items():
             self.console.info(f"reading {source.label}")
             fill(self.work / name, source, s, max_bytes, self.console)
-        return {name: Spool(self.work / name) for name in sources}
+            spools[name] = Spool(self.work / name)
+            separator = getattr(source.settings, "separator", None)
+            if separator is not None and not spools[name].has_parts:
+                self.console.warn(
+                    f"{source.place}.separator {separator!r} does not occur in {source.label}: "
+                    "each file is one document"
+                )
+        if len(spools["text"].keys) == 1 and 0 < s.valid_fraction < 1 and len(spools) == 1:
+            spools["text"] = self._in_spans(spools["text"])
+        return spools
+
+    def _in_spans(self, spool: Spool) -> Spool:
+        """Split a source of a single document, so that spans of it can be held out."""
+        s = self.settings
+        size = max(SPAN, int(spool.bytes[0]) // MOST_SPANS)
+        if not isinstance(s.source, FilesSource) or spool.bytes[0] < 2 * size:
+            return spool
+        shutil.rmtree(spool.folder)
+        split = s.source.model_copy(update={"split_bytes": size})
+        fill(spool.folder, open_source(split, self.place), s, s.max_bytes, self.console)
+        spool = Spool(spool.folder)
+        self.console.info(
+            f"{self.place} is a single document, split into {len(spool.keys)} spans of at most "
+            f"{size:,} bytes so that some can be held out (data.source.split_bytes)"
+        )
+        return spool
 
     def _split(self) -> dict[str, np.ndarray]:
         """Choose the validation documents: one boolean per document."""
@@ -240,9 +269,9 @@ class _Preparation:
         if 0 < fraction < 1:
             if len(keys) < 2:
                 raise DataError(
-                    "the source has a single document, so none can be held out for validation. "
-                    "Split it with data.source.separator, set data.valid_source, or set "
-                    "data.valid_fraction to 0 or 1"
+                    "the source has a single short document, so none can be held out for "
+                    "validation. Add text, split it with data.source.separator, set "
+                    "data.valid_source, or set data.valid_fraction to 0 or 1"
                 )
             least = POINTS_ONLY_BELOW if len(keys) >= MOST_HELD_OUT * POINTS_ONLY_BELOW else 1
             count = min(max(least, round(fraction * len(keys))), len(keys) - 1)

@@ -161,9 +161,10 @@ class Spool:
         table = pyarrow.concat_tables(tables)
         self.bytes = table["bytes"].to_numpy()
         self.keys = table["key"].to_numpy()
-        self.generated = np.array(
-            [name.startswith(GENERATED) for name in table["name"].to_pylist()], dtype=bool
-        )
+        names = table["name"].to_pylist()
+        self.generated = np.array([name.startswith(GENERATED) for name in names], dtype=bool)
+        # a file with a second part or record
+        self.has_parts = any("#" in name and not name.endswith("#0") for name in names)
         self.first = np.cumsum([0, *map(len, tables)])
 
     def split(self, mask: np.ndarray) -> list[np.ndarray]:

@@ -16,7 +16,15 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 
-from data.sources.text_source import Document, Source, as_list, decoded, from_record, utf8
+from data.sources.text_source import (
+    Document,
+    Source,
+    as_list,
+    checked,
+    decoded,
+    from_record,
+    utf8,
+)
 from data.text_settings import FilesSource, StdlibSource
 from errors import DataError
 
@@ -42,26 +50,24 @@ class Files(Source):
     def files(self) -> list[tuple[str, Path]]:
         """(name, path) of each file, by the order of the given paths and by name within each
         folder."""
-        found: dict[Path, str] = {}
+        names: dict[Path, str] = {}
         for path in self.paths:
             if not path.exists():
                 raise DataError(
                     f"{self.place}.path: {path} does not exist; set an existing folder or file"
                 )
             prefix = f"{path.name}/" if len(self.paths) > 1 else ""
-            inside = (
-                [("", path.name)]
-                if path.is_file()
-                else [(n, prefix + n) for n in self._inside(path)]
-            )
-            for relative, name in inside:
-                found.setdefault(path / relative, utf8(name))
-        if not found:
+            if path.is_file():
+                names.setdefault(path, utf8(path.name))
+                continue
+            for name in self._inside(path):
+                names.setdefault(path / name, utf8(prefix + name))
+        if not names:
             raise DataError(
                 f"{self.place}: no file in {', '.join(map(str, self.paths))} matches "
                 f"{', '.join(self.settings.patterns)}; set another path or patterns"
             )
-        return [(name, path) for path, name in found.items()]
+        return [(name, path) for path, name in names.items()]
 
     def _inside(self, folder: Path) -> list[str]:
         names = set()
@@ -87,15 +93,15 @@ class Files(Source):
 
     def fingerprint(self) -> str:
         status = [(name, path.stat()) for name, path in self.files]
-        listing = [f"{name} {one.st_size} {one.st_mtime_ns}" for name, one in status]
+        listing = [f"{name} {file.st_size} {file.st_mtime_ns}" for name, file in status]
         return hashlib.sha256("\n".join(listing).encode()).hexdigest()
 
     def documents(self, start: int = 0) -> Iterator[Document]:
         # A folder of plain files can be read from any file on; record files are read from the start
         # and skipped.
-        if self.settings.separator is None and not any(
-            _has_records(path) for _, path in self.files
-        ):
+        s = self.settings
+        is_whole = s.separator is None and s.split_bytes is None
+        if is_whole and not any(_has_records(path) for _, path in self.files):
             return self._read(self.files[start:])
         return itertools.islice(self._read(self.files), start, None)
 
@@ -112,19 +118,23 @@ class Files(Source):
                         yield self._from_record(f"{name}#{number}", record)
                 elif mark is not None:
                     for number, part in enumerate(_parts(path, mark.encode(), self.most)):
-                        yield self._from_bytes(
-                            f"{name}#{number}",
-                            part,
-                            clusters.get(path.name),
+                        yield from self._from_bytes(
+                            f"{name}#{number}", part, clusters.get(path.name)
                         )
                 else:
                     raw = path.read_bytes() if path.stat().st_size <= self.most else None
-                    yield self._from_bytes(name, raw, clusters.get(path.name))
+                    yield from self._from_bytes(name, raw, clusters.get(path.name))
 
     def _from_bytes(
         self, name: str, raw: bytes | bytearray | None, cluster: str | None
-    ) -> Document:
-        return self._too_large(name) if raw is None else decoded(name, raw, cluster)
+    ) -> Iterator[Document]:
+        document = self._too_large(name) if raw is None else decoded(name, raw, cluster)
+        most = self.settings.split_bytes
+        if most is None or document.fault is not None:
+            yield document
+            return
+        for number, text in enumerate(_split(document.text, most)):
+            yield checked(f"{name}@{number}", text, cluster)
 
     def _from_record(self, name: str, record: object) -> Document:
         if record is TOO_LARGE:
@@ -132,9 +142,8 @@ class Files(Source):
         if not isinstance(record, dict):
             return Document(name, "", fault="not a JSON object")
         document = from_record(self.settings, name, record)
-        return (
-            self._too_large(document.name) if len(document.text.encode()) > self.most else document
-        )
+        is_large = len(document.text.encode()) > self.most
+        return self._too_large(document.name) if is_large else document
 
     def _too_large(self, name: str) -> Document:
         return Document(
@@ -160,11 +169,8 @@ class Files(Source):
         self.check()
         table = {}
         for line, record in enumerate(_json_lines(path, self.most), start=1):
-            if (
-                not isinstance(record, dict)
-                or not isinstance(record.get("file"), str)
-                or key not in record
-            ):
+            is_named = isinstance(record, dict) and isinstance(record.get("file"), str)
+            if not is_named or key not in record:
                 raise DataError(
                     f"{path} line {line}: no JSON object with the keys 'file' and {key!r}"
                 )
@@ -270,6 +276,19 @@ def _parts(path: Path, mark: bytes, most: int) -> Iterator[bytearray | None]:
             yield None
         elif rest.strip():  # no further part after a separator at the end of the file
             yield rest
+
+
+def _split(text: str, most: int) -> Iterator[str]:
+    """Parts of at most `most` bytes, cut after a line break in their second half, or else after a
+    space, if there is one."""
+    start = 0
+    while start < len(text):
+        part = text[start : start + most].encode()[:most].decode(errors="ignore")
+        if start + len(part) < len(text):
+            ends = (part.rfind(mark, len(part) // 2) + 1 for mark in ("\n", " "))
+            part = part[: next((end for end in ends if end), len(part))]
+        yield part
+        start += len(part)
 
 
 def _json_lines(path: Path, most: int) -> Iterator[object]:

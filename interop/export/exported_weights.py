@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from data.files import sync
-from errors import InteropError
+from interop.export.files import check_new, space_for
 from run_directory.run import LoadedRun
-from training.train_state import weights_of
+from run_directory.weights import weights_of
 
 
 def export_weights(run: LoadedRun, out: Path) -> int:
@@ -24,19 +23,16 @@ def export_weights(run: LoadedRun, out: Path) -> int:
     Raises:
         InteropError: the file exists or cannot be written.
     """
-    if out.exists():
-        raise InteropError(f"{out} already exists; choose another name or move it")
-    if not out.absolute().parent.is_dir():
-        raise InteropError(f"{out}: its folder does not exist; create it first")
+    check_new(out)
     weights = weights_of(run.model)
     about = {"run": run.folder.resolve().name, "step": str(run.step), "hash": run.checkpoint_hash}
     draft = out.with_name(f".{out.name}.{os.getpid()}")
     try:
-        save_file(weights, draft, {"format": "pt"} | about)
-        sync(draft)
-        os.replace(draft, out)
-    except (OSError, SafetensorError) as error:
-        raise InteropError(f"{out} cannot be written: {error}") from error
+        with space_for(weights, out):
+            out.parent.mkdir(parents=True, exist_ok=True)
+            save_file(weights, draft, {"format": "pt"} | about)
+            sync(draft)
+            os.replace(draft, out)
     finally:
         draft.unlink(missing_ok=True)
     return len(weights)

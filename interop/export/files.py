@@ -3,15 +3,46 @@ file."""
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from data.files import write_json, write_text
+from safetensors import SafetensorError
+from torch import Tensor
+
+from data.files import path_problem, write_json, write_text
+from errors import InteropError, UserError, is_disk_full
 from interop.export import generated, native
 from interop.export.classes import ClassChoice
 from interop.extras import load_extra
 from model import Transformer
-from training.train_state import weights_of
+from run_directory.weights import weights_of
+
+
+def check_new(out: Path) -> None:
+    """Raises InteropError if `out` exists or cannot be created."""
+    if problem := path_problem(out):
+        raise InteropError(f"{out} {problem}")
+    if out.exists():
+        raise InteropError(f"{out} already exists; choose another --out or move it")
+
+
+@contextmanager
+def space_for(tensors: Mapping[str, Tensor], out: Path) -> Iterator[None]:
+    """Raises InteropError if the disk has no space for the tensors, before or in the block."""
+    needed = sum(tensor.nbytes for tensor in tensors.values())
+    parent = next(parent for parent in out.absolute().parents if parent.is_dir())
+    full = f"{out} is not written: the disk is full ({needed / 1e6:,.0f} MB needed); free space"
+    if shutil.disk_usage(parent).free < needed:
+        raise InteropError(full)
+    try:
+        yield
+    except (OSError, SafetensorError, UserError) as error:
+        if is_disk_full(error) or is_disk_full(error.__cause__ or error):
+            raise InteropError(full) from error
+        raise
 
 
 def write_model(

@@ -16,12 +16,13 @@ from data.files import sync, write_json, write_text
 from errors import InteropError
 from interop.export.card import FIGURE, model_card, stored_evaluation
 from interop.export.classes import ClassChoice, choose_class
-from interop.export.files import write_model
+from interop.export.files import check_new, space_for, write_model
 from interop.export.parity import MULTIPLES, Parity, measure, parity_lengths
 from interop.export.tokenizer import tokenizer_files
 from interop.extras import load_extra
 from run_directory.console import Console
 from run_directory.run import LoadedRun
+from run_directory.weights import weights_of
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -55,11 +56,12 @@ def export_folder(
             tolerance.
     """
     load_extra("transformers")
+    check_new(out)
     console = console or Console()
     model = run.model.to(DTYPES[dtype])
     choice = choose_class(model)
     evaluation = stored_evaluation(run)
-    with _new_folder(out) as folder:
+    with space_for(weights_of(model), out), _new_folder(out) as folder:
         controls = _controls(run)
         write_model(model, choice, folder, controls)
         write_json(folder / "generation_config.json", _generation(run, controls))
@@ -111,13 +113,9 @@ def _generation(run: LoadedRun, controls: dict[str, Any]) -> dict[str, Any]:
 @contextmanager
 def _new_folder(out: Path) -> Iterator[Path]:
     """A temporary folder that becomes `out` if the block ends without an error."""
-    if out.exists():
-        raise InteropError(f"{out} already exists; choose another --out or move it")
-    if not out.absolute().parent.is_dir():
-        raise InteropError(f"{out}: its parent folder does not exist; create it first")
     draft = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     shutil.rmtree(draft, ignore_errors=True)
-    draft.mkdir()
+    draft.mkdir(parents=True)
     try:
         yield draft
         for path in draft.iterdir():

@@ -11,9 +11,10 @@ from pydantic import ValidationError
 
 from errors import InteropError
 from interop.huggingface.families import DIFFERENCES, FAMILIES, Family
-from interop.huggingface.reader import ConfigReader, as_json
+from interop.huggingface.reader import ConfigReader, is_number, shown
 from interop.huggingface.rope_config import RopeSource, read_rope, rope_parameters
 from model import ModelSettings
+from model.model_settings import without_pattern_scheme
 
 GENERATED = "sextant"  # model_type of folders with a generated modeling file
 FULL = "full_attention"
@@ -57,7 +58,7 @@ def read_config(config: dict[str, Any], file: str) -> ImportedShape:
     heads = reader.number("num_attention_heads", int)
     dim = reader.number("hidden_size", int)
     head_dim = reader.number("head_dim", int, dim // heads)
-    position, original_length = _position(reader, family, head_dim)
+    positions, original_length = _positions(reader, family, head_dim)
     settings = {
         "dim": dim,
         "layers": reader.number("num_hidden_layers", int),
@@ -67,7 +68,7 @@ def read_config(config: dict[str, Any], file: str) -> ImportedShape:
         "ffn_dim": reader.number("intermediate_size", int),
         "norm_eps": reader.number("rms_norm_eps", float, 1e-6),
         "tie_embeddings": reader.flag("tie_word_embeddings"),
-        "position": position,
+        **positions,
         **_changes(reader),
         **family.settings,
     }
@@ -87,10 +88,8 @@ def _settings(values: Any, file: str) -> ModelSettings:
         return ModelSettings.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
-        where = "".join(f"{part}: " for part in [".".join(map(str, first["loc"]))] if part)
-        raise InteropError(
-            f"{file}: {where}{first['msg'].removeprefix('Value error, ')}"
-        ) from error
+        where = ": ".join(filter(None, [file, ".".join(map(str, first["loc"]))]))
+        raise InteropError(f"{where}: {first['msg'].removeprefix('Value error, ')}") from error
 
 
 def _generated(reader: ConfigReader) -> ImportedShape:
@@ -98,7 +97,7 @@ def _generated(reader: ConfigReader) -> ImportedShape:
     model."""
     return ImportedShape(
         family=None,
-        model=_settings(reader.get("settings"), f"{reader.file}: settings"),
+        model=_settings(without_pattern_scheme(reader.get("settings")), f"{reader.file}: settings"),
         vocab_size=reader.number("vocab_size", int),
         train_length=reader.number("train_length", int),
         original_length=reader.number("original_length", int),
@@ -108,25 +107,22 @@ def _generated(reader: ConfigReader) -> ImportedShape:
 
 
 def _family(config: dict[str, Any], file: str) -> Family:
-    model_type = config.get("model_type")
-    family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
+    model_type = str(config.get("model_type"))
+    family = FAMILIES.get(model_type)
     if family is None:
-        why = DIFFERENCES.get(str(model_type))
-        near = difflib.get_close_matches(
-            str(model_type),
-            FAMILIES,
-            n=1,
-            cutoff=0.8,
-        )
+        why = DIFFERENCES.get(model_type)
+        near = difflib.get_close_matches(model_type, FAMILIES, n=1, cutoff=0.8)
         hint = f" ({why})" if why else f" (did you mean {near[0]}?)" if near else ""
         raise InteropError(
-            f"{file}: model_type = {as_json(model_type)} cannot be imported{hint}; supported: "
+            f"{file}: model_type = {shown(model_type)} cannot be imported{hint}; supported: "
             f"{', '.join(FAMILIES)}"
         )
     architectures = config.get("architectures")
-    if architectures and family.architecture not in architectures:
+    if architectures in (None, []):
+        return family
+    if not isinstance(architectures, list) or family.architecture not in architectures:
         raise InteropError(
-            f"{file}: architectures = {as_json(architectures)} cannot be imported: a {model_type} "
+            f"{file}: architectures = {shown(architectures)} cannot be imported: a {model_type} "
             f"model must be {family.architecture}"
         )
     return family
@@ -157,9 +153,7 @@ def _refuse(reader: ConfigReader) -> None:
         value = reader.get(key)
         if key not in reader.defaults and value not in accepted:
             hint = _HINTS.get(key, f"{reader.get('model_type')} models do not have it")
-            raise InteropError(
-                f"{reader.file}: {key} = {as_json(value)} cannot be imported: {hint}"
-            )
+            raise InteropError(f"{reader.file}: {key} = {shown(value)} cannot be imported: {hint}")
 
 
 def _changes(reader: ConfigReader) -> dict[str, Any]:
@@ -181,10 +175,10 @@ def _changes(reader: ConfigReader) -> dict[str, Any]:
     return changes
 
 
-def _position(
+def _positions(
     reader: ConfigReader, family: Family, head_dim: int
 ) -> tuple[dict[str, Any], int | None]:
-    """Our position settings, one scheme or a pattern of layers, and L0."""
+    """Our settings of positions, one scheme or kinds of layers, and L0."""
     by_type = rope_parameters(reader)
     types = _layer_types(reader)
     thetas = _layer_thetas(reader)
@@ -232,10 +226,11 @@ def _layer_types(reader: ConfigReader) -> list[str]:
     if model_type in ("mistral", "ministral3", "phi3"):
         return [FULL if window is None else SLIDING] * layers
     if given is not None:
-        if not isinstance(given, list) or len(given) < layers or not {*given} <= {FULL, SLIDING}:
+        is_list = isinstance(given, list) and len(given) >= layers
+        if not is_list or not all(name in (FULL, SLIDING) for name in given):
             raise InteropError(
                 f"{reader.file}: layer_types must be {layers} times {FULL} or {SLIDING}, got "
-                f"{given!r}"
+                f"{shown(given)}"
             )
         given = given[:layers]
         if SLIDING in given and "sliding_window" not in reader.defaults:
@@ -244,6 +239,10 @@ def _layer_types(reader: ConfigReader) -> list[str]:
     windowed = window is not None and reader.flag("use_sliding_window")
     if model_type in ("qwen2", "qwen3"):
         first = reader.get("max_window_layers")
+        if not is_number(first, int):
+            raise InteropError(
+                f"{reader.file}: max_window_layers must be an integer, got {shown(first)}"
+            )
         return [SLIDING if windowed and i >= first else FULL for i in range(layers)]
     if model_type == "smollm3":
         return [SLIDING if windowed and theta == 0 else FULL for theta in _layer_thetas(reader)]
@@ -272,34 +271,34 @@ def _layer_thetas(reader: ConfigReader) -> list[float | None]:
 
 
 def _pattern(schemes: list[dict[str, Any]]) -> dict[str, Any]:
-    """One scheme if all layers have it, else a pattern of the shortest period."""
+    """`position` if all layers have it, else `kinds` in a `pattern` of the shortest period."""
     kinds: dict[str, dict[str, Any]] = {}
     names = []
     for scheme in schemes:
         name = next((name for name, known in kinds.items() if known == scheme), None)
         if name is None:
-            stem = ("nope" if scheme["name"] == "none" else "rope") + (
-                "_window" if "window" in scheme else ""
-            )
+            stem = "nope" if scheme["name"] == "none" else "rope"
+            stem += "_window" if "window" in scheme else ""
             same = sum(known.rstrip("0123456789") == stem for known in kinds)
             name = f"{stem}{same + 1}" if same else stem
             kinds[name] = scheme
         names.append(name)
     if len(kinds) == 1:
-        return schemes[0]
+        return {"position": schemes[0]}
     count = len(names)
     period = next(
         p for p in range(1, count + 1) if all(names[i] == names[i % p] for i in range(count))
     )
-    return {"name": "pattern", "layers": names[:period], "kinds": kinds}
+    return {
+        "pattern": names[:period],
+        "kinds": {name: {"position": scheme} for name, scheme in kinds.items()},
+    }
 
 
 def _ids(reader: ConfigReader, key: str) -> tuple[int, ...]:
     """Token ids: null, one, or several."""
     value = reader.get(key)
     values = value if isinstance(value, list) else [] if value is None else [value]
-    if not all(
-        isinstance(value, int) and not isinstance(value, bool) and value >= 0 for value in values
-    ):
-        raise InteropError(f"{reader.file}: {key} must be ids of tokens, got {value!r}")
+    if not all(is_number(value, int) for value in values):
+        raise InteropError(f"{reader.file}: {key} must be ids of tokens, got {shown(value)}")
     return tuple(values)

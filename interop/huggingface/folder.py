@@ -16,7 +16,6 @@ from interop.checkpoint import ForeignCheckpoint, StoredTensor, first_names
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-GENERATION = "generation_config.json"
 TOKENIZERS = ("tokenizer.json", "tokenizer.model")  # the first that exists
 DTYPES = ("F32", "F16", "BF16")  # each becomes float32 without loss
 
@@ -42,7 +41,6 @@ def read_folder(folder: str | Path, name: str | None = None) -> ForeignCheckpoin
         config=_json(folder / CONFIG),
         config_file=str(folder / CONFIG),
         tensors=_tensors(folder),
-        generation=_json(folder / GENERATION) if (folder / GENERATION).is_file() else {},
         tokenizer=next((file for file in tokenizer if file.is_file()), None),
     )
 
@@ -67,13 +65,11 @@ def _sharded(folder: Path) -> dict[str, StoredTensor]:
         raise InteropError(f"{folder / INDEX} has no weight_map")
     for name, file in index.items():
         # An index is foreign input: it must not lead out of its folder.
-        if (
-            not isinstance(file, str)
-            or Path(file).name != file
-            or not file.endswith(".safetensors")
-        ):
+        is_name = isinstance(file, str) and Path(file).name == file
+        if not is_name or not file.endswith(".safetensors"):
             raise InteropError(
-                f"{folder / INDEX}: {name} is in {file!r}, not in a shard of this folder"
+                f"{folder / INDEX}: {first_names([name])} is in {file!r}, not in a shard of this "
+                "folder"
             )
     shards = sorted(set(index.values()))
     for file in shards:
@@ -131,7 +127,7 @@ def _read(file: Path, name: str) -> Tensor:
 def _json(file: Path) -> dict[str, Any]:
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InteropError(f"{file} is not valid JSON: {error}") from error
     if not isinstance(value, dict):
         raise InteropError(f"{file} must contain a JSON object")

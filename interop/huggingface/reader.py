@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping
 from typing import Any
 
 from errors import InteropError
+
+LARGEST = 1e18  # of the numbers that are read; beyond it no model has a size, base or factor
 
 
 class ConfigReader:
@@ -39,46 +42,50 @@ class ConfigReader:
             if default:
                 return default[0]
             raise InteropError(f"{self.file} has no '{key}', which its model requires")
-        accepted = (int,) if kind is int else (int, float)
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, accepted)
-            or not 0 < value < float("inf")
-        ):
-            what = "an integer above 0" if kind is int else "a number above 0"
-            raise InteropError(f"{self.file}: {key} must be {what}, got {value!r}")
+        if not is_number(value, kind) or value == 0:
+            what = "an integer" if kind is int else "a number"
+            raise InteropError(
+                f"{self.file}: {key} must be {what} above 0 and at most {LARGEST:g}, got "
+                f"{shown(value)}"
+            )
         return value
 
     def flag(self, key: str) -> bool:
         value = self.get(key)
         if value not in (None, False, True):
-            raise InteropError(f"{self.file}: {key} must be true or false, got {value!r}")
+            raise InteropError(f"{self.file}: {key} must be true or false, got {shown(value)}")
         return bool(value)
 
-    def numbers(
-        self,
-        key: str,
-        length: int | None = None,
-    ) -> list[float] | None:
+    def object(self, key: str) -> dict[str, Any]:
+        """A JSON object, {} if it is null or absent."""
+        value = self.get(key)
+        if value is None:
+            return {}
+        if not isinstance(value, dict):
+            raise InteropError(f"{self.file}: {key} must be an object, got {shown(value)}")
+        return value
+
+    def numbers(self, key: str, length: int | None = None) -> list[float] | None:
         """A list of numbers of at least 0, or None; with `length`, of at least that many."""
         value = self.get(key)
         if value is None:
             return None
-        good = isinstance(value, list) and all(
-            isinstance(number, (int, float))
-            and not isinstance(number, bool)
-            and 0 <= number < float("inf")
-            for number in value
-        )
-        if not good:
+        if not isinstance(value, list) or not all(is_number(number, float) for number in value):
             raise InteropError(
-                f"{self.file}: {key} must be a list of numbers of at least 0, got {value!r}"
+                f"{self.file}: {key} must be a list of numbers of at least 0, got {shown(value)}"
             )
         if length is not None and len(value) < length:
             raise InteropError(f"{self.file}: {key} must have {length} entries, got {len(value)}")
         return value
 
 
-def as_json(value: Any) -> str:
-    """A value as it is written in a config.json."""
-    return {True: "true", False: "false"}[value] if isinstance(value, bool) else repr(value)
+def is_number(value: Any, kind: type) -> bool:
+    """Whether a value is an integer, or with `kind` float a number, from 0 to LARGEST."""
+    accepted = (int,) if kind is int else (int, float)
+    is_typed = isinstance(value, accepted) and not isinstance(value, bool)
+    return is_typed and 0 <= value <= LARGEST
+
+
+def shown(value: Any) -> str:
+    """A value of a config.json for messages, on one line and shortened."""
+    return {True: "true", False: "false"}[value] if isinstance(value, bool) else reprlib.repr(value)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from errors import InteropError
-from interop.huggingface.reader import ConfigReader
+from interop.huggingface.reader import ConfigReader, shown
 from model.position.scaling import plain_frequencies, ramp_ends
 
 LAYOUT = "half"  # of the rotated features in transformers
@@ -53,15 +53,8 @@ class RopeSource:
     def fraction(self) -> float:
         """The share of rotated features."""
         key = "partial_rotary_factor"
-        share = self.parameters.number(
-            key,
-            float,
-            None,
-        ) or self.config.number(
-            key,
-            float,
-            1.0,
-        )
+        inside = self.parameters.number(key, float, None)
+        share = inside or self.config.number(key, float, 1.0)
         if share == 1:
             return 1.0
         if not self.partial or share > 1:
@@ -87,56 +80,44 @@ class RopeSource:
     @property
     def factor(self) -> float:
         """The stretch factor; transformers' fallback is the ratio of the two lengths."""
-        return self.parameters.number(
-            "factor",
-            float,
-            self.train_length / self.original_length,
-        )
+        ratio = self.train_length / self.original_length
+        return self.parameters.number("factor", float, ratio)
 
 
 def rope_parameters(config: ConfigReader) -> dict[str, ConfigReader]:
     """The rotary parameters by layer type; one entry `""` if all layers share them."""
     if config.get("model_type") == "olmo3":
         return _olmo3(config)
-    key = _LEGACY if config.get(_LEGACY) else _CURRENT
-    parameters = config.get(key) or {}
-    file = f"{config.file}: {key}"
-    if not isinstance(parameters, dict):
-        raise InteropError(f"{file} must be an object, got {parameters!r}")
-    if not any(name in parameters for name in NESTED):
-        return {"": ConfigReader(parameters, file)}
-    return _nested(parameters, file)
+    key = _LEGACY if config.object(_LEGACY) else _CURRENT
+    parameters = ConfigReader(config.object(key), f"{config.file}: {key}")
+    if not any(name in parameters.values for name in NESTED):
+        return {"": parameters}
+    return _nested(parameters)
 
 
-def _nested(parameters: dict[str, Any], file: str) -> dict[str, ConfigReader]:
+def _nested(parameters: ConfigReader) -> dict[str, ConfigReader]:
     by_type = {}
     for name in NESTED:
-        inside = parameters.get(name) or {}
-        if not isinstance(inside, dict):
-            raise InteropError(f"{file}.{name} must be an object, got {inside!r}")
+        inside = dict(parameters.object(name))
         # transformers reads `truncate` outside the nesting only.
-        inside = {k: v for k, v in inside.items() if k != "truncate"}
-        outside = {"truncate": parameters["truncate"]} if "truncate" in parameters else {}
-        by_type[name] = ConfigReader(inside | outside, f"{file}.{name}")
+        inside["truncate"] = parameters.get("truncate")
+        by_type[name] = ConfigReader(inside, f"{parameters.file}.{name}")
     return by_type
 
 
 def _olmo3(config: ConfigReader) -> dict[str, ConfigReader]:
     """OLMo 3's `rope_scaling` is that of layers without windows, and `rope_parameters` are
     nested."""
-    parameters = config.get(_CURRENT) or {}
-    scaling = config.get(_LEGACY) or {}
-    for key, value in ((_CURRENT, parameters), (_LEGACY, scaling)):
-        if not isinstance(value, dict):
-            raise InteropError(f"{config.file}: {key} must be an object, got {value!r}")
+    parameters = config.object(_CURRENT)
     if parameters and not any(name in parameters for name in NESTED):
         raise InteropError(
             f"{config.file}: {_CURRENT} of olmo3 must have {' and '.join(NESTED)}: transformers "
             f"ignores {', '.join(parameters)} outside of them"
         )
     full, windowed = NESTED
-    by_type = _nested(parameters, f"{config.file}: {_CURRENT}")
-    by_type[full] = ConfigReader({**by_type[full].values, **scaling}, by_type[full].file)
+    by_type = _nested(ConfigReader(parameters, f"{config.file}: {_CURRENT}"))
+    scaled = {**by_type[full].values, **config.object(_LEGACY)}
+    by_type[full] = ConfigReader(scaled, by_type[full].file)
     theta = config.number("rope_theta", float)
     if theta != config.defaults["rope_theta"] and by_type[windowed].get("rope_theta") is None:
         raise InteropError(
@@ -153,12 +134,14 @@ def read_rope(source: RopeSource) -> tuple[dict[str, Any], int | None]:
         InteropError: an unknown kind, or parameters that transformers treats differently.
     """
     parameters = source.parameters
-    kind = parameters.get("rope_type") or parameters.get("type") or "default"
+    given = [parameters.get(key) for key in ("rope_type", "type")]
+    kind = next((value for value in given if value is not None), "default")
     if kind == "su":  # Phi-3's first name of it
         kind = "longrope"
-    if kind not in _KINDS:
+    if not isinstance(kind, str) or kind not in _KINDS:
         raise InteropError(
-            f"{parameters.file}: rope_type {kind!r} cannot be imported; known: {', '.join(_KINDS)}"
+            f"{parameters.file}: rope_type {shown(kind)} cannot be imported; known: "
+            f"{', '.join(_KINDS)}"
         )
     scaling, original_length = _KINDS[kind](source)
     settings = {"name": "rope", "theta": source.theta, "layout": LAYOUT, "scaling": scaling}
@@ -197,7 +180,7 @@ def _yarn(source: RopeSource) -> tuple[dict[str, Any], int]:
     amplitude = number("attention_factor", float, None)
     # transformers reads 0 as absent.
     mscale, mscale_all = (
-        number(key, float, None) if source.parameters.get(key) else None
+        None if source.parameters.get(key) == 0 else number(key, float, None)
         for key in ("mscale", "mscale_all_dim")
     )
     if amplitude is None and mscale and mscale_all:  # DeepSeek's form
@@ -207,14 +190,14 @@ def _yarn(source: RopeSource) -> tuple[dict[str, Any], int]:
     fast = number("beta_fast", float, 32.0)
     slow = number("beta_slow", float, 1.0)
     _check_ramp(source, fast, slow)
-    truncate = source.parameters.get("truncate")
+    is_truncated = source.parameters.get("truncate") is None or source.parameters.flag("truncate")
     return {
         "name": "yarn",
         "factor": factor,
         "beta_fast": fast,
         "beta_slow": slow,
         "ramp": "dim",
-        "truncate": truncate is None or bool(truncate),
+        "truncate": is_truncated,
         "attention_factor": amplitude,
     }, source.original_length
 

@@ -198,6 +198,37 @@ def test_minimum_validation_size(settings, corpus, files, fraction, held_out, su
         assert (f"data.valid_fraction={suggested}" in line) == (suggested is not None)
 
 
+def test_spans_of_a_single_document_are_held_out(settings, corpus):
+    text = "".join(path.read_text() for path in sorted(corpus.rglob("*.txt")))
+    book = corpus.parent / "book.txt"
+    book.write_text(text)
+    source = {"name": "files", "path": str(book)}
+    prepared = prepare(changed(settings, **BYTES, source=source, valid_fraction=0.2), workers=1)
+    assert prepared.valid.n_documents >= 6
+    spans = {}
+    for store in (prepared.train, prepared.valid):
+        for i, name in enumerate(store.names):
+            spans[int(name.partition("@")[2])] = prepared.tokenizer.decode(store.document(i))
+            assert store.bytes[i] <= 4096 and spans[int(name.partition("@")[2])].endswith("\n")
+    assert "".join(spans[i] for i in sorted(spans)) == text
+    book.write_text("one short line\n")
+    with pytest.raises(DataError, match=r"data\.source\.separator"):
+        prepare(changed(settings, **BYTES, source=source), workers=1)
+
+
+@pytest.mark.parametrize(("separator", "documents"), [(r"\n\n", 30), ("=====", 1)])
+def test_separators(settings, corpus, separator, documents):
+    """A line break may be typed as backslash and n; a separator that does not occur is reported."""
+    file = corpus.parent / "parts.txt"
+    file.write_text("\n\n".join(f"part {i} of the file" for i in range(30)))
+    source = {"name": "files", "path": str(file), "separator": separator}
+    console = Listener()
+    changes = {"source": source, "valid_fraction": 0}
+    prepared = prepare(changed(settings, **BYTES, **changes), console, workers=1)
+    assert prepared.train.n_documents == documents
+    assert any("does not occur" in line for line in console.lines) == (documents == 1)
+
+
 def test_few_validation_clusters_warn(settings, tmp_path):
     authors = ["AB"[i % 2] if i % 7 else None for i in range(200)]
     records = [{"text": f"words of {i} " * 9, "by": by} for i, by in enumerate(authors)]

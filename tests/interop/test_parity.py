@@ -198,8 +198,11 @@ def test_legacy_olmo3(theta, tmp_path):
     )
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
     found = build_model(read_folder(tmp_path))
-    kinds = found.shape.model.position.kinds.values()
-    assert {(kind.window, kind.scaling.name) for kind in kinds} == {(9, "none"), (None, "yarn")}
+    kinds = found.shape.model.resolved_kinds.values()
+    assert {(kind.position.window, kind.position.scaling.name) for kind in kinds} == {
+        (9, "none"),
+        (None, "yarn"),
+    }
     check_plain(found.model, theirs)
 
 
@@ -287,15 +290,15 @@ def test_yarn_ramp_matches_transformers_or_is_rejected(theta, original, betas, h
 def test_pattern_of_layers(tmp_path):
     """The shortest period, with one kind per scheme."""
     theirs = make("granite_swa", layer_rope_theta=[0, 9.0, 0, 9.0, 0], layer_types=[FULL] * 5)
-    position = saved(theirs, tmp_path).shape.model.position
-    assert position.layers == ["nope", "rope"]  # not all five
-    assert {name: kind.name for name, kind in position.kinds.items()} == {
+    settings = saved(theirs, tmp_path).shape.model
+    assert settings.pattern == ("nope", "rope")  # not all five
+    assert {name: kind.position.name for name, kind in settings.kinds.items()} == {
         "nope": "none",
         "rope": "rope",
     }
     theirs = make("qwen3", use_sliding_window=True, sliding_window=9, layer_types=TYPES)
     found = saved(theirs, tmp_path / "qwen3").shape.model
-    windows = [found.kinds[kind].window for kind in found.layer_kinds]
+    windows = [found.resolved_kinds[kind].position.window for kind in found.layer_kinds]
     assert windows == [9 if layer == SLIDING else None for layer in TYPES]
 
 

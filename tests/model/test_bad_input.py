@@ -9,14 +9,13 @@ from pydantic import ValidationError
 from model import ModelError, ModelSettings, TokenPositions, check_override
 from tests.model.zoo import build, ids, refusal, settings_of
 
+UNKNOWN = {"position": {"name": "roep"}}
 
-@pytest.mark.parametrize(
-    "position",
-    [{"name": "roep"}, {"name": "pattern", "layers": ["a"], "kinds": {"a": {"name": "x"}}}],
-)
-def test_unknown_scheme_lists_available(position):
-    text = refusal(lambda: ModelSettings(position=position), ValidationError)
-    assert "'alibi'" in text and "'rope'" in text and position["name"][:1] in text
+
+@pytest.mark.parametrize("settings", [UNKNOWN, {"pattern": ["a"], "kinds": {"a": UNKNOWN}}])
+def test_unknown_scheme_lists_available(settings):
+    text = refusal(lambda: ModelSettings(**settings), ValidationError)
+    assert "'alibi'" in text and "'rope'" in text and "roep" in text
 
 
 def test_settings_are_frozen():
@@ -32,13 +31,13 @@ def test_settings_are_frozen():
     [
         (["near", "fra"], ["near", "far"], "'fra'"),
         (["near"], ["near", "far"], "'far'"),
-        ([], [], "layers"),
+        ([], ["near"], "pattern"),
     ],
 )
 def test_pattern_must_match_layer_types(layers, kinds, word):
-    kinds = {kind: {"name": "none"} for kind in kinds}
-    position = {"name": "pattern", "layers": layers, "kinds": kinds}
-    assert word in refusal(lambda: ModelSettings(position=position), ValidationError)
+    kinds = {kind: {"position": {"name": "none"}} for kind in kinds}
+    settings = {"pattern": layers, "kinds": kinds}
+    assert word in refusal(lambda: ModelSettings(**settings), ValidationError)
 
 
 def test_length_beyond_learned_table_reports_offset_plus_length():
@@ -101,8 +100,8 @@ def test_pattern_overrides_follow_layer_types():
 
     check_override(pattern(), pattern(window=3))
     text = refusal(lambda: check_override(pattern(), pattern(fraction=0.5)))
-    assert "model.position.kinds.a.fraction" in text
+    assert "model.kinds.a.position.fraction" in text
     text = refusal(lambda: check_override(pattern(), pattern(("b", "a"))))
-    assert "pattern of layers" in text
+    assert "model.pattern" in text
     text = refusal(lambda: check_override(pattern(), settings_of(ROPE)))
     assert "pattern" in text

@@ -20,7 +20,7 @@ L0 = 7  # original length
 
 
 def factors(temperature: dict, positions: TokenPositions, **keys) -> torch.Tensor:
-    choice = settings_of({"name": "none", "temperature": temperature, **keys}).kinds["all"]
+    choice = settings_of({"name": "none", "temperature": temperature, **keys}).position
     found = choice.temperature.query_factors(positions, choice.max_visible, L0, torch.float64)
     assert found is not None
     return found[:, 0]  # one factor for all heads

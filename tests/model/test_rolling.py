@@ -87,7 +87,7 @@ def test_memory_is_bounded_by_window(case):
     for n in range(60):
         model(tokens, TokenPositions.plain(1, offset=n, length=4000), cache=cache)
     for memory, kind in zip(cache.layers, model.settings.layer_kinds, strict=True):
-        choice = model.settings.kinds[kind]
+        choice = model.kinds[kind].position
         slots = memory._buffers["k"].shape[2]
         assert slots == (4000 if choice.window is None else 2 * choice.window + choice.sinks)
     assert cache.filled == 60

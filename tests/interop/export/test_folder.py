@@ -2,8 +2,11 @@
 
 import json
 import os
+import re
+import resource
 import shutil
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +19,7 @@ from generation.sampling import SamplingParams
 from interop import build_model, read_folder
 from interop.export import parity
 from interop.export.card import FIGURE
+from interop.export.exported_weights import export_weights
 from interop.export.folder import export_folder
 from interop.export.parity import parity_lengths
 from interop.extras import load_extra
@@ -24,7 +28,7 @@ from run_directory.checkpoints import Snapshot, save_snapshot
 from run_directory.optimizer_settings import EmaSettings
 from run_directory.run import Run
 from run_directory.weights import weights_of
-from scripts import export_model
+from scripts import export_model, import_model
 from tests.byte_runs import byte_run
 from tests.corpora import STORIES, needs_stories
 from training.optim.ema import EMA
@@ -157,16 +161,70 @@ def test_logits_beyond_the_tolerance_leave_nothing(position, tmp_path, monkeypat
 
 def test_refusals_before_any_work(run, tmp_path, monkeypatch):
     loaded = Run.open(run).load()
-    with pytest.raises(InteropError, match="already exists"):
-        export_folder(loaded, run)
-    with pytest.raises(InteropError, match="parent folder does not exist"):
-        export_folder(loaded, tmp_path / "absent" / "out")
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(InteropError, match=r"transformers .*\[interop\]"):
         export_folder(loaded, tmp_path / "out")
     with pytest.raises(InteropError, match="transformers"):
         load_extra("transformers")
     assert {path.name for path in tmp_path.iterdir()} == {"run"}
+
+
+@pytest.fixture
+def places(tmp_path) -> dict[str, Path]:
+    """Names under which nothing can be written."""
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    (tmp_path / "dangling").symlink_to(tmp_path / "absent")
+    (tmp_path / "file").write_text("")
+    return {
+        "existing": tmp_path / "file",
+        "below a file": tmp_path / "file" / "out",
+        "below a loop of links": tmp_path / "loop" / "out",
+        "a dangling link": tmp_path / "dangling",
+        "a long name": tmp_path / ("x" * 300),
+    }
+
+
+PLACES = ["existing", "below a file", "below a loop of links", "a dangling link", "a long name"]
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("kind", ["hf", "safetensors", "import"])
+def test_places_that_cannot_be_written(kind, place, places, run, monkeypatch):
+    """Refused before the run or the checkpoint is read."""
+    out = str(places[place])
+    script = import_model if kind == "import" else export_model
+    words = ["hf:absent"] if kind == "import" else [str(run), "--format", kind]
+    monkeypatch.setattr(Run, "load", None)
+    monkeypatch.setattr(sys, "argv", ["script", *words, "--out", out])
+    with pytest.raises(InteropError, match=re.escape(out)):
+        script.main()
+
+
+@pytest.mark.parametrize("format_", ["hf", "safetensors", "import"])
+@pytest.mark.parametrize("is_known", [True, False])
+def test_full_disk(format_, is_known, run, tmp_path, monkeypatch):
+    """Noticed before anything is written, or while it is written; nothing is left."""
+    loaded = Run.open(run).load()
+    checkpoint = tmp_path / "source"
+    export_folder(loaded, checkpoint, multiples=(1,))
+    write = {
+        "hf": lambda out: export_folder(loaded, out, multiples=(1,)),
+        "safetensors": lambda out: export_weights(loaded, out),
+        "import": lambda out: write_run(read_folder(checkpoint), out),
+    }[format_]
+    before = set(tmp_path.iterdir())
+    if is_known:
+        usage = shutil.disk_usage(tmp_path)._replace(free=100)
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limits[1] if is_known else 8192, limits[1]))
+    try:
+        with pytest.raises(InteropError, match="disk is full") as refusal:
+            write(tmp_path / "out")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "resume" not in str(refusal.value)
+    assert set(tmp_path.iterdir()) == before
 
 
 def test_the_newest_evaluation_is_in_the_card(run, tmp_path):
