@@ -12,13 +12,15 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from errors import ModelError
+from model.attention.explicit import query_block
 from model.attention.kernels import AttentionHook, attend
-from model.attention.sharding import ExchangedKeys, GatheredKeys, ShardedWindow
+from model.attention.sharding import GatheredKeys, ShardedWindow
 from model.attention.softmax import HeadNorm, KeyCache
 from model.cache import CacheIndex, LayerCache
 from model.mixers.base import AttentionPass, LayerKind, Mixer, MixerSettings, Modifiers
-from model.model_settings import ModelSettings
-from model.position import AttentionPlan
+from model.mixers.recurrent import check_no_gate
+from model.position import AttentionPlan, HeadGeometry
 
 
 class LatentMixer(MixerSettings):
@@ -52,22 +54,31 @@ class LatentAttention(Mixer):
     caches_keys: ClassVar[bool] = True
     has_attention_weights: ClassVar[bool] = True
 
-    def __init__(self, s: ModelSettings, kind: LayerKind):
-        super().__init__(s, kind)
+    def __init__(self, kind: LayerKind):
+        super().__init__(kind)
         m: LatentMixer = kind.mixer
         self.mixer = m
         self.value_dim = m.value_dim or m.unrotated_dim
         features = m.unrotated_dim + self.head_dim
-        self.scale = s.attention_multiplier or features**-0.5
+        self.scale = features**-0.5
         self.position = Modifiers(kind.position, kind.heads)
         if m.query_rank is not None:
-            self.wq_down = nn.Linear(s.dim, m.query_rank, bias=False)
-            self.q_norm = HeadNorm(m.query_rank, eps=s.norm_eps)
-        self.wq = nn.Linear(m.query_rank or s.dim, self.heads * features, bias=False)
-        self.w_down = nn.Linear(s.dim, m.rank + self.head_dim, bias=False)
-        self.latent_norm = HeadNorm(m.rank, eps=s.norm_eps)
+            self.wq_down = nn.Linear(kind.dim, m.query_rank, bias=False)
+            self.q_norm = HeadNorm(m.query_rank, eps=kind.norm_eps)
+        self.wq = nn.Linear(m.query_rank or kind.dim, self.heads * features, bias=False)
+        self.w_down = nn.Linear(kind.dim, m.rank + self.head_dim, bias=False)
+        self.latent_norm = HeadNorm(m.rank, eps=kind.norm_eps)
         self.w_up = nn.Linear(m.rank, self.heads * (m.unrotated_dim + self.value_dim), bias=False)
-        self.wo = nn.Linear(self.heads * self.value_dim, s.dim, bias=False)
+        self.wo = nn.Linear(self.heads * self.value_dim, kind.dim, bias=False)
+
+    @classmethod
+    def check(cls, where: str, kind: LayerKind, geometry: HeadGeometry) -> None:
+        check_no_gate(kind)
+        if kind.kv_heads != 1:
+            raise ModelError(
+                f"kv_heads = {kind.kv_heads} is not supported by layers with mixer.name = latent, "
+                "whose heads share one slice of the keys: set kv_heads to 1"
+            )
 
     def forward(
         self,
@@ -150,18 +161,26 @@ class LatentAttention(Mixer):
         )
 
     def make_cache(self, index: CacheIndex | None, dtype: torch.dtype) -> LayerCache:
-        """An empty cache for this layer."""
         assert index is not None
         return LayerCache(index, dtype)
 
     def sharded_cache(self, window: ShardedWindow) -> GatheredKeys:
-        """See `Mixer.sharded_cache`."""
-        settings = self.position.settings
-        return (ExchangedKeys if window.is_local(settings) else GatheredKeys)(window, settings)
+        return window.cache_for(self.position.settings)
 
     def pair_flops(self, length: int) -> float:
-        """See `Mixer.pair_flops`, in the expanded form."""
         window = min(self.position.settings.window or length, length)
         visible = window - window * (window - 1) / (2 * length)
         features = self.mixer.unrotated_dim + self.head_dim + self.value_dim
         return 6 * self.heads * features * visible
+
+    def cached_numbers(self, tokens: int, key_features: int) -> int:
+        return tokens * (key_features + self.mixer.rank)
+
+    def workspace(self, batch: int, tokens: int, length: int, blocks: int) -> int:
+        queries = min(tokens, query_block(batch * self.heads, length))
+        features = self.mixer.unrotated_dim + self.head_dim + self.value_dim
+        return batch * self.heads * length * (blocks * queries + 2 * features + 8)
+
+    def saved_numbers(self, length: int) -> int:
+        features = self.mixer.unrotated_dim + self.head_dim
+        return 2 * self.heads * (2 * features + 2 * self.value_dim) + 2 * self.mixer.rank

@@ -16,14 +16,15 @@ from torch import Tensor, nn
 
 from errors import ModelError
 from model.attention.kernels import AttentionHook
+from model.attention.linear import check_scheme
 from model.attention.mask import mask_dtype
 from model.attention.sharding import ShardedWindow
 from model.cache import CacheIndex
 from model.mixers.base import AttentionPass, LayerKind, Mixer, MixerSettings, Modifiers
 from model.mixers.convolution import CausalConvolution
 from model.mixers.layer_state import GatheredState, LayerState
-from model.mixers.recurrence import Inputs, chunks_of, step_by_step
-from model.model_settings import ModelSettings
+from model.mixers.recurrence import SUB_CHUNK, Inputs, chunks_of, step_by_step
+from model.position import HeadGeometry
 from model.position.base import Initializer, constant
 
 STEP_RANGE = (1e-3, 0.1)  # initial Δ of softplus decays, as in Mamba-2
@@ -111,8 +112,8 @@ class Recurrent(Mixer):
     The state of a row is heads · head_dim · value_dim numbers, whatever the length.
     """
 
-    def __init__(self, s: ModelSettings, kind: LayerKind):
-        super().__init__(s, kind)
+    def __init__(self, kind: LayerKind):
+        super().__init__(kind)
         m: RecurrentMixer = kind.mixer
         self.mixer = m
         self.value_dim = m.value_dim or kind.head_dim
@@ -121,10 +122,10 @@ class Recurrent(Mixer):
         of_keys = self.kv_heads * self.head_dim
         of_values = self.heads * self.value_dim
         self.sizes = [of_keys, of_keys, of_values]
-        self.wq = nn.Linear(s.dim, of_keys, bias=False)
-        self.wk = nn.Linear(s.dim, of_keys, bias=False)
-        self.wv = nn.Linear(s.dim, of_values, bias=False)
-        self.wo = nn.Linear(of_values, s.dim, bias=False)
+        self.wq = nn.Linear(kind.dim, of_keys, bias=False)
+        self.wk = nn.Linear(kind.dim, of_keys, bias=False)
+        self.wv = nn.Linear(kind.dim, of_values, bias=False)
+        self.wo = nn.Linear(of_values, kind.dim, bias=False)
         if m.convolution:
             self.convolution = CausalConvolution(
                 sum(self.sizes),
@@ -133,10 +134,10 @@ class Recurrent(Mixer):
                 bias=m.convolution_bias,
             )
         if m.beta == "sigmoid":
-            self.w_beta = nn.Linear(s.dim, self.heads, bias=False)
+            self.w_beta = nn.Linear(kind.dim, self.heads, bias=False)
         if m.decay in ("head", "channel"):
             decays = self.heads * (self.head_dim if m.decay == "channel" else 1)
-            self.w_decay = _low_rank(s.dim, decays, m.decay_rank)
+            self.w_decay = _low_rank(kind.dim, decays, m.decay_rank)
             self.decay_bias = nn.Parameter(torch.empty(decays))
             if m.decay_form == "softplus":
                 self.decay_rate = nn.Parameter(torch.empty(self.heads))  # A, a logarithm
@@ -145,9 +146,14 @@ class Recurrent(Mixer):
         if m.output_norm != "none":
             features = self.value_dim if m.output_norm == "head" else of_values
             self.output_norm = nn.Parameter(torch.empty(features))
-            self.norm_eps = m.output_norm_eps or s.norm_eps
+            self.norm_eps = m.output_norm_eps or kind.norm_eps
         if m.output_gate != "none":
-            self.w_gate = _low_rank(s.dim, of_values, m.gate_rank)
+            self.w_gate = _low_rank(kind.dim, of_values, m.gate_rank)
+
+    @classmethod
+    def check(cls, where: str, kind: LayerKind, geometry: HeadGeometry) -> None:
+        check_no_gate(kind)
+        check_scheme(where, kind, geometry)
 
     @property
     def initial_values(self) -> dict[str, Initializer]:
@@ -286,25 +292,51 @@ class Recurrent(Mixer):
         return out.flatten(2)
 
     def make_cache(self, index: CacheIndex | None, dtype: torch.dtype) -> LayerState:
-        """An empty cache for this layer."""
         return LayerState()
 
     def sharded_cache(self, window: ShardedWindow) -> GatheredState:
-        """See `Mixer.sharded_cache`."""
         return GatheredState(window)
 
     def pair_flops(self, length: int) -> float:
-        """See `Mixer.pair_flops`: pairs within a chunk, and reads and updates of the state; with
-        the delta rule about twice as many."""
+        """Training FLOPs per token without the projections: pairs within a chunk, and reads and
+        updates of the state; with the delta rule about twice as many."""
         features = self.head_dim + self.value_dim
         pairs = 6 * features * (min(self.mixer.chunk, length) + 1) / 2
         state = 12 * self.head_dim * self.value_dim
         return self.heads * (pairs + state) * (2 if self.mixer.delta else 1)
 
+    def cached_numbers(self, tokens: int, key_features: int) -> int:
+        tail = max(0, self.mixer.convolution - 1) * sum(self.sizes)
+        return self.heads * self.head_dim * self.value_dim + tail
+
+    def workspace(self, batch: int, tokens: int, length: int, blocks: int) -> int:
+        chunk = min(self.mixer.chunk, tokens)
+        per_token = 4 * chunk + 8 * (self.head_dim + self.value_dim)
+        if self.mixer.decay == "channel":
+            per_token += 3 * SUB_CHUNK * self.head_dim
+        state = self.head_dim * (self.head_dim + self.value_dim)
+        return batch * self.heads * (tokens * per_token + 3 * (tokens // chunk + 1) * state)
+
+    def saved_numbers(self, length: int) -> int:
+        return self.workspace(1, length, length, 0) // length
+
 
 def unit(x: Tensor) -> Tensor:
     """x / √(|x|² + 1e-6), as in flash-linear-attention."""
     return x * (x.square().sum(-1, keepdim=True) + 1e-6).rsqrt()
+
+
+def check_no_gate(kind: LayerKind) -> None:
+    """Refuse the gate of attention.
+
+    Raises:
+        ModelError: the layers have one.
+    """
+    if kind.gate != "none":
+        raise ModelError(
+            f"gate = {kind.gate} is not supported by layers with mixer.name = {kind.mixer.name}: "
+            "set gate to none"
+        )
 
 
 def _low_rank(inputs: int, outputs: int, rank: int | None) -> nn.Module:

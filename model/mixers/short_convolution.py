@@ -10,12 +10,14 @@ from torch import Tensor, nn
 
 from errors import ModelError
 from model.attention.kernels import AttentionHook
+from model.attention.linear import check_scheme
 from model.attention.sharding import ShardedWindow
 from model.cache import CacheIndex
 from model.mixers.base import AttentionPass, LayerKind, Mixer, MixerSettings, Modifiers
 from model.mixers.convolution import CausalConvolution
 from model.mixers.layer_state import GatheredState, LayerState
-from model.model_settings import ModelSettings
+from model.mixers.recurrent import check_no_gate
+from model.position import HeadGeometry
 from model.position.base import Initializer, constant
 
 
@@ -33,18 +35,22 @@ class ShortConvolutionMixer(MixerSettings):
 class ShortConvolution(Mixer):
     """W_o (c ⊙ conv(b ⊙ z)) with (b, c, z) = W_in x; the convolution has no activation."""
 
-    def __init__(self, s: ModelSettings, kind: LayerKind):
-        super().__init__(s, kind)
+    def __init__(self, kind: LayerKind):
+        super().__init__(kind)
         m: ShortConvolutionMixer = kind.mixer
         self.mixer = m
         self.position = Modifiers(kind.position, kind.heads)
-        self.w_in = nn.Linear(s.dim, 3 * s.dim, bias=m.bias)
-        self.convolution = CausalConvolution(s.dim, m.width, silu=False, bias=m.bias)
-        self.wo = nn.Linear(s.dim, s.dim, bias=m.bias)
+        self.w_in = nn.Linear(kind.dim, 3 * kind.dim, bias=m.bias)
+        self.convolution = CausalConvolution(kind.dim, m.width, silu=False, bias=m.bias)
+        self.wo = nn.Linear(kind.dim, kind.dim, bias=m.bias)
+
+    @classmethod
+    def check(cls, where: str, kind: LayerKind, geometry: HeadGeometry) -> None:
+        check_no_gate(kind)
+        check_scheme(where, kind, geometry, has_queries=False)
 
     @property
     def initial_values(self) -> dict[str, Initializer]:
-        """See `Mixer.initial_values`."""
         return {"convolution.bias": constant(0.0)} if self.mixer.bias else {}
 
     def forward(
@@ -65,13 +71,19 @@ class ShortConvolution(Mixer):
         return self.wo(context.of_queries(c * self.convolution(*extended)))
 
     def make_cache(self, index: CacheIndex | None, dtype: torch.dtype) -> LayerState:
-        """An empty cache for this layer."""
         return LayerState()
 
     def sharded_cache(self, window: ShardedWindow) -> GatheredState:
-        """See `Mixer.sharded_cache`."""
         return GatheredState(window)
 
     def pair_flops(self, length: int) -> float:
-        """See `Mixer.pair_flops`: the convolution and the gates."""
         return 6 * self.wo.in_features * (self.mixer.width + 1)
+
+    def cached_numbers(self, tokens: int, key_features: int) -> int:
+        return (self.mixer.width - 1) * self.wo.in_features
+
+    def workspace(self, batch: int, tokens: int, length: int, blocks: int) -> int:
+        return 6 * batch * tokens * self.wo.in_features
+
+    def saved_numbers(self, length: int) -> int:
+        return (4 + self.mixer.width) * self.wo.in_features
