@@ -31,8 +31,10 @@ SCHEME_KINDS: dict[str, str] = {
     **dict.fromkeys(
         ("integer", "unit_interval", "binary", "sine", "sinusoidal", "learned"), EMBEDDED
     ),
-    **dict.fromkeys(("alibi", "t5", "kerple", "sandwich", "fire"), BIASED),
-    **dict.fromkeys(("fox", "path", "selective_rope", "carope"), CONTENT),
+    **dict.fromkeys(("alibi", "hard_alibi", "t5", "kerple", "sandwich", "fire"), BIASED),
+    **dict.fromkeys(
+        ("fox", "wall", "relative_logits", "path", "selective_rope", "carope"), CONTENT
+    ),
     "xpos": "scales rotated queries and keys by position",
     "fope": "mixes frequencies in each head",
     "pope": "caches polar keys of twice the width",
@@ -137,7 +139,7 @@ def choose_class(model: Transformer) -> ClassChoice:
 
 def _table(model: Transformer, kind: str) -> RopeTable | None:
     choice = model.kinds[kind].position
-    kind_of_scheme = SCHEME_KINDS[choice.name]
+    kind_of_scheme = SCHEME_KINDS.get(choice.name, "is in no class of transformers")
     if kind_of_scheme == NO_POSITIONS:
         return None
     if kind_of_scheme != FREQUENCIES:
