@@ -361,7 +361,7 @@ class ModelSettings(StrictSettings):
 
     def positions_record(self) -> dict[str, Any]:
         """The positional schemes as results and manifests record them: the settings of the only
-        one, or `{name: pattern, layers: ..., kinds: ...}`."""
+        one, or `{name: pattern, layers: ..., kinds: ...}`, the spelling of earlier versions."""
         schemes = {
             name: kind.position.model_dump(mode="json")
             for name, kind in self.resolved_kinds.items()

@@ -89,7 +89,7 @@ def cells(row: str, settings: dict) -> tuple[str, str]:
     """transformers and vLLM."""
     model = Transformer(ModelSettings.model_validate(SIZES | settings), 258, TRAINED).initialize(0)
     choice = choose_class(model)
-    scheme = settings["position"]["name"]
+    scheme = next(iter(model.kinds.values())).position.name
     name = choice.model_type or GENERATED
     state = _state(row, settings, name)
     if choice.model_type is None:
