@@ -3,8 +3,7 @@
   python generate.py RUN --prompt "def main(" --tokens 300
   python generate.py RUN --file prompts.jsonl --samples 4 --jsonl > out.jsonl
   echo "Once upon a time" | python generate.py RUN --greedy
-  python generate.py RUN --tokens 2000 model.position.scaling.name=yarn
-  model.position.scaling.factor=auto
+  python generate.py RUN --tokens 2000 "model.position.scaling={name: yarn, factor: auto}"
 
 RUN is a run directory, or hf:FOLDER, hf:NAME or gguf:FILE: a model that is first converted to a
 run. Prompts come from --prompt, --file or standard input (one prompt). Without a prompt, the model
@@ -20,6 +19,7 @@ batch. In a shell, write a line break in a prompt or stop string as $'\\n'.
 """
 
 import io
+import shlex
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
@@ -156,8 +156,10 @@ def parser_of(usage: str | None) -> SettingsParser:
 
 
 def parse_options(arguments: Sequence[str] | None = None) -> Namespace:
-    """The options of generate.py; `stdin`: whether `-` is among the arguments.  Raises
-    TrainingError."""
+    """The options of generate.py; `stdin`: whether `-` is among the arguments.
+
+    Raises TrainingError.
+    """
     parser = parser_of(__doc__)
     options = parser.parse(arguments)
     if options.run is None:
@@ -167,7 +169,8 @@ def parse_options(arguments: Sequence[str] | None = None) -> Namespace:
     for override in options.overrides:
         if "=" not in override:
             parser.error(
-                f"'{override}' is not an override; write KEY=VALUE, e.g. model.position.window=256"
+                f"'{override}' is not an override: write --prompt {shlex.quote(override)} for a "
+                "prompt, or KEY=VALUE, e.g. model.position.window=256"
             )
     if options.greedy and options.temperature:
         parser.error("argument --temperature: not allowed with argument --greedy")

@@ -81,8 +81,10 @@ class MeasurementSettings(StrictSettings):
         return self.model_dump(mode="json", exclude=but | later)
 
     def identity(self) -> str:
-        """Hash of the settings that determine the numbers; limits of the machine do not count."""
-        asked = self.asked({"folder", "device", "batch", "context", "memory", "minutes"})
+        """Hash of the settings that determine the numbers; those of the machine and of the report
+        do not count."""
+        machine = {"device", "batch", "context", "memory", "minutes"}
+        asked = self.asked({*machine, "folder", "exposure"})
         return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:8]
 
 
@@ -165,6 +167,9 @@ class EvaluationSettings(TargetSettings):
         "bonferroni",
         description="correction for simultaneous verdicts; max-t: bootstrap of the largest t, "
         "narrower for correlated methods, wider for skewed documents",
+    )
+    exposure: bool = Field(
+        False, description="add a panel to the figure: how often training used each position"
     )
     resamples: int = Field(
         10_000, ge=10_000, description="studentised bootstrap resamples, compared with t"

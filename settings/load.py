@@ -118,7 +118,9 @@ def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
             files.append(argument)
         else:
             example = " such as training.tokens=2M"
-            if re.fullmatch(r"[\w.-]+", argument):
+            if files_of_name := sorted(Path("configs").rglob(f"{argument}.yaml")):
+                example = f"; did you mean {files_of_name[0]}?"
+            elif re.fullmatch(r"[\w.-]+", argument):
                 example = f"; settings are written {argument}=VALUE"
             raise ConfigError(f"{argument}: neither a YAML file nor a setting{example}")
     return files, overrides

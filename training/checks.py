@@ -9,6 +9,8 @@ from run_directory.training_settings import ValidationSettings
 from training.optim.optimizer import count_positional
 from training.trackers import check_trackers
 
+LEAST_VALIDATIONS = 5  # of a run, with validation.interval: auto
+
 
 def make_model(settings: RunSettings, vocab_size: int) -> Transformer:
     return Transformer(
@@ -137,13 +139,20 @@ def check_sharding(
 
 
 def validation_steps(settings: ValidationSettings, steps: int) -> frozenset[int]:
-    """The validation steps of a run of `steps`. Raises TrainingError for a step of `at` outside
-    it."""
-    at = [(one, max(1, steps_of(one, steps))) for one in settings.at]
-    for one, step in at:
+    """The validation steps of a run of `steps`.
+
+    Raises TrainingError for a step of `at` outside the run.
+    """
+    at = [(share_or_step, max(1, steps_of(share_or_step, steps))) for share_or_step in settings.at]
+    for share_or_step, step in at:
         if step > steps:
             raise TrainingError(
-                f"training.validation.at has {one:g}, and the run {steps} steps: lower it"
+                f"training.validation.at has {share_or_step:g}, and the run {steps} steps: lower it"
             )
-    regular = range(settings.interval, steps + 1, settings.interval) if settings.interval else ()
-    return frozenset([*regular, *(step for _, step in at), steps])
+    chosen = {step for _, step in at} | {steps}
+    if settings.regular:
+        chosen.update(range(settings.regular, steps + 1, settings.regular))
+    if settings.interval == "auto" and steps < LEAST_VALIDATIONS * settings.regular:
+        fifths = (i * steps // LEAST_VALIDATIONS for i in range(1, LEAST_VALIDATIONS))
+        chosen.update(step for step in fifths if step)
+    return frozenset(chosen)

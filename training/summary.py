@@ -69,6 +69,8 @@ def announce(run: TrainingRun, state: TrainState) -> None:
         console.info(
             f"{sampler.cut_share(length):.0%} of the documents are cut at a window boundary{of}"
         )
+    if t.precision == "auto":
+        console.info(f"precision {run.precision} (training.precision=auto)")
     if state.step:
         console.info(f"resuming after step {state.step} of {run.steps}")
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 from matplotlib import rc_context
@@ -15,6 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.textpath import TextPath
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
@@ -37,6 +38,14 @@ WIDTH = 6.4  # inches
 HEAD = 0.62
 TICKS = 0.44
 KEY_ROW = 0.2  # inches of a row of the key below the panels
+KEY: dict[str, Any] = {
+    "frameon": False,
+    "fontsize": 8.5,
+    "borderaxespad": 0,
+    "handlelength": 2.8,
+    "columnspacing": 1.4,
+    "labelspacing": 0.25,
+}
 LED_FROM = 0.85  # share of the width beyond which a line ends at the right edge
 LABEL_GAP = 12.0  # points between the middles of two labels
 STYLE: dict[Any, Any] = {
@@ -139,13 +148,21 @@ class Curve:
 
 @dataclass(frozen=True)
 class Panel:
-    """Curves over common axes, and horizontal lines (label, y, color) across them. `y`: label of
-    the vertical axis, if the panels have different ones."""
+    """Curves over common axes.
+
+    Attributes:
+        levels: horizontal lines across the axes: label, y, color.
+        y: label of the vertical axis, if the panels have different ones.
+        scales: sets scales and limits of these axes that differ from those of the figure.
+        named: whether the curves are named at their ends.
+    """
 
     curves: Sequence[Curve]
     heading: str = ""
     levels: Sequence[tuple[str, float, str]] = ()
     y: str = ""
+    scales: Callable[[Axes, Panel], object] | None = None
+    named: bool = True
 
 
 def panels_figure(
@@ -173,116 +190,63 @@ def panels_figure(
     columns = min(columns, len(panels))
     rows = math.ceil(len(panels) / columns)
     heights = [height] * rows if isinstance(height, float | int) else list(height)
-    if names == "ends":
-        for n, panel in enumerate(panels):
-            most = sum(bool(curve.label) for curve in panel.curves) + len(panel.levels)
-            heights[n // columns] = max(
-                heights[n // columns], TICKS + 0.26 + (most + 1) * LABEL_GAP / 72
-            )
+    ends = [_ends(panel) if names == "ends" and panel.named else [] for panel in panels]
+    for n, labels in enumerate(ends):
+        room = TICKS + 0.26 + (len(labels) + 1) * LABEL_GAP / 72
+        heights[n // columns] = max(heights[n // columns], room if labels else 0.0)
+    known = {curve.label: curve for panel in panels for curve in panel.curves if curve.label}
+    key_columns = max(1, int((width - 0.3) / (0.62 + _widest(known))))
+    has_key = names == "below" and len(known) > 1
+    key_height = KEY_ROW * math.ceil(len(known) / key_columns) + 0.08 if has_key else 0.0
     with rc_context(STYLE):
-        known = {curve.label: curve for panel in panels for curve in panel.curves if curve.label}
-        key = 0.0
-        per_row = max(1, int((width - 0.3) / (0.62 + _widest(known))))
-        if names == "below" and len(known) > 1:
-            key = KEY_ROW * math.ceil(len(known) / per_row) + 0.08
-        under = 0.2 if rows > 1 else TICKS  # of panels above others
-        figure, (low, high) = canvas(
-            text,
-            sum(heights) + key + TICKS - under,
-            width,
-        )
-        inches = figure.get_figheight()
-        low += (key + TICKS - under) / inches
-        drawn = []
+        figure, (low, high) = canvas(text, sum(heights) + key_height, width)
+        under = low + key_height / figure.get_figheight()
+        area = (0.008, under, 0.984, high - under)
+        figure.set_layout_engine(ConstrainedLayoutEngine(rect=area, h_pad=0.03, w_pad=0.02))
+        grid = figure.subplots(rows, columns, squeeze=False, height_ratios=heights)
+        for axes in grid.flat[len(panels) :]:
+            axes.remove()
+        handles = {}
         for n, panel in enumerate(panels):
-            row, column = divmod(n, columns)
-            tall = heights[row] - under - (0.28 if panel.heading else 0.1)
-            bottom = high - (sum(heights[: row + 1]) - under) / inches
-            area = (column / columns + 0.085, bottom, 1 / columns - 0.115, tall / inches)
-            axes = figure.add_axes(area, label=str(n))
-            heading = axes.set_title(
-                panel.heading,
-                loc="left",
-                fontsize=9.5,
-                color=INK,
-                pad=4,
-            )
-            heading.set_parse_math(text.formula)
-            grid(axes)
-            lines = [curve.draw(axes) for curve in panel.curves]
-            for _, at, color in panel.levels:
-                axes.axhline(at, color=color, lw=1.1, ls=DASHED, zorder=2)
+            axes = grid.flat[n]
+            lines = _draw_panel(axes, panel, text.formula)
             scales(axes, panel)
-            axes.set_xlabel(
-                x if n + columns >= len(panels) else "",
-                color=INK,
-                parse_math=True,
-            )
-            axes.set_ylabel(
-                panel.y or (y if column == 0 else ""),
-                color=INK,
-                parse_math=True,
-            )
-            drawn.append((axes, lines, panel))
-        labels = [_ends(axes, panel, value) for axes, _, panel in drawn]
-        texts = [label[0] for ends in labels for label in ends] if names == "ends" else known
-        for (axes, lines, _), ends in zip(drawn, labels, strict=True):
-            if names != "below":
-                place = axes.get_position()
-                room = (0.42 if names == "ends" else 0.76) + _widest(texts)
-                wide = max(0.3, 1 - room / width - place.x0)
-                axes.set_position((place.x0, place.y0, wide, place.height))
-            fit_left(figure, axes)
-            if names == "ends" and ends:
-                label_ends(figure, axes, ends)
-            elif names == "beside":  # highest curve first
+            if panel.scales is not None:
+                panel.scales(axes, panel)
+            is_last = n + columns >= len(panels)
+            axes.set_xlabel(x if is_last else "", color=INK, parse_math=True)
+            axes.set_ylabel(panel.y or (y if n % columns == 0 else ""), color=INK, parse_math=True)
+            handles |= {line.get_label(): line for line in lines}
+            if names == "beside":  # highest curve first
                 lines.sort(key=lambda line: -float(np.mean(np.asarray(line.get_ydata(), float))))
-                _key(
-                    axes,
-                    lines,
-                    loc="center left",
-                    bbox_to_anchor=(1.015, 0.5),
-                    handlelength=3.4,
-                )
-        if columns == 1:
-            places = [axes.get_position() for axes in figure.axes]
-            left = max(place.x0 for place in places)
-            for axes, place in zip(figure.axes, places, strict=True):
-                axes.set_position((left, place.y0, place.x1 - left, place.height))
-        if key:
-            handles = {line.get_label(): line for _, lines, _ in drawn for line in lines}
-            _key(
-                figure,
-                [handles[label] for label in known],
+                axes.legend(handles=lines, loc="center left", bbox_to_anchor=(1.015, 0.5), **KEY)
+        if has_key:
+            figure.legend(
+                handles=[handles[label] for label in known],
                 loc="lower center",
-                bbox_to_anchor=(0.5, low - (key + TICKS - under) / inches),
-                ncols=per_row,
-                handlelength=2.4,
-                columnspacing=1.4,
-                labelspacing=0.25,
+                bbox_to_anchor=(0.5, low),
+                ncols=key_columns,
+                **KEY,
             )
+        figure.draw_without_rendering()  # sets the heights along which the labels are spread
+        for axes, labels in zip(figure.axes, ends, strict=True):
+            label_ends(figure, axes, labels, value)
         return figure
 
 
-def _key(owner: Axes | Figure, lines: list[Line2D], **layout: Any) -> None:
-    owner.legend(
-        handles=lines,
-        frameon=False,
-        fontsize=8.5,
-        borderaxespad=0,
-        **layout,
-    )
+def _draw_panel(axes: Axes, panel: Panel, formula: bool) -> list[Line2D]:
+    heading = axes.set_title(panel.heading, loc="left", fontsize=9.5, color=INK, pad=4)
+    heading.set_parse_math(formula)
+    grid(axes)
+    for _, at, color in panel.levels:
+        axes.axhline(at, color=color, lw=1.1, ls=DASHED, zorder=2)
+    return [curve.draw(axes) for curve in panel.curves]
 
 
-def _ends(
-    axes: Axes,
-    panel: Panel,
-    value,
-) -> list[tuple[str, float, float, str]]:
-    """Labels of curves and levels: text, x, y, color."""
+def _ends(panel: Panel) -> list[tuple[str, float, float, str]]:
+    """Labels of curves and levels: text, x, y, color; x is infinite for a level."""
     ends = [(curve.label, *curve.end, curve.color) for curve in panel.curves if curve.label]
-    ends += [(label, axes.get_xlim()[1], y, color) for label, y, color in panel.levels]
-    return [(f"{label}  {value(axes, y)}".rstrip(), x, y, color) for label, x, y, color in ends]
+    return ends + [(label, math.inf, y, color) for label, y, color in panel.levels if label]
 
 
 def _widest(labels) -> float:
@@ -295,28 +259,20 @@ def _widest(labels) -> float:
 def canvas(
     text: FigureText, height: float, width: float = WIDTH
 ) -> tuple[Figure, tuple[float, float]]:
-    """A figure with `height` inches for the axes, and the vertical range of those inches."""
-    lines = text.note.count("\n")
+    """A figure with `height` inches for the axes, and the vertical range of those
+    inches."""
     head = HEAD if text.title else 0.1
-    foot = 0.24 + 0.14 * lines if text.note else 0.06
+    foot = 0.24 + 0.14 * text.note.count("\n") if text.note else 0.06
     total = head + height + foot
     figure = Figure(figsize=(width, total), dpi=200)
     FigureCanvasAgg(figure)
-    figure.text(
-        0.02, 1 - 0.12 / total, text.title, fontsize=11.5, fontweight="bold", color=INK, va="top"
-    )
+    place = 1 - 0.12 / total
+    figure.text(0.02, place, text.title, fontsize=11.5, fontweight="bold", color=INK, va="top")
     subtitle = figure.text(
         0.02, 1 - 0.36 / total, text.subtitle, fontsize=8.5, color=SOFT, va="top"
     )
     subtitle.set_parse_math(text.formula)
-    figure.text(
-        0.02,
-        0.07 / total,
-        text.note,
-        fontsize=8,
-        color=SOFT,
-        va="bottom",
-    )
+    figure.text(0.02, 0.07 / total, text.note, fontsize=8, color=SOFT, va="bottom")
     return figure, (foot / total, 1 - head / total)
 
 
@@ -382,21 +338,11 @@ def power_of_ten(value: float) -> str:
     )
 
 
-def fit_left(figure: Figure, axes: Axes) -> None:
-    """Move the left edge of the axes inwards until the y label and tick labels fit into the
-    figure."""
-    renderer = cast(FigureCanvasAgg, figure.canvas).get_renderer()
-    box = axes.yaxis.get_tightbbox(renderer)
-    place = axes.get_position()
-    cut = 0.0 if box is None else 0.01 - box.x0 / figure.bbox.width
-    if cut > 0:
-        axes.set_position((place.x0 + cut, place.y0, place.width - cut, place.height))
-
-
 def label_ends(
     figure: Figure,
     axes: Axes,
     labels: list[tuple[str, float, float, str]],
+    value: Callable[[Axes, float], str],
 ) -> None:
     """Direct labels (text, x, y, color) right of the axes at the height of the line's end, moved
     apart where they would overlap. Limits and scales of the axes must be final. The leader of a
@@ -404,17 +350,19 @@ def label_ends(
     would look like data."""
     height = axes.get_position().height * figure.get_figheight() * 72  # points
     gap = LABEL_GAP / height
+    right = axes.get_xlim()[1]
     top = axes.get_ylim()[1]
     to_axes = axes.transData - axes.transAxes
-    wanted = sorted(
-        (float(to_axes.transform((x, y))[1]), text, x, y, color) for text, x, y, color in labels
-    )
-    placed = within(spread([height for height, *_ in wanted], gap), gap)
-    for at, (_, text, x, y, color) in zip(placed, wanted, strict=True):
-        led = to_axes.transform((x, y))[0] > LED_FROM
+    wanted = []
+    for text, x, y, color in labels:
+        across, up = to_axes.transform((min(x, right), y))
+        wanted.append((float(up), f"{text}  {value(axes, y)}".rstrip(), across, x, y, color))
+    wanted.sort()
+    placed = within(spread([up for up, *_ in wanted], gap), gap)
+    for at, (_, text, across, x, y, color) in zip(placed, wanted, strict=True):
         axes.annotate(
             text,
-            xy=(x, min(y, top)),
+            xy=(min(x, right), min(y, top)),
             xycoords="data",
             xytext=(1.045, at),
             textcoords="axes fraction",
@@ -425,7 +373,7 @@ def label_ends(
             arrowprops={
                 "arrowstyle": "-",
                 "color": color,
-                "lw": 0.6 if led else 0.0,
+                "lw": 0.6 if across > LED_FROM else 0.0,
                 "alpha": 0.6,
                 "shrinkA": 2,
                 "shrinkB": 3,
@@ -443,7 +391,7 @@ def spread(wanted: Sequence[float], gap: float) -> np.ndarray:
 def within(placed: np.ndarray, gap: float) -> np.ndarray:
     """The same heights, moved into 0 to 1 if there is room, with the same gaps."""
     least = gap * np.arange(len(placed))
-    if least[-1] > 1:
+    if least.max(initial=0.0) > 1:
         return placed
     return np.minimum(np.maximum(placed, least), 1 - least[::-1])
 

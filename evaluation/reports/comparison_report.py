@@ -8,10 +8,10 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from errors import EvaluationError
-from evaluation.reports.charts import FigureText
+from evaluation.reports.charts import Curve, FigureText
 from evaluation.reports.document import ReportTable
 from evaluation.reports.evaluation_report import EvaluationReport
-from evaluation.reports.loss_report import loss_by_length, loss_curve
+from evaluation.reports.loss_report import difference_curve, interval_note, loss_by_length
 from evaluation.reports.results_table import finite
 from evaluation.reports.sentences import sentences
 from evaluation.reports.text import dtype_note, estimate
@@ -159,25 +159,34 @@ class RunComparison:
         )
 
     def figure(self) -> Figure:
-        """NLL by length, a line for each entry; error bars are those of the paired differences."""
+        """NLL by length, a line for each entry, above the paired differences from the first."""
         curves = []
+        differences = []
         for entry in self.entries:
             lengths = [length for length in self.lengths if entry.nll(length) is not None]
-            bars = [self.differences.get((entry, length)) for length in lengths]
+            between = [self.differences.get((entry, length)) for length in lengths]
             y = [pooled(entry.result.nll[entry.method, length]) for length in lengths]
             if lengths:
-                curves.append(loss_curve(entry.label, [float(n) for n in lengths], y, bars))
+                curves.append(Curve(entry.label, lengths, y))
+                differences.append(difference_curve(entry.label, lengths, between))
         result = self.first.result
         settings = result.settings
         text = FigureText(
             "Loss of several runs by context length",
             f"The same {len(result.document):,} targets at every length "
             f"({result.plan.protocol}{dtype_note(settings.dtype)})",
-            f"Bars: {100 * settings.confidence:g}% intervals over {result.unit_kind}s of the "
-            f"paired difference from {self.first.label}.",
+            interval_note(result, differences, len(self.differences)),
         )
         trained = {result.subject.trained_length for result in self.runs.values()}
-        return loss_by_length(curves, None, sorted(trained), text)
+        return loss_by_length(
+            curves,
+            None,
+            sorted(trained),
+            text,
+            differences=differences,
+            against=f"{self.against}, nats",
+            tolerance=settings.tolerance,
+        )
 
 
 def comparison_report(

@@ -25,6 +25,7 @@ from evaluation.reports.charts import (
 from evaluation.reports.text import plain
 
 TOKENS = "context length, tokens (log scale)"
+HEIGHT_BELOW = 1.7  # inches of a panel below the chart
 BAND = "#999999"
 
 
@@ -52,8 +53,10 @@ def length_chart(
     x: str = TOKENS,
     width: float = WIDTH,
     number: Callable[[float, int], str] = plain,
+    below: Sequence[Panel] = (),
 ) -> Figure:
-    """All curves in one chart, labelled at their ends; `seeds` are thin lines without labels."""
+    """All curves in one chart, labelled at their ends; `seeds` are thin lines without labels.
+    `below`: further panels over the same lengths."""
     curves = [curve for curve in curves if len(curve.x)]
     low, high = limits_of([*curves, *seeds], marks)
     digits = 3 if marks.band else 0 if marks.ceiling else decimals(low, high)
@@ -71,18 +74,30 @@ def length_chart(
     def scales(axes: Axes, panel: Panel) -> None:
         frame(axes, curves, marks, (low, high), 8)
         for length in (marks.trained_length, *marks.also):
-            mark(axes, length, f"trained length {length:,}")
+            mark(axes, length, "" if panel in below else f"trained length {length:,}")
 
-    panel = Panel([*seeds, *labelled], levels=levels)
-    return panels_figure(
-        [panel],
-        text,
-        scales,
-        x=x,
-        y=y,
-        height=3.2,
-        width=width,
-    )
+    first = Panel([*seeds, *labelled], levels=levels, y=y + linear_note(marks.band))
+    heights = [3.2, *(HEIGHT_BELOW for _ in below)]
+    return panels_figure([first, *below], text, scales, x=x, height=heights, width=width)
+
+
+def linear_note(band: float | None) -> str:
+    """For the label of an axis that is linear within ± `band` and logarithmic beyond."""
+    return f" (linear within ±{band:g})" if band else ""
+
+
+def difference_panel(curves: Sequence[Curve], heading: str, band: float) -> Panel:
+    """Differences with their intervals; ± `band` is shaded."""
+    values = []
+    for curve in curves:
+        values += [*map(float, curve.y), *map(float, curve.low), *map(float, curve.high)]
+    limits = padded([value for value in values if math.isfinite(value)], band)
+
+    def scales(axes: Axes, panel: Panel) -> None:
+        set_scale(axes, "y", limits, band)
+        axes.axhspan(-band, band, color=BAND, alpha=0.13, lw=0, zorder=0.5)
+
+    return Panel(curves, heading + linear_note(band), levels=[("", 0.0, SOFT)], scales=scales)
 
 
 def frame(

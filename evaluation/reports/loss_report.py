@@ -8,11 +8,20 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from data.sampling.exposure import Exposure
-from evaluation.reports.charts import COLOURS, DASHED, FAINT, INK, MARKERS, Curve, FigureText
+from evaluation.reports.charts import (
+    COLOURS,
+    DASHED,
+    FAINT,
+    INK,
+    MARKERS,
+    Curve,
+    FigureText,
+    Panel,
+)
 from evaluation.reports.document import Cell, ReportTable, verdict_cell
 from evaluation.reports.evaluation_report import EvaluationReport
-from evaluation.reports.exposure_strip import add_strip
-from evaluation.reports.length_charts import ReferenceLines, length_chart
+from evaluation.reports.exposure_panel import exposure_panel
+from evaluation.reports.length_charts import ReferenceLines, difference_panel, length_chart
 from evaluation.reports.provenance import basis, provenance
 from evaluation.reports.results_table import finite, interval_columns
 from evaluation.reports.sentences import sentences
@@ -37,9 +46,7 @@ def loss_report(
     """The report; `exposure` in training is drawn below the figure."""
     figure = by_position_figure if analysis.buckets else by_length_figure
     figure_name = "nll_by_position" if analysis.buckets else "nll_by_length"
-    drawn = figure(result, analysis)
-    if exposure is not None:
-        add_strip(drawn, drawn.axes[0], exposure)
+    drawn = figure(result, analysis, exposure if result.settings.exposure else None)
     matrix = result.settings.matrix and not analysis.buckets
     if matrix:
         tables = [matrix_table(result, analysis)]
@@ -367,26 +374,33 @@ def _verdict(method: MethodVerdicts | None) -> str:
     return ", ".join(words) or "inconclusive"
 
 
-def loss_curve(
-    label: str, x: Sequence[float], y: Sequence[float], bars: Sequence[Interval | None]
+def difference_curve(
+    label: str, x: Sequence[float], differences: Sequence[Interval | None]
 ) -> Curve:
-    """NLL with bars as wide as the intervals of differences at the same points."""
-    half = [math.nan if bar is None else bar.half for bar in bars]
-    low = [value - width for value, width in zip(y, half, strict=True)]
-    high = [value + width for value, width in zip(y, half, strict=True)]
-    return Curve(label, x, y, low=low, high=high)
+    """Differences with their intervals, where there are any."""
+    shown = [(at, one) for at, one in zip(x, differences, strict=True) if one is not None]
+    return Curve(
+        label,
+        [at for at, _ in shown],
+        [one.estimate for _, one in shown],
+        low=[one.low for _, one in shown],
+        high=[one.high for _, one in shown],
+    )
 
 
-def by_length_figure(result: EvaluationResult, analysis: Analysis) -> Figure:
+def by_length_figure(
+    result: EvaluationResult, analysis: Analysis, exposure: Exposure | None
+) -> Figure:
     l0 = result.subject.trained_length
     curves = []
+    differences = []
     for method in result.methods:
         rows = [row for row in analysis.rows if row.method == method.label and row.nll is not None]
         if method.label != TRUNCATE and rows:
-            gains = [row.gain if row.gain and row.length > l0 else None for row in rows]
+            name = name_of(method.label)
             x = [float(row.length) for row in rows]
-            y = [row.nll or 0.0 for row in rows]
-            curves.append(loss_curve(name_of(method.label), x, y, gains))
+            curves.append(Curve(name, x, [row.nll or 0.0 for row in rows]))
+            differences.append(difference_curve(name, x, [row.delta for row in rows]))
     baseline = None if result.truncated is None else float(result.truncated.mean())
     protocol = f"({result.plan.protocol}{dtype_note(result.settings.dtype)})"
     targets = f"{analysis.n_targets:,} targets of {analysis.documents} documents"
@@ -395,15 +409,33 @@ def by_length_figure(result: EvaluationResult, analysis: Analysis) -> Figure:
     text = FigureText(
         "Loss beyond the trained length",
         f"{result.subject.name}: {targets} {protocol}",
-        _note(result, analysis, curves),
+        interval_note(result, differences, analysis.family),
     )
-    return loss_by_length(curves, baseline, [l0], text)
+    return loss_by_length(
+        curves,
+        baseline,
+        [l0],
+        text,
+        differences=differences,
+        against=f"difference from {l0} tokens as trained, nats",
+        tolerance=result.settings.tolerance,
+        exposure=exposure,
+    )
 
 
 def loss_by_length(
-    curves: Sequence[Curve], baseline: float | None, trained: Sequence[int], text: FigureText
+    curves: Sequence[Curve],
+    baseline: float | None,
+    trained: Sequence[int],
+    text: FigureText,
+    *,
+    differences: Sequence[Curve] = (),
+    against: str = "",
+    tolerance: float = 0.02,
+    exposure: Exposure | None = None,
 ) -> Figure:
     """NLL against length: a line per method, trained lengths and the truncation baseline marked.
+    Below it the differences, and the exposure in training.
 
     Grey lines far above all others leave the axes; their labels state their values.
     """
@@ -415,29 +447,49 @@ def loss_by_length(
     lowest = min((y for curve in curves for y in curve.y), default=0.0)
     limit = highest + 0.5 * (highest - lowest)
     if any(max(curve.y) > limit for curve in curves):
-        kept = [curve for curve in curves if max(curve.y) <= limit]
-        values = [y for curve in kept for y in (*curve.y, *curve.high)]
-        values += [] if baseline is None else [baseline]
-        top = max(y for y in values if not math.isnan(y))
+        values = [y for curve in curves if max(curve.y) <= limit for y in curve.y]
+        top = max([*values, *([] if baseline is None else [baseline])])
     return length_chart(
         curves,
         ReferenceLines(first, levels, top=top, also=also),
         text,
         NLL,
+        below=panels_below(curves, differences, against, tolerance, exposure),
     )
 
 
-def by_position_figure(result: EvaluationResult, analysis: Analysis) -> Figure:
+def panels_below(
+    curves: Sequence[Curve],
+    differences: Sequence[Curve],
+    heading: str,
+    tolerance: float,
+    exposure: Exposure | None,
+) -> list[Panel]:
+    """Panels of the differences, in the styles of the curves with their labels and without those
+    that are drawn in grey, and of the exposure."""
+    style = {curve.label: curve for curve in curves if curve.color != FAINT}
+    shown = [
+        replace(style[each.label], label="", x=each.x, y=each.y, low=each.low, high=each.high)
+        for each in differences
+        if len(each.x) and each.label in style
+    ]
+    panels = [difference_panel(shown, heading, tolerance)] if shown else []
+    return panels if exposure is None else [*panels, exposure_panel(exposure)]
+
+
+def by_position_figure(
+    result: EvaluationResult, analysis: Analysis, exposure: Exposure | None
+) -> Figure:
     l0 = result.subject.trained_length
     longest = result.plan.lengths[-1]
     curves = []
+    gains = []
     baseline = Curve("", [], [])
     for method, buckets in analysis.buckets.items():
         # Position p sees p + 1 tokens; a bucket is drawn at its geometric center in tokens seen.
         x = [math.sqrt((bucket.low + 1) * bucket.high) for bucket in buckets]
-        y = [bucket.nll for bucket in buckets]
-        gains = [bucket.gain for bucket in buckets]
-        curves.append(loss_curve(name_of(method), x, y, gains))
+        curves.append(Curve(name_of(method), x, [bucket.nll for bucket in buckets]))
+        gains.append(difference_curve(name_of(method), x, [bucket.gain for bucket in buckets]))
         if not len(baseline.x):
             cut = [bucket.nll + bucket.gain.estimate for bucket in buckets]
             label = f"context truncated to {l0}"
@@ -446,27 +498,28 @@ def by_position_figure(result: EvaluationResult, analysis: Analysis) -> Figure:
         f"NLL by position in a window of {longest} tokens (factor for {longest})",
         f"{result.subject.name}: {analysis.n_targets:,} targets of {analysis.documents} "
         f"documents; different tokens at each position{dtype_note(result.settings.dtype)}",
-        _note(result, analysis, curves),
+        interval_note(result, gains),
     )
     marks = ReferenceLines(l0, ticks=[float(2**k) for k in range(longest.bit_length())])
+    curves = styled(curves)
+    heading = f"gain over the context truncated to {l0}, nats"
     return length_chart(
-        [*styled(curves), baseline],
+        [*curves, baseline],
         marks,
         text,
         NLL,
         x="tokens seen (log scale)",
+        below=panels_below(curves, gains, heading, result.settings.tolerance, exposure),
     )
 
 
-def _note(
-    result: EvaluationResult,
-    analysis: Analysis,
-    curves: list[Curve],
-) -> str:
-    if not any(np.greater(curve.high, curve.low).any() for curve in curves):
+def interval_note(result: EvaluationResult, differences: Sequence[Curve], family: int = 1) -> str:
+    """What the bars and the shaded band of differences are, if any interval is drawn."""
+    if not any(np.greater(curve.high, curve.low).any() for curve in differences):
         return ""
-    intervals = f"{100 * result.settings.confidence:g}% intervals over {analysis.unit_kind}s"
-    return f"Bars: {intervals} of the paired difference from the dashed line."
+    level = f"{100 * result.settings.confidence:g}% intervals over {result.unit_kind}s"
+    together = f", simultaneous over all {family}" if family > 1 else ""
+    return f"Bars: {level}{together}. Shaded: within the tolerance."
 
 
 def styled(curves: Sequence[Curve]) -> list[Curve]:
@@ -486,8 +539,7 @@ def styled(curves: Sequence[Curve]) -> list[Curve]:
             color, marker = next(styles)
             style = {"color": color, "marker": marker}
         else:
-            faint = replace(curve, low=(), high=(), color=FAINT, width=0.8)
-            out.append(replace(faint, marker=".", size=3.5, order=2.5))
+            out.append(replace(curve, color=FAINT, width=0.8, marker=".", size=3.5, order=2.5))
             continue
         out.append(replace(curve, width=1.7, order=4, **style))
     return out

@@ -337,13 +337,15 @@ class GatheredSums(GatheredLayer):
         Args:
             own: computes the sums over the tokens of this rank's chunk.
         """
+        turn = len(self._sums) // self.shard.size
         sums = own()
-        index, values = self._gather("values", sums.values)
-        _, keys = self._gather("keys", sums.keys)
+        values = self._wait(self._start(sums.values, turn), turn)
+        keys = self._wait(self._start(sums.keys, turn), turn)
         for v, k in zip(values, keys, strict=True):
             self._sums.append(LinearState(v, k, self._end(len(self._sums))))
         # Over all chunks, also later ones: the backward pass of a gather must run on every rank.
         scan = accumulated(self._sums)
+        index = self.shard.chunks[turn]
         return scan.of(index - 1, index) if index else None
 
     def _end(self, index: int) -> Tensor | None:

@@ -10,7 +10,7 @@ design.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 import torch.distributed as dist
@@ -28,6 +28,7 @@ from model.position import Accumulate, PositionSettings
 from model.token_positions import TokenPositions
 
 TokenRanges = list[tuple[int, int]]  # (first token, last token + 1), in order
+Parts = list[tuple[int, Tensor]]  # (first token, keys or values (B, G, n, ·)), in order
 
 
 @dataclass(frozen=True)
@@ -54,12 +55,7 @@ class ContextShard:
         """The part of this process in a context group."""
         backends = [pair.split(":") for pair in dist.get_backend_config(group).split(",")]
         on_gloo = tuple(device for device, backend in backends if backend == "gloo")
-        return cls(
-            group.rank(),
-            group.size(),
-            group.group_name,
-            on_gloo=on_gloo,
-        )
+        return cls(group.rank(), group.size(), group.group_name, on_gloo=on_gloo)
 
     def divided(self, length: int, at_most: int) -> ContextShard:
         """This part of windows of `length` tokens, in chunks of about `at_most` tokens or fewer."""
@@ -114,12 +110,7 @@ class ContextShard:
         """The tensors of each rank, by rank; waits for what `gather` has started."""
         return list(wait_tensor(whole).chunk(self.size))
 
-    def exchange(
-        self,
-        x: Tensor,
-        sent: list[int],
-        received: list[int],
-    ) -> Tensor:
+    def exchange(self, x: Tensor, sent: list[int], received: list[int]) -> Tensor:
         """Start to send the rows of x, sent[r] of them to rank r, in order, and to receive
         received[r] rows from it; `wait_tensor` waits for the result. As with `gather`, the loss
         must depend on the result."""
@@ -202,7 +193,7 @@ class ShardedWindow:
 
     def cache_for(self, settings: PositionSettings) -> GatheredKeys:
         """An empty cache of keys for the passes of one layer."""
-        return (ExchangedKeys if self.is_local(settings) else GatheredKeys)(self, settings)
+        return GatheredKeys(self, settings)
 
 
 class GatheredLayer:
@@ -212,68 +203,66 @@ class GatheredLayer:
     def __init__(self, window: ShardedWindow):
         self.window = window
         self.shard = window.shard
-        self._turns: dict[str, int] = {}  # passes that have gathered each tensor
 
-    def _gather(
-        self,
-        name: str,
-        x: Tensor,
-        dim: int | None = None,
-    ) -> tuple[int, list[Tensor]]:
-        """Gather a tensor of this pass, whose dimension `dim` is that of the tokens of a chunk.
-
-        Returns:
-            The index of this rank's chunk, and the chunks of all ranks in the order of the
-            sequence.
-        """
-        return self._gathered(
-            name,
-            self._start(x, self._turns.get(name, 0), dim),
-            dim,
-        )
-
-    def _start(self, x: Tensor, turn: int, dim: int | None) -> Tensor:
-        """Start to gather a tensor of pass `turn`; see `_gather`."""
+    def _start(self, x: Tensor, turn: int, dim: int | None = None) -> Tensor:
+        """Start to gather a tensor of pass `turn`, whose dimension `dim` is that of the tokens of a
+        chunk; `_wait` waits for the result."""
         if dim is not None:
             padding = max(self._lengths(turn)) - x.shape[dim]  # gathered tensors have equal sizes
             x = F.pad(x, (*(0, 0) * (x.ndim - 1 - dim), 0, padding)) if padding else x
         return self.shard.gather(x)
 
-    def _gathered(
-        self,
-        name: str,
-        started: Tensor,
-        dim: int | None,
-    ) -> tuple[int, list[Tensor]]:
-        """Wait for the next tensor of this name; see `_gather`."""
-        turn = self._turns.get(name, 0)
-        self._turns[name] = turn + 1
-        found = self.shard.gathered(started)
+    def _wait(self, started: Tensor, turn: int, dim: int | None = None) -> list[Tensor]:
+        """The chunks of all ranks in the order of the sequence; see `_start`."""
+        chunks = self.shard.gathered(started)
         if turn % 2:
-            found.reverse()
-        if dim is not None:
-            found = [
-                each.narrow(dim, 0, length)
-                for each, length in zip(found, self._lengths(turn), strict=True)
-            ]
-        return self.shard.chunks[turn], found
+            chunks.reverse()
+        if dim is None:
+            return chunks
+        return [
+            chunk.narrow(dim, 0, length)
+            for chunk, length in zip(chunks, self._lengths(turn), strict=True)
+        ]
+
+    def _bounds(self, turn: int) -> TokenRanges:
+        """The bounds of the chunks of all ranks in pass `turn`, in the order of the sequence."""
+        size = self.shard.size
+        return [self.window.bounds(turn * size + n) for n in range(size)]
 
     def _lengths(self, turn: int) -> list[int]:
-        """The tokens of the chunks of all ranks in pass `turn`, in the order of the sequence."""
-        chunks = range(turn * self.shard.size, (turn + 1) * self.shard.size)
-        return [stop - start for start, stop in map(self.window.bounds, chunks)]
+        return [stop - start for start, stop in self._bounds(turn)]
+
+
+@dataclass
+class KeptParts:
+    """Keys or values that are visible in later passes.
+
+    Attributes:
+        ends: no tokens of each exchange so far, so that the graphs of all ranks contain all
+            exchanges alike.
+    """
+
+    parts: Parts = field(default_factory=list)
+    ends: list[Tensor] = field(default_factory=list)
 
 
 class GatheredKeys(GatheredLayer):
-    """Keys, values and extras of softmax attention; see `LayerCache`."""
+    """Keys, values and extras of softmax attention; see `LayerCache`.
+
+    In a layer with a window, a rank sends the keys and values of its chunk only to the ranks whose
+    queries can see them, in this pass or a later one.
+    """
 
     def __init__(self, window: ShardedWindow, settings: PositionSettings):
         super().__init__(window)
         self.settings = settings
-        self._chunks: dict[str, list[Tensor]] = {}  # in the order of the sequence
-        self._buffers: dict[str, Tensor] = {}  # in place of chunks, where the window is streamed
+        self._is_local = window.is_local(settings)
+        self._finished = 0  # passes
+        self._started: list[list[tuple[Tensor, Tensor]]] = []  # own and gathered keys and values
+        self._keys = KeptParts()
+        self._values = KeptParts()
         self._extras: Tensor | None = None
-        self._started: list[tuple[Tensor, Tensor]] = []  # keys and values of passes, being gathered
+        self._extra_passes = 0
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Gather keys and values (B, G, T, ·); returns those visible to this rank's chunk (B, G, S,
@@ -283,38 +272,97 @@ class GatheredKeys(GatheredLayer):
 
     def start(self, k: Tensor, v: Tensor) -> None:
         """Start to gather keys and values (B, G, T, ·) of the next pass."""
-        turn = self._turns.get("k", 0) + len(self._started)
-        self._started.append((self._begin("k", k, turn), self._begin("v", v, turn)))
+        turn = self._finished + len(self._started)
+        if self._is_local:
+            self._started.append([(x, self._send(x, turn)) for x in (k, v)])
+        else:
+            self._started.append([(x, self._start(x, turn, 2)) for x in (k, v)])
 
     def finish(self) -> tuple[Tensor, Tensor]:
         """Wait for the keys and values of the first pass that `start` has begun; see `append`."""
-        k, v = self._started.pop(0)
-        return self._finish("k", k), self._finish("v", v)
+        turn = self._finished
+        self._finished += 1
+        (own_k, k), (own_v, v) = self._started.pop(0)
+        k = self._visible(self._keys, own_k, k, turn)
+        v = self._visible(self._values, own_v, v, turn)
+        return k, v
 
-    def _begin(self, name: str, x: Tensor, turn: int) -> Tensor:
-        """Start to gather x (B, G, T, ·) of pass `turn`."""
-        return self._start(x, turn, 2)
+    def _visible(self, kept: KeptParts, own: Tensor, started: Tensor, turn: int) -> Tensor:
+        """Keep what `start` has gathered; returns the tokens visible to this rank's chunk."""
+        if self._is_local:
+            rows = wait_tensor(started)
+            kept.parts += self._received(rows, own, turn)
+            kept.ends.append(rows[:0].movedim(0, 2))
+        else:
+            starts = [start for start, _ in self._bounds(turn)]
+            kept.parts += zip(starts, self._wait(started, turn, 2), strict=True)
+            if self.window.streamed:
+                kept.parts = [(0, self._stored(kept.parts))]
+        visible = self.window.visible(self.shard.chunks[turn], self.settings)
+        keys = [*_within(kept.parts, visible), *kept.ends]
+        later = self.shard.chunks[turn + 1 :]
+        ranges = [each for chunk in later for each in self.window.visible(chunk, self.settings)]
+        kept.parts = [part for part in kept.parts if _within([part], ranges)]
+        return keys[0] if len(keys) == 1 else torch.cat(keys, dim=2)
 
-    def _finish(self, name: str, started: Tensor) -> Tensor:
-        """Wait for what `_begin` has started; the tokens visible to this rank's chunk."""
-        index, found = self._gathered(name, started, 2)
-        if not self.window.streamed:
-            chunks = self._chunks.setdefault(name, [])
-            chunks += found
-            return torch.cat(chunks[: index + 1], dim=2)
-        if name not in self._buffers:
-            rows, heads, _, features = found[0].shape
-            self._buffers[name] = found[0].new_empty(
-                rows,
-                heads,
-                self.window.length,
-                features,
-            )
-        first = index - index % self.shard.size
-        for chunk, part in enumerate(found, first):
-            start, stop = self.window.bounds(chunk)
-            self._buffers[name][:, :, start:stop] = part
-        return self._buffers[name][:, :, : self.window.bounds(index)[1]]
+    def _stored(self, parts: Parts) -> Tensor:
+        """The parts in one buffer for the whole window, which is the first part if it exists."""
+        first, whole = parts[0]
+        if first or whole.shape[2] < self.window.length:
+            size = (*whole.shape[:2], self.window.length, whole.shape[3])
+            whole = whole.new_empty(size)
+        for start, x in parts:
+            whole[:, :, start : start + x.shape[2]] = x
+        return whole
+
+    def _send(self, x: Tensor, turn: int) -> Tensor:
+        """Start to send x (B, G, T, ·) of this rank's chunk, and to receive those of others, as
+        rows (·, B, G, ·)."""
+        chunk = self.shard.chunks[turn]
+        first, _ = self.window.bounds(chunk)
+        rows = x.movedim(2, 0)
+        sent = [self._seen_by(rank, chunk) for rank in range(self.shard.size)]
+        received = [self._from(rank, turn) for rank in range(self.shard.size)]
+        # Without any rows too, the backward pass of the exchange must run on this rank.
+        parts = [rows[:0]]
+        parts += [rows[start - first : stop - first] for ranges in sent for start, stop in ranges]
+        return self.shard.exchange(
+            torch.cat(parts), [*map(_tokens, sent)], [*map(_tokens, received)]
+        )
+
+    def _received(self, rows: Tensor, own: Tensor, turn: int) -> Parts:
+        """The parts of pass `turn` in the order of the sequence: what other ranks have sent, and
+        this rank's chunk."""
+        ranges = [self._from(rank, turn) for rank in range(self.shard.size)]
+        received = rows.split([*map(_tokens, ranges)])
+        parts = [_divided(*each) for each in zip(received, ranges, strict=True)]
+        parts[self.shard.rank] = [(self.window.bounds(self.shard.chunks[turn])[0], own)]
+        if turn % 2:
+            parts.reverse()
+        return [part for each in parts for part in each]
+
+    def _from(self, rank: int, turn: int) -> TokenRanges:
+        """The tokens that this rank receives from another in pass `turn`."""
+        return self._seen_by(self.shard.rank, self.shard.chunks_of(rank)[turn])
+
+    def _seen_by(self, rank: int, chunk: int) -> TokenRanges:
+        """The tokens of a chunk that its owner sends to `rank`, in order and without overlap."""
+        if chunk in self.shard.chunks_of(rank):
+            return []
+        begin, end = self.window.bounds(chunk)
+        later = [each for each in self.shard.chunks_of(rank) if each > chunk]
+        ranges = [each for n in later for each in self.window.visible(n, self.settings)]
+        merged: TokenRanges = []
+        for start, stop in sorted(ranges):
+            start = max(start, begin)
+            stop = min(stop, end)
+            if start >= stop:
+                continue
+            if merged and start <= merged[-1][1]:
+                merged[-1] = (merged[-1][0], max(stop, merged[-1][1]))
+            else:
+                merged.append((start, stop))
+        return merged
 
     def extend_extras(
         self, features: Tensor, accumulate: Accumulate, new: TokenPositions
@@ -324,123 +372,42 @@ class GatheredKeys(GatheredLayer):
         Extras are accumulated on each rank from the features of all earlier tokens, as in one
         process.
         """
-        index, chunks = self._gather("features", features, 1)
-        begin = index - index % self.shard.size
-        if self._turns["features"] == self.shard.chunks_per_rank:
-            # later passes continue from all chunks of earlier ones
-            chunks = chunks[: index + 1 - begin]
-        first = self.window.bounds(begin)[0]
-        last = self.window.bounds(begin + len(chunks) - 1)[1]
-        extras = accumulate(
-            torch.cat(chunks, dim=1), self._extras, self.window.positions.part(first, last)
-        )
+        turn = self._extra_passes
+        self._extra_passes += 1
+        chunks = self._wait(self._start(features, turn, 1), turn, 1)
+        index = self.shard.chunks[turn]
+        bounds = self._bounds(turn)
+        if self._extra_passes == self.shard.chunks_per_rank:
+            # Earlier passes need all chunks, from which later passes continue.
+            chunks = chunks[: index + 1 - turn * self.shard.size]
+        positions = self.window.positions.part(bounds[0][0], bounds[len(chunks) - 1][1])
+        extras = accumulate(torch.cat(chunks, dim=1), self._extras, positions)
         whole = extras if self._extras is None else torch.cat([self._extras, extras], dim=1)
         self._extras = whole
         parts = [whole[:, start:stop] for start, stop in self.window.visible(index, self.settings)]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
 
-class ExchangedKeys(GatheredKeys):
-    """As GatheredKeys, for a layer with a window. In each pass a rank sends the keys and values of
-    its chunk to the ranks whose queries can see them, in this pass or a later one."""
-
-    def __init__(self, window: ShardedWindow, settings: PositionSettings):
-        super().__init__(window, settings)
-        # (first token, tokens) of passes that have begun
-        self._own: dict[str, list[tuple[int, Tensor]]] = {}
-        # those that are visible later, in order
-        self._parts: dict[str, list[tuple[int, Tensor]]] = {}
-        self._ends: dict[str, list[Tensor]] = {}  # empty: the graph depends on every exchange
-
-    def _begin(self, name: str, x: Tensor, turn: int) -> Tensor:
-        chunk = self.shard.chunks[turn]
-        ranks = range(self.shard.size)
-        first = self.window.bounds(chunk)[0]
-        rows = x.movedim(2, 0)
-        self._own.setdefault(name, []).append((first, x))
-        sent = [self._seen_by(rank, chunk) for rank in ranks]
-        # Without any rows too, the backward pass of the exchange must run on this rank.
-        parts = [
-            rows[start - first : stop - first] for ranges in sent for start, stop in ranges
-        ] or [rows[:0]]
-        received = [
-            self._seen_by(self.shard.rank, self.shard.chunks_of(rank)[turn]) for rank in ranks
-        ]
-        return self.shard.exchange(
-            torch.cat(parts), [*map(_tokens, sent)], [*map(_tokens, received)]
-        )
-
-    def _finish(self, name: str, started: Tensor) -> Tensor:
-        turn = self._turns.get(name, 0)
-        self._turns[name] = turn + 1
-        found = wait_tensor(started)
-        parts = self._parts.get(name, [])
-        own = self._own[name].pop(0)
-        ranks = range(self.shard.size)
-        ranges = [
-            self._seen_by(self.shard.rank, self.shard.chunks_of(rank)[turn]) for rank in ranks
-        ]
-        received = found.split([*map(_tokens, ranges)])
-        for rank in reversed(ranks) if turn % 2 else ranks:  # in the order of the sequence
-            parts = parts + (
-                [own] if rank == self.shard.rank else _divided(received[rank], ranges[rank])
-            )
-        # Of no tokens: the graphs of all ranks contain all exchanges alike.
-        self._ends.setdefault(name, []).append(found[:0].clone().movedim(0, 2))
-        visible = self.window.visible(self.shard.chunks[turn], self.settings)
-        keys = torch.cat([*_within(parts, visible), *self._ends[name]], dim=2)
-        later = [
-            self.window.visible(chunk, self.settings) for chunk in self.shard.chunks[turn + 1 :]
-        ]
-        self._parts[name] = [
-            part for part in parts if any(_within([part], ranges) for ranges in later)
-        ]
-        return keys
-
-    def _seen_by(self, rank: int, chunk: int) -> TokenRanges:
-        """The tokens of a chunk that its owner sends to `rank`, in order and without overlap."""
-        if chunk in self.shard.chunks_of(rank):
-            return []
-        begin, end = self.window.bounds(chunk)
-        chunks = [later for later in self.shard.chunks_of(rank) if later > chunk]
-        visible = [self.window.visible(later, self.settings) for later in chunks]
-        sinks = [ranges[0] for ranges in visible if len(ranges) > 1]
-        near = [ranges[-1] for ranges in visible]
-        found: TokenRanges = []
-        for start, stop in sinks + near:
-            start = max(start, begin)
-            stop = min(stop, end)
-            if start < stop:
-                found.append((start, stop))
-        merged: TokenRanges = []
-        for start, stop in found:
-            if merged and start <= merged[-1][1]:
-                merged[-1] = merged[-1][0], max(stop, merged[-1][1])
-            else:
-                merged.append((start, stop))
-        return merged
-
-
 def _tokens(ranges: TokenRanges) -> int:
     return sum(stop - start for start, stop in ranges)
 
 
-def _divided(rows: Tensor, ranges: TokenRanges) -> list[tuple[int, Tensor]]:
-    """(first token, (B, G, n, ·)) of each range of tokens, from the rows (T, B, G, ·) of all."""
+def _divided(rows: Tensor, ranges: TokenRanges) -> Parts:
+    """The part of each range of tokens, from the rows (T, B, G, ·) of all."""
     parts = rows.split([stop - start for start, stop in ranges]) if ranges else ()
     return [(start, part.movedim(0, 2)) for (start, _), part in zip(ranges, parts, strict=True)]
 
 
-def _within(parts: list[tuple[int, Tensor]], ranges: TokenRanges) -> list[Tensor]:
-    """The tokens of `ranges` in parts (first token, (B, G, n, ·)) of the sequence, in order."""
-    found = []
+def _within(parts: Parts, ranges: TokenRanges) -> list[Tensor]:
+    """The tokens of `ranges`, in order."""
+    tokens = []
     for start, stop in ranges:
         for first, x in parts:
             low = max(start, first)
             high = min(stop, first + x.shape[2])
             if low < high:
-                found.append(x[:, :, low - first : high - first])
-    return found
+                tokens.append(x[:, :, low - first : high - first])
+    return tokens
 
 
 def is_broken_link(error: Exception) -> bool:

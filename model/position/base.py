@@ -8,6 +8,7 @@ mask or bias function passed to `AttentionContext.mask`).
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol
@@ -27,8 +28,10 @@ from model.attention.mask import (
     DistanceFunction,
     MaskFunction,
     QueryBlock,
+    precise,
     visibility_mask,
 )
+from model.position.table import LookupTable
 from model.position.temperature import AnyTemperature, NoTemperature
 from model.token_positions import TokenPositions
 from settings.fields import StrictSettings
@@ -104,16 +107,12 @@ class AttentionContext:
             part: restricts a band as `mask_mod` does; used where positions are 0, 1, 2, ... in
                 order.
         """
-        visible = visibility_mask(
-            self.queries,
-            self.keys,
-            self.batch,
-            self.window,
-            self.sinks,
-        )
-        both = visible
-        if mask_mod is not None:
-            both = lambda b, h, i, j: visible(b, h, i, j) & mask_mod(b, h, i, j)  # noqa: E731
+        visible = visibility_mask(self.queries, self.keys, self.batch, self.window, self.sinks)
+
+        def restricted(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            assert mask_mod is not None
+            return visible(b, h, i, j) & mask_mod(b, h, i, j)
+
         is_plain = self.queries.layout == "plain"
         queries = self.queries.order.shape[1]
         keys = self.keys.order.shape[1]
@@ -127,7 +126,7 @@ class AttentionContext:
             queries=queries,
             keys=keys,
             device=self.device,
-            mask_mod=both,
+            mask_mod=visible if mask_mod is None else restricted,
             separation=self._separation(),
             bias=bias,
             band=band,
@@ -180,23 +179,18 @@ class AttentionContext:
     def _ordered(self) -> bool:
         """Whether keys of a CPU have the positions 0, 1, 2, ..., without those that the cache has
         dropped."""
-        keys = self.keys
-        count = self.keys.order.shape[1]
-        # no kernel for it, and no graph break
-        if torch.is_grad_enabled() or torch.compiler.is_compiling():
+        # No kernel uses it with gradients, and it would break a compiled graph.
+        if self.device.type != "cpu" or torch.is_grad_enabled() or torch.compiler.is_compiling():
             return False
-        if (
-            self.device.type != "cpu"
-            or keys.position.shape[0] > 1
-            or self.queries.position.shape[0] > 1
-        ):
+        position = self.keys.position
+        order = self.keys.order[0]
+        if len(position) > 1 or len(self.queries.position) > 1:
             return False
-        if not torch.equal(keys.position, keys.order.to(keys.position.dtype)):
+        if not torch.equal(position[0], order.to(position.dtype)):
             return False
-        steps = keys.order[0].diff()
-        sinks = min(self.sinks, count)
-        kept = torch.equal(keys.order[0, :sinks], torch.arange(sinks)) if sinks else True
-        return kept and bool((steps[max(0, sinks) :] == 1).all())
+        sinks = order[: self.sinks]
+        is_kept = torch.equal(sinks, torch.arange(len(sinks)))
+        return is_kept and bool((order.diff()[len(sinks) :] == 1).all())
 
     def _rows(self, x: Tensor) -> Tensor:
         return x.expand(self.batch, -1)
@@ -265,43 +259,6 @@ class AttentionPlan:
     def bind(self, x: Tensor, layer_cache: ExtrasCache | None) -> AttentionPlan:
         """The plan for the layer input x (B, T, C)."""
         return self
-
-
-@dataclass(frozen=True)
-class ContentPlan:
-    """Plan of a scheme that reads the layer input and caches extras for each token.
-
-    Attributes:
-        new: tokens of this pass.
-        features: maps the input x (B, T, C) to features of each token (B, T, F), independent of
-            other tokens.
-        accumulate: maps features to extras, along the sequence.
-        read, write: see `AttentionPlan`; `read` also receives the extras of all keys, `write` those
-            of the new keys.
-    """
-
-    new: TokenPositions
-    features: Callable[[Tensor], Tensor]
-    accumulate: Accumulate
-    read: Callable[[Tensor, Tensor, Tensor], list[AttentionView]]
-    write: Callable[[Tensor, Tensor], Tensor] = field(default=lambda k, extras: k)
-
-    def compute_extras(self, x: Tensor, past: Tensor | None) -> Tensor:
-        """The extras (B, T, E) of the new tokens; `past` (B, S − T, E) are those of the cached
-        keys."""
-        return self.accumulate(self.features(x), past, self.new)
-
-    def bind(self, x: Tensor, layer_cache: ExtrasCache | None) -> AttentionPlan:
-        if layer_cache is None:
-            extras = self.compute_extras(x, None)
-        else:
-            extras = layer_cache.extend_extras(
-                self.features(x),
-                self.accumulate,
-                self.new,
-            )
-        new = extras[:, extras.shape[1] - x.shape[1] :]
-        return AttentionPlan(lambda q, k: self.read(q, k, extras), lambda k: self.write(k, new))
 
 
 @dataclass(frozen=True)
@@ -476,21 +433,13 @@ class PositionalScheme(nn.Module):
         """Whether the declared sequence length changes the encoding."""
         return False
 
-    def initialize(
-        self,
-        generator: torch.Generator,
-        embedding_std: float,
-    ) -> None:
+    @torch.no_grad()
+    def initialize(self, generator: torch.Generator, embedding_std: float) -> None:
         """Initialize the parameters; `embedding_std` is the standard deviation of token
         embeddings."""
         own = self.parameters(recurse=False)
-        with torch.no_grad():
-            for parameter, initializer in zip(
-                own,
-                self._initializers,
-                strict=True,
-            ):
-                parameter.copy_(initializer(parameter.shape, generator))
+        for parameter, initializer in zip(own, self._initializers, strict=True):
+            parameter.copy_(initializer(parameter.shape, generator))
 
     def tables(
         self,
@@ -531,3 +480,82 @@ class PositionalScheme(nn.Module):
                 f"position scheme '{self.settings.name}' does not support real-valued positions; "
                 f"{self.fractions_hint}"
             )
+
+
+class TabulatedScheme(PositionalScheme):
+    """A scheme whose tables are rows for positions 0, 1, 2, ..."""
+
+    def __init__(self, settings: PositionSettings, geometry: HeadGeometry):
+        super().__init__(settings, geometry)
+        self._table = LookupTable(self.rows)
+
+    @abstractmethod
+    def rows(self, positions: Tensor) -> tuple[Tensor, ...]:
+        """Tensors (..., ·) in float64 at positions (...) in float64."""
+
+    def tables(self, positions: TokenPositions, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        return self._table.look_up(positions.position, positions.position_end, dtype)
+
+
+class ContentScheme(PositionalScheme):
+    """A scheme that reads the layer input and caches extras for each token.
+
+    Its methods run in float32 or float64. `tables` are those of the new tokens.
+    """
+
+    caches_extras: ClassVar[bool] = True  # False: `read` gets the extras of the new tokens only
+
+    @abstractmethod
+    def features(self, x: Tensor, tables: tuple[Tensor, ...]) -> Tensor:
+        """Features (B, T, F) of the new tokens x (B, T, C), each independent of other tokens."""
+
+    @abstractmethod
+    def accumulate(
+        self,
+        features: Tensor,
+        past: Tensor | None,
+        new: TokenPositions,
+        tables: tuple[Tensor, ...],
+    ) -> Tensor:
+        """Extras (B, T, E) of tokens from their features and the extras of all earlier tokens."""
+
+    @abstractmethod
+    def read(self, q: Tensor, k: Tensor, extras: Tensor, plan: ContentPlan) -> list[AttentionView]:
+        """The attention views of queries (B, H, T, D), cached keys (B, G, S, ·) and the extras (B,
+        S, E) of all keys."""
+
+    def write(self, k: Tensor, extras: Tensor, tables: tuple[Tensor, ...]) -> Tensor:
+        """New keys (B, G, T, D), with their extras, in the form in which they are cached."""
+        return k
+
+    def plan(self, context: AttentionContext) -> ContentPlan:
+        return ContentPlan(self, context, context.mask())
+
+
+@dataclass(frozen=True)
+class ContentPlan:
+    """The plan of a content scheme before the layer input is known; `mask` has no bias."""
+
+    scheme: ContentScheme
+    context: AttentionContext
+    mask: AttentionMask
+
+    def bind(self, x: Tensor, layer_cache: ExtrasCache | None) -> AttentionPlan:
+        """The plan for the layer input x (B, T, C)."""
+        scheme = self.scheme
+        tables = self.context.tables
+
+        def accumulate(features: Tensor, past: Tensor | None, new: TokenPositions) -> Tensor:
+            return scheme.accumulate(features, past, new, tables)
+
+        with torch.autocast(x.device.type, enabled=False):
+            features = scheme.features(precise(x), tables)
+            if layer_cache is None or not scheme.caches_extras:
+                extras = accumulate(features, None, self.context.new)
+            else:
+                extras = layer_cache.extend_extras(features, accumulate, self.context.new)
+        own = extras[:, extras.shape[1] - x.shape[1] :]
+        return AttentionPlan(
+            read=lambda q, k: scheme.read(q, k, extras, self),
+            write=lambda k: scheme.write(k, own, tables),
+        )

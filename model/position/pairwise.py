@@ -56,11 +56,7 @@ class DistanceBias(PositionalScheme, ABC):
         found = tuple(stretch_of(given, length, original) for length in positions.lengths)
         return found[:1] if len(set(found)) == 1 else found
 
-    def tables(
-        self,
-        positions: TokenPositions,
-        dtype: torch.dtype,
-    ) -> tuple[Tensor, ...]:
+    def tables(self, positions, dtype):
         """(B or 1,) the stretch of each row, in float32 or float64."""
         return (
             on_device(

@@ -85,8 +85,6 @@ class SimulatedParallel(Parallel):
         super().__init__(t)
         self._host = _Repeated(world)
         self.device_type = "cuda"
-        if t.precision in ("auto", "bfloat16"):
-            self.autocast_dtype = torch.bfloat16
 
     def _replicate(self, model: Transformer) -> nn.Module:
         # DDP compares and copies weights when it is created, and the fake group returns no result

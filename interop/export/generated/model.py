@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from interop.export.generated.bundle import Registry, bundle
+from interop.export.generated.bundle import Bundle
 from model import ModelSettings, Transformer
 from settings.fields import StrictSettings
 
@@ -52,18 +52,16 @@ def weights(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def source(settings: ModelSettings) -> str:
     """The modeling file."""
-    kinds = settings.resolved_kinds
-    schemes = sorted({kind.position.name for kind in kinds.values()})
-    return bundle(
-        [(WRAPPER, "SextantConfig"), (WRAPPER, "SextantForCausalLM")],
-        whole=[WRAPPER],
+    kinds = settings.resolved_kinds.values()
+    schemes = sorted({kind.position.name for kind in kinds})
+    mixers = {kind.mixer.name for kind in kinds}
+    bundle = Bundle(
+        whole=WRAPPER,
         settings=_classes(settings),
-        registries=[
-            Registry("SCHEMES", frozenset(schemes)),
-            Registry("MIXERS", frozenset(kind.mixer.name for kind in kinds.values())),
-        ],
-        header=HEADER.format(schemes=", ".join(schemes)),
+        registries={"SCHEMES": set(schemes), "MIXERS": mixers},
     )
+    header = HEADER.format(schemes=", ".join(schemes))
+    return bundle.source(["SextantConfig", "SextantForCausalLM"], header)
 
 
 def _classes(settings: StrictSettings) -> dict[tuple[str, str | None], tuple[str, str]]:

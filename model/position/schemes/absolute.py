@@ -15,9 +15,9 @@ from pydantic import Field
 from torch import Tensor
 
 from errors import ModelError
-from model.position.base import PositionalScheme, PositionSettings, normal
+from model.position.base import PositionalScheme, PositionSettings, TabulatedScheme, normal
 from model.position.scaling import Factor, plain_frequencies, stretch_of
-from model.position.table import Constant, LookupTable, Rows, StretchedTables, on_device
+from model.position.table import Constant, Rows, StretchedTables, on_device
 from model.token_positions import TokenPositions
 
 INT64_BITS = 63  # of a position that is not negative
@@ -137,12 +137,7 @@ class AdditiveEncoding(PositionalScheme):
     first.
     """
 
-    def embed(
-        self,
-        x: Tensor,
-        tables: tuple[Tensor, ...],
-        positions: TokenPositions,
-    ) -> Tensor:
+    def embed(self, x, tables, positions):
         return (x + tables[0]).to(x.dtype)
 
 
@@ -161,29 +156,15 @@ class IntegerEncoding(AdditiveEncoding):
         is_learned = self.settings.direction == "learned"
         self.direction = self.learned((self.geometry.dim,), normal(1.0)) if is_learned else None
 
-    def initialize(
-        self,
-        generator: torch.Generator,
-        embedding_std: float,
-    ) -> None:
+    def initialize(self, generator, embedding_std):
         super().initialize(generator, embedding_std)
         if self.direction is not None:
-            with torch.no_grad():
-                self.direction *= embedding_std
+            self.direction.data *= embedding_std
 
-    def tables(
-        self,
-        positions: TokenPositions,
-        dtype: torch.dtype,
-    ) -> tuple[Tensor, ...]:
+    def tables(self, positions, dtype):
         return ((positions.position.to(dtype) * self.settings.scale)[..., None],)
 
-    def embed(
-        self,
-        x: Tensor,
-        tables: tuple[Tensor, ...],
-        positions: TokenPositions,
-    ) -> Tensor:
+    def embed(self, x, tables, positions):
         added = tables[0] if self.direction is None else tables[0] * self.direction
         return super().embed(x, (added,), positions)
 
@@ -203,16 +184,10 @@ class UnitIntervalEncoding(AdditiveEncoding):
     def depends_on_length(self) -> bool:
         return self.settings.denominator == "current"
 
-    def tables(
-        self,
-        positions: TokenPositions,
-        dtype: torch.dtype,
-    ) -> tuple[Tensor, ...]:
+    def tables(self, positions, dtype):
         lengths = positions.lengths if self.depends_on_length else (self.geometry.original_length,)
         position = positions.position.to(dtype)
-        if len(set(lengths)) == 1:
-            return ((position / lengths[0])[..., None],)
-        share = position / on_device(lengths, position.device, dtype)[:, None]  # (B, T)
+        share = position / on_device(lengths, position.device, dtype)[:, None]  # (B or 1, T)
         return (share[..., None],)
 
 
@@ -242,11 +217,7 @@ class BinaryEncoding(AdditiveEncoding):
         # Wider models can represent any 64-bit position.
         return 2**self.geometry.dim if self.geometry.dim < INT64_BITS else None
 
-    def tables(
-        self,
-        positions: TokenPositions,
-        dtype: torch.dtype,
-    ) -> tuple[Tensor, ...]:
+    def tables(self, positions, dtype):
         position = positions.position
         dim = self.geometry.dim
         count = min(dim, INT64_BITS)
@@ -255,7 +226,7 @@ class BinaryEncoding(AdditiveEncoding):
         return (F.pad(bits, (dim - count, 0)).to(dtype),)
 
 
-class SineEncoding(AdditiveEncoding):
+class SineEncoding(AdditiveEncoding, TabulatedScheme):
     """p_n[i] = sin(n/2^i), i = 0..C−1; with ``base`` b: sin(n·b^(−i/(C−1))). A baseline without a
     paper.
 
@@ -268,31 +239,14 @@ class SineEncoding(AdditiveEncoding):
 
     def setup(self) -> None:
         base = self.settings.base
-        features = torch.arange(
-            self.geometry.dim,
-            dtype=torch.float64,
-            device="cpu",
+        dim = self.geometry.dim
+        features = torch.arange(dim, dtype=torch.float64, device="cpu")
+        self._speeds = Constant(
+            torch.exp2(-features) if base is None else base ** -(features / max(dim - 1, 1))
         )
-        if base is None:
-            speeds = torch.exp2(-features)
-        else:
-            speeds = base ** -(features / max(self.geometry.dim - 1, 1))
-        self._speeds = Constant(speeds)
-        self._table = LookupTable(self._rows)
 
-    def _rows(self, positions: Tensor) -> tuple[Tensor, ...]:
+    def rows(self, positions):
         return (torch.sin(positions[..., None] * self._speeds.to(positions.device)),)
-
-    def tables(
-        self,
-        positions: TokenPositions,
-        dtype: torch.dtype,
-    ) -> tuple[Tensor, ...]:
-        return self._table.look_up(
-            positions.position,
-            positions.position_end,
-            dtype,
-        )
 
 
 class Sinusoidal(PositionalScheme):
@@ -329,22 +283,13 @@ class Sinusoidal(PositionalScheme):
 
         return rows
 
-    def tables(
-        self,
-        positions: TokenPositions,
-        dtype: torch.dtype,
-    ) -> tuple[Tensor, ...]:
+    def tables(self, positions, dtype):
         given = self.settings.stretch
         original = self.geometry.original_length
         stretches = [stretch_of(given, length, original) for length in positions.lengths]
         return self._tables.look_up(positions, stretches, dtype)
 
-    def embed(
-        self,
-        x: Tensor,
-        tables: tuple[Tensor, ...],
-        positions: TokenPositions,
-    ) -> Tensor:
+    def embed(self, x, tables, positions):
         scaled = x * self.geometry.dim**0.5 if self.settings.scale_tokens else x
         return scaled + tables[0].to(x.dtype)
 
@@ -379,47 +324,33 @@ class Learned(PositionalScheme):
     def depends_on_length(self) -> bool:
         return self.settings.extend == "interpolate"
 
-    def tables(
-        self,
-        positions: TokenPositions,
-        dtype: torch.dtype,
-    ) -> tuple[Tensor, ...]:
+    def tables(self, positions, dtype):
         """Row (B or 1, T) of each token; with ``interpolate`` two rows and the weight of the
         second."""
         position = positions.position
-        extend = self.settings.extend
-        last = self.weight.shape[0] - 1
-        if extend == "interpolate":
-            return self._between(positions, dtype)
-        if extend == "repeat":
-            position = position % (last + 1)
-        elif extend == "clip":
-            position = position.clamp(max=last)
+        rows = len(self.weight)
+        match self.settings.extend:
+            case "interpolate":
+                return self._between(positions, dtype)
+            case "repeat":
+                return (position % rows,)
+            case "clip":
+                return (position.clamp(max=rows - 1),)
         return (position,)
 
-    def _between(
-        self,
-        positions: TokenPositions,
-        dtype: torch.dtype,
-    ) -> tuple[Tensor, ...]:
-        # Integer arithmetic until the last division, so weights are exact for any table length.
+    def _between(self, positions: TokenPositions, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        # r(n) = n·last/span, in integers until the last division, so that weights are exact.
         last = self.weight.shape[0] - 1
         device = positions.position.device
-        # r(n) = n·last/span
         spans = tuple(max(length - 1, last, 1) for length in positions.lengths)
-        span = spans[0] if len(set(spans)) == 1 else on_device(spans, device, torch.int64)[:, None]
+        span = on_device(spans, device, torch.int64)[:, None]
         along = (positions.position * last).clamp(min=0)  # (B or 1, T), as all here
         low = along.div(span, rounding_mode="floor")
         share = (along - low * span).to(dtype) / span
         low = low.long().clamp(max=last)
         return low, (low + 1).clamp(max=last), share[..., None]
 
-    def embed(
-        self,
-        x: Tensor,
-        tables: tuple[Tensor, ...],
-        positions: TokenPositions,
-    ) -> Tensor:
+    def embed(self, x, tables, positions):
         if len(tables) == 1:
             return x + self.weight[tables[0]].to(x.dtype)
         low, high, share = tables

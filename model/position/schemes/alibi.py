@@ -13,7 +13,6 @@ from model.attention.mask import precise
 from model.position.base import AttentionContext, constant
 from model.position.pairwise import DistanceBias, DistanceSettings, RowBias
 from model.position.table import Constant
-from model.token_positions import TokenPositions
 
 
 class AlibiSettings(DistanceSettings):
@@ -80,11 +79,7 @@ class Alibi(DistanceBias):
         self.slopes = self.learned((heads,), constant(fixed)) if self.settings.learned else None
         self._fixed = Constant(fixed[None])
 
-    def tables(
-        self,
-        positions: TokenPositions,
-        dtype: torch.dtype,
-    ) -> tuple[Tensor, ...]:
+    def tables(self, positions, dtype):
         """The stretches (B or 1,), and the slopes (1, H) if fixed."""
         stretches = super().tables(positions, dtype)
         if self.slopes is not None:

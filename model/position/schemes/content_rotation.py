@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from model.attention.mask import AttentionView, precise, repeated
-from model.position.base import AttentionContext, ContentPlan, PositionalScheme, constant, normal
+from model.attention.mask import AttentionView, repeated
+from model.position.base import ContentScheme, constant, normal
 from model.position.content import (
     ContentSettings,
     causal_convolution,
@@ -28,7 +28,7 @@ from model.position.table import Constant
 from model.token_positions import TokenPositions
 
 
-class ContentRotation(PositionalScheme):
+class ContentRotation(ContentScheme):
     """q_n → R(a_n) q_n, k_m → R(a_m) k_m with cumulative angles a_n = Σ_{t≤n} (increment of token
     t).
 
@@ -36,16 +36,12 @@ class ContentRotation(PositionalScheme):
     cached extras are the cumulative angles modulo 2π, and a history that a subclass defines.
     """
 
-    cached_form: ClassVar[str] = "rotated keys and cumulative angles"
-    uses_position: ClassVar[bool] = False
+    cached_form = "rotated keys and cumulative angles"
+    uses_position = False
 
     def setup(self) -> None:
         check_even(self.settings.name, self.geometry)
         self.angles = self.geometry.head_dim // 2  # per head
-
-    @abstractmethod
-    def features(self, x: Tensor) -> Tensor:
-        """Features (B, T, F) of the tokens x (B, T, C)."""
 
     @abstractmethod
     def increments(
@@ -58,47 +54,28 @@ class ContentRotation(PositionalScheme):
         """Increments (B, T, G, D/2) in radians of tokens with these features, and their history (B,
         T, ·)."""
 
-    def plan(self, context: AttentionContext) -> ContentPlan:
+    def accumulate(self, features, past, new, tables):
+        count = self.geometry.kv_heads * self.angles
+        start = None
+        history = None
+        if (before := latest(past)) is not None:
+            start = before[:, :count].double()
+            history = before[:, count:]
+        added, kept_history = self.increments(features, history, new, tables)
+        # In float64: in float32 the fastest pairs are off by 5e-3 after 100,000 radians.
+        running = wrapped(running_sum(added.flatten(2).double(), start, new))
+        return torch.cat([running.to(features.dtype), kept_history], dim=-1)
+
+    def write(self, k, extras, tables):
+        """Rotate k (B, G or H, T, D) by the cached angles (B, T, ·)."""
         sizes = (self.geometry.kv_heads, self.angles)
-        angles = math.prod(sizes)
+        angle = extras[..., : math.prod(sizes)].unflatten(-1, sizes).transpose(1, 2)
+        angle = repeated(angle, k.shape[1])  # (B, G or H, T, D/2)
+        return rotate(k, angle.cos(), angle.sin(), "half")
 
-        def features(x: Tensor) -> Tensor:
-            with torch.autocast(x.device.type, enabled=False):
-                return self.features(precise(x))
-
-        def accumulate(
-            features: Tensor,
-            past: Tensor | None,
-            new: TokenPositions,
-        ) -> Tensor:
-            with torch.autocast(features.device.type, enabled=False):
-                before = latest(past)
-                history = None if before is None else before[:, angles:]
-                added, kept_history = self.increments(
-                    features,
-                    history,
-                    new,
-                    context.tables,
-                )
-                start = None if before is None else before[:, :angles].double()
-                # In float64: in float32 the fastest pairs are off by 5e-3 after 100,000 radians.
-                running = wrapped(running_sum(added.flatten(2).double(), start, new))
-                return torch.cat([running.to(features.dtype), kept_history], dim=-1)
-
-        def turn(x: Tensor, extras: Tensor) -> Tensor:
-            """Rotate x (B, G or H, T, D) by the cached angles (B, T, ·)."""
-            angle = extras[..., :angles].unflatten(-1, sizes).transpose(1, 2)
-            angle = repeated(angle, x.shape[1])  # (B, G or H, T, D/2)
-            return rotate(x, angle.cos(), angle.sin(), "half")
-
-        mask = context.mask()
-        return ContentPlan(
-            context.new,
-            features,
-            accumulate,
-            read=lambda q, k, extras: [AttentionView(turn(q, context.of_queries(extras)), k, mask)],
-            write=turn,
-        )
+    def read(self, q, k, extras, plan):
+        turned = self.write(q, plan.context.of_queries(extras), ())
+        return [AttentionView(turned, k, plan.mask)]
 
 
 class SelectiveRopeSettings(ContentSettings):
@@ -146,32 +123,18 @@ class SelectiveRope(ContentRotation):
             plain_frequencies(self.settings.theta, self.geometry.head_dim)[None]
         )
 
-    def tables(
-        self,
-        positions: TokenPositions,
-        dtype: torch.dtype,
-    ) -> tuple[Tensor, ...]:
+    def tables(self, positions, dtype):
         """(1, D/2) temperatures b^(−2k/D)."""
         return (self._temperatures.to(positions.position.device, dtype),)
 
-    def features(self, x: Tensor) -> Tensor:
+    def features(self, x, tables):
         # Before W₂: `rank` numbers per token instead of one per angle.
         return linear(x, self.down)
 
-    def increments(
-        self,
-        features: Tensor,
-        history: Tensor | None,
-        new: TokenPositions,
-        tables: tuple[Tensor, ...],
-    ) -> tuple[Tensor, Tensor]:
+    def increments(self, features, history, new, tables):
         series, kept_history = series_of(features, history, self.settings.width)
-        added = causal_convolution(
-            linear(series, self.up),
-            self.conv,
-            new.order,
-        )
-        return added.unflatten(-1, (self.geometry.kv_heads, self.angles)) * tables[0], kept_history
+        added = causal_convolution(linear(series, self.up), self.conv, new.order)
+        return added.unflatten(-1, (-1, self.angles)) * tables[0], kept_history
 
 
 class CaropeSettings(ContentSettings):
@@ -206,29 +169,18 @@ class Carope(ContentRotation):
         super().setup()
         groups = self.geometry.kv_heads
         dim = self.geometry.dim
-        as_rope = self.settings.start == "rope"
+        self.bias = None
+        if self.settings.start == "paper":
+            self.weight = self.learned((groups, dim), normal(0.1 * dim**-0.5))
+            return
         growth = self.settings.theta ** (2 / self.geometry.head_dim) - 1
-        self.weight = self.learned(
-            (groups, dim), constant(0.0) if as_rope else normal(0.1 * dim**-0.5)
-        )
-        self.bias = (
-            self.learned((groups,), constant(math.log(math.expm1(growth)))) if as_rope else None
-        )
+        self.weight = self.learned((groups, dim), constant(0.0))
+        self.bias = self.learned((groups,), constant(math.log(math.expm1(growth))))
 
-    def features(self, x: Tensor) -> Tensor:
+    def features(self, x, tables):
         """ln f (B, T, G)."""
         return -torch.log1p(F.softplus(linear(x, self.weight, self.bias)))
 
-    def increments(
-        self,
-        features: Tensor,
-        history: Tensor | None,
-        new: TokenPositions,
-        tables: tuple[Tensor, ...],
-    ) -> tuple[Tensor, Tensor]:
-        powers = torch.arange(
-            self.angles,
-            device=features.device,
-            dtype=features.dtype,
-        )
+    def increments(self, features, history, new, tables):
+        powers = torch.arange(self.angles, device=features.device, dtype=features.dtype)
         return torch.exp(features[..., None] * powers), features[..., :0]

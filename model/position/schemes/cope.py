@@ -46,7 +46,7 @@ class Cope(PositionalScheme):
     that no count has reached are untrained.
     """
 
-    uses_position: ClassVar[bool] = False
+    uses_position = False
     exempt: ClassVar[dict[str, str]] = UNROLLED
     settings: CopeSettings
 

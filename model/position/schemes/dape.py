@@ -23,7 +23,6 @@ from model.position.pairwise import UNROLLED, mask_per_row, over_pairs, pair_pro
 from model.position.schemes.alibi import alibi_slopes
 from model.position.schemes.kerple import SMALLEST
 from model.position.table import Constant
-from model.token_positions import TokenPositions
 
 
 def kept_positive(r: Tensor) -> Tensor:
@@ -65,11 +64,7 @@ class Dape(PositionalScheme):
         self.r2 = self.learned((heads,), uniform(0.0, 1.0)) if kerple else None
         self._slopes = Constant(alibi_slopes(heads)[None])
 
-    def tables(
-        self,
-        positions: TokenPositions,
-        dtype: torch.dtype,
-    ) -> tuple[Tensor, ...]:
+    def tables(self, positions, dtype):
         return (self._slopes.to(positions.position.device, dtype),)
 
     def plan(self, context: AttentionContext) -> AttentionPlan:

@@ -72,11 +72,7 @@ class Fire(PositionalScheme):
         self.c = nn.Parameter(torch.empty(1))
         self.multiplier = nn.Parameter(torch.empty(1))
 
-    def initialize(
-        self,
-        generator: torch.Generator,
-        embedding_std: float,
-    ) -> None:
+    def initialize(self, generator, embedding_std):
         """Linear layers U(±1/√fan_in), as in PyTorch."""
         with torch.no_grad():
             for layer in (self.inner, self.outer):

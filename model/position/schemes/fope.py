@@ -11,11 +11,10 @@ from torch import Tensor, nn
 
 from errors import ModelError
 from model.attention.mask import mask_dtype
-from model.position.base import AttentionContext, AttentionPlan, PositionalScheme
+from model.position.base import AttentionContext, AttentionPlan, TabulatedScheme
 from model.position.rotation import RotationSettings, check_even, rotation_plan
 from model.position.scaling import plain_frequencies
-from model.position.table import Constant, LookupTable
-from model.token_positions import TokenPositions
+from model.position.table import Constant
 
 
 class FopeSettings(RotationSettings):
@@ -44,7 +43,7 @@ class FopeSettings(RotationSettings):
         return True
 
 
-class Fope(PositionalScheme):
+class Fope(TabulatedScheme):
     """FoPE: pair k is rotated by (Σ_j A_jk cos nθ_j, Σ_j B_jk sin nθ_j) instead of (cos nθ_k, sin
     nθ_k), over the J frequencies θ_j ≥ 2π/L0; lower frequencies are dropped. Hua et al. 2024
     (arXiv:2412.17739).
@@ -57,7 +56,7 @@ class Fope(PositionalScheme):
     the default). Scores are not a function of distance alone, because cos² + sin² is not 1.
     """
 
-    cached_form: ClassVar[str] = "rotated keys"
+    cached_form = "rotated keys"
     exempt: ClassVar[dict[str, str]] = {
         "shift": "scores depend on n and m: mixtures of cosines and sines do not obey the addition "
         "theorem"
@@ -82,7 +81,6 @@ class Fope(PositionalScheme):
         shape = (geometry.kv_heads, kept, kept)  # (G, J, J)
         self.cos_mix = self.learned(shape, self._near_identity)  # A
         self.sin_mix = self.learned(shape, self._near_identity)  # B
-        self._table = LookupTable(self._rows)
 
     def _near_identity(
         self,
@@ -92,21 +90,10 @@ class Fope(PositionalScheme):
         noise = torch.randn(shape, generator=generator) * self.settings.gain * shape[1] ** -0.5
         return torch.eye(shape[1]) + noise
 
-    def _rows(self, positions: Tensor) -> tuple[Tensor, ...]:
+    def rows(self, positions):
+        """cos and sin (..., J) of the kept frequencies."""
         angles = positions[..., None] * self._kept.to(positions.device)
         return angles.cos(), angles.sin()
-
-    def tables(
-        self,
-        positions: TokenPositions,
-        dtype: torch.dtype,
-    ) -> tuple[Tensor, ...]:
-        """cos and sin (B or 1, T, J) of the kept frequencies."""
-        return self._table.look_up(
-            positions.position,
-            positions.position_end,
-            dtype,
-        )
 
     def _mixed(self, rows: Tensor, mix: Tensor, dropped: float) -> Tensor:
         """(B or 1, T, J) → (B or 1, G, T, R): the mixtures, and a constant for the dropped
@@ -120,9 +107,5 @@ class Fope(PositionalScheme):
         rest = 1.0 if self.settings.clipped == "ones" else 0.0
         cos = self._mixed(context.tables[0], self.cos_mix, 1.0)
         sin = self._mixed(context.tables[1], self.sin_mix, rest)
-        return rotation_plan(
-            context,
-            (cos, sin),
-            (cos, sin),
-            self.settings.layout,
-        )
+        turns = (cos, sin)
+        return rotation_plan(context, turns, turns, self.settings.layout)

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from model.attention.mask import AttentionMask, AttentionView, BiasForms, mask_dtype, precise
-from model.position.base import AttentionContext, ContentPlan, PositionalScheme, constant, normal
+from model.attention.mask import AttentionMask, AttentionView, BiasForms, mask_dtype
+from model.position.base import AttentionContext, ContentScheme, constant, normal
 from model.position.content import ContentSettings, latest, linear, running_sum
 from model.position.rotation import rotate
 from model.position.schemes.alibi import alibi_slopes
 from model.position.schemes.rope import Rope, RopeSettings
 from model.position.table import Constant
-from model.token_positions import TokenPositions
 
 
 class FoxSettings(ContentSettings):
@@ -38,7 +37,7 @@ class FoxSettings(ContentSettings):
     )
 
 
-class Fox(PositionalScheme):
+class Fox(ContentScheme):
     """logit += c_n − c_m, c_n = Σ_{t≤n} ln σ(w_h·x_t + β_h), after the 1/√D scale; 0 for n = m.
 
     Lin et al. 2025, forgetting transformer (arXiv:2503.02130); Cable (arXiv:2503.08067), whose gate
@@ -48,84 +47,54 @@ class Fox(PositionalScheme):
     float32, also with a window.
     """
 
-    cached_form: ClassVar[str] = "plain (or rotated) keys and cumulative log gates"
+    cached_form = "plain (or rotated) keys and cumulative log gates"
     settings: FoxSettings
 
     def setup(self) -> None:
         """Linear gates start near σ(0) = ½; constant gates as in ALiBi, σ(β) = e^−slope."""
-        kind = self.settings.gate
         heads = self.geometry.heads
         dim = self.geometry.dim
         slopes = alibi_slopes(heads)
-        start = torch.zeros(heads) if kind == "linear" else -slopes.expm1().log()
-        self.weight = (
-            self.learned((heads, dim), normal(0.1 * dim**-0.5)) if kind == "linear" else None
-        )
-        self.bias = self.learned((heads,), constant(start)) if kind != "fixed" else None
+        start = -slopes.expm1().log()
+        self.weight = None
+        self.bias = None
+        if self.settings.gate == "linear":
+            start = torch.zeros(heads)
+            self.weight = self.learned((heads, dim), normal(0.1 * dim**-0.5))
+        if self.settings.gate != "fixed":
+            self.bias = self.learned((heads,), constant(start))
         rope = RopeSettings.model_validate({"theta": self.settings.theta})
         self._rope = Rope(rope, self.geometry) if self.settings.rotary else None
         self._slopes = Constant(slopes[None])
 
-    def tables(
-        self,
-        positions: TokenPositions,
-        dtype: torch.dtype,
-    ) -> tuple[Tensor, ...]:
+    def tables(self, positions, dtype):
         """(1, H) slopes of the fixed gate, and the rotation's cos and sin."""
         turns = () if self._rope is None else self._rope.tables(positions, dtype)
         return (self._slopes.to(positions.position.device, dtype), *turns)
 
-    def log_gates(self, x: Tensor, slopes: Tensor) -> Tensor:
-        """(B, T, H) log forget gates of the tokens x (B, T, C)."""
+    def features(self, x, tables):
+        """(B, T, H) log forget gates."""
         if self.weight is not None:
             return F.logsigmoid(linear(x, self.weight, self.bias))
-        gate = -slopes[0] if self.bias is None else F.logsigmoid(self.bias.to(x.dtype))
+        gate = -tables[0][0] if self.bias is None else F.logsigmoid(self.bias.to(x.dtype))
         return gate.expand(*x.shape[:2], -1)
 
-    def plan(self, context: AttentionContext) -> ContentPlan:
-        slopes = context.tables[0]
-        turns = context.tables[1:]
+    def accumulate(self, features, past, new, tables):
+        # Cache the sum, not the gates, sufficient after eviction. In float64, because float32
+        # cannot resolve single gates after 50,000 tokens.
+        return running_sum(features.double(), latest(past), new)
 
-        def features(x: Tensor) -> Tensor:
-            with torch.autocast(x.device.type, enabled=False):
-                return self.log_gates(precise(x), slopes)
+    def write(self, k, extras, tables):
+        return rotate(k, tables[1], tables[2], "half") if self.settings.rotary else k
 
-        def accumulate(
-            gates: Tensor,
-            past: Tensor | None,
-            new: TokenPositions,
-        ) -> Tensor:
-            # Cache the sum, not the gates, sufficient after eviction. In float64, because float32
-            # cannot resolve single gates after 50,000 tokens.
-            return running_sum(gates.double(), latest(past), new)
+    def read(self, q, k, extras, plan):
+        context = plan.context
+        if self.settings.rotary:
+            cos, sin = (context.of_queries(x) for x in context.tables[1:])
+            q = rotate(q, cos, sin, "half")
+        return [AttentionView(q, k, self._mask(context, extras, mask_dtype(q)))]
 
-        def write(k: Tensor, extras: Tensor) -> Tensor:
-            return rotate(k, turns[0], turns[1], "half") if turns else k
-
-        def read(q: Tensor, k: Tensor, extras: Tensor) -> list[AttentionView]:
-            if turns:
-                q = rotate(
-                    q,
-                    context.of_queries(turns[0]),
-                    context.of_queries(turns[1]),
-                    "half",
-                )
-            return [
-                AttentionView(
-                    q,
-                    k,
-                    self._mask(context, extras, mask_dtype(q)),
-                )
-            ]
-
-        return ContentPlan(context.new, features, accumulate, read, write)
-
-    def _mask(
-        self,
-        context: AttentionContext,
-        extras: Tensor,
-        dtype: torch.dtype,
-    ) -> AttentionMask:
+    def _mask(self, context: AttentionContext, extras: Tensor, dtype: torch.dtype) -> AttentionMask:
         # Integer and fractional parts, so that float32 differences are exact to 1e-7.
         sums = extras.transpose(1, 2)  # (B, H, S)
         whole = sums.detach().floor()
@@ -141,8 +110,4 @@ class Fox(PositionalScheme):
         def bias(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
             return (q_whole[b, h, i] - k_whole[b, h, j]) + (q_rest[b, h, i] - k_rest[b, h, j])
 
-        return context.mask(
-            bias=bias,
-            forms=BiasForms(key_sums=sums),
-            by_row=True,
-        )
+        return context.mask(bias=bias, forms=BiasForms(key_sums=sums), by_row=True)

@@ -11,7 +11,6 @@ from torch import Tensor
 from model.attention.mask import precise
 from model.position.base import AttentionContext, SharableSettings, uniform
 from model.position.pairwise import DistanceBias, DistanceSettings, RowBias
-from model.token_positions import TokenPositions
 
 SMALLEST = 1e-2  # minimum of all learned parameters, as in the released code
 LARGEST_POWER = 2.0  # beyond it the kernel is no longer conditionally positive definite
@@ -60,11 +59,7 @@ class Kerple(DistanceBias):
         for name, (low, high, _) in self._ranges.items():
             self.register_parameter(name, self.learned((self.geometry.heads,), uniform(low, high)))
 
-    def tables(
-        self,
-        positions: TokenPositions,
-        dtype: torch.dtype,
-    ) -> tuple[Tensor, ...]:
+    def tables(self, positions, dtype):
         if self.training and torch.is_grad_enabled():
             for name, (_, _, largest) in self._ranges.items():
                 # `.data` avoids autograd's version check: the backward of another pass may be

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -18,7 +18,6 @@ from model.position.rotation import (
 )
 from model.position.scaling import plain_frequencies
 from model.position.table import Constant, wide
-from model.token_positions import TokenPositions
 
 
 class LearnedRopeSettings(RotationSettings, AngleSharingSettings):
@@ -42,7 +41,7 @@ class LearnedRope(PositionalScheme):
     of each row. Keys are cached rotated, so parameters must not change while a cache is in use.
     """
 
-    cached_form: ClassVar[str] = "rotated keys"
+    cached_form = "rotated keys"
     settings: LearnedRopeSettings
 
     def setup(self) -> None:
@@ -53,11 +52,7 @@ class LearnedRope(PositionalScheme):
         )
         self._start = Constant(plain_frequencies(self.settings.theta, features)[None])
 
-    def tables(
-        self,
-        positions: TokenPositions,
-        dtype: torch.dtype,
-    ) -> tuple[Tensor, ...]:
+    def tables(self, positions, dtype):
         """(1, R) initial θ in radians per token, in the device's widest float dtype."""
         device = positions.position.device
         return (self._start.to(device, wide(device)),)

@@ -9,10 +9,9 @@ import torch.nn.functional as F
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from model.attention.mask import AttentionView, QueryBlock, precise, repeated
-from model.position.base import AttentionContext, ContentPlan, PositionalScheme, constant, normal
+from model.attention.mask import AttentionView, QueryBlock, repeated
+from model.position.base import ContentScheme, constant, normal
 from model.position.content import ContentSettings, causal_convolution, latest, linear, series_of
-from model.token_positions import TokenPositions
 
 CHUNK = 128  # keys per chunk; the cost of a pair is D + CHUNK
 
@@ -42,7 +41,7 @@ class PathSettings(ContentSettings):
         return self
 
 
-class PathAttention(PositionalScheme):
+class PathAttention(ContentScheme):
     """logit = q_nᵀ H_n H_{n−1} ⋯ H_{m+1} k_m / √D, H_t = I − β_t w_t w_tᵀ, β_t = 2 σ(u_g·x_t +
     b_g).
 
@@ -55,8 +54,8 @@ class PathAttention(PositionalScheme):
     memory linear in S.
     """
 
-    cached_form: ClassVar[str] = "plain keys, directions w and strengths β"
-    uses_position: ClassVar[bool] = False
+    cached_form = "plain keys, directions w and strengths β"
+    uses_position = False
     exempt: ClassVar[dict[str, str]] = {
         "window": "the product between two tokens depends on the tokens between them and, by "
         "convolution, "
@@ -69,6 +68,7 @@ class PathAttention(PositionalScheme):
         groups = self.geometry.kv_heads
         dim = self.geometry.dim
         features = groups * self.geometry.head_dim
+        self._kept = features + groups  # extras besides the history
         rank = self.settings.rank
         width = self.settings.width
         self.down = self.learned((rank, dim), normal(dim**-0.5))  # W₁
@@ -77,53 +77,37 @@ class PathAttention(PositionalScheme):
         self.strength = self.learned((groups, dim), normal(0.1 * dim**-0.5))  # u
         self.strength_bias = self.learned((groups,), constant(0.0))  # b
 
-    def plan(self, context: AttentionContext) -> ContentPlan:
+    def features(self, x, tables):
+        """(B, T, G + rank): strengths, and W₁ x."""
+        strength = 2 * linear(x, self.strength, self.strength_bias).sigmoid()
+        return torch.cat([strength, linear(x, self.down)], dim=-1)
+
+    def accumulate(self, features, past, new, tables):
+        """Directions w, strengths and the history of the convolution."""
         groups = self.geometry.kv_heads
-        head_dim = self.geometry.head_dim
-        sizes = [groups * head_dim, groups]
+        strength, down = features.tensor_split([groups], dim=-1)
+        before = latest(past)
+        history = None if before is None else before[:, self._kept :]
+        series, kept_history = series_of(down, history, self.settings.width)
+        w = F.silu(causal_convolution(linear(series, self.up), self.conv, new.order))
+        w = w.unflatten(-1, (groups, -1))
+        w = w * (w.square().sum(-1, keepdim=True) + 1e-6).rsqrt()
+        return torch.cat([w.flatten(2), strength, kept_history], dim=-1)
 
-        def features(x: Tensor) -> Tensor:
-            with torch.autocast(x.device.type, enabled=False):
-                x = precise(x)
-                strength = 2 * linear(x, self.strength, self.strength_bias).sigmoid()
-                return torch.cat([strength, linear(x, self.down)], dim=-1)
+    def read(self, q, k, extras, plan):
+        groups = self.geometry.kv_heads
+        w, strength = extras[..., : self._kept].tensor_split([-groups], dim=-1)
+        w = w.unflatten(-1, (groups, -1)).transpose(1, 2)  # (B, G, S, D)
+        strength = strength.transpose(1, 2)[..., None]  # (B, G, S, 1)
 
-        def accumulate(
-            features: Tensor,
-            past: Tensor | None,
-            new: TokenPositions,
-        ) -> Tensor:
-            with torch.autocast(features.device.type, enabled=False):
-                strength, down = features.tensor_split([groups], dim=-1)
-                before = latest(past)
-                history = None if before is None else before[:, sum(sizes) :]
-                series, kept_history = series_of(
-                    down,
-                    history,
-                    self.settings.width,
-                )
-                w = F.silu(causal_convolution(linear(series, self.up), self.conv, new.order))
-                w = w.unflatten(-1, (groups, head_dim))
-                w = w * (w.square().sum(-1, keepdim=True) + 1e-6).rsqrt()
-                return torch.cat([w.flatten(2), strength, kept_history], dim=-1)
+        def weights_fn(block: QueryBlock) -> Tensor:
+            parts = (
+                repeated(x[:, :, block.keys], plan.context.heads).to(block.q.dtype)
+                for x in (w, strength)
+            )
+            return block.softmax(along_paths(block, *parts) * block.scale)
 
-        mask = context.mask()
-
-        def read(q: Tensor, k: Tensor, extras: Tensor) -> list[AttentionView]:
-            # (B, G, S, D)
-            w = extras[..., : sizes[0]].unflatten(-1, (groups, head_dim)).transpose(1, 2)
-            strength = extras[..., sizes[0] : sum(sizes)].transpose(1, 2)[..., None]  # (B, G, S, 1)
-
-            def weights_fn(block: QueryBlock) -> Tensor:
-                parts = (
-                    repeated(x[:, :, block.keys], context.heads).to(block.q.dtype)
-                    for x in (w, strength)
-                )
-                return block.softmax(along_paths(block, *parts) * block.scale)
-
-            return [AttentionView(q, k, mask, weights_fn=weights_fn)]
-
-        return ContentPlan(context.new, features, accumulate, read)
+        return [AttentionView(q, k, plan.mask, weights_fn=weights_fn)]
 
 
 def along_paths(block: QueryBlock, w: Tensor, strength: Tensor) -> Tensor:
@@ -152,13 +136,7 @@ def along_paths(block: QueryBlock, w: Tensor, strength: Tensor) -> Tensor:
         met = q @ w_here.mT
         met = met.tril() if start == own else met
         system = (strengths * (w_here @ w_here.mT)).tril(-1)
-        y = torch.linalg.solve_triangular(
-            system,
-            met,
-            upper=False,
-            left=False,
-            unitriangular=True,
-        )
+        y = torch.linalg.solve_triangular(system, met, upper=False, left=False, unitriangular=True)
         y = y * strengths.mT
         parts.insert(0, q @ k_here.mT - y @ (w_here @ k_here.mT).tril(-1))
         q = q - y @ w_here

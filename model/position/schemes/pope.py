@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -11,10 +11,9 @@ from pydantic import Field
 from torch import Tensor
 
 from model.attention.mask import AttentionView, mask_dtype
-from model.position.base import AttentionContext, AttentionPlan, PositionalScheme, uniform
+from model.position.base import AttentionContext, AttentionPlan, TabulatedScheme, uniform
 from model.position.rotation import AngleSharingSettings, Share
-from model.position.table import Constant, LookupTable
-from model.token_positions import TokenPositions
+from model.position.table import Constant
 
 
 class PopeSettings(AngleSharingSettings):
@@ -38,7 +37,7 @@ class PopeSettings(AngleSharingSettings):
     )
 
 
-class Pope(PositionalScheme):
+class Pope(TabulatedScheme):
     """PoPE: score = Σ_c μ(q_c) μ(k_c) cos(dθ_c − δ_c), μ = softplus, θ_c = b^(−c/D), one for each
     of the D features. Gopalakrishnan et al. 2025 (arXiv:2509.10534).
 
@@ -50,40 +49,25 @@ class Pope(PositionalScheme):
     so here δ is unrestricted and equivalent to the one in that range.
     """
 
-    cached_form: ClassVar[str] = "polar keys, twice as wide"
+    cached_form = "polar keys, twice as wide"
     settings: PopeSettings
 
     def setup(self) -> None:
         lowest = -2 * math.pi if self.settings.phase == "uniform" else 0.0
         shape = self.settings.shape(self.geometry, self.geometry.head_dim)  # (D,) or (G, D)
         self.phase = self.learned(shape, uniform(0.0, lowest))  # δ
-        features = torch.arange(
-            self.geometry.head_dim,
-            dtype=torch.float64,
-            device="cpu",
-        )
-        self._frequencies = Constant(self.settings.theta ** -(features / self.geometry.head_dim))
-        self._table = LookupTable(self._rows)
+        count = self.geometry.head_dim
+        features = torch.arange(count, dtype=torch.float64, device="cpu")
+        self._frequencies = Constant(self.settings.theta ** -(features / count))
 
     @property
     def key_features(self) -> int:
         return 2 * self.geometry.head_dim
 
-    def _rows(self, positions: Tensor) -> tuple[Tensor, ...]:
+    def rows(self, positions):
+        """cos and sin (..., D) of nθ."""
         angles = positions[..., None] * self._frequencies.to(positions.device)
         return angles.cos(), angles.sin()
-
-    def tables(
-        self,
-        positions: TokenPositions,
-        dtype: torch.dtype,
-    ) -> tuple[Tensor, ...]:
-        """cos and sin (B or 1, T, D) of nθ."""
-        return self._table.look_up(
-            positions.position,
-            positions.position_end,
-            dtype,
-        )
 
     def plan(self, context: AttentionContext) -> AttentionPlan:
         cos, sin = (x[:, None] for x in context.tables)  # (B or 1, 1, T, D)

@@ -21,7 +21,6 @@ from model.position.rotation import (
 )
 from model.position.scaling import AnyScaling, NoScaling, plain_frequencies, resonant, turns_within
 from model.position.table import Constant, Rows, StretchedTables
-from model.token_positions import TokenPositions
 
 
 class RotarySettings(RotationSettings):
@@ -181,11 +180,7 @@ class Rope(PositionalScheme):
 
         return rows
 
-    def tables(
-        self,
-        positions: TokenPositions,
-        dtype: torch.dtype,
-    ) -> tuple[Tensor, ...]:
+    def tables(self, positions, dtype):
         remap = self.settings.remap
         remap_context = self._remap_context
         stretches = [(self.stretch(n), remap.stretch(n, remap_context)) for n in positions.lengths]

@@ -14,7 +14,6 @@ from model.position.base import AttentionContext
 from model.position.pairwise import DistanceBias, DistanceSettings, RowBias
 from model.position.scaling import plain_frequencies
 from model.position.table import Constant, Rows, StretchedTables
-from model.token_positions import TokenPositions
 
 # minimum number of distances; doubled as needed, to limit the number of table shapes
 SMALLEST_TABLE = 512
@@ -59,11 +58,7 @@ class Sandwich(DistanceBias):
     def _rows(self, stretch: float) -> Rows:
         return lambda distances: (self._sum(distances / stretch),)
 
-    def tables(
-        self,
-        positions: TokenPositions,
-        dtype: torch.dtype,
-    ) -> tuple[Tensor, ...]:
+    def tables(self, positions, dtype):
         """(B or 1, N) sums for distances 0 to N − 1, computed in float64; factors (1, H); stretches
         (B or 1,), for fractional distances."""
         device = positions.position.device

@@ -33,7 +33,7 @@ class StickBreaking(PositionalScheme):
     there is no sink; the remainder has that role.
     """
 
-    uses_position: ClassVar[bool] = False
+    uses_position = False
     exempt: ClassVar[dict[str, str]] = UNROLLED
     settings: StickBreakingSettings
 

@@ -18,7 +18,6 @@ from model.position.base import (
     normal,
 )
 from model.position.table import Constant
-from model.token_positions import TokenPositions
 
 
 class T5Settings(SharableSettings):
@@ -84,11 +83,7 @@ class T5(PositionalScheme):
         found = [bucket_of(d, s.buckets, s.max_distance) for d in range(s.max_distance + 1)]
         self._buckets = Constant(torch.tensor(found)[None])
 
-    def tables(
-        self,
-        positions: TokenPositions,
-        dtype: torch.dtype,
-    ) -> tuple[Tensor, ...]:
+    def tables(self, positions, dtype):
         """(1, max_distance + 1) bucket of each distance."""
         return (self._buckets.to(positions.position.device),)
 

@@ -18,7 +18,6 @@ from model.position.base import (
 )
 from model.position.pairwise import UNROLLED, distances, mask_per_row
 from model.position.table import LookupTable
-from model.token_positions import TokenPositions
 
 THETA = 10_000.0
 
@@ -59,11 +58,7 @@ class TransformerXL(PositionalScheme):
         angles = distance[..., None] * speeds
         return (torch.cat([angles.sin(), angles.cos()], dim=-1)[..., :dim],)
 
-    def tables(
-        self,
-        positions: TokenPositions,
-        dtype: torch.dtype,
-    ) -> tuple[Tensor, ...]:
+    def tables(self, positions, dtype):
         """(1, N, C) r of the distances 0, ..., N − 1, N = `position_end`."""
         every = torch.arange(positions.position_end, device=positions.position.device)[None]
         return self._table.look_up(every, positions.position_end, dtype)

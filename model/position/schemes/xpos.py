@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor
 
-from model.position.base import AttentionContext, AttentionPlan, PositionalScheme
+from model.position.base import AttentionContext, AttentionPlan, TabulatedScheme
 from model.position.rotation import Layout, RotationSettings, check_even, rotation_plan
 from model.position.scaling import plain_frequencies
-from model.position.table import Constant, LookupTable
-from model.token_positions import TokenPositions
+from model.position.table import Constant
 
 # Natural logarithm of the largest factor on a key. The range of float32 and bfloat16 is e^±87; the
 # margin is for the keys themselves and for gradients, which are multiplied by the query's factor of
@@ -38,7 +36,7 @@ class XPosSettings(RotationSettings):
     )
 
 
-class XPos(PositionalScheme):
+class XPos(TabulatedScheme):
     """xPos: q_n → ζ^(n/S) R(nθ) q_n, k_m → ζ^(−m/S) R(mθ) k_m, so the contribution of pair k to the
     score is RoPE's times ζ_k^(d/S), ζ_k = (2k + γD)/((1 + γ)D). Sun et al. 2022 (arXiv:2212.10554),
     algorithm 1, γ = 0.4.
@@ -50,30 +48,24 @@ class XPos(PositionalScheme):
     be set before training.
     """
 
-    cached_form: ClassVar[str] = "rotated and scaled keys"
+    cached_form = "rotated and scaled keys"
     settings: XPosSettings
 
     def setup(self) -> None:
         check_even(self.settings.name, self.geometry)
-        self._frequencies = Constant(plain_frequencies(self.settings.theta, self.geometry.head_dim))
-        self._growth = Constant(self._log_zeta())
-        self._table = LookupTable(self._rows)
-
-    def _log_zeta(self) -> Tensor:
-        """(R,) float64 ln ζ_k / S: log growth of the query factor per token."""
         dims = self.geometry.head_dim
         gamma = self.settings.gamma
-        zeta = (torch.arange(0, dims, 2, dtype=torch.float64, device="cpu") / dims + gamma) / (
-            1 + gamma
-        )
-        return zeta.log() / self.settings.scale_base
+        self._frequencies = Constant(plain_frequencies(self.settings.theta, dims))
+        # float64 ln ζ_k / S: log growth of the query factor per token
+        shares = torch.arange(0, dims, 2, dtype=torch.float64, device="cpu") / dims
+        self._growth = Constant(((shares + gamma) / (1 + gamma)).log() / self.settings.scale_base)
 
     @property
     def limit(self) -> int | None:
         zeta = self.settings.gamma / (1 + self.settings.gamma)
         return 1 + math.floor(LARGEST * self.settings.scale_base / -math.log(zeta))
 
-    def _rows(self, positions: Tensor) -> tuple[Tensor, ...]:
+    def rows(self, positions):
         """cos and sin (..., R) for queries, and for keys."""
         angles = positions[..., None] * self._frequencies.to(positions.device)
         scale = (positions[..., None] * self._growth.to(positions.device)).exp()
@@ -81,22 +73,6 @@ class XPos(PositionalScheme):
         sin = angles.sin()
         return cos * scale, sin * scale, cos / scale, sin / scale
 
-    def tables(
-        self,
-        positions: TokenPositions,
-        dtype: torch.dtype,
-    ) -> tuple[Tensor, ...]:
-        return self._table.look_up(
-            positions.position,
-            positions.position_end,
-            dtype,
-        )
-
     def plan(self, context: AttentionContext) -> AttentionPlan:
         q_cos, q_sin, k_cos, k_sin = context.tables
-        return rotation_plan(
-            context,
-            (q_cos, q_sin),
-            (k_cos, k_sin),
-            self.settings.layout,
-        )
+        return rotation_plan(context, (q_cos, q_sin), (k_cos, k_sin), self.settings.layout)

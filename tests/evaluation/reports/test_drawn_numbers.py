@@ -16,6 +16,7 @@ from evaluation.diagnostics.attention_weights import bucket_edges
 from evaluation.diagnostics.generation import REAL
 from evaluation.reports import attention_report, generation_report
 from evaluation.reports.charts import INK, Curve, FigureText, decimals
+from evaluation.reports.comparison_report import RunComparison
 from evaluation.reports.loss_report import loss_by_length, loss_report
 from evaluation.reports.task_report import task_report
 from evaluation.scoring.methods import Method
@@ -25,16 +26,16 @@ from tests.artists import close, dashed, ends, labelled, levels, lines, named, p
 from tests.evaluation.tasks.test_session import answered, retriever
 
 
-def drawn(result, tmp_path):
+def drawn(result):
     """The axes of an evaluation's figure, and its note."""
     (figure,) = loss_report(result, analyze(result)).figures.values()
-    return figure.axes[0], figure.texts[-1].get_text()
+    return *figure.axes, figure.texts[-1].get_text()
 
 
-def half_width(differences):
-    """Of the 95% t interval of the mean over units."""
+def half_width(differences, alpha=0.05):
+    """Of the t interval of the mean over units."""
     return (
-        stats.t.ppf(0.975, len(differences) - 1)
+        stats.t.ppf(1 - alpha / 2, len(differences) - 1)
         * np.std(differences, ddof=1)
         / math.sqrt(len(differences))
     )
@@ -45,66 +46,80 @@ def by_unit(result, values, inside=slice(None)):
     return [values[inside][unit == one].mean() for one in np.unique(unit)]
 
 
-def test_nll_by_length_shows_means_and_bars_of_the_paired_difference(do, tmp_path):
+def test_nll_by_length_shows_means_and_differences_with_bars(do):
     result = do()
-    axes, note = drawn(result, tmp_path)
+    axes, below, note = drawn(result)
     by_name = named(axes)
     assert set(by_name) == {"as trained", "yarn", "window", "context truncated to 16"}
     means = {"context truncated to 16": result.truncated.mean()}
     for method, name in (("trained", "as trained"), ("yarn", "yarn"), ("window", "window")):
         expected = [(n, result.nll[method, n].mean()) for n in (16, 32, 64)]
         close(by_name[name].points, *zip(*expected, strict=True))
-        assert set(by_name[name].bars) == {32, 64}
-        for n, mean in expected[1:]:
-            half = half_width(by_unit(result, result.truncated - result.nll[method, n]))
-            assert by_name[name].bars[n] == pytest.approx((mean - half, mean + half))
-        means[name] = mean
-    assert levels(axes) == [pytest.approx(result.truncated.mean())]
+        assert not by_name[name].bars  # a bar on a level would be read as that of the level
+        means[name] = expected[-1][1]
+        difference = shown(below, next(end.color for end in ends(axes) if end.name == name))
+        for (x, y), n in zip(difference.points, (32, 64), strict=True):
+            differences = by_unit(result, result.nll[method, n] - result.truncated)
+            half = half_width(differences, alpha=0.05 / 6)
+            assert (x, y) == (n, pytest.approx(np.mean(differences)))
+            assert difference.bars[n] == pytest.approx((y - half, y + half))
+    assert levels(axes) == [pytest.approx(result.truncated.mean())] and levels(below) == [0]
     digits = decimals(*axes.get_ylim())
     labels = sorted(means, key=means.__getitem__, reverse=True)
     assert [(end.name, end.value) for end in ends(axes)] == [
         (name, f"{means[name]:.{digits}f}") for name in labels
     ]
-    assert "95%" in note and "paired difference" in note
+    assert "95%" in note and "0.02" in below.get_title(loc="left")
     assert axes.get_axisbelow() is True  # no grid over the lines
     assert "the same 70 targets of 7 documents at every length" in axes.figure.texts[1].get_text()
 
 
-def test_nll_by_position_shows_buckets_and_truncation(do, tmp_path):
+def test_nll_by_position_shows_buckets_and_truncation(do):
     result = do(protocol="by-position")
-    axes, note = drawn(result, tmp_path)
+    axes, below, _ = drawn(result)
     at = result.plan.windows[64].target_positions()
     by_name = named(axes)
     edges = [(0, 1), (1, 2), (2, 4), (4, 8), (8, 16), (16, 32), (32, 64)]
     x = [math.sqrt((low + 1) * high) for low, high in edges]
-    cut = []
     for method, name in (("yarn", "yarn"), ("window", "window"), ("trained", "as trained")):
         nll = result.nll[method, 64]
-        points = []
-        bars = []
-        cut = []
-        for low, high in edges:
-            inside = (at >= low) & (at < high)
-            gains = by_unit(result, result.truncated - nll, inside)
-            mean = nll[inside].mean()
-            half = half_width(gains)
-            points.append(mean)
-            bars.append((mean - half, mean + half))
-            cut.append(mean + np.mean(gains))
+        inside = [(at >= low) & (at < high) for low, high in edges]
+        points = [nll[mask].mean() for mask in inside]
+        gains = [by_unit(result, result.truncated - nll, mask) for mask in inside]
         close(by_name[name].points, x, points)
-        wide = {one: bar for one, bar in zip(x, bars, strict=True) if bar[1] - bar[0] > 1e-9}
-        assert len(wide) >= 2 and wide.keys() <= by_name[name].bars.keys()
-        for one, bar in wide.items():
-            assert by_name[name].bars[one] == pytest.approx(bar)
+        drawn_gain = shown(below, next(end.color for end in ends(axes) if end.name == name))
+        close(drawn_gain.points, x, [np.mean(gain) for gain in gains])
+        half = {one: half_width(gain) for one, gain in zip(x, gains, strict=True)}
+        wide = {one for one, width in half.items() if width > 1e-9}
+        assert len(wide) >= 2 and wide <= drawn_gain.bars.keys()
+        for one in wide:
+            low, high = drawn_gain.bars[one]
+            assert (high - low) / 2 == pytest.approx(half[one])
     # The last is as trained, whose own gain is what the dashed line lies above it by.
+    cut = [mean + np.mean(gain) for mean, gain in zip(points, gains, strict=True)]
     (line,) = dashed(axes)
     close(line, x, cut)
     assert abs(cut[-1] - points[-1]) > 1e-3
     assert by_name["context truncated to 16"].points and {end.name for end in ends(axes)} == set(
         by_name
     )
-    assert "paired difference" in note
     assert "the same" not in axes.figure.texts[1].get_text()
+
+
+def test_runs_are_compared_in_a_panel_of_differences(do):
+    names = ["first", "second"]
+    results = [do(), do()]
+    comparison = RunComparison(names, results)
+    axes, below = comparison.figure().axes
+    for entry in comparison.entries[1:]:
+        color = next(end.color for end in ends(axes) if end.name == entry.label)
+        own = {n: each for (other, n), each in comparison.differences.items() if other is entry}
+        drawn_here = shown(below, color)
+        close(drawn_here.points, list(own), [each.estimate for each in own.values()])
+        for n, each in own.items():
+            if each.high > each.low:
+                assert drawn_here.bars[n] == pytest.approx((each.low, each.high))
+    assert not any(named(axes)[end.name].bars for end in ends(axes))
 
 
 def test_close_line_labels_do_not_overlap():

@@ -117,3 +117,14 @@ def test_a_corpus_that_cannot_be_prepared_is_reported_with_its_cell(monkeypatch)
     plans = [SimpleNamespace(cell=GridCell(0, {}, ()), evaluations=[])]
     with pytest.raises(StudyError, match="no such folder"):
         StudyCorpora(None).check(plans)
+
+
+def test_precision_auto_is_resolved_once_for_all_cells(tmp_path, monkeypatch):
+    chosen = iter(["bfloat16", "float32", "float32"])
+    monkeypatch.setattr(runner, "faster_precision", lambda *places: next(chosen))
+    plan = SimpleNamespace(run=tmp_path / "run", settings=None)
+    assert [runner.auto_precision(tmp_path, [plan]) for _ in range(2)] == ["bfloat16"] * 2
+    plan.run.mkdir()  # of an earlier version of this study
+    (plan.run / "manifest.json").write_text("{}")
+    (tmp_path / "precision.txt").unlink()
+    assert runner.auto_precision(tmp_path, [plan]) == "float32" and next(chosen) == "float32"

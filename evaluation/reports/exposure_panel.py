@@ -1,0 +1,77 @@
+"""A panel of a figure: how often training used each position and each distance of its x axis."""
+
+import math
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+from data.sampling.exposure import Exposure
+from evaluation.reports.charts import COLOURS, DASHED, SOFT, Curve, Panel, power_of_ten
+
+_DECADES = 9  # at most, on the axis of shares
+
+
+def shares(
+    counts: np.ndarray,
+    tokens: int,
+    first: int = 0,
+) -> tuple[np.ndarray, np.ndarray]:
+    """The curve of one count: x = 1, 2, ... tokens of context and the share of the training tokens
+    at position x − 1 (or with a key at distance x − 1). Bins below 0 are left out."""
+    kept = counts[-first:] if first < 0 else counts
+    start = max(first, 0)
+    x = np.arange(start + 1, start + 1 + len(kept), dtype=np.float64)
+    return x, kept / max(tokens, 1)
+
+
+def thinned(
+    x: np.ndarray,
+    y: np.ndarray,
+    per_octave: int = 12,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Means of y in geometric bins of x (consecutive whole numbers), at the geometric centers."""
+    bins = np.floor(np.log2(x) * per_octave).astype(np.int64)
+    _, index, counts = np.unique(bins, return_inverse=True, return_counts=True)
+    centers = np.exp2(np.bincount(index, weights=np.log2(x)) / counts)
+    return centers, np.bincount(index, weights=y) / counts
+
+
+def exposure_panel(exposure: Exposure) -> Panel:
+    """A panel over tokens of context: the exposure in training. Shares of zero are not drawn, so a
+    line ends at the last trained position."""
+    curves = []
+    for label, counts, first, color, dash in (
+        ("at this position", exposure.positions, exposure.first, COLOURS[0], "-"),
+        ("with a key at this distance", exposure.distances, 0, COLOURS[1], DASHED),
+    ):
+        x, y = shares(counts, exposure.tokens, first)
+        if y.any():
+            last = float(x[-1])
+            x, y = thinned(x, y)
+            x = np.append(x[y > 0], last)
+            y = np.append(y[y > 0], y[y > 0][-1])
+            curves.append(Curve(label, x, y, color, width=1.6, dash=dash))
+    return Panel(curves, "share of the training tokens", scales=_scales)
+
+
+def _scales(axes: Axes, panel: Panel) -> None:
+    """A log scale of shares, and a grey area where nothing was trained."""
+    shortest, longest = axes.get_xlim()
+    shown = [np.asarray(curve.y)[np.asarray(curve.x) >= shortest] for curve in panel.curves]
+    lowest = min((float(y.min(initial=0.1)) for y in shown), default=0.1)
+    decades = min(_DECADES, max(1, math.ceil(-math.log10(lowest) + 0.2)))
+    step = max(1, math.ceil(decades / 3))
+    axes.set_yscale("log")
+    axes.set_ylim(10.0**-decades, 2.5)
+    axes.yaxis.set_major_locator(FixedLocator([10.0**-k for k in range(0, decades + 1, step)]))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(FuncFormatter(_percent))
+    end = max((float(curve.x[-1]) for curve in panel.curves), default=longest)
+    if end < longest:
+        axes.axvspan(end, longest, color="#F1F1F1", lw=0, zorder=0)
+        axes.text(end * 1.04, 0.3, "never trained", color=SOFT, fontsize=8.5)
+
+
+def _percent(share: float, _: object) -> str:
+    return f"{100 * share:g}%" if share >= 0.001 else power_of_ten(share)
