@@ -24,6 +24,7 @@ BLOCKS = [
     {"attention_bias": "all", "mlp_bias": True, "residual_multiplier": 0.7, "logit_softcap": 5.0},
     {"attention_bias": "qkv", "qk_norm": "all_heads", "tie_embeddings": True},
     {"gate": "head", "norm_placement": "output"},
+    {"norm_placement": "both", "activation": "gelu_tanh", "residual_multiplier": 0.4},
     LINEAR,
 ]
 
