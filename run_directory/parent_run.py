@@ -1,11 +1,9 @@
 """Runs that start from a checkpoint of another run: extension runs and forks.
 
 An extension run takes the parent's weights as step 0, under a new context-extension method or
-length. A fork
-also takes the optimizer state, the step count and the order of the data: where only the budget and
-    the end of
-the learning-rate schedule differ, it is bit for bit the run trained under its settings from the
-start.
+length. A fork also takes the optimizer state, the step count and the order of the data: where only
+the budget and the end of the learning-rate schedule differ, it is bit for bit the run trained under
+its settings from the start.
 
 Settings that are not given are those of the parent. In an extension run there are three exceptions:
 `original_length` is the parent's train_length, the seed is the parent's plus 1 (another order of

@@ -213,7 +213,7 @@ class Metrics:
         """Flush the metrics to the disk before a checkpoint.
 
         Raises TrainingError where the run directory is lost: saving would create another one in its
-            place.
+        place.
         """
         if self._lost_file() == self._run.folder:
             self.check_files()

@@ -11,7 +11,9 @@ import pytest
 
 import generate
 from errors import TrainingError, printable
-from generation import Sample, TextWriter, read_prompts
+from generation.prompts import read_prompts
+from generation.samples import Sample
+from generation.writers import TextWriter
 from tests.processes import ScriptProcess
 
 

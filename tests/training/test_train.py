@@ -18,7 +18,7 @@ import train
 from data import DataError
 from errors import INTERRUPTED, REQUEUE, EvaluationError, TrainingError
 from model import ModelSettings, TokenPositions, Transformer
-from run_directory.checkpoints import AVERAGE, folder_of, steps_of
+from run_directory.checkpoints import folder_of, steps_of
 from run_directory.metrics_file import read_metrics
 from run_directory.optimizer_settings import AdamWSettings
 from run_directory.run import Run
@@ -136,23 +136,6 @@ def test_two_processes_match_single_process(overrides, tmp_path, monkeypatch):
             )
         if a["kind"] == "validation":
             assert all(abs(a["nll"][length] - b["nll"][length]) < 1e-9 for length in a["nll"])
-
-
-def test_micro_batches_do_not_change_losses(overrides, tmp_path, monkeypatch):
-    exact = [*overrides, "training.precision=float64", "data.packing=intra_document"]
-    for size in (8, 3, 1):
-        folder = tmp_path / str(size)
-        assert (
-            here(monkeypatch, *exact, f"training.micro_batch_size={size}", "--run-dir", str(folder))
-            == 0
-        )
-    whole, thirds, ones = (
-        [line["loss"] for line in lines(tmp_path / name) if line["kind"] == "train"]
-        for name in ("8", "3", "1")
-    )
-    for a, b, c in zip(whole, thirds, ones, strict=True):
-        assert abs(a - b) < 1e-12 and abs(a - c) < 1e-12
-    assert len(set(whole)) == 12
 
 
 def test_sampled_positions_are_reproduced_on_resume(overrides, tmp_path, monkeypatch):
@@ -322,39 +305,6 @@ def test_step_guard_keeps_weights_and_moments():
     assert all(a.equal(b) for a, b in zip(now, moments, strict=True))
 
 
-def test_skipped_step_changes_neither_weights_nor_ema(overrides, tmp_path, monkeypatch):
-    """The mean is updated after the weights, and only by steps that were applied."""
-    real = train.forward_backward
-    calls = []
-
-    def poisoned(state, *args):
-        nll = real(state, *args)
-        calls.append(nll)
-        if len(calls) == 2:
-            next(iter(state.model.parameters())).grad.fill_(float("nan"))
-        return nll
-
-    monkeypatch.setattr(train, "forward_backward", poisoned)
-    overrides = [
-        *overrides,
-        "training.tokens=768",
-        "training.on_nonfinite.name=skip",
-        "training.ema.decay=0.75",
-    ]
-    overrides += ["training.ema.start=0", "training.checkpoint={interval: 1, keep: 9}"]
-    assert here(monkeypatch, *overrides, "--run-dir", str(tmp_path)) == 0
-    found = [load_file(folder_of(tmp_path, step) / "model.safetensors") for step in (1, 2, 3, 4)]
-    means = [load_file(folder_of(tmp_path, step) / f"{AVERAGE}") for step in (1, 2, 3, 4)]
-    assert [line.get("skipped") for line in read_metrics(tmp_path / "metrics.jsonl", "train")] == [
-        None, "not finite", None, None,
-    ]  # fmt: skip
-    for name, mean in means[0].items():
-        assert found[1][name].equal(found[0][name]) and means[1][name].equal(mean)
-        assert not found[2][name].equal(found[1][name])
-        torch.testing.assert_close(means[2][name], 0.75 * mean + 0.25 * found[2][name])
-        torch.testing.assert_close(means[3][name], 0.75 * means[2][name] + 0.25 * found[3][name])
-
-
 @pytest.mark.parametrize("bos", [True, False])
 def test_samples_start_with_bos(overrides, tmp_path, monkeypatch, bos):
     prompts = []
@@ -377,11 +327,3 @@ def test_samples_start_with_bos(overrides, tmp_path, monkeypatch, bos):
     assert prompts == [
         [tokenizer.bos_id, *tokenizer.encode("abc")] if bos else tokenizer.encode("abc")
     ]
-
-
-CHANGE = [  # after 12 of 24 steps; what positions learn goes on, at its own rate
-    "training.tokens=4608",
-    "model.position={name: rope, temperature: {name: ssmax}}",
-    "training.optimizer.positions_lr=0.02",
-    'training.stages=[{duration: 12}, {warmup: 5, overrides: ["model.position.scaling={name: drop}"]}]',
-]

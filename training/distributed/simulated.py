@@ -30,7 +30,7 @@ from run_directory.training_settings import TrainingSettings
 from training.batches import MicroBatch, StepBatch
 from training.checks import make_model
 from training.distributed.parallel import Parallel
-from training.optim import make_optimizer
+from training.optim.optimizer import make_optimizer
 from training.optim.step_guard import StepGuard
 from training.stop_requests import StopRequests
 from training.train_state import TrainState

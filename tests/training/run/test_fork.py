@@ -50,6 +50,7 @@ def base(corpus, prepared_root) -> list[str]:
             "training.validation.targets=8",
         ),
         "training.samples.prompts=[]",
+        "training.precision=float32",
     ]
 
 
@@ -117,6 +118,14 @@ def test_decay_fork_equals_run_with_same_budget(base, stem, tmp_path, capsys):
     assert (near["run"], near["step"], far["run"], far["step"]) == (str(decay), 12, str(stem), 8)
     assert read_exposure(again).positions.tolist() == [13 * 8] * 24
     assert "learning rates before it differ" in capsys.readouterr().err
+
+
+def test_dry_run_of_a_fork_shows_what_is_left(base, stem, capsys):
+    words = [*DECAY, "--fork", stem, "parent.checkpoint=8", "--dry-run", "training.on_spike={}"]
+    assert trained(*words) == 0
+    out = capsys.readouterr().out
+    for text in ("fork of", "step 8", "4 are left after step 8", "for all steps)", "on_spike"):
+        assert text in out
 
 
 def test_fork_settings_override_checkpoint(base, stem, tmp_path):
