@@ -1,12 +1,12 @@
 """Compare an extension run with its parent run on the same targets at the same lengths.
 
-    python scripts/compare_parent.py RUN              at the parent's length and 1, 2 and 4 × the run's length
+    python scripts/compare_parent.py RUN
     python scripts/compare_parent.py RUN lengths=[256,1024] documents=40 targets=128
 
-The parent is evaluated at the checkpoint that RUN started from: as trained and, if its weights
-    allow it,
-under the run's context-extension method without fine-tuning. Differences are paired by target, run
-− parent, negative if the run is better, with intervals over documents (or clusters) that are
+The lengths are by default the parent's trained length and 1, 2 and 4 times the run's. The parent is
+evaluated at the checkpoint that RUN started from: as trained and, if its weights allow it, under
+the run's context-extension method without fine-tuning. Differences are paired by target, run −
+parent, negative if the run is better, with intervals over documents (or clusters) that are
 simultaneous over all lengths. Results are written to RUN/evaluation/parent/. Settings are those of
 evaluate.py's loss protocols, except `methods` and protocol=by-position; cached results are reused.
 `evaluate.py A B` compares other runs.

@@ -137,7 +137,7 @@ def choose_class(model: Transformer) -> ClassChoice:
 
 def _table(model: Transformer, kind: str) -> RopeTable | None:
     choice = model.settings.kinds[kind]
-    kind_of_scheme = SCHEME_KINDS[choice.name]
+    kind_of_scheme = SCHEME_KINDS.get(choice.name, "is in no class of transformers")
     if kind_of_scheme == NO_POSITIONS:
         return None
     if kind_of_scheme != FREQUENCIES:

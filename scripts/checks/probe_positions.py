@@ -5,8 +5,7 @@ permuted.
     python scripts/checks/probe_positions.py runs/studies/schemes/runs/* --out schemes.csv
 
 For each run: NLL of the second half of 64 held-out windows of the trained length, its increase when
-    the
-position numbers of each window are permuted (the order of tokens and the attention mask are
+the position numbers of each window are permuted (the order of tokens and the attention mask are
 unchanged) with the lower end of the 95% interval over windows, the parameters of the positional
 scheme, and those that training has not changed. The increase is empty if no layer reads position
 numbers.

@@ -11,8 +11,8 @@ from transformers.models.inkling.modeling_inkling import InklingRelativeLogits
 from model import ModelError, TokenPositions, Transformer
 from model.attention.mask import QueryBlock
 from model.position import AttentionContext
-from tests.model.pairwise import bias_of, put, scheme_of
-from tests.model.test_golden_scaling import spectrum
+from tests.model.alone import bias_of, put, scheme_of
+from tests.model.test_scaling import spectrum
 from tests.model.zoo import D, H, T, V, build, close, ids, packed, settings_of
 
 LAYOUTS = {
@@ -24,9 +24,7 @@ LAYOUTS = {
 def test_clipped_frequencies_taper_to_zero():
     """Values of the released code for 20 of 64 pairs at base 500,000."""
     theta = 500_000.0
-    found = spectrum(
-        "rope", 128, theta=theta, scaling={"name": "clipped", "pairs_clipped": 20}
-    ).tolist()
+    found = spectrum(128, theta=theta, scaling={"name": "clipped", "pairs_clipped": 20}).tolist()
     plain = [theta ** (-k / 64) for k in range(64)]
     assert found[:45] == pytest.approx(plain[:45], rel=1e-14)
     assert found[63] == 0
@@ -36,15 +34,15 @@ def test_clipped_frequencies_taper_to_zero():
 
 
 def test_clipped_pairs_are_those_without_a_turn():
-    plain = spectrum("rope", 64, length=512)
+    plain = spectrum(64, length=512)
     turns = 512 * plain / (2 * math.pi)
     slow = int((turns < 1).sum())
-    by_default = spectrum("rope", 64, length=512, scaling={"name": "clipped"})
+    by_default = spectrum(64, length=512, scaling={"name": "clipped"})
     given = {"name": "clipped", "pairs_clipped": slow}
     assert 2 < slow < 32
-    assert torch.equal(by_default, spectrum("rope", 64, length=512, scaling=given))
+    assert torch.equal(by_default, spectrum(64, length=512, scaling=given))
     with pytest.raises(ModelError, match="exceeds the 32 rotated pairs"):
-        spectrum("rope", 64, scaling={"name": "clipped", "pairs_clipped": 33})
+        spectrum(64, scaling={"name": "clipped", "pairs_clipped": 33})
 
 
 def test_hard_alibi_windows():
@@ -90,7 +88,7 @@ def test_wall_matches_all_pairs(layout, gate_bias):
     """Every pair by itself, with sums of log gates over the tokens between; gradients too. Strong
     gates underflow where the exact weight does."""
     positions = LAYOUTS[layout]
-    scheme = scheme_of("wall", gate_bias=gate_bias)
+    scheme = scheme_of("wall", groups=H, gate_bias=gate_bias)
     x = torch.randn(2, T, 28, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     results = []
     for answer in (wall_by_pairs, wall_of_plan):

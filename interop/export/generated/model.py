@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from interop.export.generated.bundle import Registry, bundle
+from interop.export.generated.bundle import Bundle
 from model import ModelSettings, Transformer
 from settings.fields import StrictSettings
 
@@ -51,16 +51,13 @@ def weights(state: dict[str, Tensor]) -> dict[str, Tensor]:
 def source(settings: ModelSettings) -> str:
     """The modeling file."""
     schemes = sorted({choice.name for choice in settings.kinds.values()})
-    return bundle(
-        [(WRAPPER, "SextantConfig"), (WRAPPER, "SextantForCausalLM")],
-        whole=[WRAPPER],
+    bundle = Bundle(
+        whole=WRAPPER,
         settings=_classes(settings),
-        registries=[
-            Registry("SCHEMES", frozenset(schemes)),
-            Registry("MIXERS", frozenset({settings.mixer.name})),
-        ],
-        header=HEADER.format(schemes=", ".join(schemes)),
+        registries={"SCHEMES": set(schemes), "MIXERS": {settings.mixer.name}},
     )
+    header = HEADER.format(schemes=", ".join(schemes))
+    return bundle.source(["SextantConfig", "SextantForCausalLM"], header)
 
 
 def _classes(settings: StrictSettings) -> dict[tuple[str, str | None], tuple[str, str]]:
