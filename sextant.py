@@ -169,8 +169,8 @@ def train(*arguments: str, run_dir: str | Path | None = None) -> "LoadedRun":
     """
     _require_clone()
     from interop.runs import with_imported_parent
-    from run_directory.folder_name import run_folder
     from run_directory.parent_run import read_run_settings
+    from run_directory.run_names import run_folder
 
     resolved = with_imported_parent(arguments)
     if run_dir is None:

@@ -30,8 +30,8 @@ from run_directory.allowed_changes import (
     with_table_length,
 )
 from run_directory.checkpoints import WEIGHTS, Checkpoint, find_checkpoint
-from run_directory.folder_name import name_stem
 from run_directory.run import MANIFEST, Run, is_run, not_a_run
+from run_directory.run_names import name_stem
 from run_directory.run_settings import RunSettings
 from run_directory.stages import last_trained
 from settings.load import identity, load_settings, setting_before_validation

@@ -42,9 +42,9 @@ def override(trained: RunSettings, asked: Sequence[str] | ModelSettings) -> RunS
         return trained
     if not trained.model.is_pattern:
         (choice,) = kinds.values()
-        return _applied(trained, [_filled_in(one, choice) for one in asked])
-    template = [one for one in asked if _is_template(one)]
-    direct = [one for one in asked if one not in template]
+        return _applied(trained, [_filled_in(word, choice) for word in asked])
+    template = [word for word in asked if _is_template(word)]
+    direct = [word for word in asked if word not in template]
     if not template:
         return _applied(trained, direct)
     taken = []
@@ -52,11 +52,11 @@ def override(trained: RunSettings, asked: Sequence[str] | ModelSettings) -> RunS
     for kind, choice in kinds.items():
         try:
             own = [
-                f"{_POSITION}kinds.{kind}.{_filled_in(one, choice).removeprefix(_POSITION)}"
-                for one in template
+                f"{_POSITION}kinds.{kind}.{_filled_in(word, choice).removeprefix(_POSITION)}"
+                for word in template
             ]
-            found = _applied(trained, own)
-            if _is_wider(choice.window, found.model.kinds[kind].window):
+            changed = _applied(trained, own)
+            if _is_wider(choice.window, changed.model.kinds[kind].window):
                 raise ModelError(
                     f"its window of {choice.window} is narrower; set {_POSITION}kinds.{kind}.window"
                 )
@@ -129,11 +129,11 @@ def _is_template(word: str) -> bool:
 
 
 def _filled_in(word: str, choice) -> str:
-    def value(found: re.Match) -> str:
-        trained = getattr(choice, found[1], None)
+    def value(match: re.Match) -> str:
+        trained = getattr(choice, match[1], None)
         if not isinstance(trained, (int, float)) or isinstance(trained, bool):
-            lacks = "is not a number in training" if hasattr(choice, found[1]) else "does not exist"
-            raise ModelError(f"{word.partition('=')[0]}: {found[1]} {lacks} for '{choice.name}'")
-        return f"{trained * float(found[2]):.12g}"
+            lacks = "is not a number in training" if hasattr(choice, match[1]) else "does not exist"
+            raise ModelError(f"{word.partition('=')[0]}: {match[1]} {lacks} for '{choice.name}'")
+        return f"{trained * float(match[2]):.12g}"
 
     return _TIMES.sub(value, word)

@@ -107,13 +107,13 @@ def activations(model: Transformer, length: int, layout: MemoryLayout) -> float:
         chunk = min(s.mixer.chunk, length)
         inner += 4 * (s.heads + s.kv_heads) * s.head_dim + s.heads * chunk
         inner += 2 * s.kv_heads * s.head_dim**2 // chunk
-    one = (4 * s.dim + s.heads + 2) * size + inner * (HALF if layout.half else size)
+    block = (4 * s.dim + s.heads + 2) * size + inner * (HALF if layout.half else size)
     if layout.checkpointing == "none":
-        return s.layers * one
+        return s.layers * block
     low = HALF if layout.half else size
     products = 2 * (s.heads + s.kv_heads) * s.head_dim + 2 * s.dim + 2 * s.ffn_dim
     stored = products * low + s.heads * size if layout.checkpointing == "selective" else 0
-    return s.layers * (s.dim * size + stored) + one
+    return s.layers * (s.dim * size + stored) + block
 
 
 def gathered_keys(

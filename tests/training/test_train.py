@@ -10,12 +10,14 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
 import train
-from data import DataError
+from data import DataError, store
+from data.files import read_json, sha256_of
 from errors import INTERRUPTED, REQUEUE, EvaluationError, TrainingError
 from model import ModelSettings, TokenPositions, Transformer
 from run_directory.checkpoints import folder_of, steps_of
@@ -273,6 +275,23 @@ def test_modified_shard_is_detected_before_training(overrides, tmp_path, monkeyp
     ):
         here(monkeypatch, *overrides, f"data.root={root}", "--run-dir", str(folder))
     assert not folder.exists()
+
+
+def test_ids_outside_the_vocabulary_are_reported_before_training(overrides, tmp_path, monkeypatch):
+    """A store whose hashes match, with an id that the tokenizer does not have."""
+    words = [*overrides, f"data.root={tmp_path / 'prepared'}"]
+    assert here(monkeypatch, *words, "--run-dir", str(tmp_path / "first")) == 0
+    shard = next((tmp_path / "prepared").glob("*/train/*.tokens"))
+    ids = np.fromfile(shard, dtype="<u2")
+    ids[50] = 300
+    ids.tofile(shard)
+    file = shard.with_name("manifest.json")
+    manifest = read_json(file)
+    manifest["shards"][0]["files"][shard.name]["sha256"] = sha256_of(shard)
+    file.write_text(json.dumps(manifest | {"hash": store._hash(manifest)}))
+    with pytest.raises(DataError, match="the id 300, and the tokenizer 258 ids"):
+        here(monkeypatch, *words, "--run-dir", str(tmp_path / "never"))
+    assert not (tmp_path / "never").exists()
 
 
 def test_step_guard_keeps_weights_and_moments():

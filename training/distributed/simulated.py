@@ -187,11 +187,11 @@ def count_collectives(
         return single
     double = count([size, last + 1])
     totals = {}
-    for key, two in double.items():
-        one = single.get(key, Traffic())
+    for key, both in double.items():
+        last_only = single.get(key, Traffic())
         totals[key] = Traffic(
-            one.count + before * (two.count - one.count),
-            one.nbytes + before * (two.nbytes - one.nbytes),
+            last_only.count + before * (both.count - last_only.count),
+            last_only.nbytes + before * (both.nbytes - last_only.nbytes),
         )
     return totals
 

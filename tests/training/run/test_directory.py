@@ -15,7 +15,6 @@ from data.tokenizers import ByteTokenizer
 from errors import TrainingError
 from model import ModelError, TokenPositions, Transformer
 from run_directory import run as directory
-from run_directory.folder_name import run_folder
 from run_directory.run import (
     MANIFEST,
     Run,
@@ -23,6 +22,7 @@ from run_directory.run import (
     locked_run,
     model_hash,
 )
+from run_directory.run_names import run_folder
 from run_directory.run_settings import RunSettings
 from run_directory.weights import save_weights
 from settings.load import apply_overrides, identity, load_settings

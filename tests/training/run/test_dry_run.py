@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from data import DataError, expected_vocabulary
 from data.sampling.segments import Segment
 from errors import TrainingError
 from model import Transformer
@@ -122,22 +121,6 @@ def test_suggestions_exclude_enabled_settings(
     here.main = False  # the others leave the telling to the main process
     assert dry_run.show_forecast(settings, here, Console()) == 0  # type: ignore[arg-type]
     assert capsys.readouterr() == ("", "")
-
-
-def test_vocabulary_size_of_given_tokenizer_model(settings, tmp_path, monkeypatch):
-    assert expected_vocabulary(settings.data) == 258
-    overrides = [*WORDS[1:], "data.tokenizer.name=sentencepiece", "data.tokenizer.vocab_size=777"]
-    assert expected_vocabulary(load_settings(RunSettings, overrides).data) == 777
-    given = load_settings(
-        RunSettings, [*overrides, f"data.tokenizer.model={tmp_path}/some.model"]
-    ).data
-    with pytest.raises(DataError, match=r"some\.model"):
-        expected_vocabulary(given)
-    monkeypatch.setattr(
-        "data.preparation.prepared.load_tokenizer_file",
-        lambda *file: SimpleNamespace(vocab_size=300),
-    )
-    assert expected_vocabulary(given) == 300
 
 
 def test_suggested_micro_batch_is_the_largest_that_fits(settings):
