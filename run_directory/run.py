@@ -45,7 +45,7 @@ from run_directory.run_settings import RunSettings
 from run_directory.sharded_tensors import shapes_in
 from run_directory.stages import last_trained
 from run_directory.weights import load_average, load_weights
-from settings.load import dump, identity, load_settings
+from settings.load import dump, identity, load_stored
 from settings.yaml_io import parse_yaml
 
 SETTINGS = "settings.yaml"
@@ -203,7 +203,7 @@ class Run:
     def settings(self) -> RunSettings:
         """Every setting. Raises TrainingError where those of the model were edited after
         training."""
-        settings = load_settings(RunSettings, [str(self.folder / SETTINGS)])
+        settings = load_stored(RunSettings, self.folder / SETTINGS)
         hashes = self.manifest.get(MODEL_HASHES)
         if hashes is not None and (own := self._stored_hash()) not in hashes:
             raise TrainingError(

@@ -42,6 +42,14 @@ def load_settings(
     return layers.validated(cls)
 
 
+def load_stored(cls: type[S], file: Path) -> S:
+    """The settings in a file that this or an earlier version has written; see `load_settings`."""
+    layers = SettingsLayers(defaults(cls))
+    layers.apply([str(file)])
+    layers.tree = cls.from_earlier_versions(layers.tree)
+    return layers.validated(cls)
+
+
 def apply_overrides(settings: S, overrides: Sequence[str]) -> S:
     """The same settings with overrides applied; files are rejected."""
     files, _ = split_arguments(overrides)

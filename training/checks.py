@@ -63,15 +63,13 @@ def _check_sampler(settings: RunSettings, limit: int | None) -> None:
     """Raise where the scheme does not support the sampler's positions: fractional, or past its
     end."""
     sampler = settings.data.positions
-    for kind, choice in settings.model.kinds.items():
-        if sampler.fractional and not getattr(
-            SCHEMES[choice.name][1],
-            "supports_fractions",
-            True,
-        ):
+    for name, kind in settings.model.resolved_kinds.items():
+        scheme = kind.position.name
+        if sampler.fractional and not SCHEMES[scheme][1].supports_fractions:
             raise TrainingError(
                 f"data.positions.name = {sampler.name} draws fractional positions, which "
-                f"{_key_of(kind)}.name = {choice.name} does not support; change one of them"
+                f"{settings.model.position_key(name)}.name = {scheme} does not support; change one "
+                "of them"
             )
     end = sampler.position_end(settings.train_length)
     if limit is not None and limit < end:
@@ -83,15 +81,11 @@ def _check_sampler(settings: RunSettings, limit: int | None) -> None:
 
 def _end_of(settings: RunSettings, end: int) -> str:
     """The setting that limits the positions, for an error message."""
-    for kind, choice in settings.model.kinds.items():
+    for name, kind in settings.model.resolved_kinds.items():
         for key, value in (("max_length", f" to {end}"), ("scale_base", "")):
-            if key in type(choice).model_fields:
-                return f"{_key_of(kind)}.{key}{value}"
+            if key in type(kind.position).model_fields:
+                return f"{settings.model.position_key(name)}.{key}{value}"
     return "model.dim"
-
-
-def _key_of(kind: str) -> str:
-    return "model.position" if kind == "all" else f"model.position.kinds.{kind}"
 
 
 def sampled(settings: RunSettings) -> str:

@@ -349,5 +349,5 @@ def run_facts(
         facts["changes"] = [
             {"after_step": stage.start, "overrides": list(stage.overrides)} for stage in changes
         ]
-        facts["evaluated_as"] = changes[-1].model.position.model_dump(mode="json")
+        facts["evaluated_as"] = changes[-1].model.positions_record()
     return facts

@@ -2,7 +2,6 @@
 
 import shlex
 
-from model import LinearMixer
 from run_directory.run_settings import RunSettings
 from run_directory.stages import stages_of
 from training.checks import sampled
@@ -25,16 +24,16 @@ def announce(run: TrainingRun, state: TrainState) -> None:
     console = run.console
     s = settings.model
     t = settings.training
-    schemes = ", ".join(
-        f"{kind}: {choice.name}" if len(s.kinds) > 1 else choice.name
-        for kind, choice in s.kinds.items()
-    )
-    linear = f", linear attention ({s.mixer.form})" if isinstance(s.mixer, LinearMixer) else ""
+    kinds = []
+    for name, kind in model.kinds.items():
+        of = f"{name}: " if s.pattern else ""
+        mixer = kind.mixer.describe()
+        kinds.append(f"{of}{kind.position.name}{f', {mixer}' if mixer else ''}")
     console.info(f"run {run.folder}")
     console.info(
         f"model {model.parameter_count() / 1e6:.2f}M parameters, {s.layers} layers, width "
         f"{s.dim}, {s.heads} heads in {s.kv_heads} groups, vocabulary {model.vocab_size}, "
-        f"positions {schemes}{linear}"
+        f"positions {', '.join(kinds)}"
     )
     passes = sampler.passes_by_label(run.steps)
     data = f"{max(passes.values()):.2f} epochs"

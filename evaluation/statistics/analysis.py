@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 from pydantic import TypeAdapter
@@ -296,8 +295,11 @@ def describe_scheme(result: EvaluationResult, label: str, length: int) -> str:
     """The scheme as evaluated at this length: `rope, yarn s=4 (matched)`."""
     if label == TRUNCATE:
         length = result.subject.trained_length
-    position: Any = _POSITION.validate_python(result.schemes[label])
-    kinds = getattr(position, "kinds", None) or {"": position}
-    parts = [kind.describe(length, result.subject.original_length) for kind in kinds.values()]
+    record = result.schemes[label]
+    schemes = record["kinds"].values() if "kinds" in record else [record]
+    parts = [
+        _POSITION.validate_python(scheme).describe(length, result.subject.original_length)
+        for scheme in schemes
+    ]
     tail = f", context truncated to {length}" if label == TRUNCATE else ""
     return " | ".join(parts) + tail

@@ -70,7 +70,7 @@ def model_card(
     tags = [
         "sextant",
         "text-generation",
-        *sorted({kind.name for kind in settings.model.kinds.values()}),
+        *sorted({kind.position.name for kind in model.kinds.values()}),
     ]
     origin = "imported into Sextant" if "imported_from" in about else "trained with Sextant"
     front = ["---", "library_name: transformers", "pipeline_tag: text-generation", "tags:"]

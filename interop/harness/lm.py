@@ -201,7 +201,7 @@ class SextantLM(TemplateLM):
             "checkpoint_hash": self.run.checkpoint_hash,
             "weights": self.run.weights,
             "overrides": self.overrides,
-            "position": settings.model.position.model_dump(mode="json"),
+            "position": settings.model.positions_record(),
             "train_length": settings.train_length,
             "max_length": self.max_length,
             "model_num_parameters": self.model.parameter_count(),

@@ -178,7 +178,7 @@ def test_non_finite_loss_stops_before_update(overrides, tmp_path, monkeypatch):
     ]
     for _ in range(2):  # started again, it does not call the checkpoint good either
         with pytest.raises(
-            TrainingError, match=r"step 2: .* the gradient norm nan.* there is no good one"
+            TrainingError, match=r"step 2: .* the gradient norm nan.* there is no good checkpoint"
         ):
             here(monkeypatch, *wild, "training.grad_clip=null", "--run-dir", str(folder))
     found = read_metrics(folder / "metrics.jsonl", "train")

@@ -57,8 +57,8 @@ def _nested(key, value):
     if not isinstance(value, dict):
         return value
     settings_class = SETTINGS_CLASSES.get((key, value.get("name")))
-    if settings_class is None:  # the schemes of the layer kinds
-        return {kind: _nested("position", choice) for kind, choice in value.items()}
+    if settings_class is None:  # the kinds of layers
+        return {name: _nested("kind", kind) for name, kind in value.items()}
     return settings_class(**value)
 '''
 PROVIDED = {"ModelError", SETTINGS_BASE}

@@ -26,7 +26,9 @@ transformers 5.23 or later. Apache License 2.0.
 def resolved(settings: ModelSettings) -> dict[str, Any]:
     """Every setting with its value, defaults and derived sizes included, as JSON types."""
     sizes = {key: getattr(settings, key) for key in ("kv_heads", "head_dim", "ffn_dim")}
-    return settings.model_dump(mode="json") | sizes
+    kinds = {name: kind.model_dump(mode="json") for name, kind in settings.kinds.items()}
+    entries = settings.model_dump(mode="json") | sizes
+    return entries | {"pattern": list(settings.pattern), "kinds": kinds}
 
 
 def config(model: Transformer) -> dict[str, Any]:
@@ -50,11 +52,12 @@ def weights(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def source(settings: ModelSettings) -> str:
     """The modeling file."""
-    schemes = sorted({choice.name for choice in settings.kinds.values()})
+    kinds = settings.resolved_kinds.values()
+    schemes = sorted({kind.position.name for kind in kinds})
     bundle = Bundle(
         whole=WRAPPER,
         settings=_classes(settings),
-        registries={"SCHEMES": set(schemes), "MIXERS": {settings.mixer.name}},
+        registries={"SCHEMES": set(schemes), "MIXERS": {kind.mixer.name for kind in kinds}},
     )
     header = HEADER.format(schemes=", ".join(schemes))
     return bundle.source(["SextantConfig", "SextantForCausalLM"], header)
@@ -66,8 +69,8 @@ def _classes(settings: StrictSettings) -> dict[tuple[str, str | None], tuple[str
 
     def visit(key: str, value: Any) -> None:
         if isinstance(value, dict):
-            for choice in value.values():
-                visit("position", choice)
+            for kind in value.values():
+                visit("kind", kind)
         if isinstance(value, StrictSettings):
             kind = type(value)
             if key:
