@@ -41,18 +41,11 @@ def override(trained: RunSettings, asked: Sequence[str] | ModelSettings) -> RunS
     kinds = trained.model.resolved_kinds
     if not asked:
         return trained
-<<<<<<< HEAD
-    if not trained.model.is_pattern:
-        (choice,) = kinds.values()
-        return _applied(trained, [_filled_in(word, choice) for word in asked])
-    template = [word for word in asked if _is_template(word)]
-=======
     if not trained.model.pattern:
         scheme = kinds["all"].position
         return _applied(trained, [_filled_in(word, scheme) for word in asked])
     earlier = f"{_POSITION}kinds."  # a spelling that the settings refuse
     template = [w for w in asked if w.startswith(_POSITION) and not w.startswith(earlier)]
->>>>>>> main
     direct = [word for word in asked if word not in template]
     if not template:
         return _applied(trained, direct)
@@ -62,22 +55,10 @@ def override(trained: RunSettings, asked: Sequence[str] | ModelSettings) -> RunS
         scheme = kinds[kind].position
         key = trained.model.position_key(kind)
         try:
-<<<<<<< HEAD
-            own = [
-                f"{_POSITION}kinds.{kind}.{_filled_in(word, choice).removeprefix(_POSITION)}"
-                for word in template
-            ]
-            changed = _applied(trained, own)
-            if _is_wider(choice.window, changed.model.kinds[kind].window):
-                raise ModelError(
-                    f"its window of {choice.window} is narrower; set {_POSITION}kinds.{kind}.window"
-                )
-=======
             own = [f"{key}.{_filled_in(word, scheme).removeprefix(_POSITION)}" for word in template]
             changed = _applied(trained, own).model.resolved_kinds[kind].position
             if _is_wider(scheme.window, changed.window):
                 raise ModelError(f"its window of {scheme.window} is narrower; set {key}.window")
->>>>>>> main
         except (ModelError, TrainingError) as error:
             refused[kind] = why(error)
         else:
@@ -140,22 +121,6 @@ def _checked(trained: RunSettings, settings: RunSettings) -> RunSettings:
     return settings
 
 
-<<<<<<< HEAD
-def _is_template(word: str) -> bool:
-    key = word.partition("=")[0]
-    return (
-        key.startswith(_POSITION) and key.removeprefix(_POSITION).split(".")[0] not in _PATTERN_KEYS
-    )
-
-
-def _filled_in(word: str, choice) -> str:
-    def value(match: re.Match) -> str:
-        trained = getattr(choice, match[1], None)
-        if not isinstance(trained, (int, float)) or isinstance(trained, bool):
-            lacks = "is not a number in training" if hasattr(choice, match[1]) else "does not exist"
-            raise ModelError(f"{word.partition('=')[0]}: {match[1]} {lacks} for '{choice.name}'")
-        return f"{trained * float(match[2]):.12g}"
-=======
 def _filled_in(word: str, scheme: PositionSettings) -> str:
     def value(match: re.Match) -> str:
         key, factor = match[1], match[2]
@@ -164,6 +129,5 @@ def _filled_in(word: str, scheme: PositionSettings) -> str:
             lacks = "is not a number in training" if hasattr(scheme, key) else "does not exist"
             raise ModelError(f"{word.partition('=')[0]}: {key} {lacks} for '{scheme.name}'")
         return f"{trained * float(factor):.12g}"
->>>>>>> main
 
     return _TIMES.sub(value, word)

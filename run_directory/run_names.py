@@ -38,9 +38,9 @@ def run_folder(
 def scheme_names(settings: RunSettings) -> list[str]:
     """The names of the positional schemes of a run, and of their scaling: rope, yarn."""
     names = []
-    for choice in settings.model.kinds.values():
-        names.append(choice.name)
-        scaling = getattr(choice, "scaling", None)
+    for kind in settings.model.resolved_kinds.values():
+        names.append(kind.position.name)
+        scaling = getattr(kind.position, "scaling", None)
         if scaling is not None and scaling.name != "none":
             names.append(scaling.name)
     return names
@@ -59,7 +59,7 @@ def choices_of(settings: RunSettings, arguments: Sequence[str]) -> list[str]:
     return [
         new["name"]
         for key, _, new, may_change in differences(base, settings)
-        if key in asked and not may_change and not key.startswith("model.position")
+        if key in asked and not may_change and not key.startswith(("model.position", "model.kinds"))
     ]
 
 

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-<<<<<<< HEAD
-=======
-from pathlib import Path
 from typing import Any
 
->>>>>>> main
 import pytest
 import torch
 
