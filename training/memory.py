@@ -94,21 +94,22 @@ def matrices(model: Transformer) -> int:
 def activations(model: Transformer, length: int, layout: MemoryLayout) -> float:
     """Bytes per token saved for the backward pass.
 
-    Per block: the inputs of its two norms, before and after scaling, and the statistics of norms
+    Per block: the inputs of its norms, before and after scaling, and the statistics of norms
     and softmax, in float32; the outputs of the norms, what the mixer saves, and four vectors of the
     feed-forward. With full checkpointing: the input of every block, and everything of one block.
     With selective checkpointing also the outputs of attention and of all matrix products of every
     block.
     """
     s = model.settings
+    norms = 4 if s.norm_placement == "both" else 2
     size = layout.float_bytes
     low = HALF if layout.half else size
     whole = []
     stored = 0.0
     for block in model.blocks:
         mixer = block.attention
-        inner = 2 * s.dim + mixer.saved_numbers(length) + 4 * s.ffn_dim
-        whole.append((4 * s.dim + mixer.heads + 2) * size + inner * low)
+        inner = norms * s.dim + mixer.saved_numbers(length) + 4 * s.ffn_dim
+        whole.append((2 * norms * s.dim + mixer.heads + norms) * size + inner * low)
         stored += s.dim * size
         if layout.checkpointing == "selective":
             products = 2 * (mixer.heads + mixer.kv_heads) * mixer.head_dim
