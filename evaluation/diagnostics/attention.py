@@ -217,8 +217,8 @@ class AttentionSession(DiagnosticSession):
     def _tokens(self, length: int, rows: slice) -> Tensor:
         """(B, length + 1) some of the windows."""
         windows = self.chosen[length]
-        found = self.text.windows(windows.document[rows], windows.end[rows], length)
-        return torch.from_numpy(found).to(self.device)
+        tokens = self.text.windows(windows.document[rows], windows.end[rows], length)
+        return torch.from_numpy(tokens).to(self.device)
 
     def _record(self, model: Transformer, tokens: Tensor, length: int) -> AttentionSample:
         """What the last queries of these windows (B, length) attend to."""

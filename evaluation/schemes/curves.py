@@ -92,23 +92,23 @@ def forms(
                 yield str(value), {key: value}
 
 
-def distinct(found: list[tuple[str, str, Tensor]]) -> dict[str, int]:
+def distinct(labelled: list[tuple[str, str, Tensor]]) -> dict[str, int]:
     """Labels and indices of those of (name, form, values) that differ.
 
     The label includes the form if a name has several; names with equal values share a label, `ntk =
     dynamic`.
     """
     names: dict[int, dict[str, None]] = {}  # index of the first of equal values -> their names
-    for n, (name, _, values) in enumerate(found):
-        equal = (k for k in names if found[k][2].shape == values.shape)
+    for n, (name, _, values) in enumerate(labelled):
+        equal = (k for k in names if labelled[k][2].shape == values.shape)
         twin = next(
-            (k for k in equal if torch.allclose(found[k][2], values, rtol=1e-12, atol=1e-12)), n
+            (k for k in equal if torch.allclose(labelled[k][2], values, rtol=1e-12, atol=1e-12)), n
         )
         names.setdefault(twin, {})[name] = None
-    firsts = Counter(found[n][0] for n in names)
+    firsts = Counter(labelled[n][0] for n in names)
     labels = {}
     for n, (first, *others) in names.items():
-        label = f"{first} {found[n][1]}" if firsts[first] > 1 else first
+        label = f"{first} {labelled[n][1]}" if firsts[first] > 1 else first
         labels[" = ".join([label, *others])] = n
     return labels
 
@@ -147,13 +147,13 @@ def encodings(choice: dict[str, Any], tokens: int) -> Tensor:
     for dim in range(2, 2 + tokens.bit_length()):  # binary requires a feature per bit
         try:
             scheme = build(choice, SchemeShape(dim=dim, heads=1, train_length=tokens))
-            found = plan_of(scheme, tokens)
+            planned = plan_of(scheme, tokens)
         except ModelError as refused:
             error = refused
             continue
-        if found is None:
+        if planned is None:
             break
-        context, plan = found
+        context, plan = planned
         x = torch.ones(1, tokens, dim, dtype=torch.float64)
         return plan.write(scheme.embed(x, context.tables, context.new)[:, None])[0, 0]
     raise error
@@ -204,8 +204,8 @@ def decay(frequencies: Tensor, distances: Tensor) -> Tensor:
 def wavelengths(scheme: PositionalScheme, length: int) -> tuple[Tensor, Tensor]:
     """(R,) wavelength of each pair in tokens, infinite without rotation; and whether it is at most
     `length`."""
-    found = 2 * math.pi / frequencies(scheme, length)
-    return found, found <= length
+    tokens = 2 * math.pi / frequencies(scheme, length)
+    return tokens, tokens <= length
 
 
 @torch.no_grad()
@@ -214,25 +214,13 @@ def bias(scheme: PositionalScheme, longest: int) -> Tensor | None:
     distance 0, 1, 2, ...; −∞ for masked keys. None if the scheme has no bias, or one that depends
     on content.
     """
-    found = plan_of(scheme, longest + 1, queries=1)
-    if found is None:
+    planned = plan_of(scheme, longest + 1, queries=1)
+    if planned is None:
         return None
     geometry = scheme.geometry
-    (_, plan) = found
-    q = torch.zeros(
-        1,
-        geometry.heads,
-        1,
-        geometry.head_dim,
-        dtype=torch.float64,
-    )
-    k = torch.zeros(
-        1,
-        geometry.kv_heads,
-        longest + 1,
-        geometry.head_dim,
-        dtype=torch.float64,
-    )
+    _, plan = planned
+    q = torch.zeros(1, geometry.heads, 1, geometry.head_dim).double()
+    k = torch.zeros(1, geometry.kv_heads, longest + 1, geometry.head_dim).double()
     views = plan.read(q, plan.write(k))
     if all(view.mask.bias is None for view in views) or any(view.weights_fn for view in views):
         return None
@@ -254,7 +242,7 @@ def spaced(longest: int) -> Tensor:
 def biased(shape: SchemeShape, longest: int) -> dict[str, PositionalScheme]:
     """Every registered scheme with a positional bias, in each of its forms, as initialized."""
     schemes = []
-    found = []
+    biases = []
     for name, (settings, _) in SCHEMES.items():
         for form, keys in forms(settings, PositionSettings):
             try:
@@ -264,8 +252,8 @@ def biased(shape: SchemeShape, longest: int) -> dict[str, PositionalScheme]:
                 continue
             if values is not None:
                 schemes.append(scheme)
-                found.append((name, form, values))
-    return {label: schemes[n] for label, n in distinct(found).items()}
+                biases.append((name, form, values))
+    return {label: schemes[n] for label, n in distinct(biases).items()}
 
 
 def rotations(theta: float, shape: SchemeShape) -> dict[str, PositionalScheme]:
@@ -284,7 +272,7 @@ def methods(
 ) -> tuple[dict[str, Tensor], list[str]]:
     """(R,) frequencies under each scaling method, in each of its forms, for sequences of
     stretch·length tokens; and the names of the methods that require settings."""
-    found: list[tuple[str, str, Tensor]] = []
+    spectra: list[tuple[str, str, Tensor]] = []
     left_out = []
     for method_class in get_args(get_args(AnyScaling)[0]):
         name = method_class.model_fields["name"].default
@@ -295,5 +283,5 @@ def methods(
                 left_out.append(name)
                 continue
             s = method.stretch(math.ceil(stretch * length), length)
-            found.append((name, form, method.frequencies(plain, s, length)[0]))
-    return {label: found[n][2] for label, n in distinct(found).items()}, left_out
+            spectra.append((name, form, method.frequencies(plain, s, length)[0]))
+    return {label: spectra[n][2] for label, n in distinct(spectra).items()}, left_out

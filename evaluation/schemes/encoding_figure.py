@@ -76,13 +76,16 @@ def _draw(axes: Axes, points: np.ndarray, size: np.ndarray) -> None:
         zorder=4,
     )
     for n, (point, away) in enumerate(zip(flat, _outwards(flat), strict=True)):
-        how = {"ha": "center", "va": "center", "fontsize": 8.5, "color": INK, "zorder": 5}
         axes.annotate(
             str(n),
             point,
             8.5 * away,
             textcoords="offset points",
-            **how,
+            ha="center",
+            va="center",
+            fontsize=8.5,
+            color=INK,
+            zorder=5,
         )
     low = flat.min(0)
     high = flat.max(0)
@@ -148,5 +151,13 @@ def _write(
     at: tuple[float, float],
     shift: tuple[float, float],
 ) -> None:
-    how = {"fontsize": 8.5, "color": SOFT, "annotation_clip": False}
-    axes.annotate(text, at, shift, "axes fraction", "offset points", **how)
+    axes.annotate(
+        text,
+        at,
+        shift,
+        "axes fraction",
+        "offset points",
+        fontsize=8.5,
+        color=SOFT,
+        annotation_clip=False,
+    )

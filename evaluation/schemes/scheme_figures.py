@@ -139,14 +139,14 @@ def draw(
     """
     place = {column: n for n, column in enumerate(header)}
     across, up = at or header[-2:]
-    found: dict[Any, dict[Any, tuple[list, list]]] = {}
+    by_panel: dict[Any, dict[Any, tuple[list, list]]] = {}
     for row in rows:
-        lines = found.setdefault(row[place[panel]] if panel else "", {})
+        lines = by_panel.setdefault(row[place[panel]] if panel else "", {})
         xs, ys = lines.setdefault(row[place[label]] if label else "", ([], []))
         xs.append(row[place[across]])
         ys.append(row[place[up]])
     panels = []
-    for where, lines in found.items():
+    for where, lines in by_panel.items():
         drawn = []
         for n, (key, (xs, ys)) in enumerate(lines.items()):
             marked = ""
@@ -226,7 +226,7 @@ def decay(ask: FigureRequest) -> FigureSpec:
     base = ask.thetas[0]
     rope = {f"rope, base {plainly(theta)}": ask.rope(theta) for theta in ask.thetas}
     others = {
-        name: one for name, one in curves.rotations(base, ask.shape).items() if name != "rope"
+        name: scheme for name, scheme in curves.rotations(base, ask.shape).items() if name != "rope"
     }
     kinds = {
         name: ask.frequencies(scheme) for name, scheme in ask.chosen(lambda: rope | others).items()
@@ -299,11 +299,11 @@ def wavelengths(ask: FigureRequest) -> FigureSpec:
     rows = []
     built = ask.chosen(lambda: {f"base {plainly(theta)}": ask.rope(theta) for theta in ask.thetas})
     for label, scheme in built.items():
-        found, whole = curves.wavelengths(scheme, length)
-        spectra[f"{label}: {int((~whole).sum())} of {len(whole)}"] = found.numpy()
+        tokens, whole = curves.wavelengths(scheme, length)
+        spectra[f"{label}: {int((~whole).sum())} of {len(whole)}"] = tokens.numpy()
         rows += [
             (label, k, *row)
-            for k, row in enumerate(zip(found.tolist(), whole.tolist(), strict=True))
+            for k, row in enumerate(zip(tokens.tolist(), whole.tolist(), strict=True))
         ]
     text = ask.text(
         f"Pairs without a full rotation within {length:,} tokens of training",
@@ -329,8 +329,8 @@ def wavelength_figure(
     Pairs without rotation have no wavelength and no point.
     """
     drawn = []
-    for n, (label, found) in enumerate(spectra.items()):
-        groups = [(found <= length, False), ((found > length) & np.isfinite(found), True)]
+    for n, (label, tokens) in enumerate(spectra.items()):
+        groups = [(tokens <= length, False), ((tokens > length) & np.isfinite(tokens), True)]
         groups = [(np.flatnonzero(chosen), hollow) for chosen, hollow in groups if chosen.any()]
         last = max((pairs[-1] for pairs, _ in groups), default=0)
         for pairs, hollow in groups:
@@ -342,7 +342,7 @@ def wavelength_figure(
                 "order": 4,
             }
             name = label if pairs[-1] == last else ""
-            drawn.append(Curve(name, pairs, found[pairs], COLOURS[n % len(COLOURS)], **style))
+            drawn.append(Curve(name, pairs, tokens[pairs], COLOURS[n % len(COLOURS)], **style))
 
     def scales(axes: Axes, panel: Panel) -> None:
         values = np.concatenate([[float(length)], *(curve.y for curve in panel.curves)])
@@ -375,22 +375,21 @@ def wavelength_figure(
 def biases(ask: FigureRequest) -> FigureSpec:
     shape = ask.shape
     longest = ask.shape.train_length
-    found: dict[
-        str, tuple[Tensor, bool]
-    ] = {}  # values of each head, and whether they are random initial values
+    # bias of each head, and whether it is a random initial value
+    heads: dict[str, tuple[Tensor, bool]] = {}
     for label, scheme in (ask.chosen(lambda: curves.biased(shape, longest)) | ask.trained).items():
         values = curves.bias(scheme, longest)
         if values is None:
             raise EvaluationError(f"{label} adds no positional bias: select other figures")
-        found[label] = (values, label not in ask.trained and any(True for _ in scheme.parameters()))
+        heads[label] = (values, label not in ask.trained and any(True for _ in scheme.parameters()))
     at = curves.spaced(longest)
     rows = []
-    for label, (values, _) in sorted(found.items(), key=lambda item: item[1][1]):
+    for label, (values, _) in sorted(heads.items(), key=lambda item: item[1][1]):
         head = values[min(ask.head, len(values) - 1)]
         head = head.where(head.isfinite(), torch.nan)[at]
         against = (head - head[0]).tolist()
         rows += [(label, *row) for row in zip(at.tolist(), head.tolist(), against, strict=True)]
-    initial = [label for label, (_, random) in found.items() if random]
+    initial = [label for label, (_, random) in heads.items() if random]
     return draw(
         ("scheme", "distance", "bias_nats", "against_distance_0"),
         rows,
@@ -479,8 +478,8 @@ def methods(ask: FigureRequest) -> FigureSpec:
 
 
 FIGURES: dict[str, Callable[[FigureRequest], FigureSpec]] = {
-    one.__name__: one
-    for one in (encodings, inner_product, decay, angles, wavelengths, biases, methods)
+    figure.__name__: figure
+    for figure in (encodings, inner_product, decay, angles, wavelengths, biases, methods)
 }
 
 
@@ -491,7 +490,8 @@ def plainly(number: float) -> str:
 def label_of(choice: dict[str, Any]) -> str:
     """`rope, theta 500000, scaling yarn`: a distinct label."""
     values = {
-        key: one.get("name", one) if isinstance(one, dict) else one for key, one in choice.items()
+        key: value.get("name", value) if isinstance(value, dict) else value
+        for key, value in choice.items()
     }
     return ", ".join(
         [str(values.pop("name")), *(f"{key} {value}" for key, value in values.items())]

@@ -16,6 +16,7 @@ from evaluation.scoring.scoring import ModelScorer
 from model import TokenPositions, Transformer
 from model.attention.kernels import choose
 from model.attention.mask import AttentionView
+from run_directory.console import duration
 
 # Blocks of scores alive at once, measured as resident memory: the largest value for each kind of
 # kernel.
@@ -76,7 +77,7 @@ def blocks_at_once(model: Transformer) -> int:
     """Blocks of scores (B, H, t, S) alive at once in the layers' kernels, found from a pass of two
     tokens."""
     device = model.embed.weight.device
-    found = [0]
+    blocks = [0]
 
     def inspect(
         views: list[AttentionView], v: torch.Tensor, scale: float, sink: Any, out: Any
@@ -84,13 +85,13 @@ def blocks_at_once(model: Transformer) -> int:
         kernel = choose(views, v, sink, device.type)
         (first, *_) = views
         if first.weights_fn is not None:
-            found.append(BLOCKS["weighed"])
+            blocks.append(BLOCKS["weighed"])
         elif kernel == "explicit":
-            found.append(BLOCKS["views"])
+            blocks.append(BLOCKS["views"])
         elif device.type == "cpu" and first.q.shape[-1] != v.shape[-1]:
-            found.append(BLOCKS["masked"])  # the fused kernel requires values as wide as keys
+            blocks.append(BLOCKS["masked"])  # the fused kernel requires values as wide as keys
         elif kernel == "blocks" and not first.mask.is_by_distance:
-            found.append(BLOCKS["masked"])
+            blocks.append(BLOCKS["masked"])
 
     tokens = torch.zeros(1, 2, dtype=torch.long, device=device)
     model(
@@ -98,7 +99,7 @@ def blocks_at_once(model: Transformer) -> int:
         TokenPositions.plain(2, device=device),
         hooks=[inspect if b.attention.has_attention_weights else None for b in model.blocks],
     )
-    return max(found)
+    return max(blocks)
 
 
 def memory_free(device: torch.device) -> int:
@@ -233,7 +234,7 @@ def forecast_line(
     """The cost of the cells that are not on disk yet, in one line."""
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     return (
-        f"forecast: {cells} cells, {tokens / 1e6:.2f}M input tokens, about {_duration(seconds)}, "
+        f"forecast: {cells} cells, {tokens / 1e6:.2f}M input tokens, about {duration(seconds)}, "
         f"peak memory about {(peak + weights) / 2**30:.2f} GiB in addition to the program (budget "
         f"{budget / 2**30:.1f} GiB)"
     )
@@ -242,9 +243,3 @@ def forecast_line(
 def memory_budget(limit: float | None, device: torch.device) -> int:
     """Bytes the evaluation may use: `limit` GiB, by default 80% of the free memory."""
     return int(limit * 2**30) if limit else int(0.8 * memory_free(device))
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

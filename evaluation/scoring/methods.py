@@ -121,8 +121,8 @@ def new_sinks(scheme: dict, trained: dict) -> bool:
 
 
 def _filled_in(word: str, trained_length: int) -> str:
-    def value(found: re.Match) -> str:
-        number = int(found[2] or 0)
-        return str(trained_length * number if found[1] == "*" else trained_length - number)
+    def value(match: re.Match) -> str:
+        number = int(match[2] or 0)
+        return str(trained_length * number if match[1] == "*" else trained_length - number)
 
     return _LENGTH.sub(value, word)

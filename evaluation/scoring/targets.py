@@ -267,8 +267,8 @@ def _disjoint_ends(
     for (start, end), here, rest in zip(pieces, after, after[1:], strict=False):
         pick = (draw_integer(key, "piece", start - first) * here[left]) >> 128
         n = 0
-        while pick >= (found := ways(end - start, n) * rest[left - n]):
-            pick = pick - found
+        while pick >= (share := ways(end - start, n) * rest[left - n]):
+            pick = pick - share
             n = n + 1
         # Stars and bars: sorted distinct draws from slack + n values, less their rank, are the
         # gaps' prefix sums.

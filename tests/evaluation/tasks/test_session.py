@@ -29,26 +29,33 @@ TRAINED = Method("trained", ())
 CUT = Method("truncate", ())
 
 
-def draw(task=None, trained_length=100, **more):
+def draw(task=None, **settings):
     settings = TaskEvaluationSettings(
-        **{"items": 30, "lengths": [100, 200], "depths": 3, "batch": 8, **more}
+        **{"items": 30, "lengths": [100, 200], "depths": 3, "batch": 8, **settings}
     )
-    task = task or PasskeyTask(digits=3)
-    documents = (lambda: TEXTS) if isinstance(task, PasskeyTask) else None
-    how = {"bos": True, "trained_length": trained_length, "documents": documents, "origin": "here"}
-    return settings, draw_items(settings, task, TOKENIZER, **how)
+    return settings, draw_items(
+        settings,
+        task or PasskeyTask(digits=3),
+        TOKENIZER,
+        bos=True,
+        trained_length=100,
+        documents=lambda: TEXTS,
+        origin="here",
+    )
 
 
-def subject(trained_length=100, model=None):
-    return MemoryModel(model or small_model())
-
-
-def answered(reader, tmp_path, task=None, **more):
-    settings, drawn = draw(task, **more)
+def answered(reader, tmp_path):
+    settings, drawn = draw()
     facts = {"task": drawn.task.name, "haystack": "here", "tokenizer_hash": TOKENIZER.hash}
-    methods = [TRAINED, CUT]
-    how = {"cells": tmp_path / "cells", "facts": facts, "reader": lambda model: reader}
-    return TaskSession(settings, subject(), drawn, methods, **how).run()
+    return TaskSession(
+        settings,
+        MemoryModel(small_model()),
+        drawn,
+        [TRAINED, CUT],
+        cells=tmp_path / "cells",
+        facts=facts,
+        reader=lambda model: reader,
+    ).run()
 
 
 def retriever(prompts, candidates, length):
@@ -130,31 +137,21 @@ def model():
 
 
 @pytest.mark.parametrize("chunk", [7, 4096])
-def test_cached_prefix_matches_full_forward(model, chunk):
+@pytest.mark.parametrize("length", [100, 200])
+def test_cached_prefix_matches_full_forward(model, chunk, length):
+    """Also where the context is cut to the trained length."""
     _, drawn = draw(items=5)
-    items = drawn.items[100]
-    found = read_items(TaskScorer(model, chunk=chunk), items, 100, bos=256, batch=2)
+    items = drawn.items[length]
+    cut = None if length == 100 else 100
+    answers = read_items(TaskScorer(model, chunk=chunk), items, length, bos=256, batch=2, cut=cut)
     for row, item in enumerate(items):
         for column, candidate in enumerate([item.answer, *item.others]):
-            tokens = torch.tensor([[256, *item.prompt, *candidate]])
+            tokens = torch.tensor([[256, *item.prompt, *candidate][-101:]])
+            assert tokens.shape == (1, 101)
             with torch.no_grad():
-                places = TokenPositions.plain(tokens.shape[1] - 1, length=100)
-                nll = model(tokens[:, :-1], places, targets=tokens[:, 1:])
-            assert found.nll[row, column] == pytest.approx(
-                float(nll[0, -len(candidate) :].sum()), abs=1e-9
-            )
-    cut = read_items(
-        TaskScorer(model, chunk=chunk), drawn.items[200], 200, bos=256, batch=3, cut=100
-    )
-    tail = [
-        item.prompt[len(item.prompt) - (100 - len(item.answer) + 1) :] for item in drawn.items[200]
-    ]
-    for row, item in enumerate(drawn.items[200]):
-        tokens = torch.tensor([[*tail[row], *item.answer]])
-        assert tokens.shape[1] - 1 == 100
-        with torch.no_grad():
-            nll = model(tokens[:, :-1], TokenPositions.plain(100), targets=tokens[:, 1:])
-        assert cut.nll[row, 0] == pytest.approx(float(nll[0, -len(item.answer) :].sum()), abs=1e-9)
+                nll = model(tokens[:, :-1], TokenPositions.plain(100), targets=tokens[:, 1:])
+            expected = float(nll[0, -len(candidate) :].sum())
+            assert answers.nll[row, column] == pytest.approx(expected, abs=1e-9)
 
 
 def test_exact_match_equals_greedy_decoding(model):
