@@ -35,9 +35,9 @@ def run_folder(
 def scheme_names(settings: RunSettings) -> list[str]:
     """The names of the positional schemes of a run, and of their scaling: rope, yarn."""
     names = []
-    for choice in settings.model.kinds.values():
-        names.append(choice.name)
-        scaling = getattr(choice, "scaling", None)
+    for kind in settings.model.resolved_kinds.values():
+        names.append(kind.position.name)
+        scaling = getattr(kind.position, "scaling", None)
         if scaling is not None and scaling.name != "none":
             names.append(scaling.name)
     return names

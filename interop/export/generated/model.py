@@ -54,11 +54,10 @@ def source(settings: ModelSettings) -> str:
     """The modeling file."""
     kinds = settings.resolved_kinds.values()
     schemes = sorted({kind.position.name for kind in kinds})
-    mixers = {kind.mixer.name for kind in kinds}
     bundle = Bundle(
         whole=WRAPPER,
         settings=_classes(settings),
-        registries={"SCHEMES": set(schemes), "MIXERS": mixers},
+        registries={"SCHEMES": set(schemes), "MIXERS": {kind.mixer.name for kind in kinds}},
     )
     header = HEADER.format(schemes=", ".join(schemes))
     return bundle.source(["SextantConfig", "SextantForCausalLM"], header)
