@@ -11,7 +11,7 @@ from errors import InteropError
 from interop.checkpoint import ForeignCheckpoint, first_names
 from interop.huggingface.config import ImportedShape, read_config
 from interop.huggingface.reader import shown
-from interop.huggingface.weight_names import DERIVED, ONE_PLUS_NORM, weight_map
+from interop.huggingface.weight_names import DERIVED, joined, separated
 from model import Transformer
 
 HEAD = "lm_head.weight"
@@ -23,6 +23,12 @@ SIZES = (
     "num_attention_heads",
     "num_key_value_heads",
     "head_dim",
+    "linear_num_key_heads",
+    "linear_num_value_heads",
+    "linear_key_head_dim",
+    "linear_value_head_dim",
+    "linear_conv_kernel_dim",
+    "conv_L_cache",
     "vocab_size",
     "layers",
     "dim",
@@ -57,12 +63,14 @@ def build_model(checkpoint: ForeignCheckpoint) -> ImportedModel:
     if shape.family is None:
         theirs = {f"model.{name}": (name,) for name in empty}
     else:
-        theirs, unknown = weight_map(shape.family.layer, shape.model.layers, empty)
+        theirs, unknown = shape.family.weight_map(shape.model, empty)
         assert not unknown, f"families.py maps no tensor to {unknown}"
     has_copy = _check_names(checkpoint, set(theirs), shape.model.tie_embeddings)
-    rows_of = {name: [empty[part].shape[0] for part in parts] for name, parts in theirs.items()}
+    heads = shape.model.heads
+    one_plus_norms = shape.family is not None and shape.family.one_plus_norms
     for name, parts in theirs.items():
-        expected = (sum(rows_of[name]), *empty[parts[0]].shape[1:])
+        whole = joined(name, [empty[part] for part in parts], heads, one_plus_norms)
+        expected = tuple(whole.shape)
         stored = checkpoint.tensors[name]
         if stored.shape != expected:
             raise InteropError(
@@ -78,9 +86,9 @@ def build_model(checkpoint: ForeignCheckpoint) -> ImportedModel:
                 f"{stored.file}: {name} has values that are not finite; download it again, or "
                 "import other weights"
             )
-        if shape.family and shape.family.one_plus_norms and ONE_PLUS_NORM.fullmatch(name):
-            values += 1
-        for part, own_values in zip(parts, values.split(rows_of[name]), strict=True):
+        rows = [len(empty[part]) for part in parts]
+        separate = separated(name, values, rows, heads, one_plus_norms)
+        for part, own_values in zip(parts, separate, strict=True):
             own[part].copy_(own_values)
     if has_copy and not torch.equal(checkpoint.tensors[HEAD].read(), own["embed.weight"]):
         raise InteropError(

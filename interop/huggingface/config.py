@@ -175,10 +175,26 @@ def _changes(reader: ConfigReader, dim: int) -> dict[str, Any]:
         value = reader.number(theirs, float, None)
         if value is not None:
             changes[ours] = float(value)
+    if reader.get("model_type") == "lfm2":
+        changes |= _lfm2(reader)
     if reader.get("model_type") == "gemma3_text":
         changes["embedding_multiplier"] = dim**0.5
         scalar = reader.number("query_pre_attn_scalar", float)
         changes["attention_multiplier"] = scalar**-0.5
+    return changes
+
+
+def _lfm2(reader: ConfigReader) -> dict[str, Any]:
+    """Settings that LFM2 has under names of its own."""
+    ffn_dim = reader.number("block_ff_dim", int, reader.number("intermediate_size", int))
+    if reader.flag("block_auto_adjust_ff_dim"):
+        multiple = reader.number("block_multiple_of", int)
+        multiplier = reader.number("block_ffn_dim_multiplier", float, 1.0)
+        ffn_dim = int(multiplier * int(2 * ffn_dim / 3))
+        ffn_dim = -(-ffn_dim // multiple) * multiple
+    changes = {"ffn_dim": ffn_dim, "norm_eps": reader.number("norm_eps", float)}
+    if reader.get("tie_embedding") is not None:
+        changes["tie_embeddings"] = reader.flag("tie_embedding")
     return changes
 
 
@@ -192,9 +208,12 @@ def _positions(
     window = reader.number("sliding_window", int, None)
     if SLIDING in types and window is None:
         raise InteropError(f"{reader.file}: layer_types has {SLIDING}, but sliding_window is null")
-    schemes = []
+    schemes: list[dict[str, Any]] = []  # settings of each layer
     lengths = set()
     for layer_type, theta in zip(types, thetas, strict=True):
+        if layer_type == family.other_type:
+            schemes.append(_other_layer(reader))
+            continue
         parameters = by_type.get(layer_type) or by_type[""]
         if theta:
             parameters = ConfigReader({**parameters.values, "rope_theta": theta}, parameters.file)
@@ -203,13 +222,40 @@ def _positions(
             scheme, length = read_rope(RopeSource(parameters, reader, head_dim, family.partial))
             lengths |= {length} - {None}
         scheme |= _modifiers(reader, parameters)
-        schemes.append(scheme | ({"window": window} if layer_type == SLIDING else {}))
+        if layer_type == SLIDING:
+            scheme["window"] = window
+        schemes.append({"position": scheme})
     if len(lengths) > 1:
         raise InteropError(
             f"{reader.file}: layers with different original lengths "
             f"({', '.join(map(str, sorted(lengths)))}) cannot be imported"
         )
     return _pattern(schemes), next(iter(lengths), None)
+
+
+def _other_layer(reader: ConfigReader) -> dict[str, Any]:
+    """A layer of another mixer than attention: LFM2's gated convolution, or Gated DeltaNet."""
+    layer: dict[str, Any] = {"position": {"name": "none"}}
+    if reader.get("model_type") == "lfm2":
+        width = reader.number("conv_L_cache", int)
+        has_bias = reader.flag("conv_bias")
+        layer["mixer"] = {"name": "short_convolution", "width": width, "bias": has_bias}
+        return layer
+    layer["mixer"] = {
+        "name": "recurrent",
+        "decay": "head",
+        "delta": True,
+        "beta": "sigmoid",
+        "unit_qk": True,
+        "value_dim": reader.number("linear_value_head_dim", int),
+        "convolution": reader.number("linear_conv_kernel_dim", int),
+        "output_gate": "silu",
+    }
+    layer["gate"] = "none"
+    layer["heads"] = reader.number("linear_num_value_heads", int)
+    layer["kv_heads"] = reader.number("linear_num_key_heads", int)
+    layer["head_dim"] = reader.number("linear_key_head_dim", int)
+    return layer
 
 
 def _modifiers(reader: ConfigReader, parameters: ConfigReader) -> dict[str, Any]:
@@ -234,9 +280,10 @@ def _layer_types(reader: ConfigReader) -> list[str]:
         return [FULL if window is None else SLIDING] * layers
     if given is not None:
         is_list = isinstance(given, list) and len(given) >= layers
-        if not is_list or not all(name in (FULL, SLIDING) for name in given):
+        known = [FULL, FAMILIES[model_type].other_type or SLIDING]
+        if not is_list or not all(name in (*known, SLIDING) for name in given):
             raise InteropError(
-                f"{reader.file}: layer_types must be {layers} times {FULL} or {SLIDING}, got "
+                f"{reader.file}: layer_types must be {layers} times {' or '.join(known)}, got "
                 f"{shown(given)}"
             )
         given = given[:layers]
@@ -255,6 +302,12 @@ def _layer_types(reader: ConfigReader) -> list[str]:
         return [SLIDING if windowed and theta == 0 else FULL for theta in _layer_thetas(reader)]
     if model_type == "granite_swa":
         return [FULL if i % 4 == 0 else SLIDING for i in range(layers)]
+    if model_type == "lfm2":
+        full = reader.numbers("full_attn_idxs")
+        return [FULL if full is None or i in full else "conv" for i in range(layers)]
+    if model_type == "qwen3_5_text":
+        period = reader.number("full_attention_interval", int)
+        return ["linear_attention" if (i + 1) % period else FULL for i in range(layers)]
     if model_type == "gemma3_text":
         period = reader.number("sliding_window_pattern", int)
         return [SLIDING if (i + 1) % period else FULL for i in range(layers)]
@@ -280,29 +333,28 @@ def _layer_thetas(reader: ConfigReader) -> list[float | None]:
     return [None] * layers
 
 
-def _pattern(schemes: list[dict[str, Any]]) -> dict[str, Any]:
-    """`position` if all layers have it, else `kinds` in a `pattern` of the shortest period."""
+def _pattern(layers: list[dict[str, Any]]) -> dict[str, Any]:
+    """The settings of the only layer kind, or `kinds` in a `pattern` of the shortest period."""
     kinds: dict[str, dict[str, Any]] = {}
     names = []
-    for scheme in schemes:
-        name = next((name for name, known in kinds.items() if known == scheme), None)
+    for layer in layers:
+        name = next((name for name, known in kinds.items() if known == layer), None)
         if name is None:
-            stem = "nope" if scheme["name"] == "none" else "rope"
-            stem += "_window" if "window" in scheme else ""
+            position = layer["position"]
+            stem = "nope" if position["name"] == "none" else "rope"
+            stem += "_window" if "window" in position else ""
+            stem = layer["mixer"]["name"] if "mixer" in layer else stem
             same = sum(known.rstrip("0123456789") == stem for known in kinds)
             name = f"{stem}{same + 1}" if same else stem
-            kinds[name] = scheme
+            kinds[name] = layer
         names.append(name)
     if len(kinds) == 1:
-        return {"position": schemes[0]}
+        return layers[0]
     count = len(names)
     period = next(
         p for p in range(1, count + 1) if all(names[i] == names[i % p] for i in range(count))
     )
-    return {
-        "pattern": names[:period],
-        "kinds": {name: {"position": scheme} for name, scheme in kinds.items()},
-    }
+    return {"pattern": names[:period], "kinds": kinds}
 
 
 def _ids(reader: ConfigReader, key: str) -> tuple[int, ...]:

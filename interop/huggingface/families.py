@@ -6,10 +6,25 @@ A family states what its configuration class assumes for keys that a config.json
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from interop.huggingface.weight_names import GEMMA3, LLAMA, OLMO2, PHI3, QK_NORMS, SINKS, WeightMap
+from interop.huggingface.weight_names import (
+    GEMMA3,
+    LFM2,
+    LFM2_CONVOLUTION,
+    LLAMA,
+    OLMO2,
+    PHI3,
+    QK_NORMS,
+    QWEN35,
+    QWEN35_DELTA,
+    SINKS,
+    WeightMap,
+    weight_map,
+)
+from model import ModelSettings
 
 
 @dataclass(frozen=True)
@@ -18,7 +33,10 @@ class Family:
 
     Attributes:
         architecture: the class of the causal language model in transformers.
-        layer: weight map of one layer.
+        layer: weight map of a layer with attention.
+        other_layer: weight map of a layer with another mixer.
+        other_type: the name of such layers in `layer_types`.
+        final_norm: the name of the last norm.
         defaults: values of absent keys, where they are not those of Llama. A key that changes the
             result and is not listed is not part of the family.
         settings: model settings that all models of the family share.
@@ -32,6 +50,20 @@ class Family:
     settings: dict[str, Any] = field(default_factory=dict)
     partial: bool = False
     one_plus_norms: bool = False
+    other_layer: WeightMap = field(default_factory=dict)
+    other_type: str | None = None
+    final_norm: str = "model.norm.weight"
+
+    def weight_map(
+        self, settings: ModelSettings, ours: Iterable[str]
+    ) -> tuple[WeightMap, list[str]]:
+        """The weight map of a whole model; see `weight_map`."""
+        kinds = settings.resolved_kinds
+        layers = [
+            self.layer if kinds[name].mixer.name == "attention" else self.other_layer
+            for name in settings.layer_kinds
+        ]
+        return weight_map(layers, ours, self.final_norm)
 
 
 _MULTIPLIERS = {
@@ -42,6 +74,13 @@ _MULTIPLIERS = {
 }
 _BIASES = {"attention_bias": False, "mlp_bias": False}
 _QWEN_WINDOWS = {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28}
+_DELTA_SIZES = {
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+}
 _MINISTRAL_ROPE = {
     "rope_type": "yarn",
     "rope_theta": 1_000_000.0,
@@ -162,6 +201,42 @@ FAMILIES: dict[str, Family] = {
         settings={"qk_norm": True, "norm_placement": "both", "activation": "gelu_tanh"},
         one_plus_norms=True,
     ),
+    "lfm2": Family(
+        "Lfm2ForCausalLM",
+        LFM2,
+        other_layer=LFM2_CONVOLUTION,
+        other_type="conv",
+        final_norm="model.embedding_norm.weight",
+        defaults={
+            "intermediate_size": 12288,
+            "num_key_value_heads": 8,
+            "norm_eps": 1e-5,
+            "tie_word_embeddings": True,
+            "rope_theta": 1_000_000.0,
+            "conv_bias": False,
+            "conv_L_cache": 3,
+            "block_multiple_of": 256,
+            "block_ffn_dim_multiplier": 1.0,
+            "block_auto_adjust_ff_dim": True,
+        },
+        settings={"qk_norm": True},
+    ),
+    "qwen3_5_text": Family(
+        "Qwen3_5ForCausalLM",
+        QWEN35,
+        other_layer=QWEN35_DELTA,
+        other_type="linear_attention",
+        defaults={
+            "num_key_value_heads": 4,
+            "head_dim": 256,
+            "partial_rotary_factor": 0.25,
+            "full_attention_interval": 4,
+            **_DELTA_SIZES,
+        },
+        settings={"qk_norm": True, "gate": "channel"},
+        partial=True,
+        one_plus_norms=True,
+    ),
 }
 
 # What other families compute that our decoder does not, for the error message.
@@ -188,6 +263,10 @@ _OTHERS: dict[tuple[str, ...], str] = {
         "olmoe",
         "phimoe",
         "gpt_oss",
+        "lfm2_moe",
+        "qwen3_next",
+        "qwen3_5_moe",
+        "qwen3_5_moe_text",
     ): "mixture of experts",
     ("deepseek_v2", "deepseek_v3", "minicpm3"): "multi-head latent attention",
     (
@@ -199,7 +278,8 @@ _OTHERS: dict[tuple[str, ...], str] = {
         "zamba2",
         "rwkv",
     ): "layers without attention",
-    ("granitemoehybrid", "qwen3_next", "qwen3_5", "recurrent_gemma"): "layers without attention",
+    ("granitemoehybrid", "recurrent_gemma"): "layers without attention",
+    ("qwen3_5",): "images; save its language model as qwen3_5_text",
     ("llama4", "llama4_text"): "mixture of experts and chunked attention",
     ("glm", "glm4", "helium"): "interleaved rotation with other weights",
 }

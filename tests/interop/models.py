@@ -81,6 +81,20 @@ ABSENT = object()  # a key that the configuration does not have
 FULL = "full_attention"
 SLIDING = "sliding_attention"
 TYPES = [SLIDING, FULL, SLIDING, SLIDING, FULL]
+CONVOLUTIONS = ["conv", FULL, "conv", "conv", FULL]
+DELTAS = ["linear_attention", FULL, "linear_attention", "linear_attention", FULL]
+DELTA = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 6,
+    "linear_conv_kernel_dim": 3,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 500.0,
+        "partial_rotary_factor": 0.4,
+    },
+}
 # Model type and configuration, by name. The first of each family is in the quick suite.
 VARIANTS: dict[str, tuple[str, dict]] = {
     "llama": ("llama", {}),
@@ -167,6 +181,26 @@ VARIANTS: dict[str, tuple[str, dict]] = {
             "final_logit_softcapping": 4.0,
             "attention_bias": True,
         },
+    ),
+    "lfm2": (
+        "lfm2",
+        {"head_dim": ABSENT, "hidden_size": 60, "norm_eps": 1e-4, "layer_types": CONVOLUTIONS},
+    ),
+    "lfm2, biases": (
+        "lfm2",
+        {
+            "head_dim": ABSENT,
+            "hidden_size": 60,
+            "conv_bias": True,
+            "conv_L_cache": 4,
+            "full_attn_idxs": [1],
+            "block_auto_adjust_ff_dim": False,
+        },
+    ),
+    "qwen3_5_text": ("qwen3_5_text", {**DELTA, "layer_types": DELTAS}),
+    "qwen3_5_text, one key head": (
+        "qwen3_5_text",
+        {**DELTA, "linear_num_key_heads": 1, "full_attention_interval": 2},
     ),
 }
 QUICK = [name for name in VARIANTS if "," not in name]

@@ -106,7 +106,8 @@ SLOW_VARIANTS = [
 def test_architectures(name, tmp_path):
     theirs = variant(name)
     ours = saved(theirs, tmp_path).model
-    check_plain(ours, theirs)
+    # The delta rule multiplies rounding errors of long products.
+    check_plain(ours, theirs, 1e-4 if "qwen3_5" in name else 1e-5)
     with double_precision():
         check_everything(ours.double(), in_double(theirs))
 
@@ -226,7 +227,8 @@ DROPPED = {
     "attention_bias", "attention_multiplier", "embedding_multiplier", "head_dim", "layer_rope_theta",
     "layer_types", "logits_scaling", "max_window_layers", "mlp_bias", "no_rope_layer_interval",
     "no_rope_layers", "num_key_value_heads", "original_max_position_embeddings", "residual_multiplier",
-    "final_logit_softcapping", "hidden_activation", "query_pre_attn_scalar",
+    "block_auto_adjust_ff_dim", "block_ffn_dim_multiplier", "block_multiple_of", "conv_L_cache",
+    "conv_bias", "linear_conv_kernel_dim", "norm_eps", "final_logit_softcapping", "hidden_activation", "query_pre_attn_scalar",
     "rms_norm_eps", "rope_parameters", "sliding_window", "tie_word_embeddings", "use_sliding_window",
 }  # fmt: skip
 SIZES = {
