@@ -6,7 +6,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from model import ModelError, ModelSettings, TokenPositions, check_override
+from model import ModelSettings, TokenPositions, check_override
 from tests.model.zoo import build, ids, refusal, settings_of
 
 UNKNOWN = {"position": {"name": "roep"}}
@@ -51,43 +51,6 @@ def test_length_beyond_learned_table_reports_offset_plus_length():
         ):
             text = refusal(lambda p=positions: model(ids(1, p.order.shape[1]), p))
             assert "'learned'" in text and "offset + T = 12" in text and "11 tokens" in text
-
-
-def test_failed_forward_leaves_cache_unchanged():
-    model = build("learned")
-    tokens = ids(1, 11)
-    with torch.no_grad():
-        whole = model(tokens, TokenPositions.plain(11))
-        cache = model.make_cache(1, 20)
-        model(tokens[:, :8], TokenPositions.plain(8), cache=cache)
-        with pytest.raises(ModelError):
-            model(tokens[:, :4], TokenPositions.plain(4, offset=8), cache=cache)
-        assert cache.filled == 8
-        torch.testing.assert_close(
-            model(tokens[:, 8:], TokenPositions.plain(3, offset=8), cache=cache), whole[:, 8:]
-        )
-
-
-def test_full_cache():
-    model = build("rope")
-    cache = build("rope").make_cache(1, 6)
-    with torch.no_grad():
-        model(ids(1, 4), TokenPositions.plain(4), cache=cache)
-        text = refusal(lambda: model(ids(1, 3), TokenPositions.plain(3, offset=4), cache=cache))
-        assert "6 tokens" in text and "got 7" in text
-        model(ids(1, 2), TokenPositions.plain(2, offset=4), cache=cache)  # what fits still goes in
-        assert cache.filled == 6
-
-
-def test_cache_rejects_gradients_and_other_layouts():
-    model = build("rope")
-    cache = build("rope").make_cache(1, 9)
-    assert "no_grad" in refusal(lambda: model(ids(1, 4), TokenPositions.plain(4), cache=cache))
-    with torch.no_grad():
-        model(ids(1, 4), TokenPositions.plain(4), cache=cache)
-        ragged = TokenPositions.left_padded([4], 1, offset=4)
-        text = refusal(lambda: model(ids(1, 1), ragged, cache=cache))
-        assert "plain" in text and "ragged" in text
 
 
 ROPE = {"name": "rope", "theta": 500.0, "window": 8}
