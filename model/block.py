@@ -21,6 +21,7 @@ from model.attention.sharding import GatheredKeys, ShardedWindow
 from model.attention.softmax import Attention
 from model.fast.biased import NAMESPACE
 from model.mixers.base import AttentionPass, LayerKind
+from model.mixers.latent import LatentAttention
 from model.mixers.registry import MIXERS
 from model.model_settings import Activation, ModelSettings
 
@@ -198,7 +199,7 @@ class Block(nn.Module):
     ) -> Tensor:
         """The passes of all chunks. All gathers start before the first attention, in the same order
         on all ranks, so that those of later chunks overlap with it."""
-        assert isinstance(self.attention, Attention)
+        assert isinstance(self.attention, Attention | LatentAttention)
         started = []
         outputs = []
         for part, each in zip(parts, passes, strict=True):

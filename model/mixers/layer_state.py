@@ -98,9 +98,10 @@ class GatheredState(GatheredLayer):
 
     def __init__(self, window: ShardedWindow):
         super().__init__(window)
-        self._inputs: list[Tensor] = []  # the last inputs of each chunk so far
+        self._inputs: Tensor | None = None  # the last inputs of earlier passes
         self._memory: Tensor | None = None  # after the chunks of earlier passes
-        self._index = 0  # of this rank's chunk
+        self._inputs_turn = 0
+        self._memory_turn = 0
 
     def extend(
         self,
@@ -109,22 +110,23 @@ class GatheredState(GatheredLayer):
         count: int,
     ) -> tuple[Tensor, Tensor | None]:
         """See `LayerState.extend`."""
+        turn = self._inputs_turn
+        self._inputs_turn += 1
         own = F.pad(x, (0, 0, max(0, count - x.shape[1]), 0))
-        self._index, tails = self._gather("inputs", own[:, own.shape[1] - count :])
-        if not self._inputs:
-            self._inputs = [torch.zeros_like(tails[0])]
-        first = len(self._inputs) - 1
-        for chunk, tail in enumerate(tails, first):
-            start, stop = self.window.bounds(chunk)
+        tails = self._wait(self._start(own[:, own.shape[1] - count :], turn), turn)
+        last = torch.zeros_like(tails[0]) if self._inputs is None else self._inputs
+        before = [last]
+        for tail, (start, stop) in zip(tails, self._bounds(turn), strict=True):
             new = min(count, stop - start)
-            joined = torch.cat([self._inputs[-1], tail[:, count - new :]], dim=1)
-            self._inputs.append(joined[:, joined.shape[1] - count :])
+            last = torch.cat([last, tail[:, count - new :]], dim=1)[:, new:]
+            before.append(last)
+        self._inputs = last
         # Of all chunks, also later ones: the backward pass of a gather must run on every rank.
-        before = torch.stack(self._inputs)[self._index]
-        inputs = torch.cat([before, x], dim=1)
+        chunk = self.shard.chunks[turn]
+        inputs = torch.cat([torch.stack(before)[chunk % self.shard.size], x], dim=1)
         if document is None:
             return inputs, None
-        start, _ = self.window.bounds(self._index)
+        start, _ = self.window.bounds(chunk)
         earlier = self.window.positions.document[:, max(0, start - count) : start]
         earlier = F.pad(earlier, (count - earlier.shape[1], 0), value=-1)
         return inputs, torch.cat([earlier, document], dim=1)
@@ -132,27 +134,27 @@ class GatheredState(GatheredLayer):
     @property
     def document(self) -> Tensor | None:
         """See `LayerState.document`."""
-        start, _ = self.window.bounds(self._own_chunk())
+        start, _ = self.window.bounds(self.shard.chunks[self._memory_turn])
         if self.window.positions.layout == "plain" or start == 0:
             return None
         return without_padding(self.window.positions.document[:, :start], None)[:, -1:]
 
-    def _own_chunk(self) -> int:
-        return self.shard.chunks[self._turns.get("written", 0)]
-
     def before(self, whole: Callable[[], Transition]) -> RecurrentState | None:
         """See `LayerState.before`."""
         document = self.document
+        turn = self._memory_turn
+        self._memory_turn += 1
         own = whole()
-        index, kept = self._gather("kept", own.kept)
-        _, written = self._gather("written", own.written)
+        kept = self._wait(self._start(own.kept, turn), turn)
+        written = self._wait(self._start(own.written, turn), turn)
         memory = torch.zeros_like(own.written) if self._memory is None else self._memory
-        states = [memory]
+        before = [memory]
         for parts in zip(kept, written, strict=True):
-            states.append(Transition(*parts).apply(states[-1]))
-        self._memory = states[-1]
+            before.append(Transition(*parts).apply(before[-1]))
+        self._memory = before[-1]
         # Of all chunks; see `extend`.
-        return RecurrentState(torch.stack(states)[index % self.shard.size], document)
+        chunk = self.shard.chunks[turn]
+        return RecurrentState(torch.stack(before)[chunk % self.shard.size], document)
 
     def keep(self, state: RecurrentState) -> None:
         """Later chunks do not use this state."""
