@@ -21,7 +21,6 @@ from model.position.scaling import YaRNScaling, plain_frequencies
 from tests.interop.models import (
     ABSENT,
     FULL,
-    LONGROPE,
     QUICK,
     ROPES,
     SLIDING,
@@ -145,21 +144,6 @@ def test_rope_kinds(family, rope, tmp_path):
     check_plain(ours, theirs)
     with double_precision():
         check_everything(ours.double(), in_double(theirs))
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("name", ["mistral", "qwen3", "granite_swa", "smollm3", "olmo2"])
-def test_left_padding_in_transformers(name, tmp_path):
-    """The same padded batch in transformers, with its attention mask and position ids."""
-    theirs = variant(name)
-    ours = saved(theirs, tmp_path).model
-    tokens = tokens_of()
-    mask = torch.stack([(torch.arange(LENGTH) >= LENGTH - count).long() for count in COUNTS])
-    position_ids = (mask.cumsum(-1) - 1).clamp(min=0)
-    expected = theirs(tokens, attention_mask=mask, position_ids=position_ids).logits
-    got = ours(tokens, TokenPositions.left_padded(COUNTS, LENGTH))
-    for row, count in enumerate(COUNTS):
-        close(got[row, -count:], expected[row, -count:], 1e-5)
 
 
 @pytest.mark.parametrize("key", ["rope_type", "type"])
@@ -347,12 +331,3 @@ def test_code_of_a_model_is_never_run(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     check_plain(build_model(read_folder(tmp_path)).model, theirs)
     assert "own" not in sys.modules
-
-
-def test_original_length_is_that_of_scaling(tmp_path):
-    found = saved(make("llama", rope_parameters=YARN | {"rope_theta": 1e4}), tmp_path).model
-    assert (found.train_length, found.original_length) == (64, 32)
-    found = saved(
-        make("llama", rope_parameters=LONGROPE | {"rope_theta": 1e4}), tmp_path / "long"
-    ).model
-    assert found.original_length == 32
