@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import torch
 
 from errors import InteropError
-from interop.checkpoint import ForeignCheckpoint, first_names
+from interop.checkpoint import ForeignCheckpoint, StoredTensor, first_names
 from interop.huggingface.config import ImportedShape, read_config
 from interop.huggingface.reader import shown
 from interop.huggingface.weight_names import DERIVED, joined, separated
@@ -28,6 +29,11 @@ SIZES = (
     "linear_key_head_dim",
     "linear_value_head_dim",
     "linear_conv_kernel_dim",
+    "q_lora_rank",
+    "kv_lora_rank",
+    "qk_nope_head_dim",
+    "qk_rope_head_dim",
+    "v_head_dim",
     "conv_L_cache",
     "vocab_size",
     "layers",
@@ -56,6 +62,8 @@ def build_model(checkpoint: ForeignCheckpoint) -> ImportedModel:
             missing, left over, damaged, not finite, or of another shape or type.
     """
     where = checkpoint.config_file
+    if checkpoint.config.get("model_type") == "olmo_hybrid":
+        checkpoint = replace(checkpoint, tensors=_olmo_hybrid(checkpoint.tensors))
     _check_sizes(checkpoint)
     shape = read_config(checkpoint.config, where)
     with torch.device("meta"):
@@ -96,6 +104,27 @@ def build_model(checkpoint: ForeignCheckpoint) -> ImportedModel:
             "has tie_word_embeddings = true; one of them is wrong"
         )
     return ImportedModel(model.eval(), shape, checkpoint)
+
+
+def _olmo_hybrid(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """The tensors under the names of transformers' class: files have other names of norms, and the
+    convolution of each layer in three parts."""
+    renamed = {}
+    for name, stored in tensors.items():
+        name = name.replace("attention_layer_norm", "input_layernorm")
+        renamed[name.replace("feedforward_layer_norm", "post_attention_layernorm")] = stored
+    for name in [name for name in renamed if ".q_conv1d." in name]:
+        names = [name.replace(".q_", f".{letter}_") for letter in "qkv"]
+        if not renamed.keys() >= set(names):
+            continue  # reported as missing
+        parts = [renamed.pop(part) for part in names]
+        rows = sum(part.shape[0] for part in parts)
+        renamed[name.replace("q_conv1d", "conv1d")] = replace(
+            parts[0],
+            shape=(rows, *parts[0].shape[1:]),
+            read=lambda parts=parts: torch.cat([part.read() for part in parts]),
+        )
+    return renamed
 
 
 def _transformer(shape: ImportedShape) -> Transformer:

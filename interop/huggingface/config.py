@@ -58,6 +58,8 @@ def read_config(config: dict[str, Any], file: str) -> ImportedShape:
     heads = reader.number("num_attention_heads", int)
     dim = reader.number("hidden_size", int)
     head_dim = reader.number("head_dim", int, dim // heads)
+    if family.architecture == "MiniCPM3ForCausalLM":
+        head_dim = reader.number("qk_rope_head_dim", int)  # of the slice with positions
     positions, original_length = _positions(reader, family, head_dim)
     settings = {
         "dim": dim,
@@ -177,6 +179,8 @@ def _changes(reader: ConfigReader, dim: int) -> dict[str, Any]:
             changes[ours] = float(value)
     if reader.get("model_type") == "lfm2":
         changes |= _lfm2(reader)
+    if reader.get("model_type") == "minicpm3":
+        changes |= _minicpm3(reader, dim)
     if reader.get("model_type") == "gemma3_text":
         changes["embedding_multiplier"] = dim**0.5
         scalar = reader.number("query_pre_attn_scalar", float)
@@ -195,6 +199,33 @@ def _lfm2(reader: ConfigReader) -> dict[str, Any]:
     changes = {"ffn_dim": ffn_dim, "norm_eps": reader.number("norm_eps", float)}
     if reader.get("tie_embedding") is not None:
         changes["tie_embeddings"] = reader.flag("tie_embedding")
+    return changes
+
+
+def _minicpm3(reader: ConfigReader, dim: int) -> dict[str, Any]:
+    """Latent attention and multipliers of MiniCPM3."""
+    parameters = rope_parameters(reader)[""]
+    if parameters.get("mscale_all_dim"):
+        raise InteropError(
+            f"{parameters.file}: mscale_all_dim cannot be imported: MiniCPM3 scales q·k by it"
+        )
+    layers = reader.number("num_hidden_layers", int)
+    value_dim = dim // reader.number("num_attention_heads", int)
+    changes: dict[str, Any] = {
+        "mixer": {
+            "name": "latent",
+            "rank": reader.number("kv_lora_rank", int),
+            "query_rank": reader.number("q_lora_rank", int, None),
+            "unrotated_dim": reader.number("qk_nope_head_dim", int),
+            "value_dim": reader.number("v_head_dim", int, value_dim),
+            "norm_eps": 1e-6,
+        },
+        "embedding_multiplier": reader.number("scale_emb", float),
+        "logit_divisor": dim / reader.number("dim_model_base", int, dim),
+    }
+    depth = reader.number("scale_depth", float, None)
+    if depth is not None:
+        changes["residual_multiplier"] = depth / layers**0.5
     return changes
 
 
@@ -241,20 +272,27 @@ def _other_layer(reader: ConfigReader) -> dict[str, Any]:
         has_bias = reader.flag("conv_bias")
         layer["mixer"] = {"name": "short_convolution", "width": width, "bias": has_bias}
         return layer
+    heads = reader.number("num_attention_heads", int)
+    layer["heads"] = reader.number("linear_num_value_heads", int, heads)
+    key_heads = layer["kv_heads"] = reader.number("linear_num_key_heads", int, heads)
+    key_dim = int(0.75 * reader.number("hidden_size", int) / key_heads)
+    key_dim = layer["head_dim"] = reader.number("linear_key_head_dim", int, key_dim)
     layer["mixer"] = {
         "name": "recurrent",
         "decay": "head",
         "delta": True,
         "beta": "sigmoid",
         "unit_qk": True,
-        "value_dim": reader.number("linear_value_head_dim", int),
+        "value_dim": reader.number("linear_value_head_dim", int, 2 * key_dim),
         "convolution": reader.number("linear_conv_kernel_dim", int),
         "output_gate": "silu",
     }
-    layer["gate"] = "none"
-    layer["heads"] = reader.number("linear_num_value_heads", int)
-    layer["kv_heads"] = reader.number("linear_num_key_heads", int)
-    layer["head_dim"] = reader.number("linear_key_head_dim", int)
+    if reader.get("model_type") == "qwen3_5_text":
+        layer["gate"] = "none"
+        return layer
+    layer["norm_placement"] = "input"
+    layer["mixer"]["output_norm_eps"] = 1e-5
+    layer["mixer"]["beta_max"] = 2.0 if reader.flag("linear_allow_neg_eigval") else 1.0
     return layer
 
 
@@ -305,6 +343,9 @@ def _layer_types(reader: ConfigReader) -> list[str]:
     if model_type == "lfm2":
         full = reader.numbers("full_attn_idxs")
         return [FULL if full is None or i in full else "conv" for i in range(layers)]
+    if model_type == "olmo_hybrid":
+        types = [FULL if i % 4 == 3 else "linear_attention" for i in range(layers)]
+        return types if FULL in types else [*types[:-1], FULL]
     if model_type == "qwen3_5_text":
         period = reader.number("full_attention_interval", int)
         return ["linear_attention" if (i + 1) % period else FULL for i in range(layers)]
@@ -321,6 +362,9 @@ def _layer_thetas(reader: ConfigReader) -> list[float | None]:
     layers."""
     layers = reader.number("num_hidden_layers", int)
     model_type = reader.get("model_type")
+    if model_type == "olmo_hybrid":
+        has_rope = reader.object("rope_parameters").get("rope_theta", 1) is not None
+        return [None if has_rope else 0.0] * layers  # a base of null: no rotation
     if model_type == "granite_swa":
         given = reader.numbers("layer_rope_theta", layers)
         return [None] * layers if given is None else [*given[:layers]]

@@ -15,7 +15,10 @@ from interop.huggingface.weight_names import (
     LFM2,
     LFM2_CONVOLUTION,
     LLAMA,
+    MINICPM3,
+    MINICPM3_LOW_RANK,
     OLMO2,
+    OLMO_HYBRID_DELTA,
     PHI3,
     QK_NORMS,
     QWEN35,
@@ -33,8 +36,8 @@ class Family:
 
     Attributes:
         architecture: the class of the causal language model in transformers.
-        layer: weight map of a layer with attention.
-        other_layer: weight map of a layer with another mixer.
+        layer: weight map of one layer.
+        other_layer: weight map of layers with convolutions or states, or compressed queries.
         other_type: the name of such layers in `layer_types`.
         final_norm: the name of the last norm.
         defaults: values of absent keys, where they are not those of Llama. A key that changes the
@@ -58,11 +61,11 @@ class Family:
         self, settings: ModelSettings, ours: Iterable[str]
     ) -> tuple[WeightMap, list[str]]:
         """The weight map of a whole model; see `weight_map`."""
-        kinds = settings.resolved_kinds
-        layers = [
-            self.layer if kinds[name].mixer.name == "attention" else self.other_layer
-            for name in settings.layer_kinds
-        ]
+        layers = []
+        for name in settings.layer_kinds:
+            mixer = settings.resolved_kinds[name].mixer
+            is_other = getattr(mixer, "query_rank", mixer.name not in ("attention", "latent"))
+            layers.append(self.other_layer if is_other else self.layer)
         return weight_map(layers, ours, self.final_norm)
 
 
@@ -221,6 +224,35 @@ FAMILIES: dict[str, Family] = {
         },
         settings={"qk_norm": True},
     ),
+    "olmo_hybrid": Family(
+        "OlmoHybridForCausalLM",
+        OLMO2,
+        other_layer=OLMO_HYBRID_DELTA,
+        other_type="linear_attention",
+        defaults={
+            "attention_bias": False,
+            "linear_conv_kernel_dim": 4,
+            "linear_allow_neg_eigval": True,
+        },
+        settings={"qk_norm": "all_heads", "norm_placement": "output"},
+    ),
+    "minicpm3": Family(
+        "MiniCPM3ForCausalLM",
+        MINICPM3,
+        other_layer=MINICPM3_LOW_RANK,
+        defaults={
+            "rms_norm_eps": 1e-5,
+            "tie_word_embeddings": True,
+            "q_lora_rank": 768,
+            "kv_lora_rank": 256,
+            "qk_nope_head_dim": 64,
+            "qk_rope_head_dim": 32,
+            "scale_emb": 12,
+            "scale_depth": 1.4,
+            "dim_model_base": 256,
+        },
+        settings={"kv_heads": 1},
+    ),
     "qwen3_5_text": Family(
         "Qwen3_5ForCausalLM",
         QWEN35,
@@ -268,7 +300,7 @@ _OTHERS: dict[tuple[str, ...], str] = {
         "qwen3_5_moe",
         "qwen3_5_moe_text",
     ): "mixture of experts",
-    ("deepseek_v2", "deepseek_v3", "minicpm3"): "multi-head latent attention",
+    ("deepseek_v2", "deepseek_v3", "kimi_linear"): "mixture of experts",
     (
         "mamba",
         "mamba2",

@@ -86,6 +86,34 @@ QWEN35_DELTA: WeightMap = {
     "linear_attn.norm.weight": ("attention.output_norm",),
     "linear_attn.out_proj.weight": ("attention.wo.weight",),
 }
+OLMO_HYBRID_DELTA: WeightMap = {
+    **{name: ours for name, ours in LLAMA.items() if "self_attn" not in name},
+    "linear_attn.q_proj.weight": ("attention.wq.weight",),
+    "linear_attn.k_proj.weight": ("attention.wk.weight",),
+    "linear_attn.v_proj.weight": ("attention.wv.weight",),
+    "linear_attn.g_proj.weight": ("attention.w_gate.weight",),
+    "linear_attn.b_proj.weight": ("attention.w_beta.weight",),
+    "linear_attn.a_proj.weight": ("attention.w_decay.weight",),
+    "linear_attn.conv1d.weight": ("attention.convolution.weight",),
+    "linear_attn.dt_bias": ("attention.decay_bias",),
+    "linear_attn.A_log": ("attention.decay_rate",),
+    "linear_attn.o_norm.weight": ("attention.output_norm",),
+    "linear_attn.o_proj.weight": ("attention.wo.weight",),
+}
+MINICPM3: WeightMap = {
+    **{name: ours for name, ours in LLAMA.items() if "self_attn" not in name},
+    "self_attn.q_proj.weight": ("attention.wq.weight",),
+    "self_attn.kv_a_proj_with_mqa.weight": ("attention.w_down.weight",),
+    "self_attn.kv_a_layernorm.weight": ("attention.latent_norm.weight",),
+    "self_attn.kv_b_proj.weight": ("attention.w_up.weight",),
+    "self_attn.o_proj.weight": ("attention.wo.weight",),
+}
+MINICPM3_LOW_RANK: WeightMap = {
+    **{name: ours for name, ours in MINICPM3.items() if "q_proj" not in name},
+    "self_attn.q_a_proj.weight": ("attention.wq_down.weight",),
+    "self_attn.q_a_layernorm.weight": ("attention.q_norm.weight",),
+    "self_attn.q_b_proj.weight": ("attention.wq.weight",),
+}
 _LFM2_OTHERS: WeightMap = {
     "operator_norm.weight": ("attention_norm.weight",),
     "ffn_norm.weight": ("mlp_norm.weight",),
