@@ -4,12 +4,11 @@
     python evaluate.py RUN configs/evaluation/extension.yaml   with a settings file
     python evaluate.py RUN lengths=[256,512] methods=[trained,truncate,yarn] targets=128
     python evaluate.py RUN --matrix                            all applicable methods, in one table
-    python evaluate.py RUN --matrix --verbose                  ... with the reasons why others do not apply
+    python evaluate.py RUN --verbose                           the whole summary below the table
     python evaluate.py A B C lengths=[256,512]                 several runs on the same targets, relative to A
     python evaluate.py RUN --dry-run                           list the cells, estimate memory and time
     torchrun --nproc_per_node 2 evaluate.py RUN                on two processes (CPU) or two GPUs
-    torchrun --nproc_per_node 2 evaluate.py RUN context=2 lengths=[262144]   two processes share
-    each window
+    torchrun --nproc_per_node 2 evaluate.py RUN context=2 lengths=[262144]     ... that share each window
     python evaluate.py RUN configs/tasks/passkey.yaml          a task: accuracy by length and depth
     python evaluate.py hf:HuggingFaceTB/SmolLM2-135M           a model of Hugging Face: hub name or folder
     python evaluate.py --help                                  every setting
@@ -84,7 +83,7 @@ def parser_of(usage: str | None) -> SettingsParser:
     add(
         "--verbose",
         action="store_true",
-        help="with --matrix: explain why the other methods do not apply",
+        help="print the whole summary below the tables",
     )
     add(
         "--dry-run",

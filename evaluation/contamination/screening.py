@@ -148,39 +148,44 @@ def _read(path: Path) -> Overlap | None:
 def shared_text(
     settings: ContaminationSettings,
     store,
-    train,
+    trained: Sequence,
     tokenizer,
     *,
-    earlier: Sequence = (),
+    unknown: str = "",
     cache: Path | None = None,
     console=None,
 ) -> Overlap:
-    """What of `store` is excluded. `train`: the model's own training store; `earlier`: those of its
-    parent runs; None for one that no longer exists."""
-    trained = [train, *earlier]
+    """What of `store` is excluded.
+
+    Args:
+        trained: stores of all text that the model was trained on.
+        unknown: which of them are missing, as a sentence.
+    """
     unchecked = ""
     if not settings.check:
         unchecked = "Not compared with the training text (contamination.check=false)."
-    elif any(one is not None and one.hash == store.hash for one in trained):
+    elif any(train.hash == store.hash for train in trained):
         unchecked = "This is training text, not held-out text."
     if unchecked:
         nothing = np.zeros((0, 3), dtype=np.int64)
         return Overlap(nothing, nothing, unchecked=unchecked)
-    if None in trained:
-        unchecked = "Not compared with all of the training text: some of it no longer exists."
-    known = [one for one in trained if one is not None] or [None]
-    found = [find_overlap(store, one, tokenizer, cache=cache, console=console) for one in known]
-    together = _merged(np.concatenate([one.trained for one in found]))
-    return Overlap(together, found[0].repeated, found[0].sample, unchecked)
+    overlaps = [
+        find_overlap(store, train, tokenizer, cache=cache, console=console)
+        for train in trained or [None]
+    ]
+    together = _merged(np.concatenate([overlap.trained for overlap in overlaps]))
+    return Overlap(together, overlaps[0].repeated, overlaps[0].sample, unknown)
 
 
 @dataclass(frozen=True)
 class Screening:
-    """The counted targets. `record` goes to results.json, `sentence` to the summary."""
+    """The counted targets. `record` goes to results.json, `sentence` to the summary; `unchecked`:
+    what was not compared, as a sentence."""
 
     kept: np.ndarray  # (n_targets,) bool
     record: dict
     sentence: str
+    unchecked: str
 
 
 def screen(
@@ -212,11 +217,7 @@ def screen(
         "documents": _by_document(text, of, seen, again),
         "dropped": _ranges(dropped),
     }
-    return Screening(
-        ~dropped,
-        record,
-        f"{shared.unchecked} {_sentence(record)}".strip(),
-    )
+    return Screening(~dropped, record, _sentence(record), shared.unchecked)
 
 
 def _targets_in(

@@ -25,7 +25,7 @@ from evaluation.reports.evaluation_report import EvaluationReport
 from evaluation.reports.measure_charts import MeasureAxes, measures_figure, numbered, titled
 from evaluation.reports.provenance import text_basis
 from evaluation.reports.results_table import mean_over_units
-from evaluation.reports.sentences import sentences
+from evaluation.reports.sentences import caveats, sentences
 from evaluation.reports.text import dtype_note
 from evaluation.scoring.methods import TRAINED
 
@@ -72,6 +72,7 @@ def generation_report(result: GenerationResult, name: str = "generation") -> Eva
         rows=rows,
         record=record,
         summary=sentences("generation", found=result, at=buckets),
+        caveats=caveats(result.settings, len(np.unique(result.unit)), result.unit_kind, {}),
         tables=[table_of(result, buckets)],
         figures=figures,
     )

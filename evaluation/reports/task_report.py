@@ -27,7 +27,7 @@ from evaluation.reports.document import ReportTable
 from evaluation.reports.evaluation_report import EvaluationReport
 from evaluation.reports.provenance import basis, provenance
 from evaluation.reports.results_table import interval_columns
-from evaluation.reports.sentences import sentences
+from evaluation.reports.sentences import caveats, sentences
 from evaluation.reports.text import dtype_note, percent
 from evaluation.scoring.methods import TRAINED, name_of
 from evaluation.statistics.intervals import Interval
@@ -77,7 +77,8 @@ def task_report(
         title=f"{task.capitalize()}: {result.subject.name}",
         rows=[{**row_columns(row), **common} for row in analysis.rows],
         record=record,
-        summary=summary_of(result, analysis, missing),
+        summary=summary_of(result, analysis),
+        caveats=caveats(result.settings, analysis.units, drawn.unit_kind, missing),
         tables=[table_of(result, analysis)],
         figures=figures,
         more_tables={"items.csv": item_rows(result)},
@@ -170,7 +171,6 @@ def table_of(result: TaskResult, analysis: TaskAnalysis) -> ReportTable:
 def summary_of(
     result: TaskResult,
     analysis: TaskAnalysis,
-    missing: dict,
 ) -> list[str]:
     methods: dict[str, list[TaskRow]] = {}
     for row in analysis.rows:
@@ -181,7 +181,6 @@ def summary_of(
         a=analysis,
         methods=methods,
         base=reference(result, analysis),
-        missing=missing,
         claim_items=CLAIM_ITEMS,
         percent=percent,
         points=_points,

@@ -127,13 +127,10 @@ class CellSession(ABC):
             model = self.model(missing[0])
             if getattr(self.settings, "minutes", None) is None:  # else the time is known
                 self._print_forecast(model, missing, peaks)
-            costs = {
-                id(cell): cell.tokens * model.flops_per_token(cell.length) / 3e9
-                for cell in self._distinct(missing)
-            }
+            tokens = {id(cell): cell.tokens for cell in self._distinct(missing)}
             console = self.console
             bar = (
-                console.bar("evaluating", total=sum(costs.values()), unit="GFLOP")
+                console.bar("evaluating", total=sum(tokens.values()), unit="tokens")
                 if console
                 else nullcontext()
             )
@@ -141,7 +138,7 @@ class CellSession(ABC):
 
                 def advance(cell: EvaluationCell, share: float) -> None:
                     if progress:
-                        progress.advance(share * costs.get(id(cell), 0.0))
+                        progress.advance(share * tokens.get(id(cell), 0))
 
                 self.measure_cells(missing, advance)
         return self.result

@@ -9,6 +9,7 @@ from evaluation.evaluation_settings import EvaluationSettings
 from evaluation.scoring.evaluate import EvaluationSession
 from evaluation.scoring.loss_session import KEY_FORMAT
 from evaluation.scoring.methods import resolve_methods
+from evaluation.stores import EvaluationStores
 from tests.evaluation.conftest import BUILTIN, MemoryStore, MemoryTokenizer
 
 # Settings that change a number, another value of each, and the protocol it belongs to (None: all).
@@ -28,7 +29,7 @@ BY_HASH = {"store", "split", "weights", "device", "methods", "protocol", "contam
 # What is derived from the numbers, which cells there are, and limits of the machine.
 OTHERS = {
     *("folder", "confidence", "memory", "least_documents", "shorten", "unreachable", "matrix"),
-    *("tolerance", "simultaneous", "resamples", "batch", "context", "minutes"),
+    *("tolerance", "simultaneous", "resamples", "batch", "context", "minutes", "exposure"),
 }
 PROTOCOLS = ("fixed-targets", "sliding", "non-overlapping", "by-position")
 
@@ -45,8 +46,7 @@ def session(subject, tmp_path):
         return EvaluationSession(
             settings,
             subject,
-            store=store,
-            train=None,
+            stores=EvaluationStores(store),
             tokenizer=MemoryTokenizer(),
             methods=resolve_methods(list(methods), BUILTIN, 16),
             cells=folder,
