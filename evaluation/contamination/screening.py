@@ -22,7 +22,7 @@ from data.files import atomic
 from errors import EvaluationError
 from evaluation.contamination.ngrams import VERSION, PassageReader
 from evaluation.evaluation_settings import ContaminationSettings
-from evaluation.scoring.targets import content_hash
+from evaluation.scoring.cells import content_hash
 from evaluation.scoring.text import EvaluationText
 from evaluation.scoring.windows import TargetWindows
 

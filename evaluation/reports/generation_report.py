@@ -72,7 +72,13 @@ def generation_report(result: GenerationResult, name: str = "generation") -> Eva
         rows=rows,
         record=record,
         summary=sentences("generation", found=result, at=buckets),
-        caveats=caveats(result.settings, len(np.unique(result.unit)), result.unit_kind, {}),
+        caveats=caveats(
+            result.settings,
+            len(np.unique(result.unit)),
+            result.unit_kind,
+            {},
+            notes=[f"{method} ends early: {reason}." for method, reason in result.shorter.items()],
+        ),
         tables=[table_of(result, buckets)],
         figures=figures,
     )

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from evaluation.evaluation_settings import EvaluationSettings
+from evaluation.scoring.cells import KEY_FORMAT
 from evaluation.scoring.evaluate import EvaluationSession
-from evaluation.scoring.loss_session import KEY_FORMAT
 from evaluation.scoring.methods import resolve_methods
 from evaluation.stores import EvaluationStores
 from tests.evaluation.conftest import BUILTIN, MemoryStore, MemoryTokenizer
