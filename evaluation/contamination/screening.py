@@ -6,8 +6,8 @@ passages of the evaluated corpus are held in memory and the training text is str
 sampling. The result depends only on the two stores and is cached on disk.
 
 Fixed targets are drawn outside such passages. The other protocols score all tokens of a document
-and drop the targets inside, equally at every length and under every method. Passages
-shared by documents of the corpus count once: they are excluded from all but the first of them.
+and drop the targets inside, equally at every length and under every method. Passages shared by
+documents of the corpus count once: they are excluded from all but the first of them.
 """
 
 import zipfile
@@ -62,8 +62,8 @@ def find_overlap(
     path = (
         None if cache is None else Path(cache) / f"{content_hash({**known, 'most': most})[:16]}.npz"
     )
-    if path is not None and (found := _read(path)) is not None:
-        return found
+    if path is not None and (cached := _read(path)) is not None:
+        return cached
     tokens = 0 if train is None else int(train.lengths.sum())
     progress = nullcontext()
     if console is not None and tokens >= LONG:
@@ -74,15 +74,15 @@ def find_overlap(
         )
     with progress as bar:
         advance = (lambda n: bar.advance(n / 1e6)) if bar else (lambda n: None)
-        found = _search(store, train, PassageReader(tokenizer), most, advance)
+        overlap = _search(store, train, PassageReader(tokenizer), most, advance)
     if path is not None:
         try:
             with atomic(path) as file:
-                np.savez_compressed(file, **asdict(found))
+                np.savez_compressed(file, **asdict(overlap))
         except OSError as error:  # a read-only folder: only time is lost
             if console:
                 console.warn(f"cannot cache the shared passages: {error}")
-    return found
+    return overlap
 
 
 def _search(

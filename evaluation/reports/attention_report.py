@@ -196,7 +196,7 @@ def summary_of(result: AttentionResult) -> list[str]:
     pairs = [pairs for (label, _), pairs in result.pairs.items() if label == TRAINED]
     return sentences(
         "attention",
-        found=result,
+        result=result,
         pairs=pairs[0] if pairs else [],
         shares=shares[:: max(1, len(shares) - 1)],
         drift=drift,

@@ -32,7 +32,7 @@ def sentences(template: str, **values: object) -> list[str]:
     """The paragraphs of `templates/{template}.txt.j2`, filled with `values`, white space
     collapsed."""
     text = _TEMPLATES.get_template(f"{template}.txt.j2").render(values)
-    return [" ".join(one.split()) for one in re.split(r"\n\s*\n", text) if one.strip()]
+    return [" ".join(part.split()) for part in re.split(r"\n\s*\n", text) if part.strip()]
 
 
 def caveats(

@@ -209,7 +209,7 @@ def by_length(result: TaskResult, analysis: TaskAnalysis) -> Figure:
         curves.append(Curve("", x, exact, color, width=1.1, dash=(0, (1, 1.6))))
         curves.append(
             Curve(
-                name_of(label),
+                f"{name_of(label)}  {100 * rows[-1].share.share:.0f}%",
                 x,
                 [100 * row.share.share for row in rows],
                 color,
@@ -237,12 +237,11 @@ def by_length(result: TaskResult, analysis: TaskAnalysis) -> Figure:
         f"Solid lines: most likely candidate{bars}. Dotted: exact match.",
     )
     return panels_figure(
-        [Panel(curves, levels=[("chance", 100 * drawn.chance, SOFT)])],
+        [Panel(curves, levels=[(f"chance  {100 * drawn.chance:.0f}%", 100 * drawn.chance, SOFT)])],
         text,
         scales,
         x="length, input tokens",
         y="accuracy, %",
-        value=lambda axes, y: f"{y:.0f}%",
     )
 
 

@@ -22,8 +22,8 @@ from evaluation.scoring.scoring import (
     CellFailed,
     ModelScorer,
     batches,
-    gather,
     measure,
+    merge_ranks,
     unigram_nll,
 )
 from evaluation.scoring.text import EvaluationText
@@ -250,7 +250,7 @@ class EvaluationSession(CellSession):
         errors, parts = zip(*self.ranks.collect((error, mine)), strict=True)
         if any(errors):
             raise CellFailed(next(filter(None, errors)))
-        return gather(list(parts))
+        return merge_ranks(list(parts))
 
     def measure_cells(
         self, missing: list[EvaluationCell], advance: Callable[[EvaluationCell, float], None]

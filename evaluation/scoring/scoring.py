@@ -182,7 +182,7 @@ def measure(
     return out
 
 
-def gather(parts: list[np.ndarray]) -> np.ndarray:
+def merge_ranks(parts: list[np.ndarray]) -> np.ndarray:
     """Merge the vectors of the ranks: every target is owned by exactly one of them."""
     stacked = np.stack(parts)
     owned = ~np.isnan(stacked)

@@ -138,12 +138,12 @@ class EvaluationText:
         cannot be known: this corpus names clusters and a training store does not.
         """
         clusters = self._clusters()
-        found = np.zeros(len(clusters), dtype=bool)
+        seen = np.zeros(len(clusters), dtype=bool)
         for train in trained:
             if train.hash == self.store.hash:
                 return np.ones(len(clusters), dtype=bool)
-            names = {one for one in getattr(train, "clusters", None) or [] if one}
+            names = {name for name in getattr(train, "clusters", None) or [] if name}
             if any(clusters) and not names:
                 return None
-            found |= np.array([bool(one) and one in names for one in clusters], dtype=bool)
-        return found
+            seen |= np.array([bool(name) and name in names for name in clusters], dtype=bool)
+        return seen
