@@ -20,7 +20,7 @@ by-position), tasks, attention or generation. Each kind has its own settings.
 legal for its scheme and weights, and different from the checkpoint as trained. In a checkpoint with
 a pattern of layer kinds a method applies to each kind that accepts all of it; the other kinds stay
 as trained, and a narrower window is kept. Custom overrides apply to patterns in the same way,
-unless they name a kind: model.position.kinds.KIND.window=64. A cell that cannot exist, such as a
+unless they name a kind: model.kinds.KIND.position.window=64. A cell that cannot exist, such as a
 length past the end of a learned table, is printed as a dash with its reason. Methods use the
 declared length of a window, the same for all its tokens, so prefilling a cache in chunks gives the
 numbers of a single pass.

@@ -3,8 +3,7 @@
   python generate.py RUN --prompt "def main(" --tokens 300
   python generate.py RUN --file prompts.jsonl --samples 4 --jsonl > out.jsonl
   echo "Once upon a time" | python generate.py RUN --greedy
-  python generate.py RUN --tokens 2000 model.position.scaling.name=yarn
-  model.position.scaling.factor=auto
+  python generate.py RUN --tokens 2000 "model.position.scaling={name: yarn, factor: auto}"
 
 RUN is a run directory, or hf:FOLDER, hf:NAME or gguf:FILE: a model that is first converted to a
 run. Prompts come from --prompt, --file or standard input (one prompt). Without a prompt, the model
@@ -20,7 +19,10 @@ batch. In a shell, write a line break in a prompt or stop string as $'\\n'.
 """
 
 import io
+import math
+import shlex
 import sys
+import time
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -38,7 +40,7 @@ from generation import (
 )
 from interop.runs import run_of
 from model import find_device
-from run_directory.console import Console
+from run_directory.console import Console, duration
 from run_directory.run import Run
 from run_directory.run_settings import RunSettings
 from settings.command_line import HelpTopics, SettingsParser
@@ -51,6 +53,8 @@ TOPICS = HelpTopics(
     setting="model.position.scaling",
     choice="yarn",
 )
+TIMED = 32  # tokens after which the time of the others is estimated
+LONG = 60.0  # seconds of a generation whose estimate is printed
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 
 
@@ -156,8 +160,10 @@ def parser_of(usage: str | None) -> SettingsParser:
 
 
 def parse_options(arguments: Sequence[str] | None = None) -> Namespace:
-    """The options of generate.py; `stdin`: whether `-` is among the arguments.  Raises
-    TrainingError."""
+    """The options of generate.py; `stdin`: whether `-` is among the arguments.
+
+    Raises TrainingError.
+    """
     parser = parser_of(__doc__)
     options = parser.parse(arguments)
     if options.run is None:
@@ -167,7 +173,8 @@ def parse_options(arguments: Sequence[str] | None = None) -> Namespace:
     for override in options.overrides:
         if "=" not in override:
             parser.error(
-                f"'{override}' is not an override; write KEY=VALUE, e.g. model.position.window=256"
+                f"'{override}' is not an override: write --prompt {shlex.quote(override)} for a "
+                "prompt, or KEY=VALUE, e.g. model.position.window=256"
             )
     if options.greedy and options.temperature:
         parser.error("argument --temperature: not allowed with argument --greedy")
@@ -195,6 +202,12 @@ def report_positions(
         console.info(f"beyond the trained length: {about}; positions: {positions}")
     elif overrides:
         console.info(f"positions: {positions} ({about})")
+
+
+def report_time(console: Console, seconds: float) -> None:
+    """Print the estimated time of a long generation."""
+    if seconds > LONG:
+        console.info(f"about {duration(seconds)} in all, more if the text is long; Ctrl-C stops it")
 
 
 def main(arguments: Sequence[str] | None = None) -> int | None:
@@ -242,18 +255,24 @@ def main(arguments: Sequence[str] | None = None) -> int | None:
         writer = JsonLinesWriter(samples, sys.stdout, settings)
     else:
         writer = TextWriter(samples, sys.stdout, printable)
+    begin = time.perf_counter()
     try:
         for start in range(0, len(samples), args.batch):
             batch = samples[start : start + args.batch]
-            for _ in generate_samples(
+            steps = generate_samples(
                 loaded.model,
                 loaded.tokenizer,
                 batch,
                 args.tokens,
                 sampling,
                 cache=not args.no_cache,
-            ):
+            )
+            for step, _ in enumerate(steps, start=1):
                 writer.update()
+                if start == 0 and step == TIMED:
+                    batches = math.ceil(len(samples) / args.batch)
+                    seconds = (time.perf_counter() - begin) / TIMED * args.tokens * batches
+                    report_time(console, seconds)
     except KeyboardInterrupt:
         for sample in samples:
             sample.interrupt()

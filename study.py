@@ -30,8 +30,7 @@ A study file:
 The study's directory, by default runs/studies/<name of the file>, contains
 
     study.yaml                    the resolved settings
-    runs/scheme=rope,seed=0/ ...  one run directory per cell; an existing run with the same settings
-    is reused
+    runs/scheme=rope,seed=0/ ...  one run directory per cell; reused if its settings are the same
     cells/, logs/                 the state of each cell; the output of its commands
     report.html, report.md        the report, with its figures in figures/ and its numbers in results.csv
     results.json                  all measurements: apart from `timing`, independent of interruptions

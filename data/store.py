@@ -152,15 +152,24 @@ class TokenStore:
             path = self.folder / name
             raise DataError(f"{path} does not match its recorded hash; {hint(self.folder)}")
 
-    def verify(self) -> None:
-        """Compare every file with its hash. Raises DataError naming the first that differs."""
-        for shard in self._shards:
+    def verify(self, vocab_size: int | None = None) -> None:
+        """Compare every file with its hash, and its ids with the size of the vocabulary.
+
+        Raises DataError naming the first file that differs.
+        """
+        for i, shard in enumerate(self._shards):
             for name, facts in shard["files"].items():
                 self._check_size(name, facts["bytes"])
                 self._check_hash(
                     name,
                     sha256_of(self.folder / name),
                     facts["sha256"],
+                )
+            largest = int(self._map(i).max(initial=0))
+            if vocab_size is not None and largest >= vocab_size:
+                raise DataError(
+                    f"{self.folder / self._tokens_file(i)} has the id {largest}, and the "
+                    f"tokenizer {vocab_size} ids; {hint(self.folder)}"
                 )
 
     def verify_tokens(self, shard: int) -> None:

@@ -70,7 +70,7 @@ class EvaluatedModel:
 
     def position(self, overrides: Sequence[str]) -> dict:
         """Position settings under a method, as JSON."""
-        return self.settings_under(overrides).model.position.model_dump(mode="json")
+        return self.settings_under(overrides).model.positions_record()
 
     def under(
         self,

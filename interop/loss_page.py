@@ -48,8 +48,7 @@ class LossPage:
         self.max_length = max_length or LENGTHS * run.settings.train_length
 
         def resolve(changes: Sequence[str]) -> dict:
-            position = override(run.settings, [*overrides, *changes]).model.position
-            return position.model_dump(mode="json")
+            return override(run.settings, [*overrides, *changes]).model.positions_record()
 
         methods, _ = compatible_methods(
             builtin_methods(),

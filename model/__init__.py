@@ -7,7 +7,6 @@ from model.devices import find_device
 from model.loss import IGNORED
 from model.model_settings import (
     AnyPosition,
-    LinearMixer,
     ModelSettings,
     check_override,
     legal_overrides,
@@ -22,7 +21,6 @@ __all__ = [
     "AnyPosition",
     "Cache",
     "ContextShard",
-    "LinearMixer",
     "ModelError",
     "ModelSettings",
     "TokenPositions",

@@ -17,18 +17,13 @@ from torch.utils.checkpoint import (
 )
 
 from model.attention.kernels import AttentionHook
-from model.attention.linear import LinearAttention
 from model.attention.sharding import GatheredKeys, ShardedWindow
-from model.attention.softmax import Attention, AttentionPass
-from model.cache import LayerCache, LinearLayerCache
+from model.attention.softmax import Attention
 from model.fast.biased import NAMESPACE
+from model.mixers.base import AttentionPass, LayerKind
+from model.mixers.registry import MIXERS
 from model.model_settings import ModelSettings
-from model.position import PositionSettings
 
-MIXERS: dict[str, type[Attention] | type[LinearAttention]] = {
-    "attention": Attention,
-    "linear": LinearAttention,
-}
 Checkpointing = Literal["none", "selective", "full"]
 aten = torch.ops.aten
 # Matrix products with weights and fused attention, whose outputs selective checkpointing stores.
@@ -85,11 +80,10 @@ class Block(nn.Module):
             ("selective").
     """
 
-    def __init__(self, s: ModelSettings, choice: PositionSettings):
+    def __init__(self, s: ModelSettings, kind: LayerKind):
         super().__init__()
         self.attention_norm = RMSNorm(s.dim, eps=s.norm_eps)
-        self.mixer = s.mixer.name
-        self.attention = MIXERS[self.mixer](s, choice)
+        self.attention = MIXERS[kind.mixer.name][1](kind)
         self.mlp_norm = RMSNorm(s.dim, eps=s.norm_eps)
         self.mlp = SwiGLU(s.dim, s.ffn_dim, s.mlp_bias)
         self.norm_placement = s.norm_placement
@@ -113,7 +107,7 @@ class Block(nn.Module):
         self,
         x: Tensor,
         passes: Iterable[AttentionPass],
-        layer_cache: LayerCache | LinearLayerCache | None,
+        layer_cache: Any,
         hook: AttentionHook | None = None,
         window: ShardedWindow | None = None,
     ) -> Tensor:
@@ -155,14 +149,14 @@ class Block(nn.Module):
         self,
         x: Tensor,
         passes: Iterable[AttentionPass],
-        layer_cache: LayerCache | LinearLayerCache | None,
+        layer_cache: Any,
         hook: AttentionHook | None,
         window: ShardedWindow | None,
     ) -> Tensor:
         if window is None:
             (only,) = passes
             return self._layer(x, only, layer_cache, hook)
-        gathered = window.cache_for(self.mixer, self.attention.position.settings)
+        gathered = self.attention.sharded_cache(window)
         parts = []
         if not window.streamed and isinstance(gathered, GatheredKeys):
             return self._overlapped(

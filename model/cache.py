@@ -1,16 +1,17 @@
 """Key/value caches, and the states of linear attention.
 
 A layer with a window keeps only the keys that can still be visible: the window and the sinks, in a
-    buffer
-that is compacted when it is full. Eviction is by token order, not by slot.
+buffer that is compacted when it is full. Eviction is by token order, not by slot.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from errors import ModelError
@@ -197,6 +198,12 @@ class LayerCache:
         for name, buffer in self._buffers.items():
             self._buffers[name] = buffer.index_select(0, rows.to(buffer.device))
 
+    def static(self, index: StaticSlots | None) -> StaticLayerCache:
+        """The cache of passes of one token with these slots, which takes over the keys. This one
+        must not be used afterwards."""
+        assert index is not None
+        return StaticLayerCache(self, index)
+
     def _append(self, name: str, x: Tensor) -> Tensor:
         step = self.index.step
         count = x.shape[2]
@@ -227,6 +234,30 @@ class LayerCache:
         buffer[:, :, : left.shape[2]] = left
         self._filled[name] = left.shape[2]
         return everything
+
+
+class StaticSlots(Protocol):
+    """Slots of keys that never move."""
+
+    slots: int
+    slot: Tensor  # (1,) of the current pass
+
+
+class StaticLayerCache(LayerCache):
+    """Keys and values of one layer, written at the slot of the current pass. It takes over the
+    buffers of `source`."""
+
+    def __init__(self, source: LayerCache, index: StaticSlots):
+        self._static = index
+        self.dtype = source.dtype
+        self._buffers = {}
+        for name, filled in source._filled.items():
+            stored = source._buffers.pop(name)[:, :, :filled]
+            # Zeros: empty slots are masked, but NaN times a weight of 0 would still be NaN.
+            self._buffers[name] = F.pad(stored, (0, 0, 0, index.slots - filled))
+
+    def _append(self, name: str, x: Tensor) -> Tensor:
+        return self._buffers[name].index_copy_(2, self._static.slot, x)
 
 
 @dataclass(frozen=True)
@@ -269,6 +300,11 @@ class LinearLayerCache:
                 document = document.index_select(0, rows)
             self.sums = LinearState(values, keys, document)
 
+    def static(self, index: StaticSlots | None) -> StaticLinearCache:
+        """The cache of passes of one token, which takes over the sums."""
+        assert self.sums is not None
+        return StaticLinearCache(self.sums)
+
     def before(self, own: Callable[[], LinearState]) -> LinearState | None:
         """Sums over the tokens before this pass; `own` computes those over the tokens of this
         pass."""
@@ -284,14 +320,32 @@ class LinearLayerCache:
         )
 
 
+class StaticLinearCache(LinearLayerCache):
+    """Sums that stay at their addresses, as a recorded graph requires."""
+
+    def __init__(self, sums: LinearState):
+        document = sums.document
+        if document is None:  # the passes of a static cache compare documents
+            document = torch.zeros(1, 1, dtype=torch.int64, device=sums.keys.device)
+        self.sums = LinearState(sums.values, sums.keys, document)
+
+    def keep(self, sums: LinearState) -> None:
+        assert self.sums is not None and self.sums.document is not None
+        assert sums.document is not None
+        self.sums.values.copy_(sums.values)
+        self.sums.keys.copy_(sums.keys)
+        self.sums.document.copy_(sums.document)
+
+
 class Cache:
-    """The growing cache of one batch: keys and values, or sums, of each layer.
+    """The growing cache of one batch: keys and values, or the state, of each layer.
     `Transformer.make_cache` creates it.
 
     Args:
         batch: number of rows.
         capacity: maximum number of tokens per row.
-        indices: by layer kind; None for linear attention, which caches sums instead of keys.
+        kinds: names of the layer kinds.
+        indices: of the layer kinds whose cache grows with the keys.
         layers: the cache of each layer.
         depends_on_length: cached keys depend on the declared length.
     """
@@ -300,24 +354,25 @@ class Cache:
         self,
         batch: int,
         capacity: int,
-        indices: dict[str, CacheIndex | None],
-        layers: Sequence[LayerCache | LinearLayerCache],
+        kinds: Sequence[str],
+        indices: dict[str, CacheIndex],
+        layers: Sequence[Any],
         depends_on_length: bool,
     ):
         self.batch = batch
         self.capacity = capacity
+        self.kinds = kinds
         self.indices = indices
         self.layers = list(layers)
         self.filled = 0
         self._depends_on_length = depends_on_length
-        self._last: TokenPositions | None = None
+        self.last: TokenPositions | None = None
 
     def grow(self, capacity: int) -> None:
         """Raise the capacity to this number of tokens per row."""
         self.capacity = capacity
         for index in self.indices.values():
-            if index is not None:
-                index.grow(capacity)
+            index.grow(capacity)
 
     def select_rows(self, rows: Tensor) -> None:
         """Keep these rows, in this order; a row may occur several times, as in beam search."""
@@ -325,13 +380,12 @@ class Cache:
         for layer in self.layers:
             layer.select_rows(rows)
         for index in self.indices.values():
-            if index is not None:
-                index.positions = _selected(index.positions, rows)
-        self._last = _selected(self._last, rows)
+            index.positions = _selected(index.positions, rows)
+        self.last = _selected(self.last, rows)
 
     def advance(self, new: TokenPositions) -> dict[str, TokenPositions]:
-        """Add the tokens of the next pass; returns the positions of all keys by layer kind (with
-        linear attention, of the new tokens).
+        """Add the tokens of the next pass; returns the positions of all keys by layer kind: of the
+        new tokens, where the cache is a state.
 
         Raises:
             ModelError: the capacity is exceeded; the layout or the number of rows changed; the
@@ -341,7 +395,7 @@ class Cache:
         count = self.filled + new.order.shape[1]
         if count > self.capacity:
             raise ModelError(f"the cache has a capacity of {self.capacity} tokens, got {count}")
-        old = self._last or new
+        old = self.last or new
         if old.layout != new.layout:
             raise ModelError(
                 f"a cache filled in {old.layout} layout cannot continue in {new.layout} layout"
@@ -355,9 +409,7 @@ class Cache:
                 f"the declared length changed from {old.lengths} to {new.lengths}, and cached "
                 "keys depend on it; declare the final length in the first pass"
             )
-        self._last = new
+        self.last = new
         self.filled = count
-        return {
-            kind: new if index is None else index.advance(new)
-            for kind, index in self.indices.items()
-        }
+        keys = dict.fromkeys(self.kinds, new)
+        return keys | {kind: index.advance(new) for kind, index in self.indices.items()}

@@ -54,7 +54,7 @@ def make_decoder(
         static = weight.device.type == "cuda"
     if static and StaticDecoder.supports(plans, positions):
         return StaticDecoder(model, packed, cache, positions, plans)
-    if not static and weight.dtype in PRECISE and DecodePlan.supports(plans):
+    if not static and weight.dtype in PRECISE and DecodePlan.supports(packed, plans):
         return DecodePlan(model, packed, cache, positions)
     return GrowingDecoder(model, cache, positions, packed)
 
@@ -64,7 +64,7 @@ def first_plans(
 ) -> dict[str, AttentionPlan | ContentPlan]:
     """The plan of each scheme instance in the first of these passes."""
     first = positions.part(0, 1)
-    keys = dict.fromkeys(model.settings.kinds, first)
+    keys = dict.fromkeys(model.kinds, first)
     passes = model.passes(batch, model.prepare(first), keys)
     return {name: each.plan for name, each in passes.items()}
 
@@ -89,8 +89,7 @@ class GrowingDecoder:
     """Passes that append their keys to a growing cache.
 
     Args:
-        packed: None for models whose weights cannot be joined: sharded ones, under autocast, and
-            those of linear attention.
+        packed: None for models whose weights cannot be joined: sharded ones, and under autocast.
     """
 
     def __init__(
@@ -227,7 +226,7 @@ class StaticDecoder:
         passes = positions.order.shape[1]
         end = int(min(rounded(positions.position_end), model.limit or math.inf))
         inputs = PassInputs.create(model, replace(positions, position_end=end))
-        windows = {kind: choice.window for kind, choice in model.settings.kinds.items()}
+        windows = {name: kind.position.window for name, kind in model.kinds.items()}
         for name, kind in model.layer_schemes:
             plan = plans[name]
             if isinstance(plan, AttentionPlan) and plan.mask is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
@@ -15,9 +16,13 @@ from pydantic import (
 )
 
 from errors import ModelError
+from model.attention.softmax import AttentionMixer
+from model.mixers.base import Gate, LayerKind, MixerSettings
+from model.mixers.registry import MIXERS
 from model.position import SCHEMES, PositionSettings
 from model.position.schemes.rope import RopeSettings
 from settings.fields import StrictSettings
+from settings.load import merge
 
 
 def _union(*choices: type[BaseModel]) -> Any:
@@ -25,61 +30,54 @@ def _union(*choices: type[BaseModel]) -> Any:
     return Annotated[functools.reduce(operator.or_, choices), Field(discriminator="name")]
 
 
-_SCHEMES = [settings for settings, _ in SCHEMES.values()]
 if TYPE_CHECKING:
-    Scheme = PositionSettings
+    AnyPosition = PositionSettings
 else:
-    Scheme = _union(*_SCHEMES)
-
-
-class PatternSettings(StrictSettings):
-    """Layers of several kinds: a list of kind names, repeated over the depth, and a scheme per
-    kind."""
-
-    name: Literal["pattern"] = "pattern"
-    layers: list[str] = Field(
-        min_length=1, description="kind of each layer from the first, repeated"
-    )
-    kinds: dict[str, Scheme] = Field(min_length=1, description="positional scheme of each kind")
-
-    @model_validator(mode="after")
-    def _kinds_and_layers_agree(self) -> PatternSettings:
-        for kind in self.layers:
-            if kind not in self.kinds:
-                raise ValueError(f"layer kind '{kind}' is not among kinds: {', '.join(self.kinds)}")
-        for kind in self.kinds:
-            if kind not in self.layers:
-                raise ValueError(f"kind '{kind}' is used by no layer")
-        return self
+    AnyPosition = _union(*(settings for settings, _ in SCHEMES.values()))
 
 
 if TYPE_CHECKING:
-    AnyPosition = PositionSettings | PatternSettings
+    AnyMixer = MixerSettings
 else:
-    AnyPosition = _union(*_SCHEMES, PatternSettings)
+    AnyMixer = _union(*(settings for settings, _ in MIXERS.values()))
+_COUNTS_IF_CHANGED: dict[str, Any] = {"counts_if_changed": True}
 
 
-class AttentionMixer(StrictSettings):
-    """Softmax attention."""
-
-    name: Literal["attention"] = "attention"
-
-
-class LinearMixer(StrictSettings):
-    """Linear attention: constant cost and memory per token, with sums instead of cached keys (Su
-    2021)."""
-
-    name: Literal["linear"] = "linear"
-    form: Literal["numerator", "cosine"] = Field(
-        "numerator",
-        description="weights φ(q)·φ(k) with φ = elu + 1, positions in the numerator only; or 1 + "
-        "cos(q, k)",
+def _own(description: str, **limits: Any) -> Any:
+    """A setting that a layer kind may have of its own."""
+    return Field(
+        None,
+        description=f"{description}; null: that of the model",
+        json_schema_extra=_COUNTS_IF_CHANGED,
+        **limits,
     )
-    chunk: int = Field(
-        64,
-        ge=1,
-        description="tokens per chunk; does not change the result",
-    )
+
+
+class LayerKindSettings(StrictSettings):
+    """What the layers of one kind have of their own. A mapping without a `name` changes settings of
+    the model's mixer or scheme."""
+
+    mixer: AnyMixer | None = _own("token mixer")
+    position: AnyPosition | None = _own("positional scheme")
+    gate: Gate | None = _own("gate of the mixer's output")
+    heads: int | None = _own("query heads H", ge=1)
+    kv_heads: int | None = _own("key/value heads G", ge=1)
+    head_dim: int | None = _own("dimension D of each head", ge=1)
+
+    @model_serializer(mode="wrap")
+    def _only_own(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {key: value for key, value in dump(self).items() if value is not None}
+
+
+def without_pattern_scheme(model: Any) -> Any:
+    """The tree of `model` settings, with the kinds of layers of earlier versions (`position: {name:
+    pattern, layers, kinds}`) as `pattern` and `kinds`."""
+    position = model.get("position") if isinstance(model, dict) else None
+    if not isinstance(position, dict) or position.get("name") != "pattern":
+        return model
+    kinds = {kind: {"position": scheme} for kind, scheme in position["kinds"].items()}
+    others = {key: value for key, value in model.items() if key != "position"}
+    return {**others, "pattern": position["layers"], "kinds": kinds}
 
 
 class MupSettings(StrictSettings):
@@ -96,11 +94,11 @@ class MupSettings(StrictSettings):
     )
 
 
-_COUNTS_IF_CHANGED: dict[str, Any] = {"counts_if_changed": True}
 _Multiplier = Annotated[
     float, Field(gt=0, allow_inf_nan=False, json_schema_extra=_COUNTS_IF_CHANGED)
 ]
 _DERIVED = ("kv_heads", "head_dim", "ffn_dim")
+_CHOICES = {"mixer", "position"}  # of a kind, with a name
 
 
 class ModelSettings(StrictSettings):
@@ -168,8 +166,12 @@ class ModelSettings(StrictSettings):
     logit_softcap: float | None = Field(
         None, gt=0, description="logits become c·tanh(logits / c); null: no cap"
     )
-    mixer: AttentionMixer | LinearMixer = Field(
-        AttentionMixer(), discriminator="name", description="token mixer"
+    mixer: AnyMixer = Field(AttentionMixer(), description="token mixer")
+    gate: Gate = Field(
+        "none",
+        description="gate of attention's output before its projection, sigmoid(x Wg) of the layer "
+        "input: one number per head or per channel",
+        json_schema_extra=_COUNTS_IF_CHANGED,
     )
     mup: MupSettings | None = Field(
         None,
@@ -178,33 +180,84 @@ class ModelSettings(StrictSettings):
         json_schema_extra=_COUNTS_IF_CHANGED,
     )
     position: AnyPosition = Field(RopeSettings.model_validate({}), description="positional scheme")
+    pattern: tuple[str, ...] = Field(
+        (),
+        description="kind of each layer from the first, repeated; empty: all layers are alike",
+        json_schema_extra=_COUNTS_IF_CHANGED,
+    )
+    kinds: dict[str, LayerKindSettings] = Field(
+        {},
+        description="the kinds of layers in `pattern`: what differs from the settings of the model",
+        json_schema_extra=_COUNTS_IF_CHANGED,
+    )
 
     @model_validator(mode="before")
     @classmethod
-    def _null_is_derived(cls, values: Any) -> Any:
+    def _complete(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
-        return {
-            key: value for key, value in values.items() if value is not None or key not in _DERIVED
+        _refuse_pattern_scheme(values.get("position"))
+        values = {
+            key: value
+            for key, value in values.items()
+            if value is not None or key not in (*_DERIVED, "pattern", "kinds")
         }
+        kinds = values.get("kinds")
+        if isinstance(kinds, dict):
+            choices = {}
+            for key in _CHOICES:
+                choices[key] = _with_name(values.get(key), cls.model_fields[key].default)
+            values |= {key: value for key, value in choices.items() if key in values}
+            values["kinds"] = {}
+            for name, kind in kinds.items():
+                if isinstance(kind, dict):
+                    own = {
+                        key: _with_name(kind[key], choices[key]) for key in _CHOICES & kind.keys()
+                    }
+                    kind = {**kind, **own}
+                values["kinds"][name] = kind
+        return values
 
     @model_serializer(mode="wrap")
-    def _only_given_sizes(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Omit derived sizes, so that they follow later overrides of the sizes they derive from."""
-        unset = set(_DERIVED) - self.model_fields_set
-        return {key: value for key, value in dump(self).items() if key not in unset}
+    def _only_given(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Omit derived sizes, so that they follow later overrides of the sizes they derive from,
+        and what no layer uses."""
+        omitted = {*_DERIVED} - self.model_fields_set
+        omitted |= {key for key in _CHOICES if not self._uses(key)}
+        omitted |= set() if self.pattern else {"pattern", "kinds"}
+        return {key: value for key, value in dump(self).items() if key not in omitted}
+
+    def _uses(self, key: str) -> bool:
+        """Whether some kind of layers has the model's mixer, or scheme."""
+        return not self.kinds or any(getattr(kind, key) is None for kind in self.kinds.values())
 
     @model_validator(mode="after")
     def _every_kind_has_a_layer(self) -> ModelSettings:
-        if isinstance(self.position, PatternSettings):
-            for kind in self.position.kinds:
-                if kind not in self.layer_kinds:
-                    first = self.position.layers.index(kind) + 1
-                    raise ValueError(
-                        f"layers = {self.layers} does not use kind '{kind}', layer {first} of the "
-                        f"pattern: set model.layers to at least {first}, or shorten "
-                        "model.position.layers"
-                    )
+        unknown = [kind for kind in self.pattern if kind not in self.kinds]
+        if unknown:
+            raise ValueError(
+                f"pattern: layer kind '{unknown[0]}' is not among the kinds "
+                f"({', '.join(self.kinds) or 'none'}); add it to model.kinds"
+            )
+        for kind in self.kinds:
+            if kind not in self.pattern:
+                raise ValueError(
+                    f"kinds: kind '{kind}' is used by no layer; add it to model.pattern, or remove "
+                    "it"
+                )
+            if kind not in self.layer_kinds:
+                first = self.pattern.index(kind) + 1
+                raise ValueError(
+                    f"layers = {self.layers} does not use kind '{kind}', layer {first} of the "
+                    f"pattern: set model.layers to at least {first}, or shorten model.pattern"
+                )
+        for key in _CHOICES:
+            if not self._uses(key) and getattr(self, key) != type(self).model_fields[key].default:
+                kind = self.pattern[0]
+                raise ValueError(
+                    f"{key} is used by no layer: every kind of the pattern has its own; remove it, "
+                    f"or set model.kinds.{kind}.{key}"
+                )
         return self
 
     @model_validator(mode="after")
@@ -214,24 +267,29 @@ class ModelSettings(StrictSettings):
                 f"dim {self.dim} is not divisible by heads {self.heads}: change one of them or "
                 "set head_dim"
             )
-        if self.mup and self.mup.base_head_dim and isinstance(self.mixer, LinearMixer):
+        if self.attention_multiplier is not None and self.mup and self.mup.base_head_dim:
             raise ValueError(
-                "mup.base_head_dim: linear attention (mixer.name = linear) does not scale q·k; "
-                "leave it out"
+                "attention_multiplier and mup.base_head_dim both set the scale of q·k: leave one "
+                "out"
             )
-        if self.attention_multiplier is not None:
-            if self.mup and self.mup.base_head_dim:
+        kinds = self.resolved_kinds
+        if not any(kind.mixer.scales_logits for kind in kinds.values()):
+            names = ", ".join(dict.fromkeys(kind.mixer.name for kind in kinds.values()))
+            for key, is_set in (
+                ("mup.base_head_dim", self.mup and self.mup.base_head_dim),
+                ("attention_multiplier", self.attention_multiplier is not None),
+            ):
+                if is_set:
+                    raise ValueError(
+                        f"{key}: no layer scales q·k (mixer.name = {names}); leave it out"
+                    )
+        for name, kind in kinds.items():
+            of = f" (model.kinds.{name})" if self.pattern else ""
+            if kind.heads % kind.kv_heads:
                 raise ValueError(
-                    "attention_multiplier and mup.base_head_dim both set the scale of q·k: leave "
-                    "one out"
+                    f"heads {kind.heads} are not divisible by kv_heads {kind.kv_heads}{of}; change "
+                    "one of them"
                 )
-            if isinstance(self.mixer, LinearMixer):
-                raise ValueError(
-                    "attention_multiplier: linear attention (mixer.name = linear) does not scale "
-                    "q·k; leave it out"
-                )
-        if self.heads % self.kv_heads:
-            raise ValueError(f"heads {self.heads} are not divisible by kv_heads {self.kv_heads}")
         return self
 
     @property
@@ -239,54 +297,109 @@ class ModelSettings(StrictSettings):
         """dim / mup.base_dim; 1 without `mup`."""
         return self.dim / self.mup.base_dim if self.mup else 1.0
 
-    @property
-    def attention_scale(self) -> float:
-        """Factor on q·k: 1/√D, √D₀/D if `mup` sets the base head dimension D₀, or
-        `attention_multiplier`."""
+    def _attention_scale(self, head_dim: int) -> float:
+        """Factor on q·k in heads of D features: 1/√D, √D₀/D if `mup` sets the base head dimension
+        D₀, or `attention_multiplier`."""
         if self.attention_multiplier is not None:
             return self.attention_multiplier
         base = self.mup.base_head_dim if self.mup else None
-        return self.head_dim**-0.5 if base is None else base**0.5 / self.head_dim
+        return head_dim**-0.5 if base is None else base**0.5 / head_dim
 
     @property
-    def is_pattern(self) -> bool:
-        """Whether the layers are of several kinds."""
-        return isinstance(self.position, PatternSettings)
+    def resolved_kinds(self) -> dict[str, LayerKind]:
+        """The kinds of layers by name; one kind named ``all`` without a pattern."""
+        if not self.pattern:
+            return {"all": self._resolved(None)}
+        return {name: self._resolved(kind) for name, kind in self.kinds.items()}
 
-    @property
-    def kinds(self) -> dict[str, Any]:
-        """The scheme of each layer kind; one kind named ``all`` without a pattern."""
-        return (
-            self.position.kinds
-            if isinstance(self.position, PatternSettings)
-            else {"all": self.position}
+    def _resolved(self, own: LayerKindSettings | None) -> LayerKind:
+        head_dim = self._value("head_dim", own)
+        return LayerKind(
+            mixer=self._value("mixer", own),
+            position=self._value("position", own),
+            gate=self._value("gate", own),
+            heads=self._value("heads", own),
+            kv_heads=self._value("kv_heads", own),
+            head_dim=head_dim,
+            attention_scale=self._attention_scale(head_dim),
+            dim=self.dim,
+            norm_eps=self.norm_eps,
+            qk_norm=self.qk_norm,
+            attention_bias=self.attention_bias,
         )
 
-    def describe_positions(self, length: int, original_length: int) -> str:
-        """The schemes of all layer kinds, e.g. `near = rope | far = none`."""
-        found = {
-            kind: choice.describe(length, original_length) for kind, choice in self.kinds.items()
-        }
-        return (
-            " | ".join(f"{kind} = {s}" for kind, s in found.items())
-            if self.is_pattern
-            else found["all"]
-        )
+    def _value(self, key: str, own: LayerKindSettings | None) -> Any:
+        """A setting of a kind, or that of the model."""
+        value = getattr(own, key, None)
+        return getattr(self, key) if value is None else value
 
     @property
     def layer_kinds(self) -> list[str]:
         """The kind of each layer."""
-        names = self.position.layers if isinstance(self.position, PatternSettings) else ["all"]
+        names = self.pattern or ("all",)
         return [names[i % len(names)] for i in range(self.layers)]
+
+    def position_key(self, kind: str) -> str:
+        """The key of the positional scheme of a kind of layers."""
+        return f"model.kinds.{kind}.position" if self.pattern else "model.position"
+
+    def with_positions(self, schemes: dict[str, PositionSettings]) -> ModelSettings:
+        """These settings with another scheme in each kind of layers."""
+        if not self.pattern:
+            return self.model_copy(update={"position": schemes["all"]})
+        kinds = {
+            name: kind.model_copy(update={"position": schemes[name]})
+            for name, kind in self.kinds.items()
+        }
+        return self.model_copy(update={"kinds": kinds})
+
+    def positions_record(self) -> dict[str, Any]:
+        """The positional schemes as results and manifests record them: the settings of the only
+        one, or `{name: pattern, layers: ..., kinds: ...}`, the spelling of earlier versions."""
+        schemes = {
+            name: kind.position.model_dump(mode="json")
+            for name, kind in self.resolved_kinds.items()
+        }
+        if not self.pattern:
+            return schemes["all"]
+        return {"name": "pattern", "layers": list(self.pattern), "kinds": schemes}
+
+    def describe_positions(self, length: int, original_length: int) -> str:
+        """The schemes of all layer kinds, e.g. `near = rope | far = none`."""
+        texts = {
+            name: kind.position.describe(length, original_length)
+            for name, kind in self.resolved_kinds.items()
+        }
+        if not self.pattern:
+            return texts["all"]
+        return " | ".join(f"{name} = {text}" for name, text in texts.items())
+
+
+def _refuse_pattern_scheme(position: Any) -> None:
+    """Refuse the spelling of layer kinds in earlier versions."""
+    if isinstance(position, dict) and ("kinds" in position or position.get("name") == "pattern"):
+        raise ValueError(
+            "position: kinds of layers are settings of the model: write model.pattern=[a, b] and "
+            "model.kinds={a: {position: ...}, b: {position: ...}}, and overrides as "
+            "model.kinds.KIND.position.KEY=VALUE"
+        )
+
+
+def _with_name(choice: Any, default: Any) -> Any:
+    """The tree of a choice; one without a name changes settings of the default choice."""
+    if choice is None or (isinstance(choice, dict) and "name" not in choice):
+        tree = default.model_dump(mode="json") if isinstance(default, BaseModel) else default
+        return merge(tree, choice or {})
+    return choice
 
 
 def legal_overrides(trained: ModelSettings) -> str:
     """The position settings that can be overridden at test time, for each layer kind."""
-    whose = "layers of kind '{}'" if trained.is_pattern else "a checkpoint"
+    whose = "layers of kind '{}'" if trained.pattern else "a checkpoint"
     return "; ".join(
-        f"legal for {whose.format(kind)} trained with '{choice.name}': "
-        f"{', '.join(sorted(choice.test_time))}"
-        for kind, choice in trained.kinds.items()
+        f"legal for {whose.format(name)} trained with '{kind.position.name}': "
+        f"{', '.join(sorted(kind.position.test_time))}"
+        for name, kind in trained.resolved_kinds.items()
     )
 
 
@@ -298,18 +411,22 @@ def check_override(trained: ModelSettings, asked: ModelSettings) -> None:
     """
     legal = legal_overrides(trained)
     for key in type(trained).model_fields:
-        if key != "position" and getattr(trained, key) != getattr(asked, key):
+        if key not in ("position", "kinds") and getattr(trained, key) != getattr(asked, key):
             raise ModelError(
                 f"model.{key} is part of the trained weights and cannot be changed after "
                 f"training; {legal}"
             )
-    if trained.layer_kinds != asked.layer_kinds or set(trained.kinds) != set(asked.kinds):
-        raise ModelError(
-            f"model.position: the pattern of layers cannot be changed after training; {legal}"
-        )
-    for kind, old in trained.kinds.items():
-        new = asked.kinds[kind]
-        where = f"model.position.kinds.{kind}" if trained.is_pattern else "model.position"
+    if set(trained.kinds) != set(asked.kinds):
+        raise ModelError(f"model.kinds: kinds cannot be added or removed after training; {legal}")
+    asked_kinds = asked.resolved_kinds
+    for name, kind in trained.resolved_kinds.items():
+        if replace(asked_kinds[name], position=kind.position) != kind:
+            raise ModelError(
+                f"model.kinds.{name}: only its position can be changed after training; {legal}"
+            )
+        old = kind.position
+        new = asked_kinds[name].position
+        where = trained.position_key(name)
         if old.name != new.name:
             raise ModelError(
                 f"{where}.name: trained with '{old.name}', cannot become '{new.name}'; {legal}"

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model.cache import Cache, CacheIndex, LayerCache
+from model.cache import Cache, CacheIndex
 from model.token_positions import TokenPositions
 
 BUCKET = 256  # slots and passes are rounded up to a multiple of this
@@ -73,23 +73,6 @@ class StaticIndex:
         return self.positions
 
 
-class StaticLayerCache(LayerCache):
-    """Keys and values of one layer, written at the slot of the current pass. It takes over the
-    buffers of `source`, which must not be used afterwards."""
-
-    def __init__(self, source: LayerCache, index: StaticIndex):
-        self.static = index
-        self.dtype = source.dtype
-        self._buffers = {}
-        for name, filled in source._filled.items():
-            stored = source._buffers.pop(name)[:, :, :filled]
-            # Zeros: empty slots are masked, but NaN times a weight of 0 would still be NaN.
-            self._buffers[name] = F.pad(stored, (0, 0, 0, index.slots - filled))
-
-    def _append(self, name: str, x: Tensor) -> Tensor:
-        return self._buffers[name].index_copy_(2, self.static.slot, x)
-
-
 class StaticCache:
     """A cache with slots for `passes` more tokens, which takes over the keys of `source`.
 
@@ -110,16 +93,17 @@ class StaticCache:
         windows: dict[str, int | None],
         end: int,
     ):
-        self.indices: dict[str, StaticIndex] = {}
-        for kind, index in source.indices.items():
-            assert index is not None
-            self.indices[kind] = StaticIndex(index, passes, windows[kind], end)
-        self.layers = []
-        for layer, kind in zip(source.layers, kinds, strict=True):
-            assert isinstance(layer, LayerCache)
-            self.layers.append(StaticLayerCache(layer, self.indices[kind]))
-        first = next(iter(self.indices.values())).positions
-        self.at = torch.zeros(1, dtype=torch.int64, device=first.order.device)
+        assert source.last is not None
+        self.kinds = source.kinds
+        self.indices = {
+            kind: StaticIndex(index, passes, windows[kind], end)
+            for kind, index in source.indices.items()
+        }
+        self.layers = [
+            layer.static(self.indices.get(kind))
+            for layer, kind in zip(source.layers, kinds, strict=True)
+        ]
+        self.at = torch.zeros(1, dtype=torch.int64, device=source.last.order.device)
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -128,4 +112,5 @@ class StaticCache:
 
     def advance(self, new: TokenPositions) -> dict[str, TokenPositions]:
         """Add the token of the current pass; returns the positions of all slots by layer kind."""
-        return {kind: index.write(self.at, new) for kind, index in self.indices.items()}
+        keys = dict.fromkeys(self.kinds, new)
+        return keys | {kind: index.write(self.at, new) for kind, index in self.indices.items()}

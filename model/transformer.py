@@ -1,8 +1,7 @@
 """The decoder: RMSNorm, grouped-query attention, SwiGLU, output head and loss.
 
 Shapes: B rows, T tokens of this pass, S keys, K outputs, C width, H query heads, G key/value heads,
-    D head
-dimension, V vocabulary size.
+D head dimension, V vocabulary size.
 """
 
 from __future__ import annotations
@@ -17,15 +16,16 @@ from torch import Tensor, nn
 
 from errors import ModelError
 from model.attention.kernels import AttentionHook
-from model.attention.linear import check_scheme
 from model.attention.sharding import ContextShard, ShardedWindow
-from model.attention.softmax import AttentionPass, Modifiers
+from model.attention.softmax import Attention
 from model.block import Block, Checkpointing
 from model.cache import Cache, CacheIndex
 from model.fast.joined_weights import joined_layers, store_joined
 from model.loss import OutputHead, summed_nll, token_nll
-from model.model_settings import LinearMixer, ModelSettings, check_override
-from model.position import SCHEMES, AttentionContext, ContentPlan, HeadGeometry, PositionalScheme
+from model.mixers.base import AttentionPass, Modifiers
+from model.mixers.registry import MIXERS
+from model.model_settings import ModelSettings, check_override
+from model.position import SCHEMES, AttentionContext, ContentPlan, PositionalScheme
 from model.token_positions import TokenPositions
 
 
@@ -88,55 +88,40 @@ class Transformer(nn.Module):
         self.train_length = train_length
         self.original_length = original_length or train_length
         self.embed = nn.Embedding(vocab_size, s.dim)
+        self.kinds = s.resolved_kinds
         # For each layer the name of its scheme instance, one per kind or per layer, and its kind.
         self.layer_schemes = [
-            (f"{kind}-{i}" if s.kinds[kind].per_layer else kind, kind)
+            (f"{kind}-{i}" if self.kinds[kind].position.per_layer else kind, kind)
             for i, kind in enumerate(s.layer_kinds)
         ]
         self._kind_of = dict(self.layer_schemes)
         self.position = self._make_schemes(s)
         self._schemes = cast(dict[str, PositionalScheme], dict(self.position.items()))
-        self.layers = nn.ModuleList(Block(s, s.kinds[kind]) for kind in s.layer_kinds)
+        self.layers = nn.ModuleList(Block(s, self.kinds[kind]) for kind in s.layer_kinds)
         self.norm = nn.RMSNorm(s.dim, eps=s.norm_eps)
         self.head = None if s.tie_embeddings else nn.Linear(s.dim, vocab_size, bias=False)
         self._compiled: Callable[..., Tensor] | None = None
 
     def _make_schemes(self, s: ModelSettings) -> nn.ModuleDict:
         """New scheme instances by name."""
-        geometry = HeadGeometry(
-            s.dim,
-            s.heads,
-            s.head_dim,
-            self.train_length,
-            self.original_length,
-            s.kv_heads,
-            s.attention_scale,
-        )
+        kinds = s.resolved_kinds
         made = nn.ModuleDict()
-        for name, kind in self._kind_of.items():
-            choice = s.kinds[kind]
-            if s.mixer.name == "linear":
-                check_scheme(
-                    "model.position" if kind == "all" else f"model.position.kinds.{kind}",
-                    choice,
-                    geometry,
-                )
-            made[name] = SCHEMES[choice.name][1](choice, geometry)
+        for name, kind_name in self._kind_of.items():
+            kind = kinds[kind_name]
+            geometry = kind.geometry(self.train_length, self.original_length)
+            MIXERS[kind.mixer.name][1].check(s.position_key(kind_name), kind, geometry)
+            made[name] = SCHEMES[kind.position.name][1](kind.position, geometry)
         return made
 
     def initialize(self, seed: int) -> Transformer:
         """Initialize all weights from `seed`, identically on every device and rank.
 
         Matrices: N(0, 1/fan_in); those that write to the residual stream are divided by
-            √(2·layers).
-        Biases: 0. Embeddings: N(0, 1), so that the first blocks do not dominate the token
-            embeddings
-        (docs/experiments.md). The head is small, so that the initial loss is ln V within 1% at any
-        width.
-        Tied embeddings are small too: a token would otherwise predict itself with a logit of std·C.
-            Their
-        logits stay within 0.1, and that logit within 2. With `mup`, the head and tied embeddings
-        are initialized as at the base width.
+        √(2·layers). Biases: 0. Embeddings: N(0, 1), so that the first blocks do not dominate the
+        token embeddings (docs/experiments.md). The head is small, so that the initial loss is ln V
+        within 1% at any width. Tied embeddings are small too: a token would otherwise predict
+        itself with a logit of std·C. Their logits stay within 0.1, and that logit within 2. With
+        `mup`, the head and tied embeddings are initialized as at the base width.
         """
         s = self.settings
         generator = torch.Generator().manual_seed(seed)
@@ -150,8 +135,13 @@ class Transformer(nn.Module):
         embedding_std = min(0.1 * base_dim**-0.5, 2 / base_dim) if s.tie_embeddings else 1.0
         draw(self.embed.weight, embedding_std)
         for block in self.blocks:
+            given = block.attention.initial_values
             for name, weight in block.named_parameters():
                 if name.startswith("attention.position."):
+                    continue
+                if initializer := given.get(name.removeprefix("attention.")):
+                    with torch.no_grad():
+                        weight.copy_(initializer(weight.shape, generator))
                     continue
                 if weight.ndim == 1:
                     nn.init.constant_(weight, 0.0 if name.endswith(".bias") else 1.0)
@@ -178,10 +168,11 @@ class Transformer(nn.Module):
         if settings == self.settings:
             return
         check_override(self.settings, settings)
+        kinds = settings.resolved_kinds
         with torch.random.fork_rng(devices=[]):  # new instances must not advance the RNG
             schemes = self._make_schemes(settings)
             modifiers = [
-                Modifiers(settings.kinds[kind], settings.heads) for kind in settings.layer_kinds
+                Modifiers(kinds[kind].position, kinds[kind].heads) for kind in settings.layer_kinds
             ]
         transfer_parameters(self.position, schemes)
         for block, modifier in zip(self.blocks, modifiers, strict=True):
@@ -189,6 +180,7 @@ class Transformer(nn.Module):
             block.attention.position = modifier
         self.position = schemes
         self.settings = settings
+        self.kinds = kinds
         self._schemes = cast(dict[str, PositionalScheme], dict(schemes.items()))
 
     def compile(self, *, by_block: bool = False, **options) -> None:
@@ -213,8 +205,8 @@ class Transformer(nn.Module):
         Models decode equally fast without it, with a copy of the weights during a generation.
         """
         groups = [] if self.head is None else [[self.head]]
-        if not isinstance(self.settings.mixer, LinearMixer):
-            for block in self.blocks:
+        for block in self.blocks:
+            if isinstance(block.attention, Attention):
                 groups += joined_layers(block)
         for linears in groups:
             store_joined(linears)
@@ -229,20 +221,19 @@ class Transformer(nn.Module):
         """An empty cache for `batch` rows of at most `capacity` tokens.
 
         Args:
-            dtype: of keys and values; None: that of the weights. Sums are float32 or float64.
+            dtype: of keys and values; None: that of the weights. States are float32 or float64.
         """
-        s = self.settings
-        is_linear = isinstance(s.mixer, LinearMixer)
         indices = {
-            kind: None if is_linear else CacheIndex(capacity, choice.window, choice.sinks)
-            for kind, choice in s.kinds.items()
+            name: CacheIndex(capacity, kind.position.window, kind.position.sinks)
+            for name, kind in self.kinds.items()
+            if MIXERS[kind.mixer.name][1].caches_keys
         }
         dtype = dtype or self.embed.weight.dtype
         layers = [
-            block.attention.make_cache(indices[kind], dtype)
-            for block, kind in zip(self.blocks, s.layer_kinds, strict=True)
+            block.attention.make_cache(indices.get(kind), dtype)
+            for block, kind in zip(self.blocks, self.settings.layer_kinds, strict=True)
         ]
-        return Cache(batch, capacity, indices, layers, self.depends_on_length)
+        return Cache(batch, capacity, list(self.kinds), indices, layers, self.depends_on_length)
 
     def checkpoint_blocks(self, checkpointing: Checkpointing) -> None:
         """Recompute activations of blocks in the backward pass: activation checkpointing
@@ -258,7 +249,7 @@ class Transformer(nn.Module):
         targets: Tensor | None = None,
         cache: Cache | None = None,
         keep: int | None = None,
-        hooks: Sequence[AttentionHook] | None = None,
+        hooks: Sequence[AttentionHook | None] | None = None,
         reduction: Literal["none", "sum"] = "none",
         z_loss: float | None = None,
         shard: ContextShard | None = None,
@@ -273,7 +264,7 @@ class Transformer(nn.Module):
             cache: cache with the preceding tokens, for inference only.
             keep: compute outputs for the last K of these tokens only (default: all). 0 only fills
                 the cache.
-            hooks: one attention hook per layer, for diagnostics.
+            hooks: one attention hook per layer, for diagnostics; None for layers without.
             reduction: of the negative log-likelihood. With "sum", training needs no memory for the
                 logits of all tokens.
             z_loss: coefficient of the z-loss; see `summed_nll`. With reduction "sum" only.
@@ -341,10 +332,10 @@ class Transformer(nn.Module):
             positions,
             tables={name: each.tables(positions, dtype) for name, each in self.schemes.items()},
             factors={
-                kind: choice.temperature.query_factors(
-                    positions, choice.max_visible, original, dtype
+                name: kind.position.temperature.query_factors(
+                    positions, kind.position.max_visible, original, dtype
                 )
-                for kind, choice in self.settings.kinds.items()
+                for name, kind in self.kinds.items()
             },
         )
 
@@ -356,7 +347,7 @@ class Transformer(nn.Module):
         targets: Tensor | None,
         cache: Cache | None,
         keep: int,
-        hooks: Sequence[AttentionHook] | None,
+        hooks: Sequence[AttentionHook | None] | None,
         reduction: Literal["none", "sum"],
         z_loss: float | None,
         window: ShardedWindow | None,
@@ -367,7 +358,7 @@ class Transformer(nn.Module):
         elif cache is not None:
             keys = [cache.advance(chunks[0].positions)]
         else:
-            keys = [dict.fromkeys(self.settings.kinds, chunks[0].positions)]
+            keys = [dict.fromkeys(self.kinds, chunks[0].positions)]
         x = self._embed(tokens, chunks)  # (B, T, C)
         sequence = None if window is None else window.positions
         batch = len(x)
@@ -404,7 +395,7 @@ class Transformer(nn.Module):
         tokens: Tensor,
         window: ShardedWindow,
         keep: int,
-        hooks: Sequence[AttentionHook] | None,
+        hooks: Sequence[AttentionHook | None] | None,
     ) -> Tensor:
         """Hidden states (B, K, C) of the last K of this rank's tokens. Tables and masks are created
         anew for each chunk and layer: those of all chunks would take more memory than the keys."""
@@ -443,8 +434,10 @@ class Transformer(nn.Module):
 
     def _sharded_keys(self, window: ShardedWindow) -> list[dict[str, TokenPositions]]:
         """The positions of the keys by layer kind, for each of this rank's chunks."""
-        s = self.settings
-        by_kind = {kind: window.keys(s.mixer.name, choice) for kind, choice in s.kinds.items()}
+        by_kind = {}
+        for name, kind in self.kinds.items():
+            caches_keys = MIXERS[kind.mixer.name][1].caches_keys
+            by_kind[name] = window.keys(kind.position) if caches_keys else window.own
         return [{kind: keys[i] for kind, keys in by_kind.items()} for i in range(len(window.own))]
 
     def _embed(self, tokens: Tensor, chunks: list[TokenChunk]) -> Tensor:
@@ -487,7 +480,7 @@ class Transformer(nn.Module):
         """
         passes = {}
         is_isolated = self.training and any(block.is_isolated for block in self.blocks)
-        block_masks: dict[str, dict] = {kind: {} for kind in self.settings.kinds}
+        block_masks: dict[str, dict] = {kind: {} for kind in self.kinds}
         for name in names or self.schemes:
             kind = self._kind_of[name]
             scheme = self.schemes[name]
@@ -496,7 +489,7 @@ class Transformer(nn.Module):
                 queries=chunk.positions if queries is None else queries,
                 keys=keys[kind],
                 batch=batch,
-                heads=self.settings.heads,
+                heads=self.kinds[kind].heads,
                 device=self.embed.weight.device,
                 tables=chunk.tables[name],
                 window=scheme.settings.window,
@@ -557,15 +550,16 @@ class Transformer(nn.Module):
     @property
     def depends_on_length(self) -> bool:
         """Whether any scheme depends on the declared sequence length."""
-        parts = [choice.temperature for choice in self.settings.kinds.values()]
+        parts = [kind.position.temperature for kind in self.kinds.values()]
         return any(part.depends_on_length for part in [*parts, *self.schemes.values()])
 
-    @property
-    def cached_per_token(self) -> int:
-        """Size of the cached keys and values per token, over all layers."""
-        s = self.settings
-        keys = [self.schemes[name].key_features for name, _ in self.layer_schemes]
-        return s.kv_heads * (sum(keys) + s.layers * s.head_dim)
+    def cached_numbers(self, tokens: int) -> int:
+        """Numbers in the cache of one row of `tokens` tokens, over all layers."""
+        layers = zip(self.blocks, self.layer_schemes, strict=True)
+        return sum(
+            block.attention.cached_numbers(tokens, self.schemes[name].key_features)
+            for block, (name, _) in layers
+        )
 
     def parameter_count(self) -> int:
         return sum(p.numel() for p in self.parameters())

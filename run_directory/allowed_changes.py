@@ -101,18 +101,13 @@ def with_table_length(
 ) -> ModelSettings:
     """The model with `max_length` = length(its scheme, the parent's scheme) in every position table
     that can be extended, where the parent has one too."""
-    if model.is_pattern != parent.is_pattern:
-        return model
-    kinds = dict(model.kinds)
-    for kind in kinds.keys() & parent.kinds.keys():
-        new = kinds[kind]
-        old = parent.kinds[kind]
-        if hasattr(new, "extend") and hasattr(old, "max_length"):
-            kinds[kind] = new.model_copy(update={"max_length": length(new, old)})
-    position = (
-        model.position.model_copy(update={"kinds": kinds}) if model.is_pattern else kinds["all"]
-    )
-    return model.model_copy(update={"position": position})
+    schemes = {name: kind.position for name, kind in model.resolved_kinds.items()}
+    extended = {}
+    for name, kind in parent.resolved_kinds.items():
+        new = schemes.get(name)
+        if hasattr(new, "extend") and hasattr(kind.position, "max_length"):
+            extended[name] = new.model_copy(update={"max_length": length(new, kind.position)})
+    return model.with_positions(schemes | extended) if extended else model
 
 
 def method_of(parent: RunSettings, settings: RunSettings) -> ModelSettings:
@@ -142,7 +137,8 @@ def check_extension(folder: Path, old: RunSettings, new: RunSettings) -> None:
     parameters of the same names and shapes.
     """
     for key in ModelSettings.model_fields:
-        if key != "position" and getattr(old.model, key) != getattr(new.model, key):
+        may_change = key in ("position", "kinds")  # the weights must fit
+        if not may_change and getattr(old.model, key) != getattr(new.model, key):
             raise TrainingError(
                 f"model.{key} cannot change in an extension run: {folder} has "
                 f"{getattr(old.model, key)}"
@@ -162,11 +158,15 @@ def check_extension(folder: Path, old: RunSettings, new: RunSettings) -> None:
             "extension run may change settings of its scheme, or use a scheme with the same "
             "parameters"
         )
-    old_names = {kind: choice.name for kind, choice in old.model.kinds.items()}
-    new_names = {kind: choice.name for kind, choice in new.model.kinds.items()}
-    is_same_scheme = old.model.layer_kinds == new.model.layer_kinds and old_names == new_names
+    is_same_scheme = _scheme_names(old.model) == _scheme_names(new.model)
     if is_same_scheme and (refusal := not_at_test_time(old, new)):
         raise TrainingError(f"{folder} cannot be extended this way: {refusal}")
+
+
+def _scheme_names(model: ModelSettings) -> list[tuple[str, str]]:
+    """The kind and the scheme of each layer."""
+    kinds = model.resolved_kinds
+    return [(name, kinds[name].position.name) for name in model.layer_kinds]
 
 
 def _shapes(settings: RunSettings) -> dict[str, tuple[int, ...]]:

@@ -23,12 +23,11 @@ def with_parents(folder: Path, own: Exposure) -> Exposure:
 
 def exposure_rule_of(model: ModelSettings) -> ExposureRule:
     """The exposure rule of the layer with the longest window."""
-    kinds = model.kinds.values()
-    if any(choice.window is None for choice in kinds):
+    schemes = [kind.position for kind in model.resolved_kinds.values()]
+    windows = [scheme.window for scheme in schemes if scheme.window is not None]
+    if len(windows) < len(schemes):
         return ExposureRule()
-    return ExposureRule(
-        max(choice.window for choice in kinds), max(choice.sinks for choice in kinds)
-    )
+    return ExposureRule(max(windows), max(scheme.sinks for scheme in schemes))
 
 
 def make_sampler(settings: RunSettings, prepared: PreparedData) -> BatchSampler:

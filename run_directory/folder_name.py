@@ -7,7 +7,13 @@ from pathlib import Path
 from errors import ConfigError
 from run_directory.run import is_run
 from run_directory.run_settings import RunSettings
-from settings.load import differences, identity, load_settings, split_arguments
+from settings.load import (
+    SettingsLayers,
+    differences,
+    identity,
+    load_settings,
+    split_arguments,
+)
 
 
 def run_folder(
@@ -15,33 +21,52 @@ def run_folder(
     arguments: Sequence[str],
     root: str | Path = "runs",
 ) -> Path:
-    """The default run directory: `<root>/<first file>-<choices not in that file>-<identity>`, such
-    as runs/tiny-alibi-0123456789. Other overrides with equal settings give the same folder."""
+    """The default run directory: `<root>/<first file>-<scheme>-<other choices>-<identity>`, such as
+    runs/tiny-alibi-muon-0123456789. An existing run of the same first file and equal settings is
+    found whatever its choices are called."""
     stem = name_stem(arguments)
     end = identity(settings)
     folders = sorted(Path(root).glob(f"{escape(stem)}-*{end}"))
     existing = next((folder for folder in folders if is_run(folder)), None)
-    names = dict.fromkeys([stem, *choices_of(settings, arguments), end])
+    names = dict.fromkeys([stem, *scheme_names(settings), *choices_of(settings, arguments), end])
     return existing or Path(root) / "-".join(names)
 
 
+def scheme_names(settings: RunSettings) -> list[str]:
+    """The names of the positional schemes of a run, and of their scaling: rope, yarn."""
+    names = []
+    for kind in settings.model.resolved_kinds.values():
+        names.append(kind.position.name)
+        scaling = getattr(kind.position, "scaling", None)
+        if scaling is not None and scaling.name != "none":
+            names.append(scaling.name)
+    return names
+
+
 def choices_of(settings: RunSettings, arguments: Sequence[str]) -> list[str]:
-    """The names of choices, the scheme's first, that the first YAML file of a run does not make
-    itself; [] for a fork without a file, which takes its parent's name."""
-    files, _ = split_arguments(list(arguments))
-    if not files and settings.is_fork:
-        return []
+    """The names of choices besides the scheme that files after the first one and overrides make."""
+    files, overrides = split_arguments(list(arguments))
     try:
         base = load_settings(RunSettings, files[:1])
     except ConfigError:  # a file that needs other files to be valid
         base = RunSettings()
-    named = [
-        (key, new["name"])
+    layers = SettingsLayers({})
+    layers.apply([*files[1:], *overrides])
+    asked = _named(layers.tree)
+    return [
+        new["name"]
         for key, _, new, may_change in differences(base, settings)
-        if not may_change and isinstance(new, dict) and "name" in new
+        if key in asked and not may_change and not key.startswith("model.position")
     ]
-    named.sort(key=lambda choice: not choice[0].startswith("model.position"))
-    return [name for _, name in named]
+
+
+def _named(tree: dict, prefix: str = "") -> set[str]:
+    """The dotted names of the mappings with a `name`."""
+    keys = {prefix.removesuffix(".")} if "name" in tree else set()
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            keys |= _named(value, f"{prefix}{key}.")
+    return keys
 
 
 def name_stem(arguments: Sequence[str]) -> str:

@@ -198,9 +198,10 @@ def _without_parent(
         own = about.get("lineage", [{}])[0]
         if own.get("run") != run:
             continue
-        kept = RunSettings.model_validate(about["inherited"])
+        inherited = RunSettings.from_earlier_versions(about["inherited"])
+        kept = RunSettings.model_validate(inherited)
         checkpoint = Checkpoint(Path(run), own["step"], own["checkpoint_hash"])
-        parent = ParentRun(Path(run), kept, checkpoint, {}, about["inherited"])
+        parent = ParentRun(Path(run), kept, checkpoint, {}, inherited)
         settings = parent.complete(load_settings(RunSettings, overrides, parent.inherited))
         if folder or candidate.name.endswith(f"-{identity(settings)}"):
             return settings

@@ -12,11 +12,11 @@ import torch
 
 from errors import ConfigError, TrainingError
 from model import ModelError, ModelSettings, Transformer, check_override, legal_overrides
+from model.position import PositionSettings
 from run_directory.run_settings import RunSettings
 from settings.load import apply_overrides, differences
 
 _POSITION = "model.position."
-_PATTERN_KEYS = {"name", "layers", "kinds"}  # first keys of overrides of the pattern itself
 _ADVICE = re.compile(r"; choose \S+\.name=\S+ first")  # valid before training, but not after it
 _TIMES = re.compile(r"\{(\w+)\*(\d+(?:\.\d+)?)\}")
 
@@ -25,8 +25,9 @@ def override(trained: RunSettings, asked: Sequence[str] | ModelSettings) -> RunS
     """The settings of a trained run with overrides of its positional scheme, or another model,
     checked.
 
-    In a run with a pattern of layer kinds, overrides such as `model.position.window=256` form one
-    method that applies to every kind that supports all of it. A kind does not support a setting
+    In a run with several kinds of layers, overrides such as `model.position.window=256` form one
+    method that applies to every kind that supports all of it;
+    `model.kinds.KIND.position.window=256` applies to one kind. A kind does not support a setting
     that it lacks, that may not change after training, that it cannot be built with, or that would
     widen its window. `{theta*4}` is four times the trained value of the kind.
 
@@ -37,29 +38,27 @@ def override(trained: RunSettings, asked: Sequence[str] | ModelSettings) -> RunS
     """
     if isinstance(asked, ModelSettings):
         return _checked(trained, trained.model_copy(update={"model": asked}))
-    kinds = trained.model.kinds
+    kinds = trained.model.resolved_kinds
     if not asked:
         return trained
-    if not trained.model.is_pattern:
-        (choice,) = kinds.values()
-        return _applied(trained, [_filled_in(one, choice) for one in asked])
-    template = [one for one in asked if _is_template(one)]
-    direct = [one for one in asked if one not in template]
+    if not trained.model.pattern:
+        scheme = kinds["all"].position
+        return _applied(trained, [_filled_in(word, scheme) for word in asked])
+    earlier = f"{_POSITION}kinds."  # a spelling that the settings refuse
+    template = [w for w in asked if w.startswith(_POSITION) and not w.startswith(earlier)]
+    direct = [word for word in asked if word not in template]
     if not template:
         return _applied(trained, direct)
     taken = []
     refused = {}
-    for kind, choice in kinds.items():
+    for kind in kinds:
+        scheme = kinds[kind].position
+        key = trained.model.position_key(kind)
         try:
-            own = [
-                f"{_POSITION}kinds.{kind}.{_filled_in(one, choice).removeprefix(_POSITION)}"
-                for one in template
-            ]
-            found = _applied(trained, own)
-            if _is_wider(choice.window, found.model.kinds[kind].window):
-                raise ModelError(
-                    f"its window of {choice.window} is narrower; set {_POSITION}kinds.{kind}.window"
-                )
+            own = [f"{key}.{_filled_in(word, scheme).removeprefix(_POSITION)}" for word in template]
+            changed = _applied(trained, own).model.resolved_kinds[kind].position
+            if _is_wider(scheme.window, changed.window):
+                raise ModelError(f"its window of {scheme.window} is narrower; set {key}.window")
         except (ModelError, TrainingError) as error:
             refused[kind] = why(error)
         else:
@@ -93,9 +92,10 @@ def longest_input(settings: RunSettings) -> int | None:
 def widens(trained: RunSettings, asked: RunSettings) -> bool:
     """Whether a window is wider than in training, which is legal but no context-extension
     method."""
-    kinds = asked.model.kinds
+    kinds = asked.model.resolved_kinds
     return any(
-        _is_wider(old.window, kinds[kind].window) for kind, old in trained.model.kinds.items()
+        _is_wider(kind.position.window, kinds[name].position.window)
+        for name, kind in trained.model.resolved_kinds.items()
     )
 
 
@@ -121,19 +121,13 @@ def _checked(trained: RunSettings, settings: RunSettings) -> RunSettings:
     return settings
 
 
-def _is_template(word: str) -> bool:
-    key = word.partition("=")[0]
-    return (
-        key.startswith(_POSITION) and key.removeprefix(_POSITION).split(".")[0] not in _PATTERN_KEYS
-    )
-
-
-def _filled_in(word: str, choice) -> str:
-    def value(found: re.Match) -> str:
-        trained = getattr(choice, found[1], None)
+def _filled_in(word: str, scheme: PositionSettings) -> str:
+    def value(match: re.Match) -> str:
+        key, factor = match[1], match[2]
+        trained = getattr(scheme, key, None)
         if not isinstance(trained, (int, float)) or isinstance(trained, bool):
-            lacks = "is not a number in training" if hasattr(choice, found[1]) else "does not exist"
-            raise ModelError(f"{word.partition('=')[0]}: {found[1]} {lacks} for '{choice.name}'")
-        return f"{trained * float(found[2]):.12g}"
+            lacks = "is not a number in training" if hasattr(scheme, key) else "does not exist"
+            raise ModelError(f"{word.partition('=')[0]}: {key} {lacks} for '{scheme.name}'")
+        return f"{trained * float(factor):.12g}"
 
     return _TIMES.sub(value, word)

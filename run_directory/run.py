@@ -24,7 +24,7 @@ from typing import Any, Literal
 import torch
 
 from data import PreparedData, open_prepared
-from data.files import locked, read_object, with_keys, write_json, write_text
+from data.files import locked, path_problem, read_object, with_keys, write_json, write_text
 from data.tokenizers import Tokenizer, load_tokenizer
 from errors import TrainingError
 from model import ModelSettings, Transformer
@@ -45,7 +45,7 @@ from run_directory.run_settings import RunSettings
 from run_directory.sharded_tensors import shapes_in
 from run_directory.stages import last_trained
 from run_directory.weights import load_average, load_weights
-from settings.load import dump, identity, load_settings
+from settings.load import dump, identity, load_stored
 from settings.yaml_io import parse_yaml
 
 SETTINGS = "settings.yaml"
@@ -203,7 +203,7 @@ class Run:
     def settings(self) -> RunSettings:
         """Every setting. Raises TrainingError where those of the model were edited after
         training."""
-        settings = load_settings(RunSettings, [str(self.folder / SETTINGS)])
+        settings = load_stored(RunSettings, self.folder / SETTINGS)
         hashes = self.manifest.get(MODEL_HASHES)
         if hashes is not None and (own := self._stored_hash()) not in hashes:
             raise TrainingError(
@@ -374,6 +374,8 @@ def is_run(folder: Path) -> bool:
 def not_a_run(folder: Path) -> str:
     """An error message for a folder that is not a run, with the runs in the same parent folder."""
     if not folder.exists():
+        if is_run(usual := Path("runs") / folder):
+            return f"{folder}: no such run directory; did you mean {usual}?"
         near = sorted(path.parent.name for path in folder.parent.glob(f"*/{MANIFEST}"))
         known = f"; {folder.parent} holds {', '.join(near)}" if near else ""
         return f"{folder}: no such run directory{known}"
@@ -382,11 +384,10 @@ def not_a_run(folder: Path) -> str:
 
 def check_writable(folder: Path) -> None:
     """Raise TrainingError for a run directory that cannot be created, before any other work."""
-    nearest = next(path for path in (folder, *folder.parents) if path.exists())
-    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
-        raise TrainingError(
-            f"{folder}: {nearest} is not a writable directory; choose another --run-dir"
-        )
+    if not str(folder).isprintable():
+        raise TrainingError(f"--run-dir={str(folder)!r} has control characters; remove them")
+    if problem := path_problem(folder / SETTINGS):
+        raise TrainingError(f"--run-dir={folder} {problem}")
 
 
 def rename_old_run(folder: Path) -> Path | None:
@@ -407,9 +408,8 @@ def locked_run(folder: Path) -> Iterator[None]:
     process.
 
     Both the folder and a file in it are locked: the file can be deleted, and on network file
-        systems the
-    lock of the folder is not visible on other machines. The file names the process that has the
-    lock.
+    systems the lock of the folder is not visible on other machines. The file names the process that
+    has the lock.
     """
     folder.mkdir(parents=True, exist_ok=True)
     handle = os.open(folder, os.O_RDONLY)

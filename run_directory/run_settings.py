@@ -4,14 +4,15 @@ Fields marked `may_change` do not shape the weights beyond rounding: they may di
 resumed and do not count in its identity.
 """
 
+import re
 from itertools import groupby
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from data.data_settings import DataSettings
 from data.sampling.segments import Segment, SegmentPlan
-from model.model_settings import ModelSettings
+from model.model_settings import ModelSettings, without_pattern_scheme
 from run_directory.optimizer_settings import WsdSchedule
 from run_directory.stage_settings import segments
 from run_directory.training_settings import TrainingSettings
@@ -55,6 +56,17 @@ class RunSettings(StrictSettings):
             1800.0, "the time-outs of process groups find lost processes"
         ),
     }
+
+    @classmethod
+    def from_earlier_versions(cls, tree: dict[str, Any]) -> dict[str, Any]:
+        """Kinds of layers as settings of the model, instead of `model.position.name = pattern`."""
+        tree = tree | {"model": without_pattern_scheme(tree.get("model"))}
+        for stage in tree.get("training", {}).get("stages", []):
+            stage["overrides"] = [
+                re.sub(r"^model\.position\.kinds\.([\w-]+)\.", r"model.kinds.\1.position.", text)
+                for text in stage.get("overrides", [])
+            ]
+        return tree
 
     train_length: int = setting(256, "tokens of a training window, L0", ge=2)
     original_length: int | None = setting(

@@ -15,6 +15,8 @@ from run_directory.optimizer_settings import (
 from run_directory.stage_settings import StageSettings
 from settings.fields import StrictSettings, free, optional, setting
 
+AUTO_INTERVAL = 250  # steps between validations
+
 
 class CheckpointSettings(StrictSettings):
     """When to save checkpoints, and which to keep."""
@@ -130,8 +132,10 @@ class SpikeSettings(StrictSettings):
 class ValidationSettings(StrictSettings):
     """Held-out loss during training, on the same targets at every length."""
 
-    interval: int | None = free(
-        250, "steps between validations; null: only at the end and at the steps of `at`", ge=1
+    interval: Annotated[int, Field(ge=1)] | Literal["auto"] | None = free(
+        "auto",
+        "steps between validations; auto: 250, and at least five validations in a run; null: only "
+        "at the end and at the steps of `at`",
     )
     at: list[ShareOrSteps] = free(
         [], "further validations: below 1 a share of the run, from 1 on a number of steps"
@@ -149,6 +153,11 @@ class ValidationSettings(StrictSettings):
         "targets in each span, at the end of its context",
         ge=1,
     )
+
+    @property
+    def regular(self) -> int | None:
+        """Steps between regular validations; None: there are none."""
+        return AUTO_INTERVAL if self.interval == "auto" else self.interval
 
     @field_validator("multiples")
     @classmethod
@@ -243,7 +252,9 @@ class TrainingSettings(StrictSettings):
         "a mean of the weights, for validation, samples, evaluate.py and generate.py; null: none"
     )
     precision: Literal["auto", "float32", "bfloat16", "float64"] = setting(
-        "auto", "auto: bfloat16 autocast on a GPU that has it, float32 elsewhere"
+        "auto",
+        "auto: bfloat16 autocast on GPUs that have it, and on CPUs where it is faster for this "
+        "model; chosen when the run is created; float32 elsewhere",
     )
     compile: bool | None = free(
         None,
@@ -275,11 +286,11 @@ class TrainingSettings(StrictSettings):
             raise ValueError(
                 f"checkpoint.best = {c.best} is not measured: add it to validation.multiples"
             )
-        if c.best is not None and c.interval and (not v.interval or c.interval % v.interval):
-            fix = f"make it a multiple of validation.interval ({v.interval})"
+        if c.best is not None and c.interval and (not v.regular or c.interval % v.regular):
+            fix = f"make it a multiple of validation.interval ({v.regular})"
             raise ValueError(
                 f"checkpoint.best requires a validation at each checkpoint, every {c.interval} "
-                f"steps: {fix if v.interval else 'set validation.interval'}"
+                f"steps: {fix if v.regular else 'set validation.interval'}"
             )
         if (size := self.micro_batch_size) is not None and size > self.batch_size:
             raise ValueError(f"micro_batch_size {size} is larger than batch_size {self.batch_size}")

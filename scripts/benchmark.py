@@ -9,9 +9,8 @@ machine.
     python scripts/benchmark.py --cases preparing loading startup   data, --help, start of a run
 
 Every measurement is a fresh process: ours and the peer take turns for --rounds rounds, on the same
-    random
-weights and tokens, with the same settings of the allocator and two calls for warm-up. Losses,
-logits and generated tokens are compared before any time is reported. litgpt needs its own
+random weights and tokens, with the same settings of the allocator and two calls for warm-up.
+Losses, logits and generated tokens are compared before any time is reported. litgpt needs its own
 environment.
 
 With one thread (the default) the time is the CPU time of the process, which does not count the time
@@ -21,8 +20,7 @@ and the table states how many of the samples kept are disturbed. Ratios of media
 busy machine than speeds.
 
 Results are written to docs/benchmarks: tables and figures in cpu.md, and CSV files, in which a row
-    replaces
-an earlier one of its kind. Preparing, loading and start-up use wall time: run them with nothing
+replaces an earlier one of its kind. Preparing, loading and start-up use wall time: run them with nothing
 beside them.
 """
 

@@ -1,10 +1,9 @@
 """Run EleutherAI's lm-evaluation-harness on Sextant runs: its own command line, with the model
 `sextant`.
 
-    python scripts/run_harness.py --model sextant --model_args run=runs/x --tasks
-    arc_easy,lambada_openai python scripts/run_harness.py --model sextant --model_args
-    run=runs/x,method=yarn,max_length=1024 \\
-        --tasks wikitext
+    python scripts/run_harness.py --model sextant --model_args run=runs/x --tasks arc_easy
+    python scripts/run_harness.py --model sextant --tasks wikitext \\
+        --model_args run=runs/x,method=yarn,max_length=1024
     python scripts/run_harness.py --model sextant --model_args run=runs/x --tasks sextant_passkey \\
         --metadata '{"lengths": [128, 256, 512], "items": 50}'
     torchrun --nproc_per_node 2 scripts/run_harness.py --model sextant --model_args run=runs/x \\

@@ -50,7 +50,10 @@ def row_of(run: Path) -> list[str]:
     imported = about.get("data") is None
     step = max((line["step"] for line in lines.values()), default=0)
     original = settings.original_length or length
-    schemes = [choice.describe(length, original) for choice in settings.model.kinds.values()]
+    schemes = [
+        choice.position.describe(length, original)
+        for choice in settings.model.resolved_kinds.values()
+    ]
     return [
         str(run),
         " | ".join(schemes),

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel
 
+from settings.accepted import leaves
 from settings.help import describe_setting, named_settings
+from settings.messages import nearest_setting
 from settings.script import Parser
 
 
@@ -55,6 +57,14 @@ class SettingsParser(Parser):
             print(self.help_page(arguments), flush=True)
             sys.exit(0)
         return options
+
+    def advice(self, unknown: str) -> str:
+        if option := super().advice(unknown):
+            return option
+        known = [name for cls in self.topics.classes for name in leaves(cls)]
+        key = unknown.replace("-", "_")
+        meant = nearest_setting(key, known)
+        return f"did you mean the setting {meant}=VALUE? " if meant else ""
 
     def help_page(self, arguments: Sequence[str]) -> str:
         """Help for the settings among `arguments`; without any, the usage and the most common

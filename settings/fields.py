@@ -42,6 +42,11 @@ class StrictSettings(BaseModel):
     )
     removed: ClassVar[dict[str, RemovedSetting]] = {}  # by dotted name
 
+    @classmethod
+    def from_earlier_versions(cls, tree: dict[str, Any]) -> dict[str, Any]:
+        """The tree of stored settings in the spelling of this version."""
+        return tree
+
     @model_validator(mode="before")
     @classmethod
     def _read_values(cls, values: Any) -> Any:

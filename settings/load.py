@@ -42,6 +42,14 @@ def load_settings(
     return layers.validated(cls)
 
 
+def load_stored(cls: type[S], file: Path) -> S:
+    """The settings in a file that this or an earlier version has written; see `load_settings`."""
+    layers = SettingsLayers(defaults(cls))
+    layers.apply([str(file)])
+    layers.tree = cls.from_earlier_versions(layers.tree)
+    return layers.validated(cls)
+
+
 def apply_overrides(settings: S, overrides: Sequence[str]) -> S:
     """The same settings with overrides applied; files are rejected."""
     files, _ = split_arguments(overrides)
@@ -110,7 +118,9 @@ def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
             files.append(argument)
         else:
             example = " such as training.tokens=2M"
-            if re.fullmatch(r"[\w.-]+", argument):
+            if files_of_name := sorted(Path("configs").rglob(f"{argument}.yaml")):
+                example = f"; did you mean {files_of_name[0]}?"
+            elif re.fullmatch(r"[\w.-]+", argument):
                 example = f"; settings are written {argument}=VALUE"
             raise ConfigError(f"{argument}: neither a YAML file nor a setting{example}")
     return files, overrides

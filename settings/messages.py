@@ -1,7 +1,8 @@
 """Messages for invalid settings, which name the nearest valid setting or choice."""
 
 import difflib
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -64,6 +65,14 @@ def closest(name: object, known: Iterable[object], cutoff: float) -> str | None:
     if (alias := _BY_ALIAS.get(str(name))) in names:
         return alias
     return next(iter(difflib.get_close_matches(str(name), names, n=1, cutoff=cutoff)), None)
+
+
+def nearest_setting(key: str, known: Sequence[str]) -> str | None:
+    """The setting that a last key such as `lr` or `learning_rate` names; the first of several."""
+    alias = _BY_ALIAS.get(key)
+    if alias in known:
+        return alias
+    return next((name for name in known if name.rpartition(".")[2] == key), None)
 
 
 def problems_of(
@@ -188,6 +197,8 @@ def _wrong_type(accepts: Accepted, value: Any) -> str:
         cutoff=0.6,
     )
     guess = f"; did you mean {close[0]}?" if close else ""
+    if accepts.numeric and (size := re.fullmatch(r"([\d.]+) ?([kKMGT])i?B", str(value))):
+        guess = f"; write {size[1]}{size[2]}"
     return f"expected {accepts.type_text}{limits}{got}{guess}"
 
 

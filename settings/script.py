@@ -6,6 +6,7 @@ import difflib
 import io
 import os
 import re
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -45,18 +46,39 @@ class Parser(argparse.ArgumentParser):
         )
 
     def parse_args(self, args: Sequence[str] | None = None) -> argparse.Namespace:  # pyright: ignore
-        return self.parse_intermixed_args(args)
+        words = sys.argv[1:] if args is None else list(args)
+        for i, word in enumerate(words[:-1]):
+            if split := unquoted_list(words[i:]):
+                self.error(f"{word}: a list with spaces must be quoted: {shlex.quote(split)}")
+        return self.parse_intermixed_args(words)
 
     def error(self, message: str):
         setting = re.match(r"unrecognized arguments: -+([\w.]*[.=]\S*)", message)
         advice = f"{self.prog} --help lists all options"
         if setting:
             advice = f"write settings as key=value, without dashes: {setting[1]}"
-        elif unknown := re.match(r"unrecognized arguments: (--[\w-]+)", message):
-            options = [one for action in self._actions for one in action.option_strings]
-            if close := difflib.get_close_matches(unknown[1], options, n=1):
-                advice = f"did you mean {close[0]}? {advice}"
+        elif unknown := re.match(r"unrecognized arguments: --?([\w-]+)", message):
+            advice = self.advice(unknown[1]) + advice
         raise TrainingError(f"{message}; {advice}")
+
+    def advice(self, unknown: str) -> str:
+        """What an unknown option probably means, to be followed by other advice."""
+        options = [name for action in self._actions for name in action.option_strings]
+        longer = [name for name in options if name.startswith(f"--{unknown}")]
+        close = longer or difflib.get_close_matches(f"--{unknown}", options, n=1, cutoff=0.7)
+        return f"did you mean {close[0]}? " if close else ""
+
+
+def unquoted_list(words: Sequence[str]) -> str:
+    """The words that a shell has made of `key=[1, 2]`, joined again; "" if they are none."""
+    text = words[0]
+    if not re.match(r"[\w.]+=\[", text):
+        return ""
+    for count in range(1, len(words) + 1):
+        text = " ".join(words[:count])
+        if text.count("[") == text.count("]"):
+            return text if count > 1 else ""
+    return ""
 
 
 def _secure_streams() -> None:

@@ -9,6 +9,8 @@ from run_directory.training_settings import ValidationSettings
 from training.optim.optimizer import count_positional
 from training.trackers import check_trackers
 
+LEAST_VALIDATIONS = 5  # of a run, with validation.interval: auto
+
 
 def make_model(settings: RunSettings, vocab_size: int) -> Transformer:
     return Transformer(
@@ -61,15 +63,13 @@ def _check_sampler(settings: RunSettings, limit: int | None) -> None:
     """Raise where the scheme does not support the sampler's positions: fractional, or past its
     end."""
     sampler = settings.data.positions
-    for kind, choice in settings.model.kinds.items():
-        if sampler.fractional and not getattr(
-            SCHEMES[choice.name][1],
-            "supports_fractions",
-            True,
-        ):
+    for name, kind in settings.model.resolved_kinds.items():
+        scheme = kind.position.name
+        if sampler.fractional and not SCHEMES[scheme][1].supports_fractions:
             raise TrainingError(
                 f"data.positions.name = {sampler.name} draws fractional positions, which "
-                f"{_key_of(kind)}.name = {choice.name} does not support; change one of them"
+                f"{settings.model.position_key(name)}.name = {scheme} does not support; change one "
+                "of them"
             )
     end = sampler.position_end(settings.train_length)
     if limit is not None and limit < end:
@@ -81,15 +81,11 @@ def _check_sampler(settings: RunSettings, limit: int | None) -> None:
 
 def _end_of(settings: RunSettings, end: int) -> str:
     """The setting that limits the positions, for an error message."""
-    for kind, choice in settings.model.kinds.items():
+    for name, kind in settings.model.resolved_kinds.items():
         for key, value in (("max_length", f" to {end}"), ("scale_base", "")):
-            if key in type(choice).model_fields:
-                return f"{_key_of(kind)}.{key}{value}"
+            if key in type(kind.position).model_fields:
+                return f"{settings.model.position_key(name)}.{key}{value}"
     return "model.dim"
-
-
-def _key_of(kind: str) -> str:
-    return "model.position" if kind == "all" else f"model.position.kinds.{kind}"
 
 
 def sampled(settings: RunSettings) -> str:
@@ -143,13 +139,20 @@ def check_sharding(
 
 
 def validation_steps(settings: ValidationSettings, steps: int) -> frozenset[int]:
-    """The validation steps of a run of `steps`. Raises TrainingError for a step of `at` outside
-    it."""
-    at = [(one, max(1, steps_of(one, steps))) for one in settings.at]
-    for one, step in at:
+    """The validation steps of a run of `steps`.
+
+    Raises TrainingError for a step of `at` outside the run.
+    """
+    at = [(share_or_step, max(1, steps_of(share_or_step, steps))) for share_or_step in settings.at]
+    for share_or_step, step in at:
         if step > steps:
             raise TrainingError(
-                f"training.validation.at has {one:g}, and the run {steps} steps: lower it"
+                f"training.validation.at has {share_or_step:g}, and the run {steps} steps: lower it"
             )
-    regular = range(settings.interval, steps + 1, settings.interval) if settings.interval else ()
-    return frozenset([*regular, *(step for _, step in at), steps])
+    chosen = {step for _, step in at} | {steps}
+    if settings.regular:
+        chosen.update(range(settings.regular, steps + 1, settings.regular))
+    if settings.interval == "auto" and steps < LEAST_VALIDATIONS * settings.regular:
+        fifths = (i * steps // LEAST_VALIDATIONS for i in range(1, LEAST_VALIDATIONS))
+        chosen.update(step for step in fifths if step)
+    return frozenset(chosen)

@@ -42,10 +42,13 @@ def dry_run(options: Namespace, train_step: TrainStep) -> int:
     make_parallel = Parallel
     if options.world is not None:
         make_parallel = partial(SimulatedParallel, world=options.world)
-    settings, parent, parallel, console = launch(options, make_parallel)
-    status = show_forecast(settings, parallel, console, parent)
+    launched = launch(options, make_parallel)
+    settings = launched.settings
+    parallel = launched.parallel
+    console = launched.console
+    status = show_forecast(settings, parallel, console, launched.parent)
     if isinstance(parallel, SimulatedParallel):
-        show_communication(settings, parallel, console, train_step, parent)
+        show_communication(settings, parallel, console, train_step, launched.parent)
     return status
 
 
@@ -101,7 +104,9 @@ def show_forecast(
     model, layout = model_and_layout(settings, parallel, parent)
     length = settings.train_length
     is_simulated = isinstance(parallel, SimulatedParallel)
-    peak = 1.0 if is_simulated else peak_flops(device)  # of GPUs that are not known
+    peak = (
+        1.0 if is_simulated else peak_flops(device, parallel.autocast_dtype)
+    )  # of GPUs that are not known
     whole = forecast(model, length, settings.plan, layout, peak=peak)
     free = free_memory(device)
     steps = f"{whole.steps:,} of {steps_in_words(settings)}"
@@ -121,11 +126,11 @@ def show_forecast(
         time = f"about {duration(left.seconds)} for what is left ({all_steps} for all steps)"
     rows = [
         ("parameters", f"{whole.parameters:,}"),
-        ("training FLOPs per token", f"{whole.flops_per_token:.3g}"),
         ("steps", steps),
         ("tokens", tokens),
-        ("positions of training text", sampled(settings)),
     ]
+    if settings.data.positions.name != "plain":
+        rows.append(("sampled positions", sampled(settings)))
     for stage in stages_of(settings):
         if stage.overrides:
             rows.append((f"after step {stage.start:,}", ", ".join(stage.overrides)))

@@ -25,18 +25,15 @@ class LiveView:
 
     Args:
         steps, tokens: of the whole run.
-        peak: FLOP/s of all devices.
+        done: steps of earlier attempts.
 
     draw: redraws the terminal; None: there is none.
     """
 
-    def __init__(
-        self, name: str, steps: int, tokens: int, done: int, peak: float, console: Console
-    ):
+    def __init__(self, name: str, steps: int, tokens: int, done: int, console: Console):
         self.name = name
         self.steps = steps
         self.tokens = tokens
-        self.peak = peak
         self.console = console
         self.draw: Callable[[], None] | None = None
         self._step: dict = {"step": done}  # the newest step
@@ -51,15 +48,14 @@ class LiveView:
         if line["kind"] == "train":
             self._step = line
             self._losses.append(float(line["loss"]))
-            if is_measured := "mfu" in line:
+            if is_measured := "tokens_per_second" in line:
                 self._measured = line
             if self.draw:
                 self.draw()
             elif is_measured:
                 self.console.info(
                     f"step {line['step']:>{len(str(self.steps))}}/{self.steps}  loss "
-                    f"{self._losses[-1]:7.4f}  lr {line['lr']:.2e}  "
-                    f"{line['tokens_per_second']:>8,.0f} tokens/s  MFU {line['mfu']:.0%}  "
+                    f"{self._losses[-1]:7.4f}  lr {line['lr']:.2e}  {self._rate()}  "
                     f"{duration(self._seconds_left())} left"
                 )
         elif line["kind"] == "validation":
@@ -71,6 +67,11 @@ class LiveView:
                 self.console.info(f"held-out NLL by length: the same {targets}")
             values = "  ".join(validation_in_words(self._nll, self._before))
             self.console.info(f"step {line['step']} held-out NLL  {values}")
+
+    def _rate(self) -> str:
+        """Tokens per second, with the model FLOPs utilization where it is known."""
+        mfu = f"  MFU {self._measured['mfu']:.0%}" if "mfu" in self._measured else ""
+        return f"{self._measured['tokens_per_second']:>8,.0f} tokens/s{mfu}"
 
     def _seconds_left(self) -> float:
         return (self.tokens - self._measured["tokens"]) / self._measured["tokens_per_second"]
@@ -111,9 +112,7 @@ class LiveView:
     def _speed(self) -> Text:
         text = Text(no_wrap=True, overflow="ellipsis")
         if m := self._measured:
-            peak = f"{self.peak / 1e12:,.3g} TFLOP/s (6N, causal attention)"
-            text.append(f"{m['tokens_per_second']:,.0f} tokens/s  MFU {m['mfu']:.0%} of {peak}")
-            text.append(f"  {m['peak_memory_bytes'] / 2**20:,.0f} MiB")
+            text.append(f"{self._rate().strip()}  {m['peak_memory_bytes'] / 2**20:,.0f} MiB")
         return text
 
     def _held_out(self) -> Group:

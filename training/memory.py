@@ -6,7 +6,7 @@ import torch
 
 from data import expected_vocabulary
 from errors import TrainingError
-from model import LinearMixer, Transformer
+from model import Transformer
 from model.block import Checkpointing
 from model.loss import LOGITS_AT_ONCE
 from run_directory.parent_run import ParentRun
@@ -116,26 +116,27 @@ def activations(model: Transformer, length: int, layout: MemoryLayout) -> float:
     """Bytes per token saved for the backward pass.
 
     Per block: the inputs of its two norms, before and after scaling, and the statistics of norms
-        and softmax,
-    in float32; the outputs of the norms, q, k, v, the attention output, and four vectors of the
+    and softmax, in float32; the outputs of the norms, what the mixer saves, and four vectors of the
     feed-forward. With full checkpointing: the input of every block, and everything of one block.
     With selective checkpointing also the outputs of attention and of all matrix products of every
     block.
     """
     s = model.settings
     size = layout.float_bytes
-    inner = 2 * s.dim + 2 * (s.heads + s.kv_heads) * s.head_dim + 4 * s.ffn_dim
-    if isinstance(s.mixer, LinearMixer):  # feature maps of q and k; chunk weights and states
-        chunk = min(s.mixer.chunk, length)
-        inner += 4 * (s.heads + s.kv_heads) * s.head_dim + s.heads * chunk
-        inner += 2 * s.kv_heads * s.head_dim**2 // chunk
-    one = (4 * s.dim + s.heads + 2) * size + inner * (HALF if layout.half else size)
-    if layout.checkpointing == "none":
-        return s.layers * one
     low = HALF if layout.half else size
-    products = 2 * (s.heads + s.kv_heads) * s.head_dim + 2 * s.dim + 2 * s.ffn_dim
-    stored = products * low + s.heads * size if layout.checkpointing == "selective" else 0
-    return s.layers * (s.dim * size + stored) + one
+    whole = []
+    stored = 0.0
+    for block in model.blocks:
+        mixer = block.attention
+        inner = 2 * s.dim + mixer.saved_numbers(length) + 4 * s.ffn_dim
+        whole.append((4 * s.dim + mixer.heads + 2) * size + inner * low)
+        stored += s.dim * size
+        if layout.checkpointing == "selective":
+            products = 2 * (mixer.heads + mixer.kv_heads) * mixer.head_dim
+            stored += (products + 2 * s.dim + 2 * s.ffn_dim) * low + mixer.heads * size
+    if layout.checkpointing == "none":
+        return sum(whole)
+    return stored + max(whole)
 
 
 def gathered_keys(
@@ -144,23 +145,21 @@ def gathered_keys(
     layout: MemoryLayout,
 ) -> float:
     """Bytes per sequence of keys and values that are gathered from other devices and saved for the
-    backward
-    pass: those visible to its two chunks, less the device's own L/N. That is L − L/2N tokens; in
-        layers with
-    a window and without sinks, those before each chunk that are visible to it. With checkpointing,
-    of one layer at a time. Linear attention gathers sums instead, which are small."""
-    s = model.settings
-    if isinstance(s.mixer, LinearMixer):
-        return 0.0
-    tokens = []
-    for _, kind in model.layer_schemes:
-        choice = s.kinds[kind]
-        whole = length * (1 - 1 / (2 * layout.context))
-        is_local = choice.window is not None and not choice.sinks
-        tokens.append(min(whole, 2 * (choice.window - 1)) if is_local else whole)
+    backward pass: those visible to its two chunks, less the device's own L/N. That is L − L/2N
+    tokens; in layers with a window and without sinks, those before each chunk that are visible to
+    it. With checkpointing, of one layer at a time. Layers with a state gather it instead, which is
+    small."""
+    numbers = [0.0]
+    for block in model.blocks:
+        mixer = block.attention
+        scheme = mixer.position.settings
+        tokens = length * (1 - 1 / (2 * layout.context))
+        if scheme.window is not None and not scheme.sinks:
+            tokens = min(tokens, 2 * (scheme.window - 1))
+        if mixer.caches_keys:
+            numbers.append(tokens * 2 * mixer.kv_heads * mixer.head_dim)
     size = HALF if layout.half else layout.float_bytes
-    seen = max(tokens) if layout.checkpointing != "none" else sum(tokens)
-    return seen * 2 * s.kv_heads * s.head_dim * size
+    return size * (max(numbers) if layout.checkpointing != "none" else sum(numbers))
 
 
 def logits(model: Transformer, tokens: float, device: str) -> float:

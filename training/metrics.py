@@ -12,7 +12,7 @@ from run_directory.process_group import error_barrier
 from run_directory.run import MANIFEST, METRICS
 from run_directory.stages import Stage
 from training.batches import StepBatch
-from training.hardware import peak_flops, peak_memory
+from training.hardware import peak_memory, reliable_peak
 from training.live_view import LiveView, short_name
 from training.optim.step_guard import REASONS
 from training.retention import raise_stopped
@@ -47,13 +47,20 @@ class Metrics:
         self._run = run
         self._interval = settings.training.log_interval
         self._late = 1 if run.device.type == "cuda" else 0
-        self._peak = peak_flops(run.device) * run.parallel.world
+        self._peak = None  # FLOP/s of all devices, where it is known
+        if run.parallel.main:
+            dtype = run.parallel.autocast_dtype or next(run.model.parameters()).dtype
+            peak = reliable_peak(run.device, dtype)
+            self._peak = peak and peak * run.parallel.world
         self._stage: Stage | None = None
         self._step_flops = 0.0
         self._tokens = settings.tokens_after(state.step)
-        name = short_name(run.folder)
         self._view = LiveView(
-            name, run.steps, settings.trained_tokens, state.step, self._peak, run.console
+            name=short_name(run.folder),
+            steps=run.steps,
+            tokens=settings.trained_tokens,
+            done=state.step,
+            console=run.console,
         )
         self._file = None
         self._trackers = []
@@ -153,7 +160,9 @@ class Metrics:
         speed = {}
         if step.done % self._interval == 0 or step.done == self._run.steps:
             rate, flops = self._speed.measure()
-            speed = {"tokens_per_second": rate, "mfu": flops / self._peak}
+            speed = {"tokens_per_second": rate}
+            if self._peak and flops <= self._peak:  # else it was measured beside other work
+                speed["mfu"] = flops / self._peak
             speed["peak_memory_bytes"] = peak_memory(self._run.device)
             if self._lost_file() is not None:
                 self._run.requests.request(INTERRUPTED)  # all save, then this process reports it

@@ -38,9 +38,10 @@ from training.checks import (
     input_limit,
     make_model,
 )
-from training.distributed.parallel import Parallel
+from training.distributed.parallel import Parallel, autocast_type
 from training.first_checkpoint import Score, check_optimizer_groups, write_first_checkpoint
 from training.memory import check_memory
+from training.precision import PRECISION, resolve_precision
 from training.stop_requests import StopRequests
 
 
@@ -98,6 +99,7 @@ class TrainingRun:
     requests: StopRequests
     console: Console
     steps: int
+    precision: str
 
     @property
     def folder(self) -> Path:
@@ -123,12 +125,32 @@ class TrainingRun:
         )
 
 
+@dataclass(frozen=True)
+class Launch:
+    """A run whose settings are checked and whose processes are connected.
+
+    Attributes:
+        folder: the run directory, which may not exist yet.
+        precision: of the settings, or what `auto` stands for in this run.
+    """
+
+    settings: RunSettings
+    parent: ParentRun | None
+    parallel: Parallel
+    console: Console
+    folder: Path
+    precision: str
+
+
 def launch(
     options: Namespace, make_parallel: Callable[[TrainingSettings], Parallel] = Parallel
-) -> tuple[RunSettings, ParentRun | None, Parallel, Console]:
+) -> Launch:
     """Read the settings, join the other processes, and check what can be checked without data."""
-    folder = Path(options.run_dir) if options.run_dir else None
-    settings, parent = read_run_settings(options.overrides, folder)
+    given = Path(options.run_dir) if options.run_dir else None
+    settings, parent = read_run_settings(options.overrides, given)
+    folder = given or run_folder(settings, options.overrides)
+    if not options.dry_run:
+        check_writable(folder)
     if parent is not None and settings.is_fork:
         check_optimizer_groups(parent, settings)
     t = settings.training
@@ -147,7 +169,10 @@ def launch(
         "start all with the same files and overrides",
     )
     check_model(settings)
-    return settings, parent, parallel, console
+    existing = None if options.restart else folder
+    precision = resolve_precision(settings, parent, existing, parallel, options.auto_precision)
+    parallel.autocast_dtype = autocast_type(precision)
+    return Launch(settings, parent, parallel, console, folder, precision)
 
 
 @contextmanager
@@ -156,18 +181,19 @@ def open_run(
 ) -> Iterator[TrainingRun]:
     """Prepare the data, build the model, and create or reopen the run directory, which stays locked
     until the block ends. An extension run starts with a checkpoint of step 0."""
-    settings, parent, parallel, console = launch(options)
+    launched = launch(options)
+    settings = launched.settings
+    parent = launched.parent
+    parallel = launched.parallel
+    console = launched.console
+    folder = launched.folder
     if not options.force:
         check_memory(settings, parallel, parent)
-    folder = Path(options.run_dir) if options.run_dir else run_folder(settings, options.overrides)
-    check_writable(folder)
     with parallel.connected(), ExitStack() as stack:
-        data = parallel.main_first(
-            lambda: _open_data(settings, parent, folder, parallel, console, options.overrides)
-        )
+        data = parallel.main_first(lambda: _open_data(launched, options.overrides))
         if parent is not None:
             check_text(settings, data, parent.about["tokenizer_hash"])
-        model = _initial_model(settings, parent, data, folder, parallel)
+        model = _initial_model(launched, data)
         check_sharding(settings, model, parallel.sharded)
         sampler = make_sampler(settings, data)
         targets = held_out_targets(draw_targets, data, settings, console)
@@ -176,23 +202,10 @@ def open_run(
         with error_barrier(parallel, "begin"):
             if parallel.main:
                 stack.enter_context(_locked(folder, options.restart, console))
-                facts = run_facts(settings, data, model)
-                run = _create_or_resume(
-                    folder,
-                    settings,
-                    parent,
-                    data,
-                    facts,
-                    processes,
-                    console,
-                )
+                facts = run_facts(settings, data, model) | {PRECISION: launched.precision}
+                run = _create_or_resume(launched, data, facts, processes)
                 if settings.parent is not None:
-                    score = step0_score(
-                        draw_targets,
-                        data,
-                        settings,
-                        parallel.device,
-                    )
+                    score = step0_score(draw_targets, data, settings, parallel.device)
                     write_first_checkpoint(run, parent, model, score, console)
         yield TrainingRun(
             run=run,
@@ -205,23 +218,21 @@ def open_run(
             requests=requests,
             console=console,
             steps=settings.steps,
+            precision=launched.precision,
         )
 
 
-def _open_data(
-    settings: RunSettings,
-    parent: ParentRun | None,
-    folder: Path,
-    parallel: Parallel,
-    console: Console,
-    arguments: Sequence[str],
-) -> PreparedData:
-    """The prepared text; its hashes are verified by the main process. A single process prepares it.
+def _open_data(launched: Launch, arguments: Sequence[str]) -> PreparedData:
+    """The prepared text; its hashes and ids are verified by the main process. A single process
+    prepares it.
 
     Raises TrainingError, which names the command, where several processes find none.
     """
+    settings = launched.settings
+    parent = launched.parent
+    parallel = launched.parallel
     if settings.parent is not None and parent is None:  # the parent is gone; the run has its text
-        data = Run.open(folder).open_data()
+        data = Run.open(launched.folder).open_data()
     else:
         if parallel.world > 1 and parallel.main and not is_prepared(settings.data):
             command = ["python", "scripts/prepare.py"]
@@ -232,28 +243,24 @@ def _open_data(
                 f"the text is not prepared, and {parallel.world} processes were started: prepare "
                 f"it first with {shlex.join(command)}"
             )
-        data = prepare(settings.data, console)
+        data = prepare(settings.data, launched.console)
     if parallel.main:
         for store in (data.valid, *(text.train for text in data.texts)):
-            store.verify()
+            store.verify(data.tokenizer.vocab_size)
     return data
 
 
-def _initial_model(
-    settings: RunSettings,
-    parent: ParentRun | None,
-    data: PreparedData,
-    folder: Path,
-    parallel: Parallel,
-) -> Transformer:
+def _initial_model(launched: Launch, data: PreparedData) -> Transformer:
+    settings = launched.settings
     vocab_size = data.tokenizer.vocab_size
-    if parent is not None:  # its vocabulary may be padded
-        vocab_size = parent.about["vocab_size"]
+    if launched.parent is not None:  # its vocabulary may be padded
+        vocab_size = launched.parent.about["vocab_size"]
     elif settings.parent is not None:
-        vocab_size = Run.open(folder).vocab_size
+        vocab_size = Run.open(launched.folder).vocab_size
     model = make_model(settings, vocab_size).initialize(settings.seed)
     is_double = settings.training.precision == "float64"
-    return model.to(parallel.device, torch.float64 if is_double else torch.float32)
+    dtype = torch.float64 if is_double else torch.float32
+    return model.to(launched.parallel.device, dtype)
 
 
 @contextmanager
@@ -269,37 +276,20 @@ def _locked(folder: Path, restart: bool, console: Console) -> Iterator[None]:
         yield
 
 
-def _create_or_resume(
-    folder: Path,
-    settings: RunSettings,
-    parent: ParentRun | None,
-    data: PreparedData,
-    facts: dict,
-    processes: dict,
-    console: Console,
-) -> Run:
+def _create_or_resume(launched: Launch, data: PreparedData, facts: dict, processes: dict) -> Run:
     """Create the run directory, or check that the existing one has these settings."""
+    folder = launched.folder
+    settings = launched.settings
+    tokenizer = data.tokenizer
     if is_run(folder):
         run = Run(folder)
-        for change in run.resume(
-            settings,
-            data.tokenizer,
-            sys.argv,
-            facts,
-            processes,
-        ):
-            console.info(f"changed since the last attempt: {change}")
+        for change in run.resume(settings, tokenizer, sys.argv, facts, processes):
+            launched.console.info(f"changed since the last attempt: {change}")
         return run
+    parent = launched.parent
     if parent is not None:
         facts |= {"lineage": parent.lineage(settings), "inherited": parent.inherited}
-    return Run.create(
-        folder,
-        settings,
-        data.tokenizer,
-        sys.argv,
-        facts,
-        processes,
-    )
+    return Run.create(folder, settings, tokenizer, sys.argv, facts, processes)
 
 
 def held_out_targets(
@@ -359,5 +349,5 @@ def run_facts(
         facts["changes"] = [
             {"after_step": stage.start, "overrides": list(stage.overrides)} for stage in changes
         ]
-        facts["evaluated_as"] = changes[-1].model.position.model_dump(mode="json")
+        facts["evaluated_as"] = changes[-1].model.positions_record()
     return facts

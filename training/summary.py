@@ -2,7 +2,6 @@
 
 import shlex
 
-from model import LinearMixer
 from model.position.schemes.rope import Rope
 from run_directory.run_settings import RunSettings
 from run_directory.stages import stages_of
@@ -26,21 +25,21 @@ def announce(run: TrainingRun, state: TrainState) -> None:
     console = run.console
     s = settings.model
     t = settings.training
-    schemes = ", ".join(
-        f"{kind}: {choice.name}" if len(s.kinds) > 1 else choice.name
-        for kind, choice in s.kinds.items()
-    )
-    linear = f", linear attention ({s.mixer.form})" if isinstance(s.mixer, LinearMixer) else ""
+    kinds = []
+    for name, kind in model.kinds.items():
+        of = f"{name}: " if s.pattern else ""
+        mixer = kind.mixer.describe()
+        kinds.append(f"{of}{kind.position.name}{f', {mixer}' if mixer else ''}")
     console.info(f"run {run.folder}")
     console.info(
         f"model {model.parameter_count() / 1e6:.2f}M parameters, {s.layers} layers, width "
         f"{s.dim}, {s.heads} heads in {s.kv_heads} groups, vocabulary {model.vocab_size}, "
-        f"positions {schemes}{linear}"
+        f"positions {', '.join(kinds)}"
     )
     for kind, scheme in model.position.items():
         if isinstance(scheme, Rope):
             turned, pairs = scheme.whole_turns(settings.train_length)
-            of = f" ({kind})" if len(s.kinds) > 1 else ""
+            of = f" ({kind})" if s.pattern else ""
             console.info(
                 f"rotary pairs that complete a rotation within train_length: {turned} of "
                 f"{pairs}{of}"
@@ -70,6 +69,8 @@ def announce(run: TrainingRun, state: TrainState) -> None:
         console.info(
             f"{sampler.cut_share(length):.0%} of the documents are cut at a window boundary{of}"
         )
+    if t.precision == "auto":
+        console.info(f"precision {run.precision} (training.precision=auto)")
     if state.step:
         console.info(f"resuming after step {state.step} of {run.steps}")
 

@@ -35,7 +35,7 @@ from evaluation.scoring.forecast import fit_pace
 from evaluation.scoring.methods import Method
 from evaluation.scoring.plan import EvaluationPlan, make_plan
 from evaluation.statistics.intervals import unit_means
-from model import LinearMixer, ModelError, Transformer
+from model import ModelError, Transformer
 
 
 @dataclass(kw_only=True)
@@ -117,11 +117,12 @@ class AttentionSession(DiagnosticSession):
         self.few = min(settings.precision_windows, found.windows)
         self.dtypes = 1 + len(settings.precision) if settings.precision else 0
         model = subject.under((), settings.dtype)
-        if isinstance(model.settings.mixer, LinearMixer):
-            raise EvaluationError(
-                "protocol=attention requires attention weights, which linear attention "
-                "(model.mixer.name=linear) does not have"
-            )
+        for block, kind in zip(model.blocks, model.settings.layer_kinds, strict=True):
+            if not block.attention.has_attention_weights:
+                raise EvaluationError(
+                    "protocol=attention requires attention weights, which layers with mixer.name="
+                    f"{model.kinds[kind].mixer.name} do not have"
+                )
         found.layer_kinds = list(model.settings.layer_kinds)
         self.unturned = unturned_features(model)
         self.trained_turns = trained_turns(model)

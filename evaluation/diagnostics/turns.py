@@ -19,7 +19,7 @@ from model.position.schemes.rope import Rope
 def scheme_of_layer(model: Transformer, layer: int) -> PositionalScheme:
     """The scheme's instance that serves a layer."""
     kind = model.settings.layer_kinds[layer]
-    name = f"{kind}-{layer}" if model.settings.kinds[kind].per_layer else kind
+    name = f"{kind}-{layer}" if model.kinds[kind].position.per_layer else kind
     scheme = model.position[name]
     assert isinstance(scheme, PositionalScheme)
     return scheme
@@ -87,7 +87,7 @@ def unturned_features(model: Transformer) -> list[Tensor | None]:
         slow = (turns_within(scheme.frequencies(scheme.stretch(length))[0], length) < 1).float()
         half = scheme.settings.layout == "half"
         turned = torch.cat([slow, slow]) if half else slow.repeat_interleave(2)
-        out.append(F.pad(turned, (0, model.settings.head_dim - len(turned))))
+        out.append(F.pad(turned, (0, scheme.geometry.head_dim - len(turned))))
     return out
 
 

@@ -13,8 +13,7 @@ import torch
 
 from errors import EvaluationError
 from evaluation.scoring.scoring import ModelScorer
-from model import LinearMixer, TokenPositions, Transformer
-from model.attention.explicit import query_block
+from model import TokenPositions, Transformer
 from model.attention.kernels import choose
 from model.attention.mask import AttentionView
 
@@ -41,21 +40,14 @@ def memory_needed(
     s = model.settings
     element = model.embed.weight.element_size()
     tokens = min(-(-length // (2 * context)) if context > 1 else length, chunk)
-    width = 6 * s.dim + 3 * s.ffn_dim + 3 * (s.heads + 2 * s.kv_heads) * s.head_dim
+    heads = max((kind.heads + 2 * kind.kv_heads) * kind.head_dim for kind in model.kinds.values())
+    width = 6 * s.dim + 3 * s.ffn_dim + 3 * heads
     activations = batch * tokens * width * max(4, element)
-    cache = model.cached_per_token * length * batch * element if length > chunk else 0
-    if isinstance(s.mixer, LinearMixer):  # pairs and sums of all chunks; only the sums are cached
-        pairs = min(s.mixer.chunk, tokens)
-        sums = batch * s.kv_heads * (s.head_dim + 1) ** 2 * max(4, element)
-        cache = s.layers * sums if length > chunk and context == 1 else 0
-        scores = 2 * batch * s.heads * tokens * pairs * max(4, element)
-        scores += 2 * (tokens // pairs + 2) * sums
-    else:
-        queries = min(tokens, query_block(batch * s.heads, length))
-        blocks = blocks_at_once(model)
-        # Keys and values are repeated for every head too; masks by distance are only vectors.
-        per_key = blocks * queries + (2 * s.head_dim if blocks else 0) + 8
-        scores = batch * s.heads * length * per_key * max(4, element)
+    cache = batch * model.cached_numbers(length) * element if length > chunk else 0
+    blocks = blocks_at_once(model)
+    scores = max(4, element) * max(
+        block.attention.workspace(batch, tokens, length, blocks) for block in model.blocks
+    )
     if context > 1:
         # and those that a pass returns
         hidden = 2 * batch * -(-length // context) * s.dim * element
@@ -66,17 +58,17 @@ def memory_needed(
 
 def gathered_numbers(model: Transformer, length: int, chunk: int) -> int:
     """Keys and values per row of the layer that gathers most, in passes of `chunk` tokens; with a
-    window, of
-    the tokens that a pass sees, twice: as received and joined."""
-    s = model.settings
-    found = [0]
-    for name, kind in [] if isinstance(s.mixer, LinearMixer) else model.layer_schemes:
-        choice = s.kinds[kind]
-        seen = length if choice.window is None else 2 * (choice.window + choice.sinks + chunk)
-        found.append(
-            min(seen, length) * s.kv_heads * (model.schemes[name].key_features + s.head_dim)
-        )
-    return max(found)
+    window, of the tokens that a pass sees, twice: as received and joined."""
+    most = 0
+    for block, (name, kind) in zip(model.blocks, model.layer_schemes, strict=True):
+        scheme = model.kinds[kind].position
+        if block.attention.caches_keys:
+            seen = length
+            if scheme.window is not None:
+                seen = min(length, 2 * (scheme.window + scheme.sinks + chunk))
+            features = model.schemes[name].key_features
+            most = max(most, block.attention.cached_numbers(seen, features))
+    return most
 
 
 @torch.no_grad()
@@ -104,7 +96,7 @@ def blocks_at_once(model: Transformer) -> int:
     model(
         tokens,
         TokenPositions.plain(2, device=device),
-        hooks=[inspect] * model.settings.layers,
+        hooks=[inspect if b.attention.has_attention_weights else None for b in model.blocks],
     )
     return max(found)
 

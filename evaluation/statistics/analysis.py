@@ -1,7 +1,7 @@
 """Analyze per-target NLL: levels, differences, verdicts, net gains."""
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from pydantic import TypeAdapter
@@ -18,7 +18,6 @@ from evaluation.statistics.verdicts import (
     bits_per_byte,
     by_position,
     judge,
-    net_gain,
     perplexity,
     pooled,
 )
@@ -85,30 +84,42 @@ def analyze(result: EvaluationResult) -> Analysis:
             f"under any method at any length ({next(iter(result.failed.values()))}); evaluate "
             "another checkpoint"
         )
-    it = _Analyser(result)
-    verdicts = it.verdicts()
-    verdict_of = {(v.method, one.length): one for v in verdicts for one in v.verdicts}
+    analyser = _Analyser(result)
+    verdicts = analyser.verdicts()
+    by_cell = {
+        (judged.method, verdict.length): verdict
+        for judged in verdicts
+        for verdict in judged.verdicts
+    }
+    measured = result.absent.keys() | result.failed.keys() | result.nll.keys()
     unigram = None if result.unigram is None else pooled(result.unigram)
-    base = None if result.truncated is None else pooled(result.truncated)
+    learned = None
+    if unigram is not None and result.truncated is not None:
+        learned = unigram - pooled(result.truncated)
     return Analysis(
-        rows=[it.row(*cell, verdict=verdict_of.get(cell)) for cell in it.cells if it.known(cell)],
-        parts=it.parts(),
+        rows=[
+            analyser.row(*cell, verdict=by_cell.get(cell))
+            for cell in analyser.cells
+            if cell in measured
+        ],
+        parts=analyser.parts(),
         verdicts=verdicts,
-        reaches=it.reaches(),
-        buckets=it.buckets(),
-        family=it.family,
+        reaches=analyser.reaches(),
+        buckets=analyser.buckets(),
+        family=analyser.family,
         units=len(np.unique(result.unit)),
         unit_kind=result.unit_kind,
         documents=len(np.unique(result.document)),
         n_targets=len(result.document),
         unigram=unigram,
-        learned=None if unigram is None or base is None else unigram - base,
-        notes=it.notes,
+        learned=learned,
+        notes=analyser.notes,
     )
 
 
 class _Analyser:
-    """`family`: every method that is judged at every length beyond L0, against as trained at L0."""
+    """The intervals of one evaluation: `individual`, and `joint`: simultaneous over the `family`,
+    every method that is judged at every length beyond L0, against as trained at L0."""
 
     def __init__(self, result: EvaluationResult):
         self.result = result
@@ -117,16 +128,13 @@ class _Analyser:
         self.by_position = settings.protocol == "by-position"
         self.cells = [(method.label, n) for method in result.methods for n in result.plan.lengths]
         self.judged, self.notes = _judged_methods(result)
-        beyond = [
-            cell for cell in self.cells if cell[0] in self.judged and cell[1] > self.trained_length
-        ]
+        beyond = [cell for cell in self.cells if self.is_judged(*cell)]
         self.family = max(1, sum(cell not in result.absent for cell in beyond))
-        self.each = {  # of an individual interval
-            "alpha": 1 - settings.confidence,
-            "resamples": settings.resamples,
-            "seed": settings.seed,
-        }
-        self.joint = self.each | {"family": self.family}  # of an interval of the family
+        alpha = 1 - settings.confidence
+        self.individual = partial(
+            interval, alpha=alpha, resamples=settings.resamples, seed=settings.seed
+        )
+        self.joint = partial(self.individual, family=self.family)
         changes = [
             unit_means(result.nll[cell] - result.truncated, result.unit)
             for cell in beyond
@@ -138,15 +146,16 @@ class _Analyser:
             and len(changes) == self.family
             and not self.by_position
         ):
-            self.joint |= {
-                "alpha": max_t_alpha(np.stack(changes, axis=1), **self.each),
-                "family": 1,
-            }
+            alpha = max_t_alpha(
+                np.stack(changes, axis=1),
+                alpha=alpha,
+                resamples=settings.resamples,
+                seed=settings.seed,
+            )
+            self.joint = partial(self.individual, alpha=alpha)
 
-    def known(self, cell: tuple[str, int]) -> bool:
-        return any(
-            cell in found for found in (self.result.absent, self.result.failed, self.result.nll)
-        )
+    def is_judged(self, label: str, length: int) -> bool:
+        return label in self.judged and length > self.trained_length
 
     def nll_of(self, label: str) -> dict[int, np.ndarray]:
         return {length: nll for (method, length), nll in self.result.nll.items() if method == label}
@@ -164,48 +173,37 @@ class _Analyser:
         """One cell, of all targets or of those in the mask `where` (n_targets,)."""
         result = self.result
         cell = (label, length)
-        scheme = describe_scheme(result, label, length)
-        for reasons, exists in ((result.absent, False), (result.failed, True)):
-            if cell in reasons:
-                return AnalysisRow(
-                    label,
-                    scheme,
-                    length,
-                    failure=reasons[cell],
-                    exists=exists,
-                )
-        some = slice(None) if where is None else where
-        nll = result.nll[cell][some]
-        unit = result.unit[some]
-        base = result.truncated
-        delta = verdict.delta if verdict else None
-        if (
-            where is not None
-            and base is not None
-            and label in self.judged
-            and length > self.trained_length
-        ):
-            delta = interval(unit_means(nll - base[some], unit), **self.joint)
-        return AnalysisRow(
-            label,
-            scheme,
-            length,
-            pooled(nll),
-            perplexity(nll),
-            bits_per_byte(nll, result.n_bytes) if where is None else None,
-            interval(unit_means(nll, unit), **self.each),
-            verdict,
-            delta,
-            None if base is None else net_gain(nll, base[some], unit, **self.each),
-            result.precision.get(cell) if where is None else None,
+        row = AnalysisRow(label, describe_scheme(result, label, length), length)
+        failure = result.absent.get(cell) or result.failed.get(cell)
+        if failure:
+            return replace(row, failure=failure, exists=cell not in result.absent)
+        targets = slice(None) if where is None else where
+        nll = result.nll[cell][targets]
+        unit = result.unit[targets]
+        base = None if result.truncated is None else result.truncated[targets]
+        row = replace(
+            row,
+            nll=pooled(nll),
+            perplexity=perplexity(nll),
+            level=self.individual(unit_means(nll, unit)),
+            gain=None if base is None else self.individual(unit_means(base - nll, unit)),
         )
+        if where is None:
+            return replace(
+                row,
+                bits_per_byte=bits_per_byte(nll, result.n_bytes),
+                verdict=verdict,
+                delta=verdict.delta if verdict else None,
+                precision=result.precision.get(cell),
+            )
+        if base is not None and self.is_judged(*cell):
+            return replace(row, delta=self.joint(unit_means(nll - base, unit)))
+        return row
 
     def verdicts(self) -> list[MethodVerdicts]:
         result = self.result
         if result.truncated is None or self.by_position:
             return []
-        # else spans are not equally long
-        span = result.plan.span if result.screening.kept.all() else None
         return [
             judge(
                 label,
@@ -214,10 +212,11 @@ class _Analyser:
                 result.unit,
                 self.trained_length,
                 tolerance=result.settings.tolerance,
-                span=span,
+                joint=self.joint,
+                # else spans are not equally long
+                span=result.plan.span if result.screening.kept.all() else None,
                 document=result.document,
                 failed=self.failed_of(label),
-                **self.joint,
             )
             for label in self.judged
         ]
@@ -226,30 +225,38 @@ class _Analyser:
         """The units whose cluster (or document) is not in the training text, and the others, no
         verdicts."""
         result = self.result
-        seen = self.result.seen
+        seen = result.seen
         if seen is None or self.by_position or seen.all() or not seen.any():
             return []
-        parts = []
-        for known in (False, True):
-            where = seen == known
-            units, documents = (
-                len(np.unique(ids[where])) for ids in (result.unit, result.document)
+        return [
+            SubsetAnalysis(
+                seen=known,
+                units=len(np.unique(result.unit[seen == known])),
+                documents=len(np.unique(result.document[seen == known])),
+                n_targets=int((seen == known).sum()),
+                rows=[self.row(*cell, seen == known) for cell in self.cells if cell in result.nll],
             )
-            rows = [self.row(*cell, where) for cell in self.cells if cell in result.nll]
-            parts.append(SubsetAnalysis(known, units, documents, int(where.sum()), rows))
-        return parts
+            for known in (False, True)
+        ]
 
     def reaches(self) -> list[ContextReach]:
         """Context reach of every method with two lengths. Not for non-overlapping windows, where a
         longer length also means fewer targets with little context, nor by position, which has one
         length."""
         result = self.result
+        settings = result.settings
         if result.plan.protocol not in ("fixed-targets", "sliding"):
             return []
-        how = {"tolerance": result.settings.tolerance, **self.each}
         return [
             context_reach(
-                method.label, nll, result.unit, failed=self.failed_of(method.label), **how
+                method.label,
+                nll,
+                result.unit,
+                tolerance=settings.tolerance,
+                failed=self.failed_of(method.label),
+                alpha=1 - settings.confidence,
+                resamples=settings.resamples,
+                seed=settings.seed,
             )
             for method in result.methods
             if not method.truncates and len(nll := self.nll_of(method.label)) > 1
@@ -259,11 +266,10 @@ class _Analyser:
         result = self.result
         if not self.by_position or result.truncated is None:
             return {}
-        position = result.plan.windows[result.plan.lengths[-1]].target_positions()[
-            result.screening.kept
-        ]
+        positions = result.plan.windows[result.plan.lengths[-1]].target_positions()
+        position = positions[result.screening.kept]
         return {
-            method: by_position(nll, result.truncated, position, result.unit, **self.each)
+            method: by_position(nll, result.truncated, position, result.unit, self.individual)
             for (method, _), nll in result.nll.items()
         }
 
@@ -271,7 +277,7 @@ class _Analyser:
 def _judged_methods(result: EvaluationResult) -> tuple[list[str], list[str]]:
     """Labels that get a verdict, and a note for each that does not."""
     allowed = result.settings.tolerance / 10
-    worst = {}
+    worst: dict[str, float] = {}
     for (label, _), difference in result.precision.items():
         worst[label] = max(worst.get(label, 0.0), abs(difference))
     labels = [method.label for method in result.methods if not method.truncates]
@@ -289,8 +295,11 @@ def describe_scheme(result: EvaluationResult, label: str, length: int) -> str:
     """The scheme as evaluated at this length: `rope, yarn s=4 (matched)`."""
     if label == TRUNCATE:
         length = result.subject.trained_length
-    position: Any = _POSITION.validate_python(result.schemes[label])
-    kinds = getattr(position, "kinds", None) or {"": position}
-    parts = [one.describe(length, result.subject.original_length) for one in kinds.values()]
+    record = result.schemes[label]
+    schemes = record["kinds"].values() if "kinds" in record else [record]
+    parts = [
+        _POSITION.validate_python(scheme).describe(length, result.subject.original_length)
+        for scheme in schemes
+    ]
     tail = f", context truncated to {length}" if label == TRUNCATE else ""
     return " | ".join(parts) + tail

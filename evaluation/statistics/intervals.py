@@ -8,20 +8,21 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 
 import numpy as np
 from scipy import special
 
 from data.preparation.summary import FEW_BELOW, POINTS_ONLY_BELOW
 
+MANY_UNITS = 10**7  # a larger number of units, or of spans, is not useful advice
+MANY_SPANS = 10_000
 DISAGREEMENT = 0.2  # of the half-width, between the t interval and the bootstrap
 
 
 @dataclass(frozen=True)
 class MeanInterval:
-    """A two-sided interval for a mean, in nats. Ends are NaN where only the point estimate is
-    reported."""
+    """A two-sided interval for a mean. Ends are NaN where only the point estimate is reported."""
 
     estimate: float
     low: float
@@ -55,13 +56,8 @@ class Interval(MeanInterval):
 
 
 def unit_means(values: np.ndarray, unit: np.ndarray) -> np.ndarray:
-    """Mean of `values` (n,) over each unit that occurs in `unit` (n,), in ascending order of unit:
-    (D,)."""
-    _, inverse, counts = np.unique(
-        unit,
-        return_inverse=True,
-        return_counts=True,
-    )
+    """Mean of `values` (n,) over each unit that occurs in `unit` (n,), ascending: (D,)."""
+    _, inverse, counts = np.unique(unit, return_inverse=True, return_counts=True)
     return np.bincount(inverse, weights=values) / counts
 
 
@@ -82,28 +78,11 @@ def interval(
     half = low = high = math.nan
     if n >= POINTS_ONLY_BELOW:
         half = t_quantile(1 - alpha / 2, n - 1) * sd / math.sqrt(n)
-        low, high = bootstrap_t(
-            means,
-            alpha=alpha,
-            resamples=resamples,
-            seed=seed,
-        )
-    return Interval(
-        estimate,
-        estimate - half,
-        estimate + half,
-        1 - alpha,
-        family,
-        n,
-        sd,
-        low,
-        high,
-    )
+        low, high = bootstrap_t(means, alpha, resamples, seed)
+    return Interval(estimate, estimate - half, estimate + half, 1 - alpha, family, n, sd, low, high)
 
 
-def bootstrap_t(
-    means: np.ndarray, *, alpha: float = 0.05, resamples: int = 10_000, seed: int = 0
-) -> tuple[float, float]:
+def bootstrap_t(means: np.ndarray, alpha: float, resamples: int, seed: int) -> tuple[float, float]:
     """Studentised bootstrap interval for the mean; NaN for no resamples."""
     n = len(means)
     estimate = float(means.mean())
@@ -141,35 +120,25 @@ def _resample_counts(n: int, resamples: int, seed: int) -> np.ndarray:
     return counts
 
 
-def upper_bound(means: np.ndarray, confidence: float = 0.975) -> float:
-    """One-sided upper bound for the mean over units; NaN with fewer than 6 of them."""
-    n = len(means)
-    if n < POINTS_ONLY_BELOW:
-        return math.nan
-    return float(means.mean() + t_quantile(confidence, n - 1) * means.std(ddof=1) / math.sqrt(n))
+def upper_bound(means: np.ndarray) -> float:
+    """One-sided 97.5% upper bound of the mean over units; NaN with fewer than 6 of them."""
+    return interval(means, alpha=0.05, resamples=0).high
 
 
-def units_needed(
-    sd: float, half: float, *, alpha: float = 0.05, family: int = 1, limit: int = 10**7
-) -> int:
-    """The smallest number of units whose interval has a half-width of at most `half`, given
-    `sd`."""
-
-    quantile = partial(t_quantile, 1 - alpha / family / 2)
-    found = smallest(
-        lambda n: quantile(n - 1) * sd / math.sqrt(n) <= half, POINTS_ONLY_BELOW, limit
+def units_needed(sd: float, half: float, *, alpha: float = 0.05) -> int:
+    """The smallest number of units whose interval has a half-width of at most `half`, given `sd`;
+    `MANY_UNITS` where no smaller number is enough."""
+    p = 1 - alpha / 2
+    units = smallest(
+        lambda n: t_quantile(p, n - 1) * sd / math.sqrt(n) <= half, POINTS_ONLY_BELOW, MANY_UNITS
     )
-    return limit if found is None else found
+    return MANY_UNITS if units is None else units
 
 
-def smallest(
-    enough: Callable[[int], bool],
-    start: int,
-    limit: int,
-) -> int | None:
+def smallest(enough: Callable[[int], bool], start: int, limit: int) -> int | None:
     """The smallest n >= `start` that is enough, as is every larger one; None above `limit`."""
-    found = bisect_left(range(limit + 1), True, lo=start, key=enough)
-    return None if found > limit else found
+    n = bisect_left(range(limit + 1), True, lo=start, key=enough)
+    return None if n > limit else n
 
 
 def spans_needed(
@@ -178,17 +147,15 @@ def spans_needed(
     half: float,
     *,
     alpha: float = 0.05,
-    family: int = 1,
-    limit: int = 10_000,
 ) -> int | None:
-    """Spans per document that would give the half-width with the same documents; None if no number
-    would.
+    """Spans per document that would give the half-width with the same documents; None if not even
+    `MANY_SPANS` would.
 
     `span_means` (documents, N), `unit` (documents,) of each. More spans reduce only the variance
     within documents.
     """
     spans = span_means.shape[1]
-    (_, counts) = np.unique(unit, return_counts=True)
+    _, counts = np.unique(unit, return_counts=True)
     units = len(counts)
     if units < POINTS_ONLY_BELOW or spans < 2:
         return None
@@ -196,11 +163,11 @@ def spans_needed(
     within = float(span_means.var(axis=1, ddof=1).mean()) * float((1 / counts).mean())
     means = unit_means(span_means.mean(axis=1), unit)
     rest = max(0.0, float(means.var(ddof=1)) - within / spans)
-    allowed = units * (half / t_quantile(1 - alpha / family / 2, units - 1)) ** 2 - rest
+    allowed = units * (half / t_quantile(1 - alpha / 2, units - 1)) ** 2 - rest
     if allowed <= 0:
         return None
-    wanted = max(1, math.ceil(within / allowed))
-    return wanted if wanted <= limit else None
+    needed = max(1, math.ceil(within / allowed))
+    return needed if needed <= MANY_SPANS else None
 
 
 def max_t_alpha(
@@ -222,10 +189,6 @@ def max_t_alpha(
     return min(alpha, 2 * float(special.stdtr(n - 1, -critical)))
 
 
-@lru_cache(maxsize=1024)
 def t_quantile(p: float, df: float) -> float:
-    """Quantile of Student's t: the t with P(T <= t) = p. Raises ValueError unless 0 < p < 1 and df
-    > 0."""
-    if not (0 < p < 1 and df > 0):
-        raise ValueError(f"t quantile of p={p}, df={df}")
+    """Quantile of Student's t: the t with P(T <= t) = p."""
     return float(special.stdtrit(df, p))

@@ -14,8 +14,8 @@ import numpy as np
 
 from errors import EvaluationError
 from evaluation.scoring.methods import TRAINED, TRUNCATE
-from evaluation.statistics.intervals import interval, units_needed
-from evaluation.statistics.seeds import MANY_UNITS, SeedInterval, change, compare, needed
+from evaluation.statistics.intervals import MANY_UNITS, interval, units_needed
+from evaluation.statistics.seeds import SeedInterval, change, compare, needed
 
 
 @dataclass(frozen=True)
@@ -29,26 +29,6 @@ class PowerInputs:
     trained_length: int
     unit_kind: str
     tables: dict[tuple[str, int], np.ndarray]
-
-    @classmethod
-    def of_seeds(cls, name: str, documents: Sequence[dict]) -> "PowerInputs":
-        """From the results.json of every seed."""
-        seeds = [
-            {
-                (cell["method"], cell["length"]): np.array(cell["unit_nll"])
-                for cell in document["cells"]
-                if cell["unit_nll"] is not None and cell["method"] != TRUNCATE
-            }
-            for document in documents
-        ]
-        shared = [cell for cell in seeds[0] if all(cell in seed for seed in seeds)]
-        tables = {cell: np.stack([seed[cell] for seed in seeds]) for cell in shared}
-        return cls(
-            name,
-            documents[0]["trained_length"],
-            documents[0]["units"]["kind"],
-            tables,
-        )
 
 
 @dataclass(frozen=True)
@@ -88,21 +68,36 @@ def read_measured(paths: Sequence[Path], evaluation: str | None = None) -> list[
     Raises EvaluationError for a file that holds no such results, for results on other targets, and
     for a study with several evaluations of which none is named.
     """
-    documents = [one for path in paths for one in _documents(Path(path), evaluation)]
+    documents = [row for path in paths for row in _documents(Path(path), evaluation)]
     if not documents:
         raise EvaluationError(f"{', '.join(map(str, paths))}: no finished evaluation yet")
     _, origin, first = documents[0]
-    for _, where, document in documents:
-        same = (document["targets_hash"], document["units"]["names"])
-        if same != (first["targets_hash"], first["units"]["names"]):
+    schemes: dict[str, list[dict]] = {}
+    for name, source, document in documents:
+        if any(document[key] != first[key] for key in ("targets_hash", "units")):
             raise EvaluationError(
-                f"{where} and {origin} were measured on other targets; evaluate both with the "
+                f"{source} and {origin} were measured on other targets; evaluate both with the "
                 "same settings on the same corpus"
             )
-    groups: dict[str, list[dict]] = {}
-    for name, _, document in documents:
-        groups.setdefault(name, []).append(document)
-    return [PowerInputs.of_seeds(name, group) for name, group in groups.items()]
+        schemes.setdefault(name, []).append(document)
+    return [
+        PowerInputs(
+            name,
+            seeds[0]["trained_length"],
+            first["units"]["kind"],
+            _tables(seeds),
+        )
+        for name, seeds in schemes.items()
+    ]
+
+
+def _tables(documents: list[dict]) -> dict[tuple[str, int], np.ndarray]:
+    tables: dict[tuple[str, int], list[list[float]]] = {}
+    for document in documents:
+        for cell in document["cells"]:
+            if cell["unit_nll"] is not None and cell["method"] != TRUNCATE:
+                tables.setdefault((cell["method"], cell["length"]), []).append(cell["unit_nll"])
+    return {cell: np.array(seeds) for cell, seeds in tables.items() if len(seeds) == len(documents)}
 
 
 def _documents(path: Path, evaluation: str | None) -> list[tuple[str, str, dict]]:
@@ -123,24 +118,23 @@ def _documents(path: Path, evaluation: str | None) -> list[tuple[str, str, dict]
                 "(measured cells are reused)"
             )
         return [(_scheme(content), str(path), content)]
-    found = []
+    documents = []
     for cell in content["cells"]:
-        axes = [f"{axis}={value}" for axis, value in cell["axes"].items() if axis != "seed"]
-        own = {
+        measured = {
             name: document
             for name, document in cell["evaluations"].items()
             if "unit_nll" in (document.get("cells") or [{}])[0] and evaluation in (None, name)
         }
-        if len(own) > 1:
+        if len(measured) > 1:
             raise EvaluationError(
-                f"{path} contains the evaluations {', '.join(own)}; choose one with --evaluation "
-                f"NAME"
+                f"{path} contains the evaluations {', '.join(measured)}; choose one with "
+                "--evaluation NAME"
             )
-        for document in own.values():
-            found.append(
-                (",".join(axes) or _scheme(document), f"{path}, cell {cell['id']}", document)
-            )
-    return found
+        axes = [f"{axis}={value}" for axis, value in cell["axes"].items() if axis != "seed"]
+        for document in measured.values():
+            name = ",".join(axes) or _scheme(document)
+            documents.append((name, f"{path}, cell {cell['id']}", document))
+    return documents
 
 
 def _scheme(content: dict) -> str:
@@ -162,53 +156,44 @@ def needs(
     the cells.
     """
     half = half_to_detect(difference, power, alpha=alpha, family=family)
-    how = {"alpha": alpha, "family": family}
-    found = []
+    rows = []
     for scheme in schemes:
         base = (TRAINED, scheme.trained_length)
         for (method, length), table in scheme.tables.items():
             if base not in scheme.tables or (method, length) == base or not wanted(method, length):
                 continue
-            paired = table - scheme.tables[base]
             name = f"{scheme.name}: {method} against {TRAINED} at {scheme.trained_length}"
+            paired = table - scheme.tables[base]
             if len(paired) > 1:
-                found.append(_need(name, length, change(paired, **how), half))
+                rows.append(_need(name, length, change(paired, alpha=alpha, family=family), half))
                 continue
-            one = interval(
-                paired[0],
-                resamples=0,
-                **how,
-            )  # of this one checkpoint
-            units = (
-                units_needed(one.sd, half, limit=MANY_UNITS, **how) if one.units > 1 else MANY_UNITS
-            )
-            more = units if units < MANY_UNITS else None
-            found.append(
-                RequiredSamples(name, length, one.estimate, one.half, (1,), one.units, more, None)
+            # of this one checkpoint
+            gap = interval(paired[0], alpha=alpha, family=family, resamples=0)
+            more = MANY_UNITS
+            if gap.units > 1:
+                more = units_needed(gap.sd, half, alpha=alpha / family)
+            rows.append(
+                RequiredSamples(
+                    name,
+                    length,
+                    gap.estimate,
+                    gap.half,
+                    (1,),
+                    gap.units,
+                    more if more < MANY_UNITS else None,
+                    None,
+                )
             )
     first = schemes[0]
     for scheme in schemes[1:]:
         for cell, table in scheme.tables.items():
             if cell in first.tables and wanted(*cell):
                 name = f"{scheme.name} against {first.name}: {cell[0]}"
-                found.append(_need(name, cell[1], compare(table, first.tables[cell], **how), half))
-    return found
+                gap = compare(table, first.tables[cell], alpha=alpha, family=family)
+                rows.append(_need(name, cell[1], gap, half))
+    return rows
 
 
-def _need(
-    name: str,
-    length: int,
-    got: SeedInterval,
-    half: float,
-) -> RequiredSamples:
-    seeds, units = needed(got, half)
-    return RequiredSamples(
-        name,
-        length,
-        got.estimate,
-        got.half,
-        got.seeds,
-        got.units,
-        units,
-        seeds,
-    )
+def _need(name: str, length: int, gap: SeedInterval, half: float) -> RequiredSamples:
+    seeds, units = needed(gap, half)
+    return RequiredSamples(name, length, gap.estimate, gap.half, gap.seeds, gap.units, units, seeds)

@@ -1,24 +1,25 @@
 """Definitions of the derived numbers.
 
 All are based on paired differences on the same targets. The reference is the checkpoint as trained
-at its
-trained length L0, also for methods: a method that is bad at L0 could otherwise appear to gain.
+at its trained length L0, also for methods: a method that is bad at L0 could otherwise appear to
+gain.
 """
 
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import numpy as np
 
 from evaluation.statistics.intervals import (
     Interval,
-    interval,
     spans_needed,
     unit_means,
     units_needed,
     upper_bound,
 )
+
+IntervalFunction = Callable[[np.ndarray], Interval]
 
 
 @dataclass(frozen=True)
@@ -67,35 +68,32 @@ def judge(
     trained_length: int,
     *,
     tolerance: float,
-    alpha: float,
-    family: int,
+    joint: IntervalFunction,
     span: int | None = None,
     document: np.ndarray | None = None,
     failed: Collection[int] = (),
-    resamples: int = 10_000,
-    seed: int = 0,
 ) -> MethodVerdicts:
     """Verdicts for every measured length > L0.
 
     broken: the simultaneous lower bound exceeds the tolerance. held: the one-sided 97.5% upper
-        bound is
-    below it at this and at every shorter length of the grid from L0 on. Otherwise inconclusive:
-    held is never inferred from "not broken". `unit` (n_targets,); `span`: targets per span, if
-    every `document` (n_targets,; default: the unit) has equally many spans; `failed`: lengths that
-    could not be measured: no longer length is held.
+    bound is below it at this and at every shorter length of the grid from L0 on. Otherwise
+    inconclusive: held is never inferred from "not broken". `joint`: the simultaneous interval of
+    unit means (D,). `unit` (n_targets,); `span`: targets per
+    span, if every `document` (n_targets,; default: the unit) has equally many spans; `failed`:
+    lengths that could not be measured: no longer length is held.
     """
+    document = unit if document is None else document
     verdicts: list[Verdict] = []
     holding = True
     for length in sorted(n for n in nll if n >= trained_length):
         difference = nll[length] - reference
         means = unit_means(difference, unit)
-        holding = holding and not any(trained_length <= bad < length for bad in failed)
         upper = upper_bound(means)
-        holding = holding and upper < tolerance
+        skipped = any(trained_length <= shorter < length for shorter in failed)
+        holding = holding and not skipped and upper < tolerance
         if length == trained_length:
             continue
-        level = {"alpha": alpha, "family": family}
-        delta = interval(means, **level, resamples=resamples, seed=seed)
+        delta = joint(means)
         if math.isnan(upper):
             word = "points only"
         elif delta.low > tolerance:
@@ -104,53 +102,26 @@ def judge(
             word = "held" if holding else "inconclusive"
         units = spans = None
         if delta.half > tolerance:
-            units = units_needed(delta.sd, tolerance, **level)
-            of = unit if document is None else document
-            spans = _spans_needed(
-                difference,
-                unit,
-                of,
-                span,
-                tolerance,
-                **level,
-            )
+            units = units_needed(delta.sd, tolerance, alpha=1 - delta.level)
+            of_spans = _span_means(difference, unit, document, span)
+            if of_spans is not None:
+                spans = spans_needed(*of_spans, tolerance, alpha=1 - delta.level)
         verdicts.append(Verdict(length, word, delta, upper, units, spans))
     held = [v.length for v in verdicts if v.word == "held"]
     broken = [v.length for v in verdicts if v.word == "broken"]
-    return MethodVerdicts(
-        method,
-        verdicts,
-        max(held, default=None),
-        min(broken, default=None),
-    )
+    return MethodVerdicts(method, verdicts, max(held, default=None), min(broken, default=None))
 
 
-def _spans_needed(
-    difference: np.ndarray,
-    unit: np.ndarray,
-    document: np.ndarray,
-    span: int | None,
-    half: float,
-    **how,
-) -> int | None:
-    """Spans per document that would be enough, if every document has equally many of `span`
-    targets."""
-    _, first, counts = np.unique(
-        document,
-        return_index=True,
-        return_counts=True,
-    )
-    if span is None or len(set(counts.tolist())) != 1 or counts[0] % span:
+def _span_means(
+    difference: np.ndarray, unit: np.ndarray, document: np.ndarray, span: int | None
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """(documents, N) means of the spans and (documents,) units, if every document has equally many
+    spans of `span` targets."""
+    _, first, counts = np.unique(document, return_index=True, return_counts=True)
+    if span is None or np.ptp(counts) or counts[0] % span:
         return None
     ordered = difference[np.argsort(document, kind="stable")]
-    means = ordered.reshape(len(counts), counts[0] // span, span).mean(axis=2)
-    return spans_needed(means, unit[first], half, **how)
-
-
-def net_gain(nll: np.ndarray, truncated: np.ndarray, unit: np.ndarray, **how) -> Interval:
-    """NLL(as trained, context truncated to L0) - NLL(method, L). Positive: the additional context
-    helps."""
-    return interval(unit_means(truncated - nll, unit), **how)
+    return ordered.reshape(len(counts), -1, span).mean(axis=2), unit[first]
 
 
 @dataclass(frozen=True)
@@ -165,7 +136,11 @@ class PositionBucket:
 
 
 def by_position(
-    nll: np.ndarray, truncated: np.ndarray, position: np.ndarray, unit: np.ndarray, **how
+    nll: np.ndarray,
+    truncated: np.ndarray,
+    position: np.ndarray,
+    unit: np.ndarray,
+    interval: IntervalFunction,
 ) -> list[PositionBucket]:
     """NLL by position in geometric buckets [2^k, 2^(k+1)), the first being {0}; gain paired per
     bucket."""
@@ -175,7 +150,7 @@ def by_position(
     while low <= int(position.max()):
         inside = (position >= low) & (position < high)
         if inside.any():
-            gain = interval(unit_means((truncated - nll)[inside], unit[inside]), **how)
+            gain = interval(unit_means((truncated - nll)[inside], unit[inside]))
             buckets.append(PositionBucket(low, high, int(inside.sum()), pooled(nll[inside]), gain))
         low = high
         high = high * 2

@@ -120,14 +120,11 @@ def analyse_tasks(result: TaskResult) -> TaskAnalysis:
 def share_of(hits: np.ndarray, unit: np.ndarray, alpha: float) -> Accuracy:
     """Wilson's interval for 0/1 `hits` (n,), whose haystacks `unit` (n,) may repeat."""
     _, inverse = np.unique(unit, return_inverse=True)
-    n_eff = effective(
-        len(hits),
-        np.bincount(inverse, weights=hits),
-        np.bincount(inverse),
-    )
-    return Accuracy(
-        len(hits), *wilson(float(hits.sum()), len(hits), alpha=alpha, n_eff=n_eff), n_eff
-    )
+    n = len(hits)
+    total = float(hits.sum())
+    n_eff = effective(np.bincount(inverse, weights=hits), np.bincount(inverse))
+    low, high = wilson(total, n, alpha=alpha, n_eff=n_eff)
+    return Accuracy(n, total / n, low, high, n_eff)
 
 
 def _ends(

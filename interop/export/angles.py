@@ -2,10 +2,8 @@
 
 transformers computes angles in float32, with errors that grow with the position. In a comparison of
 logits they would require a tolerance that grows too, which hides a wrong frequency. Here the tables
-of cos and sin
-are compared alone, with a bound on the float32 rounding of each entry, and replaced by the exact
-    ones: the
-tolerance of logits is then that of float32 matrix products at every length.
+of cos and sin are compared alone, with a bound on the float32 rounding of each entry, and replaced
+by the exact ones: the tolerance of logits is then that of float32 matrix products at every length.
 """
 
 from __future__ import annotations

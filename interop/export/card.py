@@ -70,7 +70,7 @@ def model_card(
     tags = [
         "sextant",
         "text-generation",
-        *sorted({kind.name for kind in settings.model.kinds.values()}),
+        *sorted({kind.position.name for kind in model.kinds.values()}),
     ]
     origin = "imported into Sextant" if "imported_from" in about else "trained with Sextant"
     front = ["---", "library_name: transformers", "pipeline_tag: text-generation", "tags:"]
@@ -112,12 +112,9 @@ def _usage(choice: ClassChoice) -> str:
         "The folder contains no code."
         if choice.model_type
         else "The modeling file is generated from Sextant's model code and does not import "
-        "Sextant: no class "
-        f"of transformers represents the model ({choice.reason}). It requires torch 2.13 and "
-        f"transformers "
-        "5.23 or later. Where the positions depend on the length of the sequence, `generate` uses "
-        "the final "
-        "length, prompt and new tokens."
+        f"Sextant: no class of transformers represents the model ({choice.reason}). It requires "
+        "torch 2.13 and transformers 5.23 or later. Where the positions depend on the length of "
+        "the sequence, `generate` uses the final length, prompt and new tokens."
     )
     return (
         "```python\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n\n"

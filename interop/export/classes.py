@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from interop.export.exported_rope import RopeTable, rope_table
-from model import LinearMixer, Transformer
+from model import Transformer
 from model.position import PositionSettings
 from model.position.temperature import (
     FixedTemperature,
@@ -31,8 +31,10 @@ SCHEME_KINDS: dict[str, str] = {
     **dict.fromkeys(
         ("integer", "unit_interval", "binary", "sine", "sinusoidal", "learned"), EMBEDDED
     ),
-    **dict.fromkeys(("alibi", "t5", "kerple", "sandwich", "fire"), BIASED),
-    **dict.fromkeys(("fox", "path", "selective_rope", "carope"), CONTENT),
+    **dict.fromkeys(("alibi", "hard_alibi", "t5", "kerple", "sandwich", "fire"), BIASED),
+    **dict.fromkeys(
+        ("fox", "wall", "relative_logits", "path", "selective_rope", "carope"), CONTENT
+    ),
     "xpos": "scales rotated queries and keys by position",
     "fope": "mixes frequencies in each head",
     "pope": "caches polar keys of twice the width",
@@ -134,8 +136,8 @@ def choose_class(model: Transformer) -> ClassChoice:
 
 
 def _table(model: Transformer, kind: str) -> RopeTable | None:
-    choice = model.settings.kinds[kind]
-    kind_of_scheme = SCHEME_KINDS[choice.name]
+    choice = model.kinds[kind].position
+    kind_of_scheme = SCHEME_KINDS.get(choice.name, "is in no class of transformers")
     if kind_of_scheme == NO_POSITIONS:
         return None
     if kind_of_scheme != FREQUENCIES:
@@ -150,9 +152,14 @@ def _table(model: Transformer, kind: str) -> RopeTable | None:
 
 def _requirements(model: Transformer, tables: tuple[RopeTable | None, ...]) -> set[str]:
     s = model.settings
-    kinds = [s.kinds[kind] for kind in s.layer_kinds]
-    if isinstance(s.mixer, LinearMixer):
-        raise NotRepresentable("linear attention with positions")
+    for kind in model.kinds.values():
+        if kind.mixer.name != "attention":
+            raise NotRepresentable(kind.mixer.describe() + " with positions")
+        if kind.gate != "none":
+            raise NotRepresentable("a gate of attention's output")
+        if (kind.heads, kind.kv_heads, kind.head_dim) != (s.heads, s.kv_heads, s.head_dim):
+            raise NotRepresentable("layers with different heads")
+    kinds = [model.kinds[kind].position for kind in s.layer_kinds]
     if s.logit_softcap is not None:
         raise NotRepresentable("a softcap of the output logits")
     for choice in kinds:

@@ -51,7 +51,7 @@ def config(model: Transformer, choice: ClassChoice) -> dict[str, Any]:
         entries |= {
             "embedding_multiplier": s.embedding_multiplier,
             "residual_multiplier": s.residual_multiplier,
-            "attention_multiplier": s.attention_scale,
+            "attention_multiplier": model.kinds[s.layer_kinds[0]].attention_scale,
             "logits_scaling": s.logit_divisor,
         }
     return entries | _layers(model, choice)
@@ -60,7 +60,7 @@ def config(model: Transformer, choice: ClassChoice) -> dict[str, Any]:
 def _rope_parameters(model: Transformer, choice: ClassChoice) -> dict[str, Any]:
     if choice.model_type == "olmo3":  # reads nothing but the nested form, and `truncate` beside it
         kinds = zip(model.settings.layer_kinds, choice.tables, strict=True)
-        windowed = [(model.settings.kinds[kind].window is not None, table) for kind, table in kinds]
+        windowed = [(model.kinds[kind].position.window is not None, table) for kind, table in kinds]
         by_type: dict[str, Any] = {}
         for name, is_windowed in ((FULL, False), (SLIDING, True)):
             of_type = [
@@ -90,7 +90,7 @@ def _rotary_settings(
         parameters["partial_rotary_factor"] = (
             share if int(s.head_dim * share) == dims else (dims + 0.5) / s.head_dim
         )
-    temperature = s.kinds[s.layer_kinds[0]].temperature
+    temperature = model.kinds[s.layer_kinds[0]].position.temperature
     if isinstance(temperature, Ministral3Temperature):
         parameters |= {
             "llama_4_scaling_beta": temperature.beta,
@@ -103,7 +103,7 @@ def _layers(model: Transformer, choice: ClassChoice) -> dict[str, Any]:
     """Windows, layers without positions, and bases of each layer."""
     s = model.settings
     model_type = choice.model_type
-    windows = [s.kinds[kind].window for kind in s.layer_kinds]
+    windows = [model.kinds[kind].position.window for kind in s.layer_kinds]
     window = next((w for w in windows if w), None)
     types = [SLIDING if w else FULL for w in windows]
     if model_type in ("mistral", "ministral3", "phi3"):
@@ -151,7 +151,7 @@ def weights(
         if table is not None and table.layout == "interleaved":
             _to_half(ours, prefix, model, table)
         if choice.model_type == "granite_swa" and f"{prefix}position.sink" not in ours:
-            value = 0.0 if s.kinds[kind].sink_logit == "zero" else NO_SINK
+            value = 0.0 if model.kinds[kind].position.sink_logit == "zero" else NO_SINK
             ours[f"{prefix}position.sink"] = ours["norm.weight"].new_full((s.heads,), value)
     theirs, left = weight_map(family.layer, s.layers, ours)
     assert not left, f"{choice.model_type} has no {left}"
@@ -168,10 +168,10 @@ def _fold(
 ) -> None:
     """Multiply what computes the queries by the layer's constant factors on q·k."""
     s = model.settings
-    temperature = s.kinds[kind].temperature
+    temperature = model.kinds[kind].position.temperature
     factor = torch.ones(s.heads, dtype=torch.float64)
     if not has_multiplier:
-        factor *= s.attention_scale * s.head_dim**0.5
+        factor *= model.kinds[kind].attention_scale * s.head_dim**0.5
     if scale is not None:
         factor *= scale.cpu().double()
     elif temperature.by_head is not None:

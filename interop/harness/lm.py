@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("lm_eval.sextant")
 AUTO_TOKENS = 16_384  # tokens per batch with batch_size=auto
-IGNORED = -100  # targets that are padding
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 # Generation arguments of transformers that some tasks set to the only value that we support.
 _PLAIN = {"num_beams": (1,), "use_cache": (True, False)}
@@ -108,19 +107,15 @@ class SextantLM(TemplateLM):
         else:
             # The harness passes cuda:0 where the user gives no device.
             wanted = "auto" if device in (None, "cuda", "cuda:0") else str(device)
-            place = self._ranks.device(wanted)
-            arithmetic = dtype_named(dtype)
             loaded = Run.open(run_of(run)).load(
-                (),
-                place,
-                arithmetic,
-                checkpoint,
+                device=self._ranks.device(wanted),
+                dtype=dtype_named(dtype),
+                checkpoint=checkpoint,
                 weights=weights,
             )
             if method is not None:
-                chosen = resolve_methods([method], builtin_methods(), loaded.settings.train_length)[
-                    -1
-                ]
+                length = loaded.settings.train_length
+                *_, chosen = resolve_methods([method], builtin_methods(), length)
                 changes = [*chosen.overrides, *changes]
             changed = override(loaded.settings, changes)
             loaded.model.reposition(changed.model)
@@ -133,7 +128,7 @@ class SextantLM(TemplateLM):
         if method == TRUNCATE and max_length not in (None, trained):
             raise InteropError(
                 f"method=truncate truncates to the trained length of {trained} tokens: remove "
-                f"max_length"
+                "max_length"
             )
         self.max_length = positive("max_length", trained if max_length is None else max_length)
         limit = self.model.limit
@@ -148,11 +143,7 @@ class SextantLM(TemplateLM):
         self.max_batch_size = max_batch_size or 64
         self._add_bos, self._prefix = self._special_tokens(add_bos_token, prefix_token_id)
 
-    def _special_tokens(
-        self,
-        add_bos: bool | None,
-        prefix: int | None,
-    ) -> tuple[bool, int | None]:
+    def _special_tokens(self, add_bos: bool | None, prefix: int | None) -> tuple[bool, int | None]:
         """Whether texts start with BOS, and the token before a text without context."""
         tokenizer = self._tokenizer
         data = self.run.settings.data
@@ -190,9 +181,8 @@ class SextantLM(TemplateLM):
         return self._prefix
 
     def all_gather(self, tensor: Tensor) -> Tensor:
-        return torch.cat([part.reshape(-1) for part in self._ranks.collect(tensor.cpu())]).to(
-            tensor.device
-        )
+        parts = [part.reshape(-1) for part in self._ranks.collect(tensor.cpu())]
+        return torch.cat(parts).to(tensor.device)
 
     def gather_object(self, obj: Any, dst: int = 0) -> list[Any] | None:
         objects = self._ranks.collect(obj)
@@ -211,7 +201,7 @@ class SextantLM(TemplateLM):
             "checkpoint_hash": self.run.checkpoint_hash,
             "weights": self.run.weights,
             "overrides": self.overrides,
-            "position": settings.model.position.model_dump(mode="json"),
+            "position": settings.model.positions_record(),
             "train_length": settings.train_length,
             "max_length": self.max_length,
             "model_num_parameters": self.model.parameter_count(),
@@ -258,29 +248,15 @@ class SextantLM(TemplateLM):
         inputs = list(sharing)
         members = list(sharing.values())
         answers: list[tuple[float, bool]] = [(0.0, False)] * len(requests)
-        with self._progress(
-            len(requests),
-            "loglikelihood",
-            disable_tqdm,
-        ) as bar:
-            for batch in self._batches([len(row) for row in inputs], self.model.depends_on_length):
-                rows = [inputs[i] for i in batch]
-                keeps = [max(len(requests[j][2]) for j in members[i]) for i in batch]
-                for i, logits in zip(
-                    batch,
-                    self._logits(rows, keeps),
-                    strict=True,
-                ):
-                    for j in members[i]:
-                        texts, _, continuation = requests[j]
-                        answers[j] = _likelihood(logits[-len(continuation) :], continuation)
-                        if texts is not None:
-                            self.cache_hook.add_partial(
-                                "loglikelihood",
-                                texts,
-                                answers[j],
-                            )
-                    bar.update(len(members[i]))
+        keeps = [max(len(requests[j][2]) for j in indices) for indices in members]
+        with self._progress(len(requests), "loglikelihood", disable_tqdm) as bar:
+            for i, logits in self._logits(inputs, keeps):
+                for j in members[i]:
+                    texts, _, continuation = requests[j]
+                    answers[j] = _likelihood(logits[-len(continuation) :], continuation)
+                    if texts is not None:
+                        self.cache_hook.add_partial("loglikelihood", texts, answers[j])
+                bar.update(len(members[i]))
         return answers
 
     def loglikelihood_rolling(
@@ -291,89 +267,46 @@ class SextantLM(TemplateLM):
 
         As in the `hf` model, a leading BOS is itself predicted, from the prefix token.
         """
-        owner = []
-        windows = []
+        owners = []
+        inputs = []
+        targets = []
         for index, (string,) in enumerate(request.args for request in requests):
-            parts = get_rolling_token_windows(
-                self.tok_encode(string), self.prefix_token_id, self.max_length, context_len=1
-            )
-            for part in parts:
-                owner.append(index)
-                windows.append(make_disjoint_window(part))
+            ids = self.tok_encode(string)
+            for window in get_rolling_token_windows(
+                ids, self.prefix_token_id, self.max_length, context_len=1
+            ):
+                context, predicted = make_disjoint_window(window)
+                owners.append(index)
+                inputs.append((context + predicted)[:-1])
+                targets.append(predicted)
         totals = [0.0] * len(requests)
-        with self._progress(
-            len(windows),
-            "loglikelihood_rolling",
-            disable_tqdm,
-        ) as bar:
-            sizes = [len(context) + len(targets) - 1 for context, targets in windows]
-            for batch in self._batches(sizes, self.model.depends_on_length):
-                rows = [(windows[i][0] + windows[i][1])[:-1] for i in batch]
-                values = self._likelihoods(rows, [windows[i][1] for i in batch])
-                for i, value in zip(batch, values, strict=True):
-                    totals[owner[i]] += value
-                bar.update(len(batch))
+        with self._progress(len(inputs), "loglikelihood_rolling", disable_tqdm) as bar:
+            for i, logits in self._logits(inputs, list(map(len, targets))):
+                totals[owners[i]] += _likelihood(logits, targets[i])[0]
+                bar.update()
         for request, total in zip(requests, totals, strict=True):
-            self.cache_hook.add_partial(
-                "loglikelihood_rolling",
-                request.args,
-                total,
-            )
+            self.cache_hook.add_partial("loglikelihood_rolling", request.args, total)
         return totals
 
     @torch.no_grad()
     def _logits(
-        self,
-        rows: Sequence[Sequence[int]],
-        keeps: Sequence[int],
-    ) -> list[Tensor]:
-        """Logits (keep, V) after the last `keep` tokens of each row."""
-        tokens, keep = self._padded(rows, keeps)
-        logits = self.model(
-            tokens, TokenPositions.plain(tokens.shape[1], device=self.device), keep=keep
-        )
-        ends = [len(row) - tokens.shape[1] + keep for row in rows]
-        return [
-            row_logits[end - count : end]
-            for row_logits, end, count in zip(logits, ends, keeps, strict=True)
-        ]
+        self, rows: Sequence[Sequence[int]], keeps: Sequence[int]
+    ) -> Iterator[tuple[int, Tensor]]:
+        """The index of each row, in any order, and the logits (keep, V) after its last tokens.
 
-    @torch.no_grad()
-    def _likelihoods(
-        self, rows: Sequence[Sequence[int]], targets: Sequence[list[int]]
-    ) -> list[float]:
-        """Log-likelihood of the targets, which follow the last tokens of each row; without all
-        logits."""
-        tokens, keep = self._padded(rows, [len(target) for target in targets])
-        wanted = torch.full((len(rows), keep), IGNORED)
-        for row_targets, row, target in zip(wanted, rows, targets, strict=True):
-            end = len(row) - tokens.shape[1] + keep
-            row_targets[end - len(target) : end] = torch.tensor(target)
-        positions = TokenPositions.plain(tokens.shape[1], device=self.device)
-        nll = self.model(
-            tokens,
-            positions,
-            targets=wanted.to(self.device),
-            keep=keep,
-        )
-        return (-nll.double().sum(1)).tolist()
-
-    def _padded(
-        self,
-        rows: Sequence[Sequence[int]],
-        keeps: Sequence[int],
-    ) -> tuple[Tensor, int]:
-        """Right-padded tokens (B, T), and how many last columns contain all outputs.
-
-        No token attends to the padding after it. `_batches` keeps rows of different lengths apart
-        where a scheme depends on the length.
+        No token attends to the padding after it. Rows of different lengths are kept apart where a
+        scheme depends on the length.
         """
-        width = max(map(len, rows))
-        tokens = torch.zeros(len(rows), width, dtype=torch.int64)
-        for row_tokens, row in zip(tokens, rows, strict=True):
-            row_tokens[: len(row)] = torch.tensor(row)
-        first = min(len(row) - keep for row, keep in zip(rows, keeps, strict=True))
-        return tokens.to(self.device), width - first
+        for batch in self._batches(list(map(len, rows)), self.model.depends_on_length):
+            width = max(len(rows[i]) for i in batch)
+            first = min(len(rows[i]) - keeps[i] for i in batch)
+            padded = [[*rows[i], *[0] * (width - len(rows[i]))] for i in batch]
+            positions = TokenPositions.plain(width, device=self.device)
+            tokens = torch.tensor(padded, device=self.device)
+            logits = self.model(tokens, positions, keep=width - first)
+            for i, row_logits in zip(batch, logits, strict=True):
+                end = len(rows[i]) - first
+                yield i, row_logits[end - keeps[i] : end]
 
     # Text
 
@@ -393,24 +326,15 @@ class SextantLM(TemplateLM):
             occurred[context] += 1
             groups[canonical_hash(settings)].append(index)
         texts = [""] * len(requests)
-        with self._progress(
-            len(requests),
-            "generate_until",
-            disable_tqdm,
-        ) as bar:
+        with self._progress(len(requests), "generate_until", disable_tqdm) as bar:
             for members in groups.values():
                 arguments = requests[members[0]].args[1]
                 for batch in self._batches([len(prompts[i][1]) for i in members], equal=False):
-                    which = [members[i] for i in batch]
-                    for i, text in zip(
-                        which, self._generate([prompts[i] for i in which], arguments), strict=True
-                    ):
+                    indices = [members[i] for i in batch]
+                    generated = self._generate([prompts[i] for i in indices], arguments)
+                    for i, text in zip(indices, generated, strict=True):
                         texts[i] = text
-                        self.cache_hook.add_partial(
-                            "generate_until",
-                            requests[i].args,
-                            text,
-                        )
+                        self.cache_hook.add_partial("generate_until", requests[i].args, text)
                     bar.update(len(batch))
         return texts
 
@@ -431,16 +355,9 @@ class SextantLM(TemplateLM):
         for index, (context, ids, occurrence) in enumerate(prompts):
             seed = int(canonical_hash([self.seed, context, occurrence])[:12], 16)
             stream = TextStream(self._tokenizer, stops)
-            samples.append(
-                Sample(context, ids[-room:] or [self.prefix_token_id], index, seed, stream)
-            )
-        for _ in generate_samples(
-            self.run.model,
-            self._tokenizer,
-            samples,
-            tokens,
-            sampling,
-        ):
+            ids = ids[-room:] or [self.prefix_token_id]
+            samples.append(Sample(context, ids, index, seed, stream))
+        for _ in generate_samples(self.model, self._tokenizer, samples, tokens, sampling):
             pass
         return [
             postprocess_generated_text(self._tokenizer.decode(sample.tokens), stops, None)
@@ -471,21 +388,16 @@ class SextantLM(TemplateLM):
 
     # Batches
 
-    def _batches(
-        self,
-        lengths: Sequence[int],
-        equal: bool,
-    ) -> Iterator[list[int]]:
+    def _batches(self, lengths: Sequence[int], equal: bool) -> Iterator[list[int]]:
         """Indices in batches, longest first; with `equal`, the rows of a batch have the same
         length."""
         batch: list[int] = []
         for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-            if batch and (
-                len(batch) == self._rows(lengths[batch[0]])
-                or (equal and lengths[i] != lengths[batch[0]])
-            ):
-                yield batch
-                batch = []
+            if batch:
+                is_full = len(batch) == self._rows(lengths[batch[0]])
+                if is_full or (equal and lengths[i] != lengths[batch[0]]):
+                    yield batch
+                    batch = []
             batch.append(i)
         if batch:
             yield batch

@@ -14,6 +14,7 @@ from interop.huggingface.families import DIFFERENCES, FAMILIES, Family
 from interop.huggingface.reader import ConfigReader, is_number, shown
 from interop.huggingface.rope_config import RopeSource, read_rope, rope_parameters
 from model import ModelSettings
+from model.model_settings import without_pattern_scheme
 
 GENERATED = "sextant"  # model_type of folders with a generated modeling file
 FULL = "full_attention"
@@ -57,7 +58,7 @@ def read_config(config: dict[str, Any], file: str) -> ImportedShape:
     heads = reader.number("num_attention_heads", int)
     dim = reader.number("hidden_size", int)
     head_dim = reader.number("head_dim", int, dim // heads)
-    position, original_length = _position(reader, family, head_dim)
+    positions, original_length = _positions(reader, family, head_dim)
     settings = {
         "dim": dim,
         "layers": reader.number("num_hidden_layers", int),
@@ -67,7 +68,7 @@ def read_config(config: dict[str, Any], file: str) -> ImportedShape:
         "ffn_dim": reader.number("intermediate_size", int),
         "norm_eps": reader.number("rms_norm_eps", float, 1e-6),
         "tie_embeddings": reader.flag("tie_word_embeddings"),
-        "position": position,
+        **positions,
         **_changes(reader),
         **family.settings,
     }
@@ -96,7 +97,7 @@ def _generated(reader: ConfigReader) -> ImportedShape:
     model."""
     return ImportedShape(
         family=None,
-        model=_settings(reader.get("settings"), f"{reader.file}: settings"),
+        model=_settings(without_pattern_scheme(reader.get("settings")), f"{reader.file}: settings"),
         vocab_size=reader.number("vocab_size", int),
         train_length=reader.number("train_length", int),
         original_length=reader.number("original_length", int),
@@ -174,10 +175,10 @@ def _changes(reader: ConfigReader) -> dict[str, Any]:
     return changes
 
 
-def _position(
+def _positions(
     reader: ConfigReader, family: Family, head_dim: int
 ) -> tuple[dict[str, Any], int | None]:
-    """Our position settings, one scheme or a pattern of layers, and L0."""
+    """Our settings of positions, one scheme or kinds of layers, and L0."""
     by_type = rope_parameters(reader)
     types = _layer_types(reader)
     thetas = _layer_thetas(reader)
@@ -270,7 +271,7 @@ def _layer_thetas(reader: ConfigReader) -> list[float | None]:
 
 
 def _pattern(schemes: list[dict[str, Any]]) -> dict[str, Any]:
-    """One scheme if all layers have it, else a pattern of the shortest period."""
+    """`position` if all layers have it, else `kinds` in a `pattern` of the shortest period."""
     kinds: dict[str, dict[str, Any]] = {}
     names = []
     for scheme in schemes:
@@ -283,12 +284,15 @@ def _pattern(schemes: list[dict[str, Any]]) -> dict[str, Any]:
             kinds[name] = scheme
         names.append(name)
     if len(kinds) == 1:
-        return schemes[0]
+        return {"position": schemes[0]}
     count = len(names)
     period = next(
         p for p in range(1, count + 1) if all(names[i] == names[i % p] for i in range(count))
     )
-    return {"name": "pattern", "layers": names[:period], "kinds": kinds}
+    return {
+        "pattern": names[:period],
+        "kinds": {name: {"position": scheme} for name, scheme in kinds.items()},
+    }
 
 
 def _ids(reader: ConfigReader, key: str) -> tuple[int, ...]:

@@ -13,29 +13,41 @@ Su 2021 (kexue.fm/archives/8265, archives/8338); the feature elu + 1: Katharopou
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor
 
 from errors import ModelError
 from model.attention.kernels import AttentionHook
 from model.attention.mask import AttentionMask, AttentionView, mask_dtype
-from model.attention.softmax import AttentionPass, Projection
+from model.attention.sharding import GatheredLayer, ShardedWindow
+from model.attention.softmax import Projection
 from model.cache import CacheIndex, LinearLayerCache, LinearState
-from model.model_settings import LinearMixer, ModelSettings
-from model.position import (
-    SCHEMES,
-    AttentionContext,
-    ContentPlan,
-    HeadGeometry,
-    PositionSettings,
-)
+from model.mixers.base import AttentionPass, LayerKind, MixerSettings
+from model.position import SCHEMES, AttentionContext, ContentPlan, HeadGeometry
 from model.position.temperature import NoTemperature
 from model.token_positions import TokenPositions
 
 Compared = tuple[Tensor, Tensor]  # queries (B, H, K, E) and keys (B, G, T, E)
+
+
+class LinearMixer(MixerSettings):
+    """Linear attention: constant cost and memory per token, with sums instead of cached keys (Su
+    2021)."""
+
+    name: Literal["linear"] = "linear"
+    form: Literal["numerator", "cosine"] = Field(
+        "numerator",
+        description="weights φ(q)·φ(k) with φ = elu + 1, positions in the numerator only; or 1 + "
+        "cos(q, k)",
+    )
+    chunk: int = Field(64, ge=1, description="tokens per chunk; does not change the result")
+
+    def describe(self) -> str:
+        return f"linear attention ({self.form})"
 
 
 class SumsCache(Protocol):
@@ -60,18 +72,19 @@ class LinearAttention(Projection):
     result; size 1 is the recurrence. Runs in float32, or in float64 for float64 models.
     """
 
-    def __init__(self, s: ModelSettings, choice: PositionSettings):
-        super().__init__(s, choice)
-        assert isinstance(s.mixer, LinearMixer)
-        self.mixer = s.mixer
+    def __init__(self, kind: LayerKind):
+        super().__init__(kind)
+        self.mixer: LinearMixer = kind.mixer
 
-    def make_cache(
-        self,
-        index: CacheIndex | None,
-        dtype: torch.dtype,
-    ) -> LinearLayerCache:
-        """An empty cache for this layer."""
+    @classmethod
+    def check(cls, where: str, kind: LayerKind, geometry: HeadGeometry) -> None:
+        check_scheme(where, kind, geometry)
+
+    def make_cache(self, index: CacheIndex | None, dtype: torch.dtype) -> LinearLayerCache:
         return LinearLayerCache()
+
+    def sharded_cache(self, window: ShardedWindow) -> GatheredSums:
+        return GatheredSums(window)
 
     def forward(
         self,
@@ -88,7 +101,8 @@ class LinearAttention(Projection):
                 "hooks require model.mixer.name = attention"
             )
         bound = step.plan.bind(x, None)
-        q = self.queries(context.of_queries(x))
+        read = context.of_queries(x)
+        q = self.queries(read)
         k = self.keys(x)
         v = self.values(x)
         with torch.autocast(x.device.type, enabled=False):
@@ -123,13 +137,27 @@ class LinearAttention(Projection):
             )
         if layer_cache is not None:
             layer_cache.keep(sums)
-        return self.joined(out.to(v.dtype))
+        return self.joined(out.to(v.dtype), read)
 
     def pair_flops(self, length: int) -> float:
         """Training FLOPs per token without the projections: pairs within a chunk, and updates of
         the sums."""
         pairs = 12 * self.heads * self.head_dim * (min(self.mixer.chunk, length) + 1) / 2
         return pairs + 6 * (self.heads + self.kv_heads) * self.head_dim**2
+
+    def cached_numbers(self, tokens: int, key_features: int) -> int:
+        return self.kv_heads * (self.head_dim + 1) ** 2
+
+    def workspace(self, batch: int, tokens: int, length: int, blocks: int) -> int:
+        pairs = min(self.mixer.chunk, tokens)
+        sums = batch * self.cached_numbers(tokens, self.head_dim)
+        return 2 * batch * self.heads * tokens * pairs + 2 * (tokens // pairs + 2) * sums
+
+    def saved_numbers(self, length: int) -> int:
+        chunk = min(self.mixer.chunk, length)
+        maps = 4 * (self.heads + self.kv_heads) * self.head_dim  # features of q and k
+        sums = 2 * self.kv_heads * self.head_dim**2 // chunk
+        return super().saved_numbers(length) + maps + self.heads * chunk + sums
 
 
 def positive(x: Tensor) -> Tensor:
@@ -296,11 +324,40 @@ def accumulated(parts: list[LinearState]) -> LinearState:
     )
 
 
-def check_scheme(
-    where: str,
-    choice: PositionSettings,
-    geometry: HeadGeometry,
-) -> None:
+class GatheredSums(GatheredLayer):
+    """Sums of linear attention; see `LinearLayerCache`."""
+
+    def __init__(self, window: ShardedWindow):
+        super().__init__(window)
+        self._sums: list[LinearState] = []  # of each chunk, in the order of the sequence
+
+    def before(self, own: Callable[[], LinearState]) -> LinearState | None:
+        """Sums over the tokens before this rank's chunk: an exclusive scan over chunks.
+
+        Args:
+            own: computes the sums over the tokens of this rank's chunk.
+        """
+        turn = len(self._sums) // self.shard.size
+        sums = own()
+        values = self._wait(self._start(sums.values, turn), turn)
+        keys = self._wait(self._start(sums.keys, turn), turn)
+        for v, k in zip(values, keys, strict=True):
+            self._sums.append(LinearState(v, k, self._end(len(self._sums))))
+        # Over all chunks, also later ones: the backward pass of a gather must run on every rank.
+        scan = accumulated(self._sums)
+        index = self.shard.chunks[turn]
+        return scan.of(index - 1, index) if index else None
+
+    def _end(self, index: int) -> Tensor | None:
+        """(B or 1, 1) document of the last token of a chunk; None in plain layout."""
+        chunk = self.window.chunk(index)
+        return None if chunk.layout == "plain" else chunk.document[:, -1:]
+
+    def keep(self, sums: LinearState) -> None:
+        """Later chunks do not use these sums."""
+
+
+def check_scheme(where: str, kind: LayerKind, geometry: HeadGeometry) -> None:
     """Check that a scheme works with linear attention, i.e. needs no softmax and no logit bias.
 
     Args:
@@ -309,6 +366,7 @@ def check_scheme(
     Raises:
         ModelError: the scheme or one of its settings requires softmax attention.
     """
+    choice = kind.position
     for key, required, is_met in (
         ("window", "null", choice.window is None),
         ("sinks", "0", choice.sinks == 0),

@@ -10,7 +10,6 @@ design.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -25,8 +24,6 @@ from torch.distributed._functional_collectives import (
 )
 
 from errors import ModelError
-from model.attention.linear import accumulated
-from model.cache import LinearState
 from model.position import Accumulate, PositionSettings
 from model.token_positions import TokenPositions
 
@@ -161,11 +158,8 @@ class ShardedWindow:
             keep -= count
         return parts
 
-    def keys(self, mixer: str, settings: PositionSettings) -> list[TokenPositions]:
-        """The positions of the keys of the passes of this rank's chunks. Linear attention caches
-        sums instead of earlier keys."""
-        if mixer == "linear":
-            return self.own
+    def keys(self, settings: PositionSettings) -> list[TokenPositions]:
+        """The positions of the keys of the passes of this rank's chunks."""
         return [self._joined(self.visible(index, settings)) for index in self.shard.chunks]
 
     def is_local(self, settings: PositionSettings) -> bool:
@@ -197,9 +191,9 @@ class ShardedWindow:
         """The chunks of this rank's tokens x (B, T, ·)."""
         return x.split([stop - start for start, stop in map(self.bounds, self.shard.chunks)], dim=1)
 
-    def cache_for(self, mixer: str, settings: PositionSettings) -> GatheredLayer:
-        """An empty cache for the passes of one layer."""
-        return GatheredSums(self) if mixer == "linear" else GatheredKeys(self, settings)
+    def cache_for(self, settings: PositionSettings) -> GatheredKeys:
+        """An empty cache of keys for the passes of one layer."""
+        return GatheredKeys(self, settings)
 
 
 class GatheredLayer:
@@ -414,39 +408,6 @@ def _within(parts: Parts, ranges: TokenRanges) -> list[Tensor]:
             if low < high:
                 tokens.append(x[:, :, low - first : high - first])
     return tokens
-
-
-class GatheredSums(GatheredLayer):
-    """Sums of linear attention; see `LinearLayerCache`."""
-
-    def __init__(self, window: ShardedWindow):
-        super().__init__(window)
-        self._sums: list[LinearState] = []  # of each chunk, in the order of the sequence
-
-    def before(self, own: Callable[[], LinearState]) -> LinearState | None:
-        """Sums over the tokens before this rank's chunk: an exclusive scan over chunks.
-
-        Args:
-            own: computes the sums over the tokens of this rank's chunk.
-        """
-        turn = len(self._sums) // self.shard.size
-        sums = own()
-        values = self._wait(self._start(sums.values, turn), turn)
-        keys = self._wait(self._start(sums.keys, turn), turn)
-        for v, k in zip(values, keys, strict=True):
-            self._sums.append(LinearState(v, k, self._end(len(self._sums))))
-        # Over all chunks, also later ones: the backward pass of a gather must run on every rank.
-        scan = accumulated(self._sums)
-        index = self.shard.chunks[turn]
-        return scan.of(index - 1, index) if index else None
-
-    def _end(self, index: int) -> Tensor | None:
-        """(B or 1, 1) document of the last token of a chunk; None in plain layout."""
-        chunk = self.window.chunk(index)
-        return None if chunk.layout == "plain" else chunk.document[:, -1:]
-
-    def keep(self, sums: LinearState) -> None:
-        """Later chunks do not use these sums."""
 
 
 def is_broken_link(error: Exception) -> bool:

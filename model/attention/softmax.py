@@ -1,39 +1,28 @@
-"""The projections and modifiers shared by all token mixers, and softmax attention."""
+"""The projections shared by softmax and linear attention, and softmax attention."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Protocol
+from dataclasses import replace
+from typing import ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from errors import ModelError
+from model.attention.explicit import query_block
 from model.attention.kernels import AttentionHook, attend
 from model.attention.mask import AttentionView
+from model.attention.sharding import GatheredKeys, ShardedWindow
 from model.cache import CacheIndex, LayerCache
-from model.model_settings import ModelSettings
-from model.position import (
-    AttentionContext,
-    AttentionPlan,
-    ContentPlan,
-    ExtrasCache,
-    PositionSettings,
-)
+from model.mixers.base import AttentionPass, LayerKind, Mixer, MixerSettings, Modifiers
+from model.position import AttentionContext, AttentionPlan, ExtrasCache
 
 
-@dataclass(frozen=True)
-class AttentionPass:
-    """One attention pass of one layer kind.
+class AttentionMixer(MixerSettings):
+    """Softmax attention."""
 
-    Attributes:
-        plan: attention plan of the scheme, without the logit temperature.
-        factors: (B or 1, H or 1, T or 1) temperature factors of the tokens, or None.
-    """
+    scales_logits: ClassVar[bool] = True
 
-    context: AttentionContext
-    plan: AttentionPlan | ContentPlan
-    factors: Tensor | None
+    name: Literal["attention"] = "attention"
 
 
 class KeyCache(ExtrasCache, Protocol):
@@ -53,76 +42,42 @@ class HeadNorm(nn.RMSNorm):
         return super().forward(x.to(self.weight.dtype)).to(x.dtype)
 
 
-class Modifiers(nn.Module):
-    """Temperature and sink of one layer, for any scheme; each learns at most one number per
-    head."""
+class Projection(Mixer):
+    """The projections of a token mixer, the same for softmax and linear attention.
 
-    def __init__(self, settings: PositionSettings, heads: int):
-        super().__init__()
-        self.settings = settings
-        self._heads = heads
-        temperature = settings.temperature
-        self.scale = nn.Parameter(torch.empty(heads)) if temperature.learned else None
-        self.sink = nn.Parameter(torch.empty(heads)) if settings.sink_logit == "learned" else None
-        given = temperature.by_head
-        if given is not None and len(given) != heads:
-            raise ModelError(
-                f"model.position.temperature.value must have one factor per head ({heads}), got "
-                f"{len(given)}"
-            )
+    With a gate, the heads' outputs are multiplied by sigmoid(x Wg) of the layer input x before the
+    output projection: one number per head or per channel. Qiu et al. 2025 (arXiv:2505.06708).
+    """
 
-    def initialize(self) -> None:
-        with torch.no_grad():
-            if self.scale is not None:
-                self.scale.fill_(self.settings.temperature.initial)
-            if self.sink is not None:
-                self.sink.zero_()
-
-    def scale_queries(self, q: Tensor, factors: Tensor | None) -> Tensor:
-        """q (B, H, K, ·) times the temperature; `factors` (B or 1, H or 1, K or 1) are per
-        query."""
-        if self.scale is not None:
-            q = q * self.scale[:, None, None].to(q.dtype)
-        return q if factors is None else (q * factors[..., None]).to(q.dtype)
-
-    def sink_logits(self, device: torch.device) -> Tensor | None:
-        """(H,) logits of an extra softmax column without a value, or None."""
-        return (
-            torch.zeros(self._heads, device=device)
-            if self.settings.sink_logit == "zero"
-            else self.sink
-        )
-
-
-class Projection(nn.Module):
-    """The projections of a token mixer, the same for softmax and linear attention."""
-
-    def __init__(self, s: ModelSettings, choice: PositionSettings):
-        super().__init__()
-        self.heads = s.heads
-        self.kv_heads = s.kv_heads
-        self.head_dim = s.head_dim
-        self.scale = s.attention_scale
-        self.joint_norm = s.qk_norm == "all_heads"
-        bias = s.attention_bias != "none"
-        self.wq = nn.Linear(s.dim, s.heads * s.head_dim, bias=bias)
-        self.wk = nn.Linear(s.dim, s.kv_heads * s.head_dim, bias=bias)
-        self.wv = nn.Linear(s.dim, s.kv_heads * s.head_dim, bias=bias)
+    def __init__(self, kind: LayerKind):
+        super().__init__(kind)
+        self.scale = kind.attention_scale
+        self.joint_norm = kind.qk_norm == "all_heads"
+        bias = kind.attention_bias != "none"
+        self.wq = nn.Linear(kind.dim, kind.heads * kind.head_dim, bias=bias)
+        self.wk = nn.Linear(kind.dim, kind.kv_heads * kind.head_dim, bias=bias)
+        self.wv = nn.Linear(kind.dim, kind.kv_heads * kind.head_dim, bias=bias)
         self.wo = nn.Linear(
-            s.heads * s.head_dim,
-            s.dim,
-            bias=s.attention_bias == "all",
+            kind.heads * kind.head_dim,
+            kind.dim,
+            bias=kind.attention_bias == "all",
         )
         q_features, k_features = (
-            heads if self.joint_norm else 1 for heads in (s.heads, s.kv_heads)
+            heads if self.joint_norm else 1 for heads in (kind.heads, kind.kv_heads)
         )
         self.q_norm = (
-            HeadNorm(q_features * s.head_dim, eps=s.norm_eps) if s.qk_norm else nn.Identity()
+            HeadNorm(q_features * kind.head_dim, eps=kind.norm_eps)
+            if kind.qk_norm
+            else nn.Identity()
         )
         self.k_norm = (
-            HeadNorm(k_features * s.head_dim, eps=s.norm_eps) if s.qk_norm else nn.Identity()
+            HeadNorm(k_features * kind.head_dim, eps=kind.norm_eps)
+            if kind.qk_norm
+            else nn.Identity()
         )
-        self.position = Modifiers(choice, s.heads)
+        gates = {"none": 0, "head": kind.heads, "channel": kind.heads * kind.head_dim}[kind.gate]
+        self.wg = nn.Linear(kind.dim, gates, bias=False) if gates else None
+        self.position = Modifiers(kind.position, kind.heads)
 
     def queries(self, x: Tensor) -> Tensor:
         """(B, K, C) → (B, H, K, D)."""
@@ -148,9 +103,16 @@ class Projection(nn.Module):
 
         return of(self.q_norm, q), of(self.k_norm, k)
 
-    def joined(self, heads: Tensor) -> Tensor:
-        """(B, H, K, D) → (B, K, C)."""
-        return self.wo(heads.transpose(1, 2).flatten(2))
+    def joined(self, heads: Tensor, x: Tensor) -> Tensor:
+        """The heads' outputs (B, H, K, D) for the inputs x (B, K, C) → (B, K, C)."""
+        mixed = heads.transpose(1, 2).flatten(2)
+        return self.wo(mixed if self.wg is None else self.gated(mixed, self.wg(x)))
+
+    def gated(self, mixed: Tensor, gates: Tensor) -> Tensor:
+        """The heads' outputs (..., H·D) times the sigmoid of (..., H or H·D)."""
+        if gates.shape[-1] < mixed.shape[-1]:
+            gates = gates.repeat_interleave(self.head_dim, dim=-1)
+        return mixed * gates.sigmoid()
 
     def _normalized(self, norm: nn.Module, x: Tensor, heads: int) -> Tensor:
         return self._split(norm(x), heads) if self.joint_norm else norm(self._split(x, heads))
@@ -163,14 +125,15 @@ class Attention(Projection):
     """Softmax attention: projects, updates the cache and attends. The plan defines the attention
     pattern."""
 
-    def make_cache(
-        self,
-        index: CacheIndex | None,
-        dtype: torch.dtype,
-    ) -> LayerCache:
-        """An empty cache for this layer."""
+    caches_keys = True
+    has_attention_weights = True
+
+    def make_cache(self, index: CacheIndex | None, dtype: torch.dtype) -> LayerCache:
         assert index is not None
         return LayerCache(index, dtype)
+
+    def sharded_cache(self, window: ShardedWindow) -> GatheredKeys:
+        return window.cache_for(self.position.settings)
 
     def forward(
         self,
@@ -212,7 +175,7 @@ class Attention(Projection):
         out = attend(views, v, self.scale, sink=sink)
         if hook is not None:
             hook(views, v, self.scale, sink, out)
-        return self.joined(out)
+        return self.joined(out, x)
 
     def views(
         self,
@@ -237,3 +200,12 @@ class Attention(Projection):
         causal (windowed) sequence."""
         window = min(self.position.settings.window or length, length)
         return 12 * self.heads * self.head_dim * (window - window * (window - 1) / (2 * length))
+
+    def cached_numbers(self, tokens: int, key_features: int) -> int:
+        return tokens * self.kv_heads * (key_features + self.head_dim)
+
+    def workspace(self, batch: int, tokens: int, length: int, blocks: int) -> int:
+        queries = min(tokens, query_block(batch * self.heads, length))
+        # Keys and values are repeated for every head too; masks by distance are only vectors.
+        per_key = blocks * queries + (2 * self.head_dim if blocks else 0) + 8
+        return batch * self.heads * length * per_key

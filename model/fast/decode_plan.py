@@ -53,9 +53,10 @@ class DecodePlan:
             layer_cache.transpose_keys()
 
     @staticmethod
-    def supports(plans: dict[str, AttentionPlan | ContentPlan]) -> bool:
-        """Whether all plans have an `AttentionPlan.mask`."""
-        return all(
+    def supports(packed: PackedModel, plans: dict[str, AttentionPlan | ContentPlan]) -> bool:
+        """Whether all blocks are packed and all plans have an `AttentionPlan.mask`."""
+        is_packed = all(isinstance(block, PackedBlock) for block in packed.blocks)
+        return is_packed and all(
             isinstance(plan, AttentionPlan) and plan.mask is not None for plan in plans.values()
         )
 
@@ -79,18 +80,19 @@ class DecodePlan:
     def _prepare(self) -> None:
         """Plan the next chunk and reserve its slots of the cache."""
         model = self.model
-        s = model.settings
         batch = self.cache.batch
         self._start += self._count
         self._at = 0
         left = self.positions.order.shape[1] - self._start
         # A rolling cache has room for as many tokens as its window, besides the keys they attend
         # to.
-        windows = [kind.window for kind in s.kinds.values() if kind.window]
+        kinds = model.kinds.values()
+        windows = [kind.position.window for kind in kinds if kind.position.window]
+        heads = max(kind.heads for kind in kinds)
         self._count = min(
             CHUNK,
             left,
-            query_block(batch * s.heads, self.cache.capacity),
+            query_block(batch * heads, self.cache.capacity),
             *windows,
         )
         end = self.positions.position_end - (left - self._count)
@@ -101,12 +103,16 @@ class DecodePlan:
         )
         self._chunk = model.prepare(positions)
         prepared = {}
+        kind_of = dict(model.layer_schemes)
         passes = model.passes(batch, self._chunk, self.cache.advance(positions))
         for name, each in passes.items():
             assert isinstance(each.plan, AttentionPlan) and each.plan.mask is not None
+            kind = model.kinds[kind_of[name]]
             prepared[name] = ChunkPasses(
-                masks=each.plan.mask.by_query(s.kv_heads, model.embed.weight.dtype),
-                rotations=rotations_of(each.plan.rotation, batch, s.heads, s.kv_heads, s.head_dim),
+                masks=each.plan.mask.by_query(kind.kv_heads, model.embed.weight.dtype),
+                rotations=rotations_of(
+                    each.plan.rotation, batch, kind.heads, kind.kv_heads, kind.head_dim
+                ),
                 factors=each.factors,
             )
         layers = zip(
@@ -115,10 +121,10 @@ class DecodePlan:
             model.layer_schemes,
             strict=True,
         )
-        self._layers = [
-            LayerPasses(block, layer_cache, batch, prepared[name])
-            for block, layer_cache, (name, _) in layers
-        ]
+        self._layers = []
+        for block, layer_cache, (name, _) in layers:
+            assert isinstance(block, PackedBlock)
+            self._layers.append(LayerPasses(block, layer_cache, batch, prepared[name]))
 
 
 @dataclass(frozen=True)

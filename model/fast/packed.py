@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -19,10 +20,11 @@ from torch import Tensor, nn
 
 from model.attention.kernels import attend
 from model.attention.mask import PRECISE
-from model.attention.softmax import Attention, AttentionPass
+from model.attention.softmax import Attention
 from model.block import Block
 from model.cache import LayerCache
 from model.fast.joined_weights import joined_layers, joined_weight
+from model.mixers.base import AttentionPass
 from model.transformer import Transformer
 
 
@@ -97,6 +99,7 @@ class PackedBlock:
         self.head_dim = attention.head_dim
         self.sizes = (attention.heads + attention.kv_heads, attention.kv_heads)
         self.has_head_norms = not isinstance(attention.q_norm, nn.Identity)
+        self.gate = None if attention.wg is None else JoinedLinear([attention.wg])
 
     def __call__(
         self,
@@ -110,9 +113,10 @@ class PackedBlock:
     def step(self, x: Tensor, attend: Callable[[Tensor], Tensor]) -> Tensor:
         """x (B, C) → (B, C), in place; `attend` maps (B, C) to the heads' outputs (B, H·D)."""
         if not self.norms_input:
-            x = x + self.attention_norm(self.out(attend(x))) * self.multiplier
+            x = x + self.attention_norm(self.out(self._gated(attend, x))) * self.multiplier
             return x + self.mlp_norm(self.down(self._mlp(x))) * self.multiplier
-        x = self.out.add_to(x, attend(self.attention_norm(x)), self.multiplier)
+        mixed = self._gated(attend, self.attention_norm(x))
+        x = self.out.add_to(x, mixed, self.multiplier)
         return self.down.add_to(x, self._mlp(self.mlp_norm(x)), self.multiplier)
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -123,6 +127,12 @@ class PackedBlock:
             q, k = qk[:, :, None].split_with_sizes(self.heads, 1)
             qk = torch.cat(self.attention.normalized(q, k), 1).squeeze(2)
         return qk, v
+
+    def _gated(self, attend: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """x (B, C) → the heads' outputs (B, H·D) with their gate."""
+        if self.gate is None:
+            return attend(x)
+        return self.attention.gated(attend(x), self.gate(x))
 
     def _mlp(self, x: Tensor) -> Tensor:
         gate, up = self.gate_up(x).chunk(2, dim=1)
@@ -150,17 +160,29 @@ class PackedBlock:
         return out.reshape(len(x), -1)
 
 
+class PlainBlock:
+    """A block without a packed form in passes of one token per row."""
+
+    def __init__(self, block: Block):
+        self.block = block
+
+    def __call__(self, x: Tensor, step: AttentionPass, layer_cache: Any) -> Tensor:
+        """x (B, C) → (B, C); see `Block.forward`."""
+        return self.block(x.unsqueeze(1), [step], layer_cache).squeeze(1)
+
+
 class PackedModel:
-    """The blocks and the last norm of a model with softmax attention, in passes of one token per
-    row."""
+    """The blocks and the last norm of a model in passes of one token per row."""
 
     def __init__(self, model: Transformer):
-        self.blocks = [PackedBlock(block) for block in model.blocks]
+        self.blocks = [
+            PackedBlock(block) if isinstance(block.attention, Attention) else PlainBlock(block)
+            for block in model.blocks
+        ]
         self.norm = PackedNorm(model.norm)
 
     @staticmethod
     def supports(model: Transformer) -> bool:
-        """Whether the model has softmax attention and its parameters are not shards (FSDP2)."""
+        """Whether the parameters are not shards (FSDP2)."""
         # those outside the blocks stay whole between passes
-        is_sharded = any(hasattr(weight, "device_mesh") for weight in model.parameters())
-        return model.settings.mixer.name == "attention" and not is_sharded
+        return not any(hasattr(weight, "device_mesh") for weight in model.parameters())

@@ -1,1 +1,1 @@
-"""Token mixers other than softmax attention over keys."""
+"""Token mixers."""

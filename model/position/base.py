@@ -503,6 +503,8 @@ class ContentScheme(PositionalScheme):
     Its methods run in float32 or float64. `tables` are those of the new tokens.
     """
 
+    caches_extras: ClassVar[bool] = True  # False: `read` gets the extras of the new tokens only
+
     @abstractmethod
     def features(self, x: Tensor, tables: tuple[Tensor, ...]) -> Tensor:
         """Features (B, T, F) of the new tokens x (B, T, C), each independent of other tokens."""
@@ -548,7 +550,7 @@ class ContentPlan:
 
         with torch.autocast(x.device.type, enabled=False):
             features = scheme.features(precise(x), tables)
-            if layer_cache is None:
+            if layer_cache is None or not scheme.caches_extras:
                 extras = accumulate(features, None, self.context.new)
             else:
                 extras = layer_cache.extend_extras(features, accumulate, self.context.new)

@@ -13,6 +13,7 @@ from model.position.schemes import (
     fire,
     fope,
     fox,
+    hard_alibi,
     he_xu,
     hyperbolic,
     kerple,
@@ -20,12 +21,14 @@ from model.position.schemes import (
     p_rope,
     path,
     pope,
+    relative_logits,
     rope,
     sandwich,
     shaw,
     stick_breaking,
     t5,
     transformer_xl,
+    wall,
     xpos,
 )
 
@@ -49,6 +52,7 @@ SCHEMES: dict[str, tuple[type[PositionSettings], type[PositionalScheme]]] = {
     "hyperbolic": (hyperbolic.HyperbolicSettings, hyperbolic.Hyperbolic),
     # biases of pairs
     "alibi": (alibi.AlibiSettings, alibi.Alibi),
+    "hard_alibi": (hard_alibi.HardAlibiSettings, hard_alibi.HardAlibi),
     "t5": (t5.T5Settings, t5.T5),
     "kerple": (kerple.KerpleSettings, kerple.Kerple),
     "sandwich": (sandwich.SandwichSettings, sandwich.Sandwich),
@@ -61,6 +65,8 @@ SCHEMES: dict[str, tuple[type[PositionSettings], type[PositionalScheme]]] = {
     "stick_breaking": (stick_breaking.StickBreakingSettings, stick_breaking.StickBreaking),
     # content-dependent
     "fox": (fox.FoxSettings, fox.Fox),
+    "wall": (wall.WallSettings, wall.Wall),
+    "relative_logits": (relative_logits.RelativeLogitsSettings, relative_logits.RelativeLogits),
     "path": (path.PathSettings, path.PathAttention),
     "selective_rope": (content_rotation.SelectiveRopeSettings, content_rotation.SelectiveRope),
     "carope": (content_rotation.CaropeSettings, content_rotation.Carope),

@@ -410,6 +410,38 @@ class Llama3Scaling(FactorScaling):
         return blend(plain, stretch, keep), 1.0
 
 
+class ClippedScaling(Scaling):
+    """Clipped RoPE: θ_(R−c+i)·(1 + cos(πi/(c − 1)))/2 for the c lowest frequencies, i = 0, ..., c −
+    1; the lowest becomes 0, which is no rotation.
+
+    Li et al. 2026, CoPE (arXiv:2602.05258); the released code sets c = 20 of 64 pairs. A smooth end
+    of the spectrum avoids the oscillating scores of a hard one. The paper trains with it; at test
+    time it also applies to models that were trained without.
+    """
+
+    name: Literal["clipped"] = "clipped"
+    pairs_clipped: int | None = Field(
+        None,
+        ge=2,
+        description="c; null: the pairs that complete no turn within original_length",
+    )
+
+    def frequencies(self, plain, stretch, original_length):
+        count = self.pairs_clipped
+        if count is None:
+            count = int((turns_within(plain, original_length) < 1).sum())
+        if count > len(plain):
+            raise ModelError(
+                f"clipped scaling: pairs_clipped = {count} exceeds the {len(plain)} rotated pairs"
+            )
+        kept = plain.new_ones(len(plain) - count)
+        angles = torch.linspace(0, math.pi, count, dtype=torch.float64, device="cpu")
+        return plain * torch.cat([kept, (1 + angles.cos()) / 2]), 1.0
+
+    def describe(self, length, original_length):
+        return self.name
+
+
 AnyScaling = Annotated[
     NoScaling
     | LinearScaling
@@ -419,6 +451,7 @@ AnyScaling = Annotated[
     | YaRNScaling
     | LongRoPEScaling
     | Llama3Scaling
+    | ClippedScaling
     | DropScaling,
     Field(discriminator="name"),
 ]

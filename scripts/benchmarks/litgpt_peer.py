@@ -1,9 +1,9 @@
-"""The workloads of scripts/benchmark.py in litgpt, run by the Python of an environment with litgpt
-but
-without this project: litgpt pins packages to versions that this project cannot use.
+"""The workloads of scripts/benchmark.py in litgpt.
 
-    PYTHON scripts/benchmarks/litgpt_peer.py '{"weights": FILE, "shape": {...}, "case": "train",
-    ...}'
+They run in the Python of an environment with litgpt but without this project, because litgpt pins
+packages to versions that this project cannot use:
+
+    PYTHON scripts/benchmarks/litgpt_peer.py '{"weights": FILE, "shape": {...}, "case": "train", ...}'
 """
 
 import ctypes

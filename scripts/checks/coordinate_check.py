@@ -5,10 +5,8 @@
 
 The coordinate check of Yang et al. 2022 (arXiv:2203.03466, appendix D.1). Models that differ only
 in width take a few steps on the same random tokens at the same learning rate. The table has the RMS
-change of each
-activation, mean over seeds, and its slope, the exponent of its growth with the width: near 0 with
-    muP,
-positive without. Writes OUT.md, OUT.csv and OUT.png.
+change of each activation, mean over seeds, and its slope, the exponent of its growth with the
+width: near 0 with muP, positive without. Writes OUT.md, OUT.csv and OUT.png.
 
 Wider models have more heads (--grow heads) or larger heads (--grow features, where muP scales
 attention by 1/D).

@@ -4,15 +4,13 @@
     python scripts/checks/long_context.py rope alibi fire --length 131072   these schemes
     python scripts/checks/long_context.py runs/quickstart --length 131072   a trained run
     python scripts/checks/long_context.py rope fire --length 8192,32768 --threads 1
-    python scripts/checks/long_context.py rope --length 262144 --processes 2   two processes share
-    the window
+    python scripts/checks/long_context.py rope --length 262144 --processes 2   shared by two processes
 
 Schemes are measured in the model of configs/tiny.yaml with random weights and tokens, on which time
 and memory do not depend; a run with the end of its longest validation document. Each measurement
-runs in new
-processes: 64 targets at the end of one window, in chunks of 4096 tokens. Rows are added to
-docs/results/long_context.csv, from which the table in .md is written; a row with the same subject,
-length, threads and processes is replaced.
+runs in new processes: 64 targets at the end of one window, in chunks of 4096 tokens. Rows are added
+to docs/results/long_context.csv, from which the table in .md is written; a row with the same
+subject, length, threads and processes is replaced.
 """
 
 import os

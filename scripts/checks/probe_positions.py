@@ -5,8 +5,7 @@ permuted.
     python scripts/checks/probe_positions.py runs/studies/schemes/runs/* --out schemes.csv
 
 For each run: NLL of the second half of 64 held-out windows of the trained length, its increase when
-    the
-position numbers of each window are permuted (the order of tokens and the attention mask are
+the position numbers of each window are permuted (the order of tokens and the attention mask are
 unchanged) with the lower end of the 95% interval over windows, the parameters of the positional
 scheme, and those that training has not changed. The increase is empty if no layer reads position
 numbers.
@@ -81,7 +80,7 @@ def probe(run: LoadedRun) -> dict[str, Any]:
     }
     return {
         "run": run.folder.name,
-        "schemes": " ".join(sorted({choice.name for choice in model.settings.kinds.values()})),
+        "schemes": " ".join(sorted({kind.position.name for kind in model.kinds.values()})),
         "parameters": sum(weight.numel() for weight in own.values()),
         "unchanged": " ".join(
             name for name, weight in own.items() if torch.equal(weight, start[name])
@@ -121,7 +120,7 @@ def losses(
         losses = [model(row[None, :-1], where, targets=row[None, 1:])[0] for row, where in scored]
         return torch.stack(losses)[:, length // 2 :].double().mean(1)
 
-    if not any(SCHEMES[choice.name][1].uses_position for choice in model.settings.kinds.values()):
+    if not any(SCHEMES[kind.position.name][1].uses_position for kind in model.kinds.values()):
         return nll([plain] * len(tokens)), None
     orders = [torch.from_numpy(rng.permutation(length))[None] for _ in tokens]
     permuted = [replace(plain, position=order, unit_steps=False) for order in orders]

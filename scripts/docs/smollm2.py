@@ -3,9 +3,8 @@
     python scripts/docs/smollm2.py RUN/evaluation/long_novels RUN/evaluation/novels
 
 Each folder fills the table of its name: a row for each method, a column for each length, NLL in
-    nats per
-token. A folder without a place in the document is an error; tables without a folder do not change.
-Of the figures smollm2_NAME.png (loss by length) and smollm2_NAME_gain.png (net gain at the longest
+nats per token. A folder without a place in the document is an error; tables without a folder do not
+change. Of the figures smollm2_NAME.png (loss by length) and smollm2_NAME_gain.png (net gain at the longest
 length), those that the document shows are written.
 """
 

@@ -23,14 +23,15 @@ END = "<!-- end of the support matrix -->"
 SIZES = {"dim": 64, "layers": 4, "heads": 4, "kv_heads": 2}
 TRAINED = 64
 NOPE_4 = {
-    "name": "pattern",
-    "layers": ["rope", "rope", "rope", "none"],
-    "kinds": {"rope": {"name": "rope"}, "none": {"name": "none"}},
+    "pattern": ["rope", "rope", "rope", "none"],
+    "kinds": {"rope": {"position": {"name": "rope"}}, "none": {"position": {"name": "none"}}},
 }
 BASES = {
-    "name": "pattern",
-    "layers": ["near", "far"],
-    "kinds": {"near": {"name": "rope", "window": 16}, "far": {"name": "rope", "theta": 500_000}},
+    "pattern": ["near", "far"],
+    "kinds": {
+        "near": {"position": {"name": "rope", "window": 16}},
+        "far": {"position": {"name": "rope", "theta": 500_000}},
+    },
 }
 
 
@@ -58,8 +59,8 @@ ROWS: dict[str, dict] = {
     "`rope`, temperature `fixed` or `head`": _rope(temperature={"name": "head"}),
     "`rope`, temperature `ministral3`": _rope(temperature={"name": "ministral3"}),
     "`rope`, temperature `log_n`, `ssmax`, ...": _rope(temperature={"name": "log_n"}),
-    "`rope`, every fourth layer `none`": {"position": NOPE_4},
-    "`rope` with two bases and windows": {"position": BASES},
+    "`rope`, every fourth layer `none`": NOPE_4,
+    "`rope` with two bases and windows": BASES,
     "`rope`, QK-norm": {**_rope(), "qk_norm": True},
     "`rope`, muP": {**_rope(), "mup": {"base_dim": 32, "base_head_dim": 8}},
     "`rope`, softcap of logits": {**_rope(), "logit_softcap": 30.0},
@@ -88,7 +89,7 @@ def cells(row: str, settings: dict) -> tuple[str, str]:
     """transformers and vLLM."""
     model = Transformer(ModelSettings.model_validate(SIZES | settings), 258, TRAINED).initialize(0)
     choice = choose_class(model)
-    scheme = settings["position"]["name"]
+    scheme = next(iter(model.kinds.values())).position.name
     name = choice.model_type or GENERATED
     state = _state(row, settings, name)
     if choice.model_type is None:

@@ -51,8 +51,7 @@ NUMBERS = {  # option -> type, least value, default, metavar, help
 }
 HELP = {
     "scheme": "a scheme, by name or settings, instead of the default ones in encodings, decay, "
-    "wavelengths "
-    "and biases; repeatable",
+    "wavelengths and biases; repeatable",
     "theta": "bases b of the frequencies b^(−2k/D); figures of one base use the first (10000 "
     "500000)",
 }

@@ -169,7 +169,7 @@ def _training(
         "batch_size": settings.training.batch_size,
         "train_length": settings.train_length,
         "seed": settings.seed,
-        "position": settings.model.position.model_dump(mode="json"),
+        "position": settings.model.positions_record(),
         "exposure": _exposure(plan.run, checkpoint.step),
     }
 

@@ -14,8 +14,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-from data.files import locked
+from data.files import locked, write_text
 from errors import StudyError, TrainingError
+from model import find_device
 from run_directory.run import is_run, locked_run
 from studies.running.cell_record import CellRecord, last_checkpoint
 from studies.running.commands import CommandRunner, gpus, last_error
@@ -31,6 +32,7 @@ from studies.running.progress import (
     WAITING,
     StudyProgress,
 )
+from training.precision import faster_precision, recorded_precision
 
 ROOT = Path(__file__).resolve().parents[2]
 POLL = 0.25  # seconds between refreshes of the table
@@ -47,6 +49,21 @@ def lock_study(folder: Path, shared: bool = False) -> Iterator[None]:
                 "--run-dir"
             )
         yield
+
+
+def auto_precision(folder: Path, plans: Sequence[PlannedCell]) -> str:
+    """What training.precision=auto stands for in all cells: chosen with the first one, then kept in
+    a file of the study."""
+    file = folder / "precision.txt"
+    if not file.exists():
+        device = find_device("auto")
+        trained = next((plan.run for plan in plans if is_run(plan.run)), None)
+        if trained is not None:
+            chosen = recorded_precision(trained, device)
+        else:
+            chosen = faster_precision(plans[0].settings, None, device)
+        write_text(file, chosen)
+    return file.read_text(encoding="utf-8")
 
 
 class CommandFailed(Exception):
@@ -73,6 +90,9 @@ class StudyRunner:
         self._queue = list(plans)
         self._lock = threading.Lock()
         self._signals: list[int] = []
+        self._precision = ""
+        if any(plan.settings.training.precision == "auto" for plan in plans):
+            self._precision = auto_precision(folder, plans)
 
     def run(self) -> signal.Signals | None:
         """Run all cells; the signal that stopped it, or None."""
@@ -148,6 +168,8 @@ class StudyRunner:
             worked = True
             self.progress.info(f"{plan.id}: training")
             arguments = ["train.py", *plan.cell.arguments, "--run-dir", str(plan.run)]
+            if plan.settings.training.precision == "auto":
+                arguments += ["--auto-precision", self._precision]
             try:
                 self._command(
                     plan,

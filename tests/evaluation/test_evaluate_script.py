@@ -27,10 +27,12 @@ from tests import processes
 ROOT = Path(__file__).resolve().parents[2]
 
 POSITIONS = {
-    "run": "{name: rope}",
-    "learned": "{name: learned}",
-    "pattern": "{name: pattern, layers: [a, b], kinds: {a: {name: rope, window: 9}, b: {name: "
-    "none}}}",
+    "run": ["model.position={name: rope}"],
+    "learned": ["model.position={name: learned}"],
+    "pattern": [
+        "model.pattern=[a, b]",
+        "model.kinds={a: {position: {name: rope, window: 9}}, b: {position: {name: none}}}",
+    ],
 }
 
 
@@ -44,7 +46,7 @@ def root(tmp_path_factory):
         letters = "".join(rng.choices("abcdefgh ", k=150 + 10 * i))
         (root / "text" / f"{i:02}.txt").write_text(letters, encoding="utf-8")
     for name, position in POSITIONS.items():
-        make_run(root, name, f"model.position={position}")
+        make_run(root, name, *position)
     return root
 
 

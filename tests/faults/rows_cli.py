@@ -41,7 +41,9 @@ def refused(
     """A command line that must be refused; `tiny`: with the overrides of a tiny run before them."""
 
     def run(folder: Path, settings: list[str]) -> Result:
-        (folder / "file").write_text("")
+        for name in ("file", "configs/tiny.yaml", "runs/quick/manifest.json"):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text("")
         return inside(script, *(settings if tiny else ()), *overrides, cwd=folder)
 
     return Fault(name, run, names=names)
@@ -52,6 +54,21 @@ def prepare_words_around_an_option(folder: Path, overrides: list[str]) -> Result
     assert Path(done.out.splitlines()[-1]).is_dir()
     return done
 
+
+TYPED = {  # what people type, and what the message names
+    "an option cut short": ("generate", "run", "--temp", "0.5", "--temperature"),
+    "a setting as an option": ("train", "--lr", "1e-3", "training.optimizer.lr=VALUE"),
+    "another codebase's option": ("train", "--learning-rate", "1e-3", "training.optimizer.lr="),
+    "a configuration by its name": ("train", "tiny", "did you mean configs/tiny.yaml?"),
+    "a list with spaces": ("evaluate", "run", "lengths=[256,", "1024]", "'lengths=[256, 1024]'"),
+    "a prompt without its option": ("generate", "run", "def f(", "--prompt 'def f('"),
+    "a run by its name": ("generate", "quick", "--prompt", "a", "did you mean runs/quick?"),
+    "bytes with a unit": (
+        "train",
+        "data.source={name: files, max_document_bytes: 5MB}",
+        "write 5M",
+    ),
+}
 
 FAULTS = [
     Fault(
@@ -89,6 +106,10 @@ FAULTS = [
         "file/x",
         names=("file/x", "--run-dir"),
         tiny=True,
+    ),
+    *(
+        refused(name, script, *words, names=(expected,))
+        for name, (script, *words, expected) in TYPED.items()
     ),
     refused("generate without a run", "generate", names=("RUN",)),
     *(

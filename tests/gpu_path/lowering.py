@@ -246,7 +246,7 @@ def lower_decoding(case: str) -> list[str]:
                     for size in (net.schemes[name].key_features, 64)
                 )
             )
-        windows = {kind: choice.window for kind, choice in net.settings.kinds.items()}
+        windows = {name: kind.position.window for name, kind in net.kinds.items()}
         static = StaticCache(cache, net.settings.layer_kinds, LENGTH - 64, windows, LENGTH)
         inputs = PassInputs.create(net, positions.part(64, LENGTH))
         step = torch.compile(static_pass, dynamic=False, fullgraph=True)

@@ -63,7 +63,7 @@ def compare(case: str, layout: str, monkeypatch, layers: int = 2) -> None:
     positions = LAYOUTS[layout](length)
     dense, _ = gradients(net, tokens, positions, "dense", monkeypatch)
     flex, calls = gradients(net, tokens, positions, "flex", monkeypatch)
-    chosen = [net.settings.kinds[kind] for kind in net.settings.layer_kinds]
+    chosen = [net.kinds[kind].position for kind in net.settings.layer_kinds]
     assert calls == sum(x.name not in EXPLICIT and not getattr(x, "values", False) for x in chosen)
     assert flex.keys() == dense.keys()
     for name, expected in dense.items():

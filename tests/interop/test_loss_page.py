@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import shutil
 import threading
 
 import pytest
@@ -96,3 +97,30 @@ def body(**changes) -> str:
 def test_refused_requests(status, method, path, content, headers, port):
     found, answer = request(port, method, path, content, **headers)
     assert found == status and json.loads(answer)["error"]
+
+
+def test_the_page_in_a_browser(port):
+    """The example is scored when the page opens, and a new text when the button is pressed."""
+    library = pytest.importorskip("playwright.sync_api")
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    if chromium is None:
+        pytest.skip("no browser")
+    with library.sync_playwright() as playwright:
+        options = ["--no-sandbox"]  # in containers
+        browser = playwright.chromium.launch(executable_path=chromium, args=options)
+        view = browser.new_page()
+        errors = []
+        view.on("pageerror", lambda error: errors.append(error))
+        view.goto(f"http://127.0.0.1:{port}")
+        status = library.expect(view.locator("#status"))
+        status.to_contain_text("nats", timeout=60_000)
+        view.fill("#text", TEXT)
+        view.click("#score")
+        count = 1 + len(TEXT.encode())  # with BOS
+        status.to_contain_text(f"{count} tokens", timeout=60_000)
+        panes = [pane.inner_text() for pane in view.locator(".pane").all()]
+        colored = view.locator(".pane").first.locator("span").count()
+        curves = view.locator("path.mean").count()
+        browser.close()
+    assert not errors
+    assert panes == [TEXT, TEXT] and colored == count and curves == 2

@@ -21,7 +21,6 @@ from model.position.scaling import YaRNScaling, plain_frequencies
 from tests.interop.models import (
     ABSENT,
     FULL,
-    LONGROPE,
     QUICK,
     ROPES,
     SLIDING,
@@ -146,21 +145,6 @@ def test_rope_kinds(family, rope, tmp_path):
         check_everything(ours.double(), in_double(theirs))
 
 
-@torch.no_grad()
-@pytest.mark.parametrize("name", ["mistral", "qwen3", "granite_swa", "smollm3", "olmo2"])
-def test_left_padding_in_transformers(name, tmp_path):
-    """The same padded batch in transformers, with its attention mask and position ids."""
-    theirs = variant(name)
-    ours = saved(theirs, tmp_path).model
-    tokens = tokens_of()
-    mask = torch.stack([(torch.arange(LENGTH) >= LENGTH - count).long() for count in COUNTS])
-    position_ids = (mask.cumsum(-1) - 1).clamp(min=0)
-    expected = theirs(tokens, attention_mask=mask, position_ids=position_ids).logits
-    got = ours(tokens, TokenPositions.left_padded(COUNTS, LENGTH))
-    for row, count in enumerate(COUNTS):
-        close(got[row, -count:], expected[row, -count:], 1e-5)
-
-
 @pytest.mark.parametrize("key", ["rope_type", "type"])
 @pytest.mark.parametrize("rope", ["default", "linear", "dynamic", "llama3", "yarn", "longrope"])
 def test_legacy_rope_theta_and_rope_scaling(key, rope, tmp_path):
@@ -198,8 +182,11 @@ def test_legacy_olmo3(theta, tmp_path):
     )
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
     found = build_model(read_folder(tmp_path))
-    kinds = found.shape.model.position.kinds.values()
-    assert {(kind.window, kind.scaling.name) for kind in kinds} == {(9, "none"), (None, "yarn")}
+    kinds = found.shape.model.resolved_kinds.values()
+    assert {(kind.position.window, kind.position.scaling.name) for kind in kinds} == {
+        (9, "none"),
+        (None, "yarn"),
+    }
     check_plain(found.model, theirs)
 
 
@@ -287,15 +274,15 @@ def test_yarn_ramp_matches_transformers_or_is_rejected(theta, original, betas, h
 def test_pattern_of_layers(tmp_path):
     """The shortest period, with one kind per scheme."""
     theirs = make("granite_swa", layer_rope_theta=[0, 9.0, 0, 9.0, 0], layer_types=[FULL] * 5)
-    position = saved(theirs, tmp_path).shape.model.position
-    assert position.layers == ["nope", "rope"]  # not all five
-    assert {name: kind.name for name, kind in position.kinds.items()} == {
+    settings = saved(theirs, tmp_path).shape.model
+    assert settings.pattern == ("nope", "rope")  # not all five
+    assert {name: kind.position.name for name, kind in settings.kinds.items()} == {
         "nope": "none",
         "rope": "rope",
     }
     theirs = make("qwen3", use_sliding_window=True, sliding_window=9, layer_types=TYPES)
     found = saved(theirs, tmp_path / "qwen3").shape.model
-    windows = [found.kinds[kind].window for kind in found.layer_kinds]
+    windows = [found.resolved_kinds[kind].position.window for kind in found.layer_kinds]
     assert windows == [9 if layer == SLIDING else None for layer in TYPES]
 
 
@@ -335,12 +322,3 @@ def test_code_of_a_model_is_never_run(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     check_plain(build_model(read_folder(tmp_path)).model, theirs)
     assert "own" not in sys.modules
-
-
-def test_original_length_is_that_of_scaling(tmp_path):
-    found = saved(make("llama", rope_parameters=YARN | {"rope_theta": 1e4}), tmp_path).model
-    assert (found.train_length, found.original_length) == (64, 32)
-    found = saved(
-        make("llama", rope_parameters=LONGROPE | {"rope_theta": 1e4}), tmp_path / "long"
-    ).model
-    assert found.original_length == 32

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from model import TokenPositions, Transformer
-from model.attention.softmax import AttentionPass
+from model.mixers.base import AttentionPass
 from model.position import AttentionContext
 from tests.model.zoo import C, D, G, H, build
 
@@ -143,7 +143,7 @@ def mixed(
     context = AttentionContext(positions, queries, positions, x.shape[0], H, x.device, tables)
     caught = {}
 
-    def keep_heads(heads):
+    def keep_heads(heads, x):
         caught["heads"] = heads
         return heads.transpose(1, 2).flatten(2)
 

@@ -6,17 +6,16 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from model import ModelError, ModelSettings, TokenPositions, check_override
+from model import ModelSettings, TokenPositions, check_override
 from tests.model.zoo import build, ids, refusal, settings_of
 
+UNKNOWN = {"position": {"name": "roep"}}
 
-@pytest.mark.parametrize(
-    "position",
-    [{"name": "roep"}, {"name": "pattern", "layers": ["a"], "kinds": {"a": {"name": "x"}}}],
-)
-def test_unknown_scheme_lists_available(position):
-    text = refusal(lambda: ModelSettings(position=position), ValidationError)
-    assert "'alibi'" in text and "'rope'" in text and position["name"][:1] in text
+
+@pytest.mark.parametrize("settings", [UNKNOWN, {"pattern": ["a"], "kinds": {"a": UNKNOWN}}])
+def test_unknown_scheme_lists_available(settings):
+    text = refusal(lambda: ModelSettings(**settings), ValidationError)
+    assert "'alibi'" in text and "'rope'" in text and "roep" in text
 
 
 def test_settings_are_frozen():
@@ -32,13 +31,13 @@ def test_settings_are_frozen():
     [
         (["near", "fra"], ["near", "far"], "'fra'"),
         (["near"], ["near", "far"], "'far'"),
-        ([], [], "layers"),
+        ([], ["near"], "pattern"),
     ],
 )
 def test_pattern_must_match_layer_types(layers, kinds, word):
-    kinds = {kind: {"name": "none"} for kind in kinds}
-    position = {"name": "pattern", "layers": layers, "kinds": kinds}
-    assert word in refusal(lambda: ModelSettings(position=position), ValidationError)
+    kinds = {kind: {"position": {"name": "none"}} for kind in kinds}
+    settings = {"pattern": layers, "kinds": kinds}
+    assert word in refusal(lambda: ModelSettings(**settings), ValidationError)
 
 
 def test_length_beyond_learned_table_reports_offset_plus_length():
@@ -54,43 +53,6 @@ def test_length_beyond_learned_table_reports_offset_plus_length():
             assert "'learned'" in text and "offset + T = 12" in text and "11 tokens" in text
 
 
-def test_failed_forward_leaves_cache_unchanged():
-    model = build("learned")
-    tokens = ids(1, 11)
-    with torch.no_grad():
-        whole = model(tokens, TokenPositions.plain(11))
-        cache = model.make_cache(1, 20)
-        model(tokens[:, :8], TokenPositions.plain(8), cache=cache)
-        with pytest.raises(ModelError):
-            model(tokens[:, :4], TokenPositions.plain(4, offset=8), cache=cache)
-        assert cache.filled == 8
-        torch.testing.assert_close(
-            model(tokens[:, 8:], TokenPositions.plain(3, offset=8), cache=cache), whole[:, 8:]
-        )
-
-
-def test_full_cache():
-    model = build("rope")
-    cache = build("rope").make_cache(1, 6)
-    with torch.no_grad():
-        model(ids(1, 4), TokenPositions.plain(4), cache=cache)
-        text = refusal(lambda: model(ids(1, 3), TokenPositions.plain(3, offset=4), cache=cache))
-        assert "6 tokens" in text and "got 7" in text
-        model(ids(1, 2), TokenPositions.plain(2, offset=4), cache=cache)  # what fits still goes in
-        assert cache.filled == 6
-
-
-def test_cache_rejects_gradients_and_other_layouts():
-    model = build("rope")
-    cache = build("rope").make_cache(1, 9)
-    assert "no_grad" in refusal(lambda: model(ids(1, 4), TokenPositions.plain(4), cache=cache))
-    with torch.no_grad():
-        model(ids(1, 4), TokenPositions.plain(4), cache=cache)
-        ragged = TokenPositions.left_padded([4], 1, offset=4)
-        text = refusal(lambda: model(ids(1, 1), ragged, cache=cache))
-        assert "plain" in text and "ragged" in text
-
-
 ROPE = {"name": "rope", "theta": 500.0, "window": 8}
 
 
@@ -101,8 +63,8 @@ def test_pattern_overrides_follow_layer_types():
 
     check_override(pattern(), pattern(window=3))
     text = refusal(lambda: check_override(pattern(), pattern(fraction=0.5)))
-    assert "model.position.kinds.a.fraction" in text
+    assert "model.kinds.a.position.fraction" in text
     text = refusal(lambda: check_override(pattern(), pattern(("b", "a"))))
-    assert "pattern of layers" in text
+    assert "model.pattern" in text
     text = refusal(lambda: check_override(pattern(), settings_of(ROPE)))
     assert "pattern" in text

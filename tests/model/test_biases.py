@@ -1,141 +1,264 @@
-"""ALiBi and T5's buckets against transformers; distance biases under scaling, layer patterns,
-gradients, low precision, overrides and invalid settings."""
+"""Distance biases and FIRE against transformers, independent formulas and the papers' listings."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
 from transformers import T5Config
 from transformers.models.bloom.modeling_bloom import _get_alibi_slopes
 from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from model import TokenPositions
-from model.attention.kernels import attend
-from model.position import AttentionContext
-from tests.model.pairwise import bias_of, distances, pairs_of, put, scheme_of
-from tests.model.zoo import T, build, close
+from tests.model.alone import (
+    attended,
+    bias_of,
+    by_head,
+    context_of,
+    distances,
+    doubles,
+    drawn,
+    normal,
+    pairs_of,
+    put,
+    scheme_of,
+    weighted,
+)
+from tests.model.zoo import D, T, build, close, ids
 
-# ALiBi
 
-
-@pytest.mark.parametrize("heads", [1, 6, 8, 12, 20])
+@pytest.mark.parametrize("heads", [1, 6, 8, 12, 16, 20])
 @pytest.mark.parametrize("stretch", [1.0, 2.5])
 def test_alibi_matches_huggingface_with_stretched_distances(heads, stretch):
-    found = bias_of(scheme_of("alibi", heads, stretch=stretch), 9)[0]
+    bias = bias_of(scheme_of("alibi", heads=heads, stretch=stretch), 9)[0]
     slopes = _get_alibi_slopes(heads, "cpu").double()[:, None, None]
-    close(found, -slopes * distances(9) / stretch, atol=1e-6)
+    close(bias, -slopes * distances(range(9)) / stretch, atol=1e-6)
     mpt = build_mpt_alibi_tensor(heads, 9)[:, 0].double()  # for the last query
-    close(found[:, -1], mpt / stretch, atol=1e-6)
+    close(bias[:, -1], mpt / stretch, atol=1e-6)
 
 
 def test_alibi_with_custom_slopes():
     slopes = [0.5, 0.0, 2.0]
-    found = bias_of(scheme_of("alibi", 3, slopes=slopes, stretch=4.0), 5)[0]
-    close(found[:, 4, 0], torch.tensor([-0.5, 0.0, -2.0], dtype=torch.float64), atol=1e-14)
-    learned = scheme_of("alibi", 3, learned=True)
+    bias = bias_of(scheme_of("alibi", heads=3, slopes=slopes, stretch=4.0), 5)[0]
+    close(bias[:, 4, 0], doubles([-0.5, 0.0, -2.0]), atol=1e-14)
+    learned = scheme_of("alibi", heads=3, learned=True)
     # starts as the fixed ones
-    close(bias_of(learned, 5), bias_of(scheme_of("alibi", 3), 5), atol=1e-7)
-    close(bias_of(put(learned, slopes=slopes), 5)[0] / 4, found, atol=1e-14)
+    close(bias_of(learned, 5), bias_of(scheme_of("alibi", heads=3), 5), atol=1e-7)
+    close(bias_of(put(learned, slopes=slopes), 5)[0] / 4, bias, atol=1e-14)
 
-
-# T5
 
 BUCKETS = [(32, 128), (32, 256), (16, 64), (20, 77), (33, 129), (2, 3), (8, 32), (64, 2048)]
 
 
-def huggingface_t5(buckets: int, max_distance: int, heads: int = 6) -> T5Attention:
-    config = T5Config(
-        d_model=28,
-        d_kv=10,
-        num_heads=heads,
-        is_decoder=True,
-        relative_attention_num_buckets=buckets,
-        relative_attention_max_distance=max_distance,
-    )
-    return T5Attention(config, has_relative_attention_bias=True, layer_idx=0).double()
-
-
-def buckets_found(far: int, **keys) -> torch.Tensor:
-    """(far + 1,) the bucket of each distance, from a table whose rows are numbered."""
-    scheme = scheme_of("t5", 1, **keys)
-    put(scheme, weight=torch.arange(scheme.settings.buckets)[:, None])
-    pairs = pairs_of(scheme, TokenPositions.plain(1, offset=far), TokenPositions.plain(far + 1))
-    return pairs.by_distance()[0, : far + 1].flip(0).long()
-
-
 @pytest.mark.parametrize(("buckets", "max_distance"), BUCKETS)
 def test_t5_buckets_match_huggingface(buckets, max_distance):
-    found = buckets_found(4000, buckets=buckets, max_distance=max_distance)
+    """The bucket of each distance, from a table whose rows are numbered."""
+    far = 4000
+    scheme = scheme_of("t5", heads=1, buckets=buckets, max_distance=max_distance)
+    put(scheme, weight=torch.arange(buckets)[:, None])
+    last = TokenPositions.plain(1, offset=far)
+    pairs = pairs_of(scheme, last, TokenPositions.plain(far + 1))
     theirs = T5Attention._relative_position_bucket(
-        -torch.arange(4001), bidirectional=False, num_buckets=buckets, max_distance=max_distance
+        -torch.arange(far + 1),
+        bidirectional=False,
+        num_buckets=buckets,
+        max_distance=max_distance,
     )
-    assert found.tolist() == theirs.tolist()
+    assert pairs.by_distance()[0, : far + 1].flip(0).long().tolist() == theirs.tolist()
 
 
 @pytest.mark.parametrize(("queries", "past"), [(9, 0), (4, 30), (1, 200)])
 def test_t5_biases_match_huggingface(queries, past):
-    theirs = huggingface_t5(32, 128)
-    ours = scheme_of("t5")
-    table = theirs.relative_attention_bias.weight.detach()
-    put(ours, weight=table)
+    config = T5Config(d_model=28, d_kv=10, num_heads=6, is_decoder=True)
+    theirs = T5Attention(config, has_relative_attention_bias=True, layer_idx=0).double()
+    scheme = put(scheme_of("t5"), weight=theirs.relative_attention_bias.weight.detach())
     keys = past + queries
-    pairs = pairs_of(ours, TokenPositions.plain(queries, offset=past), TokenPositions.plain(keys))
-    found = pairs.bias(*pairs.indices(0, queries, slice(0, keys)))
+    new = TokenPositions.plain(queries, offset=past)
+    pairs = pairs_of(scheme, new, TokenPositions.plain(keys))
+    bias = pairs.bias(*pairs.indices(0, queries, slice(0, keys)))
     expected = theirs.compute_bias(queries, keys, past_seen_tokens=past)
-    assert found.shape == expected.shape == (1, 6, queries, keys)
-    close(found, expected.detach(), atol=0)  # keys ahead have the bias of distance 0 in both
+    close(bias, expected.detach(), atol=0)  # keys ahead have the bias of distance 0 in both
 
 
 @torch.no_grad()
 def test_t5_without_scale_uses_unscaled_dot_products():
-    generator = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(1, 6, 5, 10, generator=generator, dtype=torch.float64) for _ in range(3))
+    q, k, v = drawn(5)
     scheme = scheme_of("t5", unscaled=True)
-    positions = TokenPositions.plain(5)
-    context = AttentionContext(
-        positions,
-        positions,
-        positions,
-        1,
-        6,
-        torch.device("cpu"),
-        scheme.tables(positions, torch.float64),
-    )
-    found = attend(scheme.plan(context).read(q, k), v, 10**-0.5)
-    weight = scheme.get_parameter("weight")
-    n = torch.arange(5)
-    # distances 0 to 4 have a row each
-    table = weight[(n[:, None] - n).clamp(min=0)].permute(2, 0, 1)
-    logits = q @ k.transpose(-1, -2) + table
-    close(found, logits.masked_fill(n > n[:, None], -math.inf).softmax(-1) @ v, atol=1e-12)
+    bias = scheme.weight[distances(range(5)).long()].permute(2, 0, 1)  # distances 0 to 4
+    ours = attended(scheme, TokenPositions.plain(5), q, k, v)
+    close(ours, weighted(q @ by_head(k).mT + bias, v), atol=1e-12)
 
 
-# What they share
+KERPLE = {
+    "log": lambda d, r1, r2, r3: -r1 * math.log(1 + r2 * d),
+    "power": lambda d, r1, r2, r3: -r1 * d**r2,
+    "log3": lambda d, r1, r2, r3: -r1 * math.log(1 + r2 * d**r3),
+}
+
+
+@given(
+    form=st.sampled_from([*KERPLE]),
+    heads=st.integers(1, 7),
+    offset=st.integers(0, 300),
+    stretch=st.floats(1, 9),
+    seed=st.integers(0, 99),
+)
+def test_kerple_matches_formula(form, heads, offset, stretch, seed):
+    scheme = scheme_of("kerple", heads=heads, form=form, stretch=stretch)
+    r = 0.02 + 1.9 * normal(3, heads, seed=seed).sigmoid()
+    put(scheme, **{name: r[int(name[1]) - 1] for name, _ in scheme.named_parameters()})
+    bias = bias_of(scheme, TokenPositions.plain(6, offset=offset))[0]
+    expected = [
+        [
+            [KERPLE[form](max(i - j, 0) / stretch, *r[:, h].tolist()) for j in range(6)]
+            for i in range(6)
+        ]
+        for h in range(heads)
+    ]
+    close(bias, doubles(expected), atol=1e-11)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_kerple_parameters_are_clamped_and_receive_gradients(dtype):
+    model = build("kerple-power", dtype=dtype, layers=1)
+    scheme = model.position["all"]
+    put(scheme, r1=[-3.0, 0.5, 0.5, 0.5, 0.5, 0.5], r2=[1.0, 5.0, -1.0, 1.0, 1.0, 1.0])
+    kept = {name: p.clone() for name, p in scheme.named_parameters()}
+    tokens = ids(2, T)
+    with torch.no_grad():
+        before = model(tokens)
+    for name, p in scheme.named_parameters():
+        assert torch.equal(p, kept[name])  # evaluation does not change parameters
+    model.train()(tokens, targets=tokens.flip(1)).mean().backward()
+    r1 = scheme.get_parameter("r1")
+    r2 = scheme.get_parameter("r2")
+    assert r1[:2].tolist() == pytest.approx([0.01, 0.5], rel=1e-6)
+    assert r2[1:3].tolist() == pytest.approx([2.0, 0.01], rel=1e-6)
+    assert (r1.grad.abs() > 1e-9).all() and (r2.grad.abs() > 1e-9).all()
+    with torch.no_grad():
+        close(model.eval()(tokens), before, atol=1e-12)
+
+
+@given(
+    heads=st.integers(1, 9),
+    dims=st.integers(1, 40).map(lambda n: 2 * n),
+    offset=st.integers(0, 3000),
+    stretch=st.sampled_from([1.0, 1.0, 3.5]),
+    step=st.sampled_from([1, 0.5]),
+)
+def test_sandwich_matches_formula(heads, dims, offset, stretch, step):
+    scheme = scheme_of("sandwich", heads=heads, dims=dims, stretch=stretch)
+    positions = TokenPositions.plain(4, offset=offset)
+    if step != 1:  # distances that are no row of the table
+        positions = replace(positions, position=positions.position * step, unit_steps=False)
+    angles = distances(range(4))[..., None] * step / stretch
+    waves = (angles * 10_000 ** (-doubles(range(0, dims, 2)) / dims)).cos().sum(-1).tril()
+    factors = heads / (8 * doubles(range(1, heads + 1)))
+    close(bias_of(scheme, positions)[0], factors[:, None, None] * waves, atol=1e-10)
+
+
+def test_sandwich_is_accurate_at_large_distances_in_float32():
+    """Angles in float32 would be wrong by 1e-2 radians at 300,000."""
+    far = 300_000
+    scheme = scheme_of("sandwich", heads=1, dims=4)
+    last = TokenPositions.plain(1, offset=far)
+    context = context_of(scheme, last, TokenPositions.plain(far + 1), rows=1, dtype=torch.float32)
+    zero = torch.tensor([0])
+    bias = scheme.bias(context)(zero, zero, torch.tensor([far]))
+    assert float(bias) == pytest.approx((math.cos(far) + math.cos(far / 100)) / 8, abs=1e-6)
+
+
+class FireByTheListing(nn.Module):
+    """The appendix of Li et al. 2023, typed anew: the whole (H, T, T) at once."""
+
+    def __init__(self, heads: int, width: int, c: float, multiplier: float, length: float):
+        super().__init__()
+        self.mlp = nn.Sequential(nn.Linear(1, width), nn.ReLU(), nn.Linear(width, heads))
+        self.c = c
+        self.threshold = abs(multiplier * length)
+
+    def forward(self, tokens: int) -> torch.Tensor:
+        positions = torch.arange(tokens, dtype=torch.float64)
+        rel = positions[:, None] - positions[None, :]
+        normalizer = torch.maximum(positions, doubles(self.threshold))[:, None]
+        rel = torch.log(torch.abs(self.c * rel) + 1)
+        normalizer = torch.log(torch.abs(self.c * normalizer) + 1) + 1e-6
+        return self.mlp((rel / normalizer)[..., None]).permute(2, 0, 1)
+
+
+@given(
+    heads=st.integers(1, 7),
+    width=st.integers(1, 9),
+    c=st.floats(-1, 1).filter(lambda c: abs(c) > 1e-2),
+    multiplier=st.floats(-2, 2),
+    tokens=st.integers(1, 30),
+    seed=st.integers(0, 99),
+)
+@torch.no_grad()
+def test_fire_matches_reference_implementation(heads, width, c, multiplier, tokens, seed):
+    torch.manual_seed(seed)
+    listing = FireByTheListing(heads, width, c, multiplier, 11.0).double()
+    inner, _, outer = listing.mlp
+    scheme = scheme_of("fire", heads=heads, width=width, init_length=11.0)
+    scheme.inner.load_state_dict(inner.state_dict())
+    put(scheme, c=[c], multiplier=[multiplier], **{"outer.weight": outer.weight})
+    # The bias of the last layer is one number for each head's logits, which the softmax cancels.
+    expected = listing(tokens) - outer.bias[:, None, None]
+    close(bias_of(scheme, tokens)[0], expected.tril(), atol=1e-11)
+
+
+@pytest.mark.parametrize("width", [1, 5, 8])
+def test_fire_segments_equal_the_network(width):
+    """The piecewise linear form for FlexAttention, and its gradients; one unit is constant."""
+    scheme = scheme_of("fire", heads=3, width=width)
+    inner = torch.linspace(1, 2, width) * (-1) ** torch.arange(width)
+    offset = -inner * torch.linspace(-2, 2, width)
+    if width > 1:
+        inner[-1] = 0.0
+        offset[-1] = 0.25
+    put(scheme, **{"inner.weight": inner[:, None].tolist(), "inner.bias": offset.tolist()})
+    x = torch.linspace(-3, 3, 400, dtype=torch.float64)
+    network = scheme.network(x[None, None, None], torch.arange(3))[0, :, 0]
+    edges, intercept, slope = scheme.segments()
+    s = (edges[:, None] <= x).sum(0)
+    lines = intercept[:, s] + slope[:, s] * x
+    assert len(s.unique()) == width + (width == 1)
+    close(lines, network, atol=1e-13)
+    factor = normal(*network.shape)
+    weights = [scheme.get_parameter(n) for n in ("inner.weight", "inner.bias", "outer.weight")]
+    expected = torch.autograd.grad((network * factor).sum(), weights)
+    for a, b in zip(torch.autograd.grad((lines * factor).sum(), weights), expected, strict=True):
+        close(a, b, atol=1e-11)
+
+
+def test_fire_fixed_threshold_gives_learned_one_zero_gradient():
+    model = build({"name": "fire", "threshold": 5.0}).train()
+    model(ids(2, T), targets=ids(2, T).flip(1)).mean().backward()
+    for name, p in model.named_parameters():
+        assert p.requires_grad and p.grad is not None, name
+        if name.endswith("multiplier"):
+            assert (p.grad == 0).all()
 
 
 @pytest.mark.parametrize("case", ["alibi-learned", "t5", "kerple-power", "kerple-log3", "fire"])
+@torch.no_grad()
 def test_learned_biases_stay_float32_under_autocast(case):
     scheme = next(iter(build(case, dtype=torch.float32).position.values()))
     positions = TokenPositions.plain(T, offset=4000)
-    context = AttentionContext(
-        positions,
-        positions,
-        positions,
-        1,
-        6,
-        torch.device("cpu"),
-        scheme.tables(positions, torch.float32),
-    )
-    q = torch.zeros(1, 6, T, 4)
+    q = torch.zeros(1, 6, T, D)
 
-    def found():
-        pairs = scheme.plan(context).read(q, q)[0].mask
-        return pairs.bias(*pairs.indices(0, T, slice(0, T)))
+    def bias():
+        context = context_of(scheme, positions, rows=1, dtype=torch.float32)
+        mask = scheme.plan(context).read(q, q)[0].mask
+        return mask.bias(*mask.indices(0, T, slice(0, T)))
 
     with torch.autocast("cpu", torch.bfloat16):
-        half = found()
+        half = bias()
     assert half.dtype == torch.float32
-    close(half, found(), atol=0)
+    close(half, bias(), atol=0)

@@ -1,39 +1,89 @@
-"""Calls that a cache rejects because its keys would silently be wrong."""
+"""Growing caches: eviction, growth, selection of rows, skipped positions, and refused calls."""
 
+from __future__ import annotations
+
+import itertools
 from dataclasses import replace
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from model import ModelError, TokenPositions
-from tests.model.zoo import T, build, ids
+from model import ModelError, TokenPositions, Transformer
+from tests.model.zoo import T, build, close, ids, packed, schemes_of
 
 YARN = {"name": "rope", "scaling": {"name": "yarn", "factor": "auto"}}
+LONG = 61
+LAYOUTS = {
+    "plain": TokenPositions.plain(LONG),
+    "ragged": TokenPositions.left_padded([LONG, 4, LONG - 7], LONG),
+    "packed": packed([[20, LONG - 20], [LONG], [1, 2, 3, 30, LONG - 36]]),
+    "skipping": replace(
+        TokenPositions.plain(LONG),
+        position=3 * torch.arange(LONG)[None] + 1,
+        position_end=3 * LONG + 1,
+        unit_steps=False,
+    ),
+}
+ROLLING = {
+    "rope": {"name": "rope", "window": 5},
+    "rope-sinks": {"name": "rope", "window": 5, "sinks": 3},
+    "alibi-sinks": {"name": "alibi", "window": 4, "sinks": 1},
+    "none-window-of-one": {"name": "none", "window": 1},
+    "none-sinks": {
+        "name": "none",
+        "window": 1,
+        "sinks": 2,
+        "temperature": {"name": "log_n", "length": 2},
+    },
+    "pattern": {
+        "name": "pattern",
+        "layers": ["near", "far"],
+        "kinds": {"near": {"name": "rope", "window": 6, "sinks": 2}, "far": {"name": "none"}},
+    },
+}
 
 
+def passes(model: Transformer, cache, tokens, positions: TokenPositions, edges: list[int]):
+    """(B, T, V) logits of the tokens between consecutive edges, one pass after the other."""
+    out = []
+    for start, stop in itertools.pairwise(edges):
+        if stop > cache.capacity:
+            cache.grow(stop)
+        end = int(positions.position[:, :stop].max()) + 1
+        new = positions.part(start, stop, position_end=end)
+        out.append(model(tokens[:, start:stop], new, cache=cache))
+    return torch.cat(out, dim=1)
+
+
+@pytest.mark.parametrize("case", ROLLING)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@settings(max_examples=2)
+@given(cuts=st.sets(st.integers(1, LONG - 1)))
 @torch.no_grad()
-def test_a_factor_that_follows_the_length_needs_one_declared_length():
-    model = build(YARN)
-    tokens = ids(2, T)
-    cache = model.make_cache(2, T)
-    model(tokens[:, : T - 1], TokenPositions.plain(T - 1), cache=cache)
-    with pytest.raises(ModelError, match=rf"declared length .*{T - 1}.* to .*{T}"):
-        model(tokens[:, T - 1 :], TokenPositions.plain(1, offset=T - 1), cache=cache)
-    assert cache.filled == T - 1
+def test_layers_with_windows_evict_keys_that_no_query_attends_to(case, layout, cuts):
+    """Distances come from positions, eviction from order."""
+    model = build(ROLLING[case])
+    tokens = ids(3, LONG)
+    positions = LAYOUTS[layout]
+    whole = model(tokens, positions)
+    rolled = passes(model, model.make_cache(3, LONG), tokens, positions, [0, *sorted(cuts), LONG])
+    is_token = positions.document.expand(3, -1) >= 0
+    close(rolled[is_token], whole[is_token])
 
 
+@pytest.mark.parametrize("case", ROLLING)
 @torch.no_grad()
-def test_rows_and_layout_stay_what_they_were():
-    model = build("rope")
-    tokens = ids(2, T)
-    cache = model.make_cache(2, 2 * T)
-    model(tokens, TokenPositions.plain(T), cache=cache)
-    with pytest.raises(ModelError, match=r"plain layout .*ragged layout"):
-        model(tokens, TokenPositions.left_padded([T, T], T, offset=T), cache=cache)
-    ragged = model.make_cache(2, 2 * T)
-    model(tokens, TokenPositions.left_padded([T, 3], T), cache=ragged)
-    with pytest.raises(ModelError, match=r"2 rows .* 1"):
-        model(tokens[:1], TokenPositions.left_padded([T], T, offset=T), cache=ragged)
+def test_memory_is_bounded_by_window(case):
+    model = build(ROLLING[case])
+    cache = model.make_cache(1, 4000)
+    passes(model, cache, ids(1, 60), TokenPositions.plain(60, length=4000), [*range(61)])
+    for memory, kind in zip(cache.layers, model.settings.layer_kinds, strict=True):
+        choice = model.kinds[kind].position
+        slots = memory._buffers["k"].shape[2]
+        assert slots == (4000 if choice.window is None else 2 * choice.window + choice.sinks)
+    assert cache.filled == 60
 
 
 @pytest.mark.parametrize(
@@ -42,40 +92,28 @@ def test_rows_and_layout_stay_what_they_were():
 @torch.no_grad()
 def test_a_full_cache_has_the_declared_key_features(case):
     model = build(case)
-    tokens = ids(1, 5)
     cache = model.make_cache(1, 5)
-    model(tokens, TokenPositions.plain(5), cache=cache)
-    held = sum(
-        x[0].numel() // 5
-        for layer_cache in cache.layers
-        for x in (layer_cache._buffers["k"], layer_cache._buffers["v"])
-    )
-    assert held == model.cached_per_token
+    model(ids(1, 5), cache=cache)
+    buffers = [layer._buffers[name] for layer in cache.layers for name in ("k", "v")]
+    assert sum(x[0].numel() for x in buffers) == model.cached_numbers(5)
 
 
 GROWING = ["rope", "rope-window", "none-sinks", "fox", "pattern-alibi"]
 
 
 @pytest.mark.parametrize("case", GROWING)
-@pytest.mark.parametrize("layout", ["plain", "ragged"])
+@pytest.mark.parametrize("counts", [[T, T], [T, T - 3]], ids=str)
 @torch.no_grad()
-def test_a_cache_grows_while_it_is_used(case, layout):
+def test_a_cache_grows_while_it_is_used(case, counts):
     model = build(case)
     tokens = ids(2, T)
-    counts = [T, T - 3]
-    whole = TokenPositions.plain(T) if layout == "plain" else TokenPositions.left_padded(counts, T)
-    expected = model(tokens, whole)
-    cache = model.make_cache(2, 4)
-    parts = []
-    for start, stop in ((0, 4), (4, 7), (7, 8), (8, T)):
-        if stop > cache.capacity:
-            cache.grow(stop)
-        parts.append(
-            model(tokens[:, start:stop], whole.part(start, stop, position_end=stop), cache=cache)
-        )
-    found = torch.cat(parts, 1)
-    for row, count in enumerate([T, T] if layout == "plain" else counts):
-        torch.testing.assert_close(found[row, -count:], expected[row, -count:], rtol=0, atol=1e-10)
+    positions = TokenPositions.left_padded(counts, T)
+    if counts[1] == T:
+        positions = TokenPositions.plain(T)
+    grown = passes(model, model.make_cache(2, 4), tokens, positions, [0, 4, 7, 8, T])
+    whole = model(tokens, positions)
+    for row, count in enumerate(counts):
+        close(grown[row, -count:], whole[row, -count:])
 
 
 @pytest.mark.parametrize("case", [*GROWING, "linear", "rope-ntk-auto", "sinusoidal-auto"])
@@ -100,9 +138,72 @@ def test_selected_rows_of_a_cache(case, layout):
     before = positions([0, 1, 2])
     half = T - 5
     cache = model.make_cache(3, T)
-    model(tokens[:, :half], before.part(0, half, position_end=half), cache=cache)
+    passes(model, cache, tokens, before, [0, half])
     cache.select_rows(rows)
-    after = positions(rows.tolist()).part(half, T, position_end=T)
-    decoded = model(tokens[rows, half:], after, cache=cache)
-    expected = model(tokens, before)[rows, half:]
-    torch.testing.assert_close(decoded, expected, rtol=0, atol=1e-10)
+    decoded = passes(model, cache, tokens[rows], positions(rows.tolist()), [half, T])
+    close(decoded, model(tokens, before)[rows, half:])
+
+
+@pytest.mark.parametrize("case", ["rope", "alibi", "sinusoidal", "none", "alibi-window"])
+@torch.no_grad()
+def test_skipped_positions_between_cached_passes(case):
+    """Each pass has unit steps and the whole has not."""
+    model = build(case)
+    tokens = ids(2, 12)
+    plain = TokenPositions.plain(12)
+    position = torch.cat([torch.arange(7), torch.arange(7, 12) + 20])[None]
+    skipping = replace(plain, position=position, position_end=32, unit_steps=False)
+    whole = model(tokens, skipping)
+    if case in ("rope", "alibi", "sinusoidal"):
+        assert (whole - model(tokens, plain)).abs().max() > 1e-3
+    by_pass = replace(skipping, unit_steps=True)
+    close(passes(model, model.make_cache(2, 12), tokens, by_pass, [0, 7, 12]), whole)
+
+
+@pytest.mark.parametrize("case", [YARN, {"name": "sinusoidal", "stretch": "auto"}], ids=str)
+@torch.no_grad()
+def test_each_table_is_built_once_per_batch(case, monkeypatch):
+    model = build(case)
+    counts = list(range(12, 32))
+    tokens = ids(len(counts), max(counts))
+    positions = TokenPositions.left_padded(counts, max(counts))
+    model(tokens, positions)
+    built = []
+    monkeypatch.setattr("model.position.table.LookupTable.__init__", lambda *_: built.append(1))
+    model(tokens, positions)
+    assert not built
+    (scheme,) = schemes_of(model)
+    assert scheme.depends_on_length
+
+
+# Settings, capacity, positions of a first and of a refused pass, and words of the error.
+FIRST = TokenPositions.plain(8)
+RAGGED = TokenPositions.left_padded([8, 3], 8)
+REFUSED = [
+    (YARN, 20, FIRST, TokenPositions.plain(3, offset=8), "declared length .*8.* to .*11"),
+    ("rope", 20, FIRST, TokenPositions.left_padded([8, 8], 1, offset=8), "plain .* ragged layout"),
+    ("rope", 20, RAGGED, TokenPositions.left_padded([8], 1, offset=8), "2 rows .* 1"),
+    ("rope", 10, FIRST, TokenPositions.plain(3, offset=8), "10 tokens, got 11"),
+    ("learned", 20, FIRST, TokenPositions.plain(4, offset=8), r"offset \+ T = 12"),
+]
+
+
+@pytest.mark.parametrize(("case", "capacity", "first", "second", "words"), REFUSED)
+@torch.no_grad()
+def test_refused_passes_leave_the_cache_unchanged(case, capacity, first, second, words):
+    model = build(case)
+    tokens = ids(2, 12)
+    cache = model.make_cache(2, capacity)
+    model(tokens[:, :8], first, cache=cache)
+    with pytest.raises(ModelError, match=words):
+        model(tokens[:, 8 : 8 + second.order.shape[1]], second, cache=cache)
+    assert cache.filled == 8
+    if first is FIRST and case is not YARN:
+        after = TokenPositions.plain(2, offset=8)
+        close(model(tokens[:, 8:10], after, cache=cache), model(tokens[:, :10])[:, 8:])
+
+
+def test_a_cache_requires_no_grad():
+    model = build("rope")
+    with pytest.raises(ModelError, match="no_grad"):
+        model(ids(1, 4), cache=model.make_cache(1, 9))

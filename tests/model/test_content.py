@@ -1,5 +1,8 @@
-"""Content-dependent schemes: forget gates against their formula pair by pair, and common
-properties."""
+"""Schemes that read the layer input, against formulas token by token for each document.
+
+The references share no code with the schemes: the convolution is PyTorch's, rotations are products
+of complex numbers.
+"""
 
 from __future__ import annotations
 
@@ -9,179 +12,294 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
-from model import (
-    SCHEMES,
-    TokenPositions,
-)
-from model.position import AttentionContext, HeadGeometry
+from model import TokenPositions, Transformer
+from model.position import ContentPlan, PositionalScheme
 from model.position.schemes.alibi import alibi_slopes
-from tests.model.alone import doubles
-from tests.model.spelled import (
+from tests.model.alone import (
     LAYOUTS,
-    C,
-    D,
+    B,
     S,
+    attended,
     by_documents,
+    close_for_tokens,
     context_of,
-    extras_of,
-    layouts,
+    doubles,
+    drawn,
     normal,
-    output_of,
-    real,
     scheme_of,
-    tensors,
-    turned,
+    visible,
+    weighted,
 )
-from tests.model.zoo import H, build, cached, close, ids
+from tests.model.zoo import C, D, G, H, V, build, cached, close, ids, settings_of
 
-TURNING = ("selective_rope", "carope")
-ALL = ("fox", "path", *TURNING)
+INPUTS = normal(B, S, C, seed=9)
+layouts = pytest.mark.parametrize("layout", ["plain", "ragged", "packed"])
 
 
-def forgetting(weight: torch.Tensor, bias: torch.Tensor):
+def random(name: str, **keys) -> PositionalScheme:
+    """The scheme with every parameter drawn."""
+    scheme = scheme_of(name, **keys)
+    with torch.no_grad():
+        for n, weight in enumerate(scheme.parameters()):
+            scale = weight.shape[-1] ** -0.5 if weight.ndim == 2 else 1
+            weight.copy_(normal(*weight.shape, seed=n) * scale)
+    return scheme
+
+
+def expected(layout: str, logits_of, window: int | None = None) -> Tensor:
+    """Attention with the logits of each document."""
+    positions = LAYOUTS[layout]
+    q, k, v = drawn(S)
+    logits = by_documents(positions, logits_of, INPUTS, q, k)
+    return weighted(logits, v, visible(positions, S, window))
+
+
+def check(scheme, layout: str, logits_of, window=None, kernel="auto", atol=1e-11) -> None:
+    out = attended(scheme, LAYOUTS[layout], *drawn(S), kernel, INPUTS)
+    close_for_tokens(out, expected(layout, logits_of, window), LAYOUTS[layout], atol)
+
+
+def convolved(scheme: PositionalScheme, x: Tensor) -> Tensor:
+    """(t, E) of one document, by PyTorch's convolution: its last tap is the token itself."""
+    conv = scheme.conv
+    series = F.pad((x @ scheme.down.mT @ scheme.up.mT).mT[None], (conv.shape[1] - 1, 0))
+    return F.conv1d(series, conv.flip(1)[:, None], groups=conv.shape[0])[0].mT
+
+
+def turned(q: Tensor, k: Tensor, angle: Tensor) -> Tensor:
+    """(H, t, t) logits of pairs (n, n + D/2) as complex numbers, rotated by angle (H, t, D/2)."""
+    turn = torch.polar(torch.ones_like(angle), angle)
+    a, b = (torch.complex(y[..., : D // 2], y[..., D // 2 :]) * turn for y in (q, k))
+    return torch.einsum("htd,hsd->hts", a, b.conj()).real / math.sqrt(D)
+
+
+def back(x: Tensor) -> Tensor:
+    """(t, t) distances."""
+    return torch.arange(len(x))[:, None] - torch.arange(len(x))
+
+
+@layouts
+@pytest.mark.parametrize("kernel", ["auto", "dense", "explicit"])
+@torch.no_grad()
+def test_forget_gates_multiply_between_key_and_query(layout, kernel):
+    scheme = random("fox")
+
     def logits_of(x, q, k):
-        out = torch.einsum("htd,hsd->hts", q, k) / math.sqrt(D)
-        for h in range(H):
-            z = [float(weight[h] @ token + bias[h]) for token in x]
-            gates = [1 / (1 + math.exp(-y)) for y in z]
-            for n in range(len(x)):
-                for m in range(n):
-                    out[h, n, m] += math.log(math.prod(gates[m + 1 : n + 1]))
-        return out
+        logits = torch.einsum("htd,hsd->hts", q, k) / math.sqrt(D)
+        gates = (scheme.weight @ x.mT + scheme.bias[:, None]).sigmoid()  # (H, t)
+        for n, m in itertools.product(range(len(x)), repeat=2):
+            logits[:, n, m] += gates[:, m + 1 : n + 1].prod(1).log()
+        return logits
+
+    check(scheme, layout, logits_of, kernel=kernel, atol=1e-12)
+
+
+@layouts
+@pytest.mark.parametrize("rotary", [False, True])
+@pytest.mark.parametrize("gate", ["constant", "fixed"])
+@torch.no_grad()
+def test_constant_gates_equal_alibi(layout, rotary, gate):
+    scheme = scheme_of("fox", gate=gate, rotary=rotary, theta=50.0, window=6)
+    slopes = alibi_slopes(H)
+    if gate == "constant":
+        scheme.bias.copy_(normal(H))
+        slopes = -scheme.bias.sigmoid().log()
+    spectrum = doubles([50.0 ** (-2 * n / D) for n in range(D // 2)])
+
+    def logits_of(x, q, k):
+        angle = torch.arange(len(x))[:, None] * spectrum * rotary
+        return turned(q, k, angle.expand(H, -1, -1)) - slopes[:, None, None] * back(x)
+
+    check(scheme, layout, logits_of, window=6, atol=1e-12)
+
+
+def reflected(scheme: PositionalScheme):
+    """Logits by the product of the matrices between query and key."""
+
+    def logits_of(x, q, k):
+        w = F.silu(convolved(scheme, x)).unflatten(-1, (G, D))
+        w = w / (w.square().sum(-1, keepdim=True) + 1e-6).sqrt()
+        beta = 2 / (1 + torch.exp(-(x @ scheme.strength.mT + scheme.strength_bias)))  # (t, G)
+        eye = torch.eye(D, dtype=torch.float64)
+        rows = []
+        for h, n in itertools.product(range(H), range(len(x))):
+            g = h // (H // G)
+            product = eye
+            row = [torch.zeros((), dtype=torch.float64)] * len(x)
+            for m in range(n, -1, -1):
+                row[m] = q[h, n] @ product @ k[h, m] / math.sqrt(D)
+                product = product @ (eye - beta[m, g] * torch.outer(w[m, g], w[m, g]))
+            rows.append(torch.stack(row))
+        return torch.stack(rows).unflatten(0, (H, len(x)))
 
     return logits_of
 
 
 @layouts
-@torch.no_grad()
-def test_forget_gates_multiply_between_key_and_query(layout):
-    scheme = scheme_of("fox")
+@pytest.mark.parametrize("window", [None, 4])
+def test_path_multiplies_the_reflections_between_query_and_key(layout, window, monkeypatch):
+    """Values and gradients, with all queries at once, and with few queries and keys to a block and
+    chunk."""
+    scheme = random("path", window=window)
     positions = LAYOUTS[layout]
-    expected = by_documents(positions, forgetting(scheme.weight, scheme.bias))
-    for kernel in ("auto", "dense", "explicit"):
-        close(
-            real(positions, output_of(scheme, positions, kernel)),
-            real(positions, expected),
-            atol=1e-12,
-        )
-
-
-@torch.no_grad()
-def test_forget_gate_excludes_own_token():
-    scheme = scheme_of("fox")
-    plan = scheme.plan(context_of(scheme, LAYOUTS["plain"])).bind(tensors()[0], None)
-    (view,) = plan.read(*tensors()[1:3])
-    i = torch.arange(S)
-    heads = torch.arange(H)[:, None]
-    assert (view.mask.bias(torch.tensor(0), heads, i, i) == 0).all()
-    assert (view.mask.bias(torch.tensor(0), heads, i[1:], i[:-1]) < -1e-3).all()
+    is_token = positions.document.expand(B, -1)[:, None, :, None] >= 0
+    by_product = expected(layout, reflected(scheme), window) * is_token
+    slow = torch.autograd.grad(by_product.square().sum(), list(scheme.parameters()))
+    for kernel, queries, keys in (
+        ("dense", 256, 128),
+        ("auto", 256, 128),
+        ("auto", 4, 3),
+        ("auto", 3, 128),
+    ):
+        monkeypatch.setattr("model.attention.explicit.QUERY_BLOCK", queries)
+        monkeypatch.setattr("model.position.schemes.path.CHUNK", keys)
+        out = attended(scheme, positions, *drawn(S), kernel, INPUTS) * is_token
+        close(out, by_product, atol=1e-11)
+        fast = torch.autograd.grad(out.square().sum(), list(scheme.parameters()))
+        for a, b in zip(fast, slow, strict=True):
+            assert b.abs().max() > 1e-3
+            close(a, b, atol=1e-9)
 
 
 @layouts
 @torch.no_grad()
-def test_constant_gate_equals_alibi(layout):
-    scheme = scheme_of("fox", gate="constant")
-    positions = LAYOUTS[layout]
-    slopes = doubles([-math.log(1 / (1 + math.exp(-float(b)))) for b in scheme.bias])
+def test_path_without_strength_is_nope(layout):
+    scheme = random("path")
+    scheme.strength.zero_()
+    scheme.strength_bias.fill_(-1e4)  # β = 0
+    check(scheme, layout, lambda x, q, k: torch.einsum("htd,hsd->hts", q, k) / math.sqrt(D))
+
+
+@layouts
+@pytest.mark.parametrize("kernel", ["auto", "dense"])
+@torch.no_grad()
+def test_selective_rope_rotates_by_cumulative_convolved_projections(layout, kernel):
+    theta = 900.0
+    scheme = random("selective_rope", theta=theta, rank=5)
 
     def logits_of(x, q, k):
-        back = torch.arange(len(x))[:, None] - torch.arange(len(x))
-        return torch.einsum("htd,hsd->hts", q, k) / math.sqrt(D) - slopes[:, None, None] * back
+        angle = convolved(scheme, x).unflatten(-1, (G, D // 2)).cumsum(0)
+        angle = angle * doubles([theta ** (-2 * n / D) for n in range(D // 2)])
+        return turned(q, k, angle.transpose(0, 1).repeat_interleave(H // G, 0))
 
-    expected = by_documents(positions, logits_of, window=6)
-    close(
-        real(positions, output_of(scheme, positions, "auto", 6)),
-        real(positions, expected),
-        atol=1e-12,
-    )
+    check(scheme, layout, logits_of, kernel=kernel)
+
+
+@layouts
+@pytest.mark.parametrize("start", ["rope", "paper"])
+@torch.no_grad()
+def test_carope_rotates_by_powers_of_each_tokens_base(layout, start):
+    scheme = random("carope", start=start)
+
+    def logits_of(x, q, k):
+        z = x @ scheme.weight.mT + (0 if scheme.bias is None else scheme.bias)
+        f = 1 / ((1 + z.exp()).log() + 1)  # (t, G)
+        angle = (f[..., None] ** torch.arange(D // 2)).cumsum(0)
+        return turned(q, k, angle.transpose(0, 1).repeat_interleave(H // G, 0))
+
+    check(scheme, layout, logits_of)
 
 
 @torch.no_grad()
-def test_forget_gates_combine_with_rotation():
-    """A gate that never learned beside RoPE is ALiBi's slopes beside RoPE."""
-    theta = 50.0
-    scheme = scheme_of("fox", gate="fixed", rotary=True, theta=theta)
-    positions = LAYOUTS["packed"]
-    spectrum = doubles([theta ** (-2 * n / D) for n in range(D // 2)])
+def test_carope_equals_rope_at_initialization_and_for_equal_f():
+    def model_of(**keys) -> Transformer:
+        return Transformer(settings_of(keys), V, S).initialize(4).double()
 
-    def logits_of(x, q, k):
-        angle = torch.arange(len(x))[:, None] * spectrum
-        back = torch.arange(len(x))[:, None] - torch.arange(len(x))
-        return turned(q, k, angle.expand(H, -1, -1)) - alibi_slopes(H)[:, None, None] * back
-
-    expected = by_documents(positions, logits_of)
-    close(
-        real(positions, output_of(scheme, positions, "auto")), real(positions, expected), atol=1e-12
-    )
+    theta = 700.0
+    tokens = ids(2, S)
+    carope = model_of(name="carope", theta=theta)
+    rope = model_of(name="rope", theta=theta)(tokens)
+    close(carope(tokens), rope, atol=1e-5)  # b is a float32 number
+    for scheme in carope.position.values():
+        scheme.bias.fill_(math.log(math.exp(theta ** (2 / D) - 1) - 1))
+    close(carope(tokens), rope, atol=1e-10)
+    assert (model_of(name="carope", start="paper")(tokens) - rope).abs().max() > 1e-3
 
 
+class KeptExtras:
+    """A layer cache that stores the extras of one pass after those of earlier tokens."""
+
+    def __init__(self, past: Tensor | None):
+        self.past = past
+
+    def extend_extras(self, features, accumulate, new) -> Tensor:
+        self.extras = accumulate(features, self.past, new)
+        return self.extras
+
+
+def extras_of(plan: ContentPlan, x: Tensor, past: Tensor | None = None) -> Tensor:
+    """(B, T, E) of new tokens with the layer inputs x."""
+    kept = KeptExtras(past)
+    plan.bind(x, kept)
+    return kept.extras
+
+
+@torch.no_grad()
 def test_long_gate_sums_resolve_adjacent_tokens():
-    """Float32 gates; the exact sum of those between two tokens, near and far, whole and in two
-    pieces."""
+    """Float32 gates; the exact sum of those between two tokens, near and far, in one piece and in
+    two."""
     count = 50_000
-    geometry = HeadGeometry(C, H, D, S, S, H)
-    settings, kind = SCHEMES["fox"]
-    scheme = kind(settings(), geometry)
-    scheme.initialize(torch.Generator().manual_seed(0), 1.0)
+    scheme = scheme_of("fox").float()
     x = normal(1, count, C, seed=1).float()
-    positions = TokenPositions.plain(count)
-    tables = scheme.tables(positions, torch.float32)
-    context = AttentionContext(positions, positions, positions, 1, H, x.device, tables)
-    with torch.no_grad():
-        plan = scheme.plan(context)
-        extras = extras_of(plan, x)
-        half = count // 2
-        second = extras_of(plan, x[:, half:], extras[:, :half])
-        close(second, extras[:, half:], atol=1e-9)
-        q = torch.zeros(1, H, count, D)
-        bias = scheme.read(q, q, extras, plan)[0].mask.bias
-        gates = F.logsigmoid(F.linear(x[0], scheme.weight, scheme.bias))
-        naive = gates.cumsum(0)
-    assert bias(*map(torch.tensor, (0, 0, 9, 8))).dtype == torch.float32
+    plan = scheme.plan(context_of(scheme, TokenPositions.plain(count), rows=1, dtype=torch.float32))
+    extras = extras_of(plan, x)
+    half = count // 2
+    close(extras_of(plan, x[:, half:], extras[:, :half]), extras[:, half:], atol=1e-9)
+    q = torch.zeros(1, H, count, D)
+    bias = scheme.read(q, q, extras, plan)[0].mask.bias
+    gates = F.logsigmoid(F.linear(x[0], scheme.weight, scheme.bias))
+    in_float32 = gates.cumsum(0)
     worst = 0.0
     for n, d, h in itertools.product((count - 1, count - 777), (1, 3, 50), (0, H - 1)):
         exact = math.fsum(gates[n - d + 1 : n + 1, h].tolist())
-        found = float(bias(*map(torch.tensor, (0, h, n, n - d))))
-        assert found == pytest.approx(exact, rel=1e-6)
-        worst = max(worst, abs(float(naive[n, h] - naive[n - d, h]) - exact))
-    assert worst > 1e-3  # what sums in float32 would give
+        term = bias(*map(torch.tensor, (0, h, n, n - d)))
+        assert term.dtype == torch.float32
+        assert float(term) == pytest.approx(exact, rel=1e-6)
+        worst = max(worst, abs(float(in_float32[n, h] - in_float32[n - d, h]) - exact))
+    assert worst > 1e-3
 
 
-@pytest.mark.parametrize("name", ["fox", *TURNING])
+@torch.no_grad()
+def test_cumulative_angles_are_accurate_at_large_positions():
+    """CARoPE's first pair turns by exactly one radian a token, in float32 and after 60,000 tokens
+    too."""
+    count = 60_000
+    scheme = scheme_of("carope", heads=1, groups=1).float()
+    plan = scheme.plan(context_of(scheme, TokenPositions.plain(count), rows=1, dtype=torch.float32))
+    angles = extras_of(plan, normal(1, count, C).float())
+    assert angles.dtype == torch.float32
+    for n in (0, 9, count - 1):
+        assert math.cos(float(angles[0, n, 0])) == pytest.approx(math.cos(n + 1), abs=1e-6)
+
+
+@pytest.mark.parametrize("name", ["fox", "selective_rope", "carope"])
 @torch.no_grad()
 def test_sinks_keep_cumulative_state_after_eviction(name):
     model = build({"name": name, "window": 4, "sinks": 2})
     tokens = ids(2, 19)
-    whole = model(tokens, TokenPositions.plain(19))
+    whole = model(tokens)
     close(cached(model, tokens, [1] * 19), whole)
     close(cached(model, tokens, [5, 1, 9, 1, 1, 2]), whole)
-    counts = [9, 6]
-    alone = model(tokens[1:, 3:], TokenPositions.plain(16))
+    positions = TokenPositions.left_padded([19, 16], 19)
     cache = model.make_cache(2, 19)
-    parts = [model(tokens[:, :9], TokenPositions.left_padded(counts, 9), cache=cache)]
-    for n in range(9, 19):
-        parts.append(
-            model(
-                tokens[:, n : n + 1], TokenPositions.left_padded(counts, 1, offset=n), cache=cache
-            )
-        )
+    edges = [0, *range(9, 20)]
+    parts = [
+        model(tokens[:, start:stop], positions.part(start, stop, position_end=stop), cache=cache)
+        for start, stop in itertools.pairwise(edges)
+    ]
     out = torch.cat(parts, dim=1)
     close(out[0], whole[0])
-    close(out[1, 3:], alone[0])
+    close(out[1, 3:], model(tokens[1:, 3:])[0])
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", ["fox", "path", "selective_rope", "carope"])
 @torch.no_grad()
 def test_cache_extras_stay_float32_under_autocast(name):
-    model = build(name, dtype=torch.float32)
-    (scheme, *_), x = model.position.values(), normal(1, 19, 28).float()
-    positions = TokenPositions.plain(19)
-    plan = scheme.plan(
-        AttentionContext(
-            positions, positions, positions, 1, 6, x.device, scheme.tables(positions, torch.float32)
-        )
-    )
+    scheme = random(name).float()
+    plan = scheme.plan(context_of(scheme, TokenPositions.plain(19), rows=1, dtype=torch.float32))
+    x = normal(1, 19, C).float()
     exact = extras_of(plan, x)
     with torch.autocast("cpu", torch.bfloat16):
         close(extras_of(plan, x), exact, atol=0)

@@ -1,14 +1,14 @@
-"""Every attention kernel against the dense reference, and the reference against loops."""
+"""Every attention kernel against the dense reference, and the reference against its definition."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 import model.attention.kernels as kernels
 from model import TokenPositions
@@ -18,20 +18,19 @@ from model.fast.biased import NAMESPACE
 from model.fast.network_bias import NetworkBias
 from model.position import AttentionContext
 from model.position.schemes.alibi import alibi_slopes
-from tests.model.zoo import close, packed
+from tests.model.alone import B, by_head, close_for_tokens, drawn, normal, visible, weighted
+from tests.model.zoo import D, H, close, packed
 
-B = 2
-H = 6
-G = 3
-D = 8
+SCALE = D**-0.5
 
 
-def tensors(t: int, s: int, dtype=torch.float64, seed: int = 0) -> tuple[torch.Tensor, ...]:
-    """q (B, H, T, D), k and v (B, G, S, D) whose softmax is far from uniform."""
-    generator = torch.Generator().manual_seed(seed)
-    shapes = ((B, H, t, D), (B, G, s, D), (B, G, s, D))
-    q, k, v = (torch.randn(shape, generator=generator).to(dtype) for shape in shapes)
-    return 2 * q, k, v
+def layout_of(name: str, length: int, first: int = 4) -> TokenPositions:
+    """Rows of `length` tokens; documents of `first` tokens and of the others, in either order."""
+    if name == "plain":
+        return TokenPositions.plain(length)
+    if name == "ragged":
+        return TokenPositions.left_padded([length, first], length)
+    return packed([[first, length - first], [length - first, first]])
 
 
 def context_of(keys: TokenPositions, queries: int, window: int | None) -> AttentionContext:
@@ -39,70 +38,40 @@ def context_of(keys: TokenPositions, queries: int, window: int | None) -> Attent
     return AttentionContext(new, new, keys, B, H, torch.device("cpu"), window=window)
 
 
-def pairs_of(keys: TokenPositions, queries: int, window: int | None, bias: str | None):
+def mask_of(
+    keys: TokenPositions, queries: int, window: int | None = None, bias: str | None = None
+) -> AttentionMask:
     context = context_of(keys, queries, window)
     slopes = alibi_slopes(H)
+    before = keys.order.shape[1] - queries
     if bias == "distance":
         return context.distance_mask(lambda h, d: -slopes[h] * d)
     if bias == "elementwise":
         return context.mask(
             bias=lambda b, h, i, j: 0.3 * torch.sin(1.0 + b + 2 * h + 0.1 * i * j), by_row=True
         )
-    if bias == "rule":
-        return context.mask(
-            mask_mod=lambda b, h, i, j: (j % 3 != 1) | (j == i + keys.order.shape[1] - queries)
-        )
+    if bias == "mask_mod":
+        return context.mask(mask_mod=lambda b, h, i, j: (j % 3 != 1) | (j == i + before))
     return context.mask()
 
 
-def by_loops(q, k, v, positions: TokenPositions, window: int | None, slopes=None) -> torch.Tensor:
-    """(B, H, T, D): each query by itself, the seen keys listed by their own order and document."""
-    out = torch.empty_like(q)
-    t = q.shape[2]
-    s = k.shape[2]
-    order = positions.order.expand(B, -1)
-    document = positions.document.expand(B, -1)
-    position = positions.position.expand(B, -1)
-    for b in range(B):
-        for i in range(t):
-            me = s - t + i
-            seen = [
-                j
-                for j in range(s)
-                if document[b, j] == document[b, me]
-                and order[b, me] - order[b, j] >= 0
-                and (window is None or order[b, me] - order[b, j] < window)
-            ]
-            for h in range(H):
-                g = h // (H // G)
-                logits = [float(q[b, h, i] @ k[b, g, j]) / math.sqrt(D) for j in seen]
-                if slopes is not None:
-                    away = [float(position[b, me] - position[b, j]) for j in seen]
-                    logits = [x - float(slopes[h]) * d for x, d in zip(logits, away, strict=True)]
-                top = max(logits)
-                weights = [math.exp(x - top) for x in logits]
-                mean = sum(w * v[b, g, j] for w, j in zip(weights, seen, strict=True))
-                out[b, h, i] = mean / sum(weights)
-    return out
+def gradients_of(out: Tensor, leaves: list[Tensor]) -> tuple[Tensor, ...]:
+    return torch.autograd.grad((out * normal(*out.shape, seed=3)).sum(), leaves)
 
 
 @pytest.mark.parametrize("bias", [None, "distance"])
 @pytest.mark.parametrize("window", [None, 3])
 @pytest.mark.parametrize("layout", ["plain", "ragged", "packed"])
-def test_reference_kernel_matches_loops(layout, window, bias):
-    s = 11
-    t = 7
-    positions = {
-        "plain": TokenPositions.plain(s),
-        "ragged": TokenPositions.left_padded([s, s - 2], s),
-        "packed": packed([[3, s - 3], [6, s - 6]]),
-    }[layout]
-    q, k, v = tensors(t, s)
-    pairs = pairs_of(positions, t, window, bias)
-    found = attend([AttentionView(q, k, pairs)], v, D**-0.5, "dense")
-    close(
-        found, by_loops(q, k, v, positions, window, alibi_slopes(H) if bias else None), atol=1e-12
-    )
+def test_reference_kernel_matches_the_definition(layout, window, bias):
+    positions = layout_of(layout, 11)
+    q, k, v = drawn(7, 11)
+    logits = q @ by_head(k).mT * SCALE
+    if bias:
+        position = positions.position.expand(B, -1)
+        distance = position[:, -7:, None] - position[:, None]
+        logits = logits - alibi_slopes(H)[:, None, None] * distance[:, None]
+    out = attend([AttentionView(q, k, mask_of(positions, 7, window, bias))], v, SCALE, "dense")
+    close_for_tokens(out, weighted(logits, v, visible(positions, 7, window)), positions)
 
 
 @settings(max_examples=6)
@@ -110,29 +79,23 @@ def test_reference_kernel_matches_loops(layout, window, bias):
     t=st.integers(1, 40),
     before=st.integers(0, 30),
     window=st.none() | st.integers(1, 80),
-    bias=st.sampled_from([None, "distance", "elementwise", "rule"]),
+    bias=st.sampled_from([None, "distance", "elementwise", "mask_mod"]),
     layout=st.sampled_from(["plain", "ragged", "packed"]),
     block=st.sampled_from([1, 7, 16, 64]),
 )
 def test_all_lowerings_agree(t, before, window, bias, layout, block):
     """Small blocks of queries put many edges into few tokens."""
     s = t + before
-    positions = TokenPositions.plain(s)
-    if layout == "ragged":
-        positions = TokenPositions.left_padded([s, max(1, s // 2)], s)
-    elif layout == "packed":
-        cut = [[s]] * B if s < 3 else [[2, s - 2], [s - 1, 1]]
-        positions = packed(cut)
-    if layout == "ragged" and bias == "rule":
-        bias = None  # the rule above hides padding from itself
-    q, k, v = tensors(t, s, seed=t)
-    pairs = pairs_of(positions, t, window, bias)
+    positions = layout_of(layout if s > 2 else "plain", s, first=max(1, s // 3))
+    if layout == "ragged" and bias == "mask_mod":
+        bias = None  # would mask padding from itself
+    q, k, v = drawn(t, s, seed=t)
+    views = [AttentionView(q, k, mask_of(positions, t, window, bias))]
     with pytest.MonkeyPatch.context() as patch, torch.no_grad():
         patch.setattr("model.attention.explicit.QUERY_BLOCK", block)
-        views = [AttentionView(q, k, pairs)]
-        slow = attend(views, v, D**-0.5, "dense")
+        slow = attend(views, v, SCALE, "dense")
         for kernel in ("blocks", "flex"):
-            close(attend(views, v, D**-0.5, kernel), slow, atol=1e-12)
+            close(attend(views, v, SCALE, kernel), slow, atol=1e-12)
 
 
 @pytest.mark.parametrize(("dtype", "atol"), [(torch.float32, 3e-6), (torch.bfloat16, 3e-2)])
@@ -140,69 +103,64 @@ def test_all_lowerings_agree(t, before, window, bias, layout, block):
 @pytest.mark.parametrize(("t", "s", "window"), [(300, 300, None), (270, 540, 257), (1, 400, 90)])
 @torch.no_grad()
 def test_lower_precision_is_close_to_float64(dtype, atol, bias, t, s, window):
-    q, k, v = (x.to(dtype) for x in tensors(t, s))
-    pairs = pairs_of(TokenPositions.plain(s), t, window, bias)
-    exact = attend([AttentionView(q.double(), k.double(), pairs)], v.double(), D**-0.5, "dense")
+    q, k, v = (x.to(dtype) for x in drawn(t, s))
+    mask = mask_of(TokenPositions.plain(s), t, window, bias)
+    exact = attend([AttentionView(q.double(), k.double(), mask)], v.double(), SCALE, "dense")
     for kernel in ("auto", "blocks"):
-        found = attend([AttentionView(q, k, pairs)], v, D**-0.5, kernel)
-        assert found.dtype == dtype
-        close(found.double(), exact, atol=atol)
+        out = attend([AttentionView(q, k, mask)], v, SCALE, kernel)
+        assert out.dtype == dtype
+        close(out.double(), exact, atol=atol)
 
 
 @pytest.mark.parametrize("bias", [None, "distance", "elementwise"])
 @pytest.mark.parametrize("layout", ["plain", "packed"])
 @pytest.mark.parametrize(("t", "s", "window"), [(530, 530, None), (270, 270, 256), (20, 290, 17)])
 def test_blockwise_gradients_match_reference(layout, t, s, window, bias):
-    positions = (
-        TokenPositions.plain(s) if layout == "plain" else packed([[100, s - 100], [s - 9, 9]])
+    mask = mask_of(layout_of(layout, s, first=100), t, window, bias)
+    leaves = [x.requires_grad_() for x in drawn(t, s)]
+    views = [AttentionView(leaves[0], leaves[1], mask)]
+    slow, fast = (
+        gradients_of(attend(views, leaves[2], SCALE, kernel), leaves)
+        for kernel in ("dense", "blocks")
     )
-    pairs = pairs_of(positions, t, window, bias)
-    weight = torch.randn(B, H, t, D, generator=torch.Generator().manual_seed(3)).double()
-    grads = []
-    for kernel in ("dense", "blocks"):
-        leaves = [x.requires_grad_() for x in tensors(t, s)]
-        out = attend([AttentionView(leaves[0], leaves[1], pairs)], leaves[2], D**-0.5, kernel)
-        grads.append(torch.autograd.grad((out * weight).sum(), leaves))
-    for slow, fast in zip(*grads, strict=True):
-        assert slow.abs().max() > 1e-3
-        close(fast, slow, atol=1e-11)
+    for a, b in zip(slow, fast, strict=True):
+        assert a.abs().max() > 1e-3
+        close(b, a, atol=1e-11)
 
 
-def learned_pairs(
+def learned_mask(
     t: int, s: int, window: int | None, form: str
-) -> tuple[AttentionMask, list[torch.Tensor]]:
+) -> tuple[AttentionMask, list[Tensor]]:
     """A mask with a bias by distance, of differences of sums or of a network, and what is
     learned."""
-    generator = torch.Generator().manual_seed(5)
     context = context_of(TokenPositions.plain(s), t, window)
     if form == "distance":
-        weight = torch.randn(H, s, generator=generator).double().requires_grad_()
+        weight = normal(H, s, seed=5).requires_grad_()
         return context.distance_mask(lambda h, d: weight[h, d]), [weight]
-    if form == "network":
-        shapes = {"near": (s,), "far": (t,), "inner": (12,), "offset": (12,), "outer": (H, 12)}
-        parts = {
-            name: torch.randn(shape, generator=generator).double() for name, shape in shapes.items()
-        }
-        near = parts["near"].sigmoid()
-        far = 1 + parts["far"].abs()
-        network = NetworkBias(**{**parts, "near": near, "far": far})
-        leaves = [x.requires_grad_() for x in network.tensors()]
+    if form == "sums":
+        sums = normal(B, H, s, seed=5).sigmoid().neg().cumsum(-1).requires_grad_()
 
-        def bias(b, h, i, j):
-            x = near[(i + s - t - j).clamp(min=0)] / far[i]
-            hidden = (x[..., None] * network.inner + network.offset).relu()
-            return (hidden * network.outer[h]).sum(-1)
+        def difference(b, h, i, j):
+            return sums[b, h, i + s - t] - sums[b, h, j]
 
-        return context.mask(
-            bias=bias, forms=BiasForms(make_network=lambda d: replace(network, near=near[d]))
-        ), leaves
-    sums = torch.rand(B, H, s, generator=generator).double().neg().cumsum(-1).requires_grad_()
-    mask = context.mask(
-        bias=lambda b, h, i, j: sums[b, h, i + s - t] - sums[b, h, j],
-        forms=BiasForms(key_sums=sums),
-        by_row=True,
+        forms = BiasForms(key_sums=sums)
+        return context.mask(bias=difference, forms=forms, by_row=True), [sums]
+    network = NetworkBias(
+        near=normal(s, seed=5).sigmoid(),
+        far=1 + normal(t, seed=6).abs(),
+        inner=normal(12, seed=7),
+        offset=normal(12, seed=8),
+        outer=normal(H, 12, seed=9),
     )
-    return mask, [sums]
+    leaves = [x.requires_grad_() for x in network.tensors()]
+
+    def output(b, h, i, j):
+        x = network.near[(i + s - t - j).clamp(min=0)] / network.far[i]
+        hidden = (x[..., None] * network.inner + network.offset).relu()
+        return (hidden * network.outer[h]).sum(-1)
+
+    forms = BiasForms(make_network=lambda d: replace(network, near=network.near[d]))
+    return context.mask(bias=output, forms=forms), leaves
 
 
 @pytest.mark.parametrize("form", ["distance", "sums", "network"])
@@ -222,72 +180,75 @@ def test_gradients_of_learned_biases_match_reference(form, t, s, window, wide, m
     keys."""
     monkeypatch.setattr("model.fast.biased.QUERY_BLOCK", 8)
     monkeypatch.setattr("model.fast.biased.TILE", (4, 5))
-    mask, weights = learned_pairs(t, s, window, form)
-    q, k, v = tensors(t, s)
+    mask, weights = learned_mask(t, s, window, form)
+    q, k, v = drawn(t, s)
     v = torch.cat([v, v[..., :wide].square()], dim=-1)
     leaves = [x.requires_grad_() for x in (q, k, v)]
     views = [AttentionView(q, k, mask)]
     assert choose(views, v, None, "cpu") == "biased"
-    slow, fast = (attend(views, v, D**-0.5, kernel) for kernel in ("dense", "auto"))
+    slow = attend(views, v, SCALE, "dense")
+    fast = attend(views, v, SCALE)
     close(fast, slow, atol=1e-12)
-    factor = torch.randn(slow.shape, generator=torch.Generator().manual_seed(3)).double()
-    expected, found = (
-        torch.autograd.grad((x * factor).sum(), [*leaves, *weights]) for x in (slow, fast)
-    )
-    for a, b in zip(expected, found, strict=True):
+    expected = gradients_of(slow, [*leaves, *weights])
+    for a, b in zip(expected, gradients_of(fast, [*leaves, *weights]), strict=True):
         assert a.abs().max() > 1e-3
         close(b, a, atol=1e-11)
 
 
 @pytest.mark.parametrize(("dtype", "rtol"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+@torch.no_grad()
 def test_sums_of_a_thousand_keep_the_precision_of_lower_dtypes(dtype, rtol):
-    mask, _ = learned_pairs(700, 700, None, "sums")
-    sums = mask.forms.key_sums * 3
-    exact = replace(
-        mask, forms=BiasForms(key_sums=sums), bias=lambda b, h, i, j: sums[b, h, i] - sums[b, h, j]
-    )
-    q, k, v = tensors(700, 700, dtype)
-    with torch.no_grad():
-        expected = attend(
-            [AttentionView(q.double(), k.double(), exact)], v.double(), D**-0.5, "dense"
-        )
-        found = attend([AttentionView(q, k, exact)], v, D**-0.5)
-    assert found.dtype == dtype and sums.min() < -900
-    close(found.double(), expected, atol=float(rtol * expected.abs().max()))
+    mask, (sums,) = learned_mask(700, 700, None, "sums")
+    sums.mul_(3)
+    q, k, v = (x.to(dtype) for x in drawn(700))
+    expected = attend([AttentionView(q.double(), k.double(), mask)], v.double(), SCALE, "dense")
+    out = attend([AttentionView(q, k, mask)], v, SCALE)
+    assert out.dtype == dtype and sums.min() < -900
+    close(out.double(), expected, atol=float(rtol * expected.abs().max()))
 
 
 @pytest.mark.parametrize("form", ["distance", "network"])
 def test_learned_biases_are_one_operation_for_all_lengths(form):
     """As torch.compile requires: no aliases, correct shapes and strides without data, correct
     autograd."""
-    mask, _ = learned_pairs(6, 9, None, form)
-    q, k, v = (x.requires_grad_() for x in tensors(6, 9))
+    mask, _ = learned_mask(6, 9, None, form)
+    q, k, v = (x.requires_grad_() for x in drawn(6, 9))
     table = mask.by_distance().detach().requires_grad_(form == "distance")
     network = [x.detach().requires_grad_() for x in mask.network()]
-    arguments = (q, k, v, table, None, network, 0.3)
-    torch.library.opcheck(getattr(torch.ops, NAMESPACE).biased_attention.default, arguments)
+    operator = getattr(torch.ops, NAMESPACE).biased_attention.default
+    torch.library.opcheck(operator, (q, k, v, table, None, network, 0.3))
 
 
-def test_several_views_share_one_softmax():
-    """Disjoint views: even keys with one scale of the queries, odd keys with another."""
-    t = 2 * QUERY_BLOCK + 9
-    q, k, v = (x.requires_grad_() for x in tensors(t, t))
+@pytest.mark.parametrize("sink", [None, normal(H)], ids=["", "sink"])
+def test_several_views_share_one_softmax(sink):
+    """Disjoint views: even keys with one scale of the queries, odd keys with another; near keys and
+    far ones, which some queries do not have."""
+    t = QUERY_BLOCK + 9
     context = context_of(TokenPositions.plain(t), t, None)
-    even = context.mask(mask_mod=lambda b, h, i, j: j % 2 == 0)
-    odd = context.mask(mask_mod=lambda b, h, i, j: j % 2 == 1)
-    views = [AttentionView(q, k, even), AttentionView(0.3 * q, k, odd)]
-    repeat = H // G
-    kk = k.repeat_interleave(repeat, 1)
-    vv = v.repeat_interleave(repeat, 1)
+    q, k, v = (x.requires_grad_() for x in drawn(t))
     j = torch.arange(t)
-    scores = torch.where(j % 2 == 0, q @ kk.mT, 0.3 * q @ kk.mT) * D**-0.5
-    expected = scores.masked_fill(j[None] > j[:, None], -math.inf).softmax(-1) @ vv
-    for kernel in ("auto", "dense"):
-        close(attend(views, v, D**-0.5, kernel), expected, atol=1e-12)
-    a = torch.autograd.grad(attend(views, v, D**-0.5).square().sum(), (q, k, v))
-    b = torch.autograd.grad(expected.square().sum(), (q, k, v))
-    for x, y in zip(a, b, strict=True):
-        close(x, y, atol=1e-10)
+    for covered, mask_mod in (
+        (j % 2 == 0, lambda b, h, i, j: j % 2 == 0),
+        (j[:, None] - j < 4, lambda b, h, i, j: i - j < 4),
+    ):
+        others = context.mask(mask_mod=lambda b, h, i, j, first=mask_mod: ~first(b, h, i, j))
+        views = [AttentionView(q, k, context.mask(mask_mod=mask_mod))]
+        views.append(AttentionView(0.3 * q, k, others))
+        scores = torch.where(covered, q @ by_head(k).mT, 0.3 * q @ by_head(k).mT) * SCALE
+        logits = scores.masked_fill(j[None] > j[:, None], -torch.inf)
+        if sink is not None:
+            column = sink[:, None, None].expand(B, -1, t, 1)
+            logits = torch.cat([logits, column], dim=-1)
+        expected = logits.softmax(-1)[..., :t] @ by_head(v)
+        # FlexAttention has no backward pass on a CPU.
+        fixed = [replace(view, q=view.q.detach(), k=view.k.detach()) for view in views]
+        for kernel in ("auto", "dense", "flex"):
+            close(attend(fixed, v.detach(), SCALE, kernel, sink), expected, atol=1e-12)
+        slow = gradients_of(expected, [q, k, v])
+        for a, b in zip(
+            slow, gradients_of(attend(views, v, SCALE, "auto", sink), [q, k, v]), strict=True
+        ):
+            close(b, a, atol=1e-10)
 
 
 # device, dtype, (T, S), window, bias, key features, key/value heads, layout, kernel
@@ -295,11 +256,11 @@ CHOICES = [
     ("cpu", torch.float64, (9, 9), None, None, 8, 3, "plain", "sdpa"),
     ("cpu", torch.float64, (9, 9), 9, None, 8, 3, "plain", "sdpa"),
     ("cpu", torch.float64, (1, 9), None, None, 8, 3, "plain", "single"),
-    ("cpu", torch.float64, (1, 9), 3, "rule", 8, 3, "plain", "single"),
+    ("cpu", torch.float64, (1, 9), 3, "mask_mod", 8, 3, "plain", "single"),
     ("cpu", torch.float64, (3, 9), None, None, 8, 3, "plain", "blocks"),
     ("cpu", torch.float64, (9, 9), 8, None, 8, 3, "plain", "blocks"),
     ("cpu", torch.float64, (9, 9), None, "distance", 8, 3, "plain", "blocks"),
-    ("cpu", torch.float64, (9, 9), None, "rule", 8, 3, "plain", "blocks"),
+    ("cpu", torch.float64, (9, 9), None, "mask_mod", 8, 3, "plain", "blocks"),
     ("cpu", torch.float64, (9, 9), None, None, 8, 3, "ragged", "blocks"),
     # With grouped queries only the flash kernel is fused: no float32, keys as wide as values.
     ("cuda", torch.bfloat16, (9, 9), None, None, 16, 3, "plain", "sdpa"),
@@ -318,15 +279,10 @@ CHOICES = [
 @pytest.mark.parametrize("choice", CHOICES, ids=str)
 def test_choice_of_the_kernel(choice):
     device, dtype, (t, s), window, bias, features, heads, layout, kernel = choice
-    positions = {
-        "plain": TokenPositions.plain(s),
-        "ragged": TokenPositions.left_padded([s, 4], s),
-        "packed": packed([[4, 5], [6, 3]]),
-    }[layout]
     q = torch.zeros(B, H, t, features, dtype=dtype)
     k = torch.zeros(B, heads, s, features, dtype=dtype)
     v = torch.zeros(B, heads, s, 8 if device == "cpu" else 16, dtype=dtype)
-    views = [AttentionView(q, k, pairs_of(positions, t, window, bias))]
+    views = [AttentionView(q, k, mask_of(layout_of(layout, s), t, window, bias))]
     assert choose(views, v, None, device) == kernel
 
 
@@ -334,7 +290,6 @@ def test_choice_of_the_kernel(choice):
 def test_configured_kernel_runs(kernel, monkeypatch):
     calls = []
     monkeypatch.setattr(kernels, f"{kernel}_attend", lambda *arguments: calls.append(arguments))
-    q, k, v = tensors(9, 9)
-    view = AttentionView(q, k, pairs_of(TokenPositions.plain(9), 9, None, None))
-    attend([view], v, 0.3, kernel=kernel)
+    q, k, v = drawn(9)
+    attend([AttentionView(q, k, mask_of(TokenPositions.plain(9), 9))], v, 0.3, kernel=kernel)
     assert len(calls) == 1

@@ -141,11 +141,11 @@ def test_training_steps_are_one_graph(form):
                 "layers": ["a", "b"],
                 "kinds": {"a": {"name": "rope"}, "b": {"name": "alibi"}},
             },
-            ["model.position.kinds.b", "'alibi' adds a bias"],
+            ["model.kinds.b.position", "'alibi' adds a bias"],
         ),
         (
             {"name": "pattern", "layers": ["a"], "kinds": {"a": {"name": "none", "window": 3}}},
-            ["model.position.kinds.a.window"],
+            ["model.kinds.a.position.window"],
         ),
     ],
 )

@@ -1,28 +1,37 @@
-"""Position remaps against dense matrices of distances, written from the specification in plain
-Python.
+"""Position remaps against dense matrices of distances, which loops over their formulas compute.
 
-Head dimensions have five feature pairs, and T is not a multiple of the chunk or group size.
+Heads have five pairs of features, and T is not a multiple of the chunk or group size.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
+from torch import Tensor
 
 from model import TokenPositions
-from tests.model.dense_remap import (
-    L0,
-    T,
-    dense,
+from model.attention.kernels import attend, choose
+from tests.model.alone import (
+    B,
+    attended,
+    by_head,
+    context_of,
     drawn,
-    matrix_of,
     scheme_of,
-    shown_by,
-    through,
+    visible,
+    weighted,
 )
-from tests.model.zoo import build, close, ids
+from tests.model.zoo import D, G, H, build, close, ids
+
+T = 23
+THETA = 50.0
+WINDOW = 6
+SINKS = 3
+KEPT = {"window": WINDOW, "sinks": SINKS}
+PLAIN = TokenPositions.plain(T)
 
 
 def rerope(w: float):
@@ -50,33 +59,84 @@ def dual_chunk(c: int, local: int):
     return distance
 
 
-# Settings of the remap, and the distance shown for (n, m). L0 = 16 gives the sizes that are left
-# out.
+def lambda_limit(limit: int):
+    return lambda n, m: min(n - m, limit) if m < SINKS else n - m
+
+
+def streaming(n, m):
+    return min(n, SINKS + WINDOW - 1) - m if m < SINKS else n - m
+
+
+# Settings of the scheme, and the distance of (n, m). L0 = 16 gives the sizes that are left out.
 CASES = {
-    "rerope": ({"name": "rerope", "distance": 4}, rerope(4)),
-    "rerope-default": ({"name": "rerope"}, rerope(8)),
-    "leaky": ({"name": "leaky_rerope", "distance": 5, "factor": 3.0}, leaky(5, 3)),
-    "leaky-default": ({"name": "leaky_rerope"}, leaky(8, 16)),
+    "rerope": ({"name": "rerope", "distance": 4}, {}, rerope(4)),
+    "rerope-default": ({"name": "rerope"}, {}, rerope(8)),
+    "leaky": ({"name": "leaky_rerope", "distance": 5, "factor": 3.0}, {}, leaky(5, 3)),
+    "leaky-default": ({"name": "leaky_rerope"}, {}, leaky(8, 16)),
     "leaky-auto": (
         {"name": "leaky_rerope", "factor": "auto", "distance": 6},
+        {},
         leaky(6, (T - 6) / 10),
     ),
-    "self-extend": ({"name": "self_extend", "neighbors": 6, "group": 3}, self_extend(6, 3)),
-    "self-extend-default": ({"name": "self_extend"}, self_extend(8, 8)),
-    "self-extend-rounded": ({"name": "self_extend", "group": 5}, self_extend(5, 5)),
-    "dual-chunk": ({"name": "dual_chunk", "chunk": 7, "local": 2}, dual_chunk(7, 2)),
-    "dual-chunk-default": ({"name": "dual_chunk"}, dual_chunk(12, 2)),
+    "self-extend": ({"name": "self_extend", "neighbors": 6, "group": 3}, {}, self_extend(6, 3)),
+    "self-extend-default": ({"name": "self_extend"}, {}, self_extend(8, 8)),
+    "self-extend-rounded": ({"name": "self_extend", "group": 5}, {}, self_extend(5, 5)),
+    "dual-chunk": ({"name": "dual_chunk", "chunk": 7, "local": 2}, {}, dual_chunk(7, 2)),
+    "dual-chunk-default": ({"name": "dual_chunk"}, {}, dual_chunk(12, 2)),
+    "lambda": ({"name": "lambda", "limit": 4}, KEPT, lambda_limit(4)),
+    "lambda-default": ({"name": "lambda"}, KEPT, lambda_limit(WINDOW)),
+    "lambda-wide": ({"name": "lambda", "limit": 9}, KEPT, lambda_limit(9)),
+    "streaming": ({"name": "streaming"}, KEPT, streaming),
 }
 every_case = pytest.mark.parametrize("case", CASES)
+COMPOSED = ("rerope", "leaky", "self-extend", "dual-chunk")
+
+
+def matrix_of(distance, tokens: int = T) -> Tensor:
+    """(T, T) the distance of every pair; 0 in the future."""
+    rows = [[float(distance(n, m)) if n >= m else 0 for m in range(tokens)] for n in range(tokens)]
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+def scores_of(q, k, mapped: Tensor, rotated: int, layout: str) -> Tensor:
+    """(B, H, T, T) of q·k with the first `rotated` features rotated by distance · θ."""
+    k = by_head(k)
+    total = q[..., rotated:] @ k[..., rotated:].mT
+    for pair in range(rotated // 2):
+        features = (pair, pair + rotated // 2) if layout == "half" else (2 * pair, 2 * pair + 1)
+        angle = mapped * THETA ** (-2 * pair / rotated)
+        qa, qb = (q[..., n, None] for n in features)
+        ka, kb = (k[..., None, :, n] for n in features)
+        total = total + (qa * ka + qb * kb) * angle.cos() + (qa * kb - qb * ka) * angle.sin()
+    return total
+
+
+def check(
+    case: str,
+    tokens: TokenPositions = PLAIN,
+    divisor: float = 1.0,
+    amplitude: float = 1.0,
+    rotated: int = D,
+    kernel: str = "explicit",
+    **keys,
+) -> None:
+    """Attention of a case with more settings against the dense matrix."""
+    remap, window, distance = CASES[case]
+    keys = {"theta": THETA, **window, **keys}
+    scheme = scheme_of("rope", remap=keys.pop("remap", remap), **keys)
+    count = tokens.order.shape[1]
+    features = scheme.geometry.head_dim
+    q, k, v = drawn(count, features=features)
+    mapped = matrix_of(distance, count) / divisor
+    scores = scores_of(q * amplitude, k * amplitude, mapped, rotated, scheme.settings.layout)
+    expected = weighted(scores * features**-0.5, v, visible(tokens, count, **window))
+    close(attended(scheme, tokens, q, k, v, kernel), expected)
 
 
 @every_case
-@pytest.mark.parametrize("kernel", ["blocks", "dense"])
+@pytest.mark.parametrize("kernel", ["explicit", "dense"])
 def test_scores_use_remapped_distances(case, kernel):
-    remap, distance = CASES[case]
-    q, k, v = drawn(T)
-    found = through(scheme_of(remap), TokenPositions.plain(T), q, k, v, kernel)
-    close(found, dense(q, k, v, matrix_of(list(range(T)), distance)))
+    check(case, kernel=kernel)
 
 
 @every_case
@@ -85,67 +145,70 @@ def test_scores_use_remapped_distances(case, kernel):
     ("features", "fraction", "rotated"), [(14, 1.0, 14), (10, 0.85, 8), (14, 0.5, 6)]
 )
 def test_rotary_layouts_and_partial_rotation(case, layout, features, fraction, rotated):
-    remap, distance = CASES[case]
-    scheme = scheme_of(remap, features=features, layout=layout, fraction=fraction)
-    q, k, v = drawn(T, features)
-    expected = dense(q, k, v, matrix_of(list(range(T)), distance), rotated=rotated, layout=layout)
-    close(through(scheme, TokenPositions.plain(T), q, k, v), expected)
+    check(case, rotated=rotated, features=features, layout=layout, fraction=fraction)
 
 
-@pytest.mark.parametrize("case", ["rerope", "leaky", "self-extend", "dual-chunk"])
+@pytest.mark.parametrize("case", COMPOSED)
 def test_remaps_compose_with_scaling_and_amplitude(case):
-    """Interpolation divides what a remap shows; an amplitude of 1.3 multiplies every score by its
+    """Interpolation divides remapped distances; an amplitude of 1.3 multiplies every score by its
     square."""
-    remap, distance = CASES[case]
-    q, k, v = drawn(T)
-    shown = matrix_of(list(range(T)), distance)
-    scheme = scheme_of(remap, scaling={"name": "linear", "factor": 2.5})
-    close(through(scheme, TokenPositions.plain(T), q, k, v), dense(q, k, v, shown / 2.5))
-    scheme = scheme_of(remap, scaling={"name": "yarn", "factor": 1.0, "attention_factor": 1.3})
-    close(through(scheme, TokenPositions.plain(T), q, k, v), dense(q * 1.3, k * 1.3, v, shown))
+    check(case, divisor=2.5, scaling={"name": "linear", "factor": 2.5})
+    scaling = {"name": "yarn", "factor": 1.0, "attention_factor": 1.3}
+    check(case, amplitude=1.3, scaling=scaling)
 
 
-def test_dual_chunk_amplitude_matches_released_code():
+@pytest.mark.parametrize(("tokens", "length"), [(T, 64), (T, T), (16, 16)])
+def test_dual_chunk_amplitude_matches_released_code(tokens, length):
     """0.05 ln s + 1 on both cos and sin, s the declared length over L0, and none up to L0."""
-    remap, distance = CASES["dual-chunk"]
-    scheme = scheme_of({**remap, "mscale": True})
-    (q, k, v) = drawn(T)
-    shown = matrix_of(list(range(T)), distance)
-    for length, amplitude in ((64, 0.05 * math.log(4) + 1), (T, 0.05 * math.log(T / 16) + 1)):
-        expected = dense(q * amplitude, k * amplitude, v, shown)
-        close(through(scheme, TokenPositions.plain(T, length=length), q, k, v), expected)
-    assert scheme.depends_on_length and not scheme_of(remap).depends_on_length
-    q, k, v = drawn(L0)
-    shown = matrix_of(list(range(L0)), distance)
-    close(through(scheme, TokenPositions.plain(L0), q, k, v), dense(q, k, v, shown))
+    remap = {**CASES["dual-chunk"][0], "mscale": True}
+    amplitude = 0.05 * math.log(length / 16) + 1
+    positions = TokenPositions.plain(tokens, length=length)
+    check("dual-chunk", positions, amplitude=amplitude, remap=remap)
+    assert scheme_of("rope", remap=remap).depends_on_length
+    assert not scheme_of("rope", remap=CASES["dual-chunk"][0]).depends_on_length
 
 
-def test_self_extend_matches_paper_figure():
-    """Ten tokens, groups of two, four neighbors: the last query sees the first key six away."""
-    shown = shown_by({"name": "self_extend", "neighbors": 4, "group": 2}, 10)
-    assert [round(x) for x in shown[9].tolist()] == [6, 6, 5, 5, 4, 4, 3, 2, 1, 0]
-    assert [round(x) for x in shown[6, :7].tolist()] == [5, 5, 4, 3, 2, 1, 0]
+def mapped_by(remap: dict, tokens: int, **keys) -> list[list[int]]:
+    """The remapped distance of every pair, from the second of two pairs of features, which rotates
+    by 0.01 a token."""
+    scheme = scheme_of("rope", features=4, remap=remap, **keys)
+    unit = torch.eye(4, dtype=torch.float64)
+    plan = scheme.plan(context_of(scheme, TokenPositions.plain(tokens)))
+    zero = torch.zeros((), dtype=torch.int64)
+    n = torch.arange(tokens)
+    scores = []
+    for feature in (1, 3):
+        q = unit[1].expand(B, H, tokens, 4)
+        k = unit[feature].expand(B, G, tokens, 4)
+        total = torch.zeros(tokens, tokens, dtype=torch.float64)
+        for view in plan.read(q, plan.write(k)):
+            covered = view.mask.mask_mod(zero, zero, n[:, None], n[None, :])
+            total += torch.where(covered, view.q[0, 0] @ view.k[0, 0].T, 0.0)
+        scores.append(total)
+    mapped = (torch.atan2(scores[1], scores[0]) * 100).round().int().tolist()
+    return [row[: n + 1] for n, row in enumerate(mapped)]
 
 
-def test_dual_chunk_matches_paper_figure():
-    """Chunks of six and distances up to nine (their c − 1), the four nearest queries unclipped."""
-    shown = shown_by({"name": "dual_chunk", "chunk": 9, "local": 3}, 18)
-    # Keys stand at 0..5 again and again; from the next chunk queries stand at 6 7 8 9 9 9, later at
-    # 9.
-    rows = {
-        5: [5, 4, 3, 2, 1, 0],
-        6: [6, 5, 4, 3, 2, 1, 0],
-        9: [9, 8, 7, 6, 5, 4, 3, 2, 1, 0],
-        11: [9, 8, 7, 6, 5, 4, 5, 4, 3, 2, 1, 0],
-        12: [9, 8, 7, 6, 5, 4, 6, 5, 4, 3, 2, 1, 0],
-        17: [9, 8, 7, 6, 5, 4, 9, 8, 7, 6, 5, 4, 5, 4, 3, 2, 1, 0],
-    }
-    for n, row in rows.items():
-        assert [round(x) for x in shown[n, : n + 1].tolist()] == row, n
+def test_distances_of_the_papers_figures():
+    """Self-Extend: groups of two, four neighbors. Dual Chunk: chunks of six and distances up to
+    nine (their c − 1), the four nearest queries unclipped. StreamingLLM, section 3.2: with tokens 0
+    1 2 3 6 7 8 kept, decoding token 9, positions are 0 1 2 3 4 5 6 7."""
+    mapped = mapped_by({"name": "self_extend", "neighbors": 4, "group": 2}, 10)
+    assert mapped[9] == [6, 6, 5, 5, 4, 4, 3, 2, 1, 0]
+    assert mapped[6] == [5, 5, 4, 3, 2, 1, 0]
+    mapped = mapped_by({"name": "dual_chunk", "chunk": 9, "local": 3}, 18)
+    assert mapped[5] == [5, 4, 3, 2, 1, 0]
+    assert mapped[6] == [6, 5, 4, 3, 2, 1, 0]
+    assert mapped[9] == [9, 8, 7, 6, 5, 4, 3, 2, 1, 0]
+    assert mapped[11] == [9, 8, 7, 6, 5, 4, 5, 4, 3, 2, 1, 0]
+    assert mapped[12] == [9, 8, 7, 6, 5, 4, 6, 5, 4, 3, 2, 1, 0]
+    assert mapped[17] == [9, 8, 7, 6, 5, 4, 9, 8, 7, 6, 5, 4, 5, 4, 3, 2, 1, 0]
+    mapped = mapped_by({"name": "streaming"}, 10, window=4, sinks=4)[9]
+    assert mapped[:4] == [7, 6, 5, 4] and mapped[6:] == [3, 2, 1, 0]
 
 
 # (remap, number of tokens up to which it is plain RoPE, exactly)
-PLAIN = [
+PLAIN_UP_TO = [
     ({"name": "rerope", "distance": 7}, 8),
     ({"name": "leaky_rerope", "distance": 7, "factor": 2.0}, 8),
     ({"name": "leaky_rerope", "distance": 3, "factor": 1.0}, None),
@@ -155,17 +218,78 @@ PLAIN = [
 ]
 
 
-@pytest.mark.parametrize(("remap", "tokens"), PLAIN)
+@pytest.mark.parametrize(("remap", "tokens"), PLAIN_UP_TO)
 @torch.no_grad()
 def test_remap_equals_rope_at_short_distances_only(remap, tokens):
-    """Through the whole model. With w = 7 the distance 7 is shown as it is, so 8 tokens are."""
-    ours = build({"name": "rope", "remap": remap})
+    """Through the whole model. With w = 7 the distance 7 is kept, so 8 tokens are."""
+    remapped = build({"name": "rope", "remap": remap})
     plain = build("rope")
     for count in range(1, 14):
         text = ids(2, count)
-        apart = (
-            (ours(text, TokenPositions.plain(count)) - plain(text, TokenPositions.plain(count)))
-            .abs()
-            .max()
-        )
-        assert (apart < 1e-10) == (tokens is None or count <= tokens), count
+        difference = (remapped(text) - plain(text)).abs().max()
+        assert (difference < 1e-10) == (tokens is None or count <= tokens), count
+
+
+# Views by distance, which a fused kernel computes without gradients, and others.
+MERGED = {
+    "rerope": ({"name": "rerope", "distance": 4}, {}),
+    "rerope-window": ({"name": "rerope", "distance": 4}, {"window": 7}),
+    "rerope-window-inside": ({"name": "rerope", "distance": 9}, {"window": 7}),
+    "leaky": ({"name": "leaky_rerope", "distance": 5, "factor": 3.0}, {}),
+    "self_extend": ({"name": "self_extend", "neighbors": 6, "group": 3}, {}),
+    "lambda": ({"name": "lambda"}, KEPT),
+    "streaming": ({"name": "streaming"}, KEPT),
+}
+EXPLICIT = {
+    "lambda with another limit": ({"name": "lambda", "limit": 4}, KEPT),
+    "rerope with sinks": ({"name": "rerope", "distance": 4}, KEPT),
+    "three views": ({"name": "dual_chunk", "chunk": 8, "local": 3}, {}),
+}
+
+
+@pytest.fixture
+def _small_blocks(monkeypatch):
+    monkeypatch.setattr("model.attention.mask.QUERY_BLOCK", 4)
+    monkeypatch.setattr("model.attention.mask.WIDE_BLOCK", 4)
+
+
+def views_of(case, positions: TokenPositions = PLAIN, queries: int = T):
+    remap, window = case
+    scheme = scheme_of("rope", theta=THETA, remap=remap, **window)
+    q, k, v = drawn(T)
+    plan = scheme.plan(context_of(scheme, positions, queries=queries))
+    return plan.read(q[:, :, -queries:], plan.write(k)), v
+
+
+@pytest.mark.parametrize("case", MERGED)
+@pytest.mark.parametrize("queries", [T, 6])
+@pytest.mark.usefixtures("_small_blocks")
+@torch.no_grad()
+def test_merged_views_equal_the_dense_kernel(case, queries):
+    views, v = views_of(MERGED[case], queries=queries)
+    assert choose(views, v, None, "cpu") == "merged"
+    merged = attend(views, v, D**-0.5)
+    close(merged, attend(views, v, D**-0.5, "dense"), atol=1e-12)
+    single = [replace(view, q=view.q.float(), k=view.k.float()) for view in views]
+    close(attend(single, v.float(), D**-0.5).double(), merged, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", EXPLICIT)
+@torch.no_grad()
+def test_other_views_stay_explicit(case):
+    views, v = views_of(EXPLICIT[case])
+    assert choose(views, v, None, "cpu") == "explicit"
+
+
+@torch.no_grad()
+def test_gaps_gradients_and_sink_logits_stay_explicit():
+    """Where distances in positions are not distances of keys, and where the kernel has no backward
+    pass."""
+    views, v = views_of(MERGED["rerope"])
+    assert choose(views, v, torch.zeros(6), "cpu") == "explicit"
+    with torch.enable_grad():
+        assert choose(views, v, None, "cpu") == "explicit"
+    position = torch.where(PLAIN.order < 9, PLAIN.order, PLAIN.order + 5)
+    gaps = replace(PLAIN, position=position, position_end=T + 5, unit_steps=False)
+    views, v = views_of(MERGED["rerope"], gaps)
+    assert choose(views, v, None, "cpu") == "explicit"

@@ -1,6 +1,7 @@
-"""xPos, learned frequencies, FoPE and PoPE against their formulas.
+"""xPos, learned frequencies, FoPE, PoPE and hyperbolic rotations against their formulas.
 
 Every score is computed in float64, head by head and pair by pair, from the published formula.
+Positions are large, fractional and have gaps; 37 tokens are two blocks of 16 and a remainder.
 """
 
 from __future__ import annotations
@@ -10,30 +11,57 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import Tensor
 
-from model import SCHEMES, ModelError, TokenPositions, Transformer
+from model import ModelError, TokenPositions, Transformer
 from model.attention.kernels import attend
-from model.position import HeadGeometry
 from model.position.rotation import rotate
-from model.position.schemes.pope import Pope
-from model.position.schemes.xpos import XPos
-from tests.model.alone import at
-from tests.model.dense_remap import B, D, G, H, context_of, drawn
-from tests.model.rotated import (
+from tests.model.alone import (
     L0,
-    LAYOUTS,
-    POSITIONS,
-    THETA,
-    answers,
+    B,
+    at,
+    attended,
     by_head,
+    close_for_tokens,
+    context_of,
     distances,
-    made,
-    pair_of,
-    rope_pair,
-    spelled_out,
-    through,
+    doubles,
+    drawn,
+    put,
+    scheme_of,
+    visible,
+    weighted,
 )
-from tests.model.zoo import LAYERS, V, close, ids, settings_of
+from tests.model.zoo import LAYERS, D, G, H, V, close, ids, packed, settings_of
+
+THETA = 50.0
+POSITIONS = [0, 1, 2, 4.5, 5, 5.25, 9, 30, 31, 32.5]
+POSITIONS += [*range(33, 53), 90, 91, 91.5, 92, 700, 701, 5000]
+TOKENS = at(POSITIONS, 9000)
+LAYOUTS = ["half", "interleaved"]
+every_layout = pytest.mark.parametrize("layout", LAYOUTS)
+every_share = pytest.mark.parametrize("share", ["model", "layer", "head"])
+
+
+def pair_of(x: Tensor, k: int, layout: str) -> tuple[Tensor, Tensor]:
+    """The features (·, T) of a pair of x (·, T, D)."""
+    first, second = (k, k + D // 2) if layout == "half" else (2 * k, 2 * k + 1)
+    return x[..., first], x[..., second]
+
+
+def products(a: Tensor, b: Tensor) -> Tensor:
+    """(B, T) and (B, T) → (B, T, T)."""
+    return a[..., :, None] * b[..., None, :]
+
+
+def scores_of(q: Tensor, k: Tensor, score) -> Tensor:
+    """(B, H, T, T) of score(q (B, T, D), k, key/value head, pair), summed over pairs."""
+    k = by_head(k)
+    heads = [
+        sum(score(q[:, h], k[:, h], h // (H // G), pair) for pair in range(D // 2))
+        for h in range(H)
+    ]
+    return torch.stack(heads, dim=1) * D**-0.5
 
 
 def test_angles_per_head_rotate_each_head_separately():
@@ -42,165 +70,212 @@ def test_angles_per_head_rotate_each_head_separately():
     cos = angles.cos()
     sin = angles.sin()
     for layout in LAYOUTS:
-        turned = rotate(q, cos, sin, layout)
+        rotated = rotate(q, cos, sin, layout)
         for h in range(H):
             alone = rotate(q[:, h : h + 1], cos[:, h], sin[:, h], layout)
-            close(turned[:, h : h + 1], alone, atol=0)
+            close(rotated[:, h : h + 1], alone, atol=0)
 
 
-# Learned frequencies
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("share", ["model", "layer", "head"])
+@every_layout
+@every_share
 def test_learned_frequencies_are_exponentials_of_the_parameters(share, layout):
-    scheme = made("learned_rope", share=share, layout=layout)
-    (q, k, v) = drawn(len(POSITIONS))
+    scheme = scheme_of("learned_rope", spread=0.4, theta=THETA, share=share, layout=layout)
+    q, k, v = drawn(len(POSITIONS))
     ratios = scheme.log_ratio.detach()
-    d = distances(POSITIONS)
     assert ratios.shape == ((G, D // 2) if share == "head" else (D // 2,)) and ratios.std() > 0.1
+    d = distances(POSITIONS)
 
     def score(q, k, group, pair):
-        learned = float(ratios[group, pair] if share == "head" else ratios[pair])
-        omega = math.log(THETA) * (-2 * pair / D) + learned
-        return rope_pair(q, k, pair_of(pair, layout), d * math.exp(omega))
+        ratio = float(ratios[group, pair] if share == "head" else ratios[pair])
+        angle = d * math.exp(math.log(THETA) * (-2 * pair / D) + ratio)
+        qa, qb = pair_of(q, pair, layout)
+        ka, kb = pair_of(k, pair, layout)
+        same = products(qa, ka) + products(qb, kb)
+        return same * angle.cos() + (products(qa, kb) - products(qb, ka)) * angle.sin()
 
-    found = through(scheme, at(POSITIONS, 9000), q, k, v)
-    close(found, answers(spelled_out(q, k, score), v), atol=1e-9)
+    close(attended(scheme, TOKENS, q, k, v), weighted(scores_of(q, k, score), v), atol=1e-9)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("share", ["model", "layer", "head"])
+@every_layout
+@every_share
 @torch.no_grad()
 def test_initial_learned_frequencies_equal_rope(share, layout):
-    both = [
-        Transformer(settings_of({"name": name, "layout": layout, **keys}), V, L0)
-        .double()
-        .initialize(4)
-        for name, keys in (("rope", {}), ("learned_rope", {"share": share}))
-    ]
-    tokens = ids(2, 19)
-    close(
-        both[1](tokens, TokenPositions.plain(19)),
-        both[0](tokens, TokenPositions.plain(19)),
-        atol=1e-12,
-    )
-    assert len(both[1].position) == (1 if share == "model" else LAYERS)
+    def model_of(**keys) -> Transformer:
+        return Transformer(settings_of({**keys, "layout": layout}), V, L0).double().initialize(4)
+
+    learned = model_of(name="learned_rope", share=share)
+    close(learned(ids(2, 19)), model_of(name="rope")(ids(2, 19)), atol=1e-12)
+    assert len(learned.position) == (1 if share == "model" else LAYERS)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @torch.no_grad()
-def test_learned_angles_are_accurate_at_a_million():
+def test_learned_angles_are_accurate_at_a_million(dtype):
     """math.cos reduces its argument exactly; an angle in float32 would be off by up to 0.06."""
-    for dtype in (torch.float32, torch.bfloat16):
-        scheme = made("learned_rope", features=64, theta=10_000.0, spread=0).to(dtype)
-        (start,) = scheme.tables(TokenPositions.plain(1), torch.float32)[0]
-        cos, sin = scheme._turns(torch.tensor([[999_983]]), start)
-        assert cos.dtype == torch.float32
-        for pair in range(32):
-            angle = 999_983 * 10_000.0 ** (-pair / 32)
-            assert float(cos[0, 0, pair]) == pytest.approx(math.cos(angle), abs=3e-7)
-            assert float(sin[0, 0, pair]) == pytest.approx(math.sin(angle), abs=3e-7)
-
-
-# xPos
+    scheme = scheme_of("learned_rope", features=64).to(dtype)
+    (start,) = scheme.tables(TokenPositions.plain(1), torch.float32)[0]
+    cos, sin = scheme._turns(torch.tensor([[999_983]]), start)
+    assert cos.dtype == torch.float32
+    for pair in range(32):
+        angle = 999_983 * 10_000.0 ** (-pair / 32)
+        assert float(cos[0, 0, pair]) == pytest.approx(math.cos(angle), abs=3e-7)
+        assert float(sin[0, 0, pair]) == pytest.approx(math.sin(angle), abs=3e-7)
 
 
 def test_xpos_scores_match_released_code():
     """Typed from torchscale's xpos_relative_position.py; interleaved pairs, S = 512, γ = 0.4."""
-    scheme, (q, k, v), count = made("xpos", theta=10_000.0), drawn(29), 29
-    scale = (torch.arange(0, D, 2, dtype=torch.float64) + 0.4 * D) / (1.4 * D)
-    low = -count // 2
-    scale = scale ** (torch.arange(low, count + low, dtype=torch.float64) / 512)[:, None]
-    angles = torch.arange(count, dtype=torch.float64)[:, None] / 10_000 ** (
-        torch.arange(D // 2, dtype=torch.float64) / (D // 2)
-    )
+    count = 29
+    q, k, v = drawn(count)
+    n = torch.arange(count, dtype=torch.float64)[:, None]
+    base = (torch.arange(0, D, 2, dtype=torch.float64) + 0.4 * D) / (1.4 * D)
+    scale = base ** ((n - count // 2) / 512)
+    angles = n / 10_000 ** (torch.arange(D // 2, dtype=torch.float64) / (D // 2))
 
-    def turned(x, scale):
+    def rotated(x, scale):
         every_two = torch.stack((-x[..., 1::2], x[..., ::2]), dim=-1).flatten(-2)
         cos, sin = ((f * scale).repeat_interleave(2, dim=-1) for f in (angles.cos(), angles.sin()))
         return x * cos + every_two * sin
 
-    scores = turned(q, scale) @ turned(by_head(k), 1 / scale).transpose(-1, -2)
-    close(through(scheme, TokenPositions.plain(count), q, k, v), answers(scores, v))
+    scores = rotated(q, scale) @ rotated(by_head(k), 1 / scale).mT * D**-0.5
+    ours = attended(scheme_of("xpos"), TokenPositions.plain(count), q, k, v)
+    close(ours, weighted(scores, v))
 
 
 def test_xpos_maximum_length_avoids_float32_overflow():
     """Outputs and gradients of the last positions are as good as anywhere; the next one is
     refused."""
-    settings = SCHEMES["xpos"][0]()
-    scheme = XPos(settings, HeadGeometry(28, H, D, L0, L0, G))
+    scheme = scheme_of("xpos")
     assert scheme.limit == 26_157  # 64·512 / ln 3.5 = 26156.6
-    last = range(scheme.limit - 12, scheme.limit)
+    positions = at([*range(scheme.limit - 12, scheme.limit)], 1)
     results = []
     for dtype in (torch.float64, torch.float32):
         q, k, v = (x.to(dtype).requires_grad_() for x in drawn(12))
-        positions = at(list(last), 1)
-        plan = scheme.plan(
-            replace(context_of(scheme, positions), tables=scheme.tables(positions, dtype))
-        )
+        plan = scheme.plan(context_of(scheme, positions, dtype=dtype))
         out = attend(plan.read(q, plan.write(k)), v, D**-0.5)
         (out.square().sum() * 1e-8).backward()  # of the size of a mean over a large batch
         results.append((out.detach(), q.grad * 1e8, k.grad * 1e8))
-    for exact, found in zip(*results, strict=True):
-        close(found.double(), exact, atol=1e-4)
+    for exact, single in zip(*results, strict=True):
+        close(single.double(), exact, atol=1e-4)
     model = Transformer(settings_of({"name": "xpos"}), V, L0)
     with pytest.raises(ModelError, match=r"'xpos' .* 26156"):
         model(ids(1, 2), at([0, scheme.limit], 1))
 
 
-# FoPE
-
-
+@every_layout
 @pytest.mark.parametrize("clipped", ["identity", "ones"])
-@pytest.mark.parametrize("layout", LAYOUTS)
 def test_fope_mixes_kept_frequencies(layout, clipped):
-    scheme = made("fope", layout=layout, clipped=clipped, max_length=40)
-    (q, k, v) = drawn(len(POSITIONS))
-    kept = [
-        THETA ** (-2 * p / D) for p in range(D // 2) if THETA ** (-2 * p / D) >= 2 * math.pi / 40
-    ]
+    keys = {"theta": THETA, "layout": layout, "clipped": clipped, "max_length": 40}
+    scheme = scheme_of("fope", spread=0.4, **keys)
+    q, k, v = drawn(len(POSITIONS))
+    spectrum = [THETA ** (-2 * pair / D) for pair in range(D // 2)]
+    kept = doubles([theta for theta in spectrum if theta >= 2 * math.pi / 40])
     assert len(kept) == 3 and scheme.cos_mix.shape == (G, 3, 3)
-    n = torch.tensor(POSITIONS, dtype=torch.float64)
+    angles = doubles(POSITIONS)[:, None] * kept
 
-    def turned(x, group, pair):  # x (B, T, D) → the pair's two features
-        a, b = (x[..., f] for f in pair_of(pair, layout))
-        if pair < 3:
-            cos = sum(scheme.cos_mix[group, j, pair] * (n * kept[j]).cos() for j in range(3))
-            sin = sum(scheme.sin_mix[group, j, pair] * (n * kept[j]).sin() for j in range(3))
-        else:
-            cos = 1.0
-            sin = 1.0 if clipped == "ones" else 0.0
+    def rotated(x, group, pair):
+        a, b = pair_of(x, pair, layout)
+        if pair >= 3:
+            sin = float(clipped == "ones")
+            return a - b * sin, a * sin + b
+        cos = angles.cos() @ scheme.cos_mix[group, :, pair]
+        sin = angles.sin() @ scheme.sin_mix[group, :, pair]
         return a * cos - b * sin, a * sin + b * cos
 
     def score(q, k, group, pair):
-        (qa, qb), (ka, kb) = turned(q, group, pair), turned(k, group, pair)
-        return qa[..., None] * ka[..., None, :] + qb[..., None] * kb[..., None, :]
+        qa, qb = rotated(q, group, pair)
+        ka, kb = rotated(k, group, pair)
+        return products(qa, ka) + products(qb, kb)
 
-    close(
-        through(scheme, at(POSITIONS, 9000), q, k, v),
-        answers(spelled_out(q, k, score), v),
-        atol=1e-9,
-    )
-
-
-# PoPE
+    close(attended(scheme, TOKENS, q, k, v), weighted(scores_of(q, k, score), v), atol=1e-9)
 
 
 def test_pope_of_two_tokens_by_hand():
     """Frequencies 1 and 1/10; a key at 2 and a query at 3, so that d = 1. Magnitudes 1, 2 and 3,
     1/2; phases −π/2 and −π. Score: 1·3·cos(1 + π/2) + 2·½·cos(0.1 + π) = −3 sin 1 − cos 0.1."""
-    scheme = Pope(SCHEMES["pope"][0](theta=100.0), HeadGeometry(4, H, 2, L0, L0, G)).double()
-    with torch.no_grad():
-        scheme.phase.copy_(torch.tensor([-math.pi / 2, -math.pi]))
-    inverse = [math.log(math.expm1(m)) for m in (1, 2, 3, 0.5)]  # of softplus
-    q = torch.tensor(inverse[:2]).double().expand(B, H, 2, 2)
-    k = torch.tensor(inverse[2:]).double().expand(B, G, 2, 2)
+    scheme = put(scheme_of("pope", features=2, theta=100.0), phase=[-math.pi / 2, -math.pi])
+    inverse = doubles([math.log(math.expm1(m)) for m in (1, 2, 3, 0.5)])  # of softplus
     plan = scheme.plan(context_of(scheme, at([2, 3], 4)))
-    (view,) = plan.read(q, plan.write(k))
+    k = plan.write(inverse[2:].expand(B, G, 2, 2))
+    (view,) = plan.read(inverse[:2].expand(B, H, 2, 2), k)
     assert view.q.shape == (B, H, 2, 4) and view.k.shape == (B, G, 2, 4)
     score = (view.q[0, 0, 1] @ view.k[0, 0, 0]).item()
     assert score == pytest.approx(-3 * math.sin(1) - math.cos(0.1), abs=1e-6)
     assert not plan.linear  # a temperature scales the queries of the view
 
 
-# Gradients and settings
+def decays(q, k, d, fastest: float, margin: float) -> Tensor:
+    """(B, H, T, T) Σ_k e^(−(θ' − θ_k)d) u_q u_k + e^(−(θ' + θ_k)d) w_q w_k."""
+    damping = fastest * (1 + margin)
+
+    def score(q, k, group, pair):
+        theta = fastest * THETA ** (-2 * pair / D)
+        qa, qb = pair_of(q, pair, "half")
+        ka, kb = pair_of(k, pair, "half")
+        u = (-(damping - theta) * d).exp() * products(qa + qb, ka + kb) / 2
+        return u + (-(damping + theta) * d).exp() * products(qa - qb, ka - kb) / 2
+
+    return scores_of(q, k, score)
+
+
+def test_hyperbolic_hope_is_a_decay_of_each_channel():
+    """Dai et al.'s matrix of cosh and sinh, pair by pair as printed, is a decay of u and of w."""
+    q, k, v = drawn(21)
+    d = distances(range(21))
+
+    def printed(q, k, group, pair):
+        theta = 0.7 * THETA ** (-2 * pair / D)
+        qa, qb = pair_of(q, pair, "half")
+        ka, kb = pair_of(k, pair, "half")
+        same = products(qa, ka) + products(qb, kb)
+        crossed = products(qa, kb) + products(qb, ka)
+        damping = (-d * 0.7 * (1 + 0.3)).exp()
+        return damping * ((d * theta).cosh() * same + (d * theta).sinh() * crossed)
+
+    scores = scores_of(q, k, printed)
+    close(scores.tril(), decays(q, k, d, 0.7, 0.3).tril(), atol=1e-12)
+    scheme = scheme_of("hyperbolic", theta=THETA, fastest=0.7, margin=0.3)
+    for kernel in ("auto", "dense"):
+        ours = attended(scheme, TokenPositions.plain(21), q, k, v, kernel)
+        close(ours, weighted(scores, v), atol=1e-12)
+
+
+def test_hyperbolic_documents_at_any_offset():
+    """Documents of one row at positions thousands apart, in both directions: their keys never meet,
+    neither in the outputs nor in the gradients, where a factor without bound of a masked pair would
+    leave 0·∞."""
+    positions = packed([[3, 18, 5, 11], [20, 17]])
+    starts = [doubles([0.5, 4000, 9000, 20]), doubles([0, 7000])]
+    offsets = torch.stack([starts[r][positions.document[r]] for r in range(B)])
+    positions = replace(positions, position=positions.position + offsets, position_end=9006)
+    seen = visible(positions, 37)
+    scheme = scheme_of("hyperbolic", theta=THETA, fastest=0.9, margin=0.1)
+
+    def dense(q, k, v):
+        d = torch.stack([distances(row.tolist()) for row in positions.position]) * seen[:, 0]
+        return weighted(decays(q, k, d, 0.9, 0.1), v, seen)
+
+    results = []
+    for attention in (dense, lambda q, k, v: attended(scheme, positions, q, k, v)):
+        leaves = [x.requires_grad_() for x in drawn(37)]
+        out = attention(*leaves)
+        results.append([out, *torch.autograd.grad(out.square().sum(), leaves)])
+    for expected, ours in zip(*results, strict=True):
+        close(ours, expected, atol=1e-11)
+
+
+@pytest.mark.parametrize("layout", ["plain", "packed"])
+@pytest.mark.parametrize("window", [{}, {"window": 40, "sinks": 3}, {"window": 7, "sinks": 3}])
+def test_hyperbolic_across_kernel_blocks_with_window_and_sinks(window, layout):
+    """Past QUERY_BLOCK keys come as a range, as sinks and a range, or in packed rows all at once.
+    Positions are 30 apart: a key of a block's own queries taken for an earlier one would
+    overflow."""
+    count = 300
+    q, k, v = drawn(count)
+    scheme = scheme_of("hyperbolic", theta=THETA, fastest=2.0, margin=1e-4, **window)
+    positions = TokenPositions.plain(count) if layout == "plain" else packed([[count], [count]])
+    positions = replace(
+        positions, position=positions.position * 30, position_end=30 * count, unit_steps=False
+    )
+    logits = decays(q, k, distances(range(0, 30 * count, 30)), 2.0, 1e-4)
+    expected = weighted(logits, v, visible(positions, count, **window))
+    close_for_tokens(attended(scheme, positions, q, k, v), expected, positions, atol=1e-11)

@@ -92,7 +92,7 @@ def test_invalid_settings_name_their_key(key, position):
         ({"heads": 6, "kv_heads": 4, "head_dim": 4}, "kv_heads"),
         ({"layers": 0}, "layers"),
         ({"norm_eps": 0}, "norm_eps"),
-        ({"position": {"name": "pattern", "layers": ["a", "b"], "kinds": {"a": {}}}}, "kinds"),
+        ({"pattern": ["a", "b"], "kinds": {"a": {}}}, "kinds"),
     ],
     ids=str,
 )

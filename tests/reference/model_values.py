@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from model import Cache, ModelSettings, TokenPositions, Transformer
+from model.model_settings import without_pattern_scheme
 
 TOKENS = 19
 PIECES = (5, 1, 1, 4)  # tokens per pass through the cache; the rest follow one by one
@@ -25,7 +26,8 @@ def main(out: str, *names: str) -> None:
     stored = json.loads(Path(__file__).with_name("model_cases.json").read_text(encoding="utf-8"))
     values = {}
     for name in names or stored["cases"]:
-        settings = ModelSettings(**stored["sizes"], **stored["cases"][name])
+        case = without_pattern_scheme(stored["cases"][name])
+        settings = ModelSettings(**stored["sizes"], **case)
         model = Transformer(settings, stored["vocab_size"], stored["train_length"])
         for key, value in case_values(model).items():
             values[f"{name}/{key}"] = value.detach().numpy()

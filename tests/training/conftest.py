@@ -45,6 +45,7 @@ def overrides(corpus, prepared_root) -> list[str]:
         "data.tokenizer.name=bytes",
         "data.valid_fraction=0.2",
         f"data.root={prepared_root}",
+        "training.precision=float32",
         "training.batch_size=8",
         "training.tokens=2304",
         "training.log_interval=4",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,8 +18,10 @@ from settings.load import ConfigError, apply_overrides, load_settings
 L0 = 32
 SHAPE = ["model.dim=24", "model.heads=2", "model.layers=3", f"train_length={L0}"]
 SHAPE += ["training.validation.targets=8"]
-KINDS = "{near: {name: rope, window: 8}, far: {name: none}}"
-PATTERN = f"{{name: pattern, layers: [near, near, far], kinds: {KINDS}}}"
+PATTERN = [
+    "model.pattern=[near, near, far]",
+    "model.kinds={near: {position: {name: rope, window: 8}}, far: {position: {name: none}}}",
+]
 
 ALL = [
     ["window=16"],
@@ -179,54 +182,58 @@ def test_position_limits():
     assert longest_input(trained()) is None
 
 
+def schemes(settings: RunSettings) -> dict[str, Any]:
+    return {name: kind.position for name, kind in settings.model.resolved_kinds.items()}
+
+
 def test_pattern_applies_override_to_every_supporting_layer_type():
-    root = trained(f"model.position={PATTERN}")
-    kinds = override(root, ["model.position.scaling.name=yarn"]).model.kinds
-    assert kinds["near"].scaling.name == "yarn" and kinds["far"] == root.model.kinds["far"]
-    kinds = override(root, ["model.position.temperature={name: log_n}"]).model.kinds
-    assert kinds["near"].temperature.name == kinds["far"].temperature.name == "log_n"
-    assert kinds["near"].window == 8
+    root = trained(*PATTERN)
+    far = schemes(root)["far"]
+    changed = schemes(override(root, ["model.position.scaling.name=yarn"]))
+    assert changed["near"].scaling.name == "yarn" and changed["far"] == far
+    changed = schemes(override(root, ["model.position.temperature={name: log_n}"]))
+    assert changed["near"].temperature.name == changed["far"].temperature.name == "log_n"
+    assert changed["near"].window == 8
     # All of a rule or none of it: no rotation, no window for a remap either.
-    lambda_rule = ["window=7", "sinks=3", "remap={name: lambda}"]
-    kinds = override(root, of("pattern", lambda_rule)).model.kinds
-    assert (kinds["near"].window, kinds["near"].remap.name) == (7, "lambda")
-    assert kinds["far"] == root.model.kinds["far"]
+    changed = schemes(
+        override(root, of("pattern", ["window=7", "sinks=3", "remap={name: lambda}"]))
+    )
+    assert (changed["near"].window, changed["near"].remap.name) == (7, "lambda")
+    assert changed["far"] == far
     # One kind by its name, beside a rule for all.
-    kinds = override(
-        root, ["model.position.window=4", "model.position.kinds.far.window=20"]
-    ).model.kinds
-    assert (kinds["near"].window, kinds["far"].window) == (4, 20)
+    both = ["model.position.window=4", "model.kinds.far.position.window=20"]
+    changed = schemes(override(root, both))
+    assert (changed["near"].window, changed["far"].window) == (4, 20)
 
 
 def test_pattern_keeps_narrower_windows_by_default():
-    root = trained(f"model.position={PATTERN}")
-    kinds = override(root, ["model.position.window=16"]).model.kinds
+    root = trained(*PATTERN)
+    kinds = schemes(override(root, ["model.position.window=16"]))
     assert (kinds["near"].window, kinds["far"].window) == (8, 16)
-    wide = override(root, ["model.position.kinds.near.window=16"])
-    assert wide.model.kinds["near"].window == 16 and widens(root, wide)
-    assert widens(root, override(root, ["model.position.kinds.near.window=null"]))
+    wide = override(root, ["model.kinds.near.position.window=16"])
+    assert schemes(wide)["near"].window == 16 and widens(root, wide)
+    assert widens(root, override(root, ["model.kinds.near.position.window=null"]))
     assert not widens(root, override(root, ["model.position.window=16"]))
+    narrow = apply_overrides(root, ["model.kinds.far.position.window=8"])
     with pytest.raises(ModelError, match=r"(?s)no layer kind .*near: its window of 8 is narrower"):
-        override(
-            apply_overrides(root, ["model.position.kinds.far.window=8"]),
-            ["model.position.window=16"],
-        )
+        override(narrow, ["model.position.window=16"])
 
 
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["model.position.kinds.far.scaling.name=yarn"], "model.position.kinds.far.scaling"),
+        (["model.kinds.far.position.scaling.name=yarn"], "model.kinds.far.position.scaling"),
         (
-            ["model.position.kinds.near.layout=interleaved"],
-            "model.position.kinds.near.layout cannot be",
+            ["model.kinds.near.position.layout=interleaved"],
+            "model.kinds.near.position.layout cannot be",
         ),
         (
-            ["model.position.kinds.far.name=alibi"],
-            "kinds.far.name: trained with 'none', cannot become",
+            ["model.kinds.far.position.name=alibi"],
+            "kinds.far.position.name: trained with 'none', cannot become",
         ),
-        (["model.position.layers=[near, far]"], "pattern of layers cannot be changed"),
-        (["model.position.name=rope"], "pattern of layers cannot be changed"),
+        (["model.pattern=[near, far]"], "model.pattern is part of the trained weights"),
+        (["model.kinds.far.gate=head"], "model.kinds.far: only its position"),
+        (["model.position.kinds.near.window=4"], "model.kinds.KIND.position"),
         (["model.position.stretch=auto"], r"no layer kind supports it\n +near: .*\n +far: .*"),
         (
             ["model.position.layout=interleaved"],
@@ -236,7 +243,7 @@ def test_pattern_keeps_narrower_windows_by_default():
 )
 def test_pattern_errors_name_valid_overrides_per_layer_type(overrides, message):
     with pytest.raises((ModelError, ConfigError), match=message) as refused:
-        override(trained(f"model.position={PATTERN}"), overrides)
+        override(trained(*PATTERN), overrides)
     text = str(refused.value)
     assert (
         text.count("legal for layers of kind 'near' trained with 'rope': remap, resonance, ") == 1

@@ -156,9 +156,10 @@ def test_sampled_positions_do_not_recompile(name, scheme):
 
 
 LEARNED = "model.position={name: learned, max_length: 300}"
-PATTERN = (
-    "model.position={name: pattern, layers: [a, b], kinds: {a: {name: rope}, b: {name: learned}}}"
-)
+PATTERN = [
+    "model.pattern=[a, b]",
+    "model.kinds={a: {position: {name: rope}}, b: {position: {name: learned}}}",
+]
 
 
 @pytest.mark.parametrize(
@@ -168,7 +169,7 @@ PATTERN = (
             [LEARNED, "data.positions.name=cape"],
             "model.position.name = learned ",
         ),
-        ([PATTERN, "data.positions.name=cape"], "model.position.kinds.b.name = learned "),
+        ([*PATTERN, "data.positions.name=cape"], "model.kinds.b.position.name = learned "),
         (
             [LEARNED, "data.positions.name=random_subset"],
             r"\(random_subset: max_length 2048, per row\) .* up to 2047, .* end at 299: .* to 2048",

@@ -208,9 +208,11 @@ def test_invalid_position_changes_are_rejected(changes, message):
 
 
 def test_position_change_applies_to_every_supporting_layer_type():
-    kinds = "{name: pattern, layers: [near, far], kinds: {near: {name: rope, window: 5}, far: {name: none}}}"
-    near, far = stages_of(settings([(5, DROP)], f"model.position={kinds}"))[1].model.kinds.values()
-    assert near.scaling.name == "drop" and near.window == 5 and far.name == "none"
+    kinds = "{near: {position: {name: rope, window: 5}}, far: {position: {name: none}}}"
+    changed = settings([(5, DROP)], "model.pattern=[near, far]", f"model.kinds={kinds}")
+    near, far = stages_of(changed)[1].model.resolved_kinds.values()
+    assert near.position.scaling.name == "drop" and near.position.window == 5
+    assert far.position.name == "none"
 
 
 def test_position_changes_affect_identity():

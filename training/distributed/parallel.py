@@ -8,8 +8,10 @@ be tested on any machine.
 import os
 import socket
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -20,7 +22,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from errors import RANK_LOST, TrainingError
+from errors import FAILED, RANK_LOST, TrainingError, printable
 from model import ContextShard, Transformer
 from model.attention.sharding import is_broken_link
 from run_directory.process_group import ALONE, HostGroup, ProcessGroup, error_barrier
@@ -37,8 +39,10 @@ from training.distributed.launch import (
 T = TypeVar("T")
 # A process that does not arrive at a collective of a step within this time is lost.
 STEP_TIMEOUT = timedelta(seconds=300)
-# The same where one process works while the others wait: data, saving, hashing, samples.
-HOST_TIMEOUT = timedelta(hours=24)
+# The same where one process works while the others wait: hashing of the text, saving, samples.
+HOST_TIMEOUT = timedelta(minutes=15)
+POLL = 0.5  # seconds between two looks for an error of another process
+FAILURE_SEEN = 5.0  # seconds that a process which fails waits for the others to read its message
 
 
 class Parallel(ProcessGroup):
@@ -49,7 +53,8 @@ class Parallel(ProcessGroup):
 
     Attributes:
         device_type: of the devices that the run is meant for, which `--world` simulates on a CPU.
-        autocast_dtype: of forward passes; None: no autocast.
+        autocast_dtype: of forward passes; None: no autocast. The launch sets it where
+            training.precision is auto.
         saving_group, error_group: a sharded model is saved by all processes, which report errors
             over `saving_group`. Otherwise the main process saves it and reports errors over
             `error_group`.
@@ -71,7 +76,7 @@ class Parallel(ProcessGroup):
         self.device_type = self.device.type
         self.rank: int = self._accelerator.process_index
         self.world: int = self._accelerator.num_processes
-        self.autocast_dtype = autocast_type(t.precision, self.device)
+        self.autocast_dtype = autocast_type(t.precision)
         check_world(t, os.environ, self.world)
         sharding = t.parallel.sharding
         if sharding == "auto":
@@ -162,8 +167,7 @@ class Parallel(ProcessGroup):
             compiled: compile the training pass; None: on a GPU.
 
         Sharding changes the model in place: its parameters become DTensors, so create optimizers
-            afterwards,
-        and call it on every process, also for evaluation.
+        afterwards, and call it on every process, also for evaluation.
         """
         checkpointing = self.settings.checkpointing
         model.checkpoint_blocks(checkpointing)
@@ -234,17 +238,26 @@ class Parallel(ProcessGroup):
     def connected(self) -> Iterator[None]:
         """Leave the process group at the end of the block, once every process has finished.
 
-        Where another process is lost in the block, exit with RANK_LOST: an orderly shutdown would
-            wait
+        Where a process raises an error in the block, the others print its message and exit with
+        FAILED. Where another process is lost, exit with RANK_LOST: an orderly shutdown would wait
         for it again.
         """
+        if self.world == 1:
+            yield
+            self.end()
+            return
+        failure = SharedFailure(self.rank, self.world)
         try:
             yield
             self.end()
         except Exception as error:
-            if self.world > 1 and is_broken_link(error):
+            if is_broken_link(error):
+                failure.exit_if_known()
                 self._exit_lost(error)
+            failure.share(str(error) or type(error).__name__)
             raise
+        finally:
+            failure.close()
 
     def end(self) -> None:
         """Leave the process group once every process has finished; gloo aborts a process that still
@@ -264,6 +277,50 @@ class Parallel(ProcessGroup):
             flush=True,
         )
         os._exit(RANK_LOST)
+
+
+class SharedFailure:
+    """The error of the first process that fails, in the store that connects the processes.
+
+    A process that waits in a collective cannot raise it, so a thread prints it and exits.
+    """
+
+    def __init__(self, rank: int, world: int):
+        self._rank = rank
+        self._world = world
+        self._closed = threading.Event()
+        self._store = dist.distributed_c10d._get_default_store()
+        if dist.get_backend() != "fake":  # of simulated processes
+            threading.Thread(target=self._watch, daemon=True).start()
+
+    def share(self, message: str) -> None:
+        """Give the others the error of this process, unless one of them failed before."""
+        self.close()
+        with suppress(RuntimeError):  # the process that holds the store has ended
+            if self._store.add("failures", 1) > 1:
+                return
+            self._store.set("failure", f"process {self._rank}: {message}")
+            end = time.monotonic() + FAILURE_SEEN
+            while self._store.add("failures", 0) < self._world and time.monotonic() < end:
+                time.sleep(POLL / 10)
+
+    def exit_if_known(self) -> None:
+        """Exit with FAILED and the message of another process that failed."""
+        with suppress(RuntimeError):
+            if not self._closed.is_set() and self._store.check(["failure"]):
+                message = self._store.get("failure").decode()
+                self._store.add("failures", 1)
+                text = printable(f"error: (process {self._rank}) {message}")
+                print(text, file=sys.stderr, flush=True)
+                os._exit(FAILED)
+
+    def close(self) -> None:
+        """Stop looking for errors of other processes."""
+        self._closed.set()
+
+    def _watch(self) -> None:
+        while not self._closed.wait(POLL):
+            self.exit_if_known()
 
 
 def shard(
@@ -287,11 +344,6 @@ def shard(
     fully_shard(model, mesh=mesh)
 
 
-def autocast_type(precision: str, device: torch.device) -> torch.dtype | None:
-    """The autocast dtype: bfloat16 if requested, or on a GPU with native support under `auto`; else
-    None."""
-    # Without `including_emulation=False`, this is also true on older GPUs, where bfloat16 is much
-    # slower.
-    native = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-    own = precision == "auto" and native
-    return torch.bfloat16 if precision == "bfloat16" or own else None
+def autocast_type(precision: str) -> torch.dtype | None:
+    """The autocast dtype; None: no autocast."""
+    return torch.bfloat16 if precision == "bfloat16" else None

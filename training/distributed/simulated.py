@@ -85,8 +85,6 @@ class SimulatedParallel(Parallel):
         super().__init__(t)
         self._host = _Repeated(world)
         self.device_type = "cuda"
-        if t.precision in ("auto", "bfloat16"):
-            self.autocast_dtype = torch.bfloat16
 
     def _replicate(self, model: Transformer) -> nn.Module:
         # DDP compares and copies weights when it is created, and the fake group returns no result
@@ -255,7 +253,7 @@ def _part(
     # One document: masks of several take many small operations. They change collectives only in
     # layers with sinks, by their layout.
     positions = TokenPositions.plain(length)
-    has_sinks = any(choice.sinks for choice in settings.model.kinds.values())
+    has_sinks = any(kind.position.sinks for kind in settings.model.resolved_kinds.values())
     if settings.data.packing == "intra_document" and has_sinks:
         positions = replace(positions, layout="packed")
     return MicroBatch(tokens, tokens, positions, parallel.shard)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ast
 import builtins
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from interop.export.generated.sources import (
@@ -32,7 +32,6 @@ from interop.export.generated.sources import (
     resolve,
 )
 
-ALWAYS_KEPT = {"forward"}  # methods that PyTorch calls
 VALIDATORS = {"model_validator", "model_serializer", "field_validator"}
 
 # Replaces errors.py in the generated file, whose settings are plain objects, not pydantic models.
@@ -58,59 +57,46 @@ def _nested(key, value):
     if not isinstance(value, dict):
         return value
     settings_class = SETTINGS_CLASSES.get((key, value.get("name")))
-    if settings_class is None:  # the schemes of the layer kinds
-        return {kind: _nested("position", choice) for kind, choice in value.items()}
+    if settings_class is None:  # the kinds of layers
+        return {name: _nested("kind", kind) for name, kind in value.items()}
     return settings_class(**value)
 '''
 PROVIDED = {"ModelError", SETTINGS_BASE}
 
 
-@dataclass(frozen=True)
-class Registry:
-    """A dict literal of which only some entries are needed."""
-
-    name: str
-    keys: frozenset[str]
-
-
-def bundle(
-    roots: Sequence[tuple[str, str]],
-    *,
-    whole: Iterable[str] = (),
-    settings: Mapping[tuple[str, str | None], tuple[str, str]] | None = None,
-    registries: Sequence[Registry] = (),
-    header: str = "",
-) -> str:
-    """The source of a module that defines the roots and everything they need.
-
-    Args:
-        roots: (module, name) of the definitions that users of the file need.
-        whole: modules whose definitions are copied without omissions.
-        settings: (key, name) of nested settings → (module, class).
-        registries: dict literals to reduce, by name.
-        header: docstring of the file.
-
-    Raises:
-        RuntimeError: two definitions have the same name.
-    """
-    return _Bundle(set(whole), dict(settings or {}), {r.name: r.keys for r in registries}).run(
-        roots, header
-    )
-
-
 @dataclass
-class _Bundle:
-    whole: set[str]
+class Bundle:
+    """The source of a module that consists of definitions and everything they need.
+
+    Attributes:
+        whole: the module whose definitions are copied without omissions.
+        settings: (key, name) of nested settings → (module, class).
+        registries: the needed keys of dict literals, by name.
+        kept: (module, definition), an ordered set.
+        attributes: names of attributes that kept code refers to.
+        instantiated: settings classes that kept code creates.
+        external: imports from elsewhere, by name.
+    """
+
+    whole: str
     settings: dict[tuple[str, str | None], tuple[str, str]]
-    registries: dict[str, frozenset[str]]
-    # (module, definition), an ordered set
+    registries: dict[str, set[str]]
     kept: dict[tuple[str, str], None] = field(default_factory=dict)
     attributes: set[str] = field(default_factory=set)
     instantiated: set[tuple[str, str]] = field(default_factory=set)
-    external: dict[str, tuple[str, str | None]] = field(default_factory=dict)  # name → import
+    external: dict[str, tuple[str, str | None]] = field(default_factory=dict)
 
-    def run(self, roots: Sequence[tuple[str, str]], header: str) -> str:
-        for module, name in [*roots, *self.settings.values()]:
+    def source(self, roots: Sequence[str], header: str) -> str:
+        """The module.
+
+        Args:
+            roots: definitions of `whole` that users of the file need.
+            header: its docstring.
+
+        Raises:
+            RuntimeError: two definitions have the same name.
+        """
+        for module, name in [*((self.whole, root) for root in roots), *self.settings.values()]:
             self.kept[resolve(module, name)] = None
         while self._grow():
             pass
@@ -124,13 +110,8 @@ class _Bundle:
             own = [name for name in module_of(module).definitions if (module, name) in self.kept]
             if not own:
                 continue
-            about = (
-                (ast.get_docstring(module_of(module).tree) or "")
-                .split("\n\n")[0]
-                .replace("\n", " ")
-            )
             path = module_of(module).path.relative_to(ROOT).as_posix()
-            parts.append(f"\n# {'-' * 100}\n# {path}: {about}\n")
+            parts.append(f"\n# {'-' * 100}\n# {path}\n")
             nodes = dict.fromkeys(module_of(module).definitions[name] for name in own)
             for node in nodes:
                 spaced = isinstance(node, ast.FunctionDef | ast.ClassDef)
@@ -144,7 +125,7 @@ class _Bundle:
 
     def _grow(self) -> bool:
         """Add what the kept definitions refer to; returns whether anything is new."""
-        before = len(self.kept), len(self.attributes), len(self.instantiated), len(self.external)
+        before = self._sizes()
         for module, name in list(self.kept):
             for part in self._parts(module, module_of(module).definitions[name]):
                 references = references_of(part)
@@ -153,20 +134,12 @@ class _Bundle:
                     self._keep(module, reference, references, needed=True)
                 for reference in references.annotations:
                     self._keep(module, reference, references, needed=False)
-        return before != (
-            len(self.kept),
-            len(self.attributes),
-            len(self.instantiated),
-            len(self.external),
-        )
+        return before != self._sizes()
 
-    def _keep(
-        self,
-        module: str,
-        name: str,
-        references: References,
-        needed: bool,
-    ) -> None:
+    def _sizes(self) -> list[int]:
+        return list(map(len, (self.kept, self.attributes, self.instantiated, self.external)))
+
+    def _keep(self, module: str, name: str, references: References, needed: bool) -> None:
         owner = module_of(module)
         if name in PROVIDED:
             return
@@ -184,39 +157,26 @@ class _Bundle:
         if needed or isinstance(node, ast.Assign | ast.AnnAssign) or is_protocol(node):
             self.kept[key] = None
         # The wrapper creates settings from config.json, which gives every value.
-        if (
-            needed
-            and module not in self.whole
-            and name in references.instantiated
-            and is_settings(*key)
-        ):
+        is_created = needed and module != self.whole and name in references.instantiated
+        if is_created and is_settings(*key):
             self.instantiated.add(key)
 
     def _parts(self, module: str, node: ast.stmt) -> list[ast.AST]:
         """The parts of a definition that are copied."""
         name = bound_names(node)[0]
         if name in self.registries:
-            return [
-                ast.Tuple(elts=[value for _, value in self._entries(module, node)], ctx=ast.Load())
-            ]
+            return [value for _, value in self._entries(module, node)]
         if not isinstance(node, ast.ClassDef):
             return [node]
-        kept = [*node.bases, *node.keywords, *node.decorator_list]
+        members = [self._member(module, node, member) for member in node.body]
         return [
-            *kept,
-            *(
-                part
-                for member in node.body
-                for part in [self._member(module, node, member)]
-                if part
-            ),
+            *node.bases,
+            *node.keywords,
+            *node.decorator_list,
+            *(member for member in members if member is not None),
         ]
 
-    def _entries(
-        self,
-        module: str,
-        node: ast.stmt,
-    ) -> list[tuple[str, ast.expr]]:
+    def _entries(self, module: str, node: ast.stmt) -> list[tuple[str, ast.expr]]:
         """The needed entries of a registry, with `module.Name` reduced to `Name`."""
         assert isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Dict)
         imports = module_of(module).imports
@@ -237,60 +197,41 @@ class _Bundle:
                 entries.append((key.value, Bare().visit(copied)))
         return entries
 
-    def _member(
-        self,
-        module: str,
-        owner: ast.ClassDef,
-        member: ast.stmt,
-    ) -> ast.stmt | None:
+    def _member(self, module: str, owner: ast.ClassDef, member: ast.stmt) -> ast.stmt | None:
         """The member of a class as it is copied, or None."""
-        if module in self.whole:
+        if module == self.whole:
             return member
         names = bound_names(member)
         of_settings = is_settings(module, owner.name)
         if isinstance(member, ast.FunctionDef):
-            decorators = {
-                n.id for d in member.decorator_list for n in ast.walk(d) if isinstance(n, ast.Name)
-            }
-            if of_settings and decorators & VALIDATORS:
+            decorators = " ".join(map(ast.unparse, member.decorator_list))
+            if of_settings and any(name in decorators for name in VALIDATORS):
                 return None
-            dunder = member.name.startswith("__") and member.name.endswith("__")
-            is_kept = dunder or member.name in ALWAYS_KEPT or member.name in self.attributes
-            return member if is_kept else None
+            is_called = member.name.startswith("__") or member.name == "forward"
+            return member if is_called or member.name in self.attributes else None
         if isinstance(member, ast.Expr) or is_dataclass(owner):
             return member
-        if not of_settings:
-            return member if not names or names[0] in self.attributes else None
-        if not names or names[0] not in self.attributes:
+        if not names:
+            return None if of_settings else member
+        if names[0] not in self.attributes:
             return None
+        if not of_settings:
+            return member
         if isinstance(member, ast.AnnAssign) and "ClassVar" not in ast.unparse(member.annotation):
             return self._default(module, owner, member)
         return member
 
-    def _default(
-        self,
-        module: str,
-        owner: ast.ClassDef,
-        member: ast.AnnAssign,
-    ) -> ast.stmt | None:
+    def _default(self, module: str, owner: ast.ClassDef, member: ast.AnnAssign) -> ast.stmt | None:
         """A settings field as a class attribute, where code creates settings without giving all
         values."""
         if not any((module, owner.name) in lineage(*key) for key in self.instantiated):
             return None
         value = member.value
-        if (
-            isinstance(value, ast.Call)
-            and isinstance(value.func, ast.Name)
-            and value.func.id == "Field"
-        ):
+        if isinstance(value, ast.Call) and ast.unparse(value.func) == "Field":
             value = value.args[0] if value.args else None
-        if value is None or (isinstance(value, ast.Constant) and value.value is ...):
+        if value is None or ast.unparse(value) == "...":
             return None
-        return ast.Assign(
-            targets=[member.target],
-            value=value,
-            lineno=member.lineno,
-        )
+        return ast.Assign(targets=[member.target], value=value, lineno=member.lineno)
 
     def _emit(self, module: str, node: ast.stmt) -> str:
         owner = module_of(module)
@@ -314,12 +255,10 @@ class _Bundle:
                 continue
             if isinstance(kept, ast.FunctionDef):
                 out.append("")
-            text = (
-                owner.text(kept)
-                if kept is member
-                else "    " + ast.unparse(ast.fix_missing_locations(kept))
-            )
-            out.append(text)
+            if kept is member:
+                out.append(owner.text(kept))
+            else:
+                out.append("    " + ast.unparse(ast.fix_missing_locations(kept)))
         if not any(kept for _, kept in members):
             out.append("    pass")
         return "\n".join(out)
@@ -347,31 +286,20 @@ class _Bundle:
     def _check_names(self) -> None:
         owners: dict[str, str] = dict.fromkeys(PROVIDED, "the prelude") | {"_nested": "the prelude"}
         for module, name in self.kept:
-            for other in (owners.get(name), "an import" if name in self.external else None):
-                if other not in (None, module):
-                    raise RuntimeError(
-                        f"{module}.{name} has the same name as a definition of {other}"
-                    )
-            if hasattr(builtins, name):
-                raise RuntimeError(f"{module}.{name} hides a built-in")
+            other = "an import" if name in self.external else owners.get(name, module)
+            if other != module or hasattr(builtins, name):
+                raise RuntimeError(f"{module}.{name} has the same name as a definition elsewhere")
             owners[name] = module
 
     def _imports(self) -> str:
-        plain = []
-        grouped = {}
+        lines = []
         for name, (module, original) in sorted(self.external.items()):
             if module == "__future__":
                 continue
             if original is None:
-                plain.append(
-                    f"import {module}" + ("" if name == module.split(".")[0] else f" as {name}")
-                )
+                alias = "" if name == module.split(".")[0] else f" as {name}"
+                lines.append(f"import {module}{alias}")
             else:
-                grouped.setdefault(module, []).append(
-                    original if name == original else f"{original} as {name}"
-                )
-        lines = [
-            f"from {module} import {', '.join(sorted(names))}"
-            for module, names in sorted(grouped.items())
-        ]
-        return "\n".join([*sorted(plain), *lines]) + "\n"
+                alias = "" if name == original else f" as {name}"
+                lines.append(f"from {module} import {original}{alias}")
+        return "\n".join(sorted(lines, key=lambda line: (line.startswith("from"), line))) + "\n"

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from interop.export.generated.bundle import Registry, bundle
+from interop.export.generated.bundle import Bundle
 from model import ModelSettings, Transformer
 from settings.fields import StrictSettings
 
@@ -26,7 +26,9 @@ transformers 5.23 or later. Apache License 2.0.
 def resolved(settings: ModelSettings) -> dict[str, Any]:
     """Every setting with its value, defaults and derived sizes included, as JSON types."""
     sizes = {key: getattr(settings, key) for key in ("kv_heads", "head_dim", "ffn_dim")}
-    return settings.model_dump(mode="json") | sizes
+    kinds = {name: kind.model_dump(mode="json") for name, kind in settings.kinds.items()}
+    entries = settings.model_dump(mode="json") | sizes
+    return entries | {"pattern": list(settings.pattern), "kinds": kinds}
 
 
 def config(model: Transformer) -> dict[str, Any]:
@@ -50,17 +52,15 @@ def weights(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def source(settings: ModelSettings) -> str:
     """The modeling file."""
-    schemes = sorted({choice.name for choice in settings.kinds.values()})
-    return bundle(
-        [(WRAPPER, "SextantConfig"), (WRAPPER, "SextantForCausalLM")],
-        whole=[WRAPPER],
+    kinds = settings.resolved_kinds.values()
+    schemes = sorted({kind.position.name for kind in kinds})
+    bundle = Bundle(
+        whole=WRAPPER,
         settings=_classes(settings),
-        registries=[
-            Registry("SCHEMES", frozenset(schemes)),
-            Registry("MIXERS", frozenset({settings.mixer.name})),
-        ],
-        header=HEADER.format(schemes=", ".join(schemes)),
+        registries={"SCHEMES": set(schemes), "MIXERS": {kind.mixer.name for kind in kinds}},
     )
+    header = HEADER.format(schemes=", ".join(schemes))
+    return bundle.source(["SextantConfig", "SextantForCausalLM"], header)
 
 
 def _classes(settings: StrictSettings) -> dict[tuple[str, str | None], tuple[str, str]]:
@@ -69,8 +69,8 @@ def _classes(settings: StrictSettings) -> dict[tuple[str, str | None], tuple[str
 
     def visit(key: str, value: Any) -> None:
         if isinstance(value, dict):
-            for choice in value.values():
-                visit("position", choice)
+            for kind in value.values():
+                visit("kind", kind)
         if isinstance(value, StrictSettings):
             kind = type(value)
             if key:

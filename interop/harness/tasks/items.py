@@ -135,8 +135,7 @@ def tokenizer_of(metadata: ItemMetadata) -> tuple[Tokenizer, bool]:
         return tokenizer, tokenizer.add_bos
     raise InteropError(
         "the length of an item is counted in tokens, but no tokenizer is given: pass --metadata "
-        "with "
-        '{"tokenizer": "bytes"} or {"tokenizer": "RUN"}'
+        'with {"tokenizer": "bytes"} or {"tokenizer": "RUN"}'
     )
 
 

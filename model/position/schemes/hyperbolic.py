@@ -17,11 +17,10 @@ from model.position.base import (
     PositionSettings,
     constant,
 )
+from model.position.decay import decayed_scores
 from model.position.rotation import check_even
 from model.position.scaling import plain_frequencies
 from model.position.table import Constant, wide
-
-QUERIES = 16  # block size for pairwise scores: QUERIES² · D numbers per head
 
 
 class HyperbolicSettings(PositionSettings):
@@ -101,14 +100,14 @@ class Hyperbolic(PositionalScheme):
     def plan(self, context: AttentionContext) -> AttentionPlan:
         rates = self.rates(context.tables[0][0])
         dtype = wide(context.device)
-        q_position = context.queries.position.to(dtype)
-        k_position = context.keys.position.to(dtype)
+        q_position = context.queries.position.to(dtype)[:, None, :, None]
+        k_position = context.keys.position.to(dtype)[:, None, :, None]
         mask = context.mask()
 
         def weights_fn(block: QueryBlock) -> Tensor:
-            n = q_position[:, block.start : block.stop]
-            m = k_position[:, block.keys]
-            return block.softmax(decayed(block, n, m, rates.to(block.q.dtype)) * block.scale)
+            n = q_position[:, :, block.start : block.stop]
+            m = k_position[:, :, block.keys]
+            return block.softmax(decayed_scores(block, -n * rates, -m * rates) * block.scale)
 
         return AttentionPlan(
             read=lambda q, k: [AttentionView(diagonal(q), k, mask, weights_fn)], write=diagonal
@@ -119,89 +118,3 @@ def diagonal(x: Tensor) -> Tensor:
     """(..., D) features → [u | w], the coordinates in which hyperbolic rotations are diagonal."""
     a, b = x.to(mask_dtype(x)).chunk(2, dim=-1)
     return (torch.cat([a + b, a - b], dim=-1) * math.sqrt(0.5)).to(x.dtype)
-
-
-def decayed(block: QueryBlock, n: Tensor, m: Tensor, rates: Tensor) -> Tensor:
-    """(B, H, t, s) Σ_c e^(−γ_c (n − m)) q_c k_c for visible pairs; any finite number for masked
-    pairs.
-
-    Args:
-        block: its last keys are those of its queries; with all keys, those at the queries' index.
-        n, m: positions (B or 1, t) and (B or 1, s).
-        rates: (D,) γ.
-    """
-    # (R, t, s)
-    queries = n.shape[1]
-    keys = m.shape[1]
-    visible = block.visible[:, 0]
-    # Queries are the last tokens of the pass, and a band's keys end with the block's queries.
-    whole = block.mask.keys - block.mask.queries + block.start
-    own = whole if keys == block.mask.keys else keys - queries
-    rows = []
-    for start in range(0, queries, QUERIES):
-        stop = min(start + QUERIES, queries)
-        first = own + start
-        last = own + stop
-        q = block.q[:, :, start:stop]
-        q_n = n[:, start:stop]
-        rows_visible = visible[:, start:stop]
-        near = block.k[:, :, first:last]
-        parts = [
-            _near(
-                q,
-                near,
-                q_n,
-                m[:, first:last],
-                rows_visible[:, :, first:last],
-                rates,
-            )
-        ]
-        if first > 0:
-            far = block.k[:, :, :first]
-            parts.insert(0, _far(q, far, q_n, m[:, :first], rows_visible[:, :, :first], rates))
-        if last < keys:  # the future
-            parts.append(q.new_zeros(*q.shape[:3], keys - last))
-        rows.append(torch.cat(parts, dim=-1))
-    return rows[0] if len(rows) == 1 else torch.cat(rows, dim=2)
-
-
-def _factors(exponent: Tensor, rates: Tensor) -> Tensor:
-    """(B or 1, t) → (B or 1, 1, t, D) e^(−γ · exponent)."""
-    return (-exponent.to(rates.dtype)[:, None, :, None] * rates).exp()
-
-
-def _near(
-    q: Tensor,
-    k: Tensor,
-    n: Tensor,
-    m: Tensor,
-    visible: Tensor,
-    rates: Tensor,
-) -> Tensor:
-    """Scores pair by pair. Masked pairs, which can have any distance, use distance 0."""
-    # (B or 1, t, s)
-    distance = torch.where(visible, n[:, :, None] - m[:, None, :], 0.0).to(rates.dtype)
-    decay = (-distance[..., None] * rates).exp()[:, None]  # (B or 1, 1, t, s, D)
-    return torch.einsum("bhtsc,bhsc->bhts", q[:, :, :, None] * decay, k)
-
-
-def _far(
-    q: Tensor,
-    k: Tensor,
-    n: Tensor,
-    m: Tensor,
-    visible: Tensor,
-    rates: Tensor,
-) -> Tensor:
-    """Scores with keys before all queries, relative to the first query that attends to any of them.
-
-    Queries without such keys (their document starts in this block) and keys without queries (their
-    document has ended) do not affect the base and get the factor 1.
-    """
-    # (R, t), (R, s)
-    has_keys = visible.any(2)
-    has_queries = visible.any(1)
-    base = torch.where(has_keys, n, math.inf).amin(1, keepdim=True)  # (B or 1, 1)
-    q = q * _factors(torch.where(has_keys, n - base, 0.0), rates)
-    k = k * _factors(torch.where(has_queries, base - m, 0.0), rates)
-    return q @ k.transpose(-1, -2)

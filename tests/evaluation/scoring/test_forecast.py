@@ -100,12 +100,12 @@ def test_cache_of_every_row_is_counted(case):
     def cache(batch):
         needed = forecast.memory_needed(model, length, 1, batch, chunk)
         monkeypatch = pytest.MonkeyPatch()
-        monkeypatch.setattr(type(model), "cached_per_token", 0)
+        monkeypatch.setattr(type(model), "cached_numbers", lambda self, tokens: 0)
         without = forecast.memory_needed(model, length, 1, batch, chunk)
         monkeypatch.undo()
         return needed - without
 
-    expected = 4 * model.cached_per_token * length * forecast.SLACK
+    expected = 4 * model.cached_numbers(length) * forecast.SLACK
     for batch in (1, 3):
         assert cache(batch) == pytest.approx(batch * expected, abs=2)
 

@@ -1,10 +1,8 @@
 """Every protocol, on models whose NLL is known in closed form.
 
 The source: every token is, with probability COPY, the one 8 places before it, else any of the V.
-    Its true
-model has 8 tokens of memory: with at least 8 tokens in sight its NLL is that of the copy, with
-    fewer it is
-ln V, for nothing nearer says anything. Expected per target with the memory in sight: ENTROPY.
+Its true model has 8 tokens of memory: with at least 8 tokens in sight its NLL is that of the copy,
+with fewer it is ln V. Expected per target with the memory in sight: ENTROPY.
 """
 
 import math
@@ -16,6 +14,7 @@ from evaluation.evaluation_settings import EvaluationSettings
 from evaluation.scoring.plan import make_plan
 from evaluation.scoring.scoring import measure
 from evaluation.scoring.text import EvaluationText
+from evaluation.statistics.intervals import interval
 from evaluation.statistics.verdicts import by_position, judge
 
 V = 20
@@ -60,7 +59,7 @@ def measured(store, protocol, lengths=GRID, trained=16, **kw):
 
 
 def known(text, windows):
-    """NLL of the counted targets with all of their document before them in sight: read off the
+    """NLL of the counted targets with all of their document before them in sight, from the
     tokens."""
     out = []
     for document, index in zip(windows.target_documents(), windows.target_indices(), strict=True):
@@ -93,7 +92,7 @@ def test_fixed_targets_with_limited_memory(store):
     # Verdicts of a flat curve: held everywhere, no break, and the length without the memory is no
     # better.
     unit = plan.truncated.target_documents()
-    found = judge("o", nll, nll[16], unit, 16, tolerance=0.02, alpha=0.05, family=3)
+    found = judge("o", nll, nll[16], unit, 16, tolerance=0.02, joint=interval)
     assert found.held_to == 200 and found.break_point is None
     assert all(v.delta.estimate == 0 == v.delta.half for v in found.verdicts)
 
@@ -136,7 +135,7 @@ def test_by_position_with_limited_memory(store):
     # the memory.
     assert (truncated == nll[128]).all()
     assert plan.truncated.target_positions()[at >= 16].min() == 16 - 4
-    buckets = by_position(nll[128], truncated, at, windows.target_documents())
+    buckets = by_position(nll[128], truncated, at, windows.target_documents(), interval)
     assert [b.low for b in buckets] == [0, 1, 2, 4, 8, 16, 32, 64]
     expected = [BLIND, BLIND, BLIND, (3 * BLIND + ENTROPY) / 4, *[ENTROPY] * 4]
     for bucket, want in zip(buckets, expected, strict=True):

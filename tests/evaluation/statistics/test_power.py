@@ -9,6 +9,7 @@ from scipy import stats
 
 from errors import EvaluationError
 from evaluation.statistics.power import half_to_detect, needs, read_measured
+from evaluation.statistics.seeds import compare, needed
 
 UNITS = 12
 
@@ -56,54 +57,44 @@ def test_difference_is_detected_with_requested_power():
 
 def test_units_needed_for_one_checkpoint(file):
     content = evaluation(1)
-    schemes = read_measured([file(content)])
-    found = {
-        (one.comparison.split(": ")[1].split(" ")[0], one.length): one
-        for one in needs(schemes, 0.02)
+    by_method = {
+        need.comparison.split(": ")[1].split(" ")[0]: need
+        for need in needs(read_measured([file(content)]), 0.02)
     }
-    assert set(found) == {("trained", 128), ("yarn", 128)}  # the baseline is no method
-    one = found["trained", 128]
-    a, b = (np.array(content["cells"][i]["unit_nll"]) for i in (1, 0))
-    assert one.estimate == pytest.approx((a - b).mean()) and (one.seeds, one.units) == ((1,), UNITS)
-    assert one.half == pytest.approx(stats.t.ppf(0.975, UNITS - 1) * stats.sem(a - b))
+    assert {(name, need.length) for name, need in by_method.items()} == {
+        ("trained", 128),
+        ("yarn", 128),
+    }  # truncation is no method
+    need = by_method["trained"]
+    reference, longer = (np.array(cell["unit_nll"]) for cell in content["cells"][:2])
+    change = longer - reference
 
     def half(units):
-        return stats.t.ppf(0.975, units - 1) * (a - b).std(ddof=1) / math.sqrt(units)
+        return stats.t.ppf(0.975, units - 1) * change.std(ddof=1) / math.sqrt(units)
 
-    assert (
-        half(one.more_units) <= half_to_detect(0.02) < half(one.more_units - 1)
-        and one.more_seeds is None
-    )
+    assert need.estimate == pytest.approx(change.mean())
+    assert need.half == pytest.approx(half(UNITS))
+    assert (need.seeds, need.units, need.more_seeds) == ((1,), UNITS, None)
+    assert half(need.more_units) <= half_to_detect(0.02) < half(need.more_units - 1)
 
 
-def test_seeds_are_pooled_and_schemes_compared(file):
-    paths = [file(evaluation(i), f"a{i}/results.json") for i in range(3)]
-    paths += [file(evaluation(10 + i, 0.05, "alibi"), f"b{i}/results.json") for i in range(4)]
+def test_seeds_are_grouped_and_schemes_compared(file):
+    ropes = [evaluation(seed) for seed in range(3)]
+    alibis = [evaluation(seed, 0.05, "alibi") for seed in range(10, 14)]
+    paths = [file(content, f"{n}/results.json") for n, content in enumerate(ropes + alibis)]
     schemes = read_measured(paths)
-    seeds = {one.name: len(one.tables["trained", 64]) for one in schemes}
+    seeds = {scheme.name: len(scheme.tables["trained", 64]) for scheme in schemes}
     assert seeds == {"rope (64)": 3, "alibi (64)": 4}
-    found = needs(schemes, 0.05, wanted=lambda method, length: method == "trained" and length == 64)
-    (one,) = found  # as trained at 64 is the reference itself, so only the schemes are compared
-    assert one.comparison == "alibi (64) against rope (64): trained" and one.seeds == (4, 3)
+    # As trained at 64 is the reference itself, so only the schemes are compared.
+    (need,) = needs(schemes, 0.05, wanted=lambda *cell: cell == ("trained", 64))
+    assert need.comparison == "alibi (64) against rope (64): trained"
     a, b = (
-        np.array([evaluation(*args)["cells"][0]["unit_nll"] for args in runs])
-        for runs in ([(10 + i, 0.05) for i in range(4)], [(i,) for i in range(3)])
+        np.array([content["cells"][0]["unit_nll"] for content in contents])
+        for contents in (alibis, ropes)
     )
-    assert one.estimate == pytest.approx(a.mean() - b.mean())
-    va = a.mean(1).var(ddof=1)
-    vb = b.mean(1).var(ddof=1)
-    vd = (a.mean(0) - b.mean(0)).var(ddof=1)
-
-    def half(seeds):
-        parts = [(va / seeds, seeds - 1), (vb / seeds, seeds - 1), (vd / UNITS, UNITS - 1)]
-        total = sum(v for v, _ in parts)
-        df = total**2 / sum(v**2 / n for v, n in parts)
-        return stats.t.ppf(0.975, df) * math.sqrt(total)
-
-    wanted = half_to_detect(0.05)
-    assert half(one.more_seeds) <= wanted and (
-        one.more_seeds == 3 or half(one.more_seeds - 1) > wanted
-    )
+    gap = compare(a, b)
+    assert (need.estimate, need.half, need.seeds) == (gap.estimate, gap.half, (4, 3))
+    assert (need.more_seeds, need.more_units) == needed(gap, half_to_detect(0.05))
 
 
 def test_study_results_are_read_by_cell(file):
@@ -119,14 +110,11 @@ def test_study_results_are_read_by_cell(file):
         for scheme in ("rope", "alibi")
         for seed in range(3)
     ]
-    cells.append(
-        {"id": "scheme=t5,seed=0", "axes": {"scheme": "t5", "seed": "0"}, "evaluations": {}}
-    )
+    cells.append({"id": "t5", "axes": {"scheme": "t5", "seed": "0"}, "evaluations": {}})
     study = {"format": 1, "study": {}, "cells": cells}
-    assert [(one.name, len(one.tables["trained", 64])) for one in read_measured([file(study)])] == [
-        ("scheme=rope", 3),
-        ("scheme=alibi", 3),
-    ]
+    schemes = read_measured([file(study)])
+    seeds = {scheme.name: len(scheme.tables["trained", 64]) for scheme in schemes}
+    assert seeds == {"scheme=rope": 3, "scheme=alibi": 3}
     for cell in cells[:6]:
         cell["evaluations"]["short"] = cell["evaluations"]["long"]
     with pytest.raises(EvaluationError, match="--evaluation NAME"):

@@ -1,125 +1,82 @@
 import math
+from functools import partial
 
 import numpy as np
+import pytest
 
-from evaluation.statistics.verdicts import (
-    by_position,
-    judge,
-)
+from evaluation.statistics.intervals import interval
+from evaluation.statistics.verdicts import by_position, judge
 
 UNITS = 30
 SPAN = 5
-SPANS = 3
-N = UNITS * SPAN * SPANS
-UNIT = np.repeat(np.arange(UNITS), SPAN * SPANS)
+UNIT = np.repeat(np.arange(UNITS), 3 * SPAN)
+REFERENCE = np.random.default_rng(0).gamma(2.0, size=len(UNIT))
 
 
-def shifted(mean, sd, seed=0):
-    """A reference and an NLL whose unit differences have exactly this mean and sd."""
-    rng = np.random.default_rng(seed)
-    d = rng.normal(size=UNITS)
-    d = (d - d.mean()) / d.std(ddof=1) * sd + mean
-    reference = rng.gamma(2.0, size=N)
-    return reference, reference + np.repeat(d, SPAN * SPANS)
+def words(differences, tolerance=0.02, **kwargs):
+    return [verdict.word for verdict in verdicts(differences, tolerance, **kwargs).verdicts]
 
 
-def verdicts(differences, tolerance=0.02, family=1, failed=(), l0=64):
-    reference, _ = shifted(0, 1)
-    nll = {64: reference}
+def verdicts(differences, tolerance=0.02, family=1, failed=()):
+    """Of NLL whose unit differences from the reference, at 64, have exactly this mean and sd."""
+    nll = {64: REFERENCE}
     for length, (mean, sd) in differences.items():
-        nll[length] = reference + (
-            shifted(mean, sd, seed=length)[1] - shifted(mean, sd, seed=length)[0]
-        )
+        draws = np.random.default_rng(length).normal(size=UNITS)
+        unit = (draws - draws.mean()) / draws.std(ddof=1) * sd + mean
+        nll[length] = REFERENCE + unit[UNIT]
     return judge(
         "method",
         nll,
-        reference,
+        REFERENCE,
         UNIT,
-        l0,
+        64,
         tolerance=tolerance,
-        alpha=0.05,
-        family=family,
+        joint=partial(interval, family=family, resamples=0),
         span=SPAN,
         failed=failed,
     )
 
 
 def test_held_broken_inconclusive():
-    got = verdicts({128: (0.001, 0.02), 256: (0.015, 0.1), 512: (0.3, 0.1)})
-    assert [v.word for v in got.verdicts] == ["held", "inconclusive", "broken"]
-    assert (got.held_to, got.break_point) == (128, 512)
+    result = verdicts({128: (0.001, 0.02), 256: (0.015, 0.1), 512: (0.3, 0.1)})
+    assert [v.word for v in result.verdicts] == ["held", "inconclusive", "broken"]
+    assert (result.held_to, result.break_point) == (128, 512)
 
 
-def test_failed_shorter_length_stops_testing():
-    assert [v.word for v in verdicts({256: (0.0, 0.001)}, failed=[128]).verdicts] == [
-        "inconclusive"
-    ]
-    assert [v.word for v in verdicts({256: (0.0, 0.001)}, failed=[512]).verdicts] == ["held"]
-
-
-def test_broken_threshold_is_simultaneous_lower_bound():
-    # t(29) at 97.5%; at 1 - 0.025/8
-    sd = 0.1
-    t1 = 2.045229642
-    t8 = 2.951
-    edge1 = 0.02 + t1 * sd / math.sqrt(UNITS)
-    edge8 = 0.02 + t8 * sd / math.sqrt(UNITS)
-    assert edge8 > edge1
-    for family, edge in ((1, edge1), (8, edge8)):
-        assert verdicts({128: (edge + 1e-4, sd)}, family=family).verdicts[0].word == "broken"
-        assert verdicts({128: (edge - 1e-4, sd)}, family=family).verdicts[0].word == "inconclusive"
-
-
-def test_held_threshold_is_one_sided_upper_bound():
-    edge = 0.02 - 2.045229642 * 0.03 / math.sqrt(UNITS)
-    for family in (1, 8):
-        assert verdicts({128: (edge - 1e-5, 0.03)}, family=family).verdicts[0].word == "held"
-        assert (
-            verdicts({128: (edge + 1e-5, 0.03)}, family=family).verdicts[0].word == "inconclusive"
-        )
+@pytest.mark.parametrize("failed, word", [(128, "inconclusive"), (512, "held")])
+def test_failed_shorter_length_stops_testing(failed, word):
+    assert words({256: (0.0, 0.001)}, failed=[failed]) == [word]
 
 
 def test_lengths_below_trained_have_no_verdict():
-    reference, _ = shifted(0, 1)
-    got = judge(
-        "x",
-        {32: reference + 1, 64: reference, 128: reference},
-        reference,
-        UNIT,
-        64,
-        tolerance=0.02,
-        alpha=0.05,
-        family=1,
-    )
-    assert [(v.length, v.word) for v in got.verdicts] == [(128, "held")]
+    assert words({32: (1.0, 0.1), 128: (0.0, 0.001)}) == ["held"]
+
+
+@pytest.mark.parametrize("family, t", [(1, 2.045229642), (8, 2.951)])  # t(29) at 1 - 0.025/family
+def test_thresholds(family, t):
+    """broken: the simultaneous lower bound; held: the one-sided upper bound in any family."""
+    edge = 0.02 + t * 0.1 / math.sqrt(UNITS)
+    assert words({128: (edge + 1e-4, 0.1)}, family=family) == ["broken"]
+    assert words({128: (edge - 1e-4, 0.1)}, family=family) == ["inconclusive"]
+    edge = 0.02 - 2.045229642 * 0.03 / math.sqrt(UNITS)
+    assert words({128: (edge - 1e-5, 0.03)}, family=family) == ["held"]
+    assert words({128: (edge + 1e-5, 0.03)}, family=family) == ["inconclusive"]
 
 
 def test_few_units_give_point_estimates():
-    few = np.arange(5)
-    got = judge(
-        "x",
-        {8: np.zeros(5), 16: few * 1.0},
-        np.zeros(5),
-        few,
-        8,
-        tolerance=0.02,
-        alpha=0.05,
-        family=1,
-    )
-    assert got.verdicts[0].word == "points only" and got.held_to is None and got.break_point is None
+    unit = np.arange(5)
+    zeros = np.zeros(5)
+    result = judge("x", {8: zeros, 16: unit * 1.0}, zeros, unit, 8, tolerance=0.02, joint=interval)
+    assert result.verdicts[0].word == "points only"
+    assert (result.held_to, result.break_point) == (None, None)
 
 
 def test_buckets_are_geometric_and_paired():
     position = np.tile(np.arange(11), 7)
     unit = np.repeat(np.arange(7), 11)
     nll = np.where(position < 4, 3.0, 2.0)
-    buckets = by_position(nll, nll + 0.25, position, unit)
-    assert [(b.low, b.high, b.count) for b in buckets] == [
-        (0, 1, 7),
-        (1, 2, 7),
-        (2, 4, 14),
-        (4, 8, 28),
-        (8, 16, 21),
-    ]
+    buckets = by_position(nll, nll + 0.25, position, unit, interval)
+    edges = [(0, 1, 7), (1, 2, 7), (2, 4, 14), (4, 8, 28), (8, 16, 21)]
+    assert [(b.low, b.high, b.count) for b in buckets] == edges
     assert [b.nll for b in buckets] == [3, 3, 3, 2, 2]
     assert all(b.gain.estimate == 0.25 and b.gain.units == 7 for b in buckets)

@@ -74,7 +74,7 @@ def test_the_command(run, tmp_path, monkeypatch, capsys):
     )
     assert ids[0, 3:].tolist() == [step[0] for step in steps]
     again = build_model(read_folder(out)).model
-    assert again.settings.kinds == loaded.settings.model.kinds
+    assert again.kinds == loaded.model.kinds
     assert all(
         torch.equal(w, again.state_dict()[name]) for name, w in loaded.model.state_dict().items()
     )

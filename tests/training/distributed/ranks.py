@@ -23,6 +23,7 @@ import torch
 
 import train
 import training.setup
+from data import BatchSampler, DataError
 from errors import TrainingError
 from model import ContextShard
 from tests.processes import free_port
@@ -43,9 +44,19 @@ ENDLESS = [
 
 
 def start(
-    folder: Path, overrides: list[str], rank: int, port: int, before=None, world: int = 2
+    folder: Path,
+    overrides: list[str],
+    rank: int,
+    port: int,
+    before=None,
+    world: int = 2,
+    run: Path | None = None,
 ) -> int:
-    """One rank in a fork, its output in `<folder>.<rank>.log`; the fork's number."""
+    """One rank in a fork, its output in `<folder>.<rank>.log`; the fork's number.
+
+    Args:
+        run: the run directory; None: `folder`.
+    """
     child = os.fork()
     if child:
         return child
@@ -69,7 +80,7 @@ def start(
             "train.py",
             *overrides,
             "--run-dir",
-            str(folder),
+            str(run or folder),
         ]
         runpy.run_path(str(ROOT / "train.py"), run_name="__main__")
     except SystemExit as end:
@@ -104,11 +115,20 @@ def ended(child: int) -> int | None:
 class Pair:
     """Two ranks of one run, or as many as `world` says."""
 
-    def __init__(self, folder: Path, overrides: list[str], before=None, world: int = 2):
+    def __init__(
+        self,
+        folder: Path,
+        overrides: list[str],
+        before=None,
+        world: int = 2,
+        run: Path | None = None,
+    ):
         self.folder = folder
         port = free_port()
         self.ranks = range(world)
-        self.children = [start(folder, overrides, rank, port, before, world) for rank in self.ranks]
+        self.children = [
+            start(folder, overrides, rank, port, before, world, run) for rank in self.ranks
+        ]
         self.statuses: list[int | None] = [None] * world
 
     def poll(self, *ranks: int) -> bool:
@@ -305,6 +325,49 @@ def failing_last(folder: Path, overrides: list[str]) -> dict:
     return pair.summary()
 
 
+def fail_in_loop(failing: int):
+    """The text of one rank cannot be read in its third step."""
+
+    def before(folder: Path, rank: int) -> None:
+        read = BatchSampler.batch
+
+        def broken(self, step, *places):
+            if step == 2:
+                raise DataError("shard 7 cannot be read")
+            return read(self, step, *places)
+
+        if rank == failing:
+            BatchSampler.batch = broken
+
+    return before
+
+
+def failing_in_loop(folder: Path, overrides: list[str], rank: int) -> dict:
+    pair = Pair(folder, [*overrides, *ENDLESS], fail_in_loop(rank))
+    took = wait_for(pair.poll)
+    return pair.summary() | {"seconds": took}
+
+
+def unprepared(folder: Path, overrides: list[str]) -> dict:
+    """Two ranks of a run whose text is not prepared."""
+    root = folder.with_name("unprepared-data")
+    pair = Pair(folder, [*overrides, f"data.root={root}"])
+    wait_for(pair.poll)
+    return pair.summary() | {"left": root.exists() or folder.exists()}
+
+
+def contended(folder: Path, overrides: list[str]) -> dict:
+    """Two ranks start in a run directory in which two others train, one of which is stopped."""
+    holders = Pair(folder, [*overrides, *ENDLESS])
+    wait_for(lambda: steps_of(folder) >= 3 or holders.poll(0))
+    holders.send(signal.SIGSTOP, 1)
+    pair = Pair(folder.with_name("second"), [*overrides, *ENDLESS], run=folder)
+    wait_for(pair.poll)
+    holders.send(signal.SIGKILL)
+    wait_for(holders.poll)
+    return pair.summary() | {"holder": holders.children[0]}
+
+
 def poisoned(folder: Path, overrides: list[str]) -> dict:
     pair = Pair(folder, [*overrides, "training.on_nonfinite={name: skip, limit: 2}"], poison)
     wait_for(pair.poll)
@@ -320,6 +383,10 @@ QUICK = {
     "signalled": signalled,
     "failing": failing,
     "failing last": failing_last,
+    "failing in the loop 0": partial(failing_in_loop, rank=0),
+    "failing in the loop 1": partial(failing_in_loop, rank=1),
+    "unprepared": unprepared,
+    "contended": contended,
     "stopped": partial(lost, number=signal.SIGSTOP),
     "stopped in a gather": partial(lost_in_gather, number=signal.SIGSTOP),
     "killed early": partial(lost_early, number=signal.SIGKILL),

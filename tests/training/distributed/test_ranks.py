@@ -23,6 +23,7 @@ WORDS = [
     *("data.source.name=files", "data.tokenizer.name=bytes", "data.valid_fraction=0.2"),
     *("training.tokens=1536", "training.batch_size=8", "training.checkpoint.interval=3"),
     *("training.validation={interval: null, spans: 4, targets: 8}", "training.samples.prompts=[]"),
+    "training.precision=float32",
 ]
 
 
@@ -100,8 +101,35 @@ def test_error_on_one_rank_is_not_requeued(results):
 
 def test_error_after_last_step_stops_all_ranks(results):
     found = results[1]["failing last"]
-    assert found["statuses"] == [FAILED, RANK_LOST], found["logs"]
-    assert "failed last" in found["logs"][0] and "another process has ended" in found["logs"][1]
+    assert found["statuses"] == [FAILED, FAILED], found["logs"]
+    assert "error: failed last" in found["logs"][0]
+    assert "error: (process 1) process 0: failed last" in found["logs"][1]
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_error_in_the_loop_of_one_rank_ends_all_ranks_with_its_message(results, failing):
+    found = results[1][f"failing in the loop {failing}"]
+    assert found["statuses"] == [FAILED, FAILED], found["logs"]
+    for log in found["logs"]:
+        assert log.count("error: ") == 1 and "shard 7 cannot be read" in log
+    assert f"process {failing}: shard 7" in found["logs"][1 - failing]
+    assert found["seconds"] < BUSY  # no collective waits for its time-out
+
+
+def test_several_processes_are_refused_where_the_text_is_not_prepared(results):
+    found = results[1]["unprepared"]
+    assert found["statuses"] == [FAILED, FAILED] and not found["left"], found["logs"]
+    assert "2 processes were started" in found["logs"][0]
+    assert "python scripts/prepare.py train_length=24" in found["logs"][0]
+    assert all("Traceback" not in log for log in found["logs"])
+
+
+def test_run_that_others_train_is_refused_with_the_process_that_holds_it(results):
+    found = results[1]["contended"]
+    assert found["statuses"] == [FAILED, FAILED], found["logs"]
+    for log in found["logs"]:
+        assert f"is being trained by process {found['holder']} on " in log
+        assert "a stopped process keeps its lock" in log
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,12 @@ import pytest
 import torch
 
 from errors import TrainingError
+from run_directory.run import check_writable
 from run_directory.run_settings import RunSettings
+from run_directory.training_settings import ValidationSettings
 from settings.load import load_settings
-from training.checks import check_model
+from training import hardware, precision
+from training.checks import check_model, validation_steps
 from training.hardware import peak_flops
 from training.setup import run_facts
 
@@ -81,6 +84,81 @@ def test_machine_benchmark_keeps_rng_state():
 )
 def test_every_suggested_scheme_fits_tiny_model(file):
     check_model(load_settings(RunSettings, [str(CONFIGS / "tiny.yaml"), str(file)]))
+
+
+@pytest.mark.parametrize(
+    ("interval", "steps", "expected"),
+    [
+        ("auto", 100, {20, 40, 60, 80, 100}),
+        ("auto", 600, {120, 240, 250, 360, 480, 500, 600}),
+        ("auto", 1250, {250, 500, 750, 1000, 1250}),
+        ("auto", 3, {1, 2, 3}),
+        (30, 100, {30, 60, 90, 100}),
+        (None, 100, {100}),
+    ],
+)
+def test_short_runs_are_validated_at_least_five_times(interval, steps, expected):
+    assert validation_steps(ValidationSettings(interval=interval), steps) == expected
+
+
+@pytest.mark.parametrize("kind", ["control character", "file", "long", "dangling", "loop"])
+def test_run_directory_that_cannot_be_created_is_refused(tmp_path, kind):
+    folder = tmp_path / "run"
+    if kind == "control character":
+        folder = tmp_path / "a\nb"
+    elif kind == "file":
+        folder.touch()
+        folder = folder / "below"
+    elif kind == "long":
+        folder = tmp_path / "missing" / ("x" * 500)
+    else:
+        folder.symlink_to("nowhere" if kind == "dangling" else "run")
+    with pytest.raises(TrainingError, match="--run-dir="):
+        check_writable(folder)
+    check_writable(tmp_path / "a" / "b")
+
+
+class TestPrecision:
+    """What training.precision=auto stands for."""
+
+    @pytest.fixture
+    def resolve(self, monkeypatch, tmp_path):
+        times = {torch.float32: 1.0}
+        parallel = SimpleNamespace(
+            main=True, device=torch.device("cpu"), gather=lambda value: [value]
+        )
+
+        def resolved(words=(), half=0.5, native=True, folder=None, parent=None) -> str:
+            times[torch.bfloat16] = half
+            monkeypatch.setattr(precision, "has_bfloat16", lambda device: native)
+            monkeypatch.setattr(precision, "product_seconds", lambda *sizes: times[sizes[-1]])
+            settings = load_settings(RunSettings, ["data.tokenizer.name=bytes", *words])
+            return precision.resolve_precision(settings, parent, folder, parallel)
+
+        return resolved
+
+    def test_takes_the_faster_type_where_the_processor_has_it(self, resolve):
+        assert resolve() == "bfloat16"
+        assert resolve(half=1.2) == resolve(native=False) == "float32"
+        assert resolve(["training.precision=float64"]) == "float64"
+
+    def test_stays_with_the_run_and_its_forks(self, resolve, tmp_path):
+        manifest = tmp_path / "manifest.json"
+        manifest.write_text('{"precision": "bfloat16"}')
+        assert resolve(half=2.0, folder=tmp_path) == "bfloat16"
+        manifest.write_text("{}")  # an earlier version trained it in float32
+        assert resolve(folder=tmp_path) == "float32"
+        parent = SimpleNamespace(about={"precision": "float32", "vocab_size": 258})
+        fork = ["parent={run: x, fork: true, checkpoint: 1}"]
+        assert resolve(fork, parent=parent) == "float32"
+        assert resolve(["parent={run: x}"], parent=parent) == "bfloat16"
+
+    def test_peak_is_that_of_the_type_and_unknown_beside_other_work(self, monkeypatch):
+        peaks = {torch.float32: (1e9, True), torch.bfloat16: (3e9, False)}
+        monkeypatch.setattr(hardware, "measured_peak", lambda device, dtype: peaks[dtype])
+        cpu = torch.device("cpu")
+        assert [hardware.peak_flops(cpu, dtype) for dtype in peaks] == [1e9, 3e9]
+        assert [hardware.reliable_peak(cpu, dtype) for dtype in peaks] == [1e9, None]
 
 
 def test_manifest_lists_mixture_sources():

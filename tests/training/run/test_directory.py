@@ -76,15 +76,15 @@ def logits(model):
 def test_run_name_has_file_overrides_and_hash(tmp_path):
     tiny, alibi = (str(ROOT / "configs" / file) for file in ("tiny.yaml", "position/alibi.yaml"))
     for overrides, name in (
-        ([tiny], "tiny"),
+        ([tiny], "tiny-rope"),
         ([tiny, alibi], "tiny-alibi"),
         ([alibi, tiny], "alibi"),
         (["seed=3", tiny, alibi, "training.optimizer.name=muon"], "tiny-alibi-muon"),
         (
             [tiny, "model.position.scaling.name=yarn", "model.position.scaling.factor=4"],
-            "tiny-yarn",
+            "tiny-rope-yarn",
         ),
-        ([tiny, "model.position.theta=500", "training.on_nonfinite.name=skip"], "tiny"),
+        ([tiny, "model.position.theta=500", "training.on_nonfinite.name=skip"], "tiny-rope"),
         (["model.position.name=none"], "default-none"),
     ):
         settings = load_settings(RunSettings, overrides)

@@ -106,7 +106,7 @@ def test_suggestions_exclude_enabled_settings(
 ):
     settings = load_settings(RunSettings, [*WORDS, "training.batch_size=8", *overrides])
     monkeypatch.setattr(dry_run, "free_memory", lambda device: 1000)
-    monkeypatch.setattr(dry_run, "peak_flops", lambda device: 1e12)
+    monkeypatch.setattr(dry_run, "peak_flops", lambda *device: 1e12)
     here = SimpleNamespace(
         world=2,
         data_world=2,

@@ -1,0 +1,11 @@
+"""The registry of token mixers. To add a mixer, add a file and an entry here."""
+
+from __future__ import annotations
+
+from model.attention import linear, softmax
+from model.mixers.base import Mixer, MixerSettings
+
+MIXERS: dict[str, tuple[type[MixerSettings], type[Mixer]]] = {
+    "attention": (softmax.AttentionMixer, softmax.Attention),
+    "linear": (linear.LinearMixer, linear.LinearAttention),
+}

@@ -1,0 +1,70 @@
+"""Logits by distance, mixed from learned profiles by the query's token."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from model.attention.mask import AttentionView, BiasFunction
+from model.position.base import AttentionContext, ContentScheme, constant, normal
+from model.position.content import ContentSettings, linear
+
+
+class RelativeLogitsSettings(ContentSettings):
+    """Learned logits by distance, which the query's token mixes (Inkling, 2026)."""
+
+    name: Literal["relative_logits"] = "relative_logits"
+    profiles: int = Field(16, ge=1, description="R: number of profiles in each layer")
+    extent: int = Field(
+        128, ge=1, description="E: distances from here on add 0 to the logit; 1,024 in Inkling"
+    )
+
+
+class RelativeLogits(ContentScheme):
+    """logit += Σ_r (W_h x_n)_r P[r, d] for distances d < E, after the 1/√D scale; 0 beyond.
+
+    Inkling's relative logits, as in its released implementation in transformers
+    (`InklingRelativeLogits`); without a paper. Each layer has W (H·R, C) and P (R, E), which its
+    heads share. P is initialized to 0, which is NoPE. A temperature scales q·k only; Inkling's
+    scales these logits too. E cannot be changed after training.
+    """
+
+    supports_fractions = False
+    caches_extras = False
+    settings: RelativeLogitsSettings
+
+    def setup(self) -> None:
+        dim = self.geometry.dim
+        profiles = self.settings.profiles
+        shape = (self.geometry.heads * profiles, dim)
+        self.mix = self.learned(shape, normal(dim**-0.5))
+        self.profiles = self.learned((profiles, self.settings.extent), constant(0.0))
+
+    def features(self, x, tables):
+        """(B, T, H·R) weights of the profiles."""
+        return linear(x, self.mix)
+
+    def accumulate(self, features, past, new, tables):
+        return features
+
+    def read(self, q, k, extras, plan):
+        context = plan.context
+        weights = context.of_queries(extras).unflatten(2, (self.geometry.heads, -1))
+        with torch.autocast(q.device.type, enabled=False):
+            rows = weights @ self.profiles.to(weights.dtype)  # (B, Q, H, E)
+        mask = context.mask(bias=self._bias(context, rows), by_row=True)
+        return [AttentionView(q, k, mask)]
+
+    def _bias(self, context: AttentionContext, rows: Tensor) -> BiasFunction:
+        q_position = context.q_position
+        k_position = context.k_position
+        extent = self.settings.extent
+
+        def bias(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            d = q_position[b, i] - k_position[b, j]
+            return torch.where(d < extent, rows[b, i, h, d.clamp(0, extent - 1)], 0.0)
+
+        return bias

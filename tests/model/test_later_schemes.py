@@ -1,0 +1,143 @@
+"""Clipped RoPE, Hard-ALiBi, relative logits and Wall attention against independent formulas."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from transformers.models.inkling.modeling_inkling import InklingRelativeLogits
+
+from model import ModelError, TokenPositions, Transformer
+from model.attention.mask import QueryBlock
+from model.position import AttentionContext
+from tests.model.alone import bias_of, put, scheme_of
+from tests.model.test_scaling import spectrum
+from tests.model.zoo import D, H, T, V, build, close, ids, packed, settings_of
+
+LAYOUTS = {
+    "plain": TokenPositions.plain(T),
+    "packed": packed([[4, T - 4], [T - 7, 7]]),
+}
+
+
+def test_clipped_frequencies_taper_to_zero():
+    """Values of the released code for 20 of 64 pairs at base 500,000."""
+    theta = 500_000.0
+    found = spectrum(128, theta=theta, scaling={"name": "clipped", "pairs_clipped": 20}).tolist()
+    plain = [theta ** (-k / 64) for k in range(64)]
+    assert found[:45] == pytest.approx(plain[:45], rel=1e-14)
+    assert found[63] == 0
+    for i in (1, 7, 18):
+        taper = 0.5 * (1 + math.cos(math.pi * i / 19))
+        assert found[44 + i] == pytest.approx(plain[44 + i] * taper, rel=1e-12)
+
+
+def test_clipped_pairs_are_those_without_a_turn():
+    plain = spectrum(64, length=512)
+    turns = 512 * plain / (2 * math.pi)
+    slow = int((turns < 1).sum())
+    by_default = spectrum(64, length=512, scaling={"name": "clipped"})
+    given = {"name": "clipped", "pairs_clipped": slow}
+    assert 2 < slow < 32
+    assert torch.equal(by_default, spectrum(64, length=512, scaling=given))
+    with pytest.raises(ModelError, match="exceeds the 32 rotated pairs"):
+        spectrum(64, scaling={"name": "clipped", "pairs_clipped": 33})
+
+
+def test_hard_alibi_windows():
+    bias = bias_of(scheme_of("hard_alibi"), 9)[0]
+    for head, window in enumerate([1, 2, 3, 9, 9, 9]):
+        for query in range(9):
+            seen = (bias[head, query, : query + 1] == 0).nonzero().flatten().tolist()
+            assert seen == list(range(max(0, query - window + 1), query + 1))
+    with pytest.raises(ModelError, match="one entry per head"):
+        scheme_of("hard_alibi", windows=[3, None])
+
+
+@torch.no_grad()
+def test_relative_logits_match_inkling():
+    """The logits added to each pair, seen in the attention of the first layer."""
+    model = build({"name": "relative_logits", "profiles": 3, "extent": 7}, layers=1)
+    scheme = model.schemes["all-0"]
+    tokens = ids(2, T)
+    x = model.blocks[0].attention_norm(model.embed(tokens))
+    theirs = InklingRelativeLogits(3, 7).double()
+    theirs.proj.copy_(scheme.profiles)
+    mixed = (x @ scheme.mix.T).unflatten(2, (H, 3))
+    expected = theirs(mixed, torch.arange(T), torch.arange(T))  # (B, H, T, T)
+
+    def hook(views, v, scale, sink, out):
+        (view,) = views
+        added = view.mask.bias(*view.mask.indices(0, T, slice(0, T)))
+        close(added.tril(), expected.tril(), atol=1e-12)
+        weights = (view.q @ view.k.repeat_interleave(2, 1).mT * scale + expected).masked_fill(
+            torch.ones(T, T).triu(1).bool(), -math.inf
+        )
+        close(out, weights.softmax(-1) @ v.repeat_interleave(2, 1), atol=1e-12)
+        seen.append(True)
+
+    seen = []
+    model(tokens, hooks=[hook])
+    assert seen == [True]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("gate_bias", [8.0, -3.0])
+def test_wall_matches_all_pairs(layout, gate_bias):
+    """Every pair by itself, with sums of log gates over the tokens between; gradients too. Strong
+    gates underflow where the exact weight does."""
+    positions = LAYOUTS[layout]
+    scheme = scheme_of("wall", groups=H, gate_bias=gate_bias)
+    x = torch.randn(2, T, 28, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    results = []
+    for answer in (wall_by_pairs, wall_of_plan):
+        x_leaf = x.clone().requires_grad_()
+        weights = answer(scheme, x_leaf, positions)
+        gradient = torch.autograd.grad((weights * weights.detach().cos()).sum(), x_leaf)[0]
+        results.append((weights.detach(), gradient))
+    for expected, found in zip(*results, strict=True):
+        close(found, expected, atol=1e-12)
+
+
+def projected(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Queries and keys (B, H, T, D) that depend on x."""
+    q = (
+        x[..., :D, None].expand(-1, -1, -1, H).permute(0, 3, 1, 2)
+        * torch.arange(1.0, H + 1)[:, None, None].double()
+    )
+    return q, x[..., 28 - D :, None].expand(-1, -1, -1, H).permute(0, 3, 1, 2).sin()
+
+
+def wall_of_plan(scheme, x: torch.Tensor, positions: TokenPositions) -> torch.Tensor:
+    context = AttentionContext(positions, positions, positions, 2, H, x.device)
+    q, k = projected(x)
+    (view,) = scheme.plan(context).bind(x, None).read(q, k)
+    return view.weights_fn(QueryBlock(view, 0, T, slice(0, T), 0.3))
+
+
+def wall_by_pairs(scheme, x: torch.Tensor, positions: TokenPositions) -> torch.Tensor:
+    gates = torch.nn.functional.logsigmoid(x @ scheme.weight.T + scheme.bias)
+    gates = gates.unflatten(2, (H, D)).transpose(1, 2)  # (B, H, T, D)
+    q, k = projected(x)
+    document = positions.document.expand(2, -1)
+    rows = []
+    for n in range(T):
+        logits = []
+        for m in range(T):
+            decay = gates[:, :, m + 1 : n + 1].sum(2).exp()
+            logit = (q[:, :, n] * k[:, :, m] * decay).sum(-1) * 0.3
+            is_seen = (m <= n) & (document[:, m] == document[:, n])
+            logits.append(logit.masked_fill(~is_seen[:, None], -math.inf))
+        rows.append(torch.stack(logits, dim=-1).softmax(-1))
+    return torch.stack(rows, dim=2)
+
+
+def test_open_gates_are_nope():
+    keys = {"seed": 3, "layers": 1}
+    wall = Transformer(settings_of({"name": "wall", "gate_bias": 60.0}, layers=1), V, T).double()
+    wall.load_state_dict(build("none", **keys).state_dict(), strict=False)
+    with torch.no_grad():
+        put(wall.schemes["all-0"], weight=torch.zeros(H * D, 28), bias=torch.full((H * D,), 60.0))
+        tokens = ids(2, T)
+        close(wall(tokens), build("none", **keys)(tokens), atol=1e-12)

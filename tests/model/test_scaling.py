@@ -1,0 +1,264 @@
+"""Frequencies and rotations of RoPE against transformers, float64 re-implementations of released
+code, and closed forms. No table of ours is used on both sides of a comparison."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.cohere.modeling_cohere import apply_rotary_pos_emb as cohere_rotary
+from transformers.models.gptj.modeling_gptj import apply_rotary_pos_emb as gptj_rotary
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb as llama_rotary
+
+from model import TokenPositions
+from model.position.rotation import rotate
+from model.position.scaling import plain_frequencies
+from model.position.schemes.rope import Rope
+from tests.model.alone import doubles, normal, scheme_of
+from tests.model.zoo import T, build, close, ids
+
+THETA = 10_000.0
+every_layout = pytest.mark.parametrize("layout", ["half", "interleaved"])
+
+
+def rope(dim: int, length: int = 512, name: str = "rope", **keys) -> Rope:
+    """The scheme with heads of `dim` features, trained at `length`."""
+    return scheme_of(name, features=dim, train=length, **keys)
+
+
+def spectrum(dim: int, length: int = 512, at: int | None = None, **keys) -> Tensor:
+    """Frequencies for a sequence of `at` tokens."""
+    scheme = rope(dim, length, **keys)
+    return scheme.frequencies(scheme.stretch(at or length))[0]
+
+
+def huggingface(
+    dim: int, length: int, seq_len: int | None = None, **parameters
+) -> tuple[Tensor, float]:
+    config = LlamaConfig(
+        hidden_size=3 * dim,
+        num_attention_heads=3,
+        head_dim=dim,
+        max_position_embeddings=length,
+        rope_parameters={
+            "rope_theta": THETA,
+            "original_max_position_embeddings": length,
+            **parameters,
+        },
+    )
+    return ROPE_INIT_FUNCTIONS[parameters["rope_type"]](config, "cpu", seq_len)
+
+
+def same(ours: Tensor, theirs: Tensor) -> None:
+    """Theirs are float32."""
+    torch.testing.assert_close(ours.float(), theirs, rtol=2e-6, atol=0)
+
+
+@pytest.mark.parametrize("dim", [10, 64, 128])
+def test_plain_frequencies(dim):
+    by_hand = [1 / THETA ** (2 * k / dim) for k in range(dim // 2)]
+    close(plain_frequencies(THETA, dim), doubles(by_hand), atol=1e-15)
+
+
+BETAS = {"factor": 16.0, "beta_fast": 20.0, "beta_slow": 2.0, "attention_factor": 1.7}
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+DIVISORS = {
+    "short_factor": [1 + 0.01 * k for k in range(32)],
+    "long_factor": [1 + 0.4 * k for k in range(32)],
+}
+# Name and settings in both; lengths of sequences; (head_dim, trained length).
+SIZES = [(64, 512), (128, 4096), (80, 2048), (10, 256)]
+SCALINGS = [
+    ("linear", {"factor": 3.0}, SIZES),
+    ("yarn", {"factor": 4.0}, SIZES),
+    ("yarn", {"factor": 4.0, "truncate": False}, SIZES),
+    ("yarn", BETAS, SIZES),
+    ("yarn", {"factor": 8.0, "mscale": 1.0, "mscale_all_dim": 1.0}, SIZES[:1]),
+    ("yarn", {"factor": 8.0, "mscale": 0.7, "mscale_all_dim": 1.0}, SIZES[:1]),
+    ("yarn", {"factor": 8.0, "mscale": 1.0, "mscale_all_dim": 0.4}, SIZES[:1]),
+    ("llama3", LLAMA3, SIZES),
+    ("dynamic", {"factor": 1.0}, SIZES[::3]),
+    ("dynamic", {"factor": 2.5}, SIZES[::3]),
+    ("longrope", {"factor": 4.0, **DIVISORS}, SIZES[:1]),
+    ("longrope", {"factor": 4.0, **DIVISORS, "attention_factor": 1.3}, SIZES[:1]),
+]
+
+
+@pytest.mark.parametrize(("name", "keys", "sizes"), SCALINGS)
+def test_scaled_frequencies_and_amplitudes(name, keys, sizes):
+    for dim, length in sizes:
+        scheme = rope(dim, length, scaling={"name": name, **keys})
+        for at in (3, length, length + 1, 4 * length):
+            ours, amplitude = scheme.frequencies(scheme.stretch(at))
+            theirs, factor = huggingface(dim, length, seq_len=at, rope_type=name, **keys)
+            same(ours, theirs)
+            assert amplitude == pytest.approx(factor, rel=1e-12)
+        assert scheme.depends_on_length == (name in ("dynamic", "longrope"))
+
+
+def rotated(x: Tensor, position: int, layout: str, **keys) -> Tensor:
+    """x (D,) at a position."""
+    scheme = rope(len(x), layout=layout, **keys)
+    where = TokenPositions.plain(1, offset=position, length=512)
+    return rotate(x[None, None, None], *scheme.tables(where, torch.float64), layout)[0, 0, 0]
+
+
+@every_layout
+def test_rotation_of_two_features_by_hand(layout):
+    """θ_0 = 1 whatever the base: (3, 1) at position 2 rotates anticlockwise by 2 radians."""
+    expected = doubles([-2.157737936467109, 2.3117454439299027])
+    close(rotated(doubles([3.0, 1.0]), 2, layout), expected, atol=1e-14)
+
+
+@every_layout
+def test_rotations_against_huggingface(layout):
+    t = 7
+    dim = 12
+    offset = 5
+    q = normal(2, 3, t, dim)
+    k = normal(2, 3, t, dim, seed=1)
+    angles = (torch.arange(t) + offset)[:, None] / THETA ** (torch.arange(0, dim, 2).double() / dim)
+    angles = angles[None].expand(2, -1, -1)
+    tables = rope(dim, layout=layout).tables(TokenPositions.plain(t, offset=offset), torch.float64)
+    ours = [rotate(x, *tables, layout) for x in (q, k)]
+    if layout == "half":
+        wide = torch.cat([angles, angles], dim=-1)
+        for a, b in zip(ours, llama_rotary(q, k, wide.cos(), wide.sin()), strict=True):
+            close(a, b, atol=1e-13)
+        return
+    wide = angles.repeat_interleave(2, dim=-1)
+    # Cohere's rotation computes in float32.
+    cohere = cohere_rotary(q.float(), k.float(), wide.cos().float(), wide.sin().float())
+    for a, b in zip(ours, cohere, strict=True):
+        close(a.float(), b, atol=2e-6)
+    gptj = gptj_rotary(q.transpose(1, 2), angles.sin(), angles.cos()).transpose(1, 2)
+    close(ours[0], gptj, atol=1e-13)
+
+
+@every_layout
+def test_partial_rotation_leaves_other_features_unchanged(layout):
+    x = normal(10)
+    out = rotated(x, 6, layout, fraction=0.5)  # int(10 · 0.5) = 5 features, 2 pairs
+    close(out[4:], x[4:], atol=0)
+    close(out[:4], rotated(x[:4], 6, layout), atol=1e-13)
+
+
+def test_deepseek_logit_scale_is_an_attention_factor():
+    """cos and sin times m(mscale)/m(mscale_all_dim), logits times m(mscale_all_dim)²: a² is
+    m(mscale)²."""
+    s = 40.0
+    m, m_all = (0.1 * mscale * math.log(s) + 1 for mscale in (0.8, 1.3))
+    scaling = {"name": "yarn", "factor": s, "attention_factor": m}
+    cos, sin = rope(64, scaling=scaling).tables(TokenPositions.plain(4), torch.float64)
+    expected = torch.full_like(cos, (m / m_all) ** 2 * m_all**2)
+    close(cos.square() + sin.square(), expected, atol=1e-12)
+
+
+def test_longrope_first_positions_are_unscaled():
+    scaling = {"name": "longrope", "first": 3, "long_factor": [1.2, 2, 3, 4, 5]}
+    cos, sin = rope(10, 16, scaling=scaling).tables(TokenPositions.plain(40), torch.float64)
+    n = torch.arange(40).double()[:, None]
+    divisors = torch.where(n < 3, 1.0, doubles(scaling["long_factor"]))
+    beyond = doubles(math.sqrt(1 + math.log(40 / 16) / math.log(16)))
+    amplitude = torch.where(n < 3, 1.0, beyond)
+    angles = n * THETA ** -(torch.arange(5).double() / 5) / divisors
+    close(cos[0], amplitude * angles.cos(), atol=1e-13)
+    close(sin[0], amplitude * angles.sin(), atol=1e-13)
+
+
+@pytest.mark.parametrize("share", [0.75, 0.3, 0.5, 1.0])
+@pytest.mark.parametrize("dim", [64, 10, 28])
+def test_p_rope_matches_huggingface_proportional(dim, share):
+    theirs, _ = huggingface(dim, 512, rope_type="proportional", partial_rotary_factor=share)
+    same(spectrum(dim, name="p_rope", share=share), theirs)
+
+
+def test_p_rope_reversed_and_cut_by_wavelength():
+    full = [THETA ** (-2 * k / 64) for k in range(32)]
+    last = doubles([0.0] * 8 + full[8:])
+    close(spectrum(64, name="p_rope", reversed=True), last, atol=1e-16)
+    within = doubles([t if 2 * math.pi / t <= 2 * 512 else 0.0 for t in full])
+    assert 0 < (within > 0).sum() < 24
+    cut = spectrum(64, name="p_rope", share=1.0, max_wavelength=2.0)
+    close(cut, within, atol=1e-16)
+
+
+@pytest.mark.parametrize(("dim", "length"), [(64, 2048), (128, 512), (10, 100)])
+def test_he_xu_is_rope_interpolated_by_two_n_over_pi(dim, length):
+    factor = 2 * length / math.pi
+    ours = spectrum(dim, 333, name="he_xu", max_length=length)
+    same(ours, huggingface(dim, 512, rope_type="linear", factor=factor)[0])
+    close(spectrum(dim, length, name="he_xu"), ours, atol=0)  # N is the trained length
+    assert length != 2048 or float(1 / ours[0]) == pytest.approx(1303.797, abs=5e-4)
+
+
+@pytest.mark.parametrize(("dim", "length", "s"), [(64, 512, 4.0), (128, 1024, 8.0), (16, 256, 3.0)])
+def test_ntk_by_parts_matches_released_code(dim, length, s):
+    """LlamaPartNTKScaledRotaryEmbedding of jquesnelle/yarn, retyped for one pair with float64."""
+
+    def pair_with(turns: float) -> float:
+        return dim * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(THETA))
+
+    def ramp(fast: float, slow: float, k: int) -> float:
+        low = max(math.floor(pair_with(fast)), 0)
+        high = min(math.ceil(pair_with(slow)), dim - 1)
+        return 1 - min(max((k - low) / (high - low), 0), 1)
+
+    expected = []
+    mixtures = set()
+    for k in range(dim // 2):
+        base = THETA ** (-2 * k / dim)
+        ntk = (THETA * s ** (dim / (dim - 2))) ** (-2 * k / dim)
+        m = ramp(1.25, 0.75, k)
+        n = ramp(16, 2, k)
+        expected.append((base / s * (1 - m) + ntk * m) * (1 - n) + base * n)
+        mixtures.add((m == 1, n == 1, n == 0))
+    ours = spectrum(dim, length, scaling={"name": "by_parts", "factor": s})
+    torch.testing.assert_close(ours, doubles(expected), rtol=1e-12, atol=0)
+    assert len(mixtures) >= 3  # some kept, some mixed, some divided
+
+
+def test_resonance_rounds_wavelengths():
+    wavelengths = 2 * math.pi / spectrum(64, resonance=True)
+    assert wavelengths[:6].round(decimals=9).tolist() == [6, 8, 11, 15, 20, 26]  # Wang et al. 2024
+    close(wavelengths, wavelengths.round(), atol=1e-9)
+    plain = 2 * math.pi / plain_frequencies(THETA, 64)
+    assert (wavelengths - plain).abs().max() <= 0.5 + 1e-9
+
+
+def test_resonance_comes_after_scaling():
+    theirs, factor = huggingface(64, 512, rope_type="yarn", factor=4.0)
+    scheme = rope(64, scaling={"name": "yarn", "factor": 4.0}, resonance=True)
+    ours, amplitude = scheme.frequencies(4.0)
+    same(ours, 2 * math.pi / (2 * math.pi / theirs).round())
+    assert amplitude == pytest.approx(factor, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", ["rope", "p_rope", "he_xu"])
+@torch.no_grad()
+def test_dropped_positions_equal_nope(name):
+    tokens = ids(2, T)
+    nope = build("none")(tokens)
+    trained = build("rope")
+    dropped = build({"name": name, "scaling": {"name": "drop"}, "resonance": name == "rope"})
+    dropped.load_state_dict(trained.state_dict())
+    close(dropped(tokens), nope, atol=0)
+    assert (trained(tokens) - nope).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize(
+    ("scaling", "words"),
+    [
+        ({"name": "dynamic", "factor": 2.0}, "dynamic s=7 (matched)"),
+        ({"name": "by_parts"}, "by_parts s=4 (matched)"),
+        ({"name": "yarn", "factor": 16}, "yarn s=16 (fixed)"),
+        ({"name": "longrope", "factor": 8, "long_factor": [1] * 5}, "longrope s=4 (matched)"),
+        ({"name": "drop"}, "drop"),
+    ],
+)
+def test_describe_scaling_for_a_length(scaling, words):
+    assert rope(10, scaling=scaling).settings.scaling.describe(400, 100) == words
