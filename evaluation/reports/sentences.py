@@ -12,7 +12,7 @@ from evaluation.reports.text import ends, estimate, signed
 from evaluation.scoring.methods import name_of
 from evaluation.statistics.intervals import FEW_BELOW, POINTS_ONLY_BELOW
 
-UNDERTRAINED = 0.5  # fewer nats better than a unigram model
+UNDERTRAINED = 0.5  # a model is undertrained if it is fewer nats below a unigram model
 _TEMPLATES = Environment(
     loader=FileSystemLoader(Path(__file__).with_name("templates")),
     undefined=StrictUndefined,

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from evaluation.statistics.intervals import Interval, interval, unit_means, upper_bound
+from evaluation.statistics.intervals import Interval, interval, unit_means
 
 
 @dataclass(frozen=True)
@@ -90,10 +90,10 @@ def context_reach(
         per = unit_means(nll[shorter] - nll[longer], unit) / math.log2(longer / shorter)
         gain = interval(per, alpha=alpha, resamples=resamples, seed=seed)
         doublings.append(DoublingGain(shorter, longer, gain))
-    points = math.isnan(upper_bound(unit_means(nll[lengths[0]], unit)))
+    points = math.isnan(_upper(nll, lengths[0], lengths[0], unit, 1))
     return ContextReach(method, reach, shown, longest, doublings, points)
 
 
 def _upper(nll: dict[int, np.ndarray], a: int, b: int, unit: np.ndarray, tests: int) -> float:
     """Upper bound of NLL(a) − NLL(b), one of so many at 97.5% together."""
-    return upper_bound(unit_means(nll[a] - nll[b], unit), 1 - 0.025 / tests)
+    return interval(unit_means(nll[a] - nll[b], unit), alpha=0.05 / tests, resamples=0).high
