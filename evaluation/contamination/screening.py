@@ -275,8 +275,7 @@ def _sentence(record: dict) -> str:
         text = f"{share} of the {tokens:,} targets are dropped"
     else:
         text = (
-            f"{share} of the {tokens:,} tokens that could be targets are excluded before targets "
-            "are drawn"
+            f"{share} of the {tokens:,} tokens that could be targets are excluded before the draw"
         )
     return (
         f"{text}: passages of 13 words (30 Chinese characters) that also occur in the training "

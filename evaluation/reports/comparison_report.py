@@ -42,8 +42,7 @@ def entries_of(names: Sequence[str], results: Sequence[EvaluationResult]) -> lis
     for name, other in zip(names, results, strict=True):
         if other.plan.hash != first.plan.hash or not np.array_equal(other.document, first.document):
             raise EvaluationError(
-                f"{name} and {names[0]} have different targets; evaluate both with the same "
-                f"settings"
+                f"{name} and {names[0]} have different targets; evaluate both with equal settings"
             )
     return [
         Entry(name if method.label == TRAINED else f"{name}, {method.label}", result, method.label)

@@ -329,8 +329,8 @@ class PositionSettings(StrictSettings):
         return self.model_copy(update={"window": None, "sinks": 0})
 
     def describe(self, length: int, original_length: int) -> str:
-        """The name and the test-time settings that differ from their defaults, e.g. `rope, yarn s=4
-        (matched), window 256`. Factors that are `auto` are those of a sequence of `length`
+        """The name and the test-time settings that differ from their defaults, e.g. `rope, yarn
+        factor 4 (auto), window 256`. Factors that are `auto` are those of a sequence of `length`
         tokens."""
         fields = type(self).model_fields
         own = [key for key in fields if key not in PositionSettings.model_fields]
@@ -344,7 +344,7 @@ class PositionSettings(StrictSettings):
             if hasattr(value, "describe"):
                 parts.append(value.describe(length, original_length))
             elif value == "auto":
-                parts.append(f"{key} s={max(1.0, length / original_length):g} (matched)")
+                parts.append(f"{key} factor {max(1.0, length / original_length):g} (auto)")
             else:
                 number = f"{value:g}" if type(value) is float else str(value)
                 parts.append(key if value is True else f"{key} {number}")

@@ -76,9 +76,9 @@ class Scaling(StrictSettings):
         return plain, 1.0
 
     def describe(self, length: int, original_length: int) -> str:
-        """The method for a sequence of `length` tokens, e.g. `yarn s=4 (matched)`."""
-        kind = "matched" if self.depends_on_length else "fixed"
-        return f"{self.name} s={self.stretch(length, original_length):g} ({kind})"
+        """The method for a sequence of `length` tokens, e.g. `yarn factor 4 (auto)`."""
+        kind = " (auto)" if self.depends_on_length else ""
+        return f"{self.name} factor {self.stretch(length, original_length):g}{kind}"
 
 
 class NoScaling(Scaling):

@@ -114,7 +114,9 @@ def test_evaluation_end_to_end(root, monkeypatch, capsys):
     assert report["corpus"].endswith("/valid") and report["unigram_nll"] < 3
     assert report["command"].startswith("python evaluate.py") and len(report["cells"]) == 21
     schemes = {cell["method"]: cell["scheme"] for cell in report["cells"] if cell["length"] == 96}
-    assert schemes["yarn"] == "rope, yarn s=4 (matched)" and schemes["window"] == "rope, window 24"
+    assert (
+        schemes["yarn"] == "rope, yarn factor 4 (auto)" and schemes["window"] == "rope, window 24"
+    )
     for name in report["per_target_nll"].values():
         assert (root / "run" / "evaluation" / "cells" / name).is_file()
     # Its own settings file is the same evaluation: nothing is computed again, and the numbers are
@@ -355,7 +357,7 @@ def test_matrix_of_pattern_applies_method_per_layer_type(root, monkeypatch, caps
     out = capsys.readouterr().out
     report = json.loads((root / "pattern" / "evaluation" / "matrix" / "results.json").read_text())
     schemes = {cell["method"]: cell["scheme"] for cell in report["cells"] if cell["length"] == 48}
-    assert schemes["yarn"] == "rope, yarn s=2 (matched), window 9 | none"
+    assert schemes["yarn"] == "rope, yarn factor 2 (auto), window 9 | none"
     assert schemes["window"] == "rope, window 9 | none, window 24"
     assert schemes["log_n"] == "rope, temperature log_n, window 9 | none, temperature log_n"
     assert "extend_clip (model.position.extend=clip: " in out
