@@ -30,14 +30,10 @@ from dataclasses import asdict
 import torch
 
 from errors import printable
-from generation import (
-    JsonLinesWriter,
-    SamplingParams,
-    TextWriter,
-    generate_samples,
-    make_samples,
-    read_prompts,
-)
+from generation.prompts import read_prompts
+from generation.samples import generate_samples, make_samples
+from generation.sampling import SamplingParams
+from generation.writers import JsonLinesWriter, TextWriter
 from interop.runs import run_of
 from model import find_device
 from run_directory.console import Console, duration

@@ -94,6 +94,7 @@ class MupSettings(StrictSettings):
     )
 
 
+Activation = Literal["silu", "gelu_tanh"]
 _Multiplier = Annotated[
     float, Field(gt=0, allow_inf_nan=False, json_schema_extra=_COUNTS_IF_CHANGED)
 ]
@@ -120,17 +121,17 @@ class ModelSettings(StrictSettings):
     ffn_dim: int = Field(
         default_factory=lambda sizes: -(-8 * sizes["dim"] // 3 // 32) * 32,
         ge=1,
-        description="width of the SwiGLU layer; null: 8/3 dim, rounded up to a multiple of 32",
+        description="width of the gated MLP; null: 8/3 dim, rounded up to a multiple of 32",
     )
     qk_norm: bool | Literal["all_heads"] = Field(
         False,
         description="RMSNorm on queries and keys before positions: of each head, or of all heads "
         "together (OLMo 2)",
     )
-    norm_placement: Literal["input", "output"] = Field(
+    norm_placement: Literal["input", "output", "both"] = Field(
         "input",
-        description="RMSNorm on the input of attention and MLP (pre-norm), or on their output "
-        "before it is added to the residual stream (OLMo 2)",
+        description="RMSNorm on the input of attention and MLP (pre-norm), on their output before "
+        "it is added to the residual stream (OLMo 2), or both (Gemma 3)",
         json_schema_extra=_COUNTS_IF_CHANGED,
     )
     attention_bias: Literal["none", "qkv", "all"] = Field(
@@ -139,11 +140,16 @@ class ModelSettings(StrictSettings):
         "all four",
         json_schema_extra=_COUNTS_IF_CHANGED,
     )
+    activation: Activation = Field(
+        "silu",
+        description="activation of the MLP's gate: SiLU, or GELU by its tanh formula (Gemma 3)",
+        json_schema_extra=_COUNTS_IF_CHANGED,
+    )
     mlp_bias: bool = Field(
         False, description="biases of the MLP's projections", json_schema_extra=_COUNTS_IF_CHANGED
     )
     embedding_multiplier: _Multiplier = Field(
-        1.0, description="factor on token embeddings (Granite)"
+        1.0, description="factor on token embeddings (Granite, Gemma 3)"
     )
     residual_multiplier: _Multiplier = Field(
         1.0,
@@ -154,7 +160,7 @@ class ModelSettings(StrictSettings):
         None,
         gt=0,
         allow_inf_nan=False,
-        description="factor on q·k (Granite); null: 1/√D, or the scale of mup",
+        description="factor on q·k (Granite, Gemma 3); null: 1/√D, or the scale of mup",
         json_schema_extra=_COUNTS_IF_CHANGED,
     )
     logit_divisor: _Multiplier = Field(

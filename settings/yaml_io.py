@@ -74,8 +74,8 @@ class _Loader(yaml.SafeLoader):
         return built
 
     def _scalar(self, node: yaml.Node) -> object:
-        if found := _INVALID.search(node.value):
-            raise _invalid(node, f"the character {found[0]!a}")
+        if invalid := _INVALID.search(node.value):
+            raise _invalid(node, f"the character {invalid[0]!a}")
         if node.tag not in (_TEXT, self.resolve(yaml.ScalarNode, node.value, (True, False))):
             raise _invalid(node, f"{node.value!r} with the tag {node.tag}; leave out the tag")
         try:

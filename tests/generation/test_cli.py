@@ -11,7 +11,9 @@ import pytest
 
 import generate
 from errors import TrainingError, printable
-from generation import Sample, TextWriter, read_prompts
+from generation.prompts import read_prompts
+from generation.samples import Sample
+from generation.writers import TextWriter
 from tests.processes import ScriptProcess
 
 
@@ -41,15 +43,6 @@ def test_text_of_several_prompts_in_order(run, monkeypatch, capsys):
     assert (code, err) == (0, "")
     first, second = out.split("\n\n=== prompt 2, seed 0 ===\n")
     assert first.startswith("=== prompt 1, seed 0 ===\nab") and second.startswith("longer")
-
-
-def test_closed_pipe(run, tmp_path):
-    os.mkfifo(pipe := tmp_path / "pipe")
-    overrides = [str(run), "--prompt", "x", "--samples", "300", "--tokens", "9"]
-    process = ScriptProcess("generate.py", overrides, tmp_path, pipe, tmp_path / "err")
-    with open(pipe, "rb", buffering=0) as reader:
-        assert reader.read(3)
-    assert process.wait(60) == 128 + signal.SIGPIPE and (tmp_path / "err").read_text() == ""
 
 
 def test_ctrl_c_prints_partial_text_and_exits_130(run, tmp_path):

@@ -174,12 +174,18 @@ def test_legacy_phi3(scaling, tmp_path):
     )
 
 
-@pytest.mark.parametrize("theta", [{}, {"rope_theta": 500_000.0}])
-def test_legacy_olmo3(theta, tmp_path):
+@pytest.mark.parametrize(
+    ("model_type", "theta"),
+    [
+        ("olmo3", {}),
+        ("olmo3", {"rope_theta": 500_000.0}),
+        ("gemma3_text", {"rope_theta": 500.0, "rope_local_base_freq": 90.0}),
+    ],
+)
+def test_legacy_parameters_by_layer_type(model_type, theta, tmp_path):
     """`rope_scaling` is that of the layers without windows, as in the released configurations."""
-    rewritten(
-        make("olmo3", sliding_window=9), tmp_path, rope_parameters=None, rope_scaling=YARN, **theta
-    )
+    theirs = make(model_type, sliding_window=9, layer_types=TYPES)
+    rewritten(theirs, tmp_path, rope_parameters=None, rope_scaling=YARN, **theta)
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
     found = build_model(read_folder(tmp_path))
     kinds = found.shape.model.resolved_kinds.values()
@@ -204,6 +210,7 @@ DROPPED = {
     "attention_bias", "attention_multiplier", "embedding_multiplier", "head_dim", "layer_rope_theta",
     "layer_types", "logits_scaling", "max_window_layers", "mlp_bias", "no_rope_layer_interval",
     "no_rope_layers", "num_key_value_heads", "original_max_position_embeddings", "residual_multiplier",
+    "final_logit_softcapping", "hidden_activation", "query_pre_attn_scalar",
     "rms_norm_eps", "rope_parameters", "sliding_window", "tie_word_embeddings", "use_sliding_window",
 }  # fmt: skip
 SIZES = {

@@ -14,9 +14,9 @@ from transformers import LlamaForCausalLM
 
 from data.tokenizers import load_tokenizer_file
 from errors import DataError
-from generation import TextStream
 from generation.decoding import Generation
 from generation.sampling import SamplingParams
+from generation.text_stream import TextStream
 from interop import InteropError, build_model, read_folder
 from interop.runs import write_run
 from model import TokenPositions, Transformer

@@ -17,6 +17,13 @@ from tests.model.zoo import CASES, G, H, V, build
 EVEN = {"dim": 60}  # H·D, which LlamaConfig and scaled partial rotations require
 YARN = {"name": "yarn", "factor": 4.0, "beta_fast": 1.5, "beta_slow": 0.2}
 LONGROPE = {**CASES["rope-longrope"]["scaling"], "attention_factor": 1.2}
+GEMMA = {
+    **EVEN,
+    "qk_norm": True,
+    "norm_placement": "both",
+    "activation": "gelu_tanh",
+    "embedding_multiplier": EVEN["dim"] ** 0.5,
+}
 NEAR = {"name": "rope", "window": 4}
 FAR = {"name": "none"}
 
@@ -98,6 +105,12 @@ MODELS: dict[str, tuple[str, dict, dict]] = {
         "olmo3",
         pattern(["a", "b"], a=rope(window=5), b=rope()),
         {"qk_norm": "all_heads", "norm_placement": "output"},
+    ),
+    "gemma3": ("gemma3_text", pattern(["a", "b"], a=rope(window=5), b=rope(theta=500.0)), GEMMA),
+    "gemma3-mup": (
+        "gemma3_text",
+        rope(layout="interleaved", window=5),
+        {**GEMMA, "mup": {"base_dim": 7, "base_head_dim": 4}, "logit_softcap": 3.0},
     ),
 }
 
