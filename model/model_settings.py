@@ -210,18 +210,9 @@ class ModelSettings(StrictSettings):
         }
         kinds = values.get("kinds")
         if isinstance(kinds, dict):
-            choices = {}
+            values["kinds"] = dict(kinds)
             for key in _CHOICES:
-                choices[key] = _with_name(values.get(key), cls.model_fields[key].default)
-            values |= {key: value for key, value in choices.items() if key in values}
-            values["kinds"] = {}
-            for name, kind in kinds.items():
-                if isinstance(kind, dict):
-                    own = {
-                        key: _with_name(kind[key], choices[key]) for key in _CHOICES & kind.keys()
-                    }
-                    kind = {**kind, **own}
-                values["kinds"][name] = kind
+                _merge_into_kinds(values, key, cls.model_fields[key].default)
         return values
 
     @model_serializer(mode="wrap")
@@ -391,12 +382,23 @@ def _refuse_pattern_scheme(position: Any) -> None:
         )
 
 
-def _with_name(choice: Any, default: Any) -> Any:
-    """The tree of a choice; one without a name changes settings of the default choice."""
-    if choice is None or (isinstance(choice, dict) and "name" not in choice):
-        tree = default.model_dump(mode="json") if isinstance(default, BaseModel) else default
-        return merge(tree, choice or {})
-    return choice
+def _merge_into_kinds(model: dict[str, Any], key: str, default: BaseModel) -> None:
+    """Merge the model's mixer or scheme into mappings of kinds without a name, which change some of
+    its settings. It is dropped where every kind has its own then."""
+    choice = model.get(key, default)
+    if isinstance(choice, BaseModel):
+        choice = choice.model_dump(mode="json")
+    elif isinstance(choice, dict) and "name" not in choice:
+        choice = model[key] = merge(default.model_dump(mode="json"), choice)
+    kinds = model["kinds"]
+    is_merged = False
+    for name, kind in kinds.items():
+        own = kind.get(key) if isinstance(kind, dict) else None
+        if isinstance(choice, dict) and isinstance(own, dict) and "name" not in own:
+            kinds[name] = {**kind, key: merge(choice, own)}
+            is_merged = True
+    if is_merged and all(isinstance(kind, dict) and kind.get(key) for kind in kinds.values()):
+        model.pop(key, None)
 
 
 def legal_overrides(trained: ModelSettings) -> str:

@@ -90,7 +90,7 @@ class PackedBlock:
         attention = block.attention
         assert isinstance(attention, Attention)
         self.attention = attention
-        qkv, out, gate_up, down = joined_layers(block)
+        qkv, out, gate_up, down, *gates = joined_layers(block)
         self.qkv = JoinedLinear(qkv)
         self.out = JoinedLinear(out)
         self.gate_up = JoinedLinear(gate_up)
@@ -104,7 +104,7 @@ class PackedBlock:
         self.head_dim = attention.head_dim
         self.sizes = (attention.heads + attention.kv_heads, attention.kv_heads)
         self.has_head_norms = not isinstance(attention.q_norm, nn.Identity)
-        self.gate = None if attention.wg is None else JoinedLinear([attention.wg])
+        self.gate = JoinedLinear(gates[0]) if gates else None
 
     def __call__(
         self,

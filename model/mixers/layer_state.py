@@ -20,6 +20,7 @@ class LayerState:
 
     def __init__(self):
         self._stored: dict[str, Tensor] = {}
+        self._first: dict[str, Tensor] = {}  # copies, of a static cache
 
     def extend(
         self,
@@ -79,7 +80,13 @@ class LayerState:
         memory = self._stored.get("memory")
         if memory is not None and "document" not in self._stored:
             self._stored["document"] = memory.new_zeros(1, 1, dtype=torch.int64)
+        self._first = {name: x.clone() for name, x in self._stored.items()}
         return self
+
+    def restart(self) -> None:
+        """Undo all passes of a static cache."""
+        for name, x in self._first.items():
+            self._stored[name].copy_(x)
 
     def _store(self, name: str, x: Tensor) -> None:
         stored = self._stored.get(name)

@@ -158,6 +158,7 @@ QUICK = [
     *(("pattern-fox", "plain"), ("numerator rope", "packed"), ("cosine pattern", "plain")),
     *(("gated_deltanet-rope", "packed"), ("kda-none", "plain"), ("mamba2-none", "packed")),
     *(("short_convolution-none", "packed"), ("latent-rope", "plain"), ("hybrid", "packed")),
+    *(("hybrid-heads", "packed"), ("hybrid-window", "plain")),
 ]
 
 

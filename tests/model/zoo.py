@@ -122,8 +122,34 @@ MIXER_CASES: dict[str, dict] = {
         },
     },
 }
+_STATE = {"mixer": {"name": "linear", "chunk": 4}}
+# Output gates, and kinds of layers with other heads.
+GATED: dict[str, dict] = {
+    "gate-head": {"position": {"name": "rope"}, "gate": "head"},
+    "gate-channel": {"position": {"name": "fox"}, "gate": "channel", "norm_placement": "output"},
+    "hybrid-heads": {
+        "position": {"name": "rope"},
+        "gate": "channel",
+        "pattern": ["state", "full"],
+        "kinds": {
+            "state": {**_STATE, "gate": "none"},
+            "full": {"heads": 4, "kv_heads": 2, "head_dim": 14},
+        },
+    },
+    "hybrid-window": {
+        "position": {"name": "none"},
+        "pattern": ["near", "state", "far"],
+        "kinds": {
+            "near": {"position": {"name": "rope", "window": 4, "theta": 100.0}},
+            "state": {**_STATE, "gate": "head", "heads": 3},
+            "far": {"position": {"temperature": {"name": "log_n"}}, "gate": "head"},
+        },
+    },
+}
+MIXER_CASES |= GATED
 QUICK_MIXERS = (
     *LINEAR,
+    *GATED,
     "gated_deltanet-rope",
     "kda-none",
     "mamba2-none",
