@@ -28,19 +28,11 @@ def causal_attend(
         # The CPU's fused kernel requires values as wide as keys; its fallback stores all T × S
         # scores.
         return blocks_attend(q, k, v, mask, scale)
-    if mask.queries == 1:  # the last query attends to every key
-        return F.scaled_dot_product_attention(
-            q,
-            k,
-            v,
-            scale=scale,
-            enable_gqa=True,
-        )
     return F.scaled_dot_product_attention(
         q,
         k,
         v,
-        is_causal=True,
+        is_causal=mask.queries > 1,  # the last query attends to every key
         scale=scale,
         enable_gqa=True,
     )
