@@ -122,9 +122,21 @@ class CausalBand:
         """
         window = None if self.sinks and last == self.sinks else self.window
         window = min((x for x in (window, farthest) if x is not None), default=None)
-        return CausalBand(self.offset, window, 0, nearest, first, last)
+        return CausalBand(
+            self.offset,
+            window,
+            0,
+            nearest,
+            first,
+            last,
+        )
 
-    def attending(self, start: int, stop: int, device: torch.device) -> Tensor:
+    def attending(
+        self,
+        start: int,
+        stop: int,
+        device: torch.device,
+    ) -> Tensor:
         """(stop − start,) whether queries attend to any key; without sinks."""
         at = torch.arange(start, stop, device=device) + self.offset
         low = torch.full_like(at, self.first)
@@ -327,7 +339,12 @@ class AttentionMask:
             if self.is_by_distance and isinstance(keys, slice):
                 mask = self.by_distance()[None, :, None, keys].to(dtype)
             else:
-                mask = self.additive(0, 1, keys, dtype)  # (R, H or 1, 1, s)
+                mask = self.additive(
+                    0,
+                    1,
+                    keys,
+                    dtype,
+                )  # (R, H or 1, 1, s)
             return self._by_group(mask, groups).squeeze(2)
 
         return self._once("last_query", compute)
@@ -339,7 +356,12 @@ class AttentionMask:
             # earlier.
             mask = self.by_distance().to(dtype).unfold(1, self.keys, 1)[None, :, : self.queries]
             return list(self._by_group(mask, groups).unbind(2))[::-1]
-        mask = self.additive(0, self.queries, slice(0, self.keys), dtype)
+        mask = self.additive(
+            0,
+            self.queries,
+            slice(0, self.keys),
+            dtype,
+        )
         return list(self._by_group(mask, groups).unbind(2))
 
     def _by_group(self, mask: Tensor, groups: int) -> Tensor:
@@ -361,7 +383,12 @@ class AttentionMask:
             keys = torch.arange(keys.start, keys.stop, device=self.device)
         return b, h, i, keys[None, None, None, :]
 
-    def visible(self, start: int, stop: int, keys: slice | Tensor) -> Tensor:
+    def visible(
+        self,
+        start: int,
+        stop: int,
+        keys: slice | Tensor,
+    ) -> Tensor:
         """(R, 1, t, s) visible pairs of a block."""
         b, h, i, j = self.indices(start, stop, keys)
         return self.mask_mod(b, h[:, :1], i, j)

@@ -106,7 +106,11 @@ def series_of(
     return series, extras
 
 
-def causal_convolution(series: Tensor, weight: Tensor, order: Tensor) -> Tensor:
+def causal_convolution(
+    series: Tensor,
+    weight: Tensor,
+    order: Tensor,
+) -> Tensor:
     """Σ_l weight[:, l]·x_(t−l) for each channel, over tokens of the same document.
 
     Args:

@@ -150,7 +150,12 @@ class _TwoLayers(torch.autograd.Function):
         return of_x, of_inner, of_bias, of_outer
 
 
-def two_layers(x: Tensor, inner: Tensor, bias: Tensor, outer: Tensor) -> Tensor:
+def two_layers(
+    x: Tensor,
+    inner: Tensor,
+    bias: Tensor,
+    outer: Tensor,
+) -> Tensor:
     """outer (O, W) times relu(inner (W, I) times x (I, N) + bias (W, 1)), for each of the N pairs:
     (O, N)."""
     if x.device.type == "cpu" and torch.is_grad_enabled() and not torch.compiler.is_compiling():
@@ -158,7 +163,12 @@ def two_layers(x: Tensor, inner: Tensor, bias: Tensor, outer: Tensor) -> Tensor:
     return _two_layers(x, inner, bias, outer)
 
 
-def _two_layers(x: Tensor, inner: Tensor, bias: Tensor, outer: Tensor) -> Tensor:
+def _two_layers(
+    x: Tensor,
+    inner: Tensor,
+    bias: Tensor,
+    outer: Tensor,
+) -> Tensor:
     def network(x: Tensor) -> Tensor:
         return pair_product(outer, pair_product(inner, x, bias).relu_())
 
