@@ -1,18 +1,17 @@
 """Evaluate a trained run at its trained length and beyond.
 
-    python evaluate.py RUN                                     as trained, and truncated to the trained length
-    python evaluate.py RUN configs/evaluation/extension.yaml   with a settings file
+    python evaluate.py RUN                            as trained, and truncated to that length
     python evaluate.py RUN lengths=[256,512] methods=[trained,truncate,yarn] targets=128
-    python evaluate.py RUN --matrix                            all applicable methods, in one table
-    python evaluate.py RUN --matrix --verbose                  ... with the reasons why others do not apply
-    python evaluate.py A B C lengths=[256,512]                 several runs on the same targets, relative to A
-    python evaluate.py RUN --dry-run                           list the cells, estimate memory and time
-    torchrun --nproc_per_node 2 evaluate.py RUN                on two processes (CPU) or two GPUs
-    torchrun --nproc_per_node 2 evaluate.py RUN context=2 lengths=[262144]   two processes share
-    each window
+    python evaluate.py RUN configs/evaluation/extension.yaml           with a settings file
+    python evaluate.py RUN --matrix                   all applicable methods, in one table
+    python evaluate.py RUN --matrix --verbose         ... and why others do not apply
+    python evaluate.py A B C lengths=[256,512]        several runs on the same targets
+    python evaluate.py RUN --dry-run                  list the cells, estimate memory and time
     python evaluate.py RUN configs/tasks/passkey.yaml          a task: accuracy by length and depth
-    python evaluate.py hf:HuggingFaceTB/SmolLM2-135M           a model of Hugging Face: hub name or folder
-    python evaluate.py --help                                  every setting
+    python evaluate.py hf:HuggingFaceTB/SmolLM2-135M  a model of Hugging Face: hub name or folder
+    torchrun --nproc_per_node 2 evaluate.py RUN       on two processes (CPU) or two GPUs
+    torchrun --nproc_per_node 2 evaluate.py RUN context=2 lengths=[262144]     sharing each window
+    python evaluate.py --help                         every setting
 
 `protocol` selects what is measured: the loss of text (fixed-targets, sliding, non-overlapping,
 by-position), tasks, attention or generation. Each kind has its own settings.

@@ -19,8 +19,10 @@ batch. In a shell, write a line break in a prompt or stop string as $'\\n'.
 """
 
 import io
+import math
 import shlex
 import sys
+import time
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -28,17 +30,13 @@ from dataclasses import asdict
 import torch
 
 from errors import printable
-from generation import (
-    JsonLinesWriter,
-    SamplingParams,
-    TextWriter,
-    generate_samples,
-    make_samples,
-    read_prompts,
-)
+from generation.prompts import read_prompts
+from generation.samples import generate_samples, make_samples
+from generation.sampling import SamplingParams
+from generation.writers import JsonLinesWriter, TextWriter
 from interop.runs import run_of
 from model import find_device
-from run_directory.console import Console
+from run_directory.console import Console, duration
 from run_directory.run import Run
 from run_directory.run_settings import RunSettings
 from settings.command_line import HelpTopics, SettingsParser
@@ -51,6 +49,8 @@ TOPICS = HelpTopics(
     setting="model.position.scaling",
     choice="yarn",
 )
+TIMED = 32  # tokens after which the time of the others is estimated
+LONG = 60.0  # seconds of a generation whose estimate is printed
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 
 
@@ -200,6 +200,12 @@ def report_positions(
         console.info(f"positions: {positions} ({about})")
 
 
+def report_time(console: Console, seconds: float) -> None:
+    """Print the estimated time of a long generation."""
+    if seconds > LONG:
+        console.info(f"about {duration(seconds)} in all, more if the text is long; Ctrl-C stops it")
+
+
 def main(arguments: Sequence[str] | None = None) -> int | None:
     """Generate text as the command line says."""
     args = parse_options(arguments)
@@ -245,18 +251,24 @@ def main(arguments: Sequence[str] | None = None) -> int | None:
         writer = JsonLinesWriter(samples, sys.stdout, settings)
     else:
         writer = TextWriter(samples, sys.stdout, printable)
+    begin = time.perf_counter()
     try:
         for start in range(0, len(samples), args.batch):
             batch = samples[start : start + args.batch]
-            for _ in generate_samples(
+            steps = generate_samples(
                 loaded.model,
                 loaded.tokenizer,
                 batch,
                 args.tokens,
                 sampling,
                 cache=not args.no_cache,
-            ):
+            )
+            for step, _ in enumerate(steps, start=1):
                 writer.update()
+                if start == 0 and step == TIMED:
+                    batches = math.ceil(len(samples) / args.batch)
+                    seconds = (time.perf_counter() - begin) / TIMED * args.tokens * batches
+                    report_time(console, seconds)
     except KeyboardInterrupt:
         for sample in samples:
             sample.interrupt()

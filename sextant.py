@@ -101,10 +101,11 @@ def generate(
     `temperature` = 0 is greedy.  The text of a sample depends on its prompt and seed only.
     """
     _require_clone()
-    import generation
+    from generation.samples import generate_samples, make_samples
+    from generation.sampling import SamplingParams
 
     loaded = load(run) if isinstance(run, (str, Path)) else run
-    pending = generation.make_samples(
+    pending = make_samples(
         [prompts] if isinstance(prompts, str) else list(prompts),
         loaded.tokenizer,
         bos=loaded.settings.data.bos,
@@ -112,7 +113,7 @@ def generate(
         seed=seed,
         stops=list(stop),
     )
-    sampling = generation.SamplingParams(
+    sampling = SamplingParams(
         repetition_penalty,
         temperature,
         top_k,
@@ -121,9 +122,7 @@ def generate(
     )
     for start in range(0, len(pending), batch_size):
         batch = pending[start : start + batch_size]
-        for _ in generation.generate_samples(
-            loaded.model, loaded.tokenizer, batch, tokens, sampling
-        ):
+        for _ in generate_samples(loaded.model, loaded.tokenizer, batch, tokens, sampling):
             pass
     return [sample.text for sample in pending]
 
@@ -170,8 +169,8 @@ def train(*arguments: str, run_dir: str | Path | None = None) -> "LoadedRun":
     """
     _require_clone()
     from interop.runs import with_imported_parent
-    from run_directory.folder_name import run_folder
     from run_directory.parent_run import read_run_settings
+    from run_directory.run_names import run_folder
 
     resolved = with_imported_parent(arguments)
     if run_dir is None:

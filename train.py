@@ -4,12 +4,16 @@ Run the same command again to resume from the newest checkpoint. Later YAML file
 ones; command-line overrides come last.
 
   python train.py configs/tiny.yaml
-  python train.py configs/small.yaml configs/position/alibi.yaml configs/data/folder.yaml
-  training.tokens=200M
-  python train.py configs/extension/yarn.yaml parent.run=runs/quickstart      extension run of a trained run
-  python train.py configs/extension/yarn.yaml parent.run=hf:HuggingFaceTB/SmolLM2-135M    of a foreign model
-  python train.py training.tokens=30M --fork runs/tiny-012345678     continue a copy under other settings
+  python train.py configs/small.yaml configs/position/alibi.yaml training.tokens=200M
+  python train.py configs/tiny.yaml --data my_texts/
   accelerate launch --config_file configs/accelerate/one_node.yaml train.py configs/base.yaml
+
+An extension run starts from the weights of a trained run or of a foreign model; a fork also
+continues its optimizer, under other settings.
+
+  python train.py configs/extension/yarn.yaml parent.run=runs/quickstart
+  python train.py configs/extension/yarn.yaml parent.run=hf:HuggingFaceTB/SmolLM2-135M
+  python train.py training.tokens=30M --fork runs/tiny-rope-012345678
 """
 
 from collections.abc import Sequence
@@ -23,7 +27,7 @@ from training.batches import Batches, StepBatch
 from training.checkpointer import Checkpointer, resume
 from training.distributed.parallel import Parallel
 from training.metrics import Metrics
-from training.optim import clip_grad_norm, guarded_step
+from training.optim.optimizer import clip_grad_norm, guarded_step
 from training.options import parse_options
 from training.profiler import Profiler
 from training.schedule import TrainingSchedule

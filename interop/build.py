@@ -11,7 +11,7 @@ from errors import InteropError
 from interop.checkpoint import ForeignCheckpoint, first_names
 from interop.huggingface.config import ImportedShape, read_config
 from interop.huggingface.reader import shown
-from interop.huggingface.weight_names import DERIVED, weight_map
+from interop.huggingface.weight_names import DERIVED, ONE_PLUS_NORM, weight_map
 from model import Transformer
 
 HEAD = "lm_head.weight"
@@ -78,6 +78,8 @@ def build_model(checkpoint: ForeignCheckpoint) -> ImportedModel:
                 f"{stored.file}: {name} has values that are not finite; download it again, or "
                 "import other weights"
             )
+        if shape.family and shape.family.one_plus_norms and ONE_PLUS_NORM.fullmatch(name):
+            values += 1
         for part, own_values in zip(parts, values.split(rows_of[name]), strict=True):
             own[part].copy_(own_values)
     if has_copy and not torch.equal(checkpoint.tensors[HEAD].read(), own["embed.weight"]):

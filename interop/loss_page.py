@@ -14,7 +14,7 @@ import torch
 
 from errors import InteropError, UserError
 from evaluation.scoring.methods import TRUNCATE, builtin_methods, compatible_methods
-from generation import TextStream
+from generation.text_stream import TextStream
 from model import TokenPositions
 from run_directory.position_overrides import longest_input, override
 from run_directory.run import LoadedRun, Run

@@ -1,4 +1,4 @@
-"""One decoder layer: a token mixer and a SwiGLU MLP, each with a norm of its input or output."""
+"""One decoder layer: a token mixer and a gated MLP, with their norms."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ from model.attention.sharding import GatheredKeys, ShardedWindow
 from model.attention.softmax import Attention
 from model.fast.biased import NAMESPACE
 from model.mixers.base import AttentionPass, LayerKind
+from model.mixers.latent import LatentAttention
 from model.mixers.registry import MIXERS
-from model.model_settings import ModelSettings
+from model.model_settings import Activation, ModelSettings
 
 Checkpointing = Literal["none", "selective", "full"]
 aten = torch.ops.aten
@@ -44,17 +45,24 @@ def _policy(context: Any, operation: Any, *args: Any, **keys: Any) -> Checkpoint
     return CheckpointPolicy.MUST_SAVE if operation in COSTLY else CheckpointPolicy.PREFER_RECOMPUTE
 
 
-class SwiGLU(nn.Module):
-    """down(silu(gate(x)) · up(x)). Shazeer 2020 (arXiv:2002.05202)."""
+ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+}
 
-    def __init__(self, dim: int, hidden: int, bias: bool = False):
+
+class GatedMLP(nn.Module):
+    """down(activation(gate(x)) · up(x)), SwiGLU or GEGLU. Shazeer 2020 (arXiv:2002.05202)."""
+
+    def __init__(self, dim: int, hidden: int, bias: bool, activation: Activation):
         super().__init__()
+        self.activation = ACTIVATIONS[activation]
         self.gate = nn.Linear(dim, hidden, bias=bias)
         self.up = nn.Linear(dim, hidden, bias=bias)
         self.down = nn.Linear(hidden, dim, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(F.silu(self.gate(x)) * self.up(x))
+        return self.down(self.activation(self.gate(x)) * self.up(x))
 
 
 class RMSNorm(nn.RMSNorm):
@@ -70,9 +78,16 @@ class RMSNorm(nn.RMSNorm):
         )
 
 
+Norm = Callable[[Tensor], Tensor]
+
+
+def _same(x: Tensor) -> Tensor:
+    return x
+
+
 class Block(nn.Module):
-    """Residual block: x + r·mixer(norm(x)), or x + r·norm(mixer(x)) with norms of the output; the
-    same for the MLP. r is `residual_multiplier`.
+    """Residual block: x + r·mixer(norm(x)), x + r·norm(mixer(x)) with norms of the output, or both;
+    the same for the MLP. r is `residual_multiplier`.
 
     Attributes:
         checkpointing: activations that are recomputed in the backward pass: none, all but the
@@ -85,7 +100,10 @@ class Block(nn.Module):
         self.attention_norm = RMSNorm(s.dim, eps=s.norm_eps)
         self.attention = MIXERS[kind.mixer.name][1](kind)
         self.mlp_norm = RMSNorm(s.dim, eps=s.norm_eps)
-        self.mlp = SwiGLU(s.dim, s.ffn_dim, s.mlp_bias)
+        self.mlp = GatedMLP(s.dim, s.ffn_dim, s.mlp_bias, s.activation)
+        if s.norm_placement == "both":
+            self.attention_output_norm = RMSNorm(s.dim, eps=s.norm_eps)
+            self.mlp_output_norm = RMSNorm(s.dim, eps=s.norm_eps)
         self.norm_placement = s.norm_placement
         self.residual_multiplier = s.residual_multiplier
         self.checkpointing: Checkpointing = "none"
@@ -181,7 +199,7 @@ class Block(nn.Module):
     ) -> Tensor:
         """The passes of all chunks. All gathers start before the first attention, in the same order
         on all ranks, so that those of later chunks overlap with it."""
-        assert isinstance(self.attention, Attention)
+        assert isinstance(self.attention, Attention | LatentAttention)
         started = []
         outputs = []
         for part, each in zip(parts, passes, strict=True):
@@ -214,16 +232,32 @@ class Block(nn.Module):
         )
 
     def _attention_input(self, x: Tensor) -> Tensor:
-        return self.attention_norm(x) if self.norm_placement == "input" else x
+        return self.input_norms[0](x)
+
+    @property
+    def input_norms(self) -> tuple[Norm, Norm]:
+        """The norms of the inputs of the token mixer and of the MLP."""
+        if self.norm_placement == "output":
+            return _same, _same
+        return self.attention_norm, self.mlp_norm
+
+    @property
+    def output_norms(self) -> tuple[Norm, Norm]:
+        """The norms of the outputs of the token mixer and of the MLP."""
+        if self.norm_placement == "input":
+            return _same, _same
+        if self.norm_placement == "output":
+            return self.attention_norm, self.mlp_norm
+        return self.attention_output_norm, self.mlp_output_norm
 
     def _finish(self, x: Tensor, step: AttentionPass, mixed: Tensor) -> Tensor:
         """The layer's output for its input x (B, T, C) and the output of the token mixer (B, K,
         C)."""
-        before = self.norm_placement == "input"
-        x = self._add(step.context.of_queries(x), mixed if before else self.attention_norm(mixed))
+        attention_norm, mlp_norm = self.output_norms
+        x = self._add(step.context.of_queries(x), attention_norm(mixed))
         if x.shape[1] == 0:
             return x
-        return self._add(x, self.mlp(self.mlp_norm(x)) if before else self.mlp_norm(self.mlp(x)))
+        return self._add(x, mlp_norm(self.mlp(self.input_norms[1](x))))
 
     def _add(self, x: Tensor, update: Tensor) -> Tensor:
         return x + (update if self.residual_multiplier == 1 else update * self.residual_multiplier)

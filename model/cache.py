@@ -256,6 +256,9 @@ class StaticLayerCache(LayerCache):
             # Zeros: empty slots are masked, but NaN times a weight of 0 would still be NaN.
             self._buffers[name] = F.pad(stored, (0, 0, 0, index.slots - filled))
 
+    def restart(self) -> None:
+        """Undo all passes; later ones overwrite their slots."""
+
     def _append(self, name: str, x: Tensor) -> Tensor:
         return self._buffers[name].index_copy_(2, self._static.slot, x)
 
@@ -328,6 +331,11 @@ class StaticLinearCache(LinearLayerCache):
         if document is None:  # the passes of a static cache compare documents
             document = torch.zeros(1, 1, dtype=torch.int64, device=sums.keys.device)
         self.sums = LinearState(sums.values, sums.keys, document)
+        self._first = LinearState(sums.values.clone(), sums.keys.clone(), document.clone())
+
+    def restart(self) -> None:
+        """Undo all passes."""
+        self.keep(self._first)
 
     def keep(self, sums: LinearState) -> None:
         assert self.sums is not None and self.sums.document is not None

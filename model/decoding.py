@@ -259,6 +259,5 @@ class StaticDecoder:
             return self._step(tokens)
         if self._graph is None:
             self._graph = CudaGraph(self._step, tokens)
-            # The recorded passes have written to slots that the next ones overwrite.
-            self.cache.at.zero_()
+            self.cache.restart()  # the recorded passes have changed it
         return self._graph(tokens)

@@ -94,6 +94,7 @@ class MupSettings(StrictSettings):
     )
 
 
+Activation = Literal["silu", "gelu_tanh"]
 _Multiplier = Annotated[
     float, Field(gt=0, allow_inf_nan=False, json_schema_extra=_COUNTS_IF_CHANGED)
 ]
@@ -120,17 +121,17 @@ class ModelSettings(StrictSettings):
     ffn_dim: int = Field(
         default_factory=lambda sizes: -(-8 * sizes["dim"] // 3 // 32) * 32,
         ge=1,
-        description="width of the SwiGLU layer; null: 8/3 dim, rounded up to a multiple of 32",
+        description="width of the gated MLP; null: 8/3 dim, rounded up to a multiple of 32",
     )
     qk_norm: bool | Literal["all_heads"] = Field(
         False,
         description="RMSNorm on queries and keys before positions: of each head, or of all heads "
         "together (OLMo 2)",
     )
-    norm_placement: Literal["input", "output"] = Field(
+    norm_placement: Literal["input", "output", "both"] = Field(
         "input",
-        description="RMSNorm on the input of attention and MLP (pre-norm), or on their output "
-        "before it is added to the residual stream (OLMo 2)",
+        description="RMSNorm on the input of attention and MLP (pre-norm), on their output before "
+        "it is added to the residual stream (OLMo 2), or both (Gemma 3)",
         json_schema_extra=_COUNTS_IF_CHANGED,
     )
     attention_bias: Literal["none", "qkv", "all"] = Field(
@@ -139,11 +140,16 @@ class ModelSettings(StrictSettings):
         "all four",
         json_schema_extra=_COUNTS_IF_CHANGED,
     )
+    activation: Activation = Field(
+        "silu",
+        description="activation of the MLP's gate: SiLU, or GELU by its tanh formula (Gemma 3)",
+        json_schema_extra=_COUNTS_IF_CHANGED,
+    )
     mlp_bias: bool = Field(
         False, description="biases of the MLP's projections", json_schema_extra=_COUNTS_IF_CHANGED
     )
     embedding_multiplier: _Multiplier = Field(
-        1.0, description="factor on token embeddings (Granite)"
+        1.0, description="factor on token embeddings (Granite, Gemma 3)"
     )
     residual_multiplier: _Multiplier = Field(
         1.0,
@@ -154,7 +160,7 @@ class ModelSettings(StrictSettings):
         None,
         gt=0,
         allow_inf_nan=False,
-        description="factor on q·k (Granite); null: 1/√D, or the scale of mup",
+        description="factor on q·k (Granite, Gemma 3); null: 1/√D, or the scale of mup",
         json_schema_extra=_COUNTS_IF_CHANGED,
     )
     logit_divisor: _Multiplier = Field(
@@ -204,18 +210,9 @@ class ModelSettings(StrictSettings):
         }
         kinds = values.get("kinds")
         if isinstance(kinds, dict):
-            choices = {}
+            values["kinds"] = dict(kinds)
             for key in _CHOICES:
-                choices[key] = _with_name(values.get(key), cls.model_fields[key].default)
-            values |= {key: value for key, value in choices.items() if key in values}
-            values["kinds"] = {}
-            for name, kind in kinds.items():
-                if isinstance(kind, dict):
-                    own = {
-                        key: _with_name(kind[key], choices[key]) for key in _CHOICES & kind.keys()
-                    }
-                    kind = {**kind, **own}
-                values["kinds"][name] = kind
+                _merge_into_kinds(values, key, cls.model_fields[key].default)
         return values
 
     @model_serializer(mode="wrap")
@@ -385,12 +382,23 @@ def _refuse_pattern_scheme(position: Any) -> None:
         )
 
 
-def _with_name(choice: Any, default: Any) -> Any:
-    """The tree of a choice; one without a name changes settings of the default choice."""
-    if choice is None or (isinstance(choice, dict) and "name" not in choice):
-        tree = default.model_dump(mode="json") if isinstance(default, BaseModel) else default
-        return merge(tree, choice or {})
-    return choice
+def _merge_into_kinds(model: dict[str, Any], key: str, default: BaseModel) -> None:
+    """Merge the model's mixer or scheme into mappings of kinds without a name, which change some of
+    its settings. It is dropped where every kind has its own then."""
+    choice = model.get(key, default)
+    if isinstance(choice, BaseModel):
+        choice = choice.model_dump(mode="json")
+    elif isinstance(choice, dict) and "name" not in choice:
+        choice = model[key] = merge(default.model_dump(mode="json"), choice)
+    kinds = model["kinds"]
+    is_merged = False
+    for name, kind in kinds.items():
+        own = kind.get(key) if isinstance(kind, dict) else None
+        if isinstance(choice, dict) and isinstance(own, dict) and "name" not in own:
+            kinds[name] = {**kind, key: merge(choice, own)}
+            is_merged = True
+    if is_merged and all(isinstance(kind, dict) and kind.get(key) for kind in kinds.values()):
+        model.pop(key, None)
 
 
 def legal_overrides(trained: ModelSettings) -> str:

@@ -110,6 +110,12 @@ class StaticCache:
         """The number of slots of each layer kind."""
         return tuple(index.slots for index in self.indices.values())
 
+    def restart(self) -> None:
+        """Undo all passes: the next ones overwrite the slots of their keys."""
+        self.at.zero_()
+        for layer in self.layers:
+            layer.restart()
+
     def advance(self, new: TokenPositions) -> dict[str, TokenPositions]:
         """Add the token of the current pass; returns the positions of all slots by layer kind."""
         keys = dict.fromkeys(self.kinds, new)

@@ -46,10 +46,9 @@ def check_resume(folder: Path, old: RunSettings, new: RunSettings) -> list[str]:
 def changed(old: RunSettings, new: RunSettings, free: bool = True) -> list[str]:
     """Every setting that differs, as `key: old → new`; with `free`, also those that may change on
     resume."""
-    found = differences(old, new)
     return [
         f"{key}: {_short(a)} → {_short(b)}"
-        for key, a, b, may_change in found
+        for key, a, b, may_change in differences(old, new)
         if free or not may_change
     ]
 
@@ -82,11 +81,11 @@ def check_text(
 ) -> None:
     """Check that the text has the parent's tokenizer and, in an extension run, a document of
     train_length."""
-    found = prepared.tokenizer.hash
+    own_hash = prepared.tokenizer.hash
     longest = prepared.longest
-    if found != tokenizer_hash:
+    if own_hash != tokenizer_hash:
         raise TrainingError(
-            f"{prepared.folder} was prepared with another tokenizer ({found[:12]}) than the "
+            f"{prepared.folder} was prepared with another tokenizer ({own_hash[:12]}) than the "
             f"parent's ({tokenizer_hash[:12]}): set data.tokenizer as in the parent"
         )
     if longest < settings.train_length and not settings.is_fork:
@@ -222,11 +221,12 @@ def check_fork(step: int, old: RunSettings, new: RunSettings) -> None:
 def _segments_before(settings: RunSettings, step: int) -> list[Segment]:
     """The segments that determine the data order of the first `step` updates; the last one of a run
     has no end."""
+    begun = []
     begin = 0
-    found = []
     for segment in settings.plan:
-        if begin >= step:
-            break
-        found.append(segment)
+        if begin < step:
+            begun.append(segment)
         begin += segment.steps
-    return [*found[:-1], found[-1]._replace(steps=0)] if len(found) == len(settings.plan) else found
+    if len(begun) == len(settings.plan):
+        begun[-1] = begun[-1]._replace(steps=0)
+    return begun

@@ -269,7 +269,7 @@ def clean_leftovers(run: Path) -> None:
     restored.
 
     Only for the process that trains the run: in any other it could remove a checkpoint that is
-        being written.
+    being written.
     """
     folder = run / "checkpoints"
     for path in list(folder.iterdir()) if folder.is_dir() else []:

@@ -1,6 +1,6 @@
 """metrics.jsonl: the metrics of a run.
 
-Each line is one JSON object with `kind`, `step` and `attempt`.  An attempt begins with a line of
+Each line is one JSON object with `kind`, `step` and `attempt`. An attempt begins with a line of
 kind `start` whose step is the one it resumes from: readers drop lines of earlier attempts after
 that step.
 """

@@ -1,11 +1,9 @@
 """Runs that start from a checkpoint of another run: extension runs and forks.
 
 An extension run takes the parent's weights as step 0, under a new context-extension method or
-length. A fork
-also takes the optimizer state, the step count and the order of the data: where only the budget and
-    the end of
-the learning-rate schedule differ, it is bit for bit the run trained under its settings from the
-start.
+length. A fork also takes the optimizer state, the step count and the order of the data: where only
+the budget and the end of the learning-rate schedule differ, it is bit for bit the run trained under
+its settings from the start.
 
 Settings that are not given are those of the parent. In an extension run there are three exceptions:
 `original_length` is the parent's train_length, the seed is the parent's plus 1 (another order of
@@ -32,8 +30,8 @@ from run_directory.allowed_changes import (
     with_table_length,
 )
 from run_directory.checkpoints import WEIGHTS, Checkpoint, find_checkpoint
-from run_directory.folder_name import name_stem
 from run_directory.run import MANIFEST, Run, is_run, not_a_run
+from run_directory.run_names import name_stem
 from run_directory.run_settings import RunSettings
 from run_directory.stages import last_trained
 from settings.load import identity, load_settings, setting_before_validation

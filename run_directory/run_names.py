@@ -1,12 +1,84 @@
-"""Short names that tell several runs apart."""
+"""The default name of a run directory, and short names that tell several runs apart."""
 
 import re
 from collections.abc import Sequence
+from glob import escape
 from pathlib import Path
 
 from errors import ConfigError
+from run_directory.run import is_run
+from run_directory.run_settings import RunSettings
+from settings.load import (
+    SettingsLayers,
+    differences,
+    identity,
+    load_settings,
+    split_arguments,
+)
 
 _HASH = re.compile(r"-[0-9a-f]{10}$")  # at the end of a run directory's name
+
+
+def run_folder(
+    settings: RunSettings,
+    arguments: Sequence[str],
+    root: str | Path = "runs",
+) -> Path:
+    """The default run directory: `<root>/<first file>-<scheme>-<other choices>-<identity>`, such as
+    runs/tiny-alibi-muon-0123456789. An existing run of the same first file and equal settings is
+    found whatever its choices are called."""
+    stem = name_stem(arguments)
+    end = identity(settings)
+    folders = sorted(Path(root).glob(f"{escape(stem)}-*{end}"))
+    existing = next((folder for folder in folders if is_run(folder)), None)
+    names = dict.fromkeys([stem, *scheme_names(settings), *choices_of(settings, arguments), end])
+    return existing or Path(root) / "-".join(names)
+
+
+def scheme_names(settings: RunSettings) -> list[str]:
+    """The names of the positional schemes of a run, and of their scaling: rope, yarn."""
+    names = []
+    for kind in settings.model.resolved_kinds.values():
+        names.append(kind.position.name)
+        scaling = getattr(kind.position, "scaling", None)
+        if scaling is not None and scaling.name != "none":
+            names.append(scaling.name)
+    return names
+
+
+def choices_of(settings: RunSettings, arguments: Sequence[str]) -> list[str]:
+    """The names of choices besides the scheme that files after the first one and overrides make."""
+    files, overrides = split_arguments(list(arguments))
+    try:
+        base = load_settings(RunSettings, files[:1])
+    except ConfigError:  # a file that needs other files to be valid
+        base = RunSettings()
+    layers = SettingsLayers({})
+    layers.apply([*files[1:], *overrides])
+    asked = _named(layers.tree)
+    return [
+        new["name"]
+        for key, _, new, may_change in differences(base, settings)
+        if key in asked and not may_change and not key.startswith(("model.position", "model.kinds"))
+    ]
+
+
+def _named(tree: dict, prefix: str = "") -> set[str]:
+    """The dotted names of the mappings with a `name`."""
+    keys = {prefix.removesuffix(".")} if "name" in tree else set()
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            keys |= _named(value, f"{prefix}{key}.")
+    return keys
+
+
+def name_stem(arguments: Sequence[str]) -> str:
+    """The first part of a run's name: its first YAML file, else the parent of a fork, else
+    `default`."""
+    files, overrides = split_arguments(list(arguments))
+    values = dict(override.split("=", 1) for override in overrides)
+    forked = values.get("parent.run") if "parent.fork" in values else None
+    return Path(files[0]).stem if files else Path(forked or "default").name
 
 
 def names_of(folders: Sequence[Path]) -> list[str]:

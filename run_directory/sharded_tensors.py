@@ -122,9 +122,8 @@ def flaw_of_file(file: Path) -> str | None:
                     return f"{name} {wrong}"
                 if places is not None:
                     begins = places[name]["saved_offsets"]
-                    if [type(one) for one in begins] != [int] * tensor.ndim or min(
-                        begins, default=0
-                    ) < 0:
+                    is_valid = all(type(begin) is int and begin >= 0 for begin in begins)
+                    if not is_valid or len(begins) != tensor.ndim:
                         return f"{_PLACES} is not that of {name}"
     except (SafetensorError, ValueError, TypeError, KeyError) as error:
         return f"not readable as safetensors ({error})"
@@ -150,10 +149,10 @@ def _reader(folder: Path, kinds: Collection[str]) -> HuggingFaceStorageReader:
 
 def shapes_in(folder: Path, kinds: Collection[str]) -> dict[str, tuple[torch.Size, torch.dtype]]:
     """Shape (unsharded) and dtype of every tensor in a folder's files of these kinds."""
-    found = _reader(folder, kinds).read_metadata().state_dict_metadata
+    metadata = _reader(folder, kinds).read_metadata().state_dict_metadata
     return {
         name: (about.size, about.properties.dtype)
-        for name, about in found.items()
+        for name, about in metadata.items()
         if isinstance(about, TensorStorageMetadata)
     }
 
@@ -192,17 +191,17 @@ def read_like(
     """Read the named tensors of a folder: sharded and shaped as `like[name]` where present, else
     whole."""
     shapes = shapes_in(folder, kinds)
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for name in names:
         shape, dtype = shapes[name]
         model = like.get(name)
         if isinstance(model, DTensor) and model.shape == shape:
-            found[name] = torch.zeros_like(
+            tensors[name] = torch.zeros_like(
                 model,
                 dtype=dtype,
                 requires_grad=False,
             )
         else:
-            found[name] = torch.zeros(shape, dtype=dtype)
-    read_into(folder, found, kinds)
-    return found
+            tensors[name] = torch.zeros(shape, dtype=dtype)
+    read_into(folder, tensors, kinds)
+    return tensors

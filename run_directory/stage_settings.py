@@ -53,12 +53,12 @@ def segments(
     per_step = batch_size * train_length
     if not stages:
         return (Segment(train_length, batch_size, tokens // per_step),)
-    found = []
+    sizes = []
     spent = 0
     slack = 0
     for i, stage in enumerate(stages):
         where = f"training.stages.{i}"
-        before = found[-1] if found else Segment(train_length, batch_size)
+        before = sizes[-1] if sizes else Segment(train_length, batch_size)
         length = stage.length or before.length
         batch = stage.batch_size or (per_step // length if stage.length else before.batch_size)
         if stage.batch_size is None and stage.length and per_step % length:
@@ -76,10 +76,10 @@ def segments(
         steps = int(due / each + 1e-6) if is_share else int(stage.duration or 0)
         if steps < 1:
             raise ValueError(f"{where} is shorter than one step of {batch} × {length} tokens")
-        found.append(Segment(length, batch, steps))
+        sizes.append(Segment(length, batch, steps))
         spent = spent + steps * each
         slack = slack + each * is_share
-    if (longest := max(segment.length for segment in found)) != train_length:
+    if (longest := max(segment.length for segment in sizes)) != train_length:
         raise ValueError(
             f"train_length = {train_length} must be the longest of training.stages, {longest}"
         )
@@ -88,4 +88,4 @@ def segments(
             f"training.stages use {spent:,} tokens, and training.tokens = {tokens}: set it to "
             f"{spent}, or change the duration of a stage"
         )
-    return tuple(found)
+    return tuple(sizes)

@@ -178,7 +178,7 @@ def walk(
     cls: type[BaseModel], prefix: str = "", above: tuple[type, ...] = ()
 ) -> Iterator[tuple[str, type[BaseModel], str | None]]:
     """Every setting below a class as (dotted name, class, key), default choices first, and every
-    choice as (model.position.name=rope, class, None).  A choice inside a choice of its kind is not
+    choice as (model.position.name=rope, class, None). A choice inside a choice of its kind is not
     repeated."""
     for key, about in cls.model_fields.items():
         accepts = accepted(cls, key)

@@ -28,7 +28,7 @@ def describe_setting(
     classes: SettingsClasses, word: str, width: int | None = None, inside: bool = True
 ) -> str:
     """Help for one setting, group of settings or choice, named by its path or its last key; `all`
-    for every setting.  `inside`: with the settings and choices inside it.  Raises ConfigError where
+    for every setting. `inside`: with the settings and choices inside it. Raises ConfigError where
     there is none."""
     width = width or max(50, min(110, shutil.get_terminal_size((100, 24)).columns))
     pages = []

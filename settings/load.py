@@ -1,8 +1,8 @@
 """Loads settings from YAML files and command-line overrides, for any settings class.
 
-Later files override earlier ones; command-line overrides come last.  Mappings are merged key by
-key; a mapping with a `name` is a new choice and replaces the previous one.  All problems are
-reported together, those of files with file and line.
+Later files override earlier ones; command-line overrides come last. Mappings are merged key by key;
+a mapping with a `name` is a new choice and replaces the previous one. All problems are reported
+together, those of files with file and line.
 """
 
 import hashlib

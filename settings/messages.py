@@ -21,7 +21,7 @@ ALIASES = {
     "training.grad_clip": "clip max_grad_norm gradient_clip_val",
     "training.precision": "dtype mixed_precision bf16 fp16",
     "training.optimizer.lr": "learning_rate max_lr",
-    "training.lr_schedule": "lr_scheduler scheduler lr_scheduler_type",
+    "training.lr_schedule": "schedule lr_scheduler scheduler lr_scheduler_type",
     "training.lr_schedule.warmup": "warmup_steps warmup_iters warmup_ratio num_warmup_steps",
     "training.lr_schedule.min_lr_ratio": "final min_lr",
     "train_length": (
@@ -44,18 +44,6 @@ ALIASES = {
     "t5": "relative relative_bias",
 }
 _BY_ALIAS = {alias: name for name, aliases in ALIASES.items() for alias in aliases.split()}
-# Names of earlier versions, by the end of their path.
-RENAMED = {
-    "training.schedule": "training.lr_schedule",
-    "training.changes": "training.stages",
-    "checkpoint.every": "training.checkpoint.interval",
-    "checkpoint.keep_every": "training.checkpoint.keep_interval",
-    "validation.every": "training.validation.interval",
-    "samples.every": "training.samples.interval",
-    "lasts": "duration",
-    "words": "overrides",
-    "rules": "methods",
-}
 
 
 def closest(name: object, known: Iterable[object], cutoff: float) -> str | None:
@@ -247,8 +235,7 @@ def _unknown(place: _Place) -> str:
     fields = [name for name in place.group.model_fields if name != "name"]
     siblings = [f"{group}.{name}" if group else name for name in fields]
     names = [*siblings, *leaves(place.root)]
-    renamed = (new for old, new in RENAMED.items() if f".{dotted}".endswith(f".{old}"))
-    alias = next(renamed, _BY_ALIAS.get(key, ""))
+    alias = _BY_ALIAS.get(key, "")
     for candidate in (alias, f"{group}.{alias}"):
         if candidate in names:
             return f"{start}did you mean {candidate}?"

@@ -5,6 +5,8 @@ Here numbers are decimal, only `true` and `false` are booleans, `null`, `~` and 
 null, all else is text.
 """
 
+import copy
+import functools
 import re
 from pathlib import Path
 from typing import ClassVar
@@ -72,8 +74,8 @@ class _Loader(yaml.SafeLoader):
         return built
 
     def _scalar(self, node: yaml.Node) -> object:
-        if found := _INVALID.search(node.value):
-            raise _invalid(node, f"the character {found[0]!a}")
+        if invalid := _INVALID.search(node.value):
+            raise _invalid(node, f"the character {invalid[0]!a}")
         if node.tag not in (_TEXT, self.resolve(yaml.ScalarNode, node.value, (True, False))):
             raise _invalid(node, f"{node.value!r} with the tag {node.tag}; leave out the tag")
         try:
@@ -135,6 +137,12 @@ def parse_yaml(
     raise ConfigError(f"{where}: not valid YAML: {problem}")
 
 
+@functools.cache
+def _parsed(text: str, source: str) -> tuple[object, dict[tuple, int]]:
+    """`parse_yaml` of a file, which the cells of a study share."""
+    return parse_yaml(text, source)
+
+
 def read_yaml(file: Path) -> tuple[dict, dict[tuple, int]]:
     """The mapping in a YAML file and the line of each key; an empty file is an empty mapping."""
     try:
@@ -145,7 +153,7 @@ def read_yaml(file: Path) -> tuple[dict, dict[tuple, int]]:
         ) from None
     except OSError as error:
         raise ConfigError(f"{file}: cannot be read: {error.strerror}") from None
-    value, lines = parse_yaml(text, str(file))
+    value, lines = copy.deepcopy(_parsed(text, str(file)))
     if value is None:
         return {}, {}
     if not isinstance(value, dict):

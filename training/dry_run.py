@@ -197,7 +197,7 @@ def show_communication(
     for stage in schedule.stages:
         size = schedule.micro_batch_size(stage)
         vocab_size = vocabulary_of(settings, parent)
-        found = count_collectives(
+        collectives = count_collectives(
             settings,
             parallel,
             stage,
@@ -206,7 +206,7 @@ def show_communication(
             train_step,
         )
         name = f"{stage.batch_size} × {stage.length:,}"
-        for (operation, group), traffic in found.items():
+        for (operation, group), traffic in collectives.items():
             sent = sent_bytes(operation, traffic.nbytes, sizes[group])
             processes = f"{sizes[group]} ({group})"
             rows.append(

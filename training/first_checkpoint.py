@@ -19,7 +19,7 @@ from run_directory.position_overrides import meta_model
 from run_directory.run import Run
 from run_directory.run_settings import RunSettings
 from run_directory.weights import load_weights, same_weights
-from training.optim import make_optimizer
+from training.optim.optimizer import make_optimizer
 from training.optim.step_guard import StepGuard
 from training.schedule import TrainingSchedule
 from training.train_state import TrainState

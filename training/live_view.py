@@ -3,7 +3,6 @@
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from rich.console import Group
 from rich.progress_bar import ProgressBar
@@ -144,12 +143,6 @@ def validation_in_words(nll: dict[int, float], before: dict[int, float]) -> list
         f"{length}: {value:.4f}" + (f" ({value - before[length]:+.4f})" if length in before else "")
         for length, value in nll.items()
     ]
-
-
-def short_name(folder: Path, most: int = 24) -> str:
-    """The folder's own name; a long one is shortened in the middle."""
-    name = folder.name
-    return name if len(name) <= most else f"{name[: most // 2 - 1]}…{name[-(most // 2) :]}"
 
 
 def mean(values: Sequence[float]) -> float:

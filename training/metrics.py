@@ -13,7 +13,7 @@ from run_directory.run import MANIFEST, METRICS
 from run_directory.stages import Stage
 from training.batches import StepBatch
 from training.hardware import peak_memory, reliable_peak
-from training.live_view import LiveView, short_name
+from training.live_view import LiveView
 from training.optim.step_guard import REASONS
 from training.retention import raise_stopped
 from training.setup import TrainingRun
@@ -56,7 +56,7 @@ class Metrics:
         self._step_flops = 0.0
         self._tokens = settings.tokens_after(state.step)
         self._view = LiveView(
-            name=short_name(run.folder),
+            name=run.folder.name,
             steps=run.steps,
             tokens=settings.trained_tokens,
             done=state.step,
@@ -213,7 +213,7 @@ class Metrics:
         """Flush the metrics to the disk before a checkpoint.
 
         Raises TrainingError where the run directory is lost: saving would create another one in its
-            place.
+        place.
         """
         if self._lost_file() == self._run.folder:
             self.check_files()

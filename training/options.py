@@ -25,7 +25,7 @@ def parser_of(usage: str) -> SettingsParser:
     add(
         "--run-dir",
         metavar="DIR",
-        help="default: runs/<config>-<scheme and other choices>-<hash>",
+        help="default: runs/<config>-<scheme>-<other choices>-<hash>",
     )
     add(
         "--fork",

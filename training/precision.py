@@ -38,6 +38,8 @@ def resolve_precision(
         return parent.about[PRECISION]
     if given is not None:
         return given
+    if parallel.device_type != parallel.device.type:  # simulated GPUs
+        return "bfloat16"
     chosen = faster_precision(settings, parent, parallel.device) if parallel.main else None
     return parallel.gather(chosen)[0]
 

@@ -87,21 +87,14 @@ def raise_stopped(
     applied: int,
 ) -> None:
     """Raise TrainingError for the step that stopped the run; `applied` is the last applied step."""
-    loss = metrics.loss
     is_spike = metrics.reason == SPIKE
     steps = steps_of(folder)
-    is_source = bool(steps) and not is_spike and steps[-1] >= applied  # no update in between
+    # The newest checkpoint has the weights that failed where no update lies in between.
+    is_source = bool(steps) and not is_spike and steps[-1] >= applied
     good = newest_before_divergence(folder, before=applied if is_source else None)
-    if not steps:
-        saved = "there is no checkpoint yet"
-    elif good == steps[-1]:
-        saved = f"the checkpoint of step {good} in {folder} is good"
-    else:
-        bad = "was saved after training had diverged"
-        if is_source:
-            bad = "has the weights that caused it"
-        rest = "there is no good one" if good is None else f"that of step {good} is good"
-        saved = f"the checkpoint of step {steps[-1]} in {folder} {bad}; {rest}"
+    saved = "there is no good checkpoint"
+    if good is not None:
+        saved = f"the newest good checkpoint in {folder} is that of step {good}"
     limit = "training.on_spike.limit" if is_spike else "training.on_nonfinite.limit"
     is_over = is_spike or metrics.count > 1
     number = ""
@@ -111,9 +104,9 @@ def raise_stopped(
         "lower training.optimizer.lr or training.grad_clip in a new run",
         "check the data of this step",
     ]
-    if not is_source or math.isfinite(loss):  # else every later step has such a loss
+    if not is_source or math.isfinite(metrics.loss):  # else every later step has such a loss
         fixes.append(f"raise {limit}" if is_over else "set training.on_nonfinite.name=skip")
     raise TrainingError(
-        f"step {step}: the loss is {loss:g}, the gradient norm {metrics.grad_norm:g}{number}. The "
-        f"step was not applied, and {saved}: {', or '.join(fixes)}"
+        f"step {step}: the loss is {metrics.loss:g}, the gradient norm {metrics.grad_norm:g}"
+        f"{number}. The step was not applied, and {saved}: {', or '.join(fixes)}"
     )

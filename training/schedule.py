@@ -13,7 +13,7 @@ from run_directory.optimizer_settings import (
 )
 from run_directory.run_settings import RunSettings
 from run_directory.stages import Stage, stages_of, steps_of
-from training.optim import set_learning_rates
+from training.optim.optimizer import set_learning_rates
 from training.train_state import TrainState
 
 

@@ -23,10 +23,10 @@ from run_directory.allowed_changes import check_text
 from run_directory.checkpoints import clean_leftovers
 from run_directory.console import Console
 from run_directory.exposure import make_sampler
-from run_directory.folder_name import run_folder
 from run_directory.parent_run import ParentRun, read_run_settings
 from run_directory.process_group import error_barrier
 from run_directory.run import Run, check_writable, is_run, locked_run, rename_old_run
+from run_directory.run_names import run_folder
 from run_directory.run_settings import RunSettings
 from run_directory.stages import stages_of
 from run_directory.training_settings import TrainingSettings

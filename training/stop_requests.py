@@ -24,8 +24,8 @@ class StopRequests:
     SIGTERM when its launcher dies.
 
     Before `begin_steps` there is nothing to save: a signal leaves the block at once, by
-        KeyboardInterrupt or
-    SystemExit. Afterwards it sets `status`, which the training loop exchanges in every step.
+    KeyboardInterrupt or SystemExit. Afterwards it sets `status`, which the training loop exchanges
+    in every step.
 
     Attributes:
         status: the exit status that this process requests; 0: none.
@@ -93,8 +93,8 @@ class StopRequests:
 
     def _listen(self) -> None:
         """Exit where the main thread cannot handle a signal because it is inside a library call or
-        waits for
-        other processes: on any signal before the first step, on a second Ctrl-C afterwards."""
+        waits for other processes: on any signal before the first step, on a second Ctrl-C
+        afterwards."""
         heard = []
         while byte := os.read(self._pipe, 1):
             (number,) = byte

@@ -2,7 +2,6 @@
 
 import shlex
 
-from model.position.schemes.rope import Rope
 from run_directory.run_settings import RunSettings
 from run_directory.stages import stages_of
 from training.checks import sampled
@@ -36,14 +35,6 @@ def announce(run: TrainingRun, state: TrainState) -> None:
         f"{s.dim}, {s.heads} heads in {s.kv_heads} groups, vocabulary {model.vocab_size}, "
         f"positions {', '.join(kinds)}"
     )
-    for kind, scheme in model.position.items():
-        if isinstance(scheme, Rope):
-            turned, pairs = scheme.whole_turns(settings.train_length)
-            of = f" ({kind})" if s.pattern else ""
-            console.info(
-                f"rotary pairs that complete a rotation within train_length: {turned} of "
-                f"{pairs}{of}"
-            )
     passes = sampler.passes_by_label(run.steps)
     data = f"{max(passes.values()):.2f} epochs"
     if len(passes) > 1:

@@ -110,11 +110,11 @@ class Tracker:
 
 def flat(values: dict, prefix: str) -> dict[str, Any]:
     """Flatten nested values; nested names are joined with slashes."""
-    found = {}
+    flattened = {}
     for key, value in values.items():
         name = f"{prefix}/{key}"
-        found |= flat(value, name) if isinstance(value, dict) else {name: value}
-    return found
+        flattened |= flat(value, name) if isinstance(value, dict) else {name: value}
+    return flattened
 
 
 def make_trackers(

@@ -13,8 +13,8 @@ from run_directory.run_settings import RunSettings
 from run_directory.sharded_tensors import TensorShard, detached, part_of, read_like, shapes_in
 from run_directory.weights import load_weights, named_weights, weights_of
 from training.distributed.parallel import Parallel
-from training.optim import make_optimizer
 from training.optim.ema import EMA
+from training.optim.optimizer import make_optimizer
 from training.optim.step_guard import StepGuard
 
 _MACHINE_FLAGS = ("foreach", "fused", "capturable", "differentiable")  # chosen by each machine

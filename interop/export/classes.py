@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from interop.export.exported_rope import RopeTable, rope_table
-from model import Transformer
+from model import ModelSettings, Transformer
 from model.position import PositionSettings
 from model.position.temperature import (
     FixedTemperature,
@@ -84,6 +84,7 @@ QKV_BIAS = "biases of q, k and v"
 ALL_BIASES = "biases of all attention projections"
 MLP_BIAS = "MLP biases"
 MULTIPLIERS = "Granite's multipliers"
+GEMMA = "Gemma 3's blocks"
 UNEVEN = "a width that is not a multiple of the heads"  # refused by LlamaConfig alone
 
 CLASSES: dict[str, ModelClass] = {
@@ -100,6 +101,7 @@ CLASSES: dict[str, ModelClass] = {
     ),
     "olmo2": _class((SCALED, ALL_BIASES, UNEVEN), (JOINT_NORM,)),
     "olmo3": _class((SCALED, ALL_BIASES, WINDOW, WINDOWS, BY_TYPE, UNEVEN), (JOINT_NORM,)),
+    "gemma3_text": _class((SCALED, ALL_BIASES, WINDOW, WINDOWS, BY_TYPE), (GEMMA,)),
 }
 
 
@@ -160,7 +162,8 @@ def _requirements(model: Transformer, tables: tuple[RopeTable | None, ...]) -> s
         if (kind.heads, kind.kv_heads, kind.head_dim) != (s.heads, s.kv_heads, s.head_dim):
             raise NotRepresentable("layers with different heads")
     kinds = [model.kinds[kind].position for kind in s.layer_kinds]
-    if s.logit_softcap is not None:
+    is_gemma = _is_gemma(s)
+    if s.logit_softcap is not None and not is_gemma:
         raise NotRepresentable("a softcap of the output logits")
     for choice in kinds:
         if choice.sinks:
@@ -173,7 +176,7 @@ def _requirements(model: Transformer, tables: tuple[RopeTable | None, ...]) -> s
     if len({window for window in windows if window}) > 1:
         raise NotRepresentable("windows of several sizes")
     has_joint_norm = s.qk_norm == "all_heads" and s.norm_placement == "output"
-    several = _several_tables(tables, windows, has_joint_norm)
+    several = _several_tables(tables, windows, has_joint_norm or is_gemma)
     is_partial = any(2 * len(table.frequencies) < s.head_dim for table in rotations)
     if (
         is_partial
@@ -190,16 +193,24 @@ def _requirements(model: Transformer, tables: tuple[RopeTable | None, ...]) -> s
         WINDOW: all(windows),
         WINDOWS: any(windows) and not all(windows),
         SINK: any(choice.sink_logit != "none" for choice in kinds),
+        GEMMA: is_gemma,
         QK_NORM: s.qk_norm is True and s.norm_placement == "input",
         JOINT_NORM: has_joint_norm,
         QKV_BIAS: s.attention_bias == "qkv",
         ALL_BIASES: s.attention_bias == "all",
         MLP_BIAS: s.mlp_bias,
         UNEVEN: s.dim % s.heads != 0,
-        MULTIPLIERS: s.attention_multiplier is not None
-        or any(x != 1 for x in (s.embedding_multiplier, s.residual_multiplier, s.logit_divisor)),
+        MULTIPLIERS: not is_gemma
+        and (
+            s.attention_multiplier is not None
+            or any(x != 1 for x in (s.embedding_multiplier, s.residual_multiplier, s.logit_divisor))
+        ),
     }
-    if (bool(s.qk_norm), s.norm_placement == "output") not in (
+    if not is_gemma and (s.norm_placement == "both" or s.activation != "silu"):
+        raise NotRepresentable(
+            f"{s.activation} with norms of {s.norm_placement} and qk_norm {s.qk_norm}"
+        )
+    if not is_gemma and (bool(s.qk_norm), s.norm_placement == "output") not in (
         (False, False),
         (met[QK_NORM], False),
         (met[JOINT_NORM], True),
@@ -208,10 +219,22 @@ def _requirements(model: Transformer, tables: tuple[RopeTable | None, ...]) -> s
     return {name for name, is_met in met.items() if is_met} | ((needed | {several}) - {""})
 
 
+def _is_gemma(s: ModelSettings) -> bool:
+    """Whether blocks have the norms, activation and multipliers of Gemma 3."""
+    return (
+        s.norm_placement == "both"
+        and s.qk_norm is True
+        and s.activation == "gelu_tanh"
+        and (s.embedding_multiplier, s.residual_multiplier, s.logit_divisor)
+        == (s.dim**0.5, 1.0, 1.0)
+    )
+
+
 def _several_tables(
-    tables: Sequence[RopeTable | None], windows: Sequence[int | None], has_joint_norm: bool
+    tables: Sequence[RopeTable | None], windows: Sequence[int | None], can_differ_by_type: bool
 ) -> str:
-    """BASES, or BY_TYPE, which only OLMo 3 has, or "" if all layers with positions rotate alike."""
+    """BASES, or BY_TYPE, which OLMo 3 and Gemma 3 have, or "" if all layers with positions rotate
+    alike."""
     by_window: dict[bool, list[tuple]] = {False: [], True: []}
     for table, window in zip(tables, windows, strict=True):
         if table is not None:
@@ -221,7 +244,7 @@ def _several_tables(
     every = by_window[False] + by_window[True]
     if all(rotation == every[0] for rotation in every):
         return ""
-    if has_joint_norm and all(
+    if can_differ_by_type and all(
         rotation == of_type[0] for of_type in by_window.values() for rotation in of_type
     ):
         return BY_TYPE

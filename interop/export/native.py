@@ -12,7 +12,7 @@ from interop.export.classes import ClassChoice
 from interop.export.exported_rope import RopeTable
 from interop.huggingface.config import FULL, SLIDING
 from interop.huggingface.families import FAMILIES
-from interop.huggingface.weight_names import to_half, weight_map
+from interop.huggingface.weight_names import ONE_PLUS_NORM, to_half, weight_map
 from model import Transformer
 from model.position.temperature import Ministral3Temperature
 
@@ -54,11 +54,26 @@ def config(model: Transformer, choice: ClassChoice) -> dict[str, Any]:
             "attention_multiplier": model.kinds[s.layer_kinds[0]].attention_scale,
             "logits_scaling": s.logit_divisor,
         }
+    if model_type == "gemma3_text":
+        entries |= {
+            "hidden_activation": "gelu_pytorch_tanh",
+            "query_pre_attn_scalar": _query_scalar(model),
+            "final_logit_softcapping": s.logit_softcap,
+        }
     return entries | _layers(model, choice)
 
 
+def _query_scalar(model: Transformer) -> int:
+    """Gemma 3's `query_pre_attn_scalar`, an integer: that of the model's scale of q·k, or the head
+    dimension."""
+    s = model.settings
+    scalar = model.kinds[s.layer_kinds[0]].attention_scale ** -2
+    return round(scalar) if abs(round(scalar) - scalar) < 1e-9 * scalar else s.head_dim
+
+
 def _rope_parameters(model: Transformer, choice: ClassChoice) -> dict[str, Any]:
-    if choice.model_type == "olmo3":  # reads nothing but the nested form, and `truncate` beside it
+    if choice.model_type in ("olmo3", "gemma3_text"):
+        # They read nothing but the nested form, and `truncate` beside it.
         kinds = zip(model.settings.layer_kinds, choice.tables, strict=True)
         windowed = [(model.kinds[kind].position.window is not None, table) for kind, table in kinds]
         by_type: dict[str, Any] = {}
@@ -117,7 +132,7 @@ def _layers(model: Transformer, choice: ClassChoice) -> dict[str, Any]:
         }
     if model_type == "smollm3":
         entries["no_rope_layers"] = [int(table is not None) for table in choice.tables]
-    if model_type in ("granite_swa", "olmo3"):
+    if model_type in ("granite_swa", "olmo3", "gemma3_text"):
         entries = {"sliding_window": window or model.train_length, "layer_types": types}
     if model_type == "granite_swa":
         entries["layer_rope_theta"] = [table.theta if table else 0 for table in choice.tables]
@@ -146,7 +161,7 @@ def weights(
             model,
             kind,
             scale,
-            has_multiplier="granite" in choice.model_type,
+            _own_scale(model, kind, choice.model_type),
         )
         if table is not None and table.layout == "interleaved":
             _to_half(ours, prefix, model, table)
@@ -155,7 +170,20 @@ def weights(
             ours[f"{prefix}position.sink"] = ours["norm.weight"].new_full((s.heads,), value)
     theirs, left = weight_map(family.layer, s.layers, ours)
     assert not left, f"{choice.model_type} has no {left}"
-    return {name: torch.cat([ours[part] for part in parts]) for name, parts in theirs.items()}
+    converted = {name: torch.cat([ours[part] for part in parts]) for name, parts in theirs.items()}
+    if family.one_plus_norms:
+        for name in filter(ONE_PLUS_NORM.fullmatch, converted):
+            converted[name] -= 1
+    return converted
+
+
+def _own_scale(model: Transformer, kind: str, model_type: str) -> float:
+    """The factor on q·k of a class of transformers."""
+    if "granite" in model_type:
+        return model.kinds[kind].attention_scale
+    if model_type == "gemma3_text":
+        return _query_scalar(model) ** -0.5
+    return model.settings.head_dim**-0.5
 
 
 def _fold(
@@ -164,14 +192,13 @@ def _fold(
     model: Transformer,
     kind: str,
     scale: Tensor | None,
-    has_multiplier: bool,
+    own_scale: float,
 ) -> None:
     """Multiply what computes the queries by the layer's constant factors on q·k."""
     s = model.settings
     temperature = model.kinds[kind].position.temperature
-    factor = torch.ones(s.heads, dtype=torch.float64)
-    if not has_multiplier:
-        factor *= model.kinds[kind].attention_scale * s.head_dim**0.5
+    ratio = model.kinds[kind].attention_scale / own_scale
+    factor = torch.full((s.heads,), ratio, dtype=torch.float64)
     if scale is not None:
         factor *= scale.cpu().double()
     elif temperature.by_head is not None:

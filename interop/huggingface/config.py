@@ -69,7 +69,7 @@ def read_config(config: dict[str, Any], file: str) -> ImportedShape:
         "norm_eps": reader.number("rms_norm_eps", float, 1e-6),
         "tie_embeddings": reader.flag("tie_word_embeddings"),
         **positions,
-        **_changes(reader),
+        **_changes(reader, dim),
         **family.settings,
     }
     return ImportedShape(
@@ -131,6 +131,8 @@ def _family(config: dict[str, Any], file: str) -> Family:
 # Keys that change the result in some model of transformers, and the values under which they do not.
 _NEUTRAL: dict[str, tuple] = {
     "hidden_act": (None, "silu", "swish"),
+    "hidden_activation": (None, "gelu_pytorch_tanh"),
+    "use_bidirectional_attention": (None, False),
     "quantization_config": (None,),
     "final_logit_softcapping": (None,),
     "attn_logit_softcapping": (None,),
@@ -156,7 +158,7 @@ def _refuse(reader: ConfigReader) -> None:
             raise InteropError(f"{reader.file}: {key} = {shown(value)} cannot be imported: {hint}")
 
 
-def _changes(reader: ConfigReader) -> dict[str, Any]:
+def _changes(reader: ConfigReader, dim: int) -> dict[str, Any]:
     """Settings that differ from a plain Llama's."""
     changes: dict[str, Any] = {}
     if reader.flag("attention_bias"):
@@ -168,10 +170,15 @@ def _changes(reader: ConfigReader) -> dict[str, Any]:
         ("residual_multiplier", "residual_multiplier"),
         ("attention_multiplier", "attention_multiplier"),
         ("logit_divisor", "logits_scaling"),
+        ("logit_softcap", "final_logit_softcapping"),
     ):
         value = reader.number(theirs, float, None)
         if value is not None:
             changes[ours] = float(value)
+    if reader.get("model_type") == "gemma3_text":
+        changes["embedding_multiplier"] = dim**0.5
+        scalar = reader.number("query_pre_attn_scalar", float)
+        changes["attention_multiplier"] = scalar**-0.5
     return changes
 
 
@@ -248,6 +255,9 @@ def _layer_types(reader: ConfigReader) -> list[str]:
         return [SLIDING if windowed and theta == 0 else FULL for theta in _layer_thetas(reader)]
     if model_type == "granite_swa":
         return [FULL if i % 4 == 0 else SLIDING for i in range(layers)]
+    if model_type == "gemma3_text":
+        period = reader.number("sliding_window_pattern", int)
+        return [SLIDING if (i + 1) % period else FULL for i in range(layers)]
     if model_type == "olmo3":
         return [FULL if i % 4 == 3 else SLIDING for i in range(layers)]
     return [FULL] * layers

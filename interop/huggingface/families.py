@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from interop.huggingface.weight_names import LLAMA, OLMO2, PHI3, QK_NORMS, SINKS, WeightMap
+from interop.huggingface.weight_names import GEMMA3, LLAMA, OLMO2, PHI3, QK_NORMS, SINKS, WeightMap
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,7 @@ class Family:
             result and is not listed is not part of the family.
         settings: model settings that all models of the family share.
         partial: whether `partial_rotary_factor` is supported.
+        one_plus_norms: whether norms multiply by 1 + weight.
     """
 
     architecture: str
@@ -30,6 +31,7 @@ class Family:
     defaults: dict[str, Any] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
     partial: bool = False
+    one_plus_norms: bool = False
 
 
 _MULTIPLIERS = {
@@ -142,6 +144,24 @@ FAMILIES: dict[str, Family] = {
         },
         settings={"qk_norm": "all_heads", "norm_placement": "output"},
     ),
+    "gemma3_text": Family(
+        "Gemma3ForCausalLM",
+        GEMMA3,
+        defaults={
+            "num_key_value_heads": 4,
+            "head_dim": 256,
+            "attention_bias": False,
+            "tie_word_embeddings": True,
+            "rope_theta": 1_000_000.0,
+            "rope_local_base_freq": 10_000.0,
+            "query_pre_attn_scalar": 256,
+            "sliding_window": 4096,
+            "sliding_window_pattern": 6,
+            "final_logit_softcapping": None,
+        },
+        settings={"qk_norm": True, "norm_placement": "both", "activation": "gelu_tanh"},
+        one_plus_norms=True,
+    ),
 }
 
 # What other families compute that our decoder does not, for the error message.
@@ -156,14 +176,9 @@ _OTHERS: dict[tuple[str, ...], str] = {
         "falcon",
         "codegen",
     ): "LayerNorm and parallel blocks",
-    (
-        "gemma",
-        "gemma2",
-        "gemma3",
-        "gemma3_text",
-        "gemma4",
-        "gemma4_text",
-    ): "norms of 1 + weight and GELU",
+    ("gemma", "gemma2"): "blocks that differ from Gemma 3's",
+    ("gemma3",): "images; save its language model as gemma3_text",
+    ("gemma4", "gemma4_text"): "per-layer inputs, and keys and values shared by layers",
     ("olmo", "cohere", "cohere2", "starcoder2", "persimmon", "nemotron"): "LayerNorm",
     (
         "mixtral",

@@ -86,8 +86,8 @@ class RopeSource:
 
 def rope_parameters(config: ConfigReader) -> dict[str, ConfigReader]:
     """The rotary parameters by layer type; one entry `""` if all layers share them."""
-    if config.get("model_type") == "olmo3":
-        return _olmo3(config)
+    if config.get("model_type") in ("olmo3", "gemma3_text"):
+        return _by_layer_type(config)
     key = _LEGACY if config.object(_LEGACY) else _CURRENT
     parameters = ConfigReader(config.object(key), f"{config.file}: {key}")
     if not any(name in parameters.values for name in NESTED):
@@ -105,19 +105,23 @@ def _nested(parameters: ConfigReader) -> dict[str, ConfigReader]:
     return by_type
 
 
-def _olmo3(config: ConfigReader) -> dict[str, ConfigReader]:
-    """OLMo 3's `rope_scaling` is that of layers without windows, and `rope_parameters` are
-    nested."""
+def _by_layer_type(config: ConfigReader) -> dict[str, ConfigReader]:
+    """In OLMo 3 and Gemma 3 `rope_scaling` is that of layers without windows, and `rope_parameters`
+    are nested."""
     parameters = config.object(_CURRENT)
     if parameters and not any(name in parameters for name in NESTED):
         raise InteropError(
-            f"{config.file}: {_CURRENT} of olmo3 must have {' and '.join(NESTED)}: transformers "
-            f"ignores {', '.join(parameters)} outside of them"
+            f"{config.file}: {_CURRENT} of {config.get('model_type')} must have "
+            f"{' and '.join(NESTED)}: transformers ignores {', '.join(parameters)} outside of them"
         )
     full, windowed = NESTED
     by_type = _nested(ConfigReader(parameters, f"{config.file}: {_CURRENT}"))
     scaled = {**by_type[full].values, **config.object(_LEGACY)}
     by_type[full] = ConfigReader(scaled, by_type[full].file)
+    if config.get("model_type") == "gemma3_text":
+        local = dict(by_type[windowed].values)
+        local.setdefault("rope_theta", config.number("rope_local_base_freq", float))
+        return by_type | {windowed: ConfigReader(local, by_type[windowed].file)}
     theta = config.number("rope_theta", float)
     if theta != config.defaults["rope_theta"] and by_type[windowed].get("rope_theta") is None:
         raise InteropError(

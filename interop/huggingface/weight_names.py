@@ -51,6 +51,13 @@ OLMO2: WeightMap = {
     "post_attention_layernorm.weight": ("attention_norm.weight",),
     "post_feedforward_layernorm.weight": ("mlp_norm.weight",),
 }
+GEMMA3: WeightMap = {
+    **LLAMA,
+    **QK_NORMS,
+    "post_attention_layernorm.weight": ("attention_output_norm.weight",),
+    "pre_feedforward_layernorm.weight": ("mlp_norm.weight",),
+    "post_feedforward_layernorm.weight": ("mlp_output_norm.weight",),
+}
 PHI3: WeightMap = {
     "input_layernorm.weight": ("attention_norm.weight",),
     "self_attn.qkv_proj.weight": (
@@ -65,6 +72,8 @@ PHI3: WeightMap = {
 }
 SINKS: WeightMap = {"self_attn.sinks": ("attention.position.sink",)}
 
+# The norms that multiply by 1 + weight in families with `one_plus_norms`.
+ONE_PLUS_NORM = re.compile(r".*(layernorm|[qk]_norm|model\.norm)\.weight")
 # Buffers that old versions saved beside the weights; they follow from the config.
 DERIVED = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
 

@@ -357,16 +357,24 @@ class GatheredSums(GatheredLayer):
         """Later chunks do not use these sums."""
 
 
-def check_scheme(where: str, kind: LayerKind, geometry: HeadGeometry) -> None:
-    """Check that a scheme works with linear attention, i.e. needs no softmax and no logit bias.
+def check_scheme(
+    where: str,
+    kind: LayerKind,
+    geometry: HeadGeometry,
+    *,
+    has_queries: bool = True,
+) -> None:
+    """Check that a scheme works with a mixer without softmax: it adds nothing to logits.
 
     Args:
         where: the scheme's key in the settings, for error messages.
+        has_queries: whether the mixer has queries and keys, which the scheme may change.
 
     Raises:
         ModelError: the scheme or one of its settings requires softmax attention.
     """
     choice = kind.position
+    mixer = f"mixer.name = {kind.mixer.name}"
     for key, required, is_met in (
         ("window", "null", choice.window is None),
         ("sinks", "0", choice.sinks == 0),
@@ -375,8 +383,8 @@ def check_scheme(where: str, kind: LayerKind, geometry: HeadGeometry) -> None:
     ):
         if not is_met:
             raise ModelError(
-                f"{where}.{key} is not supported by linear attention (model.mixer.name = linear): "
-                f"set it to {required} or choose model.mixer.name = attention"
+                f"{where}.{key} is not supported by layers with {mixer}: set it to {required} or "
+                "choose mixer.name = attention"
             )
     # Run two tokens through a temporary instance to find out what the scheme requires.
     with torch.device("cpu"), torch.no_grad():
@@ -390,17 +398,20 @@ def check_scheme(where: str, kind: LayerKind, geometry: HeadGeometry) -> None:
         if isinstance(plan, ContentPlan):
             refusal = "reads the layer input"
         else:
-            q = torch.zeros(
+            q = torch.ones(
                 1,
                 geometry.heads,
                 positions.position_end,
                 geometry.head_dim,
             )
-            refusal = _beyond_products(plan.read(q, plan.write(q[:, : geometry.kv_heads])))
+            views = plan.read(q, plan.write(q[:, : geometry.kv_heads]))
+            refusal = _beyond_products(views)
+            if not has_queries and not torch.equal(views[0].q, q):
+                refusal = "changes queries and keys"
     if refusal:
         raise ModelError(
-            f"{where}: scheme '{choice.name}' {refusal}, which linear attention (model.mixer.name "
-            "= linear) does not support; choose another scheme or model.mixer.name = attention"
+            f"{where}: scheme '{choice.name}' {refusal}, which layers with {mixer} do not support; "
+            "choose another scheme or mixer.name = attention"
         )
 
 

@@ -54,7 +54,7 @@ def _stored_matrix(linears: Sequence[nn.Linear]) -> Tensor | None:
 
 def joined_layers(block: Block) -> list[list[nn.Linear]]:
     """The linear layers of a block with softmax attention, by input: of q, k and v, of the output,
-    of gate and up, and of down."""
+    of gate and up, of down, and of the gate of attention if it has one."""
     attention = block.attention
     mlp = block.mlp
     return [
@@ -62,4 +62,5 @@ def joined_layers(block: Block) -> list[list[nn.Linear]]:
         [attention.wo],
         [mlp.gate, mlp.up],
         [mlp.down],
+        *([] if attention.wg is None else [[attention.wg]]),
     ]

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from model.attention.kernels import attend
 from model.attention.mask import PRECISE
 from model.attention.softmax import Attention
-from model.block import Block
+from model.block import Block, Norm
 from model.cache import LayerCache
 from model.fast.joined_weights import joined_layers, joined_weight
 from model.mixers.base import AttentionPass
@@ -88,6 +88,10 @@ class PackedNorm:
         )
 
 
+def _packed(norm: Norm) -> Norm:
+    return PackedNorm(norm) if isinstance(norm, nn.RMSNorm) else norm
+
+
 class PackedBlock:
     """A block with softmax attention in passes of one token per row. It uses the block's weights
     where `store_joined` has stored them, else copies."""
@@ -96,20 +100,21 @@ class PackedBlock:
         attention = block.attention
         assert isinstance(attention, Attention)
         self.attention = attention
-        qkv, out, gate_up, down = joined_layers(block)
+        qkv, out, gate_up, down, *gates = joined_layers(block)
         self.qkv = JoinedLinear(qkv)
         self.out = JoinedLinear(out)
         self.gate_up = JoinedLinear(gate_up)
         self.down = JoinedLinear(down)
-        self.attention_norm = PackedNorm(block.attention_norm)
-        self.mlp_norm = PackedNorm(block.mlp_norm)
-        self.norms_input = block.norm_placement == "input"
+        self.input_norms = [_packed(norm) for norm in block.input_norms]
+        self.output_norms = [_packed(norm) for norm in block.output_norms]
+        self.norms_outputs = block.norm_placement != "input"
+        self.activation = block.mlp.activation
         self.multiplier = block.residual_multiplier
         self.heads = (attention.heads, attention.kv_heads)
         self.head_dim = attention.head_dim
         self.sizes = (attention.heads + attention.kv_heads, attention.kv_heads)
         self.has_head_norms = not isinstance(attention.q_norm, nn.Identity)
-        self.gate = None if attention.wg is None else JoinedLinear([attention.wg])
+        self.gate = JoinedLinear(gates[0]) if gates else None
 
     def __call__(
         self,
@@ -122,12 +127,13 @@ class PackedBlock:
 
     def step(self, x: Tensor, attend: Callable[[Tensor], Tensor]) -> Tensor:
         """x (B, C) → (B, C), in place; `attend` maps (B, C) to the heads' outputs (B, H·D)."""
-        if not self.norms_input:
-            x = x + self.attention_norm(self.out(self._gated(attend, x))) * self.multiplier
-            return x + self.mlp_norm(self.down(self._mlp(x))) * self.multiplier
-        mixed = self._gated(attend, self.attention_norm(x))
+        mixed = self._gated(attend, self.input_norms[0](x))
+        if self.norms_outputs:
+            x = x + self.output_norms[0](self.out(mixed)) * self.multiplier
+            hidden = self._mlp(self.input_norms[1](x))
+            return x + self.output_norms[1](self.down(hidden)) * self.multiplier
         x = self.out.add_to(x, mixed, self.multiplier)
-        return self.down.add_to(x, self._mlp(self.mlp_norm(x)), self.multiplier)
+        return self.down.add_to(x, self._mlp(self.input_norms[1](x)), self.multiplier)
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x (B, C) → queries and keys (B, H + G, D) with their norms, and values (B, G, D)."""
@@ -150,7 +156,7 @@ class PackedBlock:
 
     def _mlp(self, x: Tensor) -> Tensor:
         gate, up = self.gate_up(x).chunk(2, dim=1)
-        return F.silu(gate, inplace=True).mul_(up)
+        return self.activation(gate).mul_(up)
 
     def _attend(
         self,

@@ -229,21 +229,22 @@ def chunks_of(
     k = split(inputs.k)
     v = split(inputs.v)
     beta = split(inputs.beta[..., None])
-    sums = k.new_zeros(1, 1, 1, size, 1)
-    if inputs.log_decay is not None:
-        sums = split(inputs.log_decay).cumsum(3)
     visible = torch.ones(size, size, dtype=torch.bool, device=q.device).tril()
-    from_start = sums.exp()  # decay of the state before the chunk, up to each token
-    to_end = (sums[..., -1:, :] - sums).exp()  # decay of each token, up to the chunk's end
-    document = None
+    document = chunks = None
     if inputs.document is not None:
         document = inputs.document[:, -1:]
         padded = torch.cat([inputs.document, document.expand(-1, padding)], dim=1)
         chunks = padded.unflatten(1, (count, size))
+        visible = visible & (chunks[..., None] == chunks[..., None, :])[:, None]
+    sums = k.new_zeros(1, 1, 1, size, 1)
+    if inputs.log_decay is not None:
+        sums = _sums(split(inputs.log_decay), chunks)
+    from_start = sums.exp()  # decay of the state before the chunk, up to each token
+    to_end = _decay(sums[..., -1:, :] - sums)  # decay of each token, up to the chunk's end
+    if chunks is not None:
         ends = chunks[:, :, -1:]
         first = chunks[:, :1, :1] if before is None else before[:, None].expand(len(chunks), 1, 1)
         of_state = torch.cat([first, ends[:, :-1]], dim=1)
-        visible = visible & (chunks[..., None] == chunks[..., None, :])[:, None]
         from_start = from_start * (chunks == of_state)[:, None, :, :, None]
         to_end = to_end * (chunks == ends)[:, None, :, :, None]
 
@@ -277,19 +278,40 @@ def chunks_of(
     )
 
 
+def _sums(log_decay: Tensor, document: Tensor | None) -> Tensor:
+    """Cumulative sums (B, H, N, C, ·) over the tokens of a chunk, restarted in each document
+    (B or 1, N, C), without rounding errors of other documents."""
+    sums = log_decay
+    shift = 1
+    while shift < sums.shape[3]:
+        earlier = F.pad(sums[..., :-shift, :], (0, 0, shift, 0))
+        if document is not None:
+            continues = document == F.pad(document[..., :-shift], (shift, 0), value=-2)
+            earlier = earlier * continues[:, None, :, :, None]
+        sums = sums + earlier
+        shift *= 2
+    return sums
+
+
+def _decay(exponent: Tensor) -> Tensor:
+    """exp of exponents, at most 1: those of pairs that are masked later may be above 0."""
+    return exponent.clamp(max=0).exp()
+
+
 def _pair_products(rows: Tensor, k: Tensor, sums: Tensor) -> Tensor:
     """Σ_c x_ic k_jc exp(G_ic − G_jc) for each token j up to i, without exponents above 0.
 
     Args:
         rows: x, (B, H, N, R, C, K).
         k: (B, H, N, C, K).
-        sums: G, sums of log decays in the chunk, (B, H, N, C, K or 1).
+        sums: G, sums of log decays in the chunk, restarted in each document,
+            (B, H, N, C, K or 1).
 
     Returns:
-        (B, H, N, R, C, C); finite but meaningless for j > i.
+        (B, H, N, R, C, C); finite but meaningless for j > i and tokens of other documents.
     """
     if sums.shape[-1] == 1:
-        decay = (sums - sums.mT).clamp(max=0).exp()
+        decay = _decay(sums - sums.mT)
         return rows @ k.mT[:, :, :, None] * decay[:, :, :, None]
     # exp(G_i) exp(−G_j) would overflow. A block of queries is anchored at its first token, a: for
     # earlier blocks exp(G_i − G_a) exp(G_a − G_j), within the block the differences themselves.
@@ -302,11 +324,11 @@ def _pair_products(rows: Tensor, k: Tensor, sums: Tensor) -> Tensor:
 
     rows = blocks(rows)
     anchors = blocks(sums)[..., :1, :]
-    anchored_rows = rows * (blocks(sums) - anchors).exp()[:, :, :, None]
-    anchored_keys = k[:, :, :, None] * (anchors - sums[:, :, :, None]).clamp(max=0).exp()
+    anchored_rows = rows * _decay(blocks(sums) - anchors)[:, :, :, None]
+    anchored_keys = k[:, :, :, None] * _decay(anchors - sums[:, :, :, None])
     far = anchored_rows @ anchored_keys.mT[:, :, :, None]  # (…, R, M, c, C)
     differences = blocks(sums)[..., :, None, :] - blocks(sums)[..., None, :, :]
-    decayed = blocks(k)[..., None, :, :] * differences.clamp(max=0).exp()  # (…, M, c, c, K)
+    decayed = blocks(k)[..., None, :, :] * _decay(differences)  # (…, M, c, c, K)
     near = decayed @ rows.movedim(3, -1)  # (…, M, c, c, R)
     own_block = torch.eye(count, dtype=torch.bool, device=k.device)[:, None, :, None]
     pairs = torch.where(

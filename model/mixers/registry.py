@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from model.attention import linear, softmax
+from model.mixers import latent, recurrent, short_convolution
 from model.mixers.base import Mixer, MixerSettings
 
 MIXERS: dict[str, tuple[type[MixerSettings], type[Mixer]]] = {
     "attention": (softmax.AttentionMixer, softmax.Attention),
+    "latent": (latent.LatentMixer, latent.LatentAttention),
     "linear": (linear.LinearMixer, linear.LinearAttention),
+    "recurrent": (recurrent.RecurrentMixer, recurrent.Recurrent),
+    "short_convolution": (
+        short_convolution.ShortConvolutionMixer,
+        short_convolution.ShortConvolution,
+    ),
 }

@@ -25,7 +25,7 @@ from model import ModelSettings, TokenPositions, Transformer
 from model.devices import prepare_cpu
 from run_directory.optimizer_settings import AdamWSettings
 from training.hardware import peak_memory
-from training.optim import make_optimizer
+from training.optim.optimizer import make_optimizer
 
 # sliding evaluation, in tokens
 WINDOW = 2048

@@ -33,7 +33,7 @@ from run_directory.run_settings import RunSettings
 from settings.load import load_settings
 from settings.script import Parser, run_main
 from training.hardware import peak_flops, peak_memory
-from training.optim import make_optimizer
+from training.optim.optimizer import make_optimizer
 
 ROOT = Path(__file__).resolve().parents[2]
 VOCABULARY = 32_000

@@ -12,6 +12,8 @@ from studies.report.notes import note, seed_counts
 from studies.results.loss_comparison import LossComparison
 from studies.results.table import StudyResult
 
+UNDERTRAINED = 0.5  # a model is undertrained if it is fewer nats below a unigram model
+
 
 def lead(table: LossComparison) -> list[str]:
     """The findings of one evaluation, the most important first."""
@@ -53,12 +55,15 @@ def _verdicts(table: LossComparison) -> str:
 
 
 def _undertrained(table: LossComparison) -> str:
-    """A model that is no better than a unigram model cannot break: its verdicts are meaningless."""
+    """A model that is hardly better than a unigram model cannot break."""
     unigram = table.losses.unigram
     if unigram is None:
         return ""
-    names = [row.variant for row in table.select("nll_as_trained") if row.value >= unigram]
-    return note("undertrained", names=listed(names), unigram=plain(unigram)) if names else ""
+    rows = table.select("nll_as_trained")
+    names = [row.variant for row in rows if row.value > unigram - UNDERTRAINED]
+    if not names:
+        return ""
+    return note("undertrained", names=listed(names), unigram=plain(unigram), least=UNDERTRAINED)
 
 
 def _by_sign(rows: Sequence[StudyResult], positive: str, negative: str) -> str:

@@ -1,4 +1,4 @@
-"""The plots of a study: styles of variants, small multiples and dot plots."""
+"""The plots of a study: styles of variants and dot plots."""
 
 from __future__ import annotations
 
@@ -19,16 +19,10 @@ from evaluation.reports.charts import (
     STYLE,
     Curve,
     FigureText,
-    Panel,
     canvas,
-    mark,
-    panels_figure,
 )
 from evaluation.reports.length_charts import (
     BAND,
-    ReferenceLines,
-    frame,
-    limits_of,
     padded,
     set_scale,
 )
@@ -38,7 +32,6 @@ WIDTH = 6.0  # inches; on a phone 390 pixels wide, 8-point text is 7 pixels high
 # COLOURS without its grey, then dark colors of Tol's muted set; markers differ as well.
 PALETTE = (*COLOURS[:7], "#332288", "#882255", "#117733", "#8A8A2A", "#5B5B5B")
 SHAPES = (*MARKERS, "p", "h", "d", "8")
-OTHERS = "#C9C9C9"
 
 
 def styles_of(names: Sequence[str], baseline: str | None = None) -> dict[str, tuple[str, str]]:
@@ -55,31 +48,6 @@ def styles_of(names: Sequence[str], baseline: str | None = None) -> dict[str, tu
 def has_bars(curves: Sequence[Curve]) -> bool:
     """Whether any interval is drawn."""
     return any(b > a for curve in curves for a, b in zip(curve.low, curve.high, strict=True))
-
-
-def small_multiples(
-    panels: Sequence[Panel], marks: ReferenceLines, text: FigureText, y: str
-) -> Figure:
-    """Small charts on one scale."""
-    limits = limits_of([curve for panel in panels for curve in panel.curves], marks)
-    columns = min(3, len(panels))
-
-    def scales(axes: Axes, panel: Panel) -> None:
-        frame(axes, panel.curves, marks, limits, 4)
-        mark(axes, marks.trained_length)
-        axes.tick_params(labelsize=7.5, length=2.5)
-
-    return panels_figure(
-        panels,
-        text,
-        scales,
-        x="tokens of context",
-        y=y,
-        columns=columns,
-        height=1.85,
-        names="below",
-        width=WIDTH,
-    )
 
 
 @dataclass(frozen=True)

@@ -121,8 +121,7 @@ def _loss_sections(
 ) -> list[ReportSection]:
     """The sections about the losses of one evaluation; the first begins with `blocks`."""
     losses = table.losses
-    blocks += [figures.by_length(table), tables.overview(table)]
-    blocks += [*figures.each_alone(table), tables.levels(table)]
+    blocks += [figures.by_length(table), tables.overview(table), tables.levels(table)]
     sections = [ReportSection(f"NLL by context length{suffix}", blocks)]
     if any(table.beyond(name) for name in table.names):
         sections.append(ReportSection(f"Verdicts{suffix}", [tables.verdicts(table)]))

@@ -9,19 +9,17 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from evaluation.reports.charts import SOFT, Curve, FigureText, Panel, save
+from evaluation.reports.charts import Curve, FigureText, Panel, save
 from evaluation.reports.document import ReportFigure, slug
 from evaluation.reports.length_charts import TOKENS, ReferenceLines, length_chart
 from evaluation.reports.measure_charts import MeasureAxes, measures_figure
 from evaluation.reports.text import counted, plain, signed
 from studies.report.notes import note, seed_counts
 from studies.report.plots import (
-    OTHERS,
     WIDTH,
     DotEstimate,
     dots_figure,
     has_bars,
-    small_multiples,
     styles_of,
 )
 from studies.results.loss_comparison import LossComparison
@@ -75,38 +73,6 @@ class StudyFigures:
             text,
             seeds=[line for name in table.names for line in self._seeds(table, name)],
         )
-
-    def each_alone(self, table: LossComparison) -> list[ReportFigure]:
-        """The same with one panel per variant, the others in grey."""
-        if len(table.names) < 3:
-            return []
-        curves = self._levels(table)
-        panels = []
-        for curve in curves:
-            others = [
-                Curve("", other.x, other.y, OTHERS, width=0.8, order=1.5)
-                for other in curves
-                if other is not curve
-            ]
-            truncated = (
-                table.value(
-                    curve.label,
-                    "nll_as_trained",
-                    table.trained_length,
-                )
-                or 0.0
-            )
-            lines = [*others, *self._seeds(table, curve.label), replace(curve, label="")]
-            panels.append(Panel(lines, curve.label, [("", truncated, SOFT)]))
-        below = f"{note('one_variant')}\n{self._thin(table)}"
-        text = FigureText(
-            f"{BY_LENGTH}, one panel per variant",
-            _loss_subtitle(table),
-            below,
-        )
-        marks = ReferenceLines(table.trained_length, top=table.losses.unigram)
-        figure = small_multiples(panels, marks, text, NLL)
-        return [self._add(table, "nll_by_length_each", figure, text)]
 
     def gain(self, table: LossComparison) -> ReportFigure:
         """Net gain over truncation against length."""

@@ -12,8 +12,6 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-KEPT_BYTES = 1 << 20  # maximum size of a log; the beginning and the end of a longer one are kept
-
 # On Linux a subprocess is killed when the study dies, even by kill -9; otherwise two processes
 # could train the same run. Elsewhere it continues and keeps its run directory locked, and the next
 # call waits for it.
@@ -71,7 +69,6 @@ class CommandRunner:
             finally:
                 with self._lock:
                     self._running.discard(process)
-        truncate_log(log)
         return status
 
     def stop(self, kill: bool = False) -> None:
@@ -86,22 +83,6 @@ class CommandRunner:
                     os.killpg(process.pid, signal.SIGKILL)
                 else:
                     process.send_signal(signal.SIGINT)
-
-
-def truncate_log(log: Path) -> None:
-    """Remove the middle of a log that is longer than KEPT_BYTES."""
-    size = log.stat().st_size
-    if size <= KEPT_BYTES:
-        return
-    head = KEPT_BYTES // 16
-    with open(log, "r+b") as file:
-        first = file.read(head)
-        file.seek(size - (KEPT_BYTES - head))
-        last = file.read()
-        note = f"\n... {size - len(first) - len(last):,} bytes removed ...\n".encode()
-        file.seek(0)
-        file.write(first + note + last)
-        file.truncate()
 
 
 def last_error(log: Path, status: int | None = None) -> str:

@@ -43,11 +43,6 @@ def test_chinese_characters_are_words():
     assert not words("mostly latin text 天")[1]
 
 
-def test_one_shingle_in_eight_is_kept():
-    n = len(shingles_of(text_of(40_000, 1)))
-    assert abs(n - 40_000 / 8) < 5 * (40_000 / 8 * 7 / 8) ** 0.5
-
-
 FIRST = text_of(3000, 1)
 SECOND = text_of(900, 2)
 

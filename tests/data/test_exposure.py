@@ -136,14 +136,6 @@ def test_rule_and_length_may_change_during_training(store, packing, name):
         assert as_counters(ledger.upto(step)) == by_loops(batches, range(step), rule)
 
 
-@pytest.mark.parametrize(("name", "stride"), [("plain", 1), ("offset", 3), ("subset", 9)])
-def test_fraction_of_steps(store, name, stride, monkeypatch):
-    """2 steps of 3 windows of 5 tokens: 30 positions where steps are of one, else 15 pairs each."""
-    monkeypatch.setattr(module, "COUNTED", 10)
-    batches = batches_of(store, "concat", name, length=5)
-    assert ExposureLedger(batches, 2).stride == stride
-
-
 def test_long_runs_are_estimated_from_sampled_steps(store, monkeypatch):
     batches = batches_of(store, "concat", "pose")
     steps = 600

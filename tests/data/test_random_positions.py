@@ -164,17 +164,6 @@ def test_cape_centers_each_document_before_shift():
     assert max(abs(text.mean()) for text in shifted) > 2
 
 
-@hypothesis_settings(max_examples=40)
-@given(names, packings, st.integers(0, 50), st.permutations(range(6)), st.integers(1, 6))
-def test_row_is_deterministic(name, packing, step, rows, count):
-    begins = windows(6, 19)
-    chosen_rows = np.array(rows[:count])
-    whole = draw(name, packing, begins=begins, step=step).position
-    part = draw(name, packing, begins=begins[chosen_rows], rows=chosen_rows, step=step).position
-    whole = np.broadcast_to(whole, (6, 19))
-    assert np.array_equal(np.broadcast_to(part, (count, 19)), whole[chosen_rows])
-
-
 @hypothesis_settings(max_examples=25)
 @given(stores, st.integers(2, 13), st.integers(0, 30), names, packings)
 def test_positions_are_independent_of_ranks_and_resume(lengths, length, step, name, packing):

@@ -226,12 +226,6 @@ def test_addition_distractors_differ_by_a_carry(backwards):
         assert off[0] == 0 and all(re.fullmatch("10+", str(one)) for one in off[1:])
 
 
-def test_parity_is_balanced():
-    item_of = make(ParityTask(), ByteTokenizer())
-    answers = [ByteTokenizer().decode(item_of(i, 60).answer) for i in range(200)]
-    assert 70 < answers.count(" 1\n") < 130
-
-
 @pytest.mark.parametrize("task", [PasskeyTask(keys=2, queries=9), RecallTask(queries=3)], ids=repr)
 def test_training_items_ask_several_times(task):
     item_of = make(task, ByteTokenizer(), "training")

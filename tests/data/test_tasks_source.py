@@ -7,10 +7,8 @@ import pytest
 from data import ByteTokenizer, DataError, DataSettings, prepare
 from data.data_settings import TaskSource
 from data.sources import GENERATED, open_source
-from data.sources.filler import Filler
 from data.tasks import is_for
 from data.tasks.closed import RecallTask
-from data.text_settings import FillerSource
 
 IN_FILLER = {"name": "passkey", "haystack": {"name": "filler"}}
 
@@ -88,15 +86,6 @@ def test_items_in_same_haystack_are_not_duplicates(tmp_path):
     assert prepared.train.n_documents == prepared.valid.n_documents == 30
     text = ByteTokenizer().decode(prepared.train.document(0).tolist())
     assert "Key " in text and "The grass is green." in text
-
-
-def test_filler_sentences_are_shared():
-    first, second = (next(Filler(FillerSource(), "data.source").documents(k)) for k in (0, 1))
-    sentences = [set(document.text.split(". ")) for document in (first, second)]
-    assert first.text != second.text and first.name != second.name
-    assert {one.strip(".") for one in sentences[0]} == {one.strip(".") for one in sentences[1]}
-    haystacks = open_source(TaskSource(task=IN_FILLER, length=120))._haystacks(ByteTokenizer())
-    assert len(haystacks) == 100
 
 
 def test_invalid_settings_are_rejected():

@@ -11,7 +11,9 @@ import pytest
 
 import generate
 from errors import TrainingError, printable
-from generation import Sample, TextWriter, read_prompts
+from generation.prompts import read_prompts
+from generation.samples import Sample
+from generation.writers import TextWriter
 from tests.processes import ScriptProcess
 
 
@@ -41,15 +43,6 @@ def test_text_of_several_prompts_in_order(run, monkeypatch, capsys):
     assert (code, err) == (0, "")
     first, second = out.split("\n\n=== prompt 2, seed 0 ===\n")
     assert first.startswith("=== prompt 1, seed 0 ===\nab") and second.startswith("longer")
-
-
-def test_closed_pipe(run, tmp_path):
-    os.mkfifo(pipe := tmp_path / "pipe")
-    overrides = [str(run), "--prompt", "x", "--samples", "300", "--tokens", "9"]
-    process = ScriptProcess("generate.py", overrides, tmp_path, pipe, tmp_path / "err")
-    with open(pipe, "rb", buffering=0) as reader:
-        assert reader.read(3)
-    assert process.wait(60) == 128 + signal.SIGPIPE and (tmp_path / "err").read_text() == ""
 
 
 def test_ctrl_c_prints_partial_text_and_exits_130(run, tmp_path):
@@ -82,6 +75,13 @@ def test_ctrl_c_prints_partial_text_and_exits_130(run, tmp_path):
 def test_invalid_arguments_raise_one_error(run, overrides, message, monkeypatch, capsys):
     code, _, err = _called([run, "--prompt", "a", *overrides], monkeypatch, capsys)
     assert code == 2 and err.startswith("error: ") and re.search(message, err)
+
+
+def test_time_of_a_long_generation_is_estimated(run, monkeypatch, capsys):
+    for longest, is_printed in ((0, True), (1e9, False)):
+        monkeypatch.setattr(generate, "LONG", longest)
+        arguments = [run, "--prompt", "a", "--tokens", "40", "--greedy"]
+        assert ("in all" in _called(arguments, monkeypatch, capsys)[2]) == is_printed
 
 
 def test_method_is_reported_within_trained_length(run, monkeypatch, capsys):

@@ -4,7 +4,7 @@ boundaries."""
 import pytest
 
 from data.tokenizers import ByteTokenizer
-from generation import TextStream
+from generation.text_stream import TextStream
 
 TEXTS = [
     "the cat sat on the log",

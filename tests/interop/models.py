@@ -146,6 +146,28 @@ VARIANTS: dict[str, tuple[str, dict]] = {
             },
         },
     ),
+    "gemma3_text": (
+        "gemma3_text",
+        {
+            "sliding_window": 9,
+            "query_pre_attn_scalar": 30,
+            "rope_parameters": {
+                FULL: {"rope_type": "linear", "factor": 8.0, "rope_theta": 500.0},
+                SLIDING: {"rope_type": "default", "rope_theta": 90.0},
+            },
+            "layer_types": [SLIDING, SLIDING, FULL, SLIDING, SLIDING],
+        },
+    ),
+    "gemma3_text, softcap": (
+        "gemma3_text",
+        {
+            "sliding_window": 9,
+            "query_pre_attn_scalar": 10,
+            "sliding_window_pattern": 2,
+            "final_logit_softcapping": 4.0,
+            "attention_bias": True,
+        },
+    ),
 }
 QUICK = [name for name in VARIANTS if "," not in name]
 
@@ -161,7 +183,8 @@ def make(model_type: str, **changes) -> PreTrainedModel:
         for name, weight in model.named_parameters():
             drawn = torch.randn(weight.shape, generator=generator)
             if "norm" in name:
-                weight.copy_(1 + 0.3 * drawn)
+                # rounded, so that the sum of Gemma's weight and 1 is exact in float32
+                weight.add_((0.3 * drawn * 2**12).round() / 2**12)
             else:
                 weight.copy_(drawn if weight.ndim == 1 else 1.4 * drawn * weight.shape[1] ** -0.5)
     return model

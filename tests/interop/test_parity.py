@@ -21,7 +21,6 @@ from model.position.scaling import YaRNScaling, plain_frequencies
 from tests.interop.models import (
     ABSENT,
     FULL,
-    LONGROPE,
     QUICK,
     ROPES,
     SLIDING,
@@ -146,21 +145,6 @@ def test_rope_kinds(family, rope, tmp_path):
         check_everything(ours.double(), in_double(theirs))
 
 
-@torch.no_grad()
-@pytest.mark.parametrize("name", ["mistral", "qwen3", "granite_swa", "smollm3", "olmo2"])
-def test_left_padding_in_transformers(name, tmp_path):
-    """The same padded batch in transformers, with its attention mask and position ids."""
-    theirs = variant(name)
-    ours = saved(theirs, tmp_path).model
-    tokens = tokens_of()
-    mask = torch.stack([(torch.arange(LENGTH) >= LENGTH - count).long() for count in COUNTS])
-    position_ids = (mask.cumsum(-1) - 1).clamp(min=0)
-    expected = theirs(tokens, attention_mask=mask, position_ids=position_ids).logits
-    got = ours(tokens, TokenPositions.left_padded(COUNTS, LENGTH))
-    for row, count in enumerate(COUNTS):
-        close(got[row, -count:], expected[row, -count:], 1e-5)
-
-
 @pytest.mark.parametrize("key", ["rope_type", "type"])
 @pytest.mark.parametrize("rope", ["default", "linear", "dynamic", "llama3", "yarn", "longrope"])
 def test_legacy_rope_theta_and_rope_scaling(key, rope, tmp_path):
@@ -190,12 +174,18 @@ def test_legacy_phi3(scaling, tmp_path):
     )
 
 
-@pytest.mark.parametrize("theta", [{}, {"rope_theta": 500_000.0}])
-def test_legacy_olmo3(theta, tmp_path):
+@pytest.mark.parametrize(
+    ("model_type", "theta"),
+    [
+        ("olmo3", {}),
+        ("olmo3", {"rope_theta": 500_000.0}),
+        ("gemma3_text", {"rope_theta": 500.0, "rope_local_base_freq": 90.0}),
+    ],
+)
+def test_legacy_parameters_by_layer_type(model_type, theta, tmp_path):
     """`rope_scaling` is that of the layers without windows, as in the released configurations."""
-    rewritten(
-        make("olmo3", sliding_window=9), tmp_path, rope_parameters=None, rope_scaling=YARN, **theta
-    )
+    theirs = make(model_type, sliding_window=9, layer_types=TYPES)
+    rewritten(theirs, tmp_path, rope_parameters=None, rope_scaling=YARN, **theta)
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
     found = build_model(read_folder(tmp_path))
     kinds = found.shape.model.resolved_kinds.values()
@@ -220,6 +210,7 @@ DROPPED = {
     "attention_bias", "attention_multiplier", "embedding_multiplier", "head_dim", "layer_rope_theta",
     "layer_types", "logits_scaling", "max_window_layers", "mlp_bias", "no_rope_layer_interval",
     "no_rope_layers", "num_key_value_heads", "original_max_position_embeddings", "residual_multiplier",
+    "final_logit_softcapping", "hidden_activation", "query_pre_attn_scalar",
     "rms_norm_eps", "rope_parameters", "sliding_window", "tie_word_embeddings", "use_sliding_window",
 }  # fmt: skip
 SIZES = {
@@ -338,12 +329,3 @@ def test_code_of_a_model_is_never_run(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     check_plain(build_model(read_folder(tmp_path)).model, theirs)
     assert "own" not in sys.modules
-
-
-def test_original_length_is_that_of_scaling(tmp_path):
-    found = saved(make("llama", rope_parameters=YARN | {"rope_theta": 1e4}), tmp_path).model
-    assert (found.train_length, found.original_length) == (64, 32)
-    found = saved(
-        make("llama", rope_parameters=LONGROPE | {"rope_theta": 1e4}), tmp_path / "long"
-    ).model
-    assert found.original_length == 32

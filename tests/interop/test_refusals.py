@@ -37,6 +37,7 @@ NESTED = {
         ({"attention_bias": "yes"}, "attention_bias"),
         ({"embedding_multiplier": 12.0}, "embedding_multiplier"),
         ({"hidden_act": "gelu"}, "hidden_act"),
+        ({"model_type": "gemma3"}, "gemma3.*images"),
         ({"model_type": "mixtral"}, "mixtral.*mixture of experts"),
         ({"model_type": "qwen2-"}, "qwen2-.*did you mean qwen2"),
         ({"model_type": ABSENT}, "model_type"),
@@ -103,6 +104,10 @@ def test_unsupported_configs(folder, keys, named):
         ("olmo3", {"rope_parameters": {FULL: [1.0]}}, FULL),
         ("olmo3", {"rope_parameters": YARN}, f"{FULL} and {SLIDING}"),
         ("olmo3", {"rope_theta": 1e4, "rope_scaling": YARN}, "rope_theta = 10000"),
+        ("gemma3_text", {"rope_parameters": YARN}, f"{FULL} and {SLIDING}"),
+        ("gemma3_text", {"hidden_activation": "silu"}, "hidden_activation"),
+        ("gemma3_text", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        ("gemma3_text", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar"),
     ],
 )
 def test_unsupported_configs_of_families(model_type, keys, named):

@@ -23,6 +23,8 @@ BLOCKS = [
     {"norm_placement": "output", "residual_multiplier": 0.4, "embedding_multiplier": 3.0},
     {"attention_bias": "all", "mlp_bias": True, "residual_multiplier": 0.7, "logit_softcap": 5.0},
     {"attention_bias": "qkv", "qk_norm": "all_heads", "tie_embeddings": True},
+    {"gate": "head", "norm_placement": "output"},
+    {"norm_placement": "both", "activation": "gelu_tanh", "residual_multiplier": 0.4},
     LINEAR,
 ]
 
@@ -56,7 +58,7 @@ def check(model: Transformer, static: bool | None = None, length: int = 0, promp
         if isinstance(decode, StaticDecoder):
             for _ in range(2):  # passes that are repeated, as a recording of a CUDA graph begins
                 decode(tokens[:, prompt])
-            decode.cache.at.zero_()
+            decode.cache.restart()
         decoded = [decode(tokens[:, at]) for at in range(prompt, length)]
         close(torch.stack(decoded, 1), model(tokens, positions)[:, prompt:])
 

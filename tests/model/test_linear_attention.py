@@ -152,6 +152,6 @@ def test_training_steps_are_one_graph(form):
 def test_softmax_options_are_rejected(position, words):
     with pytest.raises(ModelError) as caught:
         linear(position, "numerator")
-    for word in [*words, "model.mixer.name = attention"]:
+    for word in [*words, "mixer.name = attention"]:
         assert word in str(caught.value)
     build(position)  # softmax attention takes it

@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from pydantic import ValidationError
 
 from model import ModelSettings, TokenPositions, Transformer
@@ -18,6 +17,7 @@ EVERYTHING: dict[str, Any] = {
     "norm_placement": "output",
     "attention_bias": "all",
     "mlp_bias": True,
+    "activation": "gelu_tanh",
     "embedding_multiplier": 3.0,
     "residual_multiplier": 0.4,
     "attention_multiplier": 0.2,
@@ -28,6 +28,7 @@ DEFAULTS: dict[str, Any] = {
     "norm_placement": "input",
     "attention_bias": "none",
     "mlp_bias": False,
+    "activation": "silu",
     "embedding_multiplier": 1.0,
     "residual_multiplier": 1.0,
     "attention_multiplier": None,
@@ -41,10 +42,11 @@ def build(**changes) -> Transformer:
 
 
 @torch.no_grad()
-def test_first_block_by_hand():
+@pytest.mark.parametrize("placement", ["output", "both"])
+def test_first_block_by_hand(placement):
     """One block with every setting, from its weights, for the first token: attention returns its
     value."""
-    model = randomized(build(**EVERYTHING))
+    model = randomized(build(**EVERYTHING | {"norm_placement": placement}))
     tokens = ids(1, 1)
     seen = []
     model.layers[0].register_forward_hook(
@@ -65,10 +67,18 @@ def test_first_block_by_hand():
     def linear(x, name):
         return x @ w[f"{name}.weight"].T + w[f"{name}.bias"]
 
-    value = linear(x, "attention.wv").view(1, 1, G, 1, D).expand(1, 1, G, H // G, D).flatten(2)
-    y = x + 0.4 * norm(linear(value, "attention.wo"), "attention_norm")
-    mlp = linear(F.silu(linear(y, "mlp.gate")) * linear(y, "mlp.up"), "mlp.down")
-    close(found, y + 0.4 * norm(mlp, "mlp_norm"))
+    of_input, of_output = {
+        "output": ((lambda x, name: x), "norm"),
+        "both": (norm, "output_norm"),
+    }[placement]
+    normed = of_input(x, "attention_norm")
+    value = linear(normed, "attention.wv").view(1, 1, G, 1, D).expand(1, 1, G, H // G, D).flatten(2)
+    y = x + 0.4 * norm(linear(value, "attention.wo"), f"attention_{of_output}")
+    normed = of_input(y, "mlp_norm")
+    gate = linear(normed, "mlp.gate")
+    gelu = 0.5 * gate * (1 + ((2 / torch.pi) ** 0.5 * (gate + 0.044715 * gate**3)).tanh())
+    mlp = linear(gelu * linear(normed, "mlp.up"), "mlp.down")
+    close(found, y + 0.4 * norm(mlp, f"mlp_{of_output}"))
 
 
 @torch.no_grad()
@@ -116,7 +126,8 @@ def test_defaults_leave_weights_and_identity_unchanged():
         {"residual_multiplier": 0.0},
         {"logit_divisor": float("inf")},
         {"attention_bias": True},
-        {"norm_placement": "both"},
+        {"norm_placement": "between"},
+        {"activation": "relu"},
     ],
     ids=str,
 )

@@ -77,10 +77,86 @@ LINEAR_CASES: dict[str, dict] = {
     },
 }
 LINEAR = {
-    f"linear-{form}-{name}": (position, {"name": "linear", "form": form, "chunk": 4})
+    f"linear-{form}-{name}": {
+        "position": position,
+        "mixer": {"name": "linear", "form": form, "chunk": 4},
+    }
     for form in ("numerator", "cosine")
     for name, position in LINEAR_CASES.items()
 }
+CONFIGS = Path(__file__).parents[2] / "configs" / "mixer"
+RECURRENT = ("retnet", "gla", "mamba2", "deltanet", "gated_deltanet", "kda")
+SMALL_RANKS = {"decay_rank": 7, "gate_rank": 8}
+
+
+def _recurrent(name: str) -> dict:
+    """The mixer of configs/mixer/NAME.yaml, in sizes for tests."""
+    mixer = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())["model"]["mixer"]
+    ranks = {key: rank for key, rank in SMALL_RANKS.items() if key in mixer}
+    return {**mixer, **ranks, "chunk": 4, "value_dim": 12}
+
+
+LATENT = {"name": "latent", "rank": 7, "unrotated_dim": 4, "value_dim": 9, "query_rank": 11}
+MIXER_CASES: dict[str, dict] = {
+    **LINEAR,
+    **{
+        f"{name}-{scheme}": {"position": {"name": scheme}, "mixer": _recurrent(name)}
+        for name in RECURRENT
+        for scheme in ("none", "rope")
+    },
+    "short_convolution-none": {
+        "position": {"name": "none"},
+        "mixer": {"name": "short_convolution", "width": 4, "bias": True},
+    },
+    **{
+        f"latent-{scheme}": {"position": {"name": scheme}, "mixer": LATENT, "kv_heads": 1}
+        for scheme in ("none", "rope", "alibi", "fox")
+    },
+    "hybrid": {
+        "position": {"name": "none"},
+        "pattern": ["delta", "convolution", "full"],
+        "kinds": {
+            "delta": {"mixer": _recurrent("gated_deltanet")},
+            "convolution": {"mixer": {"name": "short_convolution"}},
+            "full": {"position": {"name": "rope", "window": WINDOW}},
+        },
+    },
+}
+_STATE = {"mixer": {"name": "linear", "chunk": 4}}
+# Output gates, and kinds of layers with other heads.
+GATED: dict[str, dict] = {
+    "gate-head": {"position": {"name": "rope"}, "gate": "head"},
+    "gate-channel": {"position": {"name": "fox"}, "gate": "channel", "norm_placement": "output"},
+    "hybrid-heads": {
+        "position": {"name": "rope"},
+        "gate": "channel",
+        "pattern": ["state", "full"],
+        "kinds": {
+            "state": {**_STATE, "gate": "none"},
+            "full": {"heads": 4, "kv_heads": 2, "head_dim": 14},
+        },
+    },
+    "hybrid-window": {
+        "position": {"name": "none"},
+        "pattern": ["near", "state", "far"],
+        "kinds": {
+            "near": {"position": {"name": "rope", "window": 4, "theta": 100.0}},
+            "state": {**_STATE, "gate": "head", "heads": 3},
+            "far": {"position": {"temperature": {"name": "log_n"}}, "gate": "head"},
+        },
+    },
+}
+MIXER_CASES |= GATED
+QUICK_MIXERS = (
+    *LINEAR,
+    *GATED,
+    "gated_deltanet-rope",
+    "kda-none",
+    "mamba2-none",
+    "short_convolution-none",
+    "latent-rope",
+    "hybrid",
+)
 LAYOUTS = ("plain", "ragged", "packed")
 
 
@@ -96,9 +172,13 @@ def every_case(test: Callable) -> Callable:
 
 
 def every_mixer(test: Callable) -> Callable:
-    """`every_case`, and linear attention."""
+    """`every_case`, and the mixers that are not softmax attention of keys and values."""
     mark = every_case(test).pytestmark.pop()
-    return pytest.mark.parametrize("case", [*mark.args[1], *LINEAR])(test)
+    mixers = [
+        pytest.param(case, marks=() if case in QUICK_MIXERS else pytest.mark.slow)
+        for case in MIXER_CASES
+    ]
+    return pytest.mark.parametrize("case", [*mark.args[1], *mixers])(test)
 
 
 # One case for each way in which a scheme acts on attention or on the cache.
@@ -145,8 +225,9 @@ def build(
 
     A scheme's tables are N(0, 1); what it has in each layer are projections of that layer's input.
     """
-    if isinstance(position, str) and position in LINEAR:
-        position, keys["mixer"] = LINEAR[position]
+    if isinstance(position, str) and position in MIXER_CASES:
+        keys |= MIXER_CASES[position]
+        position = keys.pop("position")
     position = CASES[position] if isinstance(position, str) else position
     model = initialized(Transformer(settings_of(position, **keys), V, train, original), seed)
     generator = torch.Generator().manual_seed(seed + 1)

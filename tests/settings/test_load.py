@@ -1,10 +1,8 @@
 """Merging settings files and overrides; errors; dump and hash."""
 
-from copy import deepcopy
 from typing import ClassVar
 
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import Field
 
@@ -19,10 +17,9 @@ from settings.load import (
     dump,
     identity,
     load_settings,
-    merge,
     split_arguments,
 )
-from settings.messages import ALIASES, RENAMED
+from settings.messages import ALIASES
 from tests.settings.toy import Alibi, Root, Rope, Yarn
 
 
@@ -235,50 +232,6 @@ def leaf_paths(tree, path=()):
     return [(path, tree)]
 
 
-def oracle(layers):
-    """The reference: a store of leaves, where writing removes conflicting entries."""
-    store = {}
-    for tree in layers:
-        for path, item in leaf_paths(tree) if tree else []:
-            for length in range(1, len(path) + 1):
-                above = tree
-                for key in path[:length]:
-                    above = above[key]
-                # a fresh choice: older leaves below it go
-                if isinstance(above, dict) and "name" in above:
-                    store = {
-                        p: v
-                        for p, v in store.items()
-                        if p[:length] != path[:length] or v[1] is tree
-                    }
-                store.pop(path[:length], None) if length < len(path) else None
-            below = [p for p in store if p[: len(path)] == path and len(p) > len(path)]
-            if item == {} and below:
-                continue
-            store = {p: v for p, v in store.items() if p not in below}
-            store[path] = (item, tree)
-    built = {}
-    for path, (item, _) in store.items():
-        place = built
-        for key in path[:-1]:
-            place = place.setdefault(key, {})
-        place[path[-1]] = item
-    return built
-
-
-@settings(max_examples=200)
-@given(st.lists(layer, min_size=1, max_size=4))
-def test_merge_equals_reference(layers):
-    layers = [deepcopy(tree) for tree in layers]  # the oracle distinguishes layers by identity
-    merged = {}
-    for tree in layers:
-        before = repr(merged)
-        result = merge(merged, tree)
-        assert repr(merged) == before  # nothing is changed in place
-        merged = result
-    assert merged == oracle(layers)
-
-
 def test_dump_reloads_equal_and_identity_is_stable(tmp_path):
     kinds = "{a: {name: rope}, b: {name: alibi, window: 3}}"
     overrides = [
@@ -329,7 +282,3 @@ def test_aliases_name_settings_and_choices():
     assert set(ALIASES) <= known
     aliases = " ".join(ALIASES.values()).split()
     assert len(aliases) == len(set(aliases)) and not known & set(aliases)
-    for old, new in RENAMED.items():
-        if old.startswith(("training", "checkpoint")):
-            word = f"training.{old.removeprefix('training.')}=3"
-            assert f"did you mean {new}?" in error_of(word, cls=RunSettings)

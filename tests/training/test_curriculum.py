@@ -86,55 +86,6 @@ def test_stages_longer_than_every_document_are_rejected(overrides, tmp_path, mon
     assert not folder.exists()
 
 
-def test_mixture_with_stages_resumes_across_epochs(overrides, tmp_path, monkeypatch, capsys):
-    more = tmp_path / "more"
-    more.mkdir()
-    for i in range(4):
-        (more / f"{i}.txt").write_text(f"{i} " * 60, encoding="utf-8")
-    text = f"{{share: 0.25, source: {{name: files, path: {more}}}}}"
-    overrides = [
-        *overrides,
-        *STAGES,
-        f"data.mixture=[{text}]",
-        "data.max_bytes=1200",
-        f"data.root={tmp_path}",
-    ]
-    whole = tmp_path / "whole"
-    folder = tmp_path / "cut"
-    assert here(monkeypatch, *overrides, "--run-dir", str(whole)) == 0
-    output = capsys.readouterr().err
-    logged = lines(whole)
-    steps = [line for line in logged if line["kind"] == "train"]
-    last = steps[-1]["passes"]
-    assert [
-        sum(n * size for n, size in zip(s["passes"].values(), sizes(whole), strict=True))
-        for s in steps
-    ] == (pytest.approx([step["tokens"] for step in steps], abs=0.01))
-    (own, other) = last
-    assert all(n > 1 for n in last.values()) and own != other
-    assert f"epochs: {own} {last[own]:.2f}, {other} {last[other]:.2f}" in output
-    # epochs end here
-    edges = {k: next(s["step"] for s in steps if s["passes"][k] >= 1) for k in last}
-    first, second = sorted(edges.values())
-    assert first < second < 20
-    shutil.copytree(whole, folder)
-    for step in (second, first - 1):
-        forget(folder, step)
-        assert here(monkeypatch, *overrides, "--run-dir", str(folder)) == 0
-        assert lines(folder) == logged
-    ours = weights(folder)
-    theirs = weights(whole)
-    assert all(ours[name].equal(theirs[name]) for name in theirs)
-    shown = exposure_of(Run(whole), 20)
-    assert shown is not None and shown.tokens == 2208
-    # Other text under the same settings is no resume.
-    manifest = json.loads((folder / "manifest.json").read_text())
-    assert (
-        len(manifest["mixture"]) == 1
-        and manifest["data_hash"] != open_prepared(manifest["data"]).train.hash
-    )
-
-
 def sizes(run: Path) -> list[int]:
     manifest = json.loads((run / "manifest.json").read_text())
     return [

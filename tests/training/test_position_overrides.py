@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,10 +9,9 @@ import torch
 
 from errors import TrainingError
 from model import SCHEMES, ModelError, Transformer
-from run_directory.allowed_changes import check_extension
 from run_directory.position_overrides import longest_input, override, why, widens
 from run_directory.run_settings import RunSettings
-from settings.load import ConfigError, apply_overrides, load_settings
+from settings.load import ConfigError, apply_overrides
 
 L0 = 32
 SHAPE = ["model.dim=24", "model.heads=2", "model.layers=3", f"train_length={L0}"]
@@ -252,11 +250,3 @@ def test_pattern_errors_name_valid_overrides_per_layer_type(overrides, message):
         text.count("legal for layers of kind 'far' trained with 'none': sinks, temperature, window")
         == 1
     )
-
-
-def test_weight_mismatch_names_three_parameters():
-    old = load_settings(RunSettings, [])
-    new = load_settings(RunSettings, ["model.position={name: fire, shared: false}"])
-    with pytest.raises(TrainingError, match="do not fit") as error:
-        check_extension(Path("runs/x"), old, new)
-    assert str(error.value).count("is new") == 3

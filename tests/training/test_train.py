@@ -10,15 +10,17 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
 import train
-from data import DataError
+from data import DataError, store
+from data.files import read_json, sha256_of
 from errors import INTERRUPTED, REQUEUE, EvaluationError, TrainingError
 from model import ModelSettings, TokenPositions, Transformer
-from run_directory.checkpoints import AVERAGE, folder_of, steps_of
+from run_directory.checkpoints import folder_of, steps_of
 from run_directory.metrics_file import read_metrics
 from run_directory.optimizer_settings import AdamWSettings
 from run_directory.run import Run
@@ -138,23 +140,6 @@ def test_two_processes_match_single_process(overrides, tmp_path, monkeypatch):
             assert all(abs(a["nll"][length] - b["nll"][length]) < 1e-9 for length in a["nll"])
 
 
-def test_micro_batches_do_not_change_losses(overrides, tmp_path, monkeypatch):
-    exact = [*overrides, "training.precision=float64", "data.packing=intra_document"]
-    for size in (8, 3, 1):
-        folder = tmp_path / str(size)
-        assert (
-            here(monkeypatch, *exact, f"training.micro_batch_size={size}", "--run-dir", str(folder))
-            == 0
-        )
-    whole, thirds, ones = (
-        [line["loss"] for line in lines(tmp_path / name) if line["kind"] == "train"]
-        for name in ("8", "3", "1")
-    )
-    for a, b, c in zip(whole, thirds, ones, strict=True):
-        assert abs(a - b) < 1e-12 and abs(a - c) < 1e-12
-    assert len(set(whole)) == 12
-
-
 def test_sampled_positions_are_reproduced_on_resume(overrides, tmp_path, monkeypatch):
     overrides = [*overrides, "model.position.name=sinusoidal", "training.micro_batch_size=3"]
     drawn = [*overrides, "data.packing=intra_document", "data.positions.name=cape"]
@@ -193,7 +178,7 @@ def test_non_finite_loss_stops_before_update(overrides, tmp_path, monkeypatch):
     ]
     for _ in range(2):  # started again, it does not call the checkpoint good either
         with pytest.raises(
-            TrainingError, match=r"step 2: .* the gradient norm nan.* there is no good one"
+            TrainingError, match=r"step 2: .* the gradient norm nan.* there is no good checkpoint"
         ):
             here(monkeypatch, *wild, "training.grad_clip=null", "--run-dir", str(folder))
     found = read_metrics(folder / "metrics.jsonl", "train")
@@ -292,6 +277,23 @@ def test_modified_shard_is_detected_before_training(overrides, tmp_path, monkeyp
     assert not folder.exists()
 
 
+def test_ids_outside_the_vocabulary_are_reported_before_training(overrides, tmp_path, monkeypatch):
+    """A store whose hashes match, with an id that the tokenizer does not have."""
+    words = [*overrides, f"data.root={tmp_path / 'prepared'}"]
+    assert here(monkeypatch, *words, "--run-dir", str(tmp_path / "first")) == 0
+    shard = next((tmp_path / "prepared").glob("*/train/*.tokens"))
+    ids = np.fromfile(shard, dtype="<u2")
+    ids[50] = 300
+    ids.tofile(shard)
+    file = shard.with_name("manifest.json")
+    manifest = read_json(file)
+    manifest["shards"][0]["files"][shard.name]["sha256"] = sha256_of(shard)
+    file.write_text(json.dumps(manifest | {"hash": store._hash(manifest)}))
+    with pytest.raises(DataError, match="the id 300, and the tokenizer 258 ids"):
+        here(monkeypatch, *words, "--run-dir", str(tmp_path / "never"))
+    assert not (tmp_path / "never").exists()
+
+
 def test_step_guard_keeps_weights_and_moments():
     settings = ModelSettings(dim=24, layers=1, heads=3)
     model = Transformer(settings, 11, 7).initialize(0)
@@ -322,39 +324,6 @@ def test_step_guard_keeps_weights_and_moments():
     assert all(a.equal(b) for a, b in zip(now, moments, strict=True))
 
 
-def test_skipped_step_changes_neither_weights_nor_ema(overrides, tmp_path, monkeypatch):
-    """The mean is updated after the weights, and only by steps that were applied."""
-    real = train.forward_backward
-    calls = []
-
-    def poisoned(state, *args):
-        nll = real(state, *args)
-        calls.append(nll)
-        if len(calls) == 2:
-            next(iter(state.model.parameters())).grad.fill_(float("nan"))
-        return nll
-
-    monkeypatch.setattr(train, "forward_backward", poisoned)
-    overrides = [
-        *overrides,
-        "training.tokens=768",
-        "training.on_nonfinite.name=skip",
-        "training.ema.decay=0.75",
-    ]
-    overrides += ["training.ema.start=0", "training.checkpoint={interval: 1, keep: 9}"]
-    assert here(monkeypatch, *overrides, "--run-dir", str(tmp_path)) == 0
-    found = [load_file(folder_of(tmp_path, step) / "model.safetensors") for step in (1, 2, 3, 4)]
-    means = [load_file(folder_of(tmp_path, step) / f"{AVERAGE}") for step in (1, 2, 3, 4)]
-    assert [line.get("skipped") for line in read_metrics(tmp_path / "metrics.jsonl", "train")] == [
-        None, "not finite", None, None,
-    ]  # fmt: skip
-    for name, mean in means[0].items():
-        assert found[1][name].equal(found[0][name]) and means[1][name].equal(mean)
-        assert not found[2][name].equal(found[1][name])
-        torch.testing.assert_close(means[2][name], 0.75 * mean + 0.25 * found[2][name])
-        torch.testing.assert_close(means[3][name], 0.75 * means[2][name] + 0.25 * found[3][name])
-
-
 @pytest.mark.parametrize("bos", [True, False])
 def test_samples_start_with_bos(overrides, tmp_path, monkeypatch, bos):
     prompts = []
@@ -377,11 +346,3 @@ def test_samples_start_with_bos(overrides, tmp_path, monkeypatch, bos):
     assert prompts == [
         [tokenizer.bos_id, *tokenizer.encode("abc")] if bos else tokenizer.encode("abc")
     ]
-
-
-CHANGE = [  # after 12 of 24 steps; what positions learn goes on, at its own rate
-    "training.tokens=4608",
-    "model.position={name: rope, temperature: {name: ssmax}}",
-    "training.optimizer.positions_lr=0.02",
-    'training.stages=[{duration: 12}, {warmup: 5, overrides: ["model.position.scaling={name: drop}"]}]',
-]

@@ -42,6 +42,7 @@ STEP_TIMEOUT = timedelta(seconds=300)
 # The same where one process works while the others wait: hashing of the text, saving, samples.
 HOST_TIMEOUT = timedelta(minutes=15)
 POLL = 0.5  # seconds between two looks for an error of another process
+GRACE = 2.0  # seconds in which the error of another process may arrive in a collective too
 FAILURE_SEEN = 5.0  # seconds that a process which fails waits for the others to read its message
 
 
@@ -304,12 +305,15 @@ class SharedFailure:
             while self._store.add("failures", 0) < self._world and time.monotonic() < end:
                 time.sleep(POLL / 10)
 
-    def exit_if_known(self) -> None:
-        """Exit with FAILED and the message of another process that failed."""
+    def exit_if_known(self, grace: float = 0.0) -> None:
+        """Exit with FAILED and the message of another process that failed, unless this one fails on
+        its own within `grace` seconds."""
         with suppress(RuntimeError):
-            if not self._closed.is_set() and self._store.check(["failure"]):
-                message = self._store.get("failure").decode()
-                self._store.add("failures", 1)
+            if self._closed.is_set() or not self._store.check(["failure"]):
+                return
+            message = self._store.get("failure").decode()
+            self._store.add("failures", 1)
+            if not self._closed.wait(grace):
                 text = printable(f"error: (process {self._rank}) {message}")
                 print(text, file=sys.stderr, flush=True)
                 os._exit(FAILED)
@@ -320,7 +324,7 @@ class SharedFailure:
 
     def _watch(self) -> None:
         while not self._closed.wait(POLL):
-            self.exit_if_known()
+            self.exit_if_known(GRACE)
 
 
 def shard(

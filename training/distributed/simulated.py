@@ -30,7 +30,7 @@ from run_directory.training_settings import TrainingSettings
 from training.batches import MicroBatch, StepBatch
 from training.checks import make_model
 from training.distributed.parallel import Parallel
-from training.optim import make_optimizer
+from training.optim.optimizer import make_optimizer
 from training.optim.step_guard import StepGuard
 from training.stop_requests import StopRequests
 from training.train_state import TrainState
@@ -187,11 +187,11 @@ def count_collectives(
         return single
     double = count([size, last + 1])
     totals = {}
-    for key, two in double.items():
-        one = single.get(key, Traffic())
+    for key, both in double.items():
+        last_only = single.get(key, Traffic())
         totals[key] = Traffic(
-            one.count + before * (two.count - one.count),
-            one.nbytes + before * (two.nbytes - one.nbytes),
+            last_only.count + before * (both.count - last_only.count),
+            last_only.nbytes + before * (both.nbytes - last_only.nbytes),
         )
     return totals
 

@@ -1,10 +1,9 @@
 """Parameter groups with their optimizer, learning rate and weight decay; and the update.
 
 Weight decay applies to matrices only: the weights of linear layers, including an untied head. It
-    excludes
-embeddings and a tied head (a row has gradients only when its token occurs, so decay would erase
-rare tokens), norms and biases (vectors), and parameters of positional schemes, whose scale has a
-meaning.
+excludes embeddings and a tied head (a row has gradients only when its token occurs, so decay would
+erase rare tokens), norms and biases (vectors), and parameters of positional schemes, whose scale
+has a meaning.
 """
 
 from collections.abc import Mapping

@@ -19,7 +19,7 @@ from model.position.rotation import (
     rotation_factors,
     rotation_plan,
 )
-from model.position.scaling import AnyScaling, NoScaling, plain_frequencies, resonant, turns_within
+from model.position.scaling import AnyScaling, NoScaling, plain_frequencies, resonant
 from model.position.table import Constant, Rows, StretchedTables
 
 
@@ -151,11 +151,6 @@ class Rope(PositionalScheme):
         return (
             resonant(frequencies) if self.settings.resonance else frequencies
         ) * self.rotated_pairs()
-
-    def whole_turns(self, length: int) -> tuple[int, int]:
-        """(number of pairs that complete a rotation within `length` tokens, number of pairs)."""
-        turns = turns_within(self.frequencies(self.stretch(length))[0], length)
-        return int((turns >= 1).sum()), len(turns)
 
     def _rows(self, stretches: tuple[float, float]) -> Rows:
         stretch, remap_stretch = stretches

@@ -137,21 +137,6 @@ def test_encoding_in_blocks_matches_whole_text(case, text, block):
         assert ours.encode(text) == whole
 
 
-def test_trained_tokenizer_properties():
-    ours = byte_level(vocab_size=500)
-    assert ours.vocab_size == 500 == len(ours.pieces) and ours.token_bytes.dtype == "int64"
-    assert (ours.bos_id, ours.eos_id, ours.eos_ids, ours.pad_id, ours.add_bos) == (
-        0,
-        1,
-        (1,),
-        None,
-        True,
-    )
-    assert [ours.pieces[i] for i in ours.encode("2048")] == [b"2", b"0", b"4", b"8"]
-    assert ours.hash == byte_level(vocab_size=500).hash != byte_level(vocab_size=501).hash
-    assert len(ours.encode("    for i in")) < 8  # spaces of indentation are one token
-
-
 @pytest.mark.parametrize(
     ("pre_tokenizer", "split_digits", "expected"),
     [
@@ -280,13 +265,3 @@ def test_word_piece_is_rejected():
 def test_damaged_files_are_rejected(content):
     with pytest.raises(DataError, match=r"some\.json"):
         HuggingFaceTokenizer(content, "some.json")
-
-
-def test_empty_and_missing_symbols_are_rejected():
-    empty = tokenizers.Tokenizer(models.BPE()).to_str().encode()
-    with pytest.raises(DataError, match="no vocabulary"):
-        HuggingFaceTokenizer(empty)
-    content = byte_level().content
-    for wrong in (420, -1, "<eos>"):
-        with pytest.raises(DataError, match=str(wrong)):
-            HuggingFaceTokenizer(content, eos_id=wrong)

@@ -12,7 +12,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from data import ByteTokenizer, DataError, load_tokenizer
-from data.preparation.tokenizer_training import LONGEST_LINE, pieces_of, train_sentencepiece
+from data.preparation.tokenizer_training import pieces_of, train_sentencepiece
 from data.tokenizers import SentencePieceTokenizer, load_tokenizer_file, lossless
 from data.tokenizers.tokenizer_settings import SentencePieceSettings
 from tests.corpora import STORIES, needs_stories
@@ -102,13 +102,8 @@ def test_words_are_encoded_separately_only_if_that_is_exact(changes, separately,
     assert (tokenizer._words is not None) == separately
 
 
-@pytest.mark.parametrize("text", HARD)
-def test_difficult_texts_round_trip(tokenizer, text):
-    check_exact(tokenizer, text)
-
-
 @hypothesis_settings(max_examples=60)
-@given(text=ANY | WHITESPACE)
+@given(text=st.one_of(st.sampled_from(HARD), ANY, WHITESPACE))
 def test_any_text_round_trips(tokenizer, text):
     check_exact(tokenizer, text)
 
@@ -151,14 +146,6 @@ def test_long_training_lines_are_split(text, longest):
     assert all(0 < len(piece.encode()) <= longest for piece in pieces)
     kept = "".join(c for c in text if c not in "\n\t\u2581\0")
     assert "".join(pieces) == kept
-
-
-def test_text_in_one_line_is_used_for_training():
-    line = "positional encodings rotate queries and keys " * 300
-    assert len(line) > 2 * LONGEST_LINE
-    trained = train_sentencepiece(SentencePieceSettings(vocab_size=300), iter([line]))
-    assert trained.bytes_used == len(line)
-    assert len(trained.tokenizer.encode("positional encodings")) < 14  # 20 characters
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])

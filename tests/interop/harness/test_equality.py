@@ -41,22 +41,6 @@ def test_loglikelihood(pair):
             assert own_greedy == greedy
 
 
-def test_greedy_flag(pair):
-    """A greedy continuation is reported as such, and no other one."""
-    run, llama, tokenizer = pair
-    ours = SextantLM(run)
-    theirs = hf_model(llama, tokenizer)
-    (text,) = ours.generate_until(
-        instances("generate_until", ("Once upon a time", {"max_gen_toks": 5}))
-    )
-    pairs = [("Once upon a time", text), ("Once upon a time", text[:-1] + "#")]
-    found = ours.loglikelihood(instances("loglikelihood", *pairs))
-    assert [greedy for _, greedy in found] == [
-        greedy for _, greedy in theirs.loglikelihood(instances("loglikelihood", *pairs))
-    ]
-    assert not found[1][1]
-
-
 @pytest.mark.parametrize(("max_length", "batch"), [(None, 1), (50, 3), (17, "auto")])
 def test_rolling(pair, max_length, batch):
     run, llama, tokenizer = pair

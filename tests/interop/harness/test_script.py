@@ -93,27 +93,3 @@ def test_command_line(tmp_path, processes):
             assert found["results"]["local_packages"]["installed,none"] == 1
         else:
             assert 0 <= found["results"]["sextant_recall_128"]["acc,none"] <= 1
-
-
-@pytest.mark.slow
-def test_user_error_is_one_line(tmp_path):
-    words = [
-        "--model",
-        "sextant",
-        "--model_args",
-        f"run={tmp_path / 'absent'}",
-        "--tasks",
-        "sextant_recall",
-    ]
-    done = subprocess.run(
-        [sys.executable, SCRIPT, *words, "--metadata", '{"tokenizer": "bytes"}'],
-        env=os.environ | {"HF_HUB_OFFLINE": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 2
-    assert (
-        done.stderr.splitlines()[-1].startswith("error: ")
-        and "absent" in done.stderr.splitlines()[-1]
-    )

@@ -46,21 +46,6 @@ def test_nll_by_length_shows_means_and_seeds(draw, figures, table):
     assert levels(axes) == pytest.approx([truncated, table.losses.unigram])
 
 
-def test_each_panel_shows_one_variant_the_others_and_its_truncation(draw, figures, table):
-    draw.each_alone(table)
-    panels = figures["nll_by_length_each"].axes
-    assert [axes.get_title(loc="left") for axes in panels] == table.names
-    for axes, name in zip(panels, table.names, strict=True):
-        rows = table.measured(name)
-        own = shown(axes, draw.styles[name][0]).points
-        close(own, [row.length for row in rows], [row.value for row in rows])
-        assert levels(axes) == [pytest.approx(table.value(name, "nll_as_trained", L0))]
-        grey = shown(axes, "#C9C9C9")
-        others = [row.value for row in table.select("nll") if row.variant != name]
-        drawn = [y for line in [grey.points, *grey.thin] for _, y in line]
-        assert sorted(drawn) == pytest.approx(sorted(others))
-
-
 def test_net_gain_begins_at_the_trained_length(draw, figures, table):
     draw.gain(table)
     (axes,) = figures["net_gain"].axes

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from errors import StudyError
-from studies.running.commands import KEPT_BYTES, CommandRunner, last_error, truncate_log
+from studies.running.commands import CommandRunner, last_error
 from studies.running.runner import lock_study
 from tests.studies.conftest import ROOT, command, environment
 from tests.studies.forks import call, forked, run, wait_until
@@ -125,16 +125,11 @@ def test_a_study_directory_is_locked(tmp_path):
         pass
 
 
-def test_logs_are_truncated_and_contain_the_error(tmp_path):
+def test_the_error_of_a_log(tmp_path):
     log = tmp_path / "log"
-    log.write_bytes(b"first\n" + b"x" * 3 * KEPT_BYTES + b"\nerror: no room\nbye\n")
-    truncate_log(log)
-    text = log.read_text()
-    assert len(text) < KEPT_BYTES + 100 and text.startswith("first\n") and text.endswith("bye\n")
-    assert "bytes removed" in text
+    log.write_bytes(b"first\n" + b"x" * (1 << 20) + b"\nerror: no room\nbye\n")
     assert last_error(log) == "no room"
     log.write_text("Traceback\nKeyError: 3\n\n")
-    assert last_error(log) == "KeyError: 3"
+    assert last_error(log) == last_error(log, 2) == "KeyError: 3"
     # A killed process prints no error, and the log of an earlier call is not the reason.
     assert last_error(log, -9).startswith("ended by SIGKILL")
-    assert last_error(log, 2) == "KeyError: 3"

@@ -1,13 +1,10 @@
 """Cells of a study are comparable: equal initial weights and equal data, both recorded."""
 
 import subprocess
-import threading
 from types import SimpleNamespace
 
 import pytest
 
-from data import DataError
-from errors import StudyError
 from model import Transformer
 from run_directory.run_settings import RunSettings
 from settings.load import load_settings
@@ -15,7 +12,6 @@ from studies.grid import GridCell
 from studies.results.stored import unfair_comparisons
 from studies.running import runner
 from studies.running.cell_record import data_order, equal_tokens
-from studies.running.corpora import StudyCorpora
 from studies.running.slurm import write_array
 from studies.study_settings import StudySettings
 from tests.studies.conftest import ROOT
@@ -85,38 +81,6 @@ def test_commands_share_cores_and_gpus(monkeypatch):
     assert [(one["OMP_NUM_THREADS"], one["CUDA_VISIBLE_DEVICES"]) for one in variables] == [
         ("2", "4"), ("2", "7"), ("2", "4")
     ]  # fmt: skip
-
-
-def test_completed_evaluations_are_skipped_and_the_others_run(monkeypatch):
-    done = []
-    record = SimpleNamespace(
-        is_evaluated=lambda evaluation, *_: evaluation.name == "a",
-        mark_evaluated=lambda *_: None,
-        save=lambda *_: None,
-    )
-    monkeypatch.setattr(runner, "last_checkpoint", lambda plan: "checkpoint")
-    monkeypatch.setattr(runner, "CellRecord", lambda *_: record)
-    study = SimpleNamespace(
-        folder=None,
-        options=SimpleNamespace(no_training=False, evaluate_again=False),
-        progress=SimpleNamespace(set=lambda *_, **__: None),
-        corpora=SimpleNamespace(arguments=lambda *_: []),
-        _commands=SimpleNamespace(stopping=threading.Event()),
-        _command=lambda plan, phase, name, *_: done.append(name),
-    )
-    evaluations = [SimpleNamespace(name=name, arguments=()) for name in "abc"]
-    runner.StudyRunner._run_cell(study, SimpleNamespace(run="run", evaluations=evaluations), 0)
-    assert done == ["b", "c"]
-
-
-def test_a_corpus_that_cannot_be_prepared_is_reported_with_its_cell(monkeypatch):
-    def of_run(self, plan):
-        raise DataError("no such folder")
-
-    monkeypatch.setattr(StudyCorpora, "of_run", of_run)
-    plans = [SimpleNamespace(cell=GridCell(0, {}, ()), evaluations=[])]
-    with pytest.raises(StudyError, match="no such folder"):
-        StudyCorpora(None).check(plans)
 
 
 def test_precision_auto_is_resolved_once_for_all_cells(tmp_path, monkeypatch):

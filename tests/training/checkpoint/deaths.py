@@ -5,26 +5,21 @@ python -m tests.training.checkpoint.deaths FOLDER   writes FOLDER/results.json
 
 import json
 import os
-import random
 import resource
 import signal
 import sys
-import time
 import traceback
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
 
 from errors import TrainingError
 from run_directory import checkpoints as module
 from run_directory.checkpoints import find_checkpoint, folder_of, remove_checkpoint, steps_of
 from run_directory.optimizer_settings import AdamWSettings
-from run_directory.training_settings import CheckpointSettings
 from tests.training.net import Net
 from tests.training.states import save_checkpoint
 from training.optim.optimizer import make_optimizer, set_learning_rates
-from training.retention import prune
 
 
 class RecordingConsole:
@@ -101,48 +96,6 @@ def writes_that_fail(folder):
         assert find_checkpoint(folder).hash == good.hash
 
 
-def killed_at_any_time(folder):
-    """A writer that does nothing but save is killed again and again; what has its name is whole."""
-    model = torch.nn.Sequential(*[torch.nn.Linear(200, 200) for _ in range(12)])
-    optimizer = torch.optim.AdamW(model.parameters())
-    model(torch.ones(2, 200)).sum().backward()
-    optimizer.step()
-
-    def work(step):
-        while True:
-            step += 1
-            with torch.no_grad():
-                for weight in model.parameters():
-                    weight.fill_(step)
-            save_checkpoint(folder, step, model, optimizer, {"step": step})
-            prune(folder, step, CheckpointSettings(keep=2), 1)
-
-    generator = random.Random(1)
-    step = 0
-    torn = 0
-    save_checkpoint(folder, 0, model, optimizer)
-    for _ in range(8):
-        child = forked(lambda step=step: work(step))
-        deadline = time.monotonic() + 30
-        while steps_of(folder)[-1] <= step and time.monotonic() < deadline:
-            time.sleep(0.002)  # the first of its saves: a busy machine takes its time
-        time.sleep(generator.random() * 0.1)
-        os.kill(child, signal.SIGKILL)
-        assert status_of(child) == -signal.SIGKILL
-        torn += any(name.startswith(".") for name in names(folder))
-        console = RecordingConsole()
-        found = find_checkpoint(folder, console)
-        assert console.lines == [] and found.step >= step
-        if found.step > 0:
-            weights = load_file(found.folder / "model.safetensors")
-            assert found.state == {"step": found.step}
-            assert all((tensor == found.step).all() for tensor in weights.values())
-        step = found.step
-    assert step > 0 and torn > 0, "no kill struck while a checkpoint was being written"
-    save_checkpoint(folder, step + 1, model, optimizer)
-    assert not any(name.startswith(".") for name in names(folder))
-
-
 def killed_at_every_write(folder):
     """Before and after calls that touch the disk, from the first folder to the new name: step 3
     stays the newest until step 5 has its name, and is whole all the while."""
@@ -194,7 +147,7 @@ def killed_at_every_write(folder):
     assert names(folder) == ["step-00000003", "step-00000005"]
 
 
-CASES = (writes_that_fail, killed_at_any_time, killed_at_every_write)
+CASES = (writes_that_fail, killed_at_every_write)
 
 
 def main() -> None:

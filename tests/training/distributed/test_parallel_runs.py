@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import runpy
 import shutil
 import subprocess
@@ -26,7 +25,6 @@ from tests.processes import free_port
 from tests.training.conftest import ROOT, environment
 from tests.training.distributed.curves import afresh, shared
 from tests.training.test_train import here, lines
-from training import validation as monitor
 from training.train_state import TrainState
 
 
@@ -182,40 +180,6 @@ def test_main_process_error_is_reported_on_all_ranks(exact, tmp_path, monkeypatc
     assert here(monkeypatch, *exact, "training.checkpoint.interval=null", "--run-dir", folder) == 0
     main, other = refused(monkeypatch, *exact, "training.grad_clip=2.0", "--run-dir", folder)
     assert "training.grad_clip" in main and other == f"process 0 could not begin: {main}"
-
-
-@pytest.mark.parametrize(("sharding", "culprit"), [("full", 1), ("none", 0)])
-def test_async_save_failure_stops_all_ranks(overrides, tmp_path, monkeypatch, sharding, culprit):
-    """At the first steps after it, not at the next save. Text is written by those who hold weights
-    alone."""
-    folder = tmp_path / "run"
-    overrides += ["training.tokens=15360", "training.checkpoint={interval: 40, asynchronous: true}"]
-    overrides += ["training.samples={interval: 20, tokens: 8}", "training.validation.interval=null"]
-    overrides = [*overrides, f"training.parallel.sharding={sharding}"]
-    written = []
-
-    def tell() -> tuple[str, int]:
-        write = saved._write
-        generation = monitor.Generation
-
-        def full(*args):
-            if os.environ["RANK"] == str(culprit):
-                raise OSError(errno.ENOSPC, "No space left on device")
-            return write(*args)
-
-        monkeypatch.setattr(saved, "_write", full)
-        monkeypatch.setattr(
-            monitor, "Generation", lambda *a, **m: written.append(1) or generation(*a, **m)
-        )
-        with pytest.raises(TrainingError) as caught:
-            here(monkeypatch, *overrides, "--run-dir", str(folder))
-        return re.sub(r"\d+ MB free", "no room", str(caught.value)), len(written)
-
-    (main, texts), (other, of_other) = shared(2, tell)
-    assert "disk full (no room) while saving step 40; there is no earlier one" in main
-    assert other == (main if sharding == "full" else f"process 0 could not save: {main}")
-    assert 40 < lines(folder)[-1]["step"] < 80 and not any((folder / "checkpoints").iterdir())
-    assert texts == 2 and of_other == (2 if sharding == "full" else 0)  # at steps 20 and 40
 
 
 def test_sharded_save_failure_is_reported_on_all_ranks(overrides, tmp_path, monkeypatch):

@@ -43,12 +43,6 @@ def test_control_characters_are_escaped(capsys):
     assert "\x1b" not in out and "x\\x1b[2J" in out
 
 
-def test_wide_table_is_not_wrapped_in_log(capsys):
-    Console().table("", [f"column{i}" for i in range(40)], [[f"value{i:04}" for i in range(40)]])
-    lines = capsys.readouterr().out.splitlines()
-    assert any(all(f"value{i:04}" in line for i in range(40)) for line in lines)
-
-
 def test_quiet_keeps_warnings_and_tables(capsys):
     console = Console(quiet=True)
     console.info("hello")
@@ -73,19 +67,6 @@ def test_progress_lines_without_terminal(capsys, monkeypatch):
         "train: 50% (100 of 200 step), 5 step/s, 20 s left",
         "train: 75% (150 of 200 step), 5 step/s, 10 s left",
         "train: done, 200 step in 40 s (5 step/s)",
-    ]
-
-
-def test_progress_of_unknown_length_and_stopped(capsys, monkeypatch):
-    now = [0.0]
-    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
-    with pytest.raises(KeyError), Console(interval=1).bar("read", None, "B") as bar:
-        now[0] += 2
-        bar.advance(5_000_000)
-        raise KeyError
-    assert capsys.readouterr().err.splitlines() == [
-        "read: 5M B, 2.5M B/s",
-        "read: stopped, 5M B in 2.0 s (2.5M B/s)",
     ]
 
 
@@ -164,47 +145,6 @@ def test_bugs_keep_their_traceback():
 
         with pytest.raises(type(bug)):
             run_main(main)
-
-
-@pytest.mark.parametrize("name", ["stdout", "stderr"])
-def test_a_closed_stream_is_written_to_the_null_device(name, monkeypatch):
-    monkeypatch.setattr(sys, name, None)
-
-    def main():
-        Console().warn("careful")
-        Console().table("", ["a"], [[1]])
-
-    with pytest.raises(SystemExit) as end:
-        run_main(main)
-    with getattr(sys, name) as stream:
-        assert end.value.code == 0 and stream.name == os.devnull
-
-
-@pytest.mark.parametrize(
-    ("code", "redirect", "status"),
-    [
-        ("Console().warn('careful')", "2> /dev/full", 0),
-        ("Console(results=False).table('', ['a'], [[1]])", "2> /dev/full", 0),
-        ("print('results')", "> /dev/full", 2),
-        # no file takes the number of a closed stream
-        ("open('file', 'w').fileno() < 3", ">&- 2>&-", 0),
-    ],
-)
-def test_stream_errors_set_exit_status(code, redirect, status, tmp_path):
-    code = f"run_main(lambda: {code} or 0)"
-    code = (
-        f"from run_directory.console import Console\nfrom settings.script import run_main\n{code}"
-    )
-    line = f'exec "$@" {redirect}'
-    done = subprocess.run(
-        ["bash", "-c", line, "bash", sys.executable, "-c", code],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": os.getcwd()},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == status, done.stderr
-    assert done.stderr.count("\n") == (status == 2)
 
 
 def test_status_of_a_main_that_returns():

@@ -1,6 +1,5 @@
 """metrics.jsonl after kills, repeated steps and non-finite numbers."""
 
-import errno
 import json
 import math
 import os
@@ -40,32 +39,6 @@ def test_records_round_trip(tmp_path):
     assert lines[1]["nested"] == {"a": [1, 2.5]} and lines[1]["text"] == "é"
     assert (lines[2]["loss"], lines[2]["norm"]) == ("nan", "-inf")
     assert [line["nll"] for line in read_metrics(file, "validation")] == [{"256": 3.5}]
-
-
-def test_later_attempt_supersedes_earlier_records(tmp_path):
-    file = tmp_path / "metrics.jsonl"
-    with MetricsFile(file, 0) as log:
-        for step in (1, 2, 3, 5):
-            log.write(step, x=step)
-    with MetricsFile(file, 2) as log:
-        assert log.attempt == 2
-        log.write(3, x=30)
-        log.write(4, x=40)
-    found = [(line["step"], line["attempt"], line["x"]) for line in read_metrics(file, "train")]
-    assert found == [(1, 1, 1), (2, 1, 2), (3, 2, 30), (4, 2, 40)]
-    assert len(file.read_text().splitlines()) == 8  # nothing was taken out of the file
-
-
-def test_full_disk_error_names_file(tmp_path, monkeypatch):
-    def full(_):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    with MetricsFile(tmp_path / "metrics.jsonl", 0) as log:
-        monkeypatch.setattr(os, "fsync", full)
-        with pytest.raises(
-            TrainingError, match=r"metrics.jsonl: cannot be flushed .*: No space left"
-        ):
-            log.sync()
 
 
 @given(st.integers(1, 200))
@@ -117,24 +90,6 @@ def test_a_full_disk_is_one_clear_error(tmp_path, monkeypatch):
         log.write(4)
     with pytest.raises(OSError):
         log.close()
-
-
-def test_new_attempt_does_not_read_the_file(tmp_path, monkeypatch):
-    monkeypatch.setattr("run_directory.metrics_file._BLOCK", 64)
-    file = tmp_path / "metrics.jsonl"
-    for attempt in (1, 2, 3):
-        with MetricsFile(file, 0) as log:
-            assert log.attempt == attempt
-            log.write(1, text="x" * 1000)
-    file.write_bytes(b"{oops\n" + file.read_bytes())
-    with MetricsFile(file, 0) as log:  # the readers' to report
-        assert log.attempt == 4
-    with file.open("ab") as stream:
-        stream.write(b"{oops\n{torn")
-    with pytest.raises(
-        TrainingError, match=r"metrics.jsonl: its last line is not a line of metrics"
-    ):
-        MetricsFile(file, 0)
 
 
 def test_start_supersedes_later_steps_of_all_earlier_attempts(tmp_path):

@@ -110,19 +110,3 @@ def test_missing_tracker_package_is_rejected(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(TrainingError, match="requires tensorboard: pip install -c constraints"):
         check_trackers(load_settings(RunSettings, ["training.tensorboard=true"]).training)
-
-
-def test_tensorboard_reads_logged_events(tmp_path):
-    pytest.importorskip("tensorboard", reason="the package tensorboard is not installed")
-    reader = importlib.import_module("tensorboard.backend.event_processing.event_accumulator")
-    (mirror,) = mirrors(tmp_path, RecordingConsole(), "tensorboard=true")
-    for line in LINES:
-        mirror.write(line)
-    mirror.close()
-    found = reader.EventAccumulator(str(tmp_path / "tensorboard"))
-    found.Reload()
-    assert [(one.step, one.value) for one in found.Scalars("train/loss")] == [
-        (1, 2.0),
-        (2, 1.0),
-        (3, 1.0),
-    ]

@@ -65,15 +65,6 @@ def test_ema_equals_closed_form_with_skipped_steps():
     assert all(weight.equal(before[name]) for name, weight in net.named_parameters())
 
 
-@pytest.mark.parametrize("start", [3, 0.3])
-def test_ema_equals_weights_before_start(start):
-    settings = EmaSettings(decay=0.7, start=start)
-    _, _, average, seen = trained([FREE] * 3, lambda net: EMA(net, settings, 10))
-    assert average.tensors()["mix.weight"].equal(seen[-1])
-    _, _, average, seen = trained([FREE] * 4, lambda net: EMA(net, settings, 10))
-    torch.testing.assert_close(average.tensors()["mix.weight"], 0.7 * seen[-2] + 0.3 * seen[-1])
-
-
 def test_ema_of_half_precision_weights_is_float32():
     net = Net().bfloat16()
     average = EMA(net, EmaSettings(decay=0.999), 10)

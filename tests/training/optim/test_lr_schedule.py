@@ -71,27 +71,6 @@ def test_wsd():
     assert rates(WsdSchedule(warmup=0, decay=1, min_lr_ratio=0.5), 4) == [8, 7, 6, 5]
 
 
-def test_wsd_forks_agree_until_decay():
-    stem = rates(ConstantSchedule(warmup=3), 50)
-    for steps, decay in ((10, 4), (30, 7), (20, 0.25)):
-        branch = rates(WsdSchedule(warmup=3, decay=decay, min_lr_ratio=0.2), steps)
-        length = decay if decay > 1 else 5
-        assert branch[: steps - length + 1] == stem[: steps - length + 1]
-        assert branch[-length:] == pytest.approx(
-            [8 * (0.2 + 0.8 * (length - i) / length) for i in range(length)]
-        )
-
-
-@pytest.mark.parametrize(
-    "schedule", [CosineSchedule(), LinearSchedule(), WsdSchedule(), ConstantSchedule()]
-)
-def test_lr_is_positive_and_decreases_after_warmup(schedule):
-    got = rates(schedule, 137)
-    assert min(got) > 0 and max(got) == 8.0
-    after = got[steps_of(schedule.warmup, 137) :]
-    assert after == sorted(after, reverse=True)
-
-
 def test_lr_outside_the_run():
     for step in (-1, 5):
         with pytest.raises(TrainingError, match=f"step {step} is outside the run's 5 steps"):

@@ -27,16 +27,6 @@ def roles(model):
     }
 
 
-def test_parameter_groups_by_role():
-    assert roles(Net(tie_embeddings=True)) == {
-        "matrices": (["mix.weight"], 0.3),
-        "embeddings": (["embed.weight"], 0.0),
-        "vectors": (["mix.bias", "norm.weight"], 0.0),
-        "positions": (["position.weight"], 0.0),
-    }
-    assert roles(Net(tie_embeddings=False))["matrices"] == (["mix.weight", "head.weight"], 0.3)
-
-
 @pytest.mark.parametrize("tie_embeddings", [True, False])
 def test_roles_of_the_real_model(tie_embeddings):
     settings = ModelSettings(
@@ -72,18 +62,6 @@ def test_parameter_names_without_wrappers():
     assert clean_name("layers.0.module.weight") == "layers.0.module.weight"
     net = Net()
     assert list(dict(named_weights(torch.compile(net)))) == list(dict(named_weights(net)))
-
-
-def test_weight_decay_applies_to_matrices_only():
-    net = Net(tie_embeddings=False)
-    before = {name: weight.detach().clone() for name, weight in net.named_parameters()}
-    optimizer = make_optimizer(net, AdamWSettings(lr=0.5, weight_decay=0.2))
-    for weight in net.parameters():
-        weight.grad = torch.zeros_like(weight)
-    optimizer.step()
-    for name, weight in net.named_parameters():
-        factor = 0.9 if name in ("mix.weight", "head.weight") else 1.0  # 1 − lr · decay
-        torch.testing.assert_close(weight.detach(), before[name] * factor)
 
 
 def test_lr_and_weight_decay_per_role():

@@ -9,7 +9,6 @@ from safetensors.torch import load_file
 
 import evaluate
 import generate
-from errors import TrainingError
 from run_directory.metrics_file import read_metrics
 from run_directory.run import Run
 from tests.training.test_train import here, lines, weights
@@ -111,12 +110,3 @@ def test_muon_with_z_loss_and_ema(overrides, tmp_path, monkeypatch, capsys):
     assert (
         texts[0] == texts[2] and '"weights": "last"' in texts[1] and '"weights": "ema"' in texts[0]
     )
-
-
-def test_loading_missing_ema_raises(overrides, tmp_path, monkeypatch):
-    assert (
-        here(monkeypatch, *overrides, "training.tokens=192", "--run-dir", str(tmp_path / "a")) == 0
-    )
-    with pytest.raises(TrainingError, match=r"has no EMA weights: .* without training.ema"):
-        Run.open(tmp_path / "a").load(weights="ema")
-    assert Run.open(tmp_path / "a").load().weights == "last"

@@ -110,11 +110,11 @@ def test_error_suggests_how_to_resume():
 @pytest.mark.parametrize(
     ("saved", "applied", "good", "skip"),
     [
-        ([(2, {}), (5, {})], 6, "step 5 in", True),
-        ([(2, {}), (5, {})], 5, "of step 2 is good", False),
-        ([(2, {}), (5, {DIVERGED: True})], 6, "of step 2 is good", True),
-        ([(5, {})], 5, "there is no good one", False),
-        ([], 0, "there is no checkpoint yet", True),
+        ([(2, {}), (5, {})], 6, "that of step 5:", True),
+        ([(2, {}), (5, {})], 5, "that of step 2:", False),
+        ([(2, {}), (5, {DIVERGED: True})], 6, "that of step 2:", True),
+        ([(5, {})], 5, "no good checkpoint", False),
+        ([], 0, "no good checkpoint", True),
     ],
 )
 def test_good_checkpoint_precedes_the_failure(tmp_path, saved, applied, good, skip):

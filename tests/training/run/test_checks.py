@@ -15,7 +15,6 @@ from settings.load import load_settings
 from training import hardware, precision
 from training.checks import check_model, validation_steps
 from training.hardware import peak_flops
-from training.setup import run_facts
 
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"
 LEARNED = ["model.position.name=learned", "train_length=64"]
@@ -125,7 +124,10 @@ class TestPrecision:
     def resolve(self, monkeypatch, tmp_path):
         times = {torch.float32: 1.0}
         parallel = SimpleNamespace(
-            main=True, device=torch.device("cpu"), gather=lambda value: [value]
+            main=True,
+            device=torch.device("cpu"),
+            device_type="cpu",
+            gather=lambda value: [value],
         )
 
         def resolved(words=(), half=0.5, native=True, folder=None, parent=None) -> str:
@@ -159,14 +161,3 @@ class TestPrecision:
         cpu = torch.device("cpu")
         assert [hardware.peak_flops(cpu, dtype) for dtype in peaks] == [1e9, 3e9]
         assert [hardware.reliable_peak(cpu, dtype) for dtype in peaks] == [1e9, None]
-
-
-def test_manifest_lists_mixture_sources():
-    settings = load_settings(RunSettings, [])
-    model = SimpleNamespace(parameter_count=lambda: 1, vocab_size=258)
-    found = []
-    for others in ([], [SimpleNamespace(folder="more")]):
-        hashes = {"hash": "h", "valid": SimpleNamespace(hash="v")}
-        prepared = SimpleNamespace(folder="x", others=others, **hashes)
-        found.append(run_facts(settings, prepared, model))  # type: ignore[arg-type]
-    assert [manifest.get("mixture") for manifest in found] == [None, ["more"]]

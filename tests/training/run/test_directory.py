@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from data.files import atomic, remove_drafts, write_json
+from data.files import write_json
 from data.tokenizers import ByteTokenizer
 from errors import TrainingError
 from model import ModelError, TokenPositions, Transformer
 from run_directory import run as directory
-from run_directory.folder_name import run_folder
 from run_directory.run import (
     MANIFEST,
     Run,
@@ -23,6 +22,7 @@ from run_directory.run import (
     locked_run,
     model_hash,
 )
+from run_directory.run_names import run_folder
 from run_directory.run_settings import RunSettings
 from run_directory.weights import save_weights
 from settings.load import apply_overrides, identity, load_settings
@@ -355,16 +355,3 @@ def test_missing_manifest_keys_are_named(tmp_path, harm, named):
     write_json(tmp_path / MANIFEST, {"vocab_size": 9, "tokenizer_hash": "a", "data": None} | harm)
     with pytest.raises(TrainingError, match=rf"manifest.json: {named} "):
         _ = Run(tmp_path).vocab_size
-
-
-def test_temporary_directories_of_dead_processes_are_removed(tmp_path):
-    dead = subprocess.Popen(["true"])
-    dead.wait()
-    with atomic(tmp_path / "inside" / "mine") as file:
-        mine = Path(file.name)
-        theirs = mine.with_name(mine.name.replace(str(os.getpid()), str(dead.pid)))
-        elsewhere = theirs.with_name(f".mine.another-host.{dead.pid}.tmp")
-        for draft in (theirs, elsewhere):
-            draft.write_text("half")
-        remove_drafts(tmp_path)
-        assert mine.exists() and elsewhere.exists() and not theirs.exists()

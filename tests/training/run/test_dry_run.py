@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from data import DataError, expected_vocabulary
 from data.sampling.segments import Segment
 from errors import TrainingError
 from model import Transformer
@@ -124,45 +123,16 @@ def test_suggestions_exclude_enabled_settings(
     assert capsys.readouterr() == ("", "")
 
 
-def test_vocabulary_size_of_given_tokenizer_model(settings, tmp_path, monkeypatch):
-    assert expected_vocabulary(settings.data) == 258
-    overrides = [*WORDS[1:], "data.tokenizer.name=sentencepiece", "data.tokenizer.vocab_size=777"]
-    assert expected_vocabulary(load_settings(RunSettings, overrides).data) == 777
-    given = load_settings(
-        RunSettings, [*overrides, f"data.tokenizer.model={tmp_path}/some.model"]
-    ).data
-    with pytest.raises(DataError, match=r"some\.model"):
-        expected_vocabulary(given)
-    monkeypatch.setattr(
-        "data.preparation.prepared.load_tokenizer_file",
-        lambda *file: SimpleNamespace(vocab_size=300),
-    )
-    assert expected_vocabulary(given) == 300
-
-
-@pytest.mark.parametrize(
-    ("batch", "mib", "fits"),
-    [(1 << 20, 60, (16, 1 << 20)), (1 << 24, 60, (1, 16384)), (8, 0, None)],
-)
-def test_suggested_batch_sizes_fit(settings, batch, mib, fits):
-    """Batches of 2^20 windows take 3 KiB each, 3 GiB in all, beside the model."""
+def test_suggested_micro_batch_is_the_largest_that_fits(settings):
     with torch.device("meta"):
         model = Transformer(settings.model, 258, 64)
-    layout = MemoryLayout(1, False, batch, half=False, device="cpu", step_sequences=batch)
-    free = mib * 2**20 + (48 * 64 * batch / 0.9 if batch == 1 << 20 else 0)
-    found = fitting(model, 64, layout, free)
-    assert (found is None) == (fits is None)
-    if found:
-        taken = [
-            sum(
-                memory(
-                    model, 64, replace(layout, sequences=n * found[0], step_sequences=m * found[1])
-                ).values()
-            )
-            for n, m in ((1, 1), (2, 1), (1, 2))
-        ]
-        assert taken[0] <= 0.9 * free < taken[1 if found[1] == batch else 2]
-        assert (found[1] == batch) == (batch == 1 << 20)
+    layout = MemoryLayout(1, False, 100, half=False, device="cpu")
+    eight, sixteen = (
+        sum(memory(model, 64, replace(layout, sequences=size)).values()) for size in (8, 16)
+    )
+    assert fitting(model, 64, layout, eight / 0.89) == 8
+    assert fitting(model, 64, layout, 0.99 * sixteen / 0.9) == 8
+    assert fitting(model, 64, layout, 1e12) == 64 and fitting(model, 64, layout, 0) is None
 
 
 def test_memory_check_uses_smallest_rank(settings, monkeypatch):

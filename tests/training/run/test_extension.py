@@ -47,6 +47,7 @@ def parent(tmp_path_factory, corpus, prepared_root):
         *("data.valid_fraction=0.2", f"data.root={prepared_root}", "training.tokens=2304"),
         *("training.batch_size=8", "training.optimizer.lr=2e-2", "training.validation.spans=4"),
         *("training.validation.targets=8", "training.samples.tokens=4"),
+        "training.precision=float32",
     ]
     with pytest.MonkeyPatch.context() as patch:
         assert trained(patch, *overrides, "--run-dir", folder) == 0
@@ -71,6 +72,14 @@ def weights(folder: Path, step: int | None = None) -> dict:
 
 def same(a: dict, b: dict) -> bool:
     return a.keys() == b.keys() and all(a[name].equal(b[name]) for name in a)
+
+
+def test_dry_run_of_an_extension_shows_its_parent_and_changes(parent, monkeypatch, capsys):
+    words = [f"parent.run={parent}", *LONGER, "--dry-run"]
+    assert trained(monkeypatch, *words) == 0
+    out = capsys.readouterr().out
+    for text in ("extension of", "trained at 24 tokens", "train_length: 24 → 48", "yarn"):
+        assert text in out
 
 
 def test_extension_inherits_parent_settings(parent, branch):
@@ -128,14 +137,6 @@ def test_changed_parent_weights_are_detected(parent, tmp_path, monkeypatch, more
     with pytest.raises(TrainingError, match="at step 0 the extension run scores "):
         trained(monkeypatch, f"parent.run={parent}", *LONGER, *more, "--run-dir", tmp_path / "x")
     assert find_checkpoint(tmp_path / "x") is None
-
-
-def test_weights_are_compared_with_other_original_length(parent, tmp_path, monkeypatch):
-    overrides = [f"parent.run={parent}", *LONGER, "original_length=32"]
-    assert trained(monkeypatch, *overrides, "--run-dir", tmp_path / "x") == 0
-    found = about(tmp_path / "x")["step0"]
-    assert found["not_compared"] == "its original_length is 24, not 32"
-    assert found["largest_difference"] > 1e-5
 
 
 def test_lineage_of_nested_extensions(parent, branch, tmp_path, monkeypatch):

@@ -11,14 +11,11 @@ import pytest
 import train
 from data.sampling.exposure import read_exposure
 from errors import TrainingError
-from run_directory.allowed_changes import check_fork
 from run_directory.checkpoints import find_checkpoint, folder_of
 from run_directory.exposure import exposure_of
-from run_directory.folder_name import name_stem
 from run_directory.run import Run
-from run_directory.run_settings import RunSettings
+from run_directory.run_names import name_stem
 from run_directory.weights import save_weights
-from settings.load import load_settings
 from tests.training.test_train import lines
 
 WSD = Path(__file__).resolve().parents[3] / "configs" / "wsd"
@@ -50,6 +47,7 @@ def base(corpus, prepared_root) -> list[str]:
             "training.validation.targets=8",
         ),
         "training.samples.prompts=[]",
+        "training.precision=float32",
     ]
 
 
@@ -119,6 +117,14 @@ def test_decay_fork_equals_run_with_same_budget(base, stem, tmp_path, capsys):
     assert "learning rates before it differ" in capsys.readouterr().err
 
 
+def test_dry_run_of_a_fork_shows_what_is_left(base, stem, capsys):
+    words = [*DECAY, "--fork", stem, "parent.checkpoint=8", "--dry-run", "training.on_spike={}"]
+    assert trained(*words) == 0
+    out = capsys.readouterr().out
+    for text in ("fork of", "step 8", "4 are left after step 8", "for all steps)", "on_spike"):
+        assert text in out
+
+
 def test_fork_settings_override_checkpoint(base, stem, tmp_path):
     """Moments go on; weight decay, betas and the rate are the fork's."""
     fork = tmp_path / "fork"
@@ -178,24 +184,6 @@ def test_invalid_forks_are_rejected_without_files(stem, tmp_path, overrides, mes
     with pytest.raises(TrainingError, match=f"(?s){message}"):
         trained(*overrides, "--fork", stem, "--run-dir", tmp_path / "x")
     assert not (tmp_path / "x").exists()
-
-
-def test_fork_rejects_changes_to_earlier_stages(stem):
-    """Windows of 16 and 24 share chunks of 48, so that the first 8 steps would have been others."""
-    overrides = ["train_length=24", "training.batch_size=4", "training.validation.targets=8"]
-    old, same, other = (
-        load_settings(RunSettings, [*overrides, f"training.stages=[{stages}]"])
-        for stages in (
-            "{length: 24, duration: 8}, {length: 12}",
-            "{length: 24, duration: 8}, {length: 8, duration: 4}, {length: 12}",
-            "{length: 24, duration: 8}, {length: 16, duration: 4}, {length: 12}",
-        )
-    )
-    check_fork(8, old, same)
-    with pytest.raises(
-        TrainingError, match=r"of 12, 16, 24 tokens .* chunks of 48, .* that fill 24"
-    ):
-        check_fork(8, old, other)
 
 
 def rates(capsys, stem, *overrides: str) -> list[str]:

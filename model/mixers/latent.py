@@ -1,0 +1,186 @@
+"""Latent attention (MLA): keys and values are expanded from one compressed vector per token.
+
+DeepSeek-V2 (arXiv:2405.04434), DeepSeek-V3, MiniCPM3, Kimi Linear.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from errors import ModelError
+from model.attention.explicit import query_block
+from model.attention.kernels import AttentionHook, attend
+from model.attention.sharding import GatheredKeys, ShardedWindow
+from model.attention.softmax import HeadNorm, KeyCache
+from model.cache import CacheIndex, LayerCache
+from model.mixers.base import AttentionPass, LayerKind, Mixer, MixerSettings, Modifiers
+from model.mixers.recurrent import check_no_gate
+from model.position import AttentionPlan, HeadGeometry
+
+
+class LatentMixer(MixerSettings):
+    """Latent attention. Each head compares an unrotated part of its own and a slice of `head_dim`
+    features, whose keys all heads share; positional schemes act on the slice."""
+
+    name: Literal["latent"] = "latent"
+    rank: int = Field(64, ge=1, description="features of the compressed keys and values")
+    query_rank: int | None = Field(
+        None, ge=1, description="features of compressed queries; null: queries are not compressed"
+    )
+    unrotated_dim: int = Field(
+        32, ge=1, description="features of each head's queries and keys without positions"
+    )
+    value_dim: int | None = Field(
+        None, ge=1, description="dimension of each head of values; null: unrotated_dim"
+    )
+
+    def describe(self) -> str:
+        return f"latent attention of rank {self.rank}"
+
+
+class LatentAttention(Mixer):
+    """Softmax attention over q·k = u_qᵀ u_k + r_qᵀ r_k, with u_k and values W c of the compressed
+    c, and the slice r with positions. The cache stores c and r_k, for all heads together.
+
+    Expanded form: W c for all keys. Absorbed form: queries Wᵀ u_q meet c itself, and the values'
+    part of W is applied to the mean of c. They are equal; the cheaper one is chosen.
+    """
+
+    caches_keys: ClassVar[bool] = True
+    has_attention_weights: ClassVar[bool] = True
+
+    def __init__(self, kind: LayerKind):
+        super().__init__(kind)
+        m: LatentMixer = kind.mixer
+        self.mixer = m
+        self.value_dim = m.value_dim or m.unrotated_dim
+        features = m.unrotated_dim + self.head_dim
+        self.scale = features**-0.5
+        self.position = Modifiers(kind.position, kind.heads)
+        if m.query_rank is not None:
+            self.wq_down = nn.Linear(kind.dim, m.query_rank, bias=False)
+            self.q_norm = HeadNorm(m.query_rank, eps=kind.norm_eps)
+        self.wq = nn.Linear(m.query_rank or kind.dim, self.heads * features, bias=False)
+        self.w_down = nn.Linear(kind.dim, m.rank + self.head_dim, bias=False)
+        self.latent_norm = HeadNorm(m.rank, eps=kind.norm_eps)
+        self.w_up = nn.Linear(m.rank, self.heads * (m.unrotated_dim + self.value_dim), bias=False)
+        self.wo = nn.Linear(self.heads * self.value_dim, kind.dim, bias=False)
+
+    @classmethod
+    def check(cls, where: str, kind: LayerKind, geometry: HeadGeometry) -> None:
+        check_no_gate(kind)
+        if kind.kv_heads != 1:
+            raise ModelError(
+                f"kv_heads = {kind.kv_heads} is not supported by layers with mixer.name = latent, "
+                "whose heads share one slice of the keys: set kv_heads to 1"
+            )
+
+    def forward(
+        self,
+        x: Tensor,
+        step: AttentionPass,
+        layer_cache: KeyCache | None,
+        hook: AttentionHook | None = None,
+    ) -> Tensor:
+        """x (B, T, C) → (B, K, C) for the K queries of the pass."""
+        plan, k, v = self.project(x, step, layer_cache)
+        if layer_cache is not None:
+            k, v = layer_cache.append(k, v)
+        return self.attend(x, step, plan, k, v, hook)
+
+    def project(
+        self, x: Tensor, step: AttentionPass, layer_cache: KeyCache | None
+    ) -> tuple[AttentionPlan, Tensor, Tensor]:
+        """The plan for the layer input x (B, T, C), the slice of new keys as it is cached
+        (B, 1, T, D), and the compressed keys and values (B, 1, T, rank)."""
+        plan = step.plan.bind(x, layer_cache)
+        latent, rotated = self.w_down(x).split([self.mixer.rank, self.head_dim], dim=-1)
+        return plan, plan.write(rotated[:, None]), self.latent_norm(latent)[:, None]
+
+    def attend(
+        self,
+        x: Tensor,
+        step: AttentionPass,
+        plan: AttentionPlan,
+        k: Tensor,
+        v: Tensor,
+        hook: AttentionHook | None = None,
+    ) -> Tensor:
+        """(B, K, C) for the K queries of the pass, with the slices (B, 1, S, D) and compressed
+        vectors (B, 1, S, rank) of all keys."""
+        context = step.context
+        x = context.of_queries(x)
+        if x.shape[1] == 0:  # the pass only fills the cache
+            return x
+        m = self.mixer
+        q = x if m.query_rank is None else self.q_norm(self.wq_down(x))
+        q = self.wq(q).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        q_unrotated, q = q.split([m.unrotated_dim, self.head_dim], dim=-1)
+        up = self.w_up.weight.view(self.heads, -1, m.rank)
+        up_keys, up_values = up.split([m.unrotated_dim, self.value_dim], dim=1)
+        is_absorbed = hook is None and self.is_absorbed(q.shape[2], k.shape[2])
+        if is_absorbed:
+            q_unrotated = q_unrotated @ up_keys
+            unrotated = values = v
+        else:
+            unrotated = v @ up_keys.mT
+            values = v @ up_values.mT
+        factors = step.factors
+        if factors is not None and factors.shape[2] > 1:
+            factors = context.of_queries(factors, dim=2)
+
+        def whole(rotated: Tensor, unrotated: Tensor) -> Tensor:
+            return torch.cat([unrotated, rotated.expand(-1, unrotated.shape[1], -1, -1)], dim=-1)
+
+        views = [
+            replace(
+                view,
+                q=self.position.scale_queries(whole(view.q, q_unrotated), factors),
+                k=whole(view.k, unrotated),
+            )
+            for view in plan.read(q, k)
+        ]
+        sink = self.position.sink_logits(x.device)
+        out = attend(views, values, self.scale, sink=sink)
+        if hook is not None:
+            hook(views, values, self.scale, sink, out)
+        if is_absorbed:
+            out = out @ up_values.mT
+        return self.wo(out.transpose(1, 2).flatten(2))
+
+    def is_absorbed(self, queries: int, keys: int) -> bool:
+        """Whether the absorbed form needs fewer multiplications for these numbers of tokens."""
+        expanded = self.mixer.unrotated_dim + self.value_dim
+        return queries * (keys * (2 * self.mixer.rank - expanded)) < (keys - queries) * (
+            self.mixer.rank * expanded
+        )
+
+    def make_cache(self, index: CacheIndex | None, dtype: torch.dtype) -> LayerCache:
+        assert index is not None
+        return LayerCache(index, dtype)
+
+    def sharded_cache(self, window: ShardedWindow) -> GatheredKeys:
+        return window.cache_for(self.position.settings)
+
+    def pair_flops(self, length: int) -> float:
+        window = min(self.position.settings.window or length, length)
+        visible = window - window * (window - 1) / (2 * length)
+        features = self.mixer.unrotated_dim + self.head_dim + self.value_dim
+        return 6 * self.heads * features * visible
+
+    def cached_numbers(self, tokens: int, key_features: int) -> int:
+        return tokens * (key_features + self.mixer.rank)
+
+    def workspace(self, batch: int, tokens: int, length: int, blocks: int) -> int:
+        queries = min(tokens, query_block(batch * self.heads, length))
+        features = self.mixer.unrotated_dim + self.head_dim + self.value_dim
+        return batch * self.heads * length * (blocks * queries + 2 * features + 8)
+
+    def saved_numbers(self, length: int) -> int:
+        features = self.mixer.unrotated_dim + self.head_dim
+        return 2 * self.heads * (2 * features + 2 * self.value_dim) + 2 * self.mixer.rank

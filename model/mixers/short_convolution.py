@@ -1,0 +1,89 @@
+"""Gated short convolutions as a token mixer: LFM2 (arXiv:2511.23404)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from errors import ModelError
+from model.attention.kernels import AttentionHook
+from model.attention.linear import check_scheme
+from model.attention.sharding import ShardedWindow
+from model.cache import CacheIndex
+from model.mixers.base import AttentionPass, LayerKind, Mixer, MixerSettings, Modifiers
+from model.mixers.convolution import CausalConvolution
+from model.mixers.layer_state import GatheredState, LayerState
+from model.mixers.recurrent import check_no_gate
+from model.position import HeadGeometry
+from model.position.base import Initializer, constant
+
+
+class ShortConvolutionMixer(MixerSettings):
+    """A gated convolution over the last tokens of a document, without state or attention."""
+
+    name: Literal["short_convolution"] = "short_convolution"
+    width: int = Field(3, ge=1, description="tokens that an output depends on, its own included")
+    bias: bool = Field(False, description="biases of the projections and the convolution")
+
+    def describe(self) -> str:
+        return f"convolution of width {self.width}"
+
+
+class ShortConvolution(Mixer):
+    """W_o (c ⊙ conv(b ⊙ z)) with (b, c, z) = W_in x; the convolution has no activation."""
+
+    def __init__(self, kind: LayerKind):
+        super().__init__(kind)
+        m: ShortConvolutionMixer = kind.mixer
+        self.mixer = m
+        self.position = Modifiers(kind.position, kind.heads)
+        self.w_in = nn.Linear(kind.dim, 3 * kind.dim, bias=m.bias)
+        self.convolution = CausalConvolution(kind.dim, m.width, silu=False, bias=m.bias)
+        self.wo = nn.Linear(kind.dim, kind.dim, bias=m.bias)
+
+    @classmethod
+    def check(cls, where: str, kind: LayerKind, geometry: HeadGeometry) -> None:
+        check_no_gate(kind)
+        check_scheme(where, kind, geometry, has_queries=False)
+
+    @property
+    def initial_values(self) -> dict[str, Initializer]:
+        return {"convolution.bias": constant(0.0)} if self.mixer.bias else {}
+
+    def forward(
+        self,
+        x: Tensor,
+        step: AttentionPass,
+        layer_cache: LayerState | GatheredState | None,
+        hook: AttentionHook | None = None,
+    ) -> Tensor:
+        """x (B, T, C) → (B, K, C) for the K queries of the pass."""
+        if hook is not None:
+            raise ModelError("short convolutions have no attention weights for attention hooks")
+        context = step.context
+        state = LayerState() if layer_cache is None else layer_cache
+        document = None if context.new.layout == "plain" else context.new.document
+        b, c, z = self.w_in(x).chunk(3, dim=-1)
+        extended = state.extend(b * z, document, self.mixer.width - 1)
+        return self.wo(context.of_queries(c * self.convolution(*extended)))
+
+    def make_cache(self, index: CacheIndex | None, dtype: torch.dtype) -> LayerState:
+        return LayerState()
+
+    def sharded_cache(self, window: ShardedWindow) -> GatheredState:
+        return GatheredState(window)
+
+    def pair_flops(self, length: int) -> float:
+        return 6 * self.wo.in_features * (self.mixer.width + 1)
+
+    def cached_numbers(self, tokens: int, key_features: int) -> int:
+        return (self.mixer.width - 1) * self.wo.in_features
+
+    def workspace(self, batch: int, tokens: int, length: int, blocks: int) -> int:
+        return 6 * batch * tokens * self.wo.in_features
+
+    def saved_numbers(self, length: int) -> int:
+        return (4 + self.mixer.width) * self.wo.in_features

@@ -1,0 +1,242 @@
+"""Kinds of layers: settings, stored runs of earlier versions, decoding and training of models whose
+layers differ, and output gates."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from pydantic import ValidationError
+
+from model import ModelError, ModelSettings, TokenPositions, Transformer
+from model.attention.mask import AttentionView
+from model.decoding import GrowingDecoder, StaticDecoder, make_decoder
+from model.model_settings import without_pattern_scheme
+from run_directory.run_settings import RunSettings
+from settings.load import apply_overrides, dump, load_settings, load_stored
+from tests.model.zoo import C, G, H, T, V, build, close, ids, refusal
+
+ROPE = {"position": {"name": "rope", "window": 4}}
+NOPE = {"position": {"name": "none"}}
+LINEAR = {"mixer": {"name": "linear"}}
+HYBRIDS = ["hybrid", "hybrid-heads", "hybrid-window"]
+
+
+def settings_of(**keys) -> ModelSettings:
+    return ModelSettings(**{"dim": 24, "layers": 3, "heads": 4, "kv_heads": 2, **keys})
+
+
+def test_a_kind_has_what_it_gives_and_the_rest_of_the_model():
+    own = {"position": {"window": 4}, "gate": "head", "heads": 6, "kv_heads": 3}
+    s = settings_of(
+        position={"name": "rope", "theta": 500.0},
+        pattern=["a", "a", "b"],
+        kinds={"a": own, "b": {**LINEAR, **NOPE}},
+    )
+    a, b = s.resolved_kinds.values()
+    assert s.layer_kinds == ["a", "a", "b"]
+    assert (a.position.theta, a.position.window, a.gate) == (500.0, 4, "head")
+    assert (a.mixer.name, a.heads, a.kv_heads, a.head_dim) == ("attention", 6, 3, 6)
+    assert (b.mixer.name, b.position.name, b.gate) == ("linear", "none", "none")
+    assert (b.heads, b.kv_heads, b.head_dim) == (4, 2, 6)
+    assert ModelSettings(**s.model_dump(mode="json")).resolved_kinds == s.resolved_kinds
+
+
+def test_overrides_of_the_model_reach_kinds_without_their_own():
+    overrides = ["model.layers=2", "model.pattern=[a, b]", "model.kinds={a: {gate: head}, b: {}}"]
+    run = load_settings(RunSettings, overrides)
+    far = apply_overrides(run, ["model.position.theta=5e5", "model.kinds.b.position.window=8"])
+    a, b = far.model.resolved_kinds.values()
+    assert (a.position.theta, a.position.window) == (5e5, None)
+    assert (b.position.theta, b.position.window) == (5e5, 8)
+
+
+@pytest.mark.parametrize(
+    ("keys", "word"),
+    [
+        ({"pattern": ["a", "c"], "kinds": {"a": ROPE}}, "'c'"),
+        ({"pattern": ["a"]}, "'a'"),
+        ({"pattern": ["a"], "kinds": {"a": ROPE, "b": NOPE}}, "'b'"),
+        ({"kinds": {"a": ROPE}}, "model.pattern"),
+        ({"pattern": ["a", "b"], "kinds": {"a": ROPE, "b": NOPE}, "layers": 1}, "model.layers"),
+        ({"pattern": ["a"], "kinds": {"a": {"heads": 3}}}, "kv_heads 2"),
+        ({"pattern": ["a"], "kinds": {"a": {"gate": "tanh"}}}, "gate"),
+        ({"pattern": ["a"], "kinds": {"a": {"mixer": {"name": "x"}}}}, "mixer"),
+        ({"pattern": ["a"], "kinds": {"a": NOPE}, "position": {"name": "alibi"}}, "position"),
+        ({"pattern": ["a"], "kinds": {"a": LINEAR}, "attention_multiplier": 0.2}, "multiplier"),
+        ({"position": {"name": "pattern", "layers": ["a"], "kinds": {"a": {}}}}, "model.pattern"),
+        ({"position": {"kinds": {"a": {"window": 4}}}}, "model.kinds.KIND.position"),
+    ],
+    ids=str,
+)
+def test_bad_kinds(keys, word):
+    assert word in refusal(lambda: settings_of(**keys), ValidationError)
+
+
+@pytest.mark.parametrize("position", [{"name": "alibi"}, {"name": "rope", "window": 4}], ids=str)
+def test_a_mixer_refuses_schemes_of_its_layers_only(position):
+    """On the meta device, before any compute."""
+    kinds = {"state": {**LINEAR, "position": position}, "full": {"position": position}}
+    s = settings_of(pattern=["full", "state"], kinds=kinds)
+    with torch.device("meta"):
+        text = refusal(lambda: Transformer(s, V, 8), ModelError)
+    assert "model.kinds.state.position" in text
+
+
+def test_stored_runs_of_earlier_versions_open(tmp_path):
+    """Equal settings, with the overrides of their stages."""
+    kinds = {"near": {"name": "rope", "window": 8}, "far": {"name": "none"}}
+    model = {
+        "layers": 2,
+        "position": {"name": "pattern", "layers": ["near", "far"], "kinds": kinds},
+    }
+    new = without_pattern_scheme(model)
+    assert {name: kind["position"] for name, kind in new["kinds"].items()} == kinds
+    stage = "{overrides: [model.position.kinds.near.window=4]}"
+    overrides = [f"model.pattern={new['pattern']}", f"model.kinds={new['kinds']}", "model.layers=2"]
+    run = load_settings(RunSettings, [*overrides, f"training.stages=[{{duration: 9}}, {stage}]"])
+    record = run.model.positions_record()
+    assert record["name"] == "pattern" and record["kinds"]["near"]["window"] == 8
+    stored = tmp_path / "settings.yaml"
+    stored.write_text(dump(run))
+    again = load_stored(RunSettings, stored)
+    assert again.model == run.model
+    assert again.training.stages[1].overrides == ["model.kinds.near.position.window=4"]
+    assert without_pattern_scheme({"position": record})["kinds"].keys() == {"near", "far"}
+
+
+@pytest.mark.parametrize("case", HYBRIDS)
+@pytest.mark.parametrize("layout", ["plain", "ragged"])
+@pytest.mark.parametrize("static", [False, True])
+@torch.no_grad()
+def test_decoding(case, layout, static, monkeypatch):
+    """Packed attention layers and plain others in one decoder, also after a restart."""
+    monkeypatch.setattr("model.static_cache.BUCKET", 4)
+    model = build(case).pack()
+    tokens = ids(2, T)
+    prompt = 7
+    positions = TokenPositions.plain(T)
+    if layout == "ragged":
+        positions = TokenPositions.left_padded([prompt, 3], T, lengths=[T, T - 4])
+    whole = model(tokens, positions)
+    cache = model.make_cache(2, T)
+    first = positions.part(0, prompt, position_end=prompt)
+    model(tokens[:, :prompt], first, cache=cache, keep=0)
+    decode = make_decoder(model, cache, positions.part(prompt, T), static)
+    assert isinstance(decode, StaticDecoder if static else GrowingDecoder)
+    if isinstance(decode, StaticDecoder):
+        for _ in range(2):
+            decode(tokens[:, prompt])
+        decode.cache.restart()
+    decoded = [decode(tokens[:, at]) for at in range(prompt, T)]
+    close(torch.stack(decoded, 1), whole[:, prompt:])
+
+
+@torch.no_grad()
+def test_states_do_not_grow_and_rows_are_selected():
+    model = build("hybrid-heads")
+    tokens = ids(2, T)
+    cache = model.make_cache(2, T)
+    model(tokens[:, :5], TokenPositions.plain(5), cache=cache)
+    sizes = [state.sums.values.shape for state in cache.layers[::2]]
+    rows = torch.tensor([1, 0, 1])
+    cache.select_rows(rows)
+    cache.grow(4 * T)
+    rest = TokenPositions.plain(T - 5, offset=5, length=T)
+    out = model(tokens[rows, 5:], rest, cache=cache)
+    close(out, model(tokens[rows])[:, 5:])
+    assert [state.sums.values.shape[1:] for state in cache.layers[::2]] == [s[1:] for s in sizes]
+
+
+@pytest.mark.parametrize("case", [*HYBRIDS, "gate-head"])
+@pytest.mark.parametrize("checkpointing", ["full", "selective"])
+def test_checkpointing_and_parameters_of_mixed_layers(case, checkpointing):
+    expected = build(case).train()
+    model = copy.deepcopy(expected)
+    model.checkpoint_blocks(checkpointing)
+    tokens = ids(2, T + 1)
+    for each in (expected, model):
+        each(tokens[:, :-1], None, tokens[:, 1:], reduction="sum").backward()
+    for (name, a), b in zip(expected.named_parameters(), model.parameters(), strict=True):
+        assert a.grad is not None and a.grad.abs().max() > 0, name
+        close(b.grad, a.grad)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", HYBRIDS)
+def test_compiled_passes(case):
+    model = build(case, dtype=torch.float32).train()
+    tokens = ids(2, T + 1)
+    loss = model(tokens[:, :-1], None, tokens[:, 1:], reduction="sum")
+    model.compile(by_block=True)
+    close(model(tokens[:, :-1], None, tokens[:, 1:], reduction="sum"), loss, atol=1e-3)
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("gate", ["none", "head", "channel"])
+@torch.no_grad()
+def test_gates_by_their_equation(gate):
+    """y = (softmax(q k / √D) v · σ(x Wg)) Wo, of one layer without positions."""
+    model = build({"name": "none"}, layers=1, gate=gate)
+    tokens = ids(2, T)
+    block = model.blocks[0]
+    a = block.attention
+    x = model.embed(tokens)
+    normed = F.rms_norm(x, (C,), block.attention_norm.weight, block.attention_norm.eps)
+    q, k, v = ((normed @ w.weight.T).unflatten(-1, (-1, a.head_dim)) for w in (a.wq, a.wk, a.wv))
+    k, v = (each.repeat_interleave(H // G, dim=2).transpose(1, 2) for each in (k, v))
+    heads = F.scaled_dot_product_attention(q.transpose(1, 2), k, v, is_causal=True).transpose(1, 2)
+    if gate != "none":
+        shape = (H, -1) if gate == "channel" else (H, 1)
+        heads = heads / (1 + (-(normed @ a.wg.weight.T)).exp()).unflatten(-1, shape)
+    x = x + heads.flatten(2) @ a.wo.weight.T
+    x = x + block.mlp(F.rms_norm(x, (C,), block.mlp_norm.weight, block.mlp_norm.eps))
+    close(model(tokens), model.logits(model.norm(x)))
+
+
+@torch.no_grad()
+def test_gate_per_channel_is_that_of_qwen3_next():
+    """Whose projection of queries has the gate of each head after its query."""
+    qwen = pytest.importorskip("transformers.models.qwen3_next.modeling_qwen3_next")
+    config = qwen.Qwen3NextConfig(
+        hidden_size=C,
+        num_attention_heads=H,
+        num_key_value_heads=G,
+        head_dim=10,
+        attention_bias=False,
+        rms_norm_eps=1e-5,
+        attn_implementation="eager",
+    )
+    theirs = qwen.Qwen3NextAttention(config, 0).double().eval()
+    model = build({"name": "none"}, layers=1, gate="channel", qk_norm=True)
+    ours = model.blocks[0].attention
+    both = theirs.q_proj.weight.view(H, 20, C)
+    ours.wq.weight.copy_(both[:, :10].flatten(0, 1))
+    ours.wg.weight.copy_(both[:, 10:].flatten(0, 1))
+    for w, other in ((ours.wk, theirs.k_proj), (ours.wv, theirs.v_proj), (ours.wo, theirs.o_proj)):
+        w.weight.copy_(other.weight)
+    for norm, other in ((ours.q_norm, theirs.q_norm), (ours.k_norm, theirs.k_norm)):
+        norm.weight.copy_(1 + other.weight)
+    x = torch.randn(2, T, C, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    chunk = model.prepare(TokenPositions.plain(T))
+    step = model.passes(2, chunk, {"all": chunk.positions})["all"]
+    unrotated = (torch.ones(1, T, 10).double(), torch.zeros(1, T, 10).double())
+    mask = torch.full((T, T), -torch.inf, dtype=torch.float64).triu(1)[None, None]
+    close(ours(x, step, None), theirs(x, unrotated, mask)[0], atol=1e-6)  # its softmax is float32
+
+
+@torch.no_grad()
+def test_hooks_of_layers_with_attention_weights():
+    """They receive the heads' outputs before the gate."""
+    model = build("hybrid-heads")
+    outputs = []
+
+    def keep(views: list[AttentionView], v, scale, sink, out):
+        outputs.append(out)
+
+    with pytest.raises(ModelError, match="attention weights"):
+        model(ids(1, 5), hooks=[keep] * 3)
+    model(ids(1, 5), hooks=[None, keep, None])
+    assert [out.shape for out in outputs] == [(1, 4, 5, 14)]
