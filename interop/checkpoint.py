@@ -17,14 +17,12 @@ class StoredTensor:
     Attributes:
         file: the file that contains it.
         shape: its shape, as transformers has it: (out, in) for matrices.
-        dtype: how it is stored, for messages and model cards: `BF16`, `Q8_0`.
         read: returns it in float32, or float64 if it is stored in float64; raises InteropError if
             it is damaged or cannot be converted.
     """
 
     file: Path
     shape: tuple[int, ...]
-    dtype: str
     read: Callable[[], Tensor]
 
 

@@ -24,7 +24,7 @@ from evaluation.diagnostics.turns import (
     RotaryPair,
     output_drift,
     pairs_of,
-    scored,
+    scored_outputs,
     table_drift,
     trained_turns,
     unturned_features,
@@ -102,20 +102,25 @@ class AttentionSession(DiagnosticSession):
         if plan.note:
             self.console.warn(plan.note)
         self.chosen = {n: evenly_spread(plan.windows[n], settings.windows) for n in plan.lengths}
-        self.result = found = AttentionResult(
+        self.result = AttentionResult(
             **self.about(self.chosen[plan.lengths[0]].document), plan=plan
         )
-        found.absent.update(subject.absent_cells(self.methods, plan.lengths, refuse=False))
+        self.result.absent.update(subject.absent_cells(self.methods, plan.lengths, refuse=False))
         self.cells = [
-            (r, n) for r in self.methods for n in plan.lengths if (r.label, n) not in found.absent
+            (method, length)
+            for method in self.methods
+            for length in plan.lengths
+            if (method.label, length) not in self.result.absent
         ]
         if not self.cells:
             raise EvaluationError(
                 f"no method reaches any of the lengths {', '.join(map(str, plan.lengths))}: "
                 f"shorten lengths, or add a method that reaches further. {subject.legal}".rstrip()
             )
-        self.few = min(settings.precision_windows, found.windows)
-        self.dtypes = 1 + len(settings.precision) if settings.precision else 0
+        windows = self.result.windows
+        self.precise = min(settings.precision_windows, windows) if settings.precision else 0
+        # Windows read by each cell: once, and the precise ones in float64 and each lower precision.
+        self.passes = windows + self.precise * (1 + len(settings.precision))
         model = subject.under((), settings.dtype)
         for block, kind in zip(model.blocks, model.settings.layer_kinds, strict=True):
             if not block.attention.has_attention_weights:
@@ -123,7 +128,7 @@ class AttentionSession(DiagnosticSession):
                     "protocol=attention requires attention weights, which layers with mixer.name="
                     f"{model.kinds[kind].mixer.name} do not have"
                 )
-        found.layer_kinds = list(model.settings.layer_kinds)
+        self.result.layer_kinds = list(model.settings.layer_kinds)
         self.unturned = unturned_features(model)
         self.trained_turns = trained_turns(model)
         for length in sorted(plan.lengths, reverse=True):  # the longest one is refused first
@@ -131,12 +136,11 @@ class AttentionSession(DiagnosticSession):
 
     def forecast(self) -> None:
         """Print every cell with its memory, and the time of all."""
-        found = self.result
-        s = self.settings
-        windows = found.windows
-        model = self.subject.under((), s.dtype)
+        settings = self.settings
+        windows = self.result.windows
+        model = self.subject.under((), settings.dtype)
         rows = [
-            self.row(model, method.label, length, windows, s.targets)
+            self.row(model, method.label, length, windows, settings.targets)
             for method, length in self.cells
         ]
         lengths = np.array([length for _, length in self.cells])
@@ -144,49 +148,42 @@ class AttentionSession(DiagnosticSession):
         pace = fit_pace(
             lambda n: self._record(model, self._tokens(n, slice(0, 1))[:, :-1], n),
             shortest,
-            max(n for n in lengths if n <= max(2 * s.chunk, shortest)),
+            max(n for n in lengths if n <= max(2 * settings.chunk, shortest)),
         )
-        passes = windows + self.few * self.dtypes
-        seconds = passes * pace.seconds(lengths)
-        tokens = passes * int(lengths.sum())
-        title = f"attention in {windows} windows"
-        self.show_forecast(model, title, rows, tokens, seconds, found.absent)
+        self.show_forecast(
+            model,
+            f"attention in {windows} windows",
+            rows,
+            self.passes * int(lengths.sum()),
+            self.passes * pace.seconds(lengths),
+            self.result.absent,
+        )
 
     def run(self) -> AttentionResult:
         """Run every method at every length."""
-        total = sum(
-            length * (self.settings.windows + self.few * self.dtypes) for _, length in self.cells
-        )
+        total = self.passes * sum(length for _, length in self.cells)
         with self.console.bar("attention", total=total, unit="tokens") as bar:
             for method in self.result.methods:
-                if lengths := [length for one, length in self.cells if one is method]:
-                    self._run(method, lengths, bar.advance)
+                self._run(method, bar.advance)
         return self.result
 
-    def _run(
-        self,
-        method: Method,
-        lengths: list[int],
-        advance: Callable[[float], None],
-    ) -> None:
+    def _run(self, method: Method, advance: Callable[[float], None]) -> None:
         """All lengths under one method."""
         model = self.subject.under(method.overrides, self.settings.dtype)
-        for length in lengths:
-            where = method.label, length
+        for length in [length for measured, length in self.cells if measured is method]:
+            cell = method.label, length
             try:
-                self.result.seen[where] = self._measure(model, length, advance)
+                self.result.seen[cell] = self._measure(model, length, advance)
             except ModelError as error:
-                self.result.absent[where] = str(error)
+                self.result.absent[cell] = str(error)
                 self.console.warn(f"{method.label} at {length}: {error}; this cell is skipped")
                 continue
             if pairs := pairs_of(model, self.trained_turns, length):
-                self.result.pairs[where] = pairs
+                self.result.pairs[cell] = pairs
             if (drift := table_drift(model, length)) is not None:
-                self.result.tables[where] = drift
-        if self.settings.precision:
-            self._precision(
-                method, [n for n in lengths if (method.label, n) in self.result.seen], advance
-            )
+                self.result.tables[cell] = drift
+        if self.precise:
+            self._precision(method, advance)
 
     def _measure(
         self, model: Transformer, length: int, advance: Callable[[float], None]
@@ -199,85 +196,60 @@ class AttentionSession(DiagnosticSession):
             advance(tokens.numel())
         return merged(parts)
 
-    def _precision(
-        self, method: Method, lengths: list[int], advance: Callable[[float], None]
-    ) -> None:
+    def _precision(self, method: Method, advance: Callable[[float], None]) -> None:
         """The same few windows in float64 and in lower precision."""
         keep = self.settings.targets
-        chunk = self.settings.chunk
         exact: dict[int, tuple[Tensor, Tensor]] = {}
         for dtype in ("float64", *self.settings.precision):
             model = self.subject.under(method.overrides, dtype)
-            for length in lengths:
-                tokens = self._tokens(length, slice(0, self.few))
+            for length in self.result.lengths_of(method.label):
+                tokens = self._tokens(length, slice(0, self.precise))
+                outputs = scored_outputs(
+                    model, tokens, keep, length=length, chunk=self.settings.chunk
+                )
                 if dtype == "float64":
-                    logits = last_outputs(
-                        model,
-                        tokens[:, :-1],
-                        keep,
-                        length=length,
-                        chunk=chunk,
-                    )
-                    exact[length] = logits, scored(logits, tokens[:, -keep:])
+                    exact[length] = outputs
                 else:
-                    off = output_drift(
-                        exact[length], model, tokens, keep, length=length, chunk=chunk
-                    )
-                    self.result.drift[method.label, length, dtype] = off
+                    drift = output_drift(exact[length], outputs)
+                    self.result.drift[method.label, length, dtype] = drift
                 advance(tokens.shape[0] * length)
 
     def _tokens(self, length: int, rows: slice) -> Tensor:
         """(B, length + 1) some of the windows."""
         windows = self.chosen[length]
-        found = self.text.windows(
-            windows.document[rows],
-            windows.end[rows],
-            length,
-        )
+        found = self.text.windows(windows.document[rows], windows.end[rows], length)
         return torch.from_numpy(found).to(self.device)
 
-    def _record(
-        self,
-        model: Transformer,
-        tokens: Tensor,
-        length: int,
-    ) -> AttentionSample:
+    def _record(self, model: Transformer, tokens: Tensor, length: int) -> AttentionSample:
         """What the last queries of these windows (B, length) attend to."""
         keep = self.settings.targets
-        chunk = self.settings.chunk
-        edges = self.result.edges(length)
         recorder = AttentionRecorder(
-            tokens, keep, edges, self.subject.trained_length, self.bos_id, self.unturned
+            tokens,
+            keep,
+            self.result.edges(length),
+            self.subject.trained_length,
+            self.bos_id,
+            self.unturned,
         )
         last_outputs(
             model,
             tokens,
             keep,
             length=length,
-            chunk=chunk,
+            chunk=self.settings.chunk,
             hooks=recorder.hooks(),
         )
         return recorder.result()
 
 
 def merged(parts: list[AttentionSample]) -> AttentionSample:
-    """The windows of several batches as one; a measure missing in a batch is NaN."""
-    like = {name: value for part in parts for name, value in part.values.items()}
-    rows = [len(part.by_distance) for part in parts]
-    weights = torch.tensor(rows, dtype=torch.float64) / sum(rows)
-
-    def values(name: str) -> Tensor:
-        missing = like[name].new_full((1, *like[name].shape[1:]), torch.nan)
-        found = [
-            part.values.get(name, missing.expand(n, -1, -1))
-            for part, n in zip(parts, rows, strict=True)
-        ]
-        return torch.cat(found)
-
+    """The windows of several batches as one, without measures that are defined in none."""
+    values = {name: torch.cat([part.values[name] for part in parts]) for name in parts[0].values}
+    rows = sum(len(part.by_distance) for part in parts)
     return AttentionSample(
-        {name: values(name) for name in like},
+        {name: value for name, value in values.items() if not value.isnan().all()},
         torch.cat([part.by_distance for part in parts]),
-        torch.einsum("p,plb->lb", weights, torch.stack([part.visible for part in parts])),
+        sum(part.visible * (len(part.by_distance) / rows) for part in parts),
         max(part.mismatch for part in parts),
     )
 

@@ -95,8 +95,7 @@ class AttentionRecorder:
         self.edges = torch.tensor(list(edges), device=tokens.device)
         self.trained_length = trained_length
         self.unturned = unturned
-        is_bos = None if bos_id is None else tokens == bos_id
-        self.is_bos = is_bos if is_bos is not None and bool(is_bos.any()) else None
+        self.is_bos = None if bos_id is None else tokens == bos_id
         # numerators, denominators
         self.sums: list[dict[str, tuple[Tensor, Tensor]]] = [{} for _ in unturned]
         self.mismatch = 0.0
@@ -118,32 +117,19 @@ class AttentionRecorder:
         size = max(1, PAIRS_AT_ONCE // (mask.batch * mask.heads * mask.keys))
         for start in range(0, mask.queries, size):
             stop = min(start + size, mask.queries)
-            block = attention_details(
-                views,
-                v,
-                scale,
-                sink,
-                start,
-                stop,
-                logits=True,
-            )
+            block = attention_details(views, v, scale, sink, start, stop, logits=True)
             off = (block.output - out[:, :, start:stop].to(block.output.dtype)).abs().max()
             self.mismatch = max(self.mismatch, float(off))
             b, _, i, j = mask.indices(start, stop, block.keys)
             distance = mask.separation(b, i, j)[:1]  # the same in every row of a plain batch
-            found = self._measured(block, distance, start)
+            measured = self._measured(block, distance, start)
             if (features := self.unturned[layer]) is not None:
-                found["unturned_variance"] = _variances(
-                    views,
-                    block,
-                    features,
-                    scale,
-                    start,
-                    stop,
+                measured["unturned_variance"] = _variances(
+                    views, block, features, scale, start, stop
                 )
-            for name, (value, count) in found.items():
-                before = sums.get(name, (0, 0))
-                sums[name] = before[0] + value, before[1] + count
+            for name, (value, count) in measured.items():
+                total, counted = sums.get(name, (0, 0))
+                sums[name] = total + value, counted + count
 
     def _measured(
         self, block: AttentionDetails, distance: Tensor, start: int
@@ -156,7 +142,7 @@ class AttentionRecorder:
         # (B, H, t), (B, H, t, s)
         total = weights.sum(-1)
         finite = torch.isfinite(logits)
-        some = total > 0
+        attends = total > 0
         every = torch.ones_like(total, dtype=torch.bool)
         shares = weights / total.clamp(min=torch.finfo(total.dtype).tiny)[..., None]
         seen = finite | (weights > 0)
@@ -169,15 +155,15 @@ class AttentionRecorder:
         deviation = _centered(logits, finite).square().sum(-1) / finite.sum(-1).clamp(min=1)
         highest = logits.masked_fill(~finite, -torch.inf).amax(-1)
         measured = {  # of each query, and the queries that count
-            "entropy": (entropy, some),
-            "entropy_relative": (entropy / keys.clamp(min=2).double().log(), some & (keys > 1)),
+            "entropy": (entropy, attends),
+            "entropy_relative": (entropy / keys.clamp(min=2).double().log(), attends & (keys > 1)),
             "first_token": ((weights * first).sum(-1), every),
             "mass_beyond": ((weights * beyond).sum(-1), every),
             "mass_lost": ((1 - total).clamp(min=0), every),
             "logit_std": (deviation.sqrt(), finite.any(-1)),
             "logit_max": (highest, finite.any(-1)),
-            "reach_90": (_reach(shares, distance), some),
-            "distance_mean": ((shares * distance).sum(-1), some),
+            "reach_90": (_reach(shares, distance), attends),
+            "distance_mean": ((shares * distance).sum(-1), attends),
             "keys": (keys, every),
         }
         if self.is_bos is not None:
@@ -191,15 +177,9 @@ class AttentionRecorder:
         }
         index = torch.bucketize(distance.clamp(min=0), self.edges, right=True) - 1
         uniform = seen.to(weights.dtype) / keys.clamp(min=1)[..., None]
+        queries = every.sum(-1)[..., None]
         for name, mass in (("by_distance", weights), ("visible", uniform)):
-            out[name] = (
-                _by_bucket(
-                    mass,
-                    index,
-                    len(self.edges) - 1,
-                ),
-                every.sum(-1)[..., None],
-            )
+            out[name] = _by_bucket(mass, index, len(self.edges) - 1), queries
         return out
 
     def result(self) -> AttentionSample:
@@ -211,13 +191,10 @@ class AttentionRecorder:
             each = [sums.get(name, nothing) for sums in self.sums]
             return torch.stack([(value.double() / count).cpu() for value, count in each], 1)
 
-        known = [name for name in MEASURES if any(name in sums for sums in self.sums)]
-        values = {name: mean(name) for name in known}
-        visible = mean("visible").mean((0, 2))
         return AttentionSample(
-            values,
+            {name: mean(name) for name in MEASURES if any(name in sums for sums in self.sums)},
             mean("by_distance"),
-            visible,
+            mean("visible").mean((0, 2)),
             self.mismatch,
         )
 
@@ -254,9 +231,8 @@ def _variances(
     stop: int,
 ) -> tuple[Tensor, Tensor]:
     """Covariance of the logits over the keys with the part of them that some features of queries
-    and keys
-    make, and their variance, summed over the queries: the parts of all features add up to the
-        variance."""
+    and keys make, and their variance, summed over the queries: the parts of all features add up to
+    the variance."""
     assert block.logits is not None
     part = torch.zeros_like(block.logits)
     for view in views:
@@ -289,16 +265,18 @@ def last_outputs(
     rows, inputs = tokens.shape
     cache = model.make_cache(rows, inputs)
     before = inputs - keep
-    for start in range(0, before, chunk):
-        stop = min(before, start + chunk)
+    out = torch.empty(0)
+    for start in [*range(0, before, chunk), before]:
+        stop = min(before, start + chunk) if start < before else inputs
         places = TokenPositions.plain(
             stop - start, offset=start, length=length, device=tokens.device
         )
-        model(tokens[:, start:stop], places, cache=cache, keep=0)
-    places = TokenPositions.plain(
-        keep,
-        offset=before,
-        length=length,
-        device=tokens.device,
-    )
-    return model(tokens[:, before:], places, cache=cache, hooks=hooks)
+        last = stop == inputs
+        out = model(
+            tokens[:, start:stop],
+            places,
+            cache=cache,
+            keep=keep if last else 0,
+            hooks=hooks if last else None,
+        )
+    return out

@@ -79,12 +79,7 @@ class GenerationSession(DiagnosticSession):
                 f"length={total} leaves less than a bucket of {width} tokens after a prompt of "
                 f"{prompt}: raise length, or lower prompt or bucket"
             )
-        each = _prompts_each(
-            self.text.lengths,
-            settings.prompts,
-            total,
-            total - prompt,
-        )
+        each = _prompts_each(self.text.lengths, settings.prompts, total, total - prompt)
         drawn = draw_targets(
             self.text,
             **self.facts,
@@ -99,11 +94,7 @@ class GenerationSession(DiagnosticSession):
         self.result = GenerationResult(
             **self.about(drawn.document), edges=edges, targets_hash=drawn.hash
         )
-        self.real = self.text.windows(
-            drawn.document,
-            drawn.end,
-            total - 1,
-        )  # (P, total)
+        self.real = self.text.windows(drawn.document, drawn.end, total - 1)  # (P, total)
         self.ends = {method.label: _reach(self.result, method, total) for method in self.methods}
 
     def forecast(self) -> None:
@@ -115,7 +106,9 @@ class GenerationSession(DiagnosticSession):
         repeats = len(s.temperatures)
         few = min(8, min(self.ends.values()) - prompt)
         pace = fit_pace(
-            lambda n: self._generate(model, self.real[:, : prompt + n], 0.0, None), few, few
+            lambda n: self._generate(model, self.real[:, : prompt + n], 0.0, lambda _: None),
+            few,
+            few,
         )
         rows = [
             self.row(model, label, end, prompts, end - prompt) for label, end in self.ends.items()
@@ -133,35 +126,15 @@ class GenerationSession(DiagnosticSession):
         prompt = self.result.edges[0]
         temperatures = self.settings.temperatures
         steps = sum(len(temperatures) * (end - prompt) for end in self.ends.values())
-        with self.console.bar(
-            "generating",
-            total=steps * len(self.real),
-            unit="tokens",
-        ) as bar:
+        with self.console.bar("generating", total=steps * len(self.real), unit="tokens") as bar:
             for method in self.result.methods:
                 model = self.subject.under(method.overrides, self.settings.dtype)
                 rows = self.real[:, : self.ends[method.label]]
                 for temperature in temperatures:
-                    tokens, ends = self._generate(
-                        model,
-                        rows,
-                        temperature,
-                        bar.advance,
-                    )
-                    self._measure(
-                        method.label,
-                        source_of(temperature),
-                        model,
-                        tokens,
-                        ends,
-                    )
-                self._measure(
-                    method.label,
-                    REAL,
-                    model,
-                    rows,
-                    np.full(len(rows), rows.shape[1]),
-                )
+                    tokens, ends = self._generate(model, rows, temperature, bar.advance)
+                    self._measure(method.label, source_of(temperature), model, tokens, ends)
+                ends = np.full(len(rows), rows.shape[1])
+                self._measure(method.label, REAL, model, rows, ends)
         return self.result
 
     def _generate(
@@ -191,8 +164,7 @@ class GenerationSession(DiagnosticSession):
             for row, token in enumerate(step):
                 if token is not None:
                     out[row, at] = token
-            if advance is not None:
-                advance(len(rows))
+            advance(len(rows))
         for row, reason in enumerate(generation.finish):
             if reason == "eos":
                 is_end = np.isin(out[row, prompt:], tokenizer.eos_ids)
@@ -204,60 +176,50 @@ class GenerationSession(DiagnosticSession):
     ) -> None:
         """Score the rows with the model in one pass, declared at their own length, and count
         repetitions."""
-        found = self.result
-        settings = self.settings
-        prompt = found.edges[0]
+        result = self.result
+        prompt = result.edges[0]
         total = tokens.shape[1]
-        scorer = ModelScorer(
-            model,
-            device=self.device,
-            chunk=settings.chunk,
-            length=total,
-        )
+        scorer = ModelScorer(model, device=self.device, chunk=self.settings.chunk, length=total)
         size = self.batch(model, total, total - prompt)
         nll = np.full(tokens.shape, np.nan)
         for start in range(0, len(tokens), size):
-            nll[start : start + size, prompt:] = scorer(
-                tokens[start : start + size], total - prompt
-            )
-        edges = [edge for edge in found.edges if edge < total] + [total]
+            rows = slice(start, start + size)
+            nll[rows, prompt:] = scorer(tokens[rows], total - prompt)
+        edges = [edge for edge in result.edges if edge < total] + [total]
         values = by_bucket(tokens, ends, nll, edges)
         if not np.isfinite(values["nll"][:, 0]).any():
             raise ModelError(f"the loss of the text is not finite ({method}, {source})")
-        room = len(found.edges) - len(edges)
-        found.values[method, source] = {
-            name: np.pad(value, ((0, 0), (0, room)), constant_values=np.nan)
-            for name, value in values.items()
+        room = ((0, 0), (0, len(result.edges) - len(edges)))
+        result.values[method, source] = {
+            name: np.pad(value, room, constant_values=np.nan) for name, value in values.items()
         }
-        found.tokens[method, source] = tokens, ends
-        found.text[method, source] = self.tokenizer.decode(tokens[0, prompt : ends[0]].tolist())
+        result.tokens[method, source] = tokens, ends
+        result.text[method, source] = self.tokenizer.decode(tokens[0, prompt : ends[0]].tolist())
 
 
-def _prompts_each(
-    lengths: np.ndarray,
-    prompts: int,
-    total: int,
-    new: int,
-) -> int:
+def _prompts_each(lengths: np.ndarray, prompts: int, total: int, new: int) -> int:
     """Prompts per document: the fewest that give the requested number, or the most possible."""
-    given = {}
+    best = most = 0
     for each in range(1, prompts + 1):
-        given[each] = each * int((lengths >= tokens_needed(total - 1, new, each)).sum())
-        if given[each] >= prompts:
-            return each
-    return max(given, key=lambda each: (given[each], -each))
+        count = each * int((lengths >= tokens_needed(total - 1, new, each)).sum())
+        if count > most or not best:
+            best = each
+            most = count
+        if count >= prompts:
+            break
+    return best
 
 
-def _reach(found: GenerationResult, method: Method, total: int) -> int:
+def _reach(result: GenerationResult, method: Method, total: int) -> int:
     """Total tokens under a method: as many buckets as its positions reach."""
-    limit = found.subject.longest(method.overrides)
+    limit = result.subject.longest(method.overrides)
     if limit is None or total - 1 <= limit:  # the last token is generated and not read
         return total
-    found.shorter[method.label] = f"its positions end after {limit} tokens"
-    if limit + 1 < found.edges[1]:
+    reason = f"its positions end after {limit} tokens"
+    result.shorter[method.label] = reason
+    if limit + 1 < result.edges[1]:
         raise EvaluationError(
-            f"method {method.label!r} has no room for {found.edges[1] - found.edges[0]} new "
-            f"tokens after a prompt of {found.edges[0]}: {found.shorter[method.label]}; decrease "
-            "prompt or bucket"
+            f"method {method.label!r} has no room for {result.edges[1] - result.edges[0]} new "
+            f"tokens after a prompt of {result.edges[0]}: {reason}; decrease prompt or bucket"
         )
-    return max(edge for edge in found.edges if edge <= limit + 1)
+    return max(edge for edge in result.edges if edge <= limit + 1)

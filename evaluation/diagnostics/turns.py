@@ -41,31 +41,34 @@ class RotaryPair:
     turns: float
 
 
+def frequencies_of(model: Transformer, layer: int, length: int) -> Tensor | None:
+    """(pairs,) radians per token in a sequence of `length` tokens; None for a layer that rotates no
+    pairs at fixed frequencies."""
+    scheme = scheme_of_layer(model, layer)
+    if not isinstance(scheme, Rope):
+        return None
+    return scheme.frequencies(scheme.stretch(length))[0]
+
+
 def trained_turns(trained: Transformer) -> dict[str, Tensor]:
     """Turns of every rotary pair within the trained length, as trained: {kind of layer:
     (pairs,)}."""
     turns = {}
     for layer, kind in enumerate(trained.settings.layer_kinds):
-        scheme = scheme_of_layer(trained, layer)
-        if kind not in turns and isinstance(scheme, Rope):
-            frequencies, _ = scheme.frequencies(scheme.stretch(trained.train_length))
-            turns[kind] = turns_within(frequencies, trained.train_length)
+        frequencies = frequencies_of(trained, layer, trained.train_length)
+        if frequencies is not None:
+            turns.setdefault(kind, turns_within(frequencies, trained.train_length))
     return turns
 
 
-def pairs_of(
-    model: Transformer,
-    turns: dict[str, Tensor],
-    length: int,
-) -> list[RotaryPair]:
+def pairs_of(model: Transformer, turns: dict[str, Tensor], length: int) -> list[RotaryPair]:
     """Every rotary pair with fixed frequencies, for every kind of layer; `turns`: as trained."""
     pairs = []
     kinds = model.settings.layer_kinds
     for kind in dict.fromkeys(kinds):
-        scheme = scheme_of_layer(model, kinds.index(kind))
-        if kind not in turns or not isinstance(scheme, Rope):
+        frequencies = frequencies_of(model, kinds.index(kind), length)
+        if kind not in turns or frequencies is None:
             continue
-        frequencies, _ = scheme.frequencies(scheme.stretch(length))
         both = zip(turns[kind].tolist(), frequencies.tolist(), strict=True)
         for n, (trained, frequency) in enumerate(both):
             wavelength = 2 * math.pi / frequency if frequency else None
@@ -79,12 +82,12 @@ def unturned_features(model: Transformer) -> list[Tensor | None]:
     trained length, else 0; None where a layer turns no pairs at fixed frequencies."""
     out: list[Tensor | None] = []
     for layer in range(model.settings.layers):
-        scheme = scheme_of_layer(model, layer)
-        if not isinstance(scheme, Rope):
+        frequencies = frequencies_of(model, layer, model.train_length)
+        if frequencies is None:
             out.append(None)
             continue
-        length = model.train_length
-        slow = (turns_within(scheme.frequencies(scheme.stretch(length))[0], length) < 1).float()
+        slow = (turns_within(frequencies, model.train_length) < 1).float()
+        scheme = scheme_of_layer(model, layer)
         half = scheme.settings.layout == "half"
         turned = torch.cat([slow, slow]) if half else slow.repeat_interleave(2)
         out.append(F.pad(turned, (0, scheme.geometry.head_dim - len(turned))))
@@ -124,33 +127,23 @@ def table_drift(model: Transformer, length: int) -> dict[str, float] | None:
     return drift or None
 
 
-def scored(logits: Tensor, targets: Tensor) -> Tensor:
-    """(B, K) NLL in nats, float64, of targets (B, K) under logits (B, K, V) of any dtype."""
-    return F.cross_entropy(
-        logits.double().transpose(1, 2),
-        targets,
-        reduction="none",
-    )
-
-
-def output_drift(
-    exact: tuple[Tensor, Tensor],
-    model: Transformer,
-    tokens: Tensor,
-    keep: int,
-    *,
-    length: int,
-    chunk: int,
-) -> dict[str, float]:
-    """Differences of the last `keep` logits and NLL of a lower-precision model from float64.
-
-    exact: logits (B, keep, V) and NLL (B, keep) in float64 of the same tokens (B, L + 1).
-    """
+def scored_outputs(
+    model: Transformer, tokens: Tensor, keep: int, *, length: int, chunk: int
+) -> tuple[Tensor, Tensor]:
+    """Logits (B, keep, V) and NLL (B, keep) in nats of the last `keep` of tokens (B, L + 1), both
+    float64."""
     logits = last_outputs(model, tokens[:, :-1], keep, length=length, chunk=chunk).double()
-    nll = scored(logits, tokens[:, -keep:])
+    targets = tokens[:, -keep:]
+    return logits, F.cross_entropy(logits.transpose(1, 2), targets, reduction="none")
+
+
+def output_drift(exact: tuple[Tensor, Tensor], rounded: tuple[Tensor, Tensor]) -> dict[str, float]:
+    """Differences of the logits and NLL of a lower-precision model from those in float64."""
+    logits = rounded[0] - exact[0]
+    nll = rounded[1] - exact[1]
     return {
-        "logit_max": float((logits - exact[0]).abs().max()),
-        "logit_mean": float((logits - exact[0]).abs().mean()),
-        "nll_max": float((nll - exact[1]).abs().max()),
-        "nll_mean": float((nll - exact[1]).mean()),
+        "logit_max": float(logits.abs().max()),
+        "logit_mean": float(logits.abs().mean()),
+        "nll_max": float(nll.abs().max()),
+        "nll_mean": float(nll.mean()),
     }

@@ -74,40 +74,43 @@ def draw_items(
     is too short for an item, or no document is long enough.
     """
     lengths = settings.grid(trained_length)
-    first = int(bos)
-    bench = TaskContext(task, tokenizer, "evaluation", settings.seed)
+    context = TaskContext(task, tokenizer, "evaluation", settings.seed)
     index = np.arange(settings.items)
-    unit = index
-    names = [f"item {i}" for i in index]
-    kind = "item"
     depths = list(np.linspace(0, 1, settings.depths)) if settings.depths > 1 else [0.5]
+    unit = index
+    kind = "item"
+    names = [f"item {i}" for i in index]
     depth = index % len(depths) if task.hides else np.zeros(len(index), dtype=np.int64)
+    texts = [NO_TEXT] * len(index)
     try:
-        texts = [NO_TEXT] * len(index)
         if task.reads and documents is not None:
             most = min(settings.haystacks, settings.items)
-            found = Haystacks(
-                documents(),
-                tokenizer,
-                lengths[-1] + 1,
-                most,
-                origin,
-            )
-            unit = index % len(found)
-            names = found.names
+            haystacks = Haystacks(documents(), tokenizer, lengths[-1] + 1, most, origin)
+            count = len(haystacks)
+            unit = index % count
             kind = "haystack"
-            depth = (index + index // len(found)) % len(depths)
-            cut = [found.text(i, "evaluation", settings.seed, i) for i in range(len(found))]
+            names = haystacks.names
+            depth = (index + index // count) % len(depths)
+            cut = [haystacks.text(i, "evaluation", settings.seed, i) for i in range(count)]
             texts = [cut[i] for i in unit]
         items = {
             length: [
-                bench.item(int(i), length + 1 - first, depths[depth[i]], texts[i]) for i in index
+                context.item(int(i), length + 1 - int(bos), depths[depth[i]], texts[i])
+                for i in index
             ]
             for length in lengths
         }
     except DataError as error:
         raise EvaluationError(str(error)) from error
-    bos_id = tokenizer.bos_id if bos else None
     return DrawnItems(
-        bench.task, lengths, items, bos_id, tokenizer.vocab_size, unit, kind, names, depth, depths
+        task=context.task,
+        lengths=lengths,
+        items=items,
+        bos=tokenizer.bos_id if bos else None,
+        vocab_size=tokenizer.vocab_size,
+        unit=unit,
+        unit_kind=kind,
+        unit_names=names,
+        depth=depth,
+        depths=depths,
     )

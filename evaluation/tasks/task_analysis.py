@@ -1,14 +1,12 @@
 """Accuracy by length, depth and distance, each with an interval.
 
-Accuracy per length is averaged over depth: the mean over haystacks of their items' share, with
-    recipe (a) of
-`evaluation.statistics`, simultaneous over all methods and lengths. Where every haystack has the
-same share, recipe (a) has no width and is replaced by Wilson's interval with haystacks as items.
+Accuracy per length is averaged over depth: the mean over haystacks of their items' share, with the
+t interval over haystacks, simultaneous over all methods and lengths. Where every haystack has the
+same share, this interval has no width and is replaced by Wilson's interval with haystacks as items.
 Cells of the grids have individual Wilson intervals, not simultaneous.
 """
 
 import math
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -76,45 +74,82 @@ class TaskAnalysis:
 def analyse_tasks(result: TaskResult) -> TaskAnalysis:
     """Compute every number of a task report."""
     drawn = result.drawn
+    analysis = TaskAnalysis([], [], [], len(result.answers), len(np.unique(drawn.unit)))
+    for method in result.methods:
+        for length in drawn.lengths:
+            if (method.label, length) not in result.answers:
+                continue
+            analysis.rows.append(_row(result, method.label, length))
+            if drawn.task.hides:
+                depth = np.array(drawn.depths)[drawn.depth]
+                places = [(depth == at, at, None) for at in drawn.depths]
+                analysis.by_depth.extend(_grid(result, method.label, length, places))
+                distance = np.array([item.distance or 0 for item in drawn.items[length]])
+                places = [
+                    ((distance >= low) & (distance < high), low, high)
+                    for low, high in pairwise(distance_edges(distance))
+                ]
+                analysis.by_distance.extend(_grid(result, method.label, length, places))
+    return analysis
+
+
+def _row(result: TaskResult, method: str, length: int) -> TaskRow:
+    unit = result.drawn.unit
+    chance = result.drawn.chance
     alpha = 1 - result.settings.confidence
-    family = len(result.answers)
-    unit = drawn.unit
-    found = TaskAnalysis([], [], [], family, len(np.unique(drawn.unit)))
-    for cell in [(method.label, n) for method in result.methods for n in drawn.lengths]:
-        if cell not in result.answers:
-            continue
-        right, exact = (
-            hits.astype(float) for hits in (result.answers[cell].right, result.answers[cell].exact)
+    joint = alpha / len(result.answers)
+    answers = result.answers[method, length]
+    right = answers.right.astype(float)
+    exact = answers.exact.astype(float)
+    shares = unit_means(right, unit)
+    low, high = _ends(shares, right, unit, joint)
+    word = UNDECIDED
+    if math.isnan(low):
+        word = "point estimate"
+    elif low > chance:
+        word = "above chance"
+    elif high < chance:
+        word = "below chance"
+    gain = None
+    truncated = result.answers.get((TRUNCATE, length))
+    if method != TRUNCATE and length > result.subject.trained_length and truncated is not None:
+        gain = interval(unit_means(right - truncated.right, unit), alpha=joint, resamples=0)
+    return TaskRow(
+        method=method,
+        length=length,
+        share=share_of(right, unit, alpha),
+        exact=share_of(exact, unit, alpha),
+        low=low,
+        high=high,
+        word=word,
+        gain=gain,
+        unit_share=shares.tolist(),
+        unit_exact=unit_means(exact, unit).tolist(),
+    )
+
+
+def _grid(
+    result: TaskResult,
+    method: str,
+    length: int,
+    places: list[tuple[np.ndarray, float, float | None]],
+) -> list[DepthCell]:
+    """A cell for each (mask of the items, where, until) with any item."""
+    unit = result.drawn.unit
+    alpha = 1 - result.settings.confidence
+    answers = result.answers[method, length]
+    return [
+        DepthCell(
+            method,
+            length,
+            where,
+            until,
+            share_of(answers.right[here], unit[here], alpha),
+            share_of(answers.exact[here], unit[here], alpha),
         )
-        means = unit_means(right, unit)
-        low, high = _ends(means, right, unit, alpha / family)
-        word = (
-            "above chance"
-            if low > drawn.chance
-            else "below chance"
-            if high < drawn.chance
-            else UNDECIDED
-        )
-        found.rows.append(
-            TaskRow(
-                *cell,
-                share_of(right, unit, alpha),
-                share_of(exact, unit, alpha),
-                low,
-                high,
-                "point estimate" if math.isnan(low) else word,
-                _gain(result, cell, right, alpha / family),
-                means.tolist(),
-                unit_means(exact, unit).tolist(),
-            )
-        )
-        for cells, place, edges in _grids(result, cell[1]):
-            for where, until in edges:
-                here = (place == where) if until is None else (place >= where) & (place < until)
-                if here.any():
-                    shares = (share_of(hits[here], unit[here], alpha) for hits in (right, exact))
-                    getattr(found, cells).append(DepthCell(*cell, where, until, *shares))
-    return found
+        for here, where, until in places
+        if here.any()
+    ]
 
 
 def share_of(hits: np.ndarray, unit: np.ndarray, alpha: float) -> Accuracy:
@@ -131,40 +166,13 @@ def _ends(
     means: np.ndarray, hits: np.ndarray, unit: np.ndarray, alpha: float
 ) -> tuple[float, float]:
     """Ends of the interval of a mean share over units, within 0 and 1; NaN with too few units."""
-    found = interval(means, alpha=alpha, resamples=0)
-    if np.ptp(means) == 0 and not math.isnan(found.low):
-        found = share_of(hits, unit, alpha)
-    return float(np.clip(found.low, 0, 1)), float(np.clip(found.high, 0, 1))
+    ends = interval(means, alpha=alpha, resamples=0)
+    if np.ptp(means) == 0 and not math.isnan(ends.low):
+        ends = share_of(hits, unit, alpha)
+    return float(np.clip(ends.low, 0, 1)), float(np.clip(ends.high, 0, 1))
 
 
-def _gain(
-    result: TaskResult, cell: tuple[str, int], right: np.ndarray, alpha: float
-) -> Interval | None:
-    cut = result.answers.get((TRUNCATE, cell[1]))
-    if cell[0] == TRUNCATE or cell[1] <= result.subject.trained_length or cut is None:
-        return None
-    return interval(
-        unit_means(right - cut.right, result.drawn.unit),
-        alpha=alpha,
-        resamples=0,
-    )
-
-
-def _grids(result: TaskResult, length: int) -> Iterator[tuple[str, np.ndarray, list[tuple]]]:
-    """The grids of a task that hides something: name, place of every item, and the rows as (where,
-    until)."""
-    drawn = result.drawn
-    if drawn.task.hides:
-        yield (
-            "by_depth",
-            np.array(drawn.depths)[drawn.depth],
-            [(depth, None) for depth in drawn.depths],
-        )
-        distance = np.array([item.distance or 0 for item in drawn.items[length]])
-        yield "by_distance", distance, list(pairwise(distance_edges(distance)))
-
-
-def distance_edges(distance: Sequence[int] | np.ndarray) -> list[int]:
+def distance_edges(distance: np.ndarray) -> list[int]:
     """Powers of two around the distances."""
     low = int(np.min(distance)).bit_length() - 1
     high = int(np.max(distance)).bit_length()

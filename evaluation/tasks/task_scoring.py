@@ -73,26 +73,16 @@ class TaskScorer:
         cache = self.model.make_cache(rows, width + answers.shape[2] - 1)
         first = tokens
         for start in range(0, width, self.chunk):
-            stop = min(start + self.chunk, width)
-            places = TokenPositions.plain(
-                stop - start, offset=start, length=length, device=self.device
-            )
-            first = self.model(
-                tokens[:, start:stop],
-                places,
-                cache=cache,
-                keep=int(stop == width),
-            )
+            part = tokens[:, start : start + self.chunk]
+            is_last = start + self.chunk >= width
+            first = self._logits(part, start, length, cache, keep=int(is_last))
         nll = []
         greedy = []
         for answer in answers.unbind(1):
-            logits = self._logits(
-                first,
-                answer,
-                copy.deepcopy(cache),
-                width,
-                length,
-            )  # (b, A, V)
+            logits = first
+            if answer.shape[1] > 1:
+                rest = self._logits(answer[:, :-1], width, length, copy.deepcopy(cache))
+                logits = torch.cat([first, rest], dim=1)  # (b, A, V)
             losses = F.cross_entropy(
                 logits.flatten(0, 1).double(), answer.flatten(), reduction="none"
             )
@@ -101,18 +91,12 @@ class TaskScorer:
         return torch.stack(nll, dim=1).cpu().numpy(), greedy[0].cpu().numpy()
 
     def _logits(
-        self, first: Tensor, answer: Tensor, cache: Cache, width: int, length: int
+        self, tokens: Tensor, offset: int, length: int, cache: Cache, keep: int | None = None
     ) -> Tensor:
-        more = answer.shape[1] - 1
-        if not more:
-            return first
-        places = TokenPositions.plain(
-            more,
-            offset=width,
-            length=length,
-            device=self.device,
+        positions = TokenPositions.plain(
+            tokens.shape[1], offset=offset, length=length, device=self.device
         )
-        return torch.cat([first, self.model(answer[:, :-1], places, cache=cache, keep=more)], dim=1)
+        return self.model(tokens, positions, cache=cache, keep=keep)
 
 
 def read_items(
@@ -128,21 +112,20 @@ def read_items(
     """Answers to all items, in their order.
 
     length: declared length, the inputs of the longest item. cut: number of last inputs that are
-        read
-    (context truncated to the trained length). `after_batch(items done)` runs after every batch.
-    Raises CellFailed for a loss that is not finite.
+    read (context truncated to the trained length). `after_batch(items done)` runs after every
+    batch. Raises CellFailed for a loss that is not finite.
     """
     nll = np.empty((len(items), 1 + len(items[0].others)))
     exact = np.zeros(len(items), dtype=bool)
     shapes = np.array([(len(item.prompt), len(item.answer)) for item in items])
     for members in by_shape(shapes, batch):
-        some_items = [items[i] for i in members]
-        prompts = np.array([_prompt(item, bos, cut) for item in some_items], dtype=np.int64)
-        candidates = np.array([[item.answer, *item.others] for item in some_items], dtype=np.int64)
-        some, written = reader(prompts, candidates, min(length, cut or length))
-        if not np.isfinite(some).all():
+        chosen = [items[i] for i in members]
+        prompts = np.array([_prompt(item, bos, cut) for item in chosen], dtype=np.int64)
+        candidates = np.array([[item.answer, *item.others] for item in chosen], dtype=np.int64)
+        losses, exact[members] = reader(prompts, candidates, min(length, cut or length))
+        if not np.isfinite(losses).all():
             raise CellFailed(f"the loss is not finite at length {length}")
-        nll[members], exact[members] = some, written
+        nll[members] = losses
         if after_batch:
             after_batch(len(members))
     return TaskAnswers(nll, exact)

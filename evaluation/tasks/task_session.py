@@ -84,17 +84,14 @@ class TaskSession(CellSession):
         item = self.drawn.items[length][0]
         key = self.key(method, length)
         key |= {"kind": "tasks", "items": self.drawn.hash_at(length), "cut": inputs < length}
-        answers = sum(map(len, (item.answer, *item.others)))
-        chunk = max(1, inputs // 2)
-        read = np.full(self.drawn.count, inputs)
         return EvaluationCell(
             method,
             length,
             key,
-            read,
+            np.full(self.drawn.count, inputs),
             min(inputs, 64),
-            chunk,
-            answers,
+            max(1, inputs // 2),
+            sum(map(len, (item.answer, *item.others))),
         )
 
     def score(

@@ -12,6 +12,7 @@ import numpy as np
 
 from data.files import read_object, with_keys
 from data.sampling.exposure import Exposure
+from evaluation.reports.results_table import markdown_table
 from interop.export.classes import ClassChoice
 from interop.export.parity import Parity
 from run_directory.exposure import exposure_of
@@ -132,9 +133,7 @@ def _class_name(choice: ClassChoice) -> str:
 
 
 def _table(rows: Sequence[tuple[str, str]]) -> str:
-    return "\n".join(
-        ["| | |", "|---|---|", *(f"| {name} | {_cell(value)} |" for name, value in rows)]
-    )
+    return markdown_table(["", ""], [[name, _cell(value)] for name, value in rows], texts=2)
 
 
 def _cell(text: str) -> str:
@@ -183,18 +182,16 @@ def _evaluation(results: dict[str, Any]) -> str:
     """NLL of the same targets by context-extension method and length."""
     cells = {(cell["method"], cell["length"]): cell["nll"] for cell in results["cells"]}
     lengths = sorted({length for _, length in cells})
-    rows = [f"| method | {' | '.join(f'{length:,}' for length in lengths)} |"]
-    rows.append("|---|" + "---:|" * len(lengths))
+    rows = []
     for method in dict.fromkeys(method for method, _ in cells):
         row = [cells.get((method, length)) for length in lengths]
-        rows.append(
-            f"| {method} | {' | '.join('' if nll is None else f'{nll:.3f}' for nll in row)} |"
-        )
+        rows.append([method, *("" if nll is None else f"{nll:.3f}" for nll in row)])
+    table = markdown_table(["method", *(f"{length:,}" for length in lengths)], rows)
     return (
         f"## Loss by length\n\n![NLL by length]({FIGURE})\n\nNLL in nats per token, protocol "
         f"{results['protocol']}: {results['targets']:,} targets in {results['documents']} "
         f"documents of {results['corpus']}, by length of the context in tokens.\n\n"
-        + "\n".join(rows)
+        + table
         + "\n\n"
         + "\n".join(f"- {line}" for line in results["summary"])
     )
@@ -223,7 +220,7 @@ def _exposure(exposure: Exposure | None) -> str:
 
 
 def _parity(parity: Sequence[Parity], choice: ClassChoice) -> str:
-    rows = [f"| {p.length:,} | {p.difference:.1e} | {p.tolerance:.1e} |" for p in parity]
+    rows = [[f"{p.length:,}", f"{p.difference:.1e}", f"{p.tolerance:.1e}"] for p in parity]
     why = (
         "transformers computes rotation angles in float32, with errors proportional to the "
         "position: its tables of cos and sin agree with the exact ones up to this rounding, and "
@@ -234,5 +231,5 @@ def _parity(parity: Sequence[Parity], choice: ClassChoice) -> str:
     return (
         "## Parity\n\nLargest difference of a logit between this folder in transformers and "
         f"Sextant, on random tokens, in float32 on a CPU. {why}\n\n"
-        + "\n".join(["| tokens | difference | tolerance |", "|---:|---:|---:|", *rows])
+        + markdown_table(["tokens", "difference", "tolerance"], rows, texts=0)
     )

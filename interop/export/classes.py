@@ -6,7 +6,7 @@ all. Models without such a class are exported with a generated modeling file.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from interop.export.exported_rope import RopeTable, rope_table
@@ -51,23 +51,6 @@ class NotRepresentable(Exception):
     """No class of transformers has this part of a model; the message is the reason."""
 
 
-@dataclass(frozen=True)
-class ModelClass:
-    """A model_type of transformers, for preference in the order of CLASSES.
-
-    Attributes:
-        supports: requirements that it can meet.
-        requires: requirements without which it computes something else.
-    """
-
-    supports: frozenset[str] = frozenset()
-    requires: frozenset[str] = frozenset()
-
-
-def _class(supports: Iterable[str] = (), requires: Iterable[str] = ()) -> ModelClass:
-    return ModelClass(frozenset(supports) | frozenset(requires), frozenset(requires))
-
-
 # Requirements, as they are named in messages.
 SCALED = "frequencies other than those of a base"
 PARTIAL = "partial rotation"
@@ -87,21 +70,23 @@ MULTIPLIERS = "Granite's multipliers"
 GEMMA = "Gemma 3's blocks"
 UNEVEN = "a width that is not a multiple of the heads"  # refused by LlamaConfig alone
 
-CLASSES: dict[str, ModelClass] = {
-    "llama": _class((SCALED, ALL_BIASES, MLP_BIAS)),
-    "mistral": _class((SCALED, WINDOW, UNEVEN)),
-    "qwen3": _class((SCALED, WINDOW, WINDOWS, ALL_BIASES, UNEVEN), (QK_NORM,)),
-    "qwen2": _class((SCALED, WINDOW, WINDOWS, UNEVEN), (QKV_BIAS,)),
-    "phi3": _class((SCALED, WINDOW, UNEVEN), (PARTIAL,)),
-    "smollm3": _class((SCALED, WINDOW, WINDOWS, NOPE, ALL_BIASES, MLP_BIAS, UNEVEN)),
-    "ministral3": _class((SCALED, WINDOW, UNEVEN), (TEMPERATURE,)),
-    "granite": _class((SCALED, ALL_BIASES, MLP_BIAS, UNEVEN), (MULTIPLIERS,)),
-    "granite_swa": _class(
-        (SCALED, WINDOW, WINDOWS, NOPE, BASES, SINK, MULTIPLIERS, ALL_BIASES, MLP_BIAS, UNEVEN)
+# Of each model_type, in the order of preference: what it supports, and what it requires.
+CLASSES: dict[str, tuple[set[str], set[str]]] = {
+    "llama": ({SCALED, ALL_BIASES, MLP_BIAS}, set()),
+    "mistral": ({SCALED, WINDOW, UNEVEN}, set()),
+    "qwen3": ({SCALED, WINDOW, WINDOWS, ALL_BIASES, UNEVEN}, {QK_NORM}),
+    "qwen2": ({SCALED, WINDOW, WINDOWS, UNEVEN}, {QKV_BIAS}),
+    "phi3": ({SCALED, WINDOW, UNEVEN}, {PARTIAL}),
+    "smollm3": ({SCALED, WINDOW, WINDOWS, NOPE, ALL_BIASES, MLP_BIAS, UNEVEN}, set()),
+    "ministral3": ({SCALED, WINDOW, UNEVEN}, {TEMPERATURE}),
+    "granite": ({SCALED, ALL_BIASES, MLP_BIAS, UNEVEN}, {MULTIPLIERS}),
+    "granite_swa": (
+        {SCALED, WINDOW, WINDOWS, NOPE, BASES, SINK, MULTIPLIERS, ALL_BIASES, MLP_BIAS, UNEVEN},
+        set(),
     ),
-    "olmo2": _class((SCALED, ALL_BIASES, UNEVEN), (JOINT_NORM,)),
-    "olmo3": _class((SCALED, ALL_BIASES, WINDOW, WINDOWS, BY_TYPE, UNEVEN), (JOINT_NORM,)),
-    "gemma3_text": _class((SCALED, ALL_BIASES, WINDOW, WINDOWS, BY_TYPE), (GEMMA,)),
+    "olmo2": ({SCALED, ALL_BIASES, UNEVEN}, {JOINT_NORM}),
+    "olmo3": ({SCALED, ALL_BIASES, WINDOW, WINDOWS, BY_TYPE, UNEVEN}, {JOINT_NORM}),
+    "gemma3_text": ({SCALED, ALL_BIASES, WINDOW, WINDOWS, BY_TYPE}, {GEMMA}),
 }
 
 
@@ -127,13 +112,10 @@ def choose_class(model: Transformer) -> ClassChoice:
         needed = _requirements(model, tables)
     except NotRepresentable as reason:
         return ClassChoice(None, str(reason))
-    for model_type, candidate in CLASSES.items():
-        if candidate.requires <= needed <= candidate.supports:
-            return ClassChoice(
-                model_type,
-                ", ".join(sorted(needed)) or "a plain Llama",
-                tables,
-            )
+    for model_type, (supported, required) in CLASSES.items():
+        if required <= needed <= supported | required:
+            reason = ", ".join(sorted(needed)) or "a plain Llama"
+            return ClassChoice(model_type, reason, tables)
     return ClassChoice(None, f"no class combines {', '.join(sorted(needed))}")
 
 

@@ -94,14 +94,8 @@ def _stored(file: Path) -> dict[str, StoredTensor]:
         with safe_open(file, framework="pt") as tensors:
             stored = {}
             for name in tensors.keys():  # noqa: SIM118, not a dict
-                part = tensors.get_slice(name)
-                read = partial(_read, file, name)
-                stored[name] = StoredTensor(
-                    file,
-                    tuple(part.get_shape()),
-                    part.get_dtype(),
-                    read,
-                )
+                shape = tuple(tensors.get_slice(name).get_shape())
+                stored[name] = StoredTensor(file, shape, partial(_read, file, name))
             return stored
     except SafetensorError as error:
         raise InteropError(

@@ -2,10 +2,12 @@
 loops."""
 
 import math
+from itertools import product
 
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 
 from evaluation.diagnostics.attention import merged
 from evaluation.diagnostics.attention_weights import AttentionRecorder, bucket_edges, last_outputs
@@ -13,7 +15,7 @@ from evaluation.diagnostics.repetition import repeated_runs
 from evaluation.diagnostics.turns import (
     output_drift,
     pairs_of,
-    scored,
+    scored_outputs,
     table_drift,
     trained_turns,
     unturned_features,
@@ -52,30 +54,27 @@ def measure_attention(q, k, *, sink=None, bos=None, tokens=None, window=None, si
     recorder = AttentionRecorder(tokens, KEEP, bucket_edges(length, L0), L0, bos, [None])
     v = torch.randn(k.shape, dtype=k.dtype, generator=torch.Generator().manual_seed(3))
     recorder.hooks()[0](views, v, 1.0, sink, attend(views, v, 1.0, sink=sink))
-    found = recorder.result()
-    assert found.mismatch < 1e-12
-    return {name: value[:, 0] for name, value in found.values.items()}, found
+    sample = recorder.result()
+    assert sample.mismatch < 1e-12
+    return {name: value[:, 0] for name, value in sample.values.items()}
 
 
-def zeros(rows, length, heads, dtype=torch.float64):
-    return torch.zeros(rows, heads, length, D, dtype=dtype)
-
-
-def test_sinks_and_windows():
-    values, _ = measure_attention(
-        zeros(1, KEEP, H), zeros(1, 21, G), sink=torch.zeros(H).double(), window=5
-    )
-    for name, number in (
-        ("mass_lost", 1 / 6),
-        ("entropy", math.log(5)),
-        ("first_token", 0),
-        ("keys", 5),
-    ):
+@pytest.mark.parametrize(
+    "options, expected",
+    [
+        (
+            {"sink": torch.zeros(H).double(), "window": 5},
+            {"mass_lost": 1 / 6, "entropy": math.log(5), "first_token": 0, "keys": 5},
+        ),
+        # The seven keys of a query: five near ones, and two at distances of 19, 20 and 21.
+        ({"window": 5, "sinks": 2}, {"first_token": 1 / 7, "reach_90": 20}),
+    ],
+)
+def test_sinks_and_windows(options, expected):
+    q, k = (torch.zeros(1, heads, n, D).double() for heads, n in ((H, KEEP), (G, 21)))
+    values = measure_attention(q, k, **options)
+    for name, number in expected.items():
         torch.testing.assert_close(values[name], torch.full((1, H), float(number)).double())
-    values, _ = measure_attention(zeros(1, KEEP, H), zeros(1, 21, G), window=5, sinks=2)
-    reached = [19, 20, 21]  # the seven keys of a query: five near ones, and two that far away
-    torch.testing.assert_close(values["first_token"], torch.full((1, H), 1 / 7).double())
-    torch.testing.assert_close(values["reach_90"], torch.full((1, H), np.mean(reached)).double())
 
 
 def record_attention(model, tokens, keep=4, bos=None):
@@ -94,12 +93,12 @@ def brute(model, tokens, keep):
     full = []
 
     def note(views, v, scale, sink, out):
-        queries = views[0].mask.queries
-        full.append(attention_details(views, v, scale, sink, 0, queries, whole=True, logits=True))
+        details = attention_details(views, v, scale, sink, 0, length, whole=True, logits=True)
+        full.append((details.weights[:, :, -keep:], details.logits[:, :, -keep:]))
 
     with torch.no_grad():
         model(tokens, TokenPositions.plain(length), hooks=[note] * len(model.layers))
-    return [(one.weights[:, :, -keep:], one.logits[:, :, -keep:]) for one in full]
+    return full
 
 
 @pytest.mark.parametrize(
@@ -119,51 +118,45 @@ def brute(model, tokens, keep):
 def test_measures_match_loops_without_cache(case, keep=4):
     model = build(case)
     tokens = ids(2, reach_of(model, T))
-    found = record_attention(model, tokens, keep, bos=int(tokens[0, 2]))
+    bos = int(tokens[0, 2])
+    sample = record_attention(model, tokens, keep, bos=bos)
     length = tokens.shape[1]
-    assert found.mismatch < 1e-10
+    edges = bucket_edges(length, L0)
+    assert sample.mismatch < 1e-10
     for layer, (weights, logits) in enumerate(brute(model, tokens, keep)):
-        for row in range(2):
-            for head in range(weights.shape[1]):
-                expected = {name: [] for name in found.values}
-                mass = np.zeros(len(bucket_edges(length, L0)) - 1)
-                for i in range(keep):
-                    query = length - keep + i
-                    w = weights[row, head, i, : query + 1].numpy()
-                    z = logits[row, head, i, : query + 1].numpy()
-                    z = z[np.isfinite(z)]
-                    p = w / w.sum()
-                    distance = query - np.arange(query + 1)
-                    keys = int(
-                        ((weights[row, head, i] > 0) | torch.isfinite(logits[row, head, i])).sum()
-                    )
-                    entropy = -sum(x * math.log(x) for x in p if x > 0)
-                    expected["entropy"].append(entropy)
-                    expected["entropy_relative"].append(entropy / math.log(keys))
-                    expected["first_token"].append(w[0])
-                    expected["mass_beyond"].append(w[distance >= L0].sum())
-                    expected["mass_lost"].append(1 - w.sum())
-                    expected["logit_std"].append(z.std())
-                    expected["logit_max"].append(z.max())
-                    near = next(
-                        r for r in range(1, query + 2) if p[distance < r].sum() >= 0.9 - 1e-9
-                    )
-                    expected["reach_90"].append(near)
-                    expected["distance_mean"].append((p * distance).sum())
-                    expected["keys"].append(keys)
-                    marked = tokens[row, : query + 1].numpy() == int(tokens[0, 2])
-                    expected["bos"].append(
-                        w[marked].sum() if (tokens[row] == tokens[0, 2]).any() else math.nan
-                    )
-                    for at, d in zip(w, distance, strict=True):
-                        mass[np.searchsorted(bucket_edges(length, L0), d, side="right") - 1] += (
-                            at / keep
-                        )
-                for name, numbers in expected.items():
-                    if name != "unturned_variance":
-                        value = float(found.values[name][row, layer, head])
-                        assert value == pytest.approx(np.mean(numbers), abs=1e-9, nan_ok=True), name
-                np.testing.assert_allclose(found.by_distance[row, layer, head], mass, atol=1e-10)
+        for row, head in product(range(2), range(weights.shape[1])):
+            by_query = []
+            mass = np.zeros(len(edges) - 1)
+            for i, query in enumerate(range(length - keep, length)):
+                w = weights[row, head, i, : query + 1].numpy()
+                z = logits[row, head, i, : query + 1].numpy()
+                keys = int(((w > 0) | np.isfinite(z)).sum())
+                z = z[np.isfinite(z)]
+                p = w / w.sum()
+                distance = query - np.arange(query + 1)
+                mass += np.histogram(distance, edges, weights=w)[0] / keep
+                marked = tokens[row, : query + 1].numpy() == bos
+                reach = next(r for r in range(1, query + 2) if p[distance < r].sum() >= 0.9 - 1e-9)
+                by_query.append(
+                    {
+                        "entropy": stats.entropy(p),
+                        "entropy_relative": stats.entropy(p) / math.log(keys),
+                        "first_token": w[0],
+                        "mass_beyond": w[distance >= L0].sum(),
+                        "mass_lost": 1 - w.sum(),
+                        "logit_std": z.std(),
+                        "logit_max": z.max(),
+                        "reach_90": reach,
+                        "distance_mean": (p * distance).sum(),
+                        "keys": keys,
+                        "bos": w[marked].sum() if (tokens[row] == bos).any() else math.nan,
+                    }
+                )
+            for name in by_query[0]:
+                value = float(sample.values[name][row, layer, head])
+                mean = np.mean([measures[name] for measures in by_query])
+                assert value == pytest.approx(mean, abs=1e-9, nan_ok=True), name
+            np.testing.assert_allclose(sample.by_distance[row, layer, head], mass, atol=1e-10)
 
 
 def test_incomplete_rotation_pairs_and_variance_fraction():
@@ -231,24 +224,21 @@ def test_drift_of_tables_and_outputs():
     assert 2**-10 < drift["stored in bfloat16"] <= 2**-8
     assert table_drift(build("none"), 50) is None
     kinds = {"a": {"name": "none"}, "b": {"name": "rope"}}
-    assert (
-        table_drift(build({"name": "pattern", "layers": ["a", "b"], "kinds": kinds}), 5000) == drift
-    )
+    pattern = build({"name": "pattern", "layers": ["a", "b"], "kinds": kinds})
+    assert table_drift(pattern, 5000) == drift
     tokens = ids(2, T + 1)
-    how = {"length": T, "chunk": 4}
-    logits = last_outputs(model, tokens[:, :-1], 5, **how)
-    exact = logits, scored(logits, tokens[:, -5:])
-    torch.testing.assert_close(
-        exact[1], -logits.log_softmax(-1).gather(-1, tokens[:, -5:, None])[..., 0]
-    )
-    again = output_drift(exact, model, tokens, 5, **how)
-    assert all(value == 0 for value in again.values())
-    single = output_drift(exact, build("rope", dtype=torch.float32), tokens, 5, **how)
-    half = output_drift(exact, build("rope", dtype=torch.bfloat16), tokens, 5, **how)
-    assert (
-        1e-8 < single["logit_max"] < 1e-4 < half["logit_max"]
-        and abs(half["nll_mean"]) <= half["nll_max"]
-    )
+
+    def outputs(dtype):
+        return scored_outputs(build("rope", dtype=dtype), tokens, 5, length=T, chunk=4)
+
+    logits, nll = exact = outputs(torch.float64)
+    expected = -logits.log_softmax(-1).gather(-1, tokens[:, -5:, None])[..., 0]
+    torch.testing.assert_close(nll, expected)
+    assert not any(output_drift(exact, exact).values())
+    single = output_drift(exact, outputs(torch.float32))
+    half = output_drift(exact, outputs(torch.bfloat16))
+    assert 1e-8 < single["logit_max"] < 1e-4 < half["logit_max"]
+    assert abs(half["nll_mean"]) <= half["nll_max"]
 
 
 def test_repetition_matches_loops():

@@ -1,7 +1,6 @@
 """evaluate.py with protocol=attention and protocol=generation on a run directory, end to end."""
 
 import csv
-import io
 import json
 import math
 
@@ -32,87 +31,43 @@ def read(folder):
 
 
 def test_attention_diagnostics_end_to_end(root, monkeypatch, capsys):  # noqa: F811
-    overrides = [
-        "protocol=attention",
-        "lengths=[24,48,96]",
-        "targets=8",
-        "spans_per_document=2",
-        "device=cpu",
-    ]
+    overrides = ["protocol=attention", "lengths=[24,48,96]", "targets=8", "spans_per_document=2"]
+    overrides += ["device=cpu", "windows=9", "methods=[trained,truncate,yarn]", "folder=a"]
     monkeypatch.setattr(evaluation_report, "save", touch)
-    assert (
-        call(
-            monkeypatch,
-            root / "run",
-            *overrides,
-            "windows=9",
-            "methods=[trained,truncate,yarn]",
-            "folder=a",
-        )
-        == 0
-    )
-    out, _ = capsys.readouterr()
-    assert (
-        out.startswith("as trained, from 24 to 96 tokens: entropy") and "rotary pairs never" in out
-    )
+    assert call(monkeypatch, root / "run", *overrides) == 0
+    assert capsys.readouterr().out.startswith("as trained, from 24 to 96 tokens: entropy")
     folder = root / "run" / "evaluation" / "a"
-    names = {path.stem for path in folder.glob("*.png")}
     by_method = {"attention_by_length", "mass_by_distance", "reach_of_heads"}
-    assert names == by_method | {f"{n}-yarn" for n in by_method} | {
-        "attention_by_method",
-        "rotary_pairs",
-    }
+    figures = {"attention_by_method", "rotary_pairs", *(f"{name}-yarn" for name in by_method)}
+    assert {path.stem for path in folder.glob("*.png")} == by_method | figures
     report = read(folder)
-    assert (
-        report["kind"] == "attention"
-        and report["lengths"] == [24, 48, 96]
-        and report["windows"] == 9
-    )
-    assert list(report["methods"]) == ["trained", "yarn"] and report["mismatch"] < 1e-5
-    flat = {
-        (c["method"], c["length"], c["layer"], c["head"], c["measure"]): c for c in report["cells"]
-    }
-    assert len(flat) == len(report["cells"])
+    assert report["kind"] == "attention" and report["windows"] == 9
+    assert report["lengths"] == [24, 48, 96] and list(report["methods"]) == ["trained", "yarn"]
+    assert report["mismatch"] < 1e-5
+    keys = ("method", "length", "layer", "head", "measure")
+    cells = {tuple(cell[key] for key in keys): cell for cell in report["cells"]}
+    value = {where: cell["value"] for where, cell in cells.items()}
+    assert len(cells) == len(report["cells"])
     for measure in ("entropy", "first_token", "logit_std", "reach_90"):
-        heads = [flat["trained", 48, 1, head, measure]["value"] for head in range(6)]
-        assert flat["trained", 48, 1, None, measure]["value"] == pytest.approx(
-            np.mean(heads), rel=1e-4
-        )
-    top = flat["trained", 96, None, None, "entropy"]
-    assert top["low"] < top["value"] < top["high"] < math.log(96)
-    assert (
-        flat["trained", 24, None, None, "mass_beyond"]["value"]
-        == 0
-        < flat["yarn", 96, 0, 0, "mass_beyond"]["value"]
-    )
-    # Of one length, the trained model and a method that does nothing there are the same.
-    assert (
-        flat["trained", 24, 0, 3, "entropy"]["value"] == flat["yarn", 24, 0, 3, "entropy"]["value"]
-    )
+        heads = [value["trained", 48, 1, head, measure] for head in range(6)]
+        mean = value["trained", 48, 1, None, measure]
+        assert mean == pytest.approx(np.mean(heads), rel=1e-4)
+    whole = cells["trained", 96, None, None, "entropy"]
+    assert whole["low"] < whole["value"] < whole["high"] < math.log(96)
+    assert value["trained", 24, None, None, "mass_beyond"] == 0
+    assert value["yarn", 96, 0, 0, "mass_beyond"] > 0
+    # A method that does nothing at this length is the trained model.
+    assert value["trained", 24, 0, 3, "entropy"] == value["yarn", 24, 0, 3, "entropy"]
     spread = [row for row in report["by_distance"] if row["length"] == 96]
-    assert len(spread) == 2 * (1 + 2 * 7) and spread[0]["edges"] == [
-        0,
-        1,
-        2,
-        4,
-        8,
-        16,
-        24,
-        32,
-        64,
-        96,
-    ]
+    assert len(spread) == 2 * (1 + 2 * 7)
+    assert spread[0]["edges"] == [0, 1, 2, 4, 8, 16, 24, 32, 64, 96]
     assert sum(spread[0]["mass"]) == pytest.approx(1, abs=1e-4) == sum(spread[0]["uniform"])
     assert {row["dtype"] for row in report["precision"]} == {"float32", "bfloat16"}
     assert {row["variant"] for row in report["tables"]} >= {"as used", "computed in float32"}
-    assert (
-        len([row for row in report["pairs"] if row["method"] == "yarn" and row["length"] == 96])
-        == 2
-    )
-    rows = list(csv.DictReader(io.StringIO((folder / "results.csv").read_text())))
-    assert (
-        len(rows) == len(report["cells"]) and float(rows[0]["value"]) == report["cells"][0]["value"]
-    )
+    rotary = [row for row in report["pairs"] if (row["method"], row["length"]) == ("yarn", 96)]
+    assert len(rotary) == 2
+    rows = list(csv.DictReader((folder / "results.csv").read_text().splitlines()))
+    assert len(rows) == len(cells) and float(rows[0]["value"]) == report["cells"][0]["value"]
     monkeypatch.setattr(attention_report, "figures_of", lambda result: {})
     call(monkeypatch, root / "run", folder / "settings.yaml")
     again = read(folder)
@@ -122,13 +77,8 @@ def test_attention_diagnostics_end_to_end(root, monkeypatch, capsys):  # noqa: F
 def test_models_without_attention_or_positions(root, monkeypatch, capsys):  # noqa: F811
     # figures take time
     monkeypatch.setattr(attention_report, "figures_of", lambda result: {})
-    overrides = [
-        "protocol=attention",
-        "targets=8",
-        "spans_per_document=1",
-        "windows=2",
-        "precision=[]",
-    ]
+    overrides = ["protocol=attention", "targets=8", "spans_per_document=1", "windows=2"]
+    overrides += ["precision=[]"]
     assert call(monkeypatch, root / "learned", *overrides, "lengths=[24,48]", "folder=a") == 0
     assert "trained at 48: its positions end after 24 tokens" in capsys.readouterr().out
     report = read(root / "learned" / "evaluation" / "a")
@@ -157,10 +107,8 @@ def test_generation_diagnostics_end_to_end(root, monkeypatch, capsys):  # noqa: 
     assert {c["source"] for c in report["cells"]} == {"greedy", "temperature 1", "real text"}
     assert len(report["samples"]) == 6
     cells = [c for c in report["cells"] if c["measure"] == "nll" and c["source"] == "real text"]
-    assert (
-        all(c["low"] < c["value"] < c["high"] and c["rows"] == 8 for c in cells)
-        and len(cells) == 10
-    )
+    assert len(cells) == 10
+    assert all(c["low"] < c["value"] < c["high"] and c["rows"] == 8 for c in cells)
     assert call(monkeypatch, root / "learned", *overrides) == 0
     assert "positions end after 24 tokens" in capsys.readouterr().out
     report = read(root / "learned" / "evaluation" / "g")
@@ -207,10 +155,10 @@ def measured(sharp, make_store, tokenizer, position, **keys):
 def test_nll_of_generated_text_matches_sampling(position, sharp, make_store, tokenizer):
     """Step by step without a cache: greedy tokens are the likeliest, and the NLL is that of each
     choice."""
-    model, found = measured(sharp, make_store, tokenizer, position, temperatures=[0.0])
-    tokens, ends = found.tokens["trained", "greedy"]
-    real, _ = found.tokens["trained", "real text"]
-    assert found.edges == [8, 16, 24, 32, 40, 48, 60] and tokens.shape == (6, 60)
+    model, result = measured(sharp, make_store, tokenizer, position, temperatures=[0.0])
+    tokens, ends = result.tokens["trained", "greedy"]
+    real, _ = result.tokens["trained", "real text"]
+    assert result.edges == [8, 16, 24, 32, 40, 48, 60] and tokens.shape == (6, 60)
     for row in range(2):
         ids = tokens[row].tolist()
         assert ids[:8] == real[row, :8].tolist() and ids != real[row].tolist()
@@ -220,20 +168,20 @@ def test_nll_of_generated_text_matches_sampling(position, sharp, make_store, tok
                 logits = model(torch.tensor([ids[:at]]), TokenPositions.plain(at, length=60))[0, -1]
             assert int(logits.argmax()) == ids[at]
             losses.append(float(-logits.log_softmax(-1)[ids[at]]))
-        for n, value in enumerate(found.values["trained", "greedy"]["nll"][row]):
-            here = losses[found.edges[n] - 8 : found.edges[n + 1] - 8]
+        for n, value in enumerate(result.values["trained", "greedy"]["nll"][row]):
+            here = losses[result.edges[n] - 8 : result.edges[n + 1] - 8]
             assert value == pytest.approx(np.mean(here), abs=1e-9) if here else math.isnan(value)
 
 
 def test_generation_stops_at_eos(sharp, make_store, tokenizer):
-    _, found = measured(sharp, make_store, tokenizer, ROPE, temperatures=[2.0])
-    tokens, ends = found.tokens["trained", "temperature 2"]
+    _, result = measured(sharp, make_store, tokenizer, ROPE, temperatures=[2.0])
+    tokens, ends = result.tokens["trained", "temperature 2"]
     assert (ends < 60).any(), "a row that ends is what this test is about"
     for row, end in zip(tokens, ends, strict=True):
         assert tokenizer.eos_id not in row[8:end]
         assert end == 60 or row[end] == tokenizer.eos_id
-    alive = np.isfinite(found.values["trained", "temperature 2"]["nll"])
-    assert (alive == (np.array(found.edges[:-1]) < ends[:, None])).all()
+    alive = np.isfinite(result.values["trained", "temperature 2"]["nll"])
+    assert (alive == (np.array(result.edges[:-1]) < ends[:, None])).all()
     same = measured(sharp, make_store, tokenizer, ROPE, temperatures=[2.0])[1]
     other = measured(sharp, make_store, tokenizer, ROPE, temperatures=[2.0], seed=1)[1]
     assert (same.tokens["trained", "temperature 2"][0] == tokens).all()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from itertools import combinations
 from typing import Literal
 
+import numpy as np
 import pytest
 from matplotlib.text import Text
 
@@ -65,22 +67,11 @@ def test_inner_products_are_sums_of_cosines():
 
 def test_decay_matches_independent_sum():
     """Computed for 128 features and base 10,000 outside of this project."""
-    known = {
-        0: 32.5,
-        1: 31.5382,
-        2: 28.956,
-        5: 20.8454,
-        10: 17.9541,
-        20: 15.2424,
-        50: 12.6295,
-        100: 10.2273,
-        128: 9.2729,
-        256: 6.5431,
-    }
+    distances = [0, 1, 2, 5, 10, 20, 50, 100, 128, 256]
+    known = [32.5, 31.5382, 28.956, 20.8454, 17.9541, 15.2424, 12.6295, 10.2273, 9.2729, 6.5431]
     values = column(drawings.decay(FigureRequest()), "bound", scheme="rope, base 10,000")
     assert len(values) == 257
-    for distance, value in known.items():
-        assert values[distance] == pytest.approx(value, abs=6e-5)
+    assert [values[distance] for distance in distances] == pytest.approx(known, abs=6e-5)
 
 
 def test_angles_match_he_xu():
@@ -119,16 +110,17 @@ def test_incomplete_rotation_pairs_are_past_critical_dimension(theta, dim, lengt
     assert column(drawing, "wavelength_tokens") == pytest.approx(expected, rel=1e-12)
 
 
+def biases(drawing, label):
+    """Bias by distance."""
+    distances, values = (column(drawing, key, scheme=label) for key in ("distance", "bias_nats"))
+    return dict(zip(distances, values, strict=True))
+
+
 def test_alibi_biases_match_slopes():
     drawing = drawings.biases(FigureRequest(SchemeShape(dim=8, heads=8, train_length=100), head=2))
-    found = dict(
-        zip(
-            *(column(drawing, key, scheme="alibi") for key in ("distance", "bias_nats")),
-            strict=True,
-        )
-    )
-    assert {0, 1, 2, 3, 31, 64, 100} <= found.keys() and max(found) == 100
-    assert all(value == pytest.approx(-d / 8, abs=1e-12) for d, value in found.items())
+    drawn = biases(drawing, "alibi")
+    assert {0, 1, 2, 3, 31, 64, 100} <= drawn.keys() and max(drawn) == 100
+    assert drawn == pytest.approx({d: -d / 8 for d in drawn}, abs=1e-12)
 
 
 def test_other_biases_match_formulas():
@@ -136,28 +128,19 @@ def test_other_biases_match_formulas():
     head = 1
     drawing = drawings.biases(FigureRequest(shape, head=head))
     start = curves.biased(shape, 200)
-
-    def drawn(label: str) -> dict[int, float]:
-        distances, values = (
-            column(drawing, key, scheme=label) for key in ("distance", "bias_nats")
-        )
-        return dict(zip(distances, values, strict=True))
-
-    for d, value in drawn("sandwich").items():
+    for d, value in biases(drawing, "sandwich").items():
         product = sum(math.cos(d * 10_000 ** (-k / 64)) for k in range(64))
         assert value == pytest.approx(4 / (8 * (head + 1)) * product, abs=1e-9)
-    for form, formula in (
-        ("log", lambda r1, r2, d: -r1 * math.log(1 + r2 * d)),
-        ("power", lambda r1, r2, d: -r1 * d**r2),
-    ):
+    for form in ("log", "power"):
         numbers = start[f"kerple {form}"].state_dict()
         r1, r2 = (max(0.01, float(numbers[name][head])) for name in ("r1", "r2"))
-        for d, value in drawn(f"kerple {form}").items():
-            assert value == pytest.approx(formula(r1, r2, d), abs=1e-9)
+        for d, value in biases(drawing, f"kerple {form}").items():
+            decay = math.log(1 + r2 * d) if form == "log" else d**r2
+            assert value == pytest.approx(-r1 * decay, abs=1e-9)
     (table,) = start["t5"].state_dict().values()
     # of each bucket
     firsts = [*range(17), 19, 21, 24, 27, 31, 35, 40, 46, 52, 59, 67, 77, 87, 99, 113]
-    for d, value in drawn("t5").items():
+    for d, value in biases(drawing, "t5").items():
         assert value == float(table[sum(d >= first for first in firsts) - 1, head])
 
 
@@ -178,11 +161,8 @@ def test_registered_scheme_appears_in_figures(monkeypatch):
     drawing = drawings.biases(FigureRequest(SchemeShape(dim=8, heads=4, train_length=50), head=1))
     assert "added root_again" not in column(drawing, "scheme")
     for label, power in (("added root", 0.5), ("added square", 2)):
-        d = column(drawing, "distance", scheme=label)
-        assert column(drawing, "against_distance_0", scheme=label) == pytest.approx(
-            [-2 * x**power for x in d]
-        )
-        assert column(drawing, "bias_nats", scheme=label)[0] == 5
+        drawn = biases(drawing, label)
+        assert drawn == pytest.approx({d: 5 - 2 * d**power for d in drawn})
 
 
 def test_only_schemes_with_bias_are_found():
@@ -203,17 +183,15 @@ def test_methods_match_frequency_formulas():
         ntk, rel=1e-12
     )
     assert column(drawing, "frequency_ratio", method="drop") == [0.0] * 8
-    llama3 = []
-    for k in range(8):
-        turns = 512 * 10_000 ** (-k / 8) / (2 * math.pi)
-        kept = min(max((turns - 1) / 3, 0), 1)
-        llama3.append(kept + (1 - kept) / 4)
-    assert 0.25 < llama3[4] < 1 or 0.25 < llama3[3] < 1
+    turns = [512 * 10_000 ** (-k / 8) / (2 * math.pi) for k in range(8)]
+    kept = [min(max((turn - 1) / 3, 0), 1) for turn in turns]
+    llama3 = [share + (1 - share) / 4 for share in kept]
+    assert any(0 < share < 1 for share in kept)
     assert column(drawing, "frequency_ratio", method="llama3") == pytest.approx(llama3, rel=1e-12)
-    both = [
+    dim, wavelength = (
         column(drawing, "frequency_ratio", method=f"yarn {ramp}") for ramp in ("dim", "wavelength")
-    ]
-    assert both[0][0] == both[1][0] == 1 and both[0] != both[1]
+    )
+    assert dim[0] == wavelength[0] == 1 and dim != wavelength
     assert any("longrope" in text.get_text() for text in drawing.figure.texts)
 
 
@@ -226,36 +204,34 @@ REQUESTS = {
         SchemeShape(64, 12, 5000), thetas=[100.0, 1e4, 5e5], factor=1.5, bare=True
     ),
 }
-SAMPLE = [("decay", "usual"), ("biases", "usual"), ("wavelengths", "bare"), ("methods", "small")]
-SAMPLE += [("angles", "usual"), ("encodings", "small"), ("inner_product", "bare")]
 
 
 @pytest.mark.parametrize(
-    ("name", "ask"),
+    ("name", "request_name"),
     [
-        pytest.param(name, ask, marks=[] if (name, ask) in SAMPLE else pytest.mark.slow)
-        for name in FIGURES
-        for ask in REQUESTS
+        ("decay", "usual"),
+        ("biases", "usual"),
+        ("wavelengths", "bare"),
+        ("methods", "small"),
+        ("angles", "usual"),
+        ("encodings", "small"),
+        ("inner_product", "bare"),
     ],
 )
-def test_text_does_not_overlap_or_leave_the_figure(name, ask):
-    figure = FIGURES[name](REQUESTS[ask]).figure
+def test_text_does_not_overlap_or_leave_the_figure(name, request_name):
+    figure = FIGURES[name](REQUESTS[request_name]).figure
     figure.canvas.draw()
     renderer = figure.canvas.get_renderer()
-    width, height = figure.bbox.size
-    texts = []
+    boxes = {}
     for text in figure.findobj(Text):
         # Ticks beyond the limits are kept, invisible to the reader; so are empty strings.
         if text.get_text() and text.get_visible() and not _beyond(figure, text):
-            texts.append((text.get_text(), Text.get_window_extent(text, renderer)))
-    for overrides, box in texts:
-        assert (
-            box.x0 >= -0.5 and box.x1 <= width + 0.5 and box.y0 >= -0.5 and box.y1 <= height + 0.5
-        ), overrides
-    for i, (overrides, a) in enumerate(texts):
-        for others, b in texts[:i]:
-            shared = min(a.x1, b.x1) - max(a.x0, b.x0), min(a.y1, b.y1) - max(a.y0, b.y0)
-            assert min(shared) <= 2.0, (overrides, others)
+            boxes[text] = Text.get_window_extent(text, renderer)
+    for text, box in boxes.items():
+        assert box.min.min() >= -0.5 and (box.max <= figure.bbox.max + 0.5).all(), text
+    for (text, a), (other, b) in combinations(boxes.items(), 2):
+        shared = np.minimum(a.max, b.max) - np.maximum(a.min, b.min)
+        assert shared.min() <= 2.0, (text, other)
 
 
 def _beyond(figure, text) -> bool:

