@@ -124,13 +124,13 @@ def activations(model: Transformer, length: int, layout: MemoryLayout) -> float:
     block.
     """
     s = model.settings
-    norms = 4 if s.norm_placement == "both" else 2
     size = layout.float_bytes
     low = HALF if layout.half else size
     whole = []
     stored = 0.0
     for block in model.blocks:
         mixer = block.attention
+        norms = 4 if block.norm_placement == "both" else 2
         inner = norms * s.dim + mixer.saved_numbers(length) + 4 * s.ffn_dim
         whole.append((2 * norms * s.dim + mixer.heads + norms) * size + inner * low)
         stored += s.dim * size
