@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import torch
 
 from errors import InteropError
-from interop.checkpoint import ForeignCheckpoint, first_names
+from interop.checkpoint import ForeignCheckpoint, StoredTensor, first_names
 from interop.huggingface.config import ImportedShape, read_config
 from interop.huggingface.reader import shown
-from interop.huggingface.weight_names import DERIVED, ONE_PLUS_NORM, weight_map
+from interop.huggingface.weight_names import DERIVED, joined, separated
 from model import Transformer
 
 HEAD = "lm_head.weight"
@@ -23,6 +24,17 @@ SIZES = (
     "num_attention_heads",
     "num_key_value_heads",
     "head_dim",
+    "linear_num_key_heads",
+    "linear_num_value_heads",
+    "linear_key_head_dim",
+    "linear_value_head_dim",
+    "linear_conv_kernel_dim",
+    "q_lora_rank",
+    "kv_lora_rank",
+    "qk_nope_head_dim",
+    "qk_rope_head_dim",
+    "v_head_dim",
+    "conv_L_cache",
     "vocab_size",
     "layers",
     "dim",
@@ -50,6 +62,8 @@ def build_model(checkpoint: ForeignCheckpoint) -> ImportedModel:
             missing, left over, damaged, not finite, or of another shape or type.
     """
     where = checkpoint.config_file
+    if checkpoint.config.get("model_type") == "olmo_hybrid":
+        checkpoint = replace(checkpoint, tensors=_olmo_hybrid(checkpoint.tensors))
     _check_sizes(checkpoint)
     shape = read_config(checkpoint.config, where)
     with torch.device("meta"):
@@ -57,12 +71,14 @@ def build_model(checkpoint: ForeignCheckpoint) -> ImportedModel:
     if shape.family is None:
         theirs = {f"model.{name}": (name,) for name in empty}
     else:
-        theirs, unknown = weight_map(shape.family.layer, shape.model.layers, empty)
+        theirs, unknown = shape.family.weight_map(shape.model, empty)
         assert not unknown, f"families.py maps no tensor to {unknown}"
     has_copy = _check_names(checkpoint, set(theirs), shape.model.tie_embeddings)
-    rows_of = {name: [empty[part].shape[0] for part in parts] for name, parts in theirs.items()}
+    heads = shape.model.heads
+    one_plus_norms = shape.family is not None and shape.family.one_plus_norms
     for name, parts in theirs.items():
-        expected = (sum(rows_of[name]), *empty[parts[0]].shape[1:])
+        whole = joined(name, [empty[part] for part in parts], heads, one_plus_norms)
+        expected = tuple(whole.shape)
         stored = checkpoint.tensors[name]
         if stored.shape != expected:
             raise InteropError(
@@ -78,9 +94,9 @@ def build_model(checkpoint: ForeignCheckpoint) -> ImportedModel:
                 f"{stored.file}: {name} has values that are not finite; download it again, or "
                 "import other weights"
             )
-        if shape.family and shape.family.one_plus_norms and ONE_PLUS_NORM.fullmatch(name):
-            values += 1
-        for part, own_values in zip(parts, values.split(rows_of[name]), strict=True):
+        rows = [len(empty[part]) for part in parts]
+        separate = separated(name, values, rows, heads, one_plus_norms)
+        for part, own_values in zip(parts, separate, strict=True):
             own[part].copy_(own_values)
     if has_copy and not torch.equal(checkpoint.tensors[HEAD].read(), own["embed.weight"]):
         raise InteropError(
@@ -88,6 +104,27 @@ def build_model(checkpoint: ForeignCheckpoint) -> ImportedModel:
             "has tie_word_embeddings = true; one of them is wrong"
         )
     return ImportedModel(model.eval(), shape, checkpoint)
+
+
+def _olmo_hybrid(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """The tensors under the names of transformers' class: files have other names of norms, and the
+    convolution of each layer in three parts."""
+    renamed = {}
+    for name, stored in tensors.items():
+        name = name.replace("attention_layer_norm", "input_layernorm")
+        renamed[name.replace("feedforward_layer_norm", "post_attention_layernorm")] = stored
+    for name in [name for name in renamed if ".q_conv1d." in name]:
+        names = [name.replace(".q_", f".{letter}_") for letter in "qkv"]
+        if not renamed.keys() >= set(names):
+            continue  # reported as missing
+        parts = [renamed.pop(part) for part in names]
+        rows = sum(part.shape[0] for part in parts)
+        renamed[name.replace("q_conv1d", "conv1d")] = replace(
+            parts[0],
+            shape=(rows, *parts[0].shape[1:]),
+            read=lambda parts=parts: torch.cat([part.read() for part in parts]),
+        )
+    return renamed
 
 
 def _transformer(shape: ImportedShape) -> Transformer:

@@ -101,10 +101,10 @@ class Block(nn.Module):
         self.attention = MIXERS[kind.mixer.name][1](kind)
         self.mlp_norm = RMSNorm(s.dim, eps=s.norm_eps)
         self.mlp = GatedMLP(s.dim, s.ffn_dim, s.mlp_bias, s.activation)
-        if s.norm_placement == "both":
+        if kind.norm_placement == "both":
             self.attention_output_norm = RMSNorm(s.dim, eps=s.norm_eps)
             self.mlp_output_norm = RMSNorm(s.dim, eps=s.norm_eps)
-        self.norm_placement = s.norm_placement
+        self.norm_placement = kind.norm_placement
         self.residual_multiplier = s.residual_multiplier
         self.checkpointing: Checkpointing = "none"
         self._compiled: Callable[..., Tensor] | None = None

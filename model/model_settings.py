@@ -17,7 +17,7 @@ from pydantic import (
 
 from errors import ModelError
 from model.attention.softmax import AttentionMixer
-from model.mixers.base import Gate, LayerKind, MixerSettings
+from model.mixers.base import Gate, LayerKind, MixerSettings, NormPlacement
 from model.mixers.registry import MIXERS
 from model.position import SCHEMES, PositionSettings
 from model.position.schemes.rope import RopeSettings
@@ -60,6 +60,7 @@ class LayerKindSettings(StrictSettings):
     mixer: AnyMixer | None = _own("token mixer")
     position: AnyPosition | None = _own("positional scheme")
     gate: Gate | None = _own("gate of the mixer's output")
+    norm_placement: NormPlacement | None = _own("placement of norms")
     heads: int | None = _own("query heads H", ge=1)
     kv_heads: int | None = _own("key/value heads G", ge=1)
     head_dim: int | None = _own("dimension D of each head", ge=1)
@@ -128,7 +129,7 @@ class ModelSettings(StrictSettings):
         description="RMSNorm on queries and keys before positions: of each head, or of all heads "
         "together (OLMo 2)",
     )
-    norm_placement: Literal["input", "output", "both"] = Field(
+    norm_placement: NormPlacement = Field(
         "input",
         description="RMSNorm on the input of attention and MLP (pre-norm), on their output before "
         "it is added to the residual stream (OLMo 2), or both (Gemma 3)",
@@ -315,6 +316,7 @@ class ModelSettings(StrictSettings):
             mixer=self._value("mixer", own),
             position=self._value("position", own),
             gate=self._value("gate", own),
+            norm_placement=self._value("norm_placement", own),
             heads=self._value("heads", own),
             kv_heads=self._value("kv_heads", own),
             head_dim=head_dim,

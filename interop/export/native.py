@@ -12,7 +12,7 @@ from interop.export.classes import ClassChoice
 from interop.export.exported_rope import RopeTable
 from interop.huggingface.config import FULL, SLIDING
 from interop.huggingface.families import FAMILIES
-from interop.huggingface.weight_names import ONE_PLUS_NORM, to_half, weight_map
+from interop.huggingface.weight_names import joined, to_half
 from model import Transformer
 from model.position.temperature import Ministral3Temperature
 
@@ -168,13 +168,12 @@ def weights(
         if choice.model_type == "granite_swa" and f"{prefix}position.sink" not in ours:
             value = 0.0 if model.kinds[kind].position.sink_logit == "zero" else NO_SINK
             ours[f"{prefix}position.sink"] = ours["norm.weight"].new_full((s.heads,), value)
-    theirs, left = weight_map(family.layer, s.layers, ours)
+    theirs, left = family.weight_map(s, ours)
     assert not left, f"{choice.model_type} has no {left}"
-    converted = {name: torch.cat([ours[part] for part in parts]) for name, parts in theirs.items()}
-    if family.one_plus_norms:
-        for name in filter(ONE_PLUS_NORM.fullmatch, converted):
-            converted[name] -= 1
-    return converted
+    return {
+        name: joined(name, [ours[part] for part in parts], s.heads, family.one_plus_norms)
+        for name, parts in theirs.items()
+    }
 
 
 def _own_scale(model: Transformer, kind: str, model_type: str) -> float:

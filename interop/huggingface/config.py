@@ -58,6 +58,8 @@ def read_config(config: dict[str, Any], file: str) -> ImportedShape:
     heads = reader.number("num_attention_heads", int)
     dim = reader.number("hidden_size", int)
     head_dim = reader.number("head_dim", int, dim // heads)
+    if family.architecture == "MiniCPM3ForCausalLM":
+        head_dim = reader.number("qk_rope_head_dim", int)  # of the slice with positions
     positions, original_length = _positions(reader, family, head_dim)
     settings = {
         "dim": dim,
@@ -175,10 +177,55 @@ def _changes(reader: ConfigReader, dim: int) -> dict[str, Any]:
         value = reader.number(theirs, float, None)
         if value is not None:
             changes[ours] = float(value)
+    if reader.get("model_type") == "lfm2":
+        changes |= _lfm2(reader)
+    if reader.get("model_type") == "minicpm3":
+        changes |= _minicpm3(reader, dim)
     if reader.get("model_type") == "gemma3_text":
         changes["embedding_multiplier"] = dim**0.5
         scalar = reader.number("query_pre_attn_scalar", float)
         changes["attention_multiplier"] = scalar**-0.5
+    return changes
+
+
+def _lfm2(reader: ConfigReader) -> dict[str, Any]:
+    """Settings that LFM2 has under names of its own."""
+    ffn_dim = reader.number("block_ff_dim", int, reader.number("intermediate_size", int))
+    if reader.flag("block_auto_adjust_ff_dim"):
+        multiple = reader.number("block_multiple_of", int)
+        multiplier = reader.number("block_ffn_dim_multiplier", float, 1.0)
+        ffn_dim = int(multiplier * int(2 * ffn_dim / 3))
+        ffn_dim = -(-ffn_dim // multiple) * multiple
+    changes = {"ffn_dim": ffn_dim, "norm_eps": reader.number("norm_eps", float)}
+    if reader.get("tie_embedding") is not None:
+        changes["tie_embeddings"] = reader.flag("tie_embedding")
+    return changes
+
+
+def _minicpm3(reader: ConfigReader, dim: int) -> dict[str, Any]:
+    """Latent attention and multipliers of MiniCPM3."""
+    parameters = rope_parameters(reader)[""]
+    if parameters.get("mscale_all_dim"):
+        raise InteropError(
+            f"{parameters.file}: mscale_all_dim cannot be imported: MiniCPM3 scales q·k by it"
+        )
+    layers = reader.number("num_hidden_layers", int)
+    value_dim = dim // reader.number("num_attention_heads", int)
+    changes: dict[str, Any] = {
+        "mixer": {
+            "name": "latent",
+            "rank": reader.number("kv_lora_rank", int),
+            "query_rank": reader.number("q_lora_rank", int, None),
+            "unrotated_dim": reader.number("qk_nope_head_dim", int),
+            "value_dim": reader.number("v_head_dim", int, value_dim),
+            "norm_eps": 1e-6,
+        },
+        "embedding_multiplier": reader.number("scale_emb", float),
+        "logit_divisor": dim / reader.number("dim_model_base", int, dim),
+    }
+    depth = reader.number("scale_depth", float, None)
+    if depth is not None:
+        changes["residual_multiplier"] = depth / layers**0.5
     return changes
 
 
@@ -192,9 +239,12 @@ def _positions(
     window = reader.number("sliding_window", int, None)
     if SLIDING in types and window is None:
         raise InteropError(f"{reader.file}: layer_types has {SLIDING}, but sliding_window is null")
-    schemes = []
+    schemes: list[dict[str, Any]] = []  # settings of each layer
     lengths = set()
     for layer_type, theta in zip(types, thetas, strict=True):
+        if layer_type == family.other_type:
+            schemes.append(_other_layer(reader))
+            continue
         parameters = by_type.get(layer_type) or by_type[""]
         if theta:
             parameters = ConfigReader({**parameters.values, "rope_theta": theta}, parameters.file)
@@ -203,13 +253,47 @@ def _positions(
             scheme, length = read_rope(RopeSource(parameters, reader, head_dim, family.partial))
             lengths |= {length} - {None}
         scheme |= _modifiers(reader, parameters)
-        schemes.append(scheme | ({"window": window} if layer_type == SLIDING else {}))
+        if layer_type == SLIDING:
+            scheme["window"] = window
+        schemes.append({"position": scheme})
     if len(lengths) > 1:
         raise InteropError(
             f"{reader.file}: layers with different original lengths "
             f"({', '.join(map(str, sorted(lengths)))}) cannot be imported"
         )
     return _pattern(schemes), next(iter(lengths), None)
+
+
+def _other_layer(reader: ConfigReader) -> dict[str, Any]:
+    """A layer of another mixer than attention: LFM2's gated convolution, or Gated DeltaNet."""
+    layer: dict[str, Any] = {"position": {"name": "none"}}
+    if reader.get("model_type") == "lfm2":
+        width = reader.number("conv_L_cache", int)
+        has_bias = reader.flag("conv_bias")
+        layer["mixer"] = {"name": "short_convolution", "width": width, "bias": has_bias}
+        return layer
+    heads = reader.number("num_attention_heads", int)
+    layer["heads"] = reader.number("linear_num_value_heads", int, heads)
+    key_heads = layer["kv_heads"] = reader.number("linear_num_key_heads", int, heads)
+    key_dim = int(0.75 * reader.number("hidden_size", int) / key_heads)
+    key_dim = layer["head_dim"] = reader.number("linear_key_head_dim", int, key_dim)
+    layer["mixer"] = {
+        "name": "recurrent",
+        "decay": "head",
+        "delta": True,
+        "beta": "sigmoid",
+        "unit_qk": True,
+        "value_dim": reader.number("linear_value_head_dim", int, 2 * key_dim),
+        "convolution": reader.number("linear_conv_kernel_dim", int),
+        "output_gate": "silu",
+    }
+    if reader.get("model_type") == "qwen3_5_text":
+        layer["gate"] = "none"
+        return layer
+    layer["norm_placement"] = "input"
+    layer["mixer"]["output_norm_eps"] = 1e-5
+    layer["mixer"]["beta_max"] = 2.0 if reader.flag("linear_allow_neg_eigval") else 1.0
+    return layer
 
 
 def _modifiers(reader: ConfigReader, parameters: ConfigReader) -> dict[str, Any]:
@@ -234,9 +318,10 @@ def _layer_types(reader: ConfigReader) -> list[str]:
         return [FULL if window is None else SLIDING] * layers
     if given is not None:
         is_list = isinstance(given, list) and len(given) >= layers
-        if not is_list or not all(name in (FULL, SLIDING) for name in given):
+        known = [FULL, FAMILIES[model_type].other_type or SLIDING]
+        if not is_list or not all(name in (*known, SLIDING) for name in given):
             raise InteropError(
-                f"{reader.file}: layer_types must be {layers} times {FULL} or {SLIDING}, got "
+                f"{reader.file}: layer_types must be {layers} times {' or '.join(known)}, got "
                 f"{shown(given)}"
             )
         given = given[:layers]
@@ -255,6 +340,15 @@ def _layer_types(reader: ConfigReader) -> list[str]:
         return [SLIDING if windowed and theta == 0 else FULL for theta in _layer_thetas(reader)]
     if model_type == "granite_swa":
         return [FULL if i % 4 == 0 else SLIDING for i in range(layers)]
+    if model_type == "lfm2":
+        full = reader.numbers("full_attn_idxs")
+        return [FULL if full is None or i in full else "conv" for i in range(layers)]
+    if model_type == "olmo_hybrid":
+        types = [FULL if i % 4 == 3 else "linear_attention" for i in range(layers)]
+        return types if FULL in types else [*types[:-1], FULL]
+    if model_type == "qwen3_5_text":
+        period = reader.number("full_attention_interval", int)
+        return ["linear_attention" if (i + 1) % period else FULL for i in range(layers)]
     if model_type == "gemma3_text":
         period = reader.number("sliding_window_pattern", int)
         return [SLIDING if (i + 1) % period else FULL for i in range(layers)]
@@ -268,6 +362,9 @@ def _layer_thetas(reader: ConfigReader) -> list[float | None]:
     layers."""
     layers = reader.number("num_hidden_layers", int)
     model_type = reader.get("model_type")
+    if model_type == "olmo_hybrid":
+        has_rope = reader.object("rope_parameters").get("rope_theta", 1) is not None
+        return [None if has_rope else 0.0] * layers  # a base of null: no rotation
     if model_type == "granite_swa":
         given = reader.numbers("layer_rope_theta", layers)
         return [None] * layers if given is None else [*given[:layers]]
@@ -280,29 +377,28 @@ def _layer_thetas(reader: ConfigReader) -> list[float | None]:
     return [None] * layers
 
 
-def _pattern(schemes: list[dict[str, Any]]) -> dict[str, Any]:
-    """`position` if all layers have it, else `kinds` in a `pattern` of the shortest period."""
+def _pattern(layers: list[dict[str, Any]]) -> dict[str, Any]:
+    """The settings of the only layer kind, or `kinds` in a `pattern` of the shortest period."""
     kinds: dict[str, dict[str, Any]] = {}
     names = []
-    for scheme in schemes:
-        name = next((name for name, known in kinds.items() if known == scheme), None)
+    for layer in layers:
+        name = next((name for name, known in kinds.items() if known == layer), None)
         if name is None:
-            stem = "nope" if scheme["name"] == "none" else "rope"
-            stem += "_window" if "window" in scheme else ""
+            position = layer["position"]
+            stem = "nope" if position["name"] == "none" else "rope"
+            stem += "_window" if "window" in position else ""
+            stem = layer["mixer"]["name"] if "mixer" in layer else stem
             same = sum(known.rstrip("0123456789") == stem for known in kinds)
             name = f"{stem}{same + 1}" if same else stem
-            kinds[name] = scheme
+            kinds[name] = layer
         names.append(name)
     if len(kinds) == 1:
-        return {"position": schemes[0]}
+        return layers[0]
     count = len(names)
     period = next(
         p for p in range(1, count + 1) if all(names[i] == names[i % p] for i in range(count))
     )
-    return {
-        "pattern": names[:period],
-        "kinds": {name: {"position": scheme} for name, scheme in kinds.items()},
-    }
+    return {"pattern": names[:period], "kinds": kinds}
 
 
 def _ids(reader: ConfigReader, key: str) -> tuple[int, ...]:

@@ -6,10 +6,28 @@ A family states what its configuration class assumes for keys that a config.json
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from interop.huggingface.weight_names import GEMMA3, LLAMA, OLMO2, PHI3, QK_NORMS, SINKS, WeightMap
+from interop.huggingface.weight_names import (
+    GEMMA3,
+    LFM2,
+    LFM2_CONVOLUTION,
+    LLAMA,
+    MINICPM3,
+    MINICPM3_LOW_RANK,
+    OLMO2,
+    OLMO_HYBRID_DELTA,
+    PHI3,
+    QK_NORMS,
+    QWEN35,
+    QWEN35_DELTA,
+    SINKS,
+    WeightMap,
+    weight_map,
+)
+from model import ModelSettings
 
 
 @dataclass(frozen=True)
@@ -19,6 +37,9 @@ class Family:
     Attributes:
         architecture: the class of the causal language model in transformers.
         layer: weight map of one layer.
+        other_layer: weight map of layers with convolutions or states, or compressed queries.
+        other_type: the name of such layers in `layer_types`.
+        final_norm: the name of the last norm.
         defaults: values of absent keys, where they are not those of Llama. A key that changes the
             result and is not listed is not part of the family.
         settings: model settings that all models of the family share.
@@ -32,6 +53,20 @@ class Family:
     settings: dict[str, Any] = field(default_factory=dict)
     partial: bool = False
     one_plus_norms: bool = False
+    other_layer: WeightMap = field(default_factory=dict)
+    other_type: str | None = None
+    final_norm: str = "model.norm.weight"
+
+    def weight_map(
+        self, settings: ModelSettings, ours: Iterable[str]
+    ) -> tuple[WeightMap, list[str]]:
+        """The weight map of a whole model; see `weight_map`."""
+        layers = []
+        for name in settings.layer_kinds:
+            mixer = settings.resolved_kinds[name].mixer
+            is_other = getattr(mixer, "query_rank", mixer.name not in ("attention", "latent"))
+            layers.append(self.other_layer if is_other else self.layer)
+        return weight_map(layers, ours, self.final_norm)
 
 
 _MULTIPLIERS = {
@@ -42,6 +77,13 @@ _MULTIPLIERS = {
 }
 _BIASES = {"attention_bias": False, "mlp_bias": False}
 _QWEN_WINDOWS = {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28}
+_DELTA_SIZES = {
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+}
 _MINISTRAL_ROPE = {
     "rope_type": "yarn",
     "rope_theta": 1_000_000.0,
@@ -162,6 +204,71 @@ FAMILIES: dict[str, Family] = {
         settings={"qk_norm": True, "norm_placement": "both", "activation": "gelu_tanh"},
         one_plus_norms=True,
     ),
+    "lfm2": Family(
+        "Lfm2ForCausalLM",
+        LFM2,
+        other_layer=LFM2_CONVOLUTION,
+        other_type="conv",
+        final_norm="model.embedding_norm.weight",
+        defaults={
+            "intermediate_size": 12288,
+            "num_key_value_heads": 8,
+            "norm_eps": 1e-5,
+            "tie_word_embeddings": True,
+            "rope_theta": 1_000_000.0,
+            "conv_bias": False,
+            "conv_L_cache": 3,
+            "block_multiple_of": 256,
+            "block_ffn_dim_multiplier": 1.0,
+            "block_auto_adjust_ff_dim": True,
+        },
+        settings={"qk_norm": True},
+    ),
+    "olmo_hybrid": Family(
+        "OlmoHybridForCausalLM",
+        OLMO2,
+        other_layer=OLMO_HYBRID_DELTA,
+        other_type="linear_attention",
+        defaults={
+            "attention_bias": False,
+            "linear_conv_kernel_dim": 4,
+            "linear_allow_neg_eigval": True,
+        },
+        settings={"qk_norm": "all_heads", "norm_placement": "output"},
+    ),
+    "minicpm3": Family(
+        "MiniCPM3ForCausalLM",
+        MINICPM3,
+        other_layer=MINICPM3_LOW_RANK,
+        defaults={
+            "rms_norm_eps": 1e-5,
+            "tie_word_embeddings": True,
+            "q_lora_rank": 768,
+            "kv_lora_rank": 256,
+            "qk_nope_head_dim": 64,
+            "qk_rope_head_dim": 32,
+            "scale_emb": 12,
+            "scale_depth": 1.4,
+            "dim_model_base": 256,
+        },
+        settings={"kv_heads": 1},
+    ),
+    "qwen3_5_text": Family(
+        "Qwen3_5ForCausalLM",
+        QWEN35,
+        other_layer=QWEN35_DELTA,
+        other_type="linear_attention",
+        defaults={
+            "num_key_value_heads": 4,
+            "head_dim": 256,
+            "partial_rotary_factor": 0.25,
+            "full_attention_interval": 4,
+            **_DELTA_SIZES,
+        },
+        settings={"qk_norm": True, "gate": "channel"},
+        partial=True,
+        one_plus_norms=True,
+    ),
 }
 
 # What other families compute that our decoder does not, for the error message.
@@ -188,8 +295,12 @@ _OTHERS: dict[tuple[str, ...], str] = {
         "olmoe",
         "phimoe",
         "gpt_oss",
+        "lfm2_moe",
+        "qwen3_next",
+        "qwen3_5_moe",
+        "qwen3_5_moe_text",
     ): "mixture of experts",
-    ("deepseek_v2", "deepseek_v3", "minicpm3"): "multi-head latent attention",
+    ("deepseek_v2", "deepseek_v3", "kimi_linear"): "mixture of experts",
     (
         "mamba",
         "mamba2",
@@ -199,7 +310,8 @@ _OTHERS: dict[tuple[str, ...], str] = {
         "zamba2",
         "rwkv",
     ): "layers without attention",
-    ("granitemoehybrid", "qwen3_next", "qwen3_5", "recurrent_gemma"): "layers without attention",
+    ("granitemoehybrid", "recurrent_gemma"): "layers without attention",
+    ("qwen3_5",): "images; save its language model as qwen3_5_text",
     ("llama4", "llama4_text"): "mixture of experts and chunked attention",
     ("glm", "glm4", "helium"): "interleaved rotation with other weights",
 }

@@ -8,7 +8,7 @@ from typing import Any
 
 from errors import InteropError
 
-LARGEST = 1e18  # of the numbers that are read; beyond it no model has a size, base or factor
+LARGEST = 1e30  # of the numbers that are read; beyond it no model has a size, base or factor
 
 
 class ConfigReader:

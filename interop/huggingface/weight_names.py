@@ -2,15 +2,15 @@
 
 A weight map gives, for each tensor of transformers, our weights that it consists of. Matrices are
 (out, in) on both sides; a tensor with several parts is their concatenation along the first
-dimension (Phi-3). Names after `layers.{i}.` and `model.layers.{i}.` are those of a layer.
-transformers' Llama pairs rotated features as our layout `half` does; `to_half` converts the rows of
-queries and keys.
+dimension (Phi-3), or that of each head (queries and gates of Qwen3.5). Names after `layers.{i}.`
+and `model.layers.{i}.` are those of a layer. transformers' Llama pairs rotated features as our
+layout `half` does; `to_half` converts the rows of queries and keys.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -20,7 +20,6 @@ WeightMap = dict[str, tuple[str, ...]]
 
 OUTER: WeightMap = {
     "model.embed_tokens.weight": ("embed.weight",),
-    "model.norm.weight": ("norm.weight",),
     "lm_head.weight": ("head.weight",),
 }
 LLAMA: WeightMap = {
@@ -70,36 +69,141 @@ PHI3: WeightMap = {
     "mlp.gate_up_proj.weight": ("mlp.gate.weight", "mlp.up.weight"),
     "mlp.down_proj.weight": ("mlp.down.weight",),
 }
+QWEN35: WeightMap = {
+    **LLAMA,
+    **QK_NORMS,
+    "self_attn.q_proj.weight": ("attention.wq.weight", "attention.wg.weight"),
+}
+QWEN35_DELTA: WeightMap = {
+    **{name: ours for name, ours in LLAMA.items() if "self_attn" not in name},
+    "linear_attn.in_proj_qkv.weight": PHI3["self_attn.qkv_proj.weight"],
+    "linear_attn.in_proj_z.weight": ("attention.w_gate.weight",),
+    "linear_attn.in_proj_b.weight": ("attention.w_beta.weight",),
+    "linear_attn.in_proj_a.weight": ("attention.w_decay.weight",),
+    "linear_attn.conv1d.weight": ("attention.convolution.weight",),
+    "linear_attn.dt_bias": ("attention.decay_bias",),
+    "linear_attn.A_log": ("attention.decay_rate",),
+    "linear_attn.norm.weight": ("attention.output_norm",),
+    "linear_attn.out_proj.weight": ("attention.wo.weight",),
+}
+OLMO_HYBRID_DELTA: WeightMap = {
+    **{name: ours for name, ours in LLAMA.items() if "self_attn" not in name},
+    "linear_attn.q_proj.weight": ("attention.wq.weight",),
+    "linear_attn.k_proj.weight": ("attention.wk.weight",),
+    "linear_attn.v_proj.weight": ("attention.wv.weight",),
+    "linear_attn.g_proj.weight": ("attention.w_gate.weight",),
+    "linear_attn.b_proj.weight": ("attention.w_beta.weight",),
+    "linear_attn.a_proj.weight": ("attention.w_decay.weight",),
+    "linear_attn.conv1d.weight": ("attention.convolution.weight",),
+    "linear_attn.dt_bias": ("attention.decay_bias",),
+    "linear_attn.A_log": ("attention.decay_rate",),
+    "linear_attn.o_norm.weight": ("attention.output_norm",),
+    "linear_attn.o_proj.weight": ("attention.wo.weight",),
+}
+MINICPM3: WeightMap = {
+    **{name: ours for name, ours in LLAMA.items() if "self_attn" not in name},
+    "self_attn.q_proj.weight": ("attention.wq.weight",),
+    "self_attn.kv_a_proj_with_mqa.weight": ("attention.w_down.weight",),
+    "self_attn.kv_a_layernorm.weight": ("attention.latent_norm.weight",),
+    "self_attn.kv_b_proj.weight": ("attention.w_up.weight",),
+    "self_attn.o_proj.weight": ("attention.wo.weight",),
+}
+MINICPM3_LOW_RANK: WeightMap = {
+    **{name: ours for name, ours in MINICPM3.items() if "q_proj" not in name},
+    "self_attn.q_a_proj.weight": ("attention.wq_down.weight",),
+    "self_attn.q_a_layernorm.weight": ("attention.q_norm.weight",),
+    "self_attn.q_b_proj.weight": ("attention.wq.weight",),
+}
+_LFM2_OTHERS: WeightMap = {
+    "operator_norm.weight": ("attention_norm.weight",),
+    "ffn_norm.weight": ("mlp_norm.weight",),
+    "feed_forward.w1.weight": ("mlp.gate.weight",),
+    "feed_forward.w3.weight": ("mlp.up.weight",),
+    "feed_forward.w2.weight": ("mlp.down.weight",),
+}
+LFM2: WeightMap = {
+    **_LFM2_OTHERS,
+    "self_attn.q_proj.weight": ("attention.wq.weight",),
+    "self_attn.k_proj.weight": ("attention.wk.weight",),
+    "self_attn.v_proj.weight": ("attention.wv.weight",),
+    "self_attn.out_proj.weight": ("attention.wo.weight",),
+    "self_attn.q_layernorm.weight": ("attention.q_norm.weight",),
+    "self_attn.k_layernorm.weight": ("attention.k_norm.weight",),
+}
+LFM2_CONVOLUTION: WeightMap = {
+    **_LFM2_OTHERS,
+    "conv.in_proj.weight": ("attention.w_in.weight",),
+    "conv.in_proj.bias": ("attention.w_in.bias",),
+    "conv.conv.weight": ("attention.convolution.weight",),
+    "conv.conv.bias": ("attention.convolution.bias",),
+    "conv.out_proj.weight": ("attention.wo.weight",),
+    "conv.out_proj.bias": ("attention.wo.bias",),
+}
 SINKS: WeightMap = {"self_attn.sinks": ("attention.position.sink",)}
 
 # The norms that multiply by 1 + weight in families with `one_plus_norms`.
 ONE_PLUS_NORM = re.compile(r".*(layernorm|[qk]_norm|model\.norm)\.weight")
+CONVOLUTION = re.compile(r".*\.conv(1d)?\.weight")  # (C, 1, W) in transformers
 # Buffers that old versions saved beside the weights; they follow from the config.
 DERIVED = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
 
 
 def weight_map(
-    layer: WeightMap,
-    layers: int,
+    layers: Sequence[WeightMap],
     ours: Iterable[str],
+    final_norm: str = "model.norm.weight",
 ) -> tuple[WeightMap, list[str]]:
     """The weight map of a whole model.
 
     Args:
-        layer: the map of one layer of the family.
-        layers: the number of layers.
+        layers: the map of each layer.
         ours: the names of the weights that our model has; entries with other weights are left out.
+        final_norm: the name of the last norm in transformers.
 
     Returns:
         The map, and those of our weights that it does not contain.
     """
     have = set(ours)
-    whole = dict(OUTER)
-    for i in range(layers):
+    whole = {**OUTER, final_norm: ("norm.weight",)}
+    for i, layer in enumerate(layers):
         for theirs, parts in layer.items():
             whole[f"model.layers.{i}.{theirs}"] = tuple(f"layers.{i}.{part}" for part in parts)
     mapped = {theirs: parts for theirs, parts in whole.items() if have.issuperset(parts)}
     return mapped, sorted(have.difference(*mapped.values()))
+
+
+def joined(
+    name: str,
+    parts: Sequence[Tensor],
+    heads: int,
+    one_plus_norms: bool,
+) -> Tensor:
+    """A tensor of transformers from our weights; `separated` is the inverse."""
+    if len(parts) == 2 and ".q_proj." in name:
+        by_head = [part.unflatten(0, (heads, -1)) for part in parts]
+        return torch.cat(by_head, dim=1).flatten(0, 1)
+    whole = torch.cat(list(parts))
+    if CONVOLUTION.fullmatch(name):
+        return whole[:, None]
+    return whole - 1 if one_plus_norms and ONE_PLUS_NORM.fullmatch(name) else whole
+
+
+def separated(
+    name: str,
+    whole: Tensor,
+    rows: Sequence[int],
+    heads: int,
+    one_plus_norms: bool,
+) -> Sequence[Tensor]:
+    """Our weights, with these numbers of rows, from a tensor of transformers."""
+    if len(rows) == 2 and ".q_proj." in name:
+        by_head = whole.unflatten(0, (heads, -1)).split([count // heads for count in rows], dim=1)
+        return [part.flatten(0, 1) for part in by_head]
+    if CONVOLUTION.fullmatch(name):
+        whole = whole[:, 0]
+    if one_plus_norms and ONE_PLUS_NORM.fullmatch(name):
+        whole = whole + 1
+    return whole.split(list(rows))
 
 
 def to_half(rows: Tensor, heads: int, rotated: int) -> Tensor:

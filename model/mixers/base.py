@@ -25,6 +25,7 @@ from model.position.base import Initializer
 from settings.fields import StrictSettings
 
 Gate = Literal["none", "head", "channel"]
+NormPlacement = Literal["input", "output", "both"]
 
 
 class MixerSettings(StrictSettings):
@@ -52,6 +53,7 @@ class LayerKind:
     mixer: Any  # MixerSettings; modules declare their own
     position: PositionSettings
     gate: Gate
+    norm_placement: NormPlacement
     heads: int
     kv_heads: int
     head_dim: int

@@ -38,6 +38,9 @@ class LatentMixer(MixerSettings):
     value_dim: int | None = Field(
         None, ge=1, description="dimension of each head of values; null: unrotated_dim"
     )
+    norm_eps: float | None = Field(
+        None, gt=0, description="epsilon of norms of compressed vectors; null: model.norm_eps"
+    )
 
     def describe(self) -> str:
         return f"latent attention of rank {self.rank}"
@@ -62,12 +65,13 @@ class LatentAttention(Mixer):
         features = m.unrotated_dim + self.head_dim
         self.scale = features**-0.5
         self.position = Modifiers(kind.position, kind.heads)
+        norm_eps = m.norm_eps or kind.norm_eps
         if m.query_rank is not None:
             self.wq_down = nn.Linear(kind.dim, m.query_rank, bias=False)
-            self.q_norm = HeadNorm(m.query_rank, eps=kind.norm_eps)
+            self.q_norm = HeadNorm(m.query_rank, eps=norm_eps)
         self.wq = nn.Linear(m.query_rank or kind.dim, self.heads * features, bias=False)
         self.w_down = nn.Linear(kind.dim, m.rank + self.head_dim, bias=False)
-        self.latent_norm = HeadNorm(m.rank, eps=kind.norm_eps)
+        self.latent_norm = HeadNorm(m.rank, eps=norm_eps)
         self.w_up = nn.Linear(m.rank, self.heads * (m.unrotated_dim + self.value_dim), bias=False)
         self.wo = nn.Linear(self.heads * self.value_dim, kind.dim, bias=False)
 

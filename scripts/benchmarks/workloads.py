@@ -157,7 +157,7 @@ def their_model(shape: Shape) -> Any:
     )
     theirs = transformers.LlamaForCausalLM(config).eval()
     own = ours.state_dict()
-    names, _ = weight_map(LLAMA, shape.layers, own)
+    names, _ = weight_map([LLAMA] * shape.layers, own)
     theirs.load_state_dict(
         {name: torch.cat([own[part] for part in parts]) for name, parts in names.items()}
     )

@@ -84,16 +84,6 @@ def test_sampling_uses_cumulative_probability(sampling):
     assert shares == pytest.approx(P, abs=1e-4)
 
 
-def test_filtered_tokens_are_never_sampled():
-    logits = torch.tensor([[-math.inf, 0.0, 0.1, -math.inf, -math.inf]], dtype=torch.float64)
-    ends = torch.tensor([[0.0], [1 - 2.0**-32]], dtype=torch.float64)
-    drawn = SamplingParams(temperature=1).choose(logits.expand(2, -1), None, ends)
-    assert drawn.tolist() == [1, 2]
-    wide = torch.randn(1, 50_001, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    wide[:, -7:] = -math.inf
-    assert SamplingParams(temperature=1).choose(wide, None, ends[1:]).item() < 50_001 - 7
-
-
 @pytest.mark.parametrize(
     "wrong",
     [

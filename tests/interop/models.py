@@ -81,6 +81,31 @@ ABSENT = object()  # a key that the configuration does not have
 FULL = "full_attention"
 SLIDING = "sliding_attention"
 TYPES = [SLIDING, FULL, SLIDING, SLIDING, FULL]
+CONVOLUTIONS = ["conv", FULL, "conv", "conv", FULL]
+DELTAS = ["linear_attention", FULL, "linear_attention", "linear_attention", FULL]
+DELTA = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 6,
+    "linear_conv_kernel_dim": 3,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 500.0,
+        "partial_rotary_factor": 0.4,
+    },
+}
+LATENT = {
+    "num_key_value_heads": 6,
+    "head_dim": ABSENT,
+    "q_lora_rank": 14,
+    "kv_lora_rank": 11,
+    "qk_nope_head_dim": 5,
+    "qk_rope_head_dim": 6,
+    "v_head_dim": None,
+    "scale_emb": 3,
+    "dim_model_base": 10,
+}
 # Model type and configuration, by name. The first of each family is in the quick suite.
 VARIANTS: dict[str, tuple[str, dict]] = {
     "llama": ("llama", {}),
@@ -167,6 +192,55 @@ VARIANTS: dict[str, tuple[str, dict]] = {
             "final_logit_softcapping": 4.0,
             "attention_bias": True,
         },
+    ),
+    "lfm2": (
+        "lfm2",
+        {"head_dim": ABSENT, "hidden_size": 60, "norm_eps": 1e-4, "layer_types": CONVOLUTIONS},
+    ),
+    "lfm2, biases": (
+        "lfm2",
+        {
+            "head_dim": ABSENT,
+            "hidden_size": 60,
+            "conv_bias": True,
+            "conv_L_cache": 4,
+            "full_attn_idxs": [1],
+            "block_auto_adjust_ff_dim": False,
+        },
+    ),
+    "olmo_hybrid": (
+        "olmo_hybrid",
+        {
+            **DELTA,
+            "rope_parameters": {"rope_type": "default", "rope_theta": None},
+            "layer_types": DELTAS,
+        },
+    ),
+    "olmo_hybrid, rope": (
+        "olmo_hybrid",
+        {
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 6,
+            "linear_allow_neg_eigval": False,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+            "attention_bias": True,
+        },
+    ),
+    "minicpm3": ("minicpm3", LATENT),
+    "minicpm3, full queries": (
+        "minicpm3",
+        {
+            **LATENT,
+            "q_lora_rank": None,
+            "v_head_dim": 7,
+            "scale_depth": None,
+            "rope_parameters": {**YARN, "rope_theta": 500.0},
+        },
+    ),
+    "qwen3_5_text": ("qwen3_5_text", {**DELTA, "layer_types": DELTAS}),
+    "qwen3_5_text, one key head": (
+        "qwen3_5_text",
+        {**DELTA, "linear_num_key_heads": 1, "full_attention_interval": 2},
     ),
 }
 QUICK = [name for name in VARIANTS if "," not in name]

@@ -105,7 +105,8 @@ SLOW_VARIANTS = [
 def test_architectures(name, tmp_path):
     theirs = variant(name)
     ours = saved(theirs, tmp_path).model
-    check_plain(ours, theirs)
+    # The delta rule multiplies rounding errors of long products.
+    check_plain(ours, theirs, 1e-4 if "linear_num_key_heads" in VARIANTS[name][1] else 1e-5)
     with double_precision():
         check_everything(ours.double(), in_double(theirs))
 
@@ -210,7 +211,11 @@ DROPPED = {
     "attention_bias", "attention_multiplier", "embedding_multiplier", "head_dim", "layer_rope_theta",
     "layer_types", "logits_scaling", "max_window_layers", "mlp_bias", "no_rope_layer_interval",
     "no_rope_layers", "num_key_value_heads", "original_max_position_embeddings", "residual_multiplier",
-    "final_logit_softcapping", "hidden_activation", "query_pre_attn_scalar",
+    "block_auto_adjust_ff_dim", "block_ffn_dim_multiplier", "block_multiple_of", "conv_L_cache",
+    "conv_bias", "linear_conv_kernel_dim", "linear_num_key_heads", "linear_num_value_heads",
+    "linear_key_head_dim", "linear_value_head_dim", "linear_allow_neg_eigval", "dim_model_base",
+    "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "scale_depth", "scale_emb",
+    "v_head_dim", "norm_eps", "final_logit_softcapping", "hidden_activation", "query_pre_attn_scalar",
     "rms_norm_eps", "rope_parameters", "sliding_window", "tie_word_embeddings", "use_sliding_window",
 }  # fmt: skip
 SIZES = {
@@ -224,7 +229,7 @@ def test_absent_keys_have_the_defaults_of_transformers(model_type, tmp_path):
     """Older versions left out keys with the defaults of their class."""
     defaults = AutoConfig.for_model(model_type, **SIZES)
     keys = {
-        key: getattr(defaults, key) for key in DROPPED if getattr(defaults, key, None) is not None
+        key: value for key, value in vars(defaults).items() if key in DROPPED and value is not None
     }
     full = read_config(json.loads(json.dumps(defaults.to_dict() | keys)), "config.json")
     bare = {key: value for key, value in defaults.to_dict().items() if key not in DROPPED}

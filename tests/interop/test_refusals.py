@@ -38,6 +38,7 @@ NESTED = {
         ({"embedding_multiplier": 12.0}, "embedding_multiplier"),
         ({"hidden_act": "gelu"}, "hidden_act"),
         ({"model_type": "gemma3"}, "gemma3.*images"),
+        ({"model_type": "qwen3_5_moe_text"}, "qwen3_5_moe_text.*experts"),
         ({"model_type": "mixtral"}, "mixtral.*mixture of experts"),
         ({"model_type": "qwen2-"}, "qwen2-.*did you mean qwen2"),
         ({"model_type": ABSENT}, "model_type"),
@@ -107,6 +108,14 @@ def test_unsupported_configs(folder, keys, named):
         ("gemma3_text", {"rope_parameters": YARN}, f"{FULL} and {SLIDING}"),
         ("gemma3_text", {"hidden_activation": "silu"}, "hidden_activation"),
         ("gemma3_text", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        ("lfm2", {"layer_types": ["linear_attention"] * 5}, "layer_types"),
+        ("qwen3_5_text", {"attention_bias": True}, "attention_bias"),
+        ("qwen3_5_text", {"linear_num_key_heads": 3}, "heads 32.*kv_heads 3"),
+        (
+            "minicpm3",
+            {"rope_parameters": YARN | {"mscale_all_dim": 1.0}},
+            "mscale_all_dim",
+        ),
         ("gemma3_text", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar"),
     ],
 )

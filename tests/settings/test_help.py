@@ -100,16 +100,6 @@ def test_help_pages(script, capsys):
         module.parser_of("USAGE").parse(["--help", "qqqqq"])
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [["RUN", "--samples", "0"], ["RUN", "--stop", ""], ["RUN", "--greedy", "--temperature", "2"],
-     ["RUN", "x"], ["RUN", "--seed", str(1 << 63)], [], ["RUN", "--token", "5"]],
-)  # fmt: skip
-def test_options_of_generate_that_are_rejected(arguments):
-    with pytest.raises(TrainingError):
-        generate.parse_options(arguments)
-
-
 def test_the_temperature_of_generate():
     cases = ([], ["--greedy"], ["--temperature=2"])
     assert [generate.parse_options(["RUN", *case]).temperature for case in cases] == [0.8, 0.0, 2.0]
@@ -119,18 +109,3 @@ def test_the_temperature_of_generate():
 def test_options_of_train_that_are_rejected(arguments):
     with pytest.raises(TrainingError, match=r"--world|--restart"):
         train_options.parse_options("", arguments)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "expected"),
-    [
-        (["length=[5]"], "lengths"),
-        (["protocol=tasks", "task.nme=x"], "task.name"),
-        (["a=1"], "a is"),
-    ],
-)
-def test_misspelled_settings_of_an_evaluation_are_reported_before_the_run_is_read(
-    tmp_path, overrides, expected
-):
-    with pytest.raises(ConfigError, match=expected):
-        evaluate.main([str(tmp_path), *overrides])

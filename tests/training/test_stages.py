@@ -6,14 +6,13 @@ import torch._dynamo
 from torch._dynamo.testing import CompileCounter
 
 from errors import ConfigError, TrainingError
-from model import ModelError, ModelSettings, TokenPositions, Transformer
+from model import ModelError, TokenPositions, Transformer
 from run_directory.allowed_changes import check_fork
 from run_directory.run_settings import RunSettings
 from run_directory.stages import last_trained, stage_after, stage_of, stages_of
 from settings.load import identity, load_settings
 from tests.model.zoo import build, close, ids
 from training.checks import check_model, check_processes
-from training.optim.optimizer import count_positional, make_optimizer, set_learning_rates
 from training.schedule import TrainingSchedule, learning_rate
 
 # 20 steps of 2 × 24 tokens.
@@ -225,44 +224,6 @@ def test_learning_rates_per_stage():
         [share / 10 for share in shares], rel=1e-12
     )
     assert TrainingSchedule(settings([], *linear)).learning_rates(4) == {"lr": 0.8}
-
-
-# What learns something in its positions: a number a head and layer, a table, both.
-LEARNERS = {
-    "ssmax": {"name": "rope", "temperature": {"name": "ssmax"}, "sink_logit": "learned"},
-    "table": {"name": "learned", "max_length": 9},
-    "both": {"name": "learned", "max_length": 9, "temperature": {"name": "head"}},
-}
-
-
-@pytest.mark.parametrize("case", LEARNERS)
-def test_position_parameters_have_their_own_lr_and_no_decay(case):
-    s = load_settings(
-        RunSettings, ["training.optimizer.weight_decay=0.5", "training.optimizer.positions_lr=0.03"]
-    )
-    net = Transformer(
-        ModelSettings(dim=12, layers=2, heads=3, position=LEARNERS[case]), 31, 7
-    ).initialize(0)
-    optimizer = make_optimizer(net, s.training.optimizer)
-    own = [name for name, _ in net.named_parameters() if "position" in name.split(".")]
-    group = next(group for group in optimizer.param_groups if group["name"] == "positions")
-    assert own and group["names"] == own and group["weight_decay"] == 0
-    assert count_positional(net) == sum(dict(net.named_parameters())[name].numel() for name in own)
-    before = {name: weight.detach().clone() for name, weight in net.named_parameters()}
-    for weight in net.parameters():  # Adam's first step is lr · sign(g), whatever the size of g
-        weight.grad = torch.full_like(weight, 3.0)
-    set_learning_rates(optimizer, {"lr": 0.01, "positions_lr": 0.03})
-    optimizer.step()
-    for name, weight in net.named_parameters():
-        decayed = (
-            before[name] * (1 - 0.01 * 0.5)
-            if weight.ndim == 2 and "embed" not in name
-            else before[name]
-        )
-        if name in own:
-            torch.testing.assert_close(weight.detach(), before[name] - 0.03)
-        else:
-            torch.testing.assert_close(weight.detach(), decayed - 0.01)
 
 
 @pytest.mark.parametrize("case", ["rope", "rope-sinks", "none-ssmax", "learned"])

@@ -290,6 +290,7 @@ class SharedFailure:
         self._rank = rank
         self._world = world
         self._closed = threading.Event()
+        self._message = ""
         self._store = dist.distributed_c10d._get_default_store()
         if dist.get_backend() != "fake":  # of simulated processes
             threading.Thread(target=self._watch, daemon=True).start()
@@ -305,26 +306,29 @@ class SharedFailure:
             while self._store.add("failures", 0) < self._world and time.monotonic() < end:
                 time.sleep(POLL / 10)
 
-    def exit_if_known(self, grace: float = 0.0) -> None:
-        """Exit with FAILED and the message of another process that failed, unless this one fails on
-        its own within `grace` seconds."""
+    def exit_if_known(self) -> None:
+        """Exit with FAILED and the message of another process that failed."""
+        self._read()
+        if self._message and not self._closed.is_set():
+            text = printable(f"error: (process {self._rank}) {self._message}")
+            print(text, file=sys.stderr, flush=True)
+            os._exit(FAILED)
+
+    def _read(self) -> None:
         with suppress(RuntimeError):
-            if self._closed.is_set() or not self._store.check(["failure"]):
-                return
-            message = self._store.get("failure").decode()
-            self._store.add("failures", 1)
-            if not self._closed.wait(grace):
-                text = printable(f"error: (process {self._rank}) {message}")
-                print(text, file=sys.stderr, flush=True)
-                os._exit(FAILED)
+            if not self._message and self._store.check(["failure"]):
+                self._message = self._store.get("failure").decode()
+                self._store.add("failures", 1)  # from here on the other process may end
 
     def close(self) -> None:
         """Stop looking for errors of other processes."""
         self._closed.set()
 
     def _watch(self) -> None:
-        while not self._closed.wait(POLL):
-            self.exit_if_known(GRACE)
+        while not self._message and not self._closed.wait(POLL):
+            self._read()
+        if not self._closed.wait(GRACE):
+            self.exit_if_known()
 
 
 def shard(

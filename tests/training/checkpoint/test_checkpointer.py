@@ -10,28 +10,14 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from errors import INTERRUPTED, TrainingError, is_disk_full
+from errors import INTERRUPTED, TrainingError
 from run_directory import checkpoints as module
 from run_directory.checkpoints import find_checkpoint, folder_of, steps_of
-from run_directory.process_group import on_all
 from run_directory.training_settings import CheckpointSettings
 from tests.training.checkpoint.deaths import trained, update
 from tests.training.states import checkpointer, save_checkpoint, state_of
-from training.retention import DIVERGED, best_of, held_out_state, kept, prune
+from training.retention import DIVERGED, best_of, held_out_state, prune
 from training.stop_requests import StopRequests
-
-
-def test_keeps_latest_milestone_and_best_checkpoints():
-    steps = [5, 10, 15, 20, 25, 30]
-    assert kept(steps, CheckpointSettings(keep=2), None) == {25, 30}
-    assert kept(steps, CheckpointSettings(interval=5, keep=1, keep_interval=10), None) == {
-        10,
-        20,
-        30,
-    }
-    assert kept(steps, CheckpointSettings(keep=1, best=2), 15) == {15, 30}
-    assert kept(steps, CheckpointSettings(keep=9), None) == set(steps)
-    assert kept(steps, CheckpointSettings(keep=1, best=2), 7) == {30}
 
 
 def write(saver, step, pair, **state):
@@ -184,16 +170,6 @@ class Other:
 
     def gather(self, value):
         return [value, self._words]
-
-
-def test_save_error_on_one_rank_raises_on_all_ranks():
-    with pytest.raises(TrainingError, match=r"process 1 could not save: no such luck"):
-        on_all(Other("no such luck"), "save", lambda: 3)
-    with pytest.raises(TrainingError) as caught:
-        on_all(Other(str(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))), "save", lambda: 3)
-    assert is_disk_full(caught.value)
-    with pytest.raises(ZeroDivisionError):  # not before the other has heard of it
-        on_all(Other("no such luck"), "save", lambda: 1 // 0)
 
 
 def test_training_error_waits_for_pending_save(tmp_path):

@@ -15,7 +15,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-import train
 from errors import TrainingError
 from run_directory import checkpoints as saved
 from run_directory.metrics_file import MetricsFile
@@ -264,30 +263,3 @@ def test_sharding_rejects_schedule_changes_of_learned_positions(overrides, tmp_p
             2, lambda: here(monkeypatch, *overrides, *more, "--run-dir", str(tmp_path / "never"))
         )
     assert not (tmp_path / "never" / "checkpoints").exists()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "line",
-    [["--cpu", "--num_processes", "2", "--num_machines", "1"], ["--config_file", "silent.yaml"]],
-    ids=["cpu", "yaml"],
-)
-def test_launcher_starting_one_process_is_rejected(overrides, tmp_path, line):
-    silent = "distributed_type: MULTI_CPU\nuse_cpu: true\nnum_processes: 2\nmixed_precision: 'no'\n"
-    (tmp_path / "silent.yaml").write_text(silent)
-    launch = [sys.executable, "-m", "accelerate.commands.launch", *line, "--dynamo_backend", "no"]
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in ("WORLD_SIZE", "MASTER_PORT")
-    }
-    done = subprocess.run(
-        [*launch, str(ROOT / "train.py"), *overrides, "--run-dir", str(tmp_path / "never")],
-        cwd=tmp_path,
-        env=kept,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode != 0 and "configs/accelerate/cpu.yaml --num_processes" in done.stderr
-    assert not (tmp_path / "never").exists() and train.__doc__

@@ -1,11 +1,7 @@
 """Standard output, standard error, and exit statuses of scripts."""
 
 import errno
-import io
 import os
-import signal
-import subprocess
-import sys
 
 import pytest
 
@@ -43,17 +39,6 @@ def test_control_characters_are_escaped(capsys):
     assert "\x1b" not in out and "x\\x1b[2J" in out
 
 
-def test_quiet_keeps_warnings_and_tables(capsys):
-    console = Console(quiet=True)
-    console.info("hello")
-    console.warn("careful")
-    with console.bar("work", 10) as bar:
-        bar.advance(10)
-    console.table("T", ["a"], [[1]])
-    out, err = capsys.readouterr()
-    assert err == "warning: careful\n" and "T" in out
-
-
 def test_progress_lines_without_terminal(capsys, monkeypatch):
     now = [100.0]
     monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
@@ -68,29 +53,6 @@ def test_progress_lines_without_terminal(capsys, monkeypatch):
         "train: 75% (150 of 200 step), 5 step/s, 10 s left",
         "train: done, 200 step in 40 s (5 step/s)",
     ]
-
-
-def test_progress_bar_does_not_block_log_lines(monkeypatch):
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
-
-    screen = Terminal()
-    monkeypatch.setattr(sys, "stderr", screen)
-    console = Console()
-    with console.bar("outer [a]", 4) as bar:
-        bar.advance(2)
-        console.info("a line [b]")
-        with console.bar("inner", 3) as inner:  # a second live bar would fight for the screen
-            inner.advance(3)
-        bar.advance(2)
-    text = screen.getvalue()
-    assert (
-        "outer [a]" in text
-        and "a line [b]" in text
-        and "inner: done, 3 it" in text
-        and "100%" in text
-    )
 
 
 @pytest.mark.parametrize(
@@ -152,17 +114,6 @@ def test_status_of_a_main_that_returns():
         with pytest.raises(SystemExit) as end:
             run_main(lambda value=value: value)
         assert end.value.code == code
-
-
-def test_table_to_closed_pipe_exits_cleanly():
-    code = "from run_directory.console import Console\nfrom settings.script import run_main\n"
-    code += "run_main(lambda: [Console().table('', ['a'], [['b'] * 1]) for _ in range(9999)] and 0)"
-    with subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as process:
-        process.stdout.close()
-        assert process.stderr.read() == b""
-    assert process.returncode == 128 + signal.SIGPIPE
 
 
 def test_full_disk_error_names_file_and_fix(capsys, tmp_path):

@@ -86,8 +86,3 @@ def test_small_curves():
     assert sparkline([0, 2, 6, 8, math.inf, math.nan], 3) == "▁█ "  # means of pairs: 1, 7, none
     assert sparkline([], 5) == "" and sparkline([math.nan], 5) == " "
     assert mean([1.0, math.inf, 2.0]) == 1.5 and math.isnan(mean([]))
-
-
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
