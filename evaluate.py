@@ -4,7 +4,7 @@
     python evaluate.py RUN lengths=[256,512] methods=[trained,truncate,yarn] targets=128
     python evaluate.py RUN configs/evaluation/extension.yaml           with a settings file
     python evaluate.py RUN --matrix                   all applicable methods, in one table
-    python evaluate.py RUN --matrix --verbose         ... and why others do not apply
+    python evaluate.py RUN --verbose                  the whole summary below the table
     python evaluate.py A B C lengths=[256,512]        several runs on the same targets
     python evaluate.py RUN --dry-run                  list the cells, estimate memory and time
     python evaluate.py RUN configs/tasks/passkey.yaml          a task: accuracy by length and depth
@@ -83,7 +83,7 @@ def parser_of(usage: str | None) -> SettingsParser:
     add(
         "--verbose",
         action="store_true",
-        help="with --matrix: explain why the other methods do not apply",
+        help="print the whole summary below the tables",
     )
     add(
         "--dry-run",

@@ -11,8 +11,7 @@ _MUST_AGREE = {
     "corpus_hash": "evaluate both on one prepared corpus",
     "bos": "evaluate both with the same bos setting",
     "targets_hash": "set the same longest length, targets, documents, spans_per_document and seed, "
-    "and "
-    "compare runs on one training text (passages it shares with the corpus are excluded)",
+    "and compare runs on one training text (passages it shares with the corpus are excluded)",
 }
 
 

@@ -82,12 +82,14 @@ def show(
     files: list[Path],
     verbose: bool = False,
 ) -> None:
-    """Print the summary, the tables and the names of the files."""
-    for line in report.summary if report.headlines is None else report.headlines:
-        print(printable(line))
+    """Print the tables, the verdict, what limits it, and the names of the files; with `verbose` the
+    whole summary."""
+    notes = []
     for table in report.tables:
         cells = [[cell.text for cell in row] for row in table.cells]
         Console().table(table.title, table.columns, cells)
-    footnotes = [*report.footnotes, *(report.details if verbose else [])]
-    for line in [*footnotes, f"written: {', '.join(map(str, files))}"]:
+        notes += [table.note] if table.note else []
+    verdict, *details = report.summary
+    lines = [*notes, verdict, *report.caveats, *(details if verbose else [])]
+    for line in [*lines, f"written: {', '.join(map(str, files))}"]:
         print(printable(line))

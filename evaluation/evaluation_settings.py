@@ -198,8 +198,7 @@ class EvaluationSettings(TargetSettings):
             raise ValueError("minutes requires protocol=fixed-targets and dtype=float32 or float64")
         if self.protocol == "fixed-targets" and self.lengths and min(self.lengths) < self.targets:
             raise ValueError(
-                f"length {min(self.lengths)} is shorter than a span of targets={self.targets} "
-                f"tokens"
+                f"length {min(self.lengths)} is shorter than a span of targets={self.targets}"
             )
         return self
 

@@ -1,7 +1,7 @@
 """The kinds of evaluation behind one interface: loss of text, tasks, attention, generated text."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from hashlib import sha256
 from typing import Any, ClassVar
 
@@ -133,13 +133,10 @@ class LossEvaluation(Evaluation):
         return EvaluationSession(
             self.settings,
             run.model,
-            store=self.stores.read,
-            train=self.stores.train,
-            earlier=self.stores.earlier,
+            stores=self.stores,
             tokenizer=run.tokenizer,
             methods=self.methods(run),
             cells=run.cells,
-            overlaps=self.stores.overlaps,
             console=self.console if self.ranks.main else None,
             ranks=self.ranks,
             dry_run=dry_run,
@@ -246,10 +243,11 @@ class TaskEvaluation(Evaluation):
         return task_report(result, analyse_tasks(result), name)
 
 
-class _TextDiagnostic(Evaluation):
+class DiagnosticEvaluation(Evaluation):
     """Measurements inside the model, or of the text it generates."""
 
     session_class: ClassVar[type]
+    make_report: ClassVar[Callable[[Any, str], EvaluationReport]]
 
     def __init__(self, settings, runs: Sequence[EvaluatedRun], ranks, console):
         super().__init__(settings, runs, ranks, console)
@@ -265,29 +263,24 @@ class _TextDiagnostic(Evaluation):
             console=self.console,
         )
 
-    def add_facts(self, results: list[Any], facts: dict) -> tuple[Any, str]:
-        """The result with its facts, and the name of its folder."""
+    def report(self, results: list[Any], facts: dict) -> EvaluationReport:
         (result,) = results
         result.facts |= {"corpus": self.stores.name, "changed": self.runs[0].changed, **facts}
-        return result, f"{self.settings.protocol}-{self.settings.identity()}"
+        return self.make_report(result, f"{self.settings.protocol}-{self.settings.identity()}")
 
 
-class AttentionEvaluation(_TextDiagnostic):
+class AttentionEvaluation(DiagnosticEvaluation):
     """Attention weights, by length, layer and head."""
 
     session_class = AttentionSession
-
-    def report(self, results: list[Any], facts: dict) -> EvaluationReport:
-        return attention_report(*self.add_facts(results, facts))
+    make_report = staticmethod(attention_report)
 
 
-class GenerationEvaluation(_TextDiagnostic):
+class GenerationEvaluation(DiagnosticEvaluation):
     """Text that the model generates past its trained length."""
 
     session_class = GenerationSession
-
-    def report(self, results: list[Any], facts: dict) -> EvaluationReport:
-        return generation_report(*self.add_facts(results, facts))
+    make_report = staticmethod(generation_report)
 
 
 KINDS: dict[type[MeasurementSettings], type[Evaluation]] = {

@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from evaluation.scoring.scoring import ModelScorer, batches, measure
-from evaluation.scoring.scoring import gather as merge
+from evaluation.scoring.scoring import CellFailed, ModelScorer, batches, merge_ranks
 from evaluation.scoring.targets import TargetSet, draw_targets, shorten_lengths, tokens_needed
 from evaluation.scoring.text import EvaluationText
-from evaluation.scoring.windows import Scorer, fixed_windows
+from evaluation.scoring.windows import fixed_windows
 from model import Transformer
 
 # lengths that fewer reach are left out: they would limit the targets of all lengths
@@ -58,9 +57,10 @@ class MonitorTargets:
         parts = gather(mine)
         out = {}
         for length in self.lengths:
-            nll = merge([part[length][0] for part in parts])
-            finite = all(part[length][1] for part in parts)
-            out[length] = float(nll.sum() / len(nll)) if finite else math.nan, len(nll)
+            nll = merge_ranks([part[length] for part in parts])
+            out[length] = float(nll.sum() / len(nll)), len(nll)
+            if not np.isfinite(nll).all():
+                out[length] = math.nan, len(nll)
         return out
 
     def nll(
@@ -68,60 +68,35 @@ class MonitorTargets:
     ) -> np.ndarray:
         """NLL in nats of every target with `length` tokens of context, (n,) float64. Raises
         CellFailed if a loss is not finite."""
-        scorer = ModelScorer(model, device=device, length=length)
-        return measure(
-            scorer, self.text, fixed_windows(self.targets, length), batch=rows_of(length)
-        )
+        nll = self._share(model, length, device, rank=0, world=1)
+        if not np.isfinite(nll).all():
+            raise CellFailed(f"the loss is not finite at length {length}")
+        return nll
 
     def _share(
-        self,
-        model,
-        length: int,
-        device,
-        rank: int,
-        world: int,
-    ) -> tuple[np.ndarray, bool]:
-        """One rank's NLL of every target, NaN where another owns it, and whether all were
-        finite."""
-        scorer = _MonitoredLength(ModelScorer(model, device=device, length=length))
+        self, model: Transformer, length: int, device: torch.device | str, rank: int, world: int
+    ) -> np.ndarray:
+        """One rank's NLL of every target (n,): NaN where another owns it, infinite where it is not
+        finite, as a scheme that fails beyond its trained length does not stop training."""
+        scorer = ModelScorer(model, device=device, length=length)
         windows = fixed_windows(self.targets, length)
-        batch = rows_of(length)
-        found = measure(
-            scorer,
-            self.text,
-            windows,
-            batch=batch,
-            rank=rank,
-            world=world,
-        )
-        shape = batches(windows, batch)
-        for _ in range(-(-len(shape) // world) - len(range(rank, len(shape), world))):
-            row = shape[0][:1]  # a pass whose result is discarded
-            scorer(
-                self.text.windows(windows.document[row], windows.end[row], length),
-                self.targets.span,
-            )
-        return found, scorer.finite
+        span = self.targets.span
+        nll = np.full((len(windows), span), np.nan)
+        groups = batches(windows, rows_of(length))
+        for start in range(0, len(groups), world):
+            own = groups[start + rank : start + rank + 1]
+            # without a batch of its own, a pass whose result is discarded
+            rows = own[0] if own else groups[0][:1]
+            tokens = self.text.windows(windows.document[rows], windows.end[rows], length)
+            losses = scorer(tokens, span)
+            if own:
+                nll[rows] = np.where(np.isfinite(losses), losses, np.inf)
+        return nll.reshape(-1)
 
 
 def rows_of(length: int) -> int:
     """Spans of one pass."""
     return max(1, 4096 // length)
-
-
-class _MonitoredLength:
-    """A scorer that records non-finite losses and replaces them by 0, so that a scheme that fails
-    beyond its trained length does not stop training."""
-
-    def __init__(self, scorer: Scorer):
-        self.scorer = scorer
-        self.finite = True
-
-    def __call__(self, windows: np.ndarray, keep: int) -> np.ndarray:
-        nll = np.asarray(self.scorer(windows, keep), dtype=np.float64)
-        good = np.isfinite(nll)
-        self.finite = self.finite and bool(good.all())
-        return np.where(good, nll, 0.0)
 
 
 def monitor_targets(
@@ -139,18 +114,22 @@ def monitor_targets(
     """
     text = EvaluationText(store)
     span = min(targets, *lengths)
-    drawn: dict[str, Any] = {"span": span, "spans_per_document": spans_per_document}
-    reaching = int((text.lengths >= tokens_needed(min(lengths), **drawn)).sum())
-    least = min(LEAST_DOCUMENTS, max(1, reaching))
+    reaching = int((text.lengths >= tokens_needed(min(lengths), span, spans_per_document)).sum())
     usable, note = shorten_lengths(
         text,
         lengths,
-        **drawn,
-        least_documents=least,
+        span=span,
+        spans_per_document=spans_per_document,
+        least_documents=min(LEAST_DOCUMENTS, max(1, reaching)),
     )
-    documents = max(1, spans // spans_per_document)
-    hashes: dict[str, Any] = {"corpus_hash": store.hash, "tokenizer_hash": ""}
-    found = draw_targets(
-        text, longest=usable[-1], documents=documents, seed=seed, **hashes, **drawn
+    drawn = draw_targets(
+        text,
+        corpus_hash=store.hash,
+        tokenizer_hash="",
+        longest=usable[-1],
+        span=span,
+        documents=max(1, spans // spans_per_document),
+        spans_per_document=spans_per_document,
+        seed=seed,
     )
-    return MonitorTargets(text, found, usable, note)
+    return MonitorTargets(text, drawn, usable, note)

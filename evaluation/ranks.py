@@ -86,12 +86,12 @@ class EvaluationRanks:
         """
         if self.world == 1:
             return [mine]
-        found: list[Any] = [None] * self.world
+        values: list[Any] = [None] * self.world
         try:
-            dist.all_gather_object(found, mine)
+            dist.all_gather_object(values, mine)
         except RuntimeError as error:
             raise EvaluationError(OTHER_ENDED) from error
-        return found
+        return values
 
 
 def lost_process(error: Exception) -> EvaluationError:

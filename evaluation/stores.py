@@ -4,10 +4,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from data import DataError, Tokenizer, TokenStore, open_prepared
+from data import DataError, TokenStore, open_prepared
 from data.files import read_object
 from data.sources import GENERATED, open_text
 from data.tasks import HaystackTask, is_for
+from data.tokenizers import saved_settings
 from errors import EvaluationError
 from evaluation.evaluated_model import EvaluatedRun
 from evaluation.evaluation_settings import TextSettings
@@ -17,90 +18,103 @@ from evaluation.evaluation_settings import TextSettings
 class EvaluationStores:
     """The text to read, and the text of all trainings that led to a checkpoint.
 
-    `train`: text of the run's own training; `earlier`: of its parent runs, without `train`; None
-    for one that no longer exists. `overlaps`: folder that caches passages shared with `train`, for
-    all runs on it.
+    Attributes:
+        train: text of the run's own training; None if it is not known or no longer exists.
+        earlier: text of parent runs and of other runs, without `train`.
+        unknown: which text of the trainings is missing and why, as a sentence; '' if none is.
+        overlaps: folder that caches passages shared with `train`, for all runs on it.
     """
 
     read: TokenStore
-    name: str
-    train: TokenStore | None
-    earlier: tuple[TokenStore | None, ...]
-    overlaps: Path | None
+    name: str = ""
+    train: TokenStore | None = None
+    earlier: Sequence[TokenStore] = ()
+    unknown: str = ""
+    overlaps: Path | None = None
 
-    @classmethod
-    def open(
-        cls,
-        folder: str | Path,
-        split: str,
-        tokenizer: Tokenizer,
-        own: str | None,
-        earlier: Sequence[str | None] = (),
-    ) -> "EvaluationStores":
-        """Open `split` ("train", "valid") of the prepared `folder`; `own`, `earlier`: folders
-        trained on.
-
-        Raises EvaluationError for a folder that is no prepared corpus or has another tokenizer, and
-        for a shard that does not match its hash.
-        """
-        try:
-            prepared = open_prepared(folder)
-        except DataError as error:
-            raise EvaluationError(
-                f"{error}; or evaluate on another prepared corpus with store=FOLDER"
-            ) from error
-        made_with = prepared.tokenizer.hash
-        wanted = tokenizer.hash
-        if made_with != wanted:
-            raise EvaluationError(
-                f"{folder} was prepared with another tokenizer ({made_with[:12]}) than this run's "
-                f"({wanted[:12]}); prepare it with the run's tokenizer"
-            )
-        store = prepared.valid if split == "valid" else prepared.train
-        store.verify()  # an altered shard would give plausible but wrong numbers
-        train = _trained_on(own)
-        others = {other: _trained_on(other) for other in earlier if other is None or other != own}
-        overlaps = None if train is None else train.folder.parent / "overlaps"
-        return cls(
-            store,
-            f"{Path(folder).name}/{split}",
-            train,
-            tuple(others.values()),
-            overlaps,
-        )
-
-
-def _trained_on(folder: str | None) -> TokenStore | None:
-    """The training text of a prepared folder; None if it no longer exists."""
-    try:
-        return None if folder is None else open_prepared(folder).train
-    except DataError:
-        return None
+    @property
+    def trained(self) -> list[TokenStore]:
+        """All text of the trainings that is known."""
+        return [*([] if self.train is None else [self.train]), *self.earlier]
 
 
 def open_stores(settings: TextSettings, runs: Sequence[EvaluatedRun]) -> EvaluationStores:
     """The text that an evaluation of the first run reads, and all text that the runs and their
-    ancestors were trained on."""
+    ancestors were trained on.
+
+    Raises EvaluationError for a folder that is no prepared corpus or has another tokenizer, and for
+    a shard that does not match its hash.
+    """
     first = runs[0]
     folder = settings.store or first.data
     if folder is None:
-        raise EvaluationError(f"{first.folder} does not name its training data; set store=DIR")
+        raise EvaluationError(
+            f"{first.folder} was imported without text: prepare some with its tokenizer, python "
+            "scripts/prepare.py configs/data/folder.yaml data.source.path=TEXTS "
+            f"'data.tokenizer={_tokenizer_setting(first)}', and set store to the folder it prints"
+        )
+    store = _evaluated_store(folder, settings.split, first)
+    trained = {}
+    unknown = []
+    for data in dict.fromkeys(_training_folders(runs)):
+        if data is None:
+            unknown.append("the text of an imported model is not known")
+            continue
+        try:
+            trained[data] = open_prepared(data).train
+        except DataError:
+            unknown.append(f"{data} no longer exists")
+    train = trained.pop(first.data, None)
+    sentence = f"Not compared with all of the training text: {', '.join(unknown)}."
+    return EvaluationStores(
+        read=store,
+        name=f"{Path(folder).name}/{settings.split}",
+        train=train,
+        earlier=list(trained.values()),
+        unknown=sentence if unknown else "",
+        overlaps=None if train is None else train.folder.parent / "overlaps",
+    )
+
+
+def _training_folders(runs: Sequence[EvaluatedRun]) -> Iterator[str | None]:
+    """Prepared folders that the runs and their ancestors were trained on, that of the first run
+    first; None for an imported model."""
     manifests = []
     for run in runs:
         manifests += [run.run.manifest, *(run.run.manifest.get("lineage") or [])]
-    earlier = [manifest.get("data") for manifest in manifests[1:]]
     for manifest in manifests:
-        earlier += manifest.get("mixture") or ()
-    groups = [Path(manifest["groups"]) for manifest in manifests if manifest.get("groups")]
-    for file in groups:
-        earlier += read_object(file)["folders"] if file.is_file() else []
-    return EvaluationStores.open(
-        folder,
-        settings.split,
-        first.tokenizer,
-        first.data,
-        earlier,
-    )
+        yield manifest.get("data")
+    for manifest in manifests:
+        yield from manifest.get("mixture") or ()
+        groups = manifest.get("groups")
+        if groups and Path(groups).is_file():
+            yield from read_object(Path(groups))["folders"]
+
+
+def _tokenizer_setting(run: EvaluatedRun) -> str:
+    """The setting of data.tokenizer that uses the tokenizer of a run."""
+    settings = saved_settings(run.folder / "tokenizer")
+    model = getattr(settings, "model", None)
+    return f"{{name: {settings.name}{f', model: {model}' if model else ''}}}"
+
+
+def _evaluated_store(folder: str | Path, split: str, run: EvaluatedRun) -> TokenStore:
+    try:
+        prepared = open_prepared(folder)
+    except DataError as error:
+        raise EvaluationError(
+            f"{error}; or evaluate on another prepared corpus with store=FOLDER"
+        ) from error
+    made_with = prepared.tokenizer.hash
+    expected = run.tokenizer.hash
+    if made_with != expected:
+        raise EvaluationError(
+            f"{folder} was prepared with another tokenizer ({made_with[:12]}) than this run's "
+            f"({expected[:12]}); prepare it with the run's tokenizer"
+        )
+    store = prepared.valid if split == "valid" else prepared.train
+    store.verify()  # an altered shard would give plausible but wrong numbers
+    return store
 
 
 def haystacks(

@@ -70,13 +70,10 @@ def main() -> int:
         EvaluationSession(
             settings,
             evaluated.model,
-            store=stores.read,
-            train=stores.train,
-            earlier=stores.earlier,
+            stores=stores,
             tokenizer=extension.tokenizer,
             methods=under,
             cells=extension.cells,
-            overlaps=stores.overlaps,
             console=console,
         ).run()
         for evaluated, under in ((extension, methods[:1]), (parent, methods))

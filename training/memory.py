@@ -18,6 +18,7 @@ from training.hardware import free_memory
 # bytes
 FLOAT = 4
 HALF = 2
+BATCH = 48  # bytes per token: int64 tokens and targets of this batch, the next, and one in transfer
 USED = 0.9  # share of the free memory that suggested sizes may use
 
 
@@ -33,7 +34,14 @@ class MemoryLayout:
     device: str = "cuda"
     mean: bool = False  # whether an EMA of the weights is stored
     float_bytes: int = FLOAT  # bytes of a number outside autocast; 8 in float64
+    # of a whole step over all devices; on a CPU they share memory with the model
+    step_sequences: int = 0
     context: int = 1  # devices that share each sequence
+
+    @property
+    def groups(self) -> int:
+        """The number of context groups, among which the sequences of a step are divided."""
+        return self.world // self.context
 
 
 def memory(
@@ -66,19 +74,34 @@ def memory(
     if layout.context > 1:
         needed["gathered keys"] = layout.sequences * gathered_keys(model, length, layout)
     needed["logits"] = logits(model, tokens, layout.device)
+    needed["batches"] = (
+        BATCH * layout.step_sequences * length / layout.world if layout.device == "cpu" else 0.0
+    )
     return needed
 
 
-def fitting(model: Transformer, length: int, layout: MemoryLayout, free: float) -> int | None:
-    """The most sequences per pass, a power of two and at most the layout's, that fit into `free`
-    bytes per device; None where not even one fits."""
-    size = 1 << (layout.sequences.bit_length() - 1)
-    while size:
-        needed = memory(model, length, replace(layout, sequences=size))
-        if sum(needed.values()) <= USED * free:
-            return size
-        size //= 2
-    return None
+def fitting(
+    model: Transformer, length: int, layout: MemoryLayout, free: float
+) -> tuple[int, int] | None:
+    """(sequences per pass, sequences per step) that fit into `free` bytes per device, in powers of
+    two. The step is reduced only where none of its passes fit. None where nothing fits."""
+
+    def largest(layouts: list[MemoryLayout]) -> MemoryLayout | None:
+        for candidate in layouts:
+            if sum(memory(model, length, candidate).values()) <= USED * free:
+                return candidate
+        return None
+
+    def halved(most: int) -> list[int]:
+        return [1 << power for power in reversed(range(most.bit_length())) if 1 << power <= most]
+
+    passes = [replace(layout, sequences=n) for n in halved(layout.sequences)]
+    steps = [
+        replace(passes[-1], step_sequences=n * layout.groups)
+        for n in halved(layout.step_sequences // layout.groups)
+    ]
+    best = largest([*passes, *steps])
+    return (best.sequences, best.step_sequences) if best else None
 
 
 def block_parameters(model: Transformer) -> int:
@@ -181,6 +204,7 @@ def model_and_layout(
         device=parallel.device_type,
         mean=t.ema is not None,
         float_bytes=8 if t.precision == "float64" else FLOAT,
+        step_sequences=most,
         context=t.parallel.context,
     )
 
@@ -198,7 +222,10 @@ def fixes_for(
     """Suggest settings, not yet in use, that reduce memory."""
     fixes = []
     if fits := fitting(model, settings.train_length, layout, free):
-        fixes.append(f"set training.micro_batch_size={fits} (now {layout.sequences})")
+        size = f"training.micro_batch_size={fits[0]} (now {layout.sequences})"
+        if fits[1] < layout.step_sequences:
+            size = f"training.batch_size={fits[1]} (now {layout.step_sequences}) and {size}"
+        fixes.append(f"set {size}")
     if layout.checkpointing != "full":
         fixes.append("set training.parallel.activation_checkpointing=true")
     if not layout.sharded:

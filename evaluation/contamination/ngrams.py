@@ -2,10 +2,10 @@
 positions.
 
 Text is normalized with NFKC and casefold, and only word characters count: letters, digits and
-    combining
-marks, not the underscore, which marks italics in books. In a script without spaces each character
-is a word, and 30 of them make a passage; in mixed text a word counts 1/13 and a character 1/30 of a
-passage. All steps are vectorized over bytes, since a Python loop over words would take minutes.
+combining marks, not the underscore, which marks italics in books. In a script without spaces each
+character is a word, and 30 of them make a passage; in mixed text a word counts 1/13 and a character
+1/30 of a passage. All steps are vectorized over bytes, since a Python loop over words would take
+minutes.
 
 Decomposition (NFKD) replaces NFKC: both give the same equalities, and NFKD works on single
 characters.
@@ -66,9 +66,9 @@ class HashedWords(NamedTuple):
 def _folded(code: int) -> np.ndarray:
     """The folded decomposition of a character: rows (code, kind, canonical combining class)."""
     text = unicodedata.normalize("NFKD", unicodedata.normalize("NFKC", chr(code)).casefold())
-    return np.array([(ord(one), _kind(one), unicodedata.combining(one)) for one in text]).reshape(
-        -1, 3
-    )
+    return np.array(
+        [(ord(char), _kind(char), unicodedata.combining(char)) for char in text]
+    ).reshape(-1, 3)
 
 
 def _kind(character: str) -> int:
@@ -109,7 +109,7 @@ def _normal(raw: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.nda
     row = (np.cumsum(sizes) - sizes)[which]  # of the three columns
     if (size := sizes[which]).max() > 1:
         within = np.arange(int(size.sum())) - np.repeat(np.cumsum(size) - size, size)
-        row, starts, ends = (np.repeat(one, size) for one in (row, starts, ends))
+        row, starts, ends = (np.repeat(column, size) for column in (row, starts, ends))
         row = row + within
     order = order[row]
     if ((order[1:] < order[:-1]) & (order[1:] > 0)).any():  # marks on one letter, in another order

@@ -6,8 +6,8 @@ passages of the evaluated corpus are held in memory and the training text is str
 sampling. The result depends only on the two stores and is cached on disk.
 
 Fixed targets are drawn outside such passages. The other protocols score all tokens of a document
-and drop the targets inside, equally at every length and under every method. Passages
-shared by documents of the corpus count once: they are excluded from all but the first of them.
+and drop the targets inside, equally at every length and under every method. Passages shared by
+documents of the corpus count once: they are excluded from all but the first of them.
 """
 
 import zipfile
@@ -22,7 +22,7 @@ from data.files import atomic
 from errors import EvaluationError
 from evaluation.contamination.ngrams import VERSION, PassageReader
 from evaluation.evaluation_settings import ContaminationSettings
-from evaluation.scoring.targets import content_hash
+from evaluation.scoring.cells import content_hash
 from evaluation.scoring.text import EvaluationText
 from evaluation.scoring.windows import TargetWindows
 
@@ -62,8 +62,8 @@ def find_overlap(
     path = (
         None if cache is None else Path(cache) / f"{content_hash({**known, 'most': most})[:16]}.npz"
     )
-    if path is not None and (found := _read(path)) is not None:
-        return found
+    if path is not None and (cached := _read(path)) is not None:
+        return cached
     tokens = 0 if train is None else int(train.lengths.sum())
     progress = nullcontext()
     if console is not None and tokens >= LONG:
@@ -74,15 +74,15 @@ def find_overlap(
         )
     with progress as bar:
         advance = (lambda n: bar.advance(n / 1e6)) if bar else (lambda n: None)
-        found = _search(store, train, PassageReader(tokenizer), most, advance)
+        overlap = _search(store, train, PassageReader(tokenizer), most, advance)
     if path is not None:
         try:
             with atomic(path) as file:
-                np.savez_compressed(file, **asdict(found))
+                np.savez_compressed(file, **asdict(overlap))
         except OSError as error:  # a read-only folder: only time is lost
             if console:
                 console.warn(f"cannot cache the shared passages: {error}")
-    return found
+    return overlap
 
 
 def _search(
@@ -148,39 +148,44 @@ def _read(path: Path) -> Overlap | None:
 def shared_text(
     settings: ContaminationSettings,
     store,
-    train,
+    trained: Sequence,
     tokenizer,
     *,
-    earlier: Sequence = (),
+    unknown: str = "",
     cache: Path | None = None,
     console=None,
 ) -> Overlap:
-    """What of `store` is excluded. `train`: the model's own training store; `earlier`: those of its
-    parent runs; None for one that no longer exists."""
-    trained = [train, *earlier]
+    """What of `store` is excluded.
+
+    Args:
+        trained: stores of all text that the model was trained on.
+        unknown: which of them are missing, as a sentence.
+    """
     unchecked = ""
     if not settings.check:
         unchecked = "Not compared with the training text (contamination.check=false)."
-    elif any(one is not None and one.hash == store.hash for one in trained):
+    elif any(train.hash == store.hash for train in trained):
         unchecked = "This is training text, not held-out text."
     if unchecked:
         nothing = np.zeros((0, 3), dtype=np.int64)
         return Overlap(nothing, nothing, unchecked=unchecked)
-    if None in trained:
-        unchecked = "Not compared with all of the training text: some of it no longer exists."
-    known = [one for one in trained if one is not None] or [None]
-    found = [find_overlap(store, one, tokenizer, cache=cache, console=console) for one in known]
-    together = _merged(np.concatenate([one.trained for one in found]))
-    return Overlap(together, found[0].repeated, found[0].sample, unchecked)
+    overlaps = [
+        find_overlap(store, train, tokenizer, cache=cache, console=console)
+        for train in trained or [None]
+    ]
+    together = _merged(np.concatenate([overlap.trained for overlap in overlaps]))
+    return Overlap(together, overlaps[0].repeated, overlaps[0].sample, unknown)
 
 
 @dataclass(frozen=True)
 class Screening:
-    """The counted targets. `record` goes to results.json, `sentence` to the summary."""
+    """The counted targets. `record` goes to results.json, `sentence` to the summary; `unchecked`:
+    what was not compared, as a sentence."""
 
     kept: np.ndarray  # (n_targets,) bool
     record: dict
     sentence: str
+    unchecked: str
 
 
 def screen(
@@ -212,11 +217,7 @@ def screen(
         "documents": _by_document(text, of, seen, again),
         "dropped": _ranges(dropped),
     }
-    return Screening(
-        ~dropped,
-        record,
-        f"{shared.unchecked} {_sentence(record)}".strip(),
-    )
+    return Screening(~dropped, record, _sentence(record), shared.unchecked)
 
 
 def _targets_in(
@@ -274,8 +275,7 @@ def _sentence(record: dict) -> str:
         text = f"{share} of the {tokens:,} targets are dropped"
     else:
         text = (
-            f"{share} of the {tokens:,} tokens that could be targets are excluded before targets "
-            "are drawn"
+            f"{share} of the {tokens:,} tokens that could be targets are excluded before the draw"
         )
     return (
         f"{text}: passages of 13 words (30 Chinese characters) that also occur in the training "

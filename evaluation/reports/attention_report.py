@@ -42,7 +42,7 @@ from evaluation.reports.measure_charts import (
 )
 from evaluation.reports.provenance import text_basis
 from evaluation.reports.results_table import mean_over_units, rounded, rounded_record
-from evaluation.reports.sentences import sentences
+from evaluation.reports.sentences import caveats, sentences
 from evaluation.reports.text import dtype_note
 from evaluation.schemes.scheme_figures import wavelength_figure
 from evaluation.scoring.methods import TRAINED, name_of
@@ -75,6 +75,9 @@ def attention_report(result: AttentionResult, name: str = "attention") -> Evalua
         rows=rows,
         record=record_of(result, rows),
         summary=summary_of(result),
+        caveats=caveats(
+            result.settings, len(np.unique(result.unit)), result.unit_kind, result.absent
+        ),
         tables=[table_of(result)],
         figures=figures_of(result),
     )
@@ -193,7 +196,7 @@ def summary_of(result: AttentionResult) -> list[str]:
     pairs = [pairs for (label, _), pairs in result.pairs.items() if label == TRAINED]
     return sentences(
         "attention",
-        found=result,
+        result=result,
         pairs=pairs[0] if pairs else [],
         shares=shares[:: max(1, len(shares) - 1)],
         drift=drift,

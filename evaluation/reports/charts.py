@@ -176,7 +176,6 @@ def panels_figure(
     height: float | Sequence[float] = 2.9,
     names: Literal["ends", "beside", "below"] = "ends",
     width: float = WIDTH,
-    value: Callable[[Axes, float], str] = lambda axes, y: "",
 ) -> Figure:
     """A grid of panels.
 
@@ -185,7 +184,6 @@ def panels_figure(
         height: inches of every row of panels, or of each; more where the names require it.
         names: of curves and levels: at their right ends, in a key beside each panel, or in one key
             below all.
-        value: printed after a name at the end of a curve.
     """
     columns = min(columns, len(panels))
     rows = math.ceil(len(panels) / columns)
@@ -230,7 +228,7 @@ def panels_figure(
             )
         figure.draw_without_rendering()  # sets the heights along which the labels are spread
         for axes, labels in zip(figure.axes, ends, strict=True):
-            label_ends(figure, axes, labels, value)
+            label_ends(figure, axes, labels)
         return figure
 
 
@@ -259,8 +257,7 @@ def _widest(labels) -> float:
 def canvas(
     text: FigureText, height: float, width: float = WIDTH
 ) -> tuple[Figure, tuple[float, float]]:
-    """A figure with `height` inches for the axes, and the vertical range of those
-    inches."""
+    """A figure with `height` inches for the axes, and the vertical range of those inches."""
     head = HEAD if text.title else 0.1
     foot = 0.24 + 0.14 * text.note.count("\n") if text.note else 0.06
     total = head + height + foot
@@ -342,12 +339,11 @@ def label_ends(
     figure: Figure,
     axes: Axes,
     labels: list[tuple[str, float, float, str]],
-    value: Callable[[Axes, float], str],
 ) -> None:
     """Direct labels (text, x, y, color) right of the axes at the height of the line's end, moved
-    apart where they would overlap. Limits and scales of the axes must be final. The leader of a
-    line that ends above the axes points to their top; a line that ends early has no leader, which
-    would look like data."""
+    apart where they would overlap. Limits and scales of the axes must be final. The label of a
+    line that ends above the axes has an arrow; a line that ends early has no leader, which would
+    look like data."""
     height = axes.get_position().height * figure.get_figheight() * 72  # points
     gap = LABEL_GAP / height
     right = axes.get_xlim()[1]
@@ -356,7 +352,7 @@ def label_ends(
     wanted = []
     for text, x, y, color in labels:
         across, up = to_axes.transform((min(x, right), y))
-        wanted.append((float(up), f"{text}  {value(axes, y)}".rstrip(), across, x, y, color))
+        wanted.append((float(up), f"{text} ↑" if y > top else text, across, x, y, color))
     wanted.sort()
     placed = within(spread([up for up, *_ in wanted], gap), gap)
     for at, (_, text, across, x, y, color) in zip(placed, wanted, strict=True):

@@ -13,7 +13,7 @@ from evaluation.reports.document import ReportTable
 from evaluation.reports.evaluation_report import EvaluationReport
 from evaluation.reports.loss_report import difference_curve, interval_note, loss_by_length
 from evaluation.reports.results_table import finite
-from evaluation.reports.sentences import sentences
+from evaluation.reports.sentences import caveats, sentences
 from evaluation.reports.text import dtype_note, estimate
 from evaluation.scoring.evaluate import EvaluationResult
 from evaluation.scoring.methods import TRAINED
@@ -42,8 +42,7 @@ def entries_of(names: Sequence[str], results: Sequence[EvaluationResult]) -> lis
     for name, other in zip(names, results, strict=True):
         if other.plan.hash != first.plan.hash or not np.array_equal(other.document, first.document):
             raise EvaluationError(
-                f"{name} and {names[0]} have different targets; evaluate both with the same "
-                f"settings"
+                f"{name} and {names[0]} have different targets; evaluate both with equal settings"
             )
     return [
         Entry(name if method.label == TRAINED else f"{name}, {method.label}", result, method.label)
@@ -197,6 +196,8 @@ def comparison_report(
     """`facts` (corpus, command, date) go to results.json."""
     result = comparison.first.result
     rows = comparison.rows()
+    longest = max((length for _, length in comparison.differences), default=0)
+    last = {entry: each for (entry, n), each in comparison.differences.items() if n == longest}
     return EvaluationReport(
         name=name,
         title=f"Loss of {', '.join(comparison.runs)}",
@@ -208,7 +209,16 @@ def comparison_report(
             "targets": len(result.document),
             "cells": rows,
         },
-        summary=sentences("comparison", c=comparison, result=result),
+        summary=sentences("comparison", c=comparison, result=result, longest=longest, last=last),
+        caveats=caveats(
+            result.settings,
+            len(np.unique(result.unit)),
+            result.unit_kind,
+            {},  # the table has the reasons
+            unchecked=result.screening.unchecked,
+            precision=comparison.precision,
+            notes=comparison.notes,
+        ),
         tables=[comparison.table()],
         figures={"nll_by_length": comparison.figure()},
     )

@@ -31,10 +31,8 @@ class EvaluationReport:
         name: of the results folder, unless the settings name one.
         rows: results.csv, one row for each number or cell, with equal keys.
         record: results.json, besides the summary.
-        summary: what was measured, in sentences.
-        headlines: printed above the tables; None: the whole summary.
-        footnotes: printed below the tables.
-        details: printed below them with --verbose.
+        summary: what was found, in sentences; the first one is the verdict.
+        caveats: what limits the numbers.
         figures: by file name.
         more_tables, more_records: further files (`items.csv`, `targets.json`) and what they hold.
     """
@@ -46,9 +44,7 @@ class EvaluationReport:
     summary: list[str]
     tables: list[ReportTable]
     figures: dict[str, Figure]
-    headlines: list[str] | None = None
-    footnotes: list[str] = field(default_factory=list)
-    details: list[str] = field(default_factory=list)
+    caveats: list[str] = field(default_factory=list)
     more_tables: dict[str, Sequence[dict]] = field(default_factory=dict)
     more_records: dict[str, dict] = field(default_factory=dict)
 
@@ -57,10 +53,11 @@ class EvaluationReport:
         returns the files that a user reads first: the report, the figures, the numbers."""
         for name, rows in {"results.csv": self.rows, **self.more_tables}.items():
             write_table(folder / name, rows)
-        record = {"format": 1, "summary": self.summary, **self.record}
+        summary = [*self.summary, *self.caveats]
+        record = {"format": 1, "summary": summary, **self.record}
         for name, content in {"results.json": record, **self.more_records}.items():
             write_clean_json(folder / name, content)
-        write_text(folder / "summary.txt", "\n".join(self.summary) + "\n")
+        write_text(folder / "summary.txt", "\n".join(summary) + "\n")
         drawn = [save(figure, folder, name) for name, figure in self.figures.items()]
         document = self.document(drawn)
         write_text(folder / "report.html", document.html())
@@ -72,9 +69,8 @@ class EvaluationReport:
         blocks = [
             *self.tables,
             *(ReportFigure(file, self.title, self.title, link=file.name) for file in figures),
-            *self.footnotes,
-            *self.details,
         ]
         first, *rest = self.summary
-        sections = [ReportSection("Results", blocks), ReportSection("Notes", rest)]
+        notes = [*self.caveats, *rest]
+        sections = [ReportSection("Results", blocks), ReportSection("Notes", notes)]
         return ReportDocument(self.title, "", [first], sections, DOWNLOADS)

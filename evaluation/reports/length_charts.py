@@ -64,9 +64,7 @@ def length_chart(
     labelled = []
     for curve in curves:
         label = f"{curve.label}  {number(float(curve.y[-1]), digits)}"
-        if curve.y[-1] > high:
-            label += " ↑"
-        elif curve.x[-1] < longest:
+        if curve.x[-1] < longest:
             label += f" at {curve.x[-1]:,.0f}"
         labelled.append(replace(curve, label=label))
     levels = [(label.replace("{}", number(at, digits)), at, SOFT) for label, at in marks.levels]

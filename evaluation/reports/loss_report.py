@@ -24,7 +24,7 @@ from evaluation.reports.exposure_panel import exposure_panel
 from evaluation.reports.length_charts import ReferenceLines, difference_panel, length_chart
 from evaluation.reports.provenance import basis, provenance
 from evaluation.reports.results_table import finite, interval_columns
-from evaluation.reports.sentences import sentences
+from evaluation.reports.sentences import caveats, sentences
 from evaluation.reports.text import dtype_note, estimate
 from evaluation.scoring.evaluate import EvaluationResult
 from evaluation.scoring.methods import TRAINED, TRUNCATE, name_of
@@ -56,18 +56,24 @@ def loss_report(
         tables = [length_table(result, analysis)]
     if analysis.parts and not matrix:
         tables.append(parts_table(result, analysis))
-    reasons = [f"  {label}: {reason}" for label, reason in result.left_out.items()]
     return EvaluationReport(
         name=name,
         title=f"Loss of {result.subject.name}",
         rows=results_rows(result, analysis),
         record=record_of(result, analysis),
-        summary=summary_of(result, analysis),
-        headlines=summary_of(result, analysis, brief=True) if matrix else None,
+        summary=summary_of(result, analysis, brief=matrix),
+        caveats=caveats(
+            result.settings,
+            analysis.units,
+            analysis.unit_kind,
+            {**result.absent, **result.failed},
+            unchecked=result.screening.unchecked,
+            learned=analysis.learned,
+            precision=result.precision,
+            notes=[*analysis.notes, *result.notes],
+        ),
         tables=tables,
         figures={figure_name: drawn},
-        footnotes=footnotes_of(result) if result.settings.matrix else [],
-        details=reasons if result.settings.matrix else [],
         more_records={"targets.json": result.plan.record},
     )
 
@@ -180,6 +186,7 @@ def record_of(result: EvaluationResult, analysis: Analysis) -> dict:
         {
             "method": reach.method,
             "reach": reach.reach,
+            "gain_shown_to": reach.shown,
             "longest": reach.longest,
             "gain_per_doubling": [
                 {
@@ -239,10 +246,6 @@ def summary_of(
 ) -> list[str]:
     """Which method held to which length, by how much, and with what confidence; `brief`: one
     sentence for all methods."""
-    failures: dict[tuple[str, str], list[int]] = {}
-    for row in analysis.rows:
-        if row.failure:
-            failures.setdefault((row.method, row.failure), []).append(row.length)
     wide = [
         (verdict, method.method)
         for method in analysis.verdicts
@@ -255,19 +258,10 @@ def summary_of(
         a=analysis,
         rows={(row.method, row.length): row for row in analysis.rows},
         brief=brief,
-        failures=failures,
         wide=sorted(wide, key=lambda pair: -pair[0].delta.half),
         parts=PARTS,
         many=MANY,
     )
-
-
-def footnotes_of(result: EvaluationResult) -> list[str]:
-    """The meaning of the matrix's signs, and the cells and methods that it lacks."""
-    absent: dict[str, dict[str, list[int]]] = {}
-    for (method, length), reason in result.absent.items():
-        absent.setdefault(reason, {}).setdefault(method, []).append(length)
-    return sentences("matrix", result=result, absent=absent)
 
 
 def table_title(result: EvaluationResult, analysis: Analysis) -> str:
@@ -361,7 +355,9 @@ def matrix_table(result: EvaluationResult, analysis: Analysis) -> ReportTable:
             words = ["flat by construction", ""]
         rows.append([label, *(nll(label, length) for length in lengths), *words])
     columns = ["method", *(f"{n:,}" for n in lengths), "verdict", f"gain at {lengths[-1]:,}"]
-    return ReportTable(table_title(result, analysis), columns, rows)
+    l0 = result.subject.trained_length
+    note = f"Gain: NLL with the context truncated to {l0} minus that of the method."
+    return ReportTable(table_title(result, analysis), columns, rows, note)
 
 
 def _verdict(method: MethodVerdicts | None) -> str:

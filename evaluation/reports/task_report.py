@@ -27,7 +27,7 @@ from evaluation.reports.document import ReportTable
 from evaluation.reports.evaluation_report import EvaluationReport
 from evaluation.reports.provenance import basis, provenance
 from evaluation.reports.results_table import interval_columns
-from evaluation.reports.sentences import sentences
+from evaluation.reports.sentences import caveats, sentences
 from evaluation.reports.text import dtype_note, percent
 from evaluation.scoring.methods import TRAINED, name_of
 from evaluation.statistics.intervals import Interval
@@ -77,7 +77,8 @@ def task_report(
         title=f"{task.capitalize()}: {result.subject.name}",
         rows=[{**row_columns(row), **common} for row in analysis.rows],
         record=record,
-        summary=summary_of(result, analysis, missing),
+        summary=summary_of(result, analysis),
+        caveats=caveats(result.settings, analysis.units, drawn.unit_kind, missing),
         tables=[table_of(result, analysis)],
         figures=figures,
         more_tables={"items.csv": item_rows(result)},
@@ -170,7 +171,6 @@ def table_of(result: TaskResult, analysis: TaskAnalysis) -> ReportTable:
 def summary_of(
     result: TaskResult,
     analysis: TaskAnalysis,
-    missing: dict,
 ) -> list[str]:
     methods: dict[str, list[TaskRow]] = {}
     for row in analysis.rows:
@@ -181,7 +181,6 @@ def summary_of(
         a=analysis,
         methods=methods,
         base=reference(result, analysis),
-        missing=missing,
         claim_items=CLAIM_ITEMS,
         percent=percent,
         points=_points,
@@ -210,7 +209,7 @@ def by_length(result: TaskResult, analysis: TaskAnalysis) -> Figure:
         curves.append(Curve("", x, exact, color, width=1.1, dash=(0, (1, 1.6))))
         curves.append(
             Curve(
-                name_of(label),
+                f"{name_of(label)}  {100 * rows[-1].share.share:.0f}%",
                 x,
                 [100 * row.share.share for row in rows],
                 color,
@@ -238,12 +237,11 @@ def by_length(result: TaskResult, analysis: TaskAnalysis) -> Figure:
         f"Solid lines: most likely candidate{bars}. Dotted: exact match.",
     )
     return panels_figure(
-        [Panel(curves, levels=[("chance", 100 * drawn.chance, SOFT)])],
+        [Panel(curves, levels=[(f"chance  {100 * drawn.chance:.0f}%", 100 * drawn.chance, SOFT)])],
         text,
         scales,
         x="length, input tokens",
         y="accuracy, %",
-        value=lambda axes, y: f"{y:.0f}%",
     )
 
 

@@ -1,6 +1,7 @@
 """Finished cells on disk: one file of per-target NLL for each (checkpoint, targets, method,
-length)."""
+length), named by a hash of its key: everything that determines the numbers."""
 
+import hashlib
 import json
 import time
 import zipfile
@@ -8,16 +9,66 @@ from functools import reduce
 from pathlib import Path
 
 import numpy as np
+from pydantic import TypeAdapter
 
 from data.files import atomic
-from evaluation.scoring.targets import content_hash
+from evaluation.evaluated_model import EvaluatedModel
+from model import AnyPosition
 
+# Of the keys of stored cells. Raised when numbers or keys change: older cells are measured again.
+KEY_FORMAT = 2
 PARTIAL_EVERY = 30.0  # seconds between two saves of an unfinished cell
+read_position = TypeAdapter(AnyPosition).validate_python
+
+
+def content_hash(record) -> str:
+    """SHA-256 of a JSON record."""
+    text = json.dumps(record, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def cell_key(
+    subject: EvaluatedModel,
+    position: dict,
+    length: int,
+    *,
+    dtype: str,
+    chunk: int,
+    device: str,
+) -> dict:
+    """The part of a cell's key that every kind of evaluation has.
+
+    Where the position settings of a method change nothing, such as `factor: auto` up to the
+    original length, it shares the cell of the trained model.
+    """
+    trained = subject.position(())
+    original = subject.original_length
+    if _reduced(position, length, original) == _reduced(trained, length, original):
+        position = trained
+    return {
+        "format": KEY_FORMAT,
+        "checkpoint": subject.checkpoint_hash,
+        "position": position,
+        "train_length": subject.trained_length,
+        "original_length": original,
+        "length": length,
+        "dtype": dtype,
+        "chunk": chunk,
+        "device": device,
+    }
+
+
+def _reduced(position: dict, length: int, original: int) -> dict:
+    """Position settings of each layer kind, without what has no effect on `length` tokens."""
+    kinds = position.get("kinds") or {"": position}
+    return {
+        kind: read_position(settings).reduced(length, original).model_dump(mode="json")
+        for kind, settings in kinds.items()
+    }
 
 
 class CellStore:
-    """The cells of one run. A key is a JSON-serializable dict of everything that determines the
-    numbers."""
+    """The cells of one run."""
 
     def __init__(self, folder: Path):
         self.folder = Path(folder)
@@ -30,14 +81,14 @@ class CellStore:
         """Per-target NLL of a finished cell; None if it is missing or damaged."""
         return self._read(self.folder / self.name(key), key)
 
-    def has_format(self, key: dict, number: int) -> bool:
-        """Whether the cell was stored under the same key of another format."""
-        return (self.folder / self.name(key | {"format": number})).is_file()
+    def is_older(self, key: dict) -> bool:
+        """Whether the cell was stored under the same key of the format before."""
+        return (self.folder / self.name(key | {"format": KEY_FORMAT - 1})).is_file()
 
     def load_partial(self, key: dict) -> np.ndarray | None:
         """Losses of an interrupted cell from all ranks; NaN where nothing was scored yet."""
-        found = [self._read(path, key) for path in self._partials(key)]
-        parts = [part for part in found if part is not None]
+        known = [self._read(path, key) for path in self._partials(key)]
+        parts = [part for part in known if part is not None]
         return reduce(lambda a, b: np.where(np.isnan(a), b, a), parts) if parts else None
 
     def _partials(self, key: dict) -> list[Path]:

@@ -3,13 +3,13 @@ reused."""
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from data import Tokenizer, TokenStore
+from data import Tokenizer
 from errors import EvaluationError
 from evaluation.contamination.screening import Screening, screen, shared_text
 from evaluation.evaluated_model import EvaluatedModel
@@ -22,12 +22,13 @@ from evaluation.scoring.scoring import (
     CellFailed,
     ModelScorer,
     batches,
-    gather,
     measure,
+    merge_ranks,
     unigram_nll,
 )
 from evaluation.scoring.text import EvaluationText
 from evaluation.scoring.windows import TargetWindows
+from evaluation.stores import EvaluationStores
 from model import ModelError, Transformer
 from model.attention.sharding import is_broken_link
 
@@ -68,10 +69,8 @@ class EvaluationSession(CellSession):
     result.
 
     Args:
-        store: the text to read.
-        train: the text the model was trained on (or None): gives the unigram baseline; passages
-            that `store` shares with it, or with the text of `earlier` trainings, are excluded.
-        overlaps: folder that caches the shared passages.
+        stores: the text to read, and the text the model was trained on, which gives the unigram
+            baseline; passages that both share are excluded.
         dry_run: skip the search for passages shared with the training text.
     """
 
@@ -82,13 +81,10 @@ class EvaluationSession(CellSession):
         settings: EvaluationSettings,
         subject: EvaluatedModel,
         *,
-        store: TokenStore,
-        train: TokenStore | None,
+        stores: EvaluationStores,
         tokenizer: Tokenizer,
         methods: list[Method],
         cells: Path,
-        earlier: Sequence = (),
-        overlaps: Path | None = None,
         console=None,
         ranks: EvaluationRanks | None = None,
         dry_run: bool = False,
@@ -111,19 +107,18 @@ class EvaluationSession(CellSession):
         schemes = subject.schemes(methods)
         notes = _sinks(methods, schemes, settings.bos, subject)
         if dry_run:
-            train = None
-            earlier = ()
+            stores = replace(stores, train=None, earlier=(), unknown="")
             settings = settings.model_copy(
                 update={"contamination": ContaminationSettings(check=False)}
             )
         self.text, self.plan, screening = choose_targets(
             settings,
-            store,
-            train,
+            stores.read,
+            stores.trained,
             tokenizer,
             subject.trained_length,
-            earlier=earlier,
-            cache=overlaps,
+            unknown=stores.unknown,
+            cache=stores.overlaps,
             console=console,
         )
         if self.plan.note and console:
@@ -133,15 +128,16 @@ class EvaluationSession(CellSession):
         self.tokenizer = tokenizer
         self.kept = screening.kept
         unit_of, unit_names, unit_kind = self.text.units()
-        seen = self.text.seen(train, *earlier)
+        seen = None if stores.unknown else self.text.seen(stores.trained)
+        train = stores.train
         result = EvaluationResult(
             settings=settings,
             subject=subject,
             plan=self.plan,
             facts={
-                "corpus_hash": store.hash,
+                "corpus_hash": stores.read.hash,
                 "tokenizer_hash": tokenizer.hash,
-                "documents_in_corpus": store.n_documents,
+                "documents_in_corpus": stores.read.n_documents,
             },
             methods=methods,
             schemes=schemes,
@@ -254,7 +250,7 @@ class EvaluationSession(CellSession):
         errors, parts = zip(*self.ranks.collect((error, mine)), strict=True)
         if any(errors):
             raise CellFailed(next(filter(None, errors)))
-        return gather(list(parts))
+        return merge_ranks(list(parts))
 
     def measure_cells(
         self, missing: list[EvaluationCell], advance: Callable[[EvaluationCell, float], None]
@@ -380,13 +376,29 @@ class EvaluationSession(CellSession):
 
 
 def choose_targets(
-    settings: EvaluationSettings, store, train, tokenizer, trained_length: int, **how
+    settings: EvaluationSettings,
+    store,
+    trained: Sequence,
+    tokenizer,
+    trained_length: int,
+    *,
+    unknown: str = "",
+    cache: Path | None = None,
+    console=None,
 ) -> tuple[EvaluationText, EvaluationPlan, Screening]:
-    """The text, the targets, and what is excluded; `how`: as for `shared_text`.
+    """The text, the targets, and what is excluded; arguments as for `shared_text`.
 
     Raises EvaluationError if too little text remains.
     """
-    shared = shared_text(settings.contamination, store, train, tokenizer, **how)
+    shared = shared_text(
+        settings.contamination,
+        store,
+        trained,
+        tokenizer,
+        unknown=unknown,
+        cache=cache,
+        console=console,
+    )
     text = EvaluationText(
         store,
         settings.bos,

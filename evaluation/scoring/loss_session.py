@@ -3,18 +3,16 @@ measured."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import TypeAdapter
 
 from evaluation.evaluated_model import EvaluatedModel
 from evaluation.ranks import EvaluationRanks
-from evaluation.scoring.cells import CellStore
+from evaluation.scoring.cells import CellStore, cell_key
 from evaluation.scoring.forecast import (
     ForecastRow,
     choose_batch,
@@ -27,11 +25,8 @@ from evaluation.scoring.forecast import (
 from evaluation.scoring.methods import TRAINED, Method
 from evaluation.scoring.scoring import CellFailed, ModelScorer
 from evaluation.scoring.windows import TargetWindows
-from model import AnyPosition, ModelError, Transformer
-
-# Of the keys of stored cells. Raised when numbers or keys change: older cells are measured again.
-KEY_FORMAT = 2
-read_position = TypeAdapter(AnyPosition).validate_python
+from model import ModelError, Transformer
+from run_directory.console import Console
 
 
 @dataclass(kw_only=True)
@@ -99,7 +94,10 @@ class CellSession(ABC):
         self.ranks = ranks
         self.device = ranks.device(self.settings.device)
         self.context = getattr(self.settings, "context", 1)
-        self._values: dict[str, np.ndarray] = {}  # by file; methods with equal keys share a cell
+        # By file, as methods with equal keys share a cell: the numbers, and (bytes without the
+        # weights, windows per batch).
+        self._values: dict[str, np.ndarray] = {}
+        self._batches: dict[str, tuple[int, int]] = {}
 
     @abstractmethod
     def cells(self) -> list[EvaluationCell]:
@@ -122,28 +120,19 @@ class CellSession(ABC):
     def run(self):
         """Measure the cells that are not on disk yet; returns the result."""
         _, missing = self._known_and_missing()
-        if missing:
-            peaks = self._peaks(missing)
-            model = self.model(missing[0])
-            if getattr(self.settings, "minutes", None) is None:  # else the time is known
-                self._print_forecast(model, missing, peaks)
-            costs = {
-                id(cell): cell.tokens * model.flops_per_token(cell.length) / 3e9
-                for cell in self._distinct(missing)
-            }
-            console = self.console
-            bar = (
-                console.bar("evaluating", total=sum(costs.values()), unit="GFLOP")
-                if console
-                else nullcontext()
-            )
-            with bar as progress:
+        if not missing:
+            return self.result
+        self._plan_batches(missing)
+        if getattr(self.settings, "minutes", None) is None:  # else the time is known
+            self._print_forecast(missing)
+        tokens = {id(cell): cell.tokens for cell in self._distinct(missing)}
+        console = self.console or Console(quiet=True)
+        with console.bar("evaluating", total=sum(tokens.values()), unit="tokens") as progress:
 
-                def advance(cell: EvaluationCell, share: float) -> None:
-                    if progress:
-                        progress.advance(share * costs.get(id(cell), 0.0))
+            def advance(cell: EvaluationCell, share: float) -> None:
+                progress.advance(share * tokens.get(id(cell), 0))
 
-                self.measure_cells(missing, advance)
+            self.measure_cells(missing, advance)
         return self.result
 
     def measure_cells(
@@ -157,54 +146,29 @@ class CellSession(ABC):
         """Print every cell with its size, and the memory and time of those that are not on disk
         yet."""
         cells, missing = self._known_and_missing()
-        peaks = self._peaks(missing)
+        self._plan_batches(missing)
         if self.console is None:
             return
         rows = []
         for cell in cells:
             label = f"{cell.label} (float32 sample)" if cell.role == "sample" else cell.label
-            peak = peaks.get(id(cell))
+            peak, _ = self._batches.get(self.store.name(cell.key), (None, 0))
             rows.append(ForecastRow(label, cell.length, len(cell.inputs), cell.tokens, peak))
         self.console.table(self.title(), *forecast_table(rows, self.result.absent, self.counted))
         if missing:
-            self._print_forecast(self.model(missing[0]), missing, peaks)
+            self._print_forecast(missing)
 
-    def key(
-        self,
-        method: Method,
-        length: int,
-        dtype: str | None = None,
-    ) -> dict:
-        """The part of a cell's key that every kind of evaluation has.
-
-        Where a method changes nothing, such as `factor: auto` up to the original length, it shares
-            the cell
-        of the trained model.
-        """
-        trained = self.result.schemes[TRAINED]
-        position = trained if method.truncates else self.result.schemes[method.label]
-        if self._reduced(position, length) == self._reduced(trained, length):
-            position = trained
-        return {
-            "format": KEY_FORMAT,
-            "checkpoint": self.subject.checkpoint_hash,
-            "position": position,
-            "train_length": self.subject.trained_length,
-            "original_length": self.subject.original_length,
-            "length": length,
-            "dtype": dtype or self.settings.dtype,
-            "chunk": self.settings.chunk,
-            "device": self.device.type,
-        }
-
-    def _reduced(self, position: dict, length: int) -> dict:
-        """Position settings of each layer kind, without what has no effect on `length` tokens."""
-        original = self.subject.original_length
-        kinds = position.get("kinds") or {"": position}
-        return {
-            kind: read_position(settings).reduced(length, original).model_dump(mode="json")
-            for kind, settings in kinds.items()
-        }
+    def key(self, method: Method, length: int, dtype: str | None = None) -> dict:
+        """The part of a cell's key that every kind of evaluation has."""
+        label = TRAINED if method.truncates else method.label
+        return cell_key(
+            self.subject,
+            self.result.schemes[label],
+            length,
+            dtype=dtype or self.settings.dtype,
+            chunk=self.settings.chunk,
+            device=self.device.type,
+        )
 
     def of_main(self, read: Callable[[], Any]) -> Any:
         """Broadcast what rank 0 reads."""
@@ -229,9 +193,7 @@ class CellSession(ABC):
             self.console.info(
                 f"{len(cells) - len(missing)} of {len(cells)} cells are already done and reused"
             )
-        older = sum(
-            self.store.has_format(cell.key, KEY_FORMAT - 1) for cell in self._distinct(missing)
-        )
+        older = sum(self.store.is_older(cell.key) for cell in self._distinct(missing))
         if self.console and older:
             self.console.info(
                 f"{older} cells were measured by an earlier version and are measured again"
@@ -267,72 +229,48 @@ class CellSession(ABC):
     ) -> None:
         values = self._values.get(self.store.name(cell.key))
         if values is None:
-            model = self.model(cell)
+            _, batch = self._batches[self.store.name(cell.key)]
             try:
-                values = self.score(
-                    cell,
-                    model,
-                    self._batch(model, cell)[1],
-                    advance,
-                )
+                values = self.score(cell, self.model(cell), batch, advance)
             except (CellFailed, ModelError) as error:
                 return self.fail(cell, str(error))
             if self.ranks.main:
                 self.store.save(cell.key, values)
         self._add(cell, values)
 
-    def _peaks(self, missing: list[EvaluationCell]) -> dict[int, int]:
-        """Bytes of each cell without the weights, by its id; sets the budget. Raises if one does
-        not fit."""
+    def _plan_batches(self, missing: list[EvaluationCell]) -> None:
+        """Set the peak memory and the batch of each cell. Raises EvaluationError if one does not
+        fit."""
         if not missing:
-            return {}
+            return
         budget = memory_budget(self.settings.memory, self.device)
         if self.device.type == "cpu":
             budget //= self.ranks.local_world
         # Equal on every rank: it determines the batches, and these the last bits.
         self.budget = int(min(self.ranks.collect(budget)))
-        model = self.model(missing[0])
         # The longest first, so that an error names it.
-        ordered = sorted(missing, key=lambda cell: -cell.length)
-        return {id(cell): self._batch(model, cell)[0] for cell in ordered}
+        for cell in sorted(self._distinct(missing), key=lambda cell: -cell.length):
+            model = self.model(cell)
+            inputs = int(cell.inputs.max())
+            fitting = choose_batch(
+                model,
+                inputs,
+                cell.keep,
+                chunk=cell.chunk,
+                device=self.device,
+                budget=self.budget // self.caches,
+                context=self.context,
+            )
+            batch = self.settings.batch or fitting
+            peak = memory_needed(model, inputs, cell.keep, batch, cell.chunk, self.context)
+            self._batches[self.store.name(cell.key)] = peak, batch
 
-    def _batch(
-        self,
-        model: Transformer,
-        cell: EvaluationCell,
-    ) -> tuple[int, int]:
-        """(bytes, windows per batch) of a cell."""
-        inputs = int(cell.inputs.max())
-        batch = choose_batch(
-            model,
-            inputs,
-            cell.keep,
-            chunk=cell.chunk,
-            device=self.device,
-            budget=self.budget // self.caches,
-            context=self.context,
-        )
-        batch = self.settings.batch or batch
-        return memory_needed(
-            model,
-            inputs,
-            cell.keep,
-            batch,
-            cell.chunk,
-            self.context,
-        ), batch
-
-    def _print_forecast(
-        self, model: Transformer, missing: list[EvaluationCell], peaks: dict[int, int]
-    ):
+    def _print_forecast(self, missing: list[EvaluationCell]) -> None:
         if self.console is None:
             return
         missing = self._distinct(missing)
-        scorer = ModelScorer(
-            model,
-            device=self.device,
-            chunk=self.settings.chunk,
-        )
+        model = self.model(missing[0])
+        scorer = ModelScorer(model, device=self.device, chunk=self.settings.chunk)
         lengths = [int(cell.inputs.max()) for cell in missing]
         pace = measure_pace(
             scorer, model, min(lengths), max(lengths), min(missing[0].keep, *lengths)
@@ -340,5 +278,5 @@ class CellSession(ABC):
         seconds = sum(pace.seconds(cell.inputs + cell.answers) for cell in missing)
         seconds /= max(self.ranks.world, self.context)
         tokens = sum(cell.tokens for cell in missing)
-        peak = max(peaks.values())
+        peak = max(peak for peak, _ in self._batches.values())
         self.console.info(forecast_line(model, len(missing), tokens, seconds, peak, self.budget))

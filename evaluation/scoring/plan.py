@@ -7,7 +7,8 @@ import numpy as np
 
 from errors import EvaluationError
 from evaluation.evaluation_settings import EvaluationSettings
-from evaluation.scoring.targets import content_hash, draw_targets, shorten_lengths
+from evaluation.scoring.cells import content_hash
+from evaluation.scoring.targets import draw_targets, shorten_lengths
 from evaluation.scoring.text import EvaluationText
 from evaluation.scoring.windows import (
     TargetWindows,

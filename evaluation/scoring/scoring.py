@@ -13,7 +13,6 @@ from errors import EvaluationError
 from evaluation.scoring.text import EvaluationText
 from evaluation.scoring.windows import Scorer, TargetWindows
 from model import ContextShard, TokenPositions, Transformer
-from model.devices import to_device
 
 
 class CellFailed(EvaluationError):
@@ -50,7 +49,7 @@ class ModelScorer:
     # the same model.
     @torch.no_grad()
     def __call__(self, windows: np.ndarray, keep: int) -> np.ndarray:
-        tokens = to_device(torch.from_numpy(windows), self.device)
+        tokens = torch.from_numpy(windows).to(self.device)
         training = self.model.training
         self.model.eval()
         try:
@@ -183,7 +182,7 @@ def measure(
     return out
 
 
-def gather(parts: list[np.ndarray]) -> np.ndarray:
+def merge_ranks(parts: list[np.ndarray]) -> np.ndarray:
     """Merge the vectors of the ranks: every target is owned by exactly one of them."""
     stacked = np.stack(parts)
     owned = ~np.isnan(stacked)

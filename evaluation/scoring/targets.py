@@ -6,7 +6,6 @@ versions do not matter.
 """
 
 import hashlib
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
@@ -14,6 +13,7 @@ from dataclasses import dataclass, field, fields
 import numpy as np
 
 from errors import EvaluationError
+from evaluation.scoring.cells import content_hash
 from evaluation.scoring.text import EvaluationText
 
 
@@ -58,12 +58,6 @@ class TargetSet:
     def record(self) -> dict:
         """What `targets.json` holds."""
         return {"format": 1, "hash": self.hash, **self.spec(), "spans": self.pairs()}
-
-
-def content_hash(record) -> str:
-    return hashlib.sha256(
-        json.dumps(record, sort_keys=True, separators=(",", ":")).encode()
-    ).hexdigest()
 
 
 def tokens_needed(longest: int, span: int, spans_per_document: int) -> int:

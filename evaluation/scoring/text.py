@@ -13,6 +13,8 @@ Index 0 is never a target, as nothing precedes it, so BOS is not a target. EOS i
 a target either.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from errors import EvaluationError
@@ -128,23 +130,20 @@ class EvaluationText:
         """The cluster of every document, None for a document without."""
         return list(getattr(self.store, "clusters", None) or [None] * int(self.store.n_documents))
 
-    def seen(self, *trained) -> np.ndarray | None:
+    def seen(self, trained: Sequence) -> np.ndarray | None:
         """Whether each document's cluster also occurs in one of the training stores: (n_documents,)
         bool.
 
         Documents without a cluster count as seen in the training store itself only. None where it
-        cannot be
-        known: a training store is gone (None), or this corpus names clusters and that one does not.
+        cannot be known: this corpus names clusters and a training store does not.
         """
         clusters = self._clusters()
-        found = np.zeros(len(clusters), dtype=bool)
+        seen = np.zeros(len(clusters), dtype=bool)
         for train in trained:
-            if train is None:
-                return None
             if train.hash == self.store.hash:
                 return np.ones(len(clusters), dtype=bool)
-            names = {one for one in getattr(train, "clusters", None) or [] if one}
+            names = {name for name in getattr(train, "clusters", None) or [] if name}
             if any(clusters) and not names:
                 return None
-            found |= np.array([bool(one) and one in names for one in clusters], dtype=bool)
-        return found
+            seen |= np.array([bool(name) and name in names for name in clusters], dtype=bool)
+        return seen

@@ -292,7 +292,7 @@ def _judged_methods(result: EvaluationResult) -> tuple[list[str], list[str]]:
 
 
 def describe_scheme(result: EvaluationResult, label: str, length: int) -> str:
-    """The scheme as evaluated at this length: `rope, yarn s=4 (matched)`."""
+    """The scheme as evaluated at this length: `rope, yarn factor 4 (auto)`."""
     if label == TRUNCATE:
         length = result.subject.trained_length
     record = result.schemes[label]

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from evaluation.statistics.intervals import Interval, interval, unit_means, upper_bound
+from evaluation.statistics.intervals import Interval, interval, unit_means
 
 
 @dataclass(frozen=True)
@@ -23,13 +23,21 @@ class DoublingGain:
 
 @dataclass(frozen=True)
 class ContextReach:
-    """How far one method uses context. `reach` is None if saturation by `longest` is not shown."""
+    """How far one method uses context.
+
+    Attributes:
+        reach: no context longer than this gains the tolerance over the best one up to it; None if
+            that is not shown for any length.
+        shown: the longest length that is shown to be better than every shorter one.
+        points: too few units for any bound.
+    """
 
     method: str
     reach: int | None
+    shown: int
     longest: int
     doublings: list[DoublingGain]
-    points: bool  # too few units for any bound
+    points: bool
 
 
 def context_reach(
@@ -43,30 +51,49 @@ def context_reach(
     resamples: int = 10_000,
     seed: int = 0,
 ) -> ContextReach:
-    """The smallest L such that NLL(L) − NLL(L′) has a one-sided 97.5% upper bound below the
-    tolerance for every longer L′ of the grid, tested from the longest downwards, stopping at the
-    first failure.
+    """The smallest length L whose context no longer one improves on, from bounds of the gains
+    NLL(l) − NLL(L′) of each L′ > L over lengths l <= L.
 
-    `nll`: per-target NLL of the same targets by length, `unit` (n_targets,). `failed`: lengths of
-    the grid that could not be measured; nothing shorter can be shown to reach as far. Gains per
-    doubling have two-sided intervals at 1 − alpha each.
+    The gain over the best context up to L is below the tolerance if its one-sided 97.5% upper bound
+    is, for any such l and by Bonferroni over them. L′ are tested from the longest downwards, and
+    testing stops at the first failure. A gain is shown at L if the lower bounds over all l < L are
+    positive, by Bonferroni over L.
+
+    Args:
+        nll: per-target NLL of the same targets by length.
+        unit: (n_targets,).
+        failed: lengths of the grid that could not be measured; nothing shorter can be shown to
+            reach as far.
+        alpha: gains per doubling have two-sided intervals at 1 − alpha each.
     """
     lengths = sorted(nll)
     longest = max((*lengths, *failed))
     reach = None
-    for length in reversed(lengths[:-1]):
-        longer = [n for n in lengths if n > length]
-        bounds = [upper_bound(unit_means(nll[length] - nll[n], unit)) for n in longer]
-        if any(n > length for n in failed) or not all(bound < tolerance for bound in bounds):
+    for n in range(len(lengths) - 2, -1, -1):
+        bounds = [
+            [_upper(nll, shorter, longer, unit, n + 1) for shorter in lengths[: n + 1]]
+            for longer in lengths[n + 1 :]
+        ]
+        is_bounded = all(min(over) < tolerance for over in bounds)
+        if any(length > lengths[n] for length in failed) or not is_bounded:
             break
-        reach = length
+        reach = lengths[n]
+    shown = lengths[0]
+    for n in range(1, len(lengths)):
+        losses = [
+            _upper(nll, lengths[n], shorter, unit, len(lengths) - 1) for shorter in lengths[:n]
+        ]
+        if max(losses) < 0:
+            shown = lengths[n]
     doublings = []
     for shorter, longer in pairwise(lengths):
         per = unit_means(nll[shorter] - nll[longer], unit) / math.log2(longer / shorter)
-        doublings.append(
-            DoublingGain(
-                shorter, longer, interval(per, alpha=alpha, resamples=resamples, seed=seed)
-            )
-        )
-    points = math.isnan(upper_bound(unit_means(nll[lengths[0]], unit)))
-    return ContextReach(method, reach, longest, doublings, points)
+        gain = interval(per, alpha=alpha, resamples=resamples, seed=seed)
+        doublings.append(DoublingGain(shorter, longer, gain))
+    points = math.isnan(_upper(nll, lengths[0], lengths[0], unit, 1))
+    return ContextReach(method, reach, shown, longest, doublings, points)
+
+
+def _upper(nll: dict[int, np.ndarray], a: int, b: int, unit: np.ndarray, tests: int) -> float:
+    """Upper bound of NLL(a) − NLL(b), one of so many at 97.5% together."""
+    return interval(unit_means(nll[a] - nll[b], unit), alpha=0.05 / tests, resamples=0).high

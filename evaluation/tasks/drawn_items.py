@@ -8,7 +8,7 @@ import numpy as np
 from data import DataError, Tokenizer
 from data.tasks import NO_TEXT, Haystacks, Task, TaskContext, TaskItem
 from errors import EvaluationError
-from evaluation.scoring.targets import content_hash
+from evaluation.scoring.cells import content_hash
 from evaluation.tasks.task_settings import TaskEvaluationSettings
 
 

@@ -62,7 +62,14 @@ def explicit_attend(
     mask = views[0].mask
 
     def block(start: int, stop: int) -> Tensor:
-        return attention_details(views, v, scale, sink, start, stop).output.to(v.dtype)
+        return attention_details(
+            views,
+            v,
+            scale,
+            sink,
+            start,
+            stop,
+        ).output.to(v.dtype)
 
     size = query_block(mask.batch * mask.heads, mask.keys)
     return by_block(block, mask.queries, size, recompute=True)
@@ -127,7 +134,12 @@ def attention_details(
         total: Tensor | None = None
         for view in views:
             block = QueryBlock(view, start, stop, keys, scale)
-            scores = block.scores + view.mask.additive(start, stop, keys, block.scores.dtype)
+            scores = block.scores + view.mask.additive(
+                start,
+                stop,
+                keys,
+                block.scores.dtype,
+            )
             # Views are disjoint: where one allows a pair, all others have −inf.
             total = scores if total is None else torch.maximum(total, scores)
         assert total is not None

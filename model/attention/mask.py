@@ -69,31 +69,24 @@ def visibility_mask(
         window: number of most recent keys that a query attends to, its own included; None: all.
         sinks: number of tokens at the start of each document that stay visible outside the window.
     """
-    k_order = keys.order.expand(batch, -1)
-    if queries.layout == "plain":
-        offset = keys.order.shape[1] - queries.order.shape[1]
-
-        def plain(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-            visible = j <= i + offset
-            if window is None:
-                return visible
-            near = i + offset - j < window
-            return visible & (near | (k_order[b, j] < sinks) if sinks else near)
-
-        return plain
+    is_plain = queries.layout == "plain"
+    offset = keys.order.shape[1] - queries.order.shape[1]
     q_order = queries.order.expand(batch, -1)
+    k_order = keys.order.expand(batch, -1)
     q_document = queries.document.expand(batch, -1)
     k_document = keys.document.expand(batch, -1)
 
-    def ordered(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        back = q_order[b, i] - k_order[b, j]
-        visible = (back >= 0) & (q_document[b, i] == k_document[b, j])
-        if window is None:
-            return visible
-        near = back < window
-        return visible & (near | (k_order[b, j] < sinks) if sinks else near)
+    def visible(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        back = i + offset - j if is_plain else q_order[b, i] - k_order[b, j]
+        seen = back >= 0
+        if not is_plain:
+            seen = seen & (q_document[b, i] == k_document[b, j])
+        if window is not None:
+            near = back < window
+            seen = seen & (near | (k_order[b, j] < sinks) if sinks else near)
+        return seen
 
-    return ordered
+    return visible
 
 
 @dataclass(frozen=True)
@@ -129,9 +122,21 @@ class CausalBand:
         """
         window = None if self.sinks and last == self.sinks else self.window
         window = min((x for x in (window, farthest) if x is not None), default=None)
-        return CausalBand(self.offset, window, 0, nearest, first, last)
+        return CausalBand(
+            self.offset,
+            window,
+            0,
+            nearest,
+            first,
+            last,
+        )
 
-    def attending(self, start: int, stop: int, device: torch.device) -> Tensor:
+    def attending(
+        self,
+        start: int,
+        stop: int,
+        device: torch.device,
+    ) -> Tensor:
         """(stop − start,) whether queries attend to any key; without sinks."""
         at = torch.arange(start, stop, device=device) + self.offset
         low = torch.full_like(at, self.first)
@@ -275,19 +280,20 @@ class AttentionMask:
 
         The last WIDE_BLOCK − 1 entries are for future keys, which blocks of queries contain.
         """
-        if "by_distance" not in self._lowered:
-            self._lowered["by_distance"] = self._by_distance()
-        return self._lowered["by_distance"]
+        return self._once("by_distance", self._by_distance)
+
+    def _once(self, name: str, compute: Callable[[], Any]) -> Any:
+        """The result of `compute`, which is called once per pass."""
+        if name not in self._lowered:
+            self._lowered[name] = compute()
+        return self._lowered[name]
 
     def network(self) -> list[Tensor]:
         """The tensors of the bias as a network, computed once per pass; none if it is not one."""
-        if self.forms.make_network is None:
+        make = self.forms.make_network
+        if make is None:
             return []
-        if "network" not in self._lowered:
-            self._lowered["network"] = self.forms.make_network(
-                self._distances().clamp(min=0)
-            ).tensors()
-        return self._lowered["network"]
+        return self._once("network", lambda: make(self._distances().clamp(min=0)).tensors())
 
     def _distances(self) -> Tensor:
         """(N,) of the entries of `by_distance`."""
@@ -313,11 +319,8 @@ class AttentionMask:
 
     def flex_bias(self) -> BiasFunction | None:
         """The bias as FlexAttention's kernel evaluates it."""
-        if self.forms.make_flex is None:
-            return self.bias
-        if "flex_bias" not in self._lowered:
-            self._lowered["flex_bias"] = self.forms.make_flex()
-        return self._lowered["flex_bias"]
+        make = self.forms.make_flex
+        return self.bias if make is None else self._once("flex_bias", make)
 
     def last_query(
         self,
@@ -331,13 +334,20 @@ class AttentionMask:
         Args:
             keys: `keys_of(0, 1)`.
         """
-        if "last_query" not in self._lowered:
+
+        def compute() -> Tensor:
             if self.is_by_distance and isinstance(keys, slice):
                 mask = self.by_distance()[None, :, None, keys].to(dtype)
             else:
-                mask = self.additive(0, 1, keys, dtype)  # (R, H or 1, 1, s)
-            self._lowered["last_query"] = self._by_group(mask, groups).squeeze(2)
-        return self._lowered["last_query"]
+                mask = self.additive(
+                    0,
+                    1,
+                    keys,
+                    dtype,
+                )  # (R, H or 1, 1, s)
+            return self._by_group(mask, groups).squeeze(2)
+
+        return self._once("last_query", compute)
 
     def by_query(self, groups: int, dtype: torch.dtype) -> list[Tensor]:
         """The additive mask of each query over all keys, each as in `last_query`."""
@@ -346,7 +356,12 @@ class AttentionMask:
             # earlier.
             mask = self.by_distance().to(dtype).unfold(1, self.keys, 1)[None, :, : self.queries]
             return list(self._by_group(mask, groups).unbind(2))[::-1]
-        mask = self.additive(0, self.queries, slice(0, self.keys), dtype)
+        mask = self.additive(
+            0,
+            self.queries,
+            slice(0, self.keys),
+            dtype,
+        )
         return list(self._by_group(mask, groups).unbind(2))
 
     def _by_group(self, mask: Tensor, groups: int) -> Tensor:
@@ -368,7 +383,12 @@ class AttentionMask:
             keys = torch.arange(keys.start, keys.stop, device=self.device)
         return b, h, i, keys[None, None, None, :]
 
-    def visible(self, start: int, stop: int, keys: slice | Tensor) -> Tensor:
+    def visible(
+        self,
+        start: int,
+        stop: int,
+        keys: slice | Tensor,
+    ) -> Tensor:
         """(R, 1, t, s) visible pairs of a block."""
         b, h, i, j = self.indices(start, stop, keys)
         return self.mask_mod(b, h[:, :1], i, j)
@@ -381,12 +401,11 @@ class AttentionMask:
         dtype: torch.dtype,
     ) -> Tensor:
         """(R, H or 1, t, s) additive mask of one block, evaluated elementwise."""
-        visible = self.visible(start, stop, keys)
         if self.bias is None:
-            return torch.zeros((), dtype=dtype, device=self.device).masked_fill(~visible, -math.inf)
-        return (
-            self.bias(*self.indices(start, stop, keys)).to(dtype).masked_fill(~visible, -math.inf)
-        )
+            bias = torch.zeros((), dtype=dtype, device=self.device)
+        else:
+            bias = self.bias(*self.indices(start, stop, keys)).to(dtype)
+        return bias.masked_fill(~self.visible(start, stop, keys), -math.inf)
 
 
 @dataclass(frozen=True)

@@ -28,19 +28,13 @@ def causal_attend(
         # The CPU's fused kernel requires values as wide as keys; its fallback stores all T × S
         # scores.
         return blocks_attend(q, k, v, mask, scale)
-    if mask.queries == 1:  # the last query attends to every key
-        return F.scaled_dot_product_attention(
-            q,
-            k,
-            v,
-            scale=scale,
-            enable_gqa=True,
-        )
+    # The last query attends to every key. In a compiled graph the comparison itself is a symbol.
+    is_causal = True if mask.queries > 1 else False  # noqa: SIM210
     return F.scaled_dot_product_attention(
         q,
         k,
         v,
-        is_causal=True,
+        is_causal=is_causal,
         scale=scale,
         enable_gqa=True,
     )

@@ -55,7 +55,12 @@ class ContextShard:
         """The part of this process in a context group."""
         backends = [pair.split(":") for pair in dist.get_backend_config(group).split(",")]
         on_gloo = tuple(device for device, backend in backends if backend == "gloo")
-        return cls(group.rank(), group.size(), group.group_name, on_gloo=on_gloo)
+        return cls(
+            group.rank(),
+            group.size(),
+            group.group_name,
+            on_gloo=on_gloo,
+        )
 
     def divided(self, length: int, at_most: int) -> ContextShard:
         """This part of windows of `length` tokens, in chunks of about `at_most` tokens or fewer."""
@@ -110,11 +115,21 @@ class ContextShard:
         """The tensors of each rank, by rank; waits for what `gather` has started."""
         return list(wait_tensor(whole).chunk(self.size))
 
-    def exchange(self, x: Tensor, sent: list[int], received: list[int]) -> Tensor:
+    def exchange(
+        self,
+        x: Tensor,
+        sent: list[int],
+        received: list[int],
+    ) -> Tensor:
         """Start to send the rows of x, sent[r] of them to rank r, in order, and to receive
         received[r] rows from it; `wait_tensor` waits for the result. As with `gather`, the loss
         must depend on the result."""
-        return all_to_all_single(x.contiguous(), received, sent, self.group)
+        return all_to_all_single(
+            x.contiguous(),
+            received,
+            sent,
+            self.group,
+        )
 
 
 @dataclass(frozen=True)
@@ -204,7 +219,12 @@ class GatheredLayer:
         self.window = window
         self.shard = window.shard
 
-    def _start(self, x: Tensor, turn: int, dim: int | None = None) -> Tensor:
+    def _start(
+        self,
+        x: Tensor,
+        turn: int,
+        dim: int | None = None,
+    ) -> Tensor:
         """Start to gather a tensor of pass `turn`, whose dimension `dim` is that of the tokens of a
         chunk; `_wait` waits for the result."""
         if dim is not None:
@@ -212,7 +232,12 @@ class GatheredLayer:
             x = F.pad(x, (*(0, 0) * (x.ndim - 1 - dim), 0, padding)) if padding else x
         return self.shard.gather(x)
 
-    def _wait(self, started: Tensor, turn: int, dim: int | None = None) -> list[Tensor]:
+    def _wait(
+        self,
+        started: Tensor,
+        turn: int,
+        dim: int | None = None,
+    ) -> list[Tensor]:
         """The chunks of all ranks in the order of the sequence; see `_start`."""
         chunks = self.shard.gathered(started)
         if turn % 2:
@@ -287,7 +312,13 @@ class GatheredKeys(GatheredLayer):
         v = self._visible(self._values, own_v, v, turn)
         return k, v
 
-    def _visible(self, kept: KeptParts, own: Tensor, started: Tensor, turn: int) -> Tensor:
+    def _visible(
+        self,
+        kept: KeptParts,
+        own: Tensor,
+        started: Tensor,
+        turn: int,
+    ) -> Tensor:
         """Keep what `start` has gathered; returns the tokens visible to this rank's chunk."""
         if self._is_local:
             rows = wait_tensor(started)
@@ -330,7 +361,12 @@ class GatheredKeys(GatheredLayer):
             torch.cat(parts), [*map(_tokens, sent)], [*map(_tokens, received)]
         )
 
-    def _received(self, rows: Tensor, own: Tensor, turn: int) -> Parts:
+    def _received(
+        self,
+        rows: Tensor,
+        own: Tensor,
+        turn: int,
+    ) -> Parts:
         """The parts of pass `turn` in the order of the sequence: what other ranks have sent, and
         this rank's chunk."""
         ranges = [self._from(rank, turn) for rank in range(self.shard.size)]

@@ -114,7 +114,12 @@ class Projection(Mixer):
             gates = gates.repeat_interleave(self.head_dim, dim=-1)
         return mixed * gates.sigmoid()
 
-    def _normalized(self, norm: nn.Module, x: Tensor, heads: int) -> Tensor:
+    def _normalized(
+        self,
+        norm: nn.Module,
+        x: Tensor,
+        heads: int,
+    ) -> Tensor:
         return self._split(norm(x), heads) if self.joint_norm else norm(self._split(x, heads))
 
     def _split(self, x: Tensor, heads: int) -> Tensor:
@@ -128,7 +133,11 @@ class Attention(Projection):
     caches_keys = True
     has_attention_weights = True
 
-    def make_cache(self, index: CacheIndex | None, dtype: torch.dtype) -> LayerCache:
+    def make_cache(
+        self,
+        index: CacheIndex | None,
+        dtype: torch.dtype,
+    ) -> LayerCache:
         assert index is not None
         return LayerCache(index, dtype)
 
@@ -170,7 +179,13 @@ class Attention(Projection):
         x = context.of_queries(x)
         if x.shape[1] == 0:  # the pass only fills the cache
             return x
-        views = self.views(plan, self.queries(x), k, context, step.factors)
+        views = self.views(
+            plan,
+            self.queries(x),
+            k,
+            context,
+            step.factors,
+        )
         sink = self.position.sink_logits(x.device)
         out = attend(views, v, self.scale, sink=sink)
         if hook is not None:
@@ -204,7 +219,13 @@ class Attention(Projection):
     def cached_numbers(self, tokens: int, key_features: int) -> int:
         return tokens * self.kv_heads * (key_features + self.head_dim)
 
-    def workspace(self, batch: int, tokens: int, length: int, blocks: int) -> int:
+    def workspace(
+        self,
+        batch: int,
+        tokens: int,
+        length: int,
+        blocks: int,
+    ) -> int:
         queries = min(tokens, query_block(batch * self.heads, length))
         # Keys and values are repeated for every head too; masks by distance are only vectors.
         per_key = blocks * queries + (2 * self.head_dim if blocks else 0) + 8

@@ -44,7 +44,15 @@ def biased_attend(
 ) -> Tensor:
     """(B, H, T, E) in the dtype of v."""
     table = mask.by_distance()
-    return biased_attention(q, k, v, table, mask.forms.key_sums, mask.network(), scale)[0]
+    return biased_attention(
+        q,
+        k,
+        v,
+        table,
+        mask.forms.key_sums,
+        mask.network(),
+        scale,
+    )[0]
 
 
 @torch.library.custom_op(f"{NAMESPACE}::biased_attention", mutates_args=())
@@ -72,7 +80,12 @@ def biased_attention(
         terms = []
         parts = bias.parts_of(start, stop)
         for low, high in parts:
-            of_queries, of_keys = bias.terms(start, stop, low, high)
+            of_queries, of_keys = bias.terms(
+                start,
+                stop,
+                low,
+                high,
+            )
             block, log = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
                 q[:, :, start:stop].flip(2),
                 k[:, :, low:high],
@@ -152,7 +165,13 @@ class _Bias:
         queries i', that of pair (i', j) is i' + j entries later."""
         return self.queries - stop + low
 
-    def tile(self, start: int, stop: int, low: int, high: int) -> Tensor:
+    def tile(
+        self,
+        start: int,
+        stop: int,
+        low: int,
+        high: int,
+    ) -> Tensor:
         """(B or 1, H, t, s); without sums a view of the table."""
         stride = self.table.stride(0) if len(self.table) > 1 else 0
         origin = self.table.storage_offset() + self.origin(stop, low)
@@ -195,7 +214,12 @@ class _Bias:
         width = max(1, TILE[0] * TILE[1] // bias.shape[2])
         for first in range(0, keys, width):
             last = min(first + width, keys)
-            tile = self.network_tile(start, stop, low + first, low + last)
+            tile = self.network_tile(
+                start,
+                stop,
+                low + first,
+                low + last,
+            )
             torch.add(
                 tile.bias(),
                 bias[0, :, :, first:last],
@@ -256,7 +280,12 @@ class _Bias:
             self, sums=self.sums[b : b + 1], parts=tuple(x[b : b + 1] for x in self.parts)
         )
 
-    def _of_queries(self, x: Tensor, start: int, stop: int) -> Tensor:
+    def _of_queries(
+        self,
+        x: Tensor,
+        start: int,
+        stop: int,
+    ) -> Tensor:
         """Entries of x (B, H, S) of the queries stop − 1, ..., start: (B, H, t, 1)."""
         offset = self.keys - self.queries
         return x[:, :, start + offset : stop + offset].flip(2)[..., None]
@@ -359,9 +388,19 @@ def _backward_of_row(
             torch.bmm(qs, k[:, first:last].transpose(1, 2), out=weights)
             torch.bmm(grads, v[:, first:last].transpose(1, 2), out=slopes)
             by_head, slope = (x.view(bias.heads, count, -1) for x in (weights, slopes))
-            of_queries, of_keys = by_table.terms(start, stop, first, last)
+            of_queries, of_keys = by_table.terms(
+                start,
+                stop,
+                first,
+                last,
+            )
             if bias.network is not None:
-                tile = bias.network_tile(start, stop, first, last)
+                tile = bias.network_tile(
+                    start,
+                    stop,
+                    first,
+                    last,
+                )
                 by_head.add_(tile.bias())
             by_head.add_(of_keys[0]).sub_(log if of_queries is None else log - of_queries[0])
             by_head.clamp_(min=smallest).exp_()
@@ -372,7 +411,12 @@ def _backward_of_row(
             if of_sums is not None:
                 of_sums[:, first:last] -= slope.sum(1)
             if of_network is not None:
-                of_near = tile.add_gradients(slope, start, stop, of_network)
+                of_near = tile.add_gradients(
+                    slope,
+                    start,
+                    stop,
+                    of_network,
+                )
                 by_distance = _sum_diagonals(of_near[None], diagonals)[0]
                 of_network.near[bias.origin(stop, first) :][: len(by_distance)] += by_distance
             if of_table is not None:
@@ -401,7 +445,19 @@ def _sum_diagonals(x: Tensor, buffers: dict[torch.Size, Tensor]) -> Tensor:
 
 
 @biased_attention_backward.register_fake
-def _(grad, q, k, v, out, logs, table, sums, network, scale, with_table):
+def _(
+    grad,
+    q,
+    k,
+    v,
+    out,
+    logs,
+    table,
+    sums,
+    network,
+    scale,
+    with_table,
+):
     of_sums = table.new_empty((0,) if sums is None else sums.shape, dtype=torch.float64)
     empty = [
         torch.empty_like(x, memory_format=torch.contiguous_format)
@@ -412,7 +468,15 @@ def _(grad, q, k, v, out, logs, table, sums, network, scale, with_table):
 
 def _save(ctx, inputs, output) -> None:
     q, k, v, table, sums, network, scale = inputs
-    ctx.save_for_backward(q, k, v, *output, table, sums, *network)
+    ctx.save_for_backward(
+        q,
+        k,
+        v,
+        *output,
+        table,
+        sums,
+        *network,
+    )
     ctx.scale = scale
 
 

@@ -124,7 +124,14 @@ class DecodePlan:
         self._layers = []
         for block, layer_cache, (name, _) in layers:
             assert isinstance(block, PackedBlock)
-            self._layers.append(LayerPasses(block, layer_cache, batch, prepared[name]))
+            self._layers.append(
+                LayerPasses(
+                    block,
+                    layer_cache,
+                    batch,
+                    prepared[name],
+                )
+            )
 
 
 @dataclass(frozen=True)

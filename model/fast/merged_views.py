@@ -53,4 +53,9 @@ def merged_attend(
         return (weights * torch.stack(outputs)).sum(0).flip(2)
 
     size = max(view.mask.distance_block for view in views)
-    return by_block(block, views[0].mask.queries, size, recompute=False)
+    return by_block(
+        block,
+        views[0].mask.queries,
+        size,
+        recompute=False,
+    )

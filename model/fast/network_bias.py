@@ -63,7 +63,13 @@ class NetworkBias:
         features[0], features[1] = 1, x.flatten()
         torch.mul(features[1], self.inner[bent, None], out=features[2:])
         features[2:].add_(self.offset[bent, None]).relu_()
-        return NetworkTile(self, x, linear.nonzero()[:, 0], bent, features)
+        return NetworkTile(
+            self,
+            x,
+            linear.nonzero()[:, 0],
+            bent,
+            features,
+        )
 
 
 @dataclass(frozen=True)

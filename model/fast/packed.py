@@ -42,7 +42,12 @@ class JoinedLinear:
         out = torch.mm(x, self.weight)
         return out if self.bias is None else out + self.bias
 
-    def add_to(self, x: Tensor, update: Tensor, multiplier: float) -> Tensor:
+    def add_to(
+        self,
+        x: Tensor,
+        update: Tensor,
+        multiplier: float,
+    ) -> Tensor:
         """Add multiplier · self(update) to x (B, out) in place."""
         if self.bias is not None:
             return x.add_(self(update), alpha=multiplier)
@@ -68,7 +73,12 @@ class PackedNorm:
 
     def __call__(self, x: Tensor) -> Tensor:
         if not self._is_fast or x.dtype != self.weight.dtype:
-            return F.rms_norm(x, self.shape, self.weight.to(x.dtype), self.eps)
+            return F.rms_norm(
+                x,
+                self.shape,
+                self.weight.to(x.dtype),
+                self.eps,
+            )
         size = torch.linalg.vector_norm(x, dim=-1, keepdim=True).hypot_(self._least)
         return torch.addcdiv(
             self._zero,
@@ -134,7 +144,11 @@ class PackedBlock:
             qk = torch.cat(self.attention.normalized(q, k), 1).squeeze(2)
         return qk, v
 
-    def _gated(self, attend: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    def _gated(
+        self,
+        attend: Callable[[Tensor], Tensor],
+        x: Tensor,
+    ) -> Tensor:
         """x (B, C) → the heads' outputs (B, H·D) with their gate."""
         if self.gate is None:
             return attend(x)
@@ -156,7 +170,13 @@ class PackedBlock:
         qk, v = self.project(x)
         q, k = qk.unsqueeze(2).split_with_sizes(self.heads, 1)
         k, v = layer_cache.append(plan.write(k), v.unsqueeze(2))  # (B, G, S, ·)
-        views = attention.views(plan, q, k, step.context, step.factors)
+        views = attention.views(
+            plan,
+            q,
+            k,
+            step.context,
+            step.factors,
+        )
         out = attend(
             views,
             v,
@@ -172,7 +192,12 @@ class PlainBlock:
     def __init__(self, block: Block):
         self.block = block
 
-    def __call__(self, x: Tensor, step: AttentionPass, layer_cache: Any) -> Tensor:
+    def __call__(
+        self,
+        x: Tensor,
+        step: AttentionPass,
+        layer_cache: Any,
+    ) -> Tensor:
         """x (B, C) → (B, C); see `Block.forward`."""
         return self.block(x.unsqueeze(1), [step], layer_cache).squeeze(1)
 

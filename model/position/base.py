@@ -107,7 +107,13 @@ class AttentionContext:
             part: restricts a band as `mask_mod` does; used where positions are 0, 1, 2, ... in
                 order.
         """
-        visible = visibility_mask(self.queries, self.keys, self.batch, self.window, self.sinks)
+        visible = visibility_mask(
+            self.queries,
+            self.keys,
+            self.batch,
+            self.window,
+            self.sinks,
+        )
 
         def restricted(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
             assert mask_mod is not None
@@ -256,7 +262,11 @@ class AttentionPlan:
             read=lambda q, k: [AttentionView(q, k, mask, weights_fn, extra_output)], mask=only
         )
 
-    def bind(self, x: Tensor, layer_cache: ExtrasCache | None) -> AttentionPlan:
+    def bind(
+        self,
+        x: Tensor,
+        layer_cache: ExtrasCache | None,
+    ) -> AttentionPlan:
         """The plan for the layer input x (B, T, C)."""
         return self
 
@@ -329,8 +339,8 @@ class PositionSettings(StrictSettings):
         return self.model_copy(update={"window": None, "sinks": 0})
 
     def describe(self, length: int, original_length: int) -> str:
-        """The name and the test-time settings that differ from their defaults, e.g. `rope, yarn s=4
-        (matched), window 256`. Factors that are `auto` are those of a sequence of `length`
+        """The name and the test-time settings that differ from their defaults, e.g. `rope, yarn
+        factor 4 (auto), window 256`. Factors that are `auto` are those of a sequence of `length`
         tokens."""
         fields = type(self).model_fields
         own = [key for key in fields if key not in PositionSettings.model_fields]
@@ -344,7 +354,7 @@ class PositionSettings(StrictSettings):
             if hasattr(value, "describe"):
                 parts.append(value.describe(length, original_length))
             elif value == "auto":
-                parts.append(f"{key} s={max(1.0, length / original_length):g} (matched)")
+                parts.append(f"{key} factor {max(1.0, length / original_length):g} (auto)")
             else:
                 number = f"{value:g}" if type(value) is float else str(value)
                 parts.append(key if value is True else f"{key} {number}")
@@ -434,7 +444,11 @@ class PositionalScheme(nn.Module):
         return False
 
     @torch.no_grad()
-    def initialize(self, generator: torch.Generator, embedding_std: float) -> None:
+    def initialize(
+        self,
+        generator: torch.Generator,
+        embedding_std: float,
+    ) -> None:
         """Initialize the parameters; `embedding_std` is the standard deviation of token
         embeddings."""
         own = self.parameters(recurse=False)
@@ -493,7 +507,11 @@ class TabulatedScheme(PositionalScheme):
     def rows(self, positions: Tensor) -> tuple[Tensor, ...]:
         """Tensors (..., ·) in float64 at positions (...) in float64."""
 
-    def tables(self, positions: TokenPositions, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    def tables(
+        self,
+        positions: TokenPositions,
+        dtype: torch.dtype,
+    ) -> tuple[Tensor, ...]:
         return self._table.look_up(positions.position, positions.position_end, dtype)
 
 
@@ -520,11 +538,22 @@ class ContentScheme(PositionalScheme):
         """Extras (B, T, E) of tokens from their features and the extras of all earlier tokens."""
 
     @abstractmethod
-    def read(self, q: Tensor, k: Tensor, extras: Tensor, plan: ContentPlan) -> list[AttentionView]:
+    def read(
+        self,
+        q: Tensor,
+        k: Tensor,
+        extras: Tensor,
+        plan: ContentPlan,
+    ) -> list[AttentionView]:
         """The attention views of queries (B, H, T, D), cached keys (B, G, S, ·) and the extras (B,
         S, E) of all keys."""
 
-    def write(self, k: Tensor, extras: Tensor, tables: tuple[Tensor, ...]) -> Tensor:
+    def write(
+        self,
+        k: Tensor,
+        extras: Tensor,
+        tables: tuple[Tensor, ...],
+    ) -> Tensor:
         """New keys (B, G, T, D), with their extras, in the form in which they are cached."""
         return k
 
@@ -540,12 +569,20 @@ class ContentPlan:
     context: AttentionContext
     mask: AttentionMask
 
-    def bind(self, x: Tensor, layer_cache: ExtrasCache | None) -> AttentionPlan:
+    def bind(
+        self,
+        x: Tensor,
+        layer_cache: ExtrasCache | None,
+    ) -> AttentionPlan:
         """The plan for the layer input x (B, T, C)."""
         scheme = self.scheme
         tables = self.context.tables
 
-        def accumulate(features: Tensor, past: Tensor | None, new: TokenPositions) -> Tensor:
+        def accumulate(
+            features: Tensor,
+            past: Tensor | None,
+            new: TokenPositions,
+        ) -> Tensor:
             return scheme.accumulate(features, past, new, tables)
 
         with torch.autocast(x.device.type, enabled=False):

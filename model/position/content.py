@@ -8,8 +8,6 @@ float32 or float64: bfloat16 is too coarse for a sum of 50,000 gates.
 
 from __future__ import annotations
 
-import math
-
 import torch
 import torch.nn.functional as F
 from pydantic import model_validator
@@ -108,7 +106,11 @@ def series_of(
     return series, extras
 
 
-def causal_convolution(series: Tensor, weight: Tensor, order: Tensor) -> Tensor:
+def causal_convolution(
+    series: Tensor,
+    weight: Tensor,
+    order: Tensor,
+) -> Tensor:
     """Σ_l weight[:, l]·x_(t−l) for each channel, over tokens of the same document.
 
     Args:
@@ -125,8 +127,3 @@ def causal_convolution(series: Tensor, weight: Tensor, order: Tensor) -> Tensor:
         earlier = series[:, width - 1 - lag : width - 1 - lag + count] * weight[:, lag]
         total = total + torch.where(order >= lag, earlier, 0.0)
     return total
-
-
-def wrapped(angle: Tensor) -> Tensor:
-    """Angles modulo 2π, which keeps the precision of cumulative angles."""
-    return angle.remainder(2 * math.pi)

@@ -45,8 +45,24 @@ def decayed_scores(
         seen = visible[:, :, here]
         parts = []
         if near.start > 0:
-            parts.append(_far(q, block.k[:, :, far], q_log, k_decay[:, :, far], seen[..., far]))
-        parts.append(_near(q, block.k[:, :, near], q_log, k_decay[:, :, near], seen[..., near]))
+            parts.append(
+                _far(
+                    q,
+                    block.k[:, :, far],
+                    q_log,
+                    k_decay[:, :, far],
+                    seen[..., far],
+                )
+            )
+        parts.append(
+            _near(
+                q,
+                block.k[:, :, near],
+                q_log,
+                k_decay[:, :, near],
+                seen[..., near],
+            )
+        )
         if near.stop < keys:  # the future
             parts.append(q.new_zeros(*q.shape[:3], keys - near.stop))
         rows.append(torch.cat(parts, dim=-1))

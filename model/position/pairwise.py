@@ -52,9 +52,9 @@ class DistanceBias(PositionalScheme, ABC):
     def stretches(self, positions: TokenPositions) -> tuple[float, ...]:
         """s of each row, or a single value if all rows agree."""
         original = self.geometry.original_length
-        given = self.settings.stretch
-        found = tuple(stretch_of(given, length, original) for length in positions.lengths)
-        return found[:1] if len(set(found)) == 1 else found
+        stretch = self.settings.stretch
+        by_row = tuple(stretch_of(stretch, length, original) for length in positions.lengths)
+        return by_row[:1] if len(set(by_row)) == 1 else by_row
 
     def tables(self, positions, dtype):
         """(B or 1,) the stretch of each row, in float32 or float64."""
@@ -129,9 +129,7 @@ class _TwoLayers(torch.autograd.Function):
         outer: Tensor,
     ) -> Tensor:
         ctx.save_for_backward(x, inner, bias, outer)
-        return over_pairs(
-            lambda x: pair_product(outer, pair_product(inner, x, bias).relu_()), len(outer), x
-        )
+        return _two_layers(x, inner, bias, outer)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
@@ -152,14 +150,29 @@ class _TwoLayers(torch.autograd.Function):
         return of_x, of_inner, of_bias, of_outer
 
 
-def two_layers(x: Tensor, inner: Tensor, bias: Tensor, outer: Tensor) -> Tensor:
+def two_layers(
+    x: Tensor,
+    inner: Tensor,
+    bias: Tensor,
+    outer: Tensor,
+) -> Tensor:
     """outer (O, W) times relu(inner (W, I) times x (I, N) + bias (W, 1)), for each of the N pairs:
     (O, N)."""
     if x.device.type == "cpu" and torch.is_grad_enabled() and not torch.compiler.is_compiling():
         return _TwoLayers.apply(x, inner, bias, outer)
-    return over_pairs(
-        lambda x: pair_product(outer, pair_product(inner, x, bias).relu_()), len(outer), x
-    )
+    return _two_layers(x, inner, bias, outer)
+
+
+def _two_layers(
+    x: Tensor,
+    inner: Tensor,
+    bias: Tensor,
+    outer: Tensor,
+) -> Tensor:
+    def network(x: Tensor) -> Tensor:
+        return pair_product(outer, pair_product(inner, x, bias).relu_())
+
+    return over_pairs(network, len(outer), x)
 
 
 def sum_from(x: Tensor) -> Tensor:

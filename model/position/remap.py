@@ -48,8 +48,18 @@ def near_and_far(distance: int, context: RemapContext) -> tuple[RemapBranch, Rem
         ((0, distance, 0, None), (distance, None, 0, None)) if not context.sinks else (None, None)
     )
     return (
-        RemapBranch(0, 0, lambda n, m, order: n - m < distance, near),
-        RemapBranch(1, 2, lambda n, m, order: n - m >= distance, far),
+        RemapBranch(
+            0,
+            0,
+            lambda n, m, order: n - m < distance,
+            near,
+        ),
+        RemapBranch(
+            1,
+            2,
+            lambda n, m, order: n - m >= distance,
+            far,
+        ),
     )
 
 

@@ -23,7 +23,11 @@ Factor = Annotated[float, Field(ge=1)] | Literal["auto"]
 Divisors = list[Annotated[float, Field(gt=0)]]
 
 
-def stretch_of(factor: float | str, length: int, original_length: int) -> float:
+def stretch_of(
+    factor: float | str,
+    length: int,
+    original_length: int,
+) -> float:
     """s for a sequence of `length` tokens: `factor`, or max(1, L / L0) for ``auto``."""
     return max(1.0, length / original_length) if isinstance(factor, str) else factor
 
@@ -76,9 +80,9 @@ class Scaling(StrictSettings):
         return plain, 1.0
 
     def describe(self, length: int, original_length: int) -> str:
-        """The method for a sequence of `length` tokens, e.g. `yarn s=4 (matched)`."""
-        kind = "matched" if self.depends_on_length else "fixed"
-        return f"{self.name} s={self.stretch(length, original_length):g} ({kind})"
+        """The method for a sequence of `length` tokens, e.g. `yarn factor 4 (auto)`."""
+        kind = " (auto)" if self.depends_on_length else ""
+        return f"{self.name} factor {self.stretch(length, original_length):g}{kind}"
 
 
 class NoScaling(Scaling):
@@ -435,7 +439,13 @@ class ClippedScaling(Scaling):
                 f"clipped scaling: pairs_clipped = {count} exceeds the {len(plain)} rotated pairs"
             )
         kept = plain.new_ones(len(plain) - count)
-        angles = torch.linspace(0, math.pi, count, dtype=torch.float64, device="cpu")
+        angles = torch.linspace(
+            0,
+            math.pi,
+            count,
+            dtype=torch.float64,
+            device="cpu",
+        )
         return plain * torch.cat([kept, (1 + angles.cos()) / 2]), 1.0
 
     def describe(self, length, original_length):

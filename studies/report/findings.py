@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from evaluation.reports.sentences import UNDERTRAINED
 from evaluation.reports.text import counted, listed, plain, signed
 from evaluation.statistics.intervals import FEW_BELOW, POINTS_ONLY_BELOW
 from evaluation.statistics.seeds import CLAIM_SEEDS
 from studies.report.notes import note, seed_counts
 from studies.results.loss_comparison import LossComparison
 from studies.results.table import StudyResult
-
-UNDERTRAINED = 0.5  # a model is undertrained if it is fewer nats below a unigram model
 
 
 def lead(table: LossComparison) -> list[str]:

@@ -62,7 +62,6 @@ def training_figure(runs: Sequence[TrainingCurves], share: float) -> Figure:
         x="target tokens trained on",
         height=[HEIGHTS[panel.y] for panel in panels],
         width=WIDTH,
-        value=lambda axes, y: "↑" if y > axes.get_ylim()[1] else "",
     )
 
 

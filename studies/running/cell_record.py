@@ -16,7 +16,7 @@ import torch
 from data.files import read_object, sha256_of, write_json
 from errors import TrainingError
 from evaluation.reports.exposure_panel import shares, thinned
-from evaluation.scoring.targets import content_hash
+from evaluation.scoring.cells import content_hash
 from model import Transformer
 from run_directory.checkpoints import Checkpoint, find_checkpoint
 from run_directory.exposure import exposure_of

@@ -108,10 +108,9 @@ class StudyCorpora:
                 choose_targets(
                     settings,
                     prepared.valid if settings.split == "valid" else prepared.train,
-                    own.train,
+                    [own.train, *(other.train for other in own.others)],
                     prepared.tokenizer,
                     length,
-                    earlier=[other.train for other in own.others],
                     cache=own.folder / "overlaps",
                     console=self.console,
                 )

@@ -8,6 +8,7 @@ from evaluation.evaluated_model import EvaluatedModel
 from evaluation.evaluation_settings import EvaluationSettings
 from evaluation.scoring.evaluate import EvaluationSession
 from evaluation.scoring.methods import resolve_methods
+from evaluation.stores import EvaluationStores
 from model import ModelSettings, Transformer
 from run_directory.run_settings import RunSettings
 
@@ -167,8 +168,7 @@ def do(make_store, tokenizer, subject, tmp_path):
         return EvaluationSession(
             settings,
             subject,
-            store=store,
-            train=train,
+            stores=EvaluationStores(store, train=train),
             tokenizer=tokenizer,
             methods=resolve_methods(list(methods), BUILTIN, 16),
             cells=tmp_path / "cells",

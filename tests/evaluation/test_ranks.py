@@ -13,6 +13,7 @@ from evaluation.ranks import EvaluationRanks, joined, refuse_silent_launch, this
 from evaluation.scoring.evaluate import EvaluationSession
 from evaluation.scoring.methods import resolve_methods
 from evaluation.scoring.scoring import ModelScorer
+from evaluation.stores import EvaluationStores
 from model import ContextShard
 from tests import processes
 from tests.evaluation.conftest import BUILTIN, MemoryModel
@@ -52,8 +53,7 @@ def measured(make_store, tokenizer, sharp, tmp_path):
         result = EvaluationSession(
             settings,
             subject,
-            store=store,
-            train=None,
+            stores=EvaluationStores(store),
             tokenizer=tokenizer,
             methods=methods,
             cells=folder,

@@ -18,15 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LAUNCHERS = {
     "torchrun": ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node"],
     "accelerate": [
-        *(
-            "-m",
-            "accelerate.commands.launch",
-            "--multi_gpu",
-            "--num_machines",
-            "1",
-            "--mixed_precision",
-            "no",
-        ),
+        *("-m", "accelerate.commands.launch", "--multi_gpu", "--num_machines", "1"),
         *("--mixed_precision", "no", "--dynamo_backend", "no", "--num_processes"),
     ],
 }

@@ -32,9 +32,9 @@ def test_jsonl_from_a_pipe_and_past_the_trained_length(run, monkeypatch, capsys)
     assert len(err.splitlines()) == 1
     assert all(
         part in err
-        for part in ("26 tokens", "trained at 16", "positions: rope, yarn s=1.625 (matched)")
+        for part in ("26 tokens", "trained at 16", "positions: rope, yarn factor 1.625 (auto)")
     )
-    assert first["settings"]["positions"] == "rope, yarn s=1.625 (matched)"
+    assert first["settings"]["positions"] == "rope, yarn factor 1.625 (auto)"
 
 
 def test_text_of_several_prompts_in_order(run, monkeypatch, capsys):

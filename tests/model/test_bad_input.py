@@ -43,7 +43,7 @@ def test_pattern_must_match_layer_types(layers, kinds, word):
 def test_length_beyond_learned_table_reports_offset_plus_length():
     model = build("learned")  # eleven rows
     with torch.no_grad():
-        model(ids(1, 11), TokenPositions.plain(11))
+        model(ids(1, 11))
         for positions in (
             TokenPositions.plain(12),
             TokenPositions.plain(3, offset=9),

@@ -99,15 +99,13 @@ def test_many_lengths_share_a_bounded_number_of_graphs(case, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(model.attention.kernels, "choose", spy)
-        plain(ids(B, 11), TokenPositions.plain(11))
+        plain(ids(B, 11))
     if chosen <= {"blocks", "explicit"}:
         pytest.skip("the CPU's blocks of queries are unrolled: one graph for each length")
     net.compile(fullgraph=True, backend=counter, dynamic=True)
     for length in (11, 10, 5):
         tokens = ids(B, length)
-        close(
-            net(tokens, TokenPositions.plain(length)), plain(tokens, TokenPositions.plain(length))
-        )
+        close(net(tokens), plain(tokens))
     assert counter.frame_count <= 2
 
 
@@ -143,6 +141,6 @@ def test_passes_in_evaluation_mode_and_through_a_cache_stay_eager(case):
     counter = CompileCounter()
     net.compile(fullgraph=True, backend=counter)
     tokens = ids(B, 11)
-    whole = net(tokens, TokenPositions.plain(11))
+    whole = net(tokens)
     close(cached(net, tokens, [4, *[1] * 7]), whole)
     assert counter.frame_count == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -70,14 +71,12 @@ def test_cases_differ_past_trained_length():
     with torch.no_grad():
         for case in CASES:
             model = build(case, train=T, original=TRAIN)  # a learned table long enough for all
-            seen[case] = model(tokens, TokenPositions.plain(T))[0, -1]
+            seen[case] = model(tokens)[0, -1]
     # Two names of the same computation.
     twins = {("rope-linear-auto", "rope-linear"), ("learned", "learned-long")}
-    names = list(seen)
-    for i, a in enumerate(names):
-        for b in names[i + 1 :]:
-            if (a, b) not in twins and (b, a) not in twins:
-                assert (seen[a] - seen[b]).abs().max() > 1e-4, f"{a} and {b} give the same logits"
+    for a, b in itertools.combinations(seen, 2):
+        if (a, b) not in twins and (b, a) not in twins:
+            assert (seen[a] - seen[b]).abs().max() > 1e-4, f"{a} and {b} give the same logits"
 
 
 def test_parameter_without_initializer_raises():
@@ -85,6 +84,13 @@ def test_parameter_without_initializer_raises():
     model.position["all"].register_parameter("extra", torch.nn.Parameter(torch.zeros(3)))
     with pytest.raises(ValueError, match="shorter"):
         initialized(model, 0)
+
+
+def altered(tokens: torch.Tensor, columns: slice) -> torch.Tensor:
+    """Other tokens in these columns."""
+    changed = tokens.clone()
+    changed[:, columns] = (changed[:, columns] + 3) % V
+    return changed
 
 
 @every_mixer
@@ -96,15 +102,14 @@ def test_future_is_masked(case):
     length = reach_of(model)
     tokens = ids(2, length)
     other = ids(2, length, seed=1)
-    whole = model(tokens, TokenPositions.plain(length))
+    whole = model(tokens)
     for t in (0, length // 2, length - 2):
         head = slice(0, t + 1)
         changed = torch.cat([tokens[:, head], other[:, t + 1 :]], dim=1)
-        close(model(changed, TokenPositions.plain(length))[:, head], whole[:, head])
+        close(model(changed)[:, head], whole[:, head])
         close(model(tokens[:, head], TokenPositions.plain(t + 1, length=length)), whole[:, head])
-        changed = tokens.clone()
-        changed[:, t] = (changed[:, t] + 1) % V
-        moved = (model(changed, TokenPositions.plain(length)) - whole).abs().amax(-1)  # (B, T)
+        changed = altered(tokens, slice(t, t + 1))
+        moved = (model(changed) - whole).abs().amax(-1)  # (B, T)
         assert (moved[:, t] > 1e-3).all() and (moved[:, t + 1] > 1e-6).all()
 
 
@@ -112,30 +117,17 @@ def test_future_is_masked(case):
 @torch.no_grad()
 def test_relative_schemes_are_shift_invariant(case):
     model = shared(case)
-    length = reach_of(model)
+    shifts = (1, 1000) if model.limit is None else (1,)
+    length = reach_of(model) if model.limit is None else reach_of(model) - 1
     tokens = ids(2, length)
     here = TokenPositions.plain(length)
-    shifts = (1, 1000) if model.limit is None else (1,)
-    if model.limit is not None:
-        tokens = tokens[:, : length - 1]
-        here = TokenPositions.plain(length - 1)
+    is_exempt = any("shift" in scheme.exempt for scheme in schemes_of(model))
     for shift in shifts:
-        position = here.position + shift
-        there = TokenPositions(
-            here.order,
-            position,
-            here.document,
-            "plain",
-            int(position.max()) + 1,
-            here.lengths,
-            unit_steps=True,
-        )
+        there = replace(here, position=here.position + shift, position_end=length + shift)
         moved = (model(tokens, there) - model(tokens, here)).abs().max()
         if is_relative(model):
             assert moved < 1e-10
-        elif shift == shifts[-1] or not any(
-            "shift" in scheme.exempt for scheme in schemes_of(model)
-        ):
+        elif shift == shifts[-1] or not is_exempt:
             assert moved > 1e-3  # an absolute scheme that ignores positions would be NoPE
 
 
@@ -152,7 +144,7 @@ def test_chunked_cache_matches_full_forward(case, data):
     edges = [0, *cuts, length]
     sizes = [b - a for a, b in itertools.pairwise(edges)]
     with torch.no_grad():
-        whole = model(tokens, TokenPositions.plain(length))
+        whole = model(tokens)
     close(cached(model, tokens, sizes), whole)
 
 
@@ -195,8 +187,7 @@ def test_padding_tokens_are_masked(case):
     counts = [width, 4]
     positions = TokenPositions.left_padded(counts, width)
     tokens = ids(2, width)
-    changed = tokens.clone()
-    changed[1, : width - 4] = (changed[1, : width - 4] + 5) % V
+    changed = altered(tokens, slice(0, width - 4))
     close(model(changed, positions)[1, -4:], model(tokens, positions)[1, -4:], atol=0)
 
 
@@ -232,9 +223,7 @@ def test_packed_documents_do_not_attend_to_each_other(case):
     model = shared(case)
     tokens = ids(1, 18)
     positions = packed([[5, 7, 6]])
-    changed = tokens.clone()
-    changed[:, :5] = (changed[:, :5] + 3) % V
-    changed[:, 12:] = (changed[:, 12:] + 4) % V
+    changed = altered(altered(tokens, slice(0, 5)), slice(12, 18))
     before = model(tokens, positions)
     after = model(changed, positions)
     close(after[:, 5:12], before[:, 5:12], atol=0)
@@ -251,16 +240,7 @@ def test_packed_documents_continue_through_cache(case):
     cache = model.make_cache(1, 16)
     parts = []
     for start, stop in ((0, 4), (4, 9), (9, 16)):
-        piece = TokenPositions(
-            positions.order[:, start:stop],
-            positions.position[:, start:stop],
-            positions.document[:, start:stop],
-            "packed",
-            positions.position_end,
-            positions.lengths,
-            unit_steps=False,
-        )
-        parts.append(model(tokens[:, start:stop], piece, cache=cache))
+        parts.append(model(tokens[:, start:stop], positions.part(start, stop), cache=cache))
     close(torch.cat(parts, dim=1), whole)
 
 
@@ -288,7 +268,7 @@ def test_prefill_without_logits_gives_same_cache(case):
     model = shared(case)
     length = reach_of(model)
     tokens = ids(2, length)
-    whole = model(tokens, TokenPositions.plain(length))
+    whole = model(tokens)
     cache = model.make_cache(2, length)
     empty = model(tokens[:, :6], TokenPositions.plain(6, length=length), cache=cache, keep=0)
     assert empty.shape == (2, 0, V) and cache.filled == 6
@@ -307,7 +287,7 @@ def test_every_parameter_receives_a_gradient(case):
     for name, p in model.named_parameters():
         assert p.grad is None or torch.isfinite(p.grad).all(), f"{name}, in packed documents"
         p.grad = None
-    model(tokens, TokenPositions.plain(length), targets=tokens.flip(1)).mean().backward()
+    model(tokens, targets=tokens.flip(1)).mean().backward()
     for name, p in model.named_parameters():
         assert p.grad is not None and torch.isfinite(p.grad).all(), name
         if p.ndim == 2 and name != "embed.weight" and not name.startswith("position."):
@@ -322,13 +302,11 @@ def test_state_dict_round_trips(case, tmp_path):
     torch.save(model.state_dict(), tmp_path / "weights")
     other = build(case, seed=5)
     tokens = ids(2, TRAIN)
-    assert (
-        model(tokens, TokenPositions.plain(TRAIN)) - other(tokens, TokenPositions.plain(TRAIN))
-    ).abs().max() > 1e-3
+    assert (model(tokens) - other(tokens)).abs().max() > 1e-3
     other.load_state_dict(torch.load(tmp_path / "weights", weights_only=True), strict=True)
     close(
-        other(tokens, TokenPositions.plain(TRAIN)),
-        model(tokens, TokenPositions.plain(TRAIN)),
+        other(tokens),
+        model(tokens),
         atol=0,
     )
     # No table, mask or other derived number travels with the weights.
@@ -354,8 +332,7 @@ def test_window_counts_the_query_itself(name):
     ):
         whole = model(tokens, positions)[0, t]
         for back in range(length - 1):
-            changed = tokens.clone()
-            changed[0, t - back] = (changed[0, t - back] + 1) % V
+            changed = altered(tokens, slice(t - back, t - back + 1))
             moved = (model(changed, positions)[0, t] - whole).abs().max()
             if back in farther:
                 continue
@@ -371,12 +348,10 @@ def test_window_of_one_and_of_all_keys(name):
     none = build({"name": name})
     length = reach_of(none)
     tokens = ids(2, length)
-    close(wide(tokens, TokenPositions.plain(length)), none(tokens, TokenPositions.plain(length)))
+    close(wide(tokens), none(tokens))
     self_only = build({"name": name, "window": 1})
-    changed = tokens.clone()
-    changed[:, :-1] = (changed[:, :-1] + 1) % V
-    positions = TokenPositions.plain(length)
-    close(self_only(changed, positions)[:, -1], self_only(tokens, positions)[:, -1], atol=0)
+    changed = altered(tokens, slice(0, length - 1))
+    close(self_only(changed)[:, -1], self_only(tokens)[:, -1], atol=0)
 
 
 @torch.no_grad()
@@ -388,23 +363,12 @@ def test_pattern_assigns_scheme_per_layer():
     tokens = ids(1, T)
     # near sees 4 keys, far all: a token farther back than both near layers' fields still arrives
     # through far.
-    changed = tokens.clone()
-    changed[0, 0] = (changed[0, 0] + 1) % V
+    changed = altered(tokens, slice(0, 1))
     all_near = build(
         {"name": "pattern", "layers": ["near"], "kinds": {"near": {"name": "rope", "window": 4}}}
     )
-    moved = (
-        (model(changed, TokenPositions.plain(T)) - model(tokens, TokenPositions.plain(T)))[0, -1]
-        .abs()
-        .max()
-    )
-    unmoved = (
-        (all_near(changed, TokenPositions.plain(T)) - all_near(tokens, TokenPositions.plain(T)))[
-            0, -1
-        ]
-        .abs()
-        .max()
-    )
+    moved = (model(changed) - model(tokens))[0, -1].abs().max()
+    unmoved = (all_near(changed) - all_near(tokens))[0, -1].abs().max()
     assert moved > 1e-6 and unmoved == 0 and T - 1 > 3 * 3
 
 
@@ -422,4 +386,4 @@ def test_gqa_groups_are_contiguous():
     many.load_state_dict(state)
     tokens = ids(2, T)
     with torch.no_grad():
-        close(few(tokens, TokenPositions.plain(T)), many(tokens, TokenPositions.plain(T)))
+        close(few(tokens), many(tokens))

@@ -14,7 +14,17 @@ from model import TokenPositions, Transformer, decoding, static_cache
 from model.decoding import GrowingDecoder, StaticDecoder, make_decoder, static_pass
 from model.fast import decode_plan
 from model.fast.decode_plan import DecodePlan
-from tests.model.zoo import CASES, build, close, each_mechanism, ids, randomized, reach_of, shared
+from tests.model.zoo import (
+    CASES,
+    QUICK_MIXERS,
+    build,
+    close,
+    each_mechanism,
+    ids,
+    randomized,
+    reach_of,
+    shared,
+)
 
 PROMPT = 7
 LINEAR = {"mixer": {"name": "linear", "chunk": 4}}
@@ -66,6 +76,12 @@ def check(model: Transformer, static: bool | None = None, length: int = 0, promp
 @each_mechanism(CASES)
 @pytest.mark.parametrize("static", [False, True])
 def test_passes_match_a_full_pass(case, static):
+    check(shared(case), static)
+
+
+@pytest.mark.parametrize("case", QUICK_MIXERS)
+@pytest.mark.parametrize("static", [False, True])
+def test_passes_of_other_mixers_match_a_full_pass(case, static):
     check(shared(case), static)
 
 

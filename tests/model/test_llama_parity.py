@@ -103,7 +103,7 @@ def test_float64_logits(groups, tie_embeddings):
     # Their float32 frequencies are the only thing left to differ: give them ours to full precision,
     # retyped.
     reference.model.rotary_emb.inv_freq = 500.0 ** (-torch.arange(0, D, 2).double() / D)
-    ours = model(TOKENS, TokenPositions.plain(T))
+    ours = model(TOKENS)
     theirs = reference(TOKENS).logits
     assert ours.std() > 0.3
     close(ours, theirs, atol=1e-10)
@@ -126,7 +126,7 @@ def test_float64_logits(groups, tie_embeddings):
 def test_float32_logits_of_unmodified_transformers(scaling, theirs):
     theirs = theirs and {**theirs, "original_max_position_embeddings": TRAIN}
     model, reference = pair(3, False, torch.float32, scaling, theirs)
-    close(model(TOKENS, TokenPositions.plain(T)), reference(TOKENS).logits, atol=3e-5)
+    close(model(TOKENS), reference(TOKENS).logits, atol=3e-5)
 
 
 @torch.no_grad()

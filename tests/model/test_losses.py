@@ -8,11 +8,12 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 import model.attention.softmax
 import model.loss
-from model import IGNORED, SCHEMES, ModelSettings, TokenPositions, Transformer
+from model import IGNORED, SCHEMES, ModelSettings, Transformer
 from model.attention.kernels import attend
 from tests.model.zoo import C, D, G, H, V, build, close, ids, settings_of
 
@@ -27,32 +28,39 @@ def targets_with_holes() -> torch.Tensor:
     return targets
 
 
+def gradients(loss: Tensor, net: Transformer) -> tuple[Tensor, ...]:
+    return torch.autograd.grad(loss * 0.7, list(net.parameters()), retain_graph=True)
+
+
+@pytest.mark.parametrize("z_loss", [None, 0.3])
 @pytest.mark.parametrize("cap", [None, 3.0])
 @pytest.mark.parametrize("tie_embeddings", [False, True])
 @pytest.mark.parametrize("rows_at_once", [1, 7, 1000])
-def test_nll_in_chunks_matches_dense_cross_entropy(tie_embeddings, cap, rows_at_once, monkeypatch):
+def test_nll_in_chunks_matches_dense_cross_entropy(
+    tie_embeddings, cap, rows_at_once, z_loss, monkeypatch
+):
+    """The z-loss adds to gradients, not to the reported loss."""
     monkeypatch.setattr(model.loss, "LOGITS_AT_ONCE", {"cpu": rows_at_once * V})
     net = build("rope", tie_embeddings=tie_embeddings, logit_softcap=cap, logit_divisor=1.5)
     tokens = ids(B, T)
     targets = targets_with_holes()
-    nll = net(tokens, TokenPositions.plain(T), targets=targets)
+    nll = net(tokens, targets=targets)
     assert nll.shape == (B, T) and nll.dtype == torch.float64
-    assert (nll[targets == IGNORED] == 0).all() and (nll[targets != IGNORED] > 0).all()
-    of_tokens = torch.autograd.grad(nll.sum() * 0.7, list(net.parameters()))
-    total = net(tokens, TokenPositions.plain(T), targets=targets, reduction="sum")
-    close(total, nll.sum(), atol=1e-12)
-    found = torch.autograd.grad(total * 0.7, list(net.parameters()))
-
-    logits = net(tokens, TokenPositions.plain(T))
-    if cap is not None:
-        assert logits.abs().max() <= cap
-    dense = logits.logsumexp(-1) - logits.gather(-1, targets.clamp(min=0)[..., None])[..., 0]
-    dense = dense * (targets != IGNORED)
+    logits = net(tokens)
+    assert cap is None or logits.abs().max() <= cap
+    log_z = logits.logsumexp(-1)
+    is_target = targets != IGNORED
+    dense = (log_z - logits.gather(-1, targets.clamp(min=0)[..., None])[..., 0]) * is_target
     close(nll, dense, atol=1e-12)
-    expected = torch.autograd.grad(dense.sum() * 0.7, list(net.parameters()))
-    for a, b, c in zip(found, of_tokens, expected, strict=True):
-        close(a, c, atol=1e-11)
-        close(b, c, atol=1e-11)
+    total = net(tokens, targets=targets, reduction="sum", z_loss=z_loss)
+    close(total, dense.sum(), atol=1e-12)
+    penalty = 0.0 if z_loss is None else (z_loss * log_z**2)[is_target].sum()
+    expected = gradients(dense.sum() + penalty, net)
+    for a, b in zip(gradients(total, net), expected, strict=True):
+        close(a, b, atol=1e-11)
+    of_tokens = gradients(nll.sum() + penalty, net)
+    for a, b in zip(of_tokens, expected, strict=True):
+        close(a, b, atol=1e-11)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -60,50 +68,44 @@ def test_summed_nll_under_autocast_is_close_to_float32(dtype, monkeypatch):
     monkeypatch.setattr(model.loss, "LOGITS_AT_ONCE", {"cpu": 7 * V})
     net = build("rope", dtype=torch.float32)
     tokens = ids(B, T)
-    positions = TokenPositions.plain(T)
-    exact = net(tokens, positions, targets=targets_with_holes()).sum()
+    exact = net(tokens, targets=targets_with_holes()).sum()
     expected = torch.autograd.grad(exact, net.output_head.weight)[0]
     with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
-        total = net(tokens, positions, targets=targets_with_holes(), reduction="sum")
-    found = torch.autograd.grad(total, net.output_head.weight)[0]
+        total = net(tokens, targets=targets_with_holes(), reduction="sum")
+    gradient = torch.autograd.grad(total, net.output_head.weight)[0]
     near = 1e-5 if dtype == torch.float32 else 0.03
-    assert total.dtype == found.dtype == torch.float32
-    assert (
-        abs(total - exact) <= near * exact and (found - expected).norm() <= near * expected.norm()
-    )
-
-
-def first_loss(tokens: torch.Tensor, vocab: int, **keys) -> float:
-    net = Transformer(ModelSettings(heads=4, **keys), vocab, 256).initialize(seed=1)
-    length = tokens.shape[1] - 1
-    with torch.no_grad():
-        return float(
-            net(tokens[:, :-1], TokenPositions.plain(length), targets=tokens[:, 1:]).mean()
-        )
+    assert total.dtype == gradient.dtype == torch.float32
+    assert abs(total - exact) <= near * exact
+    assert (gradient - expected).norm() <= near * expected.norm()
 
 
 @pytest.mark.parametrize("tie_embeddings", [False, True])
 @pytest.mark.parametrize(
     ("width", "vocab"), [(32, 512), (64, 512), (64, 32_000), (128, 4096), (256, 512), (1024, 512)]
 )
+@torch.no_grad()
 def test_initial_loss_is_ln_v(width, vocab, tie_embeddings):
     tokens = torch.randint(vocab, (2, 258), generator=torch.Generator().manual_seed(5))
-    loss = first_loss(tokens, vocab, dim=width, layers=2, tie_embeddings=tie_embeddings)
+    sizes = ModelSettings(heads=4, dim=width, layers=2, tie_embeddings=tie_embeddings)
+    net = Transformer(sizes, vocab, 256).initialize(seed=1)
+    loss = float(net(tokens[:, :-1], targets=tokens[:, 1:]).mean())
     assert abs(loss / math.log(vocab) - 1) < 0.01
 
 
 @pytest.mark.parametrize("name", SCHEMES)
-def test_initialization_depends_on_seed(name):
-    def drawn(seed):
+def test_initialization_depends_on_the_seed_alone(name):
+    def initialized(seed: int) -> dict[str, Tensor]:
         net = Transformer(settings_of({"name": name}, tie_embeddings=True), V, 11)
-        torch.manual_seed(seed * 1000 + 77)  # the global generator plays no part
-        return net.initialize(seed).state_dict()
+        before = torch.get_rng_state()
+        net.initialize(seed)
+        assert torch.equal(before, torch.get_rng_state())
+        return net.state_dict()
 
-    first = drawn(3)
-    torch_state = torch.get_rng_state()
-    again = drawn(3)
-    other = drawn(4)
-    torch.set_rng_state(torch_state)
+    first = initialized(3)
+    with torch.random.fork_rng():
+        torch.manual_seed(77)
+        again = initialized(3)
+    other = initialized(4)
     for key, value in first.items():
         assert torch.equal(value, again[key]) and torch.isfinite(value).all()
         # some of a scheme's start at a constant
@@ -111,31 +113,27 @@ def test_initialization_depends_on_seed(name):
             assert not torch.equal(value, other[key])
 
 
-def test_initialization_keeps_global_rng_state():
-    net = Transformer(settings_of({"name": "learned"}), V, 11)
-    before = torch.get_rng_state()
-    net.initialize(0)
-    assert torch.equal(before, torch.get_rng_state())
-
-
 HIDDEN = 43
 LAYERS = 3
 
 
-def by_hand(tie_embeddings: bool, table: int = 0, qk_norm: bool = False) -> int:
-    attention = C * H * D + 2 * C * G * D + H * D * C + (2 * D if qk_norm else 0)
-    block = 2 * C + attention + 3 * C * HIDDEN
-    return V * C * (1 if tie_embeddings else 2) + LAYERS * block + C + table * C
+ATTENTION = C * H * D + 2 * C * G * D + H * D * C
+BLOCK = 2 * C + ATTENTION + 3 * C * HIDDEN
+WHOLE = 2 * V * C + LAYERS * BLOCK + C
 
 
-def test_parameter_count():
-    for tie_embeddings in (False, True):
-        assert build("rope", tie_embeddings=tie_embeddings).parameter_count() == by_hand(
-            tie_embeddings
-        )
-    assert build("rope", qk_norm=True).parameter_count() == by_hand(False, qk_norm=True)
-    assert build("learned").parameter_count() == by_hand(False, table=11)
-    assert build("learned-long").parameter_count() == by_hand(False, table=61)
+@pytest.mark.parametrize(
+    ("case", "sizes", "count"),
+    [
+        ("rope", {}, WHOLE),
+        ("rope", {"tie_embeddings": True}, WHOLE - V * C),
+        ("rope", {"qk_norm": True}, WHOLE + LAYERS * 2 * D),
+        ("learned", {}, WHOLE + 11 * C),
+        ("learned-long", {}, WHOLE + 61 * C),
+    ],
+)
+def test_parameter_count(case, sizes, count):
+    assert build(case, **sizes).parameter_count() == count
 
 
 def test_flops_match_torch_flop_counter(monkeypatch):
@@ -147,31 +145,7 @@ def test_flops_match_torch_flop_counter(monkeypatch):
     t = 16
     tokens = ids(1, t)
     with FlopCounterMode(display=False) as counter:
-        F.cross_entropy(
-            net(tokens, TokenPositions.plain(t)).flatten(0, 1), tokens.flatten()
-        ).backward()
+        F.cross_entropy(net(tokens).flatten(0, 1), tokens.flatten()).backward()
     per_key = 12 * H * D * LAYERS
     whole_square = net.flops_per_token(t) + per_key * (t - (t + 1) / 2)
     assert counter.get_total_flops() == pytest.approx(t * whole_square, rel=1e-12)
-
-
-@pytest.mark.parametrize("rows_at_once", [3, 1000])
-def test_z_loss_affects_gradients_not_reported_loss(rows_at_once, monkeypatch):
-    monkeypatch.setattr(model.loss, "LOGITS_AT_ONCE", {"cpu": rows_at_once * V})
-    net = build("rope", logit_softcap=3.0)
-    tokens = ids(B, T)
-    targets = targets_with_holes()
-    positions = TokenPositions.plain(T)
-    weights = list(net.parameters())
-    total = net(tokens, positions, targets=targets, reduction="sum", z_loss=0.3)
-    plain = net(tokens, positions, targets=targets, reduction="sum")
-    assert total.equal(plain)
-    found = torch.autograd.grad(total, weights)
-
-    log_z = net(tokens, positions).logsumexp(-1)
-    penalty = (0.3 * log_z**2)[targets != IGNORED].sum()
-    expected = torch.autograd.grad(plain + penalty, weights)
-    without = torch.autograd.grad(net(tokens, positions, targets=targets, reduction="sum"), weights)
-    for a, b in zip(found, expected, strict=True):
-        close(a, b, atol=1e-11)
-    assert max((a - b).abs().max() for a, b in zip(expected, without, strict=True)) > 0.1

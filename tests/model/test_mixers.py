@@ -24,6 +24,7 @@ from model.mixers.convolution import CausalConvolution
 from tests.interop.models import double_precision
 from tests.model.recurrences import difference
 from tests.model.zoo import CONFIGS, RECURRENT, C, V, build, cached, ids, packed
+from training.optim.optimizer import role_of
 
 TOKENS = 41
 GATED_DELTANET = {
@@ -402,3 +403,10 @@ def test_contradicting_settings_are_rejected(changes, words):
         ModelSettings(mixer={"name": "recurrent", **changes})
     for word in words:
         assert word in str(caught.value)
+
+
+def test_filters_of_a_convolution_are_vectors_for_optimizers():
+    model = build("kda-none")
+    roles = {name: role_of(name, weight) for name, weight in model.named_parameters()}
+    assert roles["layers.0.attention.convolution.weight"] == "vectors"
+    assert roles["layers.0.attention.w_decay.0.weight"] == "matrices"

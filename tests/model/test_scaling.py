@@ -253,10 +253,10 @@ def test_dropped_positions_equal_nope(name):
 @pytest.mark.parametrize(
     ("scaling", "words"),
     [
-        ({"name": "dynamic", "factor": 2.0}, "dynamic s=7 (matched)"),
-        ({"name": "by_parts"}, "by_parts s=4 (matched)"),
-        ({"name": "yarn", "factor": 16}, "yarn s=16 (fixed)"),
-        ({"name": "longrope", "factor": 8, "long_factor": [1] * 5}, "longrope s=4 (matched)"),
+        ({"name": "dynamic", "factor": 2.0}, "dynamic factor 7 (auto)"),
+        ({"name": "by_parts"}, "by_parts factor 4 (auto)"),
+        ({"name": "yarn", "factor": 16}, "yarn factor 16"),
+        ({"name": "longrope", "factor": 8, "long_factor": [1] * 5}, "longrope factor 4 (auto)"),
         ({"name": "drop"}, "drop"),
     ],
 )

@@ -30,7 +30,8 @@ def role_of(name: str, parameter: Tensor) -> str:
         return "embeddings"
     if parts[0] == "head":
         return "head"
-    return "matrices" if parameter.ndim >= 2 else "vectors"
+    is_depthwise = "convolution" in parts  # its rows are filters of one channel
+    return "matrices" if parameter.ndim >= 2 and not is_depthwise else "vectors"
 
 
 def make_optimizer(model: nn.Module, settings: OptimizerSettings) -> torch.optim.Optimizer:

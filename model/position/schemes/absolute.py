@@ -338,7 +338,11 @@ class Learned(PositionalScheme):
                 return (position.clamp(max=rows - 1),)
         return (position,)
 
-    def _between(self, positions: TokenPositions, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    def _between(
+        self,
+        positions: TokenPositions,
+        dtype: torch.dtype,
+    ) -> tuple[Tensor, ...]:
         # r(n) = n·last/span, in integers until the last division, so that weights are exact.
         last = self.weight.shape[0] - 1
         device = positions.position.device

@@ -107,7 +107,12 @@ class Fire(PositionalScheme):
         """f_h(x) (R, H, t, s) for x (R, 1, t, s) in [0, 1] and the indices of heads (H,)."""
         w1, b1, w2 = (precise(p) for p in (self.inner.weight, self.inner.bias, self.outer.weight))
         with torch.autocast(x.device.type, enabled=False):
-            out = two_layers(x.reshape(1, -1), w1, b1[:, None], w2[heads])
+            out = two_layers(
+                x.reshape(1, -1),
+                w1,
+                b1[:, None],
+                w2[heads],
+            )
             return out.view(-1, x.shape[0], *x.shape[2:]).transpose(0, 1)
 
     def segments(self) -> tuple[Tensor, Tensor, Tensor]:

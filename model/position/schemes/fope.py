@@ -95,7 +95,12 @@ class Fope(TabulatedScheme):
         angles = positions[..., None] * self._kept.to(positions.device)
         return angles.cos(), angles.sin()
 
-    def _mixed(self, rows: Tensor, mix: Tensor, dropped: float) -> Tensor:
+    def _mixed(
+        self,
+        rows: Tensor,
+        mix: Tensor,
+        dropped: float,
+    ) -> Tensor:
         """(B or 1, T, J) → (B or 1, G, T, R): the mixtures, and a constant for the dropped
         pairs."""
         dtype = mask_dtype(mix)
@@ -108,4 +113,9 @@ class Fope(TabulatedScheme):
         cos = self._mixed(context.tables[0], self.cos_mix, 1.0)
         sin = self._mixed(context.tables[1], self.sin_mix, rest)
         turns = (cos, sin)
-        return rotation_plan(context, turns, turns, self.settings.layout)
+        return rotation_plan(
+            context,
+            turns,
+            turns,
+            self.settings.layout,
+        )

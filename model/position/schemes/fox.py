@@ -85,7 +85,16 @@ class Fox(ContentScheme):
         return running_sum(features.double(), latest(past), new)
 
     def write(self, k, extras, tables):
-        return rotate(k, tables[1], tables[2], "half") if self.settings.rotary else k
+        return (
+            rotate(
+                k,
+                tables[1],
+                tables[2],
+                "half",
+            )
+            if self.settings.rotary
+            else k
+        )
 
     def read(self, q, k, extras, plan):
         context = plan.context
@@ -94,7 +103,12 @@ class Fox(ContentScheme):
             q = rotate(q, cos, sin, "half")
         return [AttentionView(q, k, self._mask(context, extras, mask_dtype(q)))]
 
-    def _mask(self, context: AttentionContext, extras: Tensor, dtype: torch.dtype) -> AttentionMask:
+    def _mask(
+        self,
+        context: AttentionContext,
+        extras: Tensor,
+        dtype: torch.dtype,
+    ) -> AttentionMask:
         # Integer and fractional parts, so that float32 differences are exact to 1e-7.
         sums = extras.transpose(1, 2)  # (B, H, S)
         whole = sums.detach().floor()

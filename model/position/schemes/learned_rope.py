@@ -66,7 +66,11 @@ class LearnedRope(PositionalScheme):
     def _learned(self, start: Tensor) -> Tensor:
         return self.log_ratio.to(start.dtype).exp() * start
 
-    def _turns(self, position: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
+    def _turns(
+        self,
+        position: Tensor,
+        start: Tensor,
+    ) -> tuple[Tensor, Tensor]:
         """cos and sin (B or 1, T, R) or (B or 1, G, T, R) at positions (B or 1, T)."""
         frequencies = self._learned(start)
         position = position.to(start.dtype)
@@ -89,4 +93,9 @@ class LearnedRope(PositionalScheme):
             whole = (context.sequence or context.new).position
             position = position - (whole.amax(1, keepdim=True) + whole.amin(1, keepdim=True)) / 2
         turns = self._turns(position, start)
-        return rotation_plan(context, turns, turns, self.settings.layout)
+        return rotation_plan(
+            context,
+            turns,
+            turns,
+            self.settings.layout,
+        )

@@ -107,7 +107,14 @@ class PathAttention(ContentScheme):
             )
             return block.softmax(along_paths(block, *parts) * block.scale)
 
-        return [AttentionView(q, k, plan.mask, weights_fn=weights_fn)]
+        return [
+            AttentionView(
+                q,
+                k,
+                plan.mask,
+                weights_fn=weights_fn,
+            )
+        ]
 
 
 def along_paths(block: QueryBlock, w: Tensor, strength: Tensor) -> Tensor:
@@ -136,7 +143,13 @@ def along_paths(block: QueryBlock, w: Tensor, strength: Tensor) -> Tensor:
         met = q @ w_here.mT
         met = met.tril() if start == own else met
         system = (strengths * (w_here @ w_here.mT)).tril(-1)
-        y = torch.linalg.solve_triangular(system, met, upper=False, left=False, unitriangular=True)
+        y = torch.linalg.solve_triangular(
+            system,
+            met,
+            upper=False,
+            left=False,
+            unitriangular=True,
+        )
         y = y * strengths.mT
         parts.insert(0, q @ k_here.mT - y @ (w_here @ k_here.mT).tril(-1))
         q = q - y @ w_here

@@ -50,7 +50,12 @@ class RotarySettings(RotationSettings):
             plain, scaling.stretch(length, original_length), original_length
         )
         # up to the rounding of interpolation
-        is_plain = torch.allclose(scaled, plain, rtol=1e-12, atol=0)
+        is_plain = torch.allclose(
+            scaled,
+            plain,
+            rtol=1e-12,
+            atol=0,
+        )
         if is_plain and amplitude == 1 and not scaling.untouched:
             changes["scaling"] = NoScaling()
         if self.remap.keeps(length, RemapContext(original_length, self.window, self.sinks)):
@@ -189,7 +194,12 @@ class Rope(PositionalScheme):
             and self._branches[0].covers is None
         ):
             cos, sin = context.tables
-            return rotation_plan(context, (cos, sin), (cos, sin), layout)
+            return rotation_plan(
+                context,
+                (cos, sin),
+                (cos, sin),
+                layout,
+            )
         by_map = zip(context.tables[0::2], context.tables[1::2], strict=True)
         keys = [rotation_factors(cos, sin, layout) for cos, sin in by_map]
         queries = {

@@ -86,6 +86,13 @@ class TransformerXL(PositionalScheme):
                 found = by_distance.gather(-1, distances(block, rows.shape[0] - 1))
                 return block.softmax(content + found * block.scale)
 
-            return [AttentionView(q, k, mask, weights_fn=weights_fn)]
+            return [
+                AttentionView(
+                    q,
+                    k,
+                    mask,
+                    weights_fn=weights_fn,
+                )
+            ]
 
         return AttentionPlan(read=read)

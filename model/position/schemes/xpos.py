@@ -75,4 +75,9 @@ class XPos(TabulatedScheme):
 
     def plan(self, context: AttentionContext) -> AttentionPlan:
         q_cos, q_sin, k_cos, k_sin = context.tables
-        return rotation_plan(context, (q_cos, q_sin), (k_cos, k_sin), self.settings.layout)
+        return rotation_plan(
+            context,
+            (q_cos, q_sin),
+            (k_cos, k_sin),
+            self.settings.layout,
+        )

@@ -15,9 +15,9 @@ from evaluation.diagnostics.attention import AttentionResult
 from evaluation.diagnostics.attention_weights import bucket_edges
 from evaluation.diagnostics.generation import REAL
 from evaluation.reports import attention_report, generation_report
-from evaluation.reports.charts import INK, Curve, FigureText, decimals
+from evaluation.reports.charts import INK, decimals
 from evaluation.reports.comparison_report import RunComparison
-from evaluation.reports.loss_report import loss_by_length, loss_report
+from evaluation.reports.loss_report import loss_report
 from evaluation.reports.task_report import task_report
 from evaluation.scoring.methods import Method
 from evaluation.statistics.analysis import analyze
@@ -120,20 +120,6 @@ def test_runs_are_compared_in_a_panel_of_differences(do):
             if each.high > each.low:
                 assert drawn_here.bars[n] == pytest.approx((each.low, each.high))
     assert not any(named(axes)[end.name].bars for end in ends(axes))
-
-
-def test_close_line_labels_do_not_overlap():
-    """The curves of the quick start that end within a hundredth of a nat."""
-    curves = [
-        Curve(name, [256, 512], [4.0012, y])
-        for name, y in (("as trained", 4.0021), ("yarn", 4.0034))
-    ]
-    figure = loss_by_length(curves, 4.0005, [256], FigureText("t", "s"))
-    (axes,) = figure.axes
-    assert len({end.value for end in ends(axes)}) == 3
-    figure.canvas.draw()
-    box = axes.yaxis.label.get_window_extent()
-    assert box.x0 >= 0 and min(t.get_window_extent().x0 for t in axes.get_yticklabels()) > box.x1
 
 
 def test_task_figure_shows_accuracies_and_intervals(tmp_path):

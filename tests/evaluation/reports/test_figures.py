@@ -67,7 +67,9 @@ def test_text_does_not_overlap_or_leave_the_figure(ends):
     low, high = axes.get_ylim()
     ticks = [t for t in axes.get_yticklabels() if low <= t.get_position()[1] <= high]
     texts = [
-        t for t in [*axes.texts, *figure.texts, *axes.get_xticklabels(), *ticks] if t.get_text()
+        t
+        for t in [*axes.texts, *figure.texts, *axes.get_xticklabels(), *ticks, axes.yaxis.label]
+        if t.get_text()
     ]
     # An annotation's own extent holds its leader line; the words alone are what must not collide.
     boxes = [Text.get_window_extent(text, renderer) for text in texts]

@@ -209,7 +209,7 @@ def test_a_non_finite_cell_fails_alone(do, subject, monkeypatch):
     # at 16 it shares the cell of the trained model
     assert set(result.failed) == {("yarn", 32), ("yarn", 64)}
     assert ("window", 64) in result.nll and any("skipped" in line for line in console.lines)
-    assert any("yarn at 32" in line for line in loss_report(result, analyze(result)).summary)
+    assert any("yarn at 32" in line for line in loss_report(result, analyze(result)).caveats)
 
 
 @pytest.mark.parametrize("protocol", ["sliding", "non-overlapping", "by-position"])

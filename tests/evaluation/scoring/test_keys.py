@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from evaluation.evaluation_settings import EvaluationSettings
+from evaluation.scoring.cells import KEY_FORMAT
 from evaluation.scoring.evaluate import EvaluationSession
-from evaluation.scoring.loss_session import KEY_FORMAT
 from evaluation.scoring.methods import resolve_methods
+from evaluation.stores import EvaluationStores
 from tests.evaluation.conftest import BUILTIN, MemoryStore, MemoryTokenizer
 
 # Settings that change a number, another value of each, and the protocol it belongs to (None: all).
@@ -46,8 +47,7 @@ def session(subject, tmp_path):
         return EvaluationSession(
             settings,
             subject,
-            store=store,
-            train=None,
+            stores=EvaluationStores(store),
             tokenizer=MemoryTokenizer(),
             methods=resolve_methods(list(methods), BUILTIN, 16),
             cells=folder,
@@ -105,7 +105,10 @@ def test_cells_of_an_earlier_format_are_measured_again(session):
         def bar(self, *_, **__):
             return self
 
-        __enter__ = __exit__ = advance = lambda self, *_: None
+        __exit__ = advance = lambda self, *_: None
+
+        def __enter__(self):
+            return self
 
     made = session(methods=("trained", "yarn"))
     made.console = Console()

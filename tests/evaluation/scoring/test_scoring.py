@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from errors import EvaluationError
-from evaluation.scoring.scoring import CellFailed, ModelScorer, batches, gather, measure
+from evaluation.scoring.scoring import CellFailed, ModelScorer, batches, measure, merge_ranks
 from evaluation.scoring.targets import draw_targets
 from evaluation.scoring.text import EvaluationText
 from evaluation.scoring.windows import fixed_windows, sliding_windows
@@ -63,9 +63,9 @@ def test_ranks_match_single_process_bitwise(work, sharp, world):
     windows = fixed_windows(targets, 48)
     one = measure(scorer, text, windows, batch=4)
     parts = [measure(scorer, text, windows, batch=4, rank=r, world=world) for r in range(world)]
-    assert (gather(parts) == one).all()
+    assert (merge_ranks(parts) == one).all()
     with pytest.raises(EvaluationError, match="overlap"):
-        gather(parts[:-1] if world <= 3 else [parts[0], parts[0]])
+        merge_ranks(parts[:-1] if world <= 3 else [parts[0], parts[0]])
 
 
 def test_batches_hold_one_shape_and_every_window_once(work):

@@ -7,25 +7,28 @@ from evaluation.scoring.scoring import unigram_nll
 from evaluation.scoring.text import EvaluationText
 
 
-def test_units_seen_in_training(make_store):
-    store = make_store([9, 9, 9], seed=1, clusters=["ann", "bob", None])
-    bob = make_store([9], clusters=["bob"])
-    eve = make_store([9], seed=5, clusters=["eve"])
-    unnamed = make_store([9], seed=3)
-    for trainings, expected in (
-        ([bob], [False, True, False]),
-        ([store], [True, True, True]),
-        ([eve, bob], [False, True, False]),
-        ([bob, eve], [False, True, False]),  # in any order
-        ([bob, store], [True, True, True]),
-        ([unnamed], None),  # it names no clusters
-        ([None], None),
-        ([bob, None], None),
-    ):
-        seen = EvaluationText(store).seen(*trainings)
-        assert (None if seen is None else seen.tolist()) == expected
-    plain = make_store([9, 9], seed=4)
-    assert EvaluationText(plain).seen(bob).tolist() == [False, False]
+@pytest.mark.parametrize(
+    ("trained", "seen"),
+    [
+        (["bob"], [False, True, False]),
+        (["own"], [True, True, True]),
+        (["plain"], None),  # it names no clusters
+        (["eve", "bob"], [False, True, False]),
+        (["bob", "eve"], [False, True, False]),  # whichever training came first
+        (["bob", "own"], [True, True, True]),
+    ],
+)
+def test_units_seen_in_training(make_store, trained, seen):
+    own = make_store([9, 9, 9], seed=1, clusters=["ann", "bob", None])
+    stores = {
+        "own": own,
+        "bob": make_store([9], clusters=["bob"]),
+        "eve": make_store([9], seed=5, clusters=["eve"]),
+        "plain": make_store([9], seed=3),
+    }
+    found = EvaluationText(own).seen([stores[name] for name in trained])
+    assert (None if found is None else found.tolist()) == seen
+    assert not EvaluationText(stores["plain"]).seen([stores["bob"]]).any()
 
 
 def test_unigram_by_hand(make_store):

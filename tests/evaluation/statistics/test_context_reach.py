@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from evaluation.reports.loss_report import loss_report
+from evaluation.statistics.analysis import analyze
 from evaluation.statistics.context_reach import context_reach
 
 UNITS = 12
@@ -20,21 +22,36 @@ def curve(means, sd=0.002, seed=0):
     }
 
 
-def bound(difference):
-    """Upper end of a 95% interval over units, by scipy."""
+def bound(difference, tests):
+    """Upper end of a one-sided interval over units, by scipy."""
     means = difference.reshape(UNITS, EACH).mean(axis=1)
-    return means.mean() + stats.t.ppf(0.975, UNITS - 1) * stats.sem(means)
+    quantile = stats.t.ppf(1 - 0.025 / tests, UNITS - 1)
+    return means.mean() + quantile * stats.sem(means)
 
 
-def test_reach_is_where_gains_end():
-    # Falls to 512, flat from there.
-    falling = {64: 1.0, 128: 0.6, 256: 0.3, 512: 0.1, 1024: 0.1, 2048: 0.1}
-    got = context_reach("x", curve(falling), UNIT, tolerance=0.02)
-    assert (got.reach, got.longest, got.points) == (512, 2048, False)
-    gains = {(one.shorter, one.longer): one.gain for one in got.doublings}
-    assert list(gains) == [(64, 128), (128, 256), (256, 512), (512, 1024), (1024, 2048)]
-    assert gains[64, 128].estimate == pytest.approx(0.4, abs=0.005)
-    assert gains[512, 1024].low < 0 < gains[512, 1024].high
+@pytest.mark.parametrize(
+    ("means", "sd", "reach", "shown"),
+    [
+        # falls to 512, flat from there
+        ((1.0, 0.6, 0.3, 0.1, 0.1, 0.1), 0.002, 512, 512),
+        # every doubling helps
+        ((1.0, 0.8, 0.6, 0.4, 0.2, 0.0), 0.002, None, 2048),
+        # nothing helps, or every doubling hurts
+        ((1.0, 1.0, 1.0, 1.0, 1.0, 1.0), 0.002, 64, 64),
+        ((1.0, 1.1, 1.2, 1.3, 1.4, 1.5), 0.002, 64, 64),
+        # 2,048 is better than 1,024, and both are worse than 128
+        ((1.0, 0.6, 0.7, 0.9, 1.4, 1.1), 0.002, 128, 128),
+        # better than ever after a loss
+        ((1.0, 0.6, 0.9, 0.9, 0.5, 0.5), 0.002, 1024, 1024),
+        # gains too small or too uncertain to be shown
+        ((1.0, 0.6, 0.599, 0.598, 0.598, 0.598), 0.004, 128, 128),
+        ((1.0, 0.6, 0.61, 0.6, 0.6, 0.6), 0.1, None, 128),
+    ],
+)
+def test_reach_is_a_property_of_the_best_context_so_far(means, sd, reach, shown):
+    nll = curve(dict(zip((64, 128, 256, 512, 1024, 2048), means, strict=True)), sd=sd)
+    got = context_reach("x", nll, UNIT, tolerance=0.02)
+    assert (got.reach, got.shown, got.longest, got.points) == (reach, shown, 2048, False)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -47,9 +64,22 @@ def test_reach_matches_definition(seed):
         seed=seed,
     )
     lengths = sorted(nll)
-    good = {n: all(bound(nll[n] - nll[m]) < 0.02 for m in lengths if m > n) for n in lengths}
+    good = {}
+    for n in lengths:
+        up_to = [m for m in lengths if m <= n]
+        good[n] = all(
+            any(bound(nll[m] - nll[longer], len(up_to)) < 0.02 for m in up_to)
+            for longer in lengths
+            if longer > n
+        )
     want = [n for n in lengths[:-1] if all(good[m] for m in lengths if m >= n)]
-    assert context_reach("x", nll, UNIT, tolerance=0.02).reach == min(want, default=None)
+    shown = [
+        n
+        for n in lengths[1:]
+        if all(bound(nll[n] - nll[m], len(lengths) - 1) < 0 for m in lengths if m < n)
+    ]
+    got = context_reach("x", nll, UNIT, tolerance=0.02)
+    assert got.reach == min(want, default=None) and got.shown == max(shown, default=64)
 
 
 def test_gains_are_per_doubling_with_an_interval():
@@ -74,3 +104,28 @@ def test_few_units_give_point_estimates():
     few = np.repeat(np.arange(5), 12)
     got = context_reach("x", curve(dict.fromkeys((64, 128), 1.0)), few, tolerance=0.02)
     assert got.points and got.reach is None and math.isnan(got.doublings[0].gain.low)
+
+
+@pytest.mark.parametrize(
+    ("means", "sd", "said", "not_said"),
+    [
+        ((1.0, 0.7, 0.7, 1.2), 0.02, ["at most 32", "beyond 24"], "helps"),
+        ((1.0, 0.9, 1.4, 1.1), 0.002, ["at most 24;"], "64"),
+        ((1.0, 0.9, 0.8, 0.7), 0.002, ["helps at 64"], "at most"),
+        ((1.0, 0.98, 0.97, 0.98), 0.1, ["not excluded"], "at most"),
+    ],
+)
+def test_sentence_of_context_reach(do, means, sd, said, not_said):
+    """Uncertain, negative and positive gains beyond the best length."""
+    result = do(methods=("trained",), lengths=[16, 24, 32, 64])
+    unit = result.unit
+    rng = np.random.default_rng(1)
+    for length, mean in zip((16, 24, 32, 64), means, strict=True):
+        result.nll["trained", length] = mean + sd * rng.normal(size=7)[unit]
+    (line,) = [
+        line
+        for line in loss_report(result, analyze(result)).summary
+        if line.startswith("Context reach")
+    ]
+    sentence = line.partition(" Gain per doubling")[0]
+    assert all(part in sentence for part in said) and not_said not in sentence

@@ -25,6 +25,10 @@ QUICK = [
     "learned",  # a limit
     "rope-streaming",  # sinks, a remap with several views
     "pattern-fire",  # kinds with and without a window, a bias per pair
+    "hybrid",  # recurrent layers, convolutions and attention
+    "mamba2-none",
+    "kda-rope",
+    "latent-rope",
 ]
 
 

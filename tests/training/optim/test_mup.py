@@ -93,7 +93,7 @@ def test_attention_scale_is_one_over_head_dim(head_dim, mup, scale):
 
 def test_invalid_settings():
     mup = {"base_dim": 16, "base_head_dim": 8}
-    with pytest.raises(ValidationError, match=r"linear attention .* does not scale"):
+    with pytest.raises(ValidationError, match=r"base_head_dim: .*linear"):
         ModelSettings(dim=32, heads=4, mixer={"name": "linear"}, mup=mup)
     with pytest.raises(ValidationError, match="greater than or equal to 1"):
         ModelSettings(mup={"base_dim": 0})

@@ -123,16 +123,21 @@ def test_suggestions_exclude_enabled_settings(
     assert capsys.readouterr() == ("", "")
 
 
-def test_suggested_micro_batch_is_the_largest_that_fits(settings):
+def test_suggested_sizes_are_the_largest_that_fit(settings):
     with torch.device("meta"):
         model = Transformer(settings.model, 258, 64)
-    layout = MemoryLayout(1, False, 100, half=False, device="cpu")
-    eight, sixteen = (
-        sum(memory(model, 64, replace(layout, sequences=size)).values()) for size in (8, 16)
-    )
-    assert fitting(model, 64, layout, eight / 0.89) == 8
-    assert fitting(model, 64, layout, 0.99 * sixteen / 0.9) == 8
-    assert fitting(model, 64, layout, 1e12) == 64 and fitting(model, 64, layout, 0) is None
+    layout = MemoryLayout(1, False, 100, half=False, device="cpu", step_sequences=100)
+
+    def needed(sequences: int, step: int = 100) -> float:
+        sizes = replace(layout, sequences=sequences, step_sequences=step)
+        return sum(memory(model, 64, sizes).values())
+
+    assert fitting(model, 64, layout, needed(8) / 0.89) == (8, 100)
+    assert fitting(model, 64, layout, 0.99 * needed(16) / 0.9) == (8, 100)
+    assert fitting(model, 64, layout, 1e12) == (64, 100)
+    assert fitting(model, 64, layout, 0) is None
+    huge = replace(layout, step_sequences=1 << 30)  # not even one sequence per pass fits
+    assert fitting(model, 64, huge, needed(1, 1 << 20) / 0.89) == (1, 1 << 20)
 
 
 def test_memory_check_uses_smallest_rank(settings, monkeypatch):
