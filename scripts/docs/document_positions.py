@@ -21,6 +21,7 @@ from data.files import write_text
 from evaluation.reports.results_table import markdown_table
 from model import SCHEMES, ModelSettings, TokenPositions, Transformer
 from model.attention.kernels import choose
+from model.model_settings import LayerKindSettings
 from model.position import AttentionContext, PositionalScheme, PositionSettings
 from settings.script import Parser, run_main
 
@@ -41,6 +42,11 @@ and without a cache. *CPU* and *GPU* are the kernels of a long pass over a singl
 time* lists further settings that can be overridden on a trained checkpoint; `window`, `sinks` and a
 temperature that is not learned can be overridden for every scheme and are not listed. *Exempt from*
 lists conformance checks that do not apply to a scheme; its section gives the reason."""
+
+KINDS = """\
+`model.pattern: [near, near, far]` names the kind of each layer and repeats over the depth; `model.kinds` describes
+each, for example `near: {position: {name: rope, window: 128}}`. A change at test time such as `model.position.window=64`
+applies to every kind that supports it, `model.kinds.far.position.window=64` to one."""
 
 LEFT_OUT = """## Not included
 
@@ -110,6 +116,8 @@ def document() -> str:
         options = choices(rope.model_fields[key].annotation, rope.model_fields[key])
         if key not in COMMON and options:
             lines += ["", *choices_section(key, rope.model_fields[key])]
+    lines += ["", "## Kinds of layers", "", prose(LayerKindSettings.__doc__), ""]
+    lines += [field_table(LayerKindSettings, ()), "", KINDS]
     lines += ["", *choices_section("mixer", ModelSettings.model_fields["mixer"])]
     lines += choices_section("data.positions", DataSettings.model_fields["positions"])
     lines += ["", LEFT_OUT]

@@ -11,6 +11,7 @@ from generation.decoding import Generation
 from generation.samples import make_samples
 from generation.sampling import SamplingParams
 from model import SCHEMES, ModelError, ModelSettings, TokenPositions, Transformer
+from model.model_settings import without_pattern_scheme
 
 GREEDY = SamplingParams(temperature=0)
 SAMPLED = SamplingParams(temperature=1.3, top_p=0.95)
@@ -66,9 +67,8 @@ QUICK = (
 def tiny(position: dict, train_length: int = 9, dtype=torch.float64) -> Transformer:
     """Heads 4, groups 2, features 6, vocabulary 31: no two sizes equal. Trained shorter than what
     is asked of it, unless its table would end."""
-    settings = ModelSettings(
-        dim=20, layers=3, heads=4, kv_heads=2, head_dim=6, ffn_dim=28, position=position
-    )
+    sizes = {"dim": 20, "layers": 3, "heads": 4, "kv_heads": 2, "head_dim": 6, "ffn_dim": 28}
+    settings = ModelSettings(**without_pattern_scheme({**sizes, "position": position}))
     model = Transformer(settings, 31, train_length)
     if model.limit is not None and train_length == 9:
         return tiny(position, 40, dtype)

@@ -6,6 +6,7 @@ import torch
 from interop import build_model, read_folder
 from interop.export.classes import choose_class
 from interop.export.files import write_model
+from interop.export.parity import measure
 from tests.interop.export.exported import CONTROLS, GENERATED
 from tests.interop.models import QUICK, ROPES, VARIANTS, variant
 from tests.interop.test_parity import SHARED_ROPE
@@ -40,6 +41,10 @@ def test_import_export_import(name, rope, tmp_path):
     assert (choice.model_type is not None) == has_class, choice.reason
     (tmp_path / "second").mkdir()
     write_model(first.model, choice, tmp_path / "second", CONTROLS)
+    if not has_class:
+        assert all(
+            parity.is_met for parity in measure(first.model, tmp_path / "second", None, [99])
+        )
     second = build_model(read_folder(tmp_path / "second"))
     assert second.shape.model == first.shape.model
     assert second.model.original_length == first.model.original_length
