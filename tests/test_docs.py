@@ -157,6 +157,7 @@ PLACEHOLDERS = {
     "tokenizer.model": "runs/quickstart/tokenizer/tokenizer.model",
     "N": "2",
 }
+TRAINED = {"runs/rope": "runs/quickstart", "runs/alibi": "runs/extension"}  # by an earlier line
 TEXT = [
     "data.source={name: files, path: texts}",
     "data.tokenizer.vocab_size=320",
@@ -340,6 +341,8 @@ class Clone:
             return self.run(script, words[0], "--dry-run")
         if name == "prepare" and self.miniature:
             words = (*words, *text_for(words))
+        if name == "evaluate":
+            words = tuple(TRAINED.get(word, word) for word in words)
         if name in ("evaluate", "compare_parent") and self.miniature and "--help" not in words:
             known = settings_class(
                 [word for word in words if not word.startswith(("--", "runs/"))]
