@@ -13,6 +13,7 @@ from errors import EvaluationError
 from evaluation.scoring.text import EvaluationText
 from evaluation.scoring.windows import Scorer, TargetWindows
 from model import ContextShard, TokenPositions, Transformer
+from model.devices import to_device
 
 
 class CellFailed(EvaluationError):
@@ -49,7 +50,7 @@ class ModelScorer:
     # the same model.
     @torch.no_grad()
     def __call__(self, windows: np.ndarray, keep: int) -> np.ndarray:
-        tokens = torch.from_numpy(windows).to(self.device)
+        tokens = to_device(torch.from_numpy(windows), self.device)
         training = self.model.training
         self.model.eval()
         try:
