@@ -2,6 +2,7 @@
 length), named by a hash of its key: everything that determines the numbers."""
 
 import hashlib
+import io
 import json
 import time
 import zipfile
@@ -127,11 +128,15 @@ class CellStore:
             )
 
     def _read(self, path: Path, key: dict) -> np.ndarray | None:
+        if not path.is_file():
+            return None
+        stored = io.BytesIO(path.read_bytes())
         # A damaged file (detected by the zip checksums) or one with another key counts as missing.
+        # RuntimeError and OSError are raised for damaged zip headers.
         try:
-            with np.load(path, allow_pickle=False) as record:
+            with np.load(stored, allow_pickle=False) as record:
                 if str(record["key"]) != json.dumps(key, sort_keys=True):
                     return None
                 return np.asarray(record["nll"], dtype=np.float64)
-        except (FileNotFoundError, zipfile.BadZipFile, KeyError, ValueError, EOFError):
+        except (zipfile.BadZipFile, KeyError, ValueError, EOFError, RuntimeError, OSError):
             return None

@@ -9,6 +9,7 @@ from errors import EvaluationError
 from evaluation.evaluation_settings import EvaluationSettings
 from evaluation.reports.loss_report import loss_report
 from evaluation.scoring import evaluate as matrix
+from evaluation.scoring.cells import CellStore
 from evaluation.scoring.methods import new_sinks, resolve_methods
 from evaluation.scoring.text import EvaluationText
 from evaluation.statistics.analysis import analyze
@@ -90,6 +91,20 @@ def test_damaged_cell_is_measured_again(do, subject, tmp_path):
     subject.used.clear()
     assert_equal(first.nll, do().nll)
     assert len(subject.used) == 1
+
+
+def test_any_flipped_bit_of_a_cell_is_found(tmp_path):
+    """In zip headers too, of which Python's reader raises errors of several classes."""
+    store = CellStore(tmp_path)
+    expected = np.arange(6.0)
+    path = store.save({"a": 1}, expected)
+    intact = path.read_bytes()
+    for bit in range(8 * len(intact)):
+        damaged = bytearray(intact)
+        damaged[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(damaged)
+        loaded = store.load({"a": 1})
+        assert loaded is None or np.array_equal(loaded, expected)
 
 
 def test_interrupted_evaluation_resumes(do):
