@@ -21,10 +21,12 @@ batch. In a shell, write a line break in a prompt or stop string as $'\\n'.
 import io
 import math
 import shlex
+import signal
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 
 import torch
@@ -200,6 +202,29 @@ def report_positions(
         console.info(f"positions: {positions} ({about})")
 
 
+@contextmanager
+def interruptible() -> Iterator[Callable[[], None]]:
+    """A function that raises KeyboardInterrupt after Ctrl-C. Between its calls a first Ctrl-C
+    raises nothing: an exception at any place may be lost in a callback of a library."""
+    pressed = 0
+
+    def on_interrupt(number: int, frame: object) -> None:
+        nonlocal pressed
+        pressed += 1
+        if pressed > 1:
+            raise KeyboardInterrupt
+
+    def check() -> None:
+        if pressed:
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, on_interrupt)
+    try:
+        yield check
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def report_time(console: Console, seconds: float) -> None:
     """Print the estimated time of a long generation."""
     if seconds > LONG:
@@ -253,22 +278,24 @@ def main(arguments: Sequence[str] | None = None) -> int | None:
         writer = TextWriter(samples, sys.stdout, printable)
     begin = time.perf_counter()
     try:
-        for start in range(0, len(samples), args.batch):
-            batch = samples[start : start + args.batch]
-            steps = generate_samples(
-                loaded.model,
-                loaded.tokenizer,
-                batch,
-                args.tokens,
-                sampling,
-                cache=not args.no_cache,
-            )
-            for step, _ in enumerate(steps, start=1):
-                writer.update()
-                if start == 0 and step == TIMED:
-                    batches = math.ceil(len(samples) / args.batch)
-                    seconds = (time.perf_counter() - begin) / TIMED * args.tokens * batches
-                    report_time(console, seconds)
+        with interruptible() as check:
+            for start in range(0, len(samples), args.batch):
+                batch = samples[start : start + args.batch]
+                steps = generate_samples(
+                    loaded.model,
+                    loaded.tokenizer,
+                    batch,
+                    args.tokens,
+                    sampling,
+                    cache=not args.no_cache,
+                )
+                for step, _ in enumerate(steps, start=1):
+                    writer.update()
+                    check()
+                    if start == 0 and step == TIMED:
+                        batches = math.ceil(len(samples) / args.batch)
+                        seconds = (time.perf_counter() - begin) / TIMED * args.tokens * batches
+                        report_time(console, seconds)
     except KeyboardInterrupt:
         for sample in samples:
             sample.interrupt()

@@ -44,8 +44,8 @@ def draw(task=None, **settings):
     )
 
 
-def answered(reader, tmp_path):
-    settings, drawn = draw()
+def answered(reader, tmp_path, **changes):
+    settings, drawn = draw(**changes)
     facts = {"task": drawn.task.name, "haystack": "here", "tokenizer_hash": TOKENIZER.hash}
     return TaskSession(
         settings,
