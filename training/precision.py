@@ -23,7 +23,7 @@ def resolve_precision(
     parallel: Parallel,
     given: str | None = None,
 ) -> str:
-    """The precision of a run: that of its settings, or what `auto` stands for.
+    """The precision of a run: that of its settings, or what `auto` resolves to.
 
     Existing runs and forks keep theirs. A new one takes `given` or else bfloat16 on GPUs that have
     it and, on CPUs that have it, where the largest matrix product of the model is faster. Every

@@ -131,7 +131,7 @@ class Launch:
 
     Attributes:
         folder: the run directory, which may not exist yet.
-        precision: of the settings, or what `auto` stands for in this run.
+        precision: of the settings, or what `auto` resolves to in this run.
     """
 
     settings: RunSettings

@@ -52,8 +52,8 @@ def lock_study(folder: Path, shared: bool = False) -> Iterator[None]:
 
 
 def auto_precision(folder: Path, plans: Sequence[PlannedCell]) -> str:
-    """What training.precision=auto stands for in all cells: chosen with the first one, then kept in
-    a file of the study."""
+    """What training.precision=auto resolves to in all cells: chosen with the first one, then kept
+    in a file of the study."""
     file = folder / "precision.txt"
     if not file.exists():
         device = find_device("auto")
