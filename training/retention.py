@@ -89,7 +89,7 @@ def raise_stopped(
     """Raise TrainingError for the step that stopped the run; `applied` is the last applied step."""
     is_spike = metrics.reason == SPIKE
     steps = steps_of(folder)
-    # The newest checkpoint has the weights that failed where no update lies in between.
+    # Without an update in between, the newest checkpoint has the weights that failed.
     is_source = bool(steps) and not is_spike and steps[-1] >= applied
     good = newest_before_divergence(folder, before=applied if is_source else None)
     saved = "there is no good checkpoint"

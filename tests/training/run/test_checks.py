@@ -118,7 +118,7 @@ def test_run_directory_that_cannot_be_created_is_refused(tmp_path, kind):
 
 
 class TestPrecision:
-    """What training.precision=auto stands for."""
+    """What training.precision=auto resolves to."""
 
     @pytest.fixture
     def resolve(self, monkeypatch, tmp_path):
