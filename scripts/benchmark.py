@@ -38,12 +38,12 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from scripts.benchmarks.data_speed import DataWorkload, write_text_file
 
 from errors import TrainingError
 from model import SCHEMES, Transformer
 from run_directory.console import Console
 from scripts.benchmarks.benchmark_report import DataRow, GrowthRow, SpeedRow, StartupRow, add, today
-from scripts.benchmarks.data_speed import DataWorkload, write_text_file
 from scripts.benchmarks.workloads import (
     CASES,
     SCHEME_CASES,

@@ -192,9 +192,7 @@ SMALL = [
 LONG = [
     "benchmark",
     "check",
-    "coordinate_check",
     "run_harness",
-    "long_context",
     "plot_positions",
     "plot_sweep",
     "reference",

@@ -1,11 +1,12 @@
 """muP: which parameters are scaled with width, and by which factors."""
 
+import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
 
 from model import ModelSettings, TokenPositions, Transformer
-from run_directory.optimizer_settings import AdamWSettings, MuonSettings
+from run_directory.optimizer_settings import AdamWBase, AdamWSettings, MuonSettings
 from training.optim.optimizer import make_optimizer, set_learning_rates
 
 V = 13
@@ -97,3 +98,36 @@ def test_invalid_settings():
         ModelSettings(dim=32, heads=4, mixer={"name": "linear"}, mup=mup)
     with pytest.raises(ValidationError, match="greater than or equal to 1"):
         ModelSettings(mup={"base_dim": 0})
+
+
+@pytest.mark.parametrize("grow", ["heads", "features"])
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_updates_grow_with_width_without_mup_only(optimizer, grow):
+    """The coordinate check of arXiv:2203.03466, appendix D.1: RMS change of the logits over width
+    after three steps."""
+    widths = [32, 64, 128]
+    rates = {"lr": 0.01, "weight_decay": 0.0}
+    settings = AdamWSettings(**rates)
+    if optimizer == "muon":
+        settings = MuonSettings(**rates, adamw=AdamWBase(**rates))
+    for base in (None, 32):
+        changes = []
+        for width in widths:
+            heads = width // 16 if grow == "heads" else 2
+            mup = base and {"base_dim": base, "base_head_dim": 16}
+            shape = ModelSettings(dim=width, layers=2, heads=heads, ffn_dim=2 * width, mup=mup)
+            model = Transformer(shape, V, T).initialize(0)
+            before = logits(model).detach()
+            update = make_optimizer(model, settings)
+            set_learning_rates(update, settings.rates)
+            targets = torch.randint(V, (2, T), generator=torch.Generator().manual_seed(1))
+            for _ in range(3):
+                logits_now = logits(model)
+                torch.nn.functional.cross_entropy(
+                    logits_now.flatten(0, 1), targets.flatten()
+                ).backward()
+                update.step()
+                update.zero_grad()
+            changes.append(float((logits(model).detach() - before).square().mean().sqrt()))
+        growth = np.polyfit(np.log(widths), np.log(changes), 1)[0]
+        assert abs(growth) < 0.3 if base else growth > 0.35, (base, changes)
