@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 from errors import InteropError
 from evaluation.scoring.methods import TRAINED, TRUNCATE, builtin_methods, resolve_methods
 from interop.export import generated
-from interop.export.generated.modeling import SextantConfig, SextantForCausalLM
+from interop.export.modeling import SextantConfig, SextantForCausalLM
 from interop.export.tokenizer import control_ids, tokenizer_files
 from interop.runs import run_of
 from model import find_device
