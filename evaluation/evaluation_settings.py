@@ -3,11 +3,11 @@ line."""
 
 import hashlib
 import json
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from settings.fields import StrictSettings
+from settings.fields import RemovedSetting, StrictSettings
 
 
 class ContaminationSettings(StrictSettings):
@@ -41,7 +41,7 @@ class MeasurementSettings(StrictSettings):
     seed: int = Field(
         0,
         ge=0,
-        description="seed for documents, spans, items and resamples",
+        description="seed for documents, spans and items",
     )
     dtype: Literal["float32", "float64", "bfloat16"] = Field(
         "float32", description="dtype of the model"
@@ -136,6 +136,11 @@ class TargetSettings(TextSettings):
 class EvaluationSettings(TargetSettings):
     """Protocol, lengths, targets, methods and statistics of one evaluation."""
 
+    removed: ClassVar[dict[str, RemovedSetting]] = {
+        "simultaneous": RemovedSetting("bonferroni", "simultaneous intervals are by Bonferroni"),
+        "resamples": RemovedSetting(10_000, "intervals are by Student's t alone"),
+    }
+
     protocol: Literal["fixed-targets", "sliding", "non-overlapping", "by-position"] = Field(
         "fixed-targets", description="which tokens are scored, and with how much context"
     )
@@ -163,16 +168,8 @@ class EvaluationSettings(TargetSettings):
         gt=0,
         description="a method holds if the upper bound of its loss increase in nats is below this",
     )
-    simultaneous: Literal["bonferroni", "max-t"] = Field(
-        "bonferroni",
-        description="correction for simultaneous verdicts; max-t: bootstrap of the largest t, "
-        "narrower for correlated methods, wider for skewed documents",
-    )
     exposure: bool = Field(
         False, description="add a panel to the figure: how often training used each position"
-    )
-    resamples: int = Field(
-        10_000, ge=10_000, description="studentised bootstrap resamples, compared with t"
     )
     batch: int | None = Field(
         None, ge=1, description="windows per batch; default: as the memory allows"

@@ -181,7 +181,6 @@ def for_all_runs(settings: EvaluationSettings, runs: Sequence[EvaluatedRun]) -> 
         "--matrix": settings.matrix,
         "protocol=by-position": settings.protocol == "by-position",
         "minutes": settings.minutes is not None,  # runs would finish different documents
-        "simultaneous=max-t": settings.simultaneous == "max-t",
     }
     for setting, is_set in unsupported.items():
         if is_set:

@@ -58,21 +58,15 @@ def main() -> int:
     if options.family < 1:
         parser.error(f"--family must be at least 1, got {options.family}")
 
-    def wanted(method: str, length: int) -> bool:
-        return (not options.method or method in options.method) and (
-            not options.length or length in options.length
-        )
-
     level = {"alpha": 1 - options.confidence, "family": options.family}
     half = half_to_detect(options.difference, options.power, **level)
     schemes = read_measured(options.results, options.evaluation)
-    sizes = needs(
-        schemes,
-        options.difference,
-        power=options.power,
-        wanted=wanted,
-        **level,
-    )
+    sizes = [
+        size
+        for size in needs(schemes, options.difference, power=options.power, **level)
+        if size.method in (options.method or [size.method])
+        and size.length in (options.length or [size.length])
+    ]
     if not sizes:
         print(
             "nothing to compare: no results match --method and --length, other than the reference "
@@ -104,16 +98,17 @@ def main() -> int:
 
 
 def _row(need: RequiredSamples) -> list[str]:
-    now = f"{need.estimate:+.3f}" + ("" if math.isnan(need.half) else f" ±{need.half:.3f}")
-    unknown = math.isnan(need.half) and min(need.seeds) < 3
-    units = "?" if unknown or need.units < 2 else "none"
-    seeds = "?" if min(need.seeds) < 2 or need.units < 6 else "none"
+    gap = need.now
+    now = f"{gap.estimate:+.3f}" + ("" if math.isnan(gap.half) else f" ±{gap.half:.3f}")
+    unknown = math.isnan(gap.half) and min(need.seeds) < 3
+    units = "?" if unknown or gap.units < 2 else "none"
+    seeds = "?" if min(need.seeds) < 2 or gap.units < 6 else "none"
     return [
         need.comparison,
         str(need.length),
         now,
         " and ".join(map(str, need.seeds)),
-        str(need.units),
+        str(gap.units),
         units if need.more_units is None else f"{need.more_units:,}",
         seeds if need.more_seeds is None else f"{need.more_seeds:,}",
     ]

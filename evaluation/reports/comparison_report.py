@@ -92,8 +92,6 @@ class RunComparison:
                 unit_means(change, self.first.result.unit),
                 alpha=1 - settings.confidence,
                 family=len(changes),
-                resamples=settings.resamples,
-                seed=settings.seed,
             )
 
     @property

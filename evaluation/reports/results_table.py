@@ -77,7 +77,7 @@ def mean_over_units(
     if not known.any():
         return {"value": None, "low": None, "high": None}
     means = unit_means(values[known], unit[known])
-    mean = interval(means, alpha=1 - confidence, resamples=0)
+    mean = interval(means, alpha=1 - confidence)
     return rounded_record({"value": mean.estimate, "low": mean.low, "high": mean.high})
 
 

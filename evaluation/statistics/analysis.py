@@ -1,7 +1,6 @@
 """Analyze per-target NLL: levels, differences, verdicts, net gains."""
 
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 from pydantic import TypeAdapter
@@ -10,7 +9,7 @@ from errors import EvaluationError
 from evaluation.scoring.evaluate import EvaluationResult
 from evaluation.scoring.methods import TRAINED, TRUNCATE
 from evaluation.statistics.context_reach import ContextReach, context_reach
-from evaluation.statistics.intervals import Interval, interval, max_t_alpha, unit_means
+from evaluation.statistics.intervals import Interval, interval, unit_means
 from evaluation.statistics.verdicts import (
     MethodVerdicts,
     PositionBucket,
@@ -84,194 +83,162 @@ def analyze(result: EvaluationResult) -> Analysis:
             f"under any method at any length ({next(iter(result.failed.values()))}); evaluate "
             "another checkpoint"
         )
-    analyser = _Analyser(result)
-    verdicts = analyser.verdicts()
-    by_cell = {
-        (judged.method, verdict.length): verdict
-        for judged in verdicts
-        for verdict in judged.verdicts
-    }
-    measured = result.absent.keys() | result.failed.keys() | result.nll.keys()
+    judged, notes = _judged_methods(result)
+    cells = [(method.label, n) for method in result.methods for n in result.plan.lengths]
+    trained_length = result.subject.trained_length
+    beyond = {cell for cell in cells if cell[0] in judged and cell[1] > trained_length}
+    family = max(1, len(beyond - result.absent.keys()))
+    verdicts = []
+    if result.truncated is not None and result.plan.protocol != "by-position":
+        verdicts = [_verdicts(result, label, family) for label in judged]
+    by_cell = {(of.method, verdict.length): verdict for of in verdicts for verdict in of.verdicts}
+    parts = []
+    is_known = result.seen is not None and result.plan.protocol != "by-position"
+    if is_known and len(np.unique(result.seen)) > 1:
+        parts = [_part(result, cells, known, beyond, family) for known in (False, True)]
     unigram = None if result.unigram is None else pooled(result.unigram)
     learned = None
     if unigram is not None and result.truncated is not None:
         learned = unigram - pooled(result.truncated)
+    measured = result.absent.keys() | result.failed.keys() | result.nll.keys()
     return Analysis(
-        rows=[
-            analyser.row(*cell, verdict=by_cell.get(cell))
-            for cell in analyser.cells
-            if cell in measured
-        ],
-        parts=analyser.parts(),
+        rows=[_row(result, cell, by_cell.get(cell)) for cell in cells if cell in measured],
+        parts=parts,
         verdicts=verdicts,
-        reaches=analyser.reaches(),
-        buckets=analyser.buckets(),
-        family=analyser.family,
+        reaches=_reaches(result),
+        buckets=_buckets(result),
+        family=family,
         units=len(np.unique(result.unit)),
         unit_kind=result.unit_kind,
         documents=len(np.unique(result.document)),
         n_targets=len(result.document),
         unigram=unigram,
         learned=learned,
-        notes=analyser.notes,
+        notes=notes,
     )
 
 
-class _Analyser:
-    """The intervals of one evaluation: `individual`, and `joint`: simultaneous over the `family`,
-    every method that is judged at every length beyond L0, against as trained at L0."""
+def _row(result: EvaluationResult, cell: tuple[str, int], verdict: Verdict | None) -> AnalysisRow:
+    """A cell over all units."""
+    label, length = cell
+    failure = result.absent.get(cell) or result.failed.get(cell)
+    if failure:
+        scheme = describe_scheme(result, label, length)
+        return AnalysisRow(label, scheme, length, failure=failure, exists=cell not in result.absent)
+    return replace(
+        _levels(result, cell),
+        bits_per_byte=bits_per_byte(result.nll[cell], result.n_bytes),
+        verdict=verdict,
+        delta=verdict.delta if verdict else None,
+        precision=result.precision.get(cell),
+    )
 
-    def __init__(self, result: EvaluationResult):
-        self.result = result
-        settings = result.settings
-        self.trained_length = result.subject.trained_length
-        self.by_position = settings.protocol == "by-position"
-        self.cells = [(method.label, n) for method in result.methods for n in result.plan.lengths]
-        self.judged, self.notes = _judged_methods(result)
-        beyond = [cell for cell in self.cells if self.is_judged(*cell)]
-        self.family = max(1, sum(cell not in result.absent for cell in beyond))
-        alpha = 1 - settings.confidence
-        self.individual = partial(
-            interval, alpha=alpha, resamples=settings.resamples, seed=settings.seed
+
+def _levels(
+    result: EvaluationResult, cell: tuple[str, int], targets: np.ndarray | slice = slice(None)
+) -> AnalysisRow:
+    """The numbers of a cell over some of the targets."""
+    label, length = cell
+    alpha = 1 - result.settings.confidence
+    nll = result.nll[cell][targets]
+    unit = result.unit[targets]
+    gain = None
+    if result.truncated is not None:
+        gain = interval(unit_means(result.truncated[targets] - nll, unit), alpha=alpha)
+    return AnalysisRow(
+        label,
+        describe_scheme(result, label, length),
+        length,
+        nll=pooled(nll),
+        perplexity=perplexity(nll),
+        level=interval(unit_means(nll, unit), alpha=alpha),
+        gain=gain,
+    )
+
+
+def _part(
+    result: EvaluationResult,
+    cells: list[tuple[str, int]],
+    known: bool,
+    beyond: set[tuple[str, int]],
+    family: int,
+) -> SubsetAnalysis:
+    """The units whose cluster (or document) is in the training text, or the others; no verdicts."""
+    here = result.seen == known
+    unit = result.unit[here]
+    rows = []
+    for cell in cells:
+        if cell in result.nll:
+            row = _levels(result, cell, here)
+            if cell in beyond and result.truncated is not None:
+                change = unit_means((result.nll[cell] - result.truncated)[here], unit)
+                alpha = 1 - result.settings.confidence
+                row = replace(row, delta=interval(change, alpha=alpha, family=family))
+            rows.append(row)
+    return SubsetAnalysis(
+        seen=known,
+        units=len(np.unique(unit)),
+        documents=len(np.unique(result.document[here])),
+        n_targets=len(unit),
+        rows=rows,
+    )
+
+
+def _by_length(result: EvaluationResult, label: str) -> dict[int, np.ndarray]:
+    return {length: nll for (method, length), nll in result.nll.items() if method == label}
+
+
+def _failed(result: EvaluationResult, label: str) -> list[int]:
+    return [length for method, length in result.failed if method == label]
+
+
+def _verdicts(result: EvaluationResult, label: str, family: int) -> MethodVerdicts:
+    return judge(
+        label,
+        _by_length(result, label),
+        result.truncated,
+        result.unit,
+        result.subject.trained_length,
+        tolerance=result.settings.tolerance,
+        alpha=1 - result.settings.confidence,
+        family=family,
+        # else spans are not equally long
+        span=result.plan.span if result.screening.kept.all() else None,
+        document=result.document,
+        failed=_failed(result, label),
+    )
+
+
+def _reaches(result: EvaluationResult) -> list[ContextReach]:
+    """Context reach of every method with two lengths. Not for non-overlapping windows, where a
+    longer length also means fewer targets with little context, nor by position, which has one
+    length."""
+    if result.plan.protocol not in ("fixed-targets", "sliding"):
+        return []
+    return [
+        context_reach(
+            method.label,
+            nll,
+            result.unit,
+            tolerance=result.settings.tolerance,
+            failed=_failed(result, method.label),
+            alpha=1 - result.settings.confidence,
         )
-        self.joint = partial(self.individual, family=self.family)
-        changes = [
-            unit_means(result.nll[cell] - result.truncated, result.unit)
-            for cell in beyond
-            if cell in result.nll and result.truncated is not None
-        ]
-        # Bonferroni where a cell of the family failed.
-        if (
-            settings.simultaneous == "max-t"
-            and len(changes) == self.family
-            and not self.by_position
-        ):
-            alpha = max_t_alpha(
-                np.stack(changes, axis=1),
-                alpha=alpha,
-                resamples=settings.resamples,
-                seed=settings.seed,
-            )
-            self.joint = partial(self.individual, alpha=alpha)
+        for method in result.methods
+        if not method.truncates and len(nll := _by_length(result, method.label)) > 1
+    ]
 
-    def is_judged(self, label: str, length: int) -> bool:
-        return label in self.judged and length > self.trained_length
 
-    def nll_of(self, label: str) -> dict[int, np.ndarray]:
-        return {length: nll for (method, length), nll in self.result.nll.items() if method == label}
-
-    def failed_of(self, label: str) -> list[int]:
-        return [length for method, length in self.result.failed if method == label]
-
-    def row(
-        self,
-        label: str,
-        length: int,
-        where: np.ndarray | None = None,
-        verdict: Verdict | None = None,
-    ) -> AnalysisRow:
-        """One cell, of all targets or of those in the mask `where` (n_targets,)."""
-        result = self.result
-        cell = (label, length)
-        row = AnalysisRow(label, describe_scheme(result, label, length), length)
-        failure = result.absent.get(cell) or result.failed.get(cell)
-        if failure:
-            return replace(row, failure=failure, exists=cell not in result.absent)
-        targets = slice(None) if where is None else where
-        nll = result.nll[cell][targets]
-        unit = result.unit[targets]
-        base = None if result.truncated is None else result.truncated[targets]
-        row = replace(
-            row,
-            nll=pooled(nll),
-            perplexity=perplexity(nll),
-            level=self.individual(unit_means(nll, unit)),
-            gain=None if base is None else self.individual(unit_means(base - nll, unit)),
-        )
-        if where is None:
-            return replace(
-                row,
-                bits_per_byte=bits_per_byte(nll, result.n_bytes),
-                verdict=verdict,
-                delta=verdict.delta if verdict else None,
-                precision=result.precision.get(cell),
-            )
-        if base is not None and self.is_judged(*cell):
-            return replace(row, delta=self.joint(unit_means(nll - base, unit)))
-        return row
-
-    def verdicts(self) -> list[MethodVerdicts]:
-        result = self.result
-        if result.truncated is None or self.by_position:
-            return []
-        return [
-            judge(
-                label,
-                self.nll_of(label),
-                result.truncated,
-                result.unit,
-                self.trained_length,
-                tolerance=result.settings.tolerance,
-                joint=self.joint,
-                # else spans are not equally long
-                span=result.plan.span if result.screening.kept.all() else None,
-                document=result.document,
-                failed=self.failed_of(label),
-            )
-            for label in self.judged
-        ]
-
-    def parts(self) -> list[SubsetAnalysis]:
-        """The units whose cluster (or document) is not in the training text, and the others, no
-        verdicts."""
-        result = self.result
-        seen = result.seen
-        if seen is None or self.by_position or seen.all() or not seen.any():
-            return []
-        return [
-            SubsetAnalysis(
-                seen=known,
-                units=len(np.unique(result.unit[seen == known])),
-                documents=len(np.unique(result.document[seen == known])),
-                n_targets=int((seen == known).sum()),
-                rows=[self.row(*cell, seen == known) for cell in self.cells if cell in result.nll],
-            )
-            for known in (False, True)
-        ]
-
-    def reaches(self) -> list[ContextReach]:
-        """Context reach of every method with two lengths. Not for non-overlapping windows, where a
-        longer length also means fewer targets with little context, nor by position, which has one
-        length."""
-        result = self.result
-        settings = result.settings
-        if result.plan.protocol not in ("fixed-targets", "sliding"):
-            return []
-        return [
-            context_reach(
-                method.label,
-                nll,
-                result.unit,
-                tolerance=settings.tolerance,
-                failed=self.failed_of(method.label),
-                alpha=1 - settings.confidence,
-                resamples=settings.resamples,
-                seed=settings.seed,
-            )
-            for method in result.methods
-            if not method.truncates and len(nll := self.nll_of(method.label)) > 1
-        ]
-
-    def buckets(self) -> dict[str, list[PositionBucket]]:
-        result = self.result
-        if not self.by_position or result.truncated is None:
-            return {}
-        positions = result.plan.windows[result.plan.lengths[-1]].target_positions()
-        position = positions[result.screening.kept]
-        return {
-            method: by_position(nll, result.truncated, position, result.unit, self.individual)
-            for (method, _), nll in result.nll.items()
-        }
+def _buckets(result: EvaluationResult) -> dict[str, list[PositionBucket]]:
+    if result.plan.protocol != "by-position" or result.truncated is None:
+        return {}
+    (windows,) = result.plan.windows.values()
+    position = windows.target_positions()[result.screening.kept]
+    alpha = 1 - result.settings.confidence
+    return {
+        method: by_position(nll, result.truncated, position, result.unit, alpha)
+        for (method, _), nll in result.nll.items()
+    }
 
 
 def _judged_methods(result: EvaluationResult) -> tuple[list[str], list[str]]:

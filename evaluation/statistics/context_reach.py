@@ -48,8 +48,6 @@ def context_reach(
     tolerance: float,
     failed: Collection[int] = (),
     alpha: float = 0.05,
-    resamples: int = 10_000,
-    seed: int = 0,
 ) -> ContextReach:
     """The smallest length L whose context no longer one improves on, from bounds of the gains
     NLL(l) − NLL(L′) of each L′ > L over lengths l <= L.
@@ -60,40 +58,33 @@ def context_reach(
     positive, by Bonferroni over L.
 
     Args:
-        nll: per-target NLL of the same targets by length.
+        nll: per-target NLL of the same targets by length, of two lengths or more.
         unit: (n_targets,).
         failed: lengths of the grid that could not be measured; nothing shorter can be shown to
             reach as far.
         alpha: gains per doubling have two-sided intervals at 1 − alpha each.
     """
+
+    def upper(a: int, b: int, tests: int) -> float:
+        """Of NLL(a) − NLL(b), one of so many bounds at 97.5% together."""
+        return interval(unit_means(nll[a] - nll[b], unit), family=tests).high
+
     lengths = sorted(nll)
     longest = max((*lengths, *failed))
     reach = None
-    for n in range(len(lengths) - 2, -1, -1):
-        bounds = [
-            [_upper(nll, shorter, longer, unit, n + 1) for shorter in lengths[: n + 1]]
-            for longer in lengths[n + 1 :]
-        ]
-        is_bounded = all(min(over) < tolerance for over in bounds)
-        if any(length > lengths[n] for length in failed) or not is_bounded:
+    for n in range(len(lengths) - 1, 0, -1):
+        up_to = lengths[:n]
+        bounds = [min(upper(shorter, longer, n) for shorter in up_to) for longer in lengths[n:]]
+        if any(length > up_to[-1] for length in failed) or not max(bounds) < tolerance:
             break
-        reach = lengths[n]
+        reach = up_to[-1]
     shown = lengths[0]
     for n in range(1, len(lengths)):
-        losses = [
-            _upper(nll, lengths[n], shorter, unit, len(lengths) - 1) for shorter in lengths[:n]
-        ]
-        if max(losses) < 0:
+        if max(upper(lengths[n], shorter, len(lengths) - 1) for shorter in lengths[:n]) < 0:
             shown = lengths[n]
     doublings = []
     for shorter, longer in pairwise(lengths):
-        per = unit_means(nll[shorter] - nll[longer], unit) / math.log2(longer / shorter)
-        gain = interval(per, alpha=alpha, resamples=resamples, seed=seed)
-        doublings.append(DoublingGain(shorter, longer, gain))
-    points = math.isnan(_upper(nll, lengths[0], lengths[0], unit, 1))
+        gains = unit_means(nll[shorter] - nll[longer], unit) / math.log2(longer / shorter)
+        doublings.append(DoublingGain(shorter, longer, interval(gains, alpha=alpha)))
+    points = math.isnan(doublings[0].gain.low)
     return ContextReach(method, reach, shown, longest, doublings, points)
-
-
-def _upper(nll: dict[int, np.ndarray], a: int, b: int, unit: np.ndarray, tests: int) -> float:
-    """Upper bound of NLL(a) − NLL(b), one of so many at 97.5% together."""
-    return interval(unit_means(nll[a] - nll[b], unit), alpha=0.05 / tests, resamples=0).high

@@ -5,16 +5,17 @@ Reads results.json of evaluations, and of studies, whose cells hold evaluations.
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import NormalDist
 
 import numpy as np
+import pandas as pd
 
 from errors import EvaluationError
 from evaluation.scoring.methods import TRAINED, TRUNCATE
-from evaluation.statistics.intervals import MANY_UNITS, interval, units_needed
+from evaluation.statistics.intervals import MANY_UNITS, MeanInterval, interval, units_needed
 from evaluation.statistics.seeds import SeedInterval, change, compare, needed
 
 
@@ -33,14 +34,13 @@ class PowerInputs:
 
 @dataclass(frozen=True)
 class RequiredSamples:
-    """The seeds and units of one comparison, and the numbers it requires."""
+    """The seeds and units of one comparison at a cell, and the numbers it requires."""
 
     comparison: str
+    method: str
     length: int
-    estimate: float
-    half: float  # NaN if no claim can be made
-    seeds: tuple[int, ...]
-    units: int
+    now: MeanInterval
+    seeds: tuple[int, ...]  # of each scheme
     more_units: int | None  # with these seeds; None: no number is enough
     more_seeds: int | None  # with these units
 
@@ -81,37 +81,31 @@ def read_measured(paths: Sequence[Path], evaluation: str | None = None) -> list[
             )
         schemes.setdefault(name, []).append(document)
     return [
-        PowerInputs(
-            name,
-            seeds[0]["trained_length"],
-            first["units"]["kind"],
-            _tables(seeds),
-        )
+        PowerInputs(name, seeds[0]["trained_length"], first["units"]["kind"], _tables(seeds))
         for name, seeds in schemes.items()
     ]
 
 
 def _tables(documents: list[dict]) -> dict[tuple[str, int], np.ndarray]:
-    tables: dict[tuple[str, int], list[list[float]]] = {}
-    for document in documents:
-        for cell in document["cells"]:
-            if cell["unit_nll"] is not None and cell["method"] != TRUNCATE:
-                tables.setdefault((cell["method"], cell["length"]), []).append(cell["unit_nll"])
-    return {cell: np.array(seeds) for cell, seeds in tables.items() if len(seeds) == len(documents)}
+    cells = pd.DataFrame([cell for document in documents for cell in document["cells"]])
+    cells = cells[cells["unit_nll"].notna() & (cells["method"] != TRUNCATE)]
+    return {
+        cell: np.array(seeds.tolist())
+        for cell, seeds in cells.groupby(["method", "length"], sort=False)["unit_nll"]
+        if len(seeds) == len(documents)
+    }
 
 
 def _documents(path: Path, evaluation: str | None) -> list[tuple[str, str, dict]]:
     """(scheme, location, results of an evaluation) of one file."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise EvaluationError(
-            f"{path} is not readable JSON ({error}); pass a results.json"
-        ) from error
-    if not isinstance(content, dict) or not isinstance(content.get("cells"), list):
-        raise EvaluationError(f"{path} is not the results.json of an evaluation or a study")
-    if "study" not in content:
         cells = content["cells"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise EvaluationError(
+            f"{path} is not the results.json of an evaluation or a study ({error})"
+        ) from error
+    if "study" not in content:
         if "units" not in content or not cells or "unit_nll" not in cells[0]:
             raise EvaluationError(
                 f"{path} has no numbers by unit; run evaluate.py with its settings.yaml again "
@@ -119,7 +113,7 @@ def _documents(path: Path, evaluation: str | None) -> list[tuple[str, str, dict]
             )
         return [(_scheme(content), str(path), content)]
     documents = []
-    for cell in content["cells"]:
+    for cell in cells:
         measured = {
             name: document
             for name, document in cell["evaluations"].items()
@@ -149,51 +143,37 @@ def needs(
     power: float = 0.8,
     alpha: float = 0.05,
     family: int = 1,
-    wanted: Callable[[str, int], bool] = lambda method, length: True,
 ) -> list[RequiredSamples]:
     """The requirements of every comparison: each cell against as trained at L0 of the same scheme,
-    and each scheme against the first one at the same cell. `wanted(method, length)` chooses among
-    the cells.
-    """
+    and each scheme against the first one at the same cell."""
     half = half_to_detect(difference, power, alpha=alpha, family=family)
     rows = []
+
+    def add(comparison: str, cell: tuple[str, int], gap: SeedInterval) -> None:
+        more_seeds, more_units = needed(gap, half)
+        rows.append(RequiredSamples(comparison, *cell, gap, gap.seeds, more_units, more_seeds))
+
     for scheme in schemes:
         base = (TRAINED, scheme.trained_length)
-        for (method, length), table in scheme.tables.items():
-            if base not in scheme.tables or (method, length) == base or not wanted(method, length):
+        for cell, table in scheme.tables.items():
+            if base not in scheme.tables or cell == base:
                 continue
-            name = f"{scheme.name}: {method} against {TRAINED} at {scheme.trained_length}"
+            name = f"{scheme.name}: {cell[0]} against {TRAINED} at {scheme.trained_length}"
             paired = table - scheme.tables[base]
             if len(paired) > 1:
-                rows.append(_need(name, length, change(paired, alpha=alpha, family=family), half))
+                add(name, cell, change(paired, alpha=alpha, family=family))
                 continue
             # of this one checkpoint
-            gap = interval(paired[0], alpha=alpha, family=family, resamples=0)
+            gap = interval(paired[0], alpha=alpha, family=family)
             more = MANY_UNITS
             if gap.units > 1:
                 more = units_needed(gap.sd, half, alpha=alpha / family)
-            rows.append(
-                RequiredSamples(
-                    name,
-                    length,
-                    gap.estimate,
-                    gap.half,
-                    (1,),
-                    gap.units,
-                    more if more < MANY_UNITS else None,
-                    None,
-                )
-            )
+            enough = more if more < MANY_UNITS else None
+            rows.append(RequiredSamples(name, *cell, gap, (1,), enough, None))
     first = schemes[0]
     for scheme in schemes[1:]:
         for cell, table in scheme.tables.items():
-            if cell in first.tables and wanted(*cell):
-                name = f"{scheme.name} against {first.name}: {cell[0]}"
+            if cell in first.tables:
                 gap = compare(table, first.tables[cell], alpha=alpha, family=family)
-                rows.append(_need(name, cell[1], gap, half))
+                add(f"{scheme.name} against {first.name}: {cell[0]}", cell, gap)
     return rows
-
-
-def _need(name: str, length: int, gap: SeedInterval, half: float) -> RequiredSamples:
-    seeds, units = needed(gap, half)
-    return RequiredSamples(name, length, gap.estimate, gap.half, gap.seeds, gap.units, units, seeds)

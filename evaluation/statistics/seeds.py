@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.special import stdtrit
 
 from errors import EvaluationError
 from evaluation.statistics.intervals import (
@@ -19,7 +20,6 @@ from evaluation.statistics.intervals import (
     POINTS_ONLY_BELOW,
     MeanInterval,
     smallest,
-    t_quantile,
 )
 
 CLAIM_SEEDS = 3  # fewer seeds of a scheme: point estimates only
@@ -64,7 +64,7 @@ class SeedVariance:
     def half(self, seeds: Sequence[int], units: int, alpha: float) -> float:
         """The half-width of an interval at level 1 − alpha."""
         variance, df = self.total(seeds, units)
-        return t_quantile(1 - alpha / 2, df) * math.sqrt(variance)
+        return float(stdtrit(df, 1 - alpha / 2)) * math.sqrt(variance)
 
 
 @dataclass(frozen=True)

@@ -6,20 +6,18 @@ gain.
 """
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
 
 from evaluation.statistics.intervals import (
     Interval,
+    interval,
     spans_needed,
     unit_means,
     units_needed,
-    upper_bound,
 )
-
-IntervalFunction = Callable[[np.ndarray], Interval]
 
 
 @dataclass(frozen=True)
@@ -37,12 +35,20 @@ class Verdict:
 
 @dataclass(frozen=True)
 class MethodVerdicts:
-    """One method over all lengths. `held_to` and `break_point` are lengths or None."""
+    """One method over all lengths."""
 
     method: str
     verdicts: list[Verdict]
-    held_to: int | None
-    break_point: int | None
+
+    @property
+    def held_to(self) -> int | None:
+        """The longest length held."""
+        return max((v.length for v in self.verdicts if v.word == "held"), default=None)
+
+    @property
+    def break_point(self) -> int | None:
+        """The shortest length broken."""
+        return min((v.length for v in self.verdicts if v.word == "broken"), default=None)
 
 
 def pooled(nll: np.ndarray) -> float:
@@ -68,48 +74,45 @@ def judge(
     trained_length: int,
     *,
     tolerance: float,
-    joint: IntervalFunction,
+    alpha: float = 0.05,
+    family: int = 1,
     span: int | None = None,
     document: np.ndarray | None = None,
     failed: Collection[int] = (),
 ) -> MethodVerdicts:
     """Verdicts for every measured length > L0.
 
-    broken: the simultaneous lower bound exceeds the tolerance. held: the one-sided 97.5% upper
-    bound is below it at this and at every shorter length of the grid from L0 on. Otherwise
-    inconclusive: held is never inferred from "not broken". `joint`: the simultaneous interval of
-    unit means (D,). `unit` (n_targets,); `span`: targets per
-    span, if every `document` (n_targets,; default: the unit) has equally many spans; `failed`:
-    lengths that could not be measured: no longer length is held.
+    broken: the lower bound, simultaneous over the `family`, exceeds the tolerance. held: the
+    one-sided 97.5% upper bound is below it at this and at every shorter length of the grid from L0
+    on. Otherwise inconclusive: held is never inferred from "not broken". `unit` (n_targets,);
+    `span`: targets per span, if every `document` (n_targets,; default: the unit) has equally many
+    spans; `failed`: lengths that could not be measured: no longer length is held.
     """
-    document = unit if document is None else document
-    verdicts: list[Verdict] = []
+    verdicts = []
     holding = True
     for length in sorted(n for n in nll if n >= trained_length):
         difference = nll[length] - reference
         means = unit_means(difference, unit)
-        upper = upper_bound(means)
+        upper = interval(means).high
         skipped = any(trained_length <= shorter < length for shorter in failed)
         holding = holding and not skipped and upper < tolerance
         if length == trained_length:
             continue
-        delta = joint(means)
+        delta = interval(means, alpha=alpha, family=family)
+        word = "held" if holding else "inconclusive"
         if math.isnan(upper):
             word = "points only"
         elif delta.low > tolerance:
             word = "broken"
-        else:
-            word = "held" if holding else "inconclusive"
         units = spans = None
         if delta.half > tolerance:
-            units = units_needed(delta.sd, tolerance, alpha=1 - delta.level)
-            of_spans = _span_means(difference, unit, document, span)
+            level = 1 - delta.level
+            units = units_needed(delta.sd, tolerance, alpha=level)
+            of_spans = _span_means(difference, unit, unit if document is None else document, span)
             if of_spans is not None:
-                spans = spans_needed(*of_spans, tolerance, alpha=1 - delta.level)
+                spans = spans_needed(*of_spans, tolerance, alpha=level)
         verdicts.append(Verdict(length, word, delta, upper, units, spans))
-    held = [v.length for v in verdicts if v.word == "held"]
-    broken = [v.length for v in verdicts if v.word == "broken"]
-    return MethodVerdicts(method, verdicts, max(held, default=None), min(broken, default=None))
+    return MethodVerdicts(method, verdicts)
 
 
 def _span_means(
@@ -136,22 +139,15 @@ class PositionBucket:
 
 
 def by_position(
-    nll: np.ndarray,
-    truncated: np.ndarray,
-    position: np.ndarray,
-    unit: np.ndarray,
-    interval: IntervalFunction,
+    nll: np.ndarray, truncated: np.ndarray, position: np.ndarray, unit: np.ndarray, alpha: float
 ) -> list[PositionBucket]:
     """NLL by position in geometric buckets [2^k, 2^(k+1)), the first being {0}; gain paired per
     bucket."""
     buckets = []
-    low = 0
-    high = 1
-    while low <= int(position.max()):
-        inside = (position >= low) & (position < high)
-        if inside.any():
-            gain = interval(unit_means((truncated - nll)[inside], unit[inside]))
-            buckets.append(PositionBucket(low, high, int(inside.sum()), pooled(nll[inside]), gain))
-        low = high
-        high = high * 2
+    exponents = np.frexp(position)[1]  # of the powers of two that lie above the positions
+    for k in np.unique(exponents).tolist():
+        inside = exponents == k
+        gain = interval(unit_means((truncated - nll)[inside], unit[inside]), alpha=alpha)
+        low = 2**k // 2
+        buckets.append(PositionBucket(low, 2**k, int(inside.sum()), pooled(nll[inside]), gain))
     return buckets

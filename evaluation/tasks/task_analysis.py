@@ -113,7 +113,7 @@ def _row(result: TaskResult, method: str, length: int) -> TaskRow:
     gain = None
     truncated = result.answers.get((TRUNCATE, length))
     if method != TRUNCATE and length > result.subject.trained_length and truncated is not None:
-        gain = interval(unit_means(right - truncated.right, unit), alpha=joint, resamples=0)
+        gain = interval(unit_means(right - truncated.right, unit), alpha=joint)
     return TaskRow(
         method=method,
         length=length,
@@ -166,7 +166,7 @@ def _ends(
     means: np.ndarray, hits: np.ndarray, unit: np.ndarray, alpha: float
 ) -> tuple[float, float]:
     """Ends of the interval of a mean share over units, within 0 and 1; NaN with too few units."""
-    ends = interval(means, alpha=alpha, resamples=0)
+    ends = interval(means, alpha=alpha)
     if np.ptp(means) == 0 and not math.isnan(ends.low):
         ends = share_of(hits, unit, alpha)
     return float(np.clip(ends.low, 0, 1)), float(np.clip(ends.high, 0, 1))

@@ -94,17 +94,6 @@ def test_reach_is_recorded(do, tmp_path):
     assert not analyze(do(protocol="non-overlapping")).reaches
 
 
-def test_verdicts_use_max_t(do):
-    plain, joint = (analyze(do(simultaneous=how)) for how in ("bonferroni", "max-t"))
-    one = plain.verdicts[1].verdicts[-1].delta
-    other = joint.verdicts[1].verdicts[-1].delta
-    assert (
-        one.estimate == other.estimate
-        and one.half != other.half
-        and joint.family == plain.family == 6
-    )
-
-
 def test_every_derived_column_by_hand(do):
     """Seven documents; verdicts of three methods at two lengths are one family."""
     result = do()

@@ -30,7 +30,7 @@ BY_HASH = {"store", "split", "weights", "device", "methods", "protocol", "contam
 OTHERS = {
     *("folder", "confidence", "memory", "least_documents", "shorten", "unreachable", "matrix"),
     "exposure",
-    *("tolerance", "simultaneous", "resamples", "batch", "context", "minutes"),
+    *("tolerance", "batch", "context", "minutes"),
 }
 PROTOCOLS = ("fixed-targets", "sliding", "non-overlapping", "by-position")
 

@@ -5,13 +5,10 @@ import pytest
 from scipy import stats
 
 from evaluation.statistics.intervals import (
-    bootstrap_t,
     interval,
-    max_t_alpha,
     spans_needed,
     unit_means,
     units_needed,
-    upper_bound,
 )
 
 
@@ -26,7 +23,6 @@ def test_interval_by_hand():
     result = interval(values)
     ends = (result.estimate, result.low, result.high)
     assert ends == pytest.approx((4, 4 - half, 4 + half), rel=1e-9)
-    assert upper_bound(values) == result.high
     assert (result.units, result.few) == (6, True)
     wider = interval(values, family=10)
     assert wider.half == pytest.approx(stats.t.ppf(1 - 0.05 / 20, 5) * math.sqrt(8 / 6))
@@ -37,27 +33,9 @@ def test_fewer_than_six_units_are_points_only():
     values = np.array([1.0, 2, 3, 4, 9])
     result = interval(values)
     assert result.estimate == 3.8
-    assert np.isnan([result.low, result.bootstrap_high, upper_bound(values)]).all()
-    assert not result.disagrees
+    assert np.isnan([result.low, result.high]).all()
     assert interval(np.array([5.0])).estimate == 5.0
     assert not interval(np.arange(20.0)).few and interval(np.arange(19.0)).few
-
-
-def test_studentized_bootstrap_matches_plain_loops_and_flags_skew():
-    x = np.random.default_rng(1).gamma(2.0, size=30)
-    low, high = bootstrap_t(x, 0.05, 40_000, 2)
-    rng = np.random.default_rng(9)
-    ts = []
-    for _ in range(20_000):
-        y = rng.choice(x, 30)
-        ts.append((y.mean() - x.mean()) / stats.sem(y))
-    scale = stats.sem(x)
-    a, b = np.quantile(ts, [0.025, 0.975])
-    assert low == pytest.approx(x.mean() - b * scale, abs=0.06 * scale)
-    assert high == pytest.approx(x.mean() - a * scale, abs=0.06 * scale)
-    assert high - x.mean() > x.mean() - low  # towards the long tail, unlike the t interval
-    assert interval(np.r_[np.zeros(24), 30.0, 1.0]).disagrees
-    assert not interval(np.random.default_rng(3).normal(size=150)).disagrees
 
 
 @pytest.mark.parametrize("sd, half, family", [(0.1, 0.02, 1), (0.3, 0.02, 12), (0.001, 0.02, 4)])
@@ -92,43 +70,13 @@ def test_spans_needed_solves_the_two_variance_parts():
     assert spans_needed(x, alone % 5, half) is None  # five units have no interval
 
 
-def effects(rng, effect, shape):
-    """Unit effects with mean 0 and variance 1."""
-    return (
-        rng.normal(size=shape)
-        if effect == "normal"
-        else (rng.gamma(2.0, size=shape) - 2) / math.sqrt(2)
-    )
-
-
-def t_of(x):
-    """|t| of every column of units, (..., D, m) -> (..., m)."""
-    return np.abs(x.mean(axis=-2)) / stats.sem(x, axis=-2)
-
-
 @pytest.mark.parametrize("units", [20, 60])
 @pytest.mark.parametrize("effect, low, high", [("normal", 0.935, 0.965), ("gamma", 0.915, 0.975)])
 def test_coverage_in_4000_draws(units, effect, low, high):
     rng = np.random.default_rng([7, units, len(effect)])
     spans = rng.normal(0, 2.0, size=(4000, units, 4)).mean(axis=2)
-    x = effects(rng, effect, (4000, units)) + spans
-    covered = t_of(x[..., None])[:, 0] <= stats.t.ppf(0.975, units - 1)
-    for i in range(40):  # the product's own intervals are those of the twin
-        got = interval(x[i], resamples=0)
-        assert (got.low <= 0 <= got.high) == covered[i]
-    assert low <= covered.mean() <= high
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("units", [20, 60])
-@pytest.mark.parametrize("effect", ["normal", "gamma"])
-@pytest.mark.parametrize("correlation", [0.0, 0.9])
-def test_max_t_holds_jointly_in_4000_draws(units, effect, correlation):
-    rng = np.random.default_rng([3, units, len(effect), int(10 * correlation)])
-    covered = 0
-    for _ in range(4000):
-        x = math.sqrt(correlation) * effects(rng, effect, (units, 1))
-        x = x + math.sqrt(1 - correlation) * effects(rng, effect, (units, 8))
-        alpha = max_t_alpha(x, resamples=2000)
-        covered += t_of(x).max() <= stats.t.ppf(1 - alpha / 2, units - 1)
-    assert covered / 4000 >= 0.935
+    x = spans + rng.normal(size=(4000, units))
+    if effect == "gamma":
+        x = spans + (rng.gamma(2.0, size=(4000, units)) - 2) / math.sqrt(2)
+    intervals = [interval(row) for row in x]
+    assert low <= np.mean([one.low <= 0 <= one.high for one in intervals]) <= high

@@ -14,7 +14,6 @@ from evaluation.evaluation_settings import EvaluationSettings
 from evaluation.scoring.plan import make_plan
 from evaluation.scoring.scoring import measure
 from evaluation.scoring.text import EvaluationText
-from evaluation.statistics.intervals import interval
 from evaluation.statistics.verdicts import by_position, judge
 
 V = 20
@@ -92,7 +91,7 @@ def test_fixed_targets_with_limited_memory(store):
     # Verdicts of a flat curve: held everywhere, no break, and the length without the memory is no
     # better.
     unit = plan.truncated.target_documents()
-    found = judge("o", nll, nll[16], unit, 16, tolerance=0.02, joint=interval)
+    found = judge("o", nll, nll[16], unit, 16, tolerance=0.02)
     assert found.held_to == 200 and found.break_point is None
     assert all(v.delta.estimate == 0 == v.delta.half for v in found.verdicts)
 
@@ -135,7 +134,7 @@ def test_by_position_with_limited_memory(store):
     # the memory.
     assert (truncated == nll[128]).all()
     assert plan.truncated.target_positions()[at >= 16].min() == 16 - 4
-    buckets = by_position(nll[128], truncated, at, windows.target_documents(), interval)
+    buckets = by_position(nll[128], truncated, at, windows.target_documents(), 0.05)
     assert [b.low for b in buckets] == [0, 1, 2, 4, 8, 16, 32, 64]
     expected = [BLIND, BLIND, BLIND, (3 * BLIND + ENTROPY) / 4, *[ENTROPY] * 4]
     for bucket, want in zip(buckets, expected, strict=True):

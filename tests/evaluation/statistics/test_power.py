@@ -72,9 +72,9 @@ def test_units_needed_for_one_checkpoint(file):
     def half(units):
         return stats.t.ppf(0.975, units - 1) * change.std(ddof=1) / math.sqrt(units)
 
-    assert need.estimate == pytest.approx(change.mean())
-    assert need.half == pytest.approx(half(UNITS))
-    assert (need.seeds, need.units, need.more_seeds) == ((1,), UNITS, None)
+    assert need.now.estimate == pytest.approx(change.mean())
+    assert need.now.half == pytest.approx(half(UNITS))
+    assert (need.seeds, need.now.units, need.more_seeds) == ((1,), UNITS, None)
     assert half(need.more_units) <= half_to_detect(0.02) < half(need.more_units - 1)
 
 
@@ -86,14 +86,16 @@ def test_seeds_are_grouped_and_schemes_compared(file):
     seeds = {scheme.name: len(scheme.tables["trained", 64]) for scheme in schemes}
     assert seeds == {"rope (64)": 3, "alibi (64)": 4}
     # As trained at 64 is the reference itself, so only the schemes are compared.
-    (need,) = needs(schemes, 0.05, wanted=lambda *cell: cell == ("trained", 64))
+    (need,) = [
+        need for need in needs(schemes, 0.05) if (need.method, need.length) == ("trained", 64)
+    ]
     assert need.comparison == "alibi (64) against rope (64): trained"
     a, b = (
         np.array([content["cells"][0]["unit_nll"] for content in contents])
         for contents in (alibis, ropes)
     )
     gap = compare(a, b)
-    assert (need.estimate, need.half, need.seeds) == (gap.estimate, gap.half, (4, 3))
+    assert (need.now.estimate, need.now.half, need.seeds) == (gap.estimate, gap.half, (4, 3))
     assert (need.more_seeds, need.more_units) == needed(gap, half_to_detect(0.05))
 
 
@@ -128,7 +130,7 @@ def test_unreadable_results_raise_one_error(file, tmp_path):
     old = evaluation(1)
     del old["units"]
     for content, message in (
-        ("{", "JSON"),
+        ("{", "not the results.json"),
         ([1], "not the results.json"),
         (old, "settings.yaml"),
     ):

@@ -1,10 +1,8 @@
 import math
-from functools import partial
 
 import numpy as np
 import pytest
 
-from evaluation.statistics.intervals import interval
 from evaluation.statistics.verdicts import by_position, judge
 
 UNITS = 30
@@ -31,7 +29,7 @@ def verdicts(differences, tolerance=0.02, family=1, failed=()):
         UNIT,
         64,
         tolerance=tolerance,
-        joint=partial(interval, family=family, resamples=0),
+        family=family,
         span=SPAN,
         failed=failed,
     )
@@ -66,7 +64,7 @@ def test_thresholds(family, t):
 def test_few_units_give_point_estimates():
     unit = np.arange(5)
     zeros = np.zeros(5)
-    result = judge("x", {8: zeros, 16: unit * 1.0}, zeros, unit, 8, tolerance=0.02, joint=interval)
+    result = judge("x", {8: zeros, 16: unit * 1.0}, zeros, unit, 8, tolerance=0.02)
     assert result.verdicts[0].word == "points only"
     assert (result.held_to, result.break_point) == (None, None)
 
@@ -75,7 +73,7 @@ def test_buckets_are_geometric_and_paired():
     position = np.tile(np.arange(11), 7)
     unit = np.repeat(np.arange(7), 11)
     nll = np.where(position < 4, 3.0, 2.0)
-    buckets = by_position(nll, nll + 0.25, position, unit, interval)
+    buckets = by_position(nll, nll + 0.25, position, unit, 0.05)
     edges = [(0, 1, 7), (1, 2, 7), (2, 4, 14), (4, 8, 28), (8, 16, 21)]
     assert [(b.low, b.high, b.count) for b in buckets] == edges
     assert [b.nll for b in buckets] == [3, 3, 3, 2, 2]
