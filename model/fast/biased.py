@@ -39,8 +39,7 @@ def biased_attend(
     scale: float,
 ) -> Tensor:
     """(B, H, T, E) in the dtype of v."""
-    out, _ = biased_attention(q, k, v, mask.by_distance(), mask.forms.key_sums, scale)
-    return out
+    return biased_attention(q, k, v, mask.by_distance(), mask.forms.key_sums, scale)[0]
 
 
 @torch.library.custom_op(f"{NAMESPACE}::biased_attention", mutates_args=())

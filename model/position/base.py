@@ -74,6 +74,11 @@ class AttentionContext:
         given = x.shape[dim]
         return x if count == given else x.narrow(dim, given - count, count)
 
+    @property
+    def documents(self) -> Tensor | None:
+        """(B or 1, T) documents of the new tokens; None: one document in all passes."""
+        return None if self.new.layout == "plain" else self.new.document
+
     # Tensors indexed by mask and bias functions: (B, T) for queries, (B, S) for keys.
     @property
     def k_order(self) -> Tensor:

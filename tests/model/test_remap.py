@@ -6,14 +6,12 @@ Heads have five pairs of features, and T is not a multiple of the chunk or group
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
 from model import TokenPositions
-from model.attention.kernels import attend, choose
 from tests.model.alone import (
     B,
     attended,
