@@ -36,12 +36,12 @@ COSTLY = {
     aten._scaled_dot_product_efficient_attention.default,
     aten._scaled_dot_product_cudnn_attention.default,
     flex_attention_hop,
-    getattr(torch.ops, NAMESPACE).biased_attention.default,
 }
 
 
 def _policy(context: Any, operation: Any, *args: Any, **keys: Any) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_SAVE if operation in COSTLY else CheckpointPolicy.PREFER_RECOMPUTE
+    is_costly = operation in COSTLY or operation.name() == f"{NAMESPACE}::biased_attention"
+    return CheckpointPolicy.MUST_SAVE if is_costly else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
