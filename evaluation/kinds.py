@@ -137,7 +137,7 @@ class LossEvaluation(Evaluation):
             tokenizer=run.tokenizer,
             methods=self.methods(run),
             cells=run.cells,
-            console=self.console if self.ranks.main else None,
+            console=self.console,
             ranks=self.ranks,
             dry_run=dry_run,
         )
