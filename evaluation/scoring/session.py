@@ -260,7 +260,7 @@ class CellSession(ABC):
 
     def _print_forecast(self, missing: list[EvaluationCell]) -> None:
         """Print the cost of the cells that are not on disk yet, in one line."""
-        if not self.ranks.main:
+        if self.console.quiet:
             return
         seconds = self.seconds(missing) / max(self.ranks.world, self.context)
         weights = sum(p.numel() * p.element_size() for p in self.model(missing[0]).parameters())

@@ -19,6 +19,8 @@ CELLS = [(label, n) for label in ("trained", "truncate", "yarn", "window") for n
 
 
 class Console:
+    quiet = False
+
     def __init__(self, interrupt=1e9):
         self.lines = []
         self.advanced = 0.0

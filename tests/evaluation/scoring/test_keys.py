@@ -96,6 +96,8 @@ def test_equal_keys_have_equal_numbers(session, protocol):
 
 def test_cells_of_an_earlier_format_are_measured_again(session):
     class Console:
+        quiet = False
+
         def __init__(self):
             self.lines = []
 
