@@ -18,10 +18,9 @@ from torch.utils.checkpoint import (
 
 from model.attention.kernels import AttentionHook
 from model.attention.sharding import GatheredKeys, ShardedWindow
-from model.attention.softmax import Attention
+from model.attention.softmax import KeyMixer
 from model.fast.biased import NAMESPACE
 from model.mixers.base import AttentionPass, LayerKind
-from model.mixers.latent import LatentAttention
 from model.mixers.registry import MIXERS
 from model.model_settings import Activation, ModelSettings
 
@@ -37,12 +36,12 @@ COSTLY = {
     aten._scaled_dot_product_efficient_attention.default,
     aten._scaled_dot_product_cudnn_attention.default,
     flex_attention_hop,
-    getattr(torch.ops, NAMESPACE).biased_attention.default,
 }
 
 
 def _policy(context: Any, operation: Any, *args: Any, **keys: Any) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_SAVE if operation in COSTLY else CheckpointPolicy.PREFER_RECOMPUTE
+    is_costly = operation in COSTLY or operation.name() == f"{NAMESPACE}::biased_attention"
+    return CheckpointPolicy.MUST_SAVE if is_costly else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
@@ -199,7 +198,7 @@ class Block(nn.Module):
     ) -> Tensor:
         """The passes of all chunks. All gathers start before the first attention, in the same order
         on all ranks, so that those of later chunks overlap with it."""
-        assert isinstance(self.attention, Attention | LatentAttention)
+        assert isinstance(self.attention, KeyMixer)
         started = []
         outputs = []
         for part, each in zip(parts, passes, strict=True):
@@ -227,9 +226,9 @@ class Block(nn.Module):
         self, x: Tensor, step: AttentionPass, layer_cache: Any, hook: AttentionHook | None
     ) -> Tensor:
         """x (B, T, C) → (B, K, C) for the K queries of one pass."""
-        return self._finish(
-            x, step, self.attention(self._attention_input(x), step, layer_cache, hook)
-        )
+        more = () if hook is None else (hook,)
+        mixed = self.attention(self._attention_input(x), step, layer_cache, *more)
+        return self._finish(x, step, mixed)
 
     def _attention_input(self, x: Tensor) -> Tensor:
         return self.input_norms[0](x)

@@ -6,7 +6,7 @@ buffer that is compacted when it is full. Eviction is by token order, not by slo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -261,88 +261,6 @@ class StaticLayerCache(LayerCache):
 
     def _append(self, name: str, x: Tensor) -> Tensor:
         return self._buffers[name].index_copy_(2, self._static.slot, x)
-
-
-@dataclass(frozen=True)
-class LinearState:
-    """Sums over the tokens of M segments; the cached state of a linear layer has M = 1.
-
-    Attributes:
-        values: (B, G, M, E, D) Σ k vᵀ, with the keys of the numerator.
-        keys: (B, G, M, ·) Σ k, with the keys of the denominator.
-        document: (B or 1, M) document of the tokens; None if there is only one.
-    """
-
-    values: Tensor
-    keys: Tensor
-    document: Tensor | None
-
-    def of(self, start: int, stop: int | None) -> LinearState:
-        """The segments start, ..., stop − 1."""
-        document = None if self.document is None else self.document[:, start:stop]
-        return LinearState(
-            self.values[:, :, start:stop],
-            self.keys[:, :, start:stop],
-            document,
-        )
-
-
-class LinearLayerCache:
-    """State of a linear-attention layer; its size does not depend on the number of tokens."""
-
-    def __init__(self):
-        self.sums: LinearState | None = None
-
-    def select_rows(self, rows: Tensor) -> None:
-        """Keep these rows of the state, in this order."""
-        if self.sums is not None:
-            rows = rows.to(self.sums.values.device)
-            values, keys = (x.index_select(0, rows) for x in (self.sums.values, self.sums.keys))
-            document = self.sums.document
-            if document is not None and len(document) > 1:
-                document = document.index_select(0, rows)
-            self.sums = LinearState(values, keys, document)
-
-    def static(self, index: StaticSlots | None) -> StaticLinearCache:
-        """The cache of passes of one token, which takes over the sums."""
-        assert self.sums is not None
-        return StaticLinearCache(self.sums)
-
-    def before(self, own: Callable[[], LinearState]) -> LinearState | None:
-        """Sums over the tokens before this pass; `own` computes those over the tokens of this
-        pass."""
-        return self.sums
-
-    def keep(self, sums: LinearState) -> None:
-        """Store a copy: `sums` may be a view of the sums of all chunks of a pass."""
-        document = None if sums.document is None else sums.document.clone()
-        self.sums = LinearState(
-            sums.values.clone(),
-            sums.keys.clone(),
-            document,
-        )
-
-
-class StaticLinearCache(LinearLayerCache):
-    """Sums that stay at their addresses, as a recorded graph requires."""
-
-    def __init__(self, sums: LinearState):
-        document = sums.document
-        if document is None:  # the passes of a static cache compare documents
-            document = torch.zeros(1, 1, dtype=torch.int64, device=sums.keys.device)
-        self.sums = LinearState(sums.values, sums.keys, document)
-        self._first = LinearState(sums.values.clone(), sums.keys.clone(), document.clone())
-
-    def restart(self) -> None:
-        """Undo all passes."""
-        self.keep(self._first)
-
-    def keep(self, sums: LinearState) -> None:
-        assert self.sums is not None and self.sums.document is not None
-        assert sums.document is not None
-        self.sums.values.copy_(sums.values)
-        self.sums.keys.copy_(sums.keys)
-        self.sums.document.copy_(sums.document)
 
 
 class Cache:

@@ -226,7 +226,7 @@ class Transformer(nn.Module):
         indices = {
             name: CacheIndex(capacity, kind.position.window, kind.position.sinks)
             for name, kind in self.kinds.items()
-            if MIXERS[kind.mixer.name][1].caches_keys
+            if MIXERS[kind.mixer.name][1].has_attention_weights
         }
         dtype = dtype or self.embed.weight.dtype
         layers = [
@@ -285,6 +285,11 @@ class Transformer(nn.Module):
                 "windows that are sharded over processes have no cache, and outputs of the last "
                 "tokens only in evaluation mode under torch.no_grad()"
             )
+        for block, hook in zip(self.blocks, hooks or (), strict=False):
+            if hook is not None and not block.attention.has_attention_weights:
+                raise ModelError(
+                    "layers without softmax attention have no attention weights for hooks"
+                )
         if z_loss is not None and (targets is None or reduction != "sum"):
             raise ModelError(
                 'z_loss changes the gradient of the sum only: give targets and reduction="sum"'
@@ -436,8 +441,8 @@ class Transformer(nn.Module):
         """The positions of the keys by layer kind, for each of this rank's chunks."""
         by_kind = {}
         for name, kind in self.kinds.items():
-            caches_keys = MIXERS[kind.mixer.name][1].caches_keys
-            by_kind[name] = window.keys(kind.position) if caches_keys else window.own
+            has_keys = MIXERS[kind.mixer.name][1].has_attention_weights
+            by_kind[name] = window.keys(kind.position) if has_keys else window.own
         return [{kind: keys[i] for kind, keys in by_kind.items()} for i in range(len(window.own))]
 
     def _embed(self, tokens: Tensor, chunks: list[TokenChunk]) -> Tensor:

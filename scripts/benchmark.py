@@ -1,442 +1,616 @@
-"""Compare speed and memory with transformers and litgpt, and positional schemes with RoPE, on this
-machine.
+"""Compare speed and memory with transformers, and positional schemes and mixers with RoPE.
 
-    python scripts/benchmark.py                                     all cases of both shapes
+    python scripts/benchmark.py                                      all cases of shapes A and B
     python scripts/benchmark.py --shapes A --cases decode-1 decode-8
-    python scripts/benchmark.py --cases train prefill decode-1 --litgpt ENVIRONMENT/bin/python
-    python scripts/benchmark.py --cases scheme-train scheme-decode --schemes alibi t5
-    python scripts/benchmark.py --cases growth                      time against length, rows and parameters
-    python scripts/benchmark.py --cases preparing loading startup   data, --help, start of a run
+    python scripts/benchmark.py --cases scheme-train scheme-decode --schemes alibi kda
+    python scripts/benchmark.py --device cuda --shapes 125M 1.1B
 
-Every measurement is a fresh process: ours and the peer take turns for --rounds rounds, on the same
-random weights and tokens, with the same settings of the allocator and two calls for warm-up.
-Losses, logits and generated tokens are compared before any time is reported. litgpt needs its own
-environment.
+Every measurement is a fresh process: the baseline and the others take turns for --rounds rounds, on
+the same random weights and tokens, with two calls for warm-up. Losses, logits and generated tokens
+are compared before any time is reported. Training is also measured in bfloat16 where the processor
+has the instruction, and only in bfloat16 on a GPU.
 
 With one thread (the default) the time is the CPU time of the process, which does not count the time
-that other processes use. A sample during which the process had less than --undisturbed of the wall
-time shared its core and its caches; up to --retakes further processes replace disturbed samples,
-and the table states how many of the samples kept are disturbed. Ratios of medians hold better on a
-busy machine than speeds.
+that other processes use. Ratios of medians hold better on a busy machine than speeds.
 
-Results are written to docs/benchmarks: tables and figures in cpu.md, and CSV files, in which a row
-replaces an earlier one of its kind. Preparing, loading and start-up use wall time: run them with nothing
-beside them.
+The results are written to docs/benchmarks: cpu.csv or gpu/<card>.csv, in which a row replaces an
+earlier one of its kind, and a page with the table. A case that fails does not stop the others; the
+exit status is then 1.
 """
 
 import json
 import os
-import shlex
+import re
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import torch
-from scripts.benchmarks.data_speed import DataWorkload, write_text_file
+import torch.nn.functional as F
+from torch import Tensor
 
+from data.files import write_text
 from errors import TrainingError
-from model import SCHEMES, Transformer
+from evaluation.reports.results_table import markdown_table
+from evaluation.scoring.scoring import ModelScorer
+from generation.decoding import Generation
+from generation.sampling import SamplingParams
+from interop.extras import load_extra
+from interop.huggingface.weight_names import LLAMA, weight_map
+from model import SCHEMES, TokenPositions, Transformer, decoding
+from model.devices import find_device, prepare_cpu
+from model.mixers.recurrence import Inputs, chunked
 from run_directory.console import Console
-from scripts.benchmarks.benchmark_report import DataRow, GrowthRow, SpeedRow, StartupRow, add, today
-from scripts.benchmarks.workloads import (
-    CASES,
-    SCHEME_CASES,
-    SHAPES,
-    Measured,
-    Sample,
-    Workload,
-    litgpt_request,
-    measure,
-    shape_of,
-)
+from run_directory.environment import processor
+from run_directory.optimizer_settings import AdamWSettings
+from run_directory.run_settings import RunSettings
+from settings.load import load_settings
 from settings.script import Parser, run_main
+from training.hardware import has_bfloat16, peak_flops, peak_memory
+from training.optim.optimizer import make_optimizer
 
 ROOT = Path(__file__).resolve().parent.parent
-STARTUP = ("train.py", "evaluate.py", "generate.py", "study.py")
-FIRST_STEP = "documents are cut at a window boundary"  # the last line before the first step
-COMPILED = ("train",)  # cases that are measured compiled too
-LITGPT_CASES = ("train", "prefill", "decode-1")
-GROWTH: dict[tuple[str, str], dict[str, Sequence[int]]] = {  # sizes by (case, axis) and variant
-    ("growth-train", "length"): dict.fromkeys(
-        ("ours", "transformers"), tuple(2**n for n in range(8, 14))
-    ),
-    ("growth-train", "batch"): dict.fromkeys(
-        ("ours", "transformers"), tuple(2**n for n in range(6))
-    ),
-    ("growth-train", "dim"): dict.fromkeys(("ours", "transformers"), (128, 256, 512, 768)),
-    ("growth-score", "length"): {
-        "ours": [2**n for n in range(8, 18)],
-        "transformers": [2**n for n in range(8, 16)],
-    },
+MIXERS = ["deltanet", "gated_deltanet", "gla", "kda", "linear", "mamba2", "retnet"]
+PREFILL = 2048
+PROMPT = 32
+NEW = 128  # generated tokens of a row
+WINDOWS = 4  # of fixed targets
+TARGETS = 64
+SCHEME_LENGTH = 2048
+LONG_LENGTH = 16_384
+NEAR_TIE = 1e-3  # logits that rounding may swap
+LARGEST_DIFFERENCE = {"float32": 1e-3, "bfloat16": 0.05}  # of losses and logits
+KEYS = ["case", "shape", "variant", "threads"]
+HEAD = """# Speed of {machine}
+
+`python scripts/benchmark.py`, torch {torch}. Shape A has 4 layers of width 256, 8 query and 4 key/value
+heads, FFN 688, vocabulary 4,096, training steps of 8 x 512 tokens; B 6 layers of width 288, 6 heads, FFN
+768, vocabulary 32,000, steps of 8 x 256; 125M and 1.1B are configs/base.yaml and configs/1b.yaml.
+
+All variants of a case take turns in fresh processes, on equal weights and tokens; transformers with its
+SDPA attention. `ratio` compares the median speed with the baseline's, `of the fastest` the fastest samples;
+above 1 is faster. `busy`: CPU time over wall time and threads; below 0.9 other processes used the core and
+its caches. `of the peak`: of the GPU's bfloat16 peak (`train`) or of the bandwidth of a copy
+(`decode`). `checked`: the largest difference of losses or logits from the baseline's, or the share of
+generated tokens that is equal, each of them the most likely token of a full pass within 0.001.
+
+Cases: `train` is a step with fused AdamW; `prefill` 2,048 tokens through the cache; `decode-N` greedy
+generation of N rows after 32 tokens; `fixed-targets` the last 64 of 2,048 tokens; `core` the forward and
+backward pass of Gated DeltaNet's recurrence, 8 heads of 32, 2,048 tokens, beside causal attention;
+`long-train` a training step on one window of 16,384 tokens; `scheme-train` and `scheme-decode` a step on one
+window of 2,048 tokens, and generation of one row, beside RoPE.
+
+"""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a model and of its training step; `words`: settings of train.py."""
+
+    words: tuple[str, ...]
+    vocab: int
+    length: int
+    batch: int
+
+
+def _sizes(layers: int, dim: int, heads: int, kv_heads: int, ffn_dim: int) -> tuple[str, ...]:
+    return (
+        f"model.layers={layers}",
+        f"model.dim={dim}",
+        f"model.heads={heads}",
+        f"model.kv_heads={kv_heads}",
+        f"model.ffn_dim={ffn_dim}",
+    )
+
+
+SHAPES = {
+    "tiny": Shape(_sizes(1, 32, 2, 1, 32), 256, 64, 2),
+    "A": Shape(_sizes(4, 256, 8, 4, 688), 4096, 512, 8),
+    "B": Shape(_sizes(6, 288, 6, 6, 768), 32_000, 256, 8),
+    "125M": Shape((str(ROOT / "configs" / "base.yaml"),), 32_000, 1024, 32),
+    "1.1B": Shape((str(ROOT / "configs" / "1b.yaml"),), 32_000, 2048, 4),
 }
-LARGEST_DIFFERENCE = 1e-3  # of a loss or logit, between ours and the peer
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What one process measures. `variant`: ``ours``, ``transformers``, ``sdpa``, or a scheme or
+    mixer; then ``compiled`` and ``bfloat16`` if they apply."""
+
+    case: str
+    shape: str
+    variant: str
+    device: str
+    threads: int
+    repeats: int
+
+    @property
+    def is_theirs(self) -> bool:
+        return self.variant.startswith("transformers")
+
+    @property
+    def is_half(self) -> bool:
+        return self.variant.endswith("bfloat16")
+
+    @property
+    def sizes(self) -> Shape:
+        return SHAPES[self.shape]
+
+    def tokens(self, rows: int, count: int) -> Tensor:
+        """(rows, count) random token ids."""
+        generator = torch.Generator().manual_seed(1)
+        return torch.randint(self.sizes.vocab, (rows, count), generator=generator).to(self.device)
+
+    def autocast(self) -> AbstractContextManager:
+        if not self.is_half:
+            return nullcontext()
+        return torch.autocast(torch.device(self.device).type, torch.bfloat16)
+
+    def our_model(self) -> Transformer:
+        words = list(self.sizes.words)
+        scheme = self.variant.split()[0]
+        if scheme in MIXERS:
+            words += [str(ROOT / "configs" / "mixer" / f"{scheme}.yaml"), "model.kv_heads=null"]
+        elif scheme in SCHEMES:
+            words.append(f"model.position.name={scheme}")
+        if scheme == "learned":
+            words.append(f"model.position.max_length={4 * SCHEME_LENGTH}")
+        settings = load_settings(RunSettings, words).model
+        model = Transformer(settings, self.sizes.vocab, self.sizes.length)
+        return model.initialize(0).eval().to(self.device)
+
+    def their_model(self) -> Any:
+        """transformers' Llama with the weights of `our_model`."""
+        transformers = load_extra("transformers")
+        ours = self.our_model()
+        settings = ours.settings
+        config = transformers.LlamaConfig(
+            vocab_size=self.sizes.vocab,
+            hidden_size=settings.dim,
+            intermediate_size=settings.ffn_dim,
+            num_hidden_layers=settings.layers,
+            num_attention_heads=settings.heads,
+            num_key_value_heads=settings.kv_heads,
+            max_position_embeddings=1 << 18,
+            rms_norm_eps=settings.norm_eps,
+            rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
+            tie_word_embeddings=False,
+            attn_implementation="sdpa",
+            bos_token_id=None,
+            eos_token_id=None,
+            pad_token_id=None,
+        )
+        own = ours.state_dict()
+        names, _ = weight_map([LLAMA] * settings.layers, own)
+        theirs = transformers.LlamaForCausalLM(config).eval()
+        theirs.load_state_dict(
+            {name: torch.cat([own[part] for part in parts]) for name, parts in names.items()}
+        )
+        return theirs.to(self.device)
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is timed: `call` returns the numbers that must agree between variants. `ideal`: seconds
+    of a call at the peak of a GPU; 0: unknown."""
+
+    call: Callable[[], list[float]]
+    tokens: int
+    ideal: float = 0.0
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The result of one process: seconds of CPU time and wall time of each repetition, the checked
+    numbers of the first call, and peak memory in bytes."""
+
+    cpu: list[float]
+    wall: list[float]
+    tokens: int
+    ideal: float
+    checked: list[float]
+    peak: int
+
+
+def train(work: Workload, rows: int | None = None, length: int | None = None) -> Task:
+    """A training step: forward and backward pass and fused AdamW. Numbers: the loss."""
+    rows = rows or work.sizes.batch
+    length = length or work.sizes.length
+    tokens = work.tokens(rows, length + 1)
+    inputs = tokens[:, :-1].contiguous()
+    targets = tokens[:, 1:].contiguous()
+    is_compiled = "compiled" in work.variant
+    ideal = 0.0
+    if work.is_theirs:
+        theirs = work.their_model().train()
+        optimizer = torch.optim.AdamW(theirs.parameters(), lr=1e-3, fused=True)
+        model = torch.compile(theirs) if is_compiled else theirs
+
+        def loss() -> Tensor:
+            return model(inputs, labels=targets, shift_labels=targets, use_cache=False).loss
+    else:
+        ours = work.our_model().train()
+        optimizer = make_optimizer(ours, AdamWSettings(lr=1e-3))
+        positions = TokenPositions.plain(length, device=inputs.device)
+        if is_compiled:
+            ours.compile(dynamic=True)
+        if work.device != "cpu":
+            ideal = targets.numel() * ours.flops_per_token(length) / peak_flops(inputs.device)
+
+        def loss() -> Tensor:
+            return ours(inputs, positions, targets, reduction="sum") / targets.numel()
+
+    def step() -> list[float]:
+        with work.autocast():
+            value = loss()
+        value.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return [float(value.detach())]
+
+    return Task(step, targets.numel(), ideal)
+
+
+def prefill(work: Workload) -> Task:
+    """A prompt through an empty cache, with the logits of its last token."""
+    ids = work.tokens(1, PREFILL)
+    if work.is_theirs:
+        theirs = work.their_model()
+
+        def run() -> Tensor:
+            return theirs(ids, use_cache=True, logits_to_keep=1).logits
+    else:
+        ours = work.our_model()
+        positions = TokenPositions.plain(PREFILL, device=ids.device)
+
+        def run() -> Tensor:
+            return ours(ids, positions, cache=ours.make_cache(1, PREFILL), keep=1)
+
+    def call() -> list[float]:
+        with torch.inference_mode(), work.autocast():
+            return run().flatten()[:: work.sizes.vocab // 64].tolist()
+
+    return Task(call, PREFILL)
+
+
+def decode(work: Workload, rows: int) -> Task:
+    """Greedy generation after a short prompt, which is part of the time. Numbers: the tokens."""
+    ids = work.tokens(rows, PROMPT)
+    dtype = torch.bfloat16 if work.is_half else torch.float32
+    ideal = 0.0
+    if work.is_theirs:
+        theirs = work.their_model().to(dtype)
+        mask = torch.ones_like(ids)
+
+        def generate() -> Tensor:
+            out = theirs.generate(ids, attention_mask=mask, max_new_tokens=NEW, do_sample=False)
+            return out[:, PROMPT:]
+
+        def logits(row: Tensor) -> Tensor:
+            return theirs(row[None]).logits[0]
+    else:
+        ours = work.our_model().to(dtype).pack()
+        if "compiled" in work.variant:
+            decoding.COMPILED_PASSES = 1
+        if work.device != "cpu":
+            weights = sum(x.numel() for x in ours.parameters()) - ours.embed.weight.numel()
+            ideal = NEW * weights * dtype.itemsize / bandwidth(ids.device)
+
+        def generate() -> Tensor:
+            steps = list(Generation(ours, ids.tolist(), NEW, SamplingParams(temperature=0)))
+            return torch.tensor(steps, device=ids.device).T
+
+        def logits(row: Tensor) -> Tensor:
+            return ours(row[None], TokenPositions.plain(len(row), device=row.device))[0]
+
+    if not work.is_half:
+        check_greedy(logits, ids, generate())
+    return Task(lambda: generate().flatten().tolist(), rows * NEW, ideal)
+
+
+@torch.inference_mode()
+def check_greedy(
+    logits: Callable[[Tensor], Tensor],
+    prompts: Tensor,
+    generated: Tensor,
+) -> None:
+    """Raise ValueError unless every generated token is the most likely of a full pass, within
+    NEAR_TIE."""
+    for prompt, row in zip(prompts, generated, strict=True):
+        out = logits(torch.cat([prompt, row[:-1]]))[-len(row) :]
+        short = float((out.amax(-1) - out.gather(-1, row[:, None])[:, 0]).max())
+        if short > NEAR_TIE:
+            raise ValueError(f"a generated token has a logit {short:.2g} below the largest one")
+
+
+def bandwidth(device: torch.device) -> float:
+    """Bytes per second that a copy reads and writes."""
+    x = torch.empty(1 << 30, dtype=torch.uint8, device=device)
+    y = x.clone()
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(10):
+        y.copy_(x)
+    torch.cuda.synchronize()
+    return 20 * x.numel() / (time.perf_counter() - start)
+
+
+def fixed_targets(work: Workload) -> Task:
+    """The last TARGETS targets of windows of PREFILL tokens. Numbers: their mean NLL."""
+    ids = work.tokens(WINDOWS, PREFILL + 1)
+    if work.is_theirs:
+        theirs = work.their_model()
+
+        @torch.no_grad()
+        def nll(window: Tensor) -> float:
+            out = theirs(window[:, :-1], logits_to_keep=TARGETS, use_cache=False)
+            return float(F.cross_entropy(out.logits[0].float(), window[0, -TARGETS:]))
+    else:
+        scorer = ModelScorer(work.our_model(), device=work.device)
+
+        def nll(window: Tensor) -> float:
+            return float(np.mean(scorer(window.cpu().numpy(), TARGETS)))
+
+    def call() -> list[float]:
+        with work.autocast():
+            return [sum(nll(window[None]) for window in ids) / WINDOWS]
+
+    return Task(call, WINDOWS * PREFILL)
+
+
+def core(work: Workload, heads: int = 8, dim: int = 32, length: int = 2048) -> Task:
+    """Forward and backward pass of Gated DeltaNet's recurrence, or of causal attention. Numbers:
+    outputs and gradients."""
+    generator = torch.Generator().manual_seed(0)
+    shape = (1, heads, length)
+    q, k, v = torch.randn(3, *shape, dim, generator=generator).unbind()
+    k = F.normalize(k, dim=-1)
+    q = q * dim**-0.5
+    decay = -torch.rand(*shape, generator=generator)
+    beta = torch.rand(*shape, generator=generator)
+    tensors = [x.to(work.device).requires_grad_() for x in (q, k, v, decay, beta)]
+    q, k, v, decay, beta = tensors
+
+    def ours() -> Tensor:
+        return chunked(Inputs(q, k, v, beta, decay[..., None], is_delta=True))[0]
+
+    def theirs() -> Tensor:
+        load_extra("transformers")
+        from transformers.models.qwen3_next import modeling_qwen3_next as qwen
+
+        by_token = [x.transpose(1, 2) for x in (q * dim**0.5, k, v, decay, beta)]
+        return qwen.torch_chunk_gated_delta_rule(*by_token)[0].transpose(1, 2)
+
+    def sdpa() -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=1.0)
+
+    run = {"ours": ours, "transformers": theirs, "sdpa": sdpa}[work.variant]
+
+    def call() -> list[float]:
+        for x in tensors:
+            x.grad = None
+        out = run()
+        out.square().sum().backward()
+        assert v.grad is not None
+        return [*out[0, 0, ::128, 0].tolist(), *v.grad[0, 0, ::128, 0].tolist()]
+
+    return Task(call, length)
+
+
+CASES: dict[str, Callable[[Workload], Task]] = {
+    "train": train,
+    "prefill": prefill,
+    "decode-1": lambda work: decode(work, 1),
+    "decode-8": lambda work: decode(work, 8),
+    "decode-64": lambda work: decode(work, 64),
+    "fixed-targets": fixed_targets,
+    "core": core,
+    "long-train": lambda work: train(work, 1, LONG_LENGTH),
+    "scheme-train": lambda work: train(work, 1, SCHEME_LENGTH),
+    "scheme-decode": lambda work: decode(work, 1),
+}
+
+
+def comparisons(case: str, device: str, schemes: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
+    """(baseline, variants) that are measured in turns."""
+    is_cpu = device == "cpu"
+    if case.startswith(("scheme", "long")):
+        names = schemes if case.startswith("scheme") else ["gated_deltanet"]
+        precision = "" if is_cpu else " compiled bfloat16"
+        for name in names:
+            if name != "rope":
+                yield f"rope{precision}", [f"{name}{precision}"]
+    elif case == "core":
+        yield "transformers", ["ours", "sdpa"]
+    else:
+        names = ["ours"]
+        if case == "train":
+            names += ["ours compiled", "transformers compiled"]
+        elif case.startswith("decode") and not is_cpu:
+            names.append("ours compiled")
+        if is_cpu:
+            yield "transformers", names
+        if not is_cpu or (case == "train" and has_bfloat16(torch.device("cpu"))):
+            yield "transformers bfloat16", [f"{name} bfloat16" for name in names]
+
+
+def measure(work: Workload) -> Measured:
+    """Time a workload in this process after two calls for warm-up."""
+    prepare_cpu(work.threads)
+    if work.device == "cpu" and work.threads == 1 and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    task = CASES[work.case](work)
+    checked = task.call()
+    task.call()
+    cpu = []
+    wall = []
+    for _ in range(work.repeats):
+        cpu_start = time.process_time()
+        start = time.perf_counter()
+        task.call()
+        cpu.append(time.process_time() - cpu_start)
+        wall.append(time.perf_counter() - start)
+    peak = peak_memory(torch.device(work.device))
+    return Measured(cpu, wall, task.tokens, task.ideal, checked, peak)
+
+
+def run_apart(work: Workload) -> Measured:
+    """`measure` in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, __file__, "--workload", json.dumps(asdict(work))],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": str(work.threads)},
+        cwd=ROOT,
+    )
+    if done.returncode:
+        raise TrainingError(f"{work.case}, {work.variant}: {done.stderr.strip().splitlines()[-1]}")
+    return Measured(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def compare(works: Sequence[Workload], rounds: int) -> list[dict]:
+    """Rows of variants, the first of which is the baseline, measured in turns."""
+    processes = [[run_apart(work) for work in works] for _ in range(rounds)]
+    by_variant = list(zip(*processes, strict=True))
+    is_cpu_time = works[0].device == "cpu" and works[0].threads == 1
+    rows = []
+    reference: list[float] = []
+    for work, own in zip(works, by_variant, strict=True):
+        cpu = [seconds for process in own for seconds in process.cpu]
+        wall = [seconds for process in own for seconds in process.wall]
+        times = cpu if is_cpu_time else wall
+        reference = reference or times
+        median = statistics.median(times)
+        rows.append(
+            {
+                "case": work.case,
+                "shape": work.shape,
+                "variant": work.variant,
+                "threads": work.threads,
+                "baseline": works[0].variant,
+                "tokens_per_second": own[0].tokens / median,
+                "ratio": statistics.median(reference) / median,
+                "ratio_of_fastest": min(reference) / min(times),
+                "busy": sum(cpu) / sum(wall) / work.threads,
+                "of_the_peak": own[0].ideal / median or None,
+                "samples": len(times),
+                "peak_mib": max(process.peak for process in own) / 2**20,
+                "checked": agreement(work, by_variant[0][0].checked, own[0].checked),
+                "date": time.strftime("%Y-%m-%d"),
+            }
+        )
+    return rows
+
+
+def agreement(work: Workload, baseline: list[float], other: list[float]) -> str:
+    """How well the checked numbers agree. Raises TrainingError if they do not."""
+    if work.case.startswith(("scheme", "long")) or work.variant == "sdpa":
+        return ""
+    pairs = list(zip(baseline, other, strict=True))
+    if work.case.startswith("decode"):
+        return f"{sum(a == b for a, b in pairs) / len(pairs):.1%} of tokens equal"
+    largest = max(abs(a - b) for a, b in pairs)
+    if not largest <= LARGEST_DIFFERENCE["bfloat16" if work.is_half else "float32"]:
+        raise TrainingError(f"{work.case}, {work.variant}: results differ by {largest:.2g}")
+    return f"difference {largest:.1e}"
+
+
+def save(rows: Sequence[dict], file: Path, machine: str) -> None:
+    """Add rows to a CSV file, in place of earlier ones of their kind, and write its page."""
+    known = [pd.read_csv(file, keep_default_na=False)] if file.exists() else []
+    table = pd.concat([*known, pd.DataFrame(rows)]).drop_duplicates(KEYS, keep="last")
+    order = [*CASES]
+    table = table.sort_values(
+        ["shape", "case"],
+        key=lambda column: column.map(lambda name: order.index(name) if name in order else name),
+        kind="stable",
+    )
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_text(file, table.to_csv(index=False, float_format="%.4g"))
+    write_page(file, machine)
+
+
+def write_page(file: Path, machine: str) -> None:
+    """The page beside a CSV file of results."""
+    columns = {  # and their formats
+        "tokens_per_second": "{:,.0f}",
+        "ratio": "{:.2f}",
+        "ratio_of_fastest": "{:.2f}",
+        "busy": "{:.2f}",
+        "of_the_peak": "{:.0%}",
+        "peak_mib": "{:,.0f}",
+    }
+    table = pd.read_csv(file, keep_default_na=False)
+    for name, form in columns.items():
+        table[name] = [x if x == "" else form.format(float(x)) for x in table[name]]
+    table = table.drop(columns=["threads"]).rename(
+        columns={
+            "tokens_per_second": "tokens/s",
+            "ratio_of_fastest": "of the fastest",
+            "of_the_peak": "of the peak",
+            "peak_mib": "peak, MiB",
+        }
+    )
+    head = HEAD.format(machine=machine, torch=torch.__version__)
+    rows = markdown_table(list(table.columns), table.to_numpy().tolist())
+    write_text(file.with_suffix(".md"), f"{head}{rows}\n")
 
 
 def main() -> int:
     if sys.argv[1:2] == ["--workload"]:
         print(json.dumps(asdict(measure(Workload(**json.loads(sys.argv[2]))))))
         return 0
+    known = [*SCHEMES, *MIXERS]
     parser = Parser(__doc__)
-    known = [*CASES, *SCHEME_CASES, "growth", "preparing", "loading", "startup"]
-    parser.add_argument(
-        "--shapes",
-        nargs="+",
-        default=[*SHAPES],
-        choices=SHAPES,
-    )
-    parser.add_argument(
-        "--cases",
-        nargs="+",
-        default=known,
-        choices=known,
-        metavar="CASE",
-    )
-    parser.add_argument(
-        "--schemes", nargs="+", default=[*SCHEMES], choices=SCHEMES, metavar="SCHEME"
-    )
-    parser.add_argument(
-        "--threads",
-        type=int,
-        default=1,
-        help="of each process (default: 1)",
-    )
-    parser.add_argument(
-        "--rounds", type=int, default=3, help="processes of each variant (default: 3)"
-    )
-    parser.add_argument(
-        "--repeats", type=int, default=5, help="samples of each process (default: 5)"
-    )
-    parser.add_argument(
-        "--undisturbed", type=float, default=0.9, help="CPU time per wall time and thread"
-    )
-    parser.add_argument(
-        "--retakes", type=int, default=2, help="further processes of a variant (default: 2)"
-    )
-    parser.add_argument(
-        "--litgpt",
-        metavar="PYTHON",
-        help="of an environment with litgpt",
-    )
-    parser.add_argument(
-        "--megabytes", type=int, default=32, help="of text for `preparing` (default: 32)"
-    )
-    parser.add_argument(
-        "--results",
-        type=Path,
-        default=ROOT / "docs" / "benchmarks",
-        help="folder",
-    )
+    add = parser.add_argument
+    add("--shapes", nargs="+", default=["A", "B"], choices=SHAPES)
+    add("--cases", nargs="+", default=[*CASES], choices=CASES, metavar="CASE")
+    add("--schemes", nargs="+", default=known, choices=known, metavar="SCHEME")
+    add("--device", default="cpu", help="cpu (the default) or cuda")
+    add("--threads", type=int, default=1, help="of each process (default: 1)")
+    add("--rounds", type=int, default=3, help="processes of each variant (default: 3)")
+    add("--repeats", type=int, default=5, help="samples of each process (default: 5)")
+    add("--results", type=Path, default=ROOT / "docs" / "benchmarks", help="folder")
     options = parser.parse_args()
-    for name in ("threads", "rounds", "repeats", "megabytes"):
+    for name in ("threads", "rounds", "repeats"):
         if getattr(options, name) < 1:
             parser.error(f"argument --{name}: must be at least 1")
+    device = find_device(options.device)
+    file = options.results / "cpu.csv"
+    machine = f"{os.cpu_count()} cores of {processor()}"
+    if device.type == "cuda":
+        machine = torch.cuda.get_device_name(device)
+        file = options.results / "gpu" / f"{re.sub('[^a-z0-9]+', '-', machine.lower())}.csv"
     console = Console()
-    with TemporaryDirectory() as folder:
-        bench = Benchmark(options, Path(folder))
-        for case in options.cases:
-            for rows in bench.rows(case):
-                add(rows, options.results)
+    failures = 0
+    for case in options.cases:
+        for shape in options.shapes[:1] if case == "core" else options.shapes:
+            for baseline, variants in comparisons(case, device.type, options.schemes):
+                works = [
+                    Workload(case, shape, name, str(device), options.threads, options.repeats)
+                    for name in (baseline, *variants)
+                ]
+                try:
+                    rows = compare(works, options.rounds)
+                except TrainingError as error:
+                    console.warn(str(error))
+                    failures += 1
+                    continue
+                save(rows, file, machine)
                 for row in rows:
-                    values = {
-                        key: f"{v:,.4g}" if isinstance(v, float) else v
-                        for key, v in asdict(row).items()
-                    }
                     console.info(
-                        ", ".join(f"{key} {value}" for key, value in values.items() if value != "")
+                        f"{case} {shape} {row['variant']}: {row['tokens_per_second']:,.0f} tokens/s, "
+                        f"ratio {row['ratio']:.2f}, {row['checked'] or 'not compared'}"
                     )
-    return 0
-
-
-def comparisons(
-    case: str,
-    schemes: list[str],
-    litgpt: bool,
-) -> list[tuple[str, list[str]]]:
-    """(baseline, variants) that are measured in turns."""
-    if case in SCHEME_CASES:
-        return [("rope", [scheme]) for scheme in schemes if scheme != "rope"]
-    names = ["ours", *(["litgpt"] if litgpt and case in LITGPT_CASES else [])]
-    if case in COMPILED:
-        names += [f"{name} compiled" for name in [*names, "transformers"]]
-    return [("transformers", names)]
-
-
-class Benchmark:
-    """Runs workloads in processes of their own.
-
-    Args:
-        options: the command line.
-        folder: for temporary files.
-    """
-
-    def __init__(self, options, folder: Path):
-        self.options = options
-        self.folder = folder
-        self._text: Path | None = None
-        self._tokenizer = ""
-
-    def rows(self, case: str) -> Iterator[Sequence[Any]]:
-        """The rows of a case, some at a time."""
-        o = self.options
-        if case in ("growth", "startup"):
-            yield from self.growth() if case == "growth" else self.startup()
-        elif case in ("preparing", "loading"):
-            yield self.data(case)
-        else:
-            for shape in o.shapes:
-                for baseline, variants in comparisons(
-                    case,
-                    o.schemes,
-                    bool(o.litgpt),
-                ):
-                    yield self.compare(shape, case, baseline, variants)
-
-    def growth(self) -> Iterator[list[GrowthRow]]:
-        """One call at each size; long ones without warm-up."""
-        for (case, axis), variants in GROWTH.items():
-            for variant, sizes in variants.items():
-                for size in sizes:
-                    shape = growth_shape(case, axis, size)
-                    short = shape_of(shape).length * shape_of(shape).batch < 1 << 14
-                    repeats, warmup = (3, 2) if short else (1, 0)
-                    work = Workload(
-                        shape,
-                        case,
-                        variant,
-                        self.options.threads,
-                        repeats,
-                        warmup,
-                    )
-                    measured = self._run(work)
-                    seconds = statistics.median(sample.cpu for sample in measured.samples)
-                    name = {"batch": "rows", "dim": "parameters"}.get(axis, axis)
-                    value = parameters(shape) if axis == "dim" else size
-                    yield [
-                        GrowthRow(
-                            case, name, value, variant, seconds, measured.peak / 2**20, today()
-                        )
-                    ]
-
-    def data(self, case: str) -> list[DataRow]:
-        """Preparing text, or reading what was prepared."""
-        rows = []
-        size = self.options.megabytes
-        if self._text is None:
-            self._text = self.folder / "text.jsonl"
-            write_text_file(self._text, size)
-            small = self.folder / "small.jsonl"
-            write_text_file(small, 2)
-            prepared = self._data(
-                DataWorkload("tokenizer", "", str(small), str(self.folder / "small"))
-            )
-            self._tokenizer = f"{prepared['folder']}/tokenizer"
-        for turn in range(self.options.rounds if case == "preparing" else 1):
-            for variant in ("naive", "ours"):
-                root = self.folder / f"{case}-{variant}-{turn}"
-                root.mkdir()
-                work = DataWorkload(
-                    "preparing", variant, str(self._text), str(root), self._tokenizer
-                )
-                if case == "preparing" or variant == "ours":
-                    rows.append((variant, self._data(work)))
-        if case == "loading":
-            (_, prepared), *_ = rows
-            rows = [
-                ("ours", self._data(DataWorkload("loading", "ours", "", prepared["folder"])))
-                for _ in range(self.options.rounds)
-            ]
-        table = []
-        for variant in dict.fromkeys(variant for variant, _ in rows):
-            runs = sorted(
-                (run for name, run in rows if name == variant), key=lambda run: run["seconds"]
-            )
-            median = runs[len(runs) // 2]
-            rate = median["tokens"] / median["seconds"]
-            waited = median.get("waited", 0.0)
-            peak = max(run["peak"] for run in runs) / 2**20
-            table.append(
-                DataRow(case, variant, size, median["seconds"], rate, waited, peak, today())
-            )
-        return table
-
-    def _data(self, work: DataWorkload) -> dict[str, Any]:
-        script = Path(__file__).parent / "benchmarks" / "data_speed.py"
-        return self._json([sys.executable, str(script), json.dumps(asdict(work))])
-
-    def startup(self) -> Iterator[list[StartupRow]]:
-        """Seconds of --help, and until a run on prepared data begins its first step."""
-        train = ["train.py", "configs/tiny.yaml", f"data.root={self.folder / 'data'}", "--run-dir"]
-        self._seconds([*train, str(self.folder / "first")], FIRST_STEP)  # prepares the data
-        commands = [(f"{script} --help", [script, "--help"], "") for script in STARTUP]
-        commands += [
-            ("train.py until the first step", [*train, str(self.folder / "run")], FIRST_STEP)
-        ]
-        for name, command, until in commands:
-            times = []
-            for i in range(self.options.rounds):
-                own = [*command[:-1], f"{command[-1]}{i}"] if until else command
-                times.append(self._seconds(own, until))
-            yield [StartupRow(name, *sorted(times)[len(times) // 2], today())]
-
-    def _seconds(self, command: list[str], until: str) -> tuple[float, float]:
-        """CPU and wall seconds of a script, up to a line that contains `until` if it is not
-        empty."""
-        before = os.times()
-        begin = time.perf_counter()
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        with subprocess.Popen(
-            [sys.executable, *command],
-            cwd=ROOT,
-            text=True,
-            **pipes,
-        ) as process:
-            assert process.stdout
-            has_line = any(until and until in line for line in process.stdout)
-            wall = time.perf_counter() - begin
-            process.kill()
-        if bool(until) != has_line or not (until or process.returncode == 0):
-            raise TrainingError(f"{shlex.join(command)} failed")
-        after = os.times()
-        cpu = (
-            after.children_user
-            + after.children_system
-            - before.children_user
-            - before.children_system
-        )
-        return cpu, wall
-
-    def compare(
-        self,
-        shape: str,
-        case: str,
-        baseline: str,
-        variants: list[str],
-    ) -> list[SpeedRow]:
-        """Measure the variants and their baseline in turns."""
-        o = self.options
-        by_variant = {name: [] for name in [baseline, *variants]}
-        for _ in range(o.rounds):
-            for name, processes in by_variant.items():
-                processes.append(self._run(Workload(shape, case, name, o.threads, o.repeats)))
-        for name, processes in by_variant.items():
-            for _ in range(o.retakes):
-                if self._has_quiet(processes):
-                    break
-                processes.append(self._run(Workload(shape, case, name, o.threads, o.repeats)))
-        reference = self._kept(by_variant[baseline])
-        rows = []
-        for name, processes in by_variant.items():
-            times = self._kept(processes)
-            tokens = processes[0].tokens
-            equal = agreement(case, by_variant[baseline][0], processes[0])
-            rows.append(
-                SpeedRow(
-                    shape,
-                    case,
-                    name,
-                    baseline,
-                    o.threads,
-                    tokens / statistics.median(times),
-                    tokens / min(times),
-                    tokens / max(times),
-                    statistics.median(reference) / statistics.median(times),
-                    min(reference) / min(times),
-                    len(times),
-                    0 if self._has_quiet(processes) else len(times),
-                    max(process.peak for process in processes) / 2**20,
-                    equal,
-                    today(),
-                )
-            )
-        return rows
-
-    def _run(self, workload: Workload) -> Measured:
-        if workload.variant.startswith("litgpt"):
-            request = litgpt_request(workload, self.folder)
-            script = Path(__file__).parent / "benchmarks" / "litgpt_peer.py"
-            record = self._json(
-                [self.options.litgpt, str(script), json.dumps(request)], workload.threads
-            )
-        else:
-            command = [sys.executable, str(Path(__file__).resolve()), "--workload"]
-            record = self._json([*command, json.dumps(asdict(workload))], workload.threads)
-        return Measured(**{**record, "samples": [Sample(**sample) for sample in record["samples"]]})
-
-    def _json(
-        self,
-        command: list[str],
-        threads: int | None = None,
-    ) -> dict[str, Any]:
-        """What a process prints on its last line."""
-        environment = os.environ | {"HF_HUB_OFFLINE": "1"}
-        if threads is not None:
-            environment["OMP_NUM_THREADS"] = str(threads)
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            env=environment,
-            cwd=ROOT,
-        )
-        if done.returncode:
-            raise TrainingError(
-                f"{shlex.join(command)[:400]} failed: {done.stderr.strip().splitlines()[-1]}"
-            )
-        return json.loads(done.stdout.splitlines()[-1])
-
-    def _quiet(self, sample: Sample) -> bool:
-        return sample.cpu >= self.options.undisturbed * self.options.threads * sample.wall
-
-    def _has_quiet(self, processes: list[Measured]) -> bool:
-        return (
-            sum(self._quiet(sample) for process in processes for sample in process.samples)
-            >= self.options.repeats
-        )
-
-    def _kept(self, processes: list[Measured]) -> list[float]:
-        """Seconds of the undisturbed samples if there are enough of them, else of all."""
-        samples = [sample for process in processes for sample in process.samples]
-        kept = (
-            [sample for sample in samples if self._quiet(sample)]
-            if self._has_quiet(processes)
-            else samples
-        )
-        return [sample.cpu if self.options.threads == 1 else sample.wall for sample in kept]
-
-
-def growth_shape(case: str, axis: str, size: int) -> str:
-    """The shape of `Workload` with one size changed, the others small."""
-    sizes = {"length": 256, "batch": 4 if axis == "dim" else 1} | {axis: size}
-    if axis == "dim":
-        sizes |= {"heads": size // 32, "kv_heads": size // 64, "ffn_dim": size * 8 // 3 // 16 * 16}
-    return " ".join(["A", *(f"{key}={value}" for key, value in sizes.items())])
-
-
-def parameters(shape: str) -> int:
-    with torch.device("meta"):
-        sizes = shape_of(shape)
-        model = Transformer(sizes.settings("rope"), sizes.vocab, sizes.length)
-    return sum(p.numel() for p in model.parameters())
-
-
-def agreement(case: str, baseline: Measured, other: Measured) -> str:
-    """How well the checked numbers agree. Raises TrainingError if they do not."""
-    if case in SCHEME_CASES:
-        return ""
-    pairs = list(zip(baseline.checked, other.checked, strict=True))
-    if case.startswith("decode"):
-        share = sum(a == b for a, b in pairs) / len(pairs)
-        return f"{share:.1%} of tokens equal"
-    largest = max(abs(a - b) for a, b in pairs)
-    if not largest <= LARGEST_DIFFERENCE:
-        raise TrainingError(f"{case}: results differ by {largest:.2g}")
-    return f"difference {largest:.1e}"
+    return int(failures > 0)
 
 
 if __name__ == "__main__":

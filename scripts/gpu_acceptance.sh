@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Checks this code on one NVIDIA GPU: correctness first, then speed, which is written beside its goals to
-# docs/benchmarks/gpu/<card>.md. About 20 minutes on an H100, an estimate.
+# Checks this code on one NVIDIA GPU: correctness first, then speed, which is written to docs/benchmarks/gpu/<card>.md.
+# About 40 minutes on an H100, an estimate.
 #   bash scripts/gpu_acceptance.sh
 #   bash scripts/gpu_acceptance.sh --rehearse     tiny models and one case of each test, on a CPU
 set -euo pipefail
@@ -12,7 +12,7 @@ if [ "${1:-}" = "--rehearse" ]; then
     python -m pytest -m "" tests/gpu_path/test_cuda.py || failed=1
     echo "== speed" >&2
     results="$(mktemp -d)"
-    python scripts/checks/gpu_speed.py --rehearse --results "$results" || failed=1
+    python scripts/benchmark.py --shapes tiny --schemes alibi --rounds 1 --repeats 1 --results "$results" || failed=1
 else
     # Without a GPU, the tests would be skipped.
     python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || {
@@ -23,6 +23,8 @@ else
     echo "== correctness (tests marked gpu)" >&2
     python -m pytest -m gpu -rs -n 8 --dist worksteal || failed=1
     echo "== speed" >&2
-    python scripts/checks/gpu_speed.py || failed=1
+    cases="train decode-1 decode-8 fixed-targets scheme-train"
+    python scripts/benchmark.py --device cuda --shapes 125M --cases $cases --rounds 1 || failed=1
+    python scripts/benchmark.py --device cuda --shapes 1.1B --cases train decode-1 --rounds 1 || failed=1
 fi
 [ "$failed" = 0 ] || { echo "error: a test or measurement failed; see above" >&2; exit 1; }

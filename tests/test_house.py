@@ -3,7 +3,7 @@ constructs.
 
 Import order within `model`: attention.mask ← kernels and their fast forms ← position.base ← schemes
     ←
-registry ← settings ← cache ← attention.softmax ← attention.linear ← attention.sharding ← block ←
+registry ← settings ← cache ← attention.sharding ← attention.softmax ← mixers ← block ←
 transformer ← decoding; the other packages are above it.
 """
 
@@ -58,14 +58,12 @@ RANKS = {
     "model.loss": 1,
     "model.attention": 0,
     "model.fast": 0,
-    "model.fast.network_bias": 0.5,
     "model.attention.mask": 1,
     "model.fast.biased": 1.5,
     "model.fast.single_query": 1.5,
     "model.attention.flex": 1.5,
     "model.attention.explicit": 1.5,
     "model.attention.sdpa": 1.6,
-    "model.fast.merged_views": 1.7,
     "model.attention.kernels": 2,
     "model.position.table": 2,
     "model.position.temperature": 3,
@@ -78,9 +76,9 @@ RANKS = {
     "model.mixers.base": 8.2,
     "model.mixers.recurrence": 8,
     "model.attention.softmax": 9,
-    "model.attention.linear": 10,
+    "model.mixers.linear": 10,
     "model.mixers.convolution": 8,
-    "model.mixers.layer_state": 10,
+    "model.mixers.layer_state": 8.15,
     "model.mixers.recurrent": 10.1,
     "model.mixers.latent": 10.2,
     "model.mixers.short_convolution": 10.2,

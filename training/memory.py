@@ -159,7 +159,7 @@ def gathered_keys(
         tokens = length * (1 - 1 / (2 * layout.context))
         if scheme.window is not None and not scheme.sinks:
             tokens = min(tokens, 2 * (scheme.window - 1))
-        if mixer.caches_keys:
+        if mixer.has_attention_weights:
             numbers.append(tokens * 2 * mixer.kv_heads * mixer.head_dim)
     size = HALF if layout.half else layout.float_bytes
     return size * (max(numbers) if layout.checkpointing != "none" else sum(numbers))

@@ -60,7 +60,7 @@ def gathered_numbers(model: Transformer, length: int, chunk: int) -> int:
     most = 0
     for block, (name, kind) in zip(model.blocks, model.layer_schemes, strict=True):
         scheme = model.kinds[kind].position
-        if block.attention.caches_keys:
+        if block.attention.has_attention_weights:
             seen = length
             if scheme.window is not None:
                 seen = min(length, 2 * (scheme.window + scheme.sinks + chunk))

@@ -18,7 +18,7 @@ from interop.export.card import FIGURE, model_card, stored_evaluation
 from interop.export.classes import ClassChoice, choose_class
 from interop.export.files import check_new, space_for, write_model
 from interop.export.parity import MULTIPLES, Parity, measure, parity_lengths
-from interop.export.tokenizer import tokenizer_files
+from interop.export.tokenizer import control_ids, tokenizer_files
 from interop.extras import load_extra
 from run_directory.console import Console
 from run_directory.run import LoadedRun
@@ -62,7 +62,7 @@ def export_folder(
     choice = choose_class(model)
     evaluation = stored_evaluation(run)
     with space_for(weights_of(model), out), _new_folder(out) as folder:
-        controls = _controls(run)
+        controls = control_ids(run.tokenizer)
         write_model(model, choice, folder, controls)
         write_json(folder / "generation_config.json", _generation(run, controls))
         files = tokenizer_files(
@@ -89,18 +89,6 @@ def export_folder(
             shutil.copyfile(evaluation.figure, folder / FIGURE)
         write_text(folder / "README.md", model_card(run, choice, parity, evaluation, dtype))
     return ExportedFolder(out, choice, parity)
-
-
-def _controls(run: LoadedRun) -> dict[str, Any]:
-    """Ids of control symbols; null ones too, because some classes of transformers have other
-    defaults."""
-    tokenizer = run.tokenizer
-    ends = list(tokenizer.eos_ids)
-    return {
-        "bos_token_id": tokenizer.bos_id,
-        "eos_token_id": ends[0] if len(ends) == 1 else ends or None,
-        "pad_token_id": tokenizer.pad_id,
-    }
 
 
 def _generation(run: LoadedRun, controls: dict[str, Any]) -> dict[str, Any]:

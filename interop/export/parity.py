@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
+import inspect
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from errors import InteropError
-from interop.export import generated
 from interop.export.angles import exact_angles
 from interop.extras import load_extra
 from model import TokenPositions, Transformer
@@ -69,46 +68,27 @@ def measure(
         InteropError: transformers cannot load the folder, some weights are missing or left over, or
             it rotates by other angles.
     """
-    with _loaded(folder, model_type) as theirs:
-        for length in lengths:
-            with exact_angles(theirs, model, length):
-                comparison = _compared(model, theirs, model_type, length)
-            yield comparison
+    theirs = _load(folder, model_type)
+    for length in lengths:
+        with exact_angles(theirs, model, length):
+            comparison = _compared(model, theirs, model_type, length)
+        yield comparison
 
 
-@contextmanager
-def _loaded(folder: Path, model_type: str | None) -> Iterator[Any]:
-    transformers = load_extra("transformers")
-    load = transformers.AutoModelForCausalLM
-    module = None
-    if model_type is None:
-        # Our own file, loaded directly: transformers would copy it to the user's cache.
-        spec = importlib.util.spec_from_file_location(
-            generated.MODULE, folder / f"{generated.MODULE}.py"
-        )
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[generated.MODULE] = module  # dataclasses look it up
-        spec.loader.exec_module(module)
-        load = module.SextantForCausalLM
-    progress = load_extra("transformers.utils.logging")
-    was_shown = progress.is_progress_bar_enabled()
-    progress.disable_progress_bar()
-    try:
-        theirs, info = load.from_pretrained(
-            folder,
-            dtype=torch.float32,
-            output_loading_info=True,
-        )
-        wrong = {key: sorted(names) for key, names in info.items() if names and key != "error_msgs"}
-        if wrong:
-            raise InteropError(f"transformers does not load all weights of {folder}: {wrong}")
-        yield theirs.eval()
-    finally:
-        if was_shown:
-            progress.enable_progress_bar()
-        if module is not None:
-            del sys.modules[generated.MODULE]
+def _load(folder: Path, model_type: str | None) -> Any:
+    load = load_extra("transformers").AutoModelForCausalLM.from_pretrained
+    theirs, info = load(
+        folder,
+        dtype=torch.float32,
+        output_loading_info=True,
+        trust_remote_code=model_type is None,
+    )
+    if model_type is None:  # transformers has copied the modeling file to the user's cache
+        shutil.rmtree(Path(inspect.getfile(type(theirs))).parent)
+    wrong = {key: sorted(names) for key, names in info.items() if names and key != "error_msgs"}
+    if wrong:
+        raise InteropError(f"transformers does not load all weights of {folder}: {wrong}")
+    return theirs.eval()
 
 
 @torch.no_grad()
@@ -125,7 +105,7 @@ def _compared(
     size = length if model.depends_on_length and model_type else CHUNK
     cache = model.make_cache(1, length)
     positions = TokenPositions.plain(length)
-    past = None if model_type else sys.modules[generated.MODULE].SextantCache(theirs, length)
+    past = None if model_type else theirs.new_cache(length)
     difference = largest = 0.0
     for start in range(0, length, size):
         stop = min(start + size, length)

@@ -25,6 +25,16 @@ PROBES = (
 )
 
 
+def control_ids(tokenizer: Tokenizer) -> dict[str, Any]:
+    """Entries of config.json. Null ones belong to it, because some classes have other defaults."""
+    ends = list(tokenizer.eos_ids)
+    return {
+        "bos_token_id": tokenizer.bos_id,
+        "eos_token_id": ends[0] if len(ends) == 1 else ends or None,
+        "pad_token_id": tokenizer.pad_id,
+    }
+
+
 def tokenizer_files(tokenizer: Tokenizer, *, add_bos: bool, max_length: int) -> dict[str, bytes]:
     """tokenizer.json and tokenizer_config.json of a fast tokenizer.
 

@@ -9,9 +9,8 @@
 - ``explicit`` (`explicit.py`): blocks of queries with materialized scores, for other views on a
   CPU, sink logits, and weights other than softmax(q·k + bias) (`AttentionView.weights_fn`);
 
-or one of their faster forms in `model/fast`: ``single`` (one query per row), ``biased`` (gradients
-of learned biases by distance and differences of sums, on a CPU) and ``merged`` (several views by
-distance, on a CPU without gradients).
+or one of their faster forms in `model/fast`: ``single`` (one query per row) and ``biased``
+(gradients of learned biases by distance and differences of sums, on a CPU).
 
 ``dense``, the explicit kernel with all scores at once, is the reference. Tests compare the others
 with it.
@@ -31,10 +30,9 @@ from model.attention.flex import FLEX_FEATURES, block_mask, flex_attend
 from model.attention.mask import PRECISE, AttentionMask, AttentionView
 from model.attention.sdpa import blocks_attend, causal_attend
 from model.fast.biased import biased_attend
-from model.fast.merged_views import merged_attend
 from model.fast.single_query import single_attend
 
-KERNELS = ("auto", "single", "sdpa", "flex", "blocks", "biased", "merged", "explicit", "dense")
+KERNELS = ("auto", "single", "sdpa", "flex", "blocks", "biased", "explicit", "dense")
 ONE_VIEW = {
     "single": single_attend,
     "sdpa": causal_attend,
@@ -83,8 +81,6 @@ def attend(
         return explicit_attend(views, v, scale, sink)
     if kernel == "flex":
         return flex_attend(views, v, scale, sink)
-    if kernel == "merged":
-        return merged_attend(views, v, scale)
     if kernel == "explicit" or len(views) > 1 or sink is not None:
         return explicit_attend(views, v, scale, sink)
     return ONE_VIEW[kernel](
@@ -128,14 +124,9 @@ def choose(
         return "flex" if stores_scores and has_flex else "sdpa"
     if has_flex:
         return "flex"
-    if sink is not None:
+    if not is_one_view:
         return "explicit"
-    if is_one_view:
-        return "biased" if is_cpu and mask.has_biased_kernel else "blocks"
-    can_merge = is_cpu and not torch.is_grad_enabled()
-    for view in views:
-        can_merge = can_merge and view.k.shape[-1] == v.shape[-1] and view.mask.is_by_distance
-    return "merged" if can_merge else "explicit"
+    return "biased" if is_cpu and mask.has_biased_kernel else "blocks"
 
 
 def precompute_masks(mask: AttentionMask, device: str) -> None:
@@ -143,11 +134,8 @@ def precompute_masks(mask: AttentionMask, device: str) -> None:
 
     Layers that are recomputed or compiled separately must not create them.
     """
-    is_biased = device == "cpu" and mask.has_biased_kernel
-    if mask.is_by_distance or is_biased:
+    if mask.is_by_distance or (device == "cpu" and mask.has_biased_kernel):
         mask.by_distance()
-    if is_biased:
-        mask.network()
     if device == "cuda":
         mask.flex_bias()
         block_mask(mask)

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from model.fast.network_bias import NetworkBias
 from model.token_positions import TokenPositions
 
 # Arguments are INDICES (batch row, head, query, key), as in FlexAttention; indexed tensors are
@@ -91,61 +90,17 @@ def visibility_mask(
 
 @dataclass(frozen=True)
 class CausalBand:
-    """A causal band known on the host: query i attends to keys j with nearest ≤ i + offset − j <
-    window and first ≤ j < last, and to the first `sinks` keys."""
+    """A causal band known on the host: query i attends to keys j with 0 ≤ i + offset − j < window,
+    and to the first `sinks` keys."""
 
     offset: int
     window: int | None = None
     sinks: int = 0
-    nearest: int = 0
-    first: int = 0
-    last: int | None = None
 
     def keys(self, start: int, stop: int) -> tuple[int, int]:
         """The range of keys visible to any query in [start, stop), without sinks."""
-        low = 0 if self.window is None else start + self.offset - self.window + 1
-        high = stop + self.offset - self.nearest
-        high = high if self.last is None else min(high, self.last)
-        return max(self.first, low), max(self.first, high)
-
-    def part(
-        self,
-        nearest: int,
-        farthest: int | None,
-        first: int,
-        last: int | None,
-    ) -> CausalBand:
-        """The pairs of this band at distances nearest, ..., farthest − 1 with keys first, ..., last
-        − 1.
-
-        With sinks, the part consists either of sinks or of keys after them.
-        """
-        window = None if self.sinks and last == self.sinks else self.window
-        window = min((x for x in (window, farthest) if x is not None), default=None)
-        return CausalBand(
-            self.offset,
-            window,
-            0,
-            nearest,
-            first,
-            last,
-        )
-
-    def attending(
-        self,
-        start: int,
-        stop: int,
-        device: torch.device,
-    ) -> Tensor:
-        """(stop − start,) whether queries attend to any key; without sinks."""
-        at = torch.arange(start, stop, device=device) + self.offset
-        low = torch.full_like(at, self.first)
-        high = at - self.nearest
-        if self.window is not None:
-            low = low.maximum(at - self.window + 1)
-        if self.last is not None:
-            high = high.clamp(max=self.last - 1)
-        return low <= high
+        low = 0 if self.window is None else max(0, start + self.offset - self.window + 1)
+        return low, stop + self.offset
 
 
 @dataclass(frozen=True)
@@ -156,8 +111,6 @@ class BiasForms:
         distance: the bias as a function of distance alone.
         key_sums: (B, H, S) float64 numbers c of the keys, if the bias is c of the query − c of the
             key.
-        make_network: returns the bias as a network, given distances (N,); used where positions
-            increase by one from key to key.
         make_flex: returns the bias as FlexAttention evaluates it; called once per pass, outside the
             kernel, where tables can be computed. Where the kernel indexes captured tensors that
             require gradients, the backward pass adds each pair's gradient to the indexed entry;
@@ -167,7 +120,6 @@ class BiasForms:
 
     distance: DistanceFunction | None = None
     key_sums: Tensor | None = None
-    make_network: Callable[[Tensor], NetworkBias] | None = None
     make_flex: Callable[[], BiasFunction] | None = None
     kernel_options: dict[str, Any] = field(default_factory=dict)
 
@@ -181,7 +133,6 @@ class AttentionMask:
         separation: elementwise over (row, query, key): query position − key position.
         band: in plain layout, a bound on the visible keys, known on the host.
         is_band: the mask equals the band.
-        part: the part of the band that the mask equals, if it is known.
         forms: other forms of the bias.
         unit_steps: positions increase by one from key to key, so distances follow from indices.
         rows: number of distinct rows of mask and bias: 1 or the batch size.
@@ -198,7 +149,6 @@ class AttentionMask:
     bias: BiasFunction | None = None
     band: CausalBand | None = None
     is_band: bool = False
-    part: CausalBand | None = None
     forms: BiasForms = field(default_factory=BiasForms)
     unit_steps: bool = False
     rows: int = 1
@@ -224,30 +174,16 @@ class AttentionMask:
 
     @property
     def is_exact_band(self) -> bool:
-        """The visible pairs are those of `exact_band`."""
-        return self.part is not None or (self.is_band and self.sinks == 0)
+        """The visible pairs are those of the band, without sinks."""
+        return self.is_band and self.sinks == 0
 
     @property
     def has_biased_kernel(self) -> bool:
         """Whether `model/fast/biased.py` evaluates the bias: differences of sums, and with
-        gradients learned functions of distance and networks."""
+        gradients learned functions of distance."""
         if self.forms.key_sums is not None:
             return self.is_exact_band
-        if self.forms.make_network is not None:
-            return (
-                torch.is_grad_enabled()
-                and self.is_exact_band
-                and self.unit_steps
-                and self.rows == 1
-            )
         return torch.is_grad_enabled() and self.is_by_distance and self.by_distance().requires_grad
-
-    @property
-    def exact_band(self) -> CausalBand:
-        """The band that a mask by distance equals."""
-        band = self.part or self.band
-        assert band is not None
-        return band
 
     @property
     def sinks(self) -> int:
@@ -258,7 +194,8 @@ class AttentionMask:
     def distance_block(self) -> int:
         """Queries per block of a mask by distance. Narrow windows have smaller blocks, which
         contain fewer masked pairs."""
-        window = self.exact_band.window
+        assert self.band is not None
+        window = self.band.window
         narrow = window is not None and window < 4 * WIDE_BLOCK
         return QUERY_BLOCK if narrow else WIDE_BLOCK
 
@@ -288,23 +225,12 @@ class AttentionMask:
             self._lowered[name] = compute()
         return self._lowered[name]
 
-    def network(self) -> list[Tensor]:
-        """The tensors of the bias as a network, computed once per pass; none if it is not one."""
-        make = self.forms.make_network
-        if make is None:
-            return []
-        return self._once("network", lambda: make(self._distances().clamp(min=0)).tensors())
-
-    def _distances(self) -> Tensor:
-        """(N,) of the entries of `by_distance`."""
-        return self.keys - 1 - torch.arange(self.keys + WIDE_BLOCK - 1, device=self.device)
-
     def _by_distance(self) -> Tensor:
-        band = self.exact_band
-        d = self._distances()
-        hidden = d < band.nearest
-        if band.window is not None:
-            hidden |= d >= band.window
+        assert self.band is not None
+        d = self.keys - 1 - torch.arange(self.keys + WIDE_BLOCK - 1, device=self.device)
+        hidden = d < 0
+        if self.band.window is not None:
+            hidden |= d >= self.band.window
         if self.forms.distance is None:
             values = torch.zeros(1, len(d), device=self.device)
         else:

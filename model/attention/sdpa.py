@@ -81,7 +81,8 @@ def distance_mask(
     The mask is a strided view: with reversed queries, the entry of pair (i', j) is at offset + i' +
     j, so strides of (1, 1) describe it without a copy.
     """
-    band = mask.exact_band
+    band = mask.band
+    assert band is not None
     low, high = band.keys(start, stop)
     values = mask.by_distance().to(mask_dtype(q))
     farthest = stop - 1 + band.offset - low  # distance of the last query to the first key

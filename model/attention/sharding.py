@@ -206,10 +206,6 @@ class ShardedWindow:
         """The chunks of this rank's tokens x (B, T, ·)."""
         return x.split([stop - start for start, stop in map(self.bounds, self.shard.chunks)], dim=1)
 
-    def cache_for(self, settings: PositionSettings) -> GatheredKeys:
-        """An empty cache of keys for the passes of one layer."""
-        return GatheredKeys(self, settings)
-
 
 class GatheredLayer:
     """The cache of one layer in the passes of a rank's chunks, filled with the chunks of all

@@ -1,20 +1,18 @@
-"""The projections shared by softmax and linear attention, and softmax attention."""
+"""Softmax attention, and the projections that it shares with linear attention."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import replace
 from typing import ClassVar, Literal, Protocol
 
-import torch
 from torch import Tensor, nn
 
 from model.attention.explicit import query_block
 from model.attention.kernels import AttentionHook, attend
 from model.attention.mask import AttentionView
-from model.attention.sharding import GatheredKeys, ShardedWindow
-from model.cache import CacheIndex, LayerCache
 from model.mixers.base import AttentionPass, LayerKind, Mixer, MixerSettings, Modifiers
-from model.position import AttentionContext, AttentionPlan, ExtrasCache
+from model.position import AttentionPlan, ExtrasCache
 
 
 class AttentionMixer(MixerSettings):
@@ -42,6 +40,69 @@ class HeadNorm(nn.RMSNorm):
         return super().forward(x.to(self.weight.dtype)).to(x.dtype)
 
 
+class KeyMixer(Mixer):
+    """Base class of mixers that attend to cached keys with softmax weights."""
+
+    has_attention_weights = True
+    scale: float
+    pair_features: int  # of a query, key and value that are multiplied for each pair
+
+    def forward(
+        self,
+        x: Tensor,
+        step: AttentionPass,
+        layer_cache: KeyCache | None,
+        hook: AttentionHook | None = None,
+    ) -> Tensor:
+        """x (B, T, C) → (B, K, C) for the K queries of the pass."""
+        plan, k, v = self.project(x, step, layer_cache)
+        if layer_cache is not None:
+            k, v = layer_cache.append(k, v)  # (B, G, S, ·)
+        return self.attend(x, step, plan, k, v, hook)
+
+    @abstractmethod
+    def project(
+        self, x: Tensor, step: AttentionPass, layer_cache: KeyCache | None
+    ) -> tuple[AttentionPlan, Tensor, Tensor]:
+        """The plan for the layer input x (B, T, C), new keys as they are cached (B, G, T, ·), and
+        values (B, G, T, ·)."""
+
+    @abstractmethod
+    def attend(
+        self,
+        x: Tensor,
+        step: AttentionPass,
+        plan: AttentionPlan,
+        k: Tensor,
+        v: Tensor,
+        hook: AttentionHook | None = None,
+    ) -> Tensor:
+        """(B, K, C) for the K queries of the pass, with all keys and values (B, G, S, ·)."""
+
+    def weighted(
+        self, views: list[AttentionView], v: Tensor, hook: AttentionHook | None = None
+    ) -> Tensor:
+        """The weighted values (B, H, K, ·)."""
+        sink = self.position.sink_logits(v.device)
+        out = attend(views, v, self.scale, sink=sink)
+        if hook is not None:
+            hook(views, v, self.scale, sink, out)
+        return out
+
+    def pair_flops(self, length: int) -> float:
+        """Training FLOPs per token without the projections: six per feature and visible key,
+        averaged over a causal (windowed) sequence."""
+        window = min(self.position.settings.window or length, length)
+        visible = window - window * (window - 1) / (2 * length)
+        return 6 * self.heads * self.pair_features * visible
+
+    def workspace(self, batch: int, tokens: int, length: int, blocks: int) -> int:
+        queries = min(tokens, query_block(batch * self.heads, length))
+        # Keys and values are repeated for every head too; masks by distance are only vectors.
+        per_key = blocks * queries + (self.pair_features if blocks else 0) + 8
+        return batch * self.heads * length * per_key
+
+
 class Projection(Mixer):
     """The projections of a token mixer, the same for softmax and linear attention.
 
@@ -49,9 +110,12 @@ class Projection(Mixer):
     output projection: one number per head or per channel. Qiu et al. 2025 (arXiv:2505.06708).
     """
 
+    has_gate = True
+
     def __init__(self, kind: LayerKind):
         super().__init__(kind)
         self.scale = kind.attention_scale
+        self.pair_features = 2 * kind.head_dim
         self.joint_norm = kind.qk_norm == "all_heads"
         bias = kind.attention_bias != "none"
         self.wq = nn.Linear(kind.dim, kind.heads * kind.head_dim, bias=bias)
@@ -126,42 +190,13 @@ class Projection(Mixer):
         return x.unflatten(-1, (heads, self.head_dim)).transpose(1, 2)
 
 
-class Attention(Projection):
+class Attention(KeyMixer, Projection):
     """Softmax attention: projects, updates the cache and attends. The plan defines the attention
     pattern."""
-
-    caches_keys = True
-    has_attention_weights = True
-
-    def make_cache(
-        self,
-        index: CacheIndex | None,
-        dtype: torch.dtype,
-    ) -> LayerCache:
-        assert index is not None
-        return LayerCache(index, dtype)
-
-    def sharded_cache(self, window: ShardedWindow) -> GatheredKeys:
-        return window.cache_for(self.position.settings)
-
-    def forward(
-        self,
-        x: Tensor,
-        step: AttentionPass,
-        layer_cache: KeyCache | None,
-        hook: AttentionHook | None = None,
-    ) -> Tensor:
-        """x (B, T, C) → (B, K, C) for the K queries of the pass."""
-        plan, k, v = self.project(x, step, layer_cache)
-        if layer_cache is not None:
-            k, v = layer_cache.append(k, v)  # (B, G, S, ·)
-        return self.attend(x, step, plan, k, v, hook)
 
     def project(
         self, x: Tensor, step: AttentionPass, layer_cache: KeyCache | None
     ) -> tuple[AttentionPlan, Tensor, Tensor]:
-        """The plan for the layer input x (B, T, C), new keys as they are cached (B, G, T, ·), and
-        values (B, G, T, D)."""
         plan = step.plan.bind(x, layer_cache)
         return plan, plan.write(self.keys(x)), self.values(x)
 
@@ -174,59 +209,23 @@ class Attention(Projection):
         v: Tensor,
         hook: AttentionHook | None = None,
     ) -> Tensor:
-        """(B, K, C) for the K queries of the pass, with all keys and values (B, G, S, ·)."""
-        context = step.context
-        x = context.of_queries(x)
+        x = step.context.of_queries(x)
         if x.shape[1] == 0:  # the pass only fills the cache
             return x
-        views = self.views(
-            plan,
-            self.queries(x),
-            k,
-            context,
-            step.factors,
-        )
-        sink = self.position.sink_logits(x.device)
-        out = attend(views, v, self.scale, sink=sink)
-        if hook is not None:
-            hook(views, v, self.scale, sink, out)
-        return self.joined(out, x)
+        views = self.views(plan, self.queries(x), k, step)
+        return self.joined(self.weighted(views, v, hook), x)
 
     def views(
-        self,
-        plan: AttentionPlan,
-        q: Tensor,
-        k: Tensor,
-        context: AttentionContext,
-        factors: Tensor | None,
+        self, plan: AttentionPlan, q: Tensor, k: Tensor, step: AttentionPass
     ) -> list[AttentionView]:
         """The plan's views of the queries (B, H, K, D), with the temperature."""
-        if factors is not None and factors.shape[2] > 1:
-            factors = context.of_queries(factors, dim=2)
+        factors = step.query_factors
         if plan.linear:
             return plan.read(self.position.scale_queries(q, factors), k)
-        views = plan.read(q, k)
-        if factors is None and self.position.scale is None:
-            return views
-        return [replace(view, q=self.position.scale_queries(view.q, factors)) for view in views]
-
-    def pair_flops(self, length: int) -> float:
-        """Training FLOPs per token without the projections: 12·H·D per visible key, averaged over a
-        causal (windowed) sequence."""
-        window = min(self.position.settings.window or length, length)
-        return 12 * self.heads * self.head_dim * (window - window * (window - 1) / (2 * length))
+        return [
+            replace(view, q=self.position.scale_queries(view.q, factors))
+            for view in plan.read(q, k)
+        ]
 
     def cached_numbers(self, tokens: int, key_features: int) -> int:
         return tokens * self.kv_heads * (key_features + self.head_dim)
-
-    def workspace(
-        self,
-        batch: int,
-        tokens: int,
-        length: int,
-        blocks: int,
-    ) -> int:
-        queries = min(tokens, query_block(batch * self.heads, length))
-        # Keys and values are repeated for every head too; masks by distance are only vectors.
-        per_key = blocks * queries + (2 * self.head_dim if blocks else 0) + 8
-        return batch * self.heads * length * per_key

@@ -18,7 +18,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model.attention.kernels import attend
 from model.attention.mask import PRECISE
 from model.attention.softmax import Attention
 from model.block import Block, Norm
@@ -170,20 +169,7 @@ class PackedBlock:
         qk, v = self.project(x)
         q, k = qk.unsqueeze(2).split_with_sizes(self.heads, 1)
         k, v = layer_cache.append(plan.write(k), v.unsqueeze(2))  # (B, G, S, ·)
-        views = attention.views(
-            plan,
-            q,
-            k,
-            step.context,
-            step.factors,
-        )
-        out = attend(
-            views,
-            v,
-            attention.scale,
-            sink=attention.position.sink_logits(x.device),
-        )
-        return out.reshape(len(x), -1)
+        return attention.weighted(attention.views(plan, q, k, step), v).reshape(len(x), -1)
 
 
 class PlainBlock:

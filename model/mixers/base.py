@@ -11,10 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from errors import ModelError
-from model.attention.kernels import AttentionHook
-from model.attention.sharding import GatheredLayer, ShardedWindow
-from model.cache import CacheIndex
+from model.attention.mask import AttentionView
+from model.attention.sharding import GatheredKeys, ShardedWindow
+from model.cache import CacheIndex, LayerCache
+from model.mixers.layer_state import GatheredState, LayerState
 from model.position import (
+    SCHEMES,
     AttentionContext,
     AttentionPlan,
     ContentPlan,
@@ -22,6 +24,8 @@ from model.position import (
     PositionSettings,
 )
 from model.position.base import Initializer
+from model.position.temperature import NoTemperature
+from model.token_positions import TokenPositions
 from settings.fields import StrictSettings
 
 Gate = Literal["none", "head", "channel"]
@@ -89,6 +93,14 @@ class AttentionPass:
     plan: AttentionPlan | ContentPlan
     factors: Tensor | None
 
+    @property
+    def query_factors(self) -> Tensor | None:
+        """The temperature factors of the queries."""
+        factors = self.factors
+        if factors is None or factors.shape[2] == 1:
+            return factors
+        return self.context.of_queries(factors, dim=2)
+
 
 class Modifiers(nn.Module):
     """Temperature and sink of one layer, for any scheme; each learns at most one number per
@@ -135,13 +147,16 @@ class Mixer(nn.Module, ABC):
     """Base class of token mixers: (B, T, C) → (B, K, C). Its output matrix is named `wo`.
 
     Attributes:
-        caches_keys: whether its cache grows with the keys and needs a `CacheIndex`.
-        has_attention_weights: whether it calls attention hooks.
+        has_attention_weights: whether it caches keys, with a `CacheIndex`, and calls attention
+            hooks. Otherwise its cache is a state of constant size.
+        has_queries: whether it has queries and keys, which schemes may change.
+        has_gate: whether it supports the gate of its output.
         position: temperature and sink of the layer.
     """
 
-    caches_keys: ClassVar[bool] = False
     has_attention_weights: ClassVar[bool] = False
+    has_queries: ClassVar[bool] = True
+    has_gate: ClassVar[bool] = False
     position: Modifiers
 
     def __init__(self, kind: LayerKind):
@@ -158,8 +173,15 @@ class Mixer(nn.Module, ABC):
             where: the key of the positional scheme in the settings, for error messages.
 
         Raises:
-            ModelError: the mixer does not support the scheme or one of its settings.
+            ModelError: the mixer does not support the gate, the scheme or one of its settings.
         """
+        if kind.gate != "none" and not cls.has_gate:
+            raise ModelError(
+                f"gate = {kind.gate} is not supported by layers with mixer.name = "
+                f"{kind.mixer.name}: set gate to none"
+            )
+        if not cls.has_attention_weights:
+            check_scheme(where, kind, geometry, cls.has_queries)
 
     @property
     def initial_values(self) -> dict[str, Initializer]:
@@ -168,20 +190,20 @@ class Mixer(nn.Module, ABC):
         return {}
 
     @abstractmethod
-    def forward(
-        self, x: Tensor, step: AttentionPass, layer_cache: Any, hook: AttentionHook | None = None
-    ) -> Tensor:
-        """x (B, T, C) → (B, K, C) for the K queries of the pass."""
+    def forward(self, x: Tensor, step: AttentionPass, layer_cache: Any) -> Tensor:
+        """x (B, T, C) → (B, K, C) for the K queries of the pass. Mixers with attention weights have
+        a further argument, the attention hook or None."""
 
-    @abstractmethod
-    def make_cache(self, index: CacheIndex | None, dtype: torch.dtype) -> Any:
-        """An empty cache for this layer, with `select_rows` and `static`; see `LayerCache`. `index`
-        is None unless `caches_keys`."""
+    def make_cache(self, index: CacheIndex | None, dtype: torch.dtype) -> LayerCache | LayerState:
+        """An empty cache for this layer; `index` is None without attention weights."""
+        return LayerState() if index is None else LayerCache(index, dtype)
 
-    @abstractmethod
-    def sharded_cache(self, window: ShardedWindow) -> GatheredLayer:
+    def sharded_cache(self, window: ShardedWindow) -> GatheredKeys | GatheredState:
         """An empty cache for the passes of this layer over a window that is sharded over
         processes."""
+        if self.has_attention_weights:
+            return GatheredKeys(window, self.position.settings)
+        return GatheredState(window)
 
     @abstractmethod
     def pair_flops(self, length: int) -> float:
@@ -205,3 +227,73 @@ class Mixer(nn.Module, ABC):
         """Numbers per token that are saved for the backward pass: queries, keys, values, and what
         the mixer computes of them."""
         return 2 * (self.heads + self.kv_heads) * self.head_dim
+
+
+def check_scheme(
+    where: str,
+    kind: LayerKind,
+    geometry: HeadGeometry,
+    has_queries: bool,
+) -> None:
+    """Check that a scheme works with a mixer without softmax: it adds nothing to logits.
+
+    Args:
+        where: the scheme's key in the settings, for error messages.
+        has_queries: whether the mixer has queries and keys, which the scheme may change.
+
+    Raises:
+        ModelError: the scheme or one of its settings requires softmax attention.
+    """
+    choice = kind.position
+    mixer = f"mixer.name = {kind.mixer.name}"
+    for key, required, is_met in (
+        ("window", "null", choice.window is None),
+        ("sinks", "0", choice.sinks == 0),
+        ("temperature", "{name: none}", isinstance(choice.temperature, NoTemperature)),
+        ("sink_logit", "none", choice.sink_logit == "none"),
+    ):
+        if not is_met:
+            raise ModelError(
+                f"{where}.{key} is not supported by layers with {mixer}: set it to {required} or "
+                "choose mixer.name = attention"
+            )
+    # Run two tokens through a temporary instance to find out what the scheme requires.
+    with torch.device("cpu"), torch.no_grad():
+        scheme = SCHEMES[choice.name][1](choice, geometry)
+        positions = TokenPositions.plain(min(2, scheme.limit or 2))
+        tables = scheme.tables(positions, torch.float32)
+        context = AttentionContext(
+            positions, positions, positions, 1, geometry.heads, torch.device("cpu"), tables
+        )
+        plan = scheme.plan(context)
+        if isinstance(plan, ContentPlan):
+            refusal = "reads the layer input"
+        else:
+            q = torch.ones(
+                1,
+                geometry.heads,
+                positions.position_end,
+                geometry.head_dim,
+            )
+            views = plan.read(q, plan.write(q[:, : geometry.kv_heads]))
+            refusal = _beyond_products(views)
+            if not has_queries and not torch.equal(views[0].q, q):
+                refusal = "changes queries and keys"
+    if refusal:
+        raise ModelError(
+            f"{where}: scheme '{choice.name}' {refusal}, which layers with {mixer} do not support; "
+            "choose another scheme or mixer.name = attention"
+        )
+
+
+def _beyond_products(views: list[AttentionView]) -> str | None:
+    """The requirement of these views that products of features cannot meet, or None."""
+    if len(views) > 1 or any(
+        view.weights_fn is not None or view.extra_output is not None for view in views
+    ):
+        return "transforms pairs differently by distance, or computes its own attention weights"
+    if views[0].mask.bias is not None:
+        return "adds a bias to the logits"
+    if not views[0].mask.is_causal_only:
+        return "masks past tokens"
+    return None

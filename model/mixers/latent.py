@@ -6,20 +6,16 @@ DeepSeek-V2 (arXiv:2405.04434), DeepSeek-V3, MiniCPM3, Kimi Linear.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
 from errors import ModelError
-from model.attention.explicit import query_block
-from model.attention.kernels import AttentionHook, attend
-from model.attention.sharding import GatheredKeys, ShardedWindow
-from model.attention.softmax import HeadNorm, KeyCache
-from model.cache import CacheIndex, LayerCache
-from model.mixers.base import AttentionPass, LayerKind, Mixer, MixerSettings, Modifiers
-from model.mixers.recurrent import check_no_gate
+from model.attention.kernels import AttentionHook
+from model.attention.softmax import HeadNorm, KeyCache, KeyMixer
+from model.mixers.base import AttentionPass, LayerKind, MixerSettings, Modifiers
 from model.position import AttentionPlan, HeadGeometry
 
 
@@ -46,16 +42,13 @@ class LatentMixer(MixerSettings):
         return f"latent attention of rank {self.rank}"
 
 
-class LatentAttention(Mixer):
+class LatentAttention(KeyMixer):
     """Softmax attention over q·k = u_qᵀ u_k + r_qᵀ r_k, with u_k and values W c of the compressed
     c, and the slice r with positions. The cache stores c and r_k, for all heads together.
 
     Expanded form: W c for all keys. Absorbed form: queries Wᵀ u_q meet c itself, and the values'
     part of W is applied to the mean of c. They are equal; the cheaper one is chosen.
     """
-
-    caches_keys: ClassVar[bool] = True
-    has_attention_weights: ClassVar[bool] = True
 
     def __init__(self, kind: LayerKind):
         super().__init__(kind)
@@ -64,6 +57,7 @@ class LatentAttention(Mixer):
         self.value_dim = m.value_dim or m.unrotated_dim
         features = m.unrotated_dim + self.head_dim
         self.scale = features**-0.5
+        self.pair_features = features + self.value_dim
         self.position = Modifiers(kind.position, kind.heads)
         norm_eps = m.norm_eps or kind.norm_eps
         if m.query_rank is not None:
@@ -77,25 +71,12 @@ class LatentAttention(Mixer):
 
     @classmethod
     def check(cls, where: str, kind: LayerKind, geometry: HeadGeometry) -> None:
-        check_no_gate(kind)
+        super().check(where, kind, geometry)
         if kind.kv_heads != 1:
             raise ModelError(
                 f"kv_heads = {kind.kv_heads} is not supported by layers with mixer.name = latent, "
                 "whose heads share one slice of the keys: set kv_heads to 1"
             )
-
-    def forward(
-        self,
-        x: Tensor,
-        step: AttentionPass,
-        layer_cache: KeyCache | None,
-        hook: AttentionHook | None = None,
-    ) -> Tensor:
-        """x (B, T, C) → (B, K, C) for the K queries of the pass."""
-        plan, k, v = self.project(x, step, layer_cache)
-        if layer_cache is not None:
-            k, v = layer_cache.append(k, v)
-        return self.attend(x, step, plan, k, v, hook)
 
     def project(
         self, x: Tensor, step: AttentionPass, layer_cache: KeyCache | None
@@ -117,8 +98,7 @@ class LatentAttention(Mixer):
     ) -> Tensor:
         """(B, K, C) for the K queries of the pass, with the slices (B, 1, S, D) and compressed
         vectors (B, 1, S, rank) of all keys."""
-        context = step.context
-        x = context.of_queries(x)
+        x = step.context.of_queries(x)
         if x.shape[1] == 0:  # the pass only fills the cache
             return x
         m = self.mixer
@@ -134,9 +114,6 @@ class LatentAttention(Mixer):
         else:
             unrotated = v @ up_keys.mT
             values = v @ up_values.mT
-        factors = step.factors
-        if factors is not None and factors.shape[2] > 1:
-            factors = context.of_queries(factors, dim=2)
 
         def whole(rotated: Tensor, unrotated: Tensor) -> Tensor:
             return torch.cat([unrotated, rotated.expand(-1, unrotated.shape[1], -1, -1)], dim=-1)
@@ -144,15 +121,12 @@ class LatentAttention(Mixer):
         views = [
             replace(
                 view,
-                q=self.position.scale_queries(whole(view.q, q_unrotated), factors),
+                q=self.position.scale_queries(whole(view.q, q_unrotated), step.query_factors),
                 k=whole(view.k, unrotated),
             )
             for view in plan.read(q, k)
         ]
-        sink = self.position.sink_logits(x.device)
-        out = attend(views, values, self.scale, sink=sink)
-        if hook is not None:
-            hook(views, values, self.scale, sink, out)
+        out = self.weighted(views, values, hook)
         if is_absorbed:
             out = out @ up_values.mT
         return self.wo(out.transpose(1, 2).flatten(2))
@@ -164,26 +138,13 @@ class LatentAttention(Mixer):
             self.mixer.rank * expanded
         )
 
-    def make_cache(self, index: CacheIndex | None, dtype: torch.dtype) -> LayerCache:
-        assert index is not None
-        return LayerCache(index, dtype)
-
-    def sharded_cache(self, window: ShardedWindow) -> GatheredKeys:
-        return window.cache_for(self.position.settings)
-
-    def pair_flops(self, length: int) -> float:
-        window = min(self.position.settings.window or length, length)
-        visible = window - window * (window - 1) / (2 * length)
-        features = self.mixer.unrotated_dim + self.head_dim + self.value_dim
-        return 6 * self.heads * features * visible
-
     def cached_numbers(self, tokens: int, key_features: int) -> int:
         return tokens * (key_features + self.mixer.rank)
 
     def workspace(self, batch: int, tokens: int, length: int, blocks: int) -> int:
-        queries = min(tokens, query_block(batch * self.heads, length))
-        features = self.mixer.unrotated_dim + self.head_dim + self.value_dim
-        return batch * self.heads * length * (blocks * queries + 2 * features + 8)
+        expanded = self.pair_features * (1 if blocks else 2)  # keys and values of every head
+        shared = super().workspace(batch, tokens, length, blocks)
+        return shared + batch * self.heads * length * expanded
 
     def saved_numbers(self, length: int) -> int:
         features = self.mixer.unrotated_dim + self.head_dim

@@ -12,7 +12,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from model.attention.sharding import GatheredLayer, ShardedWindow
-from model.mixers.recurrence import RecurrentState, Transition, without_padding
+from model.mixers.recurrence import (
+    Inputs,
+    RecurrentState,
+    Transition,
+    chunks_of,
+    step_by_step,
+    without_padding,
+)
 
 
 class LayerState:
@@ -165,3 +172,22 @@ class GatheredState(GatheredLayer):
 
     def keep(self, state: RecurrentState) -> None:
         """Later chunks do not use this state."""
+
+
+def recurrent_outputs(
+    inputs: Inputs, state: LayerState | GatheredState | None, chunk: int
+) -> Tensor:
+    """Outputs (B, H, T, V) of the recurrence after the tokens of earlier passes, which `state` has.
+
+    Args:
+        state: updated in place; None: there are no earlier tokens.
+        chunk: tokens that are computed at once.
+    """
+    state = LayerState() if state is None else state
+    if inputs.q.shape[2] == 1 and isinstance(state, LayerState):
+        out, after = step_by_step(inputs, state.last)
+    else:
+        chunks = chunks_of(inputs, state.document, chunk)
+        out, after = chunks.run(state.before(chunks.whole))
+    state.keep(after)
+    return out

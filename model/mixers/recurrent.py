@@ -14,17 +14,11 @@ import torch.nn.functional as F
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from errors import ModelError
-from model.attention.kernels import AttentionHook
-from model.attention.linear import check_scheme
 from model.attention.mask import mask_dtype
-from model.attention.sharding import ShardedWindow
-from model.cache import CacheIndex
 from model.mixers.base import AttentionPass, LayerKind, Mixer, MixerSettings, Modifiers
 from model.mixers.convolution import CausalConvolution
-from model.mixers.layer_state import GatheredState, LayerState
-from model.mixers.recurrence import SUB_CHUNK, Inputs, chunks_of, step_by_step
-from model.position import HeadGeometry
+from model.mixers.layer_state import GatheredState, LayerState, recurrent_outputs
+from model.mixers.recurrence import SUB_CHUNK, Inputs
 from model.position.base import Initializer, constant
 
 STEP_RANGE = (1e-3, 0.1)  # initial Δ of softplus decays, as in Mamba-2
@@ -150,11 +144,6 @@ class Recurrent(Mixer):
         if m.output_gate != "none":
             self.w_gate = _low_rank(kind.dim, of_values, m.gate_rank)
 
-    @classmethod
-    def check(cls, where: str, kind: LayerKind, geometry: HeadGeometry) -> None:
-        check_no_gate(kind)
-        check_scheme(where, kind, geometry)
-
     @property
     def initial_values(self) -> dict[str, Initializer]:
         """Decay rates exp(A) in 1, ..., 16 over the heads, and Δ in STEP_RANGE, as in Mamba-2; both
@@ -174,46 +163,23 @@ class Recurrent(Mixer):
         return values
 
     def forward(
-        self,
-        x: Tensor,
-        step: AttentionPass,
-        layer_cache: LayerState | GatheredState | None,
-        hook: AttentionHook | None = None,
+        self, x: Tensor, step: AttentionPass, layer_cache: LayerState | GatheredState | None
     ) -> Tensor:
         """x (B, T, C) → (B, K, C) for the K queries of the pass."""
-        if hook is not None:
-            raise ModelError("recurrent layers have no attention weights for attention hooks")
         context = step.context
         state = LayerState() if layer_cache is None else layer_cache
-        document = None if context.new.layout == "plain" else context.new.document
-        q, k, v = self.projected(x, document, state)
+        projected = torch.cat([self.wq(x), self.wk(x), self.wv(x)], dim=-1)
+        if self.mixer.convolution:
+            count = self.mixer.convolution - 1
+            projected = self.convolution(*state.extend(projected, context.documents, count))
+        q, k, v = projected.split(self.sizes, dim=-1)
         with torch.autocast(x.device.type, enabled=False):
             inputs = self.inputs(x, q, k, v, step)
-            if x.shape[1] == 1 and isinstance(state, LayerState):
-                out, after = step_by_step(inputs, state.last)
-            else:
-                chunks = chunks_of(inputs, state.document, self.mixer.chunk)
-                out, after = chunks.run(state.before(chunks.whole))
-            state.keep(after)
+            out = recurrent_outputs(inputs, state, self.mixer.chunk)
             if self.mixer.skip:
                 out = out + self.skip[:, None, None] * inputs.v
         out = context.of_queries(out.transpose(1, 2)).to(v.dtype)
         return self.wo(self.gated(out, context.of_queries(x)))
-
-    def projected(
-        self,
-        x: Tensor,
-        document: Tensor | None,
-        state: LayerState | GatheredState,
-    ) -> list[Tensor]:
-        """Queries and keys (B, G, T, K) and values (B, H, T, V) of the layer input x (B, T, C)."""
-        joined = torch.cat([self.wq(x), self.wk(x), self.wv(x)], dim=-1)
-        if self.mixer.convolution:
-            extended = state.extend(joined, document, self.mixer.convolution - 1)
-            joined = self.convolution(*extended)
-        heads = [self.kv_heads, self.kv_heads, self.heads]
-        parts = zip(joined.split(self.sizes, dim=-1), heads, strict=True)
-        return [part.unflatten(-1, (count, -1)).transpose(1, 2) for part, count in parts]
 
     def inputs(
         self,
@@ -223,12 +189,14 @@ class Recurrent(Mixer):
         v: Tensor,
         step: AttentionPass,
     ) -> Inputs:
-        """The inputs of the recurrence, with positions. Tokens that are not queries of the pass
-        have queries of zero."""
+        """The inputs of the recurrence, with positions, from q, k and v (B, T, ·) of all heads.
+        Tokens that are not queries of the pass have queries of zero."""
         m = self.mixer
         context = step.context
         dtype = mask_dtype(v)
         shared = self.heads // self.kv_heads
+        q, k = (part.unflatten(-1, (self.kv_heads, -1)).transpose(1, 2) for part in (q, k))
+        v = v.unflatten(-1, (self.heads, -1)).transpose(1, 2)
         q = context.of_queries(q, dim=2).to(dtype).repeat_interleave(shared, dim=1)
         plan = step.plan.bind(x, None)
         (view,) = plan.read(q, plan.write(k.to(dtype)))
@@ -258,7 +226,6 @@ class Recurrent(Mixer):
             beta = delta[..., 0]
         else:
             beta = q.new_ones(()).expand(q.shape[:3])
-        document = None if context.new.layout == "plain" else context.new.document
         return Inputs(
             q=q * self.scale,
             k=k,
@@ -266,7 +233,7 @@ class Recurrent(Mixer):
             beta=beta,
             log_decay=log_decay,
             is_delta=m.delta,
-            document=document,
+            document=context.documents,
         )
 
     def gated(self, out: Tensor, x: Tensor) -> Tensor:
@@ -290,12 +257,6 @@ class Recurrent(Mixer):
         if gate is not None and not m.gate_first:
             out = out * gate
         return out.flatten(2)
-
-    def make_cache(self, index: CacheIndex | None, dtype: torch.dtype) -> LayerState:
-        return LayerState()
-
-    def sharded_cache(self, window: ShardedWindow) -> GatheredState:
-        return GatheredState(window)
 
     def pair_flops(self, length: int) -> float:
         """Training FLOPs per token without the projections: pairs within a chunk, and reads and
@@ -324,19 +285,6 @@ class Recurrent(Mixer):
 def unit(x: Tensor) -> Tensor:
     """x / √(|x|² + 1e-6), as in flash-linear-attention."""
     return x * (x.square().sum(-1, keepdim=True) + 1e-6).rsqrt()
-
-
-def check_no_gate(kind: LayerKind) -> None:
-    """Refuse the gate of attention.
-
-    Raises:
-        ModelError: the layers have one.
-    """
-    if kind.gate != "none":
-        raise ModelError(
-            f"gate = {kind.gate} is not supported by layers with mixer.name = {kind.mixer.name}: "
-            "set gate to none"
-        )
 
 
 def _low_rank(inputs: int, outputs: int, rank: int | None) -> nn.Module:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from model.attention import linear, softmax
-from model.mixers import latent, recurrent, short_convolution
+from model.attention import softmax
+from model.mixers import latent, linear, recurrent, short_convolution
 from model.mixers.base import Mixer, MixerSettings
 
 MIXERS: dict[str, tuple[type[MixerSettings], type[Mixer]]] = {

@@ -4,20 +4,12 @@ from __future__ import annotations
 
 from typing import Literal
 
-import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from errors import ModelError
-from model.attention.kernels import AttentionHook
-from model.attention.linear import check_scheme
-from model.attention.sharding import ShardedWindow
-from model.cache import CacheIndex
 from model.mixers.base import AttentionPass, LayerKind, Mixer, MixerSettings, Modifiers
 from model.mixers.convolution import CausalConvolution
 from model.mixers.layer_state import GatheredState, LayerState
-from model.mixers.recurrent import check_no_gate
-from model.position import HeadGeometry
 from model.position.base import Initializer, constant
 
 
@@ -35,6 +27,8 @@ class ShortConvolutionMixer(MixerSettings):
 class ShortConvolution(Mixer):
     """W_o (c ⊙ conv(b ⊙ z)) with (b, c, z) = W_in x; the convolution has no activation."""
 
+    has_queries = False
+
     def __init__(self, kind: LayerKind):
         super().__init__(kind)
         m: ShortConvolutionMixer = kind.mixer
@@ -44,37 +38,19 @@ class ShortConvolution(Mixer):
         self.convolution = CausalConvolution(kind.dim, m.width, silu=False, bias=m.bias)
         self.wo = nn.Linear(kind.dim, kind.dim, bias=m.bias)
 
-    @classmethod
-    def check(cls, where: str, kind: LayerKind, geometry: HeadGeometry) -> None:
-        check_no_gate(kind)
-        check_scheme(where, kind, geometry, has_queries=False)
-
     @property
     def initial_values(self) -> dict[str, Initializer]:
         return {"convolution.bias": constant(0.0)} if self.mixer.bias else {}
 
     def forward(
-        self,
-        x: Tensor,
-        step: AttentionPass,
-        layer_cache: LayerState | GatheredState | None,
-        hook: AttentionHook | None = None,
+        self, x: Tensor, step: AttentionPass, layer_cache: LayerState | GatheredState | None
     ) -> Tensor:
         """x (B, T, C) → (B, K, C) for the K queries of the pass."""
-        if hook is not None:
-            raise ModelError("short convolutions have no attention weights for attention hooks")
         context = step.context
         state = LayerState() if layer_cache is None else layer_cache
-        document = None if context.new.layout == "plain" else context.new.document
         b, c, z = self.w_in(x).chunk(3, dim=-1)
-        extended = state.extend(b * z, document, self.mixer.width - 1)
+        extended = state.extend(b * z, context.documents, self.mixer.width - 1)
         return self.wo(context.of_queries(c * self.convolution(*extended)))
-
-    def make_cache(self, index: CacheIndex | None, dtype: torch.dtype) -> LayerState:
-        return LayerState()
-
-    def sharded_cache(self, window: ShardedWindow) -> GatheredState:
-        return GatheredState(window)
 
     def pair_flops(self, length: int) -> float:
         return 6 * self.wo.in_features * (self.mixer.width + 1)

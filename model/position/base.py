@@ -74,6 +74,11 @@ class AttentionContext:
         given = x.shape[dim]
         return x if count == given else x.narrow(dim, given - count, count)
 
+    @property
+    def documents(self) -> Tensor | None:
+        """(B or 1, T) documents of the new tokens; None: one document in all passes."""
+        return None if self.new.layout == "plain" else self.new.document
+
     # Tensors indexed by mask and bias functions: (B, T) for queries, (B, S) for keys.
     @property
     def k_order(self) -> Tensor:
@@ -93,7 +98,6 @@ class AttentionContext:
         bias: BiasFunction | None = None,
         forms: BiasForms | None = None,
         by_row: bool = False,
-        part: Callable[[CausalBand], CausalBand] | None = None,
     ) -> AttentionMask:
         """The attention mask: visible pairs, restricted by `mask_mod`, with an optional bias.
 
@@ -104,8 +108,6 @@ class AttentionContext:
             forms: other forms of the bias, for faster kernels.
             by_row: `mask_mod` or `bias` depend on the row even if positions do not, e.g. on
                 content.
-            part: restricts a band as `mask_mod` does; used where positions are 0, 1, 2, ... in
-                order.
         """
         visible = visibility_mask(
             self.queries,
@@ -137,7 +139,6 @@ class AttentionContext:
             bias=bias,
             band=band,
             is_band=is_plain and mask_mod is None,
-            part=part(band) if part and band and queries > 1 and self._ordered() else None,
             forms=forms or BiasForms(),
             unit_steps=is_plain and self.keys.unit_steps,
             rows=1 if is_same else self.batch,
@@ -181,22 +182,6 @@ class AttentionContext:
         q_position = self.q_position
         k_position = self.k_position
         return lambda b, i, j: q_position[b, i] - k_position[b, j]
-
-    def _ordered(self) -> bool:
-        """Whether keys of a CPU have the positions 0, 1, 2, ..., without those that the cache has
-        dropped."""
-        # No kernel uses it with gradients, and it would break a compiled graph.
-        if self.device.type != "cpu" or torch.is_grad_enabled() or torch.compiler.is_compiling():
-            return False
-        position = self.keys.position
-        order = self.keys.order[0]
-        if len(position) > 1 or len(self.queries.position) > 1:
-            return False
-        if not torch.equal(position[0], order.to(position.dtype)):
-            return False
-        sinks = order[: self.sinks]
-        is_kept = torch.equal(sinks, torch.arange(len(sinks)))
-        return is_kept and bool((order.diff()[len(sinks) :] == 1).all())
 
     def _rows(self, x: Tensor) -> Tensor:
         return x.expand(self.batch, -1)

@@ -36,30 +36,14 @@ class RemapBranch:
     query: int
     key: int
     covers: Covers | None = None  # None: every pair
-    # The same for positions 0, 1, 2, ...: (nearest distance, farthest + 1, first key, last key +
-    # 1), as for `CausalBand.part`; None: not a part of a band.
-    part: tuple[int, int | None, int, int | None] | None = None
 
 
-def near_and_far(distance: int, context: RemapContext) -> tuple[RemapBranch, RemapBranch]:
+def near_and_far(distance: int) -> tuple[RemapBranch, RemapBranch]:
     """The first maps for distances below `distance`, the second query map and third key map from it
     on."""
-    near, far = (
-        ((0, distance, 0, None), (distance, None, 0, None)) if not context.sinks else (None, None)
-    )
     return (
-        RemapBranch(
-            0,
-            0,
-            lambda n, m, order: n - m < distance,
-            near,
-        ),
-        RemapBranch(
-            1,
-            2,
-            lambda n, m, order: n - m >= distance,
-            far,
-        ),
+        RemapBranch(0, 0, lambda n, m, order: n - m < distance),
+        RemapBranch(1, 2, lambda n, m, order: n - m >= distance),
     )
 
 
@@ -154,7 +138,7 @@ class ReRope(Remap):
         return n, torch.full_like(n, self._w(context)), torch.zeros_like(n)
 
     def branches(self, context):
-        return near_and_far(self._w(context), context)
+        return near_and_far(self._w(context))
 
 
 class LeakyReRope(ReRope):
@@ -242,7 +226,7 @@ class SelfExtend(Remap):
                 f"half the original length {context.original_length} is smaller than remap.group "
                 f"{self.group}: reduce remap.group, or set remap.neighbors"
             )
-        return near_and_far(w, context)
+        return near_and_far(w)
 
 
 class DualChunk(Remap):
@@ -352,23 +336,9 @@ class LambdaLimit(Remap):
     def branches(self, context):
         limit = self._limit(context)
         sinks = context.sinks
-        near = (0, limit, 0, None)
-        far = (limit, None, 0, sinks)
-        if limit != context.window:
-            near = far = None
         return (
-            RemapBranch(
-                0,
-                0,
-                lambda n, m, order: (order >= sinks) | (n - m < limit),
-                near,
-            ),
-            RemapBranch(
-                1,
-                2,
-                lambda n, m, order: (order < sinks) & (n - m >= limit),
-                far,
-            ),
+            RemapBranch(0, 0, lambda n, m, order: (order >= sinks) | (n - m < limit)),
+            RemapBranch(1, 2, lambda n, m, order: (order < sinks) & (n - m >= limit)),
         )
 
 
@@ -395,18 +365,8 @@ class Streaming(Remap):
     def branches(self, context):
         sinks = context.sinks
         return (
-            RemapBranch(
-                0,
-                0,
-                lambda n, m, order: order >= sinks,
-                (0, None, sinks, None),
-            ),
-            RemapBranch(
-                1,
-                0,
-                lambda n, m, order: order < sinks,
-                (0, None, 0, sinks),
-            ),
+            RemapBranch(0, 0, lambda n, m, order: order >= sinks),
+            RemapBranch(1, 0, lambda n, m, order: order < sinks),
         )
 
 

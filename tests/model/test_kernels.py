@@ -15,7 +15,6 @@ from model import TokenPositions
 from model.attention.kernels import attend, choose
 from model.attention.mask import QUERY_BLOCK, AttentionMask, AttentionView, BiasForms
 from model.fast.biased import NAMESPACE
-from model.fast.network_bias import NetworkBias
 from model.position import AttentionContext
 from model.position.schemes.alibi import alibi_slopes
 from tests.model.alone import B, by_head, close_for_tokens, drawn, normal, visible, weighted
@@ -131,39 +130,21 @@ def test_blockwise_gradients_match_reference(layout, t, s, window, bias):
 def learned_mask(
     t: int, s: int, window: int | None, form: str
 ) -> tuple[AttentionMask, list[Tensor]]:
-    """A mask with a bias by distance, of differences of sums or of a network, and what is
-    learned."""
+    """A mask with a bias by distance or of differences of sums, and what is learned."""
     context = context_of(TokenPositions.plain(s), t, window)
     if form == "distance":
         weight = normal(H, s, seed=5).requires_grad_()
         return context.distance_mask(lambda h, d: weight[h, d]), [weight]
-    if form == "sums":
-        sums = normal(B, H, s, seed=5).sigmoid().neg().cumsum(-1).requires_grad_()
+    sums = normal(B, H, s, seed=5).sigmoid().neg().cumsum(-1).requires_grad_()
 
-        def difference(b, h, i, j):
-            return sums[b, h, i + s - t] - sums[b, h, j]
+    def difference(b, h, i, j):
+        return sums[b, h, i + s - t] - sums[b, h, j]
 
-        forms = BiasForms(key_sums=sums)
-        return context.mask(bias=difference, forms=forms, by_row=True), [sums]
-    network = NetworkBias(
-        near=normal(s, seed=5).sigmoid(),
-        far=1 + normal(t, seed=6).abs(),
-        inner=normal(12, seed=7),
-        offset=normal(12, seed=8),
-        outer=normal(H, 12, seed=9),
-    )
-    leaves = [x.requires_grad_() for x in network.tensors()]
-
-    def output(b, h, i, j):
-        x = network.near[(i + s - t - j).clamp(min=0)] / network.far[i]
-        hidden = (x[..., None] * network.inner + network.offset).relu()
-        return (hidden * network.outer[h]).sum(-1)
-
-    forms = BiasForms(make_network=lambda d: replace(network, near=network.near[d]))
-    return context.mask(bias=output, forms=forms), leaves
+    forms = BiasForms(key_sums=sums)
+    return context.mask(bias=difference, forms=forms, by_row=True), [sums]
 
 
-@pytest.mark.parametrize("form", ["distance", "sums", "network"])
+@pytest.mark.parametrize("form", ["distance", "sums"])
 @pytest.mark.parametrize(
     ("t", "s", "window", "wide"),
     [
@@ -207,16 +188,17 @@ def test_sums_of_a_thousand_keep_the_precision_of_lower_dtypes(dtype, rtol):
     close(out.double(), expected, atol=float(rtol * expected.abs().max()))
 
 
-@pytest.mark.parametrize("form", ["distance", "network"])
+@pytest.mark.parametrize("form", ["distance", "sums"])
 def test_learned_biases_are_one_operation_for_all_lengths(form):
     """As torch.compile requires: no aliases, correct shapes and strides without data, correct
     autograd."""
     mask, _ = learned_mask(6, 9, None, form)
     q, k, v = (x.requires_grad_() for x in drawn(6, 9))
     table = mask.by_distance().detach().requires_grad_(form == "distance")
-    network = [x.detach().requires_grad_() for x in mask.network()]
+    sums = mask.forms.key_sums
+    sums = None if sums is None else sums.detach().requires_grad_()
     operator = getattr(torch.ops, NAMESPACE).biased_attention.default
-    torch.library.opcheck(operator, (q, k, v, table, None, network, 0.3))
+    torch.library.opcheck(operator, (q, k, v, table, sums, 0.3))
 
 
 @pytest.mark.parametrize("sink", [None, normal(H)], ids=["", "sink"])

@@ -140,14 +140,14 @@ def test_states_do_not_grow_and_rows_are_selected():
     tokens = ids(2, T)
     cache = model.make_cache(2, T)
     model(tokens[:, :5], TokenPositions.plain(5), cache=cache)
-    sizes = [state.sums.values.shape for state in cache.layers[::2]]
+    sizes = [state.last.memory.shape for state in cache.layers[::2]]
     rows = torch.tensor([1, 0, 1])
     cache.select_rows(rows)
     cache.grow(4 * T)
     rest = TokenPositions.plain(T - 5, offset=5, length=T)
     out = model(tokens[rows, 5:], rest, cache=cache)
     close(out, model(tokens[rows])[:, 5:])
-    assert [state.sums.values.shape[1:] for state in cache.layers[::2]] == [s[1:] for s in sizes]
+    assert [state.last.memory.shape[1:] for state in cache.layers[::2]] == [s[1:] for s in sizes]
 
 
 @pytest.mark.parametrize("case", [*HYBRIDS, "gate-head"])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch._dynamo.testing import CompileCounter
 
 from model import ModelError, TokenPositions
-from model.attention.linear import positive
+from model.mixers.linear import positive
 from tests.model.linear import (
     by_definition,
     every_form,
@@ -86,7 +86,7 @@ def test_sums_stay_float32_under_autocast(form):
             model(tokens[:, s : s + 100], TokenPositions.plain(100, offset=s), cache=cache)
             for s in (0, 100, 200)
         ]
-    assert all(m.sums.values.dtype == m.sums.keys.dtype == torch.float32 for m in cache.layers)
+    assert all(layer.last.memory.dtype == torch.float32 for layer in cache.layers)
     assert (torch.cat(parts, 1) - exact).abs().mean() < 0.05
 
 

@@ -6,14 +6,12 @@ Heads have five pairs of features, and T is not a multiple of the chunk or group
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
 from model import TokenPositions
-from model.attention.kernels import attend, choose
 from tests.model.alone import (
     B,
     attended,
@@ -228,68 +226,3 @@ def test_remap_equals_rope_at_short_distances_only(remap, tokens):
         text = ids(2, count)
         difference = (remapped(text) - plain(text)).abs().max()
         assert (difference < 1e-10) == (tokens is None or count <= tokens), count
-
-
-# Views by distance, which a fused kernel computes without gradients, and others.
-MERGED = {
-    "rerope": ({"name": "rerope", "distance": 4}, {}),
-    "rerope-window": ({"name": "rerope", "distance": 4}, {"window": 7}),
-    "rerope-window-inside": ({"name": "rerope", "distance": 9}, {"window": 7}),
-    "leaky": ({"name": "leaky_rerope", "distance": 5, "factor": 3.0}, {}),
-    "self_extend": ({"name": "self_extend", "neighbors": 6, "group": 3}, {}),
-    "lambda": ({"name": "lambda"}, KEPT),
-    "streaming": ({"name": "streaming"}, KEPT),
-}
-EXPLICIT = {
-    "lambda with another limit": ({"name": "lambda", "limit": 4}, KEPT),
-    "rerope with sinks": ({"name": "rerope", "distance": 4}, KEPT),
-    "three views": ({"name": "dual_chunk", "chunk": 8, "local": 3}, {}),
-}
-
-
-@pytest.fixture
-def _small_blocks(monkeypatch):
-    monkeypatch.setattr("model.attention.mask.QUERY_BLOCK", 4)
-    monkeypatch.setattr("model.attention.mask.WIDE_BLOCK", 4)
-
-
-def views_of(case, positions: TokenPositions = PLAIN, queries: int = T):
-    remap, window = case
-    scheme = scheme_of("rope", theta=THETA, remap=remap, **window)
-    q, k, v = drawn(T)
-    plan = scheme.plan(context_of(scheme, positions, queries=queries))
-    return plan.read(q[:, :, -queries:], plan.write(k)), v
-
-
-@pytest.mark.parametrize("case", MERGED)
-@pytest.mark.parametrize("queries", [T, 6])
-@pytest.mark.usefixtures("_small_blocks")
-@torch.no_grad()
-def test_merged_views_equal_the_dense_kernel(case, queries):
-    views, v = views_of(MERGED[case], queries=queries)
-    assert choose(views, v, None, "cpu") == "merged"
-    merged = attend(views, v, D**-0.5)
-    close(merged, attend(views, v, D**-0.5, "dense"), atol=1e-12)
-    single = [replace(view, q=view.q.float(), k=view.k.float()) for view in views]
-    close(attend(single, v.float(), D**-0.5).double(), merged, atol=1e-5)
-
-
-@pytest.mark.parametrize("case", EXPLICIT)
-@torch.no_grad()
-def test_other_views_stay_explicit(case):
-    views, v = views_of(EXPLICIT[case])
-    assert choose(views, v, None, "cpu") == "explicit"
-
-
-@torch.no_grad()
-def test_gaps_gradients_and_sink_logits_stay_explicit():
-    """Where distances in positions are not distances of keys, and where the kernel has no backward
-    pass."""
-    views, v = views_of(MERGED["rerope"])
-    assert choose(views, v, torch.zeros(6), "cpu") == "explicit"
-    with torch.enable_grad():
-        assert choose(views, v, None, "cpu") == "explicit"
-    position = torch.where(PLAIN.order < 9, PLAIN.order, PLAIN.order + 5)
-    gaps = replace(PLAIN, position=position, position_end=T + 5, unit_steps=False)
-    views, v = views_of(MERGED["rerope"], gaps)
-    assert choose(views, v, None, "cpu") == "explicit"

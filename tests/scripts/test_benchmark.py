@@ -1,30 +1,36 @@
-"""The benchmark's checks and tables. Nothing is timed."""
+"""The benchmark's checks and table. Nothing is timed."""
 
-import numpy as np
+from dataclasses import replace
+
 import pandas as pd
 import pytest
 import torch
 
-from scripts.benchmark import agreement, growth_shape, parameters
-from scripts.benchmarks.benchmark_figures import exponent
-from scripts.benchmarks.benchmark_report import GrowthRow, SpeedRow, StartupRow, add
-from scripts.benchmarks.workloads import Measured, check_greedy
+from errors import TrainingError
+from scripts.benchmark import CASES, Workload, agreement, check_greedy, comparisons, save
+
+WORK = Workload("train", "tiny", "ours", "cpu", threads=1, repeats=1)
+
+
+def test_every_case_runs_and_ours_agrees_with_the_baseline():
+    for case in ("train", "prefill", "decode-1", "fixed-targets", "core", "scheme-train"):
+        for baseline, variants in comparisons(case, "cpu", ["gated_deltanet"]):
+            names = [name for name in (baseline, *variants) if "compiled" not in name]
+            works = [replace(WORK, case=case, variant=name) for name in names]
+            numbers = [CASES[case](work).call() for work in works]
+            assert all(len(own) > 0 for own in numbers)
+            for work, own in zip(works, numbers, strict=True):
+                agreement(work, numbers[0], own)
 
 
 def test_rows_replace_rows_of_the_same_kind(tmp_path):
-    date = "2026-01-01"
-    speed = {"threads": 1, "fastest": 2.0, "slowest": 1.0, "ratio_of_fastest": 1.0, "samples": 3}
-    speed |= {"disturbed": 0, "peak_mib": 9.0, "equal": "", "date": date, "tokens_per_second": 2.0}
+    row = {"case": "train", "shape": "A", "variant": "ours", "threads": 1, "baseline": "ours"}
+    row |= {"tokens_per_second": 2.0, "ratio_of_fastest": 1.0, "busy": 1.0, "of_the_peak": None}
+    row |= {"samples": 3, "peak_mib": 9.0, "checked": "", "date": "2026-01-01"}
     for ratio in (1.5, 1.7):
-        add([SpeedRow("A", "train", "ours", "transformers", ratio=ratio, **speed)], tmp_path)
-    growth = [GrowthRow("growth-train", "length", n, "ours", n * 2.0, 1.0, date) for n in (2, 4)]
-    add(growth, tmp_path)
-    add([StartupRow("x --help", 0.5, 0.6, date)], tmp_path)
+        save([row | {"ratio": ratio}], tmp_path / "cpu.csv", "a machine")
     assert list(pd.read_csv(tmp_path / "cpu.csv")["ratio"]) == [1.7]
     assert "| 1.70 |" in (tmp_path / "cpu.md").read_text()
-    assert (tmp_path / "cpu.png").stat().st_size and (tmp_path / "growth.png").stat().st_size
-    sizes = np.array([1, 2, 4, 8, 16, 32])
-    assert exponent(sizes, np.where(sizes < 8, 5.0, sizes**1.5)) == pytest.approx(1.5)
 
 
 def test_different_results_are_refused():
@@ -34,14 +40,5 @@ def test_different_results_are_refused():
         check_greedy(lambda row: table[row], prompts, torch.tensor([tokens]))
     with pytest.raises(ValueError):
         check_greedy(lambda row: table[row], prompts, torch.tensor([[1, 2]]))
-    ours, theirs = (Measured([], 1, [value], 0) for value in (1.0, 1.01))
-    assert agreement("train", ours, ours) == "difference 0.0e+00"
-    with pytest.raises(Exception, match="differ"):
-        agreement("train", ours, theirs)
-
-
-def test_parameters_of_a_shape():
-    shape = growth_shape("growth-train", "dim", 512)
-    # embedding and head, norms; q and o, k and v, feed-forward
-    layer = 2 * 512**2 + 2 * 512 * 256 + 3 * 512 * 1360 + 2 * 512
-    assert parameters(shape) == 2 * 4096 * 512 + 512 + 4 * layer
+    with pytest.raises(TrainingError, match="differ"):
+        agreement(WORK, [1.0], [1.01])

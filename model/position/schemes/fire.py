@@ -11,7 +11,6 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from model.attention.mask import BiasForms, BiasFunction, precise
-from model.fast.network_bias import NetworkBias
 from model.position.base import AttentionContext, AttentionPlan, PositionalScheme, SharableSettings
 from model.position.pairwise import two_layers
 
@@ -181,23 +180,6 @@ class Fire(PositionalScheme):
 
         return bias
 
-    def _network_bias(
-        self,
-        d: Tensor,
-        context: AttentionContext,
-    ) -> NetworkBias:
-        """The bias of queries in one row of positions; d (N,) distances."""
-        w1, b1, w2 = (
-            precise(p) for p in (self.inner.weight[:, 0], self.inner.bias, self.outer.weight)
-        )
-        return NetworkBias(
-            self.near(d),
-            self.far(context.queries.position[0]),
-            w1,
-            b1,
-            w2,
-        )
-
     def plan(self, context: AttentionContext) -> AttentionPlan:
         q_position = context.q_position
         k_position = context.k_position
@@ -207,7 +189,6 @@ class Fire(PositionalScheme):
             return self.network(self.near(n - k_position[b, j]) / self.far(n), h.flatten())
 
         forms = BiasForms(
-            make_network=lambda d: self._network_bias(d, context),
             make_flex=lambda: self._flex_bias(context),
             # With more stages Triton buffers the look-ups of the next keys, in 475 kB of shared
             # memory.

@@ -235,8 +235,6 @@ class Rope(PositionalScheme):
         q_position = context.q_position
         k_position = context.k_position
         k_order = context.k_order
-        part = branch.part
         return context.mask(
-            mask_mod=lambda b, h, i, j: covers(q_position[b, i], k_position[b, j], k_order[b, j]),
-            part=None if part is None else lambda band: band.part(*part),
+            mask_mod=lambda b, h, i, j: covers(q_position[b, i], k_position[b, j], k_order[b, j])
         )

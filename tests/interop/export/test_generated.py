@@ -10,9 +10,8 @@ import torch
 from errors import ModelError
 from interop.export import generated
 from interop.export.classes import SCHEME_KINDS, choose_class
-from interop.export.generated.bundle import Bundle
-from interop.export.generated.modeling import SextantConfig, SextantForCausalLM
-from model import SCHEMES, TokenPositions
+from interop.export.modeling import SextantConfig, SextantForCausalLM
+from model import SCHEMES, ModelSettings, TokenPositions
 from scripts.docs import support_matrix
 from tests.interop.export.exported import GENERATED, check, load_in_fresh_process, write
 from tests.interop.export.measured import record, trained
@@ -115,18 +114,18 @@ def test_the_generated_file_imports_only_installed_packages():
     assert imported - sys.stdlib_module_names == {"torch", "transformers"}
     classes = {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
     assert {"Alibi", "AlibiSettings", "SextantForCausalLM"} <= classes
-    assert not {"Rope", "T5", "LinearAttention", "YaRNScaling"} & classes
+    assert not {"Rope", "T5", "LinearAttention", "YaRNScaling", "SettingsFile"} & classes
 
 
 def test_names_are_unique_in_the_model_code():
     """A model may combine any schemes: their definitions share one file."""
-    registries = {"SCHEMES": set(SCHEMES), "MIXERS": {"attention", "linear"}}
-    source = Bundle(generated.WRAPPER, {}, registries).source(["SextantForCausalLM"], "")
+    kinds = {name: {"position": {"name": name}} for name in SCHEMES}
+    settings = ModelSettings(layers=len(kinds), pattern=list(kinds), kinds=kinds)
+    source = generated.source(settings)
     names = [
         n.name for n in ast.parse(source).body if isinstance(n, ast.ClassDef | ast.FunctionDef)
     ]
     assert len(names) == len(set(names))
-    assert {scheme.__name__ for _, scheme in SCHEMES.values()} <= set(names)
 
 
 def test_a_loaded_copy_of_the_model_code_leaves_the_operators_of_this_one(tmp_path, monkeypatch):

@@ -1,14 +1,19 @@
 """SextantLM against the harness's own `hf` model on the same weights."""
 
+import lm_eval
 import pytest
 import torch
+from accelerate.state import AcceleratorState
+from lm_eval.api.task import ConfigurableTask
 
-from errors import InteropError
-from interop.harness.lm import SextantLM
+from data.files import write_json
+from errors import InteropError, ModelError, TrainingError
+from interop.harness import SextantLM
 from model import TokenPositions
 from run_directory.run import Run
 from tests.interop.harness.models import LENGTH, byte_run, byte_tokenizer, hf_model, instances
 from tests.model.llama import as_llama
+from tests.processes import together
 
 TEXT = "Once upon a time there was a little girl named Lily. She loved to play with her toys in the park. "
 PAIRS = [
@@ -16,76 +21,41 @@ PAIRS = [
     ("Once upon a time ", "there was"),  # the space moves to the continuation
     ("The cat", "s are here"),  # the border may lie within a token
     ("Lily saw a big", " dog"),
-    ("Lily saw a big", " cat"),
     ("Lily saw a big", " c"),
     ("", "Once upon"),
-    ("", " a"),
-    ("x", "\n\nThe end."),
     ("Ünïcödé ☃", " ☃☃"),
     (TEXT * 8, "the end"),  # longer than the model: truncated on the left
-    (TEXT * 3, TEXT),
 ]
+GREEDY = {"max_gen_toks": 20, "until": ["a", "\n"], "do_sample": False}
+PROMPTS = ["Once upon a time", "Lily saw", TEXT * 8]
 
 
-def test_loglikelihood(pair):
+@pytest.mark.parametrize("batch", [1, 5])
+def test_requests_of_every_kind(pair, batch):
     run, llama, tokenizer = pair
-    theirs = hf_model(llama, tokenizer, batch_size=4)
-    pairs = [(context, answer) for context, answer in PAIRS if len(answer) < theirs.max_length]
-    expected = theirs.loglikelihood(instances("loglikelihood", *pairs), disable_tqdm=True)
-    for batch in (1, 5, "auto"):
-        ours = SextantLM(run, batch_size=batch)
-        assert ours.max_length == theirs.max_length
-        found = ours.loglikelihood(instances("loglikelihood", *pairs), disable_tqdm=True)
-        for (value, greedy), (own, own_greedy), words in zip(expected, found, pairs, strict=True):
-            assert own == pytest.approx(value, rel=1e-5), words
-            assert own_greedy == greedy
-
-
-@pytest.mark.parametrize(("max_length", "batch"), [(None, 1), (50, 3), (17, "auto")])
-def test_rolling(pair, max_length, batch):
-    run, llama, tokenizer = pair
-    texts = [(TEXT * 8,), ("a",), (TEXT[:60],), (TEXT * 2,)]
-    theirs = hf_model(llama, tokenizer, max_length=max_length, batch_size=2)
-    ours = SextantLM(run, max_length=max_length, batch_size=batch)
-    requests = instances("loglikelihood_rolling", *texts)
-    expected = theirs.loglikelihood_rolling(requests, disable_tqdm=True)
-    assert ours.loglikelihood_rolling(requests, disable_tqdm=True) == pytest.approx(
-        expected, rel=1e-5
-    )
-
-
-GENERATIONS = [
-    {"max_gen_toks": 12},
-    {"max_gen_toks": 20, "until": ["a", "\n"], "do_sample": False},
-    {"max_gen_toks": 20, "until": "he", "temperature": 0.0},
-    {"max_new_tokens": 7, "until": [], "do_sample": False, "num_beams": 1},
-]
-
-
-@pytest.mark.parametrize("arguments", GENERATIONS, ids=str)
-def test_greedy_generation(pair, arguments):
-    run, llama, tokenizer = pair
-    prompts = [
-        "Once upon a time",
-        "Lily saw",
-        TEXT * 8,
-        "The cat and the dog went to the park. They",
-    ]
-    requests = instances("generate_until", *((prompt, arguments) for prompt in prompts))
-    expected = [
-        hf_model(llama, tokenizer).generate_until([one], disable_tqdm=True)[0] for one in requests
-    ]
-    assert any(expected)
-    for batch in (1, 4):
-        assert (
-            SextantLM(run, batch_size=batch).generate_until(requests, disable_tqdm=True) == expected
+    ours = SextantLM(str(run), batch_size=batch)
+    theirs = hf_model(llama, tokenizer, batch_size=batch)
+    assert ours.max_length == theirs.max_length
+    for kind, arguments in (
+        ("loglikelihood", PAIRS),
+        ("loglikelihood_rolling", [(TEXT * 8,), ("a",), (TEXT[:60],)]),
+        ("generate_until", [(prompt, GREEDY) for prompt in PROMPTS]),
+    ):
+        found, expected = (
+            getattr(lm, kind)(instances(kind, *arguments), disable_tqdm=True)
+            for lm in (ours, theirs)
         )
+        for own, value, words in zip(found, expected, arguments, strict=True):
+            assert own == (value if isinstance(value, str) else pytest.approx(value, rel=1e-5)), (
+                words
+            )
 
 
 def test_extended_length_with_method(tmp_path):
     """A test-time method at a longer max_length is transformers' rope_type on the same weights."""
-    run = byte_run(tmp_path / "run")
-    ours = SextantLM(run, "model.position.scaling.factor=4", method="linear", max_length=4 * LENGTH)
+    run = str(byte_run(tmp_path / "run"))
+    factor = {"model.position.scaling.factor": 4}
+    ours = SextantLM(run, method="linear", max_length=4 * LENGTH, **factor)
     llama = as_llama(
         Run.open(run).load().model,
         rope_parameters={"rope_type": "linear", "factor": 4.0, "rope_theta": 10_000.0},
@@ -97,26 +67,23 @@ def test_extended_length_with_method(tmp_path):
     assert ours.loglikelihood_rolling(requests) == pytest.approx(
         theirs.loglikelihood_rolling(requests), rel=1e-5
     )
-    plain = SextantLM(run, max_length=4 * LENGTH).loglikelihood_rolling(requests)
-    assert abs(plain[0] - ours.loglikelihood_rolling(requests)[0]) > 1
     assert ours.get_model_info()["position"]["scaling"] == {"name": "linear", "factor": 4.0}
 
 
 @torch.no_grad()
 def test_declared_length_is_that_of_the_request(tmp_path):
     """Under a method that follows the length, a batch does not change its rows."""
-    run = byte_run(tmp_path / "run")
-    pairs = [(TEXT[:n], " end") for n in (95, 30, 95, 60, 30)]
-    how = {"method": "yarn", "max_length": 4 * LENGTH}
-    alone = SextantLM(run, **how).loglikelihood(instances("loglikelihood", *pairs))
-    many = SextantLM(run, **how, batch_size=8).loglikelihood(instances("loglikelihood", *pairs))
-    assert [value for value, _ in many] == pytest.approx([value for value, _ in alone], rel=1e-6)
-    long = SextantLM(run, **how).loglikelihood(instances("loglikelihood", (TEXT * 3, " end")))[0][0]
+    run = str(byte_run(tmp_path / "run"))
+    many = SextantLM(run, method="yarn", max_length=4 * LENGTH, batch_size=8)
+    pairs = [(TEXT[:30], " end"), (TEXT * 3, " end")]
+    values = [value for value, _ in many.loglikelihood(instances("loglikelihood", *pairs))]
     model = Run.open(run).load(["model.position.scaling={name: yarn, factor: auto}"]).model
-    ids = torch.tensor([[256, *(TEXT * 3).rstrip().encode(), *b"  end"]])
-    logits = model(ids[:, :-1], TokenPositions.plain(ids.shape[1] - 1))
-    log_p = logits[0, -5:].log_softmax(-1).gather(1, ids[0, -5:, None])
-    assert long == pytest.approx(float(log_p.sum()), rel=1e-5)
+    for (context, answer), value in zip(pairs, values, strict=True):
+        ids = torch.tensor([[256, *(context + answer).encode()]])
+        count = len(context + answer) - len(context.rstrip())
+        logits = model(ids[:, :-1], TokenPositions.plain(ids.shape[1] - 1))
+        log_p = logits[0, -count:].log_softmax(-1).gather(1, ids[0, -count:, None])
+        assert value == pytest.approx(float(log_p.sum()), rel=1e-5)
 
 
 def test_run_without_bos(tmp_path):
@@ -124,33 +91,63 @@ def test_run_without_bos(tmp_path):
     run = byte_run(tmp_path / "run", bos=False)
     llama = as_llama(Run.open(run).load().model, bos_token_id=None, eos_token_id=257)
     theirs = hf_model(llama, byte_tokenizer(bos=False))
-    ours = SextantLM(run)
+    ours = SextantLM(str(run))
     assert ours.prefix_token_id == theirs.prefix_token_id == 257
     requests = instances("loglikelihood", ("", "abc"), ("abc", "def"))
     for (own, _), (value, _) in zip(
         ours.loglikelihood(requests), theirs.loglikelihood(requests), strict=True
     ):
         assert own == pytest.approx(value, rel=1e-5)
-    given = SextantLM(run, prefix_token_id=10)
-    expected = hf_model(llama, byte_tokenizer(bos=False), prefix_token_id=10).loglikelihood(
-        requests
-    )
-    assert given.loglikelihood(requests)[0][0] == pytest.approx(expected[0][0], rel=1e-5)
-    # Spaces belong to the continuation, so that this context is empty.
-    (spaces,) = given.loglikelihood(instances("loglikelihood", ("  ", "abc")))
-    (moved,) = given.loglikelihood(instances("loglikelihood", ("", "  abc")))
-    assert spaces == moved
-    neither = SextantLM(byte_run(tmp_path / "neither", bos=False, eos=False))
-    with pytest.raises(InteropError, match="prefix_token_id"):
-        neither.loglikelihood(requests)
 
 
-def test_sampling_is_reproducible_and_independent_of_the_batch(tmp_path):
+def test_two_processes_equal_one(tmp_path):
+    run = str(byte_run(tmp_path / "run"))
+    rows = [{"q": TEXT[:n], "a": [" end", " dog"]} for n in range(20, 27)]
+    write_json(tmp_path / "rows.json", rows)
+
+    def evaluated() -> tuple:
+        AcceleratorState._reset_state(reset_partial_state=True)  # of the process before the fork
+        task = ConfigurableTask(
+            config={
+                "task": "choice",
+                "dataset_path": "json",
+                "dataset_kwargs": {"data_files": {"test": str(tmp_path / "rows.json")}},
+                "output_type": "multiple_choice",
+                "test_split": "test",
+                "doc_to_text": "{{q}}",
+                "doc_to_choice": "a",
+                "doc_to_target": 0,
+            }
+        )
+        lm = SextantLM(run, batch_size=2)
+        found = lm_eval.simple_evaluate(lm, tasks=[task], bootstrap_iters=0)
+        return lm.rank, lm.world_size, found and found["results"]["choice"]["acc,none"]
+
+    rank, world, accuracy = evaluated()
+    assert (rank, world) == (0, 1)
+    assert together(2, evaluated) == [(0, 2, accuracy), (1, 2, None)]
+
+
+def test_refused_arguments(tmp_path):
+    run = str(byte_run(tmp_path / "run"))
+    learned = str(byte_run(tmp_path / "learned", position={"name": "learned"}))
+    for where, arguments, error, named in (
+        (run, {"pretrained": "gpt2"}, InteropError, "pretrained"),
+        (run, {"method": "truncate"}, InteropError, "max_length"),
+        (run, {"model.position": "{name: alibi}"}, ModelError, "alibi"),
+        (learned, {"max_length": LENGTH + 1}, InteropError, "max_length"),
+        ("no-run", {}, TrainingError, "no-run"),
+    ):
+        with pytest.raises(error, match=named):
+            SextantLM(where, **arguments)
+    assert SextantLM(learned, method="extend_clip", max_length=200).max_length == 200
+
+
+def test_arguments_as_the_harness_passes_them(tmp_path):
     run = byte_run(tmp_path / "run")
-    arguments = {"do_sample": True, "temperature": 1.0, "top_p": 0.9, "max_gen_toks": 12}
-    prompts = ["abc", "abc", "Lily saw a dog", "x"]
-    requests = instances("generate_until", *((prompt, arguments) for prompt in prompts))
-    found = SextantLM(run, batch_size=4).generate_until(requests)
-    assert SextantLM(run, batch_size=1).generate_until(requests) == found
-    assert found[0] != found[1]  # repeats of a request are different samples
-    assert SextantLM(run, seed=1).generate_until(requests) != found
+    lm = SextantLM.create_from_arg_obj(
+        {"run": str(run), "model.position.scaling": "{name: yarn, factor: 2}", "max_length": 128},
+        {"batch_size": "3", "max_batch_size": None, "device": "cuda:0"},
+    )
+    assert (lm.batch_size, lm.max_length, lm.device.type) == (3, 128, "cpu")
+    assert lm.run.model.settings.position.scaling.factor == 2

@@ -166,11 +166,15 @@ class SextantForCausalLM(PreTrainedModel, GenerationMixin):
     def set_output_embeddings(self, value: nn.Module) -> None:
         self.model.head = value
 
+    def new_cache(self, final_length: int | None = None) -> SextantCache:
+        """An empty cache; see SextantCache."""
+        return SextantCache(self, final_length)
+
     def _prepare_cache_for_generation(
         self, generation_config, model_kwargs, generation_mode, batch_size, max_cache_length
     ):
         if model_kwargs.get("past_key_values") is None and generation_config.use_cache is not False:
-            model_kwargs["past_key_values"] = SextantCache(self, max_cache_length + 1)
+            model_kwargs["past_key_values"] = self.new_cache(max_cache_length + 1)
 
     def forward(
         self,
@@ -202,7 +206,7 @@ class SextantForCausalLM(PreTrainedModel, GenerationMixin):
             if kwargs.get(name):
                 raise ValueError(f"{name} is not supported by this model")
         if past_key_values is None and use_cache and not torch.is_grad_enabled():
-            past_key_values = SextantCache(self)
+            past_key_values = self.new_cache()
         if past_key_values is not None and not isinstance(past_key_values, SextantCache):
             raise ValueError(
                 f"past_key_values must be a SextantCache, got {type(past_key_values).__name__}; "
