@@ -248,7 +248,8 @@ def _sentence(record: dict) -> str:
         return ""
     action = "dropped" if record["dropped"] else "excluded before the draw"
     return (
-        f"{record['share']:.2%} of the {record['tokens']:,} possible targets are {action}: passages of 13 words (30 Chinese characters) that also occur in the training "
-        f"text ({record['in_training']:,} tokens) or in an earlier document of the corpus "
+        f"{record['share']:.2%} of the {record['tokens']:,} possible targets are {action}: "
+        "passages of 13 words (30 Chinese characters) that also occur in the training text "
+        f"({record['in_training']:,} tokens) or in an earlier document of the corpus "
         f"({record['repeated']:,})."
     )

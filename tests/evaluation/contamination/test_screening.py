@@ -68,7 +68,7 @@ def check(store, *trained, wanted=True, **how):
 
 def lost_share(store, screening):
     """(documents,) the share of the targets of `check` that are dropped."""
-    document = np.repeat(np.arange(store.n_documents), store.lengths - 1)
+    document = np.repeat(np.arange(store.n_documents), store.lengths - 2)
     return np.bincount(document, weights=~screening.kept) / np.bincount(document)
 
 
