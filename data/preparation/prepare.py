@@ -208,7 +208,7 @@ class _Preparation:
                 chunks[name, number] = mask
         index = None
         if s.duplicate_threshold <= 1:
-            index = ShingleIndex(list(shingles(self._validation_texts())))
+            index = ShingleIndex([shingles(text) for text in self._validation_texts()])
         missing = [chunk for chunk in chunks if not self._is_done(chunk)]
         if done := len(chunks) - len(missing):
             self.console.info(f"{done} of {len(chunks)} shards are already tokenized")
