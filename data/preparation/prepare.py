@@ -79,7 +79,7 @@ def prepare(
     if not _is_finished(prepared_folder(settings)):
         check_texts(settings)
     first = _prepare_text(settings, console, workers)
-    report_few_held_out(first.summary, settings.valid_source is None, console)
+    report_few_held_out(first.summary, console)
     others = []
     for i, entry in enumerate(settings.mixture):
         place = f"data.mixture.{i}"
