@@ -1,7 +1,7 @@
 """The processes that share one evaluation, and how their results are gathered."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -78,6 +78,10 @@ class EvaluationRanks:
                 f"start {gpus} per machine, or set device=cpu"
             )
         return device
+
+    def from_main(self, read: Callable[[], Any]) -> Any:
+        """What rank 0 reads, on every process."""
+        return self.collect(read() if self.main else None)[0]
 
     def collect(self, mine: Any) -> list[Any]:
         """Gather a value from every process, in the order of ranks, on every process.

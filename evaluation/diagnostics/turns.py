@@ -77,26 +77,9 @@ def pairs_of(model: Transformer, turns: dict[str, Tensor], length: int) -> list[
     return pairs
 
 
-def unturned_features(model: Transformer) -> list[Tensor | None]:
-    """For each layer, (D,) 1 for the features of rotary pairs that complete no turn within the
-    trained length, else 0; None where a layer turns no pairs at fixed frequencies."""
-    out: list[Tensor | None] = []
-    for layer in range(model.settings.layers):
-        frequencies = frequencies_of(model, layer, model.train_length)
-        if frequencies is None:
-            out.append(None)
-            continue
-        slow = (turns_within(frequencies, model.train_length) < 1).float()
-        scheme = scheme_of_layer(model, layer)
-        half = scheme.settings.layout == "half"
-        turned = torch.cat([slow, slow]) if half else slow.repeat_interleave(2)
-        out.append(F.pad(turned, (0, scheme.geometry.head_dim - len(turned))))
-    return out
-
-
-def table_drift(model: Transformer, length: int) -> dict[str, float] | None:
-    """Largest difference of table entries from float64 over a window of `length` tokens; None for a
-    model without tables.
+def table_drift(model: Transformer, length: int) -> dict[str, float]:
+    """Largest difference of table entries from float64 over a window of `length` tokens; empty
+    for a model without tables.
 
     ``as used``: the float32 tables of this model, computed in float64 and rounded. For rotary
     tables also the error of cos and sin ``stored in bfloat16``, or of angles position·θ ``computed
@@ -124,7 +107,7 @@ def table_drift(model: Transformer, length: int) -> dict[str, float] | None:
             for name, dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16)):
                 angles = position.to(dtype) * frequencies.to(dtype)
                 add(f"computed in {name}", exact, turn(angles) * amplitude)
-    return drift or None
+    return drift
 
 
 def scored_outputs(

@@ -189,16 +189,11 @@ def summary_of(result: AttentionResult) -> list[str]:
             if (label, drift_dtype) == (TRAINED, dtype)
         ]
         drift[dtype] = sorted(rows, key=lambda row: -abs(row[1]["nll_mean"]))
-    shares = []
-    for length in result.lengths_of(TRAINED):
-        share = result.overall(TRAINED, length).get("unturned_variance")
-        shares += [] if share is None else [(length, share)]
     pairs = [pairs for (label, _), pairs in result.pairs.items() if label == TRAINED]
     return sentences(
         "attention",
         result=result,
         pairs=pairs[0] if pairs else [],
-        shares=shares[:: max(1, len(shares) - 1)],
         drift=drift,
     )
 

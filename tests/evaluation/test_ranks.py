@@ -253,7 +253,7 @@ def test_smallest_memory_budget_is_used(measured, monkeypatch):
         monkeypatch.setattr("evaluation.scoring.forecast.memory_free", lambda device: free)
         budgets = []
         monkeypatch.setattr(
-            "evaluation.scoring.loss_session.choose_batch",
+            "evaluation.scoring.session.choose_batch",
             lambda *a, **k: budgets.append(k["budget"]) or 2,
         )
         measured(ranks)
