@@ -7,17 +7,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from pydantic import TypeAdapter
 
 from data.data_settings import TaskSource
 from data.tasks import Task
 from data.tokenizers import Tokenizer
 from errors import EvaluationError, TrainingError
 from evaluation.scoring.methods import Method, new_sinks
-from model import ModelError, Transformer, legal_overrides
+from model import AnyPosition, ModelError, Transformer, legal_overrides
 from run_directory.console import Console
 from run_directory.position_overrides import override, why, widens
 from run_directory.run import Run
 from run_directory.run_settings import RunSettings
+
+_POSITION = TypeAdapter(AnyPosition)
 
 
 class EvaluatedModel:
@@ -72,11 +75,15 @@ class EvaluatedModel:
         """Position settings under a method, as JSON."""
         return self.settings_under(overrides).model.positions_record()
 
-    def under(
-        self,
-        overrides: Sequence[str],
-        dtype: str = "float32",
-    ) -> Transformer:
+    def reduced(self, position: dict, length: int) -> dict:
+        """Position settings of each layer kind, without what has no effect on `length` tokens."""
+        kinds = position.get("kinds") or {"": position}
+        return {
+            kind: _POSITION.validate_python(settings).reduced(length, self.original_length)
+            for kind, settings in kinds.items()
+        }
+
+    def under(self, overrides: Sequence[str], dtype: str = "float32") -> Transformer:
         """The model under a method; the one that an earlier call returned becomes invalid."""
         model = self._in_dtype(getattr(torch, dtype))
         model.reposition(self.settings_under(overrides).model)

@@ -1,13 +1,13 @@
 """The kinds of evaluation behind one interface: loss of text, tasks, attention, generated text."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from hashlib import sha256
 from typing import Any, ClassVar
 
 from data.tasks import HaystackTask
 from errors import EvaluationError
-from evaluation.diagnostics.attention import AttentionSession
+from evaluation.diagnostics.attention import AttentionResult, AttentionSession
 from evaluation.diagnostics.diagnostic_settings import (
     AttentionDiagnosticSettings,
     GenerationDiagnosticSettings,
@@ -31,6 +31,7 @@ from evaluation.scoring.methods import (
     compatible_methods,
     resolve_methods,
 )
+from evaluation.scoring.session import CellSession
 from evaluation.statistics.analysis import analyze
 from evaluation.stores import haystacks, open_stores
 from evaluation.tasks.drawn_items import draw_items
@@ -44,16 +45,10 @@ class Evaluation(ABC):
     """One kind of evaluation of `runs`: makes a session for each run, and a report of their
     results."""
 
-    distributed: ClassVar[bool] = False  # several processes may share the work
-    comparable: ClassVar[bool] = False  # several runs may be compared
+    # Several processes may share the work, and several runs may be compared.
+    is_shared: ClassVar[bool] = False
 
-    def __init__(
-        self,
-        settings,
-        runs: Sequence[EvaluatedRun],
-        ranks: EvaluationRanks,
-        console,
-    ):
+    def __init__(self, settings, runs: Sequence[EvaluatedRun], ranks: EvaluationRanks, console):
         self.settings = settings
         self.runs = runs
         self.ranks = ranks
@@ -62,15 +57,13 @@ class Evaluation(ABC):
     @classmethod
     def check(cls, protocol: str, runs: int, processes: int) -> None:
         """Raise EvaluationError for several runs or processes that this kind does not support."""
-        if processes > 1 and not cls.distributed:
-            raise EvaluationError(f"protocol={protocol} does not support several processes")
-        if runs > 1 and not cls.comparable:
-            raise EvaluationError(f"protocol={protocol} does not support several runs")
+        for count, several in ((processes, "processes"), (runs, "runs")):
+            if count > 1 and not cls.is_shared:
+                raise EvaluationError(f"protocol={protocol} does not support several {several}")
 
     @abstractmethod
-    def session(self, run: EvaluatedRun, dry_run: bool = False) -> Any:
-        """Choose the methods and draw the targets. `forecast` of the session prints the cost of its
-        cells; `run` measures them and returns the result."""
+    def session(self, run: EvaluatedRun, dry_run: bool = False) -> CellSession:
+        """Choose the methods and draw the targets."""
 
     @abstractmethod
     def report(self, results: list[Any], facts: dict) -> EvaluationReport:
@@ -98,16 +91,10 @@ class Evaluation(ABC):
 class LossEvaluation(Evaluation):
     """Loss of text by length or by position; several runs are compared on the same targets."""
 
-    distributed = comparable = True
+    is_shared = True
     settings: EvaluationSettings
 
-    def __init__(
-        self,
-        settings: EvaluationSettings,
-        runs: Sequence[EvaluatedRun],
-        ranks,
-        console,
-    ):
+    def __init__(self, settings: EvaluationSettings, runs: Sequence[EvaluatedRun], ranks, console):
         settings = for_all_runs(settings, runs) if len(runs) > 1 else settings
         super().__init__(settings, runs, ranks, console)
         self.stores = open_stores(settings, runs)
@@ -125,11 +112,7 @@ class LossEvaluation(Evaluation):
         labels = [method.label for method in methods]
         return methods + [method for method in more if method.label not in labels]
 
-    def session(
-        self,
-        run: EvaluatedRun,
-        dry_run: bool = False,
-    ) -> EvaluationSession:
+    def session(self, run: EvaluatedRun, dry_run: bool = False) -> EvaluationSession:
         return EvaluationSession(
             self.settings,
             run.model,
@@ -137,16 +120,12 @@ class LossEvaluation(Evaluation):
             tokenizer=run.tokenizer,
             methods=self.methods(run),
             cells=run.cells,
-            console=self.console if self.ranks.main else None,
+            console=self.console,
             ranks=self.ranks,
             dry_run=dry_run,
         )
 
-    def report(
-        self,
-        results: list[EvaluationResult],
-        facts: dict,
-    ) -> EvaluationReport:
+    def report(self, results: list[EvaluationResult], facts: dict) -> EvaluationReport:
         run = self.runs[0]
         facts = {"corpus": self.stores.name, "changed": run.changed, **facts}
         identity = self.settings.identity()
@@ -154,21 +133,12 @@ class LossEvaluation(Evaluation):
             hashes = [run.model.checkpoint_hash for run in self.runs]
             digest = sha256("".join([identity, *hashes]).encode()).hexdigest()
             comparison = RunComparison([run.name for run in self.runs], results)
-            return comparison_report(
-                comparison,
-                f"comparison-{digest[:8]}",
-                facts,
-            )
+            return comparison_report(comparison, f"comparison-{digest[:8]}", facts)
         (result,) = results
         result.left_out = self.left_out
         result.facts |= facts
         name = f"{self.settings.protocol}-{identity}"
-        return loss_report(
-            result,
-            analyze(result),
-            name,
-            exposure_of(run.run, run.model.step),
-        )
+        return loss_report(result, analyze(result), name, exposure_of(run.run, run.model.step))
 
 
 def for_all_runs(settings: EvaluationSettings, runs: Sequence[EvaluatedRun]) -> EvaluationSettings:
@@ -243,17 +213,12 @@ class TaskEvaluation(Evaluation):
 
 
 class DiagnosticEvaluation(Evaluation):
-    """Measurements inside the model, or of the text it generates."""
+    """Attention weights, or the text that the model generates past its trained length."""
 
-    session_class: ClassVar[type]
-    make_report: ClassVar[Callable[[Any, str], EvaluationReport]]
-
-    def __init__(self, settings, runs: Sequence[EvaluatedRun], ranks, console):
-        super().__init__(settings, runs, ranks, console)
-        self.stores = open_stores(settings, runs)
-
-    def session(self, run: EvaluatedRun, dry_run: bool = False) -> Any:
-        return self.session_class(
+    def session(self, run: EvaluatedRun, dry_run: bool = False) -> CellSession:
+        is_attention = isinstance(self.settings, AttentionDiagnosticSettings)
+        self.stores = open_stores(self.settings, self.runs)
+        return (AttentionSession if is_attention else GenerationSession)(
             self.settings,
             run.model,
             store=self.stores.read,
@@ -265,26 +230,13 @@ class DiagnosticEvaluation(Evaluation):
     def report(self, results: list[Any], facts: dict) -> EvaluationReport:
         (result,) = results
         result.facts |= {"corpus": self.stores.name, "changed": self.runs[0].changed, **facts}
-        return self.make_report(result, f"{self.settings.protocol}-{self.settings.identity()}")
-
-
-class AttentionEvaluation(DiagnosticEvaluation):
-    """Attention weights, by length, layer and head."""
-
-    session_class = AttentionSession
-    make_report = staticmethod(attention_report)
-
-
-class GenerationEvaluation(DiagnosticEvaluation):
-    """Text that the model generates past its trained length."""
-
-    session_class = GenerationSession
-    make_report = staticmethod(generation_report)
+        report = attention_report if isinstance(result, AttentionResult) else generation_report
+        return report(result, f"{self.settings.protocol}-{self.settings.identity()}")
 
 
 KINDS: dict[type[MeasurementSettings], type[Evaluation]] = {
     EvaluationSettings: LossEvaluation,
     TaskEvaluationSettings: TaskEvaluation,
-    AttentionDiagnosticSettings: AttentionEvaluation,
-    GenerationDiagnosticSettings: GenerationEvaluation,
+    AttentionDiagnosticSettings: DiagnosticEvaluation,
+    GenerationDiagnosticSettings: DiagnosticEvaluation,
 }

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from evaluation.scoring.scoring import CellFailed, ModelScorer, batches, merge_ranks
-from evaluation.scoring.targets import TargetSet, draw_targets, shorten_lengths, tokens_needed
+from evaluation.scoring.targets import TargetSet, draw_targets, reaches, shorten_lengths
 from evaluation.scoring.text import EvaluationText
 from evaluation.scoring.windows import fixed_windows
 from model import Transformer
@@ -58,9 +58,8 @@ class MonitorTargets:
         out = {}
         for length in self.lengths:
             nll = merge_ranks([part[length] for part in parts])
-            out[length] = float(nll.sum() / len(nll)), len(nll)
-            if not np.isfinite(nll).all():
-                out[length] = math.nan, len(nll)
+            mean = float(nll.sum() / len(nll)) if np.isfinite(nll).all() else math.nan
+            out[length] = mean, len(nll)
         return out
 
     def nll(
@@ -114,14 +113,9 @@ def monitor_targets(
     """
     text = EvaluationText(store)
     span = min(targets, *lengths)
-    reaching = int((text.lengths >= tokens_needed(min(lengths), span, spans_per_document)).sum())
-    usable, note = shorten_lengths(
-        text,
-        lengths,
-        span=span,
-        spans_per_document=spans_per_document,
-        least_documents=min(LEAST_DOCUMENTS, max(1, reaching)),
-    )
+    room = reaches(text, span, spans_per_document)
+    reaching = int((room >= min(lengths)).sum())
+    usable, note = shorten_lengths(room, lengths, min(LEAST_DOCUMENTS, reaching))
     drawn = draw_targets(
         text,
         corpus_hash=store.hash,

@@ -1,7 +1,7 @@
 """The processes that share one evaluation, and how their results are gathered."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -78,6 +78,10 @@ class EvaluationRanks:
                 f"start {gpus} per machine, or set device=cpu"
             )
         return device
+
+    def from_main(self, read: Callable[[], Any]) -> Any:
+        """What rank 0 reads, on every process."""
+        return self.collect(read() if self.main else None)[0]
 
     def collect(self, mine: Any) -> list[Any]:
         """Gather a value from every process, in the order of ranks, on every process.
@@ -170,13 +174,6 @@ def refuse_silent_launch(environment: Mapping[str, str]) -> None:
     """Raise EvaluationError if a launcher started several processes without connecting them."""
     if "WORLD_SIZE" in environment:
         return
-    # `accelerate launch` on a CPU starts one process for any --num_processes, but sets the port.
-    if "ACCELERATE_MIXED_PRECISION" in environment and "MASTER_PORT" in environment:
-        raise EvaluationError(
-            f"several processes were requested and one was started: on a CPU use {LAUNCH}, or "
-            "`accelerate launch --multi_gpu` with ACCELERATE_USE_CPU=true; for one process, "
-            "remove --num_processes and unset MASTER_PORT"
-        )
     for name in _TASK_COUNTS:
         if environment.get(name, "1").isdigit() and int(environment.get(name, "1")) > 1:
             raise EvaluationError(

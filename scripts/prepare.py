@@ -12,7 +12,7 @@ the prepared folder; its prepared.json has the numbers of the tables.
 import sys
 from argparse import Namespace
 
-from data import BatchSampler, DataError, DataSettings, prepare, prepared_folder
+from data import DataError, DataSettings, prepare, prepared_folder
 from data.preparation.summary import show
 from data.text_settings import text_override
 from run_directory.console import Console
@@ -65,16 +65,6 @@ def main() -> None:
     prepared = prepare(settings.data, console, workers=options.workers)
     if old:  # for a new one, prepare() has printed the tables
         show(prepared.summary, console)
-    if prepared.train.n_tokens > settings.train_length:
-        batches = BatchSampler(
-            prepared.train, settings.plan, packing=settings.data.packing, seed=settings.seed
-        )
-        for length in sorted({portion.length for portion in settings.plan}):
-            console.info(
-                f"windows of {length:,} tokens, {settings.data.packing}: "
-                f"{batches.windows_per_epoch(length):,} per epoch; "
-                f"{batches.cut_share(length):.1%} of the documents are cut at a window boundary"
-            )
     if options.verify:
         for store in (prepared.train, prepared.valid):
             store.verify()

@@ -35,7 +35,7 @@ def announce(run: TrainingRun, state: TrainState) -> None:
         f"{s.dim}, {s.heads} heads in {s.kv_heads} groups, vocabulary {model.vocab_size}, "
         f"positions {', '.join(kinds)}"
     )
-    passes = sampler.passes_by_label(run.steps)
+    passes = sampler.passes(run.steps)
     data = f"{max(passes.values()):.2f} epochs"
     if len(passes) > 1:
         data = ", ".join(f"{n:.2f} epochs of {label}" for label, n in passes.items())
@@ -55,11 +55,6 @@ def announce(run: TrainingRun, state: TrainState) -> None:
         console.info(stage.describe())
     if settings.data.positions.name != "plain":
         console.info(f"positions of training text: {sampled(settings)}; evaluation counts from 0")
-    for length in sorted({segment.length for segment in settings.plan}):
-        of = f" of {length} tokens" if t.stages else ""
-        console.info(
-            f"{sampler.cut_share(length):.0%} of the documents are cut at a window boundary{of}"
-        )
     if t.precision == "auto":
         console.info(f"precision {run.precision} (training.precision=auto)")
     if state.step:
@@ -85,7 +80,7 @@ def announce_end(run: TrainingRun, prompts: list[str]) -> None:
             f"best at {best_at} × train_length: step {best[0]}, held-out NLL {best[1]:.4f}"
         )
     if len(run.sampler.texts) > 1:
-        passes = run.sampler.passes_by_label(run.steps).items()
+        passes = run.sampler.passes(run.steps).items()
         console.info(f"epochs: {', '.join(f'{label} {n:.2f}' for label, n in passes)}")
     if overrides := [override for stage in stages_of(settings) for override in stage.overrides]:
         console.info(f"evaluated and extended with the changes: {', '.join(overrides)}")

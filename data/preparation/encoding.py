@@ -3,7 +3,6 @@
 Tokenizing, hashing and decompression release Python's global lock, so threads run them in parallel.
 """
 
-import itertools
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,11 +14,11 @@ import pyarrow
 
 from data.data_settings import DataSettings
 from data.files import write_json
-from data.preparation.duplicates import DuplicateMatch, ShingleIndex
+from data.preparation.duplicates import ShingleIndex
 from data.preparation.spool import read_chunk
 from data.sources import GENERATED
 from data.store import EncodedDocument, token_dtype, write_shard
-from data.tokenizers import Tokenizer
+from data.tokenizers import Tokenizer, lossless
 
 Chunk = tuple[str, int]  # name of the spool, index
 
@@ -90,36 +89,21 @@ class ChunkEncoder:
         result: dict[str, Any],
         hits: list[np.ndarray],
     ) -> Iterator[EncodedDocument]:
-        rows = table.to_pylist()
-        compared = [index is not None and not row["name"].startswith(GENERATED) for row in rows]
-        matches: Iterator[DuplicateMatch] = iter(())
-        if index is not None:
-            matches = index.matches([row["text"] for row in itertools.compress(rows, compared)])
-        for row, is_compared in zip(rows, compared, strict=True):
+        for row in table.to_pylist():
             if self.is_stopped:
                 raise InterruptedError("another chunk failed")
             text = row["text"]
-            if is_compared:
-                match = next(matches)
+            if index is not None and not row["name"].startswith(GENERATED):
+                match = index.match(text)
                 if max(match.own, match.theirs) >= self.threshold:
                     result["copies"] += 1
                     result["copied_bytes"] += row["bytes"]
                     continue
                 hits.append(match.hits)
-            ids, is_lossless = self.tokenizer.encode_document(text)
-            result["lossy"] += not is_lossless
-            stored = np.concatenate(
-                [self.begin, ids, self.end],
-                dtype=self.dtype,
-                casting="unsafe",
-            )
-            yield EncodedDocument(
-                row["name"],
-                row["cluster"],
-                stored,
-                row["bytes"],
-                row["number"],
-            )
+            ids = self.tokenizer.encode(text)
+            result["lossy"] += not lossless(self.tokenizer, ids, text)
+            stored = np.array([*self.begin, *ids, *self.end], dtype=self.dtype)
+            yield EncodedDocument(row["name"], row["cluster"], stored, row["bytes"], row["number"])
 
     def run_all(
         self,

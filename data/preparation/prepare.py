@@ -79,7 +79,7 @@ def prepare(
     if not _is_finished(prepared_folder(settings)):
         check_texts(settings)
     first = _prepare_text(settings, console, workers)
-    report_few_held_out(first.summary, settings.valid_source is None, console)
+    report_few_held_out(first.summary, console)
     others = []
     for i, entry in enumerate(settings.mixture):
         place = f"data.mixture.{i}"
@@ -208,7 +208,7 @@ class _Preparation:
                 chunks[name, number] = mask
         index = None
         if s.duplicate_threshold <= 1:
-            index = ShingleIndex(list(shingles(self._validation_texts())))
+            index = ShingleIndex([shingles(text) for text in self._validation_texts()])
         missing = [chunk for chunk in chunks if not self._is_done(chunk)]
         if done := len(chunks) - len(missing):
             self.console.info(f"{done} of {len(chunks)} shards are already tokenized")

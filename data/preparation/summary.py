@@ -1,6 +1,5 @@
 """The summary of a preparation, as a dict and as terminal tables."""
 
-import math
 from collections.abc import Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -69,38 +68,22 @@ def _units(clusters: list[str | None]) -> int:
     )
 
 
-def report_few_held_out(
-    summary: dict[str, Any],
-    is_split: bool,
-    console: Any,
-) -> None:
-    """Report the limits that too little validation text puts on evaluation, and the fix.
-
-    Args:
-        is_split: whether `valid_fraction` determines the amount.
-    """
+def report_few_held_out(summary: dict[str, Any], console: Any) -> None:
+    """Report the limits that too little validation text puts on evaluation, and the fix."""
     documents = summary["valid"]["documents"]
     units = summary["valid"].get("units", documents)  # not recorded by earlier versions
     if not 0 < units < FEW_BELOW:
         return
-    what = "document" if units == documents else "cluster"
-    needed = FEW_BELOW
     lacks = f"flags intervals over fewer than {FEW_BELOW}"
     report = console.info
     if units < POINTS_ONLY_BELOW:
-        needed = POINTS_ONLY_BELOW
-        report = console.warn
         lacks = f"has no confidence intervals with fewer than {POINTS_ONLY_BELOW}"
-    fraction = (
-        math.ceil(100 * needed * documents / units / (documents + summary["train"]["documents"]))
-        / 100
+        report = console.warn
+    what = "documents" if units == documents else "clusters"
+    report(
+        f"{units} {what} held out for validation: evaluation {lacks}; add documents, increase "
+        "data.valid_fraction or set data.valid_source"
     )
-    fix = "add documents to data.valid_source"
-    if is_split:
-        fix = "add documents (data.source.separator splits files) or set data.valid_source"
-        if fraction <= 0.5:
-            fix = f"set data.valid_fraction={fraction:g}, or {fix}"
-    report(f"{units} {what}{'s' * (units > 1)} held out for validation: evaluation {lacks}; {fix}")
 
 
 def show(

@@ -23,7 +23,7 @@ from data.sampling.mixture import MixturePattern
 from data.sampling.packing import PACKINGS, PositionedTokens
 from data.sampling.random_draws import permuted
 from data.sampling.random_positions import PlainPositions, place
-from data.sampling.segments import ChunkLayout, Segment, SegmentPlan, stream_key, window_samplers
+from data.sampling.segments import Segment, SegmentPlan, stream_key, window_samplers
 from data.store import TokenStore
 from errors import DataError
 
@@ -177,45 +177,16 @@ class BatchSampler:
                         f"{length + 1:,} of one window; decrease train_length or prepare more text"
                     )
 
-    def windows_per_epoch(self, length: int, source: int = 0) -> int:
-        """Number of windows of this length in one token stream of a text. Up to `length` tokens at
-        the end of the stream are dropped.
-        """
-        return (self.texts[source].store.n_tokens - 1) // length
-
-    def cut_share(self, length: int) -> float:
-        """Fraction of documents that window boundaries split in the first epoch, for windows of
-        this length.
-        """
-        cut = 0
-        count = 0
-        for source, text in enumerate(self.texts):
-            size = ChunkLayout.of(text.store.n_tokens, [*self.plan.lengths, length]).size
-
-            def window_of(place: np.ndarray, size: int = size) -> np.ndarray:
-                return place // size * size + place % size // length
-
-            stream = self._stream(source, 0)
-            is_cut = window_of(stream.starts) != window_of(stream.ends - 1)
-            cut += int(is_cut.sum())
-            count += len(is_cut)
-        return cut / count
-
-    def passes(self, done: int) -> list[float]:
-        """Number of passes (fractional epochs) over each text after `done` steps."""
-        passes = []
+    def passes(self, done: int) -> dict[str, float]:
+        """Number of passes (fractional epochs) over each text after `done` steps, by label."""
+        passes = {}
         for source, text in enumerate(self.texts):
             seen = 0
             for part in self.plan.shares(0, done):
                 first, stop = self._pattern.before(source, np.array([part.first, part.stop]))
                 seen += part.length * int(stop - first)
-            passes.append(seen / (text.store.n_tokens - 1))
+            passes[text.label] = round(seen / (text.store.n_tokens - 1), 6)
         return passes
-
-    def passes_by_label(self, done: int) -> dict[str, float]:
-        """`passes`, keyed by the label of each text."""
-        passes = zip(self.texts, self.passes(done), strict=True)
-        return {text.label: round(count, 6) for text, count in passes}
 
     def windows(self, start: int, stop: int) -> Iterator[WindowBatch]:
         """Yield the samples of steps `start` ... `stop` − 1 in order, one segment at a time."""
@@ -309,6 +280,6 @@ class BatchSampler:
             unit_steps=placed.unit_steps,
             n_targets=int((~ignored).sum()),
             epoch=int(windows.epoch[0]),
-            passes=self.passes_by_label(step + 1) if len(self.texts) > 1 else {},
+            passes=self.passes(step + 1) if len(self.texts) > 1 else {},
             hash=digest,
         )

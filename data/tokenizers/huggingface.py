@@ -4,7 +4,7 @@ import hashlib
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,6 @@ from data.tokenizers.tokenizer import Tokenizer, end_ids, lossless
 from data.tokenizers.tokenizer_settings import HuggingFaceSettings
 from errors import DataError
 
-# characters per block where blocks are encoded independently; 110 bytes of memory for each
-BLOCK = 1 << 18
 # Text that every usable tokenizer represents exactly. Documents with other characters may be lossy;
 # the preparation counts them.
 PROBE = (
@@ -25,16 +23,11 @@ PROBE = (
 )
 
 # Regular expressions that split text into words before BPE.
-GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 LLAMA3_SINGLE_DIGITS = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")  # also Qwen 2's
-# Where text can be cut so that its parts have the words of the whole.
-_BEFORE_NEWLINES = re.compile(r"(?<=\S)(?=\n)")
-_AFTER_NEWLINES = re.compile(r"(?<=\n)(?=\S)")
-_CUTS = {GPT2: _BEFORE_NEWLINES, LLAMA3: _AFTER_NEWLINES, LLAMA3_SINGLE_DIGITS: _AFTER_NEWLINES}
 
 
 class HuggingFaceTokenizer(Tokenizer):
@@ -90,7 +83,6 @@ class HuggingFaceTokenizer(Tokenizer):
         self.normalization = ", ".join(_normalizers(spec))
         self._make_plain()
         self._set_pieces(spec, names)
-        self._cuts = None if any(b"\n" in text for text in self._added.values()) else _cuts(spec)
         self.prefix = b" " if self.pieces[self._encode("a")[0]].startswith(b" ") else b""
         self._check(spec, origin)
         self._spelled = self._spelled_controls(names, origin)
@@ -128,12 +120,12 @@ class HuggingFaceTokenizer(Tokenizer):
         controls |= {i for i, token in added.items() if token.special}
         controls.add(model.get("unk_id", self._tokenizer.token_to_id(model.get("unk_token") or "")))
         self._controls = {i for i in controls if i is not None}
-        self._added = {i: token.content.encode() for i, token in added.items() if i not in controls}
+        texts = {i: token.content.encode() for i, token in added.items() if i not in controls}
         as_bytes = _piece_bytes(spec)
         self.pieces = [b""] * self.vocab_size
         for i, name in names.items():
             if i not in controls:
-                self.pieces[i] = self._added.get(i) or as_bytes(name)
+                self.pieces[i] = texts.get(i) or as_bytes(name)
 
     def _check(self, spec: dict[str, Any], origin: str) -> None:
         if not lossless(self, self._encode(PROBE), PROBE):
@@ -165,14 +157,12 @@ class HuggingFaceTokenizer(Tokenizer):
 
     def encode(self, text: str) -> list[int]:
         ids: list[int] = []
-        for block in _blocks(text, self._cuts):
-            start = 0
-            if self._spelled is not None:
-                for control in self._spelled.finditer(block):  # split after its first character
-                    ids += self._encode(block[start : control.start() + 1])
-                    start = control.start() + 1
-            ids += self._encode(block[start:])
-        return ids
+        start = 0
+        if self._spelled is not None:
+            for control in self._spelled.finditer(text):  # split after its first character
+                ids += self._encode(text[start : control.start() + 1])
+                start = control.start() + 1
+        return ids + self._encode(text[start:])
 
     def _encode(self, text: str) -> list[int]:
         # Unlike `encode`, it releases Python's global lock and computes no offsets.
@@ -189,18 +179,6 @@ class HuggingFaceTokenizer(Tokenizer):
         return ids | super().controls
 
 
-def _blocks(text: str, cuts: re.Pattern | None) -> Iterator[str]:
-    """Parts of about BLOCK characters."""
-    start = 0
-    while cuts is not None and len(text) - start > BLOCK:
-        cut = cuts.search(text, start + BLOCK)
-        if cut is None:
-            break
-        yield text[start : cut.start()]
-        start = cut.start()
-    yield text[start:]
-
-
 def _steps(part: dict[str, Any] | None) -> list[dict[str, Any]]:
     """A normalizer, pre-tokenizer or decoder as a flat list."""
     if part is None:
@@ -215,31 +193,6 @@ def _normalizers(spec: dict[str, Any]) -> list[str]:
     """The normalizers that are not undone by decoding."""
     names = [step["type"] for step in _steps(spec.get("normalizer"))]
     return [name for name in names if name not in ("Prepend", "Replace", "ByteLevel")]
-
-
-def _cuts(spec: dict[str, Any]) -> re.Pattern | None:
-    """Where text can be cut without a change of its ids; None where unknown."""
-    if any(step["type"] != "NFC" for step in _steps(spec.get("normalizer"))):
-        return None
-    patterns = set()
-    for step in _steps(spec.get("pre_tokenizer")):
-        if step["type"] == "Digits":
-            continue
-        if step["type"] == "ByteLevel" and not step.get("add_prefix_space"):
-            if step.get("use_regex", True):
-                patterns.add(_CUTS[GPT2])
-            elif not patterns:
-                return None
-        elif _is_isolated_split(step):
-            patterns.add(_CUTS.get(step["pattern"].get("Regex")))
-        else:
-            return None
-    return patterns.pop() if len(patterns) == 1 else None
-
-
-def _is_isolated_split(step: dict[str, Any]) -> bool:
-    is_isolated = step.get("behavior") == "Isolated" and not step.get("invert")
-    return step["type"] == "Split" and is_isolated
 
 
 def _piece_bytes(spec: dict[str, Any]) -> Callable[[str], bytes]:

@@ -112,55 +112,29 @@ def _is_json(content: bytes) -> bool:
 
 
 def _external(path: Path, content: bytes) -> Tokenizer:
-    files = _ControlFiles(path.parent)
-    add_bos = files.tokenizer_config.get("add_bos_token")
+    """A tokenizer with the control symbols that the files beside it name. A null in a tokenizer's
+    file means that there is none."""
+    tokenizer_config, symbols, config, generation_config = (
+        _read_if_present(path.parent / f"{name}.json")
+        for name in ("tokenizer_config", "special_tokens_map", "config", "generation_config")
+    )
+    add_bos = tokenizer_config.get("add_bos_token")
     if not isinstance(add_bos, bool):
         add_bos = None
+    ends = config | generation_config
+    eos_ids = _ids(ends.get("eos_token_id"))
     if not _is_json(content):
-        return SentencePieceTokenizer(
-            content,
-            str(path),
-            eos_ids=files.eos_ids,
-            add_bos=add_bos,
-        )
-    return HuggingFaceTokenizer(
-        content,
-        str(path),
-        bos_id=files.control("bos"),
-        eos_id=files.control("eos"),
-        pad_id=files.control("pad"),
-        eos_ids=files.eos_ids,
-        add_bos=add_bos,
-    )
-
-
-class _ControlFiles:
-    """The files of a Hugging Face folder that name control symbols; empty if missing."""
-
-    def __init__(self, folder: Path):
-        self.tokenizer_config = _read_if_present(folder / "tokenizer_config.json")
-        self.special_tokens_map = _read_if_present(folder / "special_tokens_map.json")
-        self.config = _read_if_present(folder / "config.json")
-        self.generation_config = _read_if_present(folder / "generation_config.json")
-
-    def control(self, key: str) -> int | str | None:
-        """The id or the text of a control symbol. A null in a tokenizer's file means that there is
-        none.
-        """
-        name = f"{key}_token"
-        for file in (self.tokenizer_config, self.special_tokens_map):
-            if name in file:
-                token = file[name]
-                return token.get("content") if isinstance(token, dict) else token
-        for file in (self.config, self.generation_config):
-            if ids := _ids(file.get(f"{key}_token_id")):
-                return ids[0]
-        return None
-
-    @property
-    def eos_ids(self) -> list[int]:
-        file = self.generation_config if "eos_token_id" in self.generation_config else self.config
-        return _ids(file.get("eos_token_id"))
+        return SentencePieceTokenizer(content, str(path), eos_ids=eos_ids, add_bos=add_bos)
+    controls: dict[str, Any] = {}
+    for key in ("bos", "eos", "pad"):
+        named = symbols | tokenizer_config
+        token = named.get(f"{key}_token")
+        controls[f"{key}_id"] = token.get("content") if isinstance(token, dict) else token
+        if f"{key}_token" not in named:
+            ids = _ids(config.get(f"{key}_token_id"))
+            ids += _ids(generation_config.get(f"{key}_token_id"))
+            controls[f"{key}_id"] = ids[0] if ids else None
+    return HuggingFaceTokenizer(content, str(path), eos_ids=eos_ids, add_bos=add_bos, **controls)
 
 
 def _read_if_present(path: Path) -> dict[str, Any]:

@@ -2,48 +2,18 @@
 
 import hashlib
 import itertools
-import re
-from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import numpy as np
 import sentencepiece
 
 from data.files import atomic
-from data.tokenizers.tokenizer import Tokenizer, end_ids, lossless
+from data.tokenizers.tokenizer import Tokenizer, end_ids
 from data.tokenizers.tokenizer_settings import SentencePieceSettings
 from errors import DataError
 
 SPACE = "\u2581"  # how sentencepiece represents a space inside its pieces
 BLOCK = 1 << 20  # characters per block where lines are encoded independently
-WORD = re.compile(r" *[^ \n]+| *\n| +")  # a text is the concatenation of its words
-# in characters, and number, of words in memory
-LONGEST_WORD = 32
-MOST_WORDS = 1 << 17
-
-
-class _LossyWord(Exception):
-    """The ids of a word do not represent exactly its bytes."""
-
-
-class WordIds(dict[str, bytes]):
-    """The ids (uint32) of words, encoded when first read. Raises _LossyWord."""
-
-    def __init__(self, encode: Callable[[str], list[int]], pieces: list[bytes]):
-        self.encode = encode
-        self.pieces = pieces
-
-    def __missing__(self, word: str) -> bytes:
-        ids = self.encode(word)
-        if b"".join(map(self.pieces.__getitem__, ids)) != word.encode():
-            raise _LossyWord
-        stored = np.array(ids, dtype="<u4").tobytes()
-        if len(word) <= LONGEST_WORD:
-            if len(self) >= MOST_WORDS:
-                self.clear()
-            self[word] = stored
-        return stored
 
 
 class SentencePieceTokenizer(Tokenizer):
@@ -110,33 +80,6 @@ class SentencePieceTokenizer(Tokenizer):
         ):
             return b""
         return self.processor.id_to_piece(i).replace(SPACE, " ").encode()
-
-    @cached_property
-    def _words(self) -> WordIds | None:
-        """None if the ids of a text may differ from those of its words.
-
-        BPE merges two symbols only into a piece, so they are equal if no piece extends across the
-        end of a word and the text is not normalized. Scores of BPE are ranks. In a unigram model,
-        the scores are sums over the text, whose rounding may decide.
-        """
-        scores = map(self.processor.get_score, range(self.vocab_size))
-        is_bpe = self._by_line and all(score.is_integer() for score in scores)
-        if not is_bpe or any(re.search(rb"[^ ] ", piece) for piece in self.pieces):
-            return None
-        keeps_spaces = lossless(self, self.processor.encode("  "), "  ")
-        return WordIds(self.processor.encode, self.pieces) if keeps_spaces else None
-
-    def encode_document(self, text: str) -> tuple[np.ndarray, bool]:
-        if self._words is not None and SPACE not in text:
-            try:
-                parts = (
-                    map(self._words.__getitem__, WORD.findall(block))
-                    for block in self._blocks(text)
-                )
-                return np.frombuffer(b"".join(map(b"".join, parts)), dtype="<u4"), True
-            except _LossyWord:
-                pass
-        return super().encode_document(text)
 
     def encode(self, text: str) -> list[int]:
         return list(itertools.chain.from_iterable(map(self._encode, self._blocks(text))))

@@ -41,13 +41,6 @@ class Tokenizer(ABC):
         """Encode `text`, without begin and end of document. Text that spells a control symbol is
         text."""
 
-    def encode_document(self, text: str) -> tuple[np.ndarray, bool]:
-        """The ids of `encode`, (n,) integers, and whether they represent exactly the bytes of the
-        text. Faster for many documents: a tokenizer may keep the ids of words in memory.
-        """
-        ids = self.encode(text)
-        return np.array(ids, dtype=np.int64), lossless(self, ids, text)
-
     def decode(self, ids: list[int]) -> str:
         """Decode `ids`. Control symbols are dropped; invalid UTF-8 becomes U+FFFD."""
         raw = b"".join([self.pieces[i] for i in ids])

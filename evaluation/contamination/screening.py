@@ -12,7 +12,6 @@ documents of the corpus count once: they are excluded from all but the first of 
 
 import zipfile
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -64,17 +63,15 @@ def find_overlap(
     )
     if path is not None and (cached := _read(path)) is not None:
         return cached
+    reader = PassageReader(tokenizer)
     tokens = 0 if train is None else int(train.lengths.sum())
-    progress = nullcontext()
-    if console is not None and tokens >= LONG:
-        progress = console.bar(
-            "comparing with the training text",
-            total=tokens / 1e6,
-            unit="Mtok",
-        )
-    with progress as bar:
-        advance = (lambda n: bar.advance(n / 1e6)) if bar else (lambda n: None)
-        overlap = _search(store, train, PassageReader(tokenizer), most, advance)
+    if console is None or tokens < LONG:
+        overlap = _search(store, train, reader, most)
+    else:
+        with console.bar(
+            "comparing with the training text", total=tokens / 1e6, unit="Mtok"
+        ) as bar:
+            overlap = _search(store, train, reader, most, lambda n: bar.advance(n / 1e6))
     if path is not None:
         try:
             with atomic(path) as file:
@@ -86,7 +83,11 @@ def find_overlap(
 
 
 def _search(
-    store, train, reader: PassageReader, most: int, advance: Callable[[int], None]
+    store,
+    train,
+    reader: PassageReader,
+    most: int,
+    advance: Callable[[int], None] = lambda tokens: None,
 ) -> Overlap:
     sample = 1
     while store.lengths.sum() > most * sample:
@@ -214,7 +215,6 @@ def screen(
         "in_training": int(seen.sum()),
         "repeated": int(again.sum()),
         "tokens": of.n_targets,
-        "documents": _by_document(text, of, seen, again),
         "dropped": _ranges(dropped),
     }
     return Screening(~dropped, record, _sentence(record), shared.unchecked)
@@ -237,29 +237,6 @@ def _targets_in(
     return (row >= 0) & (at <= rows[row, 0] * gap + rows[row, 2])
 
 
-def _by_document(
-    text: EvaluationText, windows: TargetWindows, seen: np.ndarray, again: np.ndarray
-) -> list[dict]:
-    """Documents with excluded text, the worst first."""
-    documents, of = np.unique(windows.target_documents(), return_inverse=True)
-    counts = np.stack(
-        [np.bincount(of), np.bincount(of, weights=seen), np.bincount(of, weights=again)]
-    )
-    rows = [
-        {
-            "name": str(text.store.names[document]),
-            "tokens": tokens,
-            "in_training": ours,
-            "repeated": others,
-        }
-        for document, (tokens, ours, others) in zip(
-            documents, counts.T.astype(int).tolist(), strict=True
-        )
-        if ours + others
-    ]
-    return sorted(rows, key=lambda row: -(row["in_training"] + row["repeated"]) / row["tokens"])
-
-
 def _ranges(mask: np.ndarray) -> list[list[int]]:
     """[first, one past the last] of each run of targets where `mask` is set."""
     edges = np.flatnonzero(np.diff(np.concatenate([[0], mask.astype(np.int8), [0]])))
@@ -269,16 +246,10 @@ def _ranges(mask: np.ndarray) -> list[list[int]]:
 def _sentence(record: dict) -> str:
     if not record["share"]:
         return ""
-    share = f"{record['share']:.2%}"
-    tokens = record["tokens"]
-    if record["dropped"]:
-        text = f"{share} of the {tokens:,} targets are dropped"
-    else:
-        text = (
-            f"{share} of the {tokens:,} tokens that could be targets are excluded before the draw"
-        )
+    action = "dropped" if record["dropped"] else "excluded before the draw"
     return (
-        f"{text}: passages of 13 words (30 Chinese characters) that also occur in the training "
-        f"text ({record['in_training']:,} tokens) or in an earlier document of the corpus "
+        f"{record['share']:.2%} of the {record['tokens']:,} possible targets are {action}: "
+        "passages of 13 words (30 Chinese characters) that also occur in the training text "
+        f"({record['in_training']:,} tokens) or in an earlier document of the corpus "
         f"({record['repeated']:,})."
     )

@@ -18,24 +18,25 @@ from evaluation.diagnostics.attention_weights import (
     bucket_edges,
     last_outputs,
 )
-from evaluation.diagnostics.diagnostic_session import DiagnosticResult, DiagnosticSession
+from evaluation.diagnostics.diagnostic_session import DiagnosticResult, common_fields
 from evaluation.diagnostics.diagnostic_settings import AttentionDiagnosticSettings
 from evaluation.diagnostics.turns import (
     RotaryPair,
+    frequencies_of,
     output_drift,
     pairs_of,
     scored_outputs,
-    table_drift,
-    trained_turns,
-    unturned_features,
 )
 from evaluation.evaluated_model import EvaluatedModel
+from evaluation.ranks import EvaluationRanks
 from evaluation.scoring.evaluate import evenly_spread
-from evaluation.scoring.forecast import fit_pace
 from evaluation.scoring.methods import Method
 from evaluation.scoring.plan import EvaluationPlan, make_plan
+from evaluation.scoring.session import CellSession, EvaluationCell
+from evaluation.scoring.text import EvaluationText
 from evaluation.statistics.intervals import unit_means
-from model import ModelError, Transformer
+from model import Transformer
+from model.position.scaling import turns_within
 
 
 @dataclass(kw_only=True)
@@ -53,7 +54,6 @@ class AttentionResult(DiagnosticResult):
     layer_kinds: list[str] = field(default_factory=list)
     seen: dict[tuple[str, int], AttentionSample] = field(default_factory=dict)
     pairs: dict[tuple[str, int], list[RotaryPair]] = field(default_factory=dict)
-    tables: dict[tuple[str, int], dict[str, float]] = field(default_factory=dict)
     drift: dict[tuple[str, int, str], dict[str, float]] = field(default_factory=dict)
 
     @property
@@ -78,166 +78,135 @@ class AttentionResult(DiagnosticResult):
         return out
 
 
-class AttentionSession(DiagnosticSession):
+@dataclass(frozen=True)
+class MeasuredAttention:
+    """One cell. Attributes as in `AttentionResult`; `drift` by dtype."""
+
+    seen: AttentionSample
+    pairs: list[RotaryPair]
+    drift: dict[str, dict[str, float]]
+
+
+class AttentionSession(CellSession):
     """One attention evaluation: windows, memory budget and the model as trained.
 
     Raises:
         EvaluationError: before any compute for what cannot work: documents too short, no softmax
-            attention, too little memory.
+            attention.
     """
 
     settings: AttentionDiagnosticSettings
 
     def __init__(
-        self, settings: AttentionDiagnosticSettings, subject: EvaluatedModel, *, store, **shared
+        self,
+        settings: AttentionDiagnosticSettings,
+        subject: EvaluatedModel,
+        *,
+        store,
+        tokenizer,
+        methods: list[Method],
+        console,
     ):
-        super().__init__(settings, subject, store=store, **shared)
-        hashes = store.hash, self.tokenizer.hash
+        self.text = EvaluationText(store, settings.bos, getattr(tokenizer, "bos_id", None))
         plan = make_plan(
-            settings.of_loss(),
-            self.text,
-            *hashes,
-            subject.trained_length,
+            settings.of_loss(), self.text, store.hash, tokenizer.hash, subject.trained_length
         )
-        if plan.note:
-            self.console.warn(plan.note)
         self.chosen = {n: evenly_spread(plan.windows[n], settings.windows) for n in plan.lengths}
-        self.result = AttentionResult(
-            **self.about(self.chosen[plan.lengths[0]].document), plan=plan
-        )
-        self.result.absent.update(subject.absent_cells(self.methods, plan.lengths, refuse=False))
-        self.cells = [
-            (method, length)
-            for method in self.methods
-            for length in plan.lengths
-            if (method.label, length) not in self.result.absent
-        ]
-        if not self.cells:
+        documents = self.chosen[plan.lengths[0]].document
+        fields = common_fields(settings, subject, methods, self.text, tokenizer.hash, documents)
+        super().__init__(AttentionResult(**fields, plan=plan), None, console, EvaluationRanks())
+        if plan.note:
+            self.warn(plan.note)
+        result = self.result
+        result.absent |= subject.absent_cells(result.methods, plan.lengths, refuse=False)
+        if not self.cells():
             raise EvaluationError(
                 f"no method reaches any of the lengths {', '.join(map(str, plan.lengths))}: "
                 f"shorten lengths, or add a method that reaches further. {subject.legal}".rstrip()
             )
-        windows = self.result.windows
-        self.precise = min(settings.precision_windows, windows) if settings.precision else 0
-        # Windows read by each cell: once, and the precise ones in float64 and each lower precision.
-        self.passes = windows + self.precise * (1 + len(settings.precision))
+        self.title = f"attention in {result.windows} windows"
         model = subject.under((), settings.dtype)
-        for block, kind in zip(model.blocks, model.settings.layer_kinds, strict=True):
+        result.layer_kinds = list(model.settings.layer_kinds)
+        for block, kind in zip(model.blocks, result.layer_kinds, strict=True):
             if not block.attention.has_attention_weights:
                 raise EvaluationError(
                     "protocol=attention requires attention weights, which layers with mixer.name="
                     f"{model.kinds[kind].mixer.name} do not have"
                 )
-        self.result.layer_kinds = list(model.settings.layer_kinds)
-        self.unturned = unturned_features(model)
-        self.trained_turns = trained_turns(model)
-        for length in sorted(plan.lengths, reverse=True):  # the longest one is refused first
-            self.batch(model, length, settings.targets)
+        l0 = subject.trained_length
+        self.trained_turns = {
+            kind: turns_within(frequencies, l0)
+            for kind, frequencies in frequencies_of(model, l0).items()
+        }
 
-    def forecast(self) -> None:
-        """Print every cell with its memory, and the time of all."""
-        settings = self.settings
-        windows = self.result.windows
-        model = self.subject.under((), settings.dtype)
-        rows = [
-            self.row(model, method.label, length, windows, settings.targets)
-            for method, length in self.cells
+    def cells(self) -> list[EvaluationCell]:
+        return [
+            EvaluationCell(
+                method,
+                length,
+                self.key(method, length),
+                inputs=self.chosen[length].inputs,
+                keep=self.settings.targets,
+                chunk=self.settings.chunk,
+                windows=self.chosen[length],
+            )
+            for method in self.result.methods
+            for length in self.result.plan.lengths
+            if (method.label, length) not in self.result.absent
         ]
-        lengths = np.array([length for _, length in self.cells])
-        shortest = min(lengths)
-        pace = fit_pace(
-            lambda n: self._record(model, self._tokens(n, slice(0, 1))[:, :-1], n),
-            shortest,
-            max(n for n in lengths if n <= max(2 * settings.chunk, shortest)),
-        )
-        self.show_forecast(
-            model,
-            f"attention in {windows} windows",
-            rows,
-            self.passes * int(lengths.sum()),
-            self.passes * pace.seconds(lengths),
-            self.result.absent,
-        )
+
+    def score(
+        self, cell: EvaluationCell, model: Transformer, batch: int, advance: Callable[[float], None]
+    ) -> MeasuredAttention:
+        windows = cell.windows
+        tokens = self.text.windows(windows.document, windows.end, cell.length)
+        tokens = torch.from_numpy(tokens).to(self.device)
+        parts = []
+        for rows in tokens.split(batch):
+            parts.append(self._record(model, rows[:, :-1], cell.length))
+            advance(len(rows) / len(tokens))
+        pairs = pairs_of(model, self.trained_turns, cell.length)
+        drift = {}
+        few = tokens[: self.settings.precision_windows]
+        if self.settings.precision:
+            exact = self._outputs(cell, few, "float64")
+            for dtype in self.settings.precision:
+                drift[dtype] = output_drift(exact, self._outputs(cell, few, dtype))
+        return MeasuredAttention(merged(parts), pairs, drift)
+
+    def keep(self, cell: EvaluationCell, values: MeasuredAttention) -> None:
+        result = self.result
+        result.seen[cell.where] = values.seen
+        if values.pairs:
+            result.pairs[cell.where] = values.pairs
+        for dtype, drift in values.drift.items():
+            result.drift[(*cell.where, dtype)] = drift
 
     def run(self) -> AttentionResult:
-        """Run every method at every length."""
-        total = self.passes * sum(length for _, length in self.cells)
-        with self.console.bar("attention", total=total, unit="tokens") as bar:
-            for method in self.result.methods:
-                self._run(method, bar.advance)
+        super().run()
+        self.result.absent |= self.result.failed
         return self.result
 
-    def _run(self, method: Method, advance: Callable[[float], None]) -> None:
-        """All lengths under one method."""
-        model = self.subject.under(method.overrides, self.settings.dtype)
-        for length in [length for measured, length in self.cells if measured is method]:
-            cell = method.label, length
-            try:
-                self.result.seen[cell] = self._measure(model, length, advance)
-            except ModelError as error:
-                self.result.absent[cell] = str(error)
-                self.console.warn(f"{method.label} at {length}: {error}; this cell is skipped")
-                continue
-            if pairs := pairs_of(model, self.trained_turns, length):
-                self.result.pairs[cell] = pairs
-            if (drift := table_drift(model, length)) is not None:
-                self.result.tables[cell] = drift
-        if self.precise:
-            self._precision(method, advance)
+    def trial(self, model: Transformer, length: int, keep: int) -> None:
+        tokens = torch.zeros(1, length, dtype=torch.long, device=self.device)
+        self._record(model, tokens, length)
 
-    def _measure(
-        self, model: Transformer, length: int, advance: Callable[[float], None]
-    ) -> AttentionSample:
-        parts = []
-        size = self.batch(model, length, self.settings.targets)
-        for start in range(0, self.result.windows, size):
-            tokens = self._tokens(length, slice(start, start + size))[:, :-1]
-            parts.append(self._record(model, tokens, length))
-            advance(tokens.numel())
-        return merged(parts)
-
-    def _precision(self, method: Method, advance: Callable[[float], None]) -> None:
-        """The same few windows in float64 and in lower precision."""
-        keep = self.settings.targets
-        exact: dict[int, tuple[Tensor, Tensor]] = {}
-        for dtype in ("float64", *self.settings.precision):
-            model = self.subject.under(method.overrides, dtype)
-            for length in self.result.lengths_of(method.label):
-                tokens = self._tokens(length, slice(0, self.precise))
-                outputs = scored_outputs(
-                    model, tokens, keep, length=length, chunk=self.settings.chunk
-                )
-                if dtype == "float64":
-                    exact[length] = outputs
-                else:
-                    drift = output_drift(exact[length], outputs)
-                    self.result.drift[method.label, length, dtype] = drift
-                advance(tokens.shape[0] * length)
-
-    def _tokens(self, length: int, rows: slice) -> Tensor:
-        """(B, length + 1) some of the windows."""
-        windows = self.chosen[length]
-        tokens = self.text.windows(windows.document[rows], windows.end[rows], length)
-        return torch.from_numpy(tokens).to(self.device)
+    def _outputs(self, cell: EvaluationCell, tokens: Tensor, dtype: str) -> tuple[Tensor, Tensor]:
+        """Logits and NLL of the last targets in another precision."""
+        model = self.subject.under(cell.method.overrides, dtype)
+        return scored_outputs(model, tokens, cell.keep, length=cell.length, chunk=cell.chunk)
 
     def _record(self, model: Transformer, tokens: Tensor, length: int) -> AttentionSample:
         """What the last queries of these windows (B, length) attend to."""
         keep = self.settings.targets
         recorder = AttentionRecorder(
-            tokens,
-            keep,
+            len(model.blocks),
+            length - keep,
             self.result.edges(length),
-            self.subject.trained_length,
-            self.bos_id,
-            self.unturned,
+            self.result.subject.trained_length,
         )
         last_outputs(
-            model,
-            tokens,
-            keep,
-            length=length,
-            chunk=self.settings.chunk,
-            hooks=recorder.hooks(),
+            model, tokens, keep, length=length, chunk=self.settings.chunk, hooks=recorder.hooks()
         )
         return recorder.result()
 

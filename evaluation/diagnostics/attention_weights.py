@@ -18,7 +18,7 @@ from torch import Tensor
 from model import TokenPositions, Transformer
 from model.attention.explicit import AttentionDetails, attention_details
 from model.attention.kernels import AttentionHook
-from model.attention.mask import AttentionView, mask_dtype, repeated
+from model.attention.mask import AttentionView
 
 PAIRS_AT_ONCE = 1 << 22  # B·H·t·S of a block of queries
 REACH = 0.9  # of the mass
@@ -28,7 +28,6 @@ MEASURES = {
     "entropy": "entropy of the weights among the visible keys, nats",
     "entropy_relative": "entropy / ln(visible keys): 1 is uniform",
     "first_token": "mass on the first token of the window",
-    "bos": "mass on BOS tokens, in windows that hold one",
     "mass_beyond": "mass at distances of the trained length and more",
     "mass_lost": "weight on no key: on a sink logit, or dropped",
     "logit_std": "standard deviation of the logits over the visible keys, bias included",
@@ -36,8 +35,6 @@ MEASURES = {
     "reach_90": "distance that contains 90% of the mass, tokens",
     "distance_mean": "mean distance of the mass, tokens",
     "keys": "visible keys of a query",
-    "unturned_variance": "share of the logits' variance from rotary pairs without a full turn in "
-    "training",
 }
 
 
@@ -71,37 +68,22 @@ class AttentionSample:
 
 
 class AttentionRecorder:
-    """Collects one pass of the last K queries over L tokens.
+    """Collects one pass of the last K queries of a window, from position `first_query` on.
 
     Args:
-        tokens: (B, L) of the windows; BOS is looked for among them.
         edges: of the distance buckets.
-        bos_id: None where there is none.
-        unturned: for each layer the features (D,) of rotary pairs without a whole turn in training,
-            or None.
     """
 
-    def __init__(
-        self,
-        tokens: Tensor,
-        keep: int,
-        edges: Sequence[int],
-        trained_length: int,
-        bos_id: int | None,
-        unturned: Sequence[Tensor | None],
-    ):
-        self.tokens = tokens
-        self.first_query = tokens.shape[1] - keep
-        self.edges = torch.tensor(list(edges), device=tokens.device)
+    def __init__(self, layers: int, first_query: int, edges: Sequence[int], trained_length: int):
+        self.first_query = first_query
+        self.edges = torch.tensor(list(edges))
         self.trained_length = trained_length
-        self.unturned = unturned
-        self.is_bos = None if bos_id is None else tokens == bos_id
         # numerators, denominators
-        self.sums: list[dict[str, tuple[Tensor, Tensor]]] = [{} for _ in unturned]
+        self.sums: list[dict[str, tuple[Tensor, Tensor]]] = [{} for _ in range(layers)]
         self.mismatch = 0.0
 
     def hooks(self) -> list[AttentionHook]:
-        return [functools.partial(self._record, layer) for layer in range(len(self.unturned))]
+        return [functools.partial(self._record, layer) for layer in range(len(self.sums))]
 
     def _record(
         self,
@@ -122,12 +104,7 @@ class AttentionRecorder:
             self.mismatch = max(self.mismatch, float(off))
             b, _, i, j = mask.indices(start, stop, block.keys)
             distance = mask.separation(b, i, j)[:1]  # the same in every row of a plain batch
-            measured = self._measured(block, distance, start)
-            if (features := self.unturned[layer]) is not None:
-                measured["unturned_variance"] = _variances(
-                    views, block, features, scale, start, stop
-                )
-            for name, (value, count) in measured.items():
+            for name, (value, count) in self._measured(block, distance, start).items():
                 total, counted = sums.get(name, (0, 0))
                 sums[name] = total + value, counted + count
 
@@ -152,7 +129,7 @@ class AttentionRecorder:
         # (1, 1, t, s)
         first = distance == position[:, None]
         beyond = distance >= self.trained_length
-        deviation = _centered(logits, finite).square().sum(-1) / finite.sum(-1).clamp(min=1)
+        deviation = _variance(logits, finite)
         highest = logits.masked_fill(~finite, -torch.inf).amax(-1)
         measured = {  # of each query, and the queries that count
             "entropy": (entropy, attends),
@@ -166,16 +143,13 @@ class AttentionRecorder:
             "distance_mean": ((shares * distance).sum(-1), attends),
             "keys": (keys, every),
         }
-        if self.is_bos is not None:
-            # (1, t, s) index of the key's token
-            at = (position[:, None] - distance).clamp(min=0)[:, 0]
-            marked = self.is_bos[:, at[0]][:, None]  # (B, 1, t, s)
-            measured["bos"] = (weights * marked).sum(-1), self.is_bos.any(-1)[:, None, None] & every
         out = {
             name: (torch.where(counted, values.double(), 0.0).sum(-1), counted.sum(-1))
             for name, (values, counted) in measured.items()
         }
-        index = torch.bucketize(distance.clamp(min=0), self.edges, right=True) - 1
+        index = (
+            torch.bucketize(distance.clamp(min=0), self.edges.to(distance.device), right=True) - 1
+        )
         uniform = seen.to(weights.dtype) / keys.clamp(min=1)[..., None]
         queries = every.sum(-1)[..., None]
         for name, mass in (("by_distance", weights), ("visible", uniform)):
@@ -185,14 +159,12 @@ class AttentionRecorder:
     def result(self) -> AttentionSample:
         """Means over all recorded queries."""
 
-        def mean(name: str) -> Tensor:
-            like = next(sums[name][0] for sums in self.sums if name in sums)
-            nothing = torch.zeros_like(like), torch.zeros_like(like)  # 0 / 0 is NaN: undefined
-            each = [sums.get(name, nothing) for sums in self.sums]
+        def mean(name: str) -> Tensor:  # 0 / 0 is NaN: undefined
+            each = [sums[name] for sums in self.sums]
             return torch.stack([(value.double() / count).cpu() for value, count in each], 1)
 
         return AttentionSample(
-            {name: mean(name) for name in MEASURES if any(name in sums for sums in self.sums)},
+            {name: mean(name) for name in MEASURES},
             mean("by_distance"),
             mean("visible").mean((0, 2)),
             self.mismatch,
@@ -215,35 +187,11 @@ def _by_bucket(values: Tensor, index: Tensor, buckets: int) -> Tensor:
     return empty.scatter_add(-1, index.flatten(2).expand_as(flat), flat).double()
 
 
-def _centered(values: Tensor, counted: Tensor) -> Tensor:
-    """Values less their mean over the counted keys, 0 elsewhere."""
-    values = torch.where(counted, values, 0.0)
-    mean = values.sum(-1, keepdim=True) / counted.sum(-1, keepdim=True).clamp(min=1)
-    return torch.where(counted, values - mean, 0.0)
-
-
-def _variances(
-    views: list[AttentionView],
-    block: AttentionDetails,
-    features: Tensor,
-    scale: float,
-    start: int,
-    stop: int,
-) -> tuple[Tensor, Tensor]:
-    """Covariance of the logits over the keys with the part of them that some features of queries
-    and keys make, and their variance, summed over the queries: the parts of all features add up to
-    the variance."""
-    assert block.logits is not None
-    part = torch.zeros_like(block.logits)
-    for view in views:
-        dtype = mask_dtype(view.q)
-        q = view.q[:, :, start:stop].to(dtype) * features.to(view.q.device)
-        k = repeated(view.k[:, :, block.keys].to(dtype), view.mask.heads)
-        part = part + (q @ k.mT * scale) * view.mask.visible(start, stop, block.keys)
-    finite = torch.isfinite(block.logits)
-    logits = _centered(block.logits, finite).double()
-    part = _centered(part, finite).double()
-    return (logits * part).sum((-1, -2)), logits.square().sum((-1, -2))
+def _variance(values: Tensor, counted: Tensor) -> Tensor:
+    """Of the counted values of the last axis; 0 where there are none."""
+    count = counted.sum(-1, keepdim=True).clamp(min=1)
+    mean = torch.where(counted, values, 0.0).sum(-1, keepdim=True) / count
+    return torch.where(counted, values - mean, 0.0).square().sum(-1) / count[..., 0]
 
 
 @torch.no_grad()

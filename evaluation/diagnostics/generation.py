@@ -5,22 +5,26 @@ The true continuation is the reference. A row ends when the model generates EOS.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from errors import EvaluationError
-from evaluation.diagnostics.diagnostic_session import DiagnosticResult, DiagnosticSession
+from evaluation.diagnostics.diagnostic_session import DiagnosticResult, common_fields
 from evaluation.diagnostics.diagnostic_settings import GenerationDiagnosticSettings
 from evaluation.diagnostics.repetition import by_bucket
 from evaluation.evaluated_model import EvaluatedModel
+from evaluation.ranks import EvaluationRanks
 from evaluation.scoring.forecast import fit_pace
 from evaluation.scoring.methods import Method
-from evaluation.scoring.scoring import ModelScorer
-from evaluation.scoring.targets import draw_integer, draw_targets, tokens_needed
+from evaluation.scoring.scoring import CellFailed, ModelScorer
+from evaluation.scoring.session import CellSession, EvaluationCell
+from evaluation.scoring.targets import draw_integer, draw_targets
+from evaluation.scoring.text import EvaluationText
 from generation.decoding import Generation
 from generation.sampling import SamplingParams
-from model import ModelError, Transformer
+from model import Transformer
 
 REAL = "real text"
 
@@ -56,7 +60,7 @@ class GenerationResult(DiagnosticResult):
         return [*map(source_of, self.settings.temperatures), REAL]
 
 
-class GenerationSession(DiagnosticSession):
+class GenerationSession(CellSession):
     """One generation evaluation: prompts, lengths and memory budget.
 
     Raises:
@@ -65,11 +69,18 @@ class GenerationSession(DiagnosticSession):
     """
 
     settings: GenerationDiagnosticSettings
+    counted = "prompts"
 
     def __init__(
-        self, settings: GenerationDiagnosticSettings, subject: EvaluatedModel, *, store, **shared
+        self,
+        settings: GenerationDiagnosticSettings,
+        subject: EvaluatedModel,
+        *,
+        store,
+        tokenizer,
+        methods: list[Method],
+        console,
     ):
-        super().__init__(settings, subject, store=store, **shared)
         l0 = subject.trained_length
         prompt = settings.prompt or max(1, l0 // 2)
         total = settings.length or 4 * l0
@@ -79,135 +90,128 @@ class GenerationSession(DiagnosticSession):
                 f"length={total} leaves less than a bucket of {width} tokens after a prompt of "
                 f"{prompt}: raise length, or lower prompt or bucket"
             )
-        each = _prompts_each(self.text.lengths, settings.prompts, total, total - prompt)
+        self.prompt = prompt
+        self.tokenizer = tokenizer
+        text = EvaluationText(store, settings.bos, getattr(tokenizer, "bos_id", None))
         drawn = draw_targets(
-            self.text,
-            **self.facts,
+            text,
+            corpus_hash=store.hash,
+            tokenizer_hash=tokenizer.hash,
             longest=total - 1,
             span=total - prompt,
-            documents=-(-settings.prompts // each),
-            spans_per_document=each,
+            documents=settings.prompts,
+            spans_per_document=1,
             seed=settings.seed,
             least_documents=settings.least_documents,
         )
+        fields = common_fields(settings, subject, methods, text, tokenizer.hash, drawn.document)
         edges = [*range(prompt, total - width // 2, width), total]
-        self.result = GenerationResult(
-            **self.about(drawn.document), edges=edges, targets_hash=drawn.hash
-        )
-        self.real = self.text.windows(drawn.document, drawn.end, total - 1)  # (P, total)
-        self.ends = {method.label: _reach(self.result, method, total) for method in self.methods}
+        result = GenerationResult(**fields, edges=edges, targets_hash=drawn.hash)
+        super().__init__(result, None, console, EvaluationRanks())
+        self.real = text.windows(drawn.document, drawn.end, total - 1)  # (P, total)
+        self.title = f"{len(self.real)} prompts of {prompt} tokens"
+        self.ends = {method.label: _reach(result, method, total) for method in result.methods}
 
-    def forecast(self) -> None:
-        """Print every method with its memory, and the time of all, from a few tokens generated."""
-        prompts = len(self.real)
-        prompt = self.result.edges[0]
-        s = self.settings
-        model = self.subject.under((), s.dtype)
-        repeats = len(s.temperatures)
-        few = min(8, min(self.ends.values()) - prompt)
-        pace = fit_pace(
-            lambda n: self._generate(model, self.real[:, : prompt + n], 0.0, lambda _: None),
-            few,
-            few,
-        )
-        rows = [
-            self.row(model, label, end, prompts, end - prompt) for label, end in self.ends.items()
+    def cells(self) -> list[EvaluationCell]:
+        return [
+            EvaluationCell(
+                method,
+                end,
+                self.key(method, end) | {"source": source, "method": method.label},
+                inputs=np.full(len(self.real), end),
+                keep=end - self.prompt,
+                chunk=self.settings.chunk,
+                role=source,
+            )
+            for method in self.result.methods
+            for end in [self.ends[method.label]]
+            for source in self.result.sources
         ]
-        seconds = sum(
-            repeats * pace.seconds(np.array([end - prompt])) for end in self.ends.values()
-        )
-        tokens = repeats * sum(row.inputs for row in rows)
-        self.show_forecast(
-            model, f"{prompts} prompts of {prompt} tokens", rows, tokens, seconds, {}, "prompts"
-        )
 
-    def run(self) -> GenerationResult:
-        """Continue every prompt under every method and at every temperature, and score the text."""
-        prompt = self.result.edges[0]
-        temperatures = self.settings.temperatures
-        steps = sum(len(temperatures) * (end - prompt) for end in self.ends.values())
-        with self.console.bar("generating", total=steps * len(self.real), unit="tokens") as bar:
-            for method in self.result.methods:
-                model = self.subject.under(method.overrides, self.settings.dtype)
-                rows = self.real[:, : self.ends[method.label]]
-                for temperature in temperatures:
-                    tokens, ends = self._generate(model, rows, temperature, bar.advance)
-                    self._measure(method.label, source_of(temperature), model, tokens, ends)
-                ends = np.full(len(rows), rows.shape[1])
-                self._measure(method.label, REAL, model, rows, ends)
-        return self.result
+    def seconds(self, cells: Sequence[EvaluationCell]) -> float:
+        """From the time of a few generated tokens."""
+        model = self.model(cells[0])
+        new = np.array([cell.keep for cell in cells if cell.role != REAL])
+        few = min(8, new.min())
+        return fit_pace(
+            lambda n: self._generate(model, self.real[:, : self.prompt + n], 0.0), few, few
+        )(new)
+
+    def score(
+        self, cell: EvaluationCell, model: Transformer, batch: int, advance: Callable[[float], None]
+    ) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
+        """Ids, the number of tokens of each row, and the measures of a continuation of every
+        prompt, scored by the model in one pass, declared at its own length."""
+        total = cell.length
+        tokens = self.real[:, :total]
+        ends = np.full(len(tokens), total)
+        if cell.role != REAL:
+            temperatures = {source_of(t): t for t in self.settings.temperatures}
+            tokens, ends = self._generate(
+                model, tokens, temperatures[cell.role], lambda: advance(1 / cell.keep)
+            )
+        scorer = ModelScorer(model, device=self.device, chunk=cell.chunk, length=total)
+        nll = np.full(tokens.shape, np.nan)
+        for start in range(0, len(tokens), batch):
+            rows = slice(start, start + batch)
+            nll[rows, self.prompt :] = scorer(tokens[rows], cell.keep)
+        edges = [edge for edge in self.result.edges if edge < total] + [total]
+        values = by_bucket(tokens, ends, nll, edges)
+        if not np.isfinite(values["nll"][:, 0]).any():
+            raise CellFailed(f"the loss of the text is not finite ({cell.role})")
+        room = ((0, 0), (0, len(self.result.edges) - len(edges)))
+        padded = {
+            name: np.pad(value, room, constant_values=np.nan) for name, value in values.items()
+        }
+        return tokens, ends, padded
+
+    def keep(
+        self,
+        cell: EvaluationCell,
+        values: tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]],
+    ) -> None:
+        tokens, ends, measures = values
+        where = cell.method.label, cell.role
+        self.result.values[where] = measures
+        self.result.tokens[where] = tokens, ends
+        self.result.text[where] = self.tokenizer.decode(tokens[0, self.prompt : ends[0]].tolist())
 
     def _generate(
-        self, model: Transformer, rows: np.ndarray, temperature: float, advance
+        self,
+        model: Transformer,
+        rows: np.ndarray,
+        temperature: float,
+        after_token: Callable[[], None] = lambda: None,
     ) -> tuple[np.ndarray, np.ndarray]:
         """(P, N) prompts with their continuation by the model, and the number of tokens of each
         row."""
-        prompt = self.result.edges[0]
-        tokenizer = self.tokenizer
+        prompt = self.prompt
+        eos_ids = self.tokenizer.eos_ids
         out = rows.copy()
         ends = np.full(len(rows), rows.shape[1])
-        seeds = [
-            draw_integer(str(self.settings.seed), "generation", row) % 2**63
-            for row in range(len(rows))
-        ]
         generation = Generation(
             model,
             [row[:prompt].tolist() for row in rows],
             rows.shape[1] - prompt,
             SamplingParams(temperature=temperature),
-            seeds=seeds,
-            eos_ids=tokenizer.eos_ids,
-            vocab_size=tokenizer.vocab_size,
+            seeds=[
+                draw_integer(str(self.settings.seed), "generation", row) % 2**63
+                for row in range(len(rows))
+            ],
+            eos_ids=eos_ids,
+            vocab_size=self.tokenizer.vocab_size,
             prefill_chunk=self.settings.chunk,
         )
         for at, step in enumerate(generation, start=prompt):
             for row, token in enumerate(step):
                 if token is not None:
                     out[row, at] = token
-            advance(len(rows))
+            after_token()
         for row, reason in enumerate(generation.finish):
             if reason == "eos":
-                is_end = np.isin(out[row, prompt:], tokenizer.eos_ids)
+                is_end = np.isin(out[row, prompt:], eos_ids)
                 ends[row] = prompt + int(is_end.argmax())  # without the EOS token itself
         return out, ends
-
-    def _measure(
-        self, method: str, source: str, model: Transformer, tokens: np.ndarray, ends: np.ndarray
-    ) -> None:
-        """Score the rows with the model in one pass, declared at their own length, and count
-        repetitions."""
-        result = self.result
-        prompt = result.edges[0]
-        total = tokens.shape[1]
-        scorer = ModelScorer(model, device=self.device, chunk=self.settings.chunk, length=total)
-        size = self.batch(model, total, total - prompt)
-        nll = np.full(tokens.shape, np.nan)
-        for start in range(0, len(tokens), size):
-            rows = slice(start, start + size)
-            nll[rows, prompt:] = scorer(tokens[rows], total - prompt)
-        edges = [edge for edge in result.edges if edge < total] + [total]
-        values = by_bucket(tokens, ends, nll, edges)
-        if not np.isfinite(values["nll"][:, 0]).any():
-            raise ModelError(f"the loss of the text is not finite ({method}, {source})")
-        room = ((0, 0), (0, len(result.edges) - len(edges)))
-        result.values[method, source] = {
-            name: np.pad(value, room, constant_values=np.nan) for name, value in values.items()
-        }
-        result.tokens[method, source] = tokens, ends
-        result.text[method, source] = self.tokenizer.decode(tokens[0, prompt : ends[0]].tolist())
-
-
-def _prompts_each(lengths: np.ndarray, prompts: int, total: int, new: int) -> int:
-    """Prompts per document: the fewest that give the requested number, or the most possible."""
-    best = most = 0
-    for each in range(1, prompts + 1):
-        count = each * int((lengths >= tokens_needed(total - 1, new, each)).sum())
-        if count > most or not best:
-            best = each
-            most = count
-        if count >= prompts:
-            break
-    return best
 
 
 def _reach(result: GenerationResult, method: Method, total: int) -> int:

@@ -2,7 +2,6 @@
 length), named by a hash of its key: everything that determines the numbers."""
 
 import hashlib
-import io
 import json
 import time
 import zipfile
@@ -10,16 +9,12 @@ from functools import reduce
 from pathlib import Path
 
 import numpy as np
-from pydantic import TypeAdapter
 
 from data.files import atomic
-from evaluation.evaluated_model import EvaluatedModel
-from model import AnyPosition
 
 # Of the keys of stored cells. Raised when numbers or keys change: older cells are measured again.
 KEY_FORMAT = 2
 PARTIAL_EVERY = 30.0  # seconds between two saves of an unfinished cell
-read_position = TypeAdapter(AnyPosition).validate_python
 
 
 def content_hash(record) -> str:
@@ -28,44 +23,9 @@ def content_hash(record) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def cell_key(
-    subject: EvaluatedModel,
-    position: dict,
-    length: int,
-    *,
-    dtype: str,
-    chunk: int,
-    device: str,
-) -> dict:
-    """The part of a cell's key that every kind of evaluation has.
-
-    Where the position settings of a method change nothing, such as `factor: auto` up to the
-    original length, it shares the cell of the trained model.
-    """
-    trained = subject.position(())
-    original = subject.original_length
-    if _reduced(position, length, original) == _reduced(trained, length, original):
-        position = trained
-    return {
-        "format": KEY_FORMAT,
-        "checkpoint": subject.checkpoint_hash,
-        "position": position,
-        "train_length": subject.trained_length,
-        "original_length": original,
-        "length": length,
-        "dtype": dtype,
-        "chunk": chunk,
-        "device": device,
-    }
-
-
-def _reduced(position: dict, length: int, original: int) -> dict:
-    """Position settings of each layer kind, without what has no effect on `length` tokens."""
-    kinds = position.get("kinds") or {"": position}
-    return {
-        kind: read_position(settings).reduced(length, original).model_dump(mode="json")
-        for kind, settings in kinds.items()
-    }
+def cell_file(key: dict) -> str:
+    """The name of the file of a cell."""
+    return f"{content_hash(key)[:24]}.npz"
 
 
 class CellStore:
@@ -75,68 +35,49 @@ class CellStore:
         self.folder = Path(folder)
         self._saved = time.monotonic()
 
-    def name(self, key: dict) -> str:
-        return f"{content_hash(key)[:24]}.npz"
-
     def load(self, key: dict) -> np.ndarray | None:
         """Per-target NLL of a finished cell; None if it is missing or damaged."""
-        return self._read(self.folder / self.name(key), key)
+        return _read(self.folder / cell_file(key), key)
 
     def is_older(self, key: dict) -> bool:
         """Whether the cell was stored under the same key of the format before."""
-        return (self.folder / self.name(key | {"format": KEY_FORMAT - 1})).is_file()
+        return (self.folder / cell_file(key | {"format": KEY_FORMAT - 1})).is_file()
 
     def load_partial(self, key: dict) -> np.ndarray | None:
         """Losses of an interrupted cell from all ranks; NaN where nothing was scored yet."""
-        known = [self._read(path, key) for path in self._partials(key)]
+        known = [_read(path, key) for path in self._partials(key)]
         parts = [part for part in known if part is not None]
         return reduce(lambda a, b: np.where(np.isnan(a), b, a), parts) if parts else None
 
     def _partials(self, key: dict) -> list[Path]:
-        return sorted(self.folder.glob(f"partial-*-{self.name(key)}"))
+        return sorted(self.folder.glob(f"partial-*-{cell_file(key)}"))
 
     def save(self, key: dict, nll: np.ndarray) -> Path:
-        path = self.folder / self.name(key)
-        self._write(path, key, nll)
+        path = self.folder / cell_file(key)
+        _write(path, key, nll)
         for partial in self._partials(key):
             partial.unlink(missing_ok=True)
         return path
 
-    def save_partial(
-        self,
-        key: dict,
-        nll: np.ndarray,
-        rank: int = 0,
-        *,
-        now: bool = False,
-    ) -> None:
+    def save_partial(self, key: dict, nll: np.ndarray, rank: int = 0, *, now: bool = False) -> None:
         """Save a rank's part of an unfinished cell, at most every 30 s unless `now`."""
         if now or time.monotonic() - self._saved > PARTIAL_EVERY:
-            self._write(
-                self.folder / f"partial-{rank}-{self.name(key)}",
-                key,
-                nll,
-            )
+            _write(self.folder / f"partial-{rank}-{cell_file(key)}", key, nll)
             self._saved = time.monotonic()
 
-    def _write(self, path: Path, key: dict, nll: np.ndarray) -> None:
-        with atomic(path) as file:
-            np.savez(
-                file,
-                nll=nll,
-                key=np.array(json.dumps(key, sort_keys=True)),
-            )
 
-    def _read(self, path: Path, key: dict) -> np.ndarray | None:
-        if not path.is_file():
-            return None
-        stored = io.BytesIO(path.read_bytes())
-        # A damaged file (detected by the zip checksums) or one with another key counts as missing.
-        # RuntimeError and OSError are raised for damaged zip headers.
-        try:
-            with np.load(stored, allow_pickle=False) as record:
-                if str(record["key"]) != json.dumps(key, sort_keys=True):
-                    return None
-                return np.asarray(record["nll"], dtype=np.float64)
-        except (zipfile.BadZipFile, KeyError, ValueError, EOFError, RuntimeError, OSError):
-            return None
+def _write(path: Path, key: dict, nll: np.ndarray) -> None:
+    with atomic(path) as file:
+        np.savez(file, nll=nll, key=np.array(json.dumps(key, sort_keys=True)))
+
+
+def _read(path: Path, key: dict) -> np.ndarray | None:
+    # A damaged file (detected by the zip checksums) or one with another key counts as missing.
+    # RuntimeError and OSError are raised for damaged zip headers.
+    try:
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as record:
+            if str(record["key"]) != json.dumps(key, sort_keys=True):
+                return None
+            return np.asarray(record["nll"], dtype=np.float64)
+    except (zipfile.BadZipFile, KeyError, ValueError, EOFError, RuntimeError, OSError):
+        return None

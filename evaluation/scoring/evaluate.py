@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,6 @@ from evaluation.contamination.screening import Screening, screen, shared_text
 from evaluation.evaluated_model import EvaluatedModel
 from evaluation.evaluation_settings import ContaminationSettings, EvaluationSettings
 from evaluation.ranks import LAUNCH, EvaluationRanks, lost_process
-from evaluation.scoring.loss_session import CellSession, EvaluationCell, MeasuredCells
 from evaluation.scoring.methods import TRAINED, TRUNCATE, Method, new_sinks
 from evaluation.scoring.plan import EvaluationPlan, make_plan, raw_bytes, truncation_step
 from evaluation.scoring.scoring import (
@@ -26,6 +26,7 @@ from evaluation.scoring.scoring import (
     merge_ranks,
     unigram_nll,
 )
+from evaluation.scoring.session import CellSession, EvaluationCell, MeasuredCells
 from evaluation.scoring.text import EvaluationText
 from evaluation.scoring.windows import TargetWindows
 from evaluation.stores import EvaluationStores
@@ -35,6 +36,10 @@ from model.attention.sharding import is_broken_link
 PRECISION_SAMPLE = 32  # windows scored again in float32 for comparison with bfloat16
 
 
+SAMPLE = "float32 sample"  # role of a cell for the precision of bfloat16
+TRUNCATED = "truncated"  # role of the baseline of by-position
+
+
 @dataclass(kw_only=True)
 class EvaluationResult(MeasuredCells):
     """Everything measured. `nll[method, length]` is per-target, in the order of `document` (n,):
@@ -42,15 +47,15 @@ class EvaluationResult(MeasuredCells):
 
     settings: EvaluationSettings
     plan: EvaluationPlan
-    document: np.ndarray
-    unit: np.ndarray
-    unit_kind: str
     screening: Screening
-    n_bytes: int | None
-    unigram: np.ndarray | None
-    unit_names: list[str] = field(default_factory=list)  # of the ids in `unit`
+    unit_kind: str
+    unit_names: list[str]  # of the ids in `unit`
+    document: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    unit: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     # per target: its cluster is also in the training text; None: unknown
     seen: np.ndarray | None = None
+    unigram: np.ndarray | None = None
+    n_bytes: int | None = None
     nll: dict[tuple[str, int], np.ndarray] = field(default_factory=dict)
     truncated: np.ndarray | None = None  # context truncated to L0: the baseline of every net gain
     notes: list[str] = field(default_factory=list)  # caveats about the methods
@@ -90,20 +95,8 @@ class EvaluationSession(CellSession):
         dry_run: bool = False,
     ):
         ranks = ranks or EvaluationRanks()
-        if settings.context != ranks.context and not dry_run:
-            raise EvaluationError(
-                f"context = {settings.context} requires several processes: start {LAUNCH}"
-            )
-        shortest = settings.grid(subject.trained_length)[0]
-        chunks = 2 * settings.context
-        if settings.context > 1 and shortest < chunks:
-            raise EvaluationError(
-                f"context = {settings.context} requires windows of {chunks} tokens or more, two "
-                f"for each process; the shortest length is {shortest}: lower context, or evaluate "
-                "longer lengths"
-            )
-        if settings.minutes is not None and ranks.world > 1:
-            raise EvaluationError("minutes does not support several processes; start one process")
+        if not dry_run:
+            _check_processes(settings, subject, ranks)
         schemes = subject.schemes(methods)
         notes = _sinks(methods, schemes, settings.bos, subject)
         if dry_run:
@@ -111,6 +104,8 @@ class EvaluationSession(CellSession):
             settings = settings.model_copy(
                 update={"contamination": ContaminationSettings(check=False)}
             )
+        self.stores = stores
+        self.tokenizer = tokenizer
         self.text, self.plan, screening = choose_targets(
             settings,
             stores.read,
@@ -121,15 +116,7 @@ class EvaluationSession(CellSession):
             cache=stores.overlaps,
             console=console,
         )
-        if self.plan.note and console:
-            console.warn(self.plan.note)
-        ids = self.plan.target_ids(self.text)[screening.kept]
-        document = self.plan.truncated.target_documents()[screening.kept]
-        self.tokenizer = tokenizer
-        self.kept = screening.kept
-        unit_of, unit_names, unit_kind = self.text.units()
-        seen = None if stores.unknown else self.text.seen(stores.trained)
-        train = stores.train
+        self.units, unit_names, unit_kind = self.text.units()
         result = EvaluationResult(
             settings=settings,
             subject=subject,
@@ -141,98 +128,92 @@ class EvaluationSession(CellSession):
             },
             methods=methods,
             schemes=schemes,
-            document=document,
-            unit=unit_of[document],
             unit_kind=unit_kind,
-            screening=screening,
-            n_bytes=raw_bytes(ids, document, self.text, tokenizer),
-            unigram=None if train is None else unigram_nll(train, ids, tokenizer.vocab_size),
             unit_names=unit_names,
-            seen=None if seen is None else seen[document],
+            screening=screening,
             absent=subject.absent_cells(
                 methods, self.plan.lengths, refuse=settings.unreachable == "refuse"
             ),
             notes=notes,
         )
         super().__init__(result, cells, console, ranks)
+        self.title = f"{self.plan.n_targets:,} targets"
         self.samples: dict[tuple[str, int], np.ndarray] = {}  # float32 reference for bfloat16
-
-    def title(self) -> str:
-        return f"{self.subject.name}: {self.plan.n_targets:,} targets"
+        if self.plan.note:
+            self.warn(self.plan.note)
 
     def cells(self) -> list[EvaluationCell]:
         out = []
         plan = self.plan
-        sampled = self.settings.dtype == "bfloat16"
         for method in (method for method in self.result.methods if not method.truncates):
             lengths = [n for n in plan.lengths if (method.label, n) not in self.result.absent]
             out += [self._cell(method, length, plan.windows[length]) for length in lengths]
-            for length in lengths if sampled else []:
+            for length in lengths if self.settings.dtype == "bfloat16" else []:
                 few = evenly_spread(plan.windows[length], PRECISION_SAMPLE)
-                out.append(self._cell(method, length, few, "sample", sample=PRECISION_SAMPLE))
+                out.append(self._cell(method, length, few, SAMPLE, sample=PRECISION_SAMPLE))
         if plan.protocol == "by-position":
-            trained = next(method for method in self.result.methods if method.label == TRAINED)
             length = self.subject.trained_length
             step = truncation_step(self.settings, length)
-            out.append(
-                self._cell(trained, length, plan.truncated, "truncated", truncated=True, step=step)
-            )
+            trained = Method(TRAINED, ())
+            more = {"truncated": True, "step": step}
+            out.append(self._cell(trained, length, plan.truncated, TRUNCATED, **more))
         return out
 
     def _cell(
-        self, method: Method, length: int, windows: TargetWindows, role: str = "", **more
+        self, method: Method, length: int, windows: TargetWindows, role: str = "", **more: object
     ) -> EvaluationCell:
-        key = self.key(method, length, "float32" if role == "sample" else None)
+        key = self.key(method, length, "float32" if role == SAMPLE else None)
         key |= {"targets": self.plan.hash, "protocol": self.plan.protocol, **more}
         if self.plan.protocol == "sliding":
             key["stride"] = self.settings.step(length)
-        keep = int(windows.keep.max())
-        chunk = self.settings.chunk
         return EvaluationCell(
-            method, length, key, windows.inputs, keep, chunk, role=role, windows=windows
+            method,
+            length,
+            key,
+            inputs=windows.inputs,
+            keep=int(windows.keep.max()),
+            chunk=self.settings.chunk,
+            role=role,
+            windows=windows,
         )
+
+    def _scorer(self, cell: EvaluationCell, model: Transformer) -> ModelScorer:
+        return ModelScorer(
+            model,
+            device=self.device,
+            chunk=cell.chunk,
+            length=cell.length,
+            shard=self.ranks.shard,
+        )
+
+    def _known(self, cell: EvaluationCell) -> np.ndarray:
+        """Losses of an earlier call, NaN where there are none."""
+        known = self.ranks.from_main(lambda: self.store.load_partial(cell.key))
+        return np.full(cell.windows.n_targets, np.nan) if known is None else known
 
     def score(
         self, cell: EvaluationCell, model: Transformer, batch: int, advance: Callable[[float], None]
     ) -> np.ndarray:
         """Score the windows of this rank or of its context group, and gather those of the others;
-        progress is estimated from this rank."""
+        progress is estimated from this rank. Batch b belongs to group b mod (number of groups), so
+        the result is bitwise equal for any number of them."""
         ranks = self.ranks
-        windows = cell.windows
-        rank = ranks.data_rank
-        world = ranks.data_world
-        assert windows is not None
-        known = self.of_main(lambda: self.store.load_partial(cell.key))
-        if known is None:
-            known = np.full(windows.n_targets, np.nan)
+        known = self._known(cell)
         out = known.copy()
-        total = sum(
-            windows.inputs[members].sum() for members in batches(windows, batch)[rank::world]
-        )
+        groups = batches(cell.windows, batch)[ranks.data_rank :: ranks.data_world]
+        total = sum(cell.windows.inputs[members].sum() for members in groups)
 
-        def after(inputs: int, out: np.ndarray) -> None:
-            advance(inputs / total)
-            save()
-
-        def save(now: bool = False) -> None:
+        def save(now: bool) -> None:
             if ranks.reports_losses:
                 self.store.save_partial(cell.key, out, ranks.rank, now=now)
 
-        scorer = ModelScorer(
-            model, device=self.device, chunk=cell.chunk, length=cell.length, shard=ranks.shard
-        )
+        def after(inputs: int) -> None:
+            advance(inputs / total)
+            save(now=False)
+
         error = ""
         try:
-            measure(
-                scorer,
-                self.text,
-                windows,
-                batch=batch,
-                rank=rank,
-                world=world,
-                out=out,
-                after_batch=after,
-            )
+            measure(self._scorer(cell, model), self.text, cell.windows, groups, out, after)
         except KeyboardInterrupt:
             save(now=True)
             raise
@@ -247,132 +228,98 @@ class EvaluationSession(CellSession):
             save(now=True)
         # Losses from an earlier call belong to rank 0, those of a context group to its first rank.
         mine = out if ranks.main else np.where(np.isnan(known) & ranks.reports_losses, out, np.nan)
-        errors, parts = zip(*self.ranks.collect((error, mine)), strict=True)
+        errors, parts = zip(*ranks.collect((error, mine)), strict=True)
         if any(errors):
             raise CellFailed(next(filter(None, errors)))
         return merge_ranks(list(parts))
 
-    def measure_cells(
+    def measure(
         self, missing: list[EvaluationCell], advance: Callable[[EvaluationCell, float], None]
     ) -> None:
-        """With a time limit, measure window by window, and drop the documents that are not
-        finished."""
+        """With a time limit, measure window by window under all methods until it is over."""
         if self.settings.minutes is None:
-            return super().measure_cells(missing, advance)
+            return super().measure(missing, advance)
         stop = time.monotonic() + 60 * self.settings.minutes
-        distinct = self._distinct(missing)
-        rows: dict[str, np.ndarray] = {}
-        failures: dict[str, str] = {}  # by file, which several cells can share
-        for cell in distinct:
-            known = self.store.load_partial(cell.key)
-            rows[self.store.name(cell.key)] = (
-                np.full(self.plan.n_targets, np.nan) if known is None else known
-            )
-        turns = ((window, cell) for window in range(len(self.plan.truncated)) for cell in distinct)
-        for window, cell in turns:
+        self.values |= {cell.file: self._known(cell) for cell in missing}
+        for window, cell in product(range(len(self.plan.truncated)), missing):
             if time.monotonic() > stop:
                 break
-            if (name := self.store.name(cell.key)) not in failures:
-                try:
-                    self._score_window(
-                        cell,
-                        window,
-                        rows[name],
-                        partial(advance, cell),
-                    )
-                except (CellFailed, ModelError) as error:
-                    failures[name] = str(error)
-        scored = np.ones(self.plan.n_targets, dtype=bool)
-        for cell in missing:
-            if (name := self.store.name(cell.key)) in failures:
-                self.fail(cell, failures[name])
+            if cell.file in self.errors:
                 continue
-            scored &= ~np.isnan(rows[name])
-            self.keep(cell, rows[name])
-            if not np.isnan(rows[name]).any():
-                self._add(cell, rows[name])
-        self._restrict(scored)
-
-    def _score_window(
-        self, cell: EvaluationCell, window: int, rows: np.ndarray, advance: Callable[[float], None]
-    ) -> None:
-        """Score one window of a cell and save it; `rows` (n_targets,) are the losses of the cell so
-        far. Raises CellFailed or ModelError."""
-        all_windows = cell.windows
-        assert all_windows is not None
-        first = int(all_windows.keep[:window].sum())
-        keep = int(all_windows.keep[window])
-        if np.isnan(rows[first : first + keep]).any():
-            scorer = ModelScorer(
-                self.model(cell), device=self.device, chunk=cell.chunk, length=cell.length
-            )
-            rows[first : first + keep] = measure(
-                scorer,
-                self.text,
-                all_windows.part(window),
-            )
-            self.store.save_partial(cell.key, rows, now=True)
-            if not np.isnan(rows).any():
-                self.store.save(cell.key, rows)
-        advance(1 / len(all_windows))
-
-    def _restrict(self, scored: np.ndarray) -> None:
-        """Drop all targets of documents with a target that was not scored in every cell."""
-        result = self.result
-        of_target = self.plan.truncated.target_documents()
-        every = np.unique(result.document)  # without documents that are excluded
-        finished = np.setdiff1d(every, of_target[~scored])
-        if not len(finished):
-            raise EvaluationError(
-                f"no document was scored under every method within {self.settings.minutes:g} "
-                "minutes; run the same command again to continue"
-            )
-        if len(finished) == len(every):
-            return
-        result.notes.append(
-            f"{len(finished)} of {len(every)} documents were scored under every method within the "
-            "time limit; the same command continues."
-        )
-        here = np.isin(result.document, finished)
-        self.kept = self.kept & np.isin(of_target, finished)
-        for name in ("document", "unit", "unigram", "seen"):
-            values = getattr(result, name)
-            setattr(result, name, None if values is None else values[here])
-        ids = self.plan.target_ids(self.text)[self.kept]
-        result.n_bytes = raw_bytes(
-            ids,
-            result.document,
-            self.text,
-            self.tokenizer,
-        )
+            values = self.values[cell.file]
+            scorer = self._scorer(cell, self.model(cell))
+            try:
+                measure(scorer, self.text, cell.windows, [np.array([window])], values)
+            except (CellFailed, ModelError) as error:
+                self.errors[cell.file] = str(error)
+                continue
+            is_finished = not np.isnan(values).any()
+            save = self.store.save if is_finished else partial(self.store.save_partial, now=True)
+            save(cell.key, values)
+            advance(cell, 1 / len(cell.windows))
 
     def keep(self, cell: EvaluationCell, values: np.ndarray) -> None:
-        if cell.role == "truncated":
+        if cell.role == SAMPLE:
+            self.samples[cell.where] = values
+            return
+        if cell.role == TRUNCATED:
             self.result.truncated = values
         else:
-            (self.samples if cell.role == "sample" else self.result.nll)[cell.where] = values
+            self.result.nll[cell.where] = values
+        if not np.isnan(values).any():
+            self.result.files[f"{cell.role or cell.method.label}@{cell.length}"] = cell.file
 
     def run(self) -> EvaluationResult:
-        """Measure; drop the screened targets, add the precision of bfloat16 and the truncation
-        baseline."""
+        """Measure; drop the screened targets and unfinished documents, add the precision of
+        bfloat16, the truncation and the unigram baseline."""
         super().run()
         result = self.result
-        kept = self.kept
+        plan = self.plan
         for where, exact in self.samples.items():
             if where in result.nll:
-                windows = self.plan.windows[where[1]]
+                windows = plan.windows[where[1]]
                 of_window = np.repeat(np.arange(len(windows)), windows.keep)
-                here = np.isin(of_window, _chosen(len(windows), PRECISION_SAMPLE))
+                here = np.isin(of_window, _spread(len(windows), PRECISION_SAMPLE))
                 result.precision[where] = float((result.nll[where][here] - exact).mean())
+        document = plan.truncated.target_documents()
+        kept = result.screening.kept
+        if self.settings.minutes is not None:
+            kept = kept & self._finished(document, kept)
         result.nll = {where: nll[kept] for where, nll in result.nll.items()}
         if result.truncated is not None:
             result.truncated = result.truncated[kept]
         baseline = result.nll.get((TRAINED, self.subject.trained_length))
-        if self.plan.protocol != "by-position" and baseline is not None:
+        if plan.protocol != "by-position" and baseline is not None:
             result.truncated = baseline
             if any(method.truncates for method in result.methods):
-                result.nll.update({(TRUNCATE, length): baseline for length in self.plan.lengths})
+                result.nll |= {(TRUNCATE, length): baseline for length in plan.lengths}
+        ids = plan.target_ids(self.text)[kept]
+        result.document = document[kept]
+        result.unit = self.units[result.document]
+        result.n_bytes = raw_bytes(ids, result.document, self.text, self.tokenizer)
+        if self.stores.train is not None:
+            result.unigram = unigram_nll(self.stores.train, ids, self.tokenizer.vocab_size)
+        seen = None if self.stores.unknown else self.text.seen(self.stores.trained)
+        result.seen = None if seen is None else seen[result.document]
         return result
+
+    def _finished(self, document: np.ndarray, kept: np.ndarray) -> np.ndarray:
+        """(n_targets,) the targets of documents without a target that was not scored in time."""
+        losses = list(self.result.nll.values())
+        unfinished = np.unique(document[np.isnan(losses).any(axis=0)]) if losses else []
+        finished = ~np.isin(document, unfinished)
+        count = len(np.unique(document[kept & finished]))
+        if not count:
+            raise EvaluationError(
+                f"no document was scored under every method within {self.settings.minutes:g} "
+                "minutes; run the same command again to continue"
+            )
+        if len(unfinished):
+            self.result.notes.append(
+                f"{count} of {len(np.unique(document[kept]))} documents were scored under every "
+                "method within the time limit; the same command continues."
+            )
+        return finished
 
 
 def choose_targets(
@@ -433,13 +380,30 @@ def _sinks(
     ]
 
 
-def _chosen(n: int, count: int) -> np.ndarray:
+def _check_processes(
+    settings: EvaluationSettings, subject: EvaluatedModel, ranks: EvaluationRanks
+) -> None:
+    """Raise EvaluationError for a number of processes that the settings do not allow."""
+    if settings.context != ranks.context:
+        raise EvaluationError(
+            f"context = {settings.context} requires several processes: start {LAUNCH}"
+        )
+    shortest = settings.grid(subject.trained_length)[0]
+    chunks = 2 * settings.context
+    if settings.context > 1 and shortest < chunks:
+        raise EvaluationError(
+            f"context = {settings.context} requires windows of {chunks} tokens or more, two for "
+            f"each process; the shortest length is {shortest}: lower context, or evaluate longer "
+            "lengths"
+        )
+    if settings.minutes is not None and ranks.world > 1:
+        raise EvaluationError("minutes does not support several processes; start one process")
+
+
+def _spread(n: int, count: int) -> np.ndarray:
     return np.unique(np.linspace(0, n - 1, min(n, count)).round().astype(np.int64))
 
 
 def evenly_spread(windows: TargetWindows, count: int) -> TargetWindows:
     """At most `count` windows, evenly spread."""
-    rows = _chosen(len(windows), count)
-    return TargetWindows(
-        windows.document[rows], windows.end[rows], windows.inputs[rows], windows.keep[rows]
-    )
+    return windows.take(_spread(len(windows), count))

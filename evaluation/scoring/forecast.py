@@ -3,8 +3,7 @@
 import os
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,9 @@ import numpy as np
 import torch
 
 from errors import EvaluationError
-from evaluation.scoring.scoring import ModelScorer
 from model import TokenPositions, Transformer
 from model.attention.kernels import choose
 from model.attention.mask import AttentionView
-from run_directory.console import duration
 
 # Blocks of scores alive at once, measured as resident memory: the largest value for each kind of
 # kernel.
@@ -143,41 +140,11 @@ def choose_batch(
     return batch
 
 
-@dataclass(frozen=True)
-class Throughput:
-    """Seconds of one window of L inputs: linear·L + square·L²."""
-
-    linear: float
-    square: float
-
-    def seconds(self, lengths: np.ndarray) -> float:
-        """Seconds of windows with these numbers of input tokens, one after the other."""
-        inputs = lengths.astype(float)
-        return float((self.linear * inputs + self.square * inputs**2).sum())
-
-
-def measure_pace(
-    scorer: ModelScorer, model: Transformer, short: int, long: int, keep: int
-) -> Throughput:
-    """Time one short and one longer window of this model: at most two chunks, or 8192 tokens, so
-    that prefilling in chunks is timed as well where it will happen."""
-
-    def score(length: int) -> None:
-        scorer(np.zeros((1, length + 1), dtype=np.int64), min(keep, length))
-
-    return fit_pace(
-        score,
-        short,
-        min(long, 2 * scorer.chunk, 8192, model.limit or long),
-    )
-
-
 def fit_pace(
-    process: Callable[[int], object],
-    short: int,
-    long: int,
-) -> Throughput:
-    """Fit the time of `process(length)` at two lengths: the best of three trials each, one if it is
+    process: Callable[[int], object], short: int, long: int
+) -> Callable[[np.ndarray], float]:
+    """The seconds of inputs with these lengths, one after the other: linear·L + square·L², fitted
+    to the time of `process(length)` at two lengths: the best of three trials each, one if it is
     slow."""
 
     def timed(length: int) -> float:
@@ -186,58 +153,15 @@ def fit_pace(
             start = time.perf_counter()
             process(length)
             trials.append(time.perf_counter() - start)
-        return min(trials)
+        return min(trials) / length
 
-    at_short = timed(short)
-    if long <= short:
-        return Throughput(at_short / short, 0.0)
-    at_long = timed(long)
-    square = max(0.0, (at_long / long - at_short / short) / (long - short))
-    return Throughput(max(0.0, at_long / long - square * long), square)
-
-
-@dataclass(frozen=True)
-class ForecastRow:
-    """One cell of a forecast: its windows (items, prompts), their input tokens, and the peak bytes
-    of a batch; `peak` is None for a cell that is already on disk."""
-
-    method: str
-    length: int
-    windows: int
-    inputs: int
-    peak: int | None
-
-
-def forecast_table(
-    rows: Sequence[ForecastRow], absent: Mapping[tuple[str, int], str], counted: str = "windows"
-) -> tuple[list[str], list[list[str]]]:
-    """Columns and rows of the table that --dry-run prints."""
-    cells = [
-        [
-            row.method,
-            f"{row.length:,}",
-            f"{row.windows:,}",
-            f"{row.inputs:,}",
-            "measured" if row.peak is None else f"{row.peak / 2**30:.2f}",
-        ]
-        for row in rows
-    ]
-    cells += [
-        [method, f"{length:,}", "—", "—", reason] for (method, length), reason in absent.items()
-    ]
-    return ["method", "length", counted, "input tokens", "memory, GiB"], cells
-
-
-def forecast_line(
-    model: Transformer, cells: int, tokens: float, seconds: float, peak: int, budget: int
-) -> str:
-    """The cost of the cells that are not on disk yet, in one line."""
-    weights = sum(p.numel() * p.element_size() for p in model.parameters())
-    return (
-        f"forecast: {cells} cells, {tokens / 1e6:.2f}M input tokens, about {duration(seconds)}, "
-        f"peak memory about {(peak + weights) / 2**30:.2f} GiB in addition to the program (budget "
-        f"{budget / 2**30:.1f} GiB)"
-    )
+    linear = timed(short)
+    square = 0.0
+    if long > short:
+        at_long = timed(long)
+        square = max(0.0, (at_long - linear) / (long - short))
+        linear = max(0.0, at_long - square * long)
+    return lambda lengths: float((linear * lengths + square * lengths.astype(float) ** 2).sum())
 
 
 def memory_budget(limit: float | None, device: torch.device) -> int:

@@ -1,14 +1,13 @@
 """Plan an evaluation: the windows of every length, and the counted targets."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from errors import EvaluationError
 from evaluation.evaluation_settings import EvaluationSettings
 from evaluation.scoring.cells import content_hash
-from evaluation.scoring.targets import draw_targets, shorten_lengths
+from evaluation.scoring.targets import draw_targets, reaches, shorten_lengths
 from evaluation.scoring.text import EvaluationText
 from evaluation.scoring.windows import (
     TargetWindows,
@@ -84,23 +83,21 @@ def make_plan(
     }
     if excluded := text.excluded_in(documents):
         spec["excluded"] = excluded
-    truncated = None
     if settings.protocol == "by-position":
-        spec["windows_per_document"] = settings.windows_per_document
-        whole = position_windows(
-            text, documents, longest, settings.windows_per_document, settings.seed
-        )
+        spec["windows_per_document"] = per_document = settings.windows_per_document
+        whole = position_windows(text, documents, longest, per_document, settings.seed)
         windows = {longest: whole}
-        truncated = truncated_windows(
-            whole, trained_length, truncation_step(settings, trained_length)
-        )
+        step = truncation_step(settings, trained_length)
+        truncated = truncated_windows(whole, trained_length, step)
     elif settings.protocol == "non-overlapping":
         windows = {length: block_windows(text, documents, length, longest) for length in lengths}
+        truncated = windows[trained_length]
     else:
         windows = {n: sliding_windows(text, documents, n, settings.step(n)) for n in lengths}
-    truncated = truncated or windows[trained_length]
+        truncated = windows[trained_length]
+    digest = content_hash(spec)
     return EvaluationPlan(
-        settings.protocol, sorted(windows), windows, truncated, truncated, content_hash(spec), spec
+        settings.protocol, list(windows), windows, truncated, truncated, digest, spec
     )
 
 
@@ -112,36 +109,32 @@ def truncation_step(settings: EvaluationSettings, trained_length: int) -> int:
 
 
 def _fixed(
-    settings: EvaluationSettings, text: EvaluationText, hashes: dict[str, Any], trained_length: int
+    settings: EvaluationSettings, text: EvaluationText, hashes: dict[str, str], trained_length: int
 ) -> EvaluationPlan:
     lengths = settings.grid(trained_length)
+    span = settings.targets
+    if lengths[0] < span:
+        raise EvaluationError(f"targets={span} is more than the length {lengths[0]}; lower it")
+    each = settings.spans_per_document
     note = ""
-    spans: dict[str, Any] = {
-        "span": settings.targets,
-        "spans_per_document": settings.spans_per_document,
-    }
-    spans["least_documents"] = settings.least_documents
     if settings.shorten:
-        lengths, note = shorten_lengths(text, lengths, **spans)
-        if trained_length not in lengths:
-            raise EvaluationError(
-                f"too few documents reach even the trained length {trained_length}: {note}; lower "
-                "spans_per_document or least_documents, or evaluate on another store"
-            )
+        room = reaches(text, span, each)
+        lengths, note = shorten_lengths(room, lengths, settings.least_documents)
+        lengths = sorted({*lengths, trained_length})
     targets = draw_targets(
         text,
         longest=lengths[-1],
+        span=span,
         documents=settings.documents,
+        spans_per_document=each,
         seed=settings.seed,
+        least_documents=settings.least_documents,
         **hashes,
-        **spans,
     )
     windows = {length: fixed_windows(targets, length) for length in lengths}
     documents = np.unique(targets.document)
     ends = text.lengths[documents]
-    candidates = TargetWindows(
-        documents, ends, ends - 1, ends - (targets.longest + 1 - targets.span)
-    )
+    candidates = TargetWindows(documents, ends, ends - 1, ends - (lengths[-1] + 1 - span))
     return EvaluationPlan(
         settings.protocol,
         lengths,
@@ -150,7 +143,7 @@ def _fixed(
         candidates,
         targets.hash,
         targets.record(),
-        targets.span,
+        span,
         note,
     )
 

@@ -4,7 +4,7 @@
 Transformer; tests replace it by exact oracles.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -14,6 +14,8 @@ from evaluation.scoring.text import EvaluationText
 from evaluation.scoring.windows import Scorer, TargetWindows
 from model import ContextShard, TokenPositions, Transformer
 from model.devices import to_device
+
+UNIGRAM_TOKENS = 50_000_000  # enough for every frequent token's share to four digits
 
 
 class CellFailed(EvaluationError):
@@ -135,51 +137,35 @@ def measure(
     scorer: Scorer,
     text: EvaluationText,
     windows: TargetWindows,
-    *,
-    batch: int | Callable[[int], int] = 1,
-    rank: int = 0,
-    world: int = 1,
+    groups: Sequence[np.ndarray],
     out: np.ndarray | None = None,
-    after_batch: Callable[[int, np.ndarray], None] | None = None,
+    after: Callable[[int], None] = lambda inputs: None,
 ) -> np.ndarray:
-    """NLL in nats of every counted target, (n_targets,) float64 in target order; NaN where another
-    rank owns it.
+    """NLL in nats of every counted target, (n_targets,) float64 in target order; NaN where no batch
+    of `groups` holds its window.
 
-    Batch b belongs to rank b mod world, so the result is bitwise equal for any number of ranks.
-    `out` with losses of an interrupted call is completed. `after_batch(inputs done, out)` runs
-    after every batch. Raises CellFailed at the first non-finite target.
+    `out` with losses of an interrupted call is completed. `after(inputs done)` runs after every
+    batch. Raises CellFailed at the first non-finite target.
     """
     if out is None:
         out = np.full(windows.n_targets, np.nan)
     first = np.cumsum(windows.keep) - windows.keep
-    size = batch if isinstance(batch, int) else batch(int(windows.inputs.max(initial=1)))
-    for number, members in enumerate(batches(windows, size)):
-        if number % world != rank:
-            continue
+    for members in groups:
         inputs = int(windows.inputs[members[0]])
         keep = int(windows.keep[members[0]])
-        where = (first[members, None] + np.arange(keep)).reshape(-1)
-        if not np.isnan(out[where]).any():
-            if after_batch:
-                after_batch(inputs * len(members), out)
-            continue
-        tokens = text.windows(
-            windows.document[members],
-            windows.end[members],
-            inputs,
-        )
-        nll = np.asarray(scorer(tokens, keep), dtype=np.float64)
-        if nll.shape != (len(members), keep):
-            raise AssertionError(f"scorer returned {nll.shape}, not {(len(members), keep)}")
-        if not np.isfinite(nll).all():
-            row = int(np.flatnonzero(~np.isfinite(nll).all(axis=1))[0])
-            raise CellFailed(
-                f"the loss is not finite at length {inputs}, document "
-                f"{text.store.names[int(windows.document[members[row]])]}"
-            )
-        out[where] = nll.reshape(-1)
-        if after_batch:
-            after_batch(inputs * len(members), out)
+        where = first[members, None] + np.arange(keep)
+        if np.isnan(out[where]).any():
+            tokens = text.windows(windows.document[members], windows.end[members], inputs)
+            nll = np.asarray(scorer(tokens, keep), dtype=np.float64)
+            finite = np.isfinite(nll).all(axis=1)
+            if not finite.all():
+                document = int(windows.document[members[finite.argmin()]])
+                raise CellFailed(
+                    f"the loss is not finite at length {inputs}, document "
+                    f"{text.store.names[document]}"
+                )
+            out[where] = nll
+        after(inputs * len(members))
     return out
 
 
@@ -194,27 +180,19 @@ def merge_ranks(parts: list[np.ndarray]) -> np.ndarray:
     return np.where(owned, stacked, 0.0).sum(axis=0)
 
 
-UNIGRAM_TOKENS = 50_000_000  # enough for every frequent token's share to four digits
-
-
-def unigram_nll(
-    train, targets: np.ndarray, vocab_size: int, *, at_most: int = UNIGRAM_TOKENS
-) -> np.ndarray:
+def unigram_nll(train, targets: np.ndarray, vocab_size: int) -> np.ndarray:
     """NLL in nats of every target id (n,) under add-one smoothed token counts of the store `train`,
     (n,) float64.
 
     BOS and EOS of a document are not counted, as they are never targets. Counting stops after
-    `at_most` tokens (whole documents, in stored order).
+    50M tokens (whole documents, in stored order).
     """
-    counts = np.ones(vocab_size, dtype=np.float64)
-    seen = 0
+    counts = np.ones(vocab_size)
     first = int(bool(train.has_bos))
     last = int(bool(train.has_eos))
     for document in range(train.n_documents):
         tokens = train.document(document)
-        tokens = tokens[first : len(tokens) - last]
-        counts += np.bincount(tokens, minlength=vocab_size)
-        seen += len(tokens)
-        if seen >= at_most:
+        counts += np.bincount(tokens[first : len(tokens) - last], minlength=vocab_size)
+        if counts.sum() >= UNIGRAM_TOKENS:
             break
     return -np.log(counts / counts.sum())[targets]

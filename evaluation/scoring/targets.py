@@ -8,7 +8,7 @@ versions do not matter.
 import hashlib
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -20,44 +20,25 @@ from evaluation.scoring.text import EvaluationText
 @dataclass(frozen=True)
 class TargetSet:
     """Spans of `span` target tokens: text [end - span, end) of `document`; sorted by (document,
-    end)."""
+    end). `spec`: all that they depend on."""
 
-    corpus_hash: str
-    tokenizer_hash: str
-    longest: int  # Lmax in input tokens
     span: int  # K
-    documents: int  # the cap asked for; len(set(document)) is how many there are
-    spans_per_document: int
-    bos_rule: str
-    seed: int
     document: np.ndarray  # (n_spans,) int64
     end: np.ndarray  # (n_spans,) int64, exclusive
-    # The excluded ranges, [document, start, end], of documents in which spans had to avoid them.
-    excluded: list[list[int]] = field(default_factory=list)
-
-    @property
-    def n_targets(self) -> int:
-        return len(self.end) * self.span
-
-    def spec(self) -> dict:
-        """Every field but the spans; `excluded` only where there is any."""
-        spec = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {
-            key: spec[key] for key in spec if key not in ("document", "end") and spec[key] != []
-        }
+    spec: dict
 
     @property
     def hash(self) -> str:
         """SHA-256 over the specification and every span; only results with equal hashes are
         comparable."""
-        return content_hash({**self.spec(), "spans": self.pairs()})
+        return content_hash(self.spec | {"spans": self.pairs()})
 
     def pairs(self) -> list[list[int]]:
         return np.stack([self.document, self.end], axis=1).tolist()
 
     def record(self) -> dict:
         """What `targets.json` holds."""
-        return {"format": 1, "hash": self.hash, **self.spec(), "spans": self.pairs()}
+        return {"format": 1, "hash": self.hash, **self.spec, "spans": self.pairs()}
 
 
 def tokens_needed(longest: int, span: int, spans_per_document: int) -> int:
@@ -66,11 +47,7 @@ def tokens_needed(longest: int, span: int, spans_per_document: int) -> int:
     return longest + 1 + (spans_per_document - 1) * span
 
 
-def reaches(
-    text: EvaluationText,
-    span: int,
-    spans_per_document: int,
-) -> np.ndarray:
+def reaches(text: EvaluationText, span: int, spans_per_document: int) -> np.ndarray:
     """The longest length for which each document has room, (n_documents,): less than `span` if
     there is none.
 
@@ -79,7 +56,8 @@ def reaches(
     """
     out = text.lengths - tokens_needed(0, span, spans_per_document)
     for document in np.unique(text.excluded[:, 0]).tolist():
-        out[document], left = -1, spans_per_document
+        out[document] = -1
+        left = spans_per_document
         for start, end in reversed(text.clean(document)):
             fitting = (end - start) // span
             if fitting >= left:
@@ -95,9 +73,9 @@ def draw_targets(
     corpus_hash: str,
     tokenizer_hash: str,
     longest: int,
-    span: int = 64,
+    span: int,
     documents: int = 200,
-    spans_per_document: int = 16,
+    spans_per_document: int,
     seed: int = 0,
     least_documents: int = 1,
 ) -> TargetSet:
@@ -107,95 +85,65 @@ def draw_targets(
     Raises EvaluationError (how many documents there are, the longest usable length) where fewer
     than `least_documents` have room.
     """
-    if span > longest:
-        raise EvaluationError(f"targets={span} is more than the longest length {longest}; lower it")
     room = reaches(text, span, spans_per_document)
-    _check_documents(
-        text,
+    outside = " outside text that also occurs in the training text" if len(text.excluded) else ""
+    require_documents(
         room,
         longest,
-        span,
-        spans_per_document,
         least_documents,
+        f"at least {tokens_needed(longest, span, spans_per_document)} tokens "
+        f"({spans_per_document} spans of {span} targets each){outside}",
+        fix="; or lower targets or spans_per_document",
     )
     drawn_from = (seed, corpus_hash, tokenizer_hash, longest, span, spans_per_document)
     key = "|".join(map(str, (*drawn_from, text.bos_rule)))
-    chosen = draw_documents(key, room >= longest, documents).tolist()
     pairs = []
     moved = []
     first = longest + 1 - span
-    for d in chosen:
+    for d in draw_documents(key, room >= longest, documents).tolist():
         clean = text.clean(d, first)
-        ends = _disjoint_ends(
-            f"{key}|{d}", [(first, int(text.lengths[d]))], first, span, spans_per_document
-        )
+        whole = [(first, int(text.lengths[d]))]
+        ends = _disjoint_ends(f"{key}|{d}", whole, first, span, spans_per_document)
         # Redrawn only if a span overlaps excluded text: every valid placement remains equally
         # likely, and text excluded elsewhere in the document does not move the targets.
         if not all(
             any(start <= end - span and end <= stop for start, stop in clean) for end in ends
         ):
-            ends = _disjoint_ends(
-                f"{key}|{d}|clean",
-                clean,
-                first,
-                span,
-                spans_per_document,
-            )
+            ends = _disjoint_ends(f"{key}|{d}|clean", clean, first, span, spans_per_document)
             moved.append(d)
         pairs += [(d, end) for end in ends]
     document, end = np.array(pairs, dtype=np.int64).T
-    drawn = (
-        corpus_hash,
-        tokenizer_hash,
-        longest,
-        span,
-        documents,
-        spans_per_document,
-        text.bos_rule,
-        seed,
-    )
-    return TargetSet(*drawn, document, end, text.excluded_in(moved))
+    spec = {
+        "corpus_hash": corpus_hash,
+        "tokenizer_hash": tokenizer_hash,
+        "longest": longest,
+        "span": span,
+        "documents": documents,
+        "spans_per_document": spans_per_document,
+        "bos_rule": text.bos_rule,
+        "seed": seed,
+    }
+    # the excluded ranges of documents in which spans had to avoid them
+    if excluded := text.excluded_in(moved):
+        spec["excluded"] = excluded
+    return TargetSet(span, document, end, spec)
 
 
 def shorten_lengths(
-    text: EvaluationText,
-    lengths: Sequence[int],
-    *,
-    span: int,
-    spans_per_document: int,
-    least_documents: int,
+    room: np.ndarray, lengths: Sequence[int], least_documents: int
 ) -> tuple[list[int], str]:
-    """Drop lengths from the top until `least_documents` documents have room; returns them and a
-    sentence ('' if none).
-
-    Raises EvaluationError where not even the shortest length has enough documents.
-    """
-    ordered = sorted(lengths)
-    room = reaches(text, span, spans_per_document)
-    _check_documents(
-        text,
-        room,
-        ordered[0],
-        span,
-        spans_per_document,
-        least_documents,
-    )
-    counts = {n: int((room >= n).sum()) for n in ordered}
-    kept = [n for n in ordered if counts[n] >= max(1, least_documents)]
-    dropped = next((n for n in ordered if n not in kept), None)
-    if dropped is None:
+    """Drop lengths from the top, except for the shortest one, until `least_documents` documents
+    have `room` (n_documents,); returns them and a sentence ('' if none)."""
+    shortest, *longer = sorted(lengths)
+    counts = {n: int((room >= n).sum()) for n in longer}
+    kept = [shortest, *(n for n in longer if counts[n] >= least_documents)]
+    if len(kept) > len(longer):
         return kept, ""
+    dropped = longer[len(kept) - 1]
     return kept, (
         f"only {counts[dropped]} of {len(room)} documents are long enough for length {dropped} "
-        f"(at least {least_documents} are required): the longest length is now {kept[-1]}, for "
-        f"which there are {counts[kept[-1]]}"
+        f"(at least {least_documents} are required): the longest length is now {kept[-1]}"
     )
-
-
-def longest_usable(room: np.ndarray, least: int) -> int:
-    """The longest length for which `least` documents have `room` (n_documents,); 0 where there is
-    none."""
-    return max(0, int(np.sort(room)[-least])) if len(room) >= least else 0
 
 
 def draw_documents(key: str, eligible: np.ndarray, limit: int) -> np.ndarray:
@@ -207,33 +155,18 @@ def draw_documents(key: str, eligible: np.ndarray, limit: int) -> np.ndarray:
     return np.array(sorted(ranked[:limit]), dtype=np.int64)
 
 
-def too_few(
-    room: np.ndarray, longest: int, least: int, need: str, shortest: int = 0, fix: str = ""
-) -> str:
-    """The error for fewer than `least` documents with `room` (n_documents,) for a length. `fix`:
-    what to lower where the longest usable length is below `shortest`."""
+def require_documents(room: np.ndarray, longest: int, least: int, need: str, fix: str = "") -> None:
+    """Raise EvaluationError, with the longest usable length, if fewer than `least` documents have
+    `room` (n_documents,) for a length. `need`: what a document must have."""
     have = int((room >= longest).sum())
-    usable = longest_usable(room, least)
-    advice = f"the longest usable length is {usable}"
-    if usable < shortest:
-        advice = f"no length is usable with these settings: {fix}"
-    return (
-        f"length {longest} needs {least} document(s) of {need}; {have} of {len(room)} "
-        f"({have / max(1, len(room)):.1%}) have that many; {advice}"
-    )
-
-
-def _check_documents(
-    text: EvaluationText, room: np.ndarray, longest: int, span: int, per_document: int, least: int
-) -> None:
-    least = max(1, least)
-    if (room >= longest).sum() >= least:
+    if have >= least:
         return
-    outside = " outside text that also occurs in the training text" if len(text.excluded) else ""
-    tokens = tokens_needed(longest, span, per_document)
-    need = f"at least {tokens} tokens ({per_document} spans of {span} targets each){outside}"
-    fix = "lower targets" + (" or spans_per_document" if per_document > 1 else "")
-    raise EvaluationError(too_few(room, longest, least, need, span, fix))
+    usable = max(0, int(np.sort(room)[-least])) if len(room) >= least else 0
+    raise EvaluationError(
+        f"length {longest} needs {least} document(s) of {need}; {have} of {len(room)} "
+        f"({have / max(1, len(room)):.1%}) have that many; the longest usable length is "
+        f"{usable}{fix}"
+    )
 
 
 def _disjoint_ends(

@@ -58,16 +58,11 @@ class EvaluationText:
     def clean(self, document: int, first: int = 0) -> list[tuple[int, int]]:
         """The stretches (start, end) of one document's text from `first` on that are not
         excluded."""
-        low, high = np.searchsorted(self.excluded[:, 0], [document, document + 1])
         length = int(self.lengths[document])
-        edges = [
-            first,
-            *np.clip(self.excluded[low:high, 1:].ravel(), first, length).tolist(),
-            length,
-        ]
-        return [
-            (start, end) for start, end in zip(edges[::2], edges[1::2], strict=True) if start < end
-        ]
+        low, high = np.searchsorted(self.excluded[:, 0], [document, document + 1])
+        here = self.excluded[low:high, 1:].ravel()
+        edges = [first, *np.clip(here, first, length).tolist(), length]
+        return [(a, b) for a, b in zip(edges[::2], edges[1::2], strict=True) if a < b]
 
     def excluded_in(self, documents: np.ndarray | list[int]) -> list[list[int]]:
         """The excluded stretches of these documents: [document, start, end]."""
@@ -76,31 +71,16 @@ class EvaluationText:
     def slice(self, document: int, start: int, end: int) -> np.ndarray:
         """Tokens [start, end) of one document's text, (end - start,) int64, without the overwritten
         BOS."""
-        if not 0 <= start <= end <= self.lengths[document]:
-            raise IndexError(
-                f"tokens {start}..{end} of document {document} ({self.lengths[document]} tokens)"
-            )
-        out = np.empty(end - start, dtype=np.int64)
+        assert 0 <= start <= end <= self.lengths[document]
         low = start + self.shift
-        stored = self.store.document(document)
-        if low < 0:
-            out[0] = self.bos_id
-            out[1:] = stored[0 : end + self.shift]
-        else:
-            out[:] = stored[low : end + self.shift]
-        return out
+        stored = self.store.document(document)[max(0, low) : end + self.shift].astype(np.int64)
+        return stored if low >= 0 else np.append(self.bos_id, stored)
 
-    def windows(
-        self,
-        documents: np.ndarray,
-        ends: np.ndarray,
-        inputs: int,
-    ) -> np.ndarray:
+    def windows(self, documents: np.ndarray, ends: np.ndarray, inputs: int) -> np.ndarray:
         """Windows of `inputs` + 1 tokens that end (exclusively) at `ends`: (n, inputs + 1)
         int64."""
-        out = np.empty((len(documents), inputs + 1), dtype=np.int64)
-        for row, (document, end) in enumerate(zip(documents.tolist(), ends.tolist(), strict=True)):
-            out[row] = self.slice(document, end - inputs - 1, end)
+        rows = zip(documents.tolist(), ends.tolist(), strict=True)
+        out = np.stack([self.slice(document, end - inputs - 1, end) for document, end in rows])
         if self.bos_rule == "every-window":
             out[:, 0] = self.bos_id
         return out
@@ -110,25 +90,20 @@ class EvaluationText:
         or 'cluster'.
 
         A corpus with clusters (an author, a series) declares that its documents are not
-        independent.
+        independent. A document without a cluster is its own unit.
         """
-        clusters = self._clusters()
         names = [str(name) for name in self.store.names]
+        clusters = self._clusters()
         if not any(clusters):
             return np.arange(len(names)), names, "document"
-        # A document without a cluster is its own unit, with a key that no cluster name can have.
-        keys = [(0, str(c), "") if c else (1, str(i), names[i]) for i, c in enumerate(clusters)]
+        # (without a cluster, its name or the document's number, the unit's name)
+        keys = [
+            (0, str(cluster), str(cluster)) if cluster else (1, str(i), name)
+            for i, (cluster, name) in enumerate(zip(clusters, names, strict=True))
+        ]
         distinct = sorted(set(keys))
         index = {key: i for i, key in enumerate(distinct)}
-        return (
-            np.array([index[key] for key in keys]),
-            [name or c for _, c, name in distinct],
-            "cluster",
-        )
-
-    def _clusters(self) -> list:
-        """The cluster of every document, None for a document without."""
-        return list(getattr(self.store, "clusters", None) or [None] * int(self.store.n_documents))
+        return np.array([index[key] for key in keys]), [name for *_, name in distinct], "cluster"
 
     def seen(self, trained: Sequence) -> np.ndarray | None:
         """Whether each document's cluster also occurs in one of the training stores: (n_documents,)
@@ -138,12 +113,16 @@ class EvaluationText:
         cannot be known: this corpus names clusters and a training store does not.
         """
         clusters = self._clusters()
-        seen = np.zeros(len(clusters), dtype=bool)
+        known = set()
         for train in trained:
             if train.hash == self.store.hash:
                 return np.ones(len(clusters), dtype=bool)
             names = {name for name in getattr(train, "clusters", None) or [] if name}
             if any(clusters) and not names:
                 return None
-            seen |= np.array([bool(name) and name in names for name in clusters], dtype=bool)
-        return seen
+            known |= names
+        return np.array([cluster in known for cluster in clusters], dtype=bool)
+
+    def _clusters(self) -> list:
+        """The cluster of every document, None for a document without."""
+        return list(getattr(self.store, "clusters", None) or [None] * int(self.store.n_documents))

@@ -5,19 +5,19 @@ are in (document, index) order, the same at every length, so lengths are compara
 target.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
 from errors import EvaluationError
-from evaluation.scoring.targets import TargetSet, draw_documents, draw_integer, too_few
+from evaluation.scoring.targets import TargetSet, draw_documents, draw_integer, require_documents
 from evaluation.scoring.text import EvaluationText
 
-Scorer = Callable[
-    [np.ndarray, int], np.ndarray
-]  # (windows (n, L+1) int64, keep K) -> NLL in nats (n, K) float64
+# (windows (n, L+1) int64, keep K) -> NLL in nats (n, K) float64
+Scorer = Callable[[np.ndarray, int], np.ndarray]
+Window = tuple[int, int, int, int]  # document, end, inputs, keep
 
 
 @dataclass(frozen=True)
@@ -31,21 +31,22 @@ class TargetWindows:
     inputs: np.ndarray
     keep: np.ndarray
 
+    @classmethod
+    def of(cls, rows: list[Window]) -> "TargetWindows":
+        return cls(*np.array(rows, dtype=np.int64).reshape(-1, 4).T)
+
     def __len__(self) -> int:
         return len(self.end)
 
-    def part(self, row: int) -> "TargetWindows":
-        """One of the windows."""
-        arrays = (self.document, self.end, self.inputs, self.keep)
-        return TargetWindows(*(array[row : row + 1] for array in arrays))
+    def take(self, rows: np.ndarray) -> "TargetWindows":
+        """Some of the windows."""
+        return TargetWindows(
+            self.document[rows], self.end[rows], self.inputs[rows], self.keep[rows]
+        )
 
     @property
     def n_targets(self) -> int:
         return int(self.keep.sum())
-
-    @property
-    def n_inputs(self) -> int:
-        return int(self.inputs.sum())
 
     def target_documents(self) -> np.ndarray:
         """(n_targets,) the document of every counted target."""
@@ -62,32 +63,21 @@ class TargetWindows:
         return self.target_indices() - np.repeat(self.end - self.inputs, self.keep)
 
 
-def _windows(rows: list[tuple[int, int, int, int]]) -> TargetWindows:
-    table = np.array(rows, dtype=np.int64).reshape(-1, 4)
-    return TargetWindows(table[:, 0], table[:, 1], table[:, 2], table[:, 3])
-
-
 def fixed_windows(targets: TargetSet, length: int) -> TargetWindows:
     """`fixed-targets`: one window of `length` inputs per span; target k of K sees length - K + k
     tokens."""
-    if not targets.span <= length <= targets.longest:
-        raise EvaluationError(
-            f"length {length} must lie between targets={targets.span} and the longest, "
-            f"{targets.longest}"
-        )
     n = len(targets.end)
     return TargetWindows(
         targets.document, targets.end, np.full(n, length), np.full(n, targets.span)
     )
 
 
-def _stepped(
-    document: int, end: int, stop: int, length: int, step: int
-) -> list[tuple[int, int, int, int]]:
+def _stepped(document: int, end: int, stop: int, length: int, step: int) -> Iterator[Window]:
     """Windows of `length` inputs after one that ends at `end`; each counts the next `step`
     outputs."""
-    ends = [*range(end + step, stop, step), stop] if end < stop else []
-    return [(document, at, length, at - before) for before, at in pairwise([end, *ends])]
+    ends = [*range(end, stop, step), stop] if end < stop else []
+    for before, here in pairwise(ends):
+        yield document, here, length, here - before
 
 
 def sliding_windows(
@@ -100,14 +90,8 @@ def sliding_windows(
     rows = []
     for document in documents.tolist():
         rows.append((document, length + 1, length, length))
-        rows += _stepped(
-            document,
-            length + 1,
-            int(text.lengths[document]),
-            length,
-            stride,
-        )
-    return _windows(rows)
+        rows += _stepped(document, length + 1, int(text.lengths[document]), length, stride)
+    return TargetWindows.of(rows)
 
 
 def block_windows(
@@ -123,9 +107,9 @@ def block_windows(
         )
     rows = []
     for document in documents.tolist():
-        blocks = (int(text.lengths[document]) - 1) // longest * longest // length
-        rows += [(document, block * length + length + 1, length, length) for block in range(blocks)]
-    return _windows(rows)
+        end = (int(text.lengths[document]) - 1) // longest * longest
+        rows += [(document, start + length + 1, length, length) for start in range(0, end, length)]
+    return TargetWindows.of(rows)
 
 
 def position_windows(
@@ -136,19 +120,13 @@ def position_windows(
     rows = []
     for document in documents.tolist():
         room = int(text.lengths[document]) - longest  # offsets 0 .. room - 1
-        draws = [
-            draw_integer(f"{seed}|{longest}|{document}", "offset", i) % room
-            for i in range(per_document)
-        ]
-        rows += [(document, offset + longest + 1, longest, longest) for offset in sorted(draws)]
-    return _windows(rows)
+        key = f"{seed}|{longest}|{document}"
+        offsets = [draw_integer(key, "offset", i) % room for i in range(per_document)]
+        rows += [(document, offset + longest + 1, longest, longest) for offset in sorted(offsets)]
+    return TargetWindows.of(rows)
 
 
-def truncated_windows(
-    whole: TargetWindows,
-    length: int,
-    span: int,
-) -> TargetWindows:
+def truncated_windows(whole: TargetWindows, length: int, span: int) -> TargetWindows:
     """The targets of `whole` again, each seeing at most `length` tokens of its own window.
 
     Windows advance by `span`, so that a target sees between length - span + 1 and `length` tokens,
@@ -156,14 +134,13 @@ def truncated_windows(
     it in the window.
     """
     rows = []
-    for document, end, inputs in np.stack(
-        [whole.document, whole.end, whole.inputs], axis=1
-    ).tolist():
+    ends = zip(whole.document.tolist(), whole.end.tolist(), whole.inputs.tolist(), strict=True)
+    for document, end, inputs in ends:
         first = min(length, inputs)
         begin = end - inputs + first
         rows.append((document, begin, first, first))
         rows += _stepped(document, begin, end, length, span)
-    return _windows(rows)
+    return TargetWindows.of(rows)
 
 
 def long_documents(
@@ -172,7 +149,5 @@ def long_documents(
     """Documents with more than `longest` tokens, at most `limit` of them by a seeded choice;
     ascending."""
     room = text.lengths - 1
-    least = max(1, least)
-    if (room >= longest).sum() < least:
-        raise EvaluationError(too_few(room, longest, least, f"at least {longest + 1} tokens"))
+    require_documents(room, longest, least, f"at least {longest + 1} tokens")
     return draw_documents(f"{seed}|{longest}", room >= longest, limit)

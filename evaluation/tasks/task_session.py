@@ -9,8 +9,8 @@ import numpy as np
 
 from evaluation.evaluated_model import EvaluatedModel
 from evaluation.ranks import EvaluationRanks
-from evaluation.scoring.loss_session import CellSession, EvaluationCell, MeasuredCells
 from evaluation.scoring.methods import Method
+from evaluation.scoring.session import CellSession, EvaluationCell, MeasuredCells
 from evaluation.tasks.drawn_items import DrawnItems
 from evaluation.tasks.task_scoring import Reader, TaskAnswers, TaskScorer, read_items
 from evaluation.tasks.task_settings import TaskEvaluationSettings
@@ -61,14 +61,10 @@ class TaskSession(CellSession):
             ),
         )
         super().__init__(result, cells, console, EvaluationRanks())
+        self.title = f"{drawn.count} items of {drawn.candidates} candidates"
         self.drawn = drawn
         self.read = reader or (
             lambda model: TaskScorer(model, self.device, settings.chunk, drawn.vocab_size)
-        )
-
-    def title(self) -> str:
-        return (
-            f"{self.subject.name}: {self.drawn.count} items of {self.drawn.candidates} candidates"
         )
 
     def cells(self) -> list[EvaluationCell]:
@@ -88,10 +84,10 @@ class TaskSession(CellSession):
             method,
             length,
             key,
-            np.full(self.drawn.count, inputs),
-            min(inputs, 64),
-            max(1, inputs // 2),
-            sum(map(len, (item.answer, *item.others))),
+            inputs=np.full(self.drawn.count, inputs),
+            keep=min(inputs, 64),
+            chunk=max(1, inputs // 2),
+            answers=sum(map(len, (item.answer, *item.others))),
         )
 
     def score(
@@ -112,3 +108,4 @@ class TaskSession(CellSession):
 
     def keep(self, cell: EvaluationCell, values: np.ndarray) -> None:
         self.result.answers[cell.where] = TaskAnswers(values[:, :-1], values[:, -1] > 0)
+        self.result.files[f"{cell.method.label}@{cell.length}"] = cell.file

@@ -14,7 +14,7 @@ import torch
 
 from data.files import sync, write_json, write_text
 from errors import InteropError
-from interop.export.card import FIGURE, model_card, stored_evaluation
+from interop.export.card import model_card
 from interop.export.classes import ClassChoice, choose_class
 from interop.export.files import check_new, space_for, write_model
 from interop.export.parity import MULTIPLES, Parity, measure, parity_lengths
@@ -60,7 +60,6 @@ def export_folder(
     console = console or Console()
     model = run.model.to(DTYPES[dtype])
     choice = choose_class(model)
-    evaluation = stored_evaluation(run)
     with space_for(weights_of(model), out), _new_folder(out) as folder:
         controls = control_ids(run.tokenizer)
         write_model(model, choice, folder, controls)
@@ -85,9 +84,7 @@ def export_folder(
                     f"{result.tolerance:.1e}; report this with the run's settings.yaml"
                 )
             parity.append(result)
-        if evaluation is not None:
-            shutil.copyfile(evaluation.figure, folder / FIGURE)
-        write_text(folder / "README.md", model_card(run, choice, parity, evaluation, dtype))
+        write_text(folder / "README.md", model_card(run, choice, parity, dtype))
     return ExportedFolder(out, choice, parity)
 
 

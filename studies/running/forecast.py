@@ -148,5 +148,7 @@ def _evaluation_flops(
     flops = 0.0
     for n, window in windows.items():
         if limit is None or n <= limit:
-            flops += window.n_inputs * model.flops_per_token(n) / 3  # without the backward pass
+            flops += (
+                int(window.inputs.sum()) * model.flops_per_token(n) / 3
+            )  # without the backward pass
     return flops * len(methods)

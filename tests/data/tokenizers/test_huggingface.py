@@ -10,7 +10,6 @@ import pytest
 import tokenizers
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
-from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
@@ -125,16 +124,6 @@ def test_every_piece_has_the_bytes_of_the_decoder(case):
     assert {piece for piece in ours.pieces if len(piece) == 1} == {
         bytes([byte]) for byte in range(256)
     }
-
-
-@hypothesis_settings(max_examples=60)
-@given(text=st.text("ab 1.'\n\r\t天é/", max_size=200), block=st.integers(1, 30))
-def test_encoding_in_blocks_matches_whole_text(case, text, block):
-    ours, _, _ = case
-    whole = ours.encode(text)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("data.tokenizers.huggingface.BLOCK", block)
-        assert ours.encode(text) == whole
 
 
 @pytest.mark.parametrize(

@@ -1,19 +1,17 @@
 """Tokenizers lose nothing, know the bytes behind every id, and explain what they cannot do."""
 
 import inspect
-import io
 import textwrap
 
 import numpy as np
 import pytest
-import sentencepiece
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from data import ByteTokenizer, DataError, load_tokenizer
 from data.preparation.tokenizer_training import pieces_of, train_sentencepiece
-from data.tokenizers import SentencePieceTokenizer, load_tokenizer_file, lossless
+from data.tokenizers import load_tokenizer_file, lossless
 from data.tokenizers.tokenizer_settings import SentencePieceSettings
 from tests.corpora import STORIES, needs_stories
 from tests.data.tokenizers.texts import ANY, HARD, WHITESPACE
@@ -39,67 +37,6 @@ def check_exact(tokenizer, text: str) -> None:
     assert lossless(tokenizer, ids, text)
     assert not {tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id} & set(ids)
     assert all(0 <= i < tokenizer.vocab_size for i in ids)
-
-
-def check_document(tokenizer, text: str) -> None:
-    ids, is_lossless = tokenizer.encode_document(text)
-    assert ids.tolist() == tokenizer.encode(text)
-    assert is_lossless == lossless(tokenizer, ids.tolist(), text)
-
-
-@hypothesis_settings(max_examples=60)
-@given(
-    text=st.one_of(st.sampled_from(HARD), ANY, WHITESPACE, st.text("ab \n\t\u2581é", max_size=80))
-)
-def test_ids_of_words_are_those_of_the_text(tokenizer, text):
-    check_document(tokenizer, text)
-
-
-@pytest.mark.parametrize(
-    ("changes", "separately"),
-    [
-        ({}, True),
-        ({"byte_fallback": False}, True),
-        ({"normalization_rule_name": "nmt_nfkc"}, True),
-        ({"model_type": "unigram"}, False),
-        ({"split_by_whitespace": False}, False),
-        ({"remove_extra_whitespaces": True}, False),
-    ],
-)
-def test_words_are_encoded_separately_only_if_that_is_exact(changes, separately, monkeypatch):
-    """Some texts contain words that the model does not represent exactly; they are encoded as a
-    whole."""
-    # words are forgotten and read again
-    monkeypatch.setattr("data.tokenizers.sentencepiece.MOST_WORDS", 3)
-    model = io.BytesIO()
-    exact = {"model_type": "bpe", "byte_fallback": True, "normalization_rule_name": "identity"}
-    exact |= {
-        "add_dummy_prefix": False,
-        "remove_extra_whitespaces": False,
-        "user_defined_symbols": ["\n"],
-    }
-    words = (
-        "in the end of the day in the end of a day we add a few more words of the text at the end"
-    )
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter([words] * 20),
-        model_writer=model,
-        vocab_size=330 if changes.get("byte_fallback", True) else 60,
-        allow_whitespace_only_pieces=True,
-        hard_vocab_limit=False,
-        minloglevel=4,
-        **(exact | changes),
-    )
-    tokenizer = SentencePieceTokenizer(model.getvalue())
-    for text in (
-        "in the end of\u00a0 the day",
-        words,
-        f"  {words}  \n\n {words}",
-        "\ufb01n \u0308\u00a8 é",
-        " ",
-    ):
-        check_document(tokenizer, text)
-    assert (tokenizer._words is not None) == separately
 
 
 @hypothesis_settings(max_examples=60)
@@ -136,7 +73,6 @@ def test_encoding_by_lines_matches_whole_text(tokenizer, monkeypatch):
     whole = tokenizer.encode(text)
     monkeypatch.setattr("data.tokenizers.sentencepiece.BLOCK", 50)
     assert tokenizer.encode(text) == whole
-    check_document(tokenizer, text.replace("\u2581", ""))
 
 
 @hypothesis_settings(max_examples=40)

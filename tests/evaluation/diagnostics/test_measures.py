@@ -13,12 +13,10 @@ from evaluation.diagnostics.attention import merged
 from evaluation.diagnostics.attention_weights import AttentionRecorder, bucket_edges, last_outputs
 from evaluation.diagnostics.repetition import repeated_runs
 from evaluation.diagnostics.turns import (
+    frequencies_of,
     output_drift,
     pairs_of,
     scored_outputs,
-    table_drift,
-    trained_turns,
-    unturned_features,
 )
 from model import TokenPositions
 from model.attention.kernels import attend, attention_details
@@ -32,11 +30,10 @@ KEEP = 3
 L0 = 8
 
 
-def measure_attention(q, k, *, sink=None, bos=None, tokens=None, window=None, sinks=0):
+def measure_attention(q, k, *, sink=None, window=None, sinks=0):
     """What a recorder says of queries q (B, H, KEEP, D) over keys k (B, G, L, D) without
     positions."""
     length = k.shape[2]
-    tokens = torch.zeros(len(q), length, dtype=torch.int64) if tokens is None else tokens
     settings, scheme = SCHEMES["none"]
     choice = settings(name="none", window=window, sinks=sinks)
     places = TokenPositions.plain(length)
@@ -51,7 +48,7 @@ def measure_attention(q, k, *, sink=None, bos=None, tokens=None, window=None, si
         sinks=sinks,
     )
     views = scheme(choice, HeadGeometry(H * D, H, D, L0, L0, G)).plan(span).read(q, k)
-    recorder = AttentionRecorder(tokens, KEEP, bucket_edges(length, L0), L0, bos, [None])
+    recorder = AttentionRecorder(1, length - KEEP, bucket_edges(length, L0), L0)
     v = torch.randn(k.shape, dtype=k.dtype, generator=torch.Generator().manual_seed(3))
     recorder.hooks()[0](views, v, 1.0, sink, attend(views, v, 1.0, sink=sink))
     sample = recorder.result()
@@ -77,11 +74,9 @@ def test_sinks_and_windows(options, expected):
         torch.testing.assert_close(values[name], torch.full((1, H), float(number)).double())
 
 
-def record_attention(model, tokens, keep=4, bos=None):
+def record_attention(model, tokens, keep=4):
     length = tokens.shape[1]
-    recorder = AttentionRecorder(
-        tokens, keep, bucket_edges(length, L0), L0, bos, unturned_features(model)
-    )
+    recorder = AttentionRecorder(len(model.blocks), length - keep, bucket_edges(length, L0), L0)
     last_outputs(model, tokens, keep, length=length, chunk=5, hooks=recorder.hooks())
     return recorder.result()
 
@@ -118,8 +113,7 @@ def brute(model, tokens, keep):
 def test_measures_match_loops_without_cache(case, keep=4):
     model = build(case)
     tokens = ids(2, reach_of(model, T))
-    bos = int(tokens[0, 2])
-    sample = record_attention(model, tokens, keep, bos=bos)
+    sample = record_attention(model, tokens, keep)
     length = tokens.shape[1]
     edges = bucket_edges(length, L0)
     assert sample.mismatch < 1e-10
@@ -135,7 +129,6 @@ def test_measures_match_loops_without_cache(case, keep=4):
                 p = w / w.sum()
                 distance = query - np.arange(query + 1)
                 mass += np.histogram(distance, edges, weights=w)[0] / keep
-                marked = tokens[row, : query + 1].numpy() == bos
                 reach = next(r for r in range(1, query + 2) if p[distance < r].sum() >= 0.9 - 1e-9)
                 by_query.append(
                     {
@@ -149,7 +142,6 @@ def test_measures_match_loops_without_cache(case, keep=4):
                         "reach_90": reach,
                         "distance_mean": (p * distance).sum(),
                         "keys": keys,
-                        "bos": w[marked].sum() if (tokens[row] == bos).any() else math.nan,
                     }
                 )
             for name in by_query[0]:
@@ -159,10 +151,15 @@ def test_measures_match_loops_without_cache(case, keep=4):
             np.testing.assert_allclose(sample.by_distance[row, layer, head], mass, atol=1e-10)
 
 
-def test_incomplete_rotation_pairs_and_variance_fraction():
-    """Wavelengths by the formula; the share from q and k turned by hand, feature by feature."""
+def turns(model, length):
+    """Of every rotary pair, by kind of layer."""
+    return {kind: length * f / (2 * math.pi) for kind, f in frequencies_of(model, length).items()}
+
+
+def test_incomplete_rotation_pairs():
+    """Wavelengths and turns by the formula."""
     model = build({"name": "rope", "theta": 100.0, "fraction": 0.8}, train=11)
-    pairs = pairs_of(model, trained_turns(model), 44)
+    pairs = pairs_of(model, turns(model, 11), 44)
     assert [pair.kind for pair in pairs] == ["all"] * 4
     for n, pair in enumerate(pairs):
         wave = 2 * math.pi * 100 ** (2 * n / 8)
@@ -170,62 +167,21 @@ def test_incomplete_rotation_pairs_and_variance_fraction():
         assert pair.turns_trained == pytest.approx(11 / wave) and pair.turns == pytest.approx(
             44 / wave
         )
-    slow = [n for n in range(4) if 2 * math.pi * 100 ** (2 * n / 8) > 11]
-    assert slow == [1, 2, 3]
-    features = unturned_features(model)[0]
-    assert features is not None
-    assert features.tolist() == [float(n % 4 in slow) for n in range(8)] + [0.0, 0.0]
-    tokens = ids(2, 13)
-    found = record_attention(model, tokens, 4)
-    seen = []
-
-    def note(views, v, scale, sink, out):
-        seen.append((views[0].q[:, :, -4:], views[0].k.repeat_interleave(2, dim=1), scale))
-
-    with torch.no_grad():
-        model(tokens, TokenPositions.plain(13), hooks=[note] * 3)
-    for layer, (q, k, scale) in enumerate(seen):
-        above = below = 0.0
-        for i in range(4):
-            each = q[0, 1, i] * k[0, 1, : 10 + i] * scale  # (keys, D) what every feature adds
-            total = each.sum(-1)
-            part = each[:, [n for n in range(8) if n % 4 in slow]].sum(-1)
-            above += float(((total - total.mean()) * (part - part.mean())).sum())
-            below += float((total - total.mean()).square().sum())
-        assert float(found.values["unturned_variance"][0, layer, 1]) == pytest.approx(
-            above / below, abs=1e-10
-        )
-    assert (
-        unturned_features(build("alibi")) == [None] * 3
-        and pairs_of(build("alibi"), trained_turns(build("alibi")), 9) == []
-    )
+    assert pairs_of(build("alibi"), {}, 9) == []
 
 
 def test_batches_are_concatenated_in_order():
     model = build("rope-sinks")
     tokens = ids(4, T)
-    whole = record_attention(model, tokens, bos=5)
-    parts = merged(
-        [record_attention(model, tokens[:3], bos=5), record_attention(model, tokens[3:], bos=5)]
-    )
+    whole = record_attention(model, tokens)
+    parts = merged([record_attention(model, tokens[:3]), record_attention(model, tokens[3:])])
     for name, value in whole.values.items():
         torch.testing.assert_close(parts.values[name], value, equal_nan=True)
     torch.testing.assert_close(parts.by_distance, whole.by_distance)
     torch.testing.assert_close(parts.visible, whole.visible)
 
 
-def test_drift_of_tables_and_outputs():
-    model = build("rope")
-    drift = table_drift(model, 5000)
-    assert drift is not None and drift["as used"] <= 2**-24
-    angle = 4999.0 * 1.0  # the fastest pair; 4999 is 4992 in bfloat16
-    assert drift["computed in bfloat16"] >= abs(math.cos(angle) - math.cos(4992.0))
-    assert 1e-5 < drift["computed in float32"] < 1e-3
-    assert 2**-10 < drift["stored in bfloat16"] <= 2**-8
-    assert table_drift(build("none"), 50) is None
-    kinds = {"a": {"name": "none"}, "b": {"name": "rope"}}
-    pattern = build({"name": "pattern", "layers": ["a", "b"], "kinds": kinds})
-    assert table_drift(pattern, 5000) == drift
+def test_drift_of_outputs():
     tokens = ids(2, T + 1)
 
     def outputs(dtype):

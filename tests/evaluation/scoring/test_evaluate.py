@@ -19,6 +19,8 @@ CELLS = [(label, n) for label in ("trained", "truncate", "yarn", "window") for n
 
 
 class Console:
+    quiet = False
+
     def __init__(self, interrupt=1e9):
         self.lines = []
         self.advanced = 0.0
@@ -148,10 +150,10 @@ def test_a_time_limit_scores_document_by_document(do, subject, monkeypatch):
 def test_a_time_limit_skips_all_cells_of_one_file_when_it_fails(do, monkeypatch):
     """At the trained length, yarn and the window share the cell of the trained model."""
 
-    def measured(scorer, text, windows):
+    def measured(scorer, *rest):
         if scorer.length == 16:
             raise matrix.CellFailed("not finite")
-        return measure(scorer, text, windows)
+        return measure(scorer, *rest)
 
     measure = matrix.measure
     console = Console()

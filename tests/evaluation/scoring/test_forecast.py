@@ -13,7 +13,7 @@ import torch
 
 from errors import EvaluationError
 from evaluation.scoring import forecast
-from evaluation.scoring.forecast import Throughput, blocks_at_once, choose_batch, measure_pace
+from evaluation.scoring.forecast import blocks_at_once, choose_batch, fit_pace
 from evaluation.scoring.scoring import ModelScorer
 from model import ModelSettings, TokenPositions, Transformer
 from tests.model.zoo import CASES, TRAIN, V, every_case, settings_of
@@ -116,20 +116,17 @@ def test_time_is_extrapolated_from_two_short_windows(monkeypatch):
     lengths = []
     monkeypatch.setattr(time, "perf_counter", lambda: clock)
 
-    def scorer(windows, keep):
+    def process(length):
         nonlocal clock
-        lengths.append(windows.shape[1] - 1)
-        clock += 3e-5 * lengths[-1] + 2e-8 * lengths[-1] ** 2
+        lengths.append(length)
+        clock += 3e-5 * length + 2e-8 * length**2
 
-    scorer.chunk = 4096
-    endless = SimpleNamespace(limit=None)
-    pace = measure_pace(scorer, endless, 256, 131_072, 64)  # type: ignore[arg-type]
-    # Chunked passes are timed where there will be any, and none longer than two chunks.
-    assert max(lengths) == 8192 and lengths.count(8192) == 1
+    pace = fit_pace(process, 256, 8192)
+    assert lengths.count(8192) == 1  # as it takes longer than a second
     expected = 3e-5 * 131_072 + 2e-8 * 131_072**2
-    assert pace.seconds(np.array([131_072])) == pytest.approx(expected, rel=1e-9)
-    alone = measure_pace(scorer, endless, 512, 512, 64)  # type: ignore[arg-type]
-    assert alone == Throughput(pytest.approx(3e-5 + 2e-8 * 512), 0.0)
+    assert pace(np.array([131_072])) == pytest.approx(expected, rel=1e-9)
+    alone = fit_pace(process, 512, 512)
+    assert alone(np.array([512])) == pytest.approx(512 * (3e-5 + 2e-8 * 512))
 
 
 MEMORY = """

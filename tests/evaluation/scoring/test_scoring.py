@@ -42,7 +42,7 @@ def test_batches_and_chunks_only_change_rounding(work, sharp):
     want = naive(model, text, windows)
     assert want.std() > 0.5  # a model that says something
     for batch, chunk in ((1, 63), (4, 64), (4, 20), (100, 59), (100, 5)):
-        got = measure(ModelScorer(model, chunk=chunk), text, windows, batch=batch)
+        got = measure(ModelScorer(model, chunk=chunk), text, windows, batches(windows, batch))
         assert np.abs(got - want).max() <= 1e-9
 
 
@@ -50,9 +50,9 @@ def test_the_declared_length_sets_the_factor(work, sharp):
     text, targets = work
     model = sharp({"name": "rope", "scaling": {"name": "yarn", "factor": "auto"}}).double()
     windows = fixed_windows(targets, 32)
-    plain = measure(ModelScorer(model), text, windows)
-    same = measure(ModelScorer(model, length=32), text, windows)
-    measured = measure(ModelScorer(model, length=64), text, windows)
+    plain = measure(ModelScorer(model), text, windows, batches(windows, 1))
+    same = measure(ModelScorer(model, length=32), text, windows, batches(windows, 1))
+    measured = measure(ModelScorer(model, length=64), text, windows, batches(windows, 1))
     assert (plain == same).all() and np.abs(measured - plain).max() > 1e-3
 
 
@@ -61,8 +61,8 @@ def test_ranks_match_single_process_bitwise(work, sharp, world):
     text, targets = work
     scorer = ModelScorer(sharp())
     windows = fixed_windows(targets, 48)
-    one = measure(scorer, text, windows, batch=4)
-    parts = [measure(scorer, text, windows, batch=4, rank=r, world=world) for r in range(world)]
+    one = measure(scorer, text, windows, batches(windows, 4))
+    parts = [measure(scorer, text, windows, batches(windows, 4)[r::world]) for r in range(world)]
     assert (merge_ranks(parts) == one).all()
     with pytest.raises(EvaluationError, match="overlap"):
         merge_ranks(parts[:-1] if world <= 3 else [parts[0], parts[0]])
@@ -89,24 +89,24 @@ def test_a_non_finite_target_fails_the_cell_and_is_never_dropped(work):
 
     for batch in (5, 4):
         with pytest.raises(CellFailed, match=r"length 32, document doc\d"):
-            measure(broken, text, windows, batch=batch)
+            measure(broken, text, windows, batches(windows, batch))
 
 
 def test_interrupted_measurement_resumes(work, sharp):
     text, targets = work
     scorer = ModelScorer(sharp())
     windows = fixed_windows(targets, 32)
-    want = measure(scorer, text, windows, batch=2)
+    want = measure(scorer, text, windows, batches(windows, 2))
     out = np.full(windows.n_targets, np.nan)
     calls = []
 
-    def stop(inputs, _):
+    def stop(inputs):
         calls.append(inputs)
         if len(calls) == 3:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        measure(scorer, text, windows, batch=2, out=out, after_batch=stop)
+        measure(scorer, text, windows, batches(windows, 2), out=out, after=stop)
     assert 0 < np.isnan(out).sum() < len(out)
     asked = []
 
@@ -114,14 +114,16 @@ def test_interrupted_measurement_resumes(work, sharp):
         asked.append(len(tokens))
         return scorer(tokens, keep)
 
-    assert (measure(counted, text, windows, batch=2, out=out) == want).all()
+    assert (measure(counted, text, windows, batches(windows, 2), out=out) == want).all()
     assert sum(asked) == len(windows) - 6
 
 
 def test_scoring_restores_training_mode_and_gradients(work, sharp):
     text, targets = work
     model = sharp().train()
-    measure(ModelScorer(model), text, fixed_windows(targets, 64))
+    measure(
+        ModelScorer(model), text, fixed_windows(targets, 64), batches(fixed_windows(targets, 64), 1)
+    )
     assert model.training
     # Tables that grew during the evaluation serve a training step afterwards.
     tokens = torch.randint(3, 23, (2, 65))

@@ -4,12 +4,10 @@ import pytest
 from errors import EvaluationError
 from evaluation.evaluation_settings import EvaluationSettings
 from evaluation.scoring.plan import make_plan
-from evaluation.scoring.scoring import measure
-from evaluation.scoring.targets import draw_targets
+from evaluation.scoring.scoring import batches, measure
 from evaluation.scoring.text import EvaluationText
 from evaluation.scoring.windows import (
     block_windows,
-    fixed_windows,
     long_documents,
     position_windows,
     sliding_windows,
@@ -39,7 +37,9 @@ def test_every_length_scores_the_same_tokens(make_store, protocol, bos):
         assert (windows.target_indices() == plan.truncated.target_indices()).all()
         assert (windows.target_documents() == plan.truncated.target_documents()).all()
         # What the scorer is shown last in each window are these ids.
-        shown = measure(lambda w, keep: w[:, -keep:].astype(float), text, windows, batch=3)
+        shown = measure(
+            lambda w, keep: w[:, -keep:].astype(float), text, windows, batches(windows, 3)
+        )
         assert (shown == ids).all()
 
 
@@ -90,10 +90,3 @@ def test_invalid_settings_are_rejected(make_store):
         plan_for(store, "sliding", lengths=(16, 512))
     with pytest.raises(EvaluationError, match="targets=5 "):
         plan_for(store, "fixed-targets", lengths=[64], trained=4)
-    text = EvaluationText(store)
-    targets = draw_targets(
-        text, corpus_hash="c", tokenizer_hash="t", longest=48, span=7, spans_per_document=2
-    )
-    for length in (6, 49):
-        with pytest.raises(EvaluationError, match="targets=7 "):
-            fixed_windows(targets, length)

@@ -12,7 +12,7 @@ import pytest
 
 from evaluation.evaluation_settings import EvaluationSettings
 from evaluation.scoring.plan import make_plan
-from evaluation.scoring.scoring import measure
+from evaluation.scoring.scoring import batches, measure
 from evaluation.scoring.text import EvaluationText
 from evaluation.statistics.verdicts import by_position, judge
 
@@ -53,8 +53,11 @@ def measured(store, protocol, lengths=GRID, trained=16, **kw):
     text = EvaluationText(store)
     asked = EvaluationSettings(protocol=protocol, lengths=list(lengths), **kw)
     plan = make_plan(asked, text, store.hash, "t", trained)
-    nll = {n: measure(oracle, text, windows, batch=9) for n, windows in plan.windows.items()}
-    return text, plan, nll, measure(oracle, text, plan.truncated, batch=9)
+    nll = {
+        n: measure(oracle, text, windows, batches(windows, 9))
+        for n, windows in plan.windows.items()
+    }
+    return text, plan, nll, measure(oracle, text, plan.truncated, batches(plan.truncated, 9))
 
 
 def known(text, windows):

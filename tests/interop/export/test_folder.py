@@ -1,7 +1,6 @@
 """Runs as Hugging Face folders: what is in them, and when they are not written."""
 
 import json
-import os
 import re
 import resource
 import shutil
@@ -18,7 +17,6 @@ from generation.decoding import Generation
 from generation.sampling import SamplingParams
 from interop import build_model, read_folder
 from interop.export import parity
-from interop.export.card import FIGURE
 from interop.export.exported_weights import export_weights
 from interop.export.folder import export_folder
 from interop.export.parity import parity_lengths
@@ -38,8 +36,7 @@ LENGTH = 16
 
 @pytest.fixture
 def run(tmp_path):
-    command = ["/somewhere/train.py", "configs/tiny.yaml", "a=b c"]
-    return byte_run(tmp_path / "run", {"name": "rope"}, LENGTH, step=7, command=command)
+    return byte_run(tmp_path / "run", {"name": "rope"}, LENGTH, step=7)
 
 
 def test_the_command(run, tmp_path, monkeypatch, capsys):
@@ -79,8 +76,6 @@ def test_the_command(run, tmp_path, monkeypatch, capsys):
         torch.equal(w, again.state_dict()[name]) for name, w in loaded.model.state_dict().items()
     )
     card = (out / "README.md").read_text()
-    assert "train.py configs/tiny.yaml 'a=b c'" in card
-    assert "/somewhere" not in card
     assert "trust_remote_code" not in card
     assert [row.split("|")[1].strip() for row in card.splitlines()[-3:]] == ["16", "64", "256"]
 
@@ -225,50 +220,6 @@ def test_full_disk(format_, is_known, run, tmp_path, monkeypatch):
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert "resume" not in str(refusal.value)
     assert set(tmp_path.iterdir()) == before
-
-
-def test_the_newest_evaluation_is_in_the_card(run, tmp_path):
-    """By length; the names are those that evaluate.py writes."""
-    loaded = Run.open(run).load()
-    results = {
-        "checkpoint_hash": loaded.checkpoint_hash,
-        "protocol": "fixed-targets",
-        "targets": 640,
-        "documents": 20,
-        "corpus": "stories/valid",
-        "summary": ["held to 32"],
-        "cells": [
-            {"method": "trained", "length": 16, "nll": 3.5},
-            {"method": "trained", "length": 32, "nll": 4.25},
-            {"method": "yarn", "length": 32, "nll": 3.75},
-        ],
-    }
-    folder = run / "evaluation" / "extension"
-    folder.mkdir(parents=True)
-    (folder / "results.json").write_text(json.dumps(results))
-    (folder / FIGURE).write_bytes(b"figure")
-    comparison = run / "evaluation" / "comparison-0"  # of several runs, written later
-    comparison.mkdir()
-    (comparison / "results.json").write_text(json.dumps({"targets": 640, "cells": []}))
-    (comparison / FIGURE).write_bytes(b"another figure")
-    os.utime(comparison / "results.json", (2**32, 2**32))
-    done = export_folder(loaded, tmp_path / "out", multiples=(1,))
-    card = (done.folder / "README.md").read_text()
-    for text in (
-        "| trained | 3.500 | 4.250 |",
-        "| yarn |  | 3.750 |",
-        "640 targets",
-        "- held to 32",
-        FIGURE,
-    ):
-        assert text in card
-    assert (done.folder / FIGURE).read_bytes() == b"figure"
-    (folder / "results.json").write_text(
-        json.dumps(results | {"checkpoint_hash": "of another checkpoint"})
-    )
-    shutil.rmtree(done.folder)
-    export_folder(Run.open(run).load(), tmp_path / "out", multiples=(1,))
-    assert not (tmp_path / "out" / FIGURE).exists()
 
 
 @needs_stories

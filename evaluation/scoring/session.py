@@ -1,0 +1,272 @@
+"""Cells of an evaluation, one for each method and length: reused if they are on disk, forecast,
+measured."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from evaluation.evaluated_model import EvaluatedModel
+from evaluation.ranks import EvaluationRanks
+from evaluation.scoring.cells import KEY_FORMAT, CellStore, cell_file
+from evaluation.scoring.forecast import choose_batch, fit_pace, memory_budget, memory_needed
+from evaluation.scoring.methods import TRAINED, Method
+from evaluation.scoring.scoring import CellFailed, ModelScorer
+from evaluation.scoring.windows import TargetWindows
+from model import ModelError, Transformer
+from run_directory.console import Console, duration
+
+TRIAL_TOKENS = 8192  # no longer window is timed for a forecast
+
+
+@dataclass(kw_only=True)
+class MeasuredCells:
+    """The part of a result that every kind of evaluation has; keys are (label of the method,
+    length)."""
+
+    settings: Any
+    subject: EvaluatedModel
+    methods: list[Method]
+    schemes: dict[str, dict]  # label -> position settings as evaluated
+    facts: dict
+    failed: dict[tuple[str, int], str] = field(default_factory=dict)
+    # cells that cannot exist, and why
+    absent: dict[tuple[str, int], str] = field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict)  # "method@length" -> file of the cell
+
+
+@dataclass(frozen=True, eq=False)
+class EvaluationCell:
+    """A method at a declared length."""
+
+    method: Method
+    length: int
+    key: dict  # everything that determines the numbers; the batch size does not
+    inputs: np.ndarray  # (n,) tokens that the model reads in each window or item
+    keep: int  # outputs of a window that are scored
+    chunk: int  # tokens of one pass
+    answers: int = 0  # tokens of the candidates, read after each item
+    role: str = ""  # what sets it apart from the cell of its method and length
+    windows: TargetWindows | None = None
+
+    @property
+    def where(self) -> tuple[str, int]:
+        return self.method.label, self.length
+
+    @property
+    def file(self) -> str:
+        return cell_file(self.key)
+
+    @property
+    def tokens(self) -> int:
+        return int(self.inputs.sum())
+
+
+class CellSession(ABC):
+    """One evaluation of one run: its cells, their numbers, the memory budget.
+
+    Args:
+        cells: folder of stored cells; None for a kind that stores none.
+    """
+
+    title: str  # of the forecast
+    counted = "windows"  # what a cell consists of, in the forecast
+    caches = 1  # copies of the key/value cache at one time
+    budget = 0  # bytes
+
+    def __init__(self, result: Any, cells: Path | None, console: Any, ranks: EvaluationRanks):
+        self.result = result
+        self.settings = result.settings
+        self.subject = result.subject
+        self.store = None if cells is None else CellStore(cells)
+        self.console = console or Console(quiet=True)
+        self.ranks = ranks
+        self.device = ranks.device(self.settings.device)
+        self.context = getattr(self.settings, "context", 1)
+        # By file, as methods with equal keys share a cell: the numbers, why there are none, and
+        # (bytes without the weights, windows per batch).
+        self.values: dict[str, Any] = {}
+        self.errors: dict[str, str] = {}
+        self.batches: dict[str, tuple[int, int]] = {}
+
+    @abstractmethod
+    def cells(self) -> list[EvaluationCell]:
+        """All cells in the order in which they are measured."""
+
+    @abstractmethod
+    def score(
+        self, cell: EvaluationCell, model: Transformer, batch: int, advance: Callable[[float], None]
+    ) -> Any:
+        """Measure one cell; `advance` receives the share that is done. Raises CellFailed."""
+
+    @abstractmethod
+    def keep(self, cell: EvaluationCell, values: Any) -> None:
+        """Add the numbers of a cell to the result."""
+
+    def run(self) -> Any:
+        """Measure the cells that are not on disk yet; returns the result."""
+        cells = self.cells()
+        missing = self._missing(cells)
+        if missing:
+            self._plan_batches(missing)
+            self._print_forecast(missing)
+            total = sum(cell.tokens for cell in missing)
+            with self.console.bar("evaluating", total=total, unit="tokens") as progress:
+                self.measure(missing, lambda cell, share: progress.advance(share * cell.tokens))
+        for cell in cells:
+            error = self.errors.get(cell.file)
+            if error is None:
+                self.keep(cell, self.values[cell.file])
+            else:
+                self.result.failed[cell.where] = error
+                self.warn(f"{cell.method.label} at {cell.length}: {error}; this cell is skipped")
+        return self.result
+
+    def measure(
+        self, missing: list[EvaluationCell], advance: Callable[[EvaluationCell, float], None]
+    ) -> None:
+        """Measure the missing cells; `advance` receives the share of a cell that was done."""
+        for cell in missing:
+            _, batch = self.batches[cell.file]
+            try:
+                values = self.score(cell, self.model(cell), batch, partial(advance, cell))
+            except (CellFailed, ModelError) as error:
+                self.errors[cell.file] = str(error)
+                continue
+            self.values[cell.file] = values
+            if self.store and self.ranks.main:
+                self.store.save(cell.key, values)
+
+    def forecast(self) -> None:
+        """Print every cell with its size, and the memory and time of those that are not on disk
+        yet."""
+        cells = self.cells()
+        missing = self._missing(cells)
+        self._plan_batches(missing)
+        rows = []
+        for cell in cells:
+            peak, _ = self.batches.get(cell.file, (0, 0))
+            rows.append(
+                [
+                    f"{cell.method.label} ({cell.role})" if cell.role else cell.method.label,
+                    f"{cell.length:,}",
+                    f"{len(cell.inputs):,}",
+                    f"{cell.tokens:,}",
+                    f"{peak / 2**30:.2f}" if peak else "measured",
+                ]
+            )
+        for (method, length), reason in self.result.absent.items():
+            rows.append([method, f"{length:,}", "—", "—", reason])
+        columns = ["method", "length", self.counted, "input tokens", "memory, GiB"]
+        self.console.table(f"{self.subject.name}: {self.title}", columns, rows)
+        if missing:
+            self._print_forecast(missing)
+
+    def key(self, method: Method, length: int, dtype: str | None = None) -> dict:
+        """The part of a cell's key that every kind of evaluation has.
+
+        Where the position settings of a method change nothing, such as `factor: auto` up to the
+        original length, it shares the cell of the trained model.
+        """
+        subject = self.subject
+        position = self.result.schemes[TRAINED if method.truncates else method.label]
+        trained = subject.position(())
+        if subject.reduced(position, length) == subject.reduced(trained, length):
+            position = trained
+        return {
+            "format": KEY_FORMAT,
+            "checkpoint": subject.checkpoint_hash,
+            "position": position,
+            "train_length": subject.trained_length,
+            "original_length": subject.original_length,
+            "length": length,
+            "dtype": dtype or self.settings.dtype,
+            "chunk": self.settings.chunk,
+            "device": self.device.type,
+        }
+
+    def model(self, cell: EvaluationCell) -> Transformer:
+        """The model under the cell's method; valid until the next call."""
+        return self.subject.under(cell.method.overrides, cell.key["dtype"])
+
+    def warn(self, text: str) -> None:
+        if self.ranks.main:
+            self.console.warn(text)
+
+    def trial(self, model: Transformer, length: int, keep: int) -> None:
+        """What is timed for the forecast: one window."""
+        scorer = ModelScorer(model, device=self.device, chunk=self.settings.chunk)
+        scorer(np.zeros((1, length + 1), dtype=np.int64), min(keep, length))
+
+    def seconds(self, cells: Sequence[EvaluationCell]) -> float:
+        """About how long it takes to measure the cells, from the time of a short and a longer
+        window: at most two chunks, so that prefilling in chunks is timed where it will happen."""
+        model = self.model(cells[0])
+        lengths = [int(cell.inputs.max()) for cell in cells]
+        longest = min(
+            max(lengths), 2 * self.settings.chunk, TRIAL_TOKENS, model.limit or TRIAL_TOKENS
+        )
+        pace = fit_pace(lambda n: self.trial(model, n, cells[0].keep), min(lengths), longest)
+        return sum(pace(cell.inputs + cell.answers) for cell in cells)
+
+    def _missing(self, cells: list[EvaluationCell]) -> list[EvaluationCell]:
+        """The cells that are not on disk, one for each file; adds the others to the values."""
+        distinct: dict[str, EvaluationCell] = {}
+        for cell in cells:
+            distinct.setdefault(cell.file, cell)
+        if self.store is None:
+            return list(distinct.values())
+        # Only rank 0 reads, so that all ranks agree.
+        load = self.store.load
+        known = self.ranks.from_main(lambda: {name: load(distinct[name].key) for name in distinct})
+        self.values = {name: values for name, values in known.items() if values is not None}
+        missing = [cell for name, cell in distinct.items() if name not in self.values]
+        if done := sum(cell.file in self.values for cell in cells):
+            self.console.info(f"{done} of {len(cells)} cells are already done and reused")
+        if older := sum(self.store.is_older(cell.key) for cell in missing):
+            self.console.info(
+                f"{older} cells were measured by an earlier version and are measured again"
+            )
+        return missing
+
+    def _plan_batches(self, missing: list[EvaluationCell]) -> None:
+        """Set the peak memory and the batch of each cell. Raises EvaluationError if one does not
+        fit."""
+        budget = memory_budget(self.settings.memory, self.device)
+        if self.device.type == "cpu":
+            budget //= self.ranks.local_world
+        # Equal on every rank: it determines the batches, and these the last bits.
+        self.budget = int(min(self.ranks.collect(budget)))
+        # The longest first, so that an error names it.
+        for cell in sorted(missing, key=lambda cell: -cell.length):
+            model = self.model(cell)
+            length = int(cell.inputs.max())
+            fitting = choose_batch(
+                model,
+                length,
+                cell.keep,
+                chunk=cell.chunk,
+                device=self.device,
+                budget=self.budget // self.caches,
+                context=self.context,
+            )
+            batch = getattr(self.settings, "batch", None) or fitting
+            peak = memory_needed(model, length, cell.keep, batch, cell.chunk, self.context)
+            self.batches[cell.file] = peak, batch
+
+    def _print_forecast(self, missing: list[EvaluationCell]) -> None:
+        """Print the cost of the cells that are not on disk yet, in one line."""
+        if self.console.quiet:
+            return
+        seconds = self.seconds(missing) / max(self.ranks.world, self.context)
+        weights = sum(p.numel() * p.element_size() for p in self.model(missing[0]).parameters())
+        peak = max(peak for peak, _ in self.batches.values()) + weights
+        self.console.info(
+            f"forecast: {len(missing)} cells, {sum(cell.tokens for cell in missing) / 1e6:.2f}M "
+            f"input tokens, about {duration(seconds)}, peak memory about {peak / 2**30:.2f} GiB in "
+            f"addition to the program (budget {self.budget / 2**30:.1f} GiB)"
+        )
