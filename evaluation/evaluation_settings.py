@@ -76,9 +76,11 @@ class MeasurementSettings(StrictSettings):
         return value
 
     def asked(self, but: set[str]) -> dict:
-        """As JSON, without the keys `but`; keys added later are included only if they are set."""
+        """As JSON, without the keys `but`. Equal settings are equal in all versions: keys added
+        later are included only if they are set, and removed ones have their default."""
         later = {key for key in ("weights", "minutes") if getattr(self, key, None) is None}
-        return self.model_dump(mode="json", exclude=but | later)
+        removed = {key: setting.default for key, setting in self.removed.items()}
+        return self.model_dump(mode="json", exclude=but | later) | removed
 
     def identity(self) -> str:
         """Hash of the settings that determine the numbers; those of the machine and of the report

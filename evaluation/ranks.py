@@ -174,13 +174,6 @@ def refuse_silent_launch(environment: Mapping[str, str]) -> None:
     """Raise EvaluationError if a launcher started several processes without connecting them."""
     if "WORLD_SIZE" in environment:
         return
-    # `accelerate launch` on a CPU starts one process for any --num_processes, but sets the port.
-    if "ACCELERATE_MIXED_PRECISION" in environment and "MASTER_PORT" in environment:
-        raise EvaluationError(
-            f"several processes were requested and one was started: on a CPU use {LAUNCH}, or "
-            "`accelerate launch --multi_gpu` with ACCELERATE_USE_CPU=true; for one process, "
-            "remove --num_processes and unset MASTER_PORT"
-        )
     for name in _TASK_COUNTS:
         if environment.get(name, "1").isdigit() and int(environment.get(name, "1")) > 1:
             raise EvaluationError(

@@ -22,11 +22,10 @@ from evaluation.diagnostics.diagnostic_session import DiagnosticResult, common_f
 from evaluation.diagnostics.diagnostic_settings import AttentionDiagnosticSettings
 from evaluation.diagnostics.turns import (
     RotaryPair,
+    frequencies_of,
     output_drift,
     pairs_of,
     scored_outputs,
-    table_drift,
-    trained_turns,
 )
 from evaluation.evaluated_model import EvaluatedModel
 from evaluation.ranks import EvaluationRanks
@@ -37,6 +36,7 @@ from evaluation.scoring.session import CellSession, EvaluationCell
 from evaluation.scoring.text import EvaluationText
 from evaluation.statistics.intervals import unit_means
 from model import Transformer
+from model.position.scaling import turns_within
 
 
 @dataclass(kw_only=True)
@@ -54,7 +54,6 @@ class AttentionResult(DiagnosticResult):
     layer_kinds: list[str] = field(default_factory=list)
     seen: dict[tuple[str, int], AttentionSample] = field(default_factory=dict)
     pairs: dict[tuple[str, int], list[RotaryPair]] = field(default_factory=dict)
-    tables: dict[tuple[str, int], dict[str, float]] = field(default_factory=dict)
     drift: dict[tuple[str, int, str], dict[str, float]] = field(default_factory=dict)
 
     @property
@@ -85,7 +84,6 @@ class MeasuredAttention:
 
     seen: AttentionSample
     pairs: list[RotaryPair]
-    table: dict[str, float]
     drift: dict[str, dict[str, float]]
 
 
@@ -135,7 +133,11 @@ class AttentionSession(CellSession):
                     "protocol=attention requires attention weights, which layers with mixer.name="
                     f"{model.kinds[kind].mixer.name} do not have"
                 )
-        self.trained_turns = trained_turns(model)
+        l0 = subject.trained_length
+        self.trained_turns = {
+            kind: turns_within(frequencies, l0)
+            for kind, frequencies in frequencies_of(model, l0).items()
+        }
 
     def cells(self) -> list[EvaluationCell]:
         return [
@@ -164,22 +166,19 @@ class AttentionSession(CellSession):
             parts.append(self._record(model, rows[:, :-1], cell.length))
             advance(len(rows) / len(tokens))
         pairs = pairs_of(model, self.trained_turns, cell.length)
-        table = table_drift(model, cell.length)
         drift = {}
         few = tokens[: self.settings.precision_windows]
         if self.settings.precision:
             exact = self._outputs(cell, few, "float64")
             for dtype in self.settings.precision:
                 drift[dtype] = output_drift(exact, self._outputs(cell, few, dtype))
-        return MeasuredAttention(merged(parts), pairs, table, drift)
+        return MeasuredAttention(merged(parts), pairs, drift)
 
     def keep(self, cell: EvaluationCell, values: MeasuredAttention) -> None:
         result = self.result
         result.seen[cell.where] = values.seen
         if values.pairs:
             result.pairs[cell.where] = values.pairs
-        if values.table:
-            result.tables[cell.where] = values.table
         for dtype, drift in values.drift.items():
             result.drift[(*cell.where, dtype)] = drift
 

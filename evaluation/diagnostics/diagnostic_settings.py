@@ -67,7 +67,7 @@ class GenerationDiagnosticSettings(DiagnosticSettings):
     length: int | None = Field(
         None, ge=2, description="total tokens, including the prompt; default: 4 x L0"
     )
-    prompts: int = Field(16, ge=1, description="number of prompts")
+    prompts: int = Field(16, ge=1, description="maximum number of prompts, one of each document")
     bucket: int | None = Field(
         None,
         ge=8,

@@ -20,7 +20,7 @@ from evaluation.scoring.forecast import fit_pace
 from evaluation.scoring.methods import Method
 from evaluation.scoring.scoring import CellFailed, ModelScorer
 from evaluation.scoring.session import CellSession, EvaluationCell
-from evaluation.scoring.targets import draw_integer, draw_targets, tokens_needed
+from evaluation.scoring.targets import draw_integer, draw_targets
 from evaluation.scoring.text import EvaluationText
 from generation.decoding import Generation
 from generation.sampling import SamplingParams
@@ -93,15 +93,14 @@ class GenerationSession(CellSession):
         self.prompt = prompt
         self.tokenizer = tokenizer
         text = EvaluationText(store, settings.bos, getattr(tokenizer, "bos_id", None))
-        each = _prompts_each(text.lengths, settings.prompts, total, total - prompt)
         drawn = draw_targets(
             text,
             corpus_hash=store.hash,
             tokenizer_hash=tokenizer.hash,
             longest=total - 1,
             span=total - prompt,
-            documents=-(-settings.prompts // each),
-            spans_per_document=each,
+            documents=settings.prompts,
+            spans_per_document=1,
             seed=settings.seed,
             least_documents=settings.least_documents,
         )
@@ -213,19 +212,6 @@ class GenerationSession(CellSession):
                 is_end = np.isin(out[row, prompt:], eos_ids)
                 ends[row] = prompt + int(is_end.argmax())  # without the EOS token itself
         return out, ends
-
-
-def _prompts_each(lengths: np.ndarray, prompts: int, total: int, new: int) -> int:
-    """Prompts per document: the fewest that give the requested number, or the most possible."""
-    best = most = 0
-    for each in range(1, prompts + 1):
-        count = each * int((lengths >= tokens_needed(total - 1, new, each)).sum())
-        if count > most or not best:
-            best = each
-            most = count
-        if count >= prompts:
-            break
-    return best
 
 
 def _reach(result: GenerationResult, method: Method, total: int) -> int:

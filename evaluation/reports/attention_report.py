@@ -10,7 +10,6 @@ results.json, in addition to `protocol`, `trained_length`, `checkpoint_hash` and
                   bucket), and uniform: the mass of uniform attention over the visible keys.
     pairs         rotary pairs: method, length, kind of layer, pair, wavelength (null: no rotation), turns
                   within that length, turns_trained within the trained length as trained.
-    tables        method, length, variant, off: largest difference of table entries from float64.
     precision     method, length, dtype, and differences of the model's outputs from float64 on the same
                   windows: logit_max, logit_mean, nll_max, nll_mean (signed).
     absent        method, length, reason: cells that do not exist.
@@ -133,11 +132,6 @@ def record_of(result: AttentionResult, rows: list[dict]) -> dict:
         for cell, of_cell in result.pairs.items()
         for n, pair in enumerate(of_cell)
     }
-    tables = {
-        (*cell, variant): {"off": off}
-        for cell, of_cell in result.tables.items()
-        for variant, off in of_cell.items()
-    }
     absent = {cell: {"reason": reason} for cell, reason in result.absent.items()}
     return {
         "kind": "attention",
@@ -151,7 +145,6 @@ def record_of(result: AttentionResult, rows: list[dict]) -> dict:
         "cells": rows,
         "by_distance": distance_rows(result),
         "pairs": records(pairs, "method", "length", "pair"),
-        "tables": records(tables, "method", "length", "variant"),
         "precision": records(result.drift, "method", "length", "dtype"),
         "absent": records(absent, "method", "length"),
         "mismatch": max((sample.mismatch for sample in result.seen.values()), default=None),

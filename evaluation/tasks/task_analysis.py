@@ -8,7 +8,6 @@ Cells of the grids have individual Wilson intervals, not simultaneous.
 
 import math
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 
@@ -75,21 +74,15 @@ def analyse_tasks(result: TaskResult) -> TaskAnalysis:
     """Compute every number of a task report."""
     drawn = result.drawn
     analysis = TaskAnalysis([], [], [], len(result.answers), len(np.unique(drawn.unit)))
-    for method in result.methods:
-        for length in drawn.lengths:
-            if (method.label, length) not in result.answers:
-                continue
-            analysis.rows.append(_row(result, method.label, length))
-            if drawn.task.hides:
-                depth = np.array(drawn.depths)[drawn.depth]
-                places = [(depth == at, at, None) for at in drawn.depths]
-                analysis.by_depth.extend(_grid(result, method.label, length, places))
-                distance = np.array([item.distance or 0 for item in drawn.items[length]])
-                places = [
-                    ((distance >= low) & (distance < high), low, high)
-                    for low, high in pairwise(distance_edges(distance))
-                ]
-                analysis.by_distance.extend(_grid(result, method.label, length, places))
+    for label, length in result.answers:
+        analysis.rows.append(_row(result, label, length))
+        if drawn.task.hides:
+            depth = np.array(drawn.depths)[drawn.depth]
+            analysis.by_depth.extend(_grid(result, label, length, depth, doubles=False))
+            # the power of two at or below each distance
+            distance = np.array([item.distance or 0 for item in drawn.items[length]])
+            octave = 2 ** np.frexp(distance)[1] // 2
+            analysis.by_distance.extend(_grid(result, label, length, octave, doubles=True))
     return analysis
 
 
@@ -129,27 +122,20 @@ def _row(result: TaskResult, method: str, length: int) -> TaskRow:
 
 
 def _grid(
-    result: TaskResult,
-    method: str,
-    length: int,
-    places: list[tuple[np.ndarray, float, float | None]],
+    result: TaskResult, method: str, length: int, places: np.ndarray, doubles: bool
 ) -> list[DepthCell]:
-    """A cell for each (mask of the items, where, until) with any item."""
+    """A cell for each place of an item (n,); `doubles`: up to twice the place, and not at 0."""
     unit = result.drawn.unit
     alpha = 1 - result.settings.confidence
     answers = result.answers[method, length]
-    return [
-        DepthCell(
-            method,
-            length,
-            where,
-            until,
-            share_of(answers.right[here], unit[here], alpha),
-            share_of(answers.exact[here], unit[here], alpha),
-        )
-        for here, where, until in places
-        if here.any()
-    ]
+    cells = []
+    for where in np.unique(places[places > 0] if doubles else places).tolist():
+        here = places == where
+        share = share_of(answers.right[here], unit[here], alpha)
+        exact = share_of(answers.exact[here], unit[here], alpha)
+        until = 2 * where if doubles else None
+        cells.append(DepthCell(method, length, where, until, share, exact))
+    return cells
 
 
 def share_of(hits: np.ndarray, unit: np.ndarray, alpha: float) -> Accuracy:
@@ -170,13 +156,6 @@ def _ends(
     if np.ptp(means) == 0 and not math.isnan(ends.low):
         ends = share_of(hits, unit, alpha)
     return float(np.clip(ends.low, 0, 1)), float(np.clip(ends.high, 0, 1))
-
-
-def distance_edges(distance: np.ndarray) -> list[int]:
-    """Powers of two around the distances."""
-    low = int(np.min(distance)).bit_length() - 1
-    high = int(np.max(distance)).bit_length()
-    return [1 << k for k in range(max(0, low), high + 1)]
 
 
 def reference(result: TaskResult, analysis: TaskAnalysis) -> TaskRow | None:

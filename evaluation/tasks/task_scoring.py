@@ -73,8 +73,8 @@ class TaskScorer:
         cache = self.model.make_cache(rows, width + answers.shape[2] - 1)
         first = tokens
         for start in range(0, width, self.chunk):
-            part = tokens[:, start : start + self.chunk]
             is_last = start + self.chunk >= width
+            part = tokens[:, start : start + self.chunk]
             first = self._logits(part, start, length, cache, keep=int(is_last))
         nll = []
         greedy = []
@@ -107,7 +107,7 @@ def read_items(
     bos: int | None,
     batch: int,
     cut: int | None = None,
-    after_batch: Callable[[int], None] | None = None,
+    after_batch: Callable[[int], None] = lambda items: None,
 ) -> TaskAnswers:
     """Answers to all items, in their order.
 
@@ -122,12 +122,10 @@ def read_items(
         chosen = [items[i] for i in members]
         prompts = np.array([_prompt(item, bos, cut) for item in chosen], dtype=np.int64)
         candidates = np.array([[item.answer, *item.others] for item in chosen], dtype=np.int64)
-        losses, exact[members] = reader(prompts, candidates, min(length, cut or length))
-        if not np.isfinite(losses).all():
+        nll[members], exact[members] = reader(prompts, candidates, min(length, cut or length))
+        if not np.isfinite(nll[members]).all():
             raise CellFailed(f"the loss is not finite at length {length}")
-        nll[members] = losses
-        if after_batch:
-            after_batch(len(members))
+        after_batch(len(members))
     return TaskAnswers(nll, exact)
 
 

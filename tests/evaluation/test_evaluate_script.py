@@ -15,7 +15,7 @@ from data import open_prepared, prepare
 from errors import EvaluationError
 from evaluation.evaluated_model import EvaluatedModel, bos_first
 from evaluation.reports.text import signed
-from evaluation.scoring.methods import BUILTIN, read_methods
+from evaluation.scoring.methods import builtin_methods
 from evaluation.scoring.text import EvaluationText
 from model import Transformer
 from run_directory.run import Run
@@ -310,7 +310,7 @@ def test_matrix_contains_every_applicable_method(root, monkeypatch, capsys):
     assert {"linear", "yarn", "rerope", "streaming", "window", "log_n", "theta_x50", "drop"} < set(
         rows
     )
-    assert set(report["left_out"]) == set(read_methods(BUILTIN)) - set(rows)
+    assert set(report["left_out"]) == set(builtin_methods()) - set(rows)
     assert f"{len(report['left_out'])} built-in methods do not apply here: " in out
     assert "extend_clip (model.position.extend belongs to learned, not to rope)" in out
     assert len(report["per_target_nll"]) == 2 * (len(rows) - 1)

@@ -266,7 +266,6 @@ def test_smallest_memory_budget_is_used(measured, monkeypatch):
 @pytest.mark.parametrize(
     "environment",
     [
-        {"ACCELERATE_MIXED_PRECISION": "no", "MASTER_PORT": "29500", "MASTER_ADDR": "127.0.0.1"},
         {"SLURM_STEP_NUM_TASKS": "4"},
         {"OMPI_COMM_WORLD_SIZE": "2"},
     ],
@@ -275,7 +274,7 @@ def test_uncoordinated_processes_are_rejected(environment):
     with pytest.raises(EvaluationError, match="torchrun --nproc_per_node"):
         refuse_silent_launch(environment)
     refuse_silent_launch(environment | {"WORLD_SIZE": "2"})
-    refuse_silent_launch({"SLURM_STEP_NUM_TASKS": "1", "ACCELERATE_MIXED_PRECISION": "no"})
+    refuse_silent_launch({"SLURM_STEP_NUM_TASKS": "1"})
 
 
 def test_each_rank_has_its_own_device(monkeypatch):

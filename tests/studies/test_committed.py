@@ -12,7 +12,7 @@ from data import ByteTokenizer, DataSettings, prepare
 from data.data_settings import TaskSource
 from data.sources import SOURCES
 from data.sources.local import Stdlib
-from evaluation.scoring.methods import BUILTIN, read_methods
+from evaluation.scoring.methods import builtin_methods
 from evaluation.stores import haystacks
 from evaluation.tasks.drawn_items import draw_items
 from evaluation.tasks.task_settings import TaskEvaluationSettings
@@ -86,7 +86,7 @@ def test_data_can_be_prepared(path, stand_ins):
 @pytest.mark.parametrize("path", STUDIES)
 def test_study_can_be_planned(path, stand_ins):
     study = load_settings(StudySettings, [path])
-    planner = StudyPlanner(study, Path("study"), read_methods(BUILTIN))
+    planner = StudyPlanner(study, Path("study"), builtin_methods())
     prepared = set()
     for plan in planner.plan(cells_of(study)):
         data = plan.settings.data

@@ -64,7 +64,6 @@ def test_attention_diagnostics_end_to_end(root, monkeypatch, capsys):  # noqa: F
     assert spread[0]["edges"] == [0, 1, 2, 4, 8, 16, 24, 32, 64, 96]
     assert sum(spread[0]["mass"]) == pytest.approx(1, abs=1e-4) == sum(spread[0]["uniform"])
     assert {row["dtype"] for row in report["precision"]} == {"float32", "bfloat16"}
-    assert {row["variant"] for row in report["tables"]} >= {"as used", "computed in float32"}
     rotary = [row for row in report["pairs"] if (row["method"], row["length"]) == ("yarn", 96)]
     assert len(rotary) == 2
     rows = list(csv.DictReader((folder / "results.csv").read_text().splitlines()))

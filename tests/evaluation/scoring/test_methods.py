@@ -3,18 +3,16 @@ cache."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 
-from evaluation.scoring.methods import compatible_methods, read_methods, resolve_methods
+from evaluation.scoring.methods import builtin_methods, compatible_methods, resolve_methods
 from model import SCHEMES, ModelError, TokenPositions, Transformer
 from run_directory.position_overrides import override
 from run_directory.run_settings import RunSettings
 from settings.load import ConfigError, apply_overrides
 
-BUILTIN = read_methods(Path(__file__).parents[3] / "configs" / "evaluation" / "methods.yaml")
+BUILTIN = builtin_methods()
 L0 = 32
 V = 23
 SHAPE = ["model.dim=24", "model.heads=2", "model.layers=2", f"train_length={L0}"]
