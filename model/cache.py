@@ -175,12 +175,6 @@ class LayerCache:
         """Append keys and values (B, G, T, ·); returns all of them (B, G, S, ·)."""
         return self._append("k", k.to(self.dtype)), self._append("v", v.to(self.dtype))
 
-    def transpose_keys(self) -> None:
-        """Store keys as (B, G, ·, slots): their products with one query per row are faster on a
-        CPU. Shapes of the returned keys do not change."""
-        if "k" in self._buffers:
-            self._buffers["k"] = self._buffers["k"].transpose(2, 3).contiguous().transpose(2, 3)
-
     def extras(self) -> Tensor | None:
         """(B, S, E) extras of the cached keys; None before the first pass."""
         buffer = self._buffers.get("extras")

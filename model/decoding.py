@@ -18,10 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from model.attention.mask import PRECISE
 from model.cache import Cache
 from model.cuda_graph import CudaGraph
-from model.fast.decode_plan import DecodePlan
 from model.fast.packed import PackedModel
 from model.position import AttentionPlan, ContentPlan
 from model.static_cache import StaticCache, rounded
@@ -49,13 +47,12 @@ def make_decoder(
     if autocast or not positions.order.shape[1] or not PackedModel.supports(model):
         return GrowingDecoder(model, cache, positions)
     packed = PackedModel(model)
-    plans = first_plans(model, cache.batch, positions)
     if static is None:
         static = weight.device.type == "cuda"
-    if static and StaticDecoder.supports(plans, positions):
-        return StaticDecoder(model, packed, cache, positions, plans)
-    if not static and weight.dtype in PRECISE and DecodePlan.supports(packed, plans):
-        return DecodePlan(model, packed, cache, positions)
+    if static:
+        plans = first_plans(model, cache.batch, positions)
+        if StaticDecoder.supports(plans, positions):
+            return StaticDecoder(model, packed, cache, positions, plans)
     return GrowingDecoder(model, cache, positions, packed)
 
 
@@ -229,7 +226,7 @@ class StaticDecoder:
         windows = {name: kind.position.window for name, kind in model.kinds.items()}
         for name, kind in model.layer_schemes:
             plan = plans[name]
-            if isinstance(plan, AttentionPlan) and plan.mask is None:
+            if isinstance(plan, AttentionPlan) and not plan.is_unordered:
                 windows[kind] = None  # weights may depend on the order of the slots
         self.cache = StaticCache(
             cache,

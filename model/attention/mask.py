@@ -248,12 +248,7 @@ class AttentionMask:
         make = self.forms.make_flex
         return self.bias if make is None else self._once("flex_bias", make)
 
-    def last_query(
-        self,
-        keys: slice | Tensor,
-        groups: int,
-        dtype: torch.dtype,
-    ) -> Tensor:
+    def last_query(self, keys: slice | Tensor, groups: int, dtype: torch.dtype) -> Tensor:
         """The additive mask of a single, last query by row and key/value head, which broadcasts to
         (B·groups, H / groups, s); computed once per pass.
 
@@ -265,37 +260,14 @@ class AttentionMask:
             if self.is_by_distance and isinstance(keys, slice):
                 mask = self.by_distance()[None, :, None, keys].to(dtype)
             else:
-                mask = self.additive(
-                    0,
-                    1,
-                    keys,
-                    dtype,
-                )  # (R, H or 1, 1, s)
-            return self._by_group(mask, groups).squeeze(2)
+                mask = self.additive(0, 1, keys, dtype)
+            mask = mask.squeeze(2)  # (R, H or 1, s)
+            rows, heads = mask.shape[:2]
+            if heads > 1:
+                return mask.unflatten(1, (groups, -1)).expand(self.batch, -1, -1, -1).flatten(0, 1)
+            return (mask.expand(-1, groups, -1) if rows > 1 else mask).flatten(0, 1)[:, None]
 
         return self._once("last_query", compute)
-
-    def by_query(self, groups: int, dtype: torch.dtype) -> list[Tensor]:
-        """The additive mask of each query over all keys, each as in `last_query`."""
-        if self.is_by_distance:
-            # Entry m of a row is for distance S − 1 − m, so the next query's row starts one entry
-            # earlier.
-            mask = self.by_distance().to(dtype).unfold(1, self.keys, 1)[None, :, : self.queries]
-            return list(self._by_group(mask, groups).unbind(2))[::-1]
-        mask = self.additive(
-            0,
-            self.queries,
-            slice(0, self.keys),
-            dtype,
-        )
-        return list(self._by_group(mask, groups).unbind(2))
-
-    def _by_group(self, mask: Tensor, groups: int) -> Tensor:
-        """(R, H or 1, t, s) → (B·groups or 1, H / groups or 1, t, s)."""
-        rows, heads = mask.shape[:2]
-        if heads > 1:
-            return mask.unflatten(1, (groups, -1)).expand(self.batch, -1, -1, -1, -1).flatten(0, 1)
-        return (mask.expand(-1, groups, -1, -1) if rows > 1 else mask).flatten(0, 1)[:, None]
 
     def indices(
         self, start: int, stop: int, keys: slice | Tensor

@@ -256,13 +256,16 @@ class GatheredLayer:
 
 @dataclass
 class KeptParts:
-    """Keys or values that are visible in later passes.
+    """Keys or values of one layer.
 
     Attributes:
+        own: of this rank's last two chunks.
+        parts: those that are visible in later passes.
         ends: no tokens of each exchange so far, so that the graphs of all ranks contain all
             exchanges alike.
     """
 
+    own: Parts = field(default_factory=list)
     parts: Parts = field(default_factory=list)
     ends: list[Tensor] = field(default_factory=list)
 
@@ -270,8 +273,8 @@ class KeptParts:
 class GatheredKeys(GatheredLayer):
     """Keys, values and extras of softmax attention; see `LayerCache`.
 
-    In a layer with a window, a rank sends the keys and values of its chunk only to the ranks whose
-    queries can see them, in this pass or a later one.
+    In a layer with a window, a rank sends keys and values only to the ranks whose queries can see
+    them, in the first pass in which they do.
     """
 
     def __init__(self, window: ShardedWindow, settings: PositionSettings):
@@ -280,8 +283,7 @@ class GatheredKeys(GatheredLayer):
         self._is_local = window.is_local(settings)
         self._finished = 0  # passes
         self._started: list[list[tuple[Tensor, Tensor]]] = []  # own and gathered keys and values
-        self._keys = KeptParts()
-        self._values = KeptParts()
+        self._kept = KeptParts(), KeptParts()  # keys and values
         self._extras: Tensor | None = None
         self._extra_passes = 0
 
@@ -294,42 +296,49 @@ class GatheredKeys(GatheredLayer):
     def start(self, k: Tensor, v: Tensor) -> None:
         """Start to gather keys and values (B, G, T, ·) of the next pass."""
         turn = self._finished + len(self._started)
-        if self._is_local:
-            self._started.append([(x, self._send(x, turn)) for x in (k, v)])
-        else:
-            self._started.append([(x, self._start(x, turn, 2)) for x in (k, v)])
+        started = []
+        for kept, x in zip(self._kept, (k, v), strict=True):
+            gathered = self._send(kept, x, turn) if self._is_local else self._start(x, turn, 2)
+            started.append((x, gathered))
+        self._started.append(started)
 
     def finish(self) -> tuple[Tensor, Tensor]:
         """Wait for the keys and values of the first pass that `start` has begun; see `append`."""
         turn = self._finished
         self._finished += 1
-        (own_k, k), (own_v, v) = self._started.pop(0)
-        k = self._visible(self._keys, own_k, k, turn)
-        v = self._visible(self._values, own_v, v, turn)
+        started = zip(self._kept, self._started.pop(0), strict=True)
+        k, v = (self._visible(kept, *pair, turn) for kept, pair in started)
         return k, v
 
-    def _visible(
-        self,
-        kept: KeptParts,
-        own: Tensor,
-        started: Tensor,
-        turn: int,
-    ) -> Tensor:
+    def _visible(self, kept: KeptParts, own: Tensor, started: Tensor, turn: int) -> Tensor:
         """Keep what `start` has gathered; returns the tokens visible to this rank's chunk."""
+        chunks = self.shard.chunks
         if self._is_local:
             rows = wait_tensor(started)
-            kept.parts += self._received(rows, own, turn)
+            ranges = [
+                each
+                for owner in range(self.shard.size)
+                for each in self._sent(owner, self.shard.rank, turn)
+            ]
+            received = rows.split([stop - start for start, stop in ranges]) if ranges else ()
+            for (start, _), part in zip(ranges, received, strict=True):
+                kept.parts.append((start, part.movedim(0, 2)))
+            kept.parts.append((self.window.bounds(chunks[turn])[0], own))
+            kept.parts.sort(key=lambda part: part[0])
             kept.ends.append(rows[:0].movedim(0, 2))
         else:
             starts = [start for start, _ in self._bounds(turn)]
             kept.parts += zip(starts, self._wait(started, turn, 2), strict=True)
             if self.window.streamed:
                 kept.parts = [(0, self._stored(kept.parts))]
-        visible = self.window.visible(self.shard.chunks[turn], self.settings)
+        visible = self.window.visible(chunks[turn], self.settings)
         keys = [*_within(kept.parts, visible), *kept.ends]
-        later = self.shard.chunks[turn + 1 :]
-        ranges = [each for chunk in later for each in self.window.visible(chunk, self.settings)]
-        kept.parts = [part for part in kept.parts if _within([part], ranges)]
+        later = [
+            each
+            for chunk in chunks[turn + 1 :]
+            for each in self.window.visible(chunk, self.settings)
+        ]
+        kept.parts = [part for part in kept.parts if _within([part], later)]
         return keys[0] if len(keys) == 1 else torch.cat(keys, dim=2)
 
     def _stored(self, parts: Parts) -> Tensor:
@@ -342,59 +351,37 @@ class GatheredKeys(GatheredLayer):
             whole[:, :, start : start + x.shape[2]] = x
         return whole
 
-    def _send(self, x: Tensor, turn: int) -> Tensor:
-        """Start to send x (B, G, T, ·) of this rank's chunk, and to receive those of others, as
-        rows (·, B, G, ·)."""
-        chunk = self.shard.chunks[turn]
-        first, _ = self.window.bounds(chunk)
-        rows = x.movedim(2, 0)
-        sent = [self._seen_by(rank, chunk) for rank in range(self.shard.size)]
-        received = [self._from(rank, turn) for rank in range(self.shard.size)]
+    def _send(self, kept: KeptParts, x: Tensor, turn: int) -> Tensor:
+        """Start to send x (B, G, T, ·) of this rank's chunk, and earlier ones, to the ranks that
+        see them, and to receive theirs, as rows (·, B, G, ·)."""
+        rank = self.shard.rank
+        first, _ = self.window.bounds(self.shard.chunks[turn])
+        kept.own = [*kept.own[-1:], (first, x)]
+        sent = [self._sent(rank, other, turn) for other in range(self.shard.size)]
+        received = [self._sent(other, rank, turn) for other in range(self.shard.size)]
         # Without any rows too, the backward pass of the exchange must run on this rank.
-        parts = [rows[:0]]
-        parts += [rows[start - first : stop - first] for ranges in sent for start, stop in ranges]
-        return self.shard.exchange(
-            torch.cat(parts), [*map(_tokens, sent)], [*map(_tokens, received)]
-        )
+        parts = [x[:, :, :0]]
+        for ranges in sent:
+            parts += _within(kept.own, ranges)
+        rows = torch.cat(parts, dim=2).movedim(2, 0)
+        return self.shard.exchange(rows, [*map(_tokens, sent)], [*map(_tokens, received)])
 
-    def _received(
-        self,
-        rows: Tensor,
-        own: Tensor,
-        turn: int,
-    ) -> Parts:
-        """The parts of pass `turn` in the order of the sequence: what other ranks have sent, and
-        this rank's chunk."""
-        ranges = [self._from(rank, turn) for rank in range(self.shard.size)]
-        received = rows.split([*map(_tokens, ranges)])
-        parts = [_divided(*each) for each in zip(received, ranges, strict=True)]
-        parts[self.shard.rank] = [(self.window.bounds(self.shard.chunks[turn])[0], own)]
-        if turn % 2:
-            parts.reverse()
-        return [part for each in parts for part in each]
-
-    def _from(self, rank: int, turn: int) -> TokenRanges:
-        """The tokens that this rank receives from another in pass `turn`."""
-        return self._seen_by(self.shard.rank, self.shard.chunks_of(rank)[turn])
-
-    def _seen_by(self, rank: int, chunk: int) -> TokenRanges:
-        """The tokens of a chunk that its owner sends to `rank`, in order and without overlap."""
-        if chunk in self.shard.chunks_of(rank):
+    def _sent(self, owner: int, rank: int, turn: int) -> TokenRanges:
+        """The tokens that `owner` sends to `rank` in pass `turn`: those of its chunks that the
+        queries of `rank` see in this pass for the first time."""
+        if owner == rank:
             return []
-        begin, end = self.window.bounds(chunk)
-        later = [each for each in self.shard.chunks_of(rank) if each > chunk]
-        ranges = [each for n in later for each in self.window.visible(n, self.settings)]
-        merged: TokenRanges = []
-        for start, stop in sorted(ranges):
-            start = max(start, begin)
-            stop = min(stop, end)
-            if start >= stop:
-                continue
-            if merged and start <= merged[-1][1]:
-                merged[-1] = (merged[-1][0], max(stop, merged[-1][1]))
-            else:
-                merged.append((start, stop))
-        return merged
+        chunks = self.shard.chunks_of(rank)
+        seen = self.window.bounds(chunks[turn - 1])[1] if turn else 0
+        ranges = []
+        for chunk in self.shard.chunks_of(owner)[max(0, turn - 1) : turn + 1]:
+            begin, end = self.window.bounds(chunk)
+            for start, stop in self.window.visible(chunks[turn], self.settings):
+                low = max(start, begin, seen)
+                high = min(stop, end)
+                if low < high:
+                    ranges.append((low, high))
+        return ranges
 
     def extend_extras(
         self, features: Tensor, accumulate: Accumulate, new: TokenPositions
@@ -422,12 +409,6 @@ class GatheredKeys(GatheredLayer):
 
 def _tokens(ranges: TokenRanges) -> int:
     return sum(stop - start for start, stop in ranges)
-
-
-def _divided(rows: Tensor, ranges: TokenRanges) -> Parts:
-    """The part of each range of tokens, from the rows (T, B, G, ·) of all."""
-    parts = rows.split([stop - start for start, stop in ranges]) if ranges else ()
-    return [(start, part.movedim(0, 2)) for (start, _), part in zip(ranges, parts, strict=True)]
 
 
 def _within(parts: Parts, ranges: TokenRanges) -> list[Tensor]:

@@ -11,7 +11,7 @@ The plain form is `model/block.py`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -109,9 +109,7 @@ class PackedBlock:
         self.norms_outputs = block.norm_placement != "input"
         self.activation = block.mlp.activation
         self.multiplier = block.residual_multiplier
-        self.heads = (attention.heads, attention.kv_heads)
-        self.head_dim = attention.head_dim
-        self.sizes = (attention.heads + attention.kv_heads, attention.kv_heads)
+        self.heads = (attention.heads, attention.kv_heads, attention.kv_heads)
         self.has_head_norms = not isinstance(attention.q_norm, nn.Identity)
         self.gate = JoinedLinear(gates[0]) if gates else None
 
@@ -121,37 +119,17 @@ class PackedBlock:
         step: AttentionPass,
         layer_cache: LayerCache,
     ) -> Tensor:
-        """x (B, C) → (B, C); see `Block.forward`."""
-        return self.step(x, lambda row: self._attend(row, step, layer_cache))
-
-    def step(self, x: Tensor, attend: Callable[[Tensor], Tensor]) -> Tensor:
-        """x (B, C) → (B, C), in place; `attend` maps (B, C) to the heads' outputs (B, H·D)."""
-        mixed = self._gated(attend, self.input_norms[0](x))
+        """x (B, C) → (B, C), in place; see `Block.forward`."""
+        normed = self.input_norms[0](x)
+        mixed = self._attend(normed, step, layer_cache)
+        if self.gate is not None:
+            mixed = self.attention.gated(mixed, self.gate(normed))
         if self.norms_outputs:
             x = x + self.output_norms[0](self.out(mixed)) * self.multiplier
             hidden = self._mlp(self.input_norms[1](x))
             return x + self.output_norms[1](self.down(hidden)) * self.multiplier
         x = self.out.add_to(x, mixed, self.multiplier)
         return self.down.add_to(x, self._mlp(self.input_norms[1](x)), self.multiplier)
-
-    def project(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """x (B, C) → queries and keys (B, H + G, D) with their norms, and values (B, G, D)."""
-        heads = self.qkv(x).view(len(x), -1, self.head_dim)
-        qk, v = heads.split_with_sizes(self.sizes, 1)
-        if self.has_head_norms:
-            q, k = qk[:, :, None].split_with_sizes(self.heads, 1)
-            qk = torch.cat(self.attention.normalized(q, k), 1).squeeze(2)
-        return qk, v
-
-    def _gated(
-        self,
-        attend: Callable[[Tensor], Tensor],
-        x: Tensor,
-    ) -> Tensor:
-        """x (B, C) → the heads' outputs (B, H·D) with their gate."""
-        if self.gate is None:
-            return attend(x)
-        return self.attention.gated(attend(x), self.gate(x))
 
     def _mlp(self, x: Tensor) -> Tensor:
         gate, up = self.gate_up(x).chunk(2, dim=1)
@@ -166,9 +144,11 @@ class PackedBlock:
         """x (B, C) → the heads' outputs (B, H·D)."""
         attention = self.attention
         plan = step.plan.bind(x.unsqueeze(1), layer_cache)
-        qk, v = self.project(x)
-        q, k = qk.unsqueeze(2).split_with_sizes(self.heads, 1)
-        k, v = layer_cache.append(plan.write(k), v.unsqueeze(2))  # (B, G, S, ·)
+        heads = self.qkv(x).view(len(x), -1, 1, attention.head_dim)
+        q, k, v = heads.split_with_sizes(self.heads, 1)
+        if self.has_head_norms:
+            q, k = attention.normalized(q, k)
+        k, v = layer_cache.append(plan.write(k), v)  # (B, G, S, ·)
         return attention.weighted(attention.views(plan, q, k, step), v).reshape(len(x), -1)
 
 

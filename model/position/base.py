@@ -202,18 +202,6 @@ class ExtrasCache(Protocol):
         ...
 
 
-Factors = tuple[Tensor, Tensor]  # of each feature and of its partner, each (B or 1, 1 or H, T, 2·R)
-
-
-@dataclass(frozen=True)
-class Rotation:
-    """Factors of `model.position.rotation.apply_rotation` for the queries and keys of a pass."""
-
-    queries: Factors
-    keys: Factors
-    layout: str
-
-
 @dataclass(frozen=True)
 class AttentionPlan:
     """How a scheme transforms queries and keys in one pass of one layer kind.
@@ -223,16 +211,13 @@ class AttentionPlan:
         write: maps new keys (B, G, T, D) to the form (B, G, T, ·) in which they are cached.
         linear: logits are linear in the queries. Otherwise a temperature scales the queries of the
             views.
-        mask: the mask of the only view, if its weights are softmax(q·k + bias) and its queries and
-            keys are the given ones, rotated by `rotation`. Such plans can decode without `read` and
-            `write` (`model/fast/decode_plan.py`). None for all other plans.
+        is_unordered: weights are known not to depend on the order of the keys in the cache.
     """
 
     read: Callable[[Tensor, Tensor], list[AttentionView]]
     write: Callable[[Tensor], Tensor] = field(default=lambda k: k)
     linear: bool = True
-    mask: AttentionMask | None = None
-    rotation: Rotation | None = None
+    is_unordered: bool = False
 
     @classmethod
     def from_mask(
@@ -242,9 +227,9 @@ class AttentionPlan:
         extra_output: Callable[[QueryBlock, Tensor], Tensor] | None = None,
     ) -> AttentionPlan:
         """Queries and keys stay as they are; the scheme acts on pairs. See `AttentionView`."""
-        only = mask if weights_fn is None and extra_output is None else None
         return cls(
-            read=lambda q, k: [AttentionView(q, k, mask, weights_fn, extra_output)], mask=only
+            read=lambda q, k: [AttentionView(q, k, mask, weights_fn, extra_output)],
+            is_unordered=weights_fn is None and extra_output is None,
         )
 
     def bind(

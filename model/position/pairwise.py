@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from pydantic import Field
@@ -116,59 +115,10 @@ def over_pairs(network: Callable[..., Tensor], features: int, *inputs: Tensor) -
     return out
 
 
-class _TwoLayers(torch.autograd.Function):
-    """outer·relu(inner·x + bias) with hidden features of a block of pairs only; those of all pairs
-    would not fit into a CPU cache, and the backward pass computes them again."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        inner: Tensor,
-        bias: Tensor,
-        outer: Tensor,
-    ) -> Tensor:
-        ctx.save_for_backward(x, inner, bias, outer)
-        return _two_layers(x, inner, bias, outer)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
-        x, inner, bias, outer = ctx.saved_tensors
-        of_x = torch.empty_like(x)
-        (of_inner, of_bias, of_outer) = map(torch.zeros_like, (inner, bias, outer))
-        for start in range(0, x.shape[1], PAIRS_AT_ONCE):
-            part = slice(start, start + PAIRS_AT_ONCE)
-            inputs = x[:, part]
-            grad = grads[0][:, part]
-            hidden = pair_product(inner, inputs, bias).relu_()
-            of_outer += pair_product(grad, hidden.T)
-            slope = pair_product(outer.T, grad)
-            slope = torch.ops.aten.threshold_backward(slope, hidden, 0)
-            of_inner += pair_product(slope, inputs.T)
-            of_bias += slope.sum(1, keepdim=True)
-            of_x[:, part] = pair_product(inner.T, slope)
-        return of_x, of_inner, of_bias, of_outer
-
-
-def two_layers(
-    x: Tensor,
-    inner: Tensor,
-    bias: Tensor,
-    outer: Tensor,
-) -> Tensor:
+def two_layers(x: Tensor, inner: Tensor, bias: Tensor, outer: Tensor) -> Tensor:
     """outer (O, W) times relu(inner (W, I) times x (I, N) + bias (W, 1)), for each of the N pairs:
     (O, N)."""
-    if x.device.type == "cpu" and torch.is_grad_enabled() and not torch.compiler.is_compiling():
-        return _TwoLayers.apply(x, inner, bias, outer)
-    return _two_layers(x, inner, bias, outer)
 
-
-def _two_layers(
-    x: Tensor,
-    inner: Tensor,
-    bias: Tensor,
-    outer: Tensor,
-) -> Tensor:
     def network(x: Tensor) -> Tensor:
         return pair_product(outer, pair_product(inner, x, bias).relu_())
 

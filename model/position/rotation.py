@@ -13,14 +13,14 @@ from model.attention.mask import AttentionView, repeated
 from model.position.base import (
     AttentionContext,
     AttentionPlan,
-    Factors,
     HeadGeometry,
     PositionSettings,
-    Rotation,
 )
 
 Layout = Literal["half", "interleaved"]
 Share = Literal["model", "layer", "head"]
+# of each feature and of its partner, each (B or 1, 1 or H, T, 2·R)
+Factors = tuple[Tensor, Tensor]
 Turns = tuple[Tensor, Tensor]  # cos and sin, each (B or 1, T, R), or (B or 1, G or H, T, R)
 
 
@@ -128,8 +128,7 @@ def rotation_plan(
     return AttentionPlan(
         read=lambda q, k: [AttentionView(apply_rotation(q, (own, partner), layout), k, mask)],
         write=lambda k: apply_rotation(k, of_keys, layout),
-        mask=mask,
-        rotation=Rotation((own, partner), of_keys, layout),
+        is_unordered=True,
     )
 
 

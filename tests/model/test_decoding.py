@@ -1,5 +1,4 @@
-"""Passes of one token per row with a growing, a static and a prepared cache, against one full
-pass."""
+"""Passes of one token per row with a growing and a static cache, against one full pass."""
 
 from __future__ import annotations
 
@@ -12,8 +11,6 @@ from torch._dynamo.testing import CompileCounter
 
 from model import TokenPositions, Transformer, decoding, static_cache
 from model.decoding import GrowingDecoder, StaticDecoder, make_decoder, static_pass
-from model.fast import decode_plan
-from model.fast.decode_plan import DecodePlan
 from tests.model.zoo import (
     CASES,
     QUICK_MIXERS,
@@ -43,7 +40,6 @@ BLOCKS = [
 def small_sizes(monkeypatch):
     monkeypatch.setattr(static_cache, "BUCKET", 4)
     monkeypatch.setattr(decoding, "LEAST_PASSES", 2)
-    monkeypatch.setattr(decode_plan, "CHUNK", 4)
 
 
 def decoder_of(model: Transformer, tokens, positions, static: bool | None = None, prompt=PROMPT):
@@ -88,7 +84,6 @@ def test_passes_of_other_mixers_match_a_full_pass(case, static):
 @pytest.mark.parametrize("settings", BLOCKS, ids=str)
 @pytest.mark.parametrize("case", ["rope", "selective_rope"])
 def test_settings_of_blocks(case, settings):
-    """On prepared passes, and on those of a growing cache."""
     if settings is LINEAR and case != "rope":
         pytest.skip("linear attention reads no content")
     check(randomized(build(case, **settings)))
@@ -105,8 +100,7 @@ def test_static_windows_that_wrap_several_times(name, sinks, prompt):
 @pytest.mark.parametrize(
     ("case", "static", "form"),
     [
-        *((case, False, DecodePlan) for case in ("rope-window", "xpos", "learned", "pattern-none")),
-        *((case, False, GrowingDecoder) for case in ("rope-self-extend", "cope", "pattern-fox")),
+        ("rope-self-extend", False, GrowingDecoder),
         *((case, True, StaticDecoder) for case in ("rope-self-extend", "cope", "pattern-none")),
         *((case, True, GrowingDecoder) for case in ("fox", "path", "selective_rope", "carope")),
     ],

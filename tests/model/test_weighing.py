@@ -15,7 +15,6 @@ from transformers.models.xlnet.modeling_xlnet import XLNetRelativeAttention
 
 from model import TokenPositions
 from model.position import PositionalScheme
-from model.position.pairwise import two_layers
 from model.position.schemes.cope import Cope
 from tests.model.alone import (
     LAYOUTS,
@@ -260,20 +259,6 @@ def test_gates_of_keys_beyond_the_last_count_of_cope_do_not_matter(
     for all_keys, few_keys in zip(*results, strict=True):
         close(few_keys, all_keys, atol=1e-12)
     assert any(skipped) or layout == "packed" or window
-
-
-def test_gradients_of_a_network_in_blocks_of_pairs(monkeypatch):
-    monkeypatch.setattr("model.position.pairwise.PAIRS_AT_ONCE", 4)
-    shapes = ((2, 11), (5, 2), (5, 1), (3, 5))
-    leaves = [normal(*shape, seed=n).requires_grad_() for n, shape in enumerate(shapes)]
-    x, inner, bias, outer = leaves
-    expected = outer @ (inner @ x + bias).relu()
-    out = two_layers(*leaves)
-    close(out, expected, atol=1e-13)
-    factor = normal(*out.shape, seed=9)
-    of_out, of_expected = (torch.autograd.grad((y * factor).sum(), leaves) for y in (out, expected))
-    for a, b in zip(of_out, of_expected, strict=True):
-        close(a, b, atol=1e-12)
 
 
 @torch.no_grad()
