@@ -275,20 +275,3 @@ def test_uncoordinated_processes_are_rejected(environment):
         refuse_silent_launch(environment)
     refuse_silent_launch(environment | {"WORLD_SIZE": "2"})
     refuse_silent_launch({"SLURM_STEP_NUM_TASKS": "1"})
-
-
-def test_each_rank_has_its_own_device(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    monkeypatch.setattr(torch, "empty", lambda *size, device: None)
-    assert [EvaluationRanks(5, 8, local, 4).device("auto").index for local in range(4)] == [
-        0,
-        1,
-        2,
-        3,
-    ]
-    assert EvaluationRanks().device("auto") == torch.device("cuda:0")
-    assert (
-        EvaluationRanks(1, 2, 1, 2).device("cuda:3").index == 3
-        and EvaluationRanks(1, 2, 1, 2).device("cpu").type == "cpu"
-    )

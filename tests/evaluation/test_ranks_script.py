@@ -47,9 +47,7 @@ def results(run):
 
 
 @pytest.mark.slow  # tests/evaluation/test_ranks.py has processes without a launcher
-@pytest.mark.parametrize(
-    ("launcher", "processes"), [("torchrun", 2), ("torchrun", 4), ("accelerate", 2)]
-)
+@pytest.mark.parametrize(("launcher", "processes"), [("torchrun", 2), ("accelerate", 2)])
 def test_launched_processes_write_same_files_as_one(root, monkeypatch, capsys, launcher, processes):  # noqa: F811
     overrides = [*SMALL, "folder=one", "batch=2", "methods=[trained,window]"]
     alone = root / f"alone-{launcher}-{processes}"
@@ -94,39 +92,3 @@ def test_signal_to_launcher_stops_processes_and_keeps_results(root, number):  # 
     assert process.returncode != 0
     assert not subprocess.run(["pgrep", "-f", str(run)], capture_output=True, check=False).stdout
     assert list(cells.glob("*.npz")) and not (run / "evaluation" / "one").exists()
-
-
-@pytest.mark.slow
-def test_launcher_starting_one_process_is_rejected(root):  # noqa: F811
-    launch = [
-        "-m",
-        "accelerate.commands.launch",
-        "--cpu",
-        "--num_processes",
-        "2",
-        "--num_machines",
-        "1",
-    ]
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in ("WORLD_SIZE", "MASTER_PORT")
-    }
-    done = subprocess.run(
-        [
-            sys.executable,
-            *launch,
-            "--mixed_precision",
-            "no",
-            ROOT / "evaluate.py",
-            root / "run",
-            *SMALL,
-        ],
-        env=kept,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode != 0
-    assert "--num_processes" in done.stderr
-    assert not (root / "run" / "evaluation").exists()

@@ -99,6 +99,16 @@ def loses(name: str, saves: bool, folder: Path, overrides: list[str]) -> Result:
     return result
 
 
+def shards_overwritten(folder: Path, overrides: list[str]) -> Result:
+    """In place, as the running training has them mapped; noticed when its next epoch begins."""
+    training = Training(folder, [*overrides, UNSAVED, f"data.root={folder}"])
+    for shard in folder.glob("*/train/*.tokens"):
+        size = shard.stat().st_size
+        with open(shard, "r+b") as file:
+            file.write(bytes(size))
+    return training.result()
+
+
 def without_manifest(folder: Path, overrides: list[str]) -> Result:
     (folder / "run" / "checkpoints" / "step-00000003").mkdir(parents=True)
     result = call("train.py", *overrides, "--run-dir=run", cwd=folder)
@@ -132,6 +142,7 @@ FAULTS = [
     Fault("run directory removed", partial(loses, "", False), names=("/run was removed",)),
     Fault("metrics removed", partial(loses, "metrics.jsonl", True), names=("/run/metrics.jsonl",)),
     Fault("manifest removed", partial(loses, "manifest.json", True), names=("/run/manifest.json",)),
+    Fault("shards overwritten", shards_overwritten, names=(".tokens", "hash", "prepare the data")),
     Fault("no manifest", without_manifest, names=("run", "manifest.json", "--restart")),
     Fault("lock deleted", second_trainer, names=("another process",)),
     Fault(

@@ -19,8 +19,7 @@ from evaluation.diagnostics.turns import (
     scored_outputs,
 )
 from model import TokenPositions
-from model.attention.kernels import attend, attention_details
-from model.position import SCHEMES, AttentionContext, HeadGeometry
+from model.attention.kernels import attention_details
 from tests.model.zoo import CASES, T, build, ids, reach_of
 
 H = 4
@@ -28,50 +27,6 @@ G = 2
 D = 6
 KEEP = 3
 L0 = 8
-
-
-def measure_attention(q, k, *, sink=None, window=None, sinks=0):
-    """What a recorder says of queries q (B, H, KEEP, D) over keys k (B, G, L, D) without
-    positions."""
-    length = k.shape[2]
-    settings, scheme = SCHEMES["none"]
-    choice = settings(name="none", window=window, sinks=sinks)
-    places = TokenPositions.plain(length)
-    span = AttentionContext(
-        places,
-        places.last(KEEP),
-        places,
-        len(q),
-        H,
-        torch.device("cpu"),
-        window=window,
-        sinks=sinks,
-    )
-    views = scheme(choice, HeadGeometry(H * D, H, D, L0, L0, G)).plan(span).read(q, k)
-    recorder = AttentionRecorder(1, length - KEEP, bucket_edges(length, L0), L0)
-    v = torch.randn(k.shape, dtype=k.dtype, generator=torch.Generator().manual_seed(3))
-    recorder.hooks()[0](views, v, 1.0, sink, attend(views, v, 1.0, sink=sink))
-    sample = recorder.result()
-    assert sample.mismatch < 1e-12
-    return {name: value[:, 0] for name, value in sample.values.items()}
-
-
-@pytest.mark.parametrize(
-    "options, expected",
-    [
-        (
-            {"sink": torch.zeros(H).double(), "window": 5},
-            {"mass_lost": 1 / 6, "entropy": math.log(5), "first_token": 0, "keys": 5},
-        ),
-        # The seven keys of a query: five near ones, and two at distances of 19, 20 and 21.
-        ({"window": 5, "sinks": 2}, {"first_token": 1 / 7, "reach_90": 20}),
-    ],
-)
-def test_sinks_and_windows(options, expected):
-    q, k = (torch.zeros(1, heads, n, D).double() for heads, n in ((H, KEEP), (G, 21)))
-    values = measure_attention(q, k, **options)
-    for name, number in expected.items():
-        torch.testing.assert_close(values[name], torch.full((1, H), float(number)).double())
 
 
 def record_attention(model, tokens, keep=4):

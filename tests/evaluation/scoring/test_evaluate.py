@@ -8,7 +8,6 @@ import pytest
 from errors import EvaluationError
 from evaluation.evaluation_settings import EvaluationSettings
 from evaluation.reports.loss_report import loss_report
-from evaluation.scoring import evaluate as matrix
 from evaluation.scoring.cells import CellStore
 from evaluation.scoring.methods import new_sinks, resolve_methods
 from evaluation.scoring.text import EvaluationText
@@ -145,34 +144,6 @@ def test_a_time_limit_scores_document_by_document(do, subject, monkeypatch):
     assert plain.plan.hash == whole.plan.hash
     for cell, nll in do(seed=3, chunk=4095).nll.items():
         assert np.abs(whole.nll[cell] - nll).max() < 1e-5
-
-
-def test_a_time_limit_skips_all_cells_of_one_file_when_it_fails(do, monkeypatch):
-    """At the trained length, yarn and the window share the cell of the trained model."""
-
-    def measured(scorer, *rest):
-        if scorer.length == 16:
-            raise matrix.CellFailed("not finite")
-        return measure(scorer, *rest)
-
-    measure = matrix.measure
-    console = Console()
-    monkeypatch.setattr(matrix, "measure", measured)
-    result = do(console, minutes=60)
-    cells = {cell for cell in CELLS if cell[0] != "truncate"}
-    assert set(result.failed) == {cell for cell in cells if cell[1] == 16}
-    assert set(result.nll) == cells - set(result.failed)
-    assert len(result.document) == 7 * 2 * 5
-    assert sum(line.startswith("warning") for line in console.lines) == 3
-
-
-def test_progress_adds_up_and_the_forecast_comes_first(do):
-    console = Console()
-    do(console)
-    # Nine cells, of which yarn and the window share that of the trained length with the trained
-    # model.
-    assert console.lines[0].startswith("forecast: 7 cells") and "peak memory" in console.lines[0]
-    assert console.advanced == pytest.approx(console.total, rel=1e-9)
 
 
 def test_sinks_are_rejected_for_models_trained_with_bos(do, subject, monkeypatch):

@@ -2,8 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from errors import EvaluationError
-from evaluation.scoring.scoring import CellFailed, ModelScorer, batches, measure, merge_ranks
+from evaluation.scoring.scoring import CellFailed, ModelScorer, batches, measure
 from evaluation.scoring.targets import draw_targets
 from evaluation.scoring.text import EvaluationText
 from evaluation.scoring.windows import fixed_windows, sliding_windows
@@ -54,18 +53,6 @@ def test_the_declared_length_sets_the_factor(work, sharp):
     same = measure(ModelScorer(model, length=32), text, windows, batches(windows, 1))
     measured = measure(ModelScorer(model, length=64), text, windows, batches(windows, 1))
     assert (plain == same).all() and np.abs(measured - plain).max() > 1e-3
-
-
-@pytest.mark.parametrize("world", [2, 3, 50])
-def test_ranks_match_single_process_bitwise(work, sharp, world):
-    text, targets = work
-    scorer = ModelScorer(sharp())
-    windows = fixed_windows(targets, 48)
-    one = measure(scorer, text, windows, batches(windows, 4))
-    parts = [measure(scorer, text, windows, batches(windows, 4)[r::world]) for r in range(world)]
-    assert (merge_ranks(parts) == one).all()
-    with pytest.raises(EvaluationError, match="overlap"):
-        merge_ranks(parts[:-1] if world <= 3 else [parts[0], parts[0]])
 
 
 def test_batches_hold_one_shape_and_every_window_once(work):

@@ -6,8 +6,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from errors import EvaluationError
-from evaluation.evaluation_settings import EvaluationSettings
-from evaluation.scoring.plan import make_plan
 from evaluation.scoring.targets import (
     draw_targets,
     reaches,
@@ -84,15 +82,6 @@ def test_golden_spans(make_store):
         [83, 90, 97],
         [97, 266, 288],
     ]
-
-
-def test_adding_a_shorter_length_keeps_the_targets(make_store, tokenizer):
-    text = EvaluationText(make_store(LENGTHS))
-    hashes = set()
-    for lengths in ([64], [32, 64], [16, 24, 64]):
-        asked = EvaluationSettings(lengths=lengths, targets=5, spans_per_document=3)
-        hashes.add(make_plan(asked, text, "c", "t", 16).hash)
-    assert len(hashes) == 1
 
 
 def test_too_few_documents_error_suggests_longest_length(make_store):

@@ -4,8 +4,6 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from evaluation.reports.loss_report import loss_report
-from evaluation.statistics.analysis import analyze
 from evaluation.statistics.context_reach import context_reach
 
 UNITS = 12
@@ -104,28 +102,3 @@ def test_few_units_give_point_estimates():
     few = np.repeat(np.arange(5), 12)
     got = context_reach("x", curve(dict.fromkeys((64, 128), 1.0)), few, tolerance=0.02)
     assert got.points and got.reach is None and math.isnan(got.doublings[0].gain.low)
-
-
-@pytest.mark.parametrize(
-    ("means", "sd", "said", "not_said"),
-    [
-        ((1.0, 0.7, 0.7, 1.2), 0.02, ["at most 32", "beyond 24"], "helps"),
-        ((1.0, 0.9, 1.4, 1.1), 0.002, ["at most 24;"], "64"),
-        ((1.0, 0.9, 0.8, 0.7), 0.002, ["helps at 64"], "at most"),
-        ((1.0, 0.98, 0.97, 0.98), 0.1, ["not excluded"], "at most"),
-    ],
-)
-def test_sentence_of_context_reach(do, means, sd, said, not_said):
-    """Uncertain, negative and positive gains beyond the best length."""
-    result = do(methods=("trained",), lengths=[16, 24, 32, 64])
-    unit = result.unit
-    rng = np.random.default_rng(1)
-    for length, mean in zip((16, 24, 32, 64), means, strict=True):
-        result.nll["trained", length] = mean + sd * rng.normal(size=7)[unit]
-    (line,) = [
-        line
-        for line in loss_report(result, analyze(result)).summary
-        if line.startswith("Context reach")
-    ]
-    sentence = line.partition(" Gain per doubling")[0]
-    assert all(part in sentence for part in said) and not_said not in sentence
