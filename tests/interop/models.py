@@ -111,7 +111,6 @@ VARIANTS: dict[str, tuple[str, dict]] = {
     "llama": ("llama", {}),
     "llama, biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
     "llama, tied": ("llama", {"tie_word_embeddings": True}),
-    "llama, no groups": ("llama", {"num_key_value_heads": 6}),
     "llama, one group": ("llama", {"num_key_value_heads": 1, "head_dim": 4}),
     "smollm3": ("smollm3", {"no_rope_layer_interval": 3}),
     "smollm3, list": (
@@ -124,9 +123,7 @@ VARIANTS: dict[str, tuple[str, dict]] = {
         },
     ),
     "mistral": ("mistral", {"sliding_window": 9}),
-    "mistral, full": ("mistral", {"sliding_window": None}),
     "ministral3": ("ministral3", {"rope_parameters": MINISTRAL}),
-    "ministral3, window": ("ministral3", {"rope_parameters": MINISTRAL, "sliding_window": 9}),
     "qwen2": ("qwen2", {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 3}),
     "qwen2, full": ("qwen2", {"sliding_window": 9, "tie_word_embeddings": True}),
     "qwen3": ("qwen3", {"use_sliding_window": True, "sliding_window": 9, "layer_types": TYPES}),
@@ -145,9 +142,7 @@ VARIANTS: dict[str, tuple[str, dict]] = {
             "hidden_size": 60,
         },
     ),
-    "phi3, window": ("phi3", {"sliding_window": 9, "head_dim": ABSENT, "hidden_size": 60}),
     "granite": ("granite", GRANITE),
-    "granite, biases": ("granite", {**GRANITE, "attention_bias": True, "mlp_bias": True}),
     "granite_swa": (
         "granite_swa",
         {
@@ -159,7 +154,6 @@ VARIANTS: dict[str, tuple[str, dict]] = {
     ),
     "granite_swa, plain": ("granite_swa", {**GRANITE, "sliding_window": 9}),
     "olmo2": ("olmo2", {}),
-    "olmo2, biases": ("olmo2", {"attention_bias": True}),
     "olmo3": (
         "olmo3",
         {

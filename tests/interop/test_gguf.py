@@ -102,7 +102,6 @@ def write(
     ("model_type", "changes"),
     [
         ("llama", {}),
-        ("llama", {"tie_word_embeddings": True, "num_key_value_heads": 6}),
         ("qwen2", {"head_dim": 4}),
         ("qwen3", {}),
     ],
@@ -229,25 +228,17 @@ def refused(file: Path, match: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "match"),
     [
-        ({"embedding_length": 32}, "has shape"),
-        ({"feed_forward_length": 45}, "has shape"),
         ({"feed_forward_length": 2**31}, "has shape"),
-        ({"attention.head_count": 2**31}, "has shape"),
-        ({"attention.head_count_kv": 3}, "has shape"),
         ({"attention.key_length": 2**31}, "has shape"),
         ({"attention.head_count": 0}, "attention.head_count"),
-        ({"attention.head_count": [6, 6, 5]}, "has shape"),
         ({"block_count": 4}, "blk.4.attn_k.weight"),
-        ({"block_count": 6}, "blk.5.attn_k.weight"),
         ({"block_count": 2**31}, "block_count"),
         ({"block_count": "5"}, "block_count"),
         ({"rope.dimension_count": 8}, "rope.dimension_count"),
         ({"expert_count": 8}, "expert_count"),
         ({"attention.sliding_window": 16}, "attention.sliding_window"),
-        ({"rope.scaling.type": "yarn"}, "rope.scaling.type"),
         ({"rope.scaling.factor": 4.0}, "rope.scaling.factor"),
         ({"rope.scaling.attn_factor": 1.2}, "rope.scaling.attn_factor"),
-        ({"rope.scale_linear": 4.0}, "rope.scale_linear"),
     ],
     ids=str,
 )
@@ -258,12 +249,6 @@ def test_metadata_are_checked_before_anything_is_built(
         "interop.gguf._convert_weights", lambda header, folder: pytest.fail("built")
     )
     refused(write(tmp_path / "m.gguf", "llama", theirs, changes), match)
-
-
-def test_neutral_metadata_are_accepted(theirs, tmp_path):
-    changes = {"rope.scaling.type": "none", "rope.scaling.attn_factor": 1.0, "expert_count": 0}
-    with converted_gguf(write(tmp_path / "m.gguf", "llama", theirs, changes)) as checkpoint:
-        assert checkpoint.config["rope_parameters"]["rope_type"] == "default"
 
 
 @pytest.mark.parametrize(
@@ -280,13 +265,12 @@ def test_missing_tensors(theirs, tmp_path):
     refused(write(tmp_path / "m.gguf", "llama", smaller), "blk.1.ffn_up.weight")
 
 
-@pytest.mark.parametrize("architecture", ["gemma2", "phi3", "granite", "smollm3", "refact"])
-def test_other_architectures(architecture, tmp_path):
-    writer = gguf.GGUFWriter(tmp_path / "m.gguf", architecture)
+def test_other_architectures(tmp_path):
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "gemma2")
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
-    refused(tmp_path / "m.gguf", f"general.architecture = '{architecture}'")
+    refused(tmp_path / "m.gguf", "general.architecture = 'gemma2'")
 
 
 def test_an_unknown_pre_tokenizer(theirs, tmp_path):

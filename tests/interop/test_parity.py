@@ -20,10 +20,8 @@ from model import TokenPositions, Transformer
 from model.position.scaling import YaRNScaling, plain_frequencies
 from tests.interop.models import (
     ABSENT,
-    FULL,
     QUICK,
     ROPES,
-    SLIDING,
     SMALL,
     TYPES,
     VARIANTS,
@@ -281,21 +279,6 @@ def test_yarn_ramp_matches_transformers_or_is_rejected(theta, original, betas, h
         assert found.model.position.scaling == YaRNScaling(**keys)
         torch.testing.assert_close(ours[0], theirs.double(), rtol=1e-5, atol=0)
         assert ours[1] == pytest.approx(amplitude)
-
-
-def test_pattern_of_layers(tmp_path):
-    """The shortest period, with one kind per scheme."""
-    theirs = make("granite_swa", layer_rope_theta=[0, 9.0, 0, 9.0, 0], layer_types=[FULL] * 5)
-    settings = saved(theirs, tmp_path).shape.model
-    assert settings.pattern == ("nope", "rope")  # not all five
-    assert {name: kind.position.name for name, kind in settings.kinds.items()} == {
-        "nope": "none",
-        "rope": "rope",
-    }
-    theirs = make("qwen3", use_sliding_window=True, sliding_window=9, layer_types=TYPES)
-    found = saved(theirs, tmp_path / "qwen3").shape.model
-    windows = [found.resolved_kinds[kind].position.window for kind in found.layer_kinds]
-    assert windows == [9 if layer == SLIDING else None for layer in TYPES]
 
 
 def test_shards_and_half_precision(tmp_path):

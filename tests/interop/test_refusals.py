@@ -35,34 +35,25 @@ NESTED = {
     ("keys", "named"),
     [
         ({"attention_bias": "yes"}, "attention_bias"),
-        ({"embedding_multiplier": 12.0}, "embedding_multiplier"),
         ({"hidden_act": "gelu"}, "hidden_act"),
         ({"model_type": "gemma3"}, "gemma3.*images"),
-        ({"model_type": "qwen3_5_moe_text"}, "qwen3_5_moe_text.*experts"),
         ({"model_type": "mixtral"}, "mixtral.*mixture of experts"),
         ({"model_type": "qwen2-"}, "qwen2-.*did you mean qwen2"),
         ({"model_type": ABSENT}, "model_type"),
         ({"model_type": "mistral"}, "architectures .*MistralForCausalLM"),
-        ({"architectures": ["LlamaForSequenceClassification"]}, "architectures"),
         ({"architectures": 5}, "architectures"),
         ({"sliding_window": 128}, "sliding_window = 128"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"hidden_size": ABSENT}, "hidden_size"),
         ({"num_hidden_layers": 0}, "num_hidden_layers"),
         ({"vocab_size": "53"}, "vocab_size"),
-        ({"num_attention_heads": True}, "num_attention_heads"),
         ({"num_key_value_heads": 4}, "heads 6.*kv_heads 4"),
         ({"rms_norm_eps": 10**400}, "rms_norm_eps"),
-        ({"rope_theta": 10**400, "rope_parameters": None}, "rope_theta"),
         (rope("dynamic"), "factor"),
-        (rope("longrope"), "short_factor"),
         (rope("longrope", short_factor=[1.0] * 5, long_factor=[1.0] * 4), "long_factor"),
-        (rope("longrope", short_factor=[0.0] * 5), "short_factor"),
         (rope("spiral"), "rope_type 'spiral'"),
         (rope([]), "rope_type"),
-        (rope({"yarn": 1}), "rope_type"),
         (rope("yarn", factor=4.0, truncate=[]), "truncate"),
-        (rope("linear"), "factor"),
         (rope("linear", factor=0.5), "factor"),
         (rope("default", partial_rotary_factor=0.5), "partial_rotary_factor"),
         (rope("yarn", **BRIEF_YARN), "original_max_position_embeddings = 6.*beta_slow = 1"),
@@ -72,7 +63,6 @@ NESTED = {
             "original_max_position_embeddings",
         ),
         ({"rope_parameters": [1.0]}, "rope_parameters"),
-        ({"rope_parameters": []}, "rope_parameters"),
     ],
 )
 def test_unsupported_configs(folder, keys, named):
@@ -85,38 +75,27 @@ def test_unsupported_configs(folder, keys, named):
     ("model_type", "keys", "named"),
     [
         ("qwen2", {"layer_types": [SLIDING] * 5, "sliding_window": None}, "sliding_window"),
-        ("qwen2", {"layer_types": [FULL] * 4}, "layer_types"),
         ("qwen2", WINDOWED | {"max_window_layers": "3"}, "max_window_layers"),
         ("qwen3", {"layer_types": ["chunked_attention"] * 5}, "layer_types"),
-        ("qwen3", {"layer_types": [[]] * 5}, "layer_types"),
         ("llama", {"layer_types": [SLIDING] * 5}, "layer_types"),
         ("qwen3", {"mlp_bias": True}, "mlp_bias"),
         ("olmo2", {"clip_qkv": 8.0}, "clip_qkv"),
-        ("mistral", {"sliding_window": 0}, "sliding_window"),
-        ("mistral", {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ("smollm3", {"no_rope_layers": [1, 0]}, "no_rope_layers"),
         ("granite_swa", {"layer_rope_theta": [1e4, "x", 0, 0, 0]}, "layer_rope_theta"),
-        ("granite", {"residual_multiplier": -1.0}, "residual_multiplier"),
         ("phi3", {"partial_rotary_factor": 0.3}, "rotates 3 of 10 features"),
-        ("phi3", {"rope_parameters": {"partial_rotary_factor": 1.5}}, "partial_rotary_factor"),
         ("ministral3", {"rope_parameters": YARN}, "llama_4_scaling_beta"),
         ("olmo3", {"rope_parameters": NESTED}, "original lengths .16, 32."),
-        ("llama", {"rope_parameters": {FULL: [1.0]}}, FULL),
         ("olmo3", {"rope_parameters": {FULL: [1.0]}}, FULL),
         ("olmo3", {"rope_parameters": YARN}, f"{FULL} and {SLIDING}"),
         ("olmo3", {"rope_theta": 1e4, "rope_scaling": YARN}, "rope_theta = 10000"),
-        ("gemma3_text", {"rope_parameters": YARN}, f"{FULL} and {SLIDING}"),
         ("gemma3_text", {"hidden_activation": "silu"}, "hidden_activation"),
         ("gemma3_text", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
-        ("lfm2", {"layer_types": ["linear_attention"] * 5}, "layer_types"),
-        ("qwen3_5_text", {"attention_bias": True}, "attention_bias"),
         ("qwen3_5_text", {"linear_num_key_heads": 3}, "heads 32.*kv_heads 3"),
         (
             "minicpm3",
             {"rope_parameters": YARN | {"mscale_all_dim": 1.0}},
             "mscale_all_dim",
         ),
-        ("gemma3_text", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar"),
     ],
 )
 def test_unsupported_configs_of_families(model_type, keys, named):
@@ -132,10 +111,8 @@ HUGE = 10**9
     "keys",
     [
         {"num_hidden_layers": HUGE},
-        {"num_hidden_layers": HUGE, "layer_types": [FULL] * 3},
         {"head_dim": HUGE} | rope("yarn", factor=4.0),
         {"hidden_size": HUGE},
-        {"intermediate_size": HUGE},
         {"vocab_size": HUGE},
         {"num_attention_heads": 2 * HUGE, "num_key_value_heads": HUGE},
     ],
@@ -169,19 +146,15 @@ def spoil(folder, **tensors) -> None:
 
 Q = "model.layers.1.self_attn.q_proj.weight"
 BIAS = "model.layers.1.self_attn.q_proj.bias"
-EXTRA_NORM = "model.layers.3.input_layernorm.weight"
 
 
 @pytest.mark.parametrize(
     ("tensors", "named"),
     [
         ({Q: None}, Q),
-        ({"lm_head.weight": None}, "lm_head.weight.*tie_word_embeddings"),
         ({BIAS: torch.zeros(60)}, BIAS),
-        ({EXTRA_NORM: torch.ones(24)}, EXTRA_NORM),
         ({Q: torch.zeros(24, 60)}, rf"{Q} .*\(24, 60\), .* \(60, 24\)"),
         ({Q: torch.zeros(60, 24, dtype=torch.int8)}, f"{Q} .*I8"),
-        ({Q: torch.zeros(60, 24, dtype=torch.float64)}, f"{Q} .*F64"),
         ({Q: torch.full((60, 24), torch.nan)}, f"{Q} .*not finite"),
     ],
 )
@@ -224,8 +197,6 @@ def test_pickles_are_never_loaded(folder):
     [
         ("config.json", b"{broken"),
         ("config.json", b"[" * 100_000),
-        ("config.json", b"[]"),
-        ("config.json", None),
         ("model.safetensors", None),
         ("model.safetensors", b"\x08\0\0\0\0\0\0\0{"),
     ],

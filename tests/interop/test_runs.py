@@ -1,6 +1,5 @@
 """`hf:...` and `gguf:...` wherever a run is accepted: imported once, then a run like any other."""
 
-import csv
 import json
 import os
 import sys
@@ -10,14 +9,10 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM
 
-import evaluate
 import generate
 import sextant
-from data import prepare
 from errors import InteropError
-from interop import huggingface
 from interop.runs import IMPORTED, is_foreign, run_of
-from run_directory.console import Console
 from run_directory.run import Run
 from scripts import import_model
 from tests.interop.models import make
@@ -102,25 +97,6 @@ def test_generate_and_load(theirs, monkeypatch, capsys):
     assert len(sextant.generate("hf:small", "the quick brown", tokens=90, temperature=0)) == 1
 
 
-def test_evaluate(theirs, tmp_path, monkeypatch, capsys):
-    (tmp_path / "texts").mkdir()
-    for i in range(8):
-        (tmp_path / "texts" / f"{i}.txt").write_text(f"{i} " + TEXT[: 4000 + i])
-    trained = Run.open(run_of("hf:small")).load().settings.data
-    source = {"source": {"name": "files", "path": "texts"}, "valid_fraction": 0.9}
-    store = prepare(
-        type(trained).model_validate(trained.model_dump() | source), Console(quiet=True)
-    ).folder
-    overrides = ["lengths=[32,64,96]", "methods=[trained,truncate]", "targets=16", "folder=mine"]
-    overrides += [f"store={store}", "documents=4", "spans_per_document=1", "least_documents=1"]
-    monkeypatch.setattr(sys, "argv", ["evaluate.py", "hf:small", *overrides])
-    evaluate.main()
-    results = run_of("hf:small") / "evaluation" / "mine" / "results.csv"
-    rows = list(csv.DictReader(results.read_text().splitlines()))
-    assert {row["length"] for row in rows} == {"32", "64", "96"}
-    assert str(results) in capsys.readouterr().out
-
-
 def test_extension_run(theirs, tmp_path):
     (tmp_path / "texts").mkdir()
     for i in range(6):
@@ -195,18 +171,3 @@ def test_hub_name_from_the_cache(theirs, tmp_path, monkeypatch):
         run_of("hf:org/absent")
     with pytest.raises(InteropError, match="not a name on the Hugging Face hub"):
         run_of("hf:no/such/folder")
-
-
-def test_hub_downloads_only_what_is_needed(monkeypatch, theirs, tmp_path):
-    asked = {}
-
-    def snapshot_download(name, **options):
-        asked.update(options, name=name)
-        return str(tmp_path / "small")
-
-    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
-    assert huggingface.hub.download("org/small@v1.0") == tmp_path / "small"
-    assert (asked["name"], asked["revision"]) == ("org/small", "v1.0")
-    assert not [
-        pattern for pattern in asked["allow_patterns"] if pattern.endswith((".bin", ".pt", ".py"))
-    ]

@@ -7,9 +7,7 @@ import sys
 import pytest
 import torch
 
-from errors import ModelError
 from interop.export import generated
-from interop.export.classes import SCHEME_KINDS, choose_class
 from interop.export.modeling import SextantConfig, SextantForCausalLM
 from model import SCHEMES, ModelSettings, TokenPositions
 from scripts.docs import support_matrix
@@ -96,10 +94,6 @@ def test_every_case_in_a_fresh_process(part, tmp_path):
     assert found.keys() == models.keys()
     for case in models:
         check(found[case], root / case, atol=1e-5)
-
-
-def test_every_scheme_is_classified():
-    assert SCHEME_KINDS.keys() <= SCHEMES.keys()
 
 
 def test_the_generated_file_imports_only_installed_packages():
@@ -204,26 +198,3 @@ def test_unsupported_inputs_are_refused(wrapper):
     out = wrapper(ids, position_ids=torch.arange(6)[None])
     assert out.past_key_values is None
     assert out.logits.requires_grad
-
-
-@torch.no_grad()
-def test_lengths_that_change_under_a_cache_are_refused():
-    model = build("alibi-auto", dtype=torch.float32)
-    wrapper = SextantForCausalLM(SextantConfig(**generated.config(model)))
-    ids = torch.zeros(1, TRAIN + 2, dtype=torch.int64)
-    past = wrapper(ids, use_cache=True).past_key_values
-    with pytest.raises(ModelError, match="declare the final length"):
-        wrapper(ids[:, :1], past_key_values=past)
-
-
-def test_choice_names_the_reason():
-    for case, reason in {
-        "alibi": "alibi",
-        "rope-rerope": "rerope",
-        "none-ssmax": "ssmax",
-        "learned_rope-head": "learned_rope",
-        "rope-sinks": "sink",
-    }.items():
-        choice = choose_class(build(case))
-        assert choice.model_type is None
-        assert reason in choice.reason

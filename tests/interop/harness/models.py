@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import torch
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
-from transformers import LlamaForCausalLM, LlamaTokenizer, PreTrainedTokenizerFast
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from data.data_settings import DataSettings
 from data.tokenizers import ByteTokenizer
-from interop.runs import find_source, import_source
 from model import ModelSettings, Transformer
 from run_directory.run import Run
 from run_directory.run_settings import RunSettings
 from run_directory.weights import save_weights
-from tests.corpora import STORIES
-from tests.model.llama import as_llama
 
 LENGTH = 96
 
@@ -61,29 +57,6 @@ def byte_tokenizer(bos: bool = True) -> PreTrainedTokenizerFast:
         )
     special = {"bos_token": "<s>", "eos_token": "</s>"} if bos else {"eos_token": "</s>"}
     return PreTrainedTokenizerFast(tokenizer_object=made, **special)
-
-
-def byte_pair(folder: Path) -> tuple[Path, LlamaForCausalLM, PreTrainedTokenizerFast]:
-    """A run over bytes and its `hf` counterpart."""
-    run = byte_run(folder / "run")
-    llama = as_llama(Run.open(run).load().model, bos_token_id=256, eos_token_id=257)
-    return run, llama, byte_tokenizer()
-
-
-def stories_pair(folder: Path) -> tuple[Path, LlamaForCausalLM, PreTrainedTokenizerFast]:
-    """stories260K, imported as a run and loaded by transformers."""
-    shutil.copytree(STORIES / "hf", folder / "hf", copy_function=shutil.copyfile)
-    (folder / "hf").chmod(0o755)
-    shutil.copyfile(STORIES / "tok512.model", folder / "hf" / "tokenizer.model")
-    run = folder / "run"
-    import_source(find_source(f"hf:{folder / 'hf'}"), run)
-    tokenizer = LlamaTokenizer.from_pretrained(folder / "hf", add_bos_token=True)
-    # transformers 5 inserts no space before a text that begins with one; sentencepiece does.
-    tokenizer.backend_tokenizer.pre_tokenizer = None
-    tokenizer.backend_tokenizer.normalizer = normalizers.Sequence(
-        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
-    )
-    return run, LlamaForCausalLM.from_pretrained(STORIES / "hf").eval(), tokenizer
 
 
 def hf_model(llama, tokenizer, **arguments) -> HFLM:

@@ -31,8 +31,10 @@ PROMPTS = ["Once upon a time", "Lily saw", TEXT * 8]
 
 
 @pytest.mark.parametrize("batch", [1, 5])
-def test_requests_of_every_kind(pair, batch):
-    run, llama, tokenizer = pair
+def test_requests_of_every_kind(batch, tmp_path):
+    run = byte_run(tmp_path / "run")
+    llama = as_llama(Run.open(run).load().model, bos_token_id=256, eos_token_id=257)
+    tokenizer = byte_tokenizer()
     ours = SextantLM(str(run), batch_size=batch)
     theirs = hf_model(llama, tokenizer, batch_size=batch)
     assert ours.max_length == theirs.max_length
