@@ -49,13 +49,11 @@ class CacheStep:
     """How the layers of one kind store the keys of one pass.
 
     Attributes:
-        kept: slots to keep, moved to the front before writing; None: keep all.
         start: slot of the first new token.
-        after: None if the new tokens fit; otherwise the slots, of the kept and new keys, to store
-            after this pass, which attends to all of them.
+        after: None if the new tokens fit; otherwise the slots, of all keys, to store after this
+            pass, which attends to all of them.
     """
 
-    kept: Tensor | None
     start: int
     after: Tensor | None
 
@@ -72,9 +70,8 @@ class CacheIndex:
     def __init__(self, capacity: int, window: int | None, sinks: int):
         self.window = window
         self.sinks = sinks
-        self.step = CacheStep(None, 0, None)
+        self.step = CacheStep(0, None)
         self.positions: TokenPositions | None = None
-        self._filled = 0
         self.grow(capacity)
 
     def grow(self, capacity: int) -> None:
@@ -91,24 +88,15 @@ class CacheIndex:
             # the sinks of all documents stay; only the device knows them
             self.slots = self.capacity
         old = self.positions or new.part(0, 0)
-        kept = None
-        if self._filled + count > self.slots and self._filled > self._hold:
-            kept, old = self._compacted(old)
         start = old.order.shape[1]
         keys = self._joined(old, new)
         after = None
         stored = keys
         if start + count > self.slots:
             after, stored = self._compacted(keys)
-        self.step = CacheStep(kept, start, after)
+        self.step = CacheStep(start, after)
         self.positions = stored
-        self._filled = stored.order.shape[1]
         return keys
-
-    @property
-    def _hold(self) -> int:
-        assert self.window is not None
-        return self.window - 1 + self.sinks
 
     def _joined(
         self,
@@ -215,9 +203,6 @@ class LayerCache:
             )
             larger[:, :, : buffer.shape[2]] = buffer
             buffer = self._buffers[name] = larger
-        if step.kept is not None:
-            stays = _pick(buffer[:, :, : self._filled[name]], step.kept, 2)
-            buffer[:, :, : step.start] = stays
         stop = step.start + count
         if step.after is None:
             buffer[:, :, step.start : stop] = x

@@ -1,19 +1,15 @@
 """Passes of one token per row after a prompt, with keys in a growing or in a static cache.
 
 A GPU computes a pass of a small model in less time than the host needs to launch its operations.
-With a static cache the operations are recorded once as a CUDA graph and replayed. Once a process
-has generated many tokens with the same rounded sizes, their pass is compiled before it is recorded.
+With a static cache the operations are recorded once as a CUDA graph and replayed.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache as memoize
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,7 +23,6 @@ from model.token_positions import TokenPositions
 from model.transformer import TokenChunk, Transformer
 
 LEAST_PASSES = 4  # recording costs as much as three passes
-COMPILED_PASSES = 32_768  # of the same sizes; fewer would gain less time than the compilation takes
 
 
 def make_decoder(
@@ -190,25 +185,6 @@ def static_pass(
     return logits
 
 
-@memoize
-def compiled_pass(
-    sizes: tuple[int, ...], dtype: torch.dtype, settings: str
-) -> Callable[..., Tensor]:
-    """`static_pass` compiled on its first call, with a recompile limit of its own for these sizes
-    and model settings."""
-    # Matrix-vector products become reductions, which reach the memory bandwidth with tuned block
-    # sizes.
-    options: dict[str, Any] = {
-        "isolate_recompiles": True,  # not in the type stubs of torch.compile
-        "options": {"coordinate_descent_tuning": True},
-    }
-    return torch.compile(static_pass, dynamic=False, fullgraph=True, **options)
-
-
-# Passes of this process by the arguments of `compiled_pass`.
-_passes_so_far: Counter[tuple[tuple[int, ...], torch.dtype, str]] = Counter()
-
-
 class StaticDecoder:
     """Passes with a static cache, each a replay of one CUDA graph. On a CPU they run one by one."""
 
@@ -235,12 +211,7 @@ class StaticDecoder:
             windows,
             end,
         )
-        sizes = (cache.batch, rounded(passes), end, *self.cache.sizes)
-        key = (sizes, model.embed.weight.dtype, model.settings.model_dump_json())
-        _passes_so_far[key] += passes
-        is_compiled = _passes_so_far[key] >= COMPILED_PASSES
-        step = compiled_pass(*key) if is_compiled else static_pass
-        self._step = partial(step, model, packed, self.cache, inputs)
+        self._step = partial(static_pass, model, packed, self.cache, inputs)
         self._graph: CudaGraph | None = None
 
     @staticmethod

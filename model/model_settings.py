@@ -238,16 +238,10 @@ class ModelSettings(StrictSettings):
                 f"({', '.join(self.kinds) or 'none'}); add it to model.kinds"
             )
         for kind in self.kinds:
-            if kind not in self.pattern:
-                raise ValueError(
-                    f"kinds: kind '{kind}' is used by no layer; add it to model.pattern, or remove "
-                    "it"
-                )
             if kind not in self.layer_kinds:
-                first = self.pattern.index(kind) + 1
                 raise ValueError(
-                    f"layers = {self.layers} does not use kind '{kind}', layer {first} of the "
-                    f"pattern: set model.layers to at least {first}, or shorten model.pattern"
+                    f"kinds: kind '{kind}' is not among the first {self.layers} layers of "
+                    "model.pattern; add it there, raise model.layers, or remove the kind"
                 )
         for key in _CHOICES:
             if not self._uses(key) and getattr(self, key) != type(self).model_fields[key].default:

@@ -105,11 +105,6 @@ class StaticCache:
         ]
         self.at = torch.zeros(1, dtype=torch.int64, device=source.last.order.device)
 
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """The number of slots of each layer kind."""
-        return tuple(index.slots for index in self.indices.values())
-
     def restart(self) -> None:
         """Undo all passes: the next ones overwrite the slots of their keys."""
         self.at.zero_()

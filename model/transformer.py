@@ -25,7 +25,7 @@ from model.loss import OutputHead, summed_nll, token_nll
 from model.mixers.base import AttentionPass, Modifiers
 from model.mixers.registry import MIXERS
 from model.model_settings import ModelSettings, check_override
-from model.position import SCHEMES, AttentionContext, ContentPlan, PositionalScheme
+from model.position import SCHEMES, AttentionContext, PositionalScheme
 from model.token_positions import TokenPositions
 
 
@@ -503,10 +503,7 @@ class Transformer(nn.Module):
                 block_masks=block_masks[kind],
                 sequence=sequence,
             )
-            plan = scheme.plan(context)
-            if context.precompute and isinstance(plan, ContentPlan):
-                context.mask()  # the layers' own masks share its block mask
-            passes[name] = AttentionPass(context, plan, chunk.factors[kind])
+            passes[name] = AttentionPass(context, scheme.plan(context), chunk.factors[kind])
         return passes
 
     def _outputs(

@@ -45,7 +45,7 @@ from generation.decoding import Generation
 from generation.sampling import SamplingParams
 from interop.extras import load_extra
 from interop.huggingface.weight_names import LLAMA, weight_map
-from model import SCHEMES, TokenPositions, Transformer, decoding
+from model import SCHEMES, TokenPositions, Transformer
 from model.devices import find_device, prepare_cpu
 from model.mixers.recurrence import Inputs, chunked
 from run_directory.console import Console
@@ -298,8 +298,6 @@ def decode(work: Workload, rows: int) -> Task:
             return theirs(row[None]).logits[0]
     else:
         ours = work.our_model().to(dtype).pack()
-        if "compiled" in work.variant:
-            decoding.COMPILED_PASSES = 1
         if work.device != "cpu":
             weights = sum(x.numel() for x in ours.parameters()) - ours.embed.weight.numel()
             ideal = NEW * weights * dtype.itemsize / bandwidth(ids.device)
@@ -424,7 +422,8 @@ def comparisons(case: str, device: str, schemes: Sequence[str]) -> Iterator[tupl
     is_cpu = device == "cpu"
     if case.startswith(("scheme", "long")):
         names = schemes if case.startswith("scheme") else ["gated_deltanet"]
-        precision = "" if is_cpu else " compiled bfloat16"
+        on_gpu = " bfloat16" if case == "scheme-decode" else " compiled bfloat16"
+        precision = "" if is_cpu else on_gpu
         for name in names:
             if name != "rope":
                 yield f"rope{precision}", [f"{name}{precision}"]
@@ -434,8 +433,6 @@ def comparisons(case: str, device: str, schemes: Sequence[str]) -> Iterator[tupl
         names = ["ours"]
         if case == "train":
             names += ["ours compiled", "transformers compiled"]
-        elif case.startswith("decode") and not is_cpu:
-            names.append("ours compiled")
         if is_cpu:
             yield "transformers", names
         if not is_cpu or (case == "train" and has_bfloat16(torch.device("cpu"))):

@@ -3,7 +3,8 @@
 `attend` chooses one of three kernels:
 
 - ``sdpa`` (`sdpa.py`): PyTorch's fused kernel for plain causal attention, and ``blocks``, the same
-  kernel with an additive mask by blocks of queries;
+  kernel with an additive mask by blocks of queries, and ``merged``, several views of them, on a
+  CPU without gradients;
 - ``flex`` (`flex.py`): FlexAttention, on GPUs, for all other masks and biases with head_dim of at
   least 16 and more than one query;
 - ``explicit`` (`explicit.py`): blocks of queries with materialized scores, for other views on a
@@ -28,11 +29,11 @@ from torch import Tensor
 from model.attention.explicit import attention_details, explicit_attend
 from model.attention.flex import FLEX_FEATURES, block_mask, flex_attend
 from model.attention.mask import PRECISE, AttentionMask, AttentionView
-from model.attention.sdpa import blocks_attend, causal_attend
+from model.attention.sdpa import blocks_attend, causal_attend, merged_attend
 from model.fast.biased import biased_attend
 from model.fast.single_query import single_attend
 
-KERNELS = ("auto", "single", "sdpa", "flex", "blocks", "biased", "explicit", "dense")
+KERNELS = ("auto", "single", "sdpa", "flex", "blocks", "biased", "merged", "explicit", "dense")
 ONE_VIEW = {
     "single": single_attend,
     "sdpa": causal_attend,
@@ -81,6 +82,8 @@ def attend(
         return explicit_attend(views, v, scale, sink)
     if kernel == "flex":
         return flex_attend(views, v, scale, sink)
+    if kernel == "merged":
+        return merged_attend(views, v, scale)
     if kernel == "explicit" or len(views) > 1 or sink is not None:
         return explicit_attend(views, v, scale, sink)
     return ONE_VIEW[kernel](
@@ -125,7 +128,8 @@ def choose(
     if has_flex:
         return "flex"
     if not is_one_view:
-        return "explicit"
+        is_fused = is_cpu and sink is None and not torch.is_grad_enabled()
+        return "merged" if is_fused and first.k.shape[-1] == v.shape[-1] else "explicit"
     return "biased" if is_cpu and mask.has_biased_kernel else "blocks"
 
 

@@ -7,12 +7,14 @@ of keys.
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from model.attention.explicit import by_block, query_block
-from model.attention.mask import QUERY_BLOCK, AttentionMask, mask_dtype, repeated
+from model.attention.mask import QUERY_BLOCK, AttentionMask, AttentionView, mask_dtype, repeated
 
 
 def causal_attend(
@@ -71,6 +73,34 @@ def blocks_attend(
         )
     size = query_block(mask.batch * mask.heads, mask.keys)
     return by_block(by_pair, mask.queries, size, recompute=True)
+
+
+def merged_attend(views: list[AttentionView], v: Tensor, scale: float) -> Tensor:
+    """(B, H, T, D) of several views on a CPU, without gradients, merged by log-sum-exp."""
+    mask = views[0].mask
+
+    def block(start: int, stop: int) -> Tensor:
+        keys = mask.keys_of(start, stop)
+        outputs = []
+        logs = []
+        for view in views:
+            q = view.q[:, :, start:stop].to(v.dtype)
+            bias = view.mask.additive(start, stop, keys, mask_dtype(v))
+            out, log = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+                q,
+                view.k[:, :, keys].to(v.dtype),
+                v[:, :, keys],
+                attn_mask=bias.expand(*q.shape[:3], -1),
+                scale=scale,
+            )
+            # The result of queries without a key in this view is undefined.
+            has_keys = (bias > -math.inf).any(-1)
+            outputs.append(torch.where(has_keys[..., None], out, 0.0))
+            logs.append(log.masked_fill(~has_keys, -math.inf))
+        weights = torch.stack(logs).softmax(0)[..., None].to(v.dtype)  # (views, B, H, t, 1)
+        return (weights * torch.stack(outputs)).sum(0)
+
+    return by_block(block, mask.queries, QUERY_BLOCK, recompute=False)
 
 
 def distance_mask(

@@ -145,27 +145,15 @@ class Projection(Mixer):
 
     def queries(self, x: Tensor) -> Tensor:
         """(B, K, C) → (B, H, K, D)."""
-        return self._normalized(self.q_norm, self.wq(x), self.heads)
+        return self.normalized(self.q_norm, self.wq(x))
 
     def keys(self, x: Tensor) -> Tensor:
         """(B, T, C) → (B, G, T, D)."""
-        return self._normalized(self.k_norm, self.wk(x), self.kv_heads)
+        return self.normalized(self.k_norm, self.wk(x))
 
     def values(self, x: Tensor) -> Tensor:
         """(B, T, C) → (B, G, T, D)."""
-        return self._split(self.wv(x), self.kv_heads)
-
-    def normalized(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """Projected q (B, H, T, D) and k (B, G, T, D) with their norms."""
-
-        def of(norm: nn.Module, x: Tensor) -> Tensor:
-            return (
-                self._split(norm(x.transpose(1, 2).flatten(2)), x.shape[1])
-                if self.joint_norm
-                else norm(x)
-            )
-
-        return of(self.q_norm, q), of(self.k_norm, k)
+        return self.split(self.wv(x))
 
     def joined(self, heads: Tensor, x: Tensor) -> Tensor:
         """The heads' outputs (B, H, K, D) for the inputs x (B, K, C) → (B, K, C)."""
@@ -178,16 +166,13 @@ class Projection(Mixer):
             gates = gates.repeat_interleave(self.head_dim, dim=-1)
         return mixed * gates.sigmoid()
 
-    def _normalized(
-        self,
-        norm: nn.Module,
-        x: Tensor,
-        heads: int,
-    ) -> Tensor:
-        return self._split(norm(x), heads) if self.joint_norm else norm(self._split(x, heads))
+    def normalized(self, norm: nn.Module, x: Tensor) -> Tensor:
+        """Projected queries or keys (B, T, heads·D) by head, with their norm."""
+        return self.split(norm(x)) if self.joint_norm else norm(self.split(x))
 
-    def _split(self, x: Tensor, heads: int) -> Tensor:
-        return x.unflatten(-1, (heads, self.head_dim)).transpose(1, 2)
+    def split(self, x: Tensor) -> Tensor:
+        """(B, T, heads·D) → (B, heads, T, D)."""
+        return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
 
 class Attention(KeyMixer, Projection):

@@ -109,8 +109,7 @@ class PackedBlock:
         self.norms_outputs = block.norm_placement != "input"
         self.activation = block.mlp.activation
         self.multiplier = block.residual_multiplier
-        self.heads = (attention.heads, attention.kv_heads, attention.kv_heads)
-        self.has_head_norms = not isinstance(attention.q_norm, nn.Identity)
+        self.widths = [linear.out_features for linear in qkv]
         self.gate = JoinedLinear(gates[0]) if gates else None
 
     def __call__(
@@ -144,11 +143,10 @@ class PackedBlock:
         """x (B, C) → the heads' outputs (B, H·D)."""
         attention = self.attention
         plan = step.plan.bind(x.unsqueeze(1), layer_cache)
-        heads = self.qkv(x).view(len(x), -1, 1, attention.head_dim)
-        q, k, v = heads.split_with_sizes(self.heads, 1)
-        if self.has_head_norms:
-            q, k = attention.normalized(q, k)
-        k, v = layer_cache.append(plan.write(k), v)  # (B, G, S, ·)
+        q, k, v = self.qkv(x).unsqueeze(1).split_with_sizes(self.widths, 2)
+        q = attention.normalized(attention.q_norm, q)
+        k = attention.normalized(attention.k_norm, k)
+        k, v = layer_cache.append(plan.write(k), attention.split(v))  # (B, G, S, ·)
         return attention.weighted(attention.views(plan, q, k, step), v).reshape(len(x), -1)
 
 

@@ -131,23 +131,15 @@ class StretchedTables(Generic[Stretch]):
         self._rows = rows
         self._tables: dict[Stretch, LookupTable] = {}
 
-    def _make(self, needed: set[Stretch]) -> None:
-        """Drop the oldest tables beyond STRETCHES_KEPT, except those of this pass: a batch with
-        more lengths would otherwise rebuild every table at each step."""
-        missing = needed - self._tables.keys()
-        for stretch in [stretch for stretch in self._tables if stretch not in needed]:
-            if len(self._tables) + len(missing) <= STRETCHES_KEPT:
-                break
-            del self._tables[stretch]
-        for stretch in missing:
-            self._tables[stretch] = LookupTable(self._rows(stretch))
-
     def look_up(
         self, positions: TokenPositions, stretches: list[Stretch], dtype: torch.dtype
     ) -> tuple[Tensor, ...]:
         """Rows at `positions`, each (B or 1, T, ...), with one stretch per row or one for all."""
         needed = set(stretches)
-        self._make(needed)
+        if len(needed | self._tables.keys()) > STRETCHES_KEPT:
+            self._tables = {s: table for s, table in self._tables.items() if s in needed}
+        for stretch in needed - self._tables.keys():
+            self._tables[stretch] = LookupTable(self._rows(stretch))
         if len(needed) == 1:
             return self._tables[stretches[0]].look_up(
                 positions.position, positions.position_end, dtype

@@ -14,7 +14,7 @@ import torch
 
 from generation.decoding import Generation
 from generation.sampling import SamplingParams
-from model import TokenPositions, decoding
+from model import TokenPositions
 from run_directory.metrics_file import read_metrics
 from tests.gpu_path.common import gpu_model, gradients
 from tests.gpu_path.test_lowering import CASES as FLEX
@@ -115,17 +115,6 @@ def test_greedy_tokens_are_those_of_full_passes(case, device):
             with torch.no_grad():
                 logits = net(before, TokenPositions.plain(before.shape[1], device=device))[0, -1]
             assert float(logits.max() - logits[int(step[row])]) < 1e-3
-
-
-@on_gpu(["rope", "rope-window", "t5"], "rope")
-def test_compiled_passes_give_the_tokens_of_single_ones(case, device, monkeypatch):
-    net = gpu_model(case).to(device).eval().pack()
-    monkeypatch.setattr(decoding, "COMPILED_PASSES", 1 if device == "cuda" else 1 << 30)
-    prompts = [[5, 6, 7], [9, 4, 2]]
-    greedy = SamplingParams(temperature=0)
-    assert list(Generation(net, prompts, 12, greedy)) == list(
-        Generation(net, prompts, 12, greedy, cache=False)
-    )
 
 
 @on_gpu([True], False, pytest.mark.slow)

@@ -7,10 +7,9 @@ import copy
 import pytest
 import torch
 import torch._dynamo
-from torch._dynamo.testing import CompileCounter
 
 from model import TokenPositions, Transformer, decoding, static_cache
-from model.decoding import GrowingDecoder, StaticDecoder, make_decoder, static_pass
+from model.decoding import GrowingDecoder, StaticDecoder, make_decoder
 from tests.model.zoo import (
     CASES,
     QUICK_MIXERS,
@@ -125,7 +124,7 @@ def test_passes_under_autocast_or_of_sharded_weights_use_the_model():
 @torch.no_grad()
 def test_windowed_layers_of_a_static_cache_store_a_window():
     decode = decoder_of(shared("pattern-none"), ids(2, 60), TokenPositions.plain(60), True)
-    near, far = decode.cache.sizes
+    near, far = (index.slots for index in decode.cache.indices.values())
     assert far == 60 and near <= PROMPT + 4 + 4
 
 
@@ -149,35 +148,3 @@ def test_packed_models_with_the_same_parameters_share_their_storage():
     addresses = [weight.data_ptr() for weight in first.parameters()]
     second = copy.deepcopy(first, {id(weight): weight for weight in first.parameters()}).pack()
     assert [weight.data_ptr() for weight in second.parameters()] == addresses
-
-
-@pytest.fixture
-def counter(monkeypatch):
-    """Compile all static passes, with a backend that counts graphs."""
-    counter = CompileCounter()
-    made = {}
-
-    def compiled(*key):
-        if key not in made:
-            made[key] = torch.compile(static_pass, dynamic=False, fullgraph=True, backend=counter)
-        return made[key]
-
-    monkeypatch.setattr(decoding, "compiled_pass", compiled)
-    monkeypatch.setattr(decoding, "COMPILED_PASSES", 1)
-    torch._dynamo.reset()
-    yield counter
-    torch._dynamo.reset()
-
-
-@pytest.mark.parametrize("case", ["rope", pytest.param("pattern-t5", marks=pytest.mark.slow)])
-@torch.no_grad()
-def test_generations_of_equal_sizes_share_one_graph(case, counter):
-    """Two generations whose lengths round to the same sizes share a graph; other sizes are
-    another."""
-    model = build(case, layers=2)
-    for rows, prompt, length, graphs in ((2, 4, 11, 1), (2, 3, 9, 1), (3, 3, 9, 2)):
-        tokens = ids(rows, length)
-        decode = decoder_of(model, tokens, TokenPositions.plain(length), True, prompt)
-        decoded = [decode(tokens[:, at].contiguous()) for at in range(prompt, length)]
-        close(torch.stack(decoded, 1), model(tokens)[:, prompt:])
-        assert counter.frame_count == graphs

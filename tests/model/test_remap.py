@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from model import TokenPositions
+from model.attention.kernels import attend, choose
 from tests.model.alone import (
     B,
     attended,
@@ -226,3 +227,17 @@ def test_remap_equals_rope_at_short_distances_only(remap, tokens):
         text = ids(2, count)
         difference = (remapped(text) - plain(text)).abs().max()
         assert (difference < 1e-10) == (tokens is None or count <= tokens), count
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("queries", [T, 6])
+@torch.no_grad()
+def test_merged_views_equal_the_dense_kernel(case, queries, monkeypatch):
+    monkeypatch.setattr("model.attention.sdpa.QUERY_BLOCK", 4)
+    remap, window, _ = CASES[case]
+    scheme = scheme_of("rope", theta=THETA, remap=remap, **window)
+    q, k, v = drawn(T)
+    plan = scheme.plan(context_of(scheme, PLAIN, queries=queries))
+    views = plan.read(q[:, :, -queries:], plan.write(k))
+    assert choose(views, v, None, "cpu") == "merged"
+    close(attend(views, v, D**-0.5), attend(views, v, D**-0.5, "dense"), atol=1e-12)

@@ -15,7 +15,6 @@ from transformers.models.xlnet.modeling_xlnet import XLNetRelativeAttention
 
 from model import TokenPositions
 from model.position import PositionalScheme
-from model.position.schemes.cope import Cope
 from tests.model.alone import (
     LAYOUTS,
     B,
@@ -234,31 +233,6 @@ def test_small_blocks_match_one_block_with_gradients(name, layout, window, monke
     for whole, parts in zip(*results, strict=True):
         assert whole.abs().max() > 1e-3
         close(parts, whole, atol=1e-10)
-
-
-@windows
-@pytest.mark.parametrize("layout", ["plain", "packed"])
-@pytest.mark.parametrize("gate", ["scaled", "unscaled"])
-def test_gates_of_keys_beyond_the_last_count_of_cope_do_not_matter(
-    gate, layout, window, monkeypatch
-):
-    skipped = []
-    start_of = Cope._start
-
-    def recorded(self, *arguments):
-        skipped.append(start_of(self, *arguments))
-        return skipped[-1]
-
-    monkeypatch.setattr(Cope, "_start", recorded)
-    monkeypatch.setattr("model.attention.explicit.query_block", lambda *_: 3)
-    results = []
-    for keys in (S, 1):
-        monkeypatch.setattr("model.position.schemes.cope.KEYS_AT_ONCE", keys)
-        scheme = random("cope", positions=2, gate=gate, **window)
-        results.append(with_gradients(scheme, LAYOUTS[layout]))
-    for all_keys, few_keys in zip(*results, strict=True):
-        close(few_keys, all_keys, atol=1e-12)
-    assert any(skipped) or layout == "packed" or window
 
 
 @torch.no_grad()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-import torch
 from pydantic import Field
 from torch import Tensor
 
@@ -17,9 +16,6 @@ from model.position.base import (
     constant,
 )
 from model.position.pairwise import UNROLLED, sum_from
-
-# keys whose gates are computed before testing whether all counts have reached their end
-KEYS_AT_ONCE = 128
 
 
 class CopeSettings(SharableSettings):
@@ -60,30 +56,9 @@ class Cope(PositionalScheme):
         scores = block.scores + block.additive
         last = self.settings.positions - 1
         rows = block.q @ self.weight.to(scores.dtype).T  # (B, H, t, P)
-        start = self._start(block, scores)
-        # (B, H, t, s − start)
-        p = sum_from(self._gates(block, scores[..., start:])).clamp(max=last)
+        gates = (scores if self.settings.gate == "scaled" else scores / block.scale).sigmoid()
+        p = sum_from(gates).clamp(max=last)  # (B, H, t, s)
         low = p.detach().long().clamp(max=last - 1)  # at p = P − 1 the weight of the upper row is 1
         here = rows.gather(-1, low)
         step = rows.diff(dim=-1).gather(-1, low)
-        bias = here + (p - low) * step
-        if start:
-            bias = torch.cat([rows[..., last:].expand(-1, -1, -1, start), bias], dim=-1)
-        return block.softmax(scores + bias)
-
-    def _gates(self, block: QueryBlock, scores: Tensor) -> Tensor:
-        return (scores if self.settings.gate == "scaled" else scores / block.scale).sigmoid()
-
-    def _start(self, block: QueryBlock, scores: Tensor) -> int:
-        """A key before which all counts of a block are at P − 1, on a CPU; 0 in compiled graphs."""
-        if scores.device.type != "cpu" or torch.compiler.is_compiling():
-            return 0
-        start = scores.shape[3]
-        with torch.no_grad():
-            counts = scores.new_zeros(*scores.shape[:3])
-            # Beyond P − 1 by more than the rounding of the sums.
-            while start > 0 and float(counts.min()) < self.settings.positions:
-                before = start
-                start = max(0, start - KEYS_AT_ONCE)
-                counts += self._gates(block, scores[..., start:before]).sum(-1)
-        return start
+        return block.softmax(scores + here + (p - low) * step)
