@@ -109,16 +109,13 @@ class EvaluatedModel:
         return scheme
 
     def schemes(self, methods: Sequence[Method]) -> dict[str, dict]:
-        """Position settings by method; the error names all illegal methods at once."""
+        """Position settings by method. Raises EvaluationError for an illegal one."""
         schemes = {}
-        refused = []
         for method in methods:
             try:
                 schemes[method.label] = self.position(method.overrides)
             except ValueError as error:
-                refused.append(f"method {method.label!r}: {error}")
-        if refused:
-            raise EvaluationError("\n       ".join(refused))
+                raise EvaluationError(f"method {method.label!r}: {error}") from error
         return schemes
 
     def absent_cells(
@@ -133,11 +130,12 @@ class EvaluatedModel:
             for method in methods
             if not method.truncates
         }
-        absent = {}
-        for label, limit in limits.items():
-            for length in lengths:
-                if limit is not None and length > limit:
-                    absent[label, length] = f"its positions end after {limit} tokens"
+        absent = {
+            (label, length): f"its positions end after {limit} tokens"
+            for label, limit in limits.items()
+            for length in lengths
+            if limit is not None and length > limit
+        }
         for length in lengths if refuse else ():
             if all((label, length) in absent for label in limits):
                 raise EvaluationError(

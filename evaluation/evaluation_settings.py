@@ -134,6 +134,11 @@ class TargetSettings(TextSettings):
         False, description="drop lengths that too few documents reach, with a warning"
     )
 
+    def grid(self, trained_length: int) -> list[int]:
+        """The lengths in ascending order, including the trained length."""
+        lengths = self.lengths or [trained_length * 2**k for k in range(5)]
+        return sorted({*lengths, trained_length})
+
 
 class EvaluationSettings(TargetSettings):
     """Protocol, lengths, targets, methods and statistics of one evaluation."""
@@ -195,17 +200,8 @@ class EvaluationSettings(TargetSettings):
             self.protocol != "fixed-targets" or self.dtype == "bfloat16"
         ):
             raise ValueError("minutes requires protocol=fixed-targets and dtype=float32 or float64")
-        if self.protocol == "fixed-targets" and self.lengths and min(self.lengths) < self.targets:
-            raise ValueError(
-                f"length {min(self.lengths)} is shorter than a span of targets={self.targets}"
-            )
         return self
 
     def step(self, length: int) -> int:
         """sliding: new targets per window."""
         return self.stride or max(1, length // 8)
-
-    def grid(self, trained_length: int) -> list[int]:
-        """The lengths in ascending order, including the trained length."""
-        lengths = self.lengths or [trained_length * 2**k for k in range(5)]
-        return sorted({*lengths, trained_length})

@@ -53,15 +53,6 @@ class Passages(NamedTuple):
     last: np.ndarray  # ... and of the last
 
 
-class HashedWords(NamedTuple):
-    """The words of one block of text. All arrays (n,)."""
-
-    hashes: np.ndarray  # uint64
-    weight: np.ndarray  # int64
-    first: np.ndarray  # byte at which the word begins
-    last: np.ndarray  # its last byte
-
-
 @functools.cache
 def _folded(code: int) -> np.ndarray:
     """The folded decomposition of a character: rows (code, kind, canonical combining class)."""
@@ -120,7 +111,8 @@ def _normal(raw: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.nda
     return code[row], kind[row], starts, ends
 
 
-def _words(raw: np.ndarray) -> HashedWords:
+def _words(raw: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Hashes (n,) uint64 of the words, their weights, and the first and last byte of each."""
     codes, kind, first_byte, last_byte = _normal(raw)
     inside = kind != _NONE
     before = np.append(_NONE, kind[:-1])
@@ -140,7 +132,7 @@ def _words(raw: np.ndarray) -> HashedWords:
         last + 1,
     )
     weight = np.where(kind[starts] == _SINGLE, WORDS, CHARACTERS)
-    return HashedWords(hashes, weight, first_byte[starts], last_byte[last])
+    return hashes, weight, first_byte[starts], last_byte[last]
 
 
 class PassageReader:
@@ -175,16 +167,16 @@ class PassageReader:
         size = self.size[ids]
         begins = np.cumsum(size) - size  # of each token, in bytes
         raw = self.bytes[np.repeat(self.start[ids] - begins, size) + np.arange(int(size.sum()))]
-        words = _words(raw)
+        of_word, weight, first_byte, last_byte = _words(raw)
         # The last word of the passage that each word starts, where the text does not end before.
-        weight = np.cumsum(words.weight)
-        ends = np.searchsorted(weight, weight - words.weight + _FULL)
+        total = np.cumsum(weight)
+        ends = np.searchsorted(total, total - weight + _FULL)
         starts = np.flatnonzero(ends < len(weight))
         ends = ends[starts]
-        hashes = range_hashes(words.hashes, starts, ends + 1)
+        hashes = range_hashes(of_word, starts, ends + 1)
         # Keep passages within one document.
         edges = begins[np.cumsum(tokens) - tokens]
-        part = np.searchsorted(edges, words.first, side="right") - 1
+        part = np.searchsorted(edges, first_byte, side="right") - 1
         whole = part[starts] == part[ends]
         starts = starts[whole]
         ends = ends[whole]
@@ -192,8 +184,8 @@ class PassageReader:
         part = part[starts]
         # The token of a byte is the last one that starts at or before it, after tokens without
         # bytes.
-        first = np.searchsorted(begins, words.first[starts], side="right") - 1
-        last = np.searchsorted(begins, words.last[ends], side="right") - 1
+        first = np.searchsorted(begins, first_byte[starts], side="right") - 1
+        last = np.searchsorted(begins, last_byte[ends], side="right") - 1
         shift = np.array([offset for _, offset, _ in parts]) - (np.cumsum(tokens) - tokens)
         document = np.array([number for number, _, _ in parts], dtype=np.int64)
         return Passages(

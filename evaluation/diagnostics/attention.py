@@ -31,7 +31,7 @@ from evaluation.evaluated_model import EvaluatedModel
 from evaluation.ranks import EvaluationRanks
 from evaluation.scoring.evaluate import evenly_spread
 from evaluation.scoring.methods import Method
-from evaluation.scoring.plan import EvaluationPlan, make_plan
+from evaluation.scoring.plan import EvaluationPlan, fixed_plan
 from evaluation.scoring.session import CellSession, EvaluationCell
 from evaluation.scoring.text import EvaluationText
 from evaluation.statistics.intervals import unit_means
@@ -108,9 +108,7 @@ class AttentionSession(CellSession):
         console,
     ):
         self.text = EvaluationText(store, settings.bos, getattr(tokenizer, "bos_id", None))
-        plan = make_plan(
-            settings.of_loss(), self.text, store.hash, tokenizer.hash, subject.trained_length
-        )
+        plan = fixed_plan(settings, self.text, store.hash, tokenizer.hash, subject.trained_length)
         self.chosen = {n: evenly_spread(plan.windows[n], settings.windows) for n in plan.lengths}
         documents = self.chosen[plan.lengths[0]].document
         fields = common_fields(settings, subject, methods, self.text, tokenizer.hash, documents)

@@ -5,12 +5,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from evaluation.evaluation_settings import (
-    EvaluationSettings,
-    MeasurementSettings,
-    TargetSettings,
-    TextSettings,
-)
+from evaluation.evaluation_settings import TargetSettings, TextSettings
 
 
 class DiagnosticSettings(TextSettings):
@@ -38,21 +33,6 @@ class AttentionDiagnosticSettings(DiagnosticSettings, TargetSettings):
         ge=1,
         description="windows for this comparison",
     )
-
-    @model_validator(mode="after")
-    def _as_the_loss_would(self) -> "AttentionDiagnosticSettings":
-        self.of_loss()
-        return self
-
-    def of_loss(self) -> EvaluationSettings:
-        """The settings of an evaluation of loss with the same targets."""
-        shared = {*TargetSettings.model_fields} - {
-            *MeasurementSettings.model_fields,
-            "store",
-            "split",
-        }
-        keys = {key: getattr(self, key) for key in (*shared, "methods", "seed")}
-        return EvaluationSettings(protocol="fixed-targets", **keys)
 
 
 class GenerationDiagnosticSettings(DiagnosticSettings):

@@ -147,23 +147,24 @@ class EvaluationSession(CellSession):
         plan = self.plan
         for method in (method for method in self.result.methods if not method.truncates):
             lengths = [n for n in plan.lengths if (method.label, n) not in self.result.absent]
-            out += [self._cell(method, length, plan.windows[length]) for length in lengths]
+            out += [self._cell(method, length, plan.windows[length], {}) for length in lengths]
             for length in lengths if self.settings.dtype == "bfloat16" else []:
                 few = evenly_spread(plan.windows[length], PRECISION_SAMPLE)
-                out.append(self._cell(method, length, few, SAMPLE, sample=PRECISION_SAMPLE))
+                more = {"sample": PRECISION_SAMPLE}
+                out.append(self._cell(method, length, few, more, SAMPLE))
         if plan.protocol == "by-position":
             length = self.subject.trained_length
             step = truncation_step(self.settings, length)
             trained = Method(TRAINED, ())
             more = {"truncated": True, "step": step}
-            out.append(self._cell(trained, length, plan.truncated, TRUNCATED, **more))
+            out.append(self._cell(trained, length, plan.truncated, more, TRUNCATED))
         return out
 
     def _cell(
-        self, method: Method, length: int, windows: TargetWindows, role: str = "", **more: object
+        self, method: Method, length: int, windows: TargetWindows, more: dict, role: str = ""
     ) -> EvaluationCell:
         key = self.key(method, length, "float32" if role == SAMPLE else None)
-        key |= {"targets": self.plan.hash, "protocol": self.plan.protocol, **more}
+        key |= {"targets": self.plan.hash, "protocol": self.plan.protocol} | more
         if self.plan.protocol == "sliding":
             key["stride"] = self.settings.step(length)
         return EvaluationCell(

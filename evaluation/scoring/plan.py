@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from errors import EvaluationError
-from evaluation.evaluation_settings import EvaluationSettings
+from evaluation.evaluation_settings import EvaluationSettings, TargetSettings
 from evaluation.scoring.cells import content_hash
 from evaluation.scoring.targets import draw_targets, reaches, shorten_lengths
 from evaluation.scoring.text import EvaluationText
@@ -65,16 +65,16 @@ def make_plan(
 ) -> EvaluationPlan:
     """Draw the targets and build the windows. Raises EvaluationError if documents are too few or
     short."""
-    hashes = {"corpus_hash": corpus_hash, "tokenizer_hash": tokenizer_hash}
     if settings.protocol == "fixed-targets":
-        return _fixed(settings, text, hashes, trained_length)
+        return fixed_plan(settings, text, corpus_hash, tokenizer_hash, trained_length)
     lengths = settings.grid(trained_length)
     longest = lengths[-1]
     documents = long_documents(
         text, longest, settings.documents, settings.seed, settings.least_documents
     )
     spec = {
-        **hashes,
+        "corpus_hash": corpus_hash,
+        "tokenizer_hash": tokenizer_hash,
         "protocol": settings.protocol,
         "longest": longest,
         "bos_rule": settings.bos,
@@ -108,9 +108,14 @@ def truncation_step(settings: EvaluationSettings, trained_length: int) -> int:
     return max(1, min(settings.targets, trained_length // 4))
 
 
-def _fixed(
-    settings: EvaluationSettings, text: EvaluationText, hashes: dict[str, str], trained_length: int
+def fixed_plan(
+    settings: TargetSettings,
+    text: EvaluationText,
+    corpus_hash: str,
+    tokenizer_hash: str,
+    trained_length: int,
 ) -> EvaluationPlan:
+    """The plan of `fixed-targets`."""
     lengths = settings.grid(trained_length)
     span = settings.targets
     if lengths[0] < span:
@@ -123,20 +128,21 @@ def _fixed(
         lengths = sorted({*lengths, trained_length})
     targets = draw_targets(
         text,
+        corpus_hash=corpus_hash,
+        tokenizer_hash=tokenizer_hash,
         longest=lengths[-1],
         span=span,
         documents=settings.documents,
         spans_per_document=each,
         seed=settings.seed,
         least_documents=settings.least_documents,
-        **hashes,
     )
     windows = {length: fixed_windows(targets, length) for length in lengths}
     documents = np.unique(targets.document)
     ends = text.lengths[documents]
     candidates = TargetWindows(documents, ends, ends - 1, ends - (lengths[-1] + 1 - span))
     return EvaluationPlan(
-        settings.protocol,
+        "fixed-targets",
         lengths,
         windows,
         windows[trained_length],

@@ -83,7 +83,7 @@ def test_models_without_attention_or_positions(root, monkeypatch, capsys):  # no
         call(monkeypatch, root / "linear", *overrides, "lengths=[24]")
     with pytest.raises(EvaluationError, match="longest usable length"):
         call(monkeypatch, root / "run", *overrides, "lengths=[4096]")
-    with pytest.raises(ValueError, match="shorter than a span"):
+    with pytest.raises(EvaluationError, match="targets=32"):
         call(monkeypatch, root / "run", "protocol=attention", "lengths=[24]", "targets=32")
 
 
