@@ -16,6 +16,7 @@ from evaluation.contamination.screening import Screening, screen, shared_text
 from evaluation.evaluated_model import EvaluatedModel
 from evaluation.evaluation_settings import ContaminationSettings, EvaluationSettings
 from evaluation.ranks import EvaluationRanks, lost_process
+from evaluation.scoring.cells import CellStore
 from evaluation.scoring.methods import TRAINED, TRUNCATE, Method, new_sinks
 from evaluation.scoring.plan import EvaluationPlan, make_plan, raw_bytes, truncation_step
 from evaluation.scoring.scoring import (
@@ -80,6 +81,7 @@ class EvaluationSession(CellSession):
     """
 
     result: EvaluationResult
+    store: CellStore
 
     def __init__(
         self,
