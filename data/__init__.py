@@ -1,8 +1,5 @@
 """From text to batches: sources, tokenizers, token shards and the data order of training."""
 
-import importlib
-from typing import TYPE_CHECKING, Any
-
 from data.data_settings import DataSettings
 from data.preparation.prepare import prepare
 from data.preparation.prepared import (
@@ -23,12 +20,7 @@ from data.tokenizers import (
 )
 from errors import DataError
 
-if TYPE_CHECKING:
-    from data.sampling.batches import Batch, BatchSampler
-
 __all__ = [
-    "Batch",
-    "BatchSampler",
     "ByteTokenizer",
     "DataError",
     "DataSettings",
@@ -45,11 +37,3 @@ __all__ = [
     "prepare",
     "prepared_folder",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    """Import batches lazily: they need torch, which takes longer to import than a tokenizing worker
-    runs."""
-    if name in ("Batch", "BatchSampler"):
-        return getattr(importlib.import_module("data.sampling.batches"), name)
-    raise AttributeError(f"module 'data' has no attribute {name!r}")

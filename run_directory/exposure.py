@@ -3,8 +3,8 @@
 from fractions import Fraction
 from pathlib import Path
 
-from data import BatchSampler, DataError, PreparedData
-from data.sampling.batches import TrainingText
+from data import DataError, PreparedData
+from data.sampling.batches import BatchSampler, TrainingText
 from data.sampling.exposure import EXPOSURE, Exposure, ExposureLedger, ExposureRule, read_exposure
 from errors import TrainingError
 from model import ModelSettings

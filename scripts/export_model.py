@@ -1,20 +1,15 @@
-"""Export a run to a Hugging Face folder or one safetensors file.
+"""Export a run to a Hugging Face folder.
 
   python scripts/export_model.py runs/quickstart --out quickstart-hf
-  python scripts/export_model.py runs/quickstart --format safetensors --out weights.safetensors
 
-Hugging Face: a model that a class of transformers represents exactly is exported without code; any
+A model that a class of transformers represents exactly is exported without code; any
 other one with one generated modeling file, which is loaded with trust_remote_code=True. Logits of
 the export in transformers are compared with those of the run at 1, 4 and 16 times the trained
 length; an export whose logits differ is not written. Requires the extra `interop`.
-
-safetensors: the weights of a checkpoint, sharded or not, under the names of Sextant's parameters;
-needs no extra.
 """
 
 from pathlib import Path
 
-from interop.export.exported_weights import export_weights
 from interop.export.files import check_new
 from interop.export.folder import DTYPES, export_folder
 from interop.export.parity import MULTIPLES
@@ -39,16 +34,10 @@ def main() -> None:
         help="of the positional scheme",
     )
     parser.add_argument(
-        "--format",
-        choices=("hf", "safetensors"),
-        default="hf",
-        help="default: hf",
-    )
-    parser.add_argument(
         "--out",
         type=Path,
         required=True,
-        help="the new folder or file",
+        help="the new folder",
     )
     parser.add_argument(
         "--step",
@@ -58,9 +47,7 @@ def main() -> None:
     parser.add_argument(
         "--weights", choices=("last", "ema"), help="default: ema if the run has EMA weights"
     )
-    parser.add_argument(
-        "--dtype", choices=DTYPES, default="float32", help="of the stored weights (hf)"
-    )
+    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of the stored weights")
     parser.add_argument(
         "--multiples",
         type=int,
@@ -70,10 +57,7 @@ def main() -> None:
         help="multiples of the trained length at which logits are compared; default: 1 4 16",
     )
     args = parser.parse_args()
-    if args.format == "hf":
-        load_extra("transformers")  # before the run is loaded
-    elif args.dtype != "float32" or args.multiples != MULTIPLES:
-        parser.error("arguments --dtype and --multiples require --format hf")
+    load_extra("transformers")  # before the run is loaded
     check_new(args.out)
     console = Console()
     run = Run.open(run_of(args.run)).load(
@@ -82,17 +66,13 @@ def main() -> None:
         weights=args.weights,
         console=console,
     )
-    if args.format == "safetensors":
-        count = export_weights(run, args.out)
-        about = f"{args.out}: step {run.step}, {run.weights} weights, {count} tensors"
-        console.info(f"{about}, {args.out.stat().st_size / 1e6:,.1f} MB")
-    else:
-        folder = export_folder(
-            run, args.out, dtype=args.dtype, multiples=args.multiples, console=console
-        )
-        name = folder.choice.model_type or "a generated modeling file"
-        about = f"{folder.folder}: step {run.step}, {run.weights} weights"
-        console.info(f"{about}, {name} ({folder.choice.reason})")
+    exported = export_folder(
+        run, args.out, dtype=args.dtype, multiples=args.multiples, console=console
+    )
+    name = exported.choice.model_type or "a generated modeling file"
+    console.info(
+        f"{args.out}: step {run.step}, {run.weights} weights, {name} ({exported.choice.reason})"
+    )
 
 
 if __name__ == "__main__":

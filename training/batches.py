@@ -8,7 +8,7 @@ from queue import SimpleQueue
 import torch
 from torch import Tensor
 
-from data import Batch, BatchSampler
+from data.sampling.batches import Batch, BatchSampler
 from model import ContextShard, TokenPositions
 from model.devices import to_device
 from training.distributed.parallel import Parallel

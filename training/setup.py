@@ -12,9 +12,10 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from data import BatchSampler, PreparedData, prepare
+from data import PreparedData, prepare
 from data.files import remove_drafts
 from data.preparation.prepare import is_prepared
+from data.sampling.batches import BatchSampler
 from data.sampling.exposure import EXPOSURE
 from errors import TrainingError
 from model import Transformer

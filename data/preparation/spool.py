@@ -130,21 +130,18 @@ def _chunks(
         yield rows
 
 
-def _nothing_left(
-    source: Source,
-    faults: dict[str, int],
-    examples: dict[str, str],
-) -> str:
+def _nothing_left(source: Source, faults: dict[str, int], examples: dict[str, str]) -> str:
     where = ", ".join(map(str, getattr(source, "paths", ()))) or source.label
     if not faults:
         return f"{where} has no documents; use another {source.place}"
-    by_count = sorted(faults, key=faults.__getitem__, reverse=True)
     reasons = "; ".join(
-        f"{faults[fault]:,} {fault} (such as {examples[fault]})" for fault in by_count
+        f"{count:,} {fault} (such as {examples[fault]})"
+        for fault, count in sorted(faults.items(), key=lambda item: -item[1])
     )
-    is_keyed = any("under the key" in fault for fault in faults)
-    key = f" and the right {source.place}.text_key" if is_keyed else ""
-    return f"{where} has no usable text: {reasons}. Use UTF-8 text{key}"
+    return (
+        f"{where} has no usable text: {reasons}. Use UTF-8 text, and the right "
+        f"{source.place}.text_key of records"
+    )
 
 
 class Spool:

@@ -73,30 +73,11 @@ def test_packed_documents_have_separate_ids(lengths, length, step):
     assert torch.equal(batch.targets, torch.where(is_end, IGNORED, batch.tokens + 1))
 
 
-def test_concat_window_is_one_document():
-    batch = sampler(make_store([5, 7, 11]), (6, 2)).batch(0)
-    assert batch.layout == "plain" and batch.position_end == 6 and batch.n_targets == 12
-    assert batch.order.tolist() == batch.position.tolist() == [list(range(6))]
-    assert batch.document.tolist() == [[0] * 6]
-    assert torch.equal(batch.tokens[:, 1:], batch.targets[:, :-1])
-
-
 def test_golden_order():
     """Runs are resumed over years: the order may not change with a library or by accident."""
     assert permuted(np.arange(10), 10, 3, 0, "windows").tolist() == [5, 9, 3, 6, 8, 0, 1, 4, 7, 2]
     batches = sampler(make_store([5, 7, 11, 3]), (6, 2), packing="intra_document", seed=4)
     assert batches.batch(1).hash == "41888da50c236c72"
-
-
-def test_permutation_is_uniform():
-    """Neighbors end up far apart, and every place is reached alike over many keys."""
-    n = 50
-    images = np.array([permuted(np.arange(n), n, key) for key in range(1000)])
-    counts = np.array([np.bincount(images[:, i], minlength=n) for i in range(n)])
-    chi2 = ((counts - 20) ** 2 / 20).sum(axis=1)  # 49 degrees of freedom: mean 49, sd 9.9
-    assert chi2.max() < 49 + 6 * 9.9
-    steps = np.abs(np.diff(images, axis=1)).mean()
-    assert abs(steps - (n + 1) / 3) < 0.5  # mean distance of two places drawn at random
 
 
 def test_invalid_requests():

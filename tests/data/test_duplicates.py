@@ -70,13 +70,6 @@ def test_matches(text, own, theirs):
     assert ShingleIndex([]).match(text)[:2] == (0, 0)
 
 
-def test_long_text_is_processed_in_blocks(monkeypatch):
-    whole = shingles(text_of(5000, 9))
-    monkeypatch.setattr("data.preparation.duplicates.BLOCK", 3000)
-    in_blocks = shingles(text_of(5000, 9))
-    assert np.isin(in_blocks, whole).mean() > 0.95 and len(in_blocks) > 0.9 * len(whole)
-
-
 def test_hashes_are_mixed_by_splitmix64():
     """Its first three numbers from the seed 0, as published with the generator."""
     step = 0x9E3779B97F4A7C15

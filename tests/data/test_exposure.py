@@ -5,9 +5,6 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import settings as hypothesis_settings
-from hypothesis import strategies as st
 
 from data import DataError, TokenStore
 from data.sampling import exposure as module
@@ -96,29 +93,6 @@ def test_counts_match_loops_over_batches(store, packing, name, rule):
         exposure = ledger.upto(step)
         assert as_counters(exposure) == by_loops(batches, range(step), lambda _: rule)
         assert (exposure.steps, exposure.counted) == (step, step)
-
-
-@hypothesis_settings(max_examples=25)
-@given(
-    lengths=st.lists(st.integers(1, 30), min_size=1, max_size=12).filter(lambda x: sum(x) > 20),
-    length=st.integers(2, 19),
-    batch=st.integers(1, 4),
-    steps=st.integers(1, 9),
-)
-def test_packed_documents_of_any_lengths(lengths, length, batch, steps):
-    store = make_store(lengths)
-    batches = batches_of(store, "intra_document", "plain", length=length, batch=batch)
-    assert as_counters(ExposureLedger(batches, steps).upto(steps)) == by_loops(
-        batches, range(steps)
-    )
-
-
-def test_single_window(store):
-    """Three windows of 5 tokens a step, 2 steps; a token sees itself, the one before, the first."""
-    batches = batches_of(store, "concat", "plain", length=5)
-    exposure = ExposureLedger(batches, 2, lambda step: ExposureRule(2, 1)).upto(2)
-    assert exposure.positions.tolist() == [6] * 5
-    assert exposure.distances.tolist() == [30, 24, 6, 6, 6]
 
 
 @pytest.mark.parametrize("name", ["plain", "offset", "subset"])

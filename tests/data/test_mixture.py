@@ -117,16 +117,6 @@ def test_additional_source_excludes_validation_text(mixed, settings):
     assert again.hash == both.hash == prepare(mixed, workers=1).hash
 
 
-def test_different_tokenizers_are_rejected(settings):
-    first = prepare(settings, workers=1)
-    bytewise = prepare(changed(settings, tokenizer={"name": "bytes"}), workers=1)
-    mixed = changed(settings, mixture=[{"share": 0.25, "prepared": str(bytewise.folder)}])
-    with pytest.raises(DataError, match=bytewise.tokenizer.hash[:12]):
-        prepare(mixed, workers=1)
-    mixed = changed(settings, mixture=[{"share": 0.25, "prepared": str(first.folder)}])
-    assert prepare(mixed, workers=1).others[0].train.hash == first.train.hash
-
-
 STDLIB = {"name": "stdlib"}
 
 
@@ -175,10 +165,3 @@ def test_missing_source_is_rejected_before_preparation(
         with pytest.raises(DataError, match=setting):
             use(changed(settings, **words))
     assert not (tmp_path / "prepared").exists()
-
-
-def test_errors_name_setting_of_the_source(settings, tmp_path):
-    (tmp_path / "more.jsonl").write_text('{"body": "text"}\n')
-    more = {"share": 0.2, "source": {"name": "files", "path": str(tmp_path / "more.jsonl")}}
-    with pytest.raises(DataError, match=r"data\.mixture\.0\.source\.text_key"):
-        prepare(changed(settings, mixture=[more]), workers=1)

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from data import DataError
 from data.sampling.packing import PACKINGS
@@ -75,19 +75,6 @@ def test_order_document_and_layout_follow_packing(length, share, name, packing, 
         assert (steps == 1).all() if placed.unit_steps else (steps > 0).all()
 
 
-def test_samples_of_adjacent_rows_are_independent():
-    """Rows, documents, steps and seeds one apart agree as often as chance has it."""
-    begins = np.ones((300, 8), dtype=bool)  # eight texts of one token per row
-    keys = {"begins": begins, "max_offset": 9}
-    drawn = [
-        [draw("random_offset", "intra_document", seed=i, step=j, **keys).position for j in range(3)]
-        for i in range(3)
-    ]
-    for axis in range(4):
-        same = np.diff(np.array(drawn), axis=axis) == 0
-        assert abs(same.mean() - 0.1) < 5 * (0.09 / same.size) ** 0.5, axis
-
-
 def test_offsets_are_uniform_and_per_document():
     placed = draw("random_offset", "intra_document", begins=windows(4000, 9), max_offset=4)
     assert is_uniform([int(text[0]) for text in texts(placed)], range(5))
@@ -101,18 +88,6 @@ def test_subsets_are_uniform():
     )
     whole = draw("random_subset", begins=windows(3, 19), max_length=19).position
     assert (whole == np.arange(19)).all()
-
-
-def test_subset_per_batch_or_per_document():
-    begins = np.zeros((4, 12), dtype=bool)
-    begins[:, 6] = True
-    for packing, count in (("concat", 4), ("intra_document", 8)):
-        per_row = texts(draw("random_subset", packing, begins=begins))
-        per_batch = texts(draw("random_subset-batch", packing, begins=begins))
-        again = texts(draw("random_subset-batch", packing, begins=begins, step=1))
-        assert len({tuple(text) for text in per_row}) == count
-        assert len({tuple(text) for text in per_batch}) == 1
-        assert tuple(again[0]) != tuple(per_batch[0])
 
 
 def test_pose_cuts_and_skips_are_uniform():
@@ -132,28 +107,6 @@ def test_cape_jitter_is_bounded_and_keeps_order():
     assert abs(off.mean()) < 5 * jitter / 3**0.5 / off.size**0.5
     corner = np.corrcoef(off[:, :-1].ravel(), off[:, 1:].ravel())[0, 1]
     assert abs(corner) < 5 / off.size**0.5  # one draw for each token
-
-
-@pytest.mark.parametrize("packing", PACKINGS)
-def test_cape_shift_is_uniform_and_per_document(packing):
-    begins = windows(800, 19)
-    drawn = texts(draw("cape", packing, begins=begins, global_shift=7.5, local_shift=0, scale=1))
-    assert max(np.ptp(text - np.arange(len(text))) for text in drawn) < 1e-12
-    shifts = [text[0] for text in drawn]
-    assert -7.5 <= min(shifts) < -7.4 and 7.4 < max(shifts) <= 7.5
-    assert abs(np.std(shifts) - 7.5 / 3**0.5) < 0.3  # of an even distribution
-
-
-def test_cape_scale_is_log_uniform_and_applied_last():
-    keys = {"begins": windows(800, 19), "local_shift": 0, "scale": 3}
-    position = draw("cape", global_shift=0, **keys).position
-    factors = position[:, 1]
-    assert np.allclose(position, factors[:, None] * np.arange(19), rtol=1e-14, atol=0)
-    logs = np.log(factors) / np.log(3)
-    assert -1 <= logs.min() < -0.98 and 0.98 < logs.max() <= 1
-    assert abs(logs.mean()) < 5 / 3**0.5 / 800**0.5 and abs(logs.std() - 1 / 3**0.5) < 0.05
-    both = draw("cape", global_shift=7.5, **keys).position
-    assert np.abs(both[:, 0]).max() > 7.5 * 1.5  # the shift is scaled as well
 
 
 def test_cape_centers_each_document_before_shift():
@@ -213,19 +166,3 @@ def test_golden_samples(name, expected):
 def test_range_shorter_than_window_is_rejected(name, setting):
     with pytest.raises(DataError, match=f"data.positions.{setting} = 8 .* train_length = 9"):
         sampler(make_store([40]), (9, 1), positions=chosen(name, **{setting: 8}))
-
-
-@pytest.mark.parametrize(
-    ("name", "keys"),
-    [
-        ("cape", {"local_shift": 0.5}),
-        ("cape", {"scale": 0.99}),
-        ("cape", {"global_shift": -1}),
-        ("random_offset", {"max_offset": 0}),
-        ("random_subset", {"per": "token"}),
-        ("shape", {"max_offset": 3}),
-    ],
-)
-def test_invalid_settings_are_rejected(name, keys):
-    with pytest.raises(ValidationError):
-        chosen(name, **keys)

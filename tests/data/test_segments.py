@@ -58,16 +58,3 @@ def test_little_text_is_dropped_for_any_lengths(lengths, size):
     assert layout.count == (10**6 - 1) // layout.size
     short = ChunkLayout.of(FEW * max(lengths), lengths)  # long chunks would be few
     assert short == (max(lengths), FEW - 1)
-
-
-@pytest.mark.parametrize("plan", [[(16, 800), (128, 900)], [(128, 900), (16, 800)]])
-def test_short_stage_samples_the_whole_stream(plan):
-    """A tenth of a stream in windows of an eighth of a chunk, first or last: starts are spread."""
-    lengths, totals = zip(*plan, strict=True)
-    samplers = window_samplers(128_001, lengths, totals, seed=5)
-    epochs, starts = samplers[lengths.index(16)].locate(np.arange(800))
-    assert (epochs == 0).all()
-    tenths = np.bincount(starts * 10 // 128_000, minlength=10) / 800
-    assert tenths.min() > 0.03 and tenths.max() < 0.2  # 100 chunks a tenth: 0.1 ± 0.03
-    is_same_chunk = starts[1:] // 128 == starts[:-1] // 128
-    assert is_same_chunk.mean() < 0.05  # windows of a chunk are not read in a row

@@ -4,12 +4,8 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import settings as hypothesis_settings
-from hypothesis import strategies as st
 
 from data import DataError, TokenStore
-from data.store import token_dtype
 from tests.data.stores import write_store
 
 U2 = np.dtype("<u2")
@@ -32,23 +28,6 @@ def test_round_trip(tmp_path):
     store.verify()
     # It seeds the draw of evaluation targets, so another format would change published numbers.
     assert store.hash == "22cf1e18907e6daab7cc048734b474a8266c95965eb65d5f603c2f3ed43cb45a"
-
-
-@hypothesis_settings(max_examples=12)
-@given(
-    st.lists(st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=9), max_size=8),
-    st.data(),
-)
-def test_documents_in_any_shard_layout(tmp_path_factory, documents, data):
-    cut = data.draw(st.integers(0, len(documents)))
-    folder = tmp_path_factory.mktemp("s")
-    store = write_store(folder, documents, [cut, len(documents) - cut])
-    assert [store.document(i).tolist() for i in range(store.n_documents)] == documents
-    store.verify()
-
-
-def test_ids_use_smallest_dtype():
-    assert token_dtype(65536) == np.uint16 and token_dtype(65537) == np.uint32
 
 
 def test_hash_depends_on_content(tmp_path):

@@ -4,7 +4,6 @@ declared lengths, fractional positions and limits."""
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -14,10 +13,10 @@ from transformers.models.flaubert.modeling_flaubert import create_sinusoidal_emb
 from transformers.models.gptj.modeling_gptj import create_sinusoidal_positions
 from transformers.models.roformer.modeling_roformer import RoFormerSinusoidalPositionalEmbedding
 
-from model import ModelSettings, TokenPositions, Transformer
+from model import TokenPositions
 from model.position import PositionalScheme
-from tests.model.alone import added, at, doubles, normal, put, scheme_of
-from tests.model.zoo import V, build, close, ids, refusal
+from tests.model.alone import added, doubles, normal, put, scheme_of
+from tests.model.zoo import V, close, ids
 
 OFFSET = 300
 BASE = 50.0
@@ -76,16 +75,6 @@ def test_fraction_of_each_rows_declared_length():
     close(added(scheme, ragged, rows=2), expected[..., None].expand(2, 5, 3), atol=1e-16)
 
 
-def test_binary_is_limited_by_width():
-    model = Transformer(ModelSettings(dim=4, heads=2, layers=1, position={"name": "binary"}), V, 10)
-    with torch.no_grad():
-        model(ids(1, 16))  # beyond the trained length, up to 2^4
-        for positions in (TokenPositions.plain(17), TokenPositions.plain(3, offset=14)):
-            tokens = ids(1, positions.order.shape[1])
-            text = refusal(lambda p=positions, t=tokens: model(t, p))
-            assert "'binary'" in text and "offset + T = 17" in text and "16 tokens" in text
-
-
 @pytest.mark.parametrize("dim", [9, 10, 28])
 @pytest.mark.parametrize("offset", [0, 1, 2])
 def test_sinusoids_with_an_offset_against_huggingface(dim, offset):
@@ -101,15 +90,6 @@ def test_sinusoids_with_an_offset_against_huggingface(dim, offset):
     close(rows("half"), roformer[offset:], atol=1e-6)
     if dim % 2 == 0:  # theirs has float32 angles
         close(rows("half"), create_sinusoidal_positions(n + offset, dim)[offset:], atol=1e-5)
-
-
-def test_tokens_are_multiplied_by_the_root_of_the_width():
-    x = normal(2, 3, 4)
-    positions = TokenPositions.plain(3)
-    plain, scaled = (scheme_of("sinusoidal", dim=4, scale_tokens=s) for s in (False, True))
-    tables = plain.tables(positions, torch.float64)
-    difference = scaled.embed(x, tables, positions) - plain.embed(x, tables, positions)
-    close(difference, x, atol=1e-14)
 
 
 @torch.no_grad()
@@ -140,55 +120,9 @@ def test_table_is_stretched_over_declared_length(length):
     close(out[[0, -1]], table[[0, -1]], atol=0)
 
 
-# Positions, and rows of the table 0, 10, 30, 20. Seven tokens: token n has row n/2.
-STRETCHED = [
-    (TokenPositions.plain(7), [[0, 5, 10, 20, 30, 25, 20]]),
-    # Up to four tokens the table is not stretched.
-    (TokenPositions.plain(3), [[0, 10, 30]]),
-    # The declared length counts, not the tokens of the pass.
-    (TokenPositions.plain(2, offset=3, length=7), [[20, 30]]),
-    # Rows of one batch have their own declared lengths.
-    (TokenPositions.left_padded([3, 2], 3, lengths=[7, 4]), [[0, 5, 10], [0, 0, 10]]),
-    # Real positions lie between rows; those outside the declared length have its first or last.
-    (at([-3.5, -0.5, 0.0, 0.5], 7), [[0, 0, 0, 2.5]]),
-    (at([0.25, 2.5, 9.0], 4), [[2.5, 25, 20]]),
-    (at([0.5, 5.0, 70.0], 7), [[2.5, 25, 20]]),
-]
-
-
-@pytest.mark.parametrize(("positions", "expected"), STRETCHED)
-def test_stretched_table_values(positions, expected):
-    scheme = put(learned(4, "interpolate", dim=1), weight=[[0.0], [10.0], [30.0], [20.0]])
-    out = added(scheme, positions, rows=len(expected))[..., 0]
-    close(out, doubles(expected), atol=1e-14)
-
-
 @pytest.mark.parametrize(
     ("extend", "rows"), [("repeat", [3, 0, 1, 2, 3, 0]), ("clip", [3, 3, 3, 3, 3, 3])]
 )
 def test_table_repeats_or_clips(extend, rows):
     scheme = learned(4, extend)
     close(added(scheme, TokenPositions.plain(6, offset=3))[0], scheme.weight[rows], atol=0)
-
-
-@pytest.mark.parametrize("extend", ["repeat", "clip", "interpolate"])
-def test_table_of_one_row(extend):
-    scheme = learned(1, extend)
-    assert scheme.limit is None
-    close(added(scheme, TokenPositions.plain(5))[0], scheme.weight.expand(5, 3), atol=1e-15)
-
-
-@pytest.mark.parametrize("case", ["learned", "learned-repeat", "learned-clip", "binary"])
-def test_real_positions_are_rejected_where_unsupported(case):
-    model = build(case)
-    tokens = ids(1, 6)
-    plain = TokenPositions.plain(6)
-    assert not model.position["all"].supports_fractions
-    cache = model.make_cache(1, 9)
-    with torch.no_grad():
-        for position in (plain.position / 2, plain.position.double()):
-            positions = replace(plain, position=position, unit_steps=False)
-            text = refusal(lambda p=positions: model(tokens, p, cache=cache))
-            assert f"'{case.split('-')[0]}'" in text and "integer positions" in text
-            assert ("model.position.extend to interpolate" in text) == case.startswith("learned")
-        assert cache.filled == 0

@@ -7,25 +7,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from model import ModelError, TokenPositions, Transformer
-from tests.model.zoo import T, build, close, ids, packed, schemes_of
+from tests.model.zoo import T, build, close, ids
 
 YARN = {"name": "rope", "scaling": {"name": "yarn", "factor": "auto"}}
-LONG = 61
-LAYOUTS = {
-    "plain": TokenPositions.plain(LONG),
-    "ragged": TokenPositions.left_padded([LONG, 4, LONG - 7], LONG),
-    "packed": packed([[20, LONG - 20], [LONG], [1, 2, 3, 30, LONG - 36]]),
-    "skipping": replace(
-        TokenPositions.plain(LONG),
-        position=3 * torch.arange(LONG)[None] + 1,
-        position_end=3 * LONG + 1,
-        unit_steps=False,
-    ),
-}
 ROLLING = {
     "rope": {"name": "rope", "window": 5},
     "rope-sinks": {"name": "rope", "window": 5, "sinks": 3},
@@ -58,22 +44,6 @@ def passes(model: Transformer, cache, tokens, positions: TokenPositions, edges: 
 
 
 @pytest.mark.parametrize("case", ROLLING)
-@pytest.mark.parametrize("layout", LAYOUTS)
-@settings(max_examples=2)
-@given(cuts=st.sets(st.integers(1, LONG - 1)))
-@torch.no_grad()
-def test_layers_with_windows_evict_keys_that_no_query_attends_to(case, layout, cuts):
-    """Distances come from positions, eviction from order."""
-    model = build(ROLLING[case])
-    tokens = ids(3, LONG)
-    positions = LAYOUTS[layout]
-    whole = model(tokens, positions)
-    rolled = passes(model, model.make_cache(3, LONG), tokens, positions, [0, *sorted(cuts), LONG])
-    is_token = positions.document.expand(3, -1) >= 0
-    close(rolled[is_token], whole[is_token])
-
-
-@pytest.mark.parametrize("case", ROLLING)
 @torch.no_grad()
 def test_memory_is_bounded_by_window(case):
     model = build(ROLLING[case])
@@ -84,18 +54,6 @@ def test_memory_is_bounded_by_window(case):
         slots = memory._buffers["k"].shape[2]
         assert slots == (4000 if choice.window is None else 2 * choice.window + choice.sinks)
     assert cache.filled == 60
-
-
-@pytest.mark.parametrize(
-    "case", ["rope", "rope-rerope", "rope-dual-chunk", "pope", "alibi", "xpos"]
-)
-@torch.no_grad()
-def test_a_full_cache_has_the_declared_key_features(case):
-    model = build(case)
-    cache = model.make_cache(1, 5)
-    model(ids(1, 5), cache=cache)
-    buffers = [layer._buffers[name] for layer in cache.layers for name in ("k", "v")]
-    assert sum(x[0].numel() for x in buffers) == model.cached_numbers(5)
 
 
 GROWING = ["rope", "rope-window", "none-sinks", "fox", "pattern-alibi"]
@@ -158,22 +116,6 @@ def test_skipped_positions_between_cached_passes(case):
         assert (whole - model(tokens, plain)).abs().max() > 1e-3
     by_pass = replace(skipping, unit_steps=True)
     close(passes(model, model.make_cache(2, 12), tokens, by_pass, [0, 7, 12]), whole)
-
-
-@pytest.mark.parametrize("case", [YARN, {"name": "sinusoidal", "stretch": "auto"}], ids=str)
-@torch.no_grad()
-def test_each_table_is_built_once_per_batch(case, monkeypatch):
-    model = build(case)
-    counts = list(range(12, 32))
-    tokens = ids(len(counts), max(counts))
-    positions = TokenPositions.left_padded(counts, max(counts))
-    model(tokens, positions)
-    built = []
-    monkeypatch.setattr("model.position.table.LookupTable.__init__", lambda *_: built.append(1))
-    model(tokens, positions)
-    assert not built
-    (scheme,) = schemes_of(model)
-    assert scheme.depends_on_length
 
 
 # Settings, capacity, positions of a first and of a refused pass, and words of the error.

@@ -12,9 +12,7 @@ import model.attention.kernels
 import model.loss
 from model import SCHEMES, TokenPositions
 from tests.model.zoo import (
-    V,
     build,
-    cached,
     close,
     each_mechanism,
     ids,
@@ -107,40 +105,3 @@ def test_many_lengths_share_a_bounded_number_of_graphs(case, monkeypatch):
         tokens = ids(B, length)
         close(net(tokens), plain(tokens))
     assert counter.frame_count <= 2
-
-
-@pytest.mark.parametrize("settings", [{}, {"logit_softcap": 20.0, "logit_divisor": 3.0}])
-def test_loss_in_chunks_is_part_of_the_graph(settings, monkeypatch):
-    monkeypatch.setattr(model.loss, "LOGITS_AT_ONCE", {"cpu": 5 * V})
-    (net, plain), counter = (
-        (build("rope", layers=1, **settings).train() for _ in range(2)),
-        CompileCounter(),
-    )
-    net.compile(fullgraph=True, backend=counter, dynamic=True)
-    tokens = ids(B, 11)
-    positions = TokenPositions.plain(11)
-    targets = tokens.roll(1, 1)
-    how = {"reduction": "sum", "z_loss": 0.01}
-    losses = [one(tokens, positions, targets=targets, **how) / 22 for one in (net, plain)]
-    close(*losses)
-    for a, b in zip(
-        *(
-            torch.autograd.grad(loss, [*one.parameters()])
-            for loss, one in zip(losses, (net, plain), strict=True)
-        ),
-        strict=True,
-    ):
-        close(a, b)
-    assert counter.frame_count == 1
-
-
-@pytest.mark.parametrize("case", ["rope", "alibi", "learned", "rope-window"])
-@torch.no_grad()
-def test_passes_in_evaluation_mode_and_through_a_cache_stay_eager(case):
-    net = build(case)
-    counter = CompileCounter()
-    net.compile(fullgraph=True, backend=counter)
-    tokens = ids(B, 11)
-    whole = net(tokens)
-    close(cached(net, tokens, [4, *[1] * 7]), whole)
-    assert counter.frame_count == 0

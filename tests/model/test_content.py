@@ -14,9 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model import TokenPositions, Transformer
+from model import TokenPositions
 from model.position import ContentPlan, PositionalScheme
-from model.position.schemes.alibi import alibi_slopes
 from tests.model.alone import (
     LAYOUTS,
     B,
@@ -32,7 +31,7 @@ from tests.model.alone import (
     visible,
     weighted,
 )
-from tests.model.zoo import C, D, G, H, V, build, cached, close, ids, settings_of
+from tests.model.zoo import C, D, G, H, close
 
 INPUTS = normal(B, S, C, seed=9)
 layouts = pytest.mark.parametrize("layout", ["plain", "ragged", "packed"])
@@ -75,11 +74,6 @@ def turned(q: Tensor, k: Tensor, angle: Tensor) -> Tensor:
     return torch.einsum("htd,hsd->hts", a, b.conj()).real / math.sqrt(D)
 
 
-def back(x: Tensor) -> Tensor:
-    """(t, t) distances."""
-    return torch.arange(len(x))[:, None] - torch.arange(len(x))
-
-
 @layouts
 @pytest.mark.parametrize("kernel", ["auto", "dense", "explicit"])
 @torch.no_grad()
@@ -94,25 +88,6 @@ def test_forget_gates_multiply_between_key_and_query(layout, kernel):
         return logits
 
     check(scheme, layout, logits_of, kernel=kernel, atol=1e-12)
-
-
-@layouts
-@pytest.mark.parametrize("rotary", [False, True])
-@pytest.mark.parametrize("gate", ["constant", "fixed"])
-@torch.no_grad()
-def test_constant_gates_equal_alibi(layout, rotary, gate):
-    scheme = scheme_of("fox", gate=gate, rotary=rotary, theta=50.0, window=6)
-    slopes = alibi_slopes(H)
-    if gate == "constant":
-        scheme.bias.copy_(normal(H))
-        slopes = -scheme.bias.sigmoid().log()
-    spectrum = doubles([50.0 ** (-2 * n / D) for n in range(D // 2)])
-
-    def logits_of(x, q, k):
-        angle = torch.arange(len(x))[:, None] * spectrum * rotary
-        return turned(q, k, angle.expand(H, -1, -1)) - slopes[:, None, None] * back(x)
-
-    check(scheme, layout, logits_of, window=6, atol=1e-12)
 
 
 def reflected(scheme: PositionalScheme):
@@ -164,15 +139,6 @@ def test_path_multiplies_the_reflections_between_query_and_key(layout, window, m
 
 
 @layouts
-@torch.no_grad()
-def test_path_without_strength_is_nope(layout):
-    scheme = random("path")
-    scheme.strength.zero_()
-    scheme.strength_bias.fill_(-1e4)  # β = 0
-    check(scheme, layout, lambda x, q, k: torch.einsum("htd,hsd->hts", q, k) / math.sqrt(D))
-
-
-@layouts
 @pytest.mark.parametrize("kernel", ["auto", "dense"])
 @torch.no_grad()
 def test_selective_rope_rotates_by_cumulative_convolved_projections(layout, kernel):
@@ -200,22 +166,6 @@ def test_carope_rotates_by_powers_of_each_tokens_base(layout, start):
         return turned(q, k, angle.transpose(0, 1).repeat_interleave(H // G, 0))
 
     check(scheme, layout, logits_of)
-
-
-@torch.no_grad()
-def test_carope_equals_rope_at_initialization_and_for_equal_f():
-    def model_of(**keys) -> Transformer:
-        return Transformer(settings_of(keys), V, S).initialize(4).double()
-
-    theta = 700.0
-    tokens = ids(2, S)
-    carope = model_of(name="carope", theta=theta)
-    rope = model_of(name="rope", theta=theta)(tokens)
-    close(carope(tokens), rope, atol=1e-5)  # b is a float32 number
-    for scheme in carope.position.values():
-        scheme.bias.fill_(math.log(math.exp(theta ** (2 / D) - 1) - 1))
-    close(carope(tokens), rope, atol=1e-10)
-    assert (model_of(name="carope", start="paper")(tokens) - rope).abs().max() > 1e-3
 
 
 class KeptExtras:
@@ -272,35 +222,3 @@ def test_cumulative_angles_are_accurate_at_large_positions():
     assert angles.dtype == torch.float32
     for n in (0, 9, count - 1):
         assert math.cos(float(angles[0, n, 0])) == pytest.approx(math.cos(n + 1), abs=1e-6)
-
-
-@pytest.mark.parametrize("name", ["fox", "selective_rope", "carope"])
-@torch.no_grad()
-def test_sinks_keep_cumulative_state_after_eviction(name):
-    model = build({"name": name, "window": 4, "sinks": 2})
-    tokens = ids(2, 19)
-    whole = model(tokens)
-    close(cached(model, tokens, [1] * 19), whole)
-    close(cached(model, tokens, [5, 1, 9, 1, 1, 2]), whole)
-    positions = TokenPositions.left_padded([19, 16], 19)
-    cache = model.make_cache(2, 19)
-    edges = [0, *range(9, 20)]
-    parts = [
-        model(tokens[:, start:stop], positions.part(start, stop, position_end=stop), cache=cache)
-        for start, stop in itertools.pairwise(edges)
-    ]
-    out = torch.cat(parts, dim=1)
-    close(out[0], whole[0])
-    close(out[1, 3:], model(tokens[1:, 3:])[0])
-
-
-@pytest.mark.parametrize("name", ["fox", "path", "selective_rope", "carope"])
-@torch.no_grad()
-def test_cache_extras_stay_float32_under_autocast(name):
-    scheme = random(name).float()
-    plan = scheme.plan(context_of(scheme, TokenPositions.plain(19), rows=1, dtype=torch.float32))
-    x = normal(1, 19, C).float()
-    exact = extras_of(plan, x)
-    with torch.autocast("cpu", torch.bfloat16):
-        close(extras_of(plan, x), exact, atol=0)
-    assert exact.dtype == (torch.float64 if name == "fox" else torch.float32)

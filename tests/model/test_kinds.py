@@ -7,12 +7,9 @@ import copy
 
 import pytest
 import torch
-import torch.nn.functional as F
 from pydantic import ValidationError
 
 from model import ModelError, ModelSettings, TokenPositions, Transformer
-from model.attention.mask import AttentionView
-from model.decoding import GrowingDecoder, StaticDecoder, make_decoder
 from model.model_settings import without_pattern_scheme
 from run_directory.run_settings import RunSettings
 from settings.load import apply_overrides, dump, load_settings, load_stored
@@ -107,33 +104,6 @@ def test_stored_runs_of_earlier_versions_open(tmp_path):
     assert without_pattern_scheme({"position": record})["kinds"].keys() == {"near", "far"}
 
 
-@pytest.mark.parametrize("case", HYBRIDS)
-@pytest.mark.parametrize("layout", ["plain", "ragged"])
-@pytest.mark.parametrize("static", [False, True])
-@torch.no_grad()
-def test_decoding(case, layout, static, monkeypatch):
-    """Packed attention layers and plain others in one decoder, also after a restart."""
-    monkeypatch.setattr("model.static_cache.BUCKET", 4)
-    model = build(case).pack()
-    tokens = ids(2, T)
-    prompt = 7
-    positions = TokenPositions.plain(T)
-    if layout == "ragged":
-        positions = TokenPositions.left_padded([prompt, 3], T, lengths=[T, T - 4])
-    whole = model(tokens, positions)
-    cache = model.make_cache(2, T)
-    first = positions.part(0, prompt, position_end=prompt)
-    model(tokens[:, :prompt], first, cache=cache, keep=0)
-    decode = make_decoder(model, cache, positions.part(prompt, T), static)
-    assert isinstance(decode, StaticDecoder if static else GrowingDecoder)
-    if isinstance(decode, StaticDecoder):
-        for _ in range(2):
-            decode(tokens[:, prompt])
-        decode.cache.restart()
-    decoded = [decode(tokens[:, at]) for at in range(prompt, T)]
-    close(torch.stack(decoded, 1), whole[:, prompt:])
-
-
 @torch.no_grad()
 def test_states_do_not_grow_and_rows_are_selected():
     model = build("hybrid-heads")
@@ -162,38 +132,6 @@ def test_checkpointing_and_parameters_of_mixed_layers(case, checkpointing):
     for (name, a), b in zip(expected.named_parameters(), model.parameters(), strict=True):
         assert a.grad is not None and a.grad.abs().max() > 0, name
         close(b.grad, a.grad)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", HYBRIDS)
-def test_compiled_passes(case):
-    model = build(case, dtype=torch.float32).train()
-    tokens = ids(2, T + 1)
-    loss = model(tokens[:, :-1], None, tokens[:, 1:], reduction="sum")
-    model.compile(by_block=True)
-    close(model(tokens[:, :-1], None, tokens[:, 1:], reduction="sum"), loss, atol=1e-3)
-    torch._dynamo.reset()
-
-
-@pytest.mark.parametrize("gate", ["none", "head", "channel"])
-@torch.no_grad()
-def test_gates_by_their_equation(gate):
-    """y = (softmax(q k / √D) v · σ(x Wg)) Wo, of one layer without positions."""
-    model = build({"name": "none"}, layers=1, gate=gate)
-    tokens = ids(2, T)
-    block = model.blocks[0]
-    a = block.attention
-    x = model.embed(tokens)
-    normed = F.rms_norm(x, (C,), block.attention_norm.weight, block.attention_norm.eps)
-    q, k, v = ((normed @ w.weight.T).unflatten(-1, (-1, a.head_dim)) for w in (a.wq, a.wk, a.wv))
-    k, v = (each.repeat_interleave(H // G, dim=2).transpose(1, 2) for each in (k, v))
-    heads = F.scaled_dot_product_attention(q.transpose(1, 2), k, v, is_causal=True).transpose(1, 2)
-    if gate != "none":
-        shape = (H, -1) if gate == "channel" else (H, 1)
-        heads = heads / (1 + (-(normed @ a.wg.weight.T)).exp()).unflatten(-1, shape)
-    x = x + heads.flatten(2) @ a.wo.weight.T
-    x = x + block.mlp(F.rms_norm(x, (C,), block.mlp_norm.weight, block.mlp_norm.eps))
-    close(model(tokens), model.logits(model.norm(x)))
 
 
 @torch.no_grad()
@@ -225,18 +163,3 @@ def test_gate_per_channel_is_that_of_qwen3_next():
     unrotated = (torch.ones(1, T, 10).double(), torch.zeros(1, T, 10).double())
     mask = torch.full((T, T), -torch.inf, dtype=torch.float64).triu(1)[None, None]
     close(ours(x, step, None), theirs(x, unrotated, mask)[0], atol=1e-6)  # its softmax is float32
-
-
-@torch.no_grad()
-def test_hooks_of_layers_with_attention_weights():
-    """They receive the heads' outputs before the gate."""
-    model = build("hybrid-heads")
-    outputs = []
-
-    def keep(views: list[AttentionView], v, scale, sink, out):
-        outputs.append(out)
-
-    with pytest.raises(ModelError, match="attention weights"):
-        model(ids(1, 5), hooks=[keep] * 3)
-    model(ids(1, 5), hooks=[None, keep, None])
-    assert [out.shape for out in outputs] == [(1, 4, 5, 14)]

@@ -3,7 +3,6 @@ faults; state of constant size; invalid settings."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,12 +18,10 @@ from transformers.models.olmo_hybrid import modeling_olmo_hybrid as olmo
 
 from errors import ModelError
 from model import ModelSettings, TokenPositions, Transformer
-from model.mixers import layer_state, recurrence, recurrent
-from model.mixers.convolution import CausalConvolution
+from model.mixers import layer_state
 from tests.interop.models import double_precision
 from tests.model.recurrences import difference
-from tests.model.zoo import CONFIGS, RECURRENT, C, V, build, cached, ids, packed
-from training.optim.optimizer import role_of
+from tests.model.zoo import CONFIGS, RECURRENT, C, V, build, ids
 
 TOKENS = 41
 GATED_DELTANET = {
@@ -263,68 +260,6 @@ def test_both_forms_of_latent_attention_equal_transformers(query_rank, monkeypat
         assert difference(run(x), expected) < 1e-10
 
 
-def change_in_document_b(case: str) -> float:
-    """The largest change of the logits of document B when document A, before it, changes."""
-    model = build(case)
-    tokens = ids(1, 18)
-    changed = tokens.clone()
-    changed[:, :9] = (changed[:, :9] + 3) % V
-    positions = packed([[9, 9]])
-    with torch.no_grad():
-        difference = model(changed, positions) - model(tokens, positions)
-    return difference[:, 9:].abs().max().item()
-
-
-def change_by_padding(case: str) -> float:
-    """The largest difference between the logits of a row with padding inside its document, in
-    passes of a cache, and of a row without."""
-    model = build(case)
-    tokens = ids(1, 12)
-    padding = TokenPositions(
-        order=torch.full((1, 3), 6),
-        position=torch.full((1, 3), 6),
-        document=torch.full((1, 3), -1),
-        layout="ragged",
-        position_end=12,
-        lengths=(12,),
-        unit_steps=False,
-    )
-    with torch.no_grad():
-        whole = model(tokens, TokenPositions.left_padded([12], 12))
-        cache = model.make_cache(1, 15)
-        model(tokens[:, :6], TokenPositions.left_padded([6], 6, lengths=[12]), cache=cache)
-        model(tokens[:, :3], padding, cache=cache)
-        rest = TokenPositions.left_padded([6], 6, offset=6, lengths=[12])
-        return (model(tokens[:, 6:], rest, cache=cache) - whole[:, 6:]).abs().max().item()
-
-
-def test_a_state_that_leaks_across_documents_is_caught(monkeypatch):
-    assert change_in_document_b("gated_deltanet-none") == 0
-    one_document = lambda document, before: torch.zeros_like(document)  # noqa: E731
-    monkeypatch.setattr(recurrence, "without_padding", one_document)
-    assert change_in_document_b("gated_deltanet-none") > 1e-3
-
-
-def test_a_convolution_of_the_previous_document_is_caught(monkeypatch):
-    assert change_in_document_b("short_convolution-none") == 0
-    forward = CausalConvolution.forward
-    monkeypatch.setattr(CausalConvolution, "forward", lambda self, x, _: forward(self, x, None))
-    assert change_in_document_b("short_convolution-none") > 1e-3
-
-
-def test_padding_that_decays_the_state_is_caught(monkeypatch):
-    case = "retnet-none"  # without a convolution, whose width counts slots
-    assert change_by_padding(case) < 1e-10
-    without_padding = recurrence.Inputs.without_padding
-
-    def decaying(self: recurrence.Inputs, before: Tensor | None) -> recurrence.Inputs:
-        decay = self.log_decay.expand(*self.beta.shape, 1)
-        return dataclasses.replace(without_padding(self, before), log_decay=decay)
-
-    monkeypatch.setattr(recurrence.Inputs, "without_padding", decaying)
-    assert change_by_padding(case) > 1e-3
-
-
 @pytest.mark.parametrize("case", [*(f"{name}-rope" for name in RECURRENT), "latent-rope"])
 @torch.no_grad()
 def test_estimates_of_cached_numbers_are_exact(case):
@@ -349,24 +284,6 @@ def test_configurations_build_and_run(path: Path):
     settings = ModelSettings.model_validate({"dim": 96, "heads": 3, "layers": 2, **changes})
     model = Transformer(settings, V, 16).initialize(0)
     assert model(ids(2, 9)).isfinite().all()
-
-
-def test_initial_decays():
-    """Δ between 0.001 and 0.1, and decay rates between 1 and 16, as in Mamba-2."""
-    model = build("gated_deltanet-none").initialize(0)
-    attention = model.layers[0].attention
-    steps = nn.functional.softplus(attention.decay_bias)
-    assert torch.allclose(steps.aminmax().min, steps.new_tensor(recurrent.STEP_RANGE[0]))
-    assert torch.allclose(steps.aminmax().max, steps.new_tensor(recurrent.STEP_RANGE[1]))
-    assert attention.decay_rate.exp().aminmax().max.item() == pytest.approx(16)
-
-
-@torch.no_grad()
-def test_one_token_passes_equal_chunks():
-    model = build("kda-rope")
-    tokens = ids(2, 9)
-    whole = model(tokens)
-    assert difference(cached(model, tokens, [1] * 9), whole) < 1e-10
 
 
 @pytest.mark.parametrize(
@@ -403,10 +320,3 @@ def test_contradicting_settings_are_rejected(changes, words):
         ModelSettings(mixer={"name": "recurrent", **changes})
     for word in words:
         assert word in str(caught.value)
-
-
-def test_filters_of_a_convolution_are_vectors_for_optimizers():
-    model = build("kda-none")
-    roles = {name: role_of(name, weight) for name, weight in model.named_parameters()}
-    assert roles["layers.0.attention.convolution.weight"] == "vectors"
-    assert roles["layers.0.attention.w_decay.0.weight"] == "matrices"

@@ -16,7 +16,7 @@ from model import TokenPositions
 from model.attention.kernels import attend
 from model.attention.mask import AttentionView
 from model.position import AttentionContext
-from tests.model.alone import B, by_head, doubles, drawn, normal, visible
+from tests.model.alone import B, doubles, drawn, normal, visible
 from tests.model.zoo import D, G, H, T, build, close, ids, packed, settings_of
 
 L0 = 7  # original length
@@ -50,11 +50,6 @@ PUBLISHED = [
 @pytest.mark.parametrize(("temperature", "expected", "atol"), PUBLISHED)
 def test_published_temperatures(temperature, expected, atol):
     close(factors(LONG, temperature)[0], expected, atol=atol)
-
-
-def test_log_n_starts_at_the_original_length():
-    of_queries = factors(LONG, {"name": "log_n"})[0]
-    assert of_queries[L0 - 1] == 1.0 < of_queries[L0]  # 7 visible keys are the trained length
 
 
 @pytest.mark.parametrize(
@@ -92,16 +87,6 @@ def test_a_temperature_multiplies_the_scores(scheme, temperature):
     assert (plain(tokens) - unscaled).abs().max() > 1e-3
 
 
-@torch.no_grad()
-def test_a_temperature_does_not_scale_the_bias():
-    """The factor is on q·k alone: with queries of zero, ALiBi's weights stay what they were."""
-    scaled = build({"name": "alibi", "temperature": {"name": "fixed", "value": 3.0}}, layers=1)
-    plain = build("alibi", layers=1)
-    for model in (scaled, plain):
-        model.layers[0].attention.wq.weight.zero_()
-    close(scaled(ids(2, T)), plain(ids(2, T)))
-
-
 def sink_attention(kernel: str, sinks: Tensor, window: int | None = None) -> Tensor:
     q, k, v = drawn(T)
     positions = TokenPositions.plain(T)
@@ -121,11 +106,3 @@ def test_sink_logit_matches_gpt_oss(kernel, window):
     layer = SimpleNamespace(num_key_value_groups=H // G, sinks=sinks, training=False)
     theirs, _ = eager_attention_forward(layer, q, k, v, mask, 0.4)
     close(sink_attention(kernel, sinks, window), theirs.transpose(1, 2), atol=1e-12)
-
-
-@torch.no_grad()
-def test_zero_sink_logit_is_softmax_plus_one():
-    q, k, v = drawn(T)
-    weights = (q @ by_head(k).mT * 0.4).exp().tril()
-    expected = weights / (1 + weights.sum(-1, keepdim=True)) @ by_head(v)
-    close(sink_attention("auto", torch.zeros(H)), expected, atol=1e-12)

@@ -6,11 +6,10 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from model import ModelSettings, TokenPositions, Transformer
+from model import ModelSettings, Transformer
 from run_directory.run_settings import RunSettings
 from settings.load import identity
-from tests.model.zoo import C, D, G, H, T, V, close, ids, randomized, settings_of
-from training.optim.optimizer import role_of
+from tests.model.zoo import V, settings_of
 
 EVERYTHING: dict[str, Any] = {
     "qk_norm": "all_heads",
@@ -39,68 +38,6 @@ DEFAULTS: dict[str, Any] = {
 def build(**changes) -> Transformer:
     settings = settings_of({"name": "rope"}).model_copy(update=changes)
     return Transformer(settings, V, 11).initialize(3).double().eval()
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("placement", ["output", "both"])
-def test_first_block_by_hand(placement):
-    """One block with every setting, from its weights, for the first token: attention returns its
-    value."""
-    model = randomized(build(**EVERYTHING | {"norm_placement": placement}))
-    tokens = ids(1, 1)
-    seen = []
-    model.layers[0].register_forward_hook(
-        lambda block, inputs, output: seen.append((inputs[0], output))
-    )
-    model(tokens, TokenPositions.plain(1))
-    x, found = seen[0]
-    w = {name: weight.detach() for name, weight in model.layers[0].named_parameters()}
-    close(x, 3.0 * model.embed(tokens))
-
-    def norm(x, name):
-        return (
-            x
-            / (x.square().mean(-1, keepdim=True) + model.settings.norm_eps).sqrt()
-            * w[f"{name}.weight"]
-        )
-
-    def linear(x, name):
-        return x @ w[f"{name}.weight"].T + w[f"{name}.bias"]
-
-    of_input, of_output = {
-        "output": ((lambda x, name: x), "norm"),
-        "both": (norm, "output_norm"),
-    }[placement]
-    normed = of_input(x, "attention_norm")
-    value = linear(normed, "attention.wv").view(1, 1, G, 1, D).expand(1, 1, G, H // G, D).flatten(2)
-    y = x + 0.4 * norm(linear(value, "attention.wo"), f"attention_{of_output}")
-    normed = of_input(y, "mlp_norm")
-    gate = linear(normed, "mlp.gate")
-    gelu = 0.5 * gate * (1 + ((2 / torch.pi) ** 0.5 * (gate + 0.044715 * gate**3)).tanh())
-    mlp = linear(gelu * linear(normed, "mlp.up"), "mlp.down")
-    close(found, y + 0.4 * norm(mlp, f"mlp_{of_output}"))
-
-
-@torch.no_grad()
-def test_joint_qk_norm_by_hand():
-    attention = randomized(build(qk_norm="all_heads", attention_bias="qkv")).layers[0].attention
-    x = torch.randn(2, T, C, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    keys = x @ attention.wk.weight.T + attention.wk.bias
-    scale = (keys.square().mean(-1, keepdim=True) + attention.k_norm.eps).rsqrt()  # over all heads
-    expected = (keys * scale * attention.k_norm.weight).unflatten(-1, (G, D)).transpose(1, 2)
-    close(attention.keys(x), expected)
-    assert attention.wo.bias is None
-
-
-def test_initial_values_and_roles():
-    model = build(**EVERYTHING)
-    parameters = dict(model.named_parameters())
-    biases = [name for name in parameters if name.endswith(".bias")]
-    assert len(biases) == 7 * model.settings.layers
-    assert all(not parameters[name].any() for name in biases)
-    # without weight decay
-    assert {role_of(name, parameters[name]) for name in biases} == {"vectors"}
-    assert all((weight == 1).all() for name, weight in parameters.items() if "norm" in name)
 
 
 def test_defaults_leave_weights_and_identity_unchanged():

@@ -10,9 +10,6 @@ import pytest
 import torch
 
 from model import TokenPositions
-from model.attention.kernels import attend
-from model.attention.mask import AttentionMask, AttentionView, BiasForms, CausalBand
-from model.position.table import LookupTable
 from tests.model.zoo import T, build, close, every_case, ids, reach_of, schemes_of
 
 FAR = 1_000_000
@@ -76,53 +73,3 @@ def test_autocast_loss_is_float32_and_close(case):
     close(loss.detach(), exact.detach(), atol=0.3)
     loss.mean().backward()
     assert all(torch.isfinite(p.grad).all() for p in model.parameters())
-
-
-@pytest.mark.parametrize("layout", ["distance", "elementwise"])
-def test_autocast_distinguishes_large_distances(layout):
-    queries = 1
-    keys = 700
-    band = CausalBand(keys - queries) if layout == "distance" else None
-
-    def bias(b, h, i, j):
-        return (i + keys - queries - j) * -1.0
-
-    def by_distance(h, d):
-        return torch.where((d >= 511) & (d <= 514), -1.0 * d, -1e9)
-
-    pairs = AttentionMask(
-        batch=1,
-        heads=1,
-        queries=queries,
-        keys=keys,
-        device=torch.device("cpu"),
-        # The keys 511 to 514 back: bfloat16 holds every fourth number there.
-        mask_mod=lambda b, h, i, j: (keys - 1 - j >= 511) & (keys - 1 - j <= 514),
-        separation=lambda b, i, j: i + keys - queries - j,
-        bias=bias,
-        band=band,
-        is_band=band is not None,
-        forms=BiasForms(distance=by_distance if layout == "distance" else None),
-        unit_steps=layout == "distance",
-    )
-    zeros = torch.zeros(1, 1, keys, 8, dtype=torch.bfloat16)
-    v = zeros.clone()
-    # feature n tells the weight of 511 + n
-    v[0, 0, [keys - 1 - d for d in range(511, 515)], range(4)] = 1.0
-    with torch.autocast("cpu", torch.bfloat16):
-        out = attend([AttentionView(zeros[:, :, :queries], zeros, pairs)], v, 1.0, "blocks")
-    expected = torch.tensor([0.0, -1.0, -2.0, -3.0]).softmax(0)
-    close(out[0, 0, 0, :4].float(), expected, atol=5e-3)
-
-
-def test_table_growth_keeps_existing_rows():
-    table = LookupTable(lambda n: (n[..., None] * torch.tensor([1.0, 0.5], dtype=torch.float64),))
-    here = torch.tensor([[3, 0]])
-    (first,) = table.look_up(here, 4, torch.float64)
-    (far,) = table.look_up(torch.tensor([[4999]]), 5000, torch.float64)
-    (again,) = table.look_up(here, 4, torch.float64)
-    close(first, torch.tensor([[[3.0, 1.5], [0.0, 0.0]]], dtype=torch.float64), atol=0)
-    close(far, torch.tensor([[[4999.0, 2499.5]]], dtype=torch.float64), atol=0)
-    close(again, first, atol=0)
-    with pytest.raises(IndexError):
-        table.look_up(torch.tensor([[10**6]]), 4, torch.float64)

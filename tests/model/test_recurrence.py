@@ -12,7 +12,7 @@ from transformers.models.mamba2 import modeling_mamba2 as mamba2
 from transformers.models.olmo_hybrid import modeling_olmo_hybrid as olmo
 from transformers.models.qwen3_next import modeling_qwen3_next as qwen
 
-from model.mixers.recurrence import RecurrentState, chunked, chunks_of, step_by_step
+from model.mixers.recurrence import RecurrentState, chunked, step_by_step
 from tests.interop.models import double_precision
 from tests.model.recurrences import (
     FORMS,
@@ -25,7 +25,6 @@ from tests.model.recurrences import (
     every_form,
     fla,
     inputs,
-    part,
     tensors_of,
 )
 
@@ -46,40 +45,6 @@ def test_chunks_equal_single_steps(form, size, document):
 
 
 @every_form
-@pytest.mark.parametrize("document", [None, DOCUMENT], ids=["plain", "packed"])
-def test_a_state_continues(form, document):
-    x = inputs(form, document=document)
-    expected, end = step_by_step(x)
-    for function in (step_by_step, chunked):
-        outputs = []
-        state = None
-        for start, stop in ((0, 12), (12, 13), (13, 71), (71, T)):
-            out, state = function(part(x, start, stop), state)
-            outputs.append(out)
-        assert difference(torch.cat(outputs, dim=2), expected) < CLOSE
-        assert difference(state.memory, end.memory) < CLOSE
-
-
-@every_form
-def test_documents_are_independent(form):
-    """Each document alone, without padding and without the code for documents."""
-    x = inputs(form, document=DOCUMENT)
-    out, _ = chunked(x)
-    tensors = [each.expand(-1, -1, T, -1) if each.ndim == 4 else each for each in tensors_of(x)]
-    for row in range(B):
-        for document in DOCUMENT[row].unique():
-            if document < 0:
-                continue
-            own = DOCUMENT[row] == document
-            alone = [each[min(row, len(each) - 1)][None, :, own] for each in tensors]
-            names = [f.name for f in dataclasses.fields(x)]
-            fields = dict.fromkeys(names) | {"is_delta": x.is_delta}
-            fields |= dict(zip(names, alone, strict=False))
-            expected, _ = step_by_step(dataclasses.replace(x, **fields))
-            assert difference(out[row][None, :, own], expected) < CLOSE
-
-
-@every_form
 @pytest.mark.parametrize("size", [1, 16, 64])
 def test_gradients_of_chunks_equal_those_of_single_steps(form, size):
     x = inputs(form, document=DOCUMENT)
@@ -93,18 +58,6 @@ def test_gradients_of_chunks_equal_those_of_single_steps(form, size):
     expected = gradients(*step_by_step(x))
     for gradient, one_by_one in zip(gradients(*chunked(x, chunk=size)), expected, strict=True):
         assert difference(gradient, one_by_one) < CLOSE
-
-
-@every_form
-def test_transitions_compose(form):
-    """The transition of a segment says what it does to any state, as sharding requires."""
-    x = inputs(form, document=DOCUMENT)
-    _, before = step_by_step(part(x, 0, 40))
-    first = chunks_of(part(x, 40, 55), before.document, chunk=4)
-    second = chunks_of(part(x, 55, T), first.document, chunk=4)
-    _, expected = step_by_step(part(x, 40, T), before)
-    whole = second.whole().after(first.whole())
-    assert difference(whole.apply(before.memory), expected.memory) < CLOSE
 
 
 @pytest.mark.parametrize("form", [form for form, (decay, _) in FORMS.items() if decay != "none"])
@@ -141,16 +94,6 @@ def test_extreme_beta_and_repeated_keys(form, beta, keys):
     x = inputs(form, tokens=1000, decay=1e-3)
     k = x.k if keys == "random" else x.k[:, :, :1].expand_as(x.k)
     x = dataclasses.replace(x, k=k, beta=torch.full_like(x.beta, beta))
-    expected, _ = step_by_step(x)
-    out, _ = chunked(x)
-    assert difference(out, expected) < CLOSE
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("form", ["gated_deltanet", "kda"])
-@torch.no_grad()
-def test_long_sequences(form):
-    x = inputs(form, tokens=65_536, decay=1e-3)
     expected, _ = step_by_step(x)
     out, _ = chunked(x)
     assert difference(out, expected) < CLOSE

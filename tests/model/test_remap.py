@@ -14,7 +14,6 @@ from torch import Tensor
 from model import TokenPositions
 from model.attention.kernels import attend, choose
 from tests.model.alone import (
-    B,
     attended,
     by_head,
     context_of,
@@ -23,7 +22,7 @@ from tests.model.alone import (
     visible,
     weighted,
 )
-from tests.model.zoo import D, G, H, build, close, ids
+from tests.model.zoo import D, build, close, ids
 
 T = 23
 THETA = 50.0
@@ -154,56 +153,6 @@ def test_remaps_compose_with_scaling_and_amplitude(case):
     check(case, divisor=2.5, scaling={"name": "linear", "factor": 2.5})
     scaling = {"name": "yarn", "factor": 1.0, "attention_factor": 1.3}
     check(case, amplitude=1.3, scaling=scaling)
-
-
-@pytest.mark.parametrize(("tokens", "length"), [(T, 64), (T, T), (16, 16)])
-def test_dual_chunk_amplitude_matches_released_code(tokens, length):
-    """0.05 ln s + 1 on both cos and sin, s the declared length over L0, and none up to L0."""
-    remap = {**CASES["dual-chunk"][0], "mscale": True}
-    amplitude = 0.05 * math.log(length / 16) + 1
-    positions = TokenPositions.plain(tokens, length=length)
-    check("dual-chunk", positions, amplitude=amplitude, remap=remap)
-    assert scheme_of("rope", remap=remap).depends_on_length
-    assert not scheme_of("rope", remap=CASES["dual-chunk"][0]).depends_on_length
-
-
-def mapped_by(remap: dict, tokens: int, **keys) -> list[list[int]]:
-    """The remapped distance of every pair, from the second of two pairs of features, which rotates
-    by 0.01 a token."""
-    scheme = scheme_of("rope", features=4, remap=remap, **keys)
-    unit = torch.eye(4, dtype=torch.float64)
-    plan = scheme.plan(context_of(scheme, TokenPositions.plain(tokens)))
-    zero = torch.zeros((), dtype=torch.int64)
-    n = torch.arange(tokens)
-    scores = []
-    for feature in (1, 3):
-        q = unit[1].expand(B, H, tokens, 4)
-        k = unit[feature].expand(B, G, tokens, 4)
-        total = torch.zeros(tokens, tokens, dtype=torch.float64)
-        for view in plan.read(q, plan.write(k)):
-            covered = view.mask.mask_mod(zero, zero, n[:, None], n[None, :])
-            total += torch.where(covered, view.q[0, 0] @ view.k[0, 0].T, 0.0)
-        scores.append(total)
-    mapped = (torch.atan2(scores[1], scores[0]) * 100).round().int().tolist()
-    return [row[: n + 1] for n, row in enumerate(mapped)]
-
-
-def test_distances_of_the_papers_figures():
-    """Self-Extend: groups of two, four neighbors. Dual Chunk: chunks of six and distances up to
-    nine (their c − 1), the four nearest queries unclipped. StreamingLLM, section 3.2: with tokens 0
-    1 2 3 6 7 8 kept, decoding token 9, positions are 0 1 2 3 4 5 6 7."""
-    mapped = mapped_by({"name": "self_extend", "neighbors": 4, "group": 2}, 10)
-    assert mapped[9] == [6, 6, 5, 5, 4, 4, 3, 2, 1, 0]
-    assert mapped[6] == [5, 5, 4, 3, 2, 1, 0]
-    mapped = mapped_by({"name": "dual_chunk", "chunk": 9, "local": 3}, 18)
-    assert mapped[5] == [5, 4, 3, 2, 1, 0]
-    assert mapped[6] == [6, 5, 4, 3, 2, 1, 0]
-    assert mapped[9] == [9, 8, 7, 6, 5, 4, 3, 2, 1, 0]
-    assert mapped[11] == [9, 8, 7, 6, 5, 4, 5, 4, 3, 2, 1, 0]
-    assert mapped[12] == [9, 8, 7, 6, 5, 4, 6, 5, 4, 3, 2, 1, 0]
-    assert mapped[17] == [9, 8, 7, 6, 5, 4, 9, 8, 7, 6, 5, 4, 5, 4, 3, 2, 1, 0]
-    mapped = mapped_by({"name": "streaming"}, 10, window=4, sinks=4)[9]
-    assert mapped[:4] == [7, 6, 5, 4] and mapped[6:] == [3, 2, 1, 0]
 
 
 # (remap, number of tokens up to which it is plain RoPE, exactly)

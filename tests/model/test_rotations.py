@@ -7,32 +7,27 @@ Positions are large, fractional and have gaps; 37 tokens are two blocks of 16 an
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
-from model import ModelError, TokenPositions, Transformer
-from model.attention.kernels import attend
+from model import TokenPositions
 from model.position.rotation import rotate
 from tests.model.alone import (
-    L0,
     B,
     at,
     attended,
     by_head,
-    close_for_tokens,
     context_of,
     distances,
     doubles,
     drawn,
     put,
     scheme_of,
-    visible,
     weighted,
 )
-from tests.model.zoo import LAYERS, D, G, H, V, close, ids, packed, settings_of
+from tests.model.zoo import D, G, H, close
 
 THETA = 50.0
 POSITIONS = [0, 1, 2, 4.5, 5, 5.25, 9, 30, 31, 32.5]
@@ -96,32 +91,6 @@ def test_learned_frequencies_are_exponentials_of_the_parameters(share, layout):
     close(attended(scheme, TOKENS, q, k, v), weighted(scores_of(q, k, score), v), atol=1e-9)
 
 
-@every_layout
-@every_share
-@torch.no_grad()
-def test_initial_learned_frequencies_equal_rope(share, layout):
-    def model_of(**keys) -> Transformer:
-        return Transformer(settings_of({**keys, "layout": layout}), V, L0).double().initialize(4)
-
-    learned = model_of(name="learned_rope", share=share)
-    close(learned(ids(2, 19)), model_of(name="rope")(ids(2, 19)), atol=1e-12)
-    assert len(learned.position) == (1 if share == "model" else LAYERS)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@torch.no_grad()
-def test_learned_angles_are_accurate_at_a_million(dtype):
-    """math.cos reduces its argument exactly; an angle in float32 would be off by up to 0.06."""
-    scheme = scheme_of("learned_rope", features=64).to(dtype)
-    (start,) = scheme.tables(TokenPositions.plain(1), torch.float32)[0]
-    cos, sin = scheme._turns(torch.tensor([[999_983]]), start)
-    assert cos.dtype == torch.float32
-    for pair in range(32):
-        angle = 999_983 * 10_000.0 ** (-pair / 32)
-        assert float(cos[0, 0, pair]) == pytest.approx(math.cos(angle), abs=3e-7)
-        assert float(sin[0, 0, pair]) == pytest.approx(math.sin(angle), abs=3e-7)
-
-
 def test_xpos_scores_match_released_code():
     """Typed from torchscale's xpos_relative_position.py; interleaved pairs, S = 512, γ = 0.4."""
     count = 29
@@ -139,26 +108,6 @@ def test_xpos_scores_match_released_code():
     scores = rotated(q, scale) @ rotated(by_head(k), 1 / scale).mT * D**-0.5
     ours = attended(scheme_of("xpos"), TokenPositions.plain(count), q, k, v)
     close(ours, weighted(scores, v))
-
-
-def test_xpos_maximum_length_avoids_float32_overflow():
-    """Outputs and gradients of the last positions are as good as anywhere; the next one is
-    refused."""
-    scheme = scheme_of("xpos")
-    assert scheme.limit == 26_157  # 64·512 / ln 3.5 = 26156.6
-    positions = at([*range(scheme.limit - 12, scheme.limit)], 1)
-    results = []
-    for dtype in (torch.float64, torch.float32):
-        q, k, v = (x.to(dtype).requires_grad_() for x in drawn(12))
-        plan = scheme.plan(context_of(scheme, positions, dtype=dtype))
-        out = attend(plan.read(q, plan.write(k)), v, D**-0.5)
-        (out.square().sum() * 1e-8).backward()  # of the size of a mean over a large batch
-        results.append((out.detach(), q.grad * 1e8, k.grad * 1e8))
-    for exact, single in zip(*results, strict=True):
-        close(single.double(), exact, atol=1e-4)
-    model = Transformer(settings_of({"name": "xpos"}), V, L0)
-    with pytest.raises(ModelError, match=r"'xpos' .* 26156"):
-        model(ids(1, 2), at([0, scheme.limit], 1))
 
 
 @every_layout
@@ -237,45 +186,3 @@ def test_hyperbolic_hope_is_a_decay_of_each_channel():
     for kernel in ("auto", "dense"):
         ours = attended(scheme, TokenPositions.plain(21), q, k, v, kernel)
         close(ours, weighted(scores, v), atol=1e-12)
-
-
-def test_hyperbolic_documents_at_any_offset():
-    """Documents of one row at positions thousands apart, in both directions: their keys never meet,
-    neither in the outputs nor in the gradients, where a factor without bound of a masked pair would
-    leave 0·∞."""
-    positions = packed([[3, 18, 5, 11], [20, 17]])
-    starts = [doubles([0.5, 4000, 9000, 20]), doubles([0, 7000])]
-    offsets = torch.stack([starts[r][positions.document[r]] for r in range(B)])
-    positions = replace(positions, position=positions.position + offsets, position_end=9006)
-    seen = visible(positions, 37)
-    scheme = scheme_of("hyperbolic", theta=THETA, fastest=0.9, margin=0.1)
-
-    def dense(q, k, v):
-        d = torch.stack([distances(row.tolist()) for row in positions.position]) * seen[:, 0]
-        return weighted(decays(q, k, d, 0.9, 0.1), v, seen)
-
-    results = []
-    for attention in (dense, lambda q, k, v: attended(scheme, positions, q, k, v)):
-        leaves = [x.requires_grad_() for x in drawn(37)]
-        out = attention(*leaves)
-        results.append([out, *torch.autograd.grad(out.square().sum(), leaves)])
-    for expected, ours in zip(*results, strict=True):
-        close(ours, expected, atol=1e-11)
-
-
-@pytest.mark.parametrize("layout", ["plain", "packed"])
-@pytest.mark.parametrize("window", [{}, {"window": 40, "sinks": 3}, {"window": 7, "sinks": 3}])
-def test_hyperbolic_across_kernel_blocks_with_window_and_sinks(window, layout):
-    """Past QUERY_BLOCK keys come as a range, as sinks and a range, or in packed rows all at once.
-    Positions are 30 apart: a key of a block's own queries taken for an earlier one would
-    overflow."""
-    count = 300
-    q, k, v = drawn(count)
-    scheme = scheme_of("hyperbolic", theta=THETA, fastest=2.0, margin=1e-4, **window)
-    positions = TokenPositions.plain(count) if layout == "plain" else packed([[count], [count]])
-    positions = replace(
-        positions, position=positions.position * 30, position_end=30 * count, unit_steps=False
-    )
-    logits = decays(q, k, distances(range(0, 30 * count, 30)), 2.0, 1e-4)
-    expected = weighted(logits, v, visible(positions, count, **window))
-    close_for_tokens(attended(scheme, positions, q, k, v), expected, positions, atol=1e-11)

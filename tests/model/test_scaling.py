@@ -19,7 +19,7 @@ from model.position.rotation import rotate
 from model.position.scaling import plain_frequencies
 from model.position.schemes.rope import Rope
 from tests.model.alone import doubles, normal, scheme_of
-from tests.model.zoo import T, build, close, ids
+from tests.model.zoo import close
 
 THETA = 10_000.0
 every_layout = pytest.mark.parametrize("layout", ["half", "interleaved"])
@@ -100,20 +100,6 @@ def test_scaled_frequencies_and_amplitudes(name, keys, sizes):
         assert scheme.depends_on_length == (name in ("dynamic", "longrope"))
 
 
-def rotated(x: Tensor, position: int, layout: str, **keys) -> Tensor:
-    """x (D,) at a position."""
-    scheme = rope(len(x), layout=layout, **keys)
-    where = TokenPositions.plain(1, offset=position, length=512)
-    return rotate(x[None, None, None], *scheme.tables(where, torch.float64), layout)[0, 0, 0]
-
-
-@every_layout
-def test_rotation_of_two_features_by_hand(layout):
-    """θ_0 = 1 whatever the base: (3, 1) at position 2 rotates anticlockwise by 2 radians."""
-    expected = doubles([-2.157737936467109, 2.3117454439299027])
-    close(rotated(doubles([3.0, 1.0]), 2, layout), expected, atol=1e-14)
-
-
 @every_layout
 def test_rotations_against_huggingface(layout):
     t = 7
@@ -137,25 +123,6 @@ def test_rotations_against_huggingface(layout):
         close(a.float(), b, atol=2e-6)
     gptj = gptj_rotary(q.transpose(1, 2), angles.sin(), angles.cos()).transpose(1, 2)
     close(ours[0], gptj, atol=1e-13)
-
-
-@every_layout
-def test_partial_rotation_leaves_other_features_unchanged(layout):
-    x = normal(10)
-    out = rotated(x, 6, layout, fraction=0.5)  # int(10 · 0.5) = 5 features, 2 pairs
-    close(out[4:], x[4:], atol=0)
-    close(out[:4], rotated(x[:4], 6, layout), atol=1e-13)
-
-
-def test_deepseek_logit_scale_is_an_attention_factor():
-    """cos and sin times m(mscale)/m(mscale_all_dim), logits times m(mscale_all_dim)²: a² is
-    m(mscale)²."""
-    s = 40.0
-    m, m_all = (0.1 * mscale * math.log(s) + 1 for mscale in (0.8, 1.3))
-    scaling = {"name": "yarn", "factor": s, "attention_factor": m}
-    cos, sin = rope(64, scaling=scaling).tables(TokenPositions.plain(4), torch.float64)
-    expected = torch.full_like(cos, (m / m_all) ** 2 * m_all**2)
-    close(cos.square() + sin.square(), expected, atol=1e-12)
 
 
 def test_longrope_first_positions_are_unscaled():
@@ -228,37 +195,3 @@ def test_resonance_rounds_wavelengths():
     close(wavelengths, wavelengths.round(), atol=1e-9)
     plain = 2 * math.pi / plain_frequencies(THETA, 64)
     assert (wavelengths - plain).abs().max() <= 0.5 + 1e-9
-
-
-def test_resonance_comes_after_scaling():
-    theirs, factor = huggingface(64, 512, rope_type="yarn", factor=4.0)
-    scheme = rope(64, scaling={"name": "yarn", "factor": 4.0}, resonance=True)
-    ours, amplitude = scheme.frequencies(4.0)
-    same(ours, 2 * math.pi / (2 * math.pi / theirs).round())
-    assert amplitude == pytest.approx(factor, rel=1e-12)
-
-
-@pytest.mark.parametrize("name", ["rope", "p_rope", "he_xu"])
-@torch.no_grad()
-def test_dropped_positions_equal_nope(name):
-    tokens = ids(2, T)
-    nope = build("none")(tokens)
-    trained = build("rope")
-    dropped = build({"name": name, "scaling": {"name": "drop"}, "resonance": name == "rope"})
-    dropped.load_state_dict(trained.state_dict())
-    close(dropped(tokens), nope, atol=0)
-    assert (trained(tokens) - nope).abs().max() > 1e-2
-
-
-@pytest.mark.parametrize(
-    ("scaling", "words"),
-    [
-        ({"name": "dynamic", "factor": 2.0}, "dynamic factor 7 (auto)"),
-        ({"name": "by_parts"}, "by_parts factor 4 (auto)"),
-        ({"name": "yarn", "factor": 16}, "yarn factor 16"),
-        ({"name": "longrope", "factor": 8, "long_factor": [1] * 5}, "longrope factor 4 (auto)"),
-        ({"name": "drop"}, "drop"),
-    ],
-)
-def test_describe_scaling_for_a_length(scaling, words):
-    assert rope(10, scaling=scaling).settings.scaling.describe(400, 100) == words

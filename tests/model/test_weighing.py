@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from transformers import XLNetConfig
 from transformers.models.bloom.modeling_bloom import _get_alibi_slopes
-from transformers.models.speecht5.modeling_speecht5 import SpeechT5RelativePositionalEncoding
 from transformers.models.xlnet.modeling_xlnet import XLNetRelativeAttention
 
 from model import TokenPositions
@@ -133,19 +132,6 @@ def test_shaw_adds_vectors_to_each_key_and_value(values, layout, window):
         close_for_tokens(attended(scheme, positions, q, k, v, kernel), expected, positions)
 
 
-@torch.no_grad()
-def test_shaw_matches_speecht5():
-    clip = 4
-    scheme = random("shaw", clip=clip)
-    theirs = SpeechT5RelativePositionalEncoding(D, clip + 1).double()
-    nn.init.constant_(theirs.pe_k.weight, math.nan)  # rows of the future, which is masked
-    theirs.pe_k.weight[clip + 1 :] = scheme.key  # row max_length + distance
-    q, k, v = drawn(S)
-    beside = theirs(torch.zeros(1, S, D))  # (S, S, D)
-    logits = q @ by_head(k).mT + (q.transpose(1, 2) @ beside.mT).transpose(1, 2)
-    close(attended(scheme, PLAIN, q, k, v), weighted(logits * SCALE, v), atol=1e-12)
-
-
 def sinusoid(d: float) -> Tensor:
     angles = [d / 10_000 ** (2 * i / C) for i in range((C + 1) // 2)]
     waves = [math.sin(a) for a in angles] + [math.cos(a) for a in angles]
@@ -233,21 +219,3 @@ def test_small_blocks_match_one_block_with_gradients(name, layout, window, monke
     for whole, parts in zip(*results, strict=True):
         assert whole.abs().max() > 1e-3
         close(parts, whole, atol=1e-10)
-
-
-@torch.no_grad()
-def test_initialization_matches_documentation():
-    """CoPE as NoPE; DAPE as its bias alone; Transformer-XL without the two global biases."""
-    tensors = drawn(Q, S)
-    none = attended(scheme_of("none"), PLAIN, *tensors)
-    close(attended(scheme_of("cope"), PLAIN, *tensors), none, atol=1e-13)
-    alibi = attended(scheme_of("alibi"), PLAIN, *tensors)
-    close(attended(scheme_of("dape", base="alibi"), PLAIN, *tensors), alibi, atol=1e-13)
-    dape = scheme_of("dape")
-    assert dape.r1.min() >= 0 and 1 < dape.r1.max() <= 2
-    assert dape.r2.min() >= 0 and dape.r2.max() <= 1
-    scheme = scheme_of("transformer_xl")
-    assert not scheme.u.any() and not scheme.v.any()
-    assert float(scheme.weight.std()) == pytest.approx(C**-0.5, rel=0.1)
-    assert (attended(scheme, PLAIN, *tensors) - none).abs().max() > 0.05
-    assert float(scheme_of("shaw").key.std()) == pytest.approx(D**-0.5, rel=0.2)

@@ -9,7 +9,7 @@ import torch
 import torch._dynamo
 from torch._dynamo.testing import CompileCounter
 
-from data import Batch
+from data.sampling.batches import Batch
 from data.sampling.random_positions import place
 from errors import TrainingError
 from model import Transformer

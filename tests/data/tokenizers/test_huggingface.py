@@ -3,7 +3,6 @@ stays text."""
 
 import inspect
 import json
-import re
 import textwrap
 
 import pytest
@@ -126,32 +125,6 @@ def test_every_piece_has_the_bytes_of_the_decoder(case):
     }
 
 
-@pytest.mark.parametrize(
-    ("pre_tokenizer", "split_digits", "expected"),
-    [
-        ("llama3", True, [b"2", b"0", b"4", b"8", b"7"]),
-        ("gpt2", True, [b"2", b"0", b"4", b"8", b"7"]),
-        ("llama3", False, [b"204", b"87"]),
-        ("gpt2", False, [b"20487"]),
-    ],
-)
-def test_digits(pre_tokenizer, split_digits, expected):
-    settings = HuggingFaceSettings(
-        vocab_size=270, pre_tokenizer=pre_tokenizer, split_digits=split_digits
-    )
-    ours = train_tokenizer(
-        settings, iter(["20487 20487 the cat sat on a mat, the end"] * 9)
-    ).tokenizer
-    assert [ours.pieces[i] for i in ours.encode("20487")] == expected
-
-
-def test_too_large_vocabulary_names_the_largest():
-    with pytest.raises(DataError, match=r"vocab_size=9000 .*at most \d+") as caught:
-        byte_level(vocab_size=9000)
-    most = int(re.search(r"at most (\d+)", str(caught.value))[1])
-    assert byte_level(vocab_size=most).vocab_size == most
-
-
 def test_save_and_load(case, tmp_path):
     ours, _, _ = case
     ours.save(tmp_path)
@@ -206,20 +179,6 @@ def test_controls_in_a_unigram_vocabulary_are_not_produced_from_text():
     for text in ("</s>", "a</s> b</s></s>", "天</s"):
         ids = ours.encode(text)
         assert ours.eos_id == 1 and 1 not in ids and lossless(ours, ids, text)
-
-
-def test_truncation_padding_and_dropout_are_disabled():
-    plain = byte_level()
-    spec = json.loads(plain.content)
-    library = tokenizers.Tokenizer.from_buffer(plain.content)
-    library.enable_truncation(5)
-    library.enable_padding(length=9)
-    spec = json.loads(library.to_str())
-    spec["model"]["dropout"] = 0.5
-    ours = HuggingFaceTokenizer(json.dumps(spec).encode())
-    assert ours.encode(TEXT) == ours.encode(TEXT) == plain.encode(TEXT) and ours.encode(
-        "a"
-    ) == plain.encode("a")
 
 
 @pytest.mark.parametrize(

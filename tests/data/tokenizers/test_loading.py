@@ -2,7 +2,6 @@
 tokenizers."""
 
 import json
-import shutil
 
 import pytest
 import tokenizers
@@ -21,9 +20,7 @@ from data.tokenizers import load_tokenizer_file, saved_settings
 from data.tokenizers.tokenizer_settings import (
     BytesSettings,
     HuggingFaceSettings,
-    SentencePieceSettings,
 )
-from tests.corpora import STORIES, needs_stories
 
 TEXT = "the cat sat on the mat, and the dog sat on the log; " * 9
 BOS = "<|begin_of_text|>"
@@ -119,21 +116,6 @@ def test_symbols_come_from_the_most_specific_file(plain, tmp_path, files, bos, e
     assert (file.eos_ids, file.hash) == (eos_ids, ours.hash)
 
 
-@needs_stories
-def test_sentencepiece_folder(tmp_path):
-    shutil.copy(STORIES / "tok512.model", tmp_path / "tokenizer.model")
-    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 7]}))
-    ours = load_folder_tokenizer(tmp_path)
-    assert (ours.bos_id, ours.eos_id, ours.eos_ids, ours.add_bos) == (1, 2, (2, 7), True)
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"add_bos_token": False}))
-    assert not load_folder_tokenizer(tmp_path).add_bos
-    ours.save(tmp_path / "saved")
-    assert load_tokenizer(tmp_path / "saved").eos_ids == (2, 7)
-    assert saved_settings(tmp_path / "saved") == SentencePieceSettings(
-        model=str(tmp_path / "saved" / "tokenizer.model")
-    )
-
-
 def test_unusable_folders(plain, tmp_path):
     with pytest.raises(DataError, match=r"tokenizer.json nor tokenizer.model"):
         load_folder_tokenizer(tmp_path)
@@ -144,15 +126,6 @@ def test_unusable_folders(plain, tmp_path):
         (tmp_path / "tokenizer_config.json").write_text(damaged)
         with pytest.raises(DataError, match=r"tokenizer_config.json is damaged"):
             load_folder_tokenizer(tmp_path)
-
-
-def test_kind_of_file_and_settings_agree(plain, tmp_path):
-    write_folder(tmp_path, plain)
-    with pytest.raises(DataError, match=r"tokenizer.json requires data.tokenizer.name=huggingface"):
-        load_tokenizer_file(tmp_path / "tokenizer.json", "sentencepiece")
-    (tmp_path / "x.model").write_bytes(b"\x0a\x01")
-    with pytest.raises(DataError, match=r"x.model requires data.tokenizer.name=sentencepiece"):
-        load_tokenizer_file(tmp_path / "x.model", "huggingface")
 
 
 def test_damaged_card(tmp_path):

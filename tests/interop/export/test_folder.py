@@ -17,7 +17,6 @@ from generation.decoding import Generation
 from generation.sampling import SamplingParams
 from interop import build_model, read_folder
 from interop.export import parity
-from interop.export.exported_weights import export_weights
 from interop.export.folder import export_folder
 from interop.export.parity import parity_lengths
 from interop.extras import load_extra
@@ -109,10 +108,10 @@ def test_average_and_last_weights(tmp_path, monkeypatch):
         (([], 0.5), (["--weights", "last"], 1), (["--step", "7"], 0))
     ):
         out = tmp_path / f"{number}"
-        words = [str(run), "--format", "safetensors", "--out", str(out), *choice]
+        words = [str(run), "--multiples", "1", "--out", str(out), *choice]
         monkeypatch.setattr(sys, "argv", ["export_model.py", *words])
         export_model.main()
-        found = load_file(out)["embed.weight"]
+        found = load_file(out / "model.safetensors")["model.embed_tokens.weight"]
         torch.testing.assert_close(found, (first + added).detach(), rtol=0, atol=1e-6)
 
 
@@ -168,30 +167,29 @@ PLACES = ["existing", "below a file", "below a loop of links", "a dangling link"
 
 
 @pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("kind", ["hf", "safetensors", "import"])
+@pytest.mark.parametrize("kind", ["export", "import"])
 def test_places_that_cannot_be_written(kind, place, places, run, monkeypatch):
     """Refused before the run or the checkpoint is read."""
     out = str(places[place])
     script = import_model if kind == "import" else export_model
-    words = ["hf:absent"] if kind == "import" else [str(run), "--format", kind]
+    words = ["hf:absent"] if kind == "import" else [str(run)]
     monkeypatch.setattr(Run, "load", None)
     monkeypatch.setattr(sys, "argv", ["script", *words, "--out", out])
     with pytest.raises(InteropError, match=re.escape(out)):
         script.main()
 
 
-@pytest.mark.parametrize("format_", ["hf", "safetensors", "import"])
+@pytest.mark.parametrize("kind", ["export", "import"])
 @pytest.mark.parametrize("is_known", [True, False])
-def test_full_disk(format_, is_known, run, tmp_path, monkeypatch):
+def test_full_disk(kind, is_known, run, tmp_path, monkeypatch):
     """Noticed before anything is written, or while it is written; nothing is left."""
     loaded = Run.open(run).load()
     checkpoint = tmp_path / "source"
     export_folder(loaded, checkpoint, multiples=(1,))
     write = {
-        "hf": lambda out: export_folder(loaded, out, multiples=(1,)),
-        "safetensors": lambda out: export_weights(loaded, out),
+        "export": lambda out: export_folder(loaded, out, multiples=(1,)),
         "import": lambda out: write_run(read_folder(checkpoint), out),
-    }[format_]
+    }[kind]
     before = set(tmp_path.iterdir())
     if is_known:
         usage = shutil.disk_usage(tmp_path)._replace(free=100)

@@ -23,7 +23,8 @@ import torch
 
 import train
 import training.setup
-from data import BatchSampler, DataError
+from data import DataError
+from data.sampling.batches import BatchSampler
 from errors import TrainingError
 from model import ContextShard
 from tests.processes import free_port

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import errno
 import os
-import runpy
 import shutil
 import subprocess
 import sys
@@ -13,7 +12,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from errors import TrainingError
 from run_directory import checkpoints as saved
@@ -84,7 +82,6 @@ def test_sharded_run_end_to_end(exact, tmp_path, monkeypatch, capsys):
     the end."""
     whole = tmp_path / "whole"
     folder = tmp_path / "sharded"
-    out = tmp_path / "weights.safetensors"
     exact = [*exact, "training.checkpoint={interval: 3, keep: 9, asynchronous: true}"]
     exact += ["training.ema={decay: 0.7, start: 2}"]
     assert here(monkeypatch, *exact, "--run-dir", str(whole)) == 0
@@ -118,20 +115,7 @@ def test_sharded_run_end_to_end(exact, tmp_path, monkeypatch, capsys):
     assert by_two() == [0, 0]
     assert differ(lines(whole), lines(folder)) < 1e-9
 
-    monkeypatch.setattr(
-        sys, "argv", ["export_model.py", str(folder), "--format", "safetensors", "--out", str(out)]
-    )
-    with pytest.raises(SystemExit) as ended:
-        runpy.run_path(str(ROOT / "scripts" / "export_model.py"), run_name="__main__")
-    assert ended.value.code == 0
-    want = weights_of(Run.open(whole).load().model)
-    exported = load_file(out)
-    assert want.keys() == exported.keys()
-    for name, tensor in want.items():
-        torch.testing.assert_close(exported[name], tensor, rtol=0, atol=1e-10, msg=name)
-    with pytest.raises(SystemExit) as ended:  # never over a file that is there
-        runpy.run_path(str(ROOT / "scripts" / "export_model.py"), run_name="__main__")
-    assert ended.value.code == 2 and "already exists" in capsys.readouterr().err
+    same_weights(folder, whole, None)
 
 
 def test_single_process_sharding_with_bfloat16_gathers(overrides, tmp_path, monkeypatch):
