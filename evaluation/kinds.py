@@ -230,7 +230,7 @@ class DiagnosticEvaluation(Evaluation):
     def report(self, results: list[Any], facts: dict) -> EvaluationReport:
         (result,) = results
         result.facts |= {"corpus": self.stores.name, "changed": self.runs[0].changed, **facts}
-        report = attention_report if isinstance(result, AttentionResult) else generation_report
+        report: Any = attention_report if isinstance(result, AttentionResult) else generation_report
         return report(result, f"{self.settings.protocol}-{self.settings.identity()}")
 
 

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from data import DataError, TokenStore, open_prepared
-from data.files import read_object
 from data.sources import GENERATED, open_text
 from data.tasks import HaystackTask, is_for
 from data.tokenizers import saved_settings
@@ -86,9 +85,6 @@ def _training_folders(runs: Sequence[EvaluatedRun]) -> Iterator[str | None]:
         yield manifest.get("data")
     for manifest in manifests:
         yield from manifest.get("mixture") or ()
-        groups = manifest.get("groups")
-        if groups and Path(groups).is_file():
-            yield from read_object(Path(groups))["folders"]
 
 
 def _tokenizer_setting(run: EvaluatedRun) -> str:
@@ -134,7 +130,10 @@ def haystacks(
 
         return texts, f"{Path(folder).name}/valid"
     source = open_text(task.haystack, "task.haystack")
-    held = (d for d in source.documents() if d.fault is None and is_for(d.name, "evaluation"))
-    return lambda: (
-        (d.name, d.text) for d in held
-    ), f"{source.label}, documents held out from training"
+
+    def held_out() -> Iterator[tuple[str, str]]:
+        for document in source.documents():
+            if document.fault is None and is_for(document.name, "evaluation"):
+                yield document.name, document.text
+
+    return held_out, f"{source.label}, documents held out from training"

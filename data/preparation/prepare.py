@@ -209,7 +209,7 @@ class _Preparation:
         index = None
         if s.duplicate_threshold <= 1:
             index = ShingleIndex([shingles(text) for text in self._validation_texts()])
-        missing = [chunk for chunk in chunks if not self._is_done(chunk)]
+        missing = [chunk for chunk in chunks if not result_path(self.folder, chunk).is_file()]
         if done := len(chunks) - len(missing):
             self.console.info(f"{done} of {len(chunks)} shards are already tokenized")
         encoder = ChunkEncoder(self.folder, s, self.tokenizer, chunks, index)
@@ -327,17 +327,6 @@ class _Preparation:
                     used += size
                     yield piece
 
-    def _is_done(self, chunk: Chunk) -> bool:
-        path = result_path(self.folder, chunk)
-        if not path.is_file():
-            return False
-        for split, shard in read_json(path)["shards"].items():
-            for name, facts in shard["files"].items() if shard else ():
-                file = self.folder / split / name
-                if not file.is_file() or file.stat().st_size != facts["bytes"]:
-                    return False
-        return True
-
     def _finish(
         self, chunks: list[Chunk], index: ShingleIndex | None, training: dict[str, Any]
     ) -> dict[str, Any]:
@@ -372,8 +361,6 @@ class _Preparation:
             },
             "passed_over": dict(faults),
             "examples": examples,
-            "read": text.state["read"],
-            "ended": text.state["ended"],
             "bytes_read": int(text.bytes.sum()),
             "lossy_documents": sum(result["lossy"] for result in results),
             "near_duplicates": self._duplicates(index, results),

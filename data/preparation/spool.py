@@ -70,7 +70,7 @@ def fill(
     if (folder / "spool.json").is_file():
         return
     count = next(n for n in itertools.count() if not chunk_path(folder, n).is_file())
-    state: dict[str, Any] = {"read": 0, "bytes": 0, "faults": {}, "examples": {}, "ended": False}
+    state: dict[str, Any] = {"read": 0, "bytes": 0, "faults": {}, "examples": {}}
     if count:
         metadata = pyarrow.parquet.read_schema(chunk_path(folder, count - 1)).metadata
         state = json.loads(metadata[b"state"])
@@ -124,27 +124,22 @@ def _chunks(
             rows = []
             size = 0
             number += 1
-    else:
-        state["ended"] = True
     if rows:
         yield rows
 
 
-def _nothing_left(
-    source: Source,
-    faults: dict[str, int],
-    examples: dict[str, str],
-) -> str:
+def _nothing_left(source: Source, faults: dict[str, int], examples: dict[str, str]) -> str:
     where = ", ".join(map(str, getattr(source, "paths", ()))) or source.label
     if not faults:
         return f"{where} has no documents; use another {source.place}"
-    by_count = sorted(faults, key=faults.__getitem__, reverse=True)
     reasons = "; ".join(
-        f"{faults[fault]:,} {fault} (such as {examples[fault]})" for fault in by_count
+        f"{count:,} {fault} (such as {examples[fault]})"
+        for fault, count in sorted(faults.items(), key=lambda item: -item[1])
     )
-    is_keyed = any("under the key" in fault for fault in faults)
-    key = f" and the right {source.place}.text_key" if is_keyed else ""
-    return f"{where} has no usable text: {reasons}. Use UTF-8 text{key}"
+    return (
+        f"{where} has no usable text: {reasons}. Use UTF-8 text, and the right "
+        f"{source.place}.text_key of records"
+    )
 
 
 class Spool:

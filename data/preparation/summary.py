@@ -41,31 +41,26 @@ class NullConsole:
 
 
 def split_summary(store: TokenStore) -> dict[str, Any]:
+    clusters = [cluster for cluster in store.clusters if cluster]
     documents = store.n_documents
     tokens = store.n_tokens
     raw = int(store.bytes.sum())
     control = documents * (store.has_bos + store.has_eos)
     made = np.array([name.startswith(GENERATED) for name in store.names], dtype=bool)
-    at_least = {str(length): int((store.lengths >= length).sum()) for length in LENGTHS}
     return {
         "documents": documents,
-        "units": _units(store.clusters),
+        # clusters, and documents without a cluster
+        "units": len(set(clusters)) + documents - len(clusters),
         "tokens": tokens,
         "bytes": raw,
         "items": int(made.sum()),
         "bytes_of_items": int(store.bytes[made].sum()),
         "bytes_per_token": raw / (tokens - control) if tokens > control else None,
         "longest": int(store.lengths.max()) if documents else 0,
-        "documents_at_least": at_least,
-        "share_at_least": {key: n / documents if documents else 0.0 for key, n in at_least.items()},
+        "documents_at_least": {
+            str(length): int((store.lengths >= length).sum()) for length in LENGTHS
+        },
     }
-
-
-def _units(clusters: list[str | None]) -> int:
-    """Number of independent units: clusters, and documents without a cluster."""
-    return len({cluster for cluster in clusters if cluster}) + sum(
-        not cluster for cluster in clusters
-    )
 
 
 def report_few_held_out(summary: dict[str, Any], console: Any) -> None:
@@ -118,8 +113,8 @@ def _cells(split: dict[str, Any]) -> dict[str, str]:
     share = (split.get("bytes_of_items") or 0) / max(1, split["bytes"])
     cells["task items"] = f"{items:,} ({share:.1%} of the bytes)" if items else ""
     for length in LENGTHS:
-        share = split["share_at_least"][str(length)]
         count = split["documents_at_least"][str(length)]
+        share = count / max(1, split["documents"])
         cells[f">= {length:,} tokens"] = f"{share:.1%} ({count:,})"
     return cells
 

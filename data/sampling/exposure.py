@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from data.sampling.batches import BatchSampler
 
 EXPOSURE = "exposure.npz"
-# limit on positions and pairs counted individually in a run: one to two seconds
+# limit on pairs counted individually in a run: one to two seconds
 COUNTED = 200_000_000
 _AT_ONCE = 1 << 18  # tokens
 
@@ -114,22 +114,16 @@ class ExposureLedger:
         self.batches = batches
         self.rule = rule
         self.start = start
-        sampler = batches.positions.name
-        self._plain = sampler == "plain"
-        self._unit_steps = sampler in ("plain", "random_offset")
-        self.stride = 1 if self._plain else max(1, -(-self._work(steps) // COUNTED))
+        self._plain = batches.positions.name == "plain"
+        pairs = sum(
+            (part.stop - part.first) * part.length * (part.length + 1) // 2
+            for part in batches.plan.shares(start, steps)
+        )
+        self.stride = 1 if self._plain else max(1, -(-pairs // COUNTED))
         self._done = start
         self._counted = 0
         self._positions = Bins()  # as the distances, of sampled steps where the values are random
         self._distances = Bins()
-
-    def _work(self, steps: int) -> int:
-        """Positions of the whole run, or pairs if distances are random."""
-        work = 0
-        for part in self.batches.plan.shares(self.start, steps):
-            per_token = 1 if self._unit_steps else (part.length + 1) // 2
-            work += (part.stop - part.first) * part.length * per_token
-        return work
 
     def upto(self, step: int) -> Exposure:
         """Return the exposure of steps `start` ... `step` − 1. `step` must not decrease between
@@ -146,7 +140,7 @@ class ExposureLedger:
         counted = steps if self._plain else self._counted
         factor = steps / counted if counted else 1.0
         positions = self._positions.scaled(factor)
-        distances = self._distances.scaled(1.0 if self._unit_steps else factor)
+        distances = self._distances.scaled(factor)
         inputs = [(part.stop - part.first) * part.length for part in plan.shares(self.start, step)]
         return Exposure(
             positions=positions.counts,
@@ -159,20 +153,18 @@ class ExposureLedger:
 
     def _count(self, steps: list[int], rule: ExposureRule) -> None:
         """Count consecutive steps of one segment with one attention range."""
-        if self._unit_steps:
+        if self._plain:
             texts = texts_by_length(self.batches, steps[0], steps[-1] + 1)
+            self._positions = self._positions.plus(Bins(0, above(texts)))
             self._distances = self._distances.plus(Bins(0, unit_distances(texts, rule)))
-            if self._plain:
-                self._positions = self._positions.plus(Bins(0, above(texts)))
-                return
+            return
         sampled = [step for step in steps if self._is_sampled(step)]
         segment = self.batches.plan.at(steps[0])
         group = max(1, _AT_ONCE // (segment.batch_size * segment.length))
         for i in range(0, len(sampled), group):
             placed = _stacked([self.batches.positioned(step) for step in sampled[i : i + group]])
             self._positions = self._positions.plus(Bins.of(placed.position))
-            if not self._unit_steps:
-                self._distances = self._distances.plus(distances_of(placed, rule))
+            self._distances = self._distances.plus(distances_of(placed, rule))
         self._counted += len(sampled)
 
     def _is_sampled(self, step: int) -> bool:

@@ -25,7 +25,7 @@ from data.sources.text_source import (
     from_record,
     utf8,
 )
-from data.text_settings import FilesSource, StdlibSource
+from data.text_settings import FilesSource
 from errors import DataError
 
 BLOCK = 1 << 20
@@ -183,32 +183,17 @@ class Stdlib(Source):
 
     label = "stdlib"
 
-    def __init__(
-        self,
-        settings: StdlibSource,
-        place: str,
-        folder: Path | None = None,
-    ):
-        super().__init__(settings, place)
-        self.folder = folder or Path(sysconfig.get_paths()["stdlib"])
+    folder = Path(sysconfig.get_paths()["stdlib"])
 
     @cached_property
     def files(self) -> list[str]:
         """Sorted file paths relative to the library folder."""
-        found = []
+        names = []
         for root, folders, files in os.walk(self.folder):
             folders[:] = [name for name in folders if name not in EXCLUDED]
             inside = Path(root).relative_to(self.folder)
-            found += [(inside / name).as_posix() for name in files if name.endswith(".py")]
-        if not found:
-            raise DataError(
-                f"{self.folder} has no files of Python's standard library; set "
-                f"{self.place}.name=files and {self.place}.path"
-            )
-        return sorted(found)
-
-    def check(self) -> None:
-        len(self.files)  # raises DataError if there are none
+            names += [(inside / name).as_posix() for name in files if name.endswith(".py")]
+        return sorted(names)
 
     def fingerprint(self) -> str:
         listing = [f"{name} {(self.folder / name).stat().st_size}" for name in self.files]

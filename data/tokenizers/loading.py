@@ -16,6 +16,7 @@ from data.tokenizers.tokenizer_settings import (
 from errors import DataError
 
 _READERS = {kind.file: kind for kind in (HuggingFaceTokenizer, SentencePieceTokenizer)}
+_KINDS = {kind.name: kind for kind in _READERS.values()}
 
 
 def load_tokenizer(folder: Path | str) -> Tokenizer:
@@ -25,14 +26,13 @@ def load_tokenizer(folder: Path | str) -> Tokenizer:
     name = card.pop("name")
     expected = card.pop("hash")
     tokenizer: Tokenizer = ByteTokenizer()
-    for kind in _READERS.values():
-        if kind.name == name:
-            path = folder / kind.file
-            if not path.is_file():
-                raise DataError(f"{path} is missing; prepare the data again")
-            tokenizer = kind(path.read_bytes(), str(path), **card)
+    path = folder / CARD
+    if name in _KINDS:
+        path = folder / _KINDS[name].file
+        if not path.is_file():
+            raise DataError(f"{path} is missing; prepare the data again")
+        tokenizer = _KINDS[name](path.read_bytes(), str(path), **card)
     if tokenizer.hash != expected:
-        path = folder / tokenizer.file
         raise DataError(f"{path} does not match its recorded hash; prepare the data again")
     return tokenizer
 
@@ -42,15 +42,11 @@ def _read_card(folder: Path) -> dict[str, Any]:
     path = folder / CARD
     if not path.is_file():
         raise DataError(f"{folder} has no {CARD}; prepare the data again")
-    fix = "delete its folder and prepare the data again"
-    with damage_reported(path, fix):
+    with damage_reported(path, "delete its folder and prepare the data again"):
         card = read_json(path)
-        missing = {"name", "hash", "eos_ids", "add_bos"} - set(card)
-        if missing:
-            raise DataError(f"{path} has no {', '.join(sorted(missing))}; {fix}")
-    known = [ByteTokenizer.name, *(kind.name for kind in _READERS.values())]
-    if card["name"] not in known:
-        raise DataError(f"{path}: unknown tokenizer {card['name']!r}; known are {', '.join(known)}")
+        is_known = card["name"] in (ByteTokenizer.name, *_KINDS)
+        if not is_known or not {"hash", "eos_ids", "add_bos"} <= card.keys():
+            raise ValueError
     return card
 
 

@@ -4,7 +4,7 @@ targets."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -184,6 +184,12 @@ class AttentionSession(CellSession):
         super().run()
         self.result.absent |= self.result.failed
         return self.result
+
+    def seconds(self, cells: Sequence[EvaluationCell]) -> float:
+        """Also of the windows that are read again in float64 and each lower precision."""
+        precision = self.settings.precision
+        again = self.settings.precision_windows * (1 + len(precision)) if precision else 0
+        return super().seconds(cells) * (1 + again / self.result.windows)
 
     def trial(self, model: Transformer, length: int, keep: int) -> None:
         tokens = torch.zeros(1, length, dtype=torch.long, device=self.device)

@@ -15,7 +15,8 @@ from errors import EvaluationError
 from evaluation.contamination.screening import Screening, screen, shared_text
 from evaluation.evaluated_model import EvaluatedModel
 from evaluation.evaluation_settings import ContaminationSettings, EvaluationSettings
-from evaluation.ranks import LAUNCH, EvaluationRanks, lost_process
+from evaluation.ranks import EvaluationRanks, lost_process
+from evaluation.scoring.cells import CellStore
 from evaluation.scoring.methods import TRAINED, TRUNCATE, Method, new_sinks
 from evaluation.scoring.plan import EvaluationPlan, make_plan, raw_bytes, truncation_step
 from evaluation.scoring.scoring import (
@@ -80,6 +81,7 @@ class EvaluationSession(CellSession):
     """
 
     result: EvaluationResult
+    store: CellStore
 
     def __init__(
         self,
@@ -385,10 +387,6 @@ def _check_processes(
     settings: EvaluationSettings, subject: EvaluatedModel, ranks: EvaluationRanks
 ) -> None:
     """Raise EvaluationError for a number of processes that the settings do not allow."""
-    if settings.context != ranks.context:
-        raise EvaluationError(
-            f"context = {settings.context} requires several processes: start {LAUNCH}"
-        )
     shortest = settings.grid(subject.trained_length)[0]
     chunks = 2 * settings.context
     if settings.context > 1 and shortest < chunks:

@@ -16,7 +16,6 @@ from evaluation.scoring.cells import KEY_FORMAT, CellStore, cell_file
 from evaluation.scoring.forecast import choose_batch, fit_pace, memory_budget, memory_needed
 from evaluation.scoring.methods import TRAINED, Method
 from evaluation.scoring.scoring import CellFailed, ModelScorer
-from evaluation.scoring.windows import TargetWindows
 from model import ModelError, Transformer
 from run_directory.console import Console, duration
 
@@ -51,7 +50,7 @@ class EvaluationCell:
     chunk: int  # tokens of one pass
     answers: int = 0  # tokens of the candidates, read after each item
     role: str = ""  # what sets it apart from the cell of its method and length
-    windows: TargetWindows | None = None
+    windows: Any = None  # TargetWindows, of text that is read in windows
 
     @property
     def where(self) -> tuple[str, int]:

@@ -90,11 +90,11 @@ def analyze(result: EvaluationResult) -> Analysis:
     family = max(1, len(beyond - result.absent.keys()))
     verdicts = []
     if result.truncated is not None and result.plan.protocol != "by-position":
-        verdicts = [_verdicts(result, label, family) for label in judged]
+        verdicts = [_verdicts(result, result.truncated, label, family) for label in judged]
     by_cell = {(of.method, verdict.length): verdict for of in verdicts for verdict in of.verdicts}
     parts = []
-    is_known = result.seen is not None and result.plan.protocol != "by-position"
-    if is_known and len(np.unique(result.seen)) > 1:
+    seen = None if result.plan.protocol == "by-position" else result.seen
+    if seen is not None and len(np.unique(seen)) > 1:
         parts = [_part(result, cells, known, beyond, family) for known in (False, True)]
     unigram = None if result.unigram is None else pooled(result.unigram)
     learned = None
@@ -192,11 +192,13 @@ def _failed(result: EvaluationResult, label: str) -> list[int]:
     return [length for method, length in result.failed if method == label]
 
 
-def _verdicts(result: EvaluationResult, label: str, family: int) -> MethodVerdicts:
+def _verdicts(
+    result: EvaluationResult, reference: np.ndarray, label: str, family: int
+) -> MethodVerdicts:
     return judge(
         label,
         _by_length(result, label),
-        result.truncated,
+        reference,
         result.unit,
         result.subject.trained_length,
         tolerance=result.settings.tolerance,

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -86,7 +87,8 @@ def read_measured(paths: Sequence[Path], evaluation: str | None = None) -> list[
     ]
 
 
-def _tables(documents: list[dict]) -> dict[tuple[str, int], np.ndarray]:
+def _tables(documents: list[dict]) -> dict[Any, np.ndarray]:
+    """Mean NLL (S, D) by (method, length), of the cells that every document has."""
     cells = pd.DataFrame([cell for document in documents for cell in document["cells"]])
     cells = cells[cells["unit_nll"].notna() & (cells["method"] != TRUNCATE)]
     return {

@@ -47,7 +47,6 @@ class TaskSession(CellSession):
         cells: Path,
         facts: dict,
         console=None,
-        reader: Callable[[Transformer], Reader] | None = None,
     ):
         result = TaskResult(
             settings=settings,
@@ -63,9 +62,6 @@ class TaskSession(CellSession):
         super().__init__(result, cells, console, EvaluationRanks())
         self.title = f"{drawn.count} items of {drawn.candidates} candidates"
         self.drawn = drawn
-        self.read = reader or (
-            lambda model: TaskScorer(model, self.device, settings.chunk, drawn.vocab_size)
-        )
 
     def cells(self) -> list[EvaluationCell]:
         return [
@@ -96,7 +92,7 @@ class TaskSession(CellSession):
         inputs = int(cell.inputs[0])
         n = self.drawn.count
         answers = read_items(
-            self.read(model),
+            self.reader(model),
             self.drawn.items[cell.length],
             cell.length,
             bos=self.drawn.bos,
@@ -105,6 +101,9 @@ class TaskSession(CellSession):
             after_batch=lambda done: advance(done / n),
         )
         return np.concatenate([answers.nll, answers.exact[:, None]], axis=1)
+
+    def reader(self, model: Transformer) -> Reader:
+        return TaskScorer(model, self.device, self.settings.chunk, self.drawn.vocab_size)
 
     def keep(self, cell: EvaluationCell, values: np.ndarray) -> None:
         self.result.answers[cell.where] = TaskAnswers(values[:, :-1], values[:, -1] > 0)

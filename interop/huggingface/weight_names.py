@@ -74,34 +74,35 @@ QWEN35: WeightMap = {
     **QK_NORMS,
     "self_attn.q_proj.weight": ("attention.wq.weight", "attention.wg.weight"),
 }
+_NO_ATTENTION: WeightMap = {name: ours for name, ours in LLAMA.items() if "self_attn" not in name}
+_DELTA: WeightMap = {
+    **_NO_ATTENTION,
+    "linear_attn.conv1d.weight": ("attention.convolution.weight",),
+    "linear_attn.dt_bias": ("attention.decay_bias",),
+    "linear_attn.A_log": ("attention.decay_rate",),
+}
 QWEN35_DELTA: WeightMap = {
-    **{name: ours for name, ours in LLAMA.items() if "self_attn" not in name},
+    **_DELTA,
     "linear_attn.in_proj_qkv.weight": PHI3["self_attn.qkv_proj.weight"],
     "linear_attn.in_proj_z.weight": ("attention.w_gate.weight",),
     "linear_attn.in_proj_b.weight": ("attention.w_beta.weight",),
     "linear_attn.in_proj_a.weight": ("attention.w_decay.weight",),
-    "linear_attn.conv1d.weight": ("attention.convolution.weight",),
-    "linear_attn.dt_bias": ("attention.decay_bias",),
-    "linear_attn.A_log": ("attention.decay_rate",),
     "linear_attn.norm.weight": ("attention.output_norm",),
     "linear_attn.out_proj.weight": ("attention.wo.weight",),
 }
 OLMO_HYBRID_DELTA: WeightMap = {
-    **{name: ours for name, ours in LLAMA.items() if "self_attn" not in name},
+    **_DELTA,
     "linear_attn.q_proj.weight": ("attention.wq.weight",),
     "linear_attn.k_proj.weight": ("attention.wk.weight",),
     "linear_attn.v_proj.weight": ("attention.wv.weight",),
     "linear_attn.g_proj.weight": ("attention.w_gate.weight",),
     "linear_attn.b_proj.weight": ("attention.w_beta.weight",),
     "linear_attn.a_proj.weight": ("attention.w_decay.weight",),
-    "linear_attn.conv1d.weight": ("attention.convolution.weight",),
-    "linear_attn.dt_bias": ("attention.decay_bias",),
-    "linear_attn.A_log": ("attention.decay_rate",),
     "linear_attn.o_norm.weight": ("attention.output_norm",),
     "linear_attn.o_proj.weight": ("attention.wo.weight",),
 }
 MINICPM3: WeightMap = {
-    **{name: ours for name, ours in LLAMA.items() if "self_attn" not in name},
+    **_NO_ATTENTION,
     "self_attn.q_proj.weight": ("attention.wq.weight",),
     "self_attn.kv_a_proj_with_mqa.weight": ("attention.w_down.weight",),
     "self_attn.kv_a_layernorm.weight": ("attention.latent_norm.weight",),

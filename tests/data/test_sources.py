@@ -11,7 +11,6 @@ import pytest
 
 from data import DataError
 from data.sources import Document, open_source
-from data.sources.local import Stdlib
 from data.text_settings import FilesSource, HubSource, StdlibSource
 
 RECORDS = [
@@ -187,7 +186,7 @@ def test_hub_calls_on_local_files(tmp_path, monkeypatch, streaming, ending):
         list(open_source(settings.model_copy(update={"text_key": "body"})).documents())
 
 
-def test_standard_library_source(tmp_path):
+def test_standard_library_source():
     source = open_source(StdlibSource())
     names = source.files
     assert names == sorted(names) and {"argparse.py", "json/decoder.py"} <= set(names)
@@ -195,5 +194,3 @@ def test_standard_library_source(tmp_path):
     assert not {"site-packages", "encodings", "pydoc_data", "__pycache__"} & folders
     document = next(source.documents(names.index("argparse.py")))
     assert document.name == "argparse.py" and document.text
-    with pytest.raises(DataError, match=r"data\.source\.name=files"):
-        Stdlib(StdlibSource(), "data.source", tmp_path).check()

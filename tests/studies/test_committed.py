@@ -59,7 +59,9 @@ def stand_ins(tmp_path, monkeypatch):
 
     def local(settings, place: str) -> Stdlib:
         is_held_out = getattr(settings, "split", "") == "validation"
-        return Stdlib(settings, place, tmp_path / ("validation" if is_held_out else "stdlib"))
+        source = Stdlib(settings, place)
+        source.folder = tmp_path / ("validation" if is_held_out else "stdlib")
+        return source
 
     for name in ("stdlib", "hub"):
         monkeypatch.setitem(SOURCES, name, local)

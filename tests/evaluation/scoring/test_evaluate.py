@@ -1,5 +1,4 @@
 import json
-import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -83,17 +82,6 @@ def test_finished_cells_are_not_measured_again(do, subject):
     assert not any("reused" in line for line in console.lines)
 
 
-def test_damaged_cell_is_measured_again(do, subject, tmp_path):
-    first = do()
-    path = sorted((tmp_path / "cells").glob("*.npz"))[2]
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 255
-    path.write_bytes(bytes(data))
-    subject.used.clear()
-    assert_equal(first.nll, do().nll)
-    assert len(subject.used) == 1
-
-
 def test_any_flipped_bit_of_a_cell_is_found(tmp_path):
     """In zip headers too, of which Python's reader raises errors of several classes."""
     store = CellStore(tmp_path)
@@ -173,14 +161,6 @@ def test_bits_per_byte_are_omitted_for_lossy_tokenization(do, make_store, tokeni
     assert cell.bits_per_byte == pytest.approx(nats / np.log(2) / result.n_bytes, rel=1e-12)
     store.bytes[3] += 1  # a byte of this document stands behind no token
     assert do(store=store).n_bytes is None
-
-
-def test_oversized_length_error_suggests_length(do):
-    with pytest.raises(EvaluationError, match="length 64 needs about") as caught:
-        do(memory=0.00008)
-    fits = int(re.findall(r"length (\d+) would fit", str(caught.value))[0])
-    assert 5 <= fits < 64
-    do(memory=0.00008, lengths=[16, fits])
 
 
 def test_a_non_finite_cell_fails_alone(do, subject, monkeypatch):

@@ -80,15 +80,6 @@ def test_reach_matches_definition(seed):
     assert got.reach == min(want, default=None) and got.shown == max(shown, default=64)
 
 
-def test_gains_are_per_doubling_with_an_interval():
-    nll = curve({64: 1.0, 1024: 0.6}, sd=0.03)
-    (one,) = context_reach("x", nll, UNIT, tolerance=0.02).doublings
-    # 64 to 1024 is four doublings
-    means = (nll[64] - nll[1024]).reshape(UNITS, EACH).mean(axis=1) / 4
-    assert one.gain.estimate == pytest.approx(means.mean())
-    assert one.gain.half == pytest.approx(stats.t.ppf(0.975, UNITS - 1) * stats.sem(means))
-
-
 def test_failed_length_stops_testing():
     flat = curve(dict.fromkeys((64, 128, 512), 1.0))
     flat[1024] = flat[512]

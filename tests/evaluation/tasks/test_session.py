@@ -46,15 +46,16 @@ def draw(task=None, **settings):
 def answered(reader, tmp_path, **changes):
     settings, drawn = draw(**changes)
     facts = {"task": drawn.task.name, "haystack": "here", "tokenizer_hash": TOKENIZER.hash}
-    return TaskSession(
+    session = TaskSession(
         settings,
         MemoryModel(small_model()),
         drawn,
         [TRAINED, CUT],
         cells=tmp_path / "cells",
         facts=facts,
-        reader=lambda model: reader,
-    ).run()
+    )
+    session.reader = lambda model: reader
+    return session.run()
 
 
 def retriever(prompts, candidates, length):
