@@ -361,8 +361,6 @@ class _Preparation:
             },
             "passed_over": dict(faults),
             "examples": examples,
-            "read": text.state["read"],
-            "ended": text.state["ended"],
             "bytes_read": int(text.bytes.sum()),
             "lossy_documents": sum(result["lossy"] for result in results),
             "near_duplicates": self._duplicates(index, results),

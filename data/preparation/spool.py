@@ -70,7 +70,7 @@ def fill(
     if (folder / "spool.json").is_file():
         return
     count = next(n for n in itertools.count() if not chunk_path(folder, n).is_file())
-    state: dict[str, Any] = {"read": 0, "bytes": 0, "faults": {}, "examples": {}, "ended": False}
+    state: dict[str, Any] = {"read": 0, "bytes": 0, "faults": {}, "examples": {}}
     if count:
         metadata = pyarrow.parquet.read_schema(chunk_path(folder, count - 1)).metadata
         state = json.loads(metadata[b"state"])
@@ -124,8 +124,6 @@ def _chunks(
             rows = []
             size = 0
             number += 1
-    else:
-        state["ended"] = True
     if rows:
         yield rows
 
