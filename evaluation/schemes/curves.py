@@ -43,7 +43,13 @@ class SchemeShape:
     @property
     def geometry(self) -> HeadGeometry:
         return HeadGeometry(
-            self.dim, self.heads, self.dim, self.train_length, self.train_length, self.heads
+            dim=self.dim,
+            heads=self.heads,
+            head_dim=self.dim,
+            train_length=self.train_length,
+            original_length=self.train_length,
+            kv_heads=self.heads,
+            scale=self.dim**-0.5,
         )
 
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import replace
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Literal
 
 from torch import Tensor, nn
 
 from model.attention.explicit import query_block
 from model.attention.kernels import AttentionHook, attend
 from model.attention.mask import AttentionView
+from model.attention.sharding import GatheredKeys
+from model.cache import LayerCache
 from model.mixers.base import AttentionPass, LayerKind, Mixer, MixerSettings, Modifiers
-from model.position import AttentionPlan, ExtrasCache
+from model.position import AttentionPlan
 
 
 class AttentionMixer(MixerSettings):
@@ -23,13 +25,7 @@ class AttentionMixer(MixerSettings):
     name: Literal["attention"] = "attention"
 
 
-class KeyCache(ExtrasCache, Protocol):
-    """Stores keys, values and extras of one layer."""
-
-    def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Append keys and values (B, G, T, ·); returns all that the new tokens attend to (B, G, S,
-        ·)."""
-        ...
+KeyCache = LayerCache | GatheredKeys
 
 
 class HeadNorm(nn.RMSNorm):

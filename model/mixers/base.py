@@ -76,7 +76,7 @@ class LayerKind:
             train_length=train_length,
             original_length=original_length,
             kv_heads=self.kv_heads,
-            attention_scale=self.attention_scale,
+            scale=self.attention_scale,
         )
 
 
@@ -266,34 +266,23 @@ def check_scheme(
             positions, positions, positions, 1, geometry.heads, torch.device("cpu"), tables
         )
         plan = scheme.plan(context)
-        if isinstance(plan, ContentPlan):
-            refusal = "reads the layer input"
-        else:
-            q = torch.ones(
-                1,
-                geometry.heads,
-                positions.position_end,
-                geometry.head_dim,
-            )
-            views = plan.read(q, plan.write(q[:, : geometry.kv_heads]))
-            refusal = _beyond_products(views)
-            if not has_queries and not torch.equal(views[0].q, q):
-                refusal = "changes queries and keys"
-    if refusal:
+        q = torch.ones(1, geometry.heads, positions.position_end, geometry.head_dim)
+        is_supported = isinstance(plan, AttentionPlan) and _transforms_features(
+            plan.read(q, plan.write(q[:, : geometry.kv_heads])), None if has_queries else q
+        )
+    if not is_supported:
+        allowed = "queries, keys and token embeddings" if has_queries else "token embeddings"
         raise ModelError(
-            f"{where}: scheme '{choice.name}' {refusal}, which layers with {mixer} do not support; "
-            "choose another scheme or mixer.name = attention"
+            f"{where}: scheme '{choice.name}' does not only transform {allowed}, as layers with "
+            f"{mixer} require; choose another scheme or mixer.name = attention"
         )
 
 
-def _beyond_products(views: list[AttentionView]) -> str | None:
-    """The requirement of these views that products of features cannot meet, or None."""
-    if len(views) > 1 or any(
-        view.weights_fn is not None or view.extra_output is not None for view in views
-    ):
-        return "transforms pairs differently by distance, or computes its own attention weights"
-    if views[0].mask.bias is not None:
-        return "adds a bias to the logits"
-    if not views[0].mask.is_causal_only:
-        return "masks past tokens"
-    return None
+def _transforms_features(views: list[AttentionView], same: Tensor | None) -> bool:
+    """Whether views change nothing but queries and keys; with `same`, not even these queries."""
+    first = views[0]
+    if len(views) > 1 or first.weights_fn is not None or first.extra_output is not None:
+        return False
+    if same is not None and not torch.equal(first.q, same):
+        return False
+    return first.mask.is_causal_only

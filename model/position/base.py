@@ -251,12 +251,7 @@ class HeadGeometry:
     train_length: int
     original_length: int
     kv_heads: int
-    attention_scale: float | None = None  # None: 1/√head_dim
-
-    @property
-    def scale(self) -> float:
-        """The factor on q·k."""
-        return self.head_dim**-0.5 if self.attention_scale is None else self.attention_scale
+    scale: float  # the factor on q·k
 
 
 class PositionSettings(StrictSettings):

@@ -71,7 +71,7 @@ def scheme_of(
 ) -> PositionalScheme:
     """The scheme with its initial parameters, plus noise of this standard deviation."""
     settings, kind = SCHEMES[name]
-    geometry = HeadGeometry(dim, heads, features, train, original or train, groups)
+    geometry = HeadGeometry(dim, heads, features, train, original or train, groups, features**-0.5)
     scheme = kind(settings.model_validate(keys), geometry).double()
     generator = torch.Generator().manual_seed(3)
     scheme.initialize(generator, 1.0)

@@ -56,25 +56,6 @@ def test_formula(name, keys, dim, feature):
     assert not list(scheme.parameters())
 
 
-def test_integers_along_a_learned_direction():
-    scheme = scheme_of("integer", dim=6, scale=0.5, direction="learned")
-    (direction,) = scheme.parameters()
-    assert direction.shape == (6,) and direction.std() > 0.3
-    out = added(scheme, TokenPositions.plain(4, offset=2))[0]
-    close(out, doubles(range(2, 6))[:, None] * 0.5 * direction, atol=1e-15)
-    wide = scheme_of("integer", dim=4000, direction="learned")
-    wide.initialize(torch.Generator().manual_seed(0), 0.02)
-    assert float(next(wide.parameters()).detach().std()) == pytest.approx(0.02, rel=0.05)
-
-
-def test_fraction_of_each_rows_declared_length():
-    scheme = scheme_of("unit_interval", dim=3, denominator="current")
-    assert scheme.depends_on_length
-    ragged = TokenPositions.left_padded([5, 2], 5, lengths=[7, 30])
-    expected = doubles([[0, 1 / 7, 2 / 7, 3 / 7, 4 / 7], [0, 0, 0, 0, 1 / 30]])
-    close(added(scheme, ragged, rows=2), expected[..., None].expand(2, 5, 3), atol=1e-16)
-
-
 @pytest.mark.parametrize("dim", [9, 10, 28])
 @pytest.mark.parametrize("offset", [0, 1, 2])
 def test_sinusoids_with_an_offset_against_huggingface(dim, offset):
@@ -126,3 +107,22 @@ def test_table_is_stretched_over_declared_length(length):
 def test_table_repeats_or_clips(extend, rows):
     scheme = learned(4, extend)
     close(added(scheme, TokenPositions.plain(6, offset=3))[0], scheme.weight[rows], atol=0)
+
+
+def test_integers_along_a_learned_direction():
+    scheme = scheme_of("integer", dim=6, scale=0.5, direction="learned")
+    (direction,) = scheme.parameters()
+    assert direction.shape == (6,) and direction.std() > 0.3
+    out = added(scheme, TokenPositions.plain(4, offset=2))[0]
+    close(out, doubles(range(2, 6))[:, None] * 0.5 * direction, atol=1e-15)
+    wide = scheme_of("integer", dim=4000, direction="learned")
+    wide.initialize(torch.Generator().manual_seed(0), 0.02)
+    assert float(next(wide.parameters()).detach().std()) == pytest.approx(0.02, rel=0.05)
+
+
+def test_fraction_of_each_rows_declared_length():
+    scheme = scheme_of("unit_interval", dim=3, denominator="current")
+    assert scheme.depends_on_length
+    ragged = TokenPositions.left_padded([5, 2], 5, lengths=[7, 30])
+    expected = doubles([[0, 1 / 7, 2 / 7, 3 / 7, 4 / 7], [0, 0, 0, 0, 1 / 30]])
+    close(added(scheme, ragged, rows=2), expected[..., None].expand(2, 5, 3), atol=1e-16)

@@ -18,14 +18,6 @@ def test_unknown_scheme_lists_available(settings):
     assert "'alibi'" in text and "'rope'" in text and "roep" in text
 
 
-def test_settings_are_frozen():
-    settings = ModelSettings()
-    with pytest.raises(ValidationError):
-        settings.dim = 3
-    with pytest.raises(ValidationError):
-        settings.position.theta = 3.0
-
-
 @pytest.mark.parametrize(
     ("layers", "kinds", "word"),
     [

@@ -17,13 +17,17 @@ from transformers.models.t5.modeling_t5 import T5Attention
 
 from model import TokenPositions
 from tests.model.alone import (
+    attended,
     bias_of,
+    by_head,
     distances,
     doubles,
+    drawn,
     normal,
     pairs_of,
     put,
     scheme_of,
+    weighted,
 )
 from tests.model.zoo import T, build, close, ids
 
@@ -36,26 +40,6 @@ def test_alibi_matches_huggingface_with_stretched_distances(heads, stretch):
     close(bias, -slopes * distances(range(9)) / stretch, atol=1e-6)
     mpt = build_mpt_alibi_tensor(heads, 9)[:, 0].double()  # for the last query
     close(bias[:, -1], mpt / stretch, atol=1e-6)
-
-
-BUCKETS = [(32, 128), (32, 256), (16, 64), (20, 77), (33, 129), (2, 3), (8, 32), (64, 2048)]
-
-
-@pytest.mark.parametrize(("buckets", "max_distance"), BUCKETS)
-def test_t5_buckets_match_huggingface(buckets, max_distance):
-    """The bucket of each distance, from a table whose rows are numbered."""
-    far = 4000
-    scheme = scheme_of("t5", heads=1, buckets=buckets, max_distance=max_distance)
-    put(scheme, weight=torch.arange(buckets)[:, None])
-    last = TokenPositions.plain(1, offset=far)
-    pairs = pairs_of(scheme, last, TokenPositions.plain(far + 1))
-    theirs = T5Attention._relative_position_bucket(
-        -torch.arange(far + 1),
-        bidirectional=False,
-        num_buckets=buckets,
-        max_distance=max_distance,
-    )
-    assert pairs.by_distance()[0, : far + 1].flip(0).long().tolist() == theirs.tolist()
 
 
 @pytest.mark.parametrize(("queries", "past"), [(9, 0), (4, 30), (1, 200)])
@@ -200,3 +184,12 @@ def test_fire_segments_equal_the_network(width):
     expected = torch.autograd.grad((network * factor).sum(), weights)
     for a, b in zip(torch.autograd.grad((lines * factor).sum(), weights), expected, strict=True):
         close(a, b, atol=1e-11)
+
+
+@torch.no_grad()
+def test_t5_without_scale_uses_unscaled_dot_products():
+    q, k, v = drawn(5)
+    scheme = scheme_of("t5", unscaled=True)
+    bias = scheme.weight[distances(range(5)).long()].permute(2, 0, 1)  # distances 0 to 4
+    ours = attended(scheme, TokenPositions.plain(5), q, k, v)
+    close(ours, weighted(q @ by_head(k).mT + bias, v), atol=1e-12)

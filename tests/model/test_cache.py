@@ -102,22 +102,6 @@ def test_selected_rows_of_a_cache(case, layout):
     close(decoded, model(tokens, before)[rows, half:])
 
 
-@pytest.mark.parametrize("case", ["rope", "alibi", "sinusoidal", "none", "alibi-window"])
-@torch.no_grad()
-def test_skipped_positions_between_cached_passes(case):
-    """Each pass has unit steps and the whole has not."""
-    model = build(case)
-    tokens = ids(2, 12)
-    plain = TokenPositions.plain(12)
-    position = torch.cat([torch.arange(7), torch.arange(7, 12) + 20])[None]
-    skipping = replace(plain, position=position, position_end=32, unit_steps=False)
-    whole = model(tokens, skipping)
-    if case in ("rope", "alibi", "sinusoidal"):
-        assert (whole - model(tokens, plain)).abs().max() > 1e-3
-    by_pass = replace(skipping, unit_steps=True)
-    close(passes(model, model.make_cache(2, 12), tokens, by_pass, [0, 7, 12]), whole)
-
-
 # Settings, capacity, positions of a first and of a refused pass, and words of the error.
 FIRST = TokenPositions.plain(8)
 RAGGED = TokenPositions.left_padded([8, 3], 8)

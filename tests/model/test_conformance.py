@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model import SCHEMES, TokenPositions, Transformer
+from model import SCHEMES, TokenPositions
 from tests.model.zoo import (
     CASES,
     EXTRAS,
@@ -27,12 +27,10 @@ from tests.model.zoo import (
     every_case,
     every_mixer,
     ids,
-    initialized,
     is_relative,
     packed,
     reach_of,
     schemes_of,
-    settings_of,
     shared,
 )
 
@@ -77,13 +75,6 @@ def test_cases_differ_past_trained_length():
     for a, b in itertools.combinations(seen, 2):
         if (a, b) not in twins and (b, a) not in twins:
             assert (seen[a] - seen[b]).abs().max() > 1e-4, f"{a} and {b} give the same logits"
-
-
-def test_parameter_without_initializer_raises():
-    model = Transformer(settings_of({"name": "none"}), V, TRAIN)
-    model.position["all"].register_parameter("extra", torch.nn.Parameter(torch.zeros(3)))
-    with pytest.raises(ValueError, match="shorter"):
-        initialized(model, 0)
 
 
 def altered(tokens: torch.Tensor, columns: slice) -> torch.Tensor:

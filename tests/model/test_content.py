@@ -14,8 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model import TokenPositions
-from model.position import ContentPlan, PositionalScheme
+from model.position import PositionalScheme
 from tests.model.alone import (
     LAYOUTS,
     B,
@@ -23,7 +22,6 @@ from tests.model.alone import (
     attended,
     by_documents,
     close_for_tokens,
-    context_of,
     doubles,
     drawn,
     normal,
@@ -166,59 +164,3 @@ def test_carope_rotates_by_powers_of_each_tokens_base(layout, start):
         return turned(q, k, angle.transpose(0, 1).repeat_interleave(H // G, 0))
 
     check(scheme, layout, logits_of)
-
-
-class KeptExtras:
-    """A layer cache that stores the extras of one pass after those of earlier tokens."""
-
-    def __init__(self, past: Tensor | None):
-        self.past = past
-
-    def extend_extras(self, features, accumulate, new) -> Tensor:
-        self.extras = accumulate(features, self.past, new)
-        return self.extras
-
-
-def extras_of(plan: ContentPlan, x: Tensor, past: Tensor | None = None) -> Tensor:
-    """(B, T, E) of new tokens with the layer inputs x."""
-    kept = KeptExtras(past)
-    plan.bind(x, kept)
-    return kept.extras
-
-
-@torch.no_grad()
-def test_long_gate_sums_resolve_adjacent_tokens():
-    """Float32 gates; the exact sum of those between two tokens, near and far, in one piece and in
-    two."""
-    count = 50_000
-    scheme = scheme_of("fox").float()
-    x = normal(1, count, C, seed=1).float()
-    plan = scheme.plan(context_of(scheme, TokenPositions.plain(count), rows=1, dtype=torch.float32))
-    extras = extras_of(plan, x)
-    half = count // 2
-    close(extras_of(plan, x[:, half:], extras[:, :half]), extras[:, half:], atol=1e-9)
-    q = torch.zeros(1, H, count, D)
-    bias = scheme.read(q, q, extras, plan)[0].mask.bias
-    gates = F.logsigmoid(F.linear(x[0], scheme.weight, scheme.bias))
-    in_float32 = gates.cumsum(0)
-    worst = 0.0
-    for n, d, h in itertools.product((count - 1, count - 777), (1, 3, 50), (0, H - 1)):
-        exact = math.fsum(gates[n - d + 1 : n + 1, h].tolist())
-        term = bias(*map(torch.tensor, (0, h, n, n - d)))
-        assert term.dtype == torch.float32
-        assert float(term) == pytest.approx(exact, rel=1e-6)
-        worst = max(worst, abs(float(in_float32[n, h] - in_float32[n - d, h]) - exact))
-    assert worst > 1e-3
-
-
-@torch.no_grad()
-def test_cumulative_angles_are_accurate_at_large_positions():
-    """CARoPE's first pair turns by exactly one radian a token, in float32 and after 60,000 tokens
-    too."""
-    count = 60_000
-    scheme = scheme_of("carope", heads=1, groups=1).float()
-    plan = scheme.plan(context_of(scheme, TokenPositions.plain(count), rows=1, dtype=torch.float32))
-    angles = extras_of(plan, normal(1, count, C).float())
-    assert angles.dtype == torch.float32
-    for n in (0, 9, count - 1):
-        assert math.cos(float(angles[0, n, 0])) == pytest.approx(math.cos(n + 1), abs=1e-6)

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from model import ModelError, ModelSettings, TokenPositions, Transformer
 from model.model_settings import without_pattern_scheme
 from run_directory.run_settings import RunSettings
-from settings.load import apply_overrides, dump, load_settings, load_stored
+from settings.load import dump, load_settings, load_stored
 from tests.model.zoo import C, G, H, T, V, build, close, ids, refusal
 
 ROPE = {"position": {"name": "rope", "window": 4}}
@@ -39,15 +39,6 @@ def test_a_kind_has_what_it_gives_and_the_rest_of_the_model():
     assert (b.mixer.name, b.position.name, b.gate) == ("linear", "none", "none")
     assert (b.heads, b.kv_heads, b.head_dim) == (4, 2, 6)
     assert ModelSettings(**s.model_dump(mode="json")).resolved_kinds == s.resolved_kinds
-
-
-def test_overrides_of_the_model_reach_kinds_without_their_own():
-    overrides = ["model.layers=2", "model.pattern=[a, b]", "model.kinds={a: {gate: head}, b: {}}"]
-    run = load_settings(RunSettings, overrides)
-    far = apply_overrides(run, ["model.position.theta=5e5", "model.kinds.b.position.window=8"])
-    a, b = far.model.resolved_kinds.values()
-    assert (a.position.theta, a.position.window) == (5e5, None)
-    assert (b.position.theta, b.position.window) == (5e5, 8)
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,12 @@ import pytest
 import torch
 from transformers.models.inkling.modeling_inkling import InklingRelativeLogits
 
-from model import ModelError, TokenPositions, Transformer
+from model import ModelError, TokenPositions
 from model.attention.mask import QueryBlock
 from model.position import AttentionContext
-from tests.model.alone import bias_of, put, scheme_of
+from tests.model.alone import bias_of, scheme_of
 from tests.model.test_scaling import spectrum
-from tests.model.zoo import D, H, T, V, build, close, ids, packed, settings_of
+from tests.model.zoo import D, H, T, build, close, ids, packed
 
 LAYOUTS = {
     "plain": TokenPositions.plain(T),
@@ -31,18 +31,6 @@ def test_clipped_frequencies_taper_to_zero():
     for i in (1, 7, 18):
         taper = 0.5 * (1 + math.cos(math.pi * i / 19))
         assert found[44 + i] == pytest.approx(plain[44 + i] * taper, rel=1e-12)
-
-
-def test_clipped_pairs_are_those_without_a_turn():
-    plain = spectrum(64, length=512)
-    turns = 512 * plain / (2 * math.pi)
-    slow = int((turns < 1).sum())
-    by_default = spectrum(64, length=512, scaling={"name": "clipped"})
-    given = {"name": "clipped", "pairs_clipped": slow}
-    assert 2 < slow < 32
-    assert torch.equal(by_default, spectrum(64, length=512, scaling=given))
-    with pytest.raises(ModelError, match="exceeds the 32 rotated pairs"):
-        spectrum(64, scaling={"name": "clipped", "pairs_clipped": 33})
 
 
 def test_hard_alibi_windows():
@@ -131,13 +119,3 @@ def wall_by_pairs(scheme, x: torch.Tensor, positions: TokenPositions) -> torch.T
             logits.append(logit.masked_fill(~is_seen[:, None], -math.inf))
         rows.append(torch.stack(logits, dim=-1).softmax(-1))
     return torch.stack(rows, dim=2)
-
-
-def test_open_gates_are_nope():
-    keys = {"seed": 3, "layers": 1}
-    wall = Transformer(settings_of({"name": "wall", "gate_bias": 60.0}, layers=1), V, T).double()
-    wall.load_state_dict(build("none", **keys).state_dict(), strict=False)
-    with torch.no_grad():
-        put(wall.schemes["all-0"], weight=torch.zeros(H * D, 28), bias=torch.full((H * D,), 60.0))
-        tokens = ids(2, T)
-        close(wall(tokens), build("none", **keys)(tokens), atol=1e-12)

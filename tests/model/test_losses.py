@@ -15,7 +15,7 @@ import model.attention.softmax
 import model.loss
 from model import IGNORED, SCHEMES, ModelSettings, Transformer
 from model.attention.kernels import attend
-from tests.model.zoo import C, D, G, H, V, build, close, ids, settings_of
+from tests.model.zoo import D, H, V, build, close, ids, settings_of
 
 B = 4
 T = 11
@@ -97,27 +97,7 @@ def test_initialization_depends_on_the_seed_alone(name):
             assert not torch.equal(value, other[key])
 
 
-HIDDEN = 43
 LAYERS = 3
-
-
-ATTENTION = C * H * D + 2 * C * G * D + H * D * C
-BLOCK = 2 * C + ATTENTION + 3 * C * HIDDEN
-WHOLE = 2 * V * C + LAYERS * BLOCK + C
-
-
-@pytest.mark.parametrize(
-    ("case", "sizes", "count"),
-    [
-        ("rope", {}, WHOLE),
-        ("rope", {"tie_embeddings": True}, WHOLE - V * C),
-        ("rope", {"qk_norm": True}, WHOLE + LAYERS * 2 * D),
-        ("learned", {}, WHOLE + 11 * C),
-        ("learned-long", {}, WHOLE + 61 * C),
-    ],
-)
-def test_parameter_count(case, sizes, count):
-    assert build(case, **sizes).parameter_count() == count
 
 
 def test_flops_match_torch_flop_counter(monkeypatch):

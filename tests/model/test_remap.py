@@ -190,3 +190,14 @@ def test_merged_views_equal_the_dense_kernel(case, queries, monkeypatch):
     views = plan.read(q[:, :, -queries:], plan.write(k))
     assert choose(views, v, None, "cpu") == "merged"
     close(attend(views, v, D**-0.5), attend(views, v, D**-0.5, "dense"), atol=1e-12)
+
+
+@pytest.mark.parametrize(("tokens", "length"), [(T, 64), (T, T), (16, 16)])
+def test_dual_chunk_amplitude_matches_released_code(tokens, length):
+    """0.05 ln s + 1 on both cos and sin, s the declared length over L0, and none up to L0."""
+    remap = {**CASES["dual-chunk"][0], "mscale": True}
+    amplitude = 0.05 * math.log(length / 16) + 1
+    positions = TokenPositions.plain(tokens, length=length)
+    check("dual-chunk", positions, amplitude=amplitude, remap=remap)
+    assert scheme_of("rope", remap=remap).depends_on_length
+    assert not scheme_of("rope", remap=CASES["dual-chunk"][0]).depends_on_length

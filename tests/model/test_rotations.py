@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from model import TokenPositions
-from model.position.rotation import rotate
 from tests.model.alone import (
     B,
     at,
@@ -57,18 +56,6 @@ def scores_of(q: Tensor, k: Tensor, score) -> Tensor:
         for h in range(H)
     ]
     return torch.stack(heads, dim=1) * D**-0.5
-
-
-def test_angles_per_head_rotate_each_head_separately():
-    q, _, _ = drawn(7)
-    angles = torch.rand(1, H, 7, 4, dtype=torch.float64) * 6
-    cos = angles.cos()
-    sin = angles.sin()
-    for layout in LAYOUTS:
-        rotated = rotate(q, cos, sin, layout)
-        for h in range(H):
-            alone = rotate(q[:, h : h + 1], cos[:, h], sin[:, h], layout)
-            close(rotated[:, h : h + 1], alone, atol=0)
 
 
 @every_layout
@@ -138,20 +125,6 @@ def test_fope_mixes_kept_frequencies(layout, clipped):
     close(attended(scheme, TOKENS, q, k, v), weighted(scores_of(q, k, score), v), atol=1e-9)
 
 
-def test_pope_of_two_tokens_by_hand():
-    """Frequencies 1 and 1/10; a key at 2 and a query at 3, so that d = 1. Magnitudes 1, 2 and 3,
-    1/2; phases −π/2 and −π. Score: 1·3·cos(1 + π/2) + 2·½·cos(0.1 + π) = −3 sin 1 − cos 0.1."""
-    scheme = put(scheme_of("pope", features=2, theta=100.0), phase=[-math.pi / 2, -math.pi])
-    inverse = doubles([math.log(math.expm1(m)) for m in (1, 2, 3, 0.5)])  # of softplus
-    plan = scheme.plan(context_of(scheme, at([2, 3], 4)))
-    k = plan.write(inverse[2:].expand(B, G, 2, 2))
-    (view,) = plan.read(inverse[:2].expand(B, H, 2, 2), k)
-    assert view.q.shape == (B, H, 2, 4) and view.k.shape == (B, G, 2, 4)
-    score = (view.q[0, 0, 1] @ view.k[0, 0, 0]).item()
-    assert score == pytest.approx(-3 * math.sin(1) - math.cos(0.1), abs=1e-6)
-    assert not plan.linear  # a temperature scales the queries of the view
-
-
 def decays(q, k, d, fastest: float, margin: float) -> Tensor:
     """(B, H, T, T) Σ_k e^(−(θ' − θ_k)d) u_q u_k + e^(−(θ' + θ_k)d) w_q w_k."""
     damping = fastest * (1 + margin)
@@ -186,3 +159,17 @@ def test_hyperbolic_hope_is_a_decay_of_each_channel():
     for kernel in ("auto", "dense"):
         ours = attended(scheme, TokenPositions.plain(21), q, k, v, kernel)
         close(ours, weighted(scores, v), atol=1e-12)
+
+
+def test_pope_of_two_tokens_by_hand():
+    """Frequencies 1 and 1/10; a key at 2 and a query at 3, so that d = 1. Magnitudes 1, 2 and 3,
+    1/2; phases −π/2 and −π. Score: 1·3·cos(1 + π/2) + 2·½·cos(0.1 + π) = −3 sin 1 − cos 0.1."""
+    scheme = put(scheme_of("pope", features=2, theta=100.0), phase=[-math.pi / 2, -math.pi])
+    inverse = doubles([math.log(math.expm1(m)) for m in (1, 2, 3, 0.5)])  # of softplus
+    plan = scheme.plan(context_of(scheme, at([2, 3], 4)))
+    k = plan.write(inverse[2:].expand(B, G, 2, 2))
+    (view,) = plan.read(inverse[:2].expand(B, H, 2, 2), k)
+    assert view.q.shape == (B, H, 2, 4) and view.k.shape == (B, G, 2, 4)
+    score = (view.q[0, 0, 1] @ view.k[0, 0, 0]).item()
+    assert score == pytest.approx(-3 * math.sin(1) - math.cos(0.1), abs=1e-6)
+    assert not plan.linear  # a temperature scales the queries of the view

@@ -144,16 +144,6 @@ def test_p_rope_matches_huggingface_proportional(dim, share):
     same(spectrum(dim, name="p_rope", share=share), theirs)
 
 
-def test_p_rope_reversed_and_cut_by_wavelength():
-    full = [THETA ** (-2 * k / 64) for k in range(32)]
-    last = doubles([0.0] * 8 + full[8:])
-    close(spectrum(64, name="p_rope", reversed=True), last, atol=1e-16)
-    within = doubles([t if 2 * math.pi / t <= 2 * 512 else 0.0 for t in full])
-    assert 0 < (within > 0).sum() < 24
-    cut = spectrum(64, name="p_rope", share=1.0, max_wavelength=2.0)
-    close(cut, within, atol=1e-16)
-
-
 @pytest.mark.parametrize(("dim", "length"), [(64, 2048), (128, 512), (10, 100)])
 def test_he_xu_is_rope_interpolated_by_two_n_over_pi(dim, length):
     factor = 2 * length / math.pi
@@ -187,6 +177,16 @@ def test_ntk_by_parts_matches_released_code(dim, length, s):
     ours = spectrum(dim, length, scaling={"name": "by_parts", "factor": s})
     torch.testing.assert_close(ours, doubles(expected), rtol=1e-12, atol=0)
     assert len(mixtures) >= 3  # some kept, some mixed, some divided
+
+
+def test_p_rope_reversed_and_cut_by_wavelength():
+    full = [THETA ** (-2 * k / 64) for k in range(32)]
+    last = doubles([0.0] * 8 + full[8:])
+    close(spectrum(64, name="p_rope", reversed=True), last, atol=1e-16)
+    within = doubles([t if 2 * math.pi / t <= 2 * 512 else 0.0 for t in full])
+    assert 0 < (within > 0).sum() < 24
+    cut = spectrum(64, name="p_rope", share=1.0, max_wavelength=2.0)
+    close(cut, within, atol=1e-16)
 
 
 def test_resonance_rounds_wavelengths():
