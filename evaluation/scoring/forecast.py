@@ -87,7 +87,7 @@ def blocks_at_once(model: Transformer) -> int:
             blocks.append(BLOCKS["views"])
         elif device.type == "cpu" and first.q.shape[-1] != v.shape[-1]:
             blocks.append(BLOCKS["masked"])  # the fused kernel requires values as wide as keys
-        elif kernel == "blocks" and not first.mask.is_by_distance:
+        elif kernel == "merged" or (kernel == "blocks" and not first.mask.is_by_distance):
             blocks.append(BLOCKS["masked"])
 
     tokens = torch.zeros(1, 2, dtype=torch.long, device=device)

@@ -79,18 +79,13 @@ def body(**changes) -> str:
     ("status", "method", "path", "content", "headers"),
     [
         (403, "GET", "/", None, {"Host": "example.com"}),
-        (403, "POST", "/score", body(), {"Host": "example.com:80"}),
         (404, "GET", "/etc/passwd", None, {}),
-        (404, "POST", "/", body(), {}),
         (415, "POST", "/score", body(), {"Content-Type": "text/plain"}),
         (413, "POST", "/score", "", {"Content-Length": str(MAX_BODY + 1)}),
         (411, "POST", "/score", "", {"Content-Length": "-1"}),
-        (400, "POST", "/score", "{", {}),
         (400, "POST", "/score", "[" * 100_000, {}),
         (400, "POST", "/score", body(text=3), {}),
-        (400, "POST", "/score", body(methods=["trained"] * 3), {}),
         (400, "POST", "/score", body(methods=["unknown"]), {}),
-        (400, "POST", "/score", body(text=""), {}),
         (400, "POST", "/score", body(text="a" * 16 * LENGTH), {}),
     ],
 )

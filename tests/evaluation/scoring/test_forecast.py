@@ -60,8 +60,8 @@ def test_chunk_size_does_not_change_results(case, monkeypatch):
 
 KERNELS = {
     "plain": ["rope", "none", "alibi", "fox", "t5", "sandwich", "xpos", "rope-window"],
-    "masked": ["fire", "pope"],
-    "views": ["rope-dual-chunk", "rope-sinks", "none-ssmax"],
+    "masked": ["fire", "pope", "rope-dual-chunk"],
+    "views": ["rope-sinks", "none-ssmax"],
     "weighed": ["cope", "dape", "path", "shaw", "stick_breaking", "transformer_xl"],
 }
 
