@@ -83,7 +83,7 @@ def blocks_at_once(model: Transformer) -> int:
         (first, *_) = views
         if first.weights_fn is not None:
             blocks.append(BLOCKS["weighed"])
-        elif kernel in ("explicit", "merged"):
+        elif kernel == "explicit":
             blocks.append(BLOCKS["views"])
         elif device.type == "cpu" and first.q.shape[-1] != v.shape[-1]:
             blocks.append(BLOCKS["masked"])  # the fused kernel requires values as wide as keys
