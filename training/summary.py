@@ -32,8 +32,8 @@ def announce(run: TrainingRun, state: TrainState) -> None:
     console.info(f"run {run.folder}")
     console.info(
         f"model {model.parameter_count() / 1e6:.2f}M parameters, {s.layers} layers, width "
-        f"{s.dim}, {s.heads} heads in {s.kv_heads} groups, vocabulary {model.vocab_size}, "
-        f"positions {', '.join(kinds)}"
+        f"{s.dim}, {s.heads} heads, {s.kv_heads} key/value heads, "
+        f"vocabulary {model.vocab_size}, positions {', '.join(kinds)}"
     )
     passes = sampler.passes(run.steps)
     data = f"{max(passes.values()):.2f} epochs"

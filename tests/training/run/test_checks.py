@@ -161,3 +161,11 @@ class TestPrecision:
         cpu = torch.device("cpu")
         assert [hardware.peak_flops(cpu, dtype) for dtype in peaks] == [1e9, 3e9]
         assert [hardware.reliable_peak(cpu, dtype) for dtype in peaks] == [1e9, None]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["quickstart.yaml", *(f"studies/{study}_base.yaml" for study in ("mup", "novels", "schemes"))],
+)
+def test_published_configurations_do_not_depend_on_the_processor(name):
+    assert load_settings(RunSettings, [str(CONFIGS / name)]).training.precision == "float32"
