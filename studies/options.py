@@ -11,7 +11,6 @@ from data.files import path_problem
 from errors import StudyError
 from settings.command_line import HelpTopics, SettingsParser
 from settings.load import load_settings, split_arguments
-from studies.running.commands import gpus
 from studies.study_settings import StudySettings
 
 TOPICS = HelpTopics(
@@ -38,6 +37,12 @@ def parser_of(usage: str) -> SettingsParser:
         type=int,
         metavar="N",
         help="cells to run at a time (default: one per GPU, or one)",
+    )
+    add(
+        "--hours",
+        type=float,
+        metavar="H",
+        help="start no cell that would not end within H hours; run again for the others",
     )
     add(
         "--only",
@@ -106,9 +111,7 @@ def parse_options(usage: str, arguments: Sequence[str] | None = None) -> Namespa
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     options = parser_of(usage).parse(arguments)
-    if options.jobs is None:
-        options.jobs = max(1, len(gpus()))
-    if options.jobs < 1:
+    if options.jobs is not None and options.jobs < 1:
         raise StudyError(f"--jobs must be at least 1, got {options.jobs}")
     if not options.overrides and not options.report:
         raise StudyError(
