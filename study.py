@@ -47,6 +47,7 @@ from pathlib import Path
 
 from run_directory.console import Console
 from settings.script import run_main
+from studies.claims.claim_settings import ClaimSettings
 from studies.grid import cells_of
 from studies.options import parse_options
 from studies.results.stored import RESULTS, read_results, unfair_comparisons
@@ -56,6 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the study that the command line names; returns the exit status."""
     assert __doc__
     options = parse_options(__doc__, arguments)
+    if options.claims or isinstance(options.study, ClaimSettings):
+        return claims(options)
     if options.study is None:
         print_report(read_results(options.folder), options.folder)
     elif options.report:
@@ -63,6 +66,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     else:
         return run_study(options)
     return 0
+
+
+def claims(options: Namespace) -> int:
+    """List or run claims; returns the exit status."""
+    from studies.claims.claim_run import Claim
+    from studies.claims.command import run_claim, run_claims
+    from studies.running.children import prepare_parent
+
+    prepare_parent(options)
+    console = Console()
+    if options.claims:
+        return run_claims(options, console)
+    return run_claim(Claim(options.file, options.study), options, console)
 
 
 def run_study(options: Namespace) -> int:

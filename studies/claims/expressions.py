@@ -18,6 +18,7 @@ OPERATORS: dict[str, tuple[int, Callable[..., Any]]] = {
     "times": (2, np.multiply),
     "absolute": (1, np.abs),
 }
+SIGNS = {"minus": "−", "times": "·"}
 # Keys of a value besides the axes of the grid, and what they are where they are not given.
 DEFAULTS = {"evaluation": None, "metric": "nll", "method": "trained", "length": None}
 
@@ -71,16 +72,14 @@ def evaluate(tree: Expression, read: Read) -> Any:
 def in_words(tree: Expression) -> str:
     """`nll(rope, 256) − nll(rope, 64)`."""
     name = operator_of(tree)
-    if name is None:
-        if not isinstance(tree, dict):
-            return f"{tree:g}"
-        inner = [str(value) for key, value in tree.items() if key not in ("metric", "evaluation")]
-        return f"{tree.get('metric', DEFAULTS['metric'])}({', '.join(inner)})"
-    first, *others = map(in_words, tree[name])
-    return {
-        "minus": f"{first} − ({others[0]})"
-        if others and "−" in others[0]
-        else f"{first} − {others[0] if others else ''}",
-        "times": f"{first} · ({others[0] if others else ''})",
-        "absolute": f"|{first}|",
-    }[name]
+    if name is not None:
+        operands = [in_words(operand) for operand in tree[name]]
+        if name == "absolute":
+            return f"|{operands[0]}|"
+        first, second = operands
+        is_nested = operator_of(tree[name][1]) is not None
+        return f"{first} {SIGNS[name]} {f'({second})' if is_nested else second}"
+    if not isinstance(tree, dict):
+        return f"{tree:g}"
+    words = [str(word) for key, word in tree.items() if key not in ("metric", "evaluation")]
+    return f"{tree.get('metric', DEFAULTS['metric'])}({', '.join(words)})"

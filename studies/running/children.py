@@ -14,7 +14,7 @@ import traceback
 from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 
@@ -73,8 +73,8 @@ def _run(work: Callable[[], int], log: Path, parent: int) -> None:
         output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         for number in (1, 2):
             os.dup2(output, number)
-        sys.stdout = os.fdopen(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace")
-        sys.stderr = os.fdopen(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace")
+        sys.stdout = _stream(1)
+        sys.stderr = _stream(2)
         torch.seed()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPED)
         status = work()
@@ -87,6 +87,12 @@ def _run(work: Callable[[], int], log: Path, parent: int) -> None:
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(status)
+
+
+def _stream(number: int) -> TextIO:
+    return open(
+        number, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False
+    )
 
 
 def value_of(work: Callable[[], Any]) -> Any:
