@@ -251,9 +251,12 @@ def _missing(file: Path, extended_by: Path | None) -> str:
     folder = file.parent
     if not folder.is_dir():
         return f"{start}: no such file; the folder {folder} does not exist"
-    names = sorted(other.name for other in folder.iterdir() if other.suffix in (".yaml", ".yml"))
-    close = closest(file.name, names, 0.6)
-    fix = f"did you mean {folder / close}?" if close else f"{folder} holds {', '.join(names)}"
+    files = {
+        path.stem: path for path in sorted(folder.iterdir()) if path.suffix in (".yaml", ".yml")
+    }
+    close = closest(file.stem, files, 0.5)
+    known = ", ".join(path.name for path in files.values())
+    fix = f"did you mean {files[close]}?" if close else f"{folder} holds {known}"
     return f"{start}: no such YAML file; {fix}"
 
 
