@@ -51,6 +51,7 @@ from studies.claims.claim_settings import ClaimSettings
 from studies.grid import cells_of
 from studies.options import parse_options
 from studies.results.stored import RESULTS, read_results, unfair_comparisons
+from studies.running.study_call import StudyCall
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -72,26 +73,33 @@ def claims(options: Namespace) -> int:
     """List or run claims; returns the exit status."""
     from studies.claims.claim_run import Claim
     from studies.claims.command import run_claim, run_claims
+
+    call = study_call(options)
+    if options.claims:
+        return run_claims(call)
+    return run_claim(Claim(options.file, options.study), call)
+
+
+def study_call(options: Namespace) -> StudyCall:
+    """Prepare this process to fork the cells of a study."""
+    import train
+    from interop.runs import with_imported_parent
     from studies.running.children import prepare_parent
 
     prepare_parent(options)
-    console = Console()
-    if options.claims:
-        return run_claims(options, console)
-    return run_claim(Claim(options.file, options.study), options, console)
+    return StudyCall(options, Console(), train.main, with_imported_parent)
 
 
 def run_study(options: Namespace) -> int:
     """Run the study, or with --dry-run or --slurm what prepares it; returns the exit status."""
     # these import torch, which --help and a mistyped setting do not need
-    from studies.running.children import prepare_parent
     from studies.running.session import StudySession
     from studies.running.slurm import write_array
 
-    prepare_parent(options)
-    console = Console()
+    call = study_call(options)
+    console = call.console
     folder = options.folder
-    session = StudySession(options.study, options.name, folder, options, console)
+    session = StudySession(options.study, options.name, folder, call)
     if options.dry_run:
         session.dry_run()
         return 0

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from data.files import path_problem
 from errors import StudyError
-from settings.command_line import HelpTopics, SettingsParser
+from settings.help import HelpTopics, SettingsParser
 from settings.load import load_settings, setting_before_validation, split_arguments
 from studies.claims.claim_settings import ClaimSettings
 from studies.study_settings import StudySettings

@@ -8,7 +8,6 @@ import numpy as np
 import pandas as pd
 
 from errors import StudyError
-from evaluation.reports.results_table import write_table
 from studies.claims.claim_settings import ClaimSettings
 from studies.claims.expressions import DEFAULTS, Expression, evaluate, values_in
 from studies.claims.verdicts import (
@@ -25,7 +24,7 @@ LEARNED = "learned"  # the comparison of rows that decide whether a run has lear
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ClaimVerdict:
     """The verdict on a claim.
 
     Attributes:
@@ -51,35 +50,35 @@ class MeasuredValues:
         self._cells = {tuple(cell["axes"].items()): cell for cell in cells}
 
     def cell(self, value: dict, seed: str) -> dict:
-        """The cell of a value: the label of each axis that it names, or the only one."""
-        axes = {
-            axis: seed if axis == SEED else str(value.get(axis, next(iter(labels))))
-            for axis, labels in self.claim.grid.items()
-        }
-        return self._cells[tuple(axes.items())]
+        axes = self.claim.arm(value) | {SEED: seed}
+        return self._cells[tuple((axis, axes[axis]) for axis in self.claim.grid)]
+
+    def evaluation(self, value: dict, seed: str) -> str:
+        """The evaluation that a value names, or the first one of its cell."""
+        return value.get("evaluation") or next(iter(self.cell(value, seed)["evaluations"]))
 
     def row(self, value: dict, seed: str) -> dict:
         """The stored row of a value. Raises StudyError if it was not measured."""
-        asked = DEFAULTS | value
-        evaluation = self._evaluation(value)
         cell = self.cell(value, seed)
-        keys = {key: asked[key] for key in asked if key not in self.claim.grid}
-        wanted = {k: v for k, v in keys.items() if k not in ("evaluation", "metric") and v}
-        for row in cell["evaluations"].get(evaluation, {}).get("cells", ()):
+        name = self.evaluation(value, seed)
+        asked = DEFAULTS | value
+        ignored = (*self.claim.grid, "evaluation", "metric")
+        wanted = {k: v for k, v in asked.items() if k not in ignored and v is not None}
+        for row in cell["evaluations"][name].get("cells", ()):
             is_asked = all(row.get(key) == each for key, each in wanted.items())
             if is_asked and row.get(asked["metric"]) is not None:
                 return row
-        raise StudyError(f"{cell['id']}: {evaluation} has no {asked['metric']} of {wanted}")
+        raise StudyError(f"{cell['id']}: {name} has no {asked['metric']} of {wanted}")
 
     def comparison(self, tree: Expression, seed: str) -> tuple[float, float]:
-        """(value, standard error over the units of the evaluation), by the jackknife."""
-        number = float(evaluate(tree, lambda value: self._mean(value, seed)))
+        """(value, standard error over the units of the evaluations), by the jackknife."""
+        number = float(evaluate(tree, lambda value: self.mean(value, seed)))
         variance = 0.0
-        for name in {self._evaluation(value) for value in values_in(tree)}:
+        for name in {self.evaluation(value, seed) for value in values_in(tree)}:
 
             def without_one(value: dict, name: str = name) -> np.ndarray | float:
-                if self._evaluation(value) != name:
-                    return self._mean(value, seed)
+                if self.evaluation(value, seed) != name:
+                    return self.mean(value, seed)
                 units = self._units(value, seed)
                 return (units.sum() - units) / max(1, len(units) - 1)
 
@@ -88,10 +87,7 @@ class MeasuredValues:
             variance += (n - 1) / n * float(((replicates - replicates.mean()) ** 2).sum())
         return number, variance**0.5
 
-    def _evaluation(self, value: dict) -> str:
-        return value.get("evaluation") or next(iter(self.claim.evaluations))
-
-    def _mean(self, value: dict, seed: str) -> float:
+    def mean(self, value: dict, seed: str) -> float:
         return self.row(value, seed)[value.get("metric", DEFAULTS["metric"])]
 
     def _units(self, value: dict, seed: str) -> np.ndarray:
@@ -100,73 +96,39 @@ class MeasuredValues:
         return np.array(row.get(f"unit_{metric}") or [row[metric]])
 
 
-def arms_of(claim: ClaimSettings) -> list[dict[str, str]]:
-    """The labels on all axes but the seed of each arm that a primary comparison reads."""
-    arms = {}
-    for comparison in claim.primary.values():
-        for value in values_in(comparison.value):
-            arm = {
-                axis: str(value.get(axis, next(iter(labels))))
-                for axis, labels in claim.grid.items()
-                if axis != SEED
-            }
-            arms[tuple(arm.items())] = arm
-    return list(arms.values())
-
-
 def measured_rows(claim: ClaimSettings, cells: Sequence[dict]) -> list[dict]:
-    """The rows of results.csv: the values of each comparison and its arms, by seed. Raises
-    StudyError for one that is missing."""
+    """The rows of results.csv: for each comparison and seed its value, with the standard error of
+    the evaluation, and the values of arms that it is made of; then those of the conditions of
+    learning. Raises StudyError for one that is missing."""
     values = MeasuredValues(claim, cells)
+    columns = [*claim.axes, *DEFAULTS]
+
+    def add(comparison: str, seed: str, value: dict) -> None:
+        cell = values.cell(value, seed)
+        keys = DEFAULTS | value | claim.arm(value)
+        keys["evaluation"] = values.evaluation(value, seed)
+        rows.append({
+            "comparison": comparison,
+            "seed": seed,
+            **{column: keys[column] for column in columns},
+            "value": values.mean(value, seed),
+            "error": None,
+            "weights": cell["training"]["checkpoint_hash"][:16],
+        })  # fmt: skip
+
     rows = []
-    for name, comparison in claim.primary.items():
+    for name, comparison in claim.comparisons.items():
         for seed in claim.seeds:
             number, error = values.comparison(comparison.value, seed)
-            rows.append(_row(claim, name, {}, seed, number, error=error))
+            own = {"comparison": name, "seed": seed, **dict.fromkeys(columns)}
+            rows.append(own | {"value": number, "error": error, "weights": ""})
             for value in values_in(comparison.value):
-                rows.append(_value_row(claim, values, name, value, seed))
-    for arm in arms_of(claim):
-        for seed in claim.seeds:
-            rows.append(_value_row(claim, values, LEARNED, claim.learned.value | arm, seed))
+                add(name, seed, value)
+    for arm in claim.arms:
+        for condition in claim.conditions(arm):
+            for seed in claim.seeds:
+                add(LEARNED, seed, condition.value | arm)
     return rows
-
-
-def _value_row(
-    claim: ClaimSettings, values: MeasuredValues, comparison: str, value: dict, seed: str
-) -> dict:
-    row = values.row(value, seed)
-    metric = value.get("metric", DEFAULTS["metric"])
-    weights = values.cell(value, seed)["training"]["checkpoint_hash"][:16]
-    return _row(claim, comparison, value, seed, row[metric], weights=weights)
-
-
-def _row(
-    claim: ClaimSettings,
-    comparison: str,
-    value: dict,
-    seed: str,
-    number: float,
-    error: float | None = None,
-    weights: str = "",
-) -> dict:
-    """A row with the keys of a value, which are empty for the comparison itself."""
-    keys = {}
-    if value:
-        labels = {axis: value.get(axis, next(iter(claim.grid[axis]))) for axis in claim.grid}
-        keys = DEFAULTS | {"evaluation": next(iter(claim.evaluations))} | labels | value
-    columns = [axis for axis in claim.grid if axis != SEED] + [*DEFAULTS]
-    return {
-        "comparison": comparison,
-        "seed": seed,
-        **{column: keys.get(column) for column in columns},
-        "value": number,
-        "error": error,
-        "weights": weights,
-    }
-
-
-def write_rows(folder: Path, rows: Sequence[dict]) -> None:
-    write_table(folder / "results.csv", rows)
 
 
 def read_rows(file: Path) -> pd.DataFrame:
@@ -177,17 +139,16 @@ def read_rows(file: Path) -> pd.DataFrame:
     return table
 
 
-def verdict_of(claim: ClaimSettings, table: pd.DataFrame) -> Verdict:
+def verdict_of(claim: ClaimSettings, table: pd.DataFrame) -> ClaimVerdict:
     """The verdict on a claim from its results.csv."""
     comparisons = {}
-    for name, settings in claim.primary.items():
+    for name, settings in claim.comparisons.items():
         rows = table[table["comparison"] == name]
         own = rows[rows["evaluation"] == ""]
         solved = ()
         if settings.solved is not None:
-            solved = tuple(
-                values >= settings.solved for values in _by_arm(claim, settings.value, rows)
-            )
+            arms = _by_arm(settings.value, rows)
+            solved = tuple(values >= settings.solved for values in arms)
         comparisons[name] = PrimaryComparison(
             delta=settings.delta,
             values=own["value"].to_numpy(),
@@ -195,31 +156,35 @@ def verdict_of(claim: ClaimSettings, table: pd.DataFrame) -> Verdict:
             solved=solved,
             difference=settings.expect == "positive",
         )
-    learned = {}
-    runs = table[table["comparison"] == LEARNED]
-    for arm in arms_of(claim):
-        own = runs
-        for axis, label in arm.items():
-            own = own[own[axis] == label]
-        learned[", ".join(arm.values())] = [claim.learned.holds(value) for value in own["value"]]
+    learned = {", ".join(arm.values()): _learned(claim, arm, table) for arm in claim.arms}
     word = decide(list(comparisons.values()))
     p = p_value(list(comparisons.values()))
     if not all(map(enough_learned, learned.values())):
         word = NOT_LEARNED
         p = 1.0
     share = ALPHA / len(comparisons)
-    return Verdict(
+    return ClaimVerdict(
         word=word,
         comparisons=comparisons,
         ends={name: comparison.interval(share) for name, comparison in comparisons.items()},
-        learned={arm: sum(values) for arm, values in learned.items()},
+        learned={arm: int(runs.sum()) for arm, runs in learned.items()},
         seeds=len(claim.seeds),
         p=p,
     )
 
 
-def _by_arm(claim: ClaimSettings, tree: Expression, rows: pd.DataFrame) -> Iterator[np.ndarray]:
-    """The values of each arm of a comparison, by seed."""
+def _learned(claim: ClaimSettings, arm: dict[str, str], table: pd.DataFrame) -> np.ndarray:
+    """Whether each run of an arm fulfils all its conditions, by seed."""
+    rows = table[table["comparison"] == LEARNED]
+    fulfilled = np.ones(len(claim.seeds), dtype=bool)
+    for condition in claim.conditions(arm):
+        (values,) = _by_arm(condition.value | arm, rows)
+        fulfilled &= [condition.holds(value) for value in values]
+    return fulfilled
+
+
+def _by_arm(tree: Expression, rows: pd.DataFrame) -> Iterator[np.ndarray]:
+    """The values of each arm of an expression, by seed."""
     for value in values_in(tree):
         own = rows[rows["evaluation"] != ""]
         for key, label in value.items():

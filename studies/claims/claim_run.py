@@ -2,7 +2,6 @@
 with its first result."""
 
 import subprocess
-from argparse import Namespace
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -13,16 +12,15 @@ from data.files import read_object, write_json
 from data.hashing import canonical_hash
 from errors import StudyError
 from evaluation.evaluation_settings import MeasurementSettings
+from evaluation.reports.results_table import write_table
 from run_directory.console import Console
 from settings.load import SettingsLayers
 from studies.claims.claim_results import (
-    LEARNED,
+    ClaimVerdict,
     MeasuredValues,
-    Verdict,
     measured_rows,
     read_rows,
     verdict_of,
-    write_rows,
 )
 from studies.claims.claim_settings import ClaimSettings
 from studies.claims.expressions import DEFAULTS, values_in
@@ -31,11 +29,13 @@ from studies.grid import cells_of
 from studies.results.stored import SEED
 from studies.running.plan import PlannedCell
 from studies.running.session import StudySession
+from studies.running.study_call import StudyCall
 
 ROOT = Path("runs/claims")
 PUBLISHED = Path("docs/results/claims")
 SHARED = "cells"  # the folder of run directories, below ROOT
 RECORD = "claim.json"
+RESULTS = "results.csv"
 
 
 class Claim:
@@ -90,18 +90,23 @@ class Claim:
                 "result; restore them, or give the changed claim another name"
             )
 
-    def session(self, options: Namespace, console: Console, pilot: int = 0) -> StudySession:
-        """The study of the claim, or with `pilot` the same on as many seeds for the choice of
-        settings. Raises StudyError for a comparison that was not asked to be measured."""
+    def session(self, call: StudyCall, pilot: int = 0) -> StudySession:
+        """The study of the claim, or with `pilot` the same on as many seeds and on targets for
+        the choice of settings. Raises StudyError for a value that no evaluation measures."""
         study = self.settings
         name = self.name
         folder = self.folder
         if pilot:
             seeds = {str(seed): [f"seed={seed}"] for seed in range(pilot)}
-            study = study.model_copy(update={"grid": study.grid | {SEED: seeds}})
+            evaluations = {
+                name: entry.model_copy(update={"overrides": [*entry.overrides, "seed=1"]})
+                for name, entry in study.evaluations.items()
+            }
+            update = {"grid": study.grid | {SEED: seeds}, "evaluations": evaluations}
+            study = study.model_copy(update=update)
             folder = self.root / f"{name}.pilot"
         shared = self.root / SHARED
-        session = StudySession(study, name, folder, options, console, shared)
+        session = StudySession(study, name, folder, call, shared)
         self._check_values(session.plans)
         return session
 
@@ -121,20 +126,20 @@ class Claim:
         }
         write_json(self.folder / RECORD, record)
 
-    def finish(self, results: dict) -> Verdict | None:
+    def finish(self, results: dict) -> ClaimVerdict | None:
         """Write results.csv and the cost; the verdict, None while cells are missing."""
         cells = results["cells"]
         if not is_complete(results):
             return None
-        write_rows(self.folder, measured_rows(self.settings, cells))
+        write_table(self.folder / RESULTS, measured_rows(self.settings, cells))
         seconds = [sum(cell["timing"]["cpu_seconds"].values()) for cell in cells]
         record = self.record | {"cpu_seconds": round(sum(seconds)), "cells": len(cells)}
         write_json(self.folder / RECORD, record)
         return self.verdict()
 
-    def verdict(self, folder: Path | None = None) -> Verdict | None:
+    def verdict(self, folder: Path | None = None) -> ClaimVerdict | None:
         """From the results in the claim's directory, or a copy of it; None before they exist."""
-        file = (folder or self.folder) / "results.csv"
+        file = (folder or self.folder) / RESULTS
         return verdict_of(self.settings, read_rows(file)) if file.is_file() else None
 
     def pilot_values(self, results: dict) -> dict[str, np.ndarray]:
@@ -143,7 +148,7 @@ class Claim:
         seeds = list(dict.fromkeys(cell["axes"][SEED] for cell in results["cells"]))
         return {
             name: np.array([values.comparison(comparison.value, seed)[0] for seed in seeds])
-            for name, comparison in self.settings.primary.items()
+            for name, comparison in self.settings.comparisons.items()
         }
 
     def check_power(self, console: Console) -> None:
@@ -156,7 +161,7 @@ class Claim:
             name: sd_bound(values) for name, values in self.pilot_values(read_object(file)).items()
         }
         needed = detectable(len(self.settings.seeds), len(sds))
-        for name, comparison in self.settings.primary.items():
+        for name, comparison in self.settings.comparisons.items():
             if comparison.solved is None and comparison.delta < needed * sds[name]:
                 raise StudyError(
                     f"{self.file}: primary.{name}.delta = {comparison.delta:g} is below the "
@@ -167,33 +172,39 @@ class Claim:
     def _check_values(self, plans: list[PlannedCell]) -> None:
         """Raise StudyError for a value that no evaluation measures."""
         claim = self.settings
-        trees = {f"primary.{name}": each.value for name, each in claim.primary.items()}
-        for place, tree in (trees | {LEARNED: claim.learned.value}).items():
-            for value in values_in(tree):
-                self._check_value(place, DEFAULTS | value, plans[0])
+        by_arm = {tuple(claim.arm(plan.cell.axes).items()): plan for plan in plans}
+        for name, comparison in claim.comparisons.items():
+            for value in values_in(comparison.value):
+                plan = by_arm[tuple(claim.arm(value).items())]
+                self._check_value(f"primary.{name}", value, plan)
+        for arm in claim.arms:
+            plan = by_arm[tuple(arm.items())]
+            for condition in claim.conditions(arm):
+                self._check_value("learned", condition.value, plan)
+                length = condition.value.get("length") or 0
+                if length > plan.settings.train_length:
+                    raise StudyError(
+                        f"{self.file}: learned: length {length} is beyond the trained length "
+                        f"{plan.settings.train_length}"
+                    )
 
     def _check_value(self, place: str, value: dict, plan: PlannedCell) -> None:
         evaluations = {each.name: each.settings for each in plan.evaluations}
-        name = value["evaluation"] or next(iter(self.settings.evaluations))
-        if name not in evaluations:
-            return
-        settings: MeasurementSettings = evaluations[name]
+        name = value.get("evaluation") or next(iter(evaluations), "")
+        settings: MeasurementSettings | None = evaluations.get(name)
+        if settings is None:
+            raise StudyError(f"{self.file}: {place}: no evaluation of {plan.id} measures {value}")
         measured = {
             "length": settings.grid(plan.settings.train_length),
             "method": list(settings.methods),
         }
+        asked = DEFAULTS | value
         for key, known in measured.items():
-            if value[key] is not None and value[key] not in known:
+            if asked[key] is not None and asked[key] not in known:
                 raise StudyError(
-                    f"{self.file}: {place} needs {key} {value[key]}, which evaluations.{name} does "
+                    f"{self.file}: {place} needs {key} {asked[key]}, which evaluations.{name} does "
                     f"not measure: {', '.join(map(str, known))}"
                 )
-        length = plan.settings.train_length
-        if place == LEARNED and value["length"] is not None and value["length"] > length:
-            raise StudyError(
-                f"{self.file}: learned.value.length = {value['length']} is beyond the trained "
-                f"length {length}"
-            )
 
 
 def is_complete(results: dict) -> bool:

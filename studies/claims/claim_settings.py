@@ -1,11 +1,12 @@
 """The settings of a claim: a study, what was published, and what decides."""
 
+from functools import cached_property
 from typing import Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from settings.fields import StrictSettings
-from studies.claims.expressions import Expression, check_expression, operator_of, values_in
+from studies.claims.expressions import Expression, expanded, operator_of, values_in
 from studies.results.stored import SEED
 from studies.study_settings import StudySettings
 
@@ -33,12 +34,15 @@ class PrimaryComparisonSettings(StrictSettings):
 
     value: Expression = Field(
         description="the number: a value of one arm, such as {scheme: rope, metric: nll, length: "
-        "256}, or {minus: [A, B]}, {times: [A, B]}, {absolute: [A]} of such expressions"
+        "256}, its change with `from: 64`, or {minus: [A, B]}, {times: [A, B]}, {absolute: [A]}"
     )
     expect: Literal["positive", "no difference"] = Field(
         description="the prediction: a positive number, or none that counts in either direction"
     )
     delta: float = Field(gt=0, description="the smallest effect that counts, in the value's unit")
+    each: str | None = Field(
+        None, description="an axis: one comparison for each of its labels, such as corpora"
+    )
     solved: float | None = Field(
         None,
         gt=0,
@@ -49,9 +53,11 @@ class PrimaryComparisonSettings(StrictSettings):
 
 
 class LearnedSettings(StrictSettings):
-    """The condition within the trained length without which a run does not count as learned."""
+    """A condition within the trained length without which a run does not count as learned."""
 
-    value: dict[str, Any] = Field(description="a value without an axis: {metric: nll, length: 64}")
+    value: dict[str, Any] = Field(
+        description="a value, of all arms with the labels that it names: {metric: nll, length: 64}"
+    )
     at_least: float | None = Field(None, description="smallest value of a run that has learned")
     at_most: float | None = Field(None, description="largest value of a run that has learned")
 
@@ -81,30 +87,91 @@ class ClaimSettings(StudySettings):
     primary: dict[str, PrimaryComparisonSettings] = Field(
         description="one or two comparisons that decide, by name"
     )
-    learned: LearnedSettings = Field(description="condition within the trained length")
+    learned: list[LearnedSettings] = Field(
+        min_length=1, description="conditions within the trained length"
+    )
 
     @property
     def seeds(self) -> list[str]:
         return list(self.grid[SEED])
 
-    @field_validator("primary", mode="after")
-    @classmethod
-    def _few(cls, primary: dict) -> dict:
-        if not 1 <= len(primary) <= 2:
-            raise ValueError(f"primary has one or two comparisons, not {len(primary)}")
-        return primary
+    @property
+    def axes(self) -> list[str]:
+        """The axes besides the seed."""
+        return [axis for axis in self.grid if axis != SEED]
+
+    @cached_property
+    def comparisons(self) -> dict[str, PrimaryComparisonSettings]:
+        """The primary comparisons by name, those with `each` by name and label, with expanded
+        values."""
+        comparisons = {}
+        for name, comparison in self.primary.items():
+            axis = comparison.each
+            for label in self.grid[axis] if axis else [""]:
+                more = {axis: label} if axis else {}
+                value = expanded(comparison.value, self.axes, more)
+                of = f"{name}, {label}" if axis else name
+                comparisons[of] = comparison.model_copy(update={"value": value})
+        return comparisons
+
+    def label(self, value: dict, axis: str) -> str:
+        """The label of a value on an axis: the only one if it names none."""
+        return str(value.get(axis, next(iter(self.grid[axis]))))
+
+    def arm(self, value: dict) -> dict[str, str]:
+        """The labels of a value on all axes but the seed."""
+        return {axis: self.label(value, axis) for axis in self.axes}
+
+    @property
+    def arms(self) -> list[dict[str, str]]:
+        """The arms that the comparisons read."""
+        read = [v for each in self.comparisons.values() for v in values_in(each.value)]
+        arms = {tuple(self.arm(value).items()): self.arm(value) for value in read}
+        return list(arms.values())
+
+    def conditions(self, arm: dict[str, str]) -> list[LearnedSettings]:
+        """The conditions of an arm."""
+        return [
+            each
+            for each in self.learned
+            if all(
+                str(each.value[axis]) == label for axis, label in arm.items() if axis in each.value
+            )
+        ]
 
     @model_validator(mode="after")
     def _consistent(self) -> "ClaimSettings":
         problems = [*self._seed_problems()]
-        for name, comparison in self.primary.items():
-            problems += self._expression_problems(f"primary.{name}", comparison.value)
-            if comparison.solved is not None and not _is_of_arms(comparison.value):
-                problems.append(f"primary.{name}.solved requires a value of an arm or minus of two")
-        problems += self._expression_problems("learned", self.learned.value)
+        for name, each in self.primary.items():
+            if each.each is not None and each.each not in self.axes:
+                problems.append(f"primary.{name}.each = {each.each} is not an axis of the grid")
+        if not problems:
+            problems += self._comparison_problems()
         if problems:
             raise ValueError("\n       ".join(problems))
         return self
+
+    def _comparison_problems(self) -> list[str]:
+        try:
+            comparisons = self.comparisons
+        except ValueError as error:
+            return [f"primary: {error}"]
+        if not 1 <= len(comparisons) <= 2:
+            return [f"primary has one or two comparisons, not {len(comparisons)}"]
+        problems = []
+        for name, comparison in comparisons.items():
+            for value in values_in(comparison.value):
+                problems += self._value_problems(f"primary.{name}", value)
+                absent = [a for a in self.axes if a not in value and len(self.grid[a]) > 1]
+                problems += [f"primary.{name}: {value} names no {axis}" for axis in absent]
+            if comparison.solved is not None and not _is_of_arms(comparison.value):
+                problems.append(f"primary.{name}.solved requires a value of an arm or minus of two")
+        for condition in self.learned:
+            problems += self._value_problems("learned", condition.value)
+        if not problems:
+            bare = [arm for arm in self.arms if not self.conditions(arm)]
+            problems += [f"learned has no condition for {', '.join(arm.values())}" for arm in bare]
+        return problems
 
     def _seed_problems(self) -> list[str]:
         seeds = self.grid.get(SEED, {})
@@ -118,24 +185,17 @@ class ClaimSettings(StudySettings):
             ]
         return []
 
-    def _expression_problems(self, place: str, tree: Expression) -> list[str]:
-        try:
-            check_expression(tree, list(self.grid))
-        except ValueError as error:
-            return [f"{place}: {error}"]
+    def _value_problems(self, place: str, value: dict) -> list[str]:
         problems = []
-        for value in values_in(tree):
-            for axis, labels in self.grid.items():
-                if axis != SEED and axis in value and str(value[axis]) not in labels:
-                    problems.append(
-                        f"{place}: {axis} {value[axis]} is not in the grid: {', '.join(labels)}"
-                    )
-            evaluation = value.get("evaluation")
-            if evaluation is not None and evaluation not in self.evaluations:
-                problems.append(f"{place}: {evaluation} is not among the evaluations")
-            if place != "learned":
-                absent = [a for a in self.grid if a not in (SEED, *value) and len(self.grid[a]) > 1]
-                problems += [f"{place}: {value} does not say its {axis}" for axis in absent]
+        for axis in self.axes:
+            if axis in value and str(value[axis]) not in self.grid[axis]:
+                problems.append(
+                    f"{place}: {axis} {value[axis]} is not in the grid: "
+                    f"{', '.join(self.grid[axis])}"
+                )
+        evaluation = value.get("evaluation")
+        if evaluation is not None and evaluation not in self.evaluations:
+            problems.append(f"{place}: {evaluation} is not among the evaluations")
         return problems
 
 

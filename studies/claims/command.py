@@ -1,7 +1,6 @@
 """`study.py claims`, and study.py on the file of one claim."""
 
 import time
-from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from studies.claims.claim_run import Claim, is_complete
 from studies.claims.claim_settings import ClaimSettings
 from studies.claims.expressions import in_words
 from studies.running.cell_work import CellWork
+from studies.running.study_call import StudyCall
 
 CLAIMS = Path("configs/claims")
 COLUMNS = ["claim", "question", "cells", "status", "cost", "left"]
@@ -24,15 +24,17 @@ def load_claims(folder: Path = CLAIMS) -> list[Claim]:
     return [Claim(file, load_settings(ClaimSettings, [str(file)])) for file in files]
 
 
-def run_claims(options: Namespace, console: Console) -> int:
+def run_claims(call: StudyCall) -> int:
     """List the claims with their status and cost; with --all run what is left, the cheapest first.
     Returns the exit status."""
+    options = call.options
+    console = call.console
     claims = load_claims()
     left = {}
     rows = []
     for claim in claims:
-        session = claim.session(options, console)
-        work = [CellWork(plan, claim.folder, session.corpora, options) for plan in session.plans]
+        session = claim.session(call)
+        work = [CellWork(plan, claim.folder, session.corpora, call) for plan in session.plans]
         missing = [each for each in work if not each.is_done()]
         seconds = sum(session.forecast.seconds(each.plan, each) for each in missing)
         if missing or claim.verdict() is None:
@@ -56,15 +58,17 @@ def run_claims(options: Namespace, console: Console) -> int:
     )
 
 
-def run_all(claims: Sequence[Claim], options: Namespace, console: Console) -> int:
+def run_all(claims: Sequence[Claim], call: StudyCall) -> int:
     """Run claims one after the other, within `options.hours`; the worst exit status."""
+    options = call.options
+    console = call.console
     deadline = None if options.hours is None else time.monotonic() + 3600 * options.hours
     worst = 0
     for claim in claims:
         if deadline is not None:
             options.hours = max(0.0, deadline - time.monotonic()) / 3600
         try:
-            status = run_claim(claim, options, console)
+            status = run_claim(claim, call)
         except UserError as error:  # of this claim; the others can run
             console.warn(f"{claim.name}: {error}")
             status = 2
@@ -74,9 +78,11 @@ def run_all(claims: Sequence[Claim], options: Namespace, console: Console) -> in
     return worst
 
 
-def run_claim(claim: Claim, options: Namespace, console: Console) -> int:
+def run_claim(claim: Claim, call: StudyCall) -> int:
     """Run one claim, or its pilot; returns the exit status."""
-    session = claim.session(options, console, options.pilot)
+    options = call.options
+    console = call.console
+    session = claim.session(call, call.options.pilot)
     if not options.pilot:
         claim.check_frozen()
         claim.check_power(console)
@@ -99,7 +105,7 @@ def _print_pilot(claim: Claim, results: dict) -> None:
     for name, values in claim.pilot_values(results).items():
         numbers = ", ".join(f"{value:+.4f}" for value in values)
         sd = f", SD {values.std(ddof=1):.4f}" if len(values) > 1 else ""
-        print(f"{name}: {in_words(claim.settings.primary[name].value)}")
+        print(f"{name}: {in_words(claim.settings.comparisons[name].value)}")
         print(f"    mean {values.mean():+.4f}{sd}: {numbers}")
 
 

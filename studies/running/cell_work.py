@@ -4,7 +4,6 @@ import shlex
 import sys
 import time
 import traceback
-from argparse import Namespace
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -18,26 +17,25 @@ from studies.running.cell_record import TRAINING, CellRecord, last_checkpoint
 from studies.running.children import set_threads
 from studies.running.corpora import StudyCorpora
 from studies.running.plan import PlannedCell, PlannedEvaluation
-from train import main as train
+from studies.running.study_call import StudyCall
 
 FAILED = 1
 
 
 class CellWork:
-    """The training and the evaluations of one cell that are not done yet. Of `options` it reads
-    `jobs` and `evaluate_again`."""
+    """The training and the evaluations of one cell that are not done yet."""
 
     def __init__(
         self,
         plan: PlannedCell,
         folder: Path,
         corpora: StudyCorpora,
-        options: Namespace,
+        call: StudyCall,
         precision: str = "",
     ):
         self.plan = plan
         self.corpora = corpora
-        self.options = options
+        self.call = call
         self.precision = precision
         self.log = folder / "logs" / f"{plan.id}.log"
         self.record = CellRecord(folder, plan)
@@ -51,7 +49,7 @@ class CellWork:
             evaluation
             for evaluation in self.plan.evaluations
             if not self.record.is_evaluated(evaluation, self._extra(evaluation), self.checkpoint)
-            or self.options.evaluate_again
+            or self.call.options.evaluate_again
         ]
 
     def is_done(self) -> bool:
@@ -59,7 +57,7 @@ class CellWork:
 
     def run(self) -> int:
         """Do what is missing and save the record; the exit status of a child."""
-        set_threads(self.options.jobs)
+        set_threads(self.call.options.jobs)
         errors = []
         try:
             missing = self.missing()
@@ -101,7 +99,7 @@ class CellWork:
         arguments = [*self.plan.cell.arguments, "--run-dir", str(self.plan.run)]
         if self.precision:
             arguments += ["--auto-precision", self.precision]
-        if train(arguments) != 0:
+        if self.call.train(arguments) != 0:
             raise KeyboardInterrupt  # it has saved a checkpoint
 
     def _evaluate(self, evaluation: PlannedEvaluation) -> None:

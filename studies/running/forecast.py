@@ -3,7 +3,6 @@ from the time of one step."""
 
 import statistics
 import time
-from argparse import Namespace
 from collections import defaultdict
 from collections.abc import Sequence
 from functools import partial
@@ -18,13 +17,14 @@ from evaluation.scoring.methods import TRAINED, TRUNCATE
 from evaluation.tasks.task_settings import TaskEvaluationSettings
 from model import find_device
 from run_directory.checkpoints import steps_of
-from run_directory.console import Console, duration
+from run_directory.console import duration
 from run_directory.run_settings import RunSettings
 from studies.running.cell_record import TRAINING, CellRecord, flops_of
 from studies.running.cell_work import CellWork
 from studies.running.children import value_of
 from studies.running.corpora import StudyCorpora
 from studies.running.plan import PlannedCell, PlannedEvaluation
+from studies.running.study_call import StudyCall
 from training.checks import make_model
 from training.hardware import USUAL_SHARE, peak_flops
 
@@ -150,15 +150,14 @@ def print_forecast(
     plans: Sequence[PlannedCell],
     forecast: StudyForecast,
     folder: Path,
-    options: Namespace,
-    console: Console,
+    call: StudyCall,
 ) -> None:
     """Print a table of all cells and one line about the remaining time."""
     rows = []
     total = 0.0
     n_left = 0
     for plan in plans:
-        work = CellWork(plan, folder, forecast.corpora, options)
+        work = CellWork(plan, folder, forecast.corpora, call)
         left = forecast.parts(plan, work)
         seconds = sum(left.values())
         parameters, _ = forecast.size(plan)
@@ -174,8 +173,8 @@ def print_forecast(
         total += seconds
         n_left += bool(left)
     count = counted(len(plans), "cell")
-    console.table(f"{count} in {folder}", COLUMNS, rows)
-    jobs = options.jobs
+    call.console.table(f"{count} in {folder}", COLUMNS, rows)
+    jobs = call.options.jobs
     if not n_left:
         print("everything is done")
         return

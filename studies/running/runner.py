@@ -7,7 +7,6 @@ import contextlib
 import os
 import signal
 import time
-from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,6 +32,7 @@ from studies.running.progress import (
     WAITING,
     StudyProgress,
 )
+from studies.running.study_call import StudyCall
 from training.precision import faster_precision, recorded_precision
 
 POLL = 0.05  # seconds between looks at the children
@@ -75,8 +75,7 @@ class _RunningCell:
 
 
 class StudyRunner:
-    """One call of a study on its cells `plans`. Of `options` it reads `jobs`, `hours`,
-    `no_training` and `evaluate_again`."""
+    """One call of a study on its cells `plans`."""
 
     def __init__(
         self,
@@ -85,20 +84,21 @@ class StudyRunner:
         corpora: StudyCorpora,
         progress: StudyProgress,
         forecast: StudyForecast,
-        options: Namespace,
+        call: StudyCall,
     ):
         self.folder = folder
         self.corpora = corpora
         self.progress = progress
         self.forecast = forecast
-        self.options = options
+        self.call = call
+        self.options = call.options
         self._queue = list(plans)
         self._running: dict[int, _RunningCell] = {}  # by process id
         self._signals: list[int] = []
         self._looked = 0.0  # when runs of other processes were last looked at
         self._deadline = float("inf")
-        if options.hours is not None:
-            self._deadline = time.monotonic() + 3600 * options.hours
+        if call.options.hours is not None:
+            self._deadline = time.monotonic() + 3600 * call.options.hours
         self._precision = ""
         if any(plan.settings.training.precision == "auto" for plan in plans):
             self._precision = value_of(lambda: auto_precision(folder, plans))
@@ -152,7 +152,7 @@ class StudyRunner:
 
     def _start(self, plan: PlannedCell) -> None:
         precision = self._precision if plan.settings.training.precision == "auto" else ""
-        work = CellWork(plan, self.folder, self.corpora, self.options, precision)
+        work = CellWork(plan, self.folder, self.corpora, self.call, precision)
         if work.is_done():
             work.record.save("done", None, work.checkpoint)
             self.progress.set(plan, DONE)
@@ -197,7 +197,7 @@ class StudyRunner:
 
     def _error(self, work: CellWork, code: int) -> str:
         """Why a child failed; recorded here if the child could not do so."""
-        record = CellWork(work.plan, self.folder, self.corpora, self.options).record
+        record = CellWork(work.plan, self.folder, self.corpora, self.call).record
         if code == 1 and record.error:
             return record.error
         error = f"ended with status {code}; output: {work.log}"

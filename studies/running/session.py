@@ -1,6 +1,5 @@
 """One call of a study: its plans, its corpora, their forecast, and what was measured."""
 
-from argparse import Namespace
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -8,8 +7,6 @@ from signal import Signals
 
 from data.files import write_text
 from evaluation.scoring.methods import builtin_methods
-from interop.runs import with_imported_parent
-from run_directory.console import Console
 from settings.load import dump
 from studies.grid import cells_of, running_order, select_cells
 from studies.running.cell_record import gather
@@ -18,6 +15,7 @@ from studies.running.forecast import StudyForecast, print_forecast
 from studies.running.plan import PlannedCell, StudyPlanner
 from studies.running.progress import StudyProgress
 from studies.running.runner import StudyRunner, lock_study
+from studies.running.study_call import StudyCall
 from studies.study_settings import StudySettings
 
 
@@ -26,7 +24,6 @@ class StudySession:
     before `run`.
 
     Args:
-        options: of study.py.
         shared: of StudyPlanner.
     """
 
@@ -35,28 +32,27 @@ class StudySession:
         study: StudySettings,
         name: str,
         folder: Path,
-        options: Namespace,
-        console: Console,
+        call: StudyCall,
         shared: Path | None = None,
     ):
         self.study = study
         self.name = name
         self.folder = folder
-        self.options = options
-        self.console = console
+        self.call = call
+        self.options = call.options
         self.cells = [
-            replace(cell, arguments=tuple(with_imported_parent(cell.arguments)))
+            replace(cell, arguments=tuple(call.with_parent(cell.arguments)))
             for cell in cells_of(study)
         ]
-        self.selected = select_cells(self.cells, options.cell, options.only)
-        self.is_array_task = options.cell is not None
+        self.selected = select_cells(self.cells, call.options.cell, call.options.only)
+        self.is_array_task = call.options.cell is not None
         planner = StudyPlanner(study, folder, builtin_methods(), shared)
         self.plans = planner.plan(self.selected if self.is_array_task else self.cells)
 
     @cached_property
     def corpora(self) -> StudyCorpora:
         """The text of all cells, prepared unless `options.dry_run`."""
-        return StudyCorpora(self.console, make=not self.options.dry_run)
+        return StudyCorpora(self.call.console, make=not self.options.dry_run)
 
     def prepare(self) -> None:
         """Prepare the text of all cells."""
@@ -75,17 +71,17 @@ class StudySession:
     def dry_run(self) -> None:
         """Print the cells and the remaining time."""
         self.prepare()
-        print_forecast(self.plans, self.forecast, self.folder, self.options, self.console)
+        print_forecast(self.plans, self.forecast, self.folder, self.call)
 
     def run(self) -> tuple[StudyProgress, Signals | None]:
         """Run the selected cells; what became of them, and the signal that stopped the study."""
         progress = StudyProgress(
-            self.work, self.options.jobs, self.console, self.folder / "study.log"
+            self.work, self.options.jobs, self.call.console, self.folder / "study.log"
         )
         with lock_study(self.folder, shared=self.is_array_task):
             self.prepare()
             runner = StudyRunner(
-                self.folder, self.work, self.corpora, progress, self.forecast, self.options
+                self.folder, self.work, self.corpora, progress, self.forecast, self.call
             )
             if not self.is_array_task:
                 write_text(self.folder / "study.yaml", dump(self.study))
