@@ -6,6 +6,7 @@ from abc import abstractmethod
 from dataclasses import replace
 from typing import ClassVar, Literal
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model.attention.explicit import query_block
@@ -113,6 +114,7 @@ class Projection(Mixer):
         self.scale = kind.attention_scale
         self.pair_features = 2 * kind.head_dim
         self.joint_norm = kind.qk_norm == "all_heads"
+        self.value_norm_eps = kind.norm_eps if kind.value_norm else None
         bias = kind.attention_bias != "none"
         self.wq = nn.Linear(kind.dim, kind.heads * kind.head_dim, bias=bias)
         self.wk = nn.Linear(kind.dim, kind.kv_heads * kind.head_dim, bias=bias)
@@ -149,7 +151,7 @@ class Projection(Mixer):
 
     def values(self, x: Tensor) -> Tensor:
         """(B, T, C) → (B, G, T, D)."""
-        return self.split(self.wv(x))
+        return self.normalized_values(self.wv(x))
 
     def joined(self, heads: Tensor, x: Tensor) -> Tensor:
         """The heads' outputs (B, H, K, D) for the inputs x (B, K, C) → (B, K, C)."""
@@ -165,6 +167,15 @@ class Projection(Mixer):
     def normalized(self, norm: nn.Module, x: Tensor) -> Tensor:
         """Projected queries or keys (B, T, heads·D) by head, with their norm."""
         return self.split(norm(x)) if self.joint_norm else norm(self.split(x))
+
+    def normalized_values(self, x: Tensor) -> Tensor:
+        """Projected values (B, T, G·D) by head, with their norm."""
+        v = self.split(x)
+        return (
+            v
+            if self.value_norm_eps is None
+            else F.rms_norm(v, v.shape[-1:], eps=self.value_norm_eps)
+        )
 
     def split(self, x: Tensor) -> Tensor:
         """(B, T, heads·D) → (B, heads, T, D)."""

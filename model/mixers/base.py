@@ -65,6 +65,7 @@ class LayerKind:
     dim: int
     norm_eps: float
     qk_norm: bool | Literal["all_heads"]
+    value_norm: bool
     attention_bias: Literal["none", "qkv", "all"]
 
     def geometry(self, train_length: int, original_length: int) -> HeadGeometry:
