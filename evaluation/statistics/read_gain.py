@@ -26,6 +26,7 @@ class ReadGain:
     low: int
     high: int
     targets: int
+    documents: int
     readable: int
     nll: float
     control: float
@@ -56,15 +57,15 @@ def read_gains(
         units: of every document of the corpus.
     """
     readable = targets.is_readable(context)
-    unit = units[np.repeat(targets.document, targets.keep)]
+    document = np.repeat(targets.document, targets.keep)
     octave = np.frexp(targets.target_distances())[1]
     out = []
     for k in np.unique(octave).tolist():
         here = octave == k
-        of = unit[here]
+        unit = units[document[here]]
         gain = None
         if truncated is not None:
-            gain = interval(unit_means((truncated - nll)[here], of), alpha=alpha)
+            gain = interval(unit_means((truncated - nll)[here], unit), alpha=alpha)
         out.append(
             ReadGain(
                 method=method,
@@ -72,14 +73,15 @@ def read_gains(
                 low=2**k // 2,
                 high=2**k,
                 targets=int(here.sum()),
+                documents=len(np.unique(document[here])),
                 readable=int(readable[here].sum()),
                 nll=pooled(nll[here]),
                 control=pooled(control[here]),
-                read_gain=interval(unit_means((control - nll)[here], of), alpha=alpha),
+                read_gain=interval(unit_means((control - nll)[here], unit), alpha=alpha),
                 gain=gain,
-                unit=np.unique(of),
-                unit_nll=unit_means(nll[here], of),
-                unit_control=unit_means(control[here], of),
+                unit=np.unique(unit),
+                unit_nll=unit_means(nll[here], unit),
+                unit_control=unit_means(control[here], unit),
             )
         )
     return out
