@@ -19,6 +19,7 @@ from model.position.scaling import (
     ramp_ends,
 )
 from model.position.schemes.learned_rope import LearnedRope
+from model.position.schemes.p_rope import PRopeSettings
 from model.position.schemes.rope import Rope, RopeSettings
 
 # divisor of the frequency of a pair that is not rotated: sin(n·θ) is below 1e-23 for any n
@@ -34,6 +35,7 @@ class RopeTable:
         frequencies: of each pair, in radians per token.
         amplitude: factor on cos and sin.
         layout: `half` or `interleaved`.
+        beyond: frequencies and amplitude at four times the original length.
         native: `rope_parameters` of the same rotation, without the base, where transformers has its
             kind.
     """
@@ -42,12 +44,13 @@ class RopeTable:
     frequencies: tuple[float, ...]
     amplitude: float
     layout: str
+    beyond: tuple[tuple[float, ...], float]
     native: tuple[tuple[str, Any], ...] | None
 
     @property
-    def is_scaled(self) -> bool:
-        """Whether the frequencies are not b^(−2k/r)."""
-        return self.native != _default()
+    def rotation(self) -> tuple:
+        """What determines the angles at any length."""
+        return self.frequencies, self.amplitude, *self.beyond
 
     def parameters(
         self,
@@ -85,6 +88,7 @@ def rope_table(scheme: PositionalScheme) -> RopeTable | str:
             frequencies,
             1.0,
             scheme.settings.layout,
+            (frequencies, 1.0),
             None,
         )
     assert isinstance(scheme, Rope)
@@ -95,14 +99,20 @@ def rope_table(scheme: PositionalScheme) -> RopeTable | str:
         return f"remap {settings.remap.name} treats pairs differently by distance"
     if scaling.untouched:
         return "scaling.first keeps the frequencies of the first positions"
-    native = _native(scaling, scheme) if isinstance(settings, RopeSettings) else None
+    native = _native(scaling, scheme)
     if settings.resonance:
         native = None
     if scaling.depends_on_length and native is None:
         return f"scaling {scaling.name} depends on the declared length"
     frequencies, amplitude = scheme.frequencies(scheme.stretch(geometry.original_length))
+    beyond, beyond_amplitude = scheme.frequencies(scheme.stretch(4 * geometry.original_length))
     return RopeTable(
-        settings.theta, tuple(frequencies.tolist()), amplitude, settings.layout, native
+        settings.theta,
+        tuple(frequencies.tolist()),
+        amplitude,
+        settings.layout,
+        (tuple(beyond.tolist()), beyond_amplitude),
+        native,
     )
 
 
@@ -110,6 +120,19 @@ def _native(scaling: Scaling, scheme: Rope) -> tuple[tuple[str, Any], ...] | Non
     """transformers' parameters of a scaling method, or None if it has no such kind."""
     length = scheme.geometry.original_length
     train_length = scheme.geometry.train_length
+    settings = scheme.settings
+    if isinstance(settings, PRopeSettings):
+        is_plain = settings.fraction == 1 and not settings.reversed
+        if not is_plain or settings.max_wavelength is not None:
+            return None
+        share = {"partial_rotary_factor": settings.share}
+        if isinstance(scaling, NoScaling):
+            return _items("proportional", **share)
+        if isinstance(scaling, LinearScaling):
+            return _items("proportional", factor=scheme.stretch(length), **share)
+        return None
+    if not isinstance(settings, RopeSettings):
+        return None
     if isinstance(scaling, NoScaling):
         return _default()
     if isinstance(scaling, DynamicScaling):
