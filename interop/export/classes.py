@@ -35,7 +35,6 @@ def choose_class(model: Transformer) -> ClassChoice:
         if nearest is None or len(differing) < len(nearest[1]):
             nearest = model_type, differing
     if nearest is None:
-        mixers = dict.fromkeys(kind.mixer.describe() for kind in model.kinds.values())
-        return ClassChoice(None, f"no class has {' and '.join(filter(None, mixers))}")
+        return ClassChoice(None, "no class has these mixers, or none without attention")
     name, differing = nearest
     return ClassChoice(None, f"the nearest class, {name}, differs in {', '.join(differing)}")

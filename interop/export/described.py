@@ -4,8 +4,8 @@ transformers with ours."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from interop.export.exported_rope import RopeTable, rope_table
@@ -13,7 +13,10 @@ from interop.huggingface.config import ImportedShape
 from model import SCHEMES, ModelSettings, Transformer
 from model.mixers.base import LayerKind
 from model.mixers.registry import MIXERS
-from model.position import PositionalScheme, PositionSettings
+from model.position import PositionalScheme
+from model.position.schemes.absolute import NoPE
+from model.position.schemes.learned_rope import LearnedRope
+from model.position.schemes.rope import Rope
 from model.position.temperature import (
     FixedTemperature,
     HeadTemperature,
@@ -21,47 +24,16 @@ from model.position.temperature import (
     NoTemperature,
 )
 
-# What transformers' decoders with RMSNorm and SwiGLU can and cannot do with each scheme.
-FREQUENCIES = "a rotation by fixed frequencies"
-NO_POSITIONS = "no positions"
-EMBEDDED = "adds positions to token embeddings"
-BIASED = "adds a bias to the logits"
-CONTENT = "computes positions from the layer input"
-SCHEME_KINDS: dict[str, str] = {
-    "none": NO_POSITIONS,
-    **dict.fromkeys(("rope", "p_rope", "he_xu", "learned_rope"), FREQUENCIES),
-    **dict.fromkeys(
-        ("integer", "unit_interval", "binary", "sine", "sinusoidal", "learned"), EMBEDDED
-    ),
-    **dict.fromkeys(("alibi", "hard_alibi", "t5", "kerple", "sandwich", "fire"), BIASED),
-    **dict.fromkeys(
-        ("fox", "wall", "relative_logits", "path", "selective_rope", "carope"), CONTENT
-    ),
-    "xpos": "scales rotated queries and keys by position",
-    "fope": "mixes frequencies in each head",
-    "pope": "caches polar keys of twice the width",
-    "hyperbolic": "decays features with distance",
-    "cope": "counts positions by gates of query and key",
-    "shaw": "adds vectors of the distance to the keys",
-    "transformer_xl": "adds projected sinusoids of the distance to the logits",
-    "dape": "adds a network of logits and biases",
-    "stick_breaking": "replaces the softmax",
-}
-# Settings of a model that are alike in all layers.
-SHARED = (
-    "dim",
-    "layers",
-    "ffn_dim",
-    "norm_eps",
-    "tie_embeddings",
-    "mlp_bias",
-    "activation",
-    "embedding_multiplier",
-    "residual_multiplier",
-    "layer_scale",
-    "logit_divisor",
-    "logit_softcap",
-)
+# Settings of each layer, of attention, and of mixers with queries.
+LAYER = {field.name for field in fields(LayerKind)} - {"mixer", "position", "attention_scale"}
+PROJECTION = {"gate", "qk_norm", "value_norm", "attention_bias"}
+HEADS = {"heads", "kv_heads", "head_dim"}
+MODIFIERS = ("window", "sinks", "sink_logit")
+# Settings of a class, with values, that do nothing with certain weights.
+ABSORBED = {("layer_scale", True), ("sink_logit", "learned")}
+# Settings of the model, without those of layers.
+SHARED = set(ModelSettings.model_fields) - LAYER - {"mixer", "position", "attention_multiplier"}
+SHARED -= {"mup", "pattern", "kinds"}
 
 
 class NotRepresentable(Exception):
@@ -111,7 +83,13 @@ class DescribedModel:
         cls, settings: ModelSettings, schemes: Mapping[str, PositionalScheme], *sizes: int
     ) -> DescribedModel:
         kinds = settings.resolved_kinds
-        tables = {name: _table(kind.position, schemes, name) for name, kind in kinds.items()}
+        for kind in kinds.values():
+            name = kind.position.name
+            if not issubclass(SCHEMES[name][1], NoPE | Rope | LearnedRope):
+                raise NotRepresentable("positions other than rotations by fixed frequencies")
+            if kind.position.per_layer:
+                raise NotRepresentable("frequencies of its own in each layer")
+        tables = {name: _table(schemes[name]) for name in kinds}
         return cls(
             settings,
             [kinds[name] for name in settings.layer_kinds],
@@ -123,43 +101,32 @@ class DescribedModel:
         """The settings in which a model of a class computes something else, up to what weights
         absorb: constant factors on q·k, the order of rotated features, sinks and factors of layers
         that this model does not have."""
-        names = []
-        for key in SHARED:
-            is_added = key == "layer_scale" and theirs.settings.layer_scale
-            if not is_added and not _equal(
-                getattr(self.settings, key), getattr(theirs.settings, key)
-            ):
-                names.append(key)
-        for i in range(min(len(self.kinds), len(theirs.kinds))):
-            expected = dict(theirs._facts(i))
-            for key, value in self._facts(i):
-                is_added = key == "sink_logit" and expected.get(key) == "learned"
-                if not is_added and not _equal(value, expected.get(key)):
-                    names.append(key)
-        return list(dict.fromkeys(names))
+        expected = theirs._facts()
+        names = set()
+        for (layer, name), value in self._facts().items():
+            other = expected.get((layer, name))
+            if not _equal(value, other) and (name, other) not in ABSORBED:
+                names.add(name)
+        return sorted(names)
 
-    def _facts(self, i: int) -> Iterator[tuple[str, Any]]:
-        """What determines the computation of a layer."""
-        kind = self.kinds[i]
-        position = kind.position
-        yield "mixer", kind.mixer.name
-        yield "norm_placement", kind.norm_placement
-        if kind.mixer.name != "attention":
-            for key, value in resolved_mixer(kind).items():
-                yield f"mixer.{key}", value
-        else:
-            for key in ("gate", "qk_norm", "value_norm", "attention_bias"):
-                yield key, getattr(kind, key)
-        mixer = MIXERS[kind.mixer.name][1]
-        if mixer.has_queries:
-            for key in ("heads", "kv_heads", "head_dim"):
-                yield key, getattr(kind, key)
-            table = self.tables[i]
-            yield "position", None if table is None else table.rotation
-        if mixer.has_attention_weights:
-            for key in ("window", "sinks", "sink_logit"):
-                yield key, getattr(position, key)
-            yield "temperature", self._temperature(kind)
+    def _facts(self) -> dict[tuple[int, str], Any]:
+        """What determines the computation besides weights, by layer; -1: of all layers."""
+        facts = {(-1, key): getattr(self.settings, key) for key in SHARED}
+        for i, kind in enumerate(self.kinds):
+            mixer = MIXERS[kind.mixer.name][1]
+            keys = LAYER - (set() if mixer.has_queries else HEADS)
+            keys -= set() if kind.mixer.name == "attention" else PROJECTION
+            facts |= {(i, key): getattr(kind, key) for key in keys}
+            facts[i, "mixer"] = kind.mixer.name
+            facts |= {(i, f"mixer.{key}"): x for key, x in resolved_mixer(kind).items()}
+            if mixer.has_queries:
+                table = self.tables[i]
+                facts[i, "position"] = None if table is None else table.rotation
+            if mixer.has_attention_weights:
+                position = kind.position
+                facts |= {(i, key): getattr(position, key) for key in MODIFIERS}
+                facts[i, "temperature"] = self._temperature(kind)
+        return facts
 
     def _temperature(self, kind: LayerKind) -> Any:
         """The temperature, or None for a factor that the projection of queries absorbs."""
@@ -216,17 +183,10 @@ def _equal(a: Any, b: Any) -> bool:
     return a == b
 
 
-def _table(
-    position: PositionSettings, schemes: Mapping[str, PositionalScheme], kind: str
-) -> RopeTable | None:
-    kind_of_scheme = SCHEME_KINDS.get(position.name, "is in no class of transformers")
-    if kind_of_scheme == NO_POSITIONS:
+def _table(scheme: PositionalScheme) -> RopeTable | None:
+    if isinstance(scheme, NoPE):
         return None
-    if kind_of_scheme != FREQUENCIES:
-        raise NotRepresentable(f"{position.name} {kind_of_scheme}")
-    if position.per_layer:
-        raise NotRepresentable(f"{position.name} has frequencies of its own in each layer")
-    table = rope_table(schemes[kind])
+    table = rope_table(scheme)
     if isinstance(table, str):
         raise NotRepresentable(table)
     return table if any(table.frequencies) else None

@@ -24,10 +24,10 @@ NO_SINK = -1e9
 
 def write_config(model: DescribedModel, model_type: str) -> dict[str, Any] | None:
     """The entries of config.json that describe a model, as far as the class has its settings, or
-    None if the class has not all of its mixers."""
+    None if the class has not all of its mixers, or would be without attention."""
     family = FAMILIES[model_type]
     types = family.types_of(model.kinds)
-    if types is None:
+    if types is None or not {FULL, SLIDING} & set(types):  # required by transformers' cache
         return None
     s = model.settings
     by_type = dict(zip(types, model.kinds, strict=True))
@@ -49,11 +49,12 @@ def write_config(model: DescribedModel, model_type: str) -> dict[str, Any] | Non
     windows = [kind.position.window for kind in model.kinds if kind.position.window]
     if "sliding_window" in family.defaults:
         # some classes require a number even if no layer has a window
-        without = model.train_length if family.lists_types else None
+        without = model.train_length if family.layer_types else None
         entries["sliding_window"] = windows[0] if windows else without
     if "use_sliding_window" in family.defaults:
         entries["use_sliding_window"] = bool(windows)
-    if family.lists_types:
+    has_types = len(family.types) > 1 or "sliding_window" in family.defaults
+    if has_types and family.layer_types and family.lists_types:
         entries["layer_types"] = types
     if "original_max_position_embeddings" in family.defaults:
         entries["original_max_position_embeddings"] = model.original_length

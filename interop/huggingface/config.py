@@ -293,7 +293,8 @@ def _layer_types(reader: ConfigReader, family: Family) -> list[str]:
     else:
         known = [FULL, *family.types]
         known += [SLIDING] if "sliding_window" in reader.defaults else []
-        types = [OLD_TYPES.get(str(name), name) for name in given if isinstance(given, list)]
+        types = given if isinstance(given, list) else []
+        types = [OLD_TYPES.get(str(name), name) for name in types]
         if len(types) < depth or not all(name in known for name in types):
             raise InteropError(
                 f"{reader.file}: layer_types must be {depth} times {' or '.join(known)}, got "

@@ -8,11 +8,10 @@ A family states what its configuration class assumes for keys that a config.json
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from errors import InteropError
-from interop.huggingface.reader import ConfigReader, is_number, shown
+from interop.huggingface.reader import ConfigReader
 from interop.huggingface.weight_names import (
     ATTENTION,
     BOTH_NORMS,
@@ -40,8 +39,7 @@ LINEAR = "linear_attention"
 CONVOLUTION = "conv"
 
 
-@dataclass(frozen=True)
-class Key:
+class Key(NamedTuple):
     """A setting whose value is not that of a key of config.json.
 
     Attributes:
@@ -58,8 +56,7 @@ class Key:
 Keys = Mapping[str, str | Key]  # setting -> key; `mixer.` for settings of the mixer
 
 
-@dataclass(frozen=True)
-class LayerType:
+class LayerType(NamedTuple):
     """Layers of one type of `layer_types`.
 
     Attributes:
@@ -70,13 +67,12 @@ class LayerType:
     """
 
     weights: WeightMap
-    mixer: Mapping[str, Any] = field(default_factory=lambda: {"name": "attention"})
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    keys: Keys = field(default_factory=dict)
+    mixer: Mapping[str, Any] = {"name": "attention"}
+    settings: Mapping[str, Any] = {}
+    keys: Keys = {}
 
 
-@dataclass(frozen=True)
-class Layers:
+class Layers(NamedTuple):
     """The layers of a model for the keys that describe each of them.
 
     Attributes:
@@ -90,8 +86,7 @@ class Layers:
     thetas: list[float]
 
 
-@dataclass(frozen=True)
-class Family:
+class Family(NamedTuple):
     """One `model_type`.
 
     Attributes:
@@ -107,7 +102,7 @@ class Family:
         accepted: keys that must have one of these values.
         layer_types: the type of each layer if `layer_types` is absent. None: it is not read, and
             all layers have the window.
-        lists_types: whether `layer_types` is written.
+        lists_types: whether `layer_types` can be written.
         check: refuses models with layers of these types.
         thetas: the rotary base of each layer: 0 without positions, None for that of the rotary
             parameters.
@@ -123,21 +118,21 @@ class Family:
     """
 
     architecture: str
-    weights: WeightMap = field(default_factory=lambda: NORMS | MLP)
-    types: Mapping[str, LayerType] = field(default_factory=lambda: {FULL: LayerType(ATTENTION)})
-    keys: Keys = field(default_factory=dict)
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-    computed: Mapping[str, Callable[[ConfigReader], Any]] = field(default_factory=dict)
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    position: Mapping[str, Any] = field(default_factory=dict)
-    accepted: Mapping[str, tuple] = field(default_factory=dict)
+    weights: WeightMap = NORMS | MLP
+    types: Mapping[str, LayerType] = {FULL: LayerType(ATTENTION)}
+    keys: Keys = {}
+    defaults: Mapping[str, Any] = {}
+    computed: Mapping[str, Callable[[ConfigReader], Any]] = {}
+    settings: Mapping[str, Any] = {}
+    position: Mapping[str, Any] = {}
+    accepted: Mapping[str, tuple] = {}
     layer_types: Callable[[ConfigReader], list[str]] | None = lambda config: [FULL] * _depth(config)
-    lists_types: bool = False
+    lists_types: bool = True
     check: Callable[[ConfigReader, list[str]], None] = lambda config, types: None
     thetas: Callable[[ConfigReader], list[float | None]] = lambda config: [None] * _depth(config)
     interleaved: str | None = None
     written: Callable[[Layers], Mapping[str, Any]] = lambda layers: {}
-    renamed: Mapping[str, str] = field(default_factory=dict)
+    renamed: Mapping[str, str] = {}
     partial: bool = False
     by_type: bool = False
     divides: bool = False
@@ -196,23 +191,21 @@ def _indexed(key: str, other: str, if_absent: str) -> Callable[[ConfigReader], l
     return types
 
 
-def _has_window(config: ConfigReader) -> bool:
-    return config.get("sliding_window") is not None and config.flag("use_sliding_window")
+def _windowed_if(
+    is_windowed: Callable[[ConfigReader], list[bool]],
+) -> Callable[[ConfigReader], list[str]]:
+    """Windows in some layers, if they are used at all."""
+
+    def types(config: ConfigReader) -> list[str]:
+        is_used = config.get("sliding_window") is not None and config.flag("use_sliding_window")
+        return [SLIDING if is_used and windowed else FULL for windowed in is_windowed(config)]
+
+    return types
 
 
-def _qwen_types(config: ConfigReader) -> list[str]:
-    first = config.get("max_window_layers")
-    if not is_number(first, int):
-        raise InteropError(
-            f"{config.file}: max_window_layers must be an integer, got {shown(first)}"
-        )
-    has_window = _has_window(config)
-    return [SLIDING if has_window and i >= first else FULL for i in range(_depth(config))]
-
-
-def _smollm_types(config: ConfigReader) -> list[str]:
-    has_window = _has_window(config)
-    return [SLIDING if has_window and theta == 0 else FULL for theta in _smollm_thetas(config)]
+_qwen_types = _windowed_if(
+    lambda config: [i >= config.count("max_window_layers") for i in range(_depth(config))]
+)
 
 
 def _smollm_thetas(config: ConfigReader) -> list[float | None]:
@@ -237,17 +230,13 @@ def _thetas_if(
 
 
 def _refuse_experts(config: ConfigReader, types: list[str]) -> None:
-    listed = config.get("mlp_layer_types")
-    first = config.get("first_k_dense_replace")
-    if listed is None:
-        what = f"first_k_dense_replace = {shown(first)}"
-        is_dense = is_number(first, int) and first >= len(types)
-    else:
-        what = f"mlp_layer_types = {shown(listed)}"
-        is_dense = listed == ["dense"] * len(types)
-    if not is_dense:
+    dense = config.get("mlp_layer_types")
+    if dense is None:
+        dense = ["dense"] * min(config.count("first_k_dense_replace"), len(types))
+    if dense != ["dense"] * len(types):
         raise InteropError(
-            f"{config.file}: {what} cannot be imported: layers of experts are not supported"
+            f"{config.file}: layers of experts cannot be imported: first_k_dense_replace, or "
+            "mlp_layer_types, must make all layers dense"
         )
 
 
@@ -299,17 +288,6 @@ _QWEN = {
     "use_sliding_window": False,
     "sliding_window": 4096,
     "max_window_layers": 28,
-}
-_MINISTRAL_ROPE = {
-    "rope_type": "yarn",
-    "rope_theta": 1_000_000.0,
-    "factor": 16.0,
-    "original_max_position_embeddings": 16384,
-    "beta_fast": 32.0,
-    "beta_slow": 1.0,
-    "mscale": 1.0,
-    "mscale_all_dim": 1.0,
-    "llama_4_scaling_beta": 0.1,
 }
 _GEMMA = {
     "num_key_value_heads": 4,
@@ -433,14 +411,12 @@ FAMILIES: dict[str, Family] = {
         "Qwen2ForCausalLM",
         defaults=_QWEN,
         settings={"attention_bias": "qkv"},
-        lists_types=True,
         layer_types=_qwen_types,
     ),
     "qwen3": Family(
         "Qwen3ForCausalLM",
         defaults=_QWEN | {"head_dim": 128, "attention_bias": False},
         settings={"qk_norm": True},
-        lists_types=True,
         layer_types=_qwen_types,
     ),
     "phi3": Family(
@@ -466,8 +442,7 @@ FAMILIES: dict[str, Family] = {
             "sliding_window": None,
             "no_rope_layer_interval": 4,
         },
-        lists_types=True,
-        layer_types=_smollm_types,
+        layer_types=_windowed_if(lambda config: [theta == 0 for theta in _smollm_thetas(config)]),
         thetas=_smollm_thetas,
         written=lambda layers: {"no_rope_layers": [int(theta > 0) for theta in layers.thetas]},
     ),
@@ -478,7 +453,17 @@ FAMILIES: dict[str, Family] = {
             "head_dim": 128,
             "rms_norm_eps": 1e-5,
             "sliding_window": None,
-            "rope_parameters": _MINISTRAL_ROPE,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 1_000_000.0,
+                "factor": 16.0,
+                "original_max_position_embeddings": 16384,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "llama_4_scaling_beta": 0.1,
+            },
         },
         position={"temperature": {"name": "ministral3"}},
         layer_types=None,
@@ -495,7 +480,6 @@ FAMILIES: dict[str, Family] = {
             "sliding_window": 128,
         },
         position={"sink_logit": "learned"},
-        lists_types=True,
         layer_types=_periodic(4, 0, SLIDING),
         thetas=_granite_thetas,
         written=lambda layers: {"layer_rope_theta": layers.thetas},
@@ -516,7 +500,6 @@ FAMILIES: dict[str, Family] = {
             "rope_theta": 500_000.0,
         },
         settings={"qk_norm": "all_heads", "norm_placement": "output"},
-        lists_types=True,
         layer_types=_periodic(4, -1, SLIDING),
         by_type=True,
     ),
@@ -540,7 +523,6 @@ FAMILIES: dict[str, Family] = {
             "sliding_window_pattern": 6,
         },
         settings=_GEMMA_SETTINGS,
-        lists_types=True,
         layer_types=_periodic("sliding_window_pattern", -1, SLIDING),
         by_type=True,
         divides=True,
@@ -586,7 +568,6 @@ FAMILIES: dict[str, Family] = {
             "num_kv_shared_layers": (None, 0),
             "enable_moe_block": (None, False),
         },
-        lists_types=True,
         layer_types=_periodic(6, -1, SLIDING),
         check=_refuse_other_layers,
         written=lambda layers: {
@@ -641,7 +622,6 @@ FAMILIES: dict[str, Family] = {
             "block_auto_adjust_ff_dim": True,
         },
         settings={"qk_norm": True},
-        lists_types=True,
         layer_types=_indexed("full_attn_idxs", CONVOLUTION, FULL),
         written=lambda layers: {"block_auto_adjust_ff_dim": False},
         final_norm="model.embedding_norm",
@@ -666,7 +646,6 @@ FAMILIES: dict[str, Family] = {
             "linear_num_value_heads": 32,
         },
         settings={"qk_norm": True, "gate": "channel"},
-        lists_types=True,
         layer_types=_periodic("full_attention_interval", -1, LINEAR),
         partial=True,
         one_plus_norms=True,
@@ -704,7 +683,6 @@ FAMILIES: dict[str, Family] = {
             "linear_value_head_dim": lambda config: 2 * config.size("linear_key_head_dim"),
         },
         settings={"qk_norm": "all_heads", "norm_placement": "output"},
-        lists_types=True,
         layer_types=_periodic(4, -1, LINEAR),
         # a base of null: no rotation
         thetas=_thetas_if(
@@ -738,6 +716,7 @@ FAMILIES: dict[str, Family] = {
             "partial_rotary_factor": 0.5,
         },
         accepted=_MAMBA_ACCEPTED,
+        lists_types=False,
         layer_types=_indexed("attn_layer_indices", LINEAR, LINEAR),
         written=lambda layers: {
             "attn_layer_indices": [i for i, name in enumerate(layers.types) if name == FULL]
@@ -762,7 +741,6 @@ FAMILIES: dict[str, Family] = {
             "num_local_experts": 8,
         },
         accepted=_MAMBA_ACCEPTED | {"num_local_experts": (0,)},
-        lists_types=True,
         layer_types=lambda config: [LINEAR] * _depth(config),
         thetas=_thetas_if(lambda config: config.get("position_embedding_type") == "rope"),
         written=lambda layers: {
@@ -842,7 +820,6 @@ FAMILIES: dict[str, Family] = {
             "first_k_dense_replace": 1,
         },
         accepted={"linear_attn_config": (None,)},
-        lists_types=True,
         layer_types=lambda config: [
             FULL if i and i % 4 == 0 else LINEAR for i in range(_depth(config))
         ],

@@ -95,6 +95,13 @@ class ConfigReader:
             )
         return kind(value)
 
+    def count(self, key: str) -> int:
+        """An integer of at least 0."""
+        value = self.get(key)
+        if not is_number(value, int):
+            raise InteropError(f"{self.file}: {key} must be an integer, got {shown(value)}")
+        return value
+
     def flag(self, key: str) -> bool:
         value = self.get(key)
         if value not in (None, False, True):

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
+
 from errors import InteropError
 from interop.huggingface.families import FULL, SLIDING, Family
 from interop.huggingface.reader import ConfigReader, shown
@@ -20,6 +22,12 @@ from model.position.scaling import plain_frequencies, ramp_ends
 NESTED = (FULL, SLIDING)
 _CURRENT = "rope_parameters"
 _LEGACY = "rope_scaling"
+# Kinds whose parameters are those of our scaling methods.
+FACTOR_KINDS = {
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+}
 
 
 @dataclass(frozen=True)
@@ -182,33 +190,18 @@ def _temperature(source: RopeSource) -> dict[str, Any]:
     return {"temperature": {"name": "fixed", "value": scale * scale}}
 
 
-def _default(source: RopeSource) -> tuple[dict[str, Any], None]:
-    return {"name": "none"}, None
-
-
-def _linear(source: RopeSource) -> tuple[dict[str, Any], None]:
-    return {"name": "linear", "factor": source.parameters.number("factor", float)}, None
+def _by_factors(source: RopeSource) -> tuple[dict[str, Any], int | None]:
+    """transformers recomputes `dynamic` frequencies when a text grows under a cache and keeps the
+    old keys; ours are those of a full forward pass of the declared length."""
+    keys = FACTOR_KINDS[source.kind]
+    numbers = {key: source.parameters.number(key, float) for key in keys}
+    lengths = {"dynamic": source.train_length, "llama3": source.original_length}
+    return {"name": source.kind, **numbers}, lengths.get(source.kind)
 
 
 def _proportional(source: RopeSource) -> tuple[dict[str, Any], None]:
     factor = source.parameters.number("factor", float, 1.0)
     return {"name": "none"} if factor == 1 else {"name": "linear", "factor": factor}, None
-
-
-def _dynamic(source: RopeSource) -> tuple[dict[str, Any], int]:
-    """L0 is `max_position_embeddings`. transformers recomputes the frequencies when a text grows
-    under a cache and keeps the old keys; ours are those of a full forward pass of the declared
-    length."""
-    return {
-        "name": "dynamic",
-        "factor": source.parameters.number("factor", float),
-    }, source.train_length
-
-
-def _llama3(source: RopeSource) -> tuple[dict[str, Any], int]:
-    keys = ("factor", "low_freq_factor", "high_freq_factor")
-    numbers = {key: source.parameters.number(key, float) for key in keys}
-    return {"name": "llama3", **numbers}, source.original_length
 
 
 def _yarn(source: RopeSource) -> tuple[dict[str, Any], int]:
@@ -240,19 +233,20 @@ def _yarn(source: RopeSource) -> tuple[dict[str, Any], int]:
 
 
 def _check_ramp(source: RopeSource, fast: float, slow: float) -> None:
-    """Refuse a yarn ramp outside the rotated pairs, which transformers reverses."""
-    if fast <= slow:
-        return  # refused by our settings
-    low, high = ramp_ends(
-        plain_frequencies(source.theta, source.dims), source.original_length, fast, slow
-    )
-    if high <= 0 or low > source.dims - 1:
+    frequencies = plain_frequencies(source.theta, source.dims)
+    if slow < fast and is_reversed(frequencies, source.original_length, fast, slow):
         raise InteropError(
             f"{source.parameters.file}: yarn cannot be imported with "
             f"original_max_position_embeddings = {source.original_length}: no rotary pair "
             f"completes beta_slow = {slow:g} to beta_fast = {fast:g} rotations within it, and "
             "transformers then reverses the ramp"
         )
+
+
+def is_reversed(frequencies: Tensor, length: int, fast: float, slow: float) -> bool:
+    """Whether the ramp of yarn is outside the rotated pairs, where transformers reverses it."""
+    low, high = ramp_ends(frequencies, length, fast, slow)
+    return high <= 0 or low > 2 * len(frequencies) - 1
 
 
 def _longrope(source: RopeSource) -> tuple[dict[str, Any], int]:
@@ -287,11 +281,9 @@ def _longrope(source: RopeSource) -> tuple[dict[str, Any], int]:
 
 
 _KINDS: dict[str, Callable[[RopeSource], tuple[dict[str, Any], int | None]]] = {
-    "default": _default,
-    "linear": _linear,
-    "dynamic": _dynamic,
+    "default": lambda source: ({"name": "none"}, None),
+    **dict.fromkeys(FACTOR_KINDS, _by_factors),
     "yarn": _yarn,
     "longrope": _longrope,
-    "llama3": _llama3,
     "proportional": _proportional,
 }

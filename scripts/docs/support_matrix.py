@@ -122,11 +122,10 @@ def cells(row: str, settings: dict) -> tuple[str, str]:
     """transformers and vLLM."""
     model = Transformer(ModelSettings.model_validate(SIZES | settings), 258, TRAINED).initialize(0)
     choice = choose_class(model)
-    scheme = next(iter(model.kinds.values())).position.name
     name = choice.model_type or GENERATED
     state = _state(row, settings, name)
     if choice.model_type is None:
-        transformers = f"{state}: {name} ({choice.reason.removeprefix(f'{scheme} ')})"
+        transformers = f"{state}: {name} ({choice.reason})"
         vllm = "impossible: the generated file has attention of its own"
     else:
         # If frequencies follow the length, the cache keeps old keys, and all rows have that of the
@@ -138,9 +137,12 @@ def cells(row: str, settings: dict) -> tuple[str, str]:
 
 
 def matrix() -> str:
-    """The table in Markdown."""
+    """The table in Markdown; rows with the same cells are one."""
+    rows: dict[tuple[str, str], list[str]] = {}
+    for row, settings in ROWS.items():
+        rows.setdefault(cells(row, settings), []).append(row)
     lines = ["| | transformers | vLLM |", "|---|---|---|"]
-    lines += [f"| {row} | {' | '.join(cells(row, settings))} |" for row, settings in ROWS.items()]
+    lines += [f"| {'; '.join(names)} | {' | '.join(found)} |" for found, names in rows.items()]
     return "\n".join(lines)
 
 
