@@ -13,7 +13,7 @@ from interop.huggingface.config import ImportedShape
 from model import SCHEMES, ModelSettings, Transformer
 from model.mixers.base import LayerKind
 from model.mixers.registry import MIXERS
-from model.position import PositionalScheme
+from model.position import PositionalScheme, PositionSettings
 from model.position.schemes.absolute import NoPE
 from model.position.schemes.learned_rope import LearnedRope
 from model.position.schemes.rope import Rope
@@ -28,7 +28,7 @@ from model.position.temperature import (
 LAYER = {field.name for field in fields(LayerKind)} - {"mixer", "position", "attention_scale"}
 PROJECTION = {"gate", "qk_norm", "value_norm", "attention_bias"}
 HEADS = {"heads", "kv_heads", "head_dim"}
-MODIFIERS = ("window", "sinks", "sink_logit")
+MODIFIERS = set(PositionSettings.model_fields) - {"name", "temperature"}
 # Settings of a class, with values, that do nothing with certain weights.
 ABSORBED = {("layer_scale", True), ("sink_logit", "learned")}
 # Settings of the model, without those of layers.

@@ -144,13 +144,16 @@ class PackedBlock:
     ) -> Tensor:
         """x (B, C) → the heads' outputs (B, H·D)."""
         attention = self.attention
-        plan = step.plan.bind(x.unsqueeze(1), layer_cache)
+        inputs = x.unsqueeze(1)
+        plan = step.plan.bind(inputs, layer_cache)
         q, k, v = self.qkv(x).unsqueeze(1).split_with_sizes(self.widths, 2)
         q = attention.normalized(attention.q_norm, q)
         k = attention.normalized(attention.k_norm, k)
+        k = attention.shifted(k, step, layer_cache)
         # (B, G, S, ·)
         k, v = layer_cache.append(plan.write(k), attention.normalized_values(v))
-        return attention.weighted(attention.views(plan, q, k, step), v).reshape(len(x), -1)
+        views = attention.views(plan, q, k, step, inputs)
+        return attention.weighted(views, v).reshape(len(x), -1)
 
 
 class PlainBlock:
