@@ -69,7 +69,7 @@ class LayerType(NamedTuple):
     weights: WeightMap
     mixer: Mapping[str, Any] = {"name": "attention"}
     settings: Mapping[str, Any] = {}
-    keys: Keys = {}
+    keys: Mapping[str, str | Key] = {}
 
 
 class Layers(NamedTuple):
@@ -120,7 +120,7 @@ class Family(NamedTuple):
     architecture: str
     weights: WeightMap = NORMS | MLP
     types: Mapping[str, LayerType] = {FULL: LayerType(ATTENTION)}
-    keys: Keys = {}
+    keys: Mapping[str, str | Key] = {}
     defaults: Mapping[str, Any] = {}
     computed: Mapping[str, Callable[[ConfigReader], Any]] = {}
     settings: Mapping[str, Any] = {}
