@@ -96,7 +96,7 @@ class Checkpointer:
         carried = state.carried_rows(parallel)
         with error_barrier(parallel.error_group, "save"):
             if parallel.takes_part:
-                self._save(state, facts, carried, wait)
+                self._save(state, facts, wait, carried)
         with error_barrier(parallel, "save"):
             if parallel.main:
                 exposure = with_parents(run.folder, self._ledger.upto(state.step))
@@ -112,7 +112,11 @@ class Checkpointer:
             writing.result()
 
     def _save(
-        self, state: TrainState, facts: dict, carried: Mapping[str, Tensor], wait: bool
+        self,
+        state: TrainState,
+        facts: dict,
+        wait: bool,
+        carried: Mapping[str, Tensor] | None = None,
     ) -> None:
         self.wait()
         is_asynchronous = self._settings.asynchronous

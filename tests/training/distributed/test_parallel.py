@@ -260,7 +260,7 @@ def saved_beside(overrides, prepared, folder) -> None:
     with saver:
         for number in range(4, 10):
             if number < 8:
-                saver._save(training.state, {}, {}, wait=False)
+                saver._save(training.state, {}, wait=False)
             training.step(number)
             go_on.set()
     module.write_part = write
