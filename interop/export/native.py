@@ -16,7 +16,7 @@ from interop.huggingface.weight_names import by_part, joined, to_half
 from model import Transformer
 from model.mixers.base import LayerKind
 from model.mixers.registry import MIXERS
-from model.position.temperature import Ministral3Temperature
+from model.position.temperature import FixedTemperature, Ministral3Temperature
 
 # logit of a sink without weight; finite in every dtype but float16, where it is −inf
 NO_SINK = -1e9
@@ -152,7 +152,9 @@ def weights(
         scale = own.pop(f"{prefix}position.scale", None)
         target = theirs.kinds[i]
         if MIXERS[kind.mixer.name][1].has_attention_weights:
-            _fold(own, prefix, kind, scale, kind.attention_scale / target.attention_scale)
+            factor = _factor(kind, scale) / _factor(target, None)
+            if (factor - 1).abs().max() > 1e-12:
+                _multiply_queries(own, prefix, kind, factor)
         their_table = theirs.tables[i]
         if table is not None and their_table is not None and table.layout != their_table.layout:
             _to_half(own, prefix, kind, table)
@@ -170,25 +172,19 @@ def weights(
     }
 
 
-def _fold(
-    own: dict[str, Tensor], prefix: str, kind: LayerKind, scale: Tensor | None, ratio: float
-) -> None:
-    """Multiply what computes the queries by the layer's constant factors on q·k.
-
-    Args:
-        scale: (H,) learned temperature.
-        ratio: factor on q·k of the model over that of the class.
-    """
+def _factor(kind: LayerKind, scale: Tensor | None) -> Tensor:
+    """(H,) float64 constant factors on q·k; `scale` is the learned temperature."""
     temperature = kind.position.temperature
-    factor = torch.full((kind.heads,), ratio, dtype=torch.float64)
+    factor = torch.full((kind.heads,), kind.attention_scale, dtype=torch.float64)
     if scale is not None:
-        factor *= scale.cpu().double()
-    elif temperature.by_head is not None:
-        factor *= torch.tensor(temperature.by_head, dtype=torch.float64)
-    elif temperature.name == "fixed":
-        factor *= temperature.value
-    if (factor - 1).abs().max() < 1e-12:
-        return
+        return factor * scale.cpu().double()
+    if isinstance(temperature, FixedTemperature):
+        return factor * torch.tensor(temperature.value, dtype=torch.float64)
+    return factor
+
+
+def _multiply_queries(own: dict[str, Tensor], prefix: str, kind: LayerKind, factor: Tensor) -> None:
+    """Multiply what computes the queries by factors (H,)."""
     names = [f"{prefix}wq.weight", f"{prefix}wq.bias"]
     if kind.mixer.name == "attention" and kind.qk_norm:
         names = [f"{prefix}q_norm.weight"]
