@@ -15,7 +15,7 @@ from interop.export.classes import choose_class
 from interop.export.described import ClassChoice
 from interop.export.files import check_new, new_folder, space_for, write_model
 from interop.export.parity import MULTIPLES, measure, parity_lengths
-from interop.export.tokenizer import control_ids, tokenizer_files
+from interop.export.tokenizer import control_ids, write_tokenizer
 from interop.extras import load_extra
 from run_directory.console import Console
 from run_directory.run import LoadedRun
@@ -52,11 +52,9 @@ def export_folder(
         controls = control_ids(run.tokenizer)
         write_model(model, choice, folder, controls)
         write_json(folder / "generation_config.json", _generation(run, controls))
-        files = tokenizer_files(
-            run.tokenizer, add_bos=run.settings.data.bos, max_length=model.train_length
+        write_tokenizer(
+            run.tokenizer, folder, add_bos=run.settings.data.bos, max_length=model.train_length
         )
-        for name, content in files.items():
-            (folder / name).write_bytes(content)
         parity = []
         for result in measure(
             model.float(), folder, choice.model_type, parity_lengths(model, multiples)

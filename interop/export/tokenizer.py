@@ -4,8 +4,10 @@ own."""
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
+from data.files import write_json
 from data.tokenizers import ByteTokenizer, HuggingFaceTokenizer, SentencePieceTokenizer, Tokenizer
 from errors import InteropError
 from interop.extras import load_extra
@@ -34,12 +36,12 @@ def control_ids(tokenizer: Tokenizer) -> dict[str, Any]:
     }
 
 
-def tokenizer_files(tokenizer: Tokenizer, *, add_bos: bool, max_length: int) -> dict[str, bytes]:
-    """tokenizer.json and tokenizer_config.json of a fast tokenizer.
+def fast_tokenizer(tokenizer: Tokenizer, add_bos: bool) -> tuple[Any, dict[str, str]]:
+    """A tokenizer of the tokenizers library, and the texts of `bos_token`, `eos_token` and
+    `pad_token`.
 
     Args:
         add_bos: begin encoded text with BOS.
-        max_length: the trained length, for `model_max_length`.
 
     Raises:
         InteropError: the ids differ on some text.
@@ -52,14 +54,14 @@ def tokenizer_files(tokenizer: Tokenizer, *, add_bos: bool, max_length: int) -> 
     else:
         assert isinstance(tokenizer, ByteTokenizer)
         made = _of_bytes(tokenizer, library)
-    controls = {key: getattr(tokenizer, f"{key}_id") for key in ("bos", "eos", "pad")}
-    names = {key: made.id_to_token(i) for key, i in controls.items() if i is not None}
-    if add_bos and "bos" in names and made.post_processor is None:
-        bos = names["bos"]
+    ids = {f"{key}_token": getattr(tokenizer, f"{key}_id") for key in ("bos", "eos", "pad")}
+    names = {key: made.id_to_token(i) for key, i in ids.items() if i is not None}
+    if add_bos and "bos_token" in names and made.post_processor is None:
+        bos = names["bos_token"]
         made.post_processor = library.processors.TemplateProcessing(
             single=[bos, "$A"],
             pair=[bos, "$A", f"{bos}:1", "$B:1"],
-            special_tokens=[(bos, controls["bos"])],
+            special_tokens=[(bos, ids["bos_token"])],
         )
     for text in PROBES:
         if made.encode(text, add_special_tokens=False).ids != tokenizer.encode(text):
@@ -67,17 +69,25 @@ def tokenizer_files(tokenizer: Tokenizer, *, add_bos: bool, max_length: int) -> 
                 "the tokenizer cannot be exported: tokenizer.json and ours differ on "
                 f"{text[:40]!r}; export with the model's own tokenizer.json"
             )
+    return made, names
+
+
+def write_tokenizer(tokenizer: Tokenizer, folder: Path, *, add_bos: bool, max_length: int) -> None:
+    """Write tokenizer.json and tokenizer_config.json; see `fast_tokenizer`.
+
+    Args:
+        max_length: the trained length, for `model_max_length`.
+    """
+    made, names = fast_tokenizer(tokenizer, add_bos)
+    made.save(str(folder / "tokenizer.json"))
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": max_length,
         "clean_up_tokenization_spaces": False,
         "add_bos_token": add_bos,
-        **{f"{key}_token": name for key, name in names.items()},
+        **names,
     }
-    return {
-        "tokenizer.json": made.to_str().encode(),
-        "tokenizer_config.json": (json.dumps(config, ensure_ascii=False, indent=1) + "\n").encode(),
-    }
+    write_json(folder / "tokenizer_config.json", config)
 
 
 def _of_bytes(tokenizer: ByteTokenizer, library: Any) -> Any:
