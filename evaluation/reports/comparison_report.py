@@ -1,20 +1,28 @@
 """Report of several runs on the same targets: losses and paired differences from the first run."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from errors import EvaluationError
-from evaluation.reports.charts import Curve, FigureText
-from evaluation.reports.document import ReportTable
+from evaluation.reports.caveats import caveats
 from evaluation.reports.evaluation_report import EvaluationReport
-from evaluation.reports.loss_report import difference_curve, interval_note, loss_by_length
+from evaluation.reports.figures import FigureText
+from evaluation.reports.loss_report import (
+    UNDERTRAINED,
+    LossResults,
+    bars_note,
+    details,
+    differences,
+    loss_figure,
+    overview,
+    styles,
+)
 from evaluation.reports.results_table import finite
-from evaluation.reports.sentences import caveats, sentences
-from evaluation.reports.text import dtype_note, estimate
+from evaluation.reports.text import listed
 from evaluation.scoring.evaluate import EvaluationResult
 from evaluation.scoring.methods import TRAINED
 from evaluation.statistics.intervals import Interval, interval, unit_means
@@ -31,6 +39,12 @@ class Entry:
 
     def nll(self, length: int) -> np.ndarray | None:
         return self.result.nll.get((self.method, length))
+
+
+def is_undertrained(result: EvaluationResult) -> bool:
+    if result.unigram is None or result.truncated is None:
+        return False
+    return pooled(result.truncated) > pooled(result.unigram) - UNDERTRAINED
 
 
 def entries_of(names: Sequence[str], results: Sequence[EvaluationResult]) -> list[Entry]:
@@ -67,15 +81,11 @@ class RunComparison:
         results: Sequence[EvaluationResult],
         minuend: Literal["others", "first"] = "others",
     ):
+        self.minuend = minuend
         self.runs = dict(zip(names, results, strict=True))
         self.entries = entries_of(names, results)
         self.first = self.entries[0]
         self.lengths = results[0].plan.lengths
-        self.against = f"difference from {self.first.label}"
-        self.sign = "better"
-        if minuend == "first":
-            self.against = f"{self.first.label} − this"
-            self.sign = f"{self.first.label} is better"
         changes = {}
         for entry in self.entries[1:]:
             for length in self.lengths:
@@ -93,19 +103,6 @@ class RunComparison:
                 alpha=1 - settings.confidence,
                 family=len(changes),
             )
-
-    @property
-    def notes(self) -> list[str]:
-        return list(dict.fromkeys(note for each in self.runs.values() for note in each.notes))
-
-    @property
-    def precision(self) -> dict[tuple, float]:
-        """By (run, method, length): mean bfloat16 − float32 in nats."""
-        return {
-            (name, *cell): difference
-            for name, result in self.runs.items()
-            for cell, difference in result.precision.items()
-        }
 
     def rows(self) -> list[dict]:
         """One record for each entry and length."""
@@ -134,56 +131,48 @@ class RunComparison:
             "failure": result.absent.get(cell) or result.failed.get(cell) or "",
         }
 
-    def table(self) -> ReportTable:
-        columns = ["run", "length", "NLL", "perplexity", "bits per byte", self.against]
-        formats = {"nll": ".3f", "perplexity": ".2f", "bits_per_byte": ".3f"}
-        rows = []
-        for entry in self.entries:
-            for length in self.lengths:
-                cell = self._row(entry, length)
-                numbers = [
-                    "—" if cell[key] is None else format(cell[key], spec)
-                    for key, spec in formats.items()
-                ]
-                difference = self.differences.get((entry, length))
-                last = cell["failure"] if difference is None else estimate(difference)
-                rows.append([entry.label, f"{length:,}", *numbers, last])
-        dtype = self.first.result.settings.dtype
-        return ReportTable(
-            f"{len(self.runs)} runs{dtype_note(dtype)}",
-            columns,
-            rows,
-        )
-
-    def figure(self) -> Figure:
-        """NLL by length, a line for each entry, above the paired differences from the first."""
-        curves = []
-        differences = []
-        for entry in self.entries:
-            lengths = [length for length in self.lengths if entry.nll(length) is not None]
-            between = [self.differences.get((entry, length)) for length in lengths]
-            y = [pooled(entry.result.nll[entry.method, length]) for length in lengths]
-            if lengths:
-                curves.append(Curve(entry.label, lengths, y))
-                differences.append(difference_curve(entry.label, lengths, between))
+    def results(self) -> LossResults:
+        """The long table; the first entry is the baseline."""
         result = self.first.result
-        settings = result.settings
-        text = FigureText(
-            "Loss of several runs by context length",
-            f"The same {len(result.document):,} targets at every length "
-            f"({result.plan.protocol}{dtype_note(settings.dtype)})",
-            interval_note(result, differences, len(self.differences)),
+        first = self.first.label
+        against = f"NLL minus that of {first}"
+        if self.minuend == "first":
+            against = f"NLL of {first} minus that of this run"
+        r = LossResults(
+            title=f"{len(self.runs)} runs",
+            names=[entry.label for entry in self.entries],
+            noun="run",
+            facts={
+                **result.facts,
+                "protocol": result.plan.protocol,
+                "trained_length": result.subject.trained_length,
+                "targets": len(result.document),
+                "targets_hash": result.plan.hash,
+                "dtype": result.settings.dtype,
+            },
+            lengths=self.lengths,
+            unit_kind=result.unit_kind,
+            units=len(np.unique(result.unit)),
+            tolerance=result.settings.tolerance,
+            confidence=result.settings.confidence,
+            difference_family=max(1, len(self.differences)),
+            baseline=first,
+            primary=self.lengths,
+            against=against,
+            undertrained=[entry.label for entry in self.entries if is_undertrained(entry.result)],
+            also_trained=[run.subject.trained_length for run in self.runs.values()],
         )
-        trained = {result.subject.trained_length for result in self.runs.values()}
-        return loss_by_length(
-            curves,
-            None,
-            sorted(trained),
-            text,
-            differences=differences,
-            against=f"{self.against}, nats",
-            tolerance=settings.tolerance,
-        )
+        for entry, row in zip(
+            [entry for entry in self.entries for _ in self.lengths], self.rows(), strict=True
+        ):
+            for metric in ("nll", "perplexity", "bits_per_byte"):
+                if row[metric] is not None:
+                    r.table.add(entry.label, metric, row[metric], row["length"])
+            if difference := self.differences.get((entry, row["length"])):
+                r.table.add(entry.label, "difference", difference, row["length"])
+            if row["failure"]:
+                r.table.add(entry.label, "failure", math.nan, row["length"], note=row["failure"])
+        return r
 
 
 def comparison_report(
@@ -193,30 +182,55 @@ def comparison_report(
 ) -> EvaluationReport:
     """`facts` (corpus, command, date) go to results.json."""
     result = comparison.first.result
-    rows = comparison.rows()
-    longest = max((length for _, length in comparison.differences), default=0)
-    last = {entry: each for (entry, n), each in comparison.differences.items() if n == longest}
+    r = comparison.results()
+    rows = r.table.select("difference")
+    intervals = f"{100 * r.confidence:g}% over {r.unit_kind}s, simultaneous over all"
+    text = FigureText(
+        "Loss of several runs by context length",
+        f"The same {r.sample} at every length ({result.plan.protocol})",
+        bars_note(rows, f"{intervals} {r.difference_family}"),
+    )
+    answers = details(r) or [f"{r.against}: point estimates only."]
+    runs = [
+        f"{name}: {each.subject.name}, step {each.subject.step}, trained at "
+        f"{each.subject.trained_length:,}."
+        for name, each in comparison.runs.items()
+    ]
     return EvaluationReport(
         name=name,
-        title=f"Loss of {', '.join(comparison.runs)}",
-        rows=rows,
+        title=f"Loss of {listed(list(comparison.runs))}",
+        results=r,
+        variants={
+            entry.label: {"run": entry.result.subject.name, "method": entry.method}
+            for entry in comparison.entries
+        },
         record={
             **facts,
             **result.facts,
             "targets_hash": result.plan.hash,
             "targets": len(result.document),
-            "cells": rows,
+            "cells": comparison.rows(),
         },
-        summary=sentences("comparison", c=comparison, result=result, longest=longest, last=last),
+        verdict=answers[-1],
+        details=[
+            *answers[:-1],
+            *runs,
+            "Differences describe these checkpoints, not a training method.",
+            result.screening.sentence,
+        ],
         caveats=caveats(
             result.settings,
-            len(np.unique(result.unit)),
-            result.unit_kind,
-            {},  # the table has the reasons
+            r.units,
+            r.unit_kind,
+            {(row.variant, row.length): row.note for row in r.table.select("failure")},
             unchecked=result.screening.unchecked,
-            precision=comparison.precision,
-            notes=comparison.notes,
+            precision={
+                (name, *cell): difference
+                for name, each in comparison.runs.items()
+                for cell, difference in each.precision.items()
+            },
+            notes=list(dict.fromkeys(n for run in comparison.runs.values() for n in run.notes)),
         ),
-        tables=[comparison.table()],
-        figures={"nll_by_length": comparison.figure()},
+        tables=[overview(r), differences(r)],
+        figures={"nll_by_length": loss_figure(r, text, styles(r))},
     )

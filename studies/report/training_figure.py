@@ -5,15 +5,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from evaluation.reports.charts import DASHED, Curve, FigureText, Panel, panels_figure
+from evaluation.reports.charts import styles_of
+from evaluation.reports.figures import COLOURS, DASHED, MARKERS, Curve, FigureText, Panel, panels
 from evaluation.reports.text import listed
-from studies.report.plots import PALETTE, SHAPES, WIDTH, styles_of
 from studies.results.training_curves import TrainingCurves, differences
 
 LOSS = "training loss, nats"
@@ -32,11 +34,12 @@ EVENTS = {
 def training_figure(runs: Sequence[TrainingCurves], share: float) -> Figure:
     """Training loss, held-out NLL and learning rate. Bold lines: means over `share` of the
     steps."""
-    colors = {name: color for name, (color, _) in styles_of([run.name for run in runs]).items()}
+    styles = styles_of([run.name for run in runs])
+    colors = {name: style.color for name, style in styles.items()}
     most = max(run.total_tokens for run in runs)
     losses = [curve for run in runs for curve in _losses(run, colors[run.name], share)]
     rates = [Curve("", run.steps.tokens, run.steps.lr, colors[run.name], width=1.3) for run in runs]
-    panels = [Panel(losses, y=LOSS), *_held_out(runs, colors), Panel(rates, y=RATE)]
+    content = [Panel(losses, y=LOSS), *_held_out(runs, colors), Panel(rates, y=RATE)]
 
     def scales(axes: Axes, panel: Panel) -> None:
         axes.set_xlim(0, 1.012 * most)
@@ -55,14 +58,12 @@ def training_figure(runs: Sequence[TrainingCurves], share: float) -> Figure:
     note = f"Loss in nats per token: each step (thin) and the mean of {share:.0%} of them (bold)."
     events = [text for kind, text in EVENTS.items() if kind in kinds]
     title = f"Training of {len(runs)} runs" if len(runs) > 1 else f"Training of {runs[0].name}"
-    return panels_figure(
-        panels,
-        FigureText(title, _subtitle(runs), "\n".join([note, ";  ".join(events)]).rstrip()),
-        scales,
-        x="target tokens trained on",
-        height=[HEIGHTS[panel.y] for panel in panels],
-        width=WIDTH,
-    )
+    shown = [
+        replace(panel, scales=partial(scales, panel=panel), height=HEIGHTS[panel.y])
+        for panel in content
+    ]
+    text = FigureText(title, _subtitle(runs), "\n".join([note, ";  ".join(events)]).rstrip())
+    return panels(shown, text, x="target tokens trained on")
 
 
 def _subtitle(runs: Sequence[TrainingCurves]) -> str:
@@ -117,8 +118,8 @@ def _held_out(runs: Sequence[TrainingCurves], colors: dict[str, str]) -> list[Pa
             marker = "o"
             if len(runs) == 1:
                 label = _label(f"{length:,} ({multiple:g} × L0)", y[-1])
-                color = PALETTE[n % len(PALETTE)]
-                marker = SHAPES[n % len(SHAPES)]
+                color = COLOURS[n % len(COLOURS)]
+                marker = MARKERS[n % len(MARKERS)]
             curve = Curve(
                 label,
                 x,

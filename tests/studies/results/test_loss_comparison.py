@@ -7,14 +7,14 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from scipy import stats
+from studies.report.findings import lead
+from studies.results.table import csv_records
 
 from errors import StudyError
 from studies.report import report_tables as tables
-from studies.report.findings import lead
 from studies.results.loss_comparison import derive
 from studies.results.losses import read_losses
 from studies.results.stored import read_study
-from studies.results.table import csv_records
 from tests.studies.synthetic import L0, LENGTHS, TRUTH, YARN, results
 
 VARIANTS = {"rope": ("rope", "trained"), "rope + yarn": ("rope", "yarn")}

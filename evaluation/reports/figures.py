@@ -1,10 +1,13 @@
-"""Line charts in one style: panels of curves, named at their ends or in a key, below a title. PNG
-and SVG, legible at column width and without color."""
+"""Figures in one style: a grid of panels with curves, named at their ends or in a key, below a
+title. PNG and SVG, legible at column width and without color.
+
+`panels` draws any panels into one figure; `charts.py` makes panels of rows of results.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -23,10 +26,11 @@ from scipy.optimize import isotonic_regression
 
 from data.files import atomic
 
-# Okabe and Ito 2008, without its yellow, which is too light for a line on white. Markers differ
-# too.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A5C00", "#5B5B5B")
-MARKERS = ("s", "^", "D", "v", "P", "X", "<", ">")
+# Okabe and Ito 2008 without its yellow, which is too light for a line on white, then dark colors of
+# Tol's muted set. Markers differ too.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A5C00")
+COLOURS += ("#332288", "#882255", "#117733", "#8A8A2A", "#5B5B5B")
+MARKERS = ("s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "d", "8")
 INK = "#222222"
 SOFT = "#6E6E6E"
 FAINT = "#767676"
@@ -83,7 +87,7 @@ class Curve:
 
     Attributes:
         label: '' for a curve without a name.
-        low, high: ends of the interval at each x; NaN or empty for none.
+        low, high: ends of the interval of each y, or of each x if `across`; NaN or empty for none.
         dash: a linestyle of matplotlib; '' for markers alone.
         every: which points have markers, as matplotlib's `markevery`.
         hollow: markers are outlines.
@@ -95,6 +99,7 @@ class Curve:
     color: str = INK
     low: Numbers = ()
     high: Numbers = ()
+    across: bool = False
     width: float = 1.5
     dash: Any = "-"
     marker: str = ""
@@ -109,6 +114,10 @@ class Curve:
         """The last finite point."""
         last = np.flatnonzero(np.isfinite(self.y))[-1]
         return float(self.x[last]), float(self.y[last])
+
+    @property
+    def has_bars(self) -> bool:
+        return len(self.low) > 0 and bool(np.greater(self.high, self.low).any())
 
     def draw(self, axes: Axes) -> Line2D:
         (line,) = axes.plot(
@@ -127,15 +136,15 @@ class Curve:
             zorder=self.order,
             alpha=self.alpha,
         )
-        if len(self.low) and np.greater(self.high, self.low).any():
-            y = np.asarray(self.y, dtype=np.float64)
-            below = y - np.asarray(self.low)
-            above = np.asarray(self.high) - y
+        if self.has_bars:
             wide = np.greater(self.high, self.low)
+            value = np.asarray(self.x if self.across else self.y, dtype=np.float64)
+            below = value - np.asarray(self.low)
+            above = np.asarray(self.high) - value
             axes.errorbar(
                 np.asarray(self.x)[wide],
-                y[wide],
-                yerr=(below[wide], above[wide]),
+                np.asarray(self.y)[wide],
+                **{"xerr" if self.across else "yerr": (below[wide], above[wide])},
                 fmt="none",
                 color=self.color,
                 elinewidth=1.0,
@@ -152,47 +161,70 @@ class Panel:
 
     Attributes:
         levels: horizontal lines across the axes: label, y, color.
-        y: label of the vertical axis, if the panels have different ones.
-        scales: sets scales and limits of these axes that differ from those of the figure.
-        named: whether the curves are named at their ends.
+        x, y: labels of the axes.
+        scales: sets scales, limits and marks of the axes; the curves are drawn already.
+        named: whether the curves are named at their right ends.
+        height: in inches; more where the names require it.
     """
 
-    curves: Sequence[Curve]
+    curves: Sequence[Curve] = ()
     heading: str = ""
     levels: Sequence[tuple[str, float, str]] = ()
+    x: str = ""
     y: str = ""
-    scales: Callable[[Axes, Panel], object] | None = None
+    scales: Callable[[Axes], object] | None = None
     named: bool = True
+    height: float = 2.9
+
+    @property
+    def is_empty(self) -> bool:
+        return not any(np.isfinite(curve.y).any() for curve in self.curves)
+
+    def draw(self, axes: Axes) -> list[Line2D]:
+        axes.grid(axis="y", color=GRID, lw=0.7, zorder=0)
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
+        for _, at, color in self.levels:
+            axes.axhline(at, color=color, lw=1.1, ls=DASHED, zorder=2)
+        lines = [curve.draw(axes) for curve in self.curves]
+        if self.scales is not None:
+            self.scales(axes)
+        return lines
+
+    def ends(self) -> list[tuple[str, float, float, str]]:
+        """Labels of curves and levels: text, x, y, color; x is infinite for a level."""
+        if not self.named:
+            return []
+        ends = [(curve.label, *curve.end, curve.color) for curve in self.curves if curve.label]
+        return ends + [(label, math.inf, y, color) for label, y, color in self.levels if label]
 
 
-def panels_figure(
-    panels: Sequence[Panel],
+def panels(
+    content: Iterable[Panel],
     text: FigureText,
-    scales: Callable[[Axes, Panel], object],
     *,
-    x: str,
+    x: str = "",
     y: str = "",
     columns: int = 1,
-    height: float | Sequence[float] = 2.9,
     names: Literal["ends", "beside", "below"] = "ends",
     width: float = WIDTH,
 ) -> Figure:
-    """A grid of panels.
+    """A grid of panels; empty ones are left out.
 
     Args:
-        scales: sets scales, limits and marks of a panel's axes; its curves are drawn already.
-        height: inches of every row of panels, or of each; more where the names require it.
+        x, y: labels of the axes of the last row and the first column, where a panel has none.
         names: of curves and levels: at their right ends, in a key beside each panel, or in one key
             below all.
     """
-    columns = min(columns, len(panels))
-    rows = math.ceil(len(panels) / columns)
-    heights = [height] * rows if isinstance(height, float | int) else list(height)
-    ends = [_ends(panel) if names == "ends" and panel.named else [] for panel in panels]
-    for n, labels in enumerate(ends):
-        room = TICKS + 0.26 + (len(labels) + 1) * LABEL_GAP / 72
-        heights[n // columns] = max(heights[n // columns], room if labels else 0.0)
-    known = {curve.label: curve for panel in panels for curve in panel.curves if curve.label}
+    shown = [panel for panel in content if not panel.is_empty]
+    columns = max(1, min(columns, len(shown)))
+    rows = max(1, math.ceil(len(shown) / columns))
+    heights = [0.0] * rows
+    ends = [panel.ends() if names == "ends" else [] for panel in shown]
+    for n, (panel, labels) in enumerate(zip(shown, ends, strict=True)):
+        room = TICKS + 0.26 + (len(labels) + 1) * LABEL_GAP / 72 if labels else 0.0
+        heights[n // columns] = max(heights[n // columns], panel.height, room)
+    known = {curve.label: curve for panel in shown for curve in panel.curves if curve.label}
     key_columns = max(1, int((width - 0.3) / (0.62 + _widest(known))))
     has_key = names == "below" and len(known) > 1
     key_height = KEY_ROW * math.ceil(len(known) / key_columns) + 0.08 if has_key else 0.0
@@ -202,18 +234,18 @@ def panels_figure(
         area = (0.008, under, 0.984, high - under)
         figure.set_layout_engine(ConstrainedLayoutEngine(rect=area, h_pad=0.03, w_pad=0.02))
         grid = figure.subplots(rows, columns, squeeze=False, height_ratios=heights)
-        for axes in grid.flat[len(panels) :]:
+        for axes in grid.flat[len(shown) :]:
             axes.remove()
         handles = {}
-        for n, panel in enumerate(panels):
+        for n, panel in enumerate(shown):
             axes = grid.flat[n]
-            lines = _draw_panel(axes, panel, text.formula)
-            scales(axes, panel)
-            if panel.scales is not None:
-                panel.scales(axes, panel)
-            is_last = n + columns >= len(panels)
-            axes.set_xlabel(x if is_last else "", color=INK, parse_math=True)
-            axes.set_ylabel(panel.y or (y if n % columns == 0 else ""), color=INK, parse_math=True)
+            heading = axes.set_title(panel.heading, loc="left", fontsize=9.5, color=INK, pad=4)
+            heading.set_parse_math(text.formula)
+            lines = panel.draw(axes)
+            across = x if n + columns >= len(shown) else ""
+            up = y if n % columns == 0 else ""
+            axes.set_xlabel(panel.x or across, color=INK, parse_math=True)
+            axes.set_ylabel(panel.y or up, color=INK, parse_math=True)
             handles |= {line.get_label(): line for line in lines}
             if names == "beside":  # highest curve first
                 lines.sort(key=lambda line: -float(np.mean(np.asarray(line.get_ydata(), float))))
@@ -232,22 +264,7 @@ def panels_figure(
         return figure
 
 
-def _draw_panel(axes: Axes, panel: Panel, formula: bool) -> list[Line2D]:
-    heading = axes.set_title(panel.heading, loc="left", fontsize=9.5, color=INK, pad=4)
-    heading.set_parse_math(formula)
-    grid(axes)
-    for _, at, color in panel.levels:
-        axes.axhline(at, color=color, lw=1.1, ls=DASHED, zorder=2)
-    return [curve.draw(axes) for curve in panel.curves]
-
-
-def _ends(panel: Panel) -> list[tuple[str, float, float, str]]:
-    """Labels of curves and levels: text, x, y, color; x is infinite for a level."""
-    ends = [(curve.label, *curve.end, curve.color) for curve in panel.curves if curve.label]
-    return ends + [(label, math.inf, y, color) for label, y, color in panel.levels if label]
-
-
-def _widest(labels) -> float:
+def _widest(labels: Iterable[str]) -> float:
     """Inches of the widest label."""
     font = FontProperties(family=STYLE["font.family"], size=9)
     paths = [TextPath((0, 0), label or " ", prop=font) for label in labels]
@@ -273,16 +290,10 @@ def canvas(
     return figure, (foot / total, 1 - head / total)
 
 
-def token_axis(
-    axes: Axes,
-    ticks: Sequence[float],
-    label: str | None = None,
-) -> None:
-    """A log2 axis of tokens with these ticks."""
+def token_axis(axes: Axes, ticks: Sequence[float]) -> None:
+    """A log2 x axis of tokens with these ticks."""
     axes.set_xscale("log", base=2)
     fix_ticks(axes, ticks)
-    if label:
-        axes.set_xlabel(label, color=INK)
 
 
 def fix_ticks(axes: Axes, ticks: Sequence[float]) -> None:
@@ -292,40 +303,16 @@ def fix_ticks(axes: Axes, ticks: Sequence[float]) -> None:
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
 
 
-def grid(axes: Axes) -> None:
-    """Horizontal grid lines, and no frame above and on the right."""
-    axes.grid(axis="y", color=GRID, lw=0.7, zorder=0)
-    axes.set_axisbelow(True)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-
-
 def mark(
     axes: Axes,
     x: float,
     text: str = "",
-    side: str = "left",
     height: float = 1.0,
 ) -> None:
-    """A dotted vertical line, labelled at a share of the height; `side`: alignment of the label."""
+    """A dotted vertical line, labelled at a share of the height."""
     axes.axvline(x, color=SOFT, lw=0.9, ls=DOTTED, zorder=1)
-    shift = (4 if side == "left" else -4, -3)
-    axes.annotate(
-        text,
-        (x, height),
-        shift,
-        ("data", "axes fraction"),
-        "offset points",
-        color=SOFT,
-        fontsize=8.5,
-        va="top",
-        ha=side,
-    )
-
-
-def decimals(low: float, high: float) -> int:
-    """Decimals that resolve a twentieth of an axis from `low` to `high`."""
-    return min(5, max(2, math.ceil(1.3 - math.log10(high - low))))
+    place = ((x, height), (4, -3), ("data", "axes fraction"), "offset points")
+    axes.annotate(text, *place, color=SOFT, fontsize=8.5, va="top")
 
 
 def power_of_ten(value: float) -> str:
@@ -398,10 +385,5 @@ def save(figure: Figure, folder: Path, name: str, dpi: int = 200) -> Path:
         with atomic(folder / f"{name}.png") as file:
             figure.savefig(file, format="png", dpi=dpi, facecolor="white")
         with atomic(folder / f"{name}.svg") as file:
-            figure.savefig(
-                file,
-                format="svg",
-                facecolor="white",
-                metadata={"Date": None},
-            )
+            figure.savefig(file, format="svg", facecolor="white", metadata={"Date": None})
     return folder / f"{name}.png"
