@@ -102,6 +102,9 @@ class LossResults(ReportedResults):
     @property
     def sample(self) -> str:
         targets = f"{self.facts['targets']:,} targets of {counted(self.units, self.unit_kind)}"
+        documents = self.facts.get("documents")
+        if documents and self.unit_kind != "document":
+            targets += f" ({counted(documents, 'document')})"
         if self.seeds:
             targets += f", {seed_counts(self, 'seed')} per {self.noun}"
         return targets + dtype_note(self.facts.get("dtype", "float32"))
@@ -325,7 +328,8 @@ def loss_figure(
         of = f"{r.baseline} " if r.baseline and r.seeds else "context "
         levels.append((f"{of}truncated to {r.trained_length:,}  {{}}", r.truncated))
     top = None
-    if r.unigram is not None and any(row.value > r.unigram for row in rows):
+    losses = [row.value for row in rows]
+    if r.unigram is not None and min(losses) < r.unigram < max(losses):
         top = r.unigram
         levels.append(("unigram model  {}", r.unigram))
     plain_rows = [row._replace(low=math.nan, high=math.nan) for row in rows]
@@ -466,11 +470,11 @@ def loss_results(record: dict, title: str) -> LossResults:
         family=record["family"],
         truncated=truncated,
         unigram=unigram,
-        undertrained=tuple(names) if is_undertrained else (),
+        undertrained=[name_of(TRAINED)] if is_undertrained else [],
     )
-    for row in melted(record["cells"], METRICS):
-        r.table.put(row)
     for cell in record["cells"]:
+        for row in melted([cell], METRICS):
+            r.table.put(row._replace(note=cell["scheme"] if row.metric == "nll" else ""))
         place = {"length": cell["length"]}
         name = name_of(cell["method"])
         for row in melted([cell], ["delta"]):

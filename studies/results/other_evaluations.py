@@ -49,7 +49,8 @@ def read_other(
         if any(result.get(key) != first.get(key) for key in SHARED):
             continue
         for (method, *place), row in rows_of(result).rows.items():
-            if method == name_of(variant.method):
+            # not the single layers and heads of an evaluation of attention
+            if method == name_of(variant.method) and not row.where.startswith("layer"):
                 key = (variant.name, *place)
                 seeds.setdefault(key, []).append(row._replace(variant=variant.name))
         for cell in result["cells"]:

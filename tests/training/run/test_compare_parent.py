@@ -53,7 +53,7 @@ def cells(child: Path) -> dict[tuple[str, int], dict]:
 def test_parent_comparison_matches_training_logs(family, monkeypatch, capsys):
     parent_run, child = family
     assert here(monkeypatch, compare_parent.main, child, *LENGTHS) == 0
-    assert "run − this" in capsys.readouterr().out
+    assert "NLL of run minus that of this run" in capsys.readouterr().out
     found = cells(child)
     assert set(found) == {(rule, n) for rule in ("trained", "same method") for n in (24, 48, 96)}
     for cell in found.values():
