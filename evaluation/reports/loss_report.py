@@ -26,6 +26,12 @@ from evaluation.reports.exposure_panel import exposure_panel
 from evaluation.reports.figures import FigureText, Panel, panels
 from evaluation.reports.position_report import position_figure, position_rows, position_tables
 from evaluation.reports.provenance import basis, provenance
+from evaluation.reports.read_gain_report import (
+    read_gain_record,
+    read_gain_rows,
+    read_gain_sentences,
+    read_gain_tables,
+)
 from evaluation.reports.reported_results import ReportedResults, melted, seed_counts
 from evaluation.reports.results_table import ResultRow, finite, interval_columns
 from evaluation.reports.text import counted, dtype_note, listed, plain
@@ -58,6 +64,8 @@ class LossResults(ReportedResults):
         context_reach, gain_shown_to     (all lengths) no longer context improves on the best up to
                                          it; longest length shown to improve on all shorter
         difference                       NLL minus that of the baseline
+        repeated_nll, control_nll,       of tokens that repeat text at distances from `at` to before
+        read_gain                        `until`, before and after it was replaced, and the change
         failure                          `note`: why there is no number
 
     Attributes:
@@ -197,7 +205,7 @@ def parts_table(r: LossResults) -> ReportTable:
 
 
 def tables(r: LossResults) -> list[ReportTable]:
-    return [overview(r), differences(r), gains(r), parts_table(r)]
+    return [overview(r), *read_gain_tables(r), gains(r), parts_table(r)]
 
 
 def gain_cell(row: ResultRow, marked: bool = True) -> Cell:
@@ -259,7 +267,7 @@ def named(r: LossResults, names: Sequence[str]) -> str:
 def details(r: LossResults) -> list[str]:
     """Use of context, and differences from the baseline, in sentences without numbers of the
     tables."""
-    return [line for line in (*_truncation(r), *_against_baseline(r), *_reach(r)) if line]
+    return [*_truncation(r), *_against_baseline(r), *_reach(r), *read_gain_sentences(r)]
 
 
 def _by_sign(r: LossResults, rows: Sequence[ResultRow], positive: str, negative: str) -> str:
@@ -440,8 +448,8 @@ def loss_report(
             precision=result.precision,
             notes=[*analysis.notes, *result.notes],
         ),
-        tables=[first],
-        more_tables=made,
+        tables=[first, *made[:1]] if analysis.read_gains else [first],
+        more_tables=made[1:] if analysis.read_gains else made,
         figures=figures,
         more_records={"targets.json": result.plan.record},
     )
@@ -494,6 +502,8 @@ def loss_results(record: dict, title: str) -> LossResults:
         longest = math.nan if reach["reach"] is None else reach["reach"]
         r.table.add(name, "context_reach", longest, note=reach["text"])
         r.table.add(name, "gain_shown_to", reach["gain_shown_to"])
+    for row in read_gain_rows(record):
+        r.table.put(row)
     return r
 
 
@@ -665,4 +675,5 @@ def record_of(result: EvaluationResult, analysis: Analysis) -> dict:
             for method, buckets in analysis.buckets.items()
         },
         "per_target_nll": result.files,
+        **read_gain_record(result, analysis),
     }

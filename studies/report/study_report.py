@@ -37,6 +37,7 @@ from evaluation.reports.loss_report import (
     verdict,
 )
 from evaluation.reports.position_report import position_figure, position_tables
+from evaluation.reports.read_gain_report import read_gain_tables
 from evaluation.reports.reported_results import ReportedResults, seed_counts
 from evaluation.reports.results_table import write_results
 from evaluation.reports.task_report import accuracy_figure, task_tables
@@ -247,7 +248,8 @@ def _loss_sections(
         loss_figure,
         "The same targets are scored at every length.",
     )
-    sections = [ReportSection(f"NLL by context length{suffix}", [*blocks, by_length, overview(r)])]
+    first = [*blocks, by_length, overview(r), *read_gain_tables(r)]
+    sections = [ReportSection(f"NLL by context length{suffix}", first)]
     bars = f"Bars: {r.intervals}. " if r.intervals else ""
     if any(map(r.beyond, r.names)):
         gain = figure(

@@ -84,6 +84,7 @@ def derive(study: StoredStudy, losses: StudyLosses) -> LossComparison:
         _add_levels(table, variant.name)
         _add_reach(table, variant.name)
         _add_parts(table, variant.name)
+        _add_repeated(table, variant.name)
     for variant in measured:
         for length in primary:
             if baseline is not None and variant != baseline:
@@ -218,6 +219,20 @@ def _add_parts(r: LossComparison, name: str) -> None:
         ):
             part = change(values[:, units], alpha=r.alpha)
             r.table.add(name, metric, part, length, where=where)
+
+
+def _add_repeated(r: LossComparison, name: str) -> None:
+    """NLL and read gain of repeated text by length and distance."""
+    for (variant, length, where), by_seed in r.losses.repeated.items():
+        if variant == name:
+            nll, control = stacked(by_seed).swapaxes(0, 1)  # (S, D) each
+            for metric, values in (
+                ("repeated_nll", nll),
+                ("control_nll", control),
+                ("read_gain", control - nll),
+            ):
+                place = {"length": length, "at": where[0], "until": where[1]}
+                r.table.add(name, metric, change(values, alpha=r.alpha), **place)
 
 
 def _add_difference(

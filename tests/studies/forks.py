@@ -71,7 +71,7 @@ def noted(results: dict, folder: Path) -> list[Path]:
 def call(monkeypatch, *overrides: object, report=noted) -> int:
     """study.py in this process, its commands in forks."""
     monkeypatch.setattr(CommandRunner, "run", run)
-    monkeypatch.setattr("studies.report.report.write_report", report)
+    monkeypatch.setattr("studies.report.study_report.write_report", report)
     monkeypatch.setattr(sys, "argv", ["study.py", *map(str, overrides)])
     return study.main()
 

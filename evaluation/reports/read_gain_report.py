@@ -1,0 +1,99 @@
+"""Repeated text in the report of losses: NLL and read gain by distance."""
+
+from collections.abc import Iterator
+
+from evaluation.reports.document import ReportTable, pivot
+from evaluation.reports.position_report import positions
+from evaluation.reports.reported_results import ReportedResults, melted
+from evaluation.reports.results_table import ResultRow, interval_columns
+from evaluation.reports.text import listed, plain
+from evaluation.scoring.evaluate import EvaluationResult
+from evaluation.scoring.methods import TRUNCATE
+from evaluation.statistics.analysis import Analysis
+from evaluation.statistics.read_gain import ReadGain
+
+
+def read_gain_columns(each: ReadGain) -> dict:
+    """The numbers of repeated text at one length and distance."""
+    return {
+        "method": each.method,
+        "length": each.length,
+        "targets": each.targets,
+        "documents": each.documents,
+        "units": each.read_gain.units,
+        "nll": each.nll,
+        **interval_columns("gain", each.gain),
+        "distance_low": each.low,
+        "distance_high": each.high,
+        "readable": each.readable,
+        "control_nll": each.control,
+        **interval_columns("read_gain", each.read_gain),
+    }
+
+
+def read_gain_record(result: EvaluationResult, analysis: Analysis) -> dict:
+    """Repeated text in results.json; `units` are ids among the names of all units."""
+    if result.plan.repeats is None:
+        return {}
+    cells = [
+        {
+            **read_gain_columns(each),
+            "units": [result.unit_names[unit] for unit in each.unit],
+            "unit_nll": each.unit_nll.tolist(),
+            "unit_control_nll": each.unit_control.tolist(),
+        }
+        for each in analysis.read_gains
+    ]
+    repeats = result.plan.repeats
+    return {"repeated": {"hash": repeats.hash, "ngram": repeats.ngram, "cells": cells}}
+
+
+def read_gain_rows(record: dict) -> Iterator[ResultRow]:
+    """The long table of repeated text in a record."""
+    for cell in record.get("repeated", {}).get("cells", ()):
+        place = {"at": cell["distance_low"], "until": cell["distance_high"]}
+        sample = {"units": len(cell["units"])}
+        cell = {**cell, "repeated_nll": cell["nll"]}
+        for row in melted([cell], ("repeated_nll", "control_nll", "read_gain")):
+            is_read = row.metric != "read_gain" or cell["readable"]
+            if is_read and cell["method"] != TRUNCATE:
+                note = f"{cell['targets']} targets"
+                yield row._replace(note=note, **place, **sample)
+
+
+def read_gain_tables(r: ReportedResults) -> list[ReportTable]:
+    """NLL of repeated text by distance, and the read gain."""
+    losses = r.table.select("repeated_nll")
+    distances = {row.at: positions(row) for row in sorted(losses, key=lambda row: row.at)}
+    gains = r.table.select("read_gain")
+    gains.sort(key=lambda row: (r.names.index(row.variant), row.at))
+    return [
+        pivot(
+            "Read gain by distance and length",
+            gains,
+            lambda row: row.text,
+            index={r.noun: lambda row: row.variant, "distance": positions},
+            note="Nats: NLL after the earlier text was replaced minus NLL; individual intervals.",
+        ),
+        pivot(
+            "NLL of tokens that repeat earlier text, by distance",
+            losses,
+            lambda row: plain(row.value),
+            index={r.noun: lambda row: row.variant, "length": lambda row: f"{row.length:,}"},
+            columns=lambda row: row.at,
+            headings=distances,
+        ),
+    ]
+
+
+def read_gain_sentences(r: ReportedResults) -> list[str]:
+    """The farthest distances at which variants are shown to read; none without repeated text."""
+    rows = r.table.select("read_gain")
+    if not rows:
+        return []
+    farthest = {}
+    for row in rows:
+        if row.low > 0:
+            farthest[row.variant] = max(row.until - 1, farthest.get(row.variant, 0))
+    parts = [f"{name} up to {distance:,}" for name, distance in farthest.items()]
+    return [f"Read gains are shown for {listed(parts) or 'no distance'} tokens."]
