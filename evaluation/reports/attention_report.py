@@ -20,7 +20,7 @@ The metrics of results.csv are the measures, and mass and uniform_mass of a laye
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from itertools import pairwise
 
@@ -31,10 +31,10 @@ from matplotlib.figure import Figure
 from evaluation.diagnostics.attention import AttentionResult, mean_of_finite
 from evaluation.diagnostics.attention_weights import MEASURES
 from evaluation.reports.caveats import caveats
-from evaluation.reports.charts import LengthAxis, Styles, length_panel, shades, styles_of
+from evaluation.reports.charts import LengthAxis, Styles, multiples, shades, styles_of
 from evaluation.reports.document import ReportTable, pivot
 from evaluation.reports.evaluation_report import EvaluationReport
-from evaluation.reports.figures import FigureText, Panel, panels
+from evaluation.reports.figures import FigureText
 from evaluation.reports.provenance import text_basis
 from evaluation.reports.reported_results import ReportedResults
 from evaluation.reports.results_table import (
@@ -272,128 +272,87 @@ def attention_tables(r: ReportedResults) -> list[ReportTable]:
     ]
 
 
-def measure_panels(
-    by_measure: dict[str, list[ResultRow]], styles: Styles, axis: LengthAxis
-) -> list[Panel]:
-    """A panel for each measure of DRAWN."""
-    return [
-        length_panel(
-            [row._replace(low=math.nan, high=math.nan) for row in rows],
-            styles,
-            axis,
-            heading=DRAWN[measure],
-            share=SHOWN[measure][1].endswith("%"),
-            from_zero=True,
-            named=False,
-            height=1.75,
-        )
-        for measure, rows in by_measure.items()
-    ]
-
-
-def attention_figure(r: ReportedResults, styles: Styles) -> Figure:
-    """A panel for each measure, a line for each variant, means over layers and heads."""
-    by_measure = {measure: r.table.select(measure) for measure in DRAWN}
+def attention_figure(
+    r: ReportedResults,
+    styles: Styles,
+    title: str = "Attention by context length",
+    rows: Callable[[str], list[ResultRow]] | None = None,
+) -> Figure:
+    """A panel for each measure; by default a line for each variant, means over layers and heads."""
+    by_heading = {name: (rows or r.table.select)(measure) for measure, name in DRAWN.items()}
+    shares = [name for measure, name in DRAWN.items() if SHOWN[measure][1].endswith("%")]
     axis = LengthAxis(r.table.lengths("entropy_relative"), [r.trained_length])
-    text = _text(r, "Attention by context length", "Means over layers and heads.")
-    drawn = measure_panels(by_measure, styles, axis)
-    return panels(drawn, text, x=LENGTH, columns=2, names="below")
+    return multiples(by_heading, styles, axis, _text(r, title), x=LENGTH, shares=shares)
 
 
 def _text(r: ReportedResults, title: str, note: str = "") -> FigureText:
     return FigureText(title, r.subtitle, f"{note} Dotted: trained length.".strip())
 
 
-def _layers(r: ReportedResults) -> list[str]:
-    return [f"layer {n + 1}" for n in range(len(r.facts["layer_kinds"]))]
-
-
-def _heading(r: ReportedResults, layer: int) -> str:
-    kinds = r.facts["layer_kinds"]
-    return f"layer {layer + 1}" + ("" if len(set(kinds)) == 1 else f", {kinds[layer]}")
-
-
 def figures_of(r: ReportedResults, name: str) -> dict[str, Figure]:
     """Of one method: measures by length and layer, mass by distance, and reach of heads."""
     lengths = sorted({row.length for row in r.table.select("entropy_relative", name)})
-    layers = _layers(r)
-    axis = LengthAxis(lengths, [r.trained_length])
-    by_layer = {
-        measure: [
-            row._replace(variant=row.where or MEAN)
-            for row in r.table.select(measure, name, where=None)
-            if "head" not in row.where
+    kinds = r.facts["layer_kinds"]
+    layers = {f"layer {n + 1}": f"layer {n + 1}, {kind}" for n, kind in enumerate(kinds)}
+    if len(set(kinds)) == 1:
+        layers = {layer: layer for layer in layers}
+
+    def by_layer(measure: str) -> list[ResultRow]:
+        rows = r.table.select(measure, name, where=None)
+        return [row._replace(variant=row.where or MEAN) for row in rows if "head" not in row.where]
+
+    mass = {}
+    reach = {}
+    for layer, heading in layers.items():
+        uniform = r.table.select("uniform_mass", name, where=layer)
+        mass[heading] = [
+            *(
+                row._replace(variant=f"{row.length:,} tokens")
+                for row in r.table.select("mass", name, where=layer)
+            ),
+            *(row._replace(variant=UNIFORM) for row in uniform if row.length == lengths[-1]),
         ]
-        for measure in DRAWN
-    }
-    styles = {**shades(layers), **styles_of([MEAN], MEAN)}
+        reach[heading] = [
+            *(
+                row._replace(variant="one head", seed=row.where)
+                for row in r.table.select("reach_90", name, where=None)
+                if row.where.startswith(f"{layer}, ")
+            ),
+            *(ResultRow(UNIFORM, "reach_90", 0.9 * length, length) for length in lengths),
+        ]
+    by_distance = LengthAxis(
+        [4**k for k in range(12) if 4**k <= lengths[-1]],
+        [r.trained_length],
+        lambda row: math.sqrt((row.at + 1) * row.until),
+    )
+    uniform_style = styles_of([UNIFORM], UNIFORM)
+    buckets = "Buckets of distance that double: 0, 1, 2–3, 4–7, ...; heads of a layer together."
     return {
-        "attention_by_length": panels(
-            measure_panels(by_layer, styles, axis),
-            _text(r, f"Attention beyond the trained length, {name}"),
-            x=LENGTH,
-            columns=2,
-            names="below",
+        "attention_by_length": attention_figure(
+            r,
+            shades(list(layers)) | styles_of([MEAN], MEAN),
+            f"Attention beyond the trained length, {name}",
+            by_layer,
         ),
-        "mass_by_distance": distance_figure(r, name, lengths, layers),
-        "reach_of_heads": reach_figure(r, name, axis, layers),
+        "mass_by_distance": multiples(
+            mass,
+            shades([f"{n:,} tokens" for n in lengths]) | uniform_style,
+            by_distance,
+            _text(r, f"How far back attention goes, {name}", buckets),
+            x="distance + 1, tokens (log scale)",
+            y="share of attention",
+            shares=mass,
+            top=max(row.value for rows in mass.values() for row in rows),
+        ),
+        "reach_of_heads": multiples(
+            reach,
+            styles_of(["one head"]) | uniform_style,
+            LengthAxis(lengths, [r.trained_length]),
+            _text(r, f"Tokens that hold 90% of a head's mass, {name}", "A line for each head."),
+            x=LENGTH,
+            y="tokens",
+        ),
     }
-
-
-def distance_figure(
-    r: ReportedResults, name: str, lengths: Sequence[int], layers: Sequence[str]
-) -> Figure:
-    """A panel for each layer, a line for each length: mass in buckets of distance, and that of
-    uniform attention over the keys visible in the longest window."""
-    styles = {**shades([f"{n:,} tokens" for n in lengths]), **styles_of([UNIFORM], UNIFORM)}
-    ticks = [4**k for k in range(12) if 4**k <= lengths[-1]]
-    axis = LengthAxis(ticks, [r.trained_length], lambda row: math.sqrt((row.at + 1) * row.until))
-    largest = max(row.value for row in r.table.select("mass", name, where=None))
-    shown = []
-    for n, layer in enumerate(layers):
-        rows = [
-            row._replace(variant=f"{row.length:,} tokens")
-            for row in r.table.select("mass", name, where=layer)
-        ]
-        rows += [
-            row._replace(variant=UNIFORM)
-            for row in r.table.select("uniform_mass", name, where=layer)
-            if row.length == lengths[-1]
-        ]
-        panel = length_panel(
-            rows,
-            styles,
-            axis,
-            heading=_heading(r, n),
-            share=True,
-            ceiling=largest,
-            named=False,
-            height=1.75,
-        )
-        shown.append(panel)
-    note = "Buckets of distance that double: 0, 1, 2–3, 4–7, ...; heads of a layer together."
-    text = _text(r, f"How far back attention goes, {name}", note)
-    x = "distance + 1, tokens (log scale)"
-    return panels(shown, text, x=x, y="share of attention", columns=2, names="below")
-
-
-def reach_figure(r: ReportedResults, name: str, axis: LengthAxis, layers: Sequence[str]) -> Figure:
-    """A panel for each layer, a line for each head: how far 90% of its mass reaches."""
-    shown = []
-    for n, layer in enumerate(layers):
-        rows = [
-            row._replace(variant="one head", seed=row.where)
-            for row in r.table.select("reach_90", name, where=None)
-            if row.where.startswith(f"{layer}, ")
-        ]
-        rows += [ResultRow(UNIFORM, "", 0.9 * length, length) for length in axis.ticks]
-        styles = styles_of(["one head", UNIFORM], UNIFORM)
-        panel = length_panel(
-            rows, styles, axis, heading=_heading(r, n), log_y=True, named=False, height=1.75
-        )
-        shown.append(panel)
-    text = _text(r, f"Tokens that hold 90% of a head's mass, {name}", "A line for each head.")
-    return panels(shown, text, x=LENGTH, y="tokens (log scale)", columns=2, names="below")
 
 
 def pairs_figure(r: ReportedResults) -> Figure:

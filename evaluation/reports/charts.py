@@ -8,7 +8,7 @@ panel, and `figures.panels` draws panels into a figure.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import NamedTuple
@@ -17,7 +17,7 @@ import numpy as np
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
-from matplotlib.lines import Line2D
+from matplotlib.figure import Figure
 from matplotlib.ticker import (
     FixedLocator,
     FuncFormatter,
@@ -35,9 +35,11 @@ from evaluation.reports.figures import (
     MARKERS,
     SOFT,
     Curve,
+    FigureText,
     Panel,
     fix_ticks,
     mark,
+    panels,
     token_axis,
 )
 from evaluation.reports.results_table import ResultRow
@@ -55,9 +57,8 @@ class LineStyle(NamedTuple):
     marker: str
     marked: bool = False
 
-    @property
-    def is_faint(self) -> bool:
-        return self.color == FAINT
+    def label(self, variant: str) -> str:
+        return f"{variant} †" if self.marked else variant
 
 
 Styles = Mapping[str, LineStyle]
@@ -107,7 +108,7 @@ class LengthAxis:
     """The x axis that the panels of a figure share.
 
     Attributes:
-        ticks: of which at most eight are shown.
+        ticks: its range; at most eight are shown.
         trained: trained lengths, marked by dotted lines.
         place: the x of a row.
         log: log2 or linear.
@@ -118,12 +119,9 @@ class LengthAxis:
     place: Callable[[ResultRow], float] = attrgetter("length")
     log: bool = True
 
-    def apply(self, axes: Axes, name_marks: bool) -> None:
-        points = [float(x) for line in axes.lines for x in line.get_xdata()]
-        points = [x for x in points if math.isfinite(x)] if not self.ticks else []
-        ends = [*points, *self.ticks, *self.trained]
-        low = min(ends)
-        high = max(ends)
+    def apply(self, axes: Axes, name_marks: bool = False) -> None:
+        low = min(*self.ticks, *self.trained)
+        high = max(*self.ticks, *self.trained)
         ticks = list(self.ticks)
         while len(ticks) > 8:
             ticks = ticks[::-2][::-1]
@@ -138,6 +136,35 @@ class LengthAxis:
             mark(axes, length, f"trained length {length:,}" if name_marks else "")
 
 
+def curves_of(rows: Iterable[ResultRow], styles: Styles, axis: LengthAxis) -> list[Curve]:
+    """A line for each variant; rows of single seeds are thin lines without a name."""
+    by_line: dict[tuple[str, str], list[ResultRow]] = {}
+    for row in rows:
+        if math.isfinite(row.value):
+            by_line.setdefault((row.variant, row.seed), []).append(row)
+    curves = []
+    for (variant, seed), own in by_line.items():
+        style = styles[variant]
+        curve = Curve(
+            style.label(variant),
+            x=[float(axis.place(row)) for row in own],
+            y=[row.value for row in own],
+            color=style.color,
+            low=[row.low for row in own],
+            high=[row.high for row in own],
+            width=1.6,
+            marker=style.marker,
+            hollow=style.marked,
+            order=4,
+        )
+        if style.color == FAINT:
+            curve = replace(curve, width=0.8, size=3.5, order=2.5)
+        if seed:
+            curve = replace(curve, label="", low=(), high=(), width=0.6, marker="", order=2.5)
+        curves.append(curve)
+    return curves
+
+
 def length_panel(
     rows: Iterable[ResultRow],
     styles: Styles,
@@ -149,59 +176,30 @@ def length_panel(
     band: float | None = None,
     top: float | None = None,
     share: bool = False,
-    ceiling: float | None = None,
-    log_y: bool = False,
-    from_zero: bool = False,
-    dash: str | tuple = "-",
     named: bool = True,
     height: float = 3.2,
 ) -> Panel:
-    """A line for each variant, named with its last value; rows of single seeds are thin lines.
+    """A line for each variant, named with its last value.
 
     Args:
         levels: horizontal lines (label, y); `{}` in a label is replaced by the value.
         band: ± this is shaded; the scale is linear inside and logarithmic outside.
         top: upper limit of the axis; lines may leave it.
         share: values from 0 to 1, in per cent.
-        ceiling: largest possible value; the axis ends there.
-        from_zero: the axis begins at 0.
-        named: at the ends of lines; else by the label alone, for a key.
+        named: at the ends of lines; else by the label alone, for a key, on an axis from 0.
     """
-    by_line: dict[tuple[str, str], list[ResultRow]] = {}
-    for row in rows:
-        if math.isfinite(row.value):
-            by_line.setdefault((row.variant, row.seed), []).append(row)
-    curves = []
-    for (variant, seed), own in by_line.items():
-        style = styles[variant]
-        curve = Curve(
-            "" if seed else variant + (" †" if style.marked else ""),
-            x=[float(axis.place(row)) for row in own],
-            y=[row.value for row in own],
-            color=style.color,
-            low=() if seed else [row.low for row in own],
-            high=() if seed else [row.high for row in own],
-            width=0.6 if seed else 0.8 if style.is_faint else 1.6,
-            dash="-" if seed else dash,
-            marker="" if seed else style.marker or "o" * (len(own) == 1),
-            size=3.5 if style.is_faint else 4.6,
-            hollow=style.marked,
-            order=2.5 if seed or style.is_faint else 4,
-        )
-        curves.append(curve)
+    curves = curves_of(rows, styles, axis)
+    heights = [at for _, at in levels]
     if top is None:
-        top = _top_of_colored(curves, [at for _, at in levels])
-    if log_y:
-        limits = _log_limits(curves)
-    elif share or from_zero:
-        limits = _limits_from_zero(curves, share, ceiling)
-    else:
-        limits = limits_of(curves, [at for _, at in levels], band, top)
+        top = _top_of_colored(curves, heights)
+    limits = limits_of(curves, heights, band, top)
+    if share or not named:
+        limits = _limits_from_zero(curves, share, top)
     digits = 0 if share else 3 if band else decimals(*limits)
     number = (lambda value, _: f"{value:.0%}") if share else signed if band else plain
     longest = max((curve.end[0] for curve in curves), default=0.0)
 
-    def named_curve(curve: Curve) -> Curve:
+    def with_value(curve: Curve) -> Curve:
         if not named or not curve.label:
             return curve
         x, value = curve.end
@@ -210,24 +208,17 @@ def length_panel(
 
     def scales(axes: Axes) -> None:
         axis.apply(axes, name_marks=named and not heading)
-        if log_y:
-            axes.set_yscale("log", base=2)
-            axes.yaxis.set_minor_locator(NullLocator())
-            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-            axes.set_ylim(*limits)
-        elif share or from_zero:
-            axes.yaxis.set_major_locator(MaxNLocator(4))
-            if share:
-                axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
-            axes.set_ylim(*limits)
-        else:
-            set_scale(axes, "y", limits, band)
+        set_scale(axes, "y", limits, band)
         if not named:
             axes.tick_params(labelsize=8, length=2.5)
+        if share or not named:
+            axes.yaxis.set_major_locator(MaxNLocator(4))
+        if share:
+            axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
 
     note = linear_note(band)
     return Panel(
-        [named_curve(curve) for curve in curves],
+        [with_value(curve) for curve in curves],
         heading + note if heading else "",
         [(label.replace("{}", number(at, digits)), at, SOFT) for label, at in levels],
         y=y if heading else y + note,
@@ -235,6 +226,39 @@ def length_panel(
         named=named,
         height=height,
     )
+
+
+def multiples(
+    by_heading: Mapping[str, Iterable[ResultRow]],
+    styles: Styles,
+    axis: LengthAxis,
+    text: FigureText,
+    *,
+    x: str,
+    y: str = "",
+    shares: Collection[str] = (),
+    top: float | None = None,
+) -> Figure:
+    """Small panels in two columns, without bars, and one key of the lines below them.
+
+    Args:
+        shares: headings of panels whose values are in per cent.
+        top: upper limit of all panels; default: of each its own.
+    """
+    drawn = [
+        length_panel(
+            [row._replace(low=math.nan, high=math.nan) for row in rows],
+            styles,
+            axis,
+            heading=heading,
+            top=top,
+            share=heading in shares,
+            named=False,
+            height=1.75,
+        )
+        for heading, rows in by_heading.items()
+    ]
+    return panels(drawn, text, x=x, y=y, columns=2, names="below")
 
 
 def difference_panel(
@@ -246,7 +270,7 @@ def difference_panel(
 ) -> Panel:
     """Differences with their intervals below a panel that names the lines; ± `band` is shaded.
     Without the variants that are grey."""
-    shown = [row for row in rows if not styles[row.variant].is_faint]
+    shown = [row for row in rows if styles[row.variant].color != FAINT]
     panel = length_panel(
         shown, styles, axis, heading=heading, levels=[("", 0.0)], band=band, height=1.7
     )
@@ -271,28 +295,17 @@ def dots_panel(
     """
     curves = []
     for at, row in enumerate(rows):
-        style = styles.get(row.variant) or LineStyle(INK, "o")
-        curves.append(
-            Curve(
-                "",
-                [row.value],
-                [at],
-                style.color,
-                low=[row.low],
-                high=[row.high],
-                across=True,
-                marker=style.marker,
-                size=5.5,
-                hollow=math.isnan(row.low),
-            )
-        )
+        color, marker, _ = styles[row.variant]
+        curve = Curve("", [row.value], [at], color, [row.low], [row.high], across=True)
+        is_point = math.isnan(row.low)
+        curves.append(replace(curve, marker=marker, size=5.5, hollow=is_point))
     values = [value for row in [*rows, *shared] for value in (row.value, row.low, row.high)]
     limits = padded([value for value in values if math.isfinite(value)], band)
 
     def scales(axes: Axes) -> None:
         set_scale(axes, "x", limits, band)
         axes.set_ylim(len(rows) - 0.5, -0.5)
-        names = [f"{row.variant} †" if curve_marked(row) else row.variant for row in rows]
+        names = [styles[row.variant].label(row.variant) for row in rows]
         axes.set_yticks(range(len(rows)), names, fontsize=9)
         axes.tick_params(axis="y", length=0)
         axes.grid(visible=False, axis="y")
@@ -305,53 +318,8 @@ def dots_panel(
             place = ((1, at), (5, 0), ("axes fraction", "data"), "offset points")
             axes.annotate(text, *place, va="center", fontsize=8.5, color=curve.color)
 
-    def curve_marked(row: ResultRow) -> bool:
-        style = styles.get(row.variant)
-        return style is not None and style.marked
-
     height = 0.215 * len(rows) + 0.55
     return Panel(curves, heading, x=x, scales=scales, named=False, height=height)
-
-
-@dataclass(frozen=True)
-class HeatMap(Panel):
-    """Shaded cells with a share and its interval: `columns` and `rows` are the names of the places,
-    `cells` (column, row, row of results)."""
-
-    columns: Sequence[str] = ()
-    rows: Sequence[str] = ()
-    cells: Sequence[tuple[int, int, ResultRow]] = ()
-    down: bool = False  # the first row is the upper one
-
-    @property
-    def is_empty(self) -> bool:
-        return not self.cells
-
-    def draw(self, axes: Axes) -> list[Line2D]:
-        for x, y, row in self.cells:
-            red, green, blue, _ = shade = colormaps[SHADES](row.value)
-            ink = "white" if 0.299 * red + 0.587 * green + 0.114 * blue < 0.5 else INK
-            axes.fill([x, x + 1, x + 1, x], [y, y, y + 1, y + 1], color=shade, ec="white", lw=1.2)
-            ends = f"({100 * row.low:.0f}–{100 * row.high:.0f})"
-            for text, up, size in ((f"{100 * row.value:.0f}", 4, 9.5), (ends, -7, 6.5)):
-                axes.annotate(
-                    text,
-                    (x + 0.5, y + 0.5),
-                    xytext=(0, up),
-                    textcoords="offset points",
-                    fontsize=size,
-                    ha="center",
-                    va="center",
-                    color=ink,
-                )
-        axes.set(xlim=(0, len(self.columns)), ylim=(0, len(self.rows)))
-        axes.set_xticks([n + 0.5 for n in range(len(self.columns))], self.columns)
-        axes.set_yticks([n + 0.5 for n in range(len(self.rows))], self.rows)
-        axes.tick_params(length=0)
-        axes.spines[:].set_visible(False)
-        if self.down:
-            axes.invert_yaxis()
-        return []
 
 
 def heat_map(
@@ -361,19 +329,49 @@ def heat_map(
     name: Callable[[ResultRow], str],
     y: str,
     down: bool = False,
-) -> HeatMap:
-    """Shares by length and by place (`at`), which `name` names."""
+) -> Panel:
+    """Shaded cells with a share and its interval: by length, and by place (`at`), which `name`
+    names.
+
+    Args:
+        down: the first place is the upper one.
+    """
     names = {row.at: name(row) for row in rows}
     places = sorted(names)
-    return HeatMap(
-        x="length, input tokens",
-        y=y,
-        columns=[f"{length:,}" for length in lengths],
-        rows=[names[place] for place in places],
-        cells=[(lengths.index(row.length), places.index(row.at), row) for row in rows],
-        down=down,
-        height=0.9 + 0.42 * max(3, len(places)),
-    )
+
+    def draw(axes: Axes) -> None:
+        for row in rows:
+            _shade(axes, lengths.index(row.length), places.index(row.at), row)
+        axes.grid(visible=False)
+        axes.set(xlim=(0, len(lengths)), ylim=(0, len(places)))
+        axes.set_xticks([n + 0.5 for n in range(len(lengths))], [f"{n:,}" for n in lengths])
+        axes.set_yticks([n + 0.5 for n in range(len(places))], [names[at] for at in places])
+        axes.tick_params(length=0)
+        axes.spines[:].set_visible(False)
+        if down:
+            axes.invert_yaxis()
+
+    height = 0.9 + 0.42 * max(3, len(places))
+    return Panel(y=y, scales=draw, is_filled=bool(rows), height=height)
+
+
+def _shade(axes: Axes, x: int, y: int, row: ResultRow) -> None:
+    """One cell of a heat map."""
+    red, green, blue, _ = shade = colormaps[SHADES](row.value)
+    ink = "white" if 0.299 * red + 0.587 * green + 0.114 * blue < 0.5 else INK
+    axes.fill([x, x + 1, x + 1, x], [y, y, y + 1, y + 1], color=shade, ec="white", lw=1.2)
+    ends = f"({100 * row.low:.0f}–{100 * row.high:.0f})"
+    for text, up, size in ((f"{100 * row.value:.0f}", 4, 9.5), (ends, -7, 6.5)):
+        axes.annotate(
+            text,
+            (x + 0.5, y + 0.5),
+            xytext=(0, up),
+            textcoords="offset points",
+            fontsize=size,
+            ha="center",
+            va="center",
+            color=ink,
+        )
 
 
 def linear_note(band: float | None) -> str:
@@ -419,21 +417,16 @@ def padded(values: Sequence[float], band: float | None) -> tuple[float, float]:
 
 
 def _limits_from_zero(
-    curves: Sequence[Curve], share: bool, ceiling: float | None
+    curves: Sequence[Curve], share: bool, top: float | None
 ) -> tuple[float, float]:
     """From 0 where that does not hide the differences, and never beyond what a share can be."""
-    if ceiling is not None:
-        return -0.03 * ceiling, 1.03 * ceiling
+    if top is not None:
+        return -0.03 * top, 1.03 * top
     values = [0.0, *(y for curve in curves for y in curve.y)]
     low = min(values)
     high = max(values)
-    top = high + 0.08 * max(high - low, 1e-3)
-    return low, min(top, 1.0) if share and high < 0.93 else top
-
-
-def _log_limits(curves: Sequence[Curve]) -> tuple[float, float]:
-    values = [y for curve in curves for y in curve.y] or [1.0]
-    return min(values) / 1.2, max(values) * 1.2
+    limit = high + 0.08 * max(high - low, 1e-3)
+    return low, min(limit, 1.0) if share and high < 0.93 else limit
 
 
 def set_scale(

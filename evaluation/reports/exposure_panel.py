@@ -64,9 +64,8 @@ def exposure_panel(exposure: Exposure, axis: LengthAxis) -> Panel:
 
 def _scale(axes: Axes, curves: Sequence[Curve]) -> None:
     """A log scale of shares, and a grey area where nothing was trained."""
-    shortest, longest = axes.get_xlim()
-    shown = [np.asarray(curve.y)[np.asarray(curve.x) >= shortest] for curve in curves]
-    lowest = min((float(y.min(initial=0.1)) for y in shown), default=0.1)
+    longest = axes.get_xlim()[1]
+    lowest = min((float(np.min(curve.y)) for curve in curves), default=0.1)
     decades = min(_DECADES, max(1, math.ceil(-math.log10(lowest) + 0.2)))
     step = max(1, math.ceil(decades / 3))
     axes.set_yscale("log")

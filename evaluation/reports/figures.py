@@ -164,6 +164,7 @@ class Panel:
         x, y: labels of the axes.
         scales: sets scales, limits and marks of the axes; the curves are drawn already.
         named: whether the curves are named at their right ends.
+        is_filled: `scales` draws what the panel shows.
         height: in inches; more where the names require it.
     """
 
@@ -174,11 +175,12 @@ class Panel:
     y: str = ""
     scales: Callable[[Axes], object] | None = None
     named: bool = True
+    is_filled: bool = False
     height: float = 2.9
 
     @property
     def is_empty(self) -> bool:
-        return not any(np.isfinite(curve.y).any() for curve in self.curves)
+        return not (self.is_filled or any(np.isfinite(curve.y).any() for curve in self.curves))
 
     def draw(self, axes: Axes) -> list[Line2D]:
         axes.grid(axis="y", color=GRID, lw=0.7, zorder=0)

@@ -20,10 +20,10 @@ from matplotlib.figure import Figure
 from evaluation.diagnostics.generation import REAL, GenerationResult
 from evaluation.diagnostics.repetition import MEASURES
 from evaluation.reports.caveats import caveats
-from evaluation.reports.charts import LengthAxis, length_panel, styles_of
+from evaluation.reports.charts import LengthAxis, multiples, styles_of
 from evaluation.reports.document import ReportTable, pivot
 from evaluation.reports.evaluation_report import EvaluationReport
-from evaluation.reports.figures import FigureText, panels
+from evaluation.reports.figures import FigureText
 from evaluation.reports.position_report import positions
 from evaluation.reports.provenance import text_basis
 from evaluation.reports.reported_results import ReportedResults
@@ -165,27 +165,17 @@ def source_figure(r: ReportedResults, name: str, sources: list[str]) -> Figure:
         lambda row: (row.at + row.until) / 2,
         log=False,
     )
-    shown = []
-    for measure, (heading, form) in DRAWN.items():
-        rows = [
-            row._replace(variant=row.where, low=math.nan, high=math.nan)
-            for row in r.table.select(measure, name, where=None)
+    by_heading = {
+        heading: [
+            row._replace(variant=row.where) for row in r.table.select(measure, name, where=None)
         ]
-        panel = length_panel(
-            rows,
-            styles,
-            axis,
-            heading=heading,
-            share=form.endswith("%"),
-            from_zero=True,
-            named=False,
-            height=1.75,
-        )
-        shown.append(panel)
+        for measure, (heading, _) in DRAWN.items()
+    }
+    shares = [heading for heading, form in DRAWN.values() if form.endswith("%")]
     width = edges[1] - edges[0]
     text = FigureText(
         f"Generation past the trained length, {name}",
         f"{r.title}: {r.facts['prompts']} prompts of {edges[0]:,} tokens",
         f"Repetitions within the previous {width:,} tokens. Dotted: trained length {l0:,}.",
     )
-    return panels(shown, text, x="position, tokens", columns=2, names="below")
+    return multiples(by_heading, styles, axis, text, x="position, tokens", shares=shares)

@@ -24,7 +24,12 @@ from evaluation.reports.document import NONE, Cell, ReportTable, TableCell, pivo
 from evaluation.reports.evaluation_report import EvaluationReport
 from evaluation.reports.exposure_panel import exposure_panel
 from evaluation.reports.figures import FigureText, Panel, panels
-from evaluation.reports.position_report import position_figure, position_rows, position_tables
+from evaluation.reports.position_report import (
+    position_figure,
+    position_rows,
+    position_tables,
+    position_verdict,
+)
 from evaluation.reports.provenance import basis, provenance
 from evaluation.reports.read_gain_report import (
     read_gain_record,
@@ -32,9 +37,15 @@ from evaluation.reports.read_gain_report import (
     read_gain_sentences,
     read_gain_tables,
 )
-from evaluation.reports.reported_results import ReportedResults, melted, seed_counts
+from evaluation.reports.reported_results import (
+    ReportedResults,
+    by_sign,
+    melted,
+    named,
+    seed_counts,
+)
 from evaluation.reports.results_table import ResultRow, finite, interval_columns
-from evaluation.reports.text import counted, dtype_note, listed, plain
+from evaluation.reports.text import counted, dtype_note, plain
 from evaluation.scoring.evaluate import EvaluationResult
 from evaluation.scoring.methods import TRAINED, TRUNCATE, name_of
 from evaluation.statistics.analysis import Analysis, AnalysisRow
@@ -47,8 +58,6 @@ PARTS = {"unseen": "not in the training text", "seen": "in the training text"}
 MARKS = {"held": "✓ held", "broken": "✗ broken", "inconclusive": "? inconclusive"}
 METRICS = ("nll", "perplexity", "bits_per_byte", "gain", "gain_per_doubling", "perplexity_ratio")
 METRICS += ("delta_upper_one_sided", "units_needed", "spans_needed", "bfloat16_minus_float32")
-MANY = 10**7  # units: a larger number is not useful advice
-NAMED = 6  # variants of one outcome that a sentence names
 
 
 @dataclass(kw_only=True)
@@ -260,25 +269,10 @@ def verdict(r: LossResults) -> str:
     return f"{setup}: {'; '.join(parts)}."
 
 
-def named(r: LossResults, names: Sequence[str]) -> str:
-    return listed(names) if len(names) <= NAMED else f"{len(names)} {r.noun}s"
-
-
 def details(r: LossResults) -> list[str]:
     """Use of context, and differences from the baseline, in sentences without numbers of the
     tables."""
     return [*_truncation(r), *_against_baseline(r), *_reach(r), *read_gain_sentences(r)]
-
-
-def _by_sign(r: LossResults, rows: Sequence[ResultRow], positive: str, negative: str) -> str:
-    """`positive for a; negative for b and c; not significant for d`."""
-    ordered = sorted(rows, key=lambda row: -abs(row.value))
-    groups = {
-        positive: [row.variant for row in ordered if row.low > 0],
-        negative: [row.variant for row in ordered if row.high < 0],
-        "not significant": [row.variant for row in ordered if row.low <= 0 <= row.high],
-    }
-    return "; ".join(f"{label} for {named(r, names)}" for label, names in groups.items() if names)
 
 
 def _truncation(r: LossResults) -> list[str]:
@@ -289,7 +283,7 @@ def _truncation(r: LossResults) -> list[str]:
     if not rows:
         return []
     none = "" if any(row.low > 0 for row in rows) else f"positive for no {r.noun}; "
-    signs = _by_sign(r, rows, "positive", "negative")
+    signs = by_sign(r, rows, "positive", "negative")
     return [f"Net gain over truncation at {longest:,}: {none}{signs}."]
 
 
@@ -300,7 +294,7 @@ def _against_baseline(r: LossResults) -> list[str]:
     lengths = sorted({row.length for row in rows})
     for length in dict.fromkeys((*lengths[:1], *lengths[-1:])):
         here = [row for row in rows if row.length == length]
-        signs = _by_sign(r, here, "higher (worse)", "lower (better)")
+        signs = by_sign(r, here, "higher (worse)", "lower (better)")
         lines.append(f"{r.against} at {length:,}: {signs}.")
     return lines
 
@@ -415,14 +409,10 @@ def loss_report(
     if analysis.buckets:
         r.table = position_rows(record)
         made = position_tables(r)
-        figures = {"nll_by_position": position_figure(r, styles(r))}
-        first = made.pop(0)
-        last = max(r.table.select("gain_at_positions"), key=lambda row: row.at).at
-        rows = [row for row in r.table.select("gain_at_positions") if row.at == last]
-        signs = _by_sign(r, rows, "positive", "negative") or "point estimates only"
-        answer = f"Gain over truncation from position {last:,} on: {signs}."
+        figures = {"nll_by_position": position_figure(r, styles(r), exposure)}
+        answer = position_verdict(r)
     else:
-        first, *made = tables(r)
+        made = tables(r)
         same = "the same " if result.plan.protocol == "fixed-targets" else ""
         at_each = " at every length" if same else ""
         subtitle = f"{r.title}: {same}{r.sample}{at_each} ({result.plan.protocol})"
@@ -431,6 +421,7 @@ def loss_report(
         text = FigureText("Loss beyond the trained length", subtitle, note)
         figures = {"nll_by_length": loss_figure(r, text, styles(r), exposure)}
         answer = verdict(r)
+    shown = 2 if analysis.read_gains else 1  # tables that are printed without --verbose
     return EvaluationReport(
         name=name,
         title=f"Loss of {result.subject.name}",
@@ -448,8 +439,8 @@ def loss_report(
             precision=result.precision,
             notes=[*analysis.notes, *result.notes],
         ),
-        tables=[first, *made[:1]] if analysis.read_gains else [first],
-        more_tables=made[1:] if analysis.read_gains else made,
+        tables=made[:shown],
+        more_tables=made[shown:],
         figures=figures,
         more_records={"targets.json": result.plan.record},
     )
@@ -508,7 +499,7 @@ def loss_results(record: dict, title: str) -> LossResults:
 
 
 def reference(result: EvaluationResult, analysis: Analysis) -> list[str]:
-    """The loss as trained, how wide the intervals are, and the methods that do not apply."""
+    """The loss as trained, what intervals describe, and the methods that do not apply."""
     l0 = result.subject.trained_length
     lines = []
     base = next((row for row in analysis.rows if (row.method, row.length) == (TRAINED, l0)), None)
@@ -522,23 +513,6 @@ def reference(result: EvaluationResult, analysis: Analysis) -> list[str]:
         lines.append(
             f"{documents}; intervals over {kind}s describe this checkpoint on such text, not the "
             "positional scheme."
-        )
-    wide = [
-        (verdict.delta.half, method.method, verdict)
-        for method in analysis.verdicts
-        for verdict in method.verdicts
-        if verdict.units_needed
-    ]
-    if wide:
-        half, method, worst = max(wide, key=lambda entry: entry[0])
-        enough = f"about {worst.units_needed:,}"
-        if worst.units_needed is None or worst.units_needed >= MANY:
-            enough = f"more than {MANY:,}"
-        spans = f", or {worst.spans_needed:,} spans per document" if worst.spans_needed else ""
-        lines.append(
-            f"{counted(len(wide), 'interval')} wider than the tolerance of "
-            f"{result.settings.tolerance:g} nats, at most ±{half:.3f} ({name_of(method)} at "
-            f"{worst.length:,}): {enough} {kind}s would be enough{spans}."
         )
     if result.left_out:
         reasons = [f"{label} ({reason})" for label, reason in result.left_out.items()]

@@ -7,10 +7,12 @@ import math
 
 from matplotlib.figure import Figure
 
+from data.sampling.exposure import Exposure
 from evaluation.reports.charts import LengthAxis, Styles, difference_panel, length_panel
 from evaluation.reports.document import ReportTable, pivot
+from evaluation.reports.exposure_panel import exposure_panel
 from evaluation.reports.figures import FigureText, panels
-from evaluation.reports.reported_results import ReportedResults
+from evaluation.reports.reported_results import ReportedResults, by_sign
 from evaluation.reports.results_table import ResultRow, ResultsTable
 from evaluation.reports.text import plain
 from evaluation.scoring.methods import name_of
@@ -53,6 +55,14 @@ def position_tables(r: ReportedResults) -> list[ReportTable]:
     ]
 
 
+def position_verdict(r: ReportedResults) -> str:
+    """The sign of the gain at the last positions."""
+    rows = r.table.select("gain_at_positions")
+    last = max(row.at for row in rows)
+    signs = by_sign(r, [row for row in rows if row.at == last], "positive", "negative")
+    return f"Gain over truncation from position {last:,} on: {signs or 'point estimates only'}."
+
+
 def positions(row: ResultRow) -> str:
     """`256–511`."""
     last = row.until - 1
@@ -64,7 +74,7 @@ def tokens_seen(row: ResultRow) -> float:
     return math.sqrt((row.at + 1) * row.until)
 
 
-def position_figure(r: ReportedResults, styles: Styles) -> Figure:
+def position_figure(r: ReportedResults, styles: Styles, exposure: Exposure | None = None) -> Figure:
     rows = r.table.select("nll_at_positions")
     longest = max(row.until for row in rows)
     ticks = [float(2**k) for k in range(longest.bit_length())]
@@ -76,5 +86,7 @@ def position_figure(r: ReportedResults, styles: Styles) -> Figure:
         f"Different tokens at each position; methods use the factor for {longest:,}.",
     )
     below = difference_panel(r.table.select("gain_at_positions"), styles, axis, heading, TOLERANCE)
-    levels = length_panel(rows, styles, axis, y="NLL, nats per token")
-    return panels([levels, below], text, x="tokens seen (log scale)")
+    shown = [length_panel(rows, styles, axis, y="NLL, nats per token"), below]
+    if exposure is not None:
+        shown.append(exposure_panel(exposure, axis))
+    return panels(shown, text, x="tokens seen (log scale)")

@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from math import nan
 
 from evaluation.reports.results_table import ResultRow, ResultsTable
-from evaluation.reports.text import counted, dtype_note
+from evaluation.reports.text import counted, dtype_note, listed
 from evaluation.scoring.methods import name_of
+
+NAMED = 6  # variants of one outcome that a sentence names
 
 
 @dataclass(kw_only=True)
@@ -73,3 +75,18 @@ def seed_counts(results: ReportedResults, noun: str) -> str:
     seeds = sorted(set(results.seeds.values()))
     most = counted(seeds[-1], noun)
     return f"{seeds[0]} to {most}" if len(seeds) > 1 else most
+
+
+def named(r: ReportedResults, names: Sequence[str]) -> str:
+    return listed(names) if len(names) <= NAMED else f"{len(names)} {r.noun}s"
+
+
+def by_sign(r: ReportedResults, rows: Sequence[ResultRow], positive: str, negative: str) -> str:
+    """`positive for a; negative for b and c; not significant for d`."""
+    ordered = sorted(rows, key=lambda row: -abs(row.value))
+    groups = {
+        positive: [row.variant for row in ordered if row.low > 0],
+        negative: [row.variant for row in ordered if row.high < 0],
+        "not significant": [row.variant for row in ordered if row.low <= 0 <= row.high],
+    }
+    return "; ".join(f"{label} for {named(r, names)}" for label, names in groups.items() if names)

@@ -12,7 +12,14 @@ from dataclasses import asdict, replace
 from matplotlib.figure import Figure
 
 from evaluation.reports.caveats import caveats
-from evaluation.reports.charts import LengthAxis, Styles, heat_map, length_panel, styles_of
+from evaluation.reports.charts import (
+    LengthAxis,
+    Styles,
+    curves_of,
+    heat_map,
+    length_panel,
+    styles_of,
+)
 from evaluation.reports.document import Cell, ReportTable, TableCell, pivot
 from evaluation.reports.evaluation_report import EvaluationReport
 from evaluation.reports.figures import FigureText, panels
@@ -248,12 +255,10 @@ def accuracy_figure(r: ReportedResults, styles: Styles) -> Figure:
     if any(row.high > row.low for row in rows):
         note += " Bars: 95% intervals, simultaneous over all cells."
     chance = [(f"chance  {_chance(r)}", r.facts["chance"])]
-    panel = length_panel(
-        rows, styles, axis, y="accuracy", levels=chance, share=True, ceiling=1.0, height=2.9
-    )
-    exact = [row._replace(low=math.nan, high=math.nan) for row in r.table.select("exact")]
-    dotted = length_panel(exact, styles, axis, share=True, dash=(0, (1, 1.6)))
-    thin = [replace(curve, label="", width=1.1, marker="") for curve in dotted.curves]
+    panel = length_panel(rows, styles, axis, y="accuracy", levels=chance, share=True, top=1.0)
+    dotted = {"dash": (0, (1, 1.6)), "label": "", "width": 1.1, "marker": "", "low": ()}
+    exact = curves_of(r.table.select("exact"), styles, axis)
+    thin = [replace(curve, **dotted) for curve in exact]
     text = FigureText(f"{r.facts['task'].capitalize()}: accuracy by length", r.subtitle, note)
     return panels([replace(panel, curves=[*panel.curves, *thin])], text, x="length, input tokens")
 

@@ -19,8 +19,8 @@ from matplotlib.figure import Figure
 
 from data.files import write_text
 from errors import EvaluationError
-from evaluation.reports.charts import dots_panel
-from evaluation.reports.figures import FigureText, panels, save
+from evaluation.reports.charts import LineStyle, dots_panel
+from evaluation.reports.figures import INK, FigureText, panels, save
 from evaluation.reports.results_table import ResultRow, markdown_table
 from evaluation.reports.text import signed
 from evaluation.scoring.methods import TRAINED, TRUNCATE, name_of
@@ -126,8 +126,9 @@ def gain_figure(results: dict) -> Figure:
     ]
     lengths = f"{results['lengths'][-1]:,} tokens of context against the last {results['trained_length']:,}"
     text = FigureText(lengths, described(results))
+    styles = {row.variant: LineStyle(INK, "o") for row in rows}
     panel = dots_panel(
-        rows, {}, x="net gain, nats per token (right: better)", band=results["tolerance"]
+        rows, styles, x="net gain, nats per token (right: better)", band=results["tolerance"]
     )
     return panels([panel], text)
 

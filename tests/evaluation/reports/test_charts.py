@@ -76,15 +76,13 @@ def test_lines_bars_seeds_and_levels_are_the_rows():
     assert axes.get_axisbelow() is True and axes.get_ylabel() == "NLL"  # no grid over the lines
 
 
-def test_shares_are_in_percent_and_logarithms_of_base_two():
+def test_shares_are_in_percent():
     rows = rows_of({"a": [0.2, 0.5, 0.97]})
     styles = styles_of(["a"])
-    axes = drawn(length_panel(rows, styles, LengthAxis(LENGTHS), share=True, ceiling=1.0))
+    axes = drawn(length_panel(rows, styles, LengthAxis(LENGTHS), share=True, top=1.0))
     assert ends(axes)[0].value == "97%" and axes.get_ylim()[1] > 1
     small = length_panel(rows_of({"a": [0.01, 0.02]}), styles, LengthAxis(LENGTHS), share=True)
     assert drawn(small).get_ylim() == pytest.approx((0, 0.0216))
-    tokens = length_panel(rows_of({"a": [8.0, 32.0]}), styles, LengthAxis(LENGTHS), log_y=True)
-    assert drawn(tokens).get_yscale() == "log"
 
 
 def test_undertrained_variants_are_marked():

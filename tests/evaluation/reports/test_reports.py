@@ -10,7 +10,7 @@ from scipy import stats
 
 from evaluation.diagnostics.generation import REAL
 from evaluation.reports import attention_report, generation_report
-from evaluation.reports.comparison_report import RunComparison, comparison_report
+from evaluation.reports.comparison_report import comparison_report
 from evaluation.reports.document import ReportTable
 from evaluation.reports.loss_report import loss_report
 from evaluation.reports.reported_results import ReportedResults
@@ -163,24 +163,29 @@ def test_position_report_shows_buckets_and_gains(do):
 
 
 def test_runs_are_compared_by_differences_in_a_panel_and_a_table(do):
-    comparison = RunComparison(["first", "second"], [do(), do()])
-    report = comparison_report(comparison, "c", {})
+    results = [do(), do()]
+    report = comparison_report(["first", "second"], results, "c", {})
     axes, below = report.figures["nll_by_length"].axes
     overview, differences = map(texts, report.tables)
-    for entry in comparison.entries[1:]:
-        color = next(end.color for end in ends(axes) if end.name.split(" †")[0] == entry.label)
-        own = {n: each for (other, n), each in comparison.differences.items() if other is entry}
-        drawn = shown(below, color)
-        close(drawn.points, list(own), [each.estimate for each in own.values()])
-        for n, each in own.items():
-            text = differences[entry.label][str(n)]
-            assert text == interval([each.estimate], each.high - each.estimate)
-            if each.high > each.low:
-                assert drawn.bars[n] == pytest.approx((each.low, each.high))
-    assert not any(named(axes)[end.name].bars for end in ends(axes))
-    assert overview["first †"]["64"] == f"{comparison.first.nll(64).mean():.3f}"
     rows = report.results.table.select("difference")
-    assert {row.family for row in rows} == {len(comparison.differences)} == {len(rows)}
+    for run, method in (("first", "yarn"), ("second", "trained"), ("second", "window")):
+        label = run if method == "trained" else f"{run}, {method}"
+        color = next(end.color for end in ends(axes) if end.name.split(" †")[0] == label)
+        own = [row for row in rows if row.variant == label]
+        assert [row.length for row in own] == [16, 32, 64]
+        drawn = shown(below, color)
+        close(drawn.points, (16, 32, 64), [row.value for row in own])
+        for row in own:
+            change = results[0].nll[method, row.length] - results[0].nll["trained", row.length]
+            change = by_unit(results[0], change)
+            half = half_width(change, alpha=0.05 / len(rows))
+            assert (row.value, row.high) == pytest.approx((np.mean(change), np.mean(change) + half))
+            assert differences[label][str(row.length)] == interval(change, half)
+            if row.high > row.low:
+                assert drawn.bars[row.length] == pytest.approx((row.low, row.high))
+    assert not any(named(axes)[end.name].bars for end in ends(axes))
+    assert overview["first †"]["64"] == f"{results[0].nll['trained', 64].mean():.3f}"
+    assert {row.family for row in rows} == {len(rows)} == {20}
 
 
 def test_task_report_shows_accuracies_by_length_and_place(tmp_path):
