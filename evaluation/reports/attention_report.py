@@ -314,18 +314,19 @@ def figures_of(r: ReportedResults, name: str) -> dict[str, Figure]:
         ]
         reach[heading] = [
             *(
-                row._replace(variant="one head", seed=row.where)
+                row._replace(variant=row.where.removeprefix(f"{layer}, "))
                 for row in r.table.select("reach_90", name, where=None)
                 if row.where.startswith(f"{layer}, ")
             ),
             *(ResultRow(UNIFORM, "reach_90", 0.9 * length, length) for length in lengths),
         ]
     by_distance = LengthAxis(
-        [4**k for k in range(12) if 4**k <= lengths[-1]],
+        [*(4**k for k in range(12) if 4**k < lengths[-1]), lengths[-1]],
         [r.trained_length],
         lambda row: math.sqrt((row.at + 1) * row.until),
     )
     uniform_style = styles_of([UNIFORM], UNIFORM)
+    heads = dict.fromkeys(row.variant for rows in reach.values() for row in rows)
     buckets = "Buckets of distance that double: 0, 1, 2–3, 4–7, ...; heads of a layer together."
     return {
         "attention_by_length": attention_figure(
@@ -346,9 +347,9 @@ def figures_of(r: ReportedResults, name: str) -> dict[str, Figure]:
         ),
         "reach_of_heads": multiples(
             reach,
-            styles_of(["one head"]) | uniform_style,
+            styles_of(list(heads)) | uniform_style,
             LengthAxis(lengths, [r.trained_length]),
-            _text(r, f"Tokens that hold 90% of a head's mass, {name}", "A line for each head."),
+            _text(r, f"Tokens that hold 90% of a head's mass, {name}"),
             x=LENGTH,
             y="tokens",
         ),

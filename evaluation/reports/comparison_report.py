@@ -90,7 +90,7 @@ def comparison_report(
             r.table.add(label, "difference", cell["interval"], cell["length"])
         if cell["failure"]:
             r.table.add(label, "failure", math.nan, cell["length"], note=cell["failure"])
-    intervals = f"{100 * r.confidence:g}% over {r.unit_kind}s, simultaneous over all"
+    intervals = f"{100 * r.confidence:g}% intervals over {r.unit_kind}s, simultaneous over all"
     text = FigureText(
         "Loss of several runs by context length",
         f"The same {r.sample} at every length ({first.plan.protocol})",

@@ -159,12 +159,7 @@ def source_figure(r: ReportedResults, name: str, sources: list[str]) -> Figure:
     l0 = r.trained_length
     edges = r.facts["edges"]
     styles = styles_of(sources, REAL)
-    axis = LengthAxis(
-        [l0 * n for n in range(1, 1 + edges[-1] // l0)],
-        [l0],
-        lambda row: (row.at + row.until) / 2,
-        log=False,
-    )
+    axis = LengthAxis(edges, [l0], lambda row: (row.at + row.until) / 2, log=False)
     by_heading = {
         heading: [
             row._replace(variant=row.where) for row in r.table.select(measure, name, where=None)
