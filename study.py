@@ -126,7 +126,7 @@ def stored_results(options: Namespace) -> dict:
 
 
 def print_report(results: dict, folder: Path) -> None:
-    from studies.report.report import write_report
+    from studies.report.study_report import write_report
 
     print(f"report: {write_report(results, folder)[0]}")
 

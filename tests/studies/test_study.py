@@ -10,7 +10,7 @@ from errors import StudyError
 from run_directory.metrics_file import read_metrics
 from studies.grid import cells_of
 from studies.options import parse_options
-from studies.report.report import write_report
+from studies.report.study_report import write_report
 from studies.running.cell_record import VOLATILE
 from tests.studies.conftest import STUDY
 from tests.studies.forks import call
