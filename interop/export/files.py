@@ -74,7 +74,7 @@ def write_model(
     state = weights_of(model)
     if choice.model_type is None:
         config = generated.config(model)
-        tensors = generated.weights(state)
+        tensors = {f"model.{name}": weight for name, weight in state.items()}
         write_text(folder / f"{generated.MODULE}.py", generated.source(model.settings))
     else:
         config = dict(choice.config)
