@@ -15,8 +15,6 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-from torch import Tensor
-
 from model import SCHEMES, ModelSettings, Transformer
 from model.mixers.registry import MIXERS
 from settings.fields import StrictSettings
@@ -91,11 +89,6 @@ def config(model: Transformer) -> dict[str, Any]:
         "original_length": model.original_length,
         "tie_word_embeddings": s.tie_embeddings,
     }
-
-
-def weights(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The weights by the names of the generated file's model."""
-    return {f"model.{name}": weight for name, weight in state.items()}
 
 
 def source(settings: ModelSettings) -> str:
@@ -186,16 +179,14 @@ class _Source:
 
     def _without_validators(self, node: ast.FunctionDef | ast.ClassDef) -> ast.stmt:
         if self._is_settings(node.name):
-            node.body = [
-                member
-                for member in node.body
-                if not any(
-                    validator in ast.unparse(decorator)
-                    for decorator in getattr(member, "decorator_list", ())
-                    for validator in VALIDATORS
-                )
-            ]
+            node.body = [member for member in node.body if self._is_kept(member)]
         return node
+
+    def _is_kept(self, member: ast.stmt) -> bool:
+        """Whether a member of settings is neither a validator nor for settings files."""
+        decorators = " ".join(map(ast.unparse, getattr(member, "decorator_list", ())))
+        sources = {self.imports.get(name, ("",))[0] for name in _references(member)}
+        return "settings.load" not in sources and not any(x in decorators for x in VALIDATORS)
 
     def text(self, name: str) -> str:
         """A definition, with its decorators and the comments directly above it."""
