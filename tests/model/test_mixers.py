@@ -17,7 +17,6 @@ from transformers.models.lfm2 import modeling_lfm2 as lfm2
 from transformers.models.mamba2 import modeling_mamba2 as mamba2
 from transformers.models.olmo_hybrid import modeling_olmo_hybrid as olmo
 
-from errors import ModelError
 from model import ModelSettings, TokenPositions, Transformer
 from model.mixers import layer_state
 from model.mixers.convolution import CausalConvolution
@@ -326,39 +325,3 @@ def test_configurations_build_and_run(path: Path):
     settings = ModelSettings.model_validate({"dim": 96, "heads": 3, "layers": 2, **changes})
     model = Transformer(settings, V, 16).initialize(0)
     assert model(ids(2, 9)).isfinite().all()
-
-
-@pytest.mark.parametrize(
-    ("position", "changes", "words"),
-    [
-        ({"name": "alibi"}, {"mixer": GATED_DELTANET}, ["'alibi'", "recurrent"]),
-        ({"name": "none", "window": 4}, {"mixer": GATED_DELTANET}, ["window", "recurrent"]),
-        ({"name": "none"}, {"mixer": GATED_DELTANET, "gate": "head"}, ["gate", "recurrent"]),
-        (
-            {"name": "rope"},
-            {"mixer": {"name": "short_convolution"}},
-            ["'rope'", "short_convolution"],
-        ),
-        ({"name": "rope"}, {"mixer": {"name": "latent"}}, ["kv_heads", "latent"]),
-    ],
-)
-def test_unsupported_combinations_are_rejected(position, changes, words):
-    with pytest.raises(ModelError) as caught:
-        build(position, **changes)
-    for word in words:
-        assert word in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"beta": "step"}, ["beta", "decay"]),
-        ({"delta": True}, ["unit_qk"]),
-        ({"gate_first": True}, ["output_gate"]),
-    ],
-)
-def test_contradicting_settings_are_rejected(changes, words):
-    with pytest.raises(ValueError) as caught:
-        ModelSettings(mixer={"name": "recurrent", **changes})
-    for word in words:
-        assert word in str(caught.value)
