@@ -70,15 +70,18 @@ class MeasurementSettings(StrictSettings):
 
     @field_validator("lengths", check_fields=False)
     @classmethod
-    def _positive(cls, value: list[int] | None) -> list[int] | None:
-        if value is not None and (not value or min(value) < 1):
+    def _positive(cls, value: list | None) -> list | None:
+        whole = [one for one in value or [1] if isinstance(one, int)]  # pairs are checked by type
+        if value == [] or min(whole, default=1) < 1:
             raise ValueError("lengths must be positive and at least one")
         return value
 
     def asked(self, but: set[str]) -> dict:
         """As JSON, without the keys `but`. Equal settings are equal in all versions: keys added
         later are included only if they are set, and removed ones have their default."""
-        later = {key for key in ("weights", "minutes") if getattr(self, key, None) is None}
+        later = {
+            key for key in ("weights", "minutes", "positions") if getattr(self, key, None) is None
+        }
         removed = {key: setting.default for key, setting in self.removed.items()}
         return self.model_dump(mode="json", exclude=but | later) | removed
 

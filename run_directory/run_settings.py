@@ -140,11 +140,11 @@ class RunSettings(StrictSettings):
                 f"training.tokens = {t.tokens} is less than one step: training.batch_size × "
                 f"train_length = {t.batch_size * length} tokens"
             )
-        if targets > length:
+        if targets > length and not self.data.is_generated:
             raise ValueError(
                 f"training.validation.targets = {targets} exceeds train_length = {length}"
             )
-        self.data.positions.check(length)
+        self.data.check(length)
         decay = t.lr_schedule.decay if isinstance(t.lr_schedule, WsdSchedule) else 0.0
         warmup = t.lr_schedule.warmup / (1 if t.lr_schedule.warmup < 1 else self.steps)
         share = warmup + decay / (1 if decay <= 1 else self.steps)
