@@ -42,7 +42,7 @@ from model import find_device
 from run_directory.console import Console, duration
 from run_directory.run import Run
 from run_directory.run_settings import RunSettings
-from settings.command_line import HelpTopics, SettingsParser
+from settings.help import HelpTopics, SettingsParser
 from settings.script import run_main
 
 TOPICS = HelpTopics(

@@ -86,7 +86,8 @@ def _same(x: Tensor) -> Tensor:
 
 class Block(nn.Module):
     """Residual block: x + r·mixer(norm(x)), x + r·norm(mixer(x)) with norms of the output, or both;
-    the same for the MLP. r is `residual_multiplier`.
+    the same for the MLP. r is `residual_multiplier`. With `layer_scale`, the sum is multiplied by a
+    learned number.
 
     Attributes:
         checkpointing: activations that are recomputed in the backward pass: none, all but the
@@ -105,6 +106,7 @@ class Block(nn.Module):
             self.mlp_output_norm = RMSNorm(s.dim, eps=s.norm_eps)
         self.norm_placement = kind.norm_placement
         self.residual_multiplier = s.residual_multiplier
+        self.scale = nn.Parameter(torch.empty(1)) if s.layer_scale else None
         self.checkpointing: Checkpointing = "none"
         self._compiled: Callable[..., Tensor] | None = None
 
@@ -256,7 +258,11 @@ class Block(nn.Module):
         x = self._add(step.context.of_queries(x), attention_norm(mixed))
         if x.shape[1] == 0:
             return x
-        return self._add(x, mlp_norm(self.mlp(self.input_norms[1](x))))
+        return self.scaled(self._add(x, mlp_norm(self.mlp(self.input_norms[1](x)))))
+
+    def scaled(self, x: Tensor) -> Tensor:
+        """The layer's output with its factor."""
+        return x if self.scale is None else x * self.scale.to(x.dtype)
 
     def _add(self, x: Tensor, update: Tensor) -> Tensor:
         return x + (update if self.residual_multiplier == 1 else update * self.residual_multiplier)

@@ -149,12 +149,65 @@ class CacheIndex:
         return index, kept
 
 
+class CachedTail:
+    """What a layer remembers of the last tokens of earlier passes; tensors are updated in place."""
+
+    def __init__(self):
+        self._stored: dict[str, Tensor] = {}
+        self._first: dict[str, Tensor] = {}  # copies, of a static cache
+
+    def extend(
+        self,
+        x: Tensor,
+        document: Tensor | None,
+        count: int,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Features x (B, T, C) and the documents (B or 1, T) of this pass, after those of the last
+        `count` tokens of earlier passes, which are 0 and −1 where there are none."""
+        last = self._stored.get("inputs")
+        if last is None:
+            last = x.new_zeros(len(x), count, x.shape[2])
+        inputs = torch.cat([last, x], dim=1)
+        self._store("inputs", inputs[:, inputs.shape[1] - count :])
+        if document is None:
+            return inputs, None
+        earlier = self._stored.get("documents")
+        if earlier is None:
+            earlier = document.new_full((len(document), count), -1)
+        documents = torch.cat([earlier, document], dim=1)
+        self._store("documents", documents[:, documents.shape[1] - count :])
+        return inputs, documents
+
+    def select_rows(self, rows: Tensor) -> None:
+        """Keep these rows, in this order; tensors that apply to all rows stay."""
+        for name, x in self._stored.items():
+            if len(x) > 1 or name in ("memory", "inputs"):
+                self._stored[name] = x.index_select(0, rows.to(x.device))
+
+    def mark(self) -> None:
+        """Keep a copy, which `restart` returns to; tensors stay at their addresses."""
+        self._first = {name: x.clone() for name, x in self._stored.items()}
+
+    def restart(self) -> None:
+        """Undo the passes since `mark`."""
+        for name, x in self._first.items():
+            self._stored[name].copy_(x)
+
+    def _store(self, name: str, x: Tensor) -> None:
+        stored = self._stored.get(name)
+        if stored is None or stored.shape != x.shape:
+            self._stored[name] = x.clone()
+        else:
+            stored.copy_(x)
+
+
 class LayerCache:
     """Keys, values and extras of one layer, (B, ·, slots, ·), written in place at the slots of
-    `index`."""
+    `index`, and a tail of features."""
 
     def __init__(self, index: CacheIndex, dtype: torch.dtype):
         self.index = index
+        self.tail = CachedTail()
         self.dtype = dtype
         self._buffers: dict[str, Tensor] = {}
         self._filled: dict[str, int] = {}
@@ -175,8 +228,18 @@ class LayerCache:
         those of all keys (B, S, E)."""
         return self._append("extras", accumulate(features, self.extras(), new)[:, None])[:, 0]
 
+    def extend(
+        self,
+        x: Tensor,
+        document: Tensor | None,
+        count: int,
+    ) -> tuple[Tensor, Tensor | None]:
+        """See `CachedTail.extend`."""
+        return self.tail.extend(x, document, count)
+
     def select_rows(self, rows: Tensor) -> None:
         """Keep these rows of all buffers, in this order."""
+        self.tail.select_rows(rows)
         for name, buffer in self._buffers.items():
             self._buffers[name] = buffer.index_select(0, rows.to(buffer.device))
 
@@ -229,6 +292,8 @@ class StaticLayerCache(LayerCache):
     def __init__(self, source: LayerCache, index: StaticSlots):
         self._static = index
         self.dtype = source.dtype
+        self.tail = source.tail
+        self.tail.mark()
         self._buffers = {}
         for name, filled in source._filled.items():
             stored = source._buffers.pop(name)[:, :, :filled]
@@ -237,6 +302,7 @@ class StaticLayerCache(LayerCache):
 
     def restart(self) -> None:
         """Undo all passes; later ones overwrite their slots."""
+        self.tail.restart()
 
     def _append(self, name: str, x: Tensor) -> Tensor:
         return self._buffers[name].index_copy_(2, self._static.slot, x)

@@ -129,6 +129,11 @@ class ModelSettings(StrictSettings):
         description="RMSNorm on queries and keys before positions: of each head, or of all heads "
         "together (OLMo 2)",
     )
+    value_norm: bool = Field(
+        False,
+        description="RMSNorm without a weight on the values of each head (Gemma 4)",
+        json_schema_extra=_COUNTS_IF_CHANGED,
+    )
     norm_placement: NormPlacement = Field(
         "input",
         description="RMSNorm on the input of attention and MLP (pre-norm), on their output before "
@@ -156,6 +161,11 @@ class ModelSettings(StrictSettings):
         1.0,
         description="factor on the output of attention and MLP before it is added to the residual "
         "stream (Granite)",
+    )
+    layer_scale: bool = Field(
+        False,
+        description="multiply the output of each layer by a learned number (Gemma 4)",
+        json_schema_extra=_COUNTS_IF_CHANGED,
     )
     attention_multiplier: float | None = Field(
         None,
@@ -318,6 +328,7 @@ class ModelSettings(StrictSettings):
             dim=self.dim,
             norm_eps=self.norm_eps,
             qk_norm=self.qk_norm,
+            value_norm=self.value_norm,
             attention_bias=self.attention_bias,
         )
 

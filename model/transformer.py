@@ -172,7 +172,8 @@ class Transformer(nn.Module):
         with torch.random.fork_rng(devices=[]):  # new instances must not advance the RNG
             schemes = self._make_schemes(settings)
             modifiers = [
-                Modifiers(kinds[kind].position, kinds[kind].heads) for kind in settings.layer_kinds
+                Modifiers(kinds[kind].position, kinds[kind].heads, settings.dim)
+                for kind in settings.layer_kinds
             ]
         transfer_parameters(self.position, schemes)
         for block, modifier in zip(self.blocks, modifiers, strict=True):

@@ -14,8 +14,8 @@ from model import ModelError, ModelSettings
 from run_directory.position_overrides import meta_model, override, why
 from run_directory.run_settings import RunSettings
 from run_directory.stages import stages_of
+from settings.fields import show
 from settings.load import differences
-from settings.value_text import show
 
 # Settings that determine a fork's checkpoint tensors, its step count and the order of its data; and
 # why.

@@ -53,9 +53,7 @@ def choices_of(settings: RunSettings, arguments: Sequence[str]) -> list[str]:
         base = load_settings(RunSettings, files[:1])
     except ConfigError:  # a file that needs other files to be valid
         base = RunSettings()
-    layers = SettingsLayers({})
-    layers.apply([*files[1:], *overrides])
-    asked = _named(layers.tree)
+    asked = _named(SettingsLayers([*files[1:], *overrides]).tree)
     return [
         new["name"]
         for key, _, new, may_change in differences(base, settings)

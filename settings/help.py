@@ -1,20 +1,94 @@
-"""Help on settings, from their classes: a setting, a group, a choice, or all of them."""
+"""Help on settings, from their classes, and the command lines of scripts that have settings."""
 
 import difflib
 import re
 import shutil
+import sys
 import textwrap
+from argparse import Namespace
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import BaseModel
-from pydantic.fields import FieldInfo
 
 from errors import ConfigError
-from settings.accepted import accepted, default_of, is_marked, leaves, walk
-from settings.value_text import show
+from settings.fields import accepted, default_of, is_marked, leaves, show, walk
+from settings.messages import nearest_setting
+from settings.script import Parser
 
 SettingsClasses = Sequence[type[BaseModel]]
+
+
+@dataclass(frozen=True)
+class HelpTopics:
+    """What `--help` shows besides the usage and the options.
+
+    Attributes:
+        classes: the settings of the script.
+        common: names of the most common settings.
+        setting, choice: examples of `--help SETTING`.
+        note: further text, at the end.
+    """
+
+    classes: SettingsClasses
+    common: str
+    setting: str
+    choice: str
+    note: str = ""
+
+
+class SettingsParser(Parser):
+    """Parser of a script whose arguments include settings: `--help SETTING` describes one of
+    them."""
+
+    def __init__(self, usage: str | None, topics: HelpTopics):
+        super().__init__(usage, add_help=False)
+        self.topics = topics
+        self.add_argument(
+            "-h",
+            "--help",
+            action="store_true",
+            help=f"this page; --help SETTING: one setting, e.g. --help {topics.setting}; --help "
+            "all: every setting",
+        )
+
+    def parse(
+        self, arguments: Sequence[str] | None = None, needs_arguments: bool = False
+    ) -> Namespace:
+        """The options, from `arguments` or the command line. Prints help and exits if it is
+        requested, or with `needs_arguments` if there are none."""
+        arguments = sys.argv[1:] if arguments is None else arguments
+        options = self.parse_args(arguments)
+        if options.help or (needs_arguments and not arguments):
+            print(self.help_page(arguments), flush=True)
+            sys.exit(0)
+        return options
+
+    def advice(self, unknown: str) -> str:
+        known = [name for cls in self.topics.classes for name in leaves(cls)]
+        meant = nearest_setting(unknown.replace("-", "_"), known)
+        return super().advice(unknown) or (meant and f"did you mean the setting {meant}=VALUE? ")
+
+    def help_page(self, arguments: Sequence[str]) -> str:
+        """Help for the settings among `arguments`; without any, the usage and the most common
+        settings."""
+        topics = self.topics
+        if names := named_settings(topics.classes, arguments):
+            return "\n\n".join(describe_setting(topics.classes, name) for name in names)
+        common = [
+            describe_setting(topics.classes[:1], name, inside=False)
+            for name in topics.common.split()
+        ]
+        parts = [
+            self.format_help(),
+            "common settings:\n",
+            "\n".join(common),
+            f"\n--help {topics.setting}: a setting and its choices; --help {topics.choice}: one; "
+            "--help all: every setting.",
+            f"\n{topics.note}" if topics.note else "",
+        ]
+        return "\n".join(parts).rstrip()
 
 
 def named_settings(classes: SettingsClasses, arguments: Iterable[str]) -> list[str]:
@@ -34,20 +108,19 @@ def describe_setting(
     pages = []
     known: list[str] = []
     for root in classes:
-        places: dict[str, tuple[type[BaseModel], str | None]] = {}
-        lines = []
-        for name, cls, key in walk(root):
-            places.setdefault(name, (cls, key))
-            if word == "all":
-                lines += _entry(name, cls, key, width)
-        known += places
+        entries = list(walk(root))
         if word == "all":
+            lines = [_entry(name, cls, key, width) for name, cls, key in entries]
             pages.append("\n".join(lines))
             continue
-        matches = _matches(list(places), word)
+        places = {name: (cls, key) for name, cls, key in reversed(entries)}
+        names = list(dict.fromkeys(name for name, _, _ in entries))
+        known += names
+        matches = _matches(names, word)
         for name in matches if inside else matches[:1]:
             cls, key = places[name]
-            pages.append(_page(name, cls, key, width, inside))
+            page = _entry(name, cls, key, width)
+            pages.append(page + _inside(name, cls, key, width) if inside else page)
     if not pages:
         close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
         guess = f"; did you mean {close[0]}?" if close else ""
@@ -72,59 +145,38 @@ def _matches(names: list[str], word: str) -> list[str]:
     return ends or [name for name in names if name.endswith(f".{word}")]
 
 
-def _page(
-    name: str,
-    cls: type[BaseModel],
-    key: str | None,
-    width: int,
-    inside: bool,
-) -> str:
-    """A setting or choice; `inside`: with the settings of its group, or its choices in a line
-    each."""
-    lines = _entry(name, cls, key, width)
-    if not inside:
-        return "\n".join(lines)
+def _inside(name: str, cls: type[BaseModel], key: str | None, width: int) -> str:
+    """The settings of a group or choice, or the choices of a setting, each in a line."""
     accepts = accepted(cls, key).inside if key else None
     group = accepts.group if accepts else cls
+    lines = []
     if group is not None:
         prefix = name.partition("=")[0].removesuffix(".name")
-        for inner in group.model_fields:
-            if inner != "name":
-                lines += _entry(f"{prefix}.{inner}", group, inner, width)
+        keys = [inner for inner in group.model_fields if inner != "name"]
+        lines = [_entry(f"{prefix}.{inner}", group, inner, width) for inner in keys]
     choices = accepts.choices if accepts else {}
     column = max(map(len, choices), default=0) + 4
     for choice, settings in choices.items():
-        summary = textwrap.shorten(
-            _summary(settings),
-            width - column - 2,
-            placeholder=" ...",
-        )
+        summary = textwrap.shorten(_summary(settings), width - column - 2, placeholder=" ...")
         lines.append(f"  {choice:<{column}}{summary}".rstrip())
-    return "\n".join(lines)
+    return "".join(f"\n{line}" for line in lines)
 
 
-def _entry(
-    name: str,
-    cls: type[BaseModel],
-    key: str | None,
-    width: int,
-) -> list[str]:
+def _entry(name: str, cls: type[BaseModel], key: str | None, width: int) -> str:
     """`name  description (type, limits, default)`, in two columns."""
     column = min(40, width // 2)
-    head = name
-    text = _summary(cls)
-    if key is not None:
-        field = cls.model_fields[key]
-        head += "*" if is_marked(field, "may_change") else ""
-        text = _description(field, cls, key)
+    text = _summary(cls) if key is None else _description(cls, key)
+    if key is not None and is_marked(cls.model_fields[key], "may_change"):
+        name += "*"
     lines = textwrap.wrap(text, max(20, width - column)) or [""]
-    indented = [" " * column + line for line in lines]
-    if len(head) + 2 > column:
-        return [head, *indented]
-    return [f"{head:<{column}}{lines[0]}".rstrip(), *indented[1:]]
+    first = f"{name:<{column}}"
+    if len(name) + 2 > column:
+        first = f"{name}\n{'':{column}}"
+    return (first + f"\n{'':{column}}".join(lines)).rstrip()
 
 
-def _description(field: FieldInfo, cls: type[BaseModel], key: str) -> str:
+def _description(cls: type[BaseModel], key: str) -> str:
+    field = cls.model_fields[key]
     accepts = accepted(cls, key)
     details = []
     if accepts.choices:

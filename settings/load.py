@@ -17,35 +17,26 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import to_jsonable_python
 
 from errors import ConfigError
-from settings.accepted import default_of, defaults, is_marked
-from settings.fields import StrictSettings
-from settings.messages import MAX_LISTED, closest, problems_of
-from settings.value_text import show
+from settings.fields import StrictSettings, accepted, default_of, is_marked, show
+from settings.messages import closest, problems_of
 from settings.yaml_io import parse_yaml, read_yaml, write_yaml
 
 S = TypeVar("S", bound=StrictSettings)
 _OVERRIDE = re.compile(r"^([A-Za-z_][\w-]*(?:\.[\w-]+)*)=(.*)$", re.DOTALL)
 
 
-def load_settings(
-    cls: type[S],
-    arguments: Sequence[str],
-    below: dict | None = None,
-) -> S:
+def load_settings(cls: type[S], arguments: Sequence[str], below: dict | None = None) -> S:
     """Settings of class `cls` from YAML files and `a.b=value` overrides, in any order, on top of
     the class's defaults or of the tree `below`.
 
     Raises ConfigError listing every problem.
     """
-    layers = SettingsLayers(defaults(cls) if below is None else below)
-    layers.apply(arguments)
-    return layers.validated(cls)
+    return SettingsLayers(arguments, defaults(cls) if below is None else below).validated(cls)
 
 
 def load_stored(cls: type[S], file: Path) -> S:
     """The settings in a file that this or an earlier version has written; see `load_settings`."""
-    layers = SettingsLayers(defaults(cls))
-    layers.apply([str(file)])
+    layers = SettingsLayers([str(file)], defaults(cls))
     layers.tree = cls.from_earlier_versions(layers.tree)
     return layers.validated(cls)
 
@@ -57,28 +48,34 @@ def apply_overrides(settings: S, overrides: Sequence[str]) -> S:
         raise ConfigError(
             f"{files[0]}: use overrides such as model.position.window=256 here, not a file"
         )
-    return load_settings(
-        type(settings),
-        overrides,
-        below=settings.model_dump(mode="json"),
-    )
+    return load_settings(type(settings), overrides, below=settings.model_dump(mode="json"))
+
+
+def defaults(cls: type[BaseModel]) -> dict[str, Any]:
+    """The default of every setting that has one, as a tree below files and overrides."""
+    tree = {}
+    for key, about in cls.model_fields.items():
+        accepts = accepted(cls, key)
+        if not about.is_required():
+            value = default_of(about)
+            tree[key] = value.model_dump(mode="json") if isinstance(value, BaseModel) else value
+        elif accepts.group is not None and not accepts.null:
+            tree[key] = defaults(accepts.group)
+    return tree
 
 
 def setting_before_validation(arguments: Sequence[str], key: str) -> object:
     """The value of a top-level key in files and overrides; None where it is not set. It selects the
     settings class to validate against, which reports the problems of files and overrides."""
-    layers = SettingsLayers({})
-    layers.apply(arguments)
-    return layers.tree.get(key)
+    return SettingsLayers(arguments).tree.get(key)
 
 
 def dropped_settings(settings: BaseModel, arguments: Sequence[str]) -> list[str]:
     """A warning for each line of a file that a later choice replaced, where that choice has the
     same setting with another value that no file or override set."""
-    layers = SettingsLayers({})
-    layers.apply(arguments)
+    layers = SettingsLayers(arguments)
     warnings = []
-    for path, value, origin in layers.dropped:
+    for path, (value, origin) in layers.written.items():
         *place, key = path
         now = to_jsonable_python(_at(settings, path))
         if key != "name" and _at(layers.tree, path) is None and now not in (None, value):
@@ -94,7 +91,8 @@ def dropped_settings(settings: BaseModel, arguments: Sequence[str]) -> list[str]
 def _at(settings: object, path: Sequence[str]) -> Any:
     """The value at a path below some settings; None where there is none."""
     for key in path:
-        settings = settings.get(key) if isinstance(settings, dict) else getattr(settings, key, None)
+        is_mapping = isinstance(settings, dict)
+        settings = settings.get(key) if is_mapping else getattr(settings, str(key), None)
     return settings
 
 
@@ -117,46 +115,34 @@ def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
         elif argument.endswith((".yaml", ".yml")) or "/" in argument or Path(argument).exists():
             files.append(argument)
         else:
-            example = " such as training.tokens=2M"
+            example = "settings are written key=value"
             if files_of_name := sorted(Path("configs").rglob(f"{argument}.yaml")):
-                example = f"; did you mean {files_of_name[0]}?"
-            elif re.fullmatch(r"[\w.-]+", argument):
-                example = f"; settings are written {argument}=VALUE"
-            raise ConfigError(f"{argument}: neither a YAML file nor a setting{example}")
+                example = f"did you mean {files_of_name[0]}?"
+            raise ConfigError(f"{argument}: neither a YAML file nor a setting; {example}")
     return files, overrides
 
 
-class DroppedSetting(NamedTuple):
-    """A value of a file that a later choice replaced, with its file and line."""
-
-    path: tuple
-    value: object
-    origin: str
-
-
 class SettingsLayers:
-    """Merges files and overrides, and records the line that set each value (empty for an
-    override)."""
+    """Files and overrides, merged on top of a tree: files from left to right, then overrides.
 
-    def __init__(self, tree: dict):
-        self.tree = tree
+    Attributes:
+        origins: `file:line` that set each value, by path; empty for an override.
+        written: every value in a file, and its `file:line`, by path.
+        problems: errors so far.
+    """
+
+    def __init__(self, arguments: Sequence[str], below: dict | None = None):
+        self.tree = below or {}
         self.origins: dict[tuple, str] = {}
         self.problems: list[str] = []
-        self.dropped: list[DroppedSetting] = []
-        self._keys: dict[str, list[str]] = {}  # keys at the top of each file
+        self.written: dict[tuple, tuple[object, str]] = {}
         self._overrides: list[tuple[tuple, str]] = []
-
-    def apply(self, arguments: Sequence[str]) -> None:
-        """Merge files from left to right, then overrides; errors are added to `problems`."""
         files, overrides = split_arguments(arguments)
-        for file in files:
+        steps = [(self._apply_file, Path(file)) for file in files]
+        steps += [(self._apply_override, override) for override in overrides]
+        for apply, argument in steps:
             try:
-                self.apply_file(Path(file))
-            except ConfigError as error:
-                self.problems.append(str(error))
-        for override in overrides:
-            try:
-                self.apply_override(override)
+                apply(argument)
             except ConfigError as error:
                 self.problems.append(str(error))
 
@@ -167,31 +153,12 @@ class SettingsLayers:
         try:
             settings = cls.model_validate(self.tree)
         except ValidationError as error:
-            self._report(cls, problems_of(cls, self.tree, error))
+            for path, text in problems_of(cls, self.tree, error):
+                origin = self._origin(path)
+                self.problems.append(f"{origin}: {text}" if origin else text)
         if self.problems or settings is None:
             raise ConfigError("\n       ".join(self.problems))
         return settings
-
-    def _report(
-        self,
-        cls: type[BaseModel],
-        problems: list[tuple[tuple, str]],
-    ) -> None:
-        """Add problems with the file and line that set the value; one for a file of another
-        script."""
-        foreign = []
-        for file, keys in self._keys.items():
-            if len(keys) > 1 and not set(keys) & set(cls.model_fields):
-                foreign.append(f"{file}:")
-                self.problems.append(
-                    f"{file}: none of its settings ({', '.join(keys[:MAX_LISTED])}) is known "
-                    f"here, where they are {', '.join([*cls.model_fields][:MAX_LISTED])}: is it a "
-                    "file for another script?"
-                )
-        for path, text in problems:
-            origin = self._origin(path)
-            if not origin.startswith(tuple(foreign)):
-                self.problems.append(f"{origin}: {text}" if origin else text)
 
     def _remove_settings_of_earlier_versions(self, cls: type[StrictSettings]) -> None:
         for dotted, removed in cls.removed.items():
@@ -212,7 +179,7 @@ class SettingsLayers:
         above = (path[:length] for length in range(len(path), 0, -1))
         return next((self.origins[key] for key in above if key in self.origins), "")
 
-    def apply_file(self, file: Path, above: tuple[Path, ...] = ()) -> None:
+    def _apply_file(self, file: Path, above: tuple[Path, ...] = ()) -> None:
         """Merge a file into the tree, after the files it extends."""
         if not file.is_file():
             raise ConfigError(_missing(file, above[-1] if above else None))
@@ -221,31 +188,31 @@ class SettingsLayers:
             raise ConfigError(f"{file}: extends itself ({chain}); remove one `extends`")
         tree, lines = read_yaml(file)
         parents = tree.pop("extends", [])
-        self._keys[str(file)] = list(tree)
         parents = [parents] if isinstance(parents, str) else parents
         if not isinstance(parents, list) or not all(isinstance(parent, str) for parent in parents):
             raise ConfigError(
                 f"{file}:{lines[('extends',)]}: extends must name a YAML file or a list of them"
             )
         for parent in parents:
-            self.apply_file(file.parent / parent, (*above, file))
-        self._merge(tree, {path: f"{file}:{line}" for path, line in lines.items()})
+            self._apply_file(file.parent / parent, (*above, file))
+        origins = {path: f"{file}:{line}" for path, line in lines.items()}
+        self.written |= {path: (_at(tree, path), origin) for path, origin in origins.items()}
+        self._merge(tree, origins)
 
-    def apply_override(self, override: str) -> None:
+    def _apply_override(self, override: str) -> None:
         """Merge one `a.b=value` into the tree."""
-        match = _OVERRIDE.match(override)
-        assert match is not None
-        path = tuple(match[1].split("."))
-        value, _ = parse_yaml(match[2], override, numbered=False)
+        dotted, _, text = override.partition("=")
+        path = tuple(dotted.split("."))
+        value, _ = parse_yaml(text, override, numbered=False)
         choice = ()
         if isinstance(value, dict) and "name" in value:
             choice = path
         elif path[-1] == "name":
             choice = path[:-1]
-        for earlier, text in self._overrides if choice else ():
+        for earlier, other in self._overrides if choice else ():
             if earlier[: len(choice)] == choice and earlier not in (choice, (*choice, "name")):
                 raise ConfigError(
-                    f"{override}: a new choice would discard {text}; put {override} before it"
+                    f"{override}: a new choice would discard {other}; put {override} before it"
                 )
         self._overrides.append((path, override))
         tree: dict = {path[-1]: value}
@@ -255,23 +222,13 @@ class SettingsLayers:
 
     def _merge(self, tree: dict, origins: dict[tuple, str]) -> None:
         replaced: list[tuple] = []
-        merged = merge(self.tree, tree, replaced=replaced)
+        self.tree = merge(self.tree, tree, replaced=replaced)
         for path in replaced:
-            before = _at(self.tree, path)
-            for key, value in before.items() if isinstance(before, dict) else ():
-                if origin := self.origins.get((*path, key)):
-                    self.dropped.append(DroppedSetting((*path, key), value, origin))
             self.origins = {p: o for p, o in self.origins.items() if p[: len(path)] != path}
-        self.tree = merged
         self.origins |= origins
 
 
-def merge(
-    base: dict,
-    over: dict,
-    path: tuple = (),
-    replaced: list[tuple] | None = None,
-) -> dict:
+def merge(base: dict, over: dict, path: tuple = (), replaced: list[tuple] | None = None) -> dict:
     """`base` with the values of `over`, merged mapping by mapping; adds the paths of replaced
     values of `base` to `replaced`.
 
@@ -292,15 +249,15 @@ def merge(
 def _missing(file: Path, extended_by: Path | None) -> str:
     start = f"{file} (extended by {extended_by})" if extended_by else f"{file}"
     folder = file.parent
-    if file.is_dir():
-        return f"{start}: a folder, not a YAML file"
     if not folder.is_dir():
         return f"{start}: no such file; the folder {folder} does not exist"
-    names = sorted(other.name for other in folder.iterdir() if other.suffix in (".yaml", ".yml"))
-    stems = {Path(name).stem: name for name in reversed(names)}
-    if close := closest(file.stem, stems, 0.5):
-        return f"{start}: no such file; did you mean {folder / stems[close]}?"
-    return f"{start}: no such file; {folder} holds {', '.join(names) or 'no YAML files'}"
+    files = {
+        path.stem: path for path in sorted(folder.iterdir()) if path.suffix in (".yaml", ".yml")
+    }
+    close = closest(file.stem, files, 0.5)
+    known = ", ".join(path.name for path in files.values())
+    fix = f"did you mean {files[close]}?" if close else f"{folder} holds {known}"
+    return f"{start}: no such YAML file; {fix}"
 
 
 def dump(settings: BaseModel) -> str:
@@ -340,12 +297,7 @@ class Difference(NamedTuple):
     may_change: bool
 
 
-def differences(
-    old: Any,
-    new: Any,
-    key: str = "",
-    may_change: bool = False,
-) -> list[Difference]:
+def differences(old: Any, new: Any, key: str = "", may_change: bool = False) -> list[Difference]:
     """Every differing setting, in field order.
 
     Two different choices of a kind are one difference, named by the choice, with both mappings as

@@ -7,8 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from settings.accepted import Accepted, accepted, leaves
-from settings.value_text import kind_of, show
+from settings.fields import Accepted, accepted, leaves, show
 
 MAX_LISTED = 12  # settings of a group that a message lists
 # Names in other codebases, where spelling alone would suggest the wrong setting or choice.
@@ -55,12 +54,13 @@ def closest(name: object, known: Iterable[object], cutoff: float) -> str | None:
     return next(iter(difflib.get_close_matches(str(name), names, n=1, cutoff=cutoff)), None)
 
 
-def nearest_setting(key: str, known: Sequence[str]) -> str | None:
-    """The setting that a last key such as `lr` or `learning_rate` names; the first of several."""
-    alias = _BY_ALIAS.get(key)
+def nearest_setting(key: str, known: Sequence[str]) -> str:
+    """The setting that a last key such as `lr` or `learning_rate` names; the first of several, ''
+    for none."""
+    alias = _BY_ALIAS.get(key, "")
     if alias in known:
         return alias
-    return next((name for name in known if name.rpartition(".")[2] == key), None)
+    return next((name for name in known if name.rpartition(".")[2] == key), "")
 
 
 def problems_of(
@@ -103,25 +103,17 @@ class _Place:
                 group = accepts.choices[part]
                 self.siblings = accepts.choices
                 continue
-            if (
-                group is None
-                and accepts
-                and _is_key_of(
-                    accepts.group,
-                    part,
-                    self.value,
-                )
-            ):
-                group = accepts.group
+            is_key = isinstance(self.value, dict) and part in self.value
+            inner = accepts.group if accepts else None
+            if group is None and inner and (is_key or part in inner.model_fields):
+                group = inner
                 self.siblings = {}
             if group is not None:
                 self.group = group
                 self.accepts = accepted(group, part) if part in group.model_fields else None
                 group = None
-            elif accepts and isinstance(part, int) and accepts.item:
-                self.accepts = accepts.item
-            elif accepts and accepts.value and isinstance(self.value, dict) and part in self.value:
-                self.accepts = accepts.value
+            elif accepts and accepts.inner and (is_key or isinstance(part, int)):
+                self.accepts = accepts.inner
             else:
                 continue
             self.path = (*self.path, part)
@@ -133,13 +125,6 @@ class _Place:
     @property
     def dotted(self) -> str:
         return ".".join(str(part) for part in self.path)
-
-
-def _is_key_of(group: type[BaseModel] | None, part: object, value: Any) -> bool:
-    """Whether a part of a location is a key of a group, missing, known or unknown."""
-    if group is None:
-        return False
-    return part in group.model_fields or (isinstance(value, dict) and part in value)
 
 
 def _message(place: _Place, item: Any) -> str:
@@ -159,8 +144,8 @@ def _message(place: _Place, item: Any) -> str:
     if kind.startswith("union_tag"):
         return f"{dotted}.name{_unknown_choice(place.value, accepts)}"
     if accepts.is_group_only and not isinstance(place.value, dict):
-        return f"{dotted} = {show(place.value)}: {_group_required(place, accepts)}"
-    if kind == "finite_number":
+        reason = _group_required(place, accepts)
+    elif kind == "finite_number":
         reason = "must be a finite number"
     elif kind.endswith(("_type", "_parsing", "literal_error", "int_from_float")):
         reason = _wrong_type(accepts, place.value)
@@ -176,18 +161,13 @@ def _wrong_type(accepts: Accepted, value: Any) -> str:
     if accepts.types == [str] and isinstance(value, (bool, int, float)):
         return "expected text; put it between quotes"
     limits = f", {accepts.limits_text}" if accepts.limits else ""
-    is_shown = isinstance(value, (str, int, float)) and value != ""
-    got = "" if is_shown else f", not {kind_of(value)}"
-    close = difflib.get_close_matches(
-        str(value),
-        map(str, accepts.literals),
-        n=1,
-        cutoff=0.6,
-    )
+    kind = {list: ", not a list", dict: ", not a mapping"}.get(type(value), "")
+    literals = map(str, accepts.literals)
+    close = difflib.get_close_matches(str(value), literals, n=1, cutoff=0.6)
     guess = f"; did you mean {close[0]}?" if close else ""
     if accepts.numeric and (size := re.fullmatch(r"([\d.]+) ?([kKMGT])i?B", str(value))):
         guess = f"; write {size[1]}{size[2]}"
-    return f"expected {accepts.type_text}{limits}{got}{guess}"
+    return f"expected {accepts.type_text}{limits}{kind}{guess}"
 
 
 def _unknown_choice(value: dict, accepts: Accepted) -> str:
@@ -201,21 +181,17 @@ def _unknown_choice(value: dict, accepts: Accepted) -> str:
 
 def _group_required(place: _Place, accepts: Accepted) -> str:
     """The message for another value where a choice by name or a group of settings is required."""
-    dotted = place.dotted
     null = " or null" if accepts.null else ""
-    if accepts.choices:
+    if accepts.group is None:
         close = closest(place.value, accepts.choices, 0.6)
-        guess = f"did you mean {dotted}.name={close}?" if close else f"write {dotted}.name=NAME;"
-        known = ", ".join(accepts.choices)
-        return f"must be a choice by name{null}; {guess} known: {known}"
-    group = accepts.group
-    assert group is not None
-    names = [*group.model_fields]
-    listed = f" ({', '.join(names)})" if len(names) <= MAX_LISTED else ""
+        guess = f"did you mean {place.dotted}.name={close}? " if close else ""
+        return f"must be a choice by name{null}; {guess}known: {', '.join(accepts.choices)}"
+    names = ", ".join(accepts.group.model_fields)
+    first = next(iter(accepts.group.model_fields))
     # No override can set an item of a list.
     is_item = any(isinstance(part, int) for part in place.path)
-    fix = f"{{{names[0]}: VALUE}}" if is_item else f"{dotted}.{names[0]}=VALUE"
-    return f"must be a group of settings{listed}{null}; write {fix}"
+    fix = f"{{{first}: VALUE}}" if is_item else f"{place.dotted}.{first}=VALUE"
+    return f"must be a group of settings ({names}){null}; write {fix}"
 
 
 def _unknown(place: _Place) -> str:
@@ -239,8 +215,6 @@ def _unknown(place: _Place) -> str:
     for candidate in (alias, f"{group}.{alias}"):
         if candidate in names:
             return f"{start}did you mean {candidate}?"
-    if key in ("threads", "num_threads") and not group:
-        return f"{start}set the environment variable OMP_NUM_THREADS"
     if group and len(siblings) <= MAX_LISTED:  # few enough to list: suggest nothing from elsewhere
         names = [name for name in names if name.startswith(f"{group}.")] or siblings
 

@@ -14,7 +14,6 @@ from typing import ClassVar
 import yaml
 
 from errors import ConfigError
-from settings.value_text import kind_of
 
 _TEXT = "tag:yaml.org,2002:str"
 _SCALARS = (
@@ -157,9 +156,7 @@ def read_yaml(file: Path) -> tuple[dict, dict[tuple, int]]:
     if value is None:
         return {}, {}
     if not isinstance(value, dict):
-        raise ConfigError(
-            f"{file}: must be a mapping of settings (key: value), but it is {kind_of(value)}"
-        )
+        raise ConfigError(f"{file}: must be a mapping of settings (key: value)")
     return value, lines
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from data.files import path_problem
 from errors import StudyError
-from settings.command_line import HelpTopics, SettingsParser
+from settings.help import HelpTopics, SettingsParser
 from settings.load import load_settings, split_arguments
 from studies.running.commands import gpus
 from studies.study_settings import StudySettings

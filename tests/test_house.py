@@ -58,6 +58,7 @@ RANKS = {
     "model.loss": 1,
     "model.attention": 0,
     "model.fast": 0,
+    "model.attention.weights": 0,
     "model.attention.mask": 1,
     "model.fast.biased": 1.5,
     "model.fast.single_query": 1.5,

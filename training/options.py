@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from data.text_settings import text_override
 from run_directory.run_settings import RunSettings
-from settings.command_line import HelpTopics, SettingsParser
+from settings.help import HelpTopics, SettingsParser
 
 TOPICS = HelpTopics(
     classes=[RunSettings],

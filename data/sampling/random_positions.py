@@ -1,4 +1,4 @@
-"""Random, shifted and skipped positions for training: SHAPE, randomized positions, CAPE and PoSE.
+"""Random, shifted and skipped positions for training: SHAPE, randomized positions, RFS, CAPE, PoSE.
 
 A sampler replaces `position`, the input of positional schemes, and leaves `order`, which determines
 the attention mask, as it is. Its random draws are a pure function of (seed, step, row in the whole
@@ -139,6 +139,36 @@ class SubsetPositions(PlainPositions):
         return placed._replace(position=np.sort(base + drawn, axis=1) - base, unit_steps=False)
 
 
+class FloatPositions(PlainPositions):
+    """Random float sampling (RFS, Shimizu et al. 2026, arXiv:2602.14050): sorted real positions
+    from a fixed range, whatever the length.
+
+    The positions of a text are uniform in [0, max_length]. Requires a scheme that supports
+    real-valued positions.
+    """
+
+    fractional: ClassVar[bool] = True
+
+    name: Literal["random_float"] = "random_float"
+    max_length: int = Field(2048, ge=1, le=1_000_000, description="end of the range")
+
+    def position_end(self, length: int) -> int:
+        return 1 + self.max_length
+
+    def check(self, length: int) -> None:
+        """Texts of any length fit."""
+
+    def apply(
+        self,
+        placed: PositionedTokens,
+        draws: PositionDraws,
+    ) -> PositionedTokens:
+        drawn = fractions(draws.draw("float", placed.order)) * self.max_length
+        # Documents are consecutive within a row, so one sort per row sorts each of them in place.
+        base = placed.document * float(self.max_length)
+        return placed._replace(position=np.sort(base + drawn, axis=1) - base, unit_steps=False)
+
+
 class CapePositions(PlainPositions):
     """CAPE (Likhomanenko et al. 2021, arXiv:2106.03143): shifted, jittered and scaled real
     positions.
@@ -221,7 +251,12 @@ class PosePositions(PlainPositions):
 
 
 PositionsSettings = Annotated[
-    PlainPositions | OffsetPositions | SubsetPositions | CapePositions | PosePositions,
+    PlainPositions
+    | OffsetPositions
+    | SubsetPositions
+    | FloatPositions
+    | CapePositions
+    | PosePositions,
     Field(discriminator="name"),
 ]
 

@@ -19,6 +19,7 @@ from model import TokenPositions, Transformer
 from model.attention.explicit import AttentionDetails, attention_details
 from model.attention.kernels import AttentionHook
 from model.attention.mask import AttentionView
+from model.attention.weights import Normalizer
 
 PAIRS_AT_ONCE = 1 << 22  # B·H·t·S of a block of queries
 REACH = 0.9  # of the mass
@@ -91,7 +92,7 @@ class AttentionRecorder:
         views: list[AttentionView],
         v: Tensor,
         scale: float,
-        sink: Tensor | None,
+        normalizer: Normalizer,
         out: Tensor,
     ) -> None:
         mask = views[0].mask
@@ -99,7 +100,7 @@ class AttentionRecorder:
         size = max(1, PAIRS_AT_ONCE // (mask.batch * mask.heads * mask.keys))
         for start in range(0, mask.queries, size):
             stop = min(start + size, mask.queries)
-            block = attention_details(views, v, scale, sink, start, stop, logits=True)
+            block = attention_details(views, v, scale, normalizer, start, stop, logits=True)
             off = (block.output - out[:, :, start:stop].to(block.output.dtype)).abs().max()
             self.mismatch = max(self.mismatch, float(off))
             b, _, i, j = mask.indices(start, stop, block.keys)

@@ -14,6 +14,7 @@ from errors import EvaluationError
 from model import TokenPositions, Transformer
 from model.attention.kernels import choose
 from model.attention.mask import AttentionView
+from model.attention.weights import Normalizer
 
 # Blocks of scores alive at once, measured as resident memory: the largest value for each kind of
 # kernel.
@@ -77,9 +78,9 @@ def blocks_at_once(model: Transformer) -> int:
     blocks = [0]
 
     def inspect(
-        views: list[AttentionView], v: torch.Tensor, scale: float, sink: Any, out: Any
+        views: list[AttentionView], v: Any, scale: float, normalizer: Normalizer, out: Any
     ) -> None:
-        kernel = choose(views, v, sink, device.type)
+        kernel = choose(views, v, normalizer, device.type)
         (first, *_) = views
         if first.weights_fn is not None:
             blocks.append(BLOCKS["weighed"])

@@ -217,18 +217,22 @@ def _reaches(result: EvaluationResult) -> list[ContextReach]:
     length."""
     if result.plan.protocol not in ("fixed-targets", "sliding"):
         return []
-    return [
-        context_reach(
-            method.label,
-            nll,
-            result.unit,
-            tolerance=result.settings.tolerance,
-            failed=_failed(result, method.label),
-            alpha=1 - result.settings.confidence,
+    reaches = []
+    for method in result.methods:
+        nll = _by_length(result, method.label)
+        if method.truncates or len(nll) < 2:
+            continue
+        reaches.append(
+            context_reach(
+                method.label,
+                sorted(nll),
+                lambda a, b, nll=nll: unit_means(nll[a] - nll[b], result.unit),
+                tolerance=result.settings.tolerance,
+                failed=_failed(result, method.label),
+                alpha=1 - result.settings.confidence,
+            )
         )
-        for method in result.methods
-        if not method.truncates and len(nll := _by_length(result, method.label)) > 1
-    ]
+    return reaches
 
 
 def _buckets(result: EvaluationResult) -> dict[str, list[PositionBucket]]:

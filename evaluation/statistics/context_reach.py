@@ -2,13 +2,13 @@
 doubling."""
 
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
-from evaluation.statistics.intervals import Interval, interval, unit_means
+from evaluation.statistics.intervals import MeanInterval, interval
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class DoublingGain:
 
     shorter: int
     longer: int
-    gain: Interval
+    gain: MeanInterval
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class ContextReach:
         reach: no context longer than this gains the tolerance over the best one up to it; None if
             that is not shown for any length.
         shown: the longest length that is shown to be better than every shorter one.
-        points: too few units for any bound.
+        points: too few units or seeds for any bound.
     """
 
     method: str
@@ -39,15 +39,29 @@ class ContextReach:
     doublings: list[DoublingGain]
     points: bool
 
+    @property
+    def text(self) -> str:
+        """`at most 512; no gain is shown beyond 256`."""
+        if self.points:
+            return "point estimates only"
+        if self.reach is None and self.shown == self.longest:
+            return f"a gain is shown up to {self.longest:,}, the longest length"
+        if self.reach is None:
+            return f"a gain is shown up to {self.shown:,} and not excluded beyond"
+        if self.reach > self.shown:
+            return f"at most {self.reach:,}; no gain is shown beyond {self.shown:,}"
+        return f"at most {self.reach:,}"
+
 
 def context_reach(
     method: str,
-    nll: dict[int, np.ndarray],
-    unit: np.ndarray,
+    lengths: Sequence[int],
+    gain: Callable[[int, int], np.ndarray],
     *,
     tolerance: float,
     failed: Collection[int] = (),
     alpha: float = 0.05,
+    interval: Callable[..., MeanInterval] = interval,
 ) -> ContextReach:
     """The smallest length L whose context no longer one improves on, from bounds of the gains
     NLL(l) − NLL(L′) of each L′ > L over lengths l <= L.
@@ -58,19 +72,18 @@ def context_reach(
     positive, by Bonferroni over L.
 
     Args:
-        nll: per-target NLL of the same targets by length, of two lengths or more.
-        unit: (n_targets,).
+        lengths: the measured ones, ascending, at least two.
+        gain: NLL(a) − NLL(b) on the same targets for two lengths a and b, as `interval` takes it.
         failed: lengths of the grid that could not be measured; nothing shorter can be shown to
             reach as far.
         alpha: gains per doubling have two-sided intervals at 1 − alpha each.
+        interval: over units (`intervals.interval`), or over seeds and units (`seeds.change`).
     """
 
     def upper(a: int, b: int, tests: int) -> float:
         """Of NLL(a) − NLL(b), one of so many bounds at 97.5% together."""
-        return interval(unit_means(nll[a] - nll[b], unit), family=tests).high
+        return interval(gain(a, b), family=tests).high
 
-    lengths = sorted(nll)
-    longest = max((*lengths, *failed))
     reach = None
     for n in range(len(lengths) - 1, 0, -1):
         up_to = lengths[:n]
@@ -84,7 +97,8 @@ def context_reach(
             shown = lengths[n]
     doublings = []
     for shorter, longer in pairwise(lengths):
-        gains = unit_means(nll[shorter] - nll[longer], unit) / math.log2(longer / shorter)
-        doublings.append(DoublingGain(shorter, longer, interval(gains, alpha=alpha)))
+        of_doubling = gain(shorter, longer) / math.log2(longer / shorter)
+        doublings.append(DoublingGain(shorter, longer, interval(of_doubling, alpha=alpha)))
     points = math.isnan(doublings[0].gain.low)
+    longest = max((*lengths, *failed))
     return ContextReach(method, reach, shown, longest, doublings, points)

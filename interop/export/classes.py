@@ -150,6 +150,8 @@ def _requirements(model: Transformer, tables: tuple[RopeTable | None, ...]) -> s
     for choice in kinds:
         if choice.sinks:
             raise NotRepresentable("sink tokens outside the window")
+        if choice.weights != "softmax" or choice.shifted_keys:
+            raise NotRepresentable("entmax" if choice.weights != "softmax" else "shifted keys")
     needed = {_temperature(choice, bool(s.qk_norm)) for choice in kinds}
     if len(needed) > 1:
         raise NotRepresentable("temperatures in some layers")

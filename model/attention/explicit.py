@@ -20,8 +20,8 @@ from model.attention.mask import (
     QueryBlock,
     mask_dtype,
     repeated,
-    softmax,
 )
+from model.attention.weights import Normalizer
 
 SCORES_AT_ONCE = 1 << 25  # B·H·t·S of a block with materialized scores or masks
 
@@ -56,7 +56,7 @@ def query_block(rows: int, keys: int) -> int:
 
 
 def explicit_attend(
-    views: list[AttentionView], v: Tensor, scale: float, sink: Tensor | None
+    views: list[AttentionView], v: Tensor, scale: float, normalizer: Normalizer
 ) -> Tensor:
     """(B, H, T, D), with scores in float32 or float64."""
     mask = views[0].mask
@@ -66,7 +66,7 @@ def explicit_attend(
             views,
             v,
             scale,
-            sink,
+            normalizer,
             start,
             stop,
         ).output.to(v.dtype)
@@ -97,7 +97,7 @@ def attention_details(
     views: list[AttentionView],
     v: Tensor,
     scale: float,
-    sink: Tensor | None,
+    normalizer: Normalizer,
     start: int,
     stop: int,
     whole: bool = False,
@@ -121,7 +121,7 @@ def attention_details(
                 stop,
                 keys,
                 scale,
-                sink,
+                normalizer,
                 keep_logits=logits,
             )
             weights = first.weights_fn(block)
@@ -133,7 +133,7 @@ def attention_details(
             return AttentionDetails(keys, kept, weights, out)
         total: Tensor | None = None
         for view in views:
-            block = QueryBlock(view, start, stop, keys, scale)
+            block = QueryBlock(view, start, stop, keys, scale, normalizer)
             scores = block.scores + view.mask.additive(
                 start,
                 stop,
@@ -143,7 +143,7 @@ def attention_details(
             # Views are disjoint: where one allows a pair, all others have −inf.
             total = scores if total is None else torch.maximum(total, scores)
         assert total is not None
-        weights = softmax(total, sink)
+        weights = normalizer(total)
         return AttentionDetails(
             keys,
             total if logits else None,

@@ -1,4 +1,4 @@
-"""Attention kernels: softmax(q·k·scale + bias) v over the pairs of an attention mask.
+"""Attention kernels: softmax(q·k·scale + bias) v, or entmax, over the pairs of an attention mask.
 
 `attend` chooses one of three kernels:
 
@@ -8,7 +8,7 @@
 - ``flex`` (`flex.py`): FlexAttention, on GPUs, for all other masks and biases with head_dim of at
   least 16 and more than one query;
 - ``explicit`` (`explicit.py`): blocks of queries with materialized scores, for other views on a
-  CPU, sink logits, and weights other than softmax(q·k + bias) (`AttentionView.weights_fn`);
+  CPU, sink logits, entmax, and other weights than those of q·k + bias (`AttentionView.weights_fn`);
 
 or one of their faster forms in `model/fast`: ``single`` (one query per row) and ``biased``
 (gradients of learned biases by distance and differences of sums, on a CPU).
@@ -30,6 +30,7 @@ from model.attention.explicit import attention_details, explicit_attend
 from model.attention.flex import FLEX_FEATURES, block_mask, flex_attend
 from model.attention.mask import PRECISE, AttentionMask, AttentionView
 from model.attention.sdpa import blocks_attend, causal_attend, merged_attend
+from model.attention.weights import SOFTMAX, Normalizer
 from model.fast.biased import biased_attend
 from model.fast.single_query import single_attend
 
@@ -40,8 +41,8 @@ ONE_VIEW = {
     "blocks": blocks_attend,
     "biased": biased_attend,
 }
-# Called with the arguments of `attend` (views, values, scale, sink logit) and its output.
-AttentionHook = Callable[[list[AttentionView], Tensor, float, Tensor | None, Tensor], None]
+# Called with the arguments of `attend` (views, values, scale, normalizer) and its output.
+AttentionHook = Callable[[list[AttentionView], Tensor, float, Normalizer, Tensor], None]
 
 
 def attend(
@@ -49,16 +50,16 @@ def attend(
     v: Tensor,
     scale: float,
     kernel: str = "auto",
-    sink: Tensor | None = None,
+    normalizer: Normalizer = SOFTMAX,
 ) -> Tensor:
-    """Softmax attention over one or several views of disjoint pairs.
+    """Attention over one or several views of disjoint pairs.
 
     Args:
         views: at most one view may allow each query-key pair.
         v: (B, G, S, D) values.
         scale: factor on q·k, applied before the bias.
         kernel: one of KERNELS; ``auto`` chooses by device, mask and bias.
-        sink: (H,) logit of an extra softmax column without a value per head, as in gpt-oss.
+        normalizer: weights of the logits of a query.
 
     Returns:
         (B, H, T, D) in the dtype of `v`.
@@ -66,26 +67,26 @@ def attend(
     first = views[0]
     mask = first.mask
     if kernel == "auto":
-        kernel = choose(views, v, sink, mask.device.type)
+        kernel = choose(views, v, normalizer, mask.device.type)
     if kernel == "dense":
         details = attention_details(
             views,
             v,
             scale,
-            sink,
+            normalizer,
             0,
             mask.queries,
             whole=True,
         )
         return details.output.to(v.dtype)
     if first.weights_fn is not None and not (kernel == "flex" and mask.has_flex_bias):
-        return explicit_attend(views, v, scale, sink)
+        return explicit_attend(views, v, scale, normalizer)
     if kernel == "flex":
-        return flex_attend(views, v, scale, sink)
+        return flex_attend(views, v, scale, normalizer.sink)
     if kernel == "merged":
         return merged_attend(views, v, scale)
-    if kernel == "explicit" or len(views) > 1 or sink is not None:
-        return explicit_attend(views, v, scale, sink)
+    if kernel == "explicit" or len(views) > 1 or not normalizer.is_softmax:
+        return explicit_attend(views, v, scale, normalizer)
     return ONE_VIEW[kernel](
         first.q.to(v.dtype),
         first.k.to(v.dtype),
@@ -98,7 +99,7 @@ def attend(
 def choose(
     views: list[AttentionView],
     v: Tensor,
-    sink: Tensor | None,
+    normalizer: Normalizer,
     device: str,
 ) -> str:
     """The kernel for these views and values on a device type."""
@@ -106,7 +107,9 @@ def choose(
     mask = first.mask
     q = first.q
     is_cpu = device == "cpu"
-    is_one_view = len(views) == 1 and sink is None
+    if normalizer.is_sparse:
+        return "explicit"
+    is_one_view = len(views) == 1 and normalizer.is_softmax
     # Triton matrix products are at least 16 wide and do not support float64. A single query is
     # bound by reading the keys, and needs no block mask.
     has_flex = device == "cuda" and q.shape[-1] >= FLEX_FEATURES and q.dtype != torch.float64
@@ -128,7 +131,7 @@ def choose(
     if has_flex:
         return "flex"
     if not is_one_view:
-        is_fused = is_cpu and sink is None and not torch.is_grad_enabled()
+        is_fused = is_cpu and normalizer.is_softmax and not torch.is_grad_enabled()
         return "merged" if is_fused and first.k.shape[-1] == v.shape[-1] else "explicit"
     return "biased" if is_cpu and mask.has_biased_kernel else "blocks"
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from model.attention.weights import Normalizer
 from model.token_positions import TokenPositions
 
 # Arguments are INDICES (batch row, head, query, key), as in FlexAttention; indexed tensors are
@@ -43,15 +44,6 @@ def repeated(x: Tensor, heads: int) -> Tensor:
     """(B, G, S, D) → (B, H, S, D): each key/value head is shared by H / G consecutive query
     heads."""
     return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], dim=1)
-
-
-def softmax(logits: Tensor, sink: Tensor | None) -> Tensor:
-    """Softmax of logits (B, H, t, s); `sink` (H,) is the logit of an extra column, which is then
-    dropped."""
-    if sink is None:
-        return logits.softmax(-1)
-    column = sink.to(logits.dtype)[None, :, None, None].expand(*logits.shape[:3], 1)
-    return torch.cat([logits, column], -1).softmax(-1)[..., :-1]
 
 
 def visibility_mask(
@@ -342,7 +334,7 @@ class QueryBlock:
         stop: int,
         keys: slice | Tensor,
         scale: float,
-        sink: Tensor | None = None,
+        normalizer: Normalizer,
         keep_logits: bool = False,
     ):
         self.start = start
@@ -350,7 +342,7 @@ class QueryBlock:
         self.keys = keys
         self.scale = scale
         self.mask = view.mask
-        self._sink = sink
+        self._normalizer = normalizer
         self._keep_logits = keep_logits
         self.logits: Tensor | None = None
         dtype = mask_dtype(view.q)
@@ -387,10 +379,9 @@ class QueryBlock:
         b, _, i, j = self.mask.indices(self.start, self.stop, self.keys)
         return self.mask.separation(b, i, j)
 
-    def softmax(self, logits: Tensor) -> Tensor:
-        """Softmax over the visible keys and the layer's sink, if any. Logits of masked pairs are
-        finite or −inf."""
+    def weights_of(self, logits: Tensor) -> Tensor:
+        """Weights of the visible keys. Logits of masked pairs are finite or −inf."""
         hidden = logits + self.additive
         if self._keep_logits:
             self.logits = hidden
-        return softmax(hidden, self._sink)
+        return self._normalizer(hidden)

@@ -214,6 +214,36 @@ class GatheredLayer:
     def __init__(self, window: ShardedWindow):
         self.window = window
         self.shard = window.shard
+        self._inputs: Tensor | None = None  # the last inputs of earlier passes
+        self._inputs_turn = 0
+
+    def extend(
+        self,
+        x: Tensor,
+        document: Tensor | None,
+        count: int,
+    ) -> tuple[Tensor, Tensor | None]:
+        """See `CachedTail.extend`."""
+        turn = self._inputs_turn
+        self._inputs_turn += 1
+        own = F.pad(x, (0, 0, max(0, count - x.shape[1]), 0))
+        tails = self._wait(self._start(own[:, own.shape[1] - count :], turn), turn)
+        last = torch.zeros_like(tails[0]) if self._inputs is None else self._inputs
+        before = [last]
+        for tail, (start, stop) in zip(tails, self._bounds(turn), strict=True):
+            new = min(count, stop - start)
+            last = torch.cat([last, tail[:, count - new :]], dim=1)[:, new:]
+            before.append(last)
+        self._inputs = last
+        # Of all chunks, also later ones: the backward pass of a gather must run on every rank.
+        chunk = self.shard.chunks[turn]
+        inputs = torch.cat([torch.stack(before)[chunk % self.shard.size], x], dim=1)
+        if document is None:
+            return inputs, None
+        start, _ = self.window.bounds(chunk)
+        earlier = self.window.positions.document[:, max(0, start - count) : start]
+        earlier = F.pad(earlier, (count - earlier.shape[1], 0), value=-1)
+        return inputs, torch.cat([earlier, document], dim=1)
 
     def _start(
         self,

@@ -6,13 +6,15 @@ from abc import abstractmethod
 from dataclasses import replace
 from typing import ClassVar, Literal
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model.attention.explicit import query_block
 from model.attention.kernels import AttentionHook, attend
 from model.attention.mask import AttentionView
 from model.attention.sharding import GatheredKeys
-from model.cache import LayerCache
+from model.cache import CachedTail, LayerCache
 from model.mixers.base import AttentionPass, LayerKind, Mixer, MixerSettings, Modifiers
 from model.position import AttentionPlan
 
@@ -79,10 +81,10 @@ class KeyMixer(Mixer):
         self, views: list[AttentionView], v: Tensor, hook: AttentionHook | None = None
     ) -> Tensor:
         """The weighted values (B, H, K, ·)."""
-        sink = self.position.sink_logits(v.device)
-        out = attend(views, v, self.scale, sink=sink)
+        normalizer = self.position.normalizer(v.device)
+        out = attend(views, v, self.scale, normalizer=normalizer)
         if hook is not None:
-            hook(views, v, self.scale, sink, out)
+            hook(views, v, self.scale, normalizer, out)
         return out
 
     def pair_flops(self, length: int) -> float:
@@ -113,6 +115,7 @@ class Projection(Mixer):
         self.scale = kind.attention_scale
         self.pair_features = 2 * kind.head_dim
         self.joint_norm = kind.qk_norm == "all_heads"
+        self.value_norm_eps = kind.norm_eps if kind.value_norm else None
         bias = kind.attention_bias != "none"
         self.wq = nn.Linear(kind.dim, kind.heads * kind.head_dim, bias=bias)
         self.wk = nn.Linear(kind.dim, kind.kv_heads * kind.head_dim, bias=bias)
@@ -137,7 +140,7 @@ class Projection(Mixer):
         )
         gates = {"none": 0, "head": kind.heads, "channel": kind.heads * kind.head_dim}[kind.gate]
         self.wg = nn.Linear(kind.dim, gates, bias=False) if gates else None
-        self.position = Modifiers(kind.position, kind.heads)
+        self.position = Modifiers(kind.position, kind.heads, kind.dim)
 
     def queries(self, x: Tensor) -> Tensor:
         """(B, K, C) → (B, H, K, D)."""
@@ -149,7 +152,7 @@ class Projection(Mixer):
 
     def values(self, x: Tensor) -> Tensor:
         """(B, T, C) → (B, G, T, D)."""
-        return self.split(self.wv(x))
+        return self.normalized_values(self.wv(x))
 
     def joined(self, heads: Tensor, x: Tensor) -> Tensor:
         """The heads' outputs (B, H, K, D) for the inputs x (B, K, C) → (B, K, C)."""
@@ -166,6 +169,15 @@ class Projection(Mixer):
         """Projected queries or keys (B, T, heads·D) by head, with their norm."""
         return self.split(norm(x)) if self.joint_norm else norm(self.split(x))
 
+    def normalized_values(self, x: Tensor) -> Tensor:
+        """Projected values (B, T, G·D) by head, with their norm."""
+        v = self.split(x)
+        return (
+            v
+            if self.value_norm_eps is None
+            else F.rms_norm(v, v.shape[-1:], eps=self.value_norm_eps)
+        )
+
     def split(self, x: Tensor) -> Tensor:
         """(B, T, heads·D) → (B, heads, T, D)."""
         return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
@@ -179,7 +191,26 @@ class Attention(KeyMixer, Projection):
         self, x: Tensor, step: AttentionPass, layer_cache: KeyCache | None
     ) -> tuple[AttentionPlan, Tensor, Tensor]:
         plan = step.plan.bind(x, layer_cache)
-        return plan, plan.write(self.keys(x)), self.values(x)
+        keys = self.shifted(self.keys(x), step, layer_cache)
+        return plan, plan.write(keys), self.values(x)
+
+    @property
+    def shifted_features(self) -> int:
+        """Features of each key that are those of the previous token."""
+        return round(self.position.settings.shifted_keys * self.head_dim)
+
+    def shifted(self, k: Tensor, step: AttentionPass, layer_cache: KeyCache | None) -> Tensor:
+        """New keys (B, G, T, D), some of whose features are those of the previous token; see
+        `PositionSettings`. The first token of a document keeps its own."""
+        count = self.shifted_features
+        if count == 0:
+            return k
+        kept, moved = k.tensor_split([self.head_dim - count], dim=-1)
+        tail = CachedTail() if layer_cache is None else layer_cache
+        both, _ = tail.extend(moved.transpose(1, 2).flatten(2), None, 1)  # (B, 1 + T, G·n)
+        earlier = both[:, :-1].unflatten(2, (-1, count)).transpose(1, 2)
+        has_earlier = (step.context.new.order > 0)[:, None, :, None]
+        return torch.cat([kept, torch.where(has_earlier, earlier, moved)], dim=-1)
 
     def attend(
         self,
@@ -193,20 +224,22 @@ class Attention(KeyMixer, Projection):
         x = step.context.of_queries(x)
         if x.shape[1] == 0:  # the pass only fills the cache
             return x
-        views = self.views(plan, self.queries(x), k, step)
+        views = self.views(plan, self.queries(x), k, step, x)
         return self.joined(self.weighted(views, v, hook), x)
 
     def views(
-        self, plan: AttentionPlan, q: Tensor, k: Tensor, step: AttentionPass
+        self, plan: AttentionPlan, q: Tensor, k: Tensor, step: AttentionPass, x: Tensor
     ) -> list[AttentionView]:
-        """The plan's views of the queries (B, H, K, D), with the temperature."""
+        """The plan's views of the queries (B, H, K, D), with the temperature of the inputs x (B, K,
+        C)."""
         factors = step.query_factors
         if plan.linear:
-            return plan.read(self.position.scale_queries(q, factors), k)
+            return plan.read(self.position.scale_queries(q, factors, x), k)
         return [
-            replace(view, q=self.position.scale_queries(view.q, factors))
+            replace(view, q=self.position.scale_queries(view.q, factors, x))
             for view in plan.read(q, k)
         ]
 
     def cached_numbers(self, tokens: int, key_features: int) -> int:
-        return tokens * self.kv_heads * (key_features + self.head_dim)
+        tail = self.kv_heads * self.shifted_features
+        return tokens * self.kv_heads * (key_features + self.head_dim) + tail

@@ -109,6 +109,7 @@ class PackedBlock:
         self.norms_outputs = block.norm_placement != "input"
         self.activation = block.mlp.activation
         self.multiplier = block.residual_multiplier
+        self.scaled = block.scaled
         self.widths = [linear.out_features for linear in qkv]
         self.gate = JoinedLinear(gates[0]) if gates else None
 
@@ -126,9 +127,10 @@ class PackedBlock:
         if self.norms_outputs:
             x = x + self.output_norms[0](self.out(mixed)) * self.multiplier
             hidden = self._mlp(self.input_norms[1](x))
-            return x + self.output_norms[1](self.down(hidden)) * self.multiplier
+            return self.scaled(x + self.output_norms[1](self.down(hidden)) * self.multiplier)
         x = self.out.add_to(x, mixed, self.multiplier)
-        return self.down.add_to(x, self._mlp(self.input_norms[1](x)), self.multiplier)
+        hidden = self._mlp(self.input_norms[1](x))
+        return self.scaled(self.down.add_to(x, hidden, self.multiplier))
 
     def _mlp(self, x: Tensor) -> Tensor:
         gate, up = self.gate_up(x).chunk(2, dim=1)
@@ -142,12 +144,16 @@ class PackedBlock:
     ) -> Tensor:
         """x (B, C) → the heads' outputs (B, H·D)."""
         attention = self.attention
-        plan = step.plan.bind(x.unsqueeze(1), layer_cache)
+        inputs = x.unsqueeze(1)
+        plan = step.plan.bind(inputs, layer_cache)
         q, k, v = self.qkv(x).unsqueeze(1).split_with_sizes(self.widths, 2)
         q = attention.normalized(attention.q_norm, q)
         k = attention.normalized(attention.k_norm, k)
-        k, v = layer_cache.append(plan.write(k), attention.split(v))  # (B, G, S, ·)
-        return attention.weighted(attention.views(plan, q, k, step), v).reshape(len(x), -1)
+        k = attention.shifted(k, step, layer_cache)
+        # (B, G, S, ·)
+        k, v = layer_cache.append(plan.write(k), attention.normalized_values(v))
+        views = attention.views(plan, q, k, step, inputs)
+        return attention.weighted(views, v).reshape(len(x), -1)
 
 
 class PlainBlock:

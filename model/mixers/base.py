@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from errors import ModelError
 from model.attention.mask import AttentionView
 from model.attention.sharding import GatheredKeys, ShardedWindow
+from model.attention.weights import Normalizer
 from model.cache import CacheIndex, LayerCache
 from model.mixers.layer_state import GatheredState, LayerState
 from model.position import (
@@ -24,7 +25,7 @@ from model.position import (
     PositionSettings,
 )
 from model.position.base import Initializer
-from model.position.temperature import NoTemperature
+from model.position.temperature import AdaptiveTemperature, NoTemperature
 from model.token_positions import TokenPositions
 from settings.fields import StrictSettings
 
@@ -65,6 +66,7 @@ class LayerKind:
     dim: int
     norm_eps: float
     qk_norm: bool | Literal["all_heads"]
+    value_norm: bool
     attention_bias: Literal["none", "qkv", "all"]
 
     def geometry(self, train_length: int, original_length: int) -> HeadGeometry:
@@ -103,15 +105,18 @@ class AttentionPass:
 
 
 class Modifiers(nn.Module):
-    """Temperature and sink of one layer, for any scheme; each learns at most one number per
-    head."""
+    """Temperature, sink and weights of one layer, for any scheme."""
 
-    def __init__(self, settings: PositionSettings, heads: int):
+    def __init__(self, settings: PositionSettings, heads: int, dim: int):
         super().__init__()
         self.settings = settings
         self._heads = heads
         temperature = settings.temperature
-        self.scale = nn.Parameter(torch.empty(heads)) if temperature.learned else None
+        self.scale = self.adaptive = None
+        if isinstance(temperature, AdaptiveTemperature):
+            self.adaptive = nn.Parameter(torch.empty(2, temperature.adapted(heads), dim))
+        elif temperature.learned:
+            self.scale = nn.Parameter(torch.empty(heads))
         self.sink = nn.Parameter(torch.empty(heads)) if settings.sink_logit == "learned" else None
         given = temperature.by_head
         if given is not None and len(given) != heads:
@@ -124,23 +129,26 @@ class Modifiers(nn.Module):
         with torch.no_grad():
             if self.scale is not None:
                 self.scale.fill_(self.settings.temperature.initial)
-            if self.sink is not None:
-                self.sink.zero_()
+            for weight in (self.adaptive, self.sink):
+                if weight is not None:
+                    weight.zero_()
 
-    def scale_queries(self, q: Tensor, factors: Tensor | None) -> Tensor:
+    def scale_queries(self, q: Tensor, factors: Tensor | None, x: Tensor) -> Tensor:
         """q (B, H, K, ·) times the temperature; `factors` (B or 1, H or 1, K or 1) are per
-        query."""
+        query, and x (B, K, C) the layer inputs."""
         if self.scale is not None:
             q = q * self.scale[:, None, None].to(q.dtype)
+        if self.adaptive is not None:
+            assert factors is not None
+            factors = self.settings.temperature.adapt(factors, x, self.adaptive, self._heads)
         return q if factors is None else (q * factors[..., None]).to(q.dtype)
 
-    def sink_logits(self, device: torch.device) -> Tensor | None:
-        """(H,) logits of an extra softmax column without a value, or None."""
-        return (
-            torch.zeros(self._heads, device=device)
-            if self.settings.sink_logit == "zero"
-            else self.sink
-        )
+    def normalizer(self, device: torch.device) -> Normalizer:
+        """How logits become weights."""
+        sink = self.sink
+        if self.settings.sink_logit == "zero":
+            sink = torch.zeros(self._heads, device=device)
+        return Normalizer(sink, is_sparse=self.settings.weights == "entmax")
 
 
 class Mixer(nn.Module, ABC):
@@ -151,7 +159,7 @@ class Mixer(nn.Module, ABC):
             hooks. Otherwise its cache is a state of constant size.
         has_queries: whether it has queries and keys, which schemes may change.
         has_gate: whether it supports the gate of its output.
-        position: temperature and sink of the layer.
+        position: temperature, sink and weights of the layer.
     """
 
     has_attention_weights: ClassVar[bool] = False
@@ -251,6 +259,8 @@ def check_scheme(
         ("sinks", "0", choice.sinks == 0),
         ("temperature", "{name: none}", isinstance(choice.temperature, NoTemperature)),
         ("sink_logit", "none", choice.sink_logit == "none"),
+        ("weights", "softmax", choice.weights == "softmax"),
+        ("shifted_keys", "0", choice.shifted_keys == 0),
     ):
         if not is_met:
             raise ModelError(

@@ -58,7 +58,7 @@ class LatentAttention(KeyMixer):
         features = m.unrotated_dim + self.head_dim
         self.scale = features**-0.5
         self.pair_features = features + self.value_dim
-        self.position = Modifiers(kind.position, kind.heads)
+        self.position = Modifiers(kind.position, kind.heads, kind.dim)
         norm_eps = m.norm_eps or kind.norm_eps
         if m.query_rank is not None:
             self.wq_down = nn.Linear(kind.dim, m.query_rank, bias=False)
@@ -76,6 +76,11 @@ class LatentAttention(KeyMixer):
             raise ModelError(
                 f"kv_heads = {kind.kv_heads} is not supported by layers with mixer.name = latent, "
                 "whose heads share one slice of the keys: set kv_heads to 1"
+            )
+        if kind.position.shifted_keys:
+            raise ModelError(
+                f"{where}.shifted_keys is not supported by layers with mixer.name = latent: set it "
+                "to 0 or choose mixer.name = attention"
             )
 
     def project(
@@ -121,7 +126,7 @@ class LatentAttention(KeyMixer):
         views = [
             replace(
                 view,
-                q=self.position.scale_queries(whole(view.q, q_unrotated), step.query_factors),
+                q=self.position.scale_queries(whole(view.q, q_unrotated), step.query_factors, x),
                 k=whole(view.k, unrotated),
             )
             for view in plan.read(q, k)

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from model.attention.sharding import GatheredLayer, ShardedWindow
+from model.cache import CachedTail
 from model.mixers.recurrence import (
     Inputs,
     RecurrentState,
@@ -22,34 +22,8 @@ from model.mixers.recurrence import (
 )
 
 
-class LayerState:
-    """State of one layer after the tokens of earlier passes; tensors are updated in place."""
-
-    def __init__(self):
-        self._stored: dict[str, Tensor] = {}
-        self._first: dict[str, Tensor] = {}  # copies, of a static cache
-
-    def extend(
-        self,
-        x: Tensor,
-        document: Tensor | None,
-        count: int,
-    ) -> tuple[Tensor, Tensor | None]:
-        """The inputs x (B, T, C) of a convolution and the documents (B or 1, T) of this pass, after
-        those of the last `count` tokens of earlier passes."""
-        last = self._stored.get("inputs")
-        if last is None:
-            last = x.new_zeros(len(x), count, x.shape[2])
-        inputs = torch.cat([last, x], dim=1)
-        self._store("inputs", inputs[:, inputs.shape[1] - count :])
-        if document is None:
-            return inputs, None
-        earlier = self._stored.get("documents")
-        if earlier is None:
-            earlier = document.new_full((len(document), count), -1)
-        documents = torch.cat([earlier, document], dim=1)
-        self._store("documents", documents[:, documents.shape[1] - count :])
-        return inputs, documents
+class LayerState(CachedTail):
+    """State of one layer after the tokens of earlier passes."""
 
     @property
     def document(self) -> Tensor | None:
@@ -72,12 +46,6 @@ class LayerState:
         if state.document is not None:
             self._store("document", state.document)
 
-    def select_rows(self, rows: Tensor) -> None:
-        """Keep these rows, in this order; tensors that apply to all rows stay."""
-        for name, x in self._stored.items():
-            if len(x) > 1 or name in ("memory", "inputs"):
-                self._stored[name] = x.index_select(0, rows.to(x.device))
-
     def static(self, index: object) -> LayerState:
         """The cache of passes of one token, which compare documents: this one, whose tensors stay
         at their addresses."""
@@ -87,20 +55,8 @@ class LayerState:
         memory = self._stored.get("memory")
         if memory is not None and "document" not in self._stored:
             self._stored["document"] = memory.new_zeros(1, 1, dtype=torch.int64)
-        self._first = {name: x.clone() for name, x in self._stored.items()}
+        self.mark()
         return self
-
-    def restart(self) -> None:
-        """Undo all passes of a static cache."""
-        for name, x in self._first.items():
-            self._stored[name].copy_(x)
-
-    def _store(self, name: str, x: Tensor) -> None:
-        stored = self._stored.get(name)
-        if stored is None or stored.shape != x.shape:
-            self._stored[name] = x.clone()
-        else:
-            stored.copy_(x)
 
 
 class GatheredState(GatheredLayer):
@@ -112,38 +68,8 @@ class GatheredState(GatheredLayer):
 
     def __init__(self, window: ShardedWindow):
         super().__init__(window)
-        self._inputs: Tensor | None = None  # the last inputs of earlier passes
         self._memory: Tensor | None = None  # after the chunks of earlier passes
-        self._inputs_turn = 0
         self._memory_turn = 0
-
-    def extend(
-        self,
-        x: Tensor,
-        document: Tensor | None,
-        count: int,
-    ) -> tuple[Tensor, Tensor | None]:
-        """See `LayerState.extend`."""
-        turn = self._inputs_turn
-        self._inputs_turn += 1
-        own = F.pad(x, (0, 0, max(0, count - x.shape[1]), 0))
-        tails = self._wait(self._start(own[:, own.shape[1] - count :], turn), turn)
-        last = torch.zeros_like(tails[0]) if self._inputs is None else self._inputs
-        before = [last]
-        for tail, (start, stop) in zip(tails, self._bounds(turn), strict=True):
-            new = min(count, stop - start)
-            last = torch.cat([last, tail[:, count - new :]], dim=1)[:, new:]
-            before.append(last)
-        self._inputs = last
-        # Of all chunks, also later ones: the backward pass of a gather must run on every rank.
-        chunk = self.shard.chunks[turn]
-        inputs = torch.cat([torch.stack(before)[chunk % self.shard.size], x], dim=1)
-        if document is None:
-            return inputs, None
-        start, _ = self.window.bounds(chunk)
-        earlier = self.window.positions.document[:, max(0, start - count) : start]
-        earlier = F.pad(earlier, (count - earlier.shape[1], 0), value=-1)
-        return inputs, torch.cat([earlier, document], dim=1)
 
     @property
     def document(self) -> Tensor | None:

@@ -112,7 +112,7 @@ class Recurrent(Mixer):
         self.mixer = m
         self.value_dim = m.value_dim or kind.head_dim
         self.scale = m.scale or kind.head_dim**-0.5
-        self.position = Modifiers(kind.position, kind.heads)
+        self.position = Modifiers(kind.position, kind.heads, kind.dim)
         of_keys = self.kv_heads * self.head_dim
         of_values = self.heads * self.value_dim
         self.sizes = [of_keys, of_keys, of_values]

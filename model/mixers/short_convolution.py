@@ -33,7 +33,7 @@ class ShortConvolution(Mixer):
         super().__init__(kind)
         m: ShortConvolutionMixer = kind.mixer
         self.mixer = m
-        self.position = Modifiers(kind.position, kind.heads)
+        self.position = Modifiers(kind.position, kind.heads, kind.dim)
         self.w_in = nn.Linear(kind.dim, 3 * kind.dim, bias=m.bias)
         self.convolution = CausalConvolution(kind.dim, m.width, silu=False, bias=m.bias)
         self.wo = nn.Linear(kind.dim, kind.dim, bias=m.bias)

@@ -278,6 +278,21 @@ class PositionSettings(StrictSettings):
         "none",
         description="extra softmax column without a value in each head: learned logit, or logit 0",
     )
+    weights: Literal["softmax", "entmax"] = Field(
+        "softmax",
+        description="function from logits to weights: softmax, or entmax with α = 1.5, which gives "
+        "low logits a weight of exactly 0 (arXiv:1905.05702)",
+        json_schema_extra={"counts_if_changed": True},
+    )
+    shifted_keys: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="share of each head's key features, the last ones, that are those of the "
+        "previous token; with a rotation of the other features, one layer finds what followed an "
+        "earlier token (partial key offset, KellerJordan/modded-nanogpt#169)",
+        json_schema_extra={"counts_if_changed": True},
+    )
 
     @model_validator(mode="after")
     def _sinks_need_a_window(self):

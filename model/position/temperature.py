@@ -12,9 +12,11 @@ import math
 from typing import Annotated, ClassVar, Literal
 
 import torch
+import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
+from errors import ModelError
 from model.position.table import on_device
 from model.token_positions import TokenPositions
 from settings.fields import StrictSettings
@@ -25,7 +27,7 @@ Scale = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 class Temperature(StrictSettings):
     """Base class of temperatures."""
 
-    learned: ClassVar[bool] = False  # has one parameter per head and layer
+    learned: ClassVar[bool] = False  # has parameters of each head and layer
     depends_on_length: ClassVar[bool] = False  # depends on the declared length
     ignores_window: ClassVar[bool] = False  # counts all earlier tokens, visible or not
 
@@ -231,6 +233,51 @@ class HeadTemperature(Temperature):
     name: Literal["head"] = "head"
 
 
+class AdaptiveTemperature(Temperature):
+    """δ + β·ln(n + 1)^γ, β = softplus(w·x) and γ = r·tanh(u·x) of the layer input x, w and u
+    learned per head and layer: the scale of ASEntmax, with `weights: entmax`.
+
+    Vasylenko et al. 2025 (arXiv:2506.16640); n + 1 as in their released code, where the paper has
+    n. w and u start at 0.
+    """
+
+    learned = True
+
+    name: Literal["adaptive"] = "adaptive"
+    delta: float = Field(1.0, ge=0, description="δ")
+    gamma_range: float = Field(2.0, gt=0, description="r")
+    first_head: int = Field(
+        0,
+        ge=0,
+        description="heads before this one have factor 1: those with ALiBi in NAPE",
+    )
+
+    def factor(self, count, original_length, lengths):
+        return (count + 1).log()
+
+    def adapted(self, heads: int) -> int:
+        """The number of heads with other factors than 1."""
+        if self.first_head >= heads:
+            raise ModelError(
+                f"model.position.temperature.first_head = {self.first_head} leaves none of the "
+                f"{heads} heads; set it below {heads}"
+            )
+        return heads - self.first_head
+
+    def adapt(self, logs: Tensor, x: Tensor, weights: Tensor, heads: int) -> Tensor:
+        """Factors (B, H, K) on the queries of inputs x (B, K, C).
+
+        Args:
+            logs: ln(n + 1), (B or 1, 1, K).
+            weights: w and u of the adapted heads, (2, ·, C).
+        """
+        with torch.autocast(x.device.type, enabled=False):
+            slopes, exponents = (x.to(logs.dtype) @ weights.to(logs.dtype).mT[:, None]).mT
+        gamma = self.gamma_range * exponents.tanh()
+        factors = self.delta + F.softplus(slopes) * logs**gamma
+        return F.pad(factors, (0, 0, self.first_head, 0), value=1.0)
+
+
 AnyTemperature = Annotated[
     NoTemperature
     | FixedTemperature
@@ -241,6 +288,7 @@ AnyTemperature = Annotated[
     | PowerTemperature
     | StretchTemperature
     | SsmaxTemperature
-    | HeadTemperature,
+    | HeadTemperature
+    | AdaptiveTemperature,
     Field(discriminator="name"),
 ]

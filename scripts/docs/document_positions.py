@@ -21,6 +21,7 @@ from data.files import write_text
 from evaluation.reports.results_table import markdown_table
 from model import SCHEMES, ModelSettings, TokenPositions, Transformer
 from model.attention.kernels import choose
+from model.attention.weights import SOFTMAX
 from model.model_settings import LayerKindSettings
 from model.position import AttentionContext, PositionalScheme, PositionSettings
 from settings.script import Parser, run_main
@@ -55,7 +56,7 @@ LEFT_OUT = """## Not included
   (arXiv:2501.00712), Giraffe's truncated basis (arXiv:2308.10882), GRAPE's additive and contextual forms
   (arXiv:2512.07805), STRING (arXiv:2410.18745), DoPE (arXiv:2511.09146): no source was available to verify
   the formula.
-- DAPE-V2 (arXiv:2410.04798) and query-dependent relative logits: not built yet.
+- DAPE-V2 (arXiv:2410.04798): not built yet.
 - Dynamic NTK with the current length: the logits of a prefix would change when text is appended, which makes
   caches invalid. `dynamic` uses the declared length, which is constant within a sequence.
 """
@@ -163,7 +164,7 @@ def kernels(name: str) -> tuple[str, str]:
         plan = scheme.plan(context).bind(torch.zeros(1, 8, 64), None)
         values = torch.zeros(1, 2, 8, 32)
         views = plan.read(torch.zeros(1, 2, 8, 32), plan.write(torch.zeros(1, 2, 8, 32)))
-    cpu, gpu = (choose(views, values, None, device) for device in ("cpu", "cuda"))
+    cpu, gpu = (choose(views, values, SOFTMAX, device) for device in ("cpu", "cuda"))
     if cpu == "blocks" and views[0].mask.is_by_distance:
         cpu = "strided"
     return LOWERINGS[cpu], LOWERINGS[gpu]

@@ -78,11 +78,10 @@ def overview(table: LossComparison) -> ReportTable:
         nll = table.value(name, "nll_as_trained", l0) or 0.0
         longest = table.longest(name)
         bits = table.value(name, "bits_per_byte", l0)
-        reach = table.value(name, "context_reach")
+        reach = table.get(name, "context_reach")
         held = table.value(name, "held_to")
         broken = table.value(name, "break_point")
         gain = table.get(name, "gain", longest) if table.beyond(name) else None
-        reached = TableCell("not reached", "faint") if reach is None else f"{reach:,.0f}"
         row = {
             "scheme": name,
             "seeds": str(table.seed_count(name)),
@@ -93,7 +92,7 @@ def overview(table: LossComparison) -> ReportTable:
             "broken at": TableCell(f"{broken:,.0f}", "broken") if broken else NONE,
             "longest length": f"{longest:,}" if longest else NONE,
             "gain over truncation": _toned(gain) if gain else NONE,
-            "context reach": reached if table.claims(name) else NONE,
+            "context reach": NONE if reach is None else reach.note,
         }
         rows.append(row)
     columns = list(rows[0]) if rows else []

@@ -10,11 +10,12 @@ of the table:
     delta, delta_upper                           NLL(L) - NLL(as trained, L0), simultaneous over all
                                                  verdicts, and its one-sided 97.5% upper bound
     gain                                         -delta, with an individual interval
-    step_gain                                    NLL(L) - NLL(the next length), which is `where`
+    gain_per_doubling                            of the step of the grid that ends at L
     seeds_needed, units_needed                   would reduce the half-width of `delta` to the
                                                  tolerance
     held_to, break_point                         largest length held, smallest length broken
-    context_reach                                smallest length that no longer one improves on
+    context_reach, gain_shown_to                 no longer context improves on the best up to it;
+                                                 longest length shown to improve on all shorter
     difference                                   NLL minus that of the baseline, primary lengths
     unigram_nll                                  of a unigram model on the same targets
     failure                                      why there is no number
@@ -24,10 +25,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 
+from evaluation.statistics.context_reach import context_reach
 from evaluation.statistics.seeds import SeedInterval, change, compare, needed, upper
 from studies.results.losses import StudyLosses, stacked
 from studies.results.stored import CONFIDENCE, TOLERANCE, StoredStudy, StudyVariant
@@ -117,7 +118,7 @@ def derive(study: StoredStudy, losses: StudyLosses) -> LossComparison:
     )
     for variant in measured:
         _add_levels(table, variant.name)
-        _add_steps_and_reach(table, variant.name)
+        _add_reach(table, variant.name)
         _add_parts(table, variant.name)
     for variant in measured:
         for length in primary:
@@ -214,43 +215,34 @@ def _verdict(
     return HELD if is_holding else INCONCLUSIVE
 
 
-def _add_steps_and_reach(table: LossComparison, name: str) -> None:
-    """The gain of each step of the grid, and the context reach.
-
-    Reach is tested from the longest length downwards and stops at the first failure: otherwise a
-    length could pass because the next one is equally bad.
-    """
+def _add_reach(table: LossComparison, name: str) -> None:
+    """The gain of each step of the grid, and the context reach, of the seeds measured at every
+    length."""
     losses = table.losses
     lengths = [n for n in losses.lengths if losses.nll.get((name, n))]
     # Without overlap a longer window also has fewer targets with little context.
-    if not lengths or losses.facts.get("protocol") == "non-overlapping":
+    if len(lengths) < 2 or losses.facts.get("protocol") == "non-overlapping":
         return
-    seeds = [
-        seed
-        for seed in losses.nll[name, lengths[-1]]
-        if all(seed in losses.nll[name, n] for n in lengths)
-    ]
+    by_length = [losses.nll[name, n] for n in lengths]
+    seeds = [seed for seed in by_length[-1] if all(seed in measured for measured in by_length)]
     if not seeds:
         return
     nll = {n: stacked(losses.nll[name, n], seeds) for n in lengths}
-    for a, b in pairwise(lengths):
-        table.add(
-            name,
-            "step_gain",
-            change(nll[a] - nll[b], alpha=table.alpha),
-            a,
-            where=(b,),
-        )
-    reach = None
-    for length in reversed(lengths[:-1] if table.is_precise(name) else []):
-        if any((name, n) in losses.failed for n in losses.lengths if n > length):
-            break
-        gains = [nll[length] - nll[n] for n in lengths if n > length]
-        if not all(upper(gain) < table.tolerance for gain in gains):
-            break
-        reach = length
-    if reach is not None:
-        table.add(name, "context_reach", reach)
+    reach = context_reach(
+        name,
+        lengths,
+        lambda a, b: nll[a] - nll[b],
+        tolerance=table.tolerance,
+        failed=[n for n in losses.lengths if (name, n) in losses.failed],
+        alpha=table.alpha,
+        interval=change,
+    )
+    for doubling in reach.doublings:
+        table.add(name, "gain_per_doubling", doubling.gain, doubling.longer)
+    if table.is_precise(name) and not reach.points:
+        reached = math.nan if reach.reach is None else reach.reach
+        table.add(name, "context_reach", reached, note=reach.text)
+        table.add(name, "gain_shown_to", reach.shown)
 
 
 def _add_parts(table: LossComparison, name: str) -> None:

@@ -21,10 +21,12 @@ EVERY = {
     "random_offset": {"max_offset": 40},
     "random_subset": {"max_length": 97},
     "random_subset-batch": {"max_length": 97, "per": "batch"},
+    "random_float": {"max_length": 13},
     "cape": {"global_shift": 7.5, "local_shift": 0.49, "scale": 1.5},
     "cape-center": {"center": True},
     "pose": {"target": 71},
 }
+REAL = ("cape", "random_float")
 names = st.sampled_from(list(EVERY))
 
 
@@ -68,7 +70,7 @@ def test_order_document_and_layout_follow_packing(length, share, name, packing, 
     bare = PACKINGS[packing](begins)
     assert np.array_equal(placed.order, bare.order)
     assert np.array_equal(placed.document, bare.document) and placed.layout == bare.layout
-    assert placed.position.dtype == (np.float64 if name.startswith("cape") else np.int64)
+    assert placed.position.dtype == (np.float64 if name.startswith(REAL) else np.int64)
     assert placed.unit_steps == (name in ("plain", "random_offset"))
     for text in texts(placed):
         steps = np.diff(text)
@@ -88,6 +90,17 @@ def test_subsets_are_uniform():
     )
     whole = draw("random_subset", begins=windows(3, 19), max_length=19).position
     assert (whole == np.arange(19)).all()
+
+
+def test_real_positions_are_uniform_and_sorted_in_each_document():
+    """Of n sorted uniform values, the k-th of 1, ..., n has mean k / (n + 1) of the range."""
+    begins = np.arange(4000 * 7).reshape(4000, 7) % 7 == 3
+    drawn = texts(draw("random_float", "intra_document", begins=begins, max_length=50))
+    for length in (3, 4):
+        parts = np.stack([text for text in drawn if len(text) == length]) / 50
+        assert len(parts) == 4000 and 0 <= parts.min() < 1e-3 and 1 - 1e-3 < parts.max() <= 1
+        expected = np.arange(1, length + 1) / (length + 1)
+        assert np.abs(parts.mean(0) - expected).max() < 5 * 0.5 / 4000**0.5
 
 
 def test_pose_cuts_and_skips_are_uniform():
@@ -150,6 +163,7 @@ def test_positions_are_independent_of_ranks_and_resume(lengths, length, step, na
         ("random_offset", "bdb43a5c"),
         ("random_subset", "42a3bb06"),
         ("random_subset-batch", "d9e9e6d8"),
+        ("random_float", "7ad16811"),
         ("cape", "08b1a972"),
         ("pose", "e097214a"),
     ],

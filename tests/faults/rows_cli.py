@@ -141,7 +141,6 @@ FAULTS = [
     refused("evaluate without a run", "evaluate", "lengths=[256]", names=("RUN", "lengths=[256]")),
     refused("evaluate no such run", "evaluate", "runs/none", "seed=1", names=("runs/none",)),
     refused("half a token", "evaluate", "run", "lengths=[256.5]", names=("256.5", "whole number")),
-    refused("threads of an evaluation", "evaluate", "run", "threads=2", names=("OMP_NUM_THREADS",)),
     refused("a word for an option", "scripts.prepare", "--workers", "x", names=("--workers",)),
     Fault("settings after an option", prepare_words_around_an_option, status=0),
 ]

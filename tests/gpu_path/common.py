@@ -39,11 +39,12 @@ def gradients(
     calls = 0
     inputs = []
 
-    def attended(views, v, scale, sink=None):
+    def attended(views, v, scale, normalizer):
         nonlocal calls
         weighs = views[0].weights_fn is not None and not views[0].mask.has_flex_bias
+        weighs = weighs or normalizer.is_sparse
         calls += not weighs
-        return attend(views, v, scale, "explicit" if weighs else kernel, sink)
+        return attend(views, v, scale, "explicit" if weighs else kernel, normalizer)
 
     def keep_input(block, args):
         if args[0].requires_grad:

@@ -278,11 +278,12 @@ def lower(case: str, layout: str) -> list[str]:
         "ragged": lambda: TokenPositions.left_padded([LENGTH, LENGTH - 9], LENGTH),
     }[layout]()
 
-    def attend(views, v, scale, kernel="auto", sink=None):
+    def attend(views, v, scale, normalizer):
         v = v.to(torch.bfloat16)
-        if kernels.choose(views, v, sink, "cuda") != "flex":
+        if kernels.choose(views, v, normalizer, "cuda") != "flex":
             return torch.zeros_like(views[0].q[..., : v.shape[-1]])
-        aux = flex_kernel.AuxRequest(lse=True) if len(views) > 1 or sink is not None else None
+        needs_lse = len(views) > 1 or normalizer.sink is not None
+        aux = flex_kernel.AuxRequest(lse=True) if needs_lse else None
         flex_kernel.flex_view(views[0], v, scale, aux)
         raise NotRun
 

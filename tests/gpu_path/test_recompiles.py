@@ -58,7 +58,7 @@ def counters(monkeypatch):
         flex, "fused", lambda f, device, *more, **keys: fused(f, on_gpu, *more, **keys)
     )
     monkeypatch.setattr(
-        kernels, "choose", lambda views, v, sink, device: choose(views, v, sink, "cuda")
+        kernels, "choose", lambda views, v, normalizer, device: choose(views, v, normalizer, "cuda")
     )
     flex._compiled.cache_clear()
     torch._dynamo.reset()

@@ -37,7 +37,7 @@ def _kernels_of_a_gpu(monkeypatch):
     precompute = kernels.precompute_masks
     monkeypatch.setattr(flex_module, "_validate_device", lambda q, k, v: None)
     monkeypatch.setattr(
-        kernels, "choose", lambda views, v, sink, device: choose(views, v, sink, "cuda")
+        kernels, "choose", lambda views, v, normalizer, device: choose(views, v, normalizer, "cuda")
     )
     monkeypatch.setattr(base, "precompute_masks", lambda mask, device: precompute(mask, "cuda"))
     torch._dynamo.reset()

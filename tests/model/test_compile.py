@@ -91,9 +91,9 @@ def test_many_lengths_share_a_bounded_number_of_graphs(case, monkeypatch):
             pytest.skip(scheme.exempt["graphs"])
     chosen = set()
 
-    def spy(views, v, sink, device, choose=model.attention.kernels.choose):
-        chosen.add(choose(views, v, sink, device))
-        return choose(views, v, sink, device)
+    def spy(views, v, normalizer, device, choose=model.attention.kernels.choose):
+        chosen.add(choose(views, v, normalizer, device))
+        return choose(views, v, normalizer, device)
 
     with monkeypatch.context() as patch:
         patch.setattr(model.attention.kernels, "choose", spy)

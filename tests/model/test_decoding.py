@@ -28,8 +28,9 @@ BLOCKS = [
     {},
     {"norm_placement": "output", "residual_multiplier": 0.4, "embedding_multiplier": 3.0},
     {"attention_bias": "all", "mlp_bias": True, "residual_multiplier": 0.7, "logit_softcap": 5.0},
+    {"value_norm": True, "layer_scale": True, "residual_multiplier": 0.7},
     {"attention_bias": "qkv", "qk_norm": "all_heads", "tie_embeddings": True},
-    {"gate": "head", "norm_placement": "output"},
+    {"gate": "head", "norm_placement": "output", "layer_scale": True},
     {"norm_placement": "both", "activation": "gelu_tanh", "residual_multiplier": 0.4},
     LINEAR,
 ]

@@ -13,6 +13,7 @@ from torch import Tensor
 from model import TokenPositions
 from model.attention.kernels import attend, choose
 from model.attention.mask import QUERY_BLOCK, AttentionMask, AttentionView, BiasForms
+from model.attention.weights import SOFTMAX, Normalizer
 from model.fast.biased import NAMESPACE
 from model.position import AttentionContext
 from model.position.schemes.alibi import alibi_slopes
@@ -151,7 +152,7 @@ def test_gradients_of_learned_biases_match_reference(form, t, s, window, wide, m
     v = torch.cat([v, v[..., :wide].square()], dim=-1)
     leaves = [x.requires_grad_() for x in (q, k, v)]
     views = [AttentionView(q, k, mask)]
-    assert choose(views, v, None, "cpu") == "biased"
+    assert choose(views, v, SOFTMAX, "cpu") == "biased"
     slow = attend(views, v, SCALE, "dense")
     fast = attend(views, v, SCALE)
     close(fast, slow, atol=1e-12)
@@ -198,10 +199,12 @@ def test_several_views_share_one_softmax(sink):
         # FlexAttention has no backward pass on a CPU.
         fixed = [replace(view, q=view.q.detach(), k=view.k.detach()) for view in views]
         for kernel in ("auto", "dense", "flex"):
-            close(attend(fixed, v.detach(), SCALE, kernel, sink), expected, atol=1e-12)
+            close(attend(fixed, v.detach(), SCALE, kernel, Normalizer(sink)), expected, atol=1e-12)
         slow = gradients_of(expected, [q, k, v])
         for a, b in zip(
-            slow, gradients_of(attend(views, v, SCALE, "auto", sink), [q, k, v]), strict=True
+            slow,
+            gradients_of(attend(views, v, SCALE, "auto", Normalizer(sink)), [q, k, v]),
+            strict=True,
         ):
             close(b, a, atol=1e-10)
 
@@ -238,4 +241,4 @@ def test_choice_of_the_kernel(choice):
     k = torch.zeros(B, heads, s, features, dtype=dtype)
     v = torch.zeros(B, heads, s, 8 if device == "cpu" else 16, dtype=dtype)
     views = [AttentionView(q, k, mask_of(layout_of(layout, s), t, window, bias))]
-    assert choose(views, v, None, device) == kernel
+    assert choose(views, v, SOFTMAX, device) == kernel

@@ -1,4 +1,5 @@
-"""Clipped RoPE, Hard-ALiBi, relative logits and Wall attention against independent formulas."""
+"""Clipped RoPE, Hard-ALiBi, relative logits, Wall attention, entmax and shifted keys against
+independent formulas."""
 
 from __future__ import annotations
 
@@ -9,11 +10,12 @@ import torch
 from transformers.models.inkling.modeling_inkling import InklingRelativeLogits
 
 from model import ModelError, TokenPositions
-from model.attention.mask import QueryBlock
+from model.attention.mask import AttentionView, QueryBlock
+from model.attention.weights import SOFTMAX, Normalizer
 from model.position import AttentionContext
-from tests.model.alone import bias_of, scheme_of
+from tests.model.alone import bias_of, normal, scheme_of
 from tests.model.test_scaling import spectrum
-from tests.model.zoo import D, H, T, build, close, ids, packed
+from tests.model.zoo import D, G, H, T, build, close, ids, packed, refusal
 
 LAYOUTS = {
     "plain": TokenPositions.plain(T),
@@ -55,7 +57,7 @@ def test_relative_logits_match_inkling():
     mixed = (x @ scheme.mix.T).unflatten(2, (H, 3))
     expected = theirs(mixed, torch.arange(T), torch.arange(T))  # (B, H, T, T)
 
-    def hook(views, v, scale, sink, out):
+    def hook(views, v, scale, normalizer, out):
         (view,) = views
         added = view.mask.bias(*view.mask.indices(0, T, slice(0, T)))
         close(added.tril(), expected.tril(), atol=1e-12)
@@ -101,7 +103,7 @@ def wall_of_plan(scheme, x: torch.Tensor, positions: TokenPositions) -> torch.Te
     context = AttentionContext(positions, positions, positions, 2, H, x.device)
     q, k = projected(x)
     (view,) = scheme.plan(context).bind(x, None).read(q, k)
-    return view.weights_fn(QueryBlock(view, 0, T, slice(0, T), 0.3))
+    return view.weights_fn(QueryBlock(view, 0, T, slice(0, T), 0.3, SOFTMAX))
 
 
 def wall_by_pairs(scheme, x: torch.Tensor, positions: TokenPositions) -> torch.Tensor:
@@ -119,3 +121,98 @@ def wall_by_pairs(scheme, x: torch.Tensor, positions: TokenPositions) -> torch.T
             logits.append(logit.masked_fill(~is_seen[:, None], -math.inf))
         rows.append(torch.stack(logits, dim=-1).softmax(-1))
     return torch.stack(rows, dim=2)
+
+
+def entmax(logits: torch.Tensor) -> torch.Tensor:
+    return Normalizer(is_sparse=True)(logits)
+
+
+def test_entmax_of_two_logits():
+    """With h a quarter of their difference: (h + √(½ − h²))², 0 or 1 from |h| = ½ on."""
+    difference = torch.linspace(-5, 5, 101, dtype=torch.float64)
+    h = (difference / 4).clamp(-0.5, 0.5)
+    weights = entmax(torch.stack([difference + 3, torch.full_like(h, 3.0)], dim=-1))
+    close(weights[:, 0], (h + (0.5 - h.square()).sqrt()).square(), atol=1e-12)
+    close(weights.sum(-1), torch.ones_like(h), atol=1e-12)
+
+
+@pytest.mark.parametrize("scale", [0.01, 1.0, 20.0])
+@pytest.mark.parametrize("count", [1, 2, 7, 3000])
+def test_entmax_maximizes_its_objective(count, scale):
+    """pᵀz + Σ (p − p^1.5)·4/3 over distributions p: its slope in p_i is the same where p_i > 0, and
+    at most that elsewhere. Some logits are masked, some equal."""
+    z = scale * normal(4, count, seed=count)
+    z[:, count // 2] = z[:, 0]
+    if count > 2:
+        z[:, 1] = -torch.inf
+    p = entmax(z)
+    close(p.sum(-1), torch.ones(4).double(), atol=1e-9)
+    slopes = z - 2 * p.sqrt()
+    for row, weights in zip(slopes, p, strict=True):
+        level = row[weights > 0]
+        assert level.max() - level.min() < 1e-8 and row.max() < level.max() + 1e-8
+    assert count < 7 or scale < 1 or (p == 0).any()
+
+
+def test_gradient_of_entmax():
+    z = 1.5 * normal(3, 9)
+    z[0, 4] = -torch.inf
+    finite = z.isfinite()
+    assert torch.autograd.gradcheck(
+        lambda x: entmax(torch.where(finite, x, -torch.inf)),
+        torch.where(finite, z, 0.0).requires_grad_(),
+    )
+
+
+def first_attention(model, tokens: torch.Tensor) -> tuple[torch.Tensor, AttentionView]:
+    """The input and the view of the attention of the first layer."""
+    views = []
+    model(tokens, hooks=[lambda found, *_: views.extend(found)])
+    return model.blocks[0].attention_norm(model.embed(tokens)), views[0]
+
+
+@torch.no_grad()
+def test_shifted_keys_are_those_of_the_released_code():
+    """k[:, 1:, :, D // 2 :] = k[:, : −1, :, D // 2 :], with half of the features rotated."""
+    position = {"name": "rope", "fraction": 0.6, "shifted_keys": 0.4}
+    model = build(position, layers=1)
+    x, view = first_attention(model, ids(2, T))
+    k = (x @ model.blocks[0].attention.wk.weight.T).unflatten(-1, (G, D))  # (B, T, G, D)
+    angles = torch.arange(T)[:, None] * 10_000.0 ** (-torch.arange(3).double() / 3)
+    turned = torch.complex(k[..., :3], k[..., 3:6]) * torch.polar(
+        torch.ones_like(angles), angles
+    ).unsqueeze(1)
+    k = torch.cat([turned.real, turned.imag, k[..., 6:]], dim=-1)
+    k[:, 1:, :, 6:] = k[:, :-1, :, 6:].clone()
+    close(view.k.transpose(1, 2), k, atol=1e-12)
+
+
+@torch.no_grad()
+def test_adaptive_temperature_is_that_of_asentmax():
+    temperature = {"name": "adaptive", "delta": 0.5, "gamma_range": 1.5, "first_head": 2}
+    model = build({"name": "none", "temperature": temperature}, layers=1)
+    x, view = first_attention(model, ids(2, T))
+    attention = model.blocks[0].attention
+    w, u = attention.position.adaptive
+    logs = torch.arange(2, T + 2).double().log()[:, None]
+    factors = torch.ones(2, T, H, dtype=torch.float64)
+    factors[..., 2:] = 0.5 + (1 + (x @ w.T).exp()).log() * logs ** (1.5 * (x @ u.T).tanh())
+    q = (x @ attention.wq.weight.T).unflatten(-1, (H, D)) * factors[..., None]
+    close(view.q.transpose(1, 2), q, atol=1e-12)
+    with pytest.raises(ModelError, match="first_head"):
+        build({"name": "none", "temperature": {"name": "adaptive", "first_head": H}})
+
+
+@pytest.mark.parametrize(
+    ("position", "keys", "word"),
+    [
+        ({"name": "stick_breaking", "weights": "entmax"}, {}, "weights"),
+        ({"name": "none", "weights": "entmax"}, {"mixer": {"name": "linear"}}, "weights"),
+        ({"name": "none", "shifted_keys": 0.5}, {"mixer": {"name": "linear"}}, "shifted_keys"),
+        ({"name": "none", "shifted_keys": 0.5}, {"mixer": {"name": "latent"}}, "shifted_keys"),
+    ],
+    ids=str,
+)
+def test_unsupported_weights_and_keys(position, keys, word):
+    groups = 1 if keys.get("mixer", {}).get("name") == "latent" else G
+    assert word in refusal(lambda: build(position, kv_heads=groups, **keys))

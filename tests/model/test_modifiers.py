@@ -15,6 +15,7 @@ from transformers.models.ministral3.modeling_ministral3 import get_llama_4_attn_
 from model import TokenPositions
 from model.attention.kernels import attend
 from model.attention.mask import AttentionView
+from model.attention.weights import Normalizer
 from model.position import AttentionContext
 from tests.model.alone import B, doubles, drawn, normal, visible
 from tests.model.zoo import D, G, H, T, build, close, ids, packed, settings_of
@@ -92,7 +93,7 @@ def sink_attention(kernel: str, sinks: Tensor, window: int | None = None) -> Ten
     positions = TokenPositions.plain(T)
     device = torch.device("cpu")
     context = AttentionContext(positions, positions, positions, B, H, device, window=window)
-    return attend([AttentionView(q, k, context.mask())], v, 0.4, kernel, sinks)
+    return attend([AttentionView(q, k, context.mask())], v, 0.4, kernel, Normalizer(sinks))
 
 
 @pytest.mark.parametrize("kernel", ["auto", "dense", "flex"])

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from model import TokenPositions
 from model.attention.kernels import attend, choose
+from model.attention.weights import SOFTMAX
 from tests.model.alone import (
     attended,
     by_head,
@@ -188,7 +189,7 @@ def test_merged_views_equal_the_dense_kernel(case, queries, monkeypatch):
     q, k, v = drawn(T)
     plan = scheme.plan(context_of(scheme, PLAIN, queries=queries))
     views = plan.read(q[:, :, -queries:], plan.write(k))
-    assert choose(views, v, None, "cpu") == "merged"
+    assert choose(views, v, SOFTMAX, "cpu") == "merged"
     close(attend(views, v, D**-0.5), attend(views, v, D**-0.5, "dense"), atol=1e-12)
 
 

@@ -129,6 +129,8 @@ QUICK = [
     ("hybrid-window", "plain"),
     ("rope-sinks", "packed"),
     ("fox-window", "packed"),
+    ("rope-shifted", "packed"),
+    ("alibi-nape", "plain"),
     ("linear-numerator-rope", "packed"),
     ("gated_deltanet-rope", "packed"),
     ("hybrid-heads", "packed"),

@@ -61,4 +61,4 @@ class Cope(PositionalScheme):
         low = p.detach().long().clamp(max=last - 1)  # at p = P − 1 the weight of the upper row is 1
         here = rows.gather(-1, low)
         step = rows.diff(dim=-1).gather(-1, low)
-        return block.softmax(scores + here + (p - low) * step)
+        return block.weights_of(scores + here + (p - low) * step)

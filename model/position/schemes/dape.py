@@ -87,7 +87,7 @@ class Dape(PositionalScheme):
             pairs_of = [x.expand_as(scores).transpose(0, 1).flatten(1) for x in (scores, b)]
             mixed = over_pairs(network, len(w2), *pairs_of)
             mixed = mixed.view(-1, len(scores), *scores.shape[2:]).transpose(0, 1)
-            return block.softmax(scores + b + mixed)
+            return block.weights_of(scores + b + mixed)
 
         return AttentionPlan.from_mask(mask, weights_fn)
 

@@ -107,7 +107,7 @@ class Hyperbolic(PositionalScheme):
         def weights_fn(block: QueryBlock) -> Tensor:
             n = q_position[:, :, block.start : block.stop]
             m = k_position[:, :, block.keys]
-            return block.softmax(decayed_scores(block, -n * rates, -m * rates) * block.scale)
+            return block.weights_of(decayed_scores(block, -n * rates, -m * rates) * block.scale)
 
         return AttentionPlan(
             read=lambda q, k: [AttentionView(diagonal(q), k, mask, weights_fn)], write=diagonal

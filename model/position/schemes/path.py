@@ -105,7 +105,7 @@ class PathAttention(ContentScheme):
                 repeated(x[:, :, block.keys], plan.context.heads).to(block.q.dtype)
                 for x in (w, strength)
             )
-            return block.softmax(along_paths(block, *parts) * block.scale)
+            return block.weights_of(along_paths(block, *parts) * block.scale)
 
         return [
             AttentionView(

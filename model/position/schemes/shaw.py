@@ -94,7 +94,7 @@ class Shaw(PositionalScheme):
 
     def _weights(self, block: QueryBlock) -> Tensor:
         rows = block.q @ self.key.to(block.q.dtype).T  # (B, H, t, K + 1)
-        return block.softmax(
+        return block.weights_of(
             block.scores + rows.gather(-1, distances(block, self.settings.clip)) * block.scale
         )
 

@@ -38,11 +38,12 @@ class StickBreaking(PositionalScheme):
     settings: StickBreakingSettings
 
     def setup(self) -> None:
-        if self.settings.sink_logit != "none":
+        s = self.settings
+        if (s.sink_logit, s.weights) != ("none", "softmax"):
             raise ModelError(
-                f"model.position.sink_logit '{self.settings.sink_logit}' requires a softmax, "
-                "which 'stick_breaking' does not have: set it to none, and remainder to drop for "
-                "weights that sum to less than 1"
+                "'stick_breaking' has weights of its own: set model.position.sink_logit to none "
+                "and model.position.weights to softmax; remainder = drop makes weights sum to less "
+                "than 1"
             )
 
     def plan(self, context: AttentionContext) -> AttentionPlan:

@@ -84,7 +84,7 @@ class TransformerXL(PositionalScheme):
                 by_distance = asks @ weight @ rows.T if projected is None else asks @ projected
                 content = block.scores + self.u.to(dtype)[:, None] @ block.k.mT * block.scale
                 found = by_distance.gather(-1, distances(block, rows.shape[0] - 1))
-                return block.softmax(content + found * block.scale)
+                return block.weights_of(content + found * block.scale)
 
             return [
                 AttentionView(

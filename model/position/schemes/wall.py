@@ -62,6 +62,6 @@ class Wall(ContentScheme):
         def weights(block: QueryBlock) -> Tensor:
             own = q_decay[:, :, block.start : block.stop]
             scores = decayed_scores(block, own, k_decay[:, :, block.keys])
-            return block.softmax(scores * block.scale)
+            return block.weights_of(scores * block.scale)
 
         return [AttentionView(q, k, plan.mask, weights)]

@@ -42,8 +42,8 @@ def brute(model, tokens, keep):
     length = tokens.shape[1]
     full = []
 
-    def note(views, v, scale, sink, out):
-        details = attention_details(views, v, scale, sink, 0, length, whole=True, logits=True)
+    def note(views, v, scale, normalizer, out):
+        details = attention_details(views, v, scale, normalizer, 0, length, whole=True, logits=True)
         full.append((details.weights[:, :, -keep:], details.logits[:, :, -keep:]))
 
     with torch.no_grad():

@@ -1,0 +1,67 @@
+"""Weights of keys from the logits of queries: softmax or entmax, with an optional sink."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Normalizer:
+    """A function from logits (B, H, t, s), −inf where masked, to weights.
+
+    Attributes:
+        sink: (H,) logits of an extra key without a value, as in gpt-oss; None: there is none.
+        is_sparse: entmax instead of softmax.
+    """
+
+    sink: Tensor | None = None
+    is_sparse: bool = False
+
+    @property
+    def is_softmax(self) -> bool:
+        """Whether weights are the softmax over the keys alone, as in fused kernels."""
+        return self.sink is None and not self.is_sparse
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        if self.sink is not None:
+            column = self.sink.to(logits.dtype)[None, :, None, None]
+            logits = torch.cat([logits, column.expand(*logits.shape[:3], 1)], dim=-1)
+        weights = Entmax.apply(logits) if self.is_sparse else logits.softmax(-1)
+        return weights if self.sink is None else weights[..., :-1]
+
+
+SOFTMAX = Normalizer()
+
+
+class Entmax(torch.autograd.Function):
+    """Entmax with α = 1.5: weights max(z/2 − τ, 0)² of logits z, with τ such that they sum to 1.
+
+    Peters, Niculae and Martins 2019 (arXiv:1905.05702), algorithm 2: τ follows from the mean and
+    variance of the largest logits, of which there are as many as nonzero weights.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor) -> Tensor:
+        # τ is at least the largest z/2 − 1, so the bound changes no weight
+        halves = ((logits - logits.amax(-1, keepdim=True)) / 2).clamp(min=-2)
+        largest = halves.sort(dim=-1, descending=True).values
+        count = torch.arange(1, logits.shape[-1] + 1, device=logits.device, dtype=logits.dtype)
+        mean = largest.cumsum(-1) / count
+        squares = largest.square().cumsum(-1) - count * mean.square()  # of the deviations
+        thresholds = mean - ((1 - squares) / count).clamp(min=0).sqrt()
+        positive = (thresholds <= largest).sum(-1, keepdim=True)
+        weights = (halves - thresholds.gather(-1, positive - 1)).clamp(min=0).square()
+        ctx.save_for_backward(weights)
+        return weights
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        (weights,) = ctx.saved_tensors
+        (gradient,) = gradients
+        roots = weights.sqrt()
+        mean = (roots * gradient).sum(-1, keepdim=True) / roots.sum(-1, keepdim=True)
+        return roots * (gradient - mean)
