@@ -90,8 +90,8 @@ def check_text(
         )
     if longest < settings.train_length and not settings.is_fork:
         raise TrainingError(
-            f"train_length {settings.train_length} is longer than every training document (the "
-            f"longest has {longest:,} tokens); lower it"
+            f"train_length {settings.train_length} is longer than every document of the training "
+            f"text (the longest has {longest:,} tokens); lower it"
         )
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from data.sampling.batches import Batch
-from data.sampling.items import RunSampler
+from data.sampling.item_batches import RunSampler
 from model import ContextShard, TokenPositions
 from model.devices import to_device
 from training.distributed.parallel import Parallel

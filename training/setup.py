@@ -15,7 +15,7 @@ import torch
 from data import GeneratedData, PreparedData, RunData, is_prepared, prepare
 from data.files import remove_drafts
 from data.sampling.exposure import EXPOSURE
-from data.sampling.items import RunSampler
+from data.sampling.item_batches import RunSampler
 from errors import TrainingError
 from model import Transformer
 from model.devices import prepare_cpu

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from data.sampling.mixture import MixturePattern
-from data.sampling.packing import PACKINGS, PositionedTokens
+from data.sampling.packing import IGNORED, PACKINGS, PositionedTokens
 from data.sampling.random_draws import permuted
 from data.sampling.random_positions import PlainPositions, place
 from data.sampling.segments import Segment, SegmentPlan, stream_key, window_samplers
@@ -28,7 +28,6 @@ from data.store import TokenStore
 from errors import DataError
 
 PLAIN = PlainPositions()
-IGNORED = -100  # excluded from the loss
 TENSORS = ("tokens", "targets", "order", "position", "document")  # of a batch
 
 

@@ -54,9 +54,7 @@ class PlainPositions(StrictSettings):
         """Raise ValueError if texts of `length` tokens do not fit."""
         if self.position_end(length) < length:
             setting = f"data.positions.{self.bound} = {self.position_end(length)}"
-            raise ValueError(
-                f"{setting} is less than the {length} tokens of a window; increase it"
-            )
+            raise ValueError(f"{setting} is less than the {length} tokens of a window; increase it")
 
     def apply(
         self,

@@ -6,9 +6,8 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from data.sampling.batches import IGNORED
 from data.sampling.items import ItemRows
-from data.sampling.packing import PositionedTokens
+from data.sampling.packing import IGNORED, PositionedTokens
 from data.tokenizers import SymbolTokenizer
 from model import TokenPositions, Transformer
 

@@ -7,9 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from data.sampling.batches import IGNORED
 from data.sampling.items import PLAIN, ItemRows, SymbolItems, place_items
-from data.sampling.packing import PositionedTokens
+from data.sampling.packing import IGNORED, PositionedTokens
 from data.tasks import SymbolTask
 from data.tokenizers import SymbolTokenizer
 from errors import DataError, EvaluationError
@@ -48,7 +47,7 @@ class DrawnLength(NamedTuple):
         """Mean probability that guesses among `choices` symbols are right for all of an item; the
         place of `<end>` is no guess."""
         symbols = (self.rows.targets != IGNORED) & (self.rows.targets != SymbolTokenizer.eos_id)
-        return float(np.mean(1.0 / choices ** symbols.sum(axis=1)))
+        return float(np.mean(float(choices) ** -symbols.sum(axis=1)))
 
 
 @dataclass(kw_only=True)

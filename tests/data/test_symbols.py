@@ -11,9 +11,10 @@ from pydantic import TypeAdapter
 
 from data import DataError, DataSettings
 from data.generated import generated
-from data.sampling.batches import IGNORED
 from data.sampling.exposure import ExposureLedger
-from data.sampling.items import ItemSampler, SymbolItems
+from data.sampling.item_batches import ItemSampler
+from data.sampling.items import SymbolItems
+from data.sampling.packing import IGNORED
 from data.sampling.random_positions import (
     CapePositions,
     OffsetPositions,
