@@ -62,6 +62,7 @@ def make_sampler(settings: RunSettings, data: RunData) -> RunSampler:
         packing=settings.data.packing,
         seed=settings.seed,
         positions=settings.data.positions,
+        is_carried=settings.training.state == "carry",
     )
 
 
