@@ -197,9 +197,9 @@ def test_run_is_evaluated_at_lengths_of_problems(run, capsys):
     report = report_of(run, "one")
     assert report["lengths"] == [[2, 6], [9, 9], [12, 12]] and report["task"] == "addition"
     assert [cell["length"] for cell in report["cells"]] == [6, 9, 12]
-    assert all(len(cell["unit_accuracy"]) == 20 for cell in report["cells"])
+    assert all(len(cell["unit_exact"]) == 20 for cell in report["cells"])
     assert report["methods"].keys() == {"trained"}  # no item is cut
-    assert report["cells"][1]["chance_of_exact"] == pytest.approx(1e-10)
+    assert report["cells"][1]["chance"] == pytest.approx(1e-10)
     first = (run / "evaluation" / "one" / "results.csv").read_bytes()
     capsys.readouterr()
     call(evaluate_script, run, run / "evaluation" / "one" / "settings.yaml")
