@@ -103,8 +103,10 @@ class GrowingDecoder:
         """(B, V) logits after the next tokens (B,)."""
         at = self._at
         self._at += 1
-        end = self.positions.position_end - (self.positions.order.shape[1] - self._at)
-        new = self.positions.part(at, self._at, position_end=end)
+        new = self.positions.part(at, self._at)
+        if new.unit_steps:
+            end = new.position_end - (self.positions.order.shape[1] - self._at)
+            new = replace(new, position_end=end)
         if self.packed is None:
             return self.model(tokens[:, None], new, cache=self.cache, keep=1)[:, -1]
         chunk = self.model.prepare(new)
