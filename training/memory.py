@@ -150,8 +150,8 @@ def gathered_keys(
     """Bytes per sequence of keys and values that are gathered from other devices and saved for the
     backward pass: those visible to its two chunks, less the device's own L/N. That is L − L/2N
     tokens; in layers with a window and without sinks, those before each chunk that are visible to
-    it, and while they are gathered the L/2 tokens of one pass. With checkpointing, of one layer at a time. Layers with a state gather it instead, which is
-    small."""
+    it, and while they are gathered the L/2 tokens of one pass. With checkpointing, of one layer at
+    a time. Layers with a state gather it instead, which is small."""
     numbers = [0.0]
     dropped = 0.0  # of one pass of a layer with a window
     for block in model.blocks:
