@@ -17,11 +17,12 @@ from model import Transformer, find_device
 from run_directory.checkpoints import steps_of
 from run_directory.console import Console, duration
 from run_directory.metrics_file import read_metrics
+from run_directory.position_overrides import make_model
 from run_directory.run import MANIFEST, is_run
 from studies.running.cell_record import CellRecord, flops_of, last_checkpoint
 from studies.running.corpora import StudyCorpora
 from studies.running.plan import PlannedCell, PlannedEvaluation
-from training.checks import input_limit, make_model
+from training.checks import input_limit
 from training.hardware import USUAL_SHARE, peak_flops
 
 COLUMNS = ["#", "cell", "parameters", "tokens", "train length", "training FLOPs", "state"]

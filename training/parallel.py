@@ -20,21 +20,13 @@ import torch.distributed as dist
 from accelerate import Accelerator, InitProcessGroupKwargs
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from errors import FAILED, RANK_LOST, TrainingError, printable
 from model import ContextShard, Transformer
 from model.attention.sharding import is_broken_link
-from run_directory.process_group import ALONE, HostGroup, ProcessGroup, error_barrier
+from run_directory.process_group import ProcessGroup, error_barrier
 from run_directory.training_settings import TrainingSettings
-from training.distributed.launch import (
-    COMMAND,
-    check_context,
-    check_devices,
-    check_launch,
-    check_world,
-    requests_fsdp,
-)
+from training.launch import COMMAND, check_devices, check_launch, check_world, requests_fsdp
 
 T = TypeVar("T")
 # A process that does not arrive at a collective of a step within this time is lost.
@@ -54,11 +46,9 @@ class Parallel(ProcessGroup):
 
     Attributes:
         device_type: of the devices that the run is meant for, which `--world` simulates on a CPU.
-        autocast_dtype: of forward passes; None: no autocast. The launch sets it where
-            training.precision is auto.
-        saving_group, error_group: a sharded model is saved by all processes, which report errors
-            over `saving_group`. Otherwise the main process saves it and reports errors over
-            `error_group`.
+        autocast_dtype: of forward passes; None: no autocast.
+        sharded: FSDP2, else DDP.
+        shard: this rank's part of each window in a context group; None: whole windows.
 
     Raises TrainingError where the launcher and the settings disagree, or the processes that run are
     not those that were requested.
@@ -77,39 +67,31 @@ class Parallel(ProcessGroup):
         self.device_type = self.device.type
         self.rank: int = self._accelerator.process_index
         self.world: int = self._accelerator.num_processes
-        self.autocast_dtype = autocast_type(t.precision)
+        self.autocast_dtype: torch.dtype | None = None
         check_world(t, os.environ, self.world)
         sharding = t.parallel.sharding
         if sharding == "auto":
             sharding = "full" if requests_fsdp(os.environ) else "none"
-        self.sharded: bool = sharding == "full"
+        self.sharded = sharding == "full"
         if self.sharded and not dist.is_initialized():
-            start = COMMAND.format(n="N")
             raise TrainingError(
-                f"training.parallel.sharding=full requires several processes: start {start}"
+                "training.parallel.sharding=full requires several processes: start "
+                f"{COMMAND.format(n='N')}"
             )
-        self._host: ProcessGroup = ALONE
-        if self.world > 1:
-            self._host = HostGroup(self.rank, self.world, HOST_TIMEOUT)
+        self._host_group = None
+        is_simulated = dist.is_initialized() and dist.get_backend() == "fake"
+        if self.world > 1 and not is_simulated:
+            self._host_group = dist.new_group(backend="gloo", timeout=HOST_TIMEOUT)
         self.shard: ContextShard | None = None
         if (size := t.parallel.context) > 1:
-            check_context(size, self.world)
             # Ranks of a context group are neighbors, so that their collectives stay within a node.
             sizes = (self.world // size, size)
-            mesh = init_device_mesh(
-                self.device.type,
-                sizes,
-                mesh_dim_names=("data", "context"),
-            )
+            names = ("data", "context")
+            mesh = init_device_mesh(self.device.type, sizes, mesh_dim_names=names)
             group = mesh.get_group("context")
-            if dist.get_backend(group) != "fake":  # of simulated processes
+            if not is_simulated:
                 dist.distributed_c10d._set_pg_timeout(STEP_TIMEOUT, group)
             self.shard = ContextShard.of(group)
-        self.saving_group: ProcessGroup = ALONE
-        self.error_group: ProcessGroup = self
-        if self.sharded:
-            self.saving_group = HostGroup(self.rank, self.world, HOST_TIMEOUT)
-            self.error_group = ALONE
 
     @property
     def main(self) -> bool:
@@ -143,25 +125,33 @@ class Parallel(ProcessGroup):
                 results.append(work())
         return results[0] if self.main else work()
 
+    def gather(self, value: Any) -> list[Any]:
+        """Gather a host value from all processes, by rank; synchronizes: do not call it in a
+        step."""
+        values: list[Any] = [value] * self.world
+        if self.world > 1:
+            dist.all_gather_object(values, value, group=self._host_group)
+        return values
+
     def wait(self) -> None:
         """Wait for all processes."""
-        self._host.gather(None)
+        self.gather(None)
+
+    def agree(self, value: Any, what: str, fix: str) -> None:
+        """Raise TrainingError on every process where `value` differs between processes."""
+        values = self.gather(value)
+        for rank, other in enumerate(values):
+            if other != values[0]:
+                raise TrainingError(
+                    f"{what} is {other} on process {rank} and {values[0]} on process 0: {fix}"
+                )
 
     def autocast(self) -> torch.autocast:
-        """A context for forward passes in the precision of the settings."""
+        """A context for forward passes in the precision of the run."""
         dtype = self.autocast_dtype
-        return torch.autocast(
-            self.device.type,
-            dtype,
-            enabled=dtype is not None,
-        )
+        return torch.autocast(self.device.type, dtype, enabled=dtype is not None)
 
-    def wrap(
-        self,
-        model: Transformer,
-        *,
-        compiled: bool | None = False,
-    ) -> nn.Module:
+    def wrap(self, model: Transformer, *, compiled: bool | None = False) -> nn.Module:
         """The model for training passes, whose gradients are averaged over all processes.
 
         Args:
@@ -185,11 +175,7 @@ class Parallel(ProcessGroup):
         """The model under DDP if there are several processes."""
         return self._accelerator.prepare_model(model)
 
-    def no_sync(
-        self,
-        wrapped: nn.Module,
-        enabled: bool = True,
-    ) -> AbstractContextManager:
+    def no_sync(self, wrapped: nn.Module, enabled: bool = True) -> AbstractContextManager:
         """Accumulate gradients locally in the block, if `enabled`; a later backward pass reduces
         them.
 
@@ -199,28 +185,14 @@ class Parallel(ProcessGroup):
 
     def reshard(self, model: nn.Module) -> None:
         """Free the unsharded weights that an evaluation has gathered."""
-        if isinstance(model, FSDPModule):
-            model.reshard()
+        if self.sharded:
+            model.reshard()  # type: ignore[operator]
 
     def sum(self, x: Tensor) -> Tensor:
         """Sum a tensor over all processes (all-reduce)."""
         shared = self._accelerator.reduce(x, reduction="sum")
         assert isinstance(shared, Tensor)
         return shared
-
-    def gather(self, value: Any) -> list[Any]:
-        """Gather a host value from all processes, by rank; synchronizes: do not call it in a
-        step."""
-        return self._host.gather(value)
-
-    def agree(self, value: Any, what: str, fix: str) -> None:
-        """Raise TrainingError on every process where `value` differs between processes."""
-        values = self.gather(value)
-        for rank, other in enumerate(values):
-            if other != values[0]:
-                raise TrainingError(
-                    f"{what} is {other} on process {rank} and {values[0]} on process 0: {fix}"
-                )
 
     def description(self) -> dict[str, Any]:
         """The processes, for the run's manifest. Every process must call it."""
@@ -230,50 +202,42 @@ class Parallel(ProcessGroup):
             "processes": self.world,
             "kind": state.distributed_type.value,
             "backend": state.backend,
-            "precision": state.mixed_precision,
             "settings": self.settings.model_dump(mode="json"),
             "ranks": self.gather(own),
         }
 
     @contextmanager
     def connected(self) -> Iterator[None]:
-        """Leave the process group at the end of the block, once every process has finished.
+        """Leave the process group at the end of the block, once every process has finished: gloo
+        aborts a process that still sends to one that has left.
 
         Where a process raises an error in the block, the others print its message and exit with
         FAILED. Where another process is lost, exit with RANK_LOST: an orderly shutdown would wait
         for it again.
         """
-        if self.world == 1:
-            yield
-            self.end()
-            return
-        failure = SharedFailure(self.rank, self.world)
+        failure = SharedFailure(self.rank, self.world) if self.world > 1 else None
         try:
             yield
-            self.end()
+            self.wait()
+            self._accelerator.end_training()
         except Exception as error:
-            if is_broken_link(error):
+            if failure is not None and is_broken_link(error):
                 failure.exit_if_known()
                 self._exit_lost(error)
-            failure.share(str(error) or type(error).__name__)
+            elif failure is not None:
+                failure.share(str(error) or type(error).__name__)
             raise
         finally:
-            failure.close()
-
-    def end(self) -> None:
-        """Leave the process group once every process has finished; gloo aborts a process that still
-        sends to one that has left."""
-        self.wait()
-        self._accelerator.end_training()
+            if failure is not None:
+                failure.close()
 
     def _exit_lost(self, error: Exception) -> None:
         (message, *_) = str(error).splitlines() or [type(error).__name__]
-        lost = "another process has ended"
-        if "timed out" in message.lower() or "timeout" in message.lower():
-            lost = "another process hangs"
+        hangs = "timed out" in message.lower() or "timeout" in message.lower()
         print(
-            f"error: (process {self.rank}) {lost}: see its output, and run the same command again "
-            f"to resume from the last checkpoint ({message})",
+            f"error: (process {self.rank}) another process {'hangs' if hangs else 'has ended'}: "
+            "see its output, and run the same command again to resume from the last checkpoint "
+            f"({message})",
             file=sys.stderr,
             flush=True,
         )
@@ -292,8 +256,7 @@ class SharedFailure:
         self._closed = threading.Event()
         self._message = ""
         self._store = dist.distributed_c10d._get_default_store()
-        if dist.get_backend() != "fake":  # of simulated processes
-            threading.Thread(target=self._watch, daemon=True).start()
+        threading.Thread(target=self._watch, daemon=True).start()
 
     def share(self, message: str) -> None:
         """Give the others the error of this process, unless one of them failed before."""
@@ -341,6 +304,8 @@ def shard(
     which halves the traffic; the residual stream, the other parameters and gradient reductions stay
     in float32.
     """
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # a second to import
+
     mesh = init_device_mesh(device.type, (world,))
     policy = MixedPrecisionPolicy(
         param_dtype=autocast,

@@ -22,20 +22,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from errors import TrainingError
-from model import TokenPositions, Transformer
-from run_directory.process_group import ProcessGroup
+from model import TokenPositions
+from run_directory.position_overrides import make_model
 from run_directory.run_settings import RunSettings
 from run_directory.stages import Stage
 from run_directory.training_settings import TrainingSettings
 from training.batches import MicroBatch, StepBatch
-from training.checks import make_model
-from training.distributed.parallel import Parallel
-from training.optim.optimizer import make_optimizer
-from training.optim.step_guard import StepGuard
+from training.optimizer import Optimizer
+from training.parallel import Parallel
+from training.step import StepGuard
 from training.stop_requests import StopRequests
 from training.train_state import TrainState
 
-TrainStep = Callable[..., object]  # train.train_step
+TrainStep = Callable[..., Any]  # train.train_step
 _OPERATIONS = {
     "all-gather": ("_allgather_base_", "allgather_", "all_gather_into_tensor"),
     "reduce-scatter": ("_reduce_scatter_base_", "reduce_scatter_", "reduce_scatter_tensor"),
@@ -44,16 +43,6 @@ _OPERATIONS = {
 }
 _LOCAL = "wait_tensor", "_wrap_tensor_autograd"  # operations that communicate nothing
 _NAMES = {operation: name for name, operations in _OPERATIONS.items() for operation in operations}
-
-
-class _Repeated(ProcessGroup):
-    """Processes that all have the value of this one."""
-
-    def __init__(self, world: int):
-        self.world = world
-
-    def gather(self, value: Any) -> list[Any]:
-        return [value] * self.world
 
 
 class SimulatedParallel(Parallel):
@@ -68,25 +57,23 @@ class SimulatedParallel(Parallel):
             raise TrainingError(
                 "--world simulates the processes: run it in one process, without a launcher"
             )
+        if t.precision == "float64":
+            raise TrainingError(
+                "--world counts bytes of float32 and bfloat16: set training.precision"
+            )
         launch = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
-        launch |= {
-            "ACCELERATE_USE_CPU": "true",
-            "ACCELERATE_TORCH_DEVICE": "cpu",
-            "OMP_NUM_THREADS": 1,
-        }
+        launch |= {"OMP_NUM_THREADS": 1}
+        launch |= {"ACCELERATE_USE_CPU": "true", "ACCELERATE_TORCH_DEVICE": "cpu"}
         # Read by accelerate, which uses a process group that is initialized.
         os.environ.update({name: str(value) for name, value in launch.items()})
-        dist.init_process_group(
-            "fake",
-            rank=0,
-            world_size=world,
-            store=FakeStore(),
-        )
+        dist.init_process_group("fake", rank=0, world_size=world, store=FakeStore())
         super().__init__(t)
-        self._host = _Repeated(world)
         self.device_type = "cuda"
 
-    def _replicate(self, model: Transformer) -> nn.Module:
+    def gather(self, value: Any) -> list[Any]:
+        return [value] * self.world
+
+    def _replicate(self, model: Any) -> nn.Module:
         # DDP compares and copies weights when it is created, and the fake group returns no result
         # of the default communication hook.
         replica = DistributedDataParallel(model, init_sync=False)
@@ -123,7 +110,7 @@ class CollectiveCounter(TorchDispatchMode):
 
     def __init__(self, context: str | None = None):
         super().__init__()
-        self.counts: dict[tuple[str, str], Traffic] = {}
+        self.counts: Collectives = {}
         self._context = context
 
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None) -> Any:
@@ -136,10 +123,8 @@ class CollectiveCounter(TorchDispatchMode):
             names = [argument for argument in args if isinstance(argument, str)]
             group = "context" if self._context in names else "all"
             key = _NAMES.get(name, name), group
-            before = self.counts.get(key, Traffic())
-            self.counts[key] = Traffic(
-                before.count + 1, before.nbytes + max(x.nbytes for x in tensors)
-            )
+            count, nbytes = self.counts.get(key, Traffic())
+            self.counts[key] = Traffic(count + 1, nbytes + max(x.nbytes for x in tensors))
         return out
 
 
@@ -153,45 +138,29 @@ def sent_bytes(operation: str, nbytes: float, size: int) -> float:
 
 def count_collectives(
     settings: RunSettings,
-    parallel: SimulatedParallel,
+    parallel: Parallel,
     stage: Stage,
-    micro_batch_size: int | None,
+    micro_batch_size: int,
     vocab_size: int,
     train_step: TrainStep,
 ) -> Collectives:
     """The collectives of the first step of a stage.
 
     At most two micro-batches are run. All but the last one add as much as the first.
-
-    Raises TrainingError for float64, which is for tests on CPUs.
     """
-    if settings.training.precision == "float64":
-        raise TrainingError("--world counts bytes of float32 and bfloat16: set training.precision")
     rows = stage.batch_size // parallel.data_world
-    size = min(micro_batch_size or rows, rows)
+    size = min(micro_batch_size, rows)
     before, last = divmod(rows - 1, size)
-    model_settings = settings.model_copy(update={"model": stage.model})
-
-    def count(sizes: list[int]) -> Collectives:
-        return _count_step(
-            model_settings,
-            parallel,
-            stage.length,
-            sizes,
-            vocab_size,
-            train_step,
-        )
-
-    single = count([last + 1])
+    settings = settings.model_copy(update={"model": stage.model})
+    single = _count_step(settings, parallel, stage, [last + 1], vocab_size, train_step)
     if before == 0:
         return single
-    double = count([size, last + 1])
+    double = _count_step(settings, parallel, stage, [size, last + 1], vocab_size, train_step)
     totals = {}
     for key, both in double.items():
-        last_only = single.get(key, Traffic())
+        count, nbytes = single.get(key, Traffic())
         totals[key] = Traffic(
-            last_only.count + before * (both.count - last_only.count),
-            last_only.nbytes + before * (both.nbytes - last_only.nbytes),
+            count + before * (both.count - count), nbytes + before * (both.nbytes - nbytes)
         )
     return totals
 
@@ -206,8 +175,8 @@ class _WithoutWeights(TorchFunctionMode):
 
 def _count_step(
     settings: RunSettings,
-    parallel: SimulatedParallel,
-    length: int,
+    parallel: Parallel,
+    stage: Stage,
     sizes: list[int],
     vocab_size: int,
     train_step: TrainStep,
@@ -218,42 +187,38 @@ def _count_step(
         model = make_model(settings, vocab_size).train()
     with fake:
         model.to_empty(device=parallel.device)
-    parts = [_part(settings, parallel, size, length) for size in sizes]
-    for part in parts:  # tables are real tensors, computed once
+    batch = synthetic_batch(settings, parallel, stage, sizes, vocab_size)
+    for part in batch.parts:  # tables are real tensors, computed once
         model.prepare(part.positions.part(0, 2))
     forward = parallel.wrap(model)  # device meshes have real tensors
     t = settings.training
     with fake:
         state = TrainState(
             model=model,
-            optimizer=make_optimizer(model, t.optimizer),
+            optimizer=Optimizer(model, t.optimizer),
             guard=StepGuard(t.on_nonfinite, t.on_spike, parallel.device),
             ema=None,
             forward=forward,
-        )
-        batch = StepBatch(
-            parts,
-            sum(sizes) * length * parallel.data_world,
-            facts={},
         )
         with CollectiveCounter(parallel.shard.group if parallel.shard else None) as counter:
             train_step(state, batch, parallel, t, StopRequests())
     return counter.counts
 
 
-def _part(
-    settings: RunSettings,
-    parallel: SimulatedParallel,
-    size: int,
-    length: int,
-) -> MicroBatch:
-    tokens = torch.zeros(size, length, dtype=torch.int64)
-    if parallel.shard is not None:
-        tokens = parallel.shard.select(tokens)
+def synthetic_batch(
+    settings: RunSettings, parallel: Parallel, stage: Stage, sizes: list[int], vocab_size: int
+) -> StepBatch:
+    """A batch of random tokens, with micro-batches of these numbers of sequences."""
     # One document: masks of several take many small operations. They change collectives only in
     # layers with sinks, by their layout.
-    positions = TokenPositions.plain(length)
+    positions = TokenPositions.plain(stage.length, device=parallel.device)
     has_sinks = any(kind.position.sinks for kind in settings.model.resolved_kinds.values())
     if settings.data.packing == "intra_document" and has_sinks:
         positions = replace(positions, layout="packed")
-    return MicroBatch(tokens, tokens, positions, parallel.shard)
+    parts = []
+    for size in sizes:
+        tokens = torch.randint(vocab_size, (size, stage.length), device=parallel.device)
+        if parallel.shard is not None:
+            tokens = parallel.shard.select(tokens)
+        parts.append(MicroBatch(tokens, tokens, positions, parallel.shard))
+    return StepBatch(stage, parts, sum(sizes) * stage.length * parallel.data_world, facts={})
