@@ -41,11 +41,6 @@ def check_model(settings: RunSettings) -> None:
             f"training.validation.multiples begins at {shortest} × {length} tokens, and positions "
             f"end at {limit}: add 1 to it"
         )
-    if limit is not None and limit < end:
-        raise TrainingError(
-            f"data.positions ({sampled(settings)}) draws positions up to {end - 1}, and positions "
-            f"end at {limit - 1}: raise {_end_of(settings, end)}, or draw positions less far"
-        )
     for name, kind in settings.model.resolved_kinds.items():
         scheme = kind.position.name
         if sampler.fractional and not SCHEMES[scheme][1].supports_fractions:
@@ -54,6 +49,11 @@ def check_model(settings: RunSettings) -> None:
                 f"{settings.model.position_key(name)}.name = {scheme} does not support; change one "
                 "of them"
             )
+    if limit is not None and limit < end:
+        raise TrainingError(
+            f"data.positions ({sampled(settings)}) draws positions up to {end - 1}, and positions "
+            f"end at {limit - 1}: raise {_end_of(settings, end)}, or draw positions less far"
+        )
     validation_steps(settings.training.validation, settings.steps)
     check_trackers(settings.training)
 

@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+
 from tests.training.tiny import trained
 
 ROOT = Path(__file__).resolve().parents[2]

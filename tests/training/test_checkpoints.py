@@ -340,14 +340,28 @@ BAD = {DIVERGED: True}
     [
         # resumed from 20: 30 was damaged
         ({"keep": 2}, [(10, {}), (20, {}), (30, {}), (25, {})], [20, 25]),
-        ({"keep": 1, "keep_interval": 20, "interval": 10}, [(n, {}) for n in (10, 20, 30, 40, 50)], [20, 40, 50]),
+        (
+            {"keep": 1, "keep_interval": 20, "interval": 10},
+            [(n, {}) for n in (10, 20, 30, 40, 50)],
+            [20, 40, 50],
+        ),
         (
             {"keep": 1, "best": 2},
-            [(1, held_out(5.0)), (2, held_out(4.0)), (3, held_out(4.0)), (4, {}), (5, held_out(6.0))],
+            [
+                (1, held_out(5.0)),
+                (2, held_out(4.0)),
+                (3, held_out(4.0)),
+                (4, {}),
+                (5, held_out(6.0)),
+            ],
             [2, 5],
         ),
         # a step that a resumed run superseded is not the best one
-        ({"keep": 1, "best": 2}, [(10, held_out(3.0)), (30, held_out(1.0)), (20, held_out(2.0))], [20]),
+        (
+            {"keep": 1, "best": 2},
+            [(10, held_out(3.0)), (30, held_out(1.0)), (20, held_out(2.0))],
+            [20],
+        ),
         # of a diverged run also the newest from before
         ({"keep": 1}, [(1, {}), (2, {}), (3, BAD), (4, BAD)], [2, 4]),
         ({"keep": 1}, [(1, BAD), (2, BAD)], [2]),

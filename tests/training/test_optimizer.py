@@ -59,7 +59,10 @@ def test_lr_and_weight_decay_per_role():
     settings = AdamWSettings(weight_decay=0.5, positions_lr=0.3, groups=groups)
     rates = {"lr": 2e-3, "head_lr": 0.05, "embeddings_lr": 0.2, "positions_lr": 0.3}
     assert settings.rates == rates
-    assert AdamWSettings(groups={"positions": {"lr": 0.3}}).rates == {"lr": 2e-3, "positions_lr": 0.3}
+    assert AdamWSettings(groups={"positions": {"lr": 0.3}}).rates == {
+        "lr": 2e-3,
+        "positions_lr": 0.3,
+    }
     net = Net(tie_embeddings=False)
     before = {name: weight.detach().clone() for name, weight in net.named_parameters()}
     optimizer = Optimizer(net, settings)
@@ -198,7 +201,9 @@ def test_skipped_steps_change_no_state_without_host_sync(case):
         for group in optimizer.groups if case == "unfused" else []:
             group["fused"] = False
         for i, step in enumerate(plan):
-            for weight, grad in zip(net.parameters(), bad if step is None else grads[step]):
+            for weight, grad in zip(
+                net.parameters(), bad if step is None else grads[step], strict=True
+            ):
                 weight.grad = grad.clone()
             if step is None and i:  # broken by the loss alone: gradients look well
                 net.mix.weight.grad = grads[0][2].clone()

@@ -72,9 +72,17 @@ def test_skip_limit_counts_across_resume():
     settings = SkipNonFinite(limit=2)
     guard = StepGuard(settings, None, "cpu")
     assert guard.state() == {}
-    assert judged(guard, [NAN, 2.0, NAN]) == [(NOT_FINITE, 1, False), (0, 0, False), (NOT_FINITE, 2, False)]
+    assert judged(guard, [NAN, 2.0, NAN]) == [
+        (NOT_FINITE, 1, False),
+        (0, 0, False),
+        (NOT_FINITE, 2, False),
+    ]
     for again in (resumed(guard, settings), guard):
-        assert judged(again, [2.0, NAN, 1.0]) == [(0, 0, False), (NOT_FINITE, 3, True), (0, 0, True)]
+        assert judged(again, [2.0, NAN, 1.0]) == [
+            (0, 0, False),
+            (NOT_FINITE, 3, True),
+            (0, 0, True),
+        ]
     raised = StepGuard(SkipNonFinite(limit=3), None, "cpu")
     raised.load({"skipped": {"not finite": 2, "spike": 0}})
     assert judged(raised, [NAN]) == [(NOT_FINITE, 3, False)]

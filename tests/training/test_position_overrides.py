@@ -1,0 +1,177 @@
+"""Which position overrides a trained checkpoint accepts: the specification's table, row by row."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from errors import ConfigError, TrainingError
+from model import SCHEMES, ModelError
+from run_directory.position_overrides import longest_input, meta_model, override, why, widens
+from run_directory.run_settings import RunSettings
+from settings.load import apply_overrides
+
+L0 = 32
+SHAPE = ["model.dim=24", "model.heads=2", "model.layers=3", f"train_length={L0}"]
+SHAPE += ["training.validation.targets=8"]
+PATTERN = [
+    "model.pattern=[near, near, far]",
+    "model.kinds={near: {position: {name: rope, window: 8}}, far: {position: {name: none}}}",
+]
+TABLE = yaml.safe_load(Path(__file__).with_name("position_overrides.yaml").read_text("utf-8"))
+
+
+def methods(cells: list[str]) -> list[list[str]]:
+    """The overrides of each method in the cells of a row."""
+    listed = [method for cell in cells for method in TABLE["lists"].get(cell, [cell])]
+    return [
+        [f"model.position.{word}".replace(":", ": ") for word in method.split()]
+        for method in listed
+    ]
+
+
+def legal(scheme: str) -> list[list[str]]:
+    return methods(["all", *TABLE["schemes"][scheme]["legal"]])
+
+
+def trained(*overrides: str) -> RunSettings:
+    return apply_overrides(RunSettings(), [*SHAPE, *overrides])
+
+
+@pytest.mark.parametrize("scheme", TABLE["schemes"])
+def test_valid_overrides_keep_all_weights(scheme):
+    root = trained(f"model.position.name={scheme}")
+    shapes = {name: weight.shape for name, weight in meta_model(root).state_dict().items()}
+    for method in legal(scheme):
+        asked = override(root, method)
+        assert asked != root and asked.model.position.name == scheme, method
+        state = meta_model(asked).state_dict()
+        assert {name: weight.shape for name, weight in state.items()} == shapes, method
+
+
+@pytest.mark.parametrize("scheme", TABLE["schemes"])
+def test_invalid_overrides_name_valid_settings(scheme):
+    root = trained(f"model.position.name={scheme}")
+    valid = {word.split("=")[0] for method in legal(scheme) for word in method}
+    for (word,) in methods([*TABLE["schemes"][scheme]["illegal"], "sink_logit=zero"]):
+        with pytest.raises((ModelError, ConfigError)) as refused:
+            override(root, [word])
+        key = word.split("=")[0]
+        head, listed = str(refused.value).split(f"legal for a checkpoint trained with '{scheme}': ")
+        assert key in head and "first" not in head
+        assert {f"model.position.{name}" for name in listed.split(", ")} == valid
+        reason = why(refused.value)
+        assert "legal for" not in reason and key.rpartition(".")[2] in reason
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_scheme_name_cannot_be_overridden(scheme):
+    settings = SCHEMES[scheme][0]
+    assert settings.test_time <= set(settings.model_fields) - {"name", "sink_logit"}
+    assert {"window", "sinks", "temperature"} <= settings.test_time
+    other = "alibi" if scheme != "alibi" else "rope"
+    root = trained(f"model.position.name={scheme}")
+    message = f"trained with '{scheme}', cannot become '{other}'; legal for"
+    for word in (f"model.position.name={other}", f"model.position={{name: {other}}}"):
+        with pytest.raises(ModelError, match=message):
+            override(root, [word])
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("model.dim=48", r"model.dim is part of the trained weights.*legal for"),
+        ("training.optimizer.lr=1.0", "training.optimizer.lr cannot be changed"),
+        ("temperature={name: ssmax}", "temperature.*is learned.* legal for a checkpoint"),
+        ("temperature={name: head}", "temperature.*is learned.* legal for a checkpoint"),
+        ("scaling={name: longrope, long_factor: [1, 2, 3]}", "6 numbers.*got 3"),
+        ("remap={name: self_extend, neighbors: 12, group: 8}", "a multiple of remap.group 8"),
+        ("remap={name: self_extend, group: 64}", "remap.group 64"),
+        ("remap={name: dual_chunk, chunk: 4}", "remap.chunk 4"),
+        ("scaling={name: yarm}", "yarn"),
+        ("window=0", "at least 1"),
+        ("window={offset*2}", "model.position.window: offset does not exist for 'rope'"),
+        ("window={window*2}", "window is not a number in training for 'rope'"),
+    ],
+)
+def test_invalid_overrides_are_rejected_before_loading_weights(word, message):
+    known = ("model.", "training.")
+    word = word if word.startswith(known) else f"model.position.{word}"
+    with pytest.raises((ModelError, ConfigError, TrainingError), match=message):
+        override(trained(), [word])
+
+
+def test_learned_temperature_cannot_be_removed():
+    with pytest.raises(ModelError, match="is learned"):
+        root = trained("model.position.temperature={name: ssmax}")
+        override(root, ["model.position.temperature={name: none}"])
+
+
+def test_override_may_multiply_trained_value():
+    root = trained("model.position.theta=300")
+    assert override(root, ["model.position.theta={theta*8}"]).model.position.theta == 2400
+
+
+def test_position_limits():
+    root = trained("model.position.name=learned")
+    assert longest_input(root) == L0 and longest_input(trained()) is None
+    assert longest_input(override(root, ["model.position.extend=clip"])) is None
+
+
+def schemes(settings: RunSettings) -> dict:
+    return {name: kind.position for name, kind in settings.model.resolved_kinds.items()}
+
+
+def test_pattern_applies_override_to_every_supporting_kind():
+    root = trained(*PATTERN)
+    far = schemes(root)["far"]
+
+    def changed(*words):
+        return schemes(override(root, [f"model.position.{word}" for word in words]))
+
+    scaled = changed("scaling.name=yarn")
+    assert scaled["near"].scaling.name == "yarn" and scaled["far"] == far
+    warmer = changed("temperature={name: log_n}")
+    assert warmer["near"].temperature.name == warmer["far"].temperature.name == "log_n"
+    assert warmer["near"].window == 8
+    # All of a method or none of it: no rotation, no window for a remap either.
+    remapped = changed("window=7", "sinks=3", "remap={name: lambda}")
+    assert (remapped["near"].window, remapped["near"].remap.name) == (7, "lambda")
+    assert remapped["far"] == far
+    # One kind by its name, beside a method for all.
+    both = ["model.position.window=4", "model.kinds.far.position.window=20"]
+    windows = {name: scheme.window for name, scheme in schemes(override(root, both)).items()}
+    assert windows == {"near": 4, "far": 20}
+
+
+def test_pattern_keeps_narrower_windows_by_default():
+    root = trained(*PATTERN)
+    same = override(root, ["model.position.window=16"])
+    assert [scheme.window for scheme in schemes(same).values()] == [8, 16]
+    assert not widens(root, same)
+    for window in ("16", "null"):
+        assert widens(root, override(root, [f"model.kinds.near.position.window={window}"]))
+    narrow = apply_overrides(root, ["model.kinds.far.position.window=8"])
+    with pytest.raises(ModelError, match=r"(?s)no layer kind .*near: its window of 8 is narrower"):
+        override(narrow, ["model.position.window=16"])
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("kinds.far.position.scaling.name=yarn", "model.kinds.far.position.scaling"),
+        ("kinds.near.position.layout=interleaved", "kinds.near.position.layout cannot be"),
+        ("kinds.far.position.name=alibi", "position.name: trained with 'none', cannot become"),
+        ("pattern=[near, far]", "model.pattern is part of the trained weights"),
+        ("kinds.far.gate=head", "model.kinds.far: only its position"),
+        ("position.kinds.near.window=4", "model.kinds.KIND.position"),
+        ("position.stretch=auto", r"no layer kind supports it\n +near: .*\n +far: .*"),
+        ("position.layout=interleaved", r"near: .*layout cannot be changed after training\n"),
+    ],
+)
+def test_pattern_errors_name_valid_overrides_per_kind(word, message):
+    with pytest.raises((ModelError, ConfigError), match=message) as refused:
+        override(trained(*PATTERN), [f"model.{word}"])
+    text = str(refused.value)
+    for kind in ("'near' trained with 'rope': remap, ", "'far' trained with 'none': sinks, "):
+        assert text.count(f"legal for layers of kind {kind}") == 1

@@ -1,0 +1,183 @@
+"""Sampled positions from the loader through the model: which outputs they change and which they do
+not."""
+
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import torch._dynamo
+from torch._dynamo.testing import CompileCounter
+
+from data.sampling.batches import Batch
+from data.sampling.random_positions import place
+from errors import TrainingError
+from model import Transformer
+from run_directory.run_settings import RunSettings
+from settings.load import load_settings
+from tests.data.test_random_positions import chosen
+from tests.model.zoo import build, ids
+from training.batches import micro_batches
+from training.checks import check_model
+
+B = 4
+T = 11
+SAMPLERS = ["random_offset", "random_subset", "random_subset-batch", "cape", "cape-center", "pose"]
+ALONE = SimpleNamespace(shard=None, device=torch.device("cpu"))
+
+
+def parts_of(batch, size=B):
+    return micro_batches(batch, size, T, ALONE)  # type: ignore[arg-type]
+
+
+def batch_of(name: str, packing: str = "concat", step: int = 0, rows: int = B) -> Batch:
+    """A batch of random tokens in windows of two to four documents, placed by a sampler."""
+    begins = np.zeros((rows, T), dtype=bool)
+    begins[np.arange(rows)[:, None], [[2 + r % 3, 7] for r in range(rows)]] = True
+    placed = place(packing, chosen(name), begins, seed=1, step=step, rows=np.arange(rows))
+    tokens = ids(rows, T, seed=step)
+    order, position, document = (torch.from_numpy(np.array(x)) for x in placed[:3])
+    reach = 1 + max(0, int(np.ceil(placed.position.max())))
+    return Batch(
+        tokens,
+        tokens.roll(-1, 1),
+        order,
+        position,
+        document,
+        placed.layout,
+        reach,
+        placed.unit_steps,
+        n_targets=tokens.numel(),
+        epoch=0,
+        hash="",
+    )
+
+
+def losses(net: Transformer, batch: Batch, tokens: torch.Tensor | None = None) -> torch.Tensor:
+    """(B, T) NLL of the batch's targets."""
+    with torch.no_grad():
+        return net(
+            batch.tokens if tokens is None else tokens,
+            parts_of(batch)[0].positions,
+            targets=batch.targets,
+        )
+
+
+@pytest.mark.parametrize("packing", ["concat", "intra_document"])
+@pytest.mark.parametrize("scheme", ["rope", "alibi", "none"])
+def test_offset_does_not_change_relative_schemes(scheme, packing):
+    net = build(scheme)
+    there = batch_of("random_offset", packing)
+    here = batch_of("plain", packing)
+    assert (there.position > here.position).all(dim=-1).any()
+    torch.testing.assert_close(losses(net, there), losses(net, here), rtol=0, atol=1e-11)
+
+
+def seen(net: Transformer, batch: Batch) -> torch.Tensor:
+    """(T, B, T) bool: which losses change with the token at each place. Targets stay as they
+    are."""
+    base = losses(net, batch)
+    found = []
+    for t in range(T):
+        tokens = batch.tokens.clone()
+        tokens[:, t] = (tokens[:, t] + 1) % net.vocab_size
+        found.append((losses(net, batch, tokens) - base).abs() > 1e-12)
+    return torch.stack(found)
+
+
+@pytest.mark.parametrize("packing", ["concat", "intra_document"])
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_attention_mask_is_unchanged(name, packing):
+    """By order and document: a token sees itself and what stands before it in its text."""
+    begins = [[0, 2 + r % 3, 7] if packing == "intra_document" else [0] for r in range(B)]
+    first = torch.tensor(
+        [[max(b for b in begins[r] if b <= t) for t in range(T)] for r in range(B)]
+    )
+    places = torch.arange(T)
+    expected = (places[:, None, None] <= places) & (places[:, None, None] >= first)
+    schemes = ["rope", "rope-window", "alibi", "sinusoidal"]
+    for scheme in (
+        schemes if name.startswith("cape") else [*schemes, {"name": "learned", "max_length": 99}]
+    ):
+        near = places - places[:, None, None] < 5 if scheme == "rope-window" else True
+        # One layer: in more, a window's tokens reach further back through each other.
+        assert torch.equal(
+            seen(build(scheme, layers=1), batch_of(name, packing)), expected & near
+        ), scheme
+
+
+@pytest.mark.parametrize("packing", ["concat", "intra_document"])
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_micro_batches_use_their_own_rows(name, packing):
+    net = build("sinusoidal")
+    batch = batch_of(name, packing)
+    whole = losses(net, batch)
+    for size in (1, 3):
+        with torch.no_grad():
+            parts = [
+                net(part.tokens, part.positions, targets=part.targets)
+                for part in parts_of(batch, size)
+            ]
+        assert len(parts) == -(-B // size)
+        torch.testing.assert_close(torch.cat(parts), whole, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("name", "scheme"),
+    [
+        pytest.param(name, scheme, marks=() if n == m else pytest.mark.slow)
+        for n, name in enumerate(["random_offset", "cape", "pose"])
+        for m, scheme in enumerate(["rope", "alibi", "sinusoidal"])
+    ],
+)
+def test_sampled_positions_do_not_recompile(name, scheme):
+    torch._dynamo.reset()
+    net = build(scheme, layers=2).train()
+    plain = build(scheme, layers=2)
+    counter = CompileCounter()
+    net.compile(fullgraph=True, backend=counter)
+    for step in range(4):
+        batch = batch_of(name, step=step)
+        with torch.no_grad():
+            found = net(batch.tokens, parts_of(batch)[0].positions, targets=batch.targets)
+        torch.testing.assert_close(found, losses(plain, batch), rtol=0, atol=1e-10)
+    # The largest position of a step is known on the host: at most one more graph makes it dynamic.
+    assert counter.frame_count <= 2
+    torch._dynamo.reset()
+
+
+LEARNED = "model.position={name: learned, max_length: 300}"
+PATTERN = [
+    "model.pattern=[a, b]",
+    "model.kinds={a: {position: {name: rope}}, b: {position: {name: learned}}}",
+]
+
+
+@pytest.mark.parametrize(
+    ("model", "sampler", "message"),
+    [
+        ([LEARNED], "{name: cape}", "model.position.name = learned "),
+        (PATTERN, "{name: cape}", "model.kinds.b.position.name = learned "),
+        (
+            [LEARNED],
+            "{name: random_subset}",
+            r"\(random_subset: max_length 2048, per row\) .* up to 2047, .* end at 299: .* to 2048",
+        ),
+        (
+            [LEARNED],
+            "{name: random_offset, max_offset: 237}",
+            "up to 300, and positions end at 299: raise model.position.max_length to 301",
+        ),
+        ([LEARNED], "{name: pose, target: 301}", "up to 300, and positions end at 299"),
+        ([LEARNED], "{name: random_offset, max_offset: 236}", None),
+        ([LEARNED], "{name: random_subset, max_length: 300}", None),
+        ([LEARNED], "{name: pose, target: 300}", None),
+        ([], "{name: cape}", None),
+    ],
+)
+def test_unsupported_positions_are_rejected(model, sampler, message):
+    words = ["train_length=64", "training.validation.multiples=[1]", f"data.positions={sampler}"]
+    settings = load_settings(RunSettings, [*words, *model])
+    with pytest.raises(TrainingError, match=message) if message else nullcontext():
+        check_model(settings)
