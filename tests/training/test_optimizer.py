@@ -35,7 +35,9 @@ def test_roles_of_the_real_model(tie_embeddings):
     groups = parameter_groups(model, AdamWSettings(weight_decay=0.3))
     names = {group["name"]: group["names"] for group in groups}
     decay = {group["name"]: group["weight_decay"] for group in groups}
-    assert sorted(sum(names.values(), [])) == sorted(named_weights(model))
+    assert sorted(name for group in names.values() for name in group) == sorted(
+        named_weights(model)
+    )
     assert all(name.startswith("position.") for name in names["positions"])
     assert names["embeddings"] == ["embed.weight"]
     assert ("head.weight" in names["matrices"]) is not tie_embeddings

@@ -1,0 +1,131 @@
+"""Signals before and after the first step. In multi-process runs: distributed/test_ranks.py."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from errors import INTERRUPTED, REQUEUE
+from training.stop_requests import HANDLING_TIME, StopRequests
+
+
+def send(*numbers: int) -> None:
+    for number in numbers:
+        os.kill(os.getpid(), number)
+        time.sleep(0)  # handlers run between two lines
+
+
+@pytest.fixture(autouse=True)
+def _all_as_before():
+    """Handlers and threads are those of before."""
+    numbers = signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1
+    threads = threading.active_count()
+    handlers = [signal.getsignal(number) for number in numbers]
+    yield
+    assert [signal.getsignal(number) for number in numbers] == handlers
+    assert threading.active_count() == threads and signal.set_wakeup_fd(-1) == -1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
+def test_sigterm_before_first_step_exits_immediately(number, capsys):
+    tidied = []
+    with pytest.raises(SystemExit) as caught, StopRequests():
+        try:
+            send(number)
+        finally:
+            # the launcher's, too: they do not cut short what tidies up
+            send(number, signal.SIGTERM)
+            tidied.append(True)
+    assert caught.value.code == REQUEUE and tidied
+    message = f"stopped by {number.name} before the first step: nothing to save."
+    assert capsys.readouterr().err == f"{message} Run the same command again to resume\n"
+
+
+def test_sigint_before_first_step_raises_keyboard_interrupt():
+    with pytest.raises(KeyboardInterrupt), StopRequests():
+        send(signal.SIGINT)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "status", "received"),
+    [
+        ([], 0, None),
+        ([signal.SIGINT], INTERRUPTED, signal.SIGINT),
+        ([signal.SIGTERM, signal.SIGTERM], REQUEUE, signal.SIGTERM),
+        ([signal.SIGHUP], REQUEUE, signal.SIGHUP),
+        ([signal.SIGINT, signal.SIGUSR1], REQUEUE, signal.SIGUSR1),
+        ([signal.SIGUSR1, signal.SIGTERM, signal.SIGINT, signal.SIGINT], REQUEUE, signal.SIGUSR1),
+    ],
+)
+def test_signal_after_first_step_is_deferred(numbers, status, received, capsys):
+    with StopRequests() as requests:
+        requests.begin_steps()
+        send(*numbers)
+        assert (requests.status, requests.received) == (status, received)
+    assert capsys.readouterr().err == ""
+
+
+def test_ignored_sighup_stays_ignored():
+    """nohup starts processes so."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopRequests() as requests:
+            requests.begin_steps()
+            send(signal.SIGHUP)
+            assert requests.status == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+DEAF = """
+import hashlib, signal, time
+from training.stop_requests import HANDLING_TIME, StopRequests
+with StopRequests() as requests:
+    signal.signal(signal.SIGALRM, lambda *places: None)
+    signal.setitimer(signal.ITIMER_REAL, 0.01)
+    time.sleep(1.5 * HANDLING_TIME)  # of what others handle there is nothing to hear
+    requests.begin_steps()
+    print("at steps", flush=True)
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 10**9)
+"""
+
+
+def test_second_sigint_exits_blocked_process():
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", DEAF], **pipes) as process:
+        assert process.stdout and process.stderr
+        assert process.stdout.readline() == "at steps\n", process.stderr.read()
+        process.send_signal(signal.SIGINT)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(1.5 * HANDLING_TIME)  # the first one waits for the end of the step
+        process.send_signal(signal.SIGINT)
+        try:
+            assert process.wait(HANDLING_TIME + 30) == INTERRUPTED
+            assert process.stderr.read() == "interrupted\n"
+        finally:
+            process.kill()
+
+
+FORKS = """
+import os, signal, time
+from training.stop_requests import HANDLING_TIME, StopRequests
+with StopRequests() as requests:
+    child = os.fork()
+    if not child:
+        time.sleep(5)
+        os._exit(0)
+    time.sleep(0.1)
+    os.kill(child, signal.SIGTERM)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
+    time.sleep(1.5 * HANDLING_TIME)
+    assert requests.received is None
+"""
+
+
+def test_signals_to_forked_child_are_not_recorded():
+    done = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
