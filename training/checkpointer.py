@@ -13,7 +13,7 @@ from run_directory.checkpoints import (
     save_snapshot,
 )
 from run_directory.exposure import make_ledger, with_parents
-from run_directory.process_group import ALONE, error_barrier
+from run_directory.process_group import error_barrier
 from run_directory.stages import stage_after, stages_of
 from training.metrics import Metrics
 from training.setup import TrainingRun
@@ -56,16 +56,17 @@ class Checkpointer:
         run = self._run
         parallel = run.parallel
         metrics.read()
+        snapshot = None
         with error_barrier(parallel, "save"):
             metrics.sync()
-        # All processes save a sharded model, and report errors themselves.
-        group = parallel if parallel.sharded else ALONE
-        with error_barrier(ALONE if parallel.sharded else parallel, "save"):
             if parallel.takes_part:
                 snapshot = state.capture()
                 snapshot.state.update(self._facts(state.step, metrics.loss, held_out))
-                save_snapshot(run.folder, snapshot, group)
+        if snapshot is not None and parallel.sharded:  # all processes save, and share errors
+            save_snapshot(run.folder, snapshot, parallel)
         with error_barrier(parallel, "save"):
+            if snapshot is not None and not parallel.sharded:
+                save_snapshot(run.folder, snapshot)
             if parallel.main:
                 kept = run.settings.training.checkpoint
                 prune(run.folder, state.step, kept, run.settings.train_length)
