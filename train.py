@@ -110,6 +110,7 @@ def train_step(
     decision = state.guard(loss, grad_norm)
     state.optimizer.step(decision.skip)
     state.optimizer.zero_grad()
+    state.carry(decision.skip)
     state.step += 1
     if state.ema:
         state.ema.update(state.step, decision.skip)
@@ -137,6 +138,7 @@ def forward_backward(
                     reduction="sum",
                     z_loss=z_loss,
                     shard=part.shard,
+                    cache=state.carried_state(part.rows),
                 )
             # DDP averages gradients over ranks; times `world`, the average is the sum.
             (nll * (parallel.world / batch.n_targets)).backward()

@@ -78,7 +78,12 @@ class MeasurementSettings(StrictSettings):
     def asked(self, but: set[str]) -> dict:
         """As JSON, without the keys `but`. Equal settings are equal in all versions: keys added
         later are included only if they are set, and removed ones have their default."""
-        later = {key for key in ("weights", "minutes") if getattr(self, key, None) is None}
+        later = {
+            key
+            for key in ("weights", "minutes", "targets_by", "ngram")
+            if key in type(self).model_fields
+            and getattr(self, key) == type(self).model_fields[key].default
+        }
         removed = {key: setting.default for key, setting in self.removed.items()}
         return self.model_dump(mode="json", exclude=but | later) | removed
 
@@ -151,6 +156,14 @@ class EvaluationSettings(TargetSettings):
     protocol: Literal["fixed-targets", "sliding", "non-overlapping", "by-position"] = Field(
         "fixed-targets", description="which tokens are scored, and with how much context"
     )
+    targets_by: Literal["repetition"] | None = Field(
+        None,
+        description="fixed-targets: repetition also scores tokens that repeat earlier text of "
+        "their document, by distance, with and without that text",
+    )
+    ngram: int = Field(
+        8, ge=1, description="targets_by=repetition: tokens before a target that occurred before"
+    )
     unreachable: Literal["refuse", "dash"] = Field(
         "refuse",
         description="a length that no method supports is an error, or a dash in the table",
@@ -200,6 +213,10 @@ class EvaluationSettings(TargetSettings):
             self.protocol != "fixed-targets" or self.dtype == "bfloat16"
         ):
             raise ValueError("minutes requires protocol=fixed-targets and dtype=float32 or float64")
+        if self.targets_by is not None and (
+            self.protocol != "fixed-targets" or self.minutes is not None
+        ):
+            raise ValueError("targets_by requires protocol=fixed-targets, without minutes")
         return self
 
     def step(self, length: int) -> int:

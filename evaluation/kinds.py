@@ -150,6 +150,7 @@ def for_all_runs(settings: EvaluationSettings, runs: Sequence[EvaluatedRun]) -> 
     unsupported = {
         "--matrix": settings.matrix,
         "protocol=by-position": settings.protocol == "by-position",
+        "targets_by": settings.targets_by is not None,
         "minutes": settings.minutes is not None,  # runs would finish different documents
     }
     for setting, is_set in unsupported.items():

@@ -186,6 +186,7 @@ SMALL = [
     "items=4",
     "haystacks=4",
     "length=512",
+    "ngram=3",
 ]
 # Scripts whose commands take minutes to hours, or that have a test of their own: only their --help
 # runs.

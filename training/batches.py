@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from queue import SimpleQueue
 
 from torch import Tensor
@@ -25,12 +25,14 @@ class MicroBatch:
         tokens, targets: (b, T), or (b, T / N) if a context group of N ranks shares the sequences.
         positions: of whole sequences.
         shard: this rank's part of the sequences; None: all.
+        rows: of this process's sequences of the step.
     """
 
     tokens: Tensor
     targets: Tensor
     positions: TokenPositions
     shard: ContextShard | None = None
+    rows: slice = field(default_factory=lambda: slice(None))
 
 
 @dataclass(frozen=True)
@@ -124,9 +126,10 @@ def micro_batches(batch: Batch, size: int, length: int, parallel: Parallel) -> l
         targets = shard.select(targets)
     parts = []
     for start in range(0, len(batch.tokens), size):
+        rows = slice(start, start + size)
         # A tensor with one row is shared by every sequence.
         own = [
-            to_device(x if len(x) == 1 else x[start : start + size], parallel.device)
+            to_device(x if len(x) == 1 else x[rows], parallel.device)
             for x in (tokens, targets, batch.order, batch.position, batch.document)
         ]
         positions = TokenPositions(
@@ -138,5 +141,5 @@ def micro_batches(batch: Batch, size: int, length: int, parallel: Parallel) -> l
             lengths=(length,),
             unit_steps=batch.unit_steps,
         )
-        parts.append(MicroBatch(own[0], own[1], positions, shard))
+        parts.append(MicroBatch(own[0], own[1], positions, shard, rows))
     return parts

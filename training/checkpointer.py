@@ -25,7 +25,7 @@ def resume(run: TrainingRun, state: TrainState) -> None:
     console = run.console if run.parallel.main else None
     checkpoint = find_checkpoint(run.folder, console)
     if checkpoint is not None:
-        state.restore(checkpoint)
+        state.restore(checkpoint, run.parallel)
     run.parallel.agree(
         state.step,
         "the newest checkpoint",
@@ -56,11 +56,12 @@ class Checkpointer:
         run = self._run
         parallel = run.parallel
         metrics.read()
+        carried = state.carried_rows(parallel)
         snapshot = None
         with error_barrier(parallel, "save"):
             metrics.sync()
             if parallel.takes_part:
-                snapshot = state.capture()
+                snapshot = state.capture(carried)
                 snapshot.state.update(self._facts(state.step, metrics.loss, held_out))
         if snapshot is not None and parallel.sharded:  # all processes save, and share errors
             save_snapshot(run.folder, snapshot, parallel)

@@ -2,6 +2,7 @@
 
 from errors import TrainingError
 from model import SCHEMES
+from model.carried_state import check_carried
 from run_directory.position_overrides import meta_model
 from run_directory.run_settings import RunSettings
 from run_directory.stages import stages_of, steps_of
@@ -54,6 +55,14 @@ def check_model(settings: RunSettings) -> None:
             f"data.positions ({sampled(settings)}) draws positions up to {end - 1}, and positions "
             f"end at {limit - 1}: raise {_end_of(settings, end)}, or draw positions less far"
         )
+    if settings.training.state == "carry":
+        for stage in stages_of(settings):
+            check_carried(stage.model)
+        if limit is not None:
+            raise TrainingError(
+                f"training.state = carry: positions follow the documents, and those of this scheme "
+                f"end at {limit - 1}; choose another scheme, or set training.state to reset"
+            )
     validation_steps(settings.training.validation, settings.steps)
     check_trackers(settings.training)
 

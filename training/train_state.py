@@ -1,19 +1,24 @@
 """The state of a run in training: what a checkpoint saves and restores."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from errors import TrainingError
 from model import ModelSettings, Transformer
+from model.carried_state import CarriedState
 from run_directory.checkpoints import AVERAGE, Checkpoint, Snapshot
+from run_directory.process_group import ALONE, ProcessGroup
 from run_directory.run_settings import RunSettings
 from run_directory.weights import load_weights, named_weights, read_into, read_like, weights_of
 from training.ema import EMA
 from training.optimizer import Optimizer
 from training.parallel import Parallel
 from training.step import StepGuard
+
+CARRIED = "carried"  # key of what sequences carry, among the tensors of the optimizer
 
 
 @dataclass
@@ -24,6 +29,8 @@ class TrainState:
     Attributes:
         step: updates of the weights so far.
         forward: the model for training passes (DDP, compiled); shares its weights.
+        carried: what this process's sequences carry from step to step, by name, one row each; see
+            `CarriedState`. None: every window starts without a state.
     """
 
     model: Transformer
@@ -32,6 +39,8 @@ class TrainState:
     ema: EMA | None
     forward: nn.Module
     step: int = 0
+    carried: dict[str, Tensor] | None = None
+    _passes: list[CarriedState] = field(default_factory=list)
 
     @classmethod
     def create(cls, model: Transformer, settings: RunSettings, parallel: Parallel) -> "TrainState":
@@ -45,7 +54,25 @@ class TrainState:
             guard=StepGuard(t.on_nonfinite, t.on_spike, parallel.device),
             ema=EMA(model, t.ema, settings.steps) if t.ema else None,
             forward=forward,
+            carried={} if t.state == "carry" else None,
         )
+
+    def carried_state(self, rows: slice) -> CarriedState | None:
+        """What some of this process's sequences carry to their pass; None: nothing is carried."""
+        if self.carried is None:
+            return None
+        before = {name: x[rows] for name, x in self.carried.items()}
+        self._passes.append(CarriedState(self.model.settings, before))
+        return self._passes[-1]
+
+    def carry(self, skip: Tensor) -> None:
+        """Carry the states after the passes of a step; numbers of a skipped step that are not
+        finite become 0."""
+        passes = [state.after() for state in self._passes]
+        self._passes.clear()
+        for name in passes[0] if passes else ():
+            x = torch.cat([each[name] for each in passes])
+            self.carried[name] = torch.where(skip, x.nan_to_num(0.0, 0.0, 0.0), x)
 
     def begin_stage(self, model: ModelSettings) -> None:
         """Change the positional scheme; earlier losses are not comparable with those of the
@@ -53,15 +80,23 @@ class TrainState:
         self.model.reposition(model)
         self.guard.begin_stage()
 
-    def capture(self) -> Snapshot:
-        """The content of a checkpoint; its tensors share the memory of this state."""
+    def carried_rows(self, parallel: ProcessGroup) -> dict[str, Tensor]:
+        """What the sequences of all processes carry, on the host. Every process must call it."""
+        if self.carried is None:
+            return {}
+        parts = parallel.gather({name: x.cpu() for name, x in self.carried.items()})
+        return {f"{CARRIED}/{name}": torch.cat([p[name] for p in parts]) for name in parts[0]}
+
+    def capture(self, carried: Mapping[str, Tensor] | None = None) -> Snapshot:
+        """The content of a checkpoint; its tensors share the memory of this state. `carried` is
+        that of `carried_rows`."""
         generators = {"generator/cpu": torch.get_rng_state()}
         if torch.cuda.is_available():
             for i, state in enumerate(torch.cuda.get_rng_state_all()):
                 generators[f"generator/cuda{i}"] = state
         tensors = {
             "model": weights_of(self.model),
-            "optimizer": self.optimizer.saved_tensors() | generators,
+            "optimizer": self.optimizer.saved_tensors() | generators | dict(carried or {}),
         }
         if self.ema is not None:
             tensors["average"] = self.ema.means
@@ -72,7 +107,7 @@ class TrainState:
             options=self.optimizer.saved_options(),
         )
 
-    def restore(self, checkpoint: Checkpoint) -> None:
+    def restore(self, checkpoint: Checkpoint, parallel: ProcessGroup = ALONE) -> None:
         """Load everything that `capture` saves. An EMA that the checkpoint lacks starts from the
         weights. Raises TrainingError where the checkpoint has no optimizer, or other groups."""
         saved = checkpoint.optimizer
@@ -85,6 +120,10 @@ class TrainState:
         load_weights(self.model, checkpoint.folder)
         stored = read_like(checkpoint.folder, "optimizer", named_weights(self.model))
         generators = {key: stored.pop(key) for key in list(stored) if key.startswith("generator/")}
+        carried = {key: stored.pop(key) for key in list(stored) if key.startswith(f"{CARRIED}/")}
+        for key, rows in carried.items() if self.carried is not None else ():
+            own = rows.chunk(parallel.world)[parallel.rank]
+            self.carried[key.partition("/")[2]] = own.to(self.model.embed.weight.device)
         self.optimizer.load(stored)
         torch.set_rng_state(generators["generator/cpu"])
         for i in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):

@@ -23,6 +23,12 @@ from evaluation.reports.evaluation_report import EvaluationReport
 from evaluation.reports.exposure_panel import exposure_panel
 from evaluation.reports.length_charts import ReferenceLines, difference_panel, length_chart
 from evaluation.reports.provenance import basis, provenance
+from evaluation.reports.read_gain_report import (
+    read_gain_columns,
+    read_gain_record,
+    read_gain_sentence,
+    read_gain_tables,
+)
 from evaluation.reports.results_table import finite, interval_columns
 from evaluation.reports.sentences import caveats, sentences
 from evaluation.reports.text import dtype_note, estimate
@@ -56,6 +62,7 @@ def loss_report(
         tables = [length_table(result, analysis)]
     if analysis.parts and not matrix:
         tables.append(parts_table(result, analysis))
+    tables += read_gain_tables(result, analysis)
     return EvaluationReport(
         name=name,
         title=f"Loss of {result.subject.name}",
@@ -82,6 +89,7 @@ def results_rows(result: EvaluationResult, analysis: Analysis) -> list[dict]:
     """`part`: `all` units, or only those `seen` (cluster in the training text) or `unseen`."""
     common = loss_basis(result, analysis)
     rows = [{"part": "all", **cell_columns(row, analysis), **common} for row in analysis.rows]
+    rows += [{**common, "part": "repeated", **read_gain_columns(g)} for g in analysis.read_gains]
     for part in analysis.parts:
         counts = {
             "targets": part.n_targets,
@@ -236,6 +244,7 @@ def record_of(result: EvaluationResult, analysis: Analysis) -> dict:
             for method, buckets in analysis.buckets.items()
         },
         "per_target_nll": result.files,
+        **read_gain_record(result, analysis),
     }
 
 
@@ -261,6 +270,7 @@ def summary_of(
         wide=sorted(wide, key=lambda pair: -pair[0].delta.half),
         parts=PARTS,
         many=MANY,
+        read_gain=read_gain_sentence(result, analysis),
     )
 
 

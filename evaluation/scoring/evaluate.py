@@ -2,6 +2,7 @@
 reused."""
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -19,6 +20,7 @@ from evaluation.ranks import EvaluationRanks, lost_process
 from evaluation.scoring.cells import CellStore
 from evaluation.scoring.methods import TRAINED, TRUNCATE, Method, new_sinks
 from evaluation.scoring.plan import EvaluationPlan, make_plan, raw_bytes, truncation_step
+from evaluation.scoring.repetition import ControlText, RepeatedTargets
 from evaluation.scoring.scoring import (
     CellFailed,
     ModelScorer,
@@ -39,6 +41,8 @@ PRECISION_SAMPLE = 32  # windows scored again in float32 for comparison with bfl
 
 SAMPLE = "float32 sample"  # role of a cell for the precision of bfloat16
 TRUNCATED = "truncated"  # role of the baseline of by-position
+REPEATED = "repeated"  # role of a cell of repeated text
+CONTROL = "control"  # role of a cell of repeated text whose earlier occurrence is replaced
 
 
 @dataclass(kw_only=True)
@@ -50,7 +54,8 @@ class EvaluationResult(MeasuredCells):
     plan: EvaluationPlan
     screening: Screening
     unit_kind: str
-    unit_names: list[str]  # of the ids in `unit`
+    unit_names: list[str]  # of the ids in `unit` and `units`
+    units: np.ndarray  # of every document of the corpus
     document: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     unit: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     # per target: its cluster is also in the training text; None: unknown
@@ -59,6 +64,9 @@ class EvaluationResult(MeasuredCells):
     n_bytes: int | None = None
     nll: dict[tuple[str, int], np.ndarray] = field(default_factory=dict)
     truncated: np.ndarray | None = None  # context truncated to L0: the baseline of every net gain
+    # of the plan's repeated targets, and after their earlier occurrence was replaced
+    repeated: dict[tuple[str, int], np.ndarray] = field(default_factory=dict)
+    control: dict[tuple[str, int], np.ndarray] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)  # caveats about the methods
     # built-in methods that do not apply, and why
     left_out: dict[str, str] = field(default_factory=dict)
@@ -118,7 +126,9 @@ class EvaluationSession(CellSession):
             cache=stores.overlaps,
             console=console,
         )
-        self.units, unit_names, unit_kind = self.text.units()
+        if self.plan.repeats is not None:
+            self.control = ControlText(self.text, self.plan.repeats)
+        units, unit_names, unit_kind = self.text.units()
         result = EvaluationResult(
             settings=settings,
             subject=subject,
@@ -132,6 +142,7 @@ class EvaluationSession(CellSession):
             schemes=schemes,
             unit_kind=unit_kind,
             unit_names=unit_names,
+            units=units,
             screening=screening,
             absent=subject.absent_cells(
                 methods, self.plan.lengths, refuse=settings.unreachable == "refuse"
@@ -140,7 +151,8 @@ class EvaluationSession(CellSession):
         )
         super().__init__(result, cells, console, ranks)
         self.title = f"{self.plan.n_targets:,} targets"
-        self.samples: dict[tuple[str, int], np.ndarray] = {}  # float32 reference for bfloat16
+        # by role of a cell: its losses by (method, length)
+        self.kept: dict[str, dict[tuple[str, int], np.ndarray]] = defaultdict(dict)
         if self.plan.note:
             self.warn(self.plan.note)
 
@@ -154,6 +166,9 @@ class EvaluationSession(CellSession):
                 few = evenly_spread(plan.windows[length], PRECISION_SAMPLE)
                 more = {"sample": PRECISION_SAMPLE}
                 out.append(self._cell(method, length, few, more, SAMPLE))
+            if plan.repeats is not None:
+                for length in lengths:
+                    out += self._repeat_cells(method, length, plan.repeats)
         if plan.protocol == "by-position":
             length = self.subject.trained_length
             step = truncation_step(self.settings, length)
@@ -161,6 +176,19 @@ class EvaluationSession(CellSession):
             more = {"truncated": True, "step": step}
             out.append(self._cell(trained, length, plan.truncated, more, TRUNCATED))
         return out
+
+    def _repeat_cells(
+        self, method: Method, length: int, repeats: RepeatedTargets
+    ) -> list[EvaluationCell]:
+        """Repeated text, and those of its windows that hold a replaced token."""
+        windows = repeats.windows(length)
+        changed = windows.take(np.flatnonzero(repeats.is_changed(length)))
+        roles = {REPEATED: windows, CONTROL: changed}
+        return [
+            self._cell(method, length, each, {"targets": repeats.hash, "role": role}, role)
+            for role, each in roles.items()
+            if len(each)
+        ]
 
     def _cell(
         self, method: Method, length: int, windows: TargetWindows, more: dict, role: str = ""
@@ -189,6 +217,9 @@ class EvaluationSession(CellSession):
             shard=self.ranks.shard,
         )
 
+    def _text(self, cell: EvaluationCell) -> EvaluationText | ControlText:
+        return self.control if cell.role == CONTROL else self.text
+
     def _known(self, cell: EvaluationCell) -> np.ndarray:
         """Losses of an earlier call, NaN where there are none."""
         known = self.ranks.from_main(lambda: self.store.load_partial(cell.key))
@@ -216,7 +247,7 @@ class EvaluationSession(CellSession):
 
         error = ""
         try:
-            measure(self._scorer(cell, model), self.text, cell.windows, groups, out, after)
+            measure(self._scorer(cell, model), self._text(cell), cell.windows, groups, out, after)
         except KeyboardInterrupt:
             save(now=True)
             raise
@@ -262,15 +293,11 @@ class EvaluationSession(CellSession):
             advance(cell, 1 / len(cell.windows))
 
     def keep(self, cell: EvaluationCell, values: np.ndarray) -> None:
-        if cell.role == SAMPLE:
-            self.samples[cell.where] = values
-            return
-        if cell.role == TRUNCATED:
-            self.result.truncated = values
-        else:
-            self.result.nll[cell.where] = values
-        if not np.isnan(values).any():
-            self.result.files[f"{cell.role or cell.method.label}@{cell.length}"] = cell.file
+        self.kept[cell.role][cell.where] = values
+        if cell.role != SAMPLE and not np.isnan(values).any():
+            names = {"": cell.method.label, TRUNCATED: TRUNCATED}
+            name = names.get(cell.role, f"{cell.method.label} ({cell.role})")
+            self.result.files[f"{name}@{cell.length}"] = cell.file
 
     def run(self) -> EvaluationResult:
         """Measure; drop the screened targets and unfinished documents, add the precision of
@@ -278,7 +305,8 @@ class EvaluationSession(CellSession):
         super().run()
         result = self.result
         plan = self.plan
-        for where, exact in self.samples.items():
+        result.nll = self.kept[""]
+        for where, exact in self.kept[SAMPLE].items():
             if where in result.nll:
                 windows = plan.windows[where[1]]
                 of_window = np.repeat(np.arange(len(windows)), windows.keep)
@@ -289,22 +317,44 @@ class EvaluationSession(CellSession):
         if self.settings.minutes is not None:
             kept = kept & self._finished(document, kept)
         result.nll = {where: nll[kept] for where, nll in result.nll.items()}
-        if result.truncated is not None:
-            result.truncated = result.truncated[kept]
+        for truncated in self.kept[TRUNCATED].values():
+            result.truncated = truncated[kept]
+        self._add_repeated()
         baseline = result.nll.get((TRAINED, self.subject.trained_length))
         if plan.protocol != "by-position" and baseline is not None:
             result.truncated = baseline
-            if any(method.truncates for method in result.methods):
-                result.nll |= {(TRUNCATE, length): baseline for length in plan.lengths}
+            self._add_truncated(result.nll)
         ids = plan.target_ids(self.text)[kept]
         result.document = document[kept]
-        result.unit = self.units[result.document]
+        result.unit = result.units[result.document]
         result.n_bytes = raw_bytes(ids, result.document, self.text, self.tokenizer)
         if self.stores.train is not None:
             result.unigram = unigram_nll(self.stores.train, ids, self.tokenizer.vocab_size)
         seen = None if self.stores.unknown else self.text.seen(self.stores.trained)
         result.seen = None if seen is None else seen[result.document]
         return result
+
+    def _add_truncated(self, losses: dict[tuple[str, int], np.ndarray]) -> None:
+        """Add `truncate`, whose losses are those as trained at the trained length."""
+        baseline = losses.get((TRAINED, self.subject.trained_length))
+        if baseline is not None and any(method.truncates for method in self.result.methods):
+            losses |= {(TRUNCATE, length): baseline for length in self.plan.lengths}
+
+    def _add_repeated(self) -> None:
+        """Losses of repeated text. Windows without a replaced token are their own control."""
+        result = self.result
+        repeats = self.plan.repeats
+        for where, nll in self.kept[REPEATED].items():
+            changed = np.repeat(repeats.is_changed(where[1]), repeats.keep)
+            control = nll.copy()
+            if changed.any():
+                if where not in self.kept[CONTROL]:
+                    continue  # it has failed
+                control[changed] = self.kept[CONTROL][where]
+            result.repeated[where] = nll
+            result.control[where] = control
+        self._add_truncated(result.repeated)
+        self._add_truncated(result.control)
 
     def _finished(self, document: np.ndarray, kept: np.ndarray) -> np.ndarray:
         """(n_targets,) the targets of documents without a target that was not scored in time."""

@@ -1,12 +1,13 @@
 """Plan an evaluation: the windows of every length, and the counted targets."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from errors import EvaluationError
 from evaluation.evaluation_settings import EvaluationSettings, TargetSettings
 from evaluation.scoring.cells import content_hash
+from evaluation.scoring.repetition import RepeatedTargets, draw_repeats
 from evaluation.scoring.targets import draw_targets, reaches, shorten_lengths
 from evaluation.scoring.text import EvaluationText
 from evaluation.scoring.windows import (
@@ -37,6 +38,7 @@ class EvaluationPlan:
     record: dict
     span: int | None = None  # targets per span, if every document has equally many
     note: str = ""  # changes to the requested settings
+    repeats: RepeatedTargets | None = None
 
     @property
     def n_targets(self) -> int:
@@ -66,7 +68,8 @@ def make_plan(
     """Draw the targets and build the windows. Raises EvaluationError if documents are too few or
     short."""
     if settings.protocol == "fixed-targets":
-        return fixed_plan(settings, text, corpus_hash, tokenizer_hash, trained_length)
+        plan = fixed_plan(settings, text, corpus_hash, tokenizer_hash, trained_length)
+        return with_repeats(plan, settings, text) if settings.targets_by else plan
     lengths = settings.grid(trained_length)
     longest = lengths[-1]
     documents = long_documents(
@@ -152,6 +155,23 @@ def fixed_plan(
         span,
         note,
     )
+
+
+def with_repeats(
+    plan: EvaluationPlan, settings: EvaluationSettings, text: EvaluationText
+) -> EvaluationPlan:
+    """The plan with repeated text of the same documents as further targets."""
+    repeats = draw_repeats(
+        text,
+        np.unique(plan.truncated.document),
+        longest=plan.lengths[-1],
+        most=settings.targets,
+        per_document=settings.spans_per_document,
+        ngram=settings.ngram,
+        spec={"targets": plan.hash},
+    )
+    record = plan.record | {"repeats": repeats.record()}
+    return replace(plan, repeats=repeats, record=record)
 
 
 def raw_bytes(

@@ -10,6 +10,7 @@ from evaluation.scoring.evaluate import EvaluationResult
 from evaluation.scoring.methods import TRAINED, TRUNCATE
 from evaluation.statistics.context_reach import ContextReach, context_reach
 from evaluation.statistics.intervals import Interval, interval, unit_means
+from evaluation.statistics.read_gain import ReadGain, read_gains
 from evaluation.statistics.verdicts import (
     MethodVerdicts,
     PositionBucket,
@@ -65,6 +66,7 @@ class Analysis:
     verdicts: list[MethodVerdicts]
     reaches: list[ContextReach]
     buckets: dict[str, list[PositionBucket]]
+    read_gains: list[ReadGain]  # of repeated text
     family: int
     units: int
     unit_kind: str
@@ -107,6 +109,7 @@ def analyze(result: EvaluationResult) -> Analysis:
         verdicts=verdicts,
         reaches=_reaches(result),
         buckets=_buckets(result),
+        read_gains=_read_gains(result),
         family=family,
         units=len(np.unique(result.unit)),
         unit_kind=result.unit_kind,
@@ -245,6 +248,26 @@ def _buckets(result: EvaluationResult) -> dict[str, list[PositionBucket]]:
         method: by_position(nll, result.truncated, position, result.unit, alpha)
         for (method, _), nll in result.nll.items()
     }
+
+
+def _read_gains(result: EvaluationResult) -> list[ReadGain]:
+    l0 = result.subject.trained_length
+    truncated = result.repeated.get((TRAINED, l0))
+    return [
+        bucket
+        for (method, length), nll in result.repeated.items()
+        for bucket in read_gains(
+            method,
+            length,
+            result.plan.repeats,
+            context=min(length, l0) if method == TRUNCATE else length,
+            nll=nll,
+            control=result.control[method, length],
+            truncated=truncated,
+            units=result.units,
+            alpha=1 - result.settings.confidence,
+        )
+    ]
 
 
 def _judged_methods(result: EvaluationResult) -> tuple[list[str], list[str]]:

@@ -100,6 +100,7 @@ def exact_angles(
         out: tuple[Tensor, Tensor],
     ) -> Any:
         positions = kwargs["position_ids"] if "position_ids" in kwargs else args[1]
+        positions = positions[0] if positions.ndim == 3 else positions  # of text among images
         tables = _nearest(torch.stack(out), positions, exact)
         return tuple(tables.to(out[0].dtype))
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from data.files import path_problem, write_json, write_text
 from errors import InteropError, UserError, is_disk_full
 from interop.export import generated, native
-from interop.export.classes import ClassChoice
+from interop.export.described import ClassChoice
 from interop.extras import load_extra
 from model import Transformer
 from run_directory.weights import weights_of
@@ -60,7 +60,7 @@ def write_model(
         tensors = generated.weights(state)
         write_text(folder / f"{generated.MODULE}.py", generated.source(model.settings))
     else:
-        config = native.config(model, choice)
+        config = dict(choice.config)
         tensors = native.weights(model, state, choice)
     dtype = str(model.embed.weight.dtype).removeprefix("torch.")
     write_json(folder / "config.json", config | controls | {"dtype": dtype, "use_cache": True})

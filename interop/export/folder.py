@@ -15,7 +15,8 @@ import torch
 from data.files import sync, write_json, write_text
 from errors import InteropError
 from interop.export.card import model_card
-from interop.export.classes import ClassChoice, choose_class
+from interop.export.classes import choose_class
+from interop.export.described import ClassChoice
 from interop.export.files import check_new, space_for, write_model
 from interop.export.parity import MULTIPLES, Parity, measure, parity_lengths
 from interop.export.tokenizer import control_ids, tokenizer_files

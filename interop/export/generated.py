@@ -99,11 +99,7 @@ def weights(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def source(settings: ModelSettings) -> str:
-    """The modeling file.
-
-    Raises:
-        RuntimeError: two definitions have the same name.
-    """
+    """The modeling file."""
     kinds = settings.resolved_kinds.values()
     schemes = sorted({kind.position.name for kind in kinds})
     classes = dict(_settings_classes("", settings))
@@ -115,7 +111,6 @@ def source(settings: ModelSettings) -> str:
     for settings_class in classes.values():
         needed.append((settings_class.__module__, settings_class.__name__))
     kept, imports = _reachable(needed, registries)
-    _check_names(kept, imports)
     parts = [HEADER.format(schemes=", ".join(schemes)), *sorted(set(imports.values())), PRELUDE]
     for module in _import_order(WRAPPER, set()):
         names = [name for name in _Source.of(module).definitions if (module, name) in kept]
@@ -266,10 +261,3 @@ def _import_order(module: str, seen: set[str]) -> Iterator[str]:
     for imported, _ in _Source.of(module).imports.values():
         yield from _import_order(imported, seen)
     yield module
-
-
-def _check_names(kept: dict[Definition, None], imports: dict[str, str]) -> None:
-    owners = dict.fromkeys([*PROVIDED, *imports], "the header")
-    for module, name in kept:
-        if owners.setdefault(name, module) != module:
-            raise RuntimeError(f"{name} is defined in {module} and {owners[name]}")

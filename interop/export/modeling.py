@@ -15,6 +15,15 @@ from model.model_settings import ModelSettings
 from model.token_positions import TokenPositions
 from model.transformer import Transformer
 
+# The names under which other tools read sizes.
+NAMES = {
+    "hidden_size": "dim",
+    "intermediate_size": "ffn_dim",
+    "num_hidden_layers": "layers",
+    "num_attention_heads": "heads",
+    "num_key_value_heads": "kv_heads",
+    "head_dim": "head_dim",
+}
 FIRST_CAPACITY = 256  # tokens of a cache whose final length is unknown; doubled as needed
 
 
@@ -43,36 +52,10 @@ class SextantConfig(PreTrainedConfig):
         self.vocab_size = vocab_size
         self.train_length = train_length
         self.original_length = original_length
+        self.max_position_embeddings = train_length
+        for name, ours in NAMES.items():
+            setattr(self, name, self.settings.get(ours))
         super().__init__(**kwargs)
-
-    # The names that other tools read.
-    @property
-    def hidden_size(self) -> int:
-        return self.settings["dim"]
-
-    @property
-    def num_hidden_layers(self) -> int:
-        return self.settings["layers"]
-
-    @property
-    def num_attention_heads(self) -> int:
-        return self.settings["heads"]
-
-    @property
-    def num_key_value_heads(self) -> int:
-        return self.settings["kv_heads"]
-
-    @property
-    def head_dim(self) -> int:
-        return self.settings["head_dim"]
-
-    @property
-    def intermediate_size(self) -> int:
-        return self.settings["ffn_dim"]
-
-    @property
-    def max_position_embeddings(self) -> int:
-        return self.train_length
 
 
 class SextantCache(cache_utils.Cache):

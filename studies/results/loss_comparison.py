@@ -17,6 +17,9 @@ of the table:
     context_reach, gain_shown_to                 no longer context improves on the best up to it;
                                                  longest length shown to improve on all shorter
     difference                                   NLL minus that of the baseline, primary lengths
+    repeated_nll, control_nll, read_gain         of tokens that repeat text at distances `where`,
+                                                 before and after it was replaced, and the
+                                                 difference, with individual intervals
     unigram_nll                                  of a unigram model on the same targets
     failure                                      why there is no number
 """
@@ -120,6 +123,7 @@ def derive(study: StoredStudy, losses: StudyLosses) -> LossComparison:
         _add_levels(table, variant.name)
         _add_reach(table, variant.name)
         _add_parts(table, variant.name)
+        _add_repeated(table, variant.name)
     for variant in measured:
         for length in primary:
             if baseline is not None and variant != baseline:
@@ -267,6 +271,19 @@ def _add_parts(table: LossComparison, name: str) -> None:
                 length,
                 where,
             )
+
+
+def _add_repeated(table: LossComparison, name: str) -> None:
+    """NLL and read gain of repeated text by length and distance."""
+    for (variant, length, where), by_seed in table.losses.repeated.items():
+        if variant == name:
+            nll, control = stacked(by_seed).swapaxes(0, 1)  # (S, D) each
+            for metric, values in (
+                ("repeated_nll", nll),
+                ("control_nll", control),
+                ("read_gain", control - nll),
+            ):
+                table.add(name, metric, change(values, alpha=table.alpha), length, where)
 
 
 def _add_difference(

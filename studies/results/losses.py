@@ -28,6 +28,8 @@ class StudyLosses:
         nll: by (variant, length) and seed, (D,) mean NLL of each unit.
         pooled: by (variant, length) and seed: (mean NLL over all targets, bits per byte or None).
         reference: by variant and seed, (D,) NLL as trained at the trained length.
+        repeated: by (variant, length, (shortest distance, longest + 1)) and seed: mean NLL and
+            control NLL of each unit with targets that repeat text at these distances, (2, D).
         missing: by (variant, length): why there is no number. If one seed has none, the other
             seeds are dropped too: a mean over the successful seeds only would be biased.
         failed: entries of `missing` that could have been measured; they count in the family.
@@ -47,6 +49,7 @@ class StudyLosses:
     nll: dict[tuple[str, int], dict[str, np.ndarray]] = field(default_factory=dict)
     pooled: dict[tuple[str, int], dict[str, tuple]] = field(default_factory=dict)
     reference: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
+    repeated: dict[tuple, dict[str, np.ndarray]] = field(default_factory=dict)
     missing: dict[tuple[str, int], str] = field(default_factory=dict)
     failed: set[tuple[str, int]] = field(default_factory=set)
     rounding: dict[str, float] = field(default_factory=dict)
@@ -103,6 +106,18 @@ class StudyLosses:
                 if row.get("exists"):
                     self.failed.add(place)
 
+    def add_repeated(self, variant: StudyVariant, cell: StoredCell, result: dict) -> None:
+        """Add the losses of repeated text, of cells with the targets of the first."""
+        repeated = result.get("repeated") or {}
+        if repeated.get("hash") != (self.facts.get("repeated") or {}).get("hash"):
+            return
+        for row in repeated.get("cells", []):
+            if row["method"] == variant.method:
+                where = row["distance_low"], row["distance_high"]
+                losses = np.array([row["unit_nll"], row["unit_control_nll"]], dtype=np.float64)
+                place = (variant.name, row["length"], where)
+                self.repeated.setdefault(place, {})[cell.seed] = losses
+
     def drop_incomplete(self) -> None:
         """Drop the other seeds of a length at which one seed failed."""
         for place in self.missing:
@@ -148,6 +163,7 @@ def read_losses(
             losses.excluded[cell.id] = reason
         else:
             losses.add(variant, cell, result)
+            losses.add_repeated(variant, cell, result)
     losses.drop_incomplete()
     return losses
 

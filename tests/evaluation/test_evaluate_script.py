@@ -375,7 +375,14 @@ def test_dry_run_lists_cells(root, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    "asked", ["protocol=by-position", "matrix=true", "minutes=1", "protocol=attention"]
+    "asked",
+    [
+        "protocol=by-position",
+        "matrix=true",
+        "minutes=1",
+        "protocol=attention",
+        "targets_by=repetition",
+    ],
 )
 def test_incomparable_runs_are_rejected(root, monkeypatch, asked):
     with pytest.raises(EvaluationError, match=asked.split("=")[0]):

@@ -102,9 +102,27 @@ LATENT = {
     "kv_lora_rank": 11,
     "qk_nope_head_dim": 5,
     "qk_rope_head_dim": 6,
-    "v_head_dim": None,
-    "scale_emb": 3,
-    "dim_model_base": 10,
+    "v_head_dim": 7,
+}
+MINICPM = {**LATENT, "v_head_dim": None, "scale_emb": 3, "dim_model_base": 10}
+DEEPSEEK_YARN = {**YARN, "rope_theta": 500.0, "mscale": 1.0, "mscale_all_dim": 0.8}
+MAMBA = {
+    "head_dim": ABSENT,
+    "hidden_size": 48,
+    "mamba_n_heads": 6,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 7,
+    "mamba_d_conv": 3,
+}
+GEMMA4 = {
+    "sliding_window": 9,
+    "hidden_size_per_layer_input": 0,
+    "global_head_dim": 12,
+    "final_logit_softcapping": 4.0,
+    "rope_parameters": {
+        FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.5, "rope_theta": 500.0},
+        SLIDING: {"rope_type": "default", "rope_theta": 90.0},
+    },
 }
 # Model type and configuration, by name. The first of each family is in the quick suite.
 VARIANTS: dict[str, tuple[str, dict]] = {
@@ -220,16 +238,67 @@ VARIANTS: dict[str, tuple[str, dict]] = {
             "attention_bias": True,
         },
     ),
-    "minicpm3": ("minicpm3", LATENT),
+    "minicpm3": ("minicpm3", MINICPM),
     "minicpm3, full queries": (
         "minicpm3",
         {
-            **LATENT,
+            **MINICPM,
             "q_lora_rank": None,
             "v_head_dim": 7,
             "scale_depth": None,
-            "rope_parameters": {**YARN, "rope_theta": 500.0},
+            "rope_parameters": DEEPSEEK_YARN,
         },
+    ),
+    "youtu": ("youtu", {**LATENT, "tie_word_embeddings": True}),
+    "deepseek_v3": ("deepseek_v3", {**LATENT, "first_k_dense_replace": 5}),
+    "deepseek_v3, yarn": (
+        "deepseek_v3",
+        {
+            **LATENT,
+            "first_k_dense_replace": 5,
+            "q_lora_rank": None,
+            "rope_interleave": False,
+            "rope_parameters": DEEPSEEK_YARN,
+        },
+    ),
+    "kimi_linear": (
+        "kimi_linear",
+        {
+            **LATENT,
+            "q_lora_rank": None,
+            "linear_num_heads": 4,
+            "linear_head_dim": 8,
+            "linear_conv_kernel_dim": 3,
+            "mlp_layer_types": ["dense"] * 5,
+            "layer_types": DELTAS,
+        },
+    ),
+    "granitemoehybrid": (
+        "granitemoehybrid",
+        {
+            **MAMBA,
+            **GRANITE,
+            "num_local_experts": 0,
+            "shared_intermediate_size": 41,
+            "layer_types": DELTAS,
+        },
+    ),
+    "granitemoehybrid, rope": (
+        "granitemoehybrid",
+        {
+            **MAMBA,
+            "mamba_conv_bias": False,
+            "num_local_experts": 0,
+            "position_embedding_type": "rope",
+            "rope_parameters": {"rope_type": "linear", "factor": 2.5, "rope_theta": 500.0},
+            "layer_types": DELTAS,
+        },
+    ),
+    "bamba": ("bamba", {**MAMBA, "attn_layer_indices": [1, 4], "attention_bias": True}),
+    "gemma4_text": ("gemma4_text", {**GEMMA4, "layer_types": TYPES}),
+    "gemma4_text, k = v": (
+        "gemma4_text",
+        {**GEMMA4, "attention_k_eq_v": True, "num_global_key_value_heads": 3},
     ),
     "qwen3_5_text": ("qwen3_5_text", {**DELTA, "layer_types": DELTAS}),
     "qwen3_5_text, one key head": (
@@ -255,6 +324,9 @@ def make(model_type: str, **changes) -> PreTrainedModel:
                 weight.add_((0.3 * drawn * 2**12).round() / 2**12)
             else:
                 weight.copy_(drawn if weight.ndim == 1 else 1.4 * drawn * weight.shape[1] ** -0.5)
+        for name, weight in model.named_buffers():
+            if "layer_scalar" in name:
+                weight.fill_(float(1 + 0.3 * torch.randn(1, generator=generator)))
     return model
 
 

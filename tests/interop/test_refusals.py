@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from interop import InteropError, build_model, read_folder
 from interop.huggingface.config import read_config
-from tests.interop.models import ABSENT, FULL, SLIDING, YARN, make
+from tests.interop.models import ABSENT, FULL, SLIDING, VARIANTS, YARN, make
 
 
 def change(folder, **keys) -> None:
@@ -37,7 +37,7 @@ NESTED = {
         ({"attention_bias": "yes"}, "attention_bias"),
         ({"hidden_act": "gelu"}, "hidden_act"),
         ({"model_type": "gemma3"}, "gemma3.*images"),
-        ({"model_type": "mixtral"}, "mixtral.*mixture of experts"),
+        ({"model_type": "mixtral"}, "mixtral.*layers of experts"),
         ({"model_type": "qwen2-"}, "qwen2-.*did you mean qwen2"),
         ({"model_type": ABSENT}, "model_type"),
         ({"model_type": "mistral"}, "architectures .*MistralForCausalLM"),
@@ -90,16 +90,24 @@ def test_unsupported_configs(folder, keys, named):
         ("olmo3", {"rope_theta": 1e4, "rope_scaling": YARN}, "rope_theta = 10000"),
         ("gemma3_text", {"hidden_activation": "silu"}, "hidden_activation"),
         ("gemma3_text", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
-        ("qwen3_5_text", {"linear_num_key_heads": 3}, "heads 32.*kv_heads 3"),
-        (
-            "minicpm3",
-            {"rope_parameters": YARN | {"mscale_all_dim": 1.0}},
-            "mscale_all_dim",
-        ),
+        ("qwen3_5_text", {"linear_num_key_heads": 3}, "heads 4.*kv_heads 3"),
+        ("bamba", {"mamba_proj_bias": True}, "mamba_proj_bias"),
+        ("bamba", {"time_step_limit": [0.001, 0.1]}, "time_step_limit"),
+        ("granitemoehybrid", {"num_local_experts": 4}, "num_local_experts = 4.*experts"),
+        ("deepseek_v3", {"attention_bias": True}, "attention_bias"),
+        ("deepseek_v3", {"first_k_dense_replace": 3}, "experts.*first_k_dense_replace"),
+        ("kimi_linear", {"mlp_layer_types": None}, "experts.*first_k_dense_replace"),
+        ("kimi_linear", {"mlp_layer_types": ["dense", "sparse"]}, "experts.*mlp_layer_types"),
+        ("gemma4_text", {"hidden_size_per_layer_input": 8}, "hidden_size_per_layer_input = 8"),
+        ("gemma4_text", {"num_kv_shared_layers": 2}, "num_kv_shared_layers = 2"),
+        ("gemma4_text", {"enable_moe_block": True}, "enable_moe_block.*experts"),
+        ("gemma4_text", {"per_layer_config": {"0": {"head_dim": 4}}}, "per_layer_config"),
+        ("llama", {"per_layer_config": {"0": {"head_dim": 4}}}, "per_layer_config"),
     ],
 )
 def test_unsupported_configs_of_families(model_type, keys, named):
-    config = make(model_type).config.to_dict() | {"rope_parameters": None} | keys
+    first = VARIANTS[model_type][1]
+    config = make(model_type, **first).config.to_dict() | {"rope_parameters": None} | keys
     with pytest.raises(InteropError, match=f"config.json.*{named}"):
         read_config(config, "config.json")
 

@@ -9,13 +9,13 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
-from training.distributed.simulated import CollectiveCounter
 
 from errors import ModelError
 from model import ContextShard, TokenPositions, Transformer
 from model.attention.sharding import ShardedWindow
 from tests import processes
 from tests.model.zoo import CASES, LAYERS, MIXER_CASES, WINDOW, D, G, H, build, ids
+from training.simulated import CollectiveCounter
 
 ROWS = 2
 LENGTHS = {"plain": 19, "packed": 16}  # chunks of unequal and of equal lengths

@@ -60,9 +60,10 @@ class Training:
 
     def save(self, folder) -> None:
         """As the Checkpointer does. Every process calls it."""
+        carried = self.state.carried_rows(self.parallel)
         if self.parallel.takes_part:
             group = self.parallel if self.parallel.sharded else ALONE
-            save_snapshot(folder, self.state.capture(), group)
+            save_snapshot(folder, self.state.capture(carried), group)
         self.parallel.wait()
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from data.sampling.segments import Segment
-from errors import TrainingError
+from errors import TrainingError, UserError
 from run_directory.position_overrides import make_model, meta_model
 from run_directory.run_settings import RunSettings
 from run_directory.training_settings import ValidationSettings
@@ -57,6 +57,26 @@ def test_learned_tables_must_cover_the_lengths(overrides, message):
 )
 def test_every_suggested_scheme_fits_tiny_model(file):
     check_model(load_settings(RunSettings, [str(CONFIGS / "tiny.yaml"), str(file)]))
+
+
+CARRIED = ["training.state=carry", "data.packing=intra_document", "model.mixer.name=recurrent"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key"),
+    [
+        ("data.packing=concat", "data.packing"),
+        ("data.positions.name=random_offset", "data.positions.name"),
+        ("training.stages=[{duration: 9}, {length: 128}]", "training.stages"),
+        ("training.parallel.context=2", "training.parallel.context"),
+        ("model.mixer.name=attention", "model.position.window"),
+        ("model.position.name=learned", "those of this scheme end"),
+        ("seed=1", None),
+    ],
+)
+def test_a_carried_state_requires_consecutive_windows(overrides, key):
+    with pytest.raises(UserError, match=key) if key else nullcontext():
+        check_model(load(*CARRIED, overrides))
 
 
 SMALL = ["train_length=24", "training.batch_size=4", "training.validation.targets=8"]

@@ -567,6 +567,40 @@ def test_context_groups_divide_the_batch(prepared):
     assert all(farthest(curve, expected) < 1e-10 for rank in ranks for curve in rank)
 
 
+# Carried states
+
+DELTA = "{name: recurrent, decay: head, delta: true, unit_qk: true, beta: sigmoid, convolution: 3}"
+CARRIED = [
+    *("training.state=carry", "model.pattern=[delta, near]"),
+    f"model.kinds={{delta: {{mixer: {DELTA}}}, near: {{position: {{window: 9}}}}}}",
+]
+
+
+def test_carried_states_with_ranks_micro_batches_and_resume(prepared, tmp_path):
+    """Saved by two processes and resumed by one, and the other way round."""
+
+    def saved(folder, *more):
+        training = Training([*SMALL, *CARRIED, *more], prepared)
+        curve = training.steps(0, 4)
+        training.save(folder)
+        return curve + training.steps(4, 6)
+
+    def continued(folder):
+        training = Training([*SMALL, *CARRIED], prepared)
+        training.state.restore(find_checkpoint(folder), training.parallel)
+        return training.steps(4, 6)
+
+    expected = saved(tmp_path / "one")
+    parts = saved(tmp_path / "parts", "training.micro_batch_size=3")
+    assert farthest(parts, expected) < 1e-10
+    reset = Training([*SMALL, *CARRIED, "training.state=reset"], prepared).steps(0, 1)
+    assert abs(reset[0][0] - expected[0][0]) > 1e-6  # other windows
+    for two, again in shared(2, lambda: (saved(tmp_path / "two"), continued(tmp_path / "one"))):
+        assert farthest(two, expected) < 1e-10 and farthest(again, expected[4:]) < 1e-10
+    assert farthest(continued(tmp_path / "two"), expected[4:]) < 1e-10
+    assert continued(tmp_path / "one") == expected[4:]
+
+
 # Collectives of simulated processes
 
 LAYER = [

@@ -24,8 +24,18 @@ NUMBERS = {
     "spans_per_document": (3, "fixed-targets"),
     "stride": (7, "sliding"),
     "windows_per_document": (5, "by-position"),
+    "ngram": (3, "fixed-targets"),
 }
-BY_HASH = {"store", "split", "weights", "device", "methods", "protocol", "contamination"}
+BY_HASH = {
+    "targets_by",
+    "store",
+    "split",
+    "weights",
+    "device",
+    "methods",
+    "protocol",
+    "contamination",
+}
 # What is derived from the numbers, which cells there are, and limits of the machine.
 OTHERS = {
     *("folder", "confidence", "memory", "least_documents", "shorten", "unreachable", "matrix"),
@@ -33,11 +43,14 @@ OTHERS = {
     *("tolerance", "batch", "context", "minutes"),
 }
 PROTOCOLS = ("fixed-targets", "sliding", "non-overlapping", "by-position")
+REPEATED = {"targets_by": "repetition", "ngram": 4}
 
 
 @pytest.fixture
 def session(subject, tmp_path):
     store = MemoryStore([57, 61, 75, 59, 53, 65], seed=1)
+    for ids in store.documents:
+        ids[40:48] = ids[28:36]
 
     def make(methods=("trained",), **settings):
         asked = {"lengths": [16, 32], "targets": 5, "spans_per_document": 2, "device": "cpu"}
@@ -62,8 +75,10 @@ def test_every_setting_is_classified():
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_settings_that_change_numbers_change_the_key(session, protocol):
+    repeated = REPEATED if protocol == "fixed-targets" else {}
+
     def names(**settings):
-        made = session(protocol=protocol, **settings)
+        made = session(protocol=protocol, **repeated | settings)
         return {cell_file(cell.key) for cell in made.cells()}
 
     before = names()
@@ -83,9 +98,10 @@ def test_equal_keys_have_equal_numbers(session, protocol):
         for key, (value, only) in NUMBERS.items()
         if only in (None, protocol) and (protocol, key) != ("non-overlapping", "lengths")
     }
+    repeated = REPEATED if protocol == "fixed-targets" else {}
     known = {}
     for pair in [(), *combinations(options, 1), *combinations(options, 2)]:
-        made = session(protocol=protocol, **{key: options[key] for key in pair})
+        made = session(protocol=protocol, **repeated | {key: options[key] for key in pair})
         made.run()
         for cell in made.cells():
             name = cell_file(cell.key)

@@ -7,7 +7,7 @@ from transformers import AutoModelForCausalLM
 
 from interop.export import native
 from interop.export.angles import exact_angles
-from interop.export.classes import CLASSES, choose_class
+from interop.export.classes import choose_class
 from interop.export.parity import measure, parity_lengths, tolerance
 from model import TokenPositions, Transformer
 from tests.interop.export.exported import LENGTH, PADDING, write
@@ -149,10 +149,6 @@ def test_logits_and_import(name, tmp_path):
     assert all(
         one.is_met for one in measure(model, tmp_path / "out", model_type, parity_lengths(model))
     )
-
-
-def test_every_class_has_a_model():
-    assert {model_type for model_type, _, _ in MODELS.values()} == CLASSES.keys()
 
 
 def test_folded_factors():

@@ -339,3 +339,37 @@ def test_tables_show_the_results(record, comparison):
     assert list(costs.values())[2:] == [
         "1,245,097", "2,048,000", "8.1e+06", "1.66e+13", "4.610", "5,990", "301", "858"
     ]  # fmt: skip
+
+
+def test_read_gains_of_repeated_text(record):
+    record = copy.deepcopy(record)
+    rng = np.random.default_rng(0)
+    stored = {}
+    for cell in record["cells"]:
+        if cell["status"] != "done":
+            continue
+        for method in ("trained", "yarn"):
+            losses = rng.normal(3, 1, (2, 9))
+            row = {"method": method, "length": 2 * L0, "distance_low": 32, "distance_high": 64}
+            row |= {"unit_nll": losses[0].tolist(), "unit_control_nll": losses[1].tolist()}
+            repeated = cell["evaluations"]["long"].setdefault(
+                "repeated", {"hash": "a", "cells": []}
+            )
+            repeated["cells"].append(row)
+            stored.setdefault((cell["axes"]["scheme"], method), []).append(losses)
+    other = next(
+        c for c in record["cells"] if c["axes"]["scheme"] == "none" and c["status"] == "done"
+    )
+    other["evaluations"]["long"]["repeated"]["hash"] = "of other targets"
+    stored["none", "trained"] = stored["none", "trained"][1:]
+    table = derived(record)
+    for name, place in {**VARIANTS, "none": ("none", "trained")}.items():
+        nll, control = np.stack(stored[place], axis=1)
+        values = {"repeated_nll": nll, "control_nll": control, "read_gain": control - nll}
+        for metric, expected in values.items():
+            row = table.get(name, metric, 2 * L0, (32, 64))
+            mean, half = two_way(expected)
+            assert row.value == pytest.approx(mean, abs=1e-12)
+            assert not row.interval.claimed or row.half == pytest.approx(half, rel=1e-9)
+            assert row.interval.seeds == (len(nll),)
+    assert {"read_gain"} < {line["metric"] for line in csv_records(read_study(record), [table])}

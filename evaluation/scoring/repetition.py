@@ -1,0 +1,214 @@
+"""Targets that repeat earlier text of their document, by the distance at which they can be read.
+
+Token t is a target at distance d if its preceding n-gram occurred exactly once before in the
+document, d tokens earlier and without overlap, and was continued by the same token:
+text[t - n : t + 1] == text[t - d - n : t - d + 1] and d > n. The control scores the same targets
+after the earlier occurrence was replaced by other text of the corpus of equal length.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from errors import EvaluationError
+from evaluation.scoring.cells import content_hash
+from evaluation.scoring.targets import draw_integer
+from evaluation.scoring.text import EvaluationText
+from evaluation.scoring.windows import TargetWindows
+
+TRIES = 100  # of a replacement
+
+
+@dataclass(frozen=True)
+class RepeatedTargets:
+    """Groups of consecutive targets at one distance. All arrays (n,) int64.
+
+    The last `keep` tokens of text[: end] of `document` are targets. What is replaced is the earlier
+    occurrence of these tokens and of the `ngram` tokens before them, by as many tokens of document
+    `source` from `source_start` on.
+    """
+
+    ngram: int
+    document: np.ndarray
+    end: np.ndarray
+    keep: np.ndarray
+    distance: np.ndarray
+    source: np.ndarray
+    source_start: np.ndarray
+    spec: dict = field(repr=False)  # all that they depend on
+
+    @property
+    def hash(self) -> str:
+        return content_hash(self.record())
+
+    def record(self) -> dict:
+        """What `targets.json` holds."""
+        columns = ("document", "end", "keep", "distance", "source", "source_start")
+        return {**self.spec, **{name: getattr(self, name).tolist() for name in columns}}
+
+    def windows(self, length: int) -> TargetWindows:
+        """One window of `length` inputs for each group."""
+        return TargetWindows(self.document, self.end, np.full(len(self.end), length), self.keep)
+
+    def is_changed(self, length: int) -> np.ndarray:
+        """(n,) whether a window of `length` inputs holds any replaced token."""
+        return self.distance <= length
+
+    def target_distances(self) -> np.ndarray:
+        """(n_targets,) the distance of every target."""
+        return np.repeat(self.distance, self.keep)
+
+    def is_readable(self, length: int) -> np.ndarray:
+        """(n_targets,) whether the earlier n-gram of a target and its continuation are among the
+        `length` inputs, the first of which may be BOS."""
+        last = np.cumsum(self.keep)
+        to_end = np.repeat(last, self.keep) - np.arange(int(self.keep.sum()))
+        return self.target_distances() + self.ngram + to_end <= length
+
+
+class ControlText:
+    """The documents of `text` as windows in which the earlier occurrences are replaced."""
+
+    def __init__(self, text: EvaluationText, targets: RepeatedTargets):
+        self.text = text
+        self.store = text.store
+        self.targets = targets
+        places = _places(targets.document, targets.end)
+        self._groups = {place: group for group, place in enumerate(places)}
+
+    def windows(self, documents: np.ndarray, ends: np.ndarray, inputs: int) -> np.ndarray:
+        """As `EvaluationText.windows`; each window must end with a group of targets."""
+        out = self.text.windows(documents, ends, inputs)
+        first = int(self.text.bos_rule == "every-window")
+        for row, place in zip(out, _places(documents, ends), strict=True):
+            group = self._groups[place]
+            size = self.targets.ngram + int(self.targets.keep[group])
+            stop = inputs + 1 - int(self.targets.distance[group])
+            start = max(first, stop - size)
+            if start < stop:
+                source_end = int(self.targets.source_start[group]) + size
+                source = int(self.targets.source[group])
+                row[start:stop] = self.text.slice(source, source_end - (stop - start), source_end)
+        return out
+
+
+def _places(documents: np.ndarray, ends: np.ndarray) -> list[tuple[int, int]]:
+    return list(zip(documents.tolist(), ends.tolist(), strict=True))
+
+
+def draw_repeats(
+    text: EvaluationText,
+    documents: np.ndarray,
+    *,
+    longest: int,
+    most: int,
+    per_document: int,
+    ngram: int,
+    spec: dict,
+) -> RepeatedTargets:
+    """Draw at most `per_document` groups of at most `most` targets in each octave of distances of
+    each of the `documents`, whose earlier occurrence a window of `longest` inputs holds.
+
+    Raises EvaluationError if there is none.
+    """
+    spec = {**spec, "ngram": ngram}
+    key = content_hash(spec)
+    rows = []
+    for document in documents.tolist():
+        octaves: dict[int, int] = {}
+        tokens = text.slice(document, 0, int(text.lengths[document]))
+        targets, distances = find_repeats(tokens, ngram)
+        clean = _inside(targets, text.clean(document))
+        groups = _groups(targets[clean], distances[clean], ngram, most)
+        drawn = {draw_integer(key, f"repeat {document}", group[0]): group for group in groups}
+        for _, (end, keep, distance) in sorted(drawn.items()):
+            octave = distance.bit_length()
+            is_held = end > longest and distance + ngram + keep <= longest
+            if not is_held or octaves.get(octave, 0) == per_document:
+                continue
+            repeated = tokens[end - keep - ngram : end]
+            place = _replacement(text, key, document, end, repeated, ngram)
+            if place is not None:
+                octaves[octave] = octaves.get(octave, 0) + 1
+                rows.append((document, end, keep, distance, *place))
+    if not rows:
+        raise EvaluationError(
+            f"targets_by=repetition found no {ngram} tokens that occur twice in a document, with "
+            f"one continuation and within {longest} tokens: lower ngram, or evaluate longer "
+            "documents"
+        )
+    columns = np.array(sorted(rows), dtype=np.int64).T
+    return RepeatedTargets(ngram, *columns, spec)
+
+
+def find_repeats(tokens: np.ndarray, ngram: int) -> tuple[np.ndarray, np.ndarray]:
+    """Indices of the targets in `tokens` (N,), ascending, and the distance of each."""
+    if len(tokens) <= 2 * ngram:
+        return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
+    # Equal n-grams get equal numbers: those of 2m tokens from pairs of those of m tokens.
+    number = tokens.astype(np.int64)
+    size = 1
+    while size < ngram:
+        step = min(size, ngram - size)
+        pairs = number[:-step] * (int(number.max()) + 1) + number[step:]
+        number = np.unique(pairs, return_inverse=True)[1]
+        size += step
+    order = np.argsort(number, kind="stable")  # occurrences of each n-gram in the order of the text
+    begins = np.append(True, np.diff(number[order]) != 0)
+    second = np.flatnonzero(begins[:-1] & ~begins[1:]) + 1
+    target = order[second] + ngram
+    distance = order[second] - order[second - 1]
+    inside = target < len(tokens)
+    target = target[inside]
+    distance = distance[inside]
+    is_repeat = (tokens[target] == tokens[target - distance]) & (distance > ngram)
+    target = target[is_repeat]
+    by_place = np.argsort(target)
+    return target[by_place], distance[is_repeat][by_place]
+
+
+def _inside(index: np.ndarray, pieces: list[tuple[int, int]]) -> np.ndarray:
+    """(n,) whether each index is in one of the pieces (start, end), ascending."""
+    edges = np.array(pieces, dtype=np.int64).ravel()
+    return np.searchsorted(edges, index, side="right") % 2 == 1
+
+
+def _groups(
+    targets: np.ndarray, distances: np.ndarray, ngram: int, most: int
+) -> Iterator[tuple[int, int, int]]:
+    """(end, keep, distance) of each run of neighboring targets at one distance: its first `most`
+    targets, fewer where they would overlap their earlier occurrence."""
+    if not len(targets):
+        return
+    is_new = np.append(True, (np.diff(targets) != 1) | (np.diff(distances) != 0))
+    starts = np.flatnonzero(is_new)
+    sizes = np.diff(np.append(starts, len(targets)))
+    for start, size in zip(starts.tolist(), sizes.tolist(), strict=True):
+        distance = int(distances[start])
+        keep = min(size, most, distance - ngram)
+        yield int(targets[start]) + keep, keep, distance
+
+
+def _replacement(
+    text: EvaluationText, key: str, document: int, end: int, repeated: np.ndarray, ngram: int
+) -> tuple[int, int] | None:
+    """Document and start of as many tokens as `repeated` has, in another document if there is one,
+    with none of its n-grams; None if no draw gives such text."""
+    size = len(repeated)
+    grams = _grams(repeated, ngram)
+    others = np.flatnonzero(text.lengths > size)  # index 0 may be BOS
+    if len(others) > 1:
+        others = others[others != document]
+    for attempt in range(TRIES):
+        purpose = f"replacement {document} {end}"
+        source = int(others[draw_integer(key, purpose, 2 * attempt) % len(others)])
+        room = int(text.lengths[source]) - size
+        start = 1 + draw_integer(key, purpose, 2 * attempt + 1) % room
+        if grams.isdisjoint(_grams(text.slice(source, start, start + size), ngram)):
+            return source, start
+    return None
+
+
+def _grams(tokens: np.ndarray, ngram: int) -> set[bytes]:
+    return {tokens[i : i + ngram].tobytes() for i in range(len(tokens) - ngram + 1)}

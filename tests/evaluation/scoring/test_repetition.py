@@ -1,0 +1,239 @@
+"""Repeated targets and their controls, against definitions written out token by token."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from errors import EvaluationError
+from evaluation.evaluation_settings import EvaluationSettings
+from evaluation.scoring.evaluate import EvaluationSession
+from evaluation.scoring.methods import resolve_methods
+from evaluation.scoring.repetition import ControlText, draw_repeats, find_repeats
+from evaluation.scoring.text import EvaluationText
+from evaluation.statistics.analysis import analyze
+from evaluation.stores import EvaluationStores
+from tests.evaluation.conftest import BOS, BUILTIN, EOS, MemoryStore, MemoryTokenizer
+
+N = 3  # tokens before a target
+LENGTHS = (16, 32, 64, 128)
+DISTANCES = (5, 9, 14, 20, 30, 33, 47, 60, 70, 90, 115)  # of the repetitions of every document
+
+
+@pytest.fixture(scope="module")
+def store():
+    """Documents of distinct ids, but for one repetition of 5 tokens at each of the distances."""
+    documents = []
+    for document in range(7):
+        ids = 2000 * (document + 1) + np.arange(1900)
+        at = 140
+        for distance in np.random.default_rng(document).permutation(DISTANCES):
+            ids[at : at + 5] = ids[at - distance : at - distance + 5]
+            at += 150
+        documents.append(np.concatenate([[BOS], ids, [EOS]]))
+    store = MemoryStore([1] * len(documents))
+    store.documents = documents
+    store.lengths = np.array([len(ids) for ids in documents])
+    return store
+
+
+def by_definition(tokens, n):
+    """(target, distance) pairs: the n-gram before occurred once, and was continued alike."""
+    tokens = tokens.tolist()
+    found = []
+    for t in range(n, len(tokens)):
+        before = [p for p in range(n, t) if tokens[p - n : p] == tokens[t - n : t]]
+        if len(before) == 1 and tokens[before[0]] == tokens[t] and t - before[0] > n:
+            found.append((t, t - before[0]))
+    return found
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 5, 8])
+def test_repeats_by_definition(n):
+    rng = np.random.default_rng(n)
+    for size in (0, 1, 2 * n, 2 * n + 2, 60, 300):
+        for vocabulary in (1, 2, 4, 50):
+            tokens = rng.integers(0, vocabulary, size)
+            if size == 300:  # a long repetition, which overlaps another one
+                tokens[200:260] = tokens[30:90]
+                tokens[250:280] = tokens[245:275]
+            found = find_repeats(tokens, n)
+            assert list(zip(*(each.tolist() for each in found), strict=True)) == by_definition(
+                tokens, n
+            )
+
+
+def drawn(text, longest=128, **options):
+    asked = {"most": 64, "per_document": 4, "ngram": N, "spec": {"seed": 0}}
+    return draw_repeats(text, np.arange(7), longest=longest, **asked | options)
+
+
+@pytest.mark.parametrize("bos", ["as-trained", "none", "every-window"])
+def test_known_repetitions_are_targets_and_only_they_are_replaced(store, bos):
+    text = EvaluationText(store, bos, BOS)
+    targets = drawn(text)
+    known = {(document, d) for document in range(7) for d in DISTANCES}
+    # The last two tokens of each repetition; at the distance of 5 they fit before their copy.
+    assert set(zip(targets.document.tolist(), targets.distance.tolist(), strict=True)) == known
+    assert (targets.keep == 2).all() and len(targets.end) == len(known)
+    for length in LENGTHS:
+        windows = targets.windows(length)
+        read = text.windows(windows.document, windows.end, length)
+        control = ControlText(text, targets).windows(windows.document, windows.end, length)
+        readable = targets.is_readable(length).reshape(-1, 2)
+        changed = targets.is_changed(length)
+        for group, (before, after) in enumerate(zip(read, control, strict=True)):
+            d = targets.distance[group]
+            inputs = before[:-1].tolist()
+            for k in range(2):
+                phrase = before[len(before) - 2 + k - N : len(before) - 1 + k].tolist()
+                starts = [i for i in range(length - d) if inputs[i : i + N + 1] == phrase]
+                # the first input is not counted, as it may be BOS
+                assert readable[group, k] == (length - d - N - 2 + k >= 0) == (starts[:1] > [0])
+            differs = np.flatnonzero(before != after)
+            place = np.arange(len(before) - 5 - d, len(before) - d)
+            place = place[place >= (bos == "every-window")]
+            assert differs.tolist() == place.tolist()
+            assert changed[group] == bool(len(place)) or bos == "every-window"
+            # from another document
+            assert not len(place) or set(after[place] // 2000) != {targets.document[group] + 1}
+
+
+def test_the_draw(store):
+    text = EvaluationText(store)
+    targets = drawn(text)
+    assert drawn(text).record() == targets.record()
+    assert drawn(text, spec={"seed": 1}).source.tolist() != targets.source.tolist()
+    # Octaves of distances share nothing; [64, 128) holds three of them.
+    few = drawn(text, per_document=1)
+    octaves = [(d, int(np.log2(x))) for d, x in zip(few.document, few.distance, strict=True)]
+    assert len(octaves) == len(set(octaves)) == 7 * 5
+    assert set(drawn(text, most=1).keep) == {1}
+    # A window holds the whole earlier occurrence: 3 + 2 tokens.
+    assert drawn(text, longest=75).distance.max() == 70
+    assert drawn(text, longest=74).distance.max() == 60
+    # Text that must not be scored is no target; what it repeats may be.
+    row = [(3, int(targets.end[targets.document == 3][0]), 10**6)]  # all but the first repetition
+    fewer = drawn(EvaluationText(store, excluded=np.array(row)))
+    assert (fewer.document == 3).sum() == 1 and len(fewer.end) == len(targets.end) - 10
+    with pytest.raises(EvaluationError, match=r"found no 6 tokens.*lower ngram"):
+        drawn(text, ngram=6)
+
+
+def test_text_that_repeats_itself_everywhere_has_no_control():
+    store = MemoryStore([1] * 3)
+    store.documents = [np.array([BOS, *range(3, 9), *range(3, 9), EOS])] * 3
+    store.lengths = np.array([14] * 3)
+    with pytest.raises(EvaluationError, match="ngram"):
+        draw_repeats(
+            EvaluationText(store),
+            np.arange(3),
+            longest=12,
+            most=4,
+            per_document=1,
+            ngram=3,
+            spec={},
+        )
+
+
+def copying(reach):
+    """A model that reads `reach` tokens back: a token that continued the last N tokens there costs
+    0.5 nats, another one 4, and without such a place 2. The first input may be BOS."""
+
+    def scorer(windows, keep):
+        out = np.full((len(windows), keep), 2.0)
+        for row, window in enumerate(windows.tolist()):
+            for k in range(keep):
+                at = len(window) - keep + k
+                for copy in range(max(N + 1, at - reach), at - N):
+                    if window[copy - N : copy] == window[at - N : at]:
+                        out[row, k] = 0.5 if window[copy] == window[at] else 4.0
+        return out
+
+    return scorer
+
+
+@pytest.fixture
+def measured(store, subject, tmp_path, monkeypatch):
+    tokenizer = MemoryTokenizer()
+    tokenizer.token_bytes = np.ones(20_000)
+
+    def run(scorer, methods=("trained", "truncate", "yarn"), **settings):
+        monkeypatch.setattr(EvaluationSession, "_scorer", lambda *_: scorer)
+        asked = {"lengths": LENGTHS, "targets": 4, "spans_per_document": 3, "device": "cpu"}
+        asked |= {"contamination": {"check": False}}
+        settings = EvaluationSettings(
+            **{"methods": list(methods), "targets_by": "repetition", "ngram": N} | asked | settings
+        )
+        return EvaluationSession(
+            settings,
+            subject,
+            stores=EvaluationStores(store),
+            tokenizer=tokenizer,
+            methods=resolve_methods(list(methods), BUILTIN, 16),
+            cells=tmp_path / "cells",
+        )
+
+    return run
+
+
+@pytest.mark.parametrize("reach", [20, 64])
+def test_a_copying_model_gains_up_to_its_reach(measured, reach):
+    session = measured(copying(reach))
+    analysis = analyze(session.run())
+    gains = {(each.method, each.length, each.low): each for each in analysis.read_gains}
+    assert {low for *_, low in gains} == {4, 8, 16, 32, 64}
+    for (method, length, low), bucket in gains.items():
+        inside = [d for d in DISTANCES if low <= d < 2 * low]
+        context = 16 if method == "truncate" else length
+        drawn = session.plan.repeats.distance
+        drawn = drawn[(low <= drawn) & (drawn < 2 * low)]
+        assert bucket.targets == 2 * len(drawn) <= 2 * 3 * 7
+        # A target is copied where the n-gram before its copy is among the inputs that are read.
+        copied = np.array(
+            [[d <= reach and d + N + 2 - k <= context for k in (0, 1)] for d in drawn]
+        )
+        if all(d <= reach and d + N + 2 <= context for d in inside):
+            assert bucket.read_gain.estimate == 1.5 and bucket.readable == bucket.targets
+        if not copied.any():
+            assert bucket.read_gain.estimate == bucket.read_gain.high == 0
+        assert bucket.nll == pytest.approx(2 - 1.5 * copied.mean(), abs=1e-12)
+        assert bucket.control == 2
+    assert all(row.nll > 1.9 for row in analysis.rows)  # of all targets, few repeat
+
+
+def by_tokens(windows, keep):
+    """Losses that depend on every token of the window."""
+    mixed = (windows * np.arange(1, windows.shape[1] + 1) ** 2).sum(axis=1)
+    return 1 + np.sin(mixed[:, None] + np.arange(keep)) ** 2
+
+
+def test_read_gains_are_paired_differences_over_documents(measured, tmp_path):
+    session = measured(by_tokens, methods=("trained", "truncate", "window"))
+    result = session.run()
+    analysis = analyze(result)
+    repeats = session.plan.repeats
+    assert len(analysis.read_gains) == 5 * 3 * len(LENGTHS)
+
+    def losses(method, length, role):
+        name = result.files.get(f"{method} ({role})@{length}")
+        return np.load(tmp_path / "cells" / name)["nll"]
+
+    for bucket in analysis.read_gains:
+        if bucket.method == "truncate":
+            continue
+        here = (bucket.low <= repeats.distance) & (repeats.distance < bucket.high)
+        nll = losses(bucket.method, bucket.length, "repeated").reshape(-1, 2)
+        control = nll.copy()
+        changed = repeats.distance <= bucket.length
+        control[changed] = losses(bucket.method, bucket.length, "control").reshape(-1, 2)
+        truncated = losses("trained", 16, "repeated").reshape(-1, 2)
+        assert bucket.nll == pytest.approx(nll[here].mean(), rel=1e-12)
+        assert bucket.control == pytest.approx(control[here].mean(), rel=1e-12)
+        for values, interval in ((control - nll, bucket.read_gain), (truncated - nll, bucket.gain)):
+            means = [values[here & (repeats.document == d)].mean() for d in range(7)]
+            expected = stats.t.interval(0.95, 6, np.mean(means), stats.sem(means) or 1e-300)
+            assert interval.estimate == pytest.approx(np.mean(means), abs=1e-12)
+            assert (interval.low, interval.high) == pytest.approx(expected, abs=1e-12)
+    # The cells of all targets are those of an evaluation without repeated text.
+    plain = measured(by_tokens, methods=("trained", "window"), targets_by=None)
+    assert {cell.file for cell in plain.cells()} < {cell.file for cell in session.cells()}
