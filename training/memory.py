@@ -184,6 +184,8 @@ def fixes_for(model: Transformer, settings: RunSettings, layout: MemoryLayout, f
                 f"set training.micro_batch_size={sequences} (now {layout.sequences} per device)"
             )
             break
+    if memory(model, settings.train_length, layout)["batches"] > USED * free:
+        fixes.append(f"lower training.batch_size (now {layout.step_sequences})")
     if layout.checkpointing != "full":
         fixes.append("set training.parallel.activation_checkpointing=true")
     if not layout.sharded:

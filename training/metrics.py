@@ -6,7 +6,7 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from errors import TrainingError
+from errors import INTERRUPTED, TrainingError
 from run_directory.checkpoints import newest_before_divergence, steps_of
 from run_directory.metrics_file import MetricsFile
 from run_directory.process_group import error_barrier
@@ -145,6 +145,8 @@ class Metrics:
             values["peak_memory_bytes"] = peak_memory(self._run.device)
             self._seconds = 0.0
             self._measured = self._tokens
+            if self._lost_place() is not None:
+                self._run.requests.request(INTERRUPTED)  # all save, then this process reports it
         self.write(
             step,
             "train",
@@ -184,14 +186,21 @@ class Metrics:
         Raises TrainingError where the run directory is lost: saving would create another one in its
         place.
         """
-        self.check_files([self._run.folder])
+        if self._lost_place() == self._run.folder:
+            self.check_files()
         if self._file:
             self._file.sync()
 
-    def check_files(self, places: list[Path] | None = None) -> None:
+    def check_files(self) -> None:
         """Raise TrainingError where part of the run directory was removed or moved."""
-        for path in self._places if places is None else self._places.keys() & places:
-            if not path.exists() or not os.path.samestat(path.stat(), self._places[path]):
-                raise TrainingError(
-                    f"{path} was removed or moved during training: restore it, then resume"
-                )
+        if (lost := self._lost_place()) is not None:
+            raise TrainingError(
+                f"{lost} was removed or moved during training: restore it, then resume"
+            )
+
+    def _lost_place(self) -> Path | None:
+        """The folder or file of this run that is not the one at the start of the training."""
+        for path, known in self._places.items():
+            if not path.exists() or not os.path.samestat(path.stat(), known):
+                return path
+        return None

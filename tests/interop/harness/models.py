@@ -14,9 +14,9 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 from data.data_settings import DataSettings
 from data.tokenizers import ByteTokenizer
 from model import ModelSettings, Transformer
+from run_directory.checkpoints import save_weights
 from run_directory.run import Run
 from run_directory.run_settings import RunSettings
-from run_directory.weights import save_weights
 
 LENGTH = 96
 
