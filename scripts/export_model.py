@@ -66,10 +66,9 @@ def main() -> None:
         weights=args.weights,
         console=console,
     )
-    exported = export_folder(
+    choice = export_folder(
         run, args.out, dtype=args.dtype, multiples=args.multiples, console=console
     )
-    choice = exported.choice
     name = choice.model_type or f"a generated modeling file ({choice.reason})"
     console.info(f"{args.out}: step {run.step}, {run.weights} weights, {name}")
 

@@ -6,6 +6,8 @@ again. Models without such a class are exported with a generated modeling file.
 
 from __future__ import annotations
 
+import itertools
+
 from errors import InteropError
 from interop.export.described import ClassChoice, DescribedModel, NotRepresentable
 from interop.export.native import write_config
@@ -21,8 +23,8 @@ def choose_class(model: Transformer) -> ClassChoice:
     except NotRepresentable as reason:
         return ClassChoice(None, str(reason))
     nearest: tuple[str, list[str]] | None = None
-    for model_type in FAMILIES:
-        config = write_config(ours, model_type)
+    for model_type, native_rope in itertools.product(FAMILIES, (True, False)):
+        config = write_config(ours, model_type, native_rope)
         if config is None:
             continue
         try:

@@ -49,53 +49,38 @@ class DescribedModel:
         tables: the rotation of each layer; None without positions.
     """
 
-    settings: ModelSettings
+    shape: ImportedShape
     kinds: list[LayerKind]
     tables: list[RopeTable | None]
-    vocab_size: int
-    train_length: int
-    original_length: int
 
     @classmethod
     def of_model(cls, model: Transformer) -> DescribedModel:
         """Raises NotRepresentable if a scheme is neither a rotation nor none."""
-        return cls._of(
-            model.settings,
-            model.schemes,
-            model.vocab_size,
-            model.train_length,
-            model.original_length,
-        )
+        sizes = (model.vocab_size, model.train_length, model.original_length)
+        return cls.of_shape(ImportedShape(None, model.settings, *sizes), model.schemes)
 
     @classmethod
-    def of_shape(cls, shape: ImportedShape) -> DescribedModel:
-        original_length = shape.original_length or shape.train_length
-        schemes = {
-            name: SCHEMES[kind.position.name][1](
-                kind.position, kind.geometry(shape.train_length, original_length)
-            )
-            for name, kind in shape.model.resolved_kinds.items()
-        }
-        return cls._of(shape.model, schemes, shape.vocab_size, shape.train_length, original_length)
-
-    @classmethod
-    def _of(
-        cls, settings: ModelSettings, schemes: Mapping[str, PositionalScheme], *sizes: int
+    def of_shape(
+        cls, shape: ImportedShape, schemes: Mapping[str, PositionalScheme] | None = None
     ) -> DescribedModel:
+        """`schemes`: those of the layer kinds; None: new ones."""
+        settings = shape.model
         kinds = settings.resolved_kinds
-        for kind in kinds.values():
-            name = kind.position.name
-            if not issubclass(SCHEMES[name][1], NoPE | Rope | LearnedRope):
+        tables = {}
+        for name, kind in kinds.items():
+            scheme_class = SCHEMES[kind.position.name][1]
+            if not issubclass(scheme_class, NoPE | Rope | LearnedRope):
                 raise NotRepresentable("positions other than rotations by fixed frequencies")
             if kind.position.per_layer:
                 raise NotRepresentable("frequencies of its own in each layer")
-        tables = {name: _table(schemes[name]) for name in kinds}
-        return cls(
-            settings,
-            [kinds[name] for name in settings.layer_kinds],
-            [tables[name] for name in settings.layer_kinds],
-            *sizes,
-        )
+            geometry = kind.geometry(shape.train_length, shape.original)
+            scheme = schemes[name] if schemes else scheme_class(kind.position, geometry)
+            table = None if isinstance(scheme, NoPE) else rope_table(scheme)
+            if isinstance(table, str):
+                raise NotRepresentable(table)
+            tables[name] = table if table and any(table.frequencies) else None
+        names = settings.layer_kinds
+        return cls(shape, [kinds[name] for name in names], [tables[name] for name in names])
 
     def differences(self, theirs: DescribedModel) -> list[str]:
         """The settings in which a model of a class computes something else, up to what weights
@@ -111,7 +96,7 @@ class DescribedModel:
 
     def _facts(self) -> dict[tuple[int, str], Any]:
         """What determines the computation besides weights, by layer; -1: of all layers."""
-        facts = {(-1, key): getattr(self.settings, key) for key in SHARED}
+        facts = {(-1, key): getattr(self.shape.model, key) for key in SHARED}
         for i, kind in enumerate(self.kinds):
             mixer = MIXERS[kind.mixer.name][1]
             keys = LAYER - (set() if mixer.has_queries else HEADS)
@@ -132,7 +117,7 @@ class DescribedModel:
         """The temperature, or None for a factor that the projection of queries absorbs."""
         temperature = kind.position.temperature
         if isinstance(temperature, Ministral3Temperature):
-            return temperature.beta, temperature.length or self.original_length
+            return temperature.beta, temperature.length or self.shape.original
         has_norm = kind.mixer.name == "attention" and bool(kind.qk_norm)
         by_head = isinstance(temperature, HeadTemperature) or temperature.by_head is not None
         is_constant = isinstance(temperature, NoTemperature | FixedTemperature | HeadTemperature)
@@ -181,12 +166,3 @@ def _equal(a: Any, b: Any) -> bool:
     if isinstance(a, tuple) and isinstance(b, tuple):
         return len(a) == len(b) and all(_equal(*pair) for pair in zip(a, b, strict=True))
     return a == b
-
-
-def _table(scheme: PositionalScheme) -> RopeTable | None:
-    if isinstance(scheme, NoPE):
-        return None
-    table = rope_table(scheme)
-    if isinstance(table, str):
-        raise NotRepresentable(table)
-    return table if any(table.frequencies) else None

@@ -6,7 +6,6 @@ import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from interop.export.card import model_card
 from interop.export.classes import choose_class
 from interop.export.described import ClassChoice
 from interop.export.files import check_new, space_for, write_model
-from interop.export.parity import MULTIPLES, Parity, measure, parity_lengths
+from interop.export.parity import MULTIPLES, measure, parity_lengths
 from interop.export.tokenizer import control_ids, tokenizer_files
 from interop.extras import load_extra
 from run_directory.console import Console
@@ -28,15 +27,6 @@ from run_directory.weights import weights_of
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-@dataclass(frozen=True)
-class ExportedFolder:
-    """An exported folder, the class that loads it, and the comparison of its logits with ours."""
-
-    folder: Path
-    choice: ClassChoice
-    parity: list[Parity]
-
-
 def export_folder(
     run: LoadedRun,
     out: Path,
@@ -44,9 +34,9 @@ def export_folder(
     dtype: str = "float32",
     multiples: Sequence[int] = MULTIPLES,
     console: Console | None = None,
-) -> ExportedFolder:
-    """Write a run to a new Hugging Face folder; nothing is left if that fails. The model of `run`
-    is rounded to `dtype`.
+) -> ClassChoice:
+    """Write a run to a new Hugging Face folder, and return the class that loads it; nothing is left
+    if that fails. The model of `run` is rounded to `dtype`.
 
     Args:
         dtype: of the stored weights, one of DTYPES.
@@ -86,7 +76,7 @@ def export_folder(
                 )
             parity.append(result)
         write_text(folder / "README.md", model_card(run, choice, parity, dtype))
-    return ExportedFolder(out, choice, parity)
+    return choice
 
 
 def _generation(run: LoadedRun, controls: dict[str, Any]) -> dict[str, Any]:

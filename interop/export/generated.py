@@ -186,16 +186,14 @@ class _Source:
 
     def _without_validators(self, node: ast.FunctionDef | ast.ClassDef) -> ast.stmt:
         if self._is_settings(node.name):
-            node.body = [
-                member
-                for member in node.body
-                if not any(
-                    validator in ast.unparse(decorator)
-                    for decorator in getattr(member, "decorator_list", ())
-                    for validator in VALIDATORS
-                )
-            ]
+            node.body = [member for member in node.body if self._is_kept(member)]
         return node
+
+    def _is_kept(self, member: ast.stmt) -> bool:
+        """Whether a member of settings is neither a validator nor for settings files."""
+        decorators = " ".join(map(ast.unparse, getattr(member, "decorator_list", ())))
+        sources = {self.imports.get(name, ("",))[0] for name in _references(member)}
+        return "settings.load" not in sources and not any(x in decorators for x in VALIDATORS)
 
     def text(self, name: str) -> str:
         """A definition, with its decorators and the comments directly above it."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel, cache_utils
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
@@ -126,6 +126,7 @@ class SextantForCausalLM(PreTrainedModel, GenerationMixin):
     main_input_name = "input_ids"
     _is_stateful = True  # no assisted generation: tokens cannot be removed from the cache
     _supports_sdpa = True
+    _input_embed_layer = "embed"
 
     def __init__(self, config: SextantConfig):
         super().__init__(config)
@@ -136,18 +137,6 @@ class SextantForCausalLM(PreTrainedModel, GenerationMixin):
                 settings, config.vocab_size, config.train_length, config.original_length
             )
         self.post_init()
-
-    def get_input_embeddings(self) -> nn.Module:
-        return self.model.embed
-
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        self.model.embed = value
-
-    def get_output_embeddings(self) -> nn.Module | None:
-        return self.model.head
-
-    def set_output_embeddings(self, value: nn.Module) -> None:
-        self.model.head = value
 
     def new_cache(self, final_length: int | None = None) -> SextantCache:
         """An empty cache; see SextantCache."""

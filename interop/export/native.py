@@ -16,28 +16,34 @@ from interop.huggingface.weight_names import by_part, joined, to_half
 from model import Transformer
 from model.mixers.base import LayerKind
 from model.mixers.registry import MIXERS
-from model.position.temperature import Ministral3Temperature
+from model.position.temperature import FixedTemperature, Ministral3Temperature
 
 # logit of a sink without weight; finite in every dtype but float16, where it is −inf
 NO_SINK = -1e9
 
 
-def write_config(model: DescribedModel, model_type: str) -> dict[str, Any] | None:
+def write_config(
+    model: DescribedModel, model_type: str, native_rope: bool
+) -> dict[str, Any] | None:
     """The entries of config.json that describe a model, as far as the class has its settings, or
-    None if the class has not all of its mixers, or would be without attention."""
+    None if the class has not all of its mixers, or would be without attention.
+
+    Args:
+        native_rope: frequencies by the scaling method of the same name, not by a list of divisors.
+    """
     family = FAMILIES[model_type]
     types = family.types_of(model.kinds)
     if types is None or not {FULL, SLIDING} & set(types):  # required by transformers' cache
         return None
-    s = model.settings
+    s = model.shape.model
     by_type = dict(zip(types, model.kinds, strict=True))
     first = by_type.get(SLIDING) or by_type.get(FULL) or model.kinds[0]
     values = {name: getattr(s, name) for name in type(s).model_fields} | _own(first)
     entries: dict[str, Any] = {
         "architectures": [family.architecture],
         "model_type": model_type,
-        "vocab_size": model.vocab_size,
-        "max_position_embeddings": model.train_length,
+        "vocab_size": model.shape.vocab_size,
+        "max_position_embeddings": model.shape.train_length,
         **_written(family_keys(family), values),
     }
     if family.settings.get("activation") == "gelu_tanh":
@@ -49,7 +55,7 @@ def write_config(model: DescribedModel, model_type: str) -> dict[str, Any] | Non
     windows = [kind.position.window for kind in model.kinds if kind.position.window]
     if "sliding_window" in family.defaults:
         # some classes require a number even if no layer has a window
-        without = model.train_length if family.layer_types else None
+        without = model.shape.train_length if family.layer_types else None
         entries["sliding_window"] = windows[0] if windows else without
     if "use_sliding_window" in family.defaults:
         entries["use_sliding_window"] = bool(windows)
@@ -57,11 +63,11 @@ def write_config(model: DescribedModel, model_type: str) -> dict[str, Any] | Non
     if has_types and family.layer_types and family.lists_types:
         entries["layer_types"] = types
     if "original_max_position_embeddings" in family.defaults:
-        entries["original_max_position_embeddings"] = model.original_length
+        entries["original_max_position_embeddings"] = model.shape.original
     if family.interleaved:
         layouts = {table.layout for table in model.tables if table is not None}
         entries[family.interleaved] = layouts == {"interleaved"}
-    entries["rope_parameters"] = _rope_parameters(model, family, types)
+    entries["rope_parameters"] = _rope_parameters(model, family, types, native_rope)
     thetas = [0.0 if table is None else table.theta for table in model.tables]
     return entries | dict(family.written(Layers(types, model.kinds, thetas)))
 
@@ -85,21 +91,23 @@ def _written(keys: Keys, values: Mapping[str, Any]) -> dict[str, Any]:
     return entries
 
 
-def _rope_parameters(model: DescribedModel, family: Family, types: Sequence[str]) -> dict[str, Any]:
+def _rope_parameters(
+    model: DescribedModel, family: Family, types: Sequence[str], native: bool
+) -> dict[str, Any]:
     every = list(range(len(types)))
     if not family.by_type:
-        return _rotary_settings(model, family, every)
+        return _rotary_settings(model, family, every, native)
     by_type: dict[str, Any] = {}
     for name in (FULL, SLIDING):
         layers = [i for i in every if types[i] == name] or every
-        by_type[name] = _rotary_settings(model, family, layers)
+        by_type[name] = _rotary_settings(model, family, layers, native)
     # They read `truncate` beside the nested form.
     truncated = [own.pop("truncate") for own in by_type.values() if "truncate" in own]
     return by_type | ({"truncate": truncated[0]} if truncated else {})
 
 
 def _rotary_settings(
-    model: DescribedModel, family: Family, layers: Sequence[int]
+    model: DescribedModel, family: Family, layers: Sequence[int], native: bool
 ) -> dict[str, Any]:
     """The rotary settings of these layers, read from the first that has positions."""
     rotated = [i for i in layers if model.tables[i] is not None]
@@ -108,8 +116,7 @@ def _rotary_settings(
     kind = model.kinds[rotated[0]]
     table = model.tables[rotated[0]]
     assert table is not None
-    is_phi3 = family is FAMILIES["phi3"]  # which reads longrope alone
-    parameters = table.parameters(model.original_length, native=not is_phi3)
+    parameters = table.parameters(model.shape.original, native)
     if family.partial:
         # Half a feature more, so that rounding cannot lose a pair.
         dims = 2 * len(table.frequencies)
@@ -122,7 +129,7 @@ def _rotary_settings(
     if isinstance(temperature, Ministral3Temperature):
         parameters |= {
             "llama_4_scaling_beta": temperature.beta,
-            "original_max_position_embeddings": temperature.length or model.original_length,
+            "original_max_position_embeddings": temperature.length or model.shape.original,
         }
     return parameters
 
@@ -145,43 +152,39 @@ def weights(
         scale = own.pop(f"{prefix}position.scale", None)
         target = theirs.kinds[i]
         if MIXERS[kind.mixer.name][1].has_attention_weights:
-            _fold(own, prefix, kind, scale, kind.attention_scale / target.attention_scale)
+            factor = _factor(kind, scale) / _factor(target, None)
+            if (factor - 1).abs().max() > 1e-12:
+                _multiply_queries(own, prefix, kind, factor)
         their_table = theirs.tables[i]
         if table is not None and their_table is not None and table.layout != their_table.layout:
             _to_half(own, prefix, kind, table)
         if target.position.sink_logit == "learned" and f"{prefix}position.sink" not in own:
             value = 0.0 if kind.position.sink_logit == "zero" else NO_SINK
             own[f"{prefix}position.sink"] = own["norm.weight"].new_full((kind.heads,), value)
-        if theirs.settings.layer_scale:
+        if theirs.shape.model.layer_scale:
             own.setdefault(f"{layer}.scale", own["norm.weight"].new_ones(1))
     named, left = family.weight_map(model.settings, own)
     assert not left, f"{choice.model_type} has no {left}"
-    heads = theirs.settings.heads
+    heads = theirs.shape.model.heads
     return {
         name: joined(name, [own[part] for part in parts], heads, family.one_plus_norms)
         for name, parts in named.items()
     }
 
 
-def _fold(
-    own: dict[str, Tensor], prefix: str, kind: LayerKind, scale: Tensor | None, ratio: float
-) -> None:
-    """Multiply what computes the queries by the layer's constant factors on q·k.
-
-    Args:
-        scale: (H,) learned temperature.
-        ratio: factor on q·k of the model over that of the class.
-    """
+def _factor(kind: LayerKind, scale: Tensor | None) -> Tensor:
+    """(H,) float64 constant factors on q·k; `scale` is the learned temperature."""
     temperature = kind.position.temperature
-    factor = torch.full((kind.heads,), ratio, dtype=torch.float64)
+    factor = torch.full((kind.heads,), kind.attention_scale, dtype=torch.float64)
     if scale is not None:
-        factor *= scale.cpu().double()
-    elif temperature.by_head is not None:
-        factor *= torch.tensor(temperature.by_head, dtype=torch.float64)
-    elif temperature.name == "fixed":
-        factor *= temperature.value
-    if (factor - 1).abs().max() < 1e-12:
-        return
+        return factor * scale.cpu().double()
+    if isinstance(temperature, FixedTemperature):
+        return factor * torch.tensor(temperature.value, dtype=torch.float64)
+    return factor
+
+
+def _multiply_queries(own: dict[str, Tensor], prefix: str, kind: LayerKind, factor: Tensor) -> None:
+    """Multiply what computes the queries by factors (H,)."""
     names = [f"{prefix}wq.weight", f"{prefix}wq.bias"]
     if kind.mixer.name == "attention" and kind.qk_norm:
         names = [f"{prefix}q_norm.weight"]

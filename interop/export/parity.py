@@ -93,6 +93,7 @@ def _load(folder: Path, model_type: str | None) -> Any:
     )
     if model_type is None:  # transformers has copied the modeling file to the user's cache
         shutil.rmtree(Path(inspect.getfile(type(theirs))).parent)
+        del sys.modules[type(theirs).__module__]
     wrong = {key: sorted(names) for key, names in info.items() if names and key != "error_msgs"}
     if wrong:
         raise InteropError(f"transformers does not load all weights of {folder}: {wrong}")
@@ -114,16 +115,17 @@ def _compared(
     cache = model.make_cache(1, length)
     positions = TokenPositions.plain(length)
     past = None if model_type else theirs.new_cache(length)
-    is_recurrent = any(isinstance(block.attention, Recurrent) for block in model.blocks)
-    precise = copy.deepcopy(model).double() if model_type and is_recurrent else model
-    precise_cache = precise.make_cache(1, length)
+    precise = precise_cache = None
+    if model_type and any(isinstance(block.attention, Recurrent) for block in model.blocks):
+        precise = copy.deepcopy(model).double()
+        precise_cache = precise.make_cache(1, length)
     difference = largest = rounding = 0.0
     for start in range(0, length, size):
         stop = min(start + size, length)
         part = ids[:, start:stop]
         new = positions.part(start, stop, position_end=stop)
         ours = model(part, new, cache=cache)
-        if precise is not model:
+        if precise is not None:
             rounding = max(rounding, _largest(precise(part, new, cache=precise_cache) - ours))
         output = theirs(part, past_key_values=past, use_cache=True)
         past = output.past_key_values

@@ -46,8 +46,13 @@ class ImportedShape:
     vocab_size: int
     train_length: int
     original_length: int | None
-    bos_id: int | None
-    eos_ids: tuple[int, ...]
+    bos_id: int | None = None
+    eos_ids: tuple[int, ...] = ()
+
+    @property
+    def original(self) -> int:
+        """L0, which is the trained length if no scaling refers to it."""
+        return self.original_length or self.train_length
 
 
 # Our settings and their keys, in all families and in those that have the key.

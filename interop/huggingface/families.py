@@ -106,6 +106,7 @@ class Family(NamedTuple):
         check: refuses models with layers of these types.
         thetas: the rotary base of each layer: 0 without positions, None for that of the rotary
             parameters.
+        rope_types: those that the class reads, if not all.
         interleaved: the key that says whether the features of a pair are adjacent.
         written: keys with values that exports have besides, from the layers.
         renamed: parts of the names of weights in files, and what the class has instead.
@@ -130,6 +131,7 @@ class Family(NamedTuple):
     lists_types: bool = True
     check: Callable[[ConfigReader, list[str]], None] = lambda config, types: None
     thetas: Callable[[ConfigReader], list[float | None]] = lambda config: [None] * _depth(config)
+    rope_types: tuple[str, ...] = ()
     interleaved: str | None = None
     written: Callable[[Layers], Mapping[str, Any]] = lambda layers: {}
     renamed: Mapping[str, str] = {}
@@ -307,13 +309,6 @@ def _query_scalar(scale: float, settings: Mapping[str, Any]) -> int:
     return scalar if abs(scalar - scale**-2) < 1e-9 * scalar else settings["head_dim"]
 
 
-_LATENT_DEFAULTS = {
-    "q_lora_rank": 1536,
-    "kv_lora_rank": 512,
-    "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64,
-    "v_head_dim": 128,
-}
 _LATENT_KEYS: Keys = {
     "head_dim": "qk_rope_head_dim",
     "kv_heads": Key(
@@ -386,14 +381,6 @@ _MAMBA_LAYER = LayerType(
         "mixer.convolution_bias": "mamba_conv_bias",
     },
 )
-_MAMBA_DEFAULTS = {
-    "mamba_n_heads": 128,
-    "mamba_n_groups": 1,
-    "mamba_d_state": 256,
-    "mamba_d_conv": 4,
-    "mamba_expand": 2,
-    "mamba_conv_bias": True,
-}
 _MAMBA_ACCEPTED = {
     "mamba_proj_bias": (None, False),
     "time_step_limit": (None, [0.0, {"__float__": "Infinity"}], [0.0, float("inf")]),
@@ -429,6 +416,7 @@ FAMILIES: dict[str, Family] = {
             "original_max_position_embeddings": 4096,
         },
         layer_types=None,
+        rope_types=("default", "longrope"),
         partial=True,
     ),
     "smollm3": Family(
@@ -639,11 +627,6 @@ FAMILIES: dict[str, Family] = {
             "head_dim": 256,
             "partial_rotary_factor": 0.25,
             "full_attention_interval": 4,
-            "linear_conv_kernel_dim": 4,
-            "linear_key_head_dim": 128,
-            "linear_value_head_dim": 128,
-            "linear_num_key_heads": 16,
-            "linear_num_value_heads": 32,
         },
         settings={"qk_norm": True, "gate": "channel"},
         layer_types=_periodic("full_attention_interval", -1, LINEAR),
@@ -671,7 +654,6 @@ FAMILIES: dict[str, Family] = {
         },
         defaults={
             "attention_bias": False,
-            "linear_conv_kernel_dim": 4,
             "linear_allow_neg_eigval": True,
         },
         computed={
@@ -710,7 +692,6 @@ FAMILIES: dict[str, Family] = {
         types={FULL: LayerType(ATTENTION), LINEAR: _MAMBA_LAYER},
         defaults={
             **_BIASES,
-            **_MAMBA_DEFAULTS,
             "num_key_value_heads": 8,
             "rms_norm_eps": 1e-5,
             "partial_rotary_factor": 0.5,
@@ -735,7 +716,6 @@ FAMILIES: dict[str, Family] = {
         keys={"ffn_dim": "shared_intermediate_size"},
         defaults={
             **_MULTIPLIERS,
-            **_MAMBA_DEFAULTS,
             "attention_bias": False,
             "shared_intermediate_size": 1024,
             "num_local_experts": 8,
@@ -752,7 +732,7 @@ FAMILIES: dict[str, Family] = {
         "DeepseekV3ForCausalLM",
         types={FULL: _LATENT_LAYER},
         keys=_LATENT_KEYS,
-        defaults=_LATENT_DEFAULTS | {"rope_interleave": True, "first_k_dense_replace": 3},
+        defaults={"rope_interleave": True, "first_k_dense_replace": 3},
         check=_refuse_experts,
         written=lambda layers: {"first_k_dense_replace": len(layers.types)},
         interleaved="rope_interleave",
@@ -761,7 +741,7 @@ FAMILIES: dict[str, Family] = {
         "YoutuForCausalLM",
         types={FULL: _LATENT_LAYER},
         keys=_LATENT_KEYS,
-        defaults=_LATENT_DEFAULTS | {"tie_word_embeddings": True, "rope_interleave": True},
+        defaults={"tie_word_embeddings": True, "rope_interleave": True},
         interleaved="rope_interleave",
     ),
     "minicpm3": Family(
@@ -790,10 +770,6 @@ FAMILIES: dict[str, Family] = {
         defaults={
             "rms_norm_eps": 1e-5,
             "tie_word_embeddings": True,
-            "q_lora_rank": 768,
-            "kv_lora_rank": 256,
-            "qk_nope_head_dim": 64,
-            "qk_rope_head_dim": 32,
             "scale_emb": 12,
             "scale_depth": 1.4,
             "dim_model_base": 256,
@@ -811,12 +787,7 @@ FAMILIES: dict[str, Family] = {
         keys=_LATENT_KEYS,
         computed={"max_position_embeddings": lambda config: config.get("model_max_length")},
         defaults={
-            **_LATENT_DEFAULTS,
-            "q_lora_rank": None,
             "rms_norm_eps": 1e-5,
-            "linear_head_dim": 128,
-            "linear_num_heads": 32,
-            "linear_conv_kernel_dim": 4,
             "first_k_dense_replace": 1,
         },
         accepted={"linear_attn_config": (None,)},

@@ -12,8 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
-
 from errors import InteropError
 from interop.huggingface.families import FULL, SLIDING, Family
 from interop.huggingface.reader import ConfigReader, shown
@@ -152,10 +150,11 @@ def read_rope(source: RopeSource) -> tuple[dict[str, Any], int | None]:
         InteropError: an unknown kind, or parameters that transformers treats differently.
     """
     parameters = source.parameters
-    if not isinstance(source.kind, str) or source.kind not in _KINDS:
+    known = source.family.rope_types or _KINDS
+    if not isinstance(source.kind, str) or source.kind not in known:
         raise InteropError(
             f"{parameters.file}: rope_type {shown(source.kind)} cannot be imported; known: "
-            f"{', '.join(_KINDS)}"
+            f"{', '.join(known)}"
         )
     interleaved = source.family.interleaved
     is_interleaved = interleaved is not None and source.config.flag(interleaved)
@@ -206,47 +205,38 @@ def _proportional(source: RopeSource) -> tuple[dict[str, Any], None]:
 
 def _yarn(source: RopeSource) -> tuple[dict[str, Any], int]:
     number = source.parameters.number
-    factor = source.factor
-    amplitude = number("attention_factor", float, None)
-    # transformers reads 0 as absent.
-    mscale, mscale_all = (
-        None if source.parameters.get(key) == 0 else number(key, float, None)
-        for key in ("mscale", "mscale_all_dim")
-    )
-    if amplitude is None and mscale and mscale_all:  # DeepSeek's form
-        amplitude = (0.1 * mscale * math.log(factor) + 1) / (
-            0.1 * mscale_all * math.log(factor) + 1
-        )
     fast = number("beta_fast", float, 32.0)
     slow = number("beta_slow", float, 1.0)
     _check_ramp(source, fast, slow)
-    is_truncated = source.parameters.get("truncate") is None or source.parameters.flag("truncate")
-    return {
+    settings = {
         "name": "yarn",
-        "factor": factor,
+        "factor": source.factor,
         "beta_fast": fast,
         "beta_slow": slow,
         "ramp": "dim",
-        "truncate": is_truncated,
-        "attention_factor": amplitude,
-    }, source.original_length
+        "truncate": source.parameters.get("truncate") is None or source.parameters.flag("truncate"),
+        "attention_factor": number("attention_factor", float, None),
+    }
+    # DeepSeek's form of the amplitude; transformers reads 0 as absent
+    mscales = {key: source.parameters.get(key) for key in ("mscale", "mscale_all_dim")}
+    if settings["attention_factor"] is None and all(mscales.values()):
+        settings |= {key: number(key, float) for key in mscales}
+    return settings, source.original_length
 
 
 def _check_ramp(source: RopeSource, fast: float, slow: float) -> None:
+    """Refuse a yarn ramp outside the rotated pairs, which transformers reverses."""
+    if fast <= slow:
+        return  # refused by our settings
     frequencies = plain_frequencies(source.theta, source.dims)
-    if slow < fast and is_reversed(frequencies, source.original_length, fast, slow):
+    low, high = ramp_ends(frequencies, source.original_length, fast, slow)
+    if high <= 0 or low > source.dims - 1:
         raise InteropError(
             f"{source.parameters.file}: yarn cannot be imported with "
             f"original_max_position_embeddings = {source.original_length}: no rotary pair "
             f"completes beta_slow = {slow:g} to beta_fast = {fast:g} rotations within it, and "
             "transformers then reverses the ramp"
         )
-
-
-def is_reversed(frequencies: Tensor, length: int, fast: float, slow: float) -> bool:
-    """Whether the ramp of yarn is outside the rotated pairs, where transformers reverses it."""
-    low, high = ramp_ends(frequencies, length, fast, slow)
-    return high <= 0 or low > 2 * len(frequencies) - 1
 
 
 def _longrope(source: RopeSource) -> tuple[dict[str, Any], int]:

@@ -173,22 +173,19 @@ def weight_map(
         in no tensor.
     """
     have = set(ours)
-    mapped: dict[str, list[str]] = {}
-
-    def add(theirs: str, parts: list[str]) -> None:
-        for suffix in ("", ".weight", ".bias"):
-            names = [part + suffix for part in parts]
-            if have.issuperset(names):
-                mapped[theirs + suffix] = names
-
-    for theirs, parts in outer.items():
-        add(theirs, parts.split())
+    whole = dict(outer)
     for i, layer in enumerate(layers):
         # compressed queries have another name
         unused = "q_proj" if f"layers.{i}.attention.wq_down.weight" in have else "q_b_proj"
-        for theirs, parts in layer.items():
-            if theirs != f"self_attn.{unused}":
-                add(f"model.layers.{i}.{theirs}", [f"layers.{i}.{x}" for x in parts.split()])
+        named = _in(f"model.layers.{i}", f"layers.{i}", layer)
+        named.pop(f"model.layers.{i}.self_attn.{unused}", None)
+        whole |= named
+    mapped = {}
+    for theirs, parts in whole.items():
+        for suffix in ("", ".weight", ".bias"):
+            names = [part + suffix for part in parts.split()]
+            if have.issuperset(names):
+                mapped[theirs + suffix] = names
     return mapped, sorted(have.difference(*mapped.values()))
 
 

@@ -1,6 +1,7 @@
 """Checkpoints that would compute something else, or are damaged, are rejected with the reason."""
 
 import json
+from dataclasses import replace
 from resource import RUSAGE_SELF, getrusage
 
 import pytest
@@ -9,12 +10,13 @@ from safetensors.torch import load_file, save_file
 
 from interop import InteropError, build_model, read_folder
 from interop.huggingface.config import read_config
-from tests.interop.models import ABSENT, FULL, SLIDING, VARIANTS, YARN, make
+from interop.huggingface.families import FULL, SLIDING
+from tests.interop.models import ABSENT, FIRST, ROPES, variant
 
 
 def change(folder, **keys) -> None:
     config = json.loads((folder / "config.json").read_text()) | keys
-    config = {key: value for key, value in config.items() if value is not ABSENT}
+    config = {key: value for key, value in config.items() if value != ABSENT}
     (folder / "config.json").write_text(json.dumps(config))
 
 
@@ -22,6 +24,7 @@ def rope(rope_type, **keys) -> dict:
     return {"rope_parameters": {"rope_theta": 10_000.0, "rope_type": rope_type} | keys}
 
 
+YARN = ROPES["yarn"]
 BRIEF_YARN = {"factor": 4.0, "original_max_position_embeddings": 6}
 FLAT_YARN = {"factor": 4.0, "rope_theta": 2.0, "original_max_position_embeddings": 1000}
 WINDOWED = {"use_sliding_window": True, "sliding_window": 9, "layer_types": None}
@@ -106,8 +109,7 @@ def test_unsupported_configs(folder, keys, named):
     ],
 )
 def test_unsupported_configs_of_families(model_type, keys, named):
-    first = VARIANTS[model_type][1]
-    config = make(model_type, **first).config.to_dict() | {"rope_parameters": None} | keys
+    config = variant(model_type).config.to_dict() | {"rope_parameters": None} | keys
     with pytest.raises(InteropError, match=f"config.json.*{named}"):
         read_config(config, "config.json")
 
@@ -116,30 +118,63 @@ HUGE = 10**9
 
 
 @pytest.mark.parametrize(
-    "keys",
+    ("name", "keys"),
     [
-        {"num_hidden_layers": HUGE},
-        {"head_dim": HUGE} | rope("yarn", factor=4.0),
-        {"hidden_size": HUGE},
-        {"vocab_size": HUGE},
-        {"num_attention_heads": 2 * HUGE, "num_key_value_heads": HUGE},
+        ("llama", {"num_hidden_layers": HUGE}),
+        ("llama", {"head_dim": HUGE} | rope("yarn", factor=4.0)),
+        ("llama", {"hidden_size": HUGE}),
+        ("llama", {"vocab_size": HUGE}),
+        ("llama", {"num_attention_heads": 2 * HUGE, "num_key_value_heads": HUGE}),
+        ("lfm2", {"conv_L_cache": HUGE}),
+        ("qwen3_5_text", {"linear_value_head_dim": HUGE}),
+        ("deepseek_v3", {"kv_lora_rank": HUGE}),
+        ("kimi_linear", {"linear_head_dim": HUGE}),
+        ("bamba", {"mamba_d_state": HUGE}),
+        ("gemma4_text", {"head_dim": HUGE}),
     ],
-    ids=lambda keys: next(iter(keys)),
+    ids=str,
 )
-def test_sizes_that_the_weights_do_not_have(folder, keys):
+def test_sizes_that_the_weights_do_not_have(name, keys, tmp_path):
     """Refused before anything of the claimed size is allocated."""
-    change(folder, **keys)
+    variant(name).save_pretrained(tmp_path)
+    change(tmp_path, **keys)
     before = getrusage(RUSAGE_SELF).ru_maxrss
     with pytest.raises(InteropError, match=f"config.json.*{next(iter(keys))} = "):
-        build_model(read_folder(folder))
+        build_model(read_folder(tmp_path))
     assert getrusage(RUSAGE_SELF).ru_maxrss - before < 100_000  # KiB
 
 
-def test_sizes_of_a_generated_folder(folder):
-    settings = {"layers": HUGE, "dim": 24}
+@pytest.mark.parametrize(
+    "settings", [{"layers": HUGE}, {"kinds": {"a": {"mixer": {"rank": HUGE}}}}], ids=str
+)
+def test_sizes_of_a_generated_folder(settings, folder):
     (folder / "config.json").write_text(json.dumps({"model_type": "sextant", "settings": settings}))
-    with pytest.raises(InteropError, match=r"config.json.*layers = "):
+    with pytest.raises(InteropError, match=r"config.json.*(layers|rank) = "):
         build_model(read_folder(folder))
+
+
+QUICK = ("bamba",)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in FIRST],
+)
+def test_any_value_of_any_key(name, tmp_path):
+    """One sentence, or a model; never another error or a large allocation."""
+    variant(name).save_pretrained(tmp_path)
+    checkpoint = read_folder(tmp_path)
+    rotary = checkpoint.config.get("rope_parameters", {})
+    before = getrusage(RUSAGE_SELF).ru_maxrss
+    for value in (HUGE, -1, "x", [["x"]], {"a": [1]}, float("nan")):
+        changes = [{key: value} for key in checkpoint.config]
+        changes += [{"rope_parameters": rotary | {key: value}} for key in rotary]
+        for keys in changes:
+            try:
+                build_model(replace(checkpoint, config=checkpoint.config | keys))
+            except InteropError as error:
+                assert "\n" not in str(error)
+    assert getrusage(RUSAGE_SELF).ru_maxrss - before < 100_000  # KiB
 
 
 def spoil(folder, **tensors) -> None:
@@ -193,13 +228,6 @@ def test_head_contradicting_tie_embeddings(folder):
         build_model(read_folder(folder))
 
 
-def test_pickles_are_never_loaded(folder):
-    (folder / "model.safetensors").unlink()
-    (folder / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'exit 1'\ntR.")
-    with pytest.raises(InteropError, match=r"pytorch_model.bin"):
-        build_model(read_folder(folder))
-
-
 @pytest.mark.parametrize(
     ("file", "content"),
     [
@@ -207,12 +235,13 @@ def test_pickles_are_never_loaded(folder):
         ("config.json", b"[" * 100_000),
         ("model.safetensors", None),
         ("model.safetensors", b"\x08\0\0\0\0\0\0\0{"),
+        ("pytorch_model.bin", b"cos\nsystem\n(S'exit 1'\ntR."),  # a pickle, never loaded
     ],
 )
 def test_damaged_and_missing_files(folder, file, content):
-    if content is None:
-        (folder / file).unlink()
-    else:
+    if file != "config.json":
+        (folder / "model.safetensors").unlink()
+    if content is not None:
         (folder / file).write_bytes(content)
     with pytest.raises(InteropError, match=file):
         build_model(read_folder(folder))

@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 
 import pytest
 import torch
@@ -63,11 +62,8 @@ def test_differing_exports(change, multiple, exported, tmp_path):
     elif change == "permutation":
         assert not any(one.is_met for one in measure(model, tmp_path, "llama", lengths))
     else:
-        with pytest.raises(InteropError, match=r"pair \d+ at position \d+") as error:
+        with pytest.raises(InteropError, match="other angles or amplitudes"):
             list(measure(model, tmp_path, "llama", lengths))
-        pair, position = re.search(r"pair (\d+) at position (\d+)", str(error.value)).groups()
-        assert int(pair) == model.settings.head_dim // 2 - 1 or change != "one divisor"
-        assert int(position) < lengths[0]
 
 
 @pytest.mark.parametrize("theta", [100.0, 10_000.0, 5_000_000.0])

@@ -1,17 +1,17 @@
-"""Models in classes of transformers: logits past the trained length, padding, and import of the
-export."""
+"""Models in classes of transformers: the class, logits past the trained length, and what weights
+absorb."""
+
+import json
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from interop.export import native
-from interop.export.angles import exact_angles
 from interop.export.classes import choose_class
-from interop.export.parity import measure, parity_lengths, tolerance
-from model import TokenPositions, Transformer
-from tests.interop.export.exported import LENGTH, PADDING, write
-from tests.model.zoo import CASES, G, H, V, build
+from interop.export.files import write_model
+from interop.export.parity import measure, parity_lengths
+from tests.interop.export.exported import CONTROLS
+from tests.model.zoo import CASES, G, H, build
 
 EVEN = {"dim": 60}  # H·D, which LlamaConfig and scaled partial rotations require
 YARN = {"name": "yarn", "factor": 4.0, "beta_fast": 1.5, "beta_slow": 0.2}
@@ -106,11 +106,6 @@ MODELS: dict[str, tuple[str, dict, dict]] = {
 }
 
 
-def made(name: str) -> tuple[str, Transformer]:
-    model_type, position, keys = MODELS[name]
-    return model_type, build(position, dtype=torch.float32, **keys)
-
-
 # One of each class, and a scaled table without a kind in transformers.
 QUICK = {
     "p_rope",
@@ -123,32 +118,17 @@ QUICK = {
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in MODELS]
 )
-def test_logits_and_import(name, tmp_path):
-    model_type, model = made(name)
-    choice = write(model, tmp_path / "out")
-    assert choice.model_type == model_type
-    theirs, info = AutoModelForCausalLM.from_pretrained(tmp_path / "out", output_loading_info=True)
-    assert not info["missing_keys"]
-    assert not info["unexpected_keys"]
-    assert theirs.config.bos_token_id is theirs.config.eos_token_id is None
-    generator = torch.Generator().manual_seed(1)
-    for length in (LENGTH, 9 * LENGTH):
-        ids = torch.randint(0, V, (2, length), generator=generator)
-        mask = torch.ones_like(ids)
-        # transformers' dynamic frequencies are those of the longest row.
-        padding = 0 if name == "dynamic" else PADDING
-        mask[1, :padding] = 0
-        with torch.no_grad(), exact_angles(theirs, model, length):
-            # Given positions, because transformers does not derive those of absolute factors from
-            # the mask.
-            position_ids = (mask.cumsum(1) - 1).clamp(min=0)
-            found = theirs.eval()(ids, attention_mask=mask, position_ids=position_ids).logits
-            ours = model(ids, TokenPositions.left_padded([length, length - padding], length))
-        difference = (found - ours)[mask == 1].abs().max()
-        assert difference <= tolerance(float(ours.abs().max())), (length, difference)
-    assert all(
-        one.is_met for one in measure(model, tmp_path / "out", model_type, parity_lengths(model))
-    )
+def test_class_and_logits(name, tmp_path):
+    """At 1, 4 and 16 times the trained length, in passes with a cache."""
+    model_type, position, keys = MODELS[name]
+    model = build(position, dtype=torch.float32, **keys)
+    choice = choose_class(model)
+    assert choice.model_type == model_type, choice.reason
+    write_model(model, choice, tmp_path, CONTROLS)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["bos_token_id"] is config["eos_token_id"] is None
+    for parity in measure(model, tmp_path, model_type, parity_lengths(model)):
+        assert parity.is_met, parity
 
 
 def test_folded_factors():
