@@ -286,14 +286,11 @@ _MULTIPLIERS = {
     "logits_scaling": 1.0,
 }
 _QWEN = {
-    "num_key_value_heads": 32,
     "use_sliding_window": False,
     "sliding_window": 4096,
     "max_window_layers": 28,
 }
 _GEMMA = {
-    "num_key_value_heads": 4,
-    "head_dim": 256,
     "attention_bias": False,
     "tie_word_embeddings": True,
     "final_logit_softcapping": None,
@@ -391,7 +388,7 @@ FAMILIES: dict[str, Family] = {
     "llama": Family("LlamaForCausalLM", defaults=_BIASES, divides=True),
     "mistral": Family(
         "MistralForCausalLM",
-        defaults={"num_key_value_heads": 8, "sliding_window": 4096},
+        defaults={"sliding_window": 4096},
         layer_types=None,
     ),
     "qwen2": Family(
@@ -402,7 +399,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "qwen3": Family(
         "Qwen3ForCausalLM",
-        defaults=_QWEN | {"head_dim": 128, "attention_bias": False},
+        defaults=_QWEN | {"attention_bias": False},
         settings={"qk_norm": True},
         layer_types=_qwen_types,
     ),
@@ -423,7 +420,6 @@ FAMILIES: dict[str, Family] = {
         "SmolLM3ForCausalLM",
         defaults={
             **_BIASES,
-            "num_key_value_heads": 4,
             "rope_theta": 2_000_000.0,
             "tie_word_embeddings": True,
             "use_sliding_window": False,
@@ -437,8 +433,6 @@ FAMILIES: dict[str, Family] = {
     "ministral3": Family(
         "Ministral3ForCausalLM",
         defaults={
-            "num_key_value_heads": 8,
-            "head_dim": 128,
             "rms_norm_eps": 1e-5,
             "sliding_window": None,
             "rope_parameters": {
@@ -462,7 +456,6 @@ FAMILIES: dict[str, Family] = {
         defaults={
             **_BIASES,
             **_MULTIPLIERS,
-            "num_key_value_heads": 4,
             "rms_norm_eps": 1e-5,
             "tie_word_embeddings": True,
             "sliding_window": 128,
@@ -599,8 +592,6 @@ FAMILIES: dict[str, Family] = {
             ),
         },
         defaults={
-            "intermediate_size": 12288,
-            "num_key_value_heads": 8,
             "norm_eps": 1e-5,
             "tie_word_embeddings": True,
             "rope_theta": 1_000_000.0,
@@ -623,8 +614,6 @@ FAMILIES: dict[str, Family] = {
             ),
         },
         defaults={
-            "num_key_value_heads": 4,
-            "head_dim": 256,
             "partial_rotary_factor": 0.25,
             "full_attention_interval": 4,
         },
@@ -692,7 +681,6 @@ FAMILIES: dict[str, Family] = {
         types={FULL: LayerType(ATTENTION), LINEAR: _MAMBA_LAYER},
         defaults={
             **_BIASES,
-            "num_key_value_heads": 8,
             "rms_norm_eps": 1e-5,
             "partial_rotary_factor": 0.5,
         },

@@ -106,7 +106,7 @@ def test_absent_keys_have_the_defaults_of_transformers(model_type):
     family = FAMILIES[model_type]
     read = {"layer_types", "rope_parameters", *family.defaults, *family.computed}
     read |= {getattr(key, "name", key) for key in family_keys(family).values()}
-    kept = {*SIZES, "qk_rope_head_dim"}
+    kept = {*SIZES, "qk_rope_head_dim", "head_dim", "num_key_value_heads"}
     bare = {key: value for key, value in config.items() if key not in read - kept}
     assert read_config({**bare, **dense}, "config.json") == read_config(config, "config.json")
 

@@ -369,12 +369,12 @@ def test_comparison_with_the_parent(parent, yarn, tmp_path, monkeypatch, capsys)
         }
         assert theirs.keys() == {(m, n) for m in ("trained", "same method") for n in (24, 48, 96)}
         for (_, length), row in theirs.items():
-            assert row["difference"] == pytest.approx(own[length] - row["nll"])
+            assert row["difference"] == pytest.approx(row["nll"] - own[length])
             assert row["low"] <= row["difference"] <= row["high"] and row["family"] == 6
         return theirs
 
     after = cells()
-    assert "run − this" in capsys.readouterr().out
+    assert "NLL minus that of run" in capsys.readouterr().out
     # Nothing is stretched at the parent's length, so that the method is what it was trained under.
     assert after["trained", 24] | {"method": ""} == after["same method", 24] | {"method": ""}
     assert after["trained", 48]["nll"] != after["same method", 48]["nll"]
