@@ -19,11 +19,11 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from data import PreparedData
+from data import RunData
 from data.files import with_keys
 from data.preparation.prepared import USE
 from data.sampling.segments import Segment, chunk_sizes
-from data.tokenizers.tokenizer_settings import BytesSettings
+from data.tokenizers.tokenizer_settings import BytesSettings, SymbolsSettings
 from errors import TrainingError
 from model import ModelError, ModelSettings
 from run_directory.checkpoints import WEIGHTS, Checkpoint, find_checkpoint
@@ -79,7 +79,7 @@ class ParentRun:
     def trained_tokenizer(self) -> BaseModel:
         """The settings of the tokenizer, read from the file in the run directory."""
         tokenizer = self.settings.data.tokenizer
-        if isinstance(tokenizer, BytesSettings):
+        if isinstance(tokenizer, BytesSettings | SymbolsSettings):
             return tokenizer
         file = self.folder / "tokenizer" / tokenizer.file
         return tokenizer.model_copy(update={"model": str(file)})
@@ -125,20 +125,20 @@ class ParentRun:
         with self.fork_refused():
             check_fork(self.checkpoint.step, old, settings)
 
-    def check_text(self, settings: RunSettings, prepared: PreparedData) -> None:
+    def check_text(self, settings: RunSettings, data: RunData) -> None:
         """Raise TrainingError where the text has another tokenizer or, in an extension run, no
         document of train_length."""
-        own_hash = prepared.tokenizer.hash
+        own_hash = data.tokenizer.hash
         parents = self.about["tokenizer_hash"]
         if own_hash != parents:
             raise TrainingError(
-                f"{prepared.folder} was prepared with another tokenizer ({own_hash[:12]}) than the "
-                f"parent's ({parents[:12]}): set data.tokenizer as in the parent"
+                f"the text has another tokenizer ({own_hash[:12]}) than the parent's "
+                f"({parents[:12]}): set data.tokenizer as in the parent"
             )
-        if prepared.longest < settings.train_length and not settings.is_fork:
+        if data.longest < settings.train_length and not settings.is_fork:
             raise TrainingError(
-                f"train_length {settings.train_length} is longer than every document of "
-                f"{prepared.train.folder} (the longest has {prepared.longest:,} tokens); lower it"
+                f"train_length {settings.train_length} is longer than every document of the "
+                f"training text (the longest has {data.longest:,} tokens); lower it"
             )
 
     @contextmanager

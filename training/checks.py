@@ -30,9 +30,11 @@ def check_model(settings: RunSettings) -> None:
     limit = input_limit(settings)
     length = settings.train_length
     sampler = settings.data.positions
-    end = sampler.position_end(length)
+    end = settings.data.position_end(length)
     shortest = min(settings.training.validation.multiples)
-    if limit is not None and limit < length:
+    if settings.data.gives_positions:
+        shortest = 0  # validation has the positions of training
+    elif limit is not None and limit < length:
         raise TrainingError(
             f"train_length {length} is longer than the {limit} positions this scheme has: shorten "
             f"it, or raise {_end_of(settings, length)}"
@@ -52,8 +54,8 @@ def check_model(settings: RunSettings) -> None:
             )
     if limit is not None and limit < end:
         raise TrainingError(
-            f"data.positions ({sampled(settings)}) draws positions up to {end - 1}, and positions "
-            f"end at {limit - 1}: raise {_end_of(settings, end)}, or draw positions less far"
+            f"data ({sampled(settings)}) has positions up to {end - 1}, and positions end at "
+            f"{limit - 1}: raise {_end_of(settings, end)}, or lower the largest position"
         )
     if settings.training.state == "carry":
         for stage in stages_of(settings):
@@ -78,6 +80,8 @@ def _end_of(settings: RunSettings, end: int) -> str:
 
 def sampled(settings: RunSettings) -> str:
     """The position sampler as text: `pose: target 2048`."""
+    if settings.data.gives_positions:
+        return "positions of the task"
     values = settings.data.positions.model_dump()
     name = values.pop("name")
     inside = ", ".join(f"{key} {str(value).lower()}" for key, value in values.items())

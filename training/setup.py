@@ -11,11 +11,10 @@ from typing import Any, Protocol
 
 import torch
 
-from data import PreparedData, prepare
+from data import GeneratedData, PreparedData, RunData, is_prepared, prepare
 from data.files import remove_drafts
-from data.preparation.prepare import is_prepared
-from data.sampling.batches import BatchSampler
 from data.sampling.exposure import EXPOSURE, write_exposure
+from data.sampling.item_batches import RunSampler
 from errors import TrainingError
 from model import Transformer
 from model.devices import prepare_cpu
@@ -48,7 +47,7 @@ from training.train_state import TrainState
 
 
 class ValidationTargets(Protocol):
-    """Fixed held-out targets; `evaluation.MonitorTargets` implements this."""
+    """Fixed held-out targets; as `evaluation.monitor` draws them."""
 
     @property
     def note(self) -> str: ...
@@ -87,8 +86,8 @@ class TrainingRun:
     """
 
     run: Run
-    data: PreparedData
-    sampler: BatchSampler
+    data: RunData
+    sampler: RunSampler
     model: Transformer
     targets: ValidationTargets
 
@@ -182,7 +181,7 @@ class TrainingRun:
                         self._write_first_checkpoint()
             yield
 
-    def _open_data(self) -> PreparedData:
+    def _open_data(self) -> RunData:
         """The prepared text; its hashes and ids are verified by the main process. A single process
         prepares it.
 
@@ -205,8 +204,7 @@ class TrainingRun:
                 )
             data = prepare(settings.data, self.console)
         if parallel.main:
-            for store in (data.valid, *(text.train for text in data.texts)):
-                store.verify(data.tokenizer.vocab_size)
+            data.verify()
         return data
 
     def _held_out_targets(
@@ -214,24 +212,28 @@ class TrainingRun:
     ) -> ValidationTargets:
         """Held-out targets at the multiples of train_length that the model and the text allow."""
         settings = self.settings
-        valid = self.data.valid
+        data = self.data
         v = settings.training.validation
         limit = input_limit(settings)
-        if not valid.n_documents:
+        if isinstance(data, PreparedData) and not data.valid.n_documents:
             raise TrainingError(
-                f"{valid.folder} has no documents: raise data.valid_fraction or set "
+                f"{data.valid.folder} has no documents: raise data.valid_fraction or set "
                 "data.valid_source"
             )
         requested = [multiple * settings.train_length for multiple in v.multiples]
+        if isinstance(data, GeneratedData):  # items of the lengths in training
+            requested = [settings.train_length]
+            limit = None
         lengths = [length for length in requested if limit is None or length <= limit]
         if lengths < requested:
             self.console.info(f"positions end at {limit}: validation uses the lengths {lengths}")
         best = settings.training.checkpoint.best
         if best and best * settings.train_length not in lengths:
             raise TrainingError(
-                f"training.checkpoint.best = {best} cannot be measured: positions end at {limit}"
+                f"training.checkpoint.best = {best} cannot be measured: validation has the lengths "
+                f"{lengths}"
             )
-        targets = draw_targets(valid, lengths, v.targets, v.spans, settings.seed)
+        targets = draw_targets(data, lengths, v.targets, v.spans, settings.seed)
         if targets.note:
             self.console.info(targets.note)
         return targets
@@ -265,16 +267,12 @@ class TrainingRun:
         settings = self.settings
         data = self.data
         facts = {
-            "data": str(data.folder),
-            "data_hash": data.hash,
-            "valid_hash": data.valid.hash,
+            **data.facts(),
             "exposure": EXPOSURE,
             "parameters": self.model.parameter_count(),
             "vocab_size": self.model.vocab_size,
             PRECISION: self.precision,
         }
-        if data.others:
-            facts["mixture"] = [str(text.folder) for text in data.others]
         if changes := [stage for stage in stages_of(settings) if stage.overrides]:
             facts["changes"] = [
                 {"after_step": stage.start, "overrides": list(stage.overrides)} for stage in changes

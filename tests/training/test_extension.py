@@ -199,7 +199,7 @@ def test_extension_starts_from_the_parent_under_other_settings(parent, yarn):
     # Its first validation is that of the parent's weights under the same method.
     first = lines(yarn, "validation")[0]
     model = Run(parent).load(["model.position.scaling.name=yarn"]).model
-    targets = monitor_targets(Run(yarn).open_data().valid, [48, 96, 192], 8, 4, seed=1)
+    targets = monitor_targets(Run(yarn).open_data(), [48, 96, 192], 8, 4, seed=1)
     expected = {str(length): nll for length, (nll, _) in targets.measure(model).items()}
     assert first["step"] == 0 and first["nll"] == pytest.approx(expected, abs=1e-6)
 
@@ -332,7 +332,7 @@ def test_schemes_with_equal_parameters_and_learned_tables(parent, settings_of_ru
     words = [f"parent.run={parent}", "model.position.name=none", *TUNE, "--run-dir", none]
     assert trained(*words) == 0
     dropped = Run(parent).load(["model.position.scaling={name: drop}"]).model
-    targets = monitor_targets(Run(none).open_data().valid, [24, 48, 96], 8, 4, seed=1)
+    targets = monitor_targets(Run(none).open_data(), [24, 48, 96], 8, 4, seed=1)
     first = lines(none, "validation")[0]["nll"]["24"]
     assert targets.measure(dropped)[24][0] == pytest.approx(first, abs=1e-5)
 

@@ -15,6 +15,7 @@ import evaluate
 import generate
 from data import ByteTokenizer, DataError, open_prepared, store
 from data.files import read_json, sha256_of
+from data.preparation.prepared import opening
 from data.sampling.exposure import read_exposure
 from errors import INTERRUPTED, REQUEUE, EvaluationError, TrainingError
 from run_directory.checkpoints import steps_of
@@ -351,4 +352,4 @@ def test_default_prompt_is_the_opening_of_a_document(bos):
     }.items():
         document = np.array([tokenizer.bos_id] * bos + tokenizer.encode(text))
         documents = SimpleNamespace(has_bos=bos, document=lambda i, document=document: document)
-        assert validation.opening(documents, tokenizer) == expected
+        assert opening(documents, tokenizer) == expected
