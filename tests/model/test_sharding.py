@@ -15,7 +15,7 @@ from model import ContextShard, TokenPositions, Transformer
 from model.attention.sharding import ShardedWindow
 from tests import processes
 from tests.model.zoo import CASES, LAYERS, MIXER_CASES, D, G, H, build, ids
-from training.distributed.simulated import CollectiveCounter
+from training.simulated import CollectiveCounter
 
 ROWS = 2
 LENGTHS = {"plain": 19, "packed": 16}  # chunks of unequal and of equal lengths
