@@ -111,19 +111,22 @@ def gathered_keys(model: Transformer, length: int, layout: MemoryLayout) -> floa
     """Bytes per sequence of keys and values that are gathered from other devices and saved for the
     backward pass: those visible to its two chunks, less the device's own L/N. That is L − L/2N
     tokens; in layers with a window and without sinks, those before each chunk that are visible to
-    it. With checkpointing, of one layer at a time. Layers with a state gather it instead, which is
-    small."""
+    it, and while they are gathered the L/2 tokens of one pass. With checkpointing, of one layer at
+    a time. Layers with a state gather it instead, which is small."""
     numbers = [0.0]
+    dropped = 0.0  # of one pass of a layer with a window
     for block in model.blocks:
         mixer = block.attention
         scheme = mixer.position.settings
         tokens = length * (1 - 1 / (2 * layout.context))
         if scheme.window is not None and not scheme.sinks:
             tokens = min(tokens, 2 * (scheme.window - 1))
+            dropped = length / 2 * 2 * mixer.kv_heads * mixer.head_dim
         if mixer.has_attention_weights:
             numbers.append(tokens * 2 * mixer.kv_heads * mixer.head_dim)
     size = HALF if layout.half else layout.float_bytes
-    return size * (max(numbers) if layout.checkpointing != "none" else sum(numbers))
+    kept = max(numbers) if layout.checkpointing != "none" else sum(numbers)
+    return size * (kept + dropped)
 
 
 def logits(model: Transformer, tokens: float, device: str) -> float:
