@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from data.data_settings import SymbolSource
 from data.files import read_object, write_json
 from data.hashing import canonical_hash
 from errors import StudyError
@@ -204,7 +203,7 @@ class Claim:
             for condition in claim.conditions(arm):
                 self._check_value("learned", condition.value, plan)
                 length = condition.value.get("length") or 0
-                longest = trained_range(plan)[1]
+                longest = plan.trained_range[1]
                 if length > longest:
                     raise StudyError(
                         f"{self.file}: learned: length {length} is beyond the trained length "
@@ -218,7 +217,7 @@ class Claim:
         if settings is None:
             raise StudyError(f"{self.file}: {place}: no evaluation of {plan.id} measures {value}")
         measured = {
-            "length": measured_lengths(settings, plan),
+            "length": plan.lengths_of(settings),
             "method": list(settings.methods),
         }
         asked = DEFAULTS | value
@@ -228,20 +227,6 @@ class Claim:
                     f"{self.file}: {place} needs {key} {asked[key]}, which evaluations.{name} does "
                     f"not measure: {', '.join(map(str, known))}"
                 )
-
-
-def trained_range(plan: PlannedCell) -> tuple[int, int]:
-    """The smallest and the largest trained length: of problems, for a task on symbols."""
-    source = plan.settings.data.source
-    length = plan.settings.train_length
-    return source.bounds if isinstance(source, SymbolSource) else (length, length)
-
-
-def measured_lengths(settings: MeasurementSettings, plan: PlannedCell) -> list[int]:
-    """The lengths of an evaluation of a run; the largest of each range of a task on symbols."""
-    if isinstance(plan.settings.data.source, SymbolSource):
-        return [longest for _, longest in settings.ranges(trained_range(plan))]
-    return settings.grid(plan.settings.train_length)
 
 
 def task_name(source: Any) -> str:
