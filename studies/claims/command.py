@@ -59,9 +59,8 @@ def run_claims(call: StudyCall) -> int:
     if not options.all or options.dry_run:
         return 0
     by_name = {claim.name: claim for claim in claims}
-    return run_all(
-        [by_name[name] for name in sorted(left, key=lambda name: left[name])], options, console
-    )
+    cheapest_first = sorted(left, key=lambda name: left[name])
+    return run_all([by_name[name] for name in cheapest_first], call)
 
 
 def run_all(claims: Sequence[Claim], call: StudyCall) -> int:
