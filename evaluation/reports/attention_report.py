@@ -37,14 +37,9 @@ from evaluation.reports.evaluation_report import EvaluationReport
 from evaluation.reports.figures import FigureText
 from evaluation.reports.provenance import text_basis
 from evaluation.reports.reported_results import ReportedResults
-from evaluation.reports.results_table import (
-    ResultRow,
-    ResultsTable,
-    mean_over_units,
-    rounded,
-    rounded_record,
-)
+from evaluation.reports.results_files import mean_over_units, rounded, rounded_record
 from evaluation.reports.text import counted
+from evaluation.results_table import ResultRow, ResultsTable
 from evaluation.schemes.scheme_figures import wavelength_figure
 from evaluation.scoring.methods import TRAINED, name_of
 

@@ -16,7 +16,7 @@ from evaluation.reports.document import (
 )
 from evaluation.reports.figures import save
 from evaluation.reports.reported_results import ReportedResults
-from evaluation.reports.results_table import write_clean_json, write_results, write_table
+from evaluation.reports.results_files import write_clean_json, write_results, write_table
 from evaluation.scoring.methods import name_of
 
 DOWNLOADS = (

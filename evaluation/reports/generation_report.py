@@ -27,8 +27,9 @@ from evaluation.reports.figures import FigureText
 from evaluation.reports.position_report import positions
 from evaluation.reports.provenance import text_basis
 from evaluation.reports.reported_results import ReportedResults
-from evaluation.reports.results_table import ResultRow, ResultsTable, mean_over_units
+from evaluation.reports.results_files import mean_over_units
 from evaluation.reports.text import counted
+from evaluation.results_table import ResultRow, ResultsTable
 from evaluation.scoring.methods import TRAINED, name_of
 
 DRAWN = {  # measure -> heading, format

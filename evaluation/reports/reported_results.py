@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import nan
 
-from evaluation.reports.results_table import ResultRow, ResultsTable
 from evaluation.reports.text import counted, dtype_note, listed
+from evaluation.results_table import ResultRow, ResultsTable
 from evaluation.scoring.methods import name_of
 
 NAMED = 6  # variants of one outcome that a sentence names

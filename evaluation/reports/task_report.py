@@ -25,8 +25,9 @@ from evaluation.reports.evaluation_report import EvaluationReport
 from evaluation.reports.figures import FigureText, panels
 from evaluation.reports.provenance import basis, provenance
 from evaluation.reports.reported_results import ReportedResults, melted
-from evaluation.reports.results_table import ResultRow, ResultsTable, interval_columns
+from evaluation.reports.results_files import interval_columns
 from evaluation.reports.text import counted, percent
+from evaluation.results_table import ResultRow, ResultsTable
 from evaluation.scoring.methods import TRAINED, name_of
 from evaluation.tasks.task_analysis import TaskAnalysis, TaskRow
 from evaluation.tasks.task_session import TaskResult

@@ -21,7 +21,8 @@ from data.files import write_text
 from errors import EvaluationError
 from evaluation.reports.charts import LineStyle, dots_panel
 from evaluation.reports.figures import INK, FigureText, panels, save
-from evaluation.reports.results_table import ResultRow, markdown_table
+from evaluation.reports.results_files import markdown_table
+from evaluation.results_table import ResultRow
 from evaluation.reports.text import signed
 from evaluation.scoring.methods import TRAINED, TRUNCATE, name_of
 from settings.script import Parser, run_main

@@ -10,7 +10,7 @@ PNG, SVG and CSV with the same name.
 from pathlib import Path
 
 from evaluation.reports.figures import save
-from evaluation.reports.results_table import write_table
+from evaluation.reports.results_files import write_table
 from run_directory.console import Console
 from run_directory.run_names import names_of
 from settings.script import Parser, run_main

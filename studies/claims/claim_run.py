@@ -12,7 +12,7 @@ from data.files import read_object, write_json
 from data.hashing import canonical_hash
 from errors import StudyError
 from evaluation.evaluation_settings import MeasurementSettings
-from evaluation.reports.results_table import write_table
+from evaluation.reports.results_files import write_table
 from run_directory.console import Console
 from settings.load import SettingsLayers
 from studies.claims.claim_results import (

@@ -20,7 +20,7 @@ from evaluation.reports.charts import (
     styles_of,
 )
 from evaluation.reports.figures import FAINT, INK, FigureText, Panel, panels, spread, within
-from evaluation.reports.results_table import ResultRow
+from evaluation.results_table import ResultRow
 from tests.artists import close, ends, labelled, levels, lines, named, shown
 
 NAN = math.nan
