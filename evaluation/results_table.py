@@ -10,6 +10,11 @@ from typing import NamedTuple
 from evaluation.statistics.intervals import MeanInterval
 
 
+def number(value: float | None) -> float:
+    """NaN for a number that does not exist, which JSON has as null."""
+    return math.nan if value is None else value
+
+
 class ResultRow(NamedTuple):
     """One number.
 

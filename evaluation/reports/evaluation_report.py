@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pandas as pd
 from matplotlib.figure import Figure
 
 from data.files import write_text
@@ -53,7 +54,7 @@ class EvaluationReport:
     tables: Sequence[ReportTable]
     more_tables: Sequence[ReportTable] = ()
     figures: dict[str, Figure]
-    items: dict[str, Sequence[dict]] = field(default_factory=dict)
+    items: dict[str, pd.DataFrame] = field(default_factory=dict)
     more_records: dict[str, dict] = field(default_factory=dict)
 
     @property

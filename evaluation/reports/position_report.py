@@ -14,7 +14,7 @@ from evaluation.reports.exposure_panel import exposure_panel
 from evaluation.reports.figures import FigureText, panels
 from evaluation.reports.reported_results import ReportedResults, by_sign
 from evaluation.reports.text import interval_text, plain
-from evaluation.results_table import ResultRow, ResultsTable
+from evaluation.results_table import ResultRow, ResultsTable, number
 from evaluation.scoring.methods import name_of
 
 TOLERANCE = 0.02  # nats; shaded in the figure
@@ -26,7 +26,7 @@ def position_rows(record: dict) -> ResultsTable:
         for bucket in buckets:
             place = {"at": bucket["low"], "until": bucket["high"]}
             gain = bucket["gain"]
-            ends = {end: gain.get(end, math.nan) for end in ("low", "high")}
+            ends = {end: number(gain.get(end)) for end in ("low", "high")}
             name = name_of(method)
             table.put(ResultRow(name, "nll_at_positions", bucket["nll"], **place))
             table.put(ResultRow(name, "gain_at_positions", gain["estimate"], **place, **ends))

@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 
+import pandas as pd
 from matplotlib.figure import Figure
 
 from evaluation.reports.caveats import caveats
@@ -27,7 +28,7 @@ from evaluation.reports.provenance import basis, provenance
 from evaluation.reports.reported_results import ReportedResults, melted
 from evaluation.reports.results_files import interval_columns
 from evaluation.reports.text import counted, percent
-from evaluation.results_table import ResultRow, ResultsTable
+from evaluation.results_table import ResultRow, ResultsTable, number
 from evaluation.scoring.methods import TRAINED, name_of
 from evaluation.tasks.task_analysis import TaskAnalysis, TaskRow
 from evaluation.tasks.task_session import TaskResult
@@ -135,30 +136,27 @@ def row_columns(row: TaskRow) -> dict:
     }
 
 
-def item_rows(result: TaskResult) -> list[dict]:
-    """One record for each method, length and item."""
+def item_rows(result: TaskResult) -> pd.DataFrame:
+    """One row for each method, length and item."""
     drawn = result.drawn
-    rows = []
-    for label in [method.label for method in result.methods]:
-        for length in drawn.lengths:
-            answers = result.answers.get((label, length))
-            for i, item in enumerate(drawn.items[length] if answers is not None else ()):
-                rows.append(
-                    {
-                        "method": label,
-                        "length": length,
-                        "item": i,
-                        drawn.unit_kind: drawn.unit_names[drawn.unit[i]],
-                        "depth": item.depth,
-                        "distance": item.distance,
-                        "right": int(answers.right[i]),
-                        "exact": int(answers.exact[i]),
-                        "chosen": int(answers.chosen[i]),
-                        "nll": round(float(answers.nll[i, 0]), 6),
-                        "nll_of_best_other": round(float(answers.nll[i, 1:].min()), 6),
-                    }
-                )
-    return rows
+    parts = []
+    for (label, length), answers in result.answers.items():
+        items = drawn.items[length]
+        columns = {
+            "method": label,
+            "length": length,
+            "item": range(len(items)),
+            drawn.unit_kind: [drawn.unit_names[unit] for unit in drawn.unit],
+            "depth": [item.depth for item in items],
+            "distance": [item.distance for item in items],
+            "right": answers.right.astype(int),
+            "exact": answers.exact.astype(int),
+            "chosen": answers.chosen,
+            "nll": answers.nll[:, 0].round(6),
+            "nll_of_best_other": answers.nll[:, 1:].min(axis=1).round(6),
+        }
+        parts.append(pd.DataFrame(columns, dtype=object))
+    return pd.concat(parts) if parts else pd.DataFrame()
 
 
 def task_rows(record: dict) -> ResultsTable:
@@ -184,8 +182,8 @@ def _spots(record: dict, metric: str) -> Iterator[ResultRow]:
             spot["length"],
             at=spot["where"],
             until=spot.get("until"),
-            low=share.get("low", math.nan),
-            high=share.get("high", math.nan),
+            low=number(share.get("low")),
+            high=number(share.get("high")),
         )
 
 
