@@ -216,7 +216,8 @@ def parts_table(r: LossResults) -> ReportTable:
 
 
 def tables(r: LossResults) -> list[ReportTable]:
-    return [overview(r), *read_gain_tables(r), gains(r), parts_table(r)]
+    found = [overview(r), *read_gain_tables(r), gains(r), parts_table(r)]
+    return [table for table in found if table.rows]
 
 
 def gain_cell(row: ResultRow, marked: bool = True) -> Cell:
