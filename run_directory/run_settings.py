@@ -14,8 +14,7 @@ from data.data_settings import DataSettings
 from data.sampling.segments import Segment, SegmentPlan
 from model.model_settings import ModelSettings, without_pattern_scheme
 from run_directory.optimizer_settings import WsdSchedule
-from run_directory.stage_settings import segments
-from run_directory.training_settings import TrainingSettings
+from run_directory.training_settings import TrainingSettings, segments
 from settings.fields import RemovedSetting, StrictSettings, free, optional, setting
 
 
@@ -54,6 +53,9 @@ class RunSettings(StrictSettings):
         ),
         "training.rank_timeout": RemovedSetting(
             1800.0, "the time-outs of process groups find lost processes"
+        ),
+        "training.checkpoint.asynchronous": RemovedSetting(
+            False, "checkpoints are written before the next step"
         ),
     }
 
@@ -140,11 +142,11 @@ class RunSettings(StrictSettings):
                 f"training.tokens = {t.tokens} is less than one step: training.batch_size × "
                 f"train_length = {t.batch_size * length} tokens"
             )
-        if targets > length:
+        if targets > length and not self.data.is_generated:
             raise ValueError(
                 f"training.validation.targets = {targets} exceeds train_length = {length}"
             )
-        self.data.positions.check(length)
+        self.data.check(length)
         if t.state == "carry":
             self._check_carried()
         decay = t.lr_schedule.decay if isinstance(t.lr_schedule, WsdSchedule) else 0.0
@@ -161,6 +163,7 @@ class RunSettings(StrictSettings):
     def _check_carried(self) -> None:
         """Raise ValueError where the rows of batches cannot read consecutive windows."""
         for key, required, is_met in (
+            ("data.source.name", "a text", not self.data.is_generated),
             ("data.packing", "intra_document", self.data.packing == "intra_document"),
             ("data.positions.name", "plain", self.data.positions.name == "plain"),
             ("data.mixture", "[]", not self.data.mixture),

@@ -9,9 +9,9 @@ from data.data_settings import DataSettings
 from data.tokenizers import ByteTokenizer
 from data.tokenizers.tokenizer_settings import BytesSettings
 from model import ModelSettings, Transformer
+from run_directory.checkpoints import save_weights
 from run_directory.run import Run
 from run_directory.run_settings import RunSettings
-from run_directory.weights import save_weights
 
 
 def byte_run(
@@ -20,6 +20,7 @@ def byte_run(
     length: int = 16,
     *,
     step: int = 0,
+    bos: bool = True,
     command: Sequence[str] = ("test",),
     dtype: torch.dtype = torch.float32,
 ) -> Path:
@@ -29,7 +30,7 @@ def byte_run(
     settings = RunSettings(
         train_length=length,
         model=shape,
-        data=DataSettings(tokenizer=BytesSettings()),
+        data=DataSettings(tokenizer=BytesSettings(), bos=bos),
         training={"validation": {"targets": 8}},
     )
     model = Transformer(shape, 258, length).initialize(5).to(dtype)

@@ -53,7 +53,7 @@ def model_card(run: LoadedRun, choice: ClassChoice, parity: Sequence[Parity], dt
     manifest = Run(run.folder).manifest
     length = model.train_length
     original = model.original_length
-    positions = model.settings.describe_positions(length, original)
+    positions = model.settings.describe_positions(length, original).replace(" | ", "; ")
     attempt = (manifest.get("attempts") or [{}])[-1]
     weights = "exponential mean (EMA)" if run.weights == "ema" else "as trained"
     facts = [

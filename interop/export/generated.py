@@ -15,8 +15,6 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-from torch import Tensor
-
 from model import SCHEMES, ModelSettings, Transformer
 from model.mixers.registry import MIXERS
 from settings.fields import StrictSettings
@@ -91,11 +89,6 @@ def config(model: Transformer) -> dict[str, Any]:
         "original_length": model.original_length,
         "tie_word_embeddings": s.tie_embeddings,
     }
-
-
-def weights(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The weights by the names of the generated file's model."""
-    return {f"model.{name}": weight for name, weight in state.items()}
 
 
 def source(settings: ModelSettings) -> str:

@@ -4,6 +4,7 @@ otherwise is refused."""
 from __future__ import annotations
 
 import difflib
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -313,15 +314,13 @@ def _pattern(layers: list[dict[str, Any]]) -> dict[str, Any]:
     kinds: dict[str, dict[str, Any]] = {}
     names = []
     for layer in layers:
-        name = next((name for name, known in kinds.items() if known == layer), None)
-        if name is None:
-            position = layer["position"]
-            stem = "nope" if position["name"] == "none" else "rope"
-            stem += "_window" if "window" in position else ""
-            stem = layer["mixer"]["name"] if "mixer" in layer else stem
-            same = sum(known.rstrip("0123456789") == stem for known in kinds)
-            name = f"{stem}{same + 1}" if same else stem
-            kinds[name] = layer
+        position = layer["position"]
+        stem = "nope" if position["name"] == "none" else "rope"
+        stem += "_window" if "window" in position else ""
+        stem = layer["mixer"]["name"] if "mixer" in layer else stem
+        numbered = (f"{stem}{i}" for i in itertools.count(2))
+        name = next(x for x in itertools.chain([stem], numbered) if kinds.get(x, layer) == layer)
+        kinds[name] = layer
         names.append(name)
     if len(kinds) == 1:
         return layers[0]

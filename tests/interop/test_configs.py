@@ -80,6 +80,13 @@ def test_sizes_of_gemma4_as_released(tmp_path):
     assert build_model(read_folder(tmp_path)).shape.model == expected.shape.model
 
 
+def test_old_names_of_layer_types():
+    config = variant("granitemoehybrid").config.to_dict()
+    old = {"linear_attention": "mamba", "full_attention": "attention"}
+    changed = config | {"layer_types": [old[name] for name in config["layer_types"]]}
+    assert read_config(changed, "config.json") == read_config(config, "config.json")
+
+
 SIZES = {
     "hidden_size": 64,
     "intermediate_size": 44,
@@ -106,7 +113,7 @@ def test_absent_keys_have_the_defaults_of_transformers(model_type):
     family = FAMILIES[model_type]
     read = {"layer_types", "rope_parameters", *family.defaults, *family.computed}
     read |= {getattr(key, "name", key) for key in family_keys(family).values()}
-    kept = {*SIZES, "qk_rope_head_dim"}
+    kept = {*SIZES, "qk_rope_head_dim", "head_dim", "num_key_value_heads"}
     bare = {key: value for key, value in config.items() if key not in read - kept}
     assert read_config({**bare, **dense}, "config.json") == read_config(config, "config.json")
 

@@ -27,7 +27,6 @@ def rope(rope_type, **keys) -> dict:
 YARN = ROPES["yarn"]
 BRIEF_YARN = {"factor": 4.0, "original_max_position_embeddings": 6}
 FLAT_YARN = {"factor": 4.0, "rope_theta": 2.0, "original_max_position_embeddings": 1000}
-WINDOWED = {"use_sliding_window": True, "sliding_window": 9, "layer_types": None}
 NESTED = {
     FULL: YARN | {"rope_theta": 1e4},
     SLIDING: YARN | {"rope_theta": 1e4, "original_max_position_embeddings": 16},
@@ -37,7 +36,6 @@ NESTED = {
 @pytest.mark.parametrize(
     ("keys", "named"),
     [
-        ({"attention_bias": "yes"}, "attention_bias"),
         ({"hidden_act": "gelu"}, "hidden_act"),
         ({"model_type": "gemma3"}, "gemma3.*images"),
         ({"model_type": "mixtral"}, "mixtral.*layers of experts"),
@@ -48,24 +46,14 @@ NESTED = {
         ({"sliding_window": 128}, "sliding_window = 128"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"hidden_size": ABSENT}, "hidden_size"),
-        ({"num_hidden_layers": 0}, "num_hidden_layers"),
-        ({"vocab_size": "53"}, "vocab_size"),
         ({"num_key_value_heads": 4}, "heads 6.*kv_heads 4"),
-        ({"rms_norm_eps": 10**400}, "rms_norm_eps"),
         (rope("dynamic"), "factor"),
         (rope("longrope", short_factor=[1.0] * 5, long_factor=[1.0] * 4), "long_factor"),
         (rope("spiral"), "rope_type 'spiral'"),
-        (rope([]), "rope_type"),
-        (rope("yarn", factor=4.0, truncate=[]), "truncate"),
         (rope("linear", factor=0.5), "factor"),
         (rope("default", partial_rotary_factor=0.5), "partial_rotary_factor"),
         (rope("yarn", **BRIEF_YARN), "original_max_position_embeddings = 6.*beta_slow = 1"),
         (rope("yarn", **FLAT_YARN), "original_max_position_embeddings = 1000.*beta_fast = 32"),
-        (
-            {"original_max_position_embeddings": "32"} | rope("yarn", factor=4.0),
-            "original_max_position_embeddings",
-        ),
-        ({"rope_parameters": [1.0]}, "rope_parameters"),
     ],
 )
 def test_unsupported_configs(folder, keys, named):
@@ -78,17 +66,14 @@ def test_unsupported_configs(folder, keys, named):
     ("model_type", "keys", "named"),
     [
         ("qwen2", {"layer_types": [SLIDING] * 5, "sliding_window": None}, "sliding_window"),
-        ("qwen2", WINDOWED | {"max_window_layers": "3"}, "max_window_layers"),
         ("qwen3", {"layer_types": ["chunked_attention"] * 5}, "layer_types"),
         ("llama", {"layer_types": [SLIDING] * 5}, "layer_types"),
         ("qwen3", {"mlp_bias": True}, "mlp_bias"),
         ("olmo2", {"clip_qkv": 8.0}, "clip_qkv"),
         ("smollm3", {"no_rope_layers": [1, 0]}, "no_rope_layers"),
-        ("granite_swa", {"layer_rope_theta": [1e4, "x", 0, 0, 0]}, "layer_rope_theta"),
         ("phi3", {"partial_rotary_factor": 0.3}, "rotates 3 of 10 features"),
         ("ministral3", {"rope_parameters": YARN}, "llama_4_scaling_beta"),
         ("olmo3", {"rope_parameters": NESTED}, "original lengths .16, 32."),
-        ("olmo3", {"rope_parameters": {FULL: [1.0]}}, FULL),
         ("olmo3", {"rope_parameters": YARN}, f"{FULL} and {SLIDING}"),
         ("olmo3", {"rope_theta": 1e4, "rope_scaling": YARN}, "rope_theta = 10000"),
         ("gemma3_text", {"hidden_activation": "silu"}, "hidden_activation"),
