@@ -170,7 +170,7 @@ def task_rows(record: dict) -> ResultsTable:
     for cell in record["cells"]:
         compared = "accuracy" if "accuracy" in cell else "exact"
         for row in melted([cell], METRICS):
-            verdict = cell["against_chance"] if row.metric == compared else ""
+            verdict = cell.get("against_chance", "") if row.metric == compared else ""
             table.put(row._replace(verdict=verdict))
     for metric in ("by_depth", "by_distance"):
         for row in _spots(record, metric):
