@@ -17,11 +17,15 @@ def signed(value: float, digits: int = 3) -> str:
     return f"{rounded:+.{digits}f}".replace("-", "−") if rounded else f"{0:.{digits}f}"
 
 
-def interval_text(row: ResultRow) -> str:
+def with_ends(value: float, low: float, high: float) -> str:
     """`+0.123 [+0.100, +0.146]`, or the value alone for a point estimate."""
-    if math.isnan(row.low) or math.isnan(row.high):
-        return signed(row.value)
-    return f"{signed(row.value)} [{signed(row.low)}, {signed(row.high)}]"
+    if math.isnan(low) or math.isnan(high):
+        return signed(value)
+    return f"{signed(value)} [{signed(low)}, {signed(high)}]"
+
+
+def interval_text(row: ResultRow) -> str:
+    return with_ends(row.value, row.low, row.high)
 
 
 def percent(share: float, low: float = math.nan, high: float = math.nan) -> str:
