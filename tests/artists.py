@@ -76,20 +76,19 @@ def levels(axes: Axes) -> list[float]:
 
 
 def ends(axes: Axes) -> list[End]:
-    """The labels of lines, from the highest to the lowest; names without the mark of undertrained
-    variants."""
+    """The labels of lines, from the highest to the lowest."""
     found = [text for text in axes.texts if getattr(text, "arrow_patch", None) is not None]
     found.sort(key=lambda text: -text.get_position()[1])
     parts = [text.get_text().rpartition("  ") for text in found]
-    names = [(name or value).removesuffix(" †") for name, _, value in parts]
+    names = [name or value for name, _, value in parts]
     values = [value if name else "" for name, _, value in parts]
     colors = [to_hex(text.get_color()) for text in found]
     return [End(*end) for end in zip(names, values, colors, strict=True)]
 
 
 def named(axes: Axes) -> dict[str, Shown]:
-    """What is drawn under each name at the right."""
-    return {end.name: shown(axes, end.color) for end in ends(axes)}
+    """What is drawn under each name at the right, without the mark of undertrained variants."""
+    return {end.name.removesuffix(" †"): shown(axes, end.color) for end in ends(axes)}
 
 
 def labelled(axes: Axes) -> dict[str, Points]:
@@ -117,7 +116,7 @@ def assert_shows(
     assert by_variant
     has_key = not ends(names or axes)
     drawn = labelled(axes) if has_key else named(axes)
-    colors = {end.name: end.color for end in ends(names or axes)}
+    colors = {end.name.removesuffix(" †"): end.color for end in ends(names or axes)}
     for variant, own in by_variant.items():
         line = drawn[variant] if has_key else shown(axes, colors[variant]).points
         close(line, [place(row) for row in own], [row.value for row in own])
