@@ -37,14 +37,9 @@ from evaluation.reports.evaluation_report import EvaluationReport
 from evaluation.reports.figures import FigureText
 from evaluation.reports.provenance import text_basis
 from evaluation.reports.reported_results import ReportedResults
-from evaluation.reports.results_table import (
-    ResultRow,
-    ResultsTable,
-    mean_over_units,
-    rounded,
-    rounded_record,
-)
+from evaluation.reports.results_files import mean_over_units, rounded, rounded_record
 from evaluation.reports.text import counted
+from evaluation.results_table import ResultRow, ResultsTable, number
 from evaluation.schemes.scheme_figures import wavelength_figure
 from evaluation.scoring.methods import TRAINED, name_of
 
@@ -77,16 +72,21 @@ def attention_report(result: AttentionResult, name: str = "attention") -> Evalua
         facts=record,
         table=attention_rows(record),
     )
-    figures = {}
-    for method in result.methods:
-        if result.lengths_of(method.label):
-            end = "" if method.label == TRAINED else f"-{method.label}"
-            for stem, figure in figures_of(r, name_of(method.label)).items():
-                figures[stem + end] = figure
-    if len(r.names) > 1:
-        figures["attention_by_method"] = attention_figure(r, styles_of(r.names, name_of(TRAINED)))
-    if result.pairs:
-        figures["rotary_pairs"] = pairs_figure(r)
+
+    def draw() -> dict[str, Figure]:
+        figures = {}
+        for method in result.methods:
+            if result.lengths_of(method.label):
+                end = "" if method.label == TRAINED else f"-{method.label}"
+                for stem, figure in figures_of(r, name_of(method.label)).items():
+                    figures[stem + end] = figure
+        if len(r.names) > 1:
+            styles = styles_of(r.names, name_of(TRAINED))
+            figures["attention_by_method"] = attention_figure(r, styles)
+        if result.pairs:
+            figures["rotary_pairs"] = pairs_figure(r)
+        return figures
+
     return EvaluationReport(
         name=name,
         title=f"Attention of {result.subject.name}",
@@ -102,7 +102,7 @@ def attention_report(result: AttentionResult, name: str = "attention") -> Evalua
             result.settings, len(np.unique(result.unit)), result.unit_kind, result.absent
         ),
         tables=attention_tables(r),
-        figures=figures,
+        draw=draw,
     )
 
 
@@ -203,7 +203,7 @@ def attention_rows(record: dict) -> ResultsTable:
     """The long table of a record."""
     table = ResultsTable()
     for cell in record["cells"]:
-        ends = {e: math.nan if cell.get(e) is None else cell[e] for e in ("low", "high")}
+        ends = {end: number(cell.get(end)) for end in ("low", "high")}
         if cell["value"] is not None:
             row = ResultRow(name_of(cell["method"]), cell["measure"], cell["value"], cell["length"])
             table.put(row._replace(where=_where(cell), **ends))

@@ -19,7 +19,7 @@ from evaluation.reports.loss_report import (
     overview,
     styles,
 )
-from evaluation.reports.results_table import finite
+from evaluation.reports.results_files import finite
 from evaluation.reports.text import listed
 from evaluation.scoring.evaluate import EvaluationResult
 from evaluation.scoring.methods import TRAINED, Method
@@ -137,7 +137,7 @@ def comparison_report(
             notes=list(dict.fromkeys(note for each in results for note in each.notes)),
         ),
         tables=[overview(r), differences(r)],
-        figures={"nll_by_length": loss_figure(r, text, styles(r))},
+        draw=lambda: {"nll_by_length": loss_figure(r, text, styles(r))},
     )
 
 
