@@ -14,6 +14,9 @@ from data.files import atomic
 
 # Of the keys of stored cells. Raised when numbers or keys change: older cells are measured again.
 KEY_FORMAT = 2
+# Settings of a scheme that were added later: keys contain them only where they are set, so that
+# cells stored before are still found.
+LATER = {"weights": "softmax", "shifted_keys": 0.0}
 PARTIAL_EVERY = 30.0  # seconds between two saves of an unfinished cell
 
 
@@ -26,6 +29,15 @@ def content_hash(record) -> str:
 def cell_file(key: dict) -> str:
     """The name of the file of a cell."""
     return f"{content_hash(key)[:24]}.npz"
+
+
+def position_key(position: dict) -> dict:
+    """The part of a key for position settings as JSON."""
+    return {
+        name: position_key(value) if isinstance(value, dict) else value
+        for name, value in position.items()
+        if name not in LATER or value != LATER[name]
+    }
 
 
 class CellStore:

@@ -12,7 +12,7 @@ import numpy as np
 
 from evaluation.evaluated_model import EvaluatedModel
 from evaluation.ranks import EvaluationRanks
-from evaluation.scoring.cells import KEY_FORMAT, CellStore, cell_file
+from evaluation.scoring.cells import KEY_FORMAT, CellStore, cell_file, position_key
 from evaluation.scoring.forecast import choose_batch, fit_pace, memory_budget, memory_needed
 from evaluation.scoring.methods import TRAINED, Method
 from evaluation.scoring.scoring import CellFailed, ModelScorer
@@ -179,7 +179,7 @@ class CellSession(ABC):
         return {
             "format": KEY_FORMAT,
             "checkpoint": subject.checkpoint_hash,
-            "position": position,
+            "position": position_key(position),
             "train_length": subject.trained_length,
             "original_length": subject.original_length,
             "length": length,
