@@ -31,7 +31,7 @@ The study's directory, by default runs/studies/<name of the file>, contains
 
     study.yaml                    the resolved settings
     runs/scheme=rope,seed=0/ ...  one run directory per cell; reused if its settings are the same
-    cells/, logs/                 the state of each cell; the output of its commands
+    cells/, logs/                 the state and the output of each cell
     report.html, report.md        the report, with its figures in figures/ and its numbers in results.csv
     results.json                  all measurements: apart from `timing`, independent of interruptions
     study.log                     one line per event
@@ -41,101 +41,97 @@ files wherever they appear, so an override in `base` also takes precedence over 
 grid.
 """
 
+from argparse import Namespace
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
-from data.files import write_text
-from evaluation.scoring.methods import builtin_methods
 from run_directory.console import Console
-from settings.load import dump
 from settings.script import run_main
-from studies.grid import cells_of, running_order, select_cells
+from studies.claims.claim_settings import ClaimSettings
+from studies.grid import cells_of
 from studies.options import parse_options
 from studies.results.stored import RESULTS, read_results, unfair_comparisons
+from studies.running.study_call import StudyCall
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the study that the command line names; returns the exit status."""
     assert __doc__
     options = parse_options(__doc__, arguments)
-    console = Console()
-    study = options.study
-    folder = options.folder
-    if study is None:
-        print_report(read_results(folder), folder)
-        return 0
-    cells = cells_of(study)
-    if options.report:
-        print_report(stored_results(study, options.name, folder, cells), folder)
-        return 0
+    if options.claims or isinstance(options.study, ClaimSettings):
+        return claims(options)
+    if options.study is None:
+        print_report(read_results(options.folder), options.folder)
+    elif options.report:
+        print_report(stored_results(options), options.folder)
+    else:
+        return run_study(options)
+    return 0
 
-    # these import torch, which --help and a mistyped setting do not need
+
+def claims(options: Namespace) -> int:
+    """List or run claims; returns the exit status."""
+    from studies.claims.claim_run import Claim
+    from studies.claims.command import run_claim, run_claims
+
+    call = study_call(options)
+    if options.claims:
+        return run_claims(call)
+    return run_claim(Claim(options.file, options.study), call)
+
+
+def study_call(options: Namespace) -> StudyCall:
+    """Prepare this process to fork the cells of a study."""
+    import train
     from interop.runs import with_imported_parent
-    from studies.running.corpora import StudyCorpora
-    from studies.running.forecast import print_forecast
-    from studies.running.plan import StudyPlanner
-    from studies.running.progress import StudyProgress
-    from studies.running.runner import StudyRunner, lock_study
+    from studies.running.children import prepare_parent
+
+    prepare_parent(options)
+    return StudyCall(options, Console(), train.main, with_imported_parent)
+
+
+def run_study(options: Namespace) -> int:
+    """Run the study, or with --dry-run or --slurm what prepares it; returns the exit status."""
+    # these import torch, which --help and a mistyped setting do not need
+    from studies.running.session import StudySession
     from studies.running.slurm import write_array
 
-    cells = [replace(cell, arguments=with_imported_parent(cell.arguments)) for cell in cells]
-    selected = select_cells(cells, options.cell, options.only)
-    is_one_cell = options.cell is not None
-    planner = StudyPlanner(study, folder, builtin_methods())
-    plans = planner.plan(selected if is_one_cell else cells)
-    corpora = StudyCorpora(console, make=not options.dry_run)
+    call = study_call(options)
+    console = call.console
+    folder = options.folder
+    session = StudySession(options.study, options.name, folder, call)
     if options.dry_run:
-        corpora.check(plans)
-        print_forecast(plans, corpora, folder, options.jobs, console)
+        session.dry_run()
         return 0
-
-    with lock_study(folder, shared=is_one_cell):
-        corpora.check(plans)
-        if not is_one_cell:
-            write_text(folder / "study.yaml", dump(study))
-        if options.slurm:
-            script = write_array(
-                folder,
-                options.name,
-                selected,
-                options.command,
-                options.sbatch,
-            )
-            print(f"sbatch {script}")
-            console.info(
-                f"when all {len(selected)} tasks have finished: python {options.command_line}"
-            )
-            return 0
-
-        by_index = {plan.cell.index: plan for plan in plans}
-        work = [by_index[cell.index] for cell in running_order(selected, study)]
-        progress = StudyProgress(
-            work,
-            options.jobs,
-            console,
-            folder / "study.log",
+    if options.slurm:
+        session.prepare()
+        script = write_array(
+            folder, options.name, session.selected, options.command, options.sbatch
         )
-        received = StudyRunner(folder, work, corpora, progress, options).run()
-        if not is_one_cell:  # otherwise the call that covers all cells gathers the results
-            from studies.running.cell_record import gather
+        print(f"sbatch {script}")
+        console.info(
+            f"when all {len(session.selected)} tasks have finished: python {options.command_line}"
+        )
+        return 0
+    progress, received = session.run()
+    if not session.is_array_task:  # otherwise the call that covers all cells gathers the results
+        results = session.gather()
+        for line in unfair_comparisons(results["checks"]):
+            console.warn(line)
+        console.info(f"results: {folder / RESULTS}")
+        if received is None and any(cell["evaluations"] for cell in results["cells"]):
+            print_report(results, folder)
+    return progress.report(received, options.repeat)
 
-            results = gather(study, options.name, folder, cells)
-            for line in unfair_comparisons(results["checks"]):
-                console.warn(line)
-            console.info(f"results: {folder / RESULTS}")
-            if received is None and any(cell["evaluations"] for cell in results["cells"]):
-                print_report(results, folder)
-        return progress.report(received, options.repeat)
 
-
-def stored_results(study, name: str, folder: Path, cells) -> dict:
+def stored_results(options: Namespace) -> dict:
     """The stored results of a study, under its present report settings and variants."""
-    if (folder / "cells").is_dir():
+    study = options.study
+    if (options.folder / "cells").is_dir():
         from studies.running.cell_record import gather
 
-        return gather(study, name, folder, cells)
-    results = read_results(folder)  # without the cells, as when it was copied alone
+        return gather(study, options.name, options.folder, cells_of(study))
+    results = read_results(options.folder)  # without the cells, as when it was copied alone
     results["study"] |= study.model_dump(mode="json", include={"report", "variants"})
     return results
 

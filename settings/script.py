@@ -25,7 +25,8 @@ class _Droppable(io.FileIO):
             return len(data)
 
 
-def _message(error: BaseException) -> str:
+def message_of(error: BaseException) -> str:
+    """What a script prints of a user error or an OSError, after `error: `."""
     if isinstance(error, OSError) and error.strerror:
         names = [str(name) for name in (error.filename, error.filename2) if name is not None]
         fix = "; free space, then run the same command again" if is_disk_full(error) else ""
@@ -131,7 +132,7 @@ def run_main(main: Callable[[], int | None]) -> None:
         rank = os.environ.get("RANK", "0")
         where = "" if rank == "0" else f"(process {rank}) "
         print(
-            f"error: {where}{printable(_message(error))}",
+            f"error: {where}{printable(message_of(error))}",
             file=sys.stderr,
             flush=True,
         )

@@ -10,8 +10,8 @@ from pathlib import Path
 from data.files import path_problem
 from errors import StudyError
 from settings.help import HelpTopics, SettingsParser
-from settings.load import load_settings, split_arguments
-from studies.running.commands import gpus
+from settings.load import load_settings, setting_before_validation, split_arguments
+from studies.claims.claim_settings import ClaimSettings
 from studies.study_settings import StudySettings
 
 TOPICS = HelpTopics(
@@ -40,10 +40,24 @@ def parser_of(usage: str) -> SettingsParser:
         help="cells to run at a time (default: one per GPU, or one)",
     )
     add(
+        "--hours",
+        type=float,
+        metavar="H",
+        help="start no cell that would not end within H hours; run again for the others",
+    )
+    add(
         "--only",
         metavar="PATTERN",
         help="run only the cells that match, e.g. 'scheme=rope,*'",
     )
+    add(
+        "--pilot",
+        type=int,
+        default=0,
+        metavar="N",
+        help="of a claim: run it on seeds 0 to N-1, which do not count, and print the values",
+    )
+    add("--all", action="store_true", help="of `claims`: run all that is left, cheapest first")
     add(
         "--no-training",
         action="store_true",
@@ -86,14 +100,16 @@ def parser_of(usage: str) -> SettingsParser:
     return parser
 
 
-def _study_of(arguments: Sequence[str]) -> StudySettings:
+def study_of(arguments: Sequence[str]) -> StudySettings:
     """The settings of a study; overrides of train.py, such as training.tokens=1M, are added to
     `base`."""
     from run_directory.run_settings import RunSettings  # imported here: --help does not need torch
 
     known = RunSettings.model_fields.keys() - StudySettings.model_fields.keys()
     of_runs = [word for word in arguments if re.split(r"[.=]", word)[0] in known and "=" in word]
-    study = load_settings(StudySettings, [word for word in arguments if word not in of_runs])
+    own = [word for word in arguments if word not in of_runs]
+    is_claim = setting_before_validation(own, "statement") is not None
+    study = load_settings(ClaimSettings if is_claim else StudySettings, own)
     return study.model_copy(update={"base": [*study.base, *of_runs]})
 
 
@@ -106,16 +122,19 @@ def parse_options(usage: str, arguments: Sequence[str] | None = None) -> Namespa
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     options = parser_of(usage).parse(arguments)
-    if options.jobs is None:
-        options.jobs = max(1, len(gpus()))
-    if options.jobs < 1:
+    if options.jobs is not None and options.jobs < 1:
         raise StudyError(f"--jobs must be at least 1, got {options.jobs}")
+    options.repeat = shlex.join(["python", "study.py", *arguments])
+    options.claims = options.overrides == ["claims"]
+    if options.claims:
+        return options
     if not options.overrides and not options.report:
         raise StudyError(
             "no study file given; for example: python study.py configs/studies/quick.yaml"
         )
     files, _ = split_arguments(options.overrides)
-    options.study = _study_of(options.overrides) if options.overrides else None
+    options.study = study_of(options.overrides) if options.overrides else None
+    options.file = Path(files[0]) if files else None
     options.name = Path(files[0]).stem if files else "study"
     options.folder = Path(options.run_dir or Path("runs", "studies", options.name))
     if problem := path_problem(options.folder / "study.yaml"):
@@ -124,5 +143,4 @@ def parse_options(usage: str, arguments: Sequence[str] | None = None) -> Namespa
         options.sbatch.insert(0, f"--partition={options.partition}")
     options.command = ["study.py", *options.overrides, "--run-dir", str(options.folder)]
     options.command_line = shlex.join(options.command)
-    options.repeat = shlex.join(["python", "study.py", *arguments])
     return options

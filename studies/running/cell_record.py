@@ -31,6 +31,7 @@ from studies.study_settings import StudySettings
 
 # evaluation settings that do not change the results
 FREE = {"folder", "device", "batch", "context", "memory"}
+TRAINING = "training"  # the part of a cell besides its evaluations, among the times
 VOLATILE = ("command", "finished", "timing")  # keys of evaluation results that differ between calls
 # equal: the same batches
 SAME_BATCHES = ("seed", "train_length", "batch_size", "tokens", "data_hash")
@@ -52,11 +53,14 @@ class CellRecord:
         self.file = _file(folder, plan.cell)
         known = read_object(self.file) if self.file.is_file() else {}
         self.finished: dict[str, dict] = known.get("finished", {})
-        self.seconds: dict[str, float] = known.get("seconds", {})
+        self.seconds: dict[str, float] = known.get("seconds", {})  # by the clock, of each part
+        self.cpu_seconds: dict[str, float] = known.get("cpu_seconds", {})
+        self.status: str = known.get("entry", {}).get("status", "pending")
+        self.error: str | None = known.get("entry", {}).get("error")
         self._current: set[str] = set()  # evaluations done under the current settings
 
-    def _results(self, name: str) -> Path:
-        return self.plan.run / "evaluation" / name / "results.json"
+    def _results(self, evaluation: PlannedEvaluation) -> Path:
+        return self.plan.run / "evaluation" / evaluation.settings.folder / "results.json"
 
     def is_evaluated(
         self, evaluation: PlannedEvaluation, extra: list[str], checkpoint: Checkpoint
@@ -65,7 +69,7 @@ class CellRecord:
         of evaluate.py besides the evaluation's own."""
         name = evaluation.name
         known = self.finished.get(name)
-        results = self._results(name)
+        results = self._results(evaluation)
         if known is None or known["identity"] != _identity(evaluation, extra, checkpoint):
             return False
         if not results.is_file() or sha256_of(results) != known["results"]:
@@ -79,8 +83,14 @@ class CellRecord:
         self._current.add(evaluation.name)
         self.finished[evaluation.name] = {
             "identity": _identity(evaluation, extra, checkpoint),
-            "results": sha256_of(self._results(evaluation.name)),
+            "results": sha256_of(self._results(evaluation)),
         }
+
+    def add_time(self, name: str, wall: float, cpu: float) -> None:
+        """Add the time of an attempt of the training or of an evaluation."""
+        for seconds, spent in ((self.seconds, wall), (self.cpu_seconds, cpu)):
+            earlier = seconds.get(name, 0.0) if name == TRAINING else 0.0
+            seconds[name] = round(earlier + spent, 2)
 
     def save(
         self,
@@ -99,15 +109,24 @@ class CellRecord:
                 manifest,
                 lines,
             )
-            entry["timing"] = _timing(self.plan, manifest, lines) | {"wall_seconds": self.seconds}
+            entry["timing"] = _timing(self.plan, manifest, lines) | {
+                "wall_seconds": self.seconds,
+                "cpu_seconds": self.cpu_seconds,
+            }
             for evaluation in self.plan.evaluations:
                 if evaluation.name in self._current:
-                    entry["evaluations"][evaluation.name] = self._evaluation(evaluation.name)
-        state = {"format": 1, "finished": self.finished, "seconds": self.seconds, "entry": entry}
+                    entry["evaluations"][evaluation.name] = self._evaluation(evaluation)
+        state = {
+            "format": 1,
+            "finished": self.finished,
+            "seconds": self.seconds,
+            "cpu_seconds": self.cpu_seconds,
+            "entry": entry,
+        }
         write_json(self.file, state)
 
-    def _evaluation(self, name: str) -> dict:
-        results = read_object(self._results(name))
+    def _evaluation(self, evaluation: PlannedEvaluation) -> dict:
+        results = read_object(self._results(evaluation))
         results = {key: value for key, value in results.items() if key not in VOLATILE}
         if "checkpoint" in results:  # an absolute path
             results["checkpoint"] = f"runs/{self.plan.id}"

@@ -1,154 +1,184 @@
-"""--dry-run: the cells of a study, what is left to do, and the estimated time."""
+"""How long the cells of a study take: measured on earlier cells of the same kind, else estimated
+from the time of one step."""
 
 import statistics
+import time
+from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
 
-from data import PreparedData
-from data.files import read_object
+from data.hashing import canonical_hash
 from evaluation.evaluation_settings import EvaluationSettings
 from evaluation.reports.text import counted
 from evaluation.scoring.methods import TRAINED, TRUNCATE
-from evaluation.scoring.plan import make_plan
-from evaluation.scoring.text import EvaluationText
-from model import Transformer, find_device
+from evaluation.tasks.task_settings import TaskEvaluationSettings
+from model import find_device
 from run_directory.checkpoints import steps_of
-from run_directory.console import Console, duration
-from run_directory.metrics_file import read_metrics
-from run_directory.run import MANIFEST, is_run
-from studies.running.cell_record import CellRecord, flops_of, last_checkpoint
+from run_directory.console import duration
+from run_directory.run_settings import RunSettings
+from studies.running.cell_record import TRAINING, CellRecord, flops_of
+from studies.running.cell_work import CellWork
+from studies.running.children import value_of
 from studies.running.corpora import StudyCorpora
 from studies.running.plan import PlannedCell, PlannedEvaluation
-from training.checks import input_limit, make_model
+from studies.running.study_call import StudyCall
+from training.checks import make_model
 from training.hardware import USUAL_SHARE, peak_flops
 
-COLUMNS = ["#", "cell", "parameters", "tokens", "train length", "training FLOPs", "state"]
+COLUMNS = ["#", "cell", "parameters", "tokens", "train length", "time left", "left"]
+TIMED_FLOPS = 1e12  # larger steps are not timed
+OVERHEAD = 0.5  # seconds of a training or an evaluation besides its passes
+OPTIMIZER = 1.1  # a step's time, in those of its passes
+GENERATED = 3  # passes over the tokens of a task's item: its candidates, and the generated answer
+
+
+class StudyForecast:
+    """Seconds of the cells of a study, by kind: cells of one kind differ in their seed only."""
+
+    def __init__(self, plans: Sequence[PlannedCell], corpora: StudyCorpora, folder: Path):
+        self.corpora = corpora
+        self._measured: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+        self._rates: dict[str, float] = {}
+        self._flops: dict[str, tuple[int, float]] = {}
+        for plan in plans:
+            self.add(plan, folder)
+
+    def add(self, plan: PlannedCell, folder: Path) -> None:
+        """Take the times of a finished cell into account."""
+        record = CellRecord(folder, plan)
+        for name, seconds in record.seconds.items() if record.status == "done" else ():
+            self._measured[_kind(plan)][name].append(seconds)
+
+    def size(self, plan: PlannedCell) -> tuple[int, float]:
+        """Parameters, and FLOPs of the training."""
+        kind = _kind(plan)
+        if kind not in self._flops:
+            vocabulary = self._vocabulary(plan)
+            with torch.device("meta"):
+                model = make_model(plan.settings, vocabulary)
+            self._flops[kind] = model.parameter_count(), flops_of(plan.settings, vocabulary)
+        return self._flops[kind]
+
+    def parts(self, plan: PlannedCell, work: CellWork) -> dict[str, float]:
+        """Seconds of the unfinished training and evaluations of a cell."""
+        left = {}
+        known = self._measured[_kind(plan)]
+        if work.checkpoint is None:
+            step = max(steps_of(plan.run), default=0)
+            share = 1 - plan.settings.tokens_after(step) / plan.settings.trained_tokens
+            seconds = known[TRAINING] or [self._training(plan)]
+            left[TRAINING] = share * statistics.median(seconds)
+        for evaluation in work.missing():
+            seconds = known[evaluation.name] or [self._evaluation(plan, evaluation)]
+            left[evaluation.name] = statistics.median(seconds)
+        return left
+
+    def seconds(self, plan: PlannedCell, work: CellWork) -> float:
+        return sum(self.parts(plan, work).values())
+
+    def _vocabulary(self, plan: PlannedCell) -> int:
+        prepared = self.corpora.of_run(plan)
+        if prepared is not None:
+            return prepared.tokenizer.vocab_size
+        return getattr(plan.settings.data.tokenizer, "vocab_size", 258)
+
+    def _training(self, plan: PlannedCell) -> float:
+        _, flops = self.size(plan)
+        return OVERHEAD + flops / self._rate(plan)
+
+    def _rate(self, plan: PlannedCell) -> float:
+        """FLOP/s of a step of a cell, timed in a child; of a large one or on a GPU, a share of the
+        peak."""
+        kind = _kind(plan)
+        if kind not in self._rates:
+            work = partial(_rate_of, plan.settings, self._vocabulary(plan))
+            self._rates[kind] = value_of(work)
+        return self._rates[kind]
+
+    def _evaluation(self, plan: PlannedCell, evaluation: PlannedEvaluation) -> float:
+        """Seconds of an evaluation of losses or tasks, from the tokens that it reads."""
+        settings = evaluation.settings
+        length = plan.settings.train_length
+        methods = len({TRAINED, *getattr(settings, "methods", ())} - {TRUNCATE})
+        tokens = 0
+        if isinstance(settings, EvaluationSettings):
+            prepared = self.corpora.of_evaluation(plan, evaluation)
+            documents = settings.documents
+            if prepared is not None:
+                store = prepared.valid if settings.split == "valid" else prepared.train
+                documents = min(documents, store.n_documents)
+            tokens = documents * settings.spans_per_document * sum(settings.grid(length))
+        elif isinstance(settings, TaskEvaluationSettings):
+            tokens = GENERATED * settings.items * sum(settings.grid(length))
+        _, flops = self.size(plan)
+        a_token = flops / plan.settings.trained_tokens / 3  # without the backward pass
+        return OVERHEAD + methods * tokens * a_token / self._rate(plan)
+
+
+def _kind(plan: PlannedCell) -> str:
+    """What cells of different seeds have in common."""
+    evaluations = [(e.name, e.arguments) for e in plan.evaluations]
+    return canonical_hash([plan.settings.model_dump(mode="json", exclude={"seed"}), evaluations])
+
+
+def _rate_of(settings: RunSettings, vocabulary: int) -> float:
+    """FLOP/s of a training step, the shorter of two."""
+    device = find_device("auto")
+    model = make_model(settings, vocabulary)
+    t = settings.training
+    rows = t.micro_batch_size or t.batch_size
+    length = settings.train_length
+    flops = rows * length * model.flops_per_token(length)
+    if device.type == "cuda" or flops > TIMED_FLOPS:
+        return peak_flops(device) * USUAL_SHARE
+    if t.num_threads:
+        torch.set_num_threads(t.num_threads)
+    model.initialize(settings.seed)
+    tokens = torch.randint(vocabulary, (rows, length))
+    times = []
+    for _ in range(3):
+        begun = time.monotonic()
+        model(tokens, targets=tokens, reduction="sum").backward()
+        times.append(time.monotonic() - begun)
+    return flops / (OPTIMIZER * min(times[1:]))
 
 
 def print_forecast(
-    plans: Sequence[PlannedCell], corpora: StudyCorpora, folder: Path, jobs: int, console: Console
+    plans: Sequence[PlannedCell],
+    forecast: StudyForecast,
+    folder: Path,
+    call: StudyCall,
 ) -> None:
-    """Print a table of all cells and one line about the remaining work."""
+    """Print a table of all cells and one line about the remaining time."""
     rows = []
-    costs = []  # of what is left
+    total = 0.0
     n_left = 0
     for plan in plans:
-        vocabulary = _vocabulary(plan, corpora.of_run(plan))
-        with torch.device("meta"):
-            model = make_model(plan.settings, vocabulary)
-        flops = flops_of(plan.settings, vocabulary)
-        left = _remaining(plan, corpora, folder, model, flops)
+        work = CellWork(plan, folder, forecast.corpora, call)
+        left = forecast.parts(plan, work)
+        seconds = sum(left.values())
+        parameters, _ = forecast.size(plan)
         rows.append([
             plan.cell.index,
             plan.id,
-            f"{model.parameter_count():,}",
+            f"{parameters:,}",
             f"{plan.settings.trained_tokens:,}",
             plan.settings.train_length,
-            f"{flops:.3g}",
-            f"left: {', '.join(left)}" if left else "done",
+            duration(seconds) if left else "",
+            ", ".join(left) or "done",
         ])  # fmt: skip
-        costs += left.values()
+        total += seconds
         n_left += bool(left)
     count = counted(len(plans), "cell")
-    console.table(f"{count} in {folder}", COLUMNS, rows)
+    call.console.table(f"{count} in {folder}", COLUMNS, rows)
+    jobs = call.options.jobs
     if not n_left:
         print("everything is done")
         return
-    total = sum(cost for cost in costs if cost is not None)
-    rate, source = _rate(plans)
-    text = f"{n_left} of {count} left: {total:.3g} FLOPs"
-    if total:
-        text += f", about {duration(total / rate / jobs)} at {rate / 1e9:.3g} GFLOP/s per job"
-        text += f" with {counted(jobs, 'job')} ({source})"
-    if None in costs:
-        text += (
-            "; not included: evaluations other than losses, or on corpora that are not prepared yet"
-        )
-    print(text)
-
-
-def _rate(plans: Sequence[PlannedCell]) -> tuple[float, str]:
-    """FLOP/s of one job, measured on trained cells or else a share of the peak; its source."""
-    rates = []
-    for plan in plans:
-        metrics = plan.run / "metrics.jsonl"
-        lines = read_metrics(metrics, "train") if metrics.is_file() else []
-        speeds = [line["tokens_per_second"] for line in lines if line.get("tokens_per_second")]
-        if speeds:
-            flops = flops_of(plan.settings, _vocabulary(plan, None))
-            rates.append(statistics.median(speeds) * flops / plan.settings.trained_tokens)
-    if rates:
-        return statistics.median(rates), "measured on its cells"
-    peak = peak_flops(find_device("auto"))
-    return peak * USUAL_SHARE, f"{USUAL_SHARE:.0%} of peak; small models reach less"
-
-
-def _remaining(
-    plan: PlannedCell, corpora: StudyCorpora, folder: Path, model: Transformer, flops: float
-) -> dict[str, float | None]:
-    """FLOPs of unfinished training and evaluations by name; None: unknown. `flops`: of the whole
-    training."""
-    left: dict[str, float | None] = {}
-    checkpoint = last_checkpoint(plan)
-    if checkpoint is None:
-        step = max(steps_of(plan.run), default=0)
-        name = f"training from step {step:,}" if step else "training"
-        done = plan.settings.tokens_after(step) / plan.settings.trained_tokens
-        left[name] = flops * (1 - done)
-    record = CellRecord(folder, plan)
-    for evaluation in plan.evaluations:
-        extra = corpora.arguments(plan, evaluation)
-        if checkpoint is None or not record.is_evaluated(
-            evaluation,
-            extra,
-            checkpoint,
-        ):
-            prepared = corpora.of_evaluation(plan, evaluation)
-            left[evaluation.name] = _evaluation_flops(
-                plan,
-                evaluation,
-                prepared,
-                model,
-            )
-    return left
-
-
-def _vocabulary(plan: PlannedCell, prepared: PreparedData | None) -> int:
-    if is_run(plan.run):
-        return read_object(plan.run / MANIFEST)["vocab_size"]
-    if prepared is not None:
-        return prepared.tokenizer.vocab_size
-    return getattr(plan.settings.data.tokenizer, "vocab_size", 258)
-
-
-def _evaluation_flops(
-    plan: PlannedCell,
-    evaluation: PlannedEvaluation,
-    prepared: PreparedData | None,
-    model: Transformer,
-) -> float | None:
-    """FLOPs of a loss evaluation; None for other evaluations and corpora that are not prepared."""
-    settings = evaluation.settings
-    if not isinstance(settings, EvaluationSettings) or prepared is None:
-        return None
-    store = prepared.valid if settings.split == "valid" else prepared.train
-    text = EvaluationText(store, settings.bos, prepared.tokenizer.bos_id)
-    length = plan.settings.train_length
-    windows = make_plan(
-        settings,
-        text,
-        store.hash,
-        prepared.tokenizer.hash,
-        length,
-    ).windows
-    limit = input_limit(plan.settings)
-    methods = {TRAINED, *settings.methods} - {TRUNCATE}
-    flops = 0.0
-    for n, window in windows.items():
-        if limit is None or n <= limit:
-            flops += (
-                int(window.inputs.sum()) * model.flops_per_token(n) / 3
-            )  # without the backward pass
-    return flops * len(methods)
+    print(
+        f"{n_left} of {count} left: about {duration(total / jobs)} with {counted(jobs, 'job')}, "
+        "measured on earlier cells or estimated from one step"
+    )

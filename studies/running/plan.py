@@ -11,8 +11,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from data import DataError, DataSettings, prepared_folder
-from errors import EvaluationError, StudyError, TrainingError
+from data import DataSettings, prepared_folder
+from data.hashing import canonical_hash
+from errors import StudyError, TrainingError, UserError
 from evaluation.evaluation_settings import EvaluationSettings, MeasurementSettings
 from evaluation.protocols import settings_class
 from evaluation.reports.text import counted
@@ -21,16 +22,17 @@ from model import ModelError
 from run_directory.parent_run import read_run_settings
 from run_directory.position_overrides import override
 from run_directory.run import Run, is_run
+from run_directory.run_names import scheme_names
 from run_directory.run_settings import RunSettings
 from run_directory.stages import last_trained
-from settings.load import differences, load_settings
+from settings.load import differences, identity, load_settings
 from studies.grid import GridCell
 from studies.results.stored import SCHEME
 from studies.study_settings import EvaluationEntry, StudySettings, matches
 from training.checks import check_model
 
 # Errors reported per cell; any other exception is a bug and keeps its traceback.
-USER_ERRORS = (StudyError, TrainingError, EvaluationError, ModelError, DataError, OSError)
+USER_ERRORS = (UserError, OSError)
 
 STORES = ("store", "haystack_store")  # evaluation settings that select a prepared corpus
 
@@ -72,11 +74,14 @@ class StudyPlanner:
 
     Attributes:
         builtin: the methods of configs/evaluation/methods.yaml.
+        shared: a folder of run directories that are named by their settings, so that several
+            studies share them; None: of this study, named by its cells.
     """
 
     study: StudySettings
     folder: Path
     builtin: dict[str, list[str]]
+    shared: Path | None = None
     _passed: set[str] = field(default_factory=set)  # checks
 
     def plan(self, cells: Sequence[GridCell]) -> list[PlannedCell]:
@@ -97,8 +102,13 @@ class StudyPlanner:
         cell: GridCell,
         problems: "CellProblems",
     ) -> PlannedCell:
-        run = self.folder / "runs" / cell.id
-        settings, _ = read_run_settings(cell.arguments, run)
+        if self.shared is None:
+            run = self.folder / "runs" / cell.id
+            settings, _ = read_run_settings(cell.arguments, run)
+        else:
+            settings, _ = read_run_settings(cell.arguments, None)
+            names = [*scheme_names(settings), f"seed{settings.seed}", identity(settings)]
+            run = self.shared / "-".join(names)
         self._once(
             check_model,
             settings.model_dump_json(exclude={"seed"}),
@@ -153,9 +163,9 @@ class StudyPlanner:
     def _plan_evaluation(
         self, name: str, entry: EvaluationEntry, plan: PlannedCell
     ) -> PlannedEvaluation:
-        settings_type = settings_class(entry.overrides)
+        settings_type = _settings_class(tuple(entry.overrides))
         fields = settings_type.model_fields
-        arguments = [*entry.overrides, f"folder={name}"]
+        arguments = [*entry.overrides, f"folder={self._results_folder(name, entry)}"]
         if "unreachable" in fields:  # all schemes use the targets of the longest length
             arguments.append("unreachable=dash")
         settings = _load(settings_type, tuple(arguments))
@@ -183,6 +193,13 @@ class StudyPlanner:
             )
         data = _corpus(tuple(entry.data))
         return PlannedEvaluation(name, tuple(arguments), settings, data, store)
+
+    def _results_folder(self, name: str, entry: EvaluationEntry) -> str:
+        """The name of the results directory in a run; in a shared run, different evaluations of the
+        same name have different ones."""
+        if self.shared is None:
+            return name
+        return f"{name}-{canonical_hash([entry.overrides, entry.data])[:8]}"
 
     def _methods_of_variants(
         self, methods: list[str] | dict[str, list[str]], cell: GridCell
@@ -240,6 +257,9 @@ class CellProblems:
                 names += f" and {len(cells) - 3} more"
             lines.append(f"{names}: {problem}".replace("\n", "\n    "))
         raise StudyError("\n       ".join(lines))
+
+
+_settings_class = cache(settings_class)
 
 
 @cache

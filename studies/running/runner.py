@@ -1,41 +1,42 @@
-"""Runs the cells of a study, each command (train.py, evaluate.py) in a process of its own.
+"""Runs the cells of a study, each in a child process of its own, several at a time.
 
-Worker threads take cells from a queue. The first signal lets running commands save their
-checkpoints; the second kills them.
+The first signal lets the children save their checkpoints; the second kills them.
 """
 
+import contextlib
 import os
 import signal
-import threading
 import time
-from argparse import Namespace
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from data.files import locked, write_text
-from errors import StudyError, TrainingError
+from errors import INTERRUPTED, StudyError, TrainingError
 from model import find_device
 from run_directory.run import is_run, locked_run
-from studies.running.cell_record import CellRecord, last_checkpoint
-from studies.running.commands import CommandRunner, gpus, last_error
+from studies.running.cell_work import CellWork
+from studies.running.children import STOPPED as STOP_SIGNALS
+from studies.running.children import gpus, start_child, value_of
 from studies.running.corpora import StudyCorpora
-from studies.running.plan import USER_ERRORS, PlannedCell
+from studies.running.forecast import StudyForecast
+from studies.running.plan import PlannedCell
 from studies.running.progress import (
     BUSY,
     DONE,
-    EVALUATING,
     FAILED,
+    LEFT,
+    RUNNING,
     STOPPED,
-    TRAINING,
     WAITING,
     StudyProgress,
 )
+from studies.running.study_call import StudyCall
 from training.precision import faster_precision, recorded_precision
 
-ROOT = Path(__file__).resolve().parents[2]
-POLL = 0.25  # seconds between refreshes of the table
+POLL = 0.05  # seconds between looks at the children
+BUSY_POLL = 2.0  # seconds between looks at a run that another process trains
 
 
 @contextmanager
@@ -66,13 +67,15 @@ def auto_precision(folder: Path, plans: Sequence[PlannedCell]) -> str:
     return file.read_text(encoding="utf-8")
 
 
-class CommandFailed(Exception):
-    """A command has ended with an error, or was stopped."""
+@dataclass
+class _RunningCell:
+    work: CellWork
+    slot: int
+    begun: float
 
 
 class StudyRunner:
-    """One call of a study on its cells `plans`. Of `options` it reads `jobs`, `no_training` and
-    `evaluate_again`."""
+    """One call of a study on its cells `plans`."""
 
     def __init__(
         self,
@@ -80,183 +83,129 @@ class StudyRunner:
         plans: Sequence[PlannedCell],
         corpora: StudyCorpora,
         progress: StudyProgress,
-        options: Namespace,
+        forecast: StudyForecast,
+        call: StudyCall,
     ):
         self.folder = folder
         self.corpora = corpora
         self.progress = progress
-        self.options = options
-        self._commands = CommandRunner()
+        self.forecast = forecast
+        self.call = call
+        self.options = call.options
         self._queue = list(plans)
-        self._lock = threading.Lock()
+        self._running: dict[int, _RunningCell] = {}  # by process id
         self._signals: list[int] = []
+        self._looked = 0.0  # when runs of other processes were last looked at
+        self._deadline = float("inf")
+        if call.options.hours is not None:
+            self._deadline = time.monotonic() + 3600 * call.options.hours
         self._precision = ""
         if any(plan.settings.training.precision == "auto" for plan in plans):
-            self._precision = auto_precision(folder, plans)
+            self._precision = value_of(lambda: auto_precision(folder, plans))
 
     def run(self) -> signal.Signals | None:
         """Run all cells; the signal that stopped it, or None."""
-        handled = (signal.SIGINT, signal.SIGTERM)
-        before = {number: signal.signal(number, self._on_signal) for number in handled}
-        jobs = self.options.jobs
+        before = {number: signal.signal(number, self._on_signal) for number in STOP_SIGNALS}
         try:
-            with (
-                ThreadPoolExecutor(jobs) as pool,
-                self.progress.console.live(self.progress) as draw,
-            ):
-                futures = [pool.submit(self._work, slot) for slot in range(jobs)]
-                while not all(future.done() for future in futures):
-                    time.sleep(POLL)
+            with self.progress.console.live(self.progress) as draw:
+                while self._start_cells() or self._running:
+                    self._collect()
                     if draw is not None:
                         draw()
-                    if any(future.done() and future.exception() for future in futures):
-                        self._commands.stop()
-            for future in futures:
-                future.result()  # raises what a thread has raised
         finally:
+            self._stop(signal.SIGKILL)
             for number, handler in before.items():
                 signal.signal(number, handler)
         return signal.Signals(self._signals[0]) if self._signals else None
 
     def _on_signal(self, number: int, frame: object) -> None:
         self._signals.append(number)
-        if len(self._signals) == 1:
+        is_first = len(self._signals) == 1
+        if is_first:
             self.progress.info("stopping: cells save their checkpoints; a second signal kills them")
-        self._commands.stop(kill=len(self._signals) > 1)
+        self._stop(signal.SIGINT if is_first else signal.SIGKILL)
 
-    def _work(self, slot: int) -> None:
-        while (plan := self._next()) is not None:
-            start = time.monotonic()
-            worked = False
-            try:
-                worked = self._run_cell(plan, slot)
-            except USER_ERRORS as error:  # such as a full disk
-                self.progress.set(plan, FAILED, note=str(error))
-                self.progress.info(f"{plan.id}: failed: {error}")
-            self.progress.finished(plan, time.monotonic() - start, worked)
+    def _stop(self, number: signal.Signals) -> None:
+        for child in list(self._running):
+            with contextlib.suppress(ProcessLookupError):  # it has just exited
+                os.killpg(child, number)
 
-    def _next(self) -> PlannedCell | None:
-        """The next cell that no other process trains; waits if there are only such cells."""
-        reported = False
-        while not self._commands.stopping.is_set():
-            with self._lock:
-                for plan in self._queue:
-                    if not _is_locked(plan.run):
-                        self._queue.remove(plan)
-                        return plan
-                    self.progress.set(plan, BUSY)
-                if not self._queue:
-                    return None
-                if not reported:
-                    names = ", ".join(plan.id for plan in self._queue)
-                    self.progress.info(f"waiting for other processes that train {names}")
-                    reported = True
-            self._commands.stopping.wait(8 * POLL)
-        return None
-
-    def _run_cell(self, plan: PlannedCell, slot: int) -> bool:
-        """Train and evaluate one cell; False if everything was done before."""
-        record = CellRecord(self.folder, plan)
-        errors = []
-        worked = False
-        checkpoint = last_checkpoint(plan)
-        if checkpoint is None:
-            if self.options.no_training:
-                self.progress.set(plan, WAITING)
-                record.save("pending", None, None)
-                return False
-            worked = True
-            self.progress.info(f"{plan.id}: training")
-            arguments = ["train.py", *plan.cell.arguments, "--run-dir", str(plan.run)]
-            if plan.settings.training.precision == "auto":
-                arguments += ["--auto-precision", self._precision]
-            try:
-                self._command(
-                    plan,
-                    TRAINING,
-                    "training",
-                    arguments,
-                    slot,
-                    record,
-                )
-            except CommandFailed as error:
-                errors.append(str(error))
-            else:
-                checkpoint = last_checkpoint(plan)
-                if checkpoint is None:
-                    errors.append("training: the checkpoint of the last step is missing")
-        for evaluation in plan.evaluations if checkpoint is not None else ():
-            extra = self.corpora.arguments(plan, evaluation)
-            is_evaluated = record.is_evaluated(evaluation, extra, checkpoint)
-            if is_evaluated and not self.options.evaluate_again:
+    def _start_cells(self) -> bool:
+        """Start cells while there are free slots; whether any cell is left for later."""
+        if self._signals:
+            self._queue.clear()
+        looks = time.monotonic() > self._looked + BUSY_POLL
+        for plan in list(self._queue):
+            if self._signals or len(self._running) == self.options.jobs:
+                break
+            if self.progress.phase(plan) == BUSY and not looks:
                 continue
-            worked = True
-            phase = f"{EVALUATING} {evaluation.name}"
-            arguments = ["evaluate.py", str(plan.run), *evaluation.arguments, *extra]
-            try:
-                self._command(
-                    plan,
-                    phase,
-                    evaluation.name,
-                    arguments,
-                    slot,
-                    record,
-                )
-                record.mark_evaluated(evaluation, extra, checkpoint)
-            except CommandFailed as error:
-                errors.append(str(error))
-            record.save("pending", None, checkpoint)
-        if not errors:
-            record.save("done", None, checkpoint)
+            if _is_locked(plan.run):
+                self._looked = time.monotonic()
+                if self.progress.phase(plan) != BUSY:
+                    self.progress.set(plan, BUSY)
+                    self.progress.info(f"{plan.id}: waiting for the process that trains it")
+                continue
+            self._queue.remove(plan)
+            self._start(plan)
+        return bool(self._queue)
+
+    def _start(self, plan: PlannedCell) -> None:
+        precision = self._precision if plan.settings.training.precision == "auto" else ""
+        work = CellWork(plan, self.folder, self.corpora, self.call, precision)
+        if work.is_done():
+            work.record.save("done", None, work.checkpoint)
             self.progress.set(plan, DONE)
-        elif self._commands.stopping.is_set():
-            record.save("pending", None, checkpoint)
-            self.progress.set(plan, STOPPED)
-        else:
-            record.save("failed", "; ".join(errors), checkpoint)
-            self.progress.set(plan, FAILED, note="; ".join(errors))
-        return worked
-
-    def _command(
-        self,
-        plan: PlannedCell,
-        phase: str,
-        name: str,
-        arguments: list[str],
-        slot: int,
-        record: CellRecord,
-    ) -> None:
-        """Run a script with arguments; raises CommandFailed with its error."""
-        log = self.folder / "logs" / plan.id / f"{name}.log"
-        start = time.monotonic()
-        self.progress.set(plan, phase, log=log)
-        command = [str(ROOT / arguments[0]), *arguments[1:]]
-        status = self._commands.run(
-            command,
-            log,
-            environment(slot, self.options.jobs),
-        )
-        seconds = time.monotonic() - start
-        if phase == TRAINING:  # interrupted attempts count
-            seconds += record.seconds.get(name, 0.0)
-        record.seconds[name] = round(seconds, 1)
-        if status == 0:
             return
-        if self._commands.stopping.is_set():
-            raise CommandFailed(f"{name}: stopped")
-        place = log.relative_to(self.folder)
-        error = f"{name}: {last_error(log, status)}; full output: {place}"
-        self.progress.info(f"{plan.id}: {error}")
-        raise CommandFailed(error)
+        if work.checkpoint is None and self.options.no_training:
+            work.record.save("pending", None, None)
+            self.progress.set(plan, WAITING)
+            return
+        if time.monotonic() + self.forecast.seconds(plan, work) > self._deadline:
+            self.progress.set(plan, LEFT)
+            return
+        free = set(range(self.options.jobs)) - {running.slot for running in self._running.values()}
+        slot = min(free)
 
+        def child() -> int:
+            if devices := gpus():
+                os.environ["CUDA_VISIBLE_DEVICES"] = devices[slot % len(devices)]
+            return work.run()
 
-def environment(slot: int, jobs: int) -> dict[str, str]:
-    """Environment of a command: its share of the CPU cores, and its GPU."""
-    variables = dict(os.environ)
-    variables.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // jobs)))
-    if devices := gpus():
-        variables["CUDA_VISIBLE_DEVICES"] = devices[slot % len(devices)]
-    return variables
+        self.progress.set(plan, RUNNING, log=work.log)
+        pid = start_child(child, work.log)
+        self._running[pid] = _RunningCell(work, slot, time.monotonic())
+
+    def _collect(self) -> None:
+        """Wait a moment, and record the children that have ended."""
+        time.sleep(POLL)
+        for pid in list(self._running):
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if not ended:
+                continue
+            running = self._running.pop(pid)
+            plan = running.work.plan
+            seconds = time.monotonic() - running.begun
+            code = os.waitstatus_to_exitcode(status)
+            if code == 0:
+                self.forecast.add(plan, self.folder)
+                self.progress.finish(plan, DONE, seconds)
+            elif code == INTERRUPTED or (self._signals and code < 0):
+                self.progress.finish(plan, STOPPED, seconds)
+            else:
+                self.progress.finish(plan, FAILED, seconds, self._error(running.work, code))
+
+    def _error(self, work: CellWork, code: int) -> str:
+        """Why a child failed; recorded here if the child could not do so."""
+        record = CellWork(work.plan, self.folder, self.corpora, self.call).record
+        if code == 1 and record.error:
+            return record.error
+        error = f"ended with status {code}; output: {work.log}"
+        if code < 0:
+            error = f"ended by {signal.Signals(-code).name}"
+            error += " (possibly out of memory)" if code == -signal.SIGKILL else ""
+        record.save("failed", error, work.checkpoint)
+        return error
 
 
 def _is_locked(run: Path) -> bool:

@@ -1,10 +1,7 @@
 """A tiny corpus and a study of tiny models on it."""
 
 import hashlib
-import os
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -79,27 +76,6 @@ def write_study(corpus, prepared_root, tmp_path_factory):
         return file
 
     return write
-
-
-def command(*arguments: object) -> list[str]:
-    return [sys.executable, str(ROOT / "study.py"), *map(str, arguments)]
-
-
-def environment() -> dict[str, str]:
-    return os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-
-
-def run(*arguments: object, cwd: Path) -> subprocess.CompletedProcess:
-    """study.py in a process of its own."""
-    return subprocess.run(
-        command(*arguments),
-        cwd=cwd,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
 
 
 @pytest.fixture

@@ -19,14 +19,14 @@ from evaluation.tasks.task_settings import TaskEvaluationSettings
 from run_directory.run_settings import RunSettings
 from settings.load import load_settings
 from studies.grid import cells_of
+from studies.options import study_of
 from studies.running.plan import StudyPlanner
-from studies.study_settings import StudySettings
 
 ROOT = Path(__file__).resolve().parents[2]
 STUDIES = sorted(
     path.relative_to(ROOT).as_posix()
-    for path in (ROOT / "configs/studies").glob("*.yaml")
-    if "grid" in yaml.safe_load(path.read_text())
+    for path in [*(ROOT / "configs/studies").glob("*.yaml"), *(ROOT / "configs/claims").glob("*")]
+    if path.suffix == ".yaml" and "grid" in yaml.safe_load(path.read_text())
 )
 DATA = sorted(
     path.relative_to(ROOT).as_posix()
@@ -53,6 +53,9 @@ def stand_ins(tmp_path, monkeypatch):
                 (folder / f"{number}{suffix}").write_text(" ".join(words))
             manifest.append(json.dumps({"file": f"{number}.txt", "author": f"author {number}"}))
     Path("corpora/novels/MANIFEST.jsonl").write_text("\n".join(manifest))
+    Path("corpora/tinystories").mkdir()
+    lines = ["\n".join(rng.choices(words, k=20)) for _ in range(2000)]
+    Path("corpora/tinystories/tinystories_lowercased.txt").write_text("\n".join(lines))
     Path("corpus").mkdir()
     records = [json.dumps({"text": " ".join(rng.choices(words, k=100))}) for _ in range(30)]
     Path("corpus/a.jsonl").write_text("\n".join(records))
@@ -87,7 +90,7 @@ def test_data_can_be_prepared(path, stand_ins):
 
 @pytest.mark.parametrize("path", STUDIES)
 def test_study_can_be_planned(path, stand_ins):
-    study = load_settings(StudySettings, [path])
+    study = study_of([path])
     planner = StudyPlanner(study, Path("study"), builtin_methods())
     prepared = set()
     for plan in planner.plan(cells_of(study)):

@@ -1,20 +1,18 @@
 """A study that is killed, stopped or run concurrently gives the same results."""
 
-import contextlib
 import os
 import signal
-import subprocess
 import sys
-import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from errors import StudyError
-from studies.running.commands import CommandRunner, last_error
+from studies.running.cell_work import CellWork
+from studies.running.children import start_child, value_of
 from studies.running.runner import lock_study
-from tests.studies.conftest import ROOT, command, environment
-from tests.studies.forks import call, forked, run, wait_until
+from tests.studies.forks import call, exit_status, fork_call, wait_until
 from tests.studies.test_study import lasting, results
 
 TOKENS = 3840  # 20 steps, a checkpoint every 3
@@ -25,12 +23,6 @@ def written(folder: Path) -> int:
     """Bytes that the trainings and evaluations of a study have left so far."""
     files = [*folder.glob("runs/*/metrics.jsonl"), *folder.glob("runs/*/evaluation/cells/*")]
     return sum(file.stat().st_size for file in files if file.exists())
-
-
-@pytest.fixture
-def forked_commands(monkeypatch) -> None:
-    """The commands of a study are forks of it, also where the study itself is one."""
-    monkeypatch.setattr(CommandRunner, "run", run)
 
 
 @pytest.fixture(scope="module")
@@ -46,17 +38,14 @@ def whole(write_study, tmp_path_factory) -> Path:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_an_interrupted_study_resumes_to_the_same_results(
-    whole, forked_commands, write_study, monkeypatch, tmp_path, number
+    whole, write_study, monkeypatch, tmp_path, number
 ):
-    """SIGINT is the terminal's Ctrl-C: to the study, and to the commands that it forked."""
     arguments = [write_study(tokens=TOKENS), "--only", CELL, "--run-dir", tmp_path / "study"]
     expected = 0.15 * written(whole)
-    (tmp_path / "log").touch()
-    argv = [*map(str, command(*arguments)[1:])]
-    child = forked(argv, tmp_path / "log", group=True)
+    child = fork_call(tmp_path / "log", *arguments)
     wait_until(lambda: written(tmp_path / "study") >= expected)
-    os.killpg(child, number)
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    os.kill(child, number)
+    status = exit_status(child)
     if number == signal.SIGKILL:
         assert status == -signal.SIGKILL and not (tmp_path / "study" / "results.json").exists()
     else:
@@ -67,52 +56,93 @@ def test_an_interrupted_study_resumes_to_the_same_results(
     assert results(tmp_path / "study")["cells"][0]["timing"]["attempts"] > 1
 
 
-def processes_of(mark: Path) -> list[str]:
-    """Command lines that name a file."""
-    lines = []
-    for entry in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):
-            lines.append(entry.read_bytes().replace(b"\0", b" ").decode())
-    return [line for line in lines if str(mark) in line]
+def fail(error: BaseException) -> int:
+    raise error
+
+
+@pytest.mark.parametrize(
+    ("work", "status", "output"),
+    [
+        (lambda: print("hello") or 3, 3, "hello"),
+        (lambda: fail(KeyError("gone")), 1, "KeyError"),
+        (lambda: fail(KeyboardInterrupt()), 130, ""),
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), -signal.SIGKILL, ""),
+    ],
+)
+def test_a_child_has_its_own_log_and_status(tmp_path, work, status, output):
+    log = tmp_path / "logs" / "a.log"
+    assert exit_status(start_child(work, log)) == status
+    assert output in log.read_text()
+
+
+def test_a_child_returns_a_value():
+    assert value_of(lambda: {"a": 1.5}) == {"a": 1.5}
+    with pytest.raises(RuntimeError):
+        value_of(lambda: fail(KeyError("gone")))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="prctl exists on Linux only")
-def test_commands_exit_with_the_study(tmp_path):
-    mark = tmp_path / "mark"
-    sleep = "import sys, time; open(sys.argv[1], 'w').close(); time.sleep(60)"
-    code = (
-        "import os, pathlib, sys; from studies.running.commands import CommandRunner; "
-        f"CommandRunner().run(['-c', {sleep!r}, *sys.argv[1:]], pathlib.Path(sys.argv[1] + "
-        "'.log'), dict(os.environ))"
-    )
-    line = [sys.executable, "-c", code, str(mark)]
-    with subprocess.Popen(line, cwd=ROOT, env=environment()) as process:
-        wait_until(mark.exists)
-        assert len(processes_of(mark)) == 2
-        process.kill()
-    wait_until(lambda: not processes_of(mark), seconds=30)
+def test_children_end_with_the_study(tmp_path):
+    mark = tmp_path / "pid"
+
+    def sleep() -> int:
+        mark.write_text(f"{os.getpid()}")
+        time.sleep(60)
+        return 0
+
+    def study() -> int:
+        start_child(sleep, tmp_path / "inner.log")
+        time.sleep(60)
+        return 0
+
+    child = start_child(study, tmp_path / "log")
+    wait_until(lambda: mark.exists() and mark.read_text())
+    os.kill(child, signal.SIGKILL)
+    exit_status(child)
+    wait_until(lambda: _is_gone(int(mark.read_text())), seconds=30)
 
 
-def test_stop_sends_sigint_and_kill_sends_sigkill(tmp_path):
-    commands = CommandRunner()
-    mark = tmp_path / "mark"
-    log = tmp_path / "log"
-    deaf = (
-        "import signal, sys, time; signal.signal(signal.SIGINT, lambda *_: print('asked', "
-        "flush=True)); open(sys.argv[1], 'w').close(); time.sleep(60); time.sleep(60)"
-    )
-    status = []
-    thread = threading.Thread(
-        target=lambda: status.append(commands.run(["-c", deaf, str(mark)], log, environment()))
-    )
-    thread.start()
-    wait_until(mark.exists)
-    commands.stop()
-    wait_until(lambda: "asked" in log.read_text())
-    assert thread.is_alive() and commands.run(["-c", "print(1)"], log, environment()) is None
-    commands.stop(kill=True)
-    thread.join(timeout=30)
-    assert status == [-signal.SIGKILL]
+def _is_gone(process: int) -> bool:
+    try:
+        state = Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except FileNotFoundError:
+        return True
+    return state == "Z"
+
+
+def test_a_second_signal_kills_cells(write_study, tmp_path, monkeypatch):
+    """A cell that ignores the first one."""
+
+    def deaf(work: CellWork) -> int:
+        signal.signal(signal.SIGINT, lambda *_: print("asked", flush=True))
+        print("deaf", flush=True)
+        for _ in range(600):
+            time.sleep(0.1)
+        return 0
+
+    monkeypatch.setattr(CellWork, "run", deaf)
+    folder = tmp_path / "study"
+    log = folder / "logs" / f"{CELL}.log"
+    child = fork_call(tmp_path / "log", write_study(), "--only", CELL, "--run-dir", folder)
+    for word in ("deaf", "asked"):
+        wait_until(lambda word=word: log.exists() and word in log.read_text())
+        os.kill(child, signal.SIGINT)
+    assert exit_status(child) == 128 + signal.SIGINT
+
+
+def test_a_cell_that_crashes_is_named(write_study, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(CellWork, "run", lambda work: os.kill(os.getpid(), signal.SIGKILL))
+    words = [write_study(), "--only", CELL, "--run-dir", tmp_path]
+    assert call(monkeypatch, *words) == 1
+    assert f"{CELL} failed: ended by SIGKILL" in capsys.readouterr().err
+    assert results(tmp_path)["cells"][0]["status"] == "failed"
+
+
+def test_cells_that_do_not_fit_into_the_time_are_left(write_study, tmp_path, monkeypatch, capsys):
+    words = [write_study(), "--run-dir", tmp_path, "--hours", 1e-5]
+    assert call(monkeypatch, *words) == 0
+    assert "4 left for later" in capsys.readouterr().err
+    assert {cell["status"] for cell in results(tmp_path)["cells"]} == {"pending"}
 
 
 def test_a_study_directory_is_locked(tmp_path):
@@ -123,13 +153,3 @@ def test_a_study_directory_is_locked(tmp_path):
         pass
     with lock_study(tmp_path):
         pass
-
-
-def test_the_error_of_a_log(tmp_path):
-    log = tmp_path / "log"
-    log.write_bytes(b"first\n" + b"x" * (1 << 20) + b"\nerror: no room\nbye\n")
-    assert last_error(log) == "no room"
-    log.write_text("Traceback\nKeyError: 3\n\n")
-    assert last_error(log) == last_error(log, 2) == "KeyError: 3"
-    # A killed process prints no error, and the log of an earlier call is not the reason.
-    assert last_error(log, -9).startswith("ended by SIGKILL")

@@ -4,6 +4,7 @@ import subprocess
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from model import Transformer
 from run_directory.run_settings import RunSettings
@@ -12,6 +13,7 @@ from studies.grid import GridCell
 from studies.results.stored import unfair_comparisons
 from studies.running import runner
 from studies.running.cell_record import data_order, equal_tokens
+from studies.running.children import set_threads, value_of
 from studies.running.slurm import write_array
 from studies.study_settings import StudySettings
 from tests.studies.conftest import ROOT
@@ -73,14 +75,15 @@ def test_the_slurm_array_has_a_task_per_cell(tmp_path):
     assert echo.stdout.strip().endswith(f"study.py a file.yaml --run-dir {tmp_path} --cell 5")
 
 
-def test_commands_share_cores_and_gpus(monkeypatch):
+def test_children_share_cores(monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr("os.cpu_count", lambda: 8)
-    monkeypatch.setattr(runner, "gpus", lambda: ["4", "7"])
-    variables = [runner.environment(slot, 3) for slot in range(3)]
-    assert [(one["OMP_NUM_THREADS"], one["CUDA_VISIBLE_DEVICES"]) for one in variables] == [
-        ("2", "4"), ("2", "7"), ("2", "4")
-    ]  # fmt: skip
+
+    def threads(jobs: int) -> int:
+        set_threads(jobs)
+        return torch.get_num_threads()
+
+    assert [value_of(lambda jobs=jobs: threads(jobs)) for jobs in (3, 16)] == [2, 1]
 
 
 def test_precision_auto_is_resolved_once_for_all_cells(tmp_path, monkeypatch):

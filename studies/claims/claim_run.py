@@ -1,0 +1,236 @@
+"""Runs a claim: a study whose cells are shared with other claims, and whose settings are frozen
+with its first result."""
+
+import subprocess
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from data.files import read_object, write_json
+from data.hashing import canonical_hash
+from errors import StudyError
+from evaluation.evaluation_settings import MeasurementSettings
+from evaluation.reports.results_table import write_table
+from run_directory.console import Console
+from settings.load import SettingsLayers
+from studies.claims.claim_results import (
+    ClaimVerdict,
+    MeasuredValues,
+    measured_rows,
+    read_rows,
+    verdict_of,
+)
+from studies.claims.claim_settings import ClaimSettings
+from studies.claims.expressions import DEFAULTS, values_in
+from studies.claims.verdicts import detectable, sd_bound
+from studies.grid import cells_of
+from studies.results.stored import SEED
+from studies.running.plan import PlannedCell
+from studies.running.session import StudySession
+from studies.running.study_call import StudyCall
+
+ROOT = Path("runs/claims")
+PUBLISHED = Path("docs/results/claims")
+SHARED = "cells"  # the folder of run directories, below ROOT
+RECORD = "claim.json"
+RESULTS = "results.csv"
+
+
+class Claim:
+    """A claim file and its directory, which has claim.json and results.csv.
+
+    Args:
+        root: the directory of all claims.
+    """
+
+    def __init__(self, file: Path, settings: ClaimSettings, root: Path = ROOT):
+        self.file = file
+        self.settings = settings
+        self.root = root
+        self.name = file.stem
+        self.folder = root / self.name
+
+    @cached_property
+    def hash(self) -> str:
+        """Of everything that decides: what the files and overrides of every cell and evaluation
+        say, the seeds, and the comparisons."""
+        claim = self.settings
+        evaluations = {
+            name: [_tree(entry.overrides), _tree(entry.data or []), entry.skip]
+            for name, entry in claim.evaluations.items()
+        }
+        decides = claim.model_dump(mode="json", include={"primary", "learned"})
+        cells = {cell.id: _tree(cell.arguments) for cell in cells_of(claim)}
+        return canonical_hash([cells, evaluations, decides])[:16]
+
+    @property
+    def record(self) -> dict:
+        """claim.json: when and with which hash the claim was frozen; {} before its first run."""
+        file = self.folder / RECORD
+        return read_object(file) if file.is_file() else {}
+
+    @property
+    def status(self) -> str:
+        """The verdict, or why there is none."""
+        if not self.record:
+            return "not run"
+        if self.record["hash"] != self.hash:
+            return "changed since its first result"
+        verdict = self.verdict()
+        return "running" if verdict is None else verdict.word
+
+    def check_frozen(self) -> None:
+        """Raise StudyError if the file was changed after its first result."""
+        frozen = self.record.get("hash")
+        if frozen is not None and frozen != self.hash:
+            raise StudyError(
+                f"{self.file}: its grid, evaluations or comparisons were changed after its first "
+                "result; restore them, or give the changed claim another name"
+            )
+
+    def session(self, call: StudyCall, pilot: int = 0) -> StudySession:
+        """The study of the claim, or with `pilot` the same on as many seeds and on targets for
+        the choice of settings. Raises StudyError for a value that no evaluation measures."""
+        study = self.settings
+        name = self.name
+        folder = self.folder
+        if pilot:
+            seeds = {str(seed): [f"seed={seed}"] for seed in range(pilot)}
+            evaluations = {
+                name: entry.model_copy(update={"overrides": [*entry.overrides, "seed=1"]})
+                for name, entry in study.evaluations.items()
+            }
+            update = {"grid": study.grid | {SEED: seeds}, "evaluations": evaluations}
+            study = study.model_copy(update=update)
+            folder = self.root / f"{name}.pilot"
+        shared = self.root / SHARED
+        session = StudySession(study, name, folder, call, shared)
+        self._check_values(session.plans)
+        return session
+
+    def freeze(self) -> None:
+        """Record the hash and the commit of the file before the first cell runs. Raises StudyError
+        if the file is not committed."""
+        self.check_frozen()
+        if self.record:
+            return
+        commit = commit_of(self.file)
+        today = datetime.now(UTC).isoformat(timespec="seconds")
+        record = {
+            "hash": self.hash,
+            "commit": commit,
+            "frozen": today,
+            "seeds": self.settings.seeds,
+        }
+        write_json(self.folder / RECORD, record)
+
+    def finish(self, results: dict) -> ClaimVerdict | None:
+        """Write results.csv and the cost; the verdict, None while cells are missing."""
+        cells = results["cells"]
+        if not is_complete(results):
+            return None
+        write_table(self.folder / RESULTS, measured_rows(self.settings, cells))
+        seconds = [sum(cell["timing"]["cpu_seconds"].values()) for cell in cells]
+        record = self.record | {"cpu_seconds": round(sum(seconds)), "cells": len(cells)}
+        write_json(self.folder / RECORD, record)
+        return self.verdict()
+
+    def verdict(self, folder: Path | None = None) -> ClaimVerdict | None:
+        """From the results in the claim's directory, or a copy of it; None before they exist."""
+        file = (folder or self.folder) / RESULTS
+        return verdict_of(self.settings, read_rows(file)) if file.is_file() else None
+
+    def pilot_values(self, results: dict) -> dict[str, np.ndarray]:
+        """The value of each comparison on each pilot seed."""
+        values = MeasuredValues(self.settings, results["cells"])
+        seeds = list(dict.fromkeys(cell["axes"][SEED] for cell in results["cells"]))
+        return {
+            name: np.array([values.comparison(comparison.value, seed)[0] for seed in seeds])
+            for name, comparison in self.settings.comparisons.items()
+        }
+
+    def check_power(self, console: Console) -> None:
+        """Raise StudyError if the seeds cannot show δ, by the SD of pilot seeds."""
+        file = self.root / f"{self.name}.pilot" / "results.json"
+        if not file.is_file():
+            console.info(f"{self.name}: no pilot; whether its seeds can show delta is not known")
+            return
+        sds = {
+            name: sd_bound(values) for name, values in self.pilot_values(read_object(file)).items()
+        }
+        needed = detectable(len(self.settings.seeds), len(sds))
+        for name, comparison in self.settings.comparisons.items():
+            if comparison.solved is None and comparison.delta < needed * sds[name]:
+                raise StudyError(
+                    f"{self.file}: primary.{name}.delta = {comparison.delta:g} is below the "
+                    f"{needed * sds[name]:.3g} that {len(self.settings.seeds)} seeds can show "
+                    f"(SD at most {sds[name]:.3g}); list more seeds, or raise delta"
+                )
+
+    def _check_values(self, plans: list[PlannedCell]) -> None:
+        """Raise StudyError for a value that no evaluation measures."""
+        claim = self.settings
+        by_arm = {tuple(claim.arm(plan.cell.axes).items()): plan for plan in plans}
+        for name, comparison in claim.comparisons.items():
+            for value in values_in(comparison.value):
+                plan = by_arm[tuple(claim.arm(value).items())]
+                self._check_value(f"primary.{name}", value, plan)
+        for arm in claim.arms:
+            plan = by_arm[tuple(arm.items())]
+            for condition in claim.conditions(arm):
+                self._check_value("learned", condition.value, plan)
+                length = condition.value.get("length") or 0
+                if length > plan.settings.train_length:
+                    raise StudyError(
+                        f"{self.file}: learned: length {length} is beyond the trained length "
+                        f"{plan.settings.train_length}"
+                    )
+
+    def _check_value(self, place: str, value: dict, plan: PlannedCell) -> None:
+        evaluations = {each.name: each.settings for each in plan.evaluations}
+        name = value.get("evaluation") or next(iter(evaluations), "")
+        settings: MeasurementSettings | None = evaluations.get(name)
+        if settings is None:
+            raise StudyError(f"{self.file}: {place}: no evaluation of {plan.id} measures {value}")
+        measured = {
+            "length": settings.grid(plan.settings.train_length),
+            "method": list(settings.methods),
+        }
+        asked = DEFAULTS | value
+        for key, known in measured.items():
+            if asked[key] is not None and asked[key] not in known:
+                raise StudyError(
+                    f"{self.file}: {place} needs {key} {asked[key]}, which evaluations.{name} does "
+                    f"not measure: {', '.join(map(str, known))}"
+                )
+
+
+def is_complete(results: dict) -> bool:
+    return all(cell["status"] == "done" for cell in results["cells"])
+
+
+def _tree(arguments) -> dict:
+    """What files and overrides say, without the defaults of this version."""
+    layers = SettingsLayers({})
+    layers.apply(list(arguments))
+    return layers.tree
+
+
+def commit_of(file: Path) -> str:
+    """The commit that changed a file last, "" outside a repository. Raises StudyError if the file
+    has changed since."""
+
+    def git(*words: str) -> str | None:
+        command = ["git", "-C", str(file.parent), *words, "--", file.name]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    commit = git("log", "-1", "--format=%H")
+    if commit is not None and (not commit or git("status", "--porcelain")):
+        raise StudyError(
+            f"{file} is not committed: commit it before its first result, so that everybody can "
+            "see that it did not follow from it; --pilot N runs it on N other seeds"
+        )
+    return commit or ""

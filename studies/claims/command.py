@@ -1,0 +1,125 @@
+"""`study.py claims`, and study.py on the file of one claim."""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from errors import UserError
+from evaluation.reports.text import counted
+from run_directory.console import Console, duration
+from settings.load import load_settings
+from studies.claims.claim_run import Claim, is_complete
+from studies.claims.claim_settings import ClaimSettings
+from studies.claims.expressions import in_words
+from studies.running.cell_work import CellWork
+from studies.running.study_call import StudyCall
+
+CLAIMS = Path("configs/claims")
+COLUMNS = ["claim", "question", "cells", "status", "cost", "left"]
+
+
+def load_claims(folder: Path = CLAIMS) -> list[Claim]:
+    """All claims of a folder, by name."""
+    files = sorted(folder.glob("*.yaml"))
+    return [Claim(file, load_settings(ClaimSettings, [str(file)])) for file in files]
+
+
+def run_claims(call: StudyCall) -> int:
+    """List the claims with their status and cost; with --all run what is left, the cheapest first.
+    Returns the exit status."""
+    options = call.options
+    console = call.console
+    claims = load_claims()
+    left = {}
+    rows = []
+    for claim in claims:
+        session = claim.session(call)
+        work = [CellWork(plan, claim.folder, session.corpora, call) for plan in session.plans]
+        missing = [each for each in work if not each.is_done()]
+        seconds = sum(session.forecast.seconds(each.plan, each) for each in missing)
+        if missing or claim.verdict() is None:
+            left[claim.name] = seconds
+        rows.append([
+            claim.name,
+            claim.settings.question,
+            f"{len(work) - len(missing)} of {len(work)}",
+            claim.status,
+            f"{duration(claim.record.get('cpu_seconds', 0))} CPU" if not missing else "",
+            duration(seconds) if missing else "",
+        ])  # fmt: skip
+    console.table(counted(len(claims), "claim"), COLUMNS, rows)
+    total = duration(sum(left.values()) / options.jobs)
+    print(f"left: {total} with {counted(options.jobs, 'job')}; cells that claims share count twice")
+    if not options.all or options.dry_run:
+        return 0
+    by_name = {claim.name: claim for claim in claims}
+    return run_all(
+        [by_name[name] for name in sorted(left, key=lambda name: left[name])], options, console
+    )
+
+
+def run_all(claims: Sequence[Claim], call: StudyCall) -> int:
+    """Run claims one after the other, within `options.hours`; the worst exit status."""
+    options = call.options
+    console = call.console
+    deadline = None if options.hours is None else time.monotonic() + 3600 * options.hours
+    worst = 0
+    for claim in claims:
+        if deadline is not None:
+            options.hours = max(0.0, deadline - time.monotonic()) / 3600
+        try:
+            status = run_claim(claim, call)
+        except UserError as error:  # of this claim; the others can run
+            console.warn(f"{claim.name}: {error}")
+            status = 2
+        worst = max(worst, status)
+        if status > 128:  # stopped by a signal
+            break
+    return worst
+
+
+def run_claim(claim: Claim, call: StudyCall) -> int:
+    """Run one claim, or its pilot; returns the exit status."""
+    options = call.options
+    console = call.console
+    session = claim.session(call, call.options.pilot)
+    if not options.pilot:
+        claim.check_frozen()
+        claim.check_power(console)
+    if options.dry_run:
+        session.dry_run()
+        return 0
+    if not options.pilot:
+        claim.freeze()
+    progress, received = session.run()
+    results = session.gather()
+    status = progress.report(received, options.repeat)
+    if not options.pilot:
+        _print_verdict(claim, results, console)
+    elif is_complete(results):
+        _print_pilot(claim, results)
+    return status
+
+
+def _print_pilot(claim: Claim, results: dict) -> None:
+    for name, values in claim.pilot_values(results).items():
+        numbers = ", ".join(f"{value:+.4f}" for value in values)
+        sd = f", SD {values.std(ddof=1):.4f}" if len(values) > 1 else ""
+        print(f"{name}: {in_words(claim.settings.comparisons[name].value)}")
+        print(f"    mean {values.mean():+.4f}{sd}: {numbers}")
+
+
+def _print_verdict(claim: Claim, results: dict, console: Console) -> None:
+    verdict = claim.finish(results)
+    if verdict is None:
+        console.info(f"{claim.name}: no verdict before all cells are done")
+        return
+    print(f"{claim.name}: {verdict.word}. {claim.settings.statement}")
+    for name, (low, high) in verdict.ends.items():
+        comparison = verdict.comparisons[name]
+        print(
+            f"    {name}: {comparison.estimate:+.3f} [{low:+.3f}, {high:+.3f}], delta "
+            f"{comparison.delta:g}"
+        )
+    learned = ", ".join(f"{arm} {count}" for arm, count in verdict.learned.items())
+    print(f"    learned, of {verdict.seeds} seeds: {learned}")

@@ -1,0 +1,112 @@
+"""What the child of one cell does: train it, then evaluate it."""
+
+import shlex
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from errors import INTERRUPTED, UserError, printable
+from evaluation.evaluate_runs import run_evaluation
+from model.devices import prepare_cpu
+from settings.load import load_settings
+from settings.script import message_of
+from studies.running.cell_record import TRAINING, CellRecord, last_checkpoint
+from studies.running.children import set_threads
+from studies.running.corpora import StudyCorpora
+from studies.running.plan import PlannedCell, PlannedEvaluation
+from studies.running.study_call import StudyCall
+
+FAILED = 1
+
+
+class CellWork:
+    """The training and the evaluations of one cell that are not done yet."""
+
+    def __init__(
+        self,
+        plan: PlannedCell,
+        folder: Path,
+        corpora: StudyCorpora,
+        call: StudyCall,
+        precision: str = "",
+    ):
+        self.plan = plan
+        self.corpora = corpora
+        self.call = call
+        self.precision = precision
+        self.log = folder / "logs" / f"{plan.id}.log"
+        self.record = CellRecord(folder, plan)
+        self.checkpoint = last_checkpoint(plan)
+
+    def missing(self) -> list[PlannedEvaluation]:
+        """The evaluations that have no results under their present settings."""
+        if self.checkpoint is None:
+            return list(self.plan.evaluations)
+        return [
+            evaluation
+            for evaluation in self.plan.evaluations
+            if not self.record.is_evaluated(evaluation, self._extra(evaluation), self.checkpoint)
+            or self.call.options.evaluate_again
+        ]
+
+    def is_done(self) -> bool:
+        return self.checkpoint is not None and not self.missing()
+
+    def run(self) -> int:
+        """Do what is missing and save the record; the exit status of a child."""
+        set_threads(self.call.options.jobs)
+        errors = []
+        try:
+            missing = self.missing()
+            if self.checkpoint is None:
+                errors += self._timed(TRAINING, self._train)
+                self.checkpoint = last_checkpoint(self.plan)
+                if self.checkpoint is None and not errors:
+                    errors.append("training: the checkpoint of the last step is missing")
+            for evaluation in missing if self.checkpoint is not None else ():
+                errors += self._timed(evaluation.name, partial(self._evaluate, evaluation))
+                self.record.save("pending", None, self.checkpoint)
+        except (KeyboardInterrupt, SystemExit):  # the latter from SIGTERM before the first step
+            self.record.save("pending", None, self.checkpoint)
+            return INTERRUPTED
+        self.record.save("failed" if errors else "done", "; ".join(errors) or None, self.checkpoint)
+        return FAILED if errors else 0
+
+    def _extra(self, evaluation: PlannedEvaluation) -> list[str]:
+        return self.corpora.arguments(self.plan, evaluation)
+
+    def _timed(self, name: str, work: Callable[[], None]) -> list[str]:
+        """The error of a part of the work, if any. Its time is recorded, that of interrupted
+        attempts included."""
+        wall = time.monotonic()
+        cpu = time.process_time()
+        try:
+            work()
+        except (UserError, OSError) as error:
+            print(f"error: {printable(message_of(error))}", file=sys.stderr)
+            return [f"{name}: {message_of(error)}"]
+        except Exception as error:
+            traceback.print_exc()
+            return [f"{name}: {type(error).__name__}: {error}; full output: {self.log}"]
+        finally:
+            self.record.add_time(name, time.monotonic() - wall, time.process_time() - cpu)
+        return []
+
+    def _train(self) -> None:
+        arguments = [*self.plan.cell.arguments, "--run-dir", str(self.plan.run)]
+        if self.precision:
+            arguments += ["--auto-precision", self.precision]
+        if self.call.train(arguments) != 0:
+            raise KeyboardInterrupt  # it has saved a checkpoint
+
+    def _evaluate(self, evaluation: PlannedEvaluation) -> None:
+        extra = self._extra(evaluation)
+        arguments = [*evaluation.arguments, *extra]
+        settings = load_settings(type(evaluation.settings), arguments)
+        prepare_cpu(None)
+        command = shlex.join(["python", "evaluate.py", str(self.plan.run), *arguments])
+        run_evaluation([self.plan.run], settings, command)
+        self.record.mark_evaluated(evaluation, extra, self.checkpoint)
