@@ -8,6 +8,7 @@ from functools import partial
 from data import check_texts
 from data.sampling.segments import Segment
 from model import Transformer
+from model.devices import free_memory
 from run_directory.console import Console, duration
 from run_directory.parent_run import ParentRun
 from run_directory.run_settings import RunSettings
@@ -21,7 +22,7 @@ from training.distributed.simulated import (
     sent_bytes,
 )
 from training.first_checkpoint import changed_rates
-from training.hardware import RECOMPUTED, USUAL_SHARE, free_memory, peak_flops
+from training.hardware import RECOMPUTED, USUAL_SHARE, peak_flops
 from training.memory import (
     MemoryLayout,
     fixes_for,

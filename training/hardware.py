@@ -1,6 +1,5 @@
 """Hardware: CPU threads and allocator, peak FLOP/s and memory."""
 
-import os
 import resource
 import sys
 import time
@@ -115,16 +114,3 @@ def peak_memory(device: torch.device) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
         1 if sys.platform == "darwin" else 1024
     )
-
-
-def free_memory(device: torch.device) -> int:
-    """Free memory in bytes: of the GPU, or of the host on a CPU."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    meminfo = Path("/proc/meminfo")
-    if meminfo.exists():  # MemAvailable includes the reclaimable file cache
-        lines = dict(
-            line.split(":", 1) for line in meminfo.read_text(encoding="utf-8").splitlines()
-        )
-        return int(lines["MemAvailable"].split()[0]) * 1024
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # total memory, an upper bound

@@ -8,12 +8,12 @@ from data import expected_vocabulary
 from errors import TrainingError
 from model import Transformer
 from model.block import Checkpointing
+from model.devices import free_memory
 from model.loss import LOGITS_AT_ONCE
 from run_directory.parent_run import ParentRun
 from run_directory.run_settings import RunSettings
 from training.checks import make_model
 from training.distributed.parallel import Parallel
-from training.hardware import free_memory
 
 # bytes
 FLOAT = 4

@@ -13,10 +13,11 @@ import numpy as np
 from evaluation.evaluated_model import EvaluatedModel
 from evaluation.ranks import EvaluationRanks
 from evaluation.scoring.cells import KEY_FORMAT, CellStore, cell_file, position_key
-from evaluation.scoring.forecast import choose_batch, fit_pace, memory_budget, memory_needed
+from evaluation.scoring.forecast import choose_batch, fit_pace, memory_needed
 from evaluation.scoring.methods import TRAINED, Method
 from evaluation.scoring.scoring import CellFailed, ModelScorer
 from model import ModelError, Transformer
+from model.devices import free_memory
 from run_directory.console import Console, duration
 
 TRIAL_TOKENS = 8192  # no longer window is timed for a forecast
@@ -235,9 +236,10 @@ class CellSession(ABC):
     def _plan_batches(self, missing: list[EvaluationCell]) -> None:
         """Set the peak memory and the batch of each cell. Raises EvaluationError if one does not
         fit."""
-        budget = memory_budget(self.settings.memory, self.device)
+        limit = self.settings.memory
+        budget = limit * 2**30 if limit else 0.8 * free_memory(self.device)
         if self.device.type == "cpu":
-            budget //= self.ranks.local_world
+            budget /= self.ranks.local_world
         # Equal on every rank: it determines the batches, and these the last bits.
         self.budget = int(min(self.ranks.collect(budget)))
         # The longest first, so that an error names it.

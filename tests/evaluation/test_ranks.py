@@ -248,7 +248,7 @@ def test_exiting_rank_stops_others_and_rerun_resumes(measured, monkeypatch, tmp_
 def test_smallest_memory_budget_is_used(measured, monkeypatch):
     def work(ranks):
         free = 1 << 34 if ranks.main else 1 << 30
-        monkeypatch.setattr("evaluation.scoring.forecast.memory_free", lambda device: free)
+        monkeypatch.setattr("evaluation.scoring.session.free_memory", lambda device: free)
         budgets = []
         monkeypatch.setattr(
             "evaluation.scoring.session.choose_batch",
