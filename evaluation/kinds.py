@@ -14,7 +14,11 @@ from evaluation.diagnostics.diagnostic_settings import (
 )
 from evaluation.diagnostics.generation import GenerationSession
 from evaluation.evaluated_model import EvaluatedRun
-from evaluation.evaluation_settings import EvaluationSettings, MeasurementSettings
+from evaluation.evaluation_settings import (
+    ContaminationSettings,
+    EvaluationSettings,
+    MeasurementSettings,
+)
 from evaluation.ranks import EvaluationRanks
 from evaluation.reports.attention_report import attention_report
 from evaluation.reports.comparison_report import RunComparison, comparison_report
@@ -22,6 +26,8 @@ from evaluation.reports.evaluation_report import EvaluationReport
 from evaluation.reports.generation_report import generation_report
 from evaluation.reports.loss_report import loss_report
 from evaluation.reports.task_report import task_report
+from evaluation.scoring.byte_spans import choose_byte_spans
+from evaluation.scoring.chosen_targets import ChosenTargets, choose_targets
 from evaluation.scoring.evaluate import EvaluationResult, EvaluationSession
 from evaluation.scoring.methods import (
     TRAINED,
@@ -97,8 +103,13 @@ class LossEvaluation(Evaluation):
     def __init__(self, settings: EvaluationSettings, runs: Sequence[EvaluatedRun], ranks, console):
         settings = for_all_runs(settings, runs) if len(runs) > 1 else settings
         super().__init__(settings, runs, ranks, console)
-        self.stores = open_stores(settings, runs)
         self.left_out: dict[str, str] = {}
+        self.by_bytes: list[ChosenTargets] = []  # of each run, if their tokenizers differ
+        self.are_alike = len({run.tokenizer.hash for run in runs}) == 1
+        if self.are_alike:
+            self.stores = [open_stores(settings, runs)] * len(runs)
+        else:
+            self.stores = [open_stores(settings, [run]) for run in runs]
 
     def methods(self, run: EvaluatedRun) -> list[Method]:
         methods = super().methods(run)
@@ -113,21 +124,37 @@ class LossEvaluation(Evaluation):
         return methods + [method for method in more if method.label not in labels]
 
     def session(self, run: EvaluatedRun, dry_run: bool = False) -> EvaluationSession:
+        settings = self.settings
+        if dry_run:  # skips the search for passages shared with the training text
+            unchecked = ContaminationSettings(check=False)
+            settings = settings.model_copy(update={"contamination": unchecked})
+        else:
+            check_processes(settings, run.model.trained_length, self.ranks.world)
         return EvaluationSession(
-            self.settings,
+            settings,
             run.model,
-            stores=self.stores,
-            tokenizer=run.tokenizer,
-            methods=self.methods(run),
+            self.targets(settings, run),
+            self.methods(run),
             cells=run.cells,
             console=self.console,
             ranks=self.ranks,
-            dry_run=dry_run,
         )
+
+    def targets(self, settings: EvaluationSettings, run: EvaluatedRun) -> ChosenTargets:
+        trained = [each.model.trained_length for each in self.runs]
+        tokenizers = [each.tokenizer for each in self.runs]
+        i = self.runs.index(run)
+        if self.are_alike:
+            return choose_targets(settings, self.stores[i], run.tokenizer, trained[i], self.console)
+        if not self.by_bytes:
+            self.by_bytes = choose_byte_spans(
+                settings, self.stores, tokenizers, trained, self.console
+            )
+        return self.by_bytes[i]
 
     def report(self, results: list[EvaluationResult], facts: dict) -> EvaluationReport:
         run = self.runs[0]
-        facts = {"corpus": self.stores.name, "changed": run.changed, **facts}
+        facts = {"corpus": self.stores[0].name, "changed": run.changed, **facts}
         identity = self.settings.identity()
         if len(self.runs) > 1:
             hashes = [run.model.checkpoint_hash for run in self.runs]
@@ -139,6 +166,20 @@ class LossEvaluation(Evaluation):
         result.facts |= facts
         name = f"{self.settings.protocol}-{identity}"
         return loss_report(result, analyze(result), name, exposure_of(run.run, run.model.step))
+
+
+def check_processes(settings: EvaluationSettings, trained_length: int, world: int) -> None:
+    """Raise EvaluationError for a number of processes that the settings do not allow."""
+    shortest = settings.grid(trained_length)[0]
+    chunks = 2 * settings.context
+    if settings.context > 1 and shortest < chunks:
+        raise EvaluationError(
+            f"context = {settings.context} requires windows of {chunks} tokens or more, two for "
+            f"each process; the shortest length is {shortest}: lower context, or evaluate longer "
+            "lengths"
+        )
+    if settings.minutes is not None and world > 1:
+        raise EvaluationError("minutes does not support several processes; start one process")
 
 
 def for_all_runs(settings: EvaluationSettings, runs: Sequence[EvaluatedRun]) -> EvaluationSettings:
@@ -158,13 +199,11 @@ def for_all_runs(settings: EvaluationSettings, runs: Sequence[EvaluatedRun]) -> 
             raise EvaluationError(
                 f"{setting} does not support several runs; evaluate them one at a time"
             )
-    first, *others = runs
-    for other in others:
-        if other.tokenizer.hash != first.tokenizer.hash:
-            raise EvaluationError(
-                f"{first.name} and {other.name} have different tokenizers, so their losses per "
-                "token cannot be compared"
-            )
+    if settings.protocol != "fixed-targets" and len({run.tokenizer.hash for run in runs}) > 1:
+        raise EvaluationError(
+            f"{', '.join(run.name for run in runs)} have different tokenizers, so that their "
+            "losses are comparable per byte only: set protocol=fixed-targets"
+        )
     trained = [run.model.trained_length for run in runs]
     lengths = sorted({*settings.grid(trained[0]), *trained})
     return settings.model_copy(update={"lengths": lengths, "unreachable": "dash"})

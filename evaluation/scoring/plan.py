@@ -39,10 +39,17 @@ class EvaluationPlan:
     span: int | None = None  # targets per span, if every document has equally many
     note: str = ""  # changes to the requested settings
     repeats: RepeatedTargets | None = None
+    # raw bytes of each window's targets: losses are per byte, over runs with different tokenizers
+    span_bytes: np.ndarray | None = None
 
     @property
     def n_targets(self) -> int:
         return self.truncated.n_targets
+
+    def per_byte(self, nll: np.ndarray) -> np.ndarray:
+        """The losses of the targets, spread evenly over the bytes of each window's targets."""
+        first = np.cumsum(self.truncated.keep) - self.truncated.keep
+        return np.repeat(np.add.reduceat(nll, first) / self.span_bytes, self.span_bytes)
 
     def target_ids(self, text: EvaluationText) -> np.ndarray:
         """(n_targets,) token id of every counted target."""
@@ -183,10 +190,8 @@ def raw_bytes(
     byte would be wrong.
     """
     size = np.asarray(tokenizer.token_bytes, dtype=np.int64)
-    raw = getattr(text.store, "bytes", None)
-    prefix = len(getattr(tokenizer, "prefix", b""))
-    if raw is not None:  # else the store does not record its bytes
-        for document in np.unique(documents).tolist():
-            if int(size[text.store.document(document)].sum()) != int(raw[document]) + prefix:
-                return None
-    return int(size[ids].sum()) if len(ids) and (size[ids] > 0).all() else None
+    for document in np.unique(documents).tolist():
+        raw = int(text.store.bytes[document]) + len(tokenizer.prefix)
+        if int(size[text.store.document(document)].sum()) != raw:
+            return None
+    return int(size[ids].sum()) if (size[ids] > 0).all() else None

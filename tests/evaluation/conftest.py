@@ -6,6 +6,7 @@ import torch
 
 from evaluation.evaluated_model import EvaluatedModel
 from evaluation.evaluation_settings import EvaluationSettings
+from evaluation.scoring.chosen_targets import choose_targets
 from evaluation.scoring.evaluate import EvaluationSession
 from evaluation.scoring.methods import resolve_methods
 from evaluation.stores import EvaluationStores
@@ -15,6 +16,17 @@ from run_directory.run_settings import RunSettings
 VOCAB = 23
 BOS = 1
 EOS = 2
+
+
+class MemoryTokenizer:
+    vocab_size = VOCAB
+    bos_id = BOS
+    eos_id = EOS
+    eos_ids = (EOS,)
+    hash = "tokenizer"
+    prefix = b""
+    pieces = [b"", b"", b""] + [b"word"[: 1 + i % 3] for i in range(VOCAB - 3)]
+    token_bytes = np.array([len(piece) for piece in pieces])
 
 
 class MemoryStore:
@@ -36,19 +48,11 @@ class MemoryStore:
         self.names = [f"doc{i}" for i in range(len(lengths))]
         self.n_documents = len(lengths)
         self.hash = f"store-{seed}"
+        sizes = MemoryTokenizer.token_bytes
+        self.bytes = np.array([sizes[ids].sum() for ids in self.documents])
 
     def document(self, i):
         return self.documents[i]
-
-
-class MemoryTokenizer:
-    vocab_size = VOCAB
-    bos_id = BOS
-    eos_id = EOS
-    eos_ids = (EOS,)
-    hash = "tokenizer"
-    pieces = [b"", b"", b""] + [b"word"[: 1 + i % 3] for i in range(VOCAB - 3)]
-    token_bytes = np.array([len(piece) for piece in pieces])
 
 
 @pytest.fixture
@@ -151,6 +155,15 @@ def subject(sharp):
     return MemoryModel(sharp({"name": "rope"}))
 
 
+def loss_session(settings, subject, store, cells, *, train=None, tokenizer=None, **more):
+    """A session on stores in memory, with the methods of BUILTIN."""
+    tokenizer = tokenizer or MemoryTokenizer()
+    stores = EvaluationStores(store, train=train)
+    targets = choose_targets(settings, stores, tokenizer, subject.trained_length)
+    methods = resolve_methods(settings.methods, BUILTIN, subject.trained_length)
+    return EvaluationSession(settings, subject, targets, methods, cells, **more)
+
+
 @pytest.fixture
 def do(make_store, tokenizer, subject, tmp_path):
     store = make_store([90, 120, 75, 99, 130, 81, 77], seed=1)
@@ -165,14 +178,7 @@ def do(make_store, tokenizer, subject, tmp_path):
     ):
         asked = {"lengths": [16, 32, 64], "targets": 5, "spans_per_document": 2, "device": "cpu"}
         settings = EvaluationSettings(methods=list(methods), **asked | kw)
-        return EvaluationSession(
-            settings,
-            subject,
-            stores=EvaluationStores(store, train=train),
-            tokenizer=tokenizer,
-            methods=resolve_methods(list(methods), BUILTIN, 16),
-            cells=tmp_path / "cells",
-            console=console,
-        ).run()
+        cells = tmp_path / "cells"
+        return loss_session(settings, subject, store, cells, train=train, console=console).run()
 
     return run

@@ -9,14 +9,12 @@ import torch
 
 from errors import EvaluationError
 from evaluation.evaluation_settings import EvaluationSettings
+from evaluation.kinds import check_processes
 from evaluation.ranks import EvaluationRanks, joined, refuse_silent_launch, this_process
-from evaluation.scoring.evaluate import EvaluationSession
-from evaluation.scoring.methods import resolve_methods
 from evaluation.scoring.scoring import ModelScorer
-from evaluation.stores import EvaluationStores
 from model import ContextShard
 from tests import processes
-from tests.evaluation.conftest import BUILTIN, MemoryModel
+from tests.evaluation.conftest import MemoryModel, loss_session
 
 YARN = {"name": "rope", "scaling": {"name": "yarn", "factor": "auto"}}
 LENGTHS = (16, 32, 64)
@@ -48,17 +46,8 @@ def measured(make_store, tokenizer, sharp, tmp_path):
             device="cpu",
             **more,
         )
-        methods = resolve_methods(["trained", "yarn"], BUILTIN, 16)
         folder = tmp_path / cells
-        result = EvaluationSession(
-            settings,
-            subject,
-            stores=EvaluationStores(store),
-            tokenizer=tokenizer,
-            methods=methods,
-            cells=folder,
-            ranks=ranks,
-        ).run()
+        result = loss_session(settings, subject, store, folder, ranks=ranks).run()
         return Numbers(result.nll, result.failed, result.plan.hash)
 
     return run
@@ -186,7 +175,7 @@ def test_processes_that_share_windows_have_a_gpu_each(monkeypatch):
         EvaluationRanks(0, 2, local_world=2, shard=ContextShard(0, 2, "")).device("auto")
 
 
-def test_context_that_cannot_be_shared_is_refused(measured, monkeypatch):
+def test_context_that_cannot_be_shared_is_refused(monkeypatch):
     for world, context, fix in (("1", 2, 2), ("3", 2, 4)):
         monkeypatch.setenv("WORLD_SIZE", world)
         with (
@@ -195,7 +184,9 @@ def test_context_that_cannot_be_shared_is_refused(measured, monkeypatch):
         ):
             pytest.fail("joined")
     with pytest.raises(EvaluationError, match=r"context = 9 .*18 tokens"):
-        measured(EvaluationRanks(0, 9, shard=ContextShard(0, 9, "")), context=9)
+        check_processes(EvaluationSettings(lengths=[16, 32], context=9), 16, world=9)
+    with pytest.raises(EvaluationError, match="minutes"):
+        check_processes(EvaluationSettings(minutes=1), 16, world=2)
 
 
 def test_cell_failure_on_one_rank_fails_on_all(measured, monkeypatch):

@@ -7,11 +7,8 @@ import pytest
 
 from evaluation.evaluation_settings import EvaluationSettings
 from evaluation.scoring.cells import KEY_FORMAT, cell_file, position_key
-from evaluation.scoring.evaluate import EvaluationSession
-from evaluation.scoring.methods import resolve_methods
-from evaluation.stores import EvaluationStores
 from model import ModelSettings
-from tests.evaluation.conftest import BUILTIN, MemoryStore, MemoryTokenizer
+from tests.evaluation.conftest import MemoryStore, loss_session
 
 # Settings that change a number, another value of each, and the protocol it belongs to (None: all).
 NUMBERS = {
@@ -58,14 +55,7 @@ def session(subject, tmp_path):
         settings = EvaluationSettings(methods=list(methods), **asked | settings)
         folder = tmp_path / str(len(list(tmp_path.iterdir())))
         folder.mkdir()
-        return EvaluationSession(
-            settings,
-            subject,
-            stores=EvaluationStores(store),
-            tokenizer=MemoryTokenizer(),
-            methods=resolve_methods(list(methods), BUILTIN, 16),
-            cells=folder,
-        )
+        return loss_session(settings, subject, store, folder)
 
     return make
 
