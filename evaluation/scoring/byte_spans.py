@@ -11,107 +11,66 @@ from functools import reduce
 
 import numpy as np
 
-from data import Tokenizer
 from errors import EvaluationError
-from evaluation.contamination.screening import screen, shared_text
-from evaluation.evaluation_settings import EvaluationSettings
 from evaluation.scoring.cells import content_hash
 from evaluation.scoring.chosen_targets import ChosenTargets
-from evaluation.scoring.plan import make_plan
-from evaluation.scoring.text import EvaluationText
 from evaluation.scoring.windows import TargetWindows
-from evaluation.stores import EvaluationStores
 
 WHITE = np.array(list(b" \t\n\r\v\f"))
-DIFFERENT = "runs with different tokenizers are compared on one text, and these were prepared from"
 
 
-class TokenizedText:
-    """The evaluated text under the tokenizer of one run."""
-
-    def __init__(
-        self, settings: EvaluationSettings, stores: EvaluationStores, tokenizer: Tokenizer, console
-    ):
-        self.stores = stores
-        self.tokenizer = tokenizer
-        self.shared = shared_text(settings.contamination, stores, tokenizer, console)
-        self.text = EvaluationText(stores.read, settings.bos, tokenizer.bos_id, self.shared.rows)
-
-    def document(self, document: int) -> tuple[bytes, np.ndarray]:
-        """The raw bytes of a document, and the byte offset of each token and of the end."""
-        ids = self.text.slice(document, 0, int(self.text.lengths[document]))
-        pieces = [self.tokenizer.pieces[token] for token in ids.tolist()]
-        prefix = len(self.tokenizer.prefix)
-        return b"".join(pieces)[prefix:], np.cumsum([0, *map(len, pieces)]) - prefix
-
-    def allows(self, document: int, start: int, end: int, lengths: Sequence[int]) -> bool:
-        """Whether these tokens can be a span: with context at every length, and not excluded."""
-        reaches = end > lengths[-1] and end - start <= lengths[0]
-        return reaches and any(a <= start and end <= b for a, b in self.text.clean(document))
-
-
-def choose_byte_spans(
-    settings: EvaluationSettings,
-    stores: Sequence[EvaluationStores],
-    tokenizers: Sequence[Tokenizer],
-    trained_lengths: Sequence[int],
-    console=None,
-) -> list[ChosenTargets]:
-    """The targets of each run. Raises EvaluationError if the runs' texts differ, their tokens are
-    not their text, or no span has enough context in all of them."""
-    sides = [
-        TokenizedText(settings, *each, console) for each in zip(stores, tokenizers, strict=True)
-    ]
-    first = stores[0].read
-    if any(each.read.names != first.names for each in stores):
-        raise EvaluationError(f"{DIFFERENT} different documents")
-    plan = make_plan(settings, sides[0].text, first.hash, tokenizers[0].hash, trained_lengths[0])
-    lengths = plan.lengths
+def choose_byte_spans(runs: Sequence[ChosenTargets]) -> list[ChosenTargets]:
+    """The targets of each run; `runs`: fixed targets of each. Raises EvaluationError if the texts
+    differ, the tokens are not the text, or no span has enough context in all runs."""
+    plan = runs[0].plan
+    store = runs[0].text.store
     spans = []  # document, first byte, end
-    tiles: list[list[tuple[int, int]]] = [[] for _ in sides]  # end, keep: the tokens of each span
+    tiles = []  # of each span: first token and end in each run
     texts = []
     for document in np.unique(plan.truncated.document).tolist():
-        raws, starts = zip(*(side.document(document) for side in sides), strict=True)
-        if len({*raws}) > 1 or len(raws[0]) != first.bytes[document]:
-            raise EvaluationError(f"{DIFFERENT} other bytes: document {first.names[document]}")
+        raws, starts = zip(*(_bytes_of(run, document) for run in runs), strict=True)
+        if any(raw != raws[0] for raw in raws) or len(raws[0]) != store.bytes[document]:
+            raise EvaluationError(
+                "runs with different tokenizers are compared on one text, and the tokens of "
+                f"document {store.names[document]} are not the same bytes as its text in all of "
+                "them: prepare one text with each tokenizer"
+            )
         texts.append(content_hash(raws[0].decode("utf-8", "surrogateescape")))
         cuts = _cuts(raws[0], starts)
-        here = plan.truncated.take(np.flatnonzero(plan.truncated.document == document))
-        for end, keep in zip(here.end.tolist(), here.keep.tolist(), strict=True):
-            low, high = starts[0][[end - keep, end]]
+        for window in np.flatnonzero(plan.truncated.document == document):
+            end = plan.truncated.end[window]
+            low, high = starts[0][[end - plan.truncated.keep[window], end]]
             inside = cuts[(cuts >= low) & (cuts <= high)]
-            tokens = [np.searchsorted(each, inside[[0, -1]]) for each in starts if len(inside) > 1]
-            if tokens and all(
-                side.allows(document, *each, lengths)
-                for side, each in zip(sides, tokens, strict=True)
-            ):
-                spans.append((document, int(inside[0]), int(inside[-1])))
-                for tile, (start, stop) in zip(tiles, tokens, strict=True):
-                    tile.append((stop, stop - start))
+            if len(inside) > 1:
+                ends = inside[[0, -1]]
+                tokens = [np.searchsorted(offsets, ends) for offsets in starts]
+                if all(map(_is_usable, runs, [document] * len(runs), tokens)):
+                    spans.append((document, *ends.tolist()))
+                    tiles.append(tokens)
     if not spans:
         raise EvaluationError(
-            f"no span of {settings.targets} targets has at most {lengths[0]} tokens, and "
-            f"{lengths[-1]} tokens of context, under every tokenizer: lower targets or lengths"
+            f"no span of targets has at most {plan.lengths[0]} tokens, and {plan.lengths[-1]} of "
+            "context, under every tokenizer: lower targets or lengths"
         )
-    record = {"longest": lengths[-1], "bos_rule": settings.bos, "texts": texts, "bytes": spans}
+    record = {"longest": plan.lengths[-1], "bos_rule": runs[0].text.bos_rule}
+    record |= {"texts": texts, "bytes": spans}
+    record["hash"] = content_hash(record)
     document, low, high = np.array(spans).T
-    chosen = []
-    for side, tile, trained in zip(sides, tiles, trained_lengths, strict=True):
-        end, keep = np.array(tile).T
-        windows = {n: TargetWindows(document, end, np.full(len(end), n), keep) for n in lengths}
-        own = replace(
-            plan,
-            windows=windows,
-            truncated=windows[trained],
-            candidates=windows[trained],
-            hash=content_hash(record),
-            record={"hash": content_hash(record), **record},
-            span=None,
-            span_bytes=high - low,
-        )
-        screening = screen(side.shared, side.text, own.truncated)
-        chosen.append(ChosenTargets(side.stores, side.tokenizer, side.text, own, screening))
-    return chosen
+    return [
+        _with_tokens(run, document, tokens, {"span_bytes": high - low, "record": record})
+        for run, tokens in zip(runs, np.array(tiles).swapaxes(0, 1), strict=True)
+    ]
+
+
+def _bytes_of(run: ChosenTargets, document: int) -> tuple[bytes, np.ndarray]:
+    """The bytes of a document's tokens, and the offset of each token and of the end; none of a
+    document that the run does not have."""
+    if document >= len(run.text.lengths):
+        return b"", np.zeros(1, dtype=np.int64)
+    ids = run.text.slice(document, 0, int(run.text.lengths[document]))
+    pieces = [run.tokenizer.pieces[token] for token in ids.tolist()]
+    prefix = len(run.tokenizer.prefix)
+    return b"".join(pieces)[prefix:], np.cumsum([0, *map(len, pieces)]) - prefix
 
 
 def _cuts(raw: bytes, starts: Sequence[np.ndarray]) -> np.ndarray:
@@ -121,3 +80,35 @@ def _cuts(raw: bytes, starts: Sequence[np.ndarray]) -> np.ndarray:
     common = reduce(np.intersect1d, starts)
     common = common[(common > 0) & (common < len(raw))]
     return common[white[common] | white[common - 1] | (byte[common] >= 0xC0)]
+
+
+def _is_usable(run: ChosenTargets, document: int, tokens: np.ndarray) -> bool:
+    """Whether a span of a run has context at every length and is not excluded."""
+    start, end = tokens.tolist()
+    lengths = run.plan.lengths
+    if end <= lengths[-1] or end - start > lengths[0]:
+        return False
+    return any(a <= start and end <= b for a, b in run.text.clean(document))
+
+
+def _with_tokens(
+    run: ChosenTargets, document: np.ndarray, tokens: np.ndarray, shared: dict
+) -> ChosenTargets:
+    """The targets of a run: `tokens` (n_spans, 2), the first of each span and its end."""
+    start, end = tokens.T
+    windows = {
+        length: TargetWindows(document, end, np.full(len(end), length), end - start)
+        for length in run.plan.lengths
+    }
+    trained = windows[int(run.plan.truncated.inputs[0])]
+    plan = replace(
+        run.plan,
+        windows=windows,
+        truncated=trained,
+        candidates=trained,
+        hash=shared["record"]["hash"],
+        span=None,
+        **shared,
+    )
+    kept = np.ones(trained.n_targets, dtype=bool)
+    return replace(run, plan=plan, screening=replace(run.screening, kept=kept))

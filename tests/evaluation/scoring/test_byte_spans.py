@@ -6,6 +6,7 @@ import pytest
 from errors import EvaluationError
 from evaluation.evaluation_settings import EvaluationSettings
 from evaluation.scoring.byte_spans import choose_byte_spans
+from evaluation.scoring.chosen_targets import choose_targets
 from evaluation.scoring.evaluate import EvaluationSession
 from evaluation.scoring.methods import resolve_methods
 from evaluation.stores import EvaluationStores
@@ -68,7 +69,11 @@ def chosen(texts, sizes=(3, 5), others=None, **settings):
         EvaluationStores(stored(tokenizer, texts if i == 0 else others or texts))
         for i, tokenizer in enumerate(tokenizers)
     ]
-    return settings, choose_byte_spans(settings, stores, tokenizers, [16] * len(sizes))
+    targets = [
+        choose_targets(settings, read, tokenizer, 16)
+        for read, tokenizer in zip(stores, tokenizers, strict=True)
+    ]
+    return settings, choose_byte_spans(targets)
 
 
 @pytest.mark.parametrize("alphabet", ["abcdefgh", "abc水浒传西"])
@@ -128,7 +133,7 @@ def test_what_cannot_be_compared_is_refused():
     texts = texts_of("abcdefgh")
     with pytest.raises(EvaluationError, match="doc2"):
         chosen(texts, others=[*texts[:2], texts[2].replace("a", "b"), *texts[3:]])
-    with pytest.raises(EvaluationError, match="different documents"):
+    with pytest.raises(EvaluationError, match="doc5"):
         chosen(texts, others=texts[:5])
     with pytest.raises(EvaluationError, match="lower targets"):  # 14 tokens are 20 of the other
         chosen(texts, sizes=(9, 1), targets=14)
