@@ -6,11 +6,12 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
 from errors import EvaluationError
 from evaluation.evaluation_settings import EvaluationSettings
 from evaluation.kinds import check_processes
-from evaluation.ranks import EvaluationRanks, joined, refuse_silent_launch, this_process
+from evaluation.ranks import EvaluationRanks, joined, refuse_silent_launch
 from evaluation.scoring.scoring import ModelScorer
 from model import ContextShard
 from tests import processes
@@ -144,7 +145,7 @@ def interrupted_at(count: int):
 
     def interrupted(self, windows, keep):
         calls.append(1)
-        if len(calls) == count and this_process().rank == 1:
+        if len(calls) == count and dist.get_rank() == 1:
             raise KeyboardInterrupt
         return call(self, windows, keep)
 
@@ -194,7 +195,7 @@ def test_cell_failure_on_one_rank_fails_on_all(measured, monkeypatch):
 
     def broken(self, windows, keep):
         nll = call(self, windows, keep)
-        bad = this_process().rank == 1 and self.length == 32
+        bad = dist.get_rank() == 1 and self.length == 32
         return nll * np.nan if bad else nll
 
     monkeypatch.setattr(ModelScorer, "__call__", broken)
