@@ -19,10 +19,10 @@ import numpy as np
 
 from data import Tokenizer
 from data.files import atomic
+from data.hashing import canonical_hash
 from errors import EvaluationError
 from evaluation.contamination.ngrams import VERSION, PassageReader
 from evaluation.evaluation_settings import ContaminationSettings
-from evaluation.scoring.cells import content_hash
 from evaluation.scoring.text import EvaluationText
 from evaluation.scoring.windows import TargetWindows
 from evaluation.stores import EvaluationStores
@@ -61,7 +61,9 @@ def find_overlap(
         "train": None if train is None else train.hash,
     }
     path = (
-        None if cache is None else Path(cache) / f"{content_hash({**known, 'most': most})[:16]}.npz"
+        None
+        if cache is None
+        else Path(cache) / f"{canonical_hash({**known, 'most': most})[:16]}.npz"
     )
     if path is not None and (cached := _read(path)) is not None:
         return cached

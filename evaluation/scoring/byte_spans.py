@@ -8,11 +8,12 @@ Losses are per byte.
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import reduce
+from hashlib import sha256
 
 import numpy as np
 
+from data.hashing import canonical_hash
 from errors import EvaluationError
-from evaluation.scoring.cells import content_hash
 from evaluation.scoring.chosen_targets import ChosenTargets
 from evaluation.scoring.windows import TargetWindows
 
@@ -35,7 +36,7 @@ def choose_byte_spans(runs: Sequence[ChosenTargets]) -> list[ChosenTargets]:
                 f"document {store.names[document]} are not the same bytes as its text in all of "
                 "them: prepare one text with each tokenizer"
             )
-        texts.append(content_hash(raws[0].decode("utf-8", "surrogateescape")))
+        texts.append(sha256(raws[0]).hexdigest())
         cuts = _cuts(raws[0], starts)
         for window in np.flatnonzero(plan.truncated.document == document):
             end = plan.truncated.end[window]
@@ -54,7 +55,7 @@ def choose_byte_spans(runs: Sequence[ChosenTargets]) -> list[ChosenTargets]:
         )
     record = {"longest": plan.lengths[-1], "bos_rule": runs[0].text.bos_rule}
     record |= {"texts": texts, "bytes": spans}
-    record["hash"] = content_hash(record)
+    record["hash"] = canonical_hash(record)
     document, low, high = np.array(spans).T
     return [
         _with_tokens(run, document, tokens, {"span_bytes": high - low, "record": record})

@@ -16,7 +16,6 @@ from evaluation.contamination.screening import Screening
 from evaluation.evaluated_model import EvaluatedModel
 from evaluation.evaluation_settings import EvaluationSettings
 from evaluation.ranks import EvaluationRanks, lost_process
-from evaluation.scoring.cells import CellStore
 from evaluation.scoring.chosen_targets import ChosenTargets
 from evaluation.scoring.methods import TRAINED, TRUNCATE, Method, new_sinks
 from evaluation.scoring.plan import EvaluationPlan, raw_bytes, truncation_step
@@ -29,7 +28,7 @@ from evaluation.scoring.scoring import (
     merge_ranks,
     unigram_nll,
 )
-from evaluation.scoring.session import CellSession, EvaluationCell, MeasuredCells
+from evaluation.scoring.session import CellSession, CellStore, EvaluationCell, MeasuredCells
 from evaluation.scoring.text import EvaluationText
 from evaluation.scoring.windows import TargetWindows
 from model import ModelError, Transformer
@@ -270,8 +269,7 @@ class EvaluationSession(CellSession):
     def keep(self, cell: EvaluationCell, values: np.ndarray) -> None:
         self.kept[cell.role][cell.where] = values
         if cell.role != SAMPLE and not np.isnan(values).any():
-            names = {"": cell.method.label, TRUNCATED: TRUNCATED}
-            name = names.get(cell.role, f"{cell.method.label} ({cell.role})")
+            name = TRUNCATED if cell.role == TRUNCATED else cell.label
             self.result.files[f"{name}@{cell.length}"] = cell.file
 
     def run(self) -> EvaluationResult:

@@ -99,7 +99,7 @@ def blocks_at_once(model: Transformer) -> int:
 
 
 def choose_batch(
-    model: Transformer, length: int, keep: int, *, chunk: int, device, budget: int, context: int = 1
+    model: Transformer, length: int, keep: int, *, chunk: int, budget: int, context: int = 1
 ) -> int:
     """The batch size in windows. Raises EvaluationError, with the length that would fit, if a
     single window does not fit."""
@@ -107,8 +107,8 @@ def choose_batch(
     def fits(batch: int, length: int = length) -> bool:
         return memory_needed(model, length, min(keep, length), batch, chunk, context) <= budget
 
-    tokens = TOKENS_AT_ONCE.get(torch.device(device).type, TOKENS_AT_ONCE["cpu"])
-    batch = max(1, tokens // length)
+    device = model.embed.weight.device.type
+    batch = max(1, TOKENS_AT_ONCE.get(device, TOKENS_AT_ONCE["cpu"]) // length)
     while not fits(batch):
         if batch == 1:
             shorter = bisect_left(range(length), True, lo=1, key=lambda n: not fits(1, n)) - 1

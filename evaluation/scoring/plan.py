@@ -4,9 +4,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from data.hashing import canonical_hash
 from errors import EvaluationError
 from evaluation.evaluation_settings import EvaluationSettings, TargetSettings
-from evaluation.scoring.cells import content_hash
 from evaluation.scoring.repetition import RepeatedTargets, draw_repeats
 from evaluation.scoring.targets import draw_targets, reaches, shorten_lengths
 from evaluation.scoring.text import EvaluationText
@@ -105,7 +105,7 @@ def make_plan(
     else:
         windows = {n: sliding_windows(text, documents, n, settings.step(n)) for n in lengths}
         truncated = windows[trained_length]
-    digest = content_hash(spec)
+    digest = canonical_hash(spec)
     return EvaluationPlan(
         settings.protocol, list(windows), windows, truncated, truncated, digest, spec
     )

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from data.hashing import canonical_hash
 from errors import EvaluationError
-from evaluation.scoring.cells import content_hash
 from evaluation.scoring.text import EvaluationText
 
 
@@ -31,7 +31,7 @@ class TargetSet:
     def hash(self) -> str:
         """SHA-256 over the specification and every span; only results with equal hashes are
         comparable."""
-        return content_hash(self.spec | {"spans": self.pairs()})
+        return canonical_hash(self.spec | {"spans": self.pairs()})
 
     def pairs(self) -> list[list[int]]:
         return np.stack([self.document, self.end], axis=1).tolist()

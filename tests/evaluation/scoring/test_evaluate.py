@@ -7,8 +7,8 @@ import pytest
 from errors import EvaluationError
 from evaluation.evaluation_settings import EvaluationSettings
 from evaluation.reports.loss_report import loss_report
-from evaluation.scoring.cells import CellStore
 from evaluation.scoring.methods import new_sinks, resolve_methods
+from evaluation.scoring.session import CellStore, cell_file
 from evaluation.scoring.text import EvaluationText
 from evaluation.statistics.analysis import analyze
 from tests.evaluation.conftest import BUILTIN
@@ -86,7 +86,8 @@ def test_flipped_bits_of_a_cell_are_found(tmp_path):
     """Every third bit, in zip headers too, where Python raises errors of several classes."""
     store = CellStore(tmp_path)
     expected = np.arange(6.0)
-    path = store.save({"a": 1}, expected)
+    store.save({"a": 1}, expected)
+    path = tmp_path / cell_file({"a": 1})
     intact = path.read_bytes()
     for bit in range(0, 8 * len(intact), 3):
         damaged = bytearray(intact)

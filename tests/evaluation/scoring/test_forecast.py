@@ -100,7 +100,7 @@ def test_oversized_length_error_suggests_longest():
         model = Transformer(settings, 64, 256)
 
         def batch(length, model=model, budget=int(gib * 2**30)):
-            return choose_batch(model, length, 64, chunk=1024, device="cpu", budget=budget)
+            return choose_batch(model, length, 64, chunk=1024, budget=budget)
 
         with pytest.raises(EvaluationError, match="length 131072 needs about") as refused:
             batch(131_072)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from evaluation.evaluation_settings import EvaluationSettings
-from evaluation.scoring.cells import KEY_FORMAT, cell_file, position_key
+from evaluation.scoring.session import KEY_FORMAT, cell_file, position_key
 from model import ModelSettings
 from tests.evaluation.conftest import MemoryStore, loss_session
 
