@@ -49,7 +49,7 @@ NOT_A_CLONE = (
 class EvaluationTable:
     """The results of one evaluation."""
 
-    rows: list[dict[str, Any]]  # one per length and method, with the columns of results.csv
+    rows: list[dict[str, Any]]  # one per number, with the columns of results.csv
     figures: list[Path]
     text: str  # summary and tables, in Markdown
     folder: Path

@@ -5,6 +5,7 @@
     python study.py configs/studies/quick.yaml --report     write the report of the finished cells
     python study.py configs/studies/quick.yaml --dry-run    list the cells, the remaining work and time
     python study.py configs/studies/quick.yaml --jobs 4     run four cells at a time, on CPU or GPUs
+    python study.py configs/studies/quick.yaml --hours 8    start no cell that would end later
     python study.py configs/studies/quick.yaml report.baseline=none      override a setting
 
 A study file:
@@ -36,7 +37,8 @@ The study's directory, by default runs/studies/<name of the file>, contains
     results.json                  all measurements: apart from `timing`, independent of interruptions
     study.log                     one line per event
 
-A failed cell does not stop the others; the exit status is then 1. Overrides take precedence over
+The same command on several machines with a common folder divides the cells among them, as in
+`sbatch --array=1-8`. A failed cell does not stop the others; the exit status is then 1. Overrides take precedence over
 files wherever they appear, so an override in `base` also takes precedence over the files of the
 grid.
 """
@@ -91,36 +93,23 @@ def study_call(options: Namespace) -> StudyCall:
 
 
 def run_study(options: Namespace) -> int:
-    """Run the study, or with --dry-run or --slurm what prepares it; returns the exit status."""
-    # these import torch, which --help and a mistyped setting do not need
+    """Run the study, or print its forecast; returns the exit status."""
+    # this imports torch, which --help and a mistyped setting do not need
     from studies.running.session import StudySession
-    from studies.running.slurm import write_array
 
     call = study_call(options)
-    console = call.console
     folder = options.folder
     session = StudySession(options.study, options.name, folder, call)
     if options.dry_run:
         session.dry_run()
         return 0
-    if options.slurm:
-        session.prepare()
-        script = write_array(
-            folder, options.name, session.selected, options.command, options.sbatch
-        )
-        print(f"sbatch {script}")
-        console.info(
-            f"when all {len(session.selected)} tasks have finished: python {options.command_line}"
-        )
-        return 0
     progress, received = session.run()
-    if not session.is_array_task:  # otherwise the call that covers all cells gathers the results
-        results = session.gather()
-        for line in unfair_comparisons(results["checks"]):
-            console.warn(line)
-        console.info(f"results: {folder / RESULTS}")
-        if received is None and any(cell["evaluations"] for cell in results["cells"]):
-            print_report(results, folder)
+    results = session.gather()
+    for line in unfair_comparisons(results["checks"]):
+        call.console.warn(line)
+    call.console.info(f"results: {folder / RESULTS}")
+    if received is None and any(cell["evaluations"] for cell in results["cells"]):
+        print_report(results, folder)
     return progress.report(received, options.repeat)
 
 
@@ -137,7 +126,7 @@ def stored_results(options: Namespace) -> dict:
 
 
 def print_report(results: dict, folder: Path) -> None:
-    from studies.report.report import write_report
+    from studies.report.study_report import write_report
 
     print(f"report: {write_report(results, folder)[0]}")
 

@@ -123,6 +123,7 @@ def train_step(
     grad_norm = clip_grad_norm(state.optimizer, t.grad_clip)
     decision = state.guard(loss, grad_norm)
     guarded_step(state.optimizer, decision.skip)
+    state.carry(decision.skip)
     if state.ema:
         state.ema.update(decision.skip)
     state.optimizer.zero_grad(set_to_none=True)
@@ -151,6 +152,7 @@ def forward_backward(
                     reduction="sum",
                     z_loss=z_loss,
                     shard=part.shard,
+                    cache=state.carried_state(part.rows),
                 )
             # DDP averages gradients over ranks; times `world`, the average is the sum.
             (nll * (parallel.world / batch.n_targets)).backward()

@@ -86,14 +86,14 @@ def show(
     files: list[Path],
     verbose: bool = False,
 ) -> None:
-    """Print the tables, the verdict, what limits it, and the names of the files; with `verbose` the
-    whole summary."""
-    notes = []
-    for table in report.tables:
+    """Print the table, the verdict, what limits it, and the names of the files; with `verbose` all
+    tables and sentences."""
+    for table in [*report.tables, *(report.more_tables if verbose else [])]:
         cells = [[cell.text for cell in row] for row in table.cells]
-        Console().table(table.title, table.columns, cells)
-        notes += [table.note] if table.note else []
-    verdict, *details = report.summary
-    lines = [*notes, verdict, *report.caveats, *(details if verbose else [])]
-    for line in [*lines, f"written: {', '.join(map(str, files))}"]:
+        if cells:
+            print(printable(table.title))
+            Console().table("", table.columns, cells)
+            print(printable(table.note), end="\n" if table.note else "")
+    lines = [report.verdict, *report.caveats, *(report.details if verbose else [])]
+    for line in [*filter(None, lines), f"written: {', '.join(map(str, files))}"]:
         print(printable(line))

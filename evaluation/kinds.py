@@ -22,7 +22,7 @@ from evaluation.evaluation_settings import (
 )
 from evaluation.ranks import EvaluationRanks
 from evaluation.reports.attention_report import attention_report
-from evaluation.reports.comparison_report import RunComparison, comparison_report
+from evaluation.reports.comparison_report import comparison_report
 from evaluation.reports.evaluation_report import EvaluationReport
 from evaluation.reports.generation_report import generation_report
 from evaluation.reports.loss_report import loss_report
@@ -162,8 +162,8 @@ class LossEvaluation(Evaluation):
         if len(self.runs) > 1:
             hashes = [run.model.checkpoint_hash for run in self.runs]
             digest = sha256("".join([identity, *hashes]).encode()).hexdigest()
-            comparison = RunComparison([run.name for run in self.runs], results)
-            return comparison_report(comparison, f"comparison-{digest[:8]}", facts)
+            names = [run.name for run in self.runs]
+            return comparison_report(names, results, f"comparison-{digest[:8]}", facts)
         (result,) = results
         result.left_out = self.left_out
         result.facts |= facts

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -11,37 +10,17 @@ import torch
 from errors import InteropError
 from interop.checkpoint import ForeignCheckpoint, StoredTensor, first_names
 from interop.huggingface.config import ImportedShape, read_config
-from interop.huggingface.reader import shown
-from interop.huggingface.weight_names import DERIVED, joined, separated
+from interop.huggingface.families import Family
+from interop.huggingface.reader import Stored
+from interop.huggingface.weight_names import (
+    DERIVED,
+    by_part,
+    joined,
+    separated,
+)
 from model import Transformer
 
 HEAD = "lm_head.weight"
-# Sizes in config.json, and in the settings of a generated modeling file.
-SIZES = (
-    "num_hidden_layers",
-    "hidden_size",
-    "intermediate_size",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "linear_num_key_heads",
-    "linear_num_value_heads",
-    "linear_key_head_dim",
-    "linear_value_head_dim",
-    "linear_conv_kernel_dim",
-    "q_lora_rank",
-    "kv_lora_rank",
-    "qk_nope_head_dim",
-    "qk_rope_head_dim",
-    "v_head_dim",
-    "conv_L_cache",
-    "vocab_size",
-    "layers",
-    "dim",
-    "ffn_dim",
-    "heads",
-    "kv_heads",
-)
 
 
 @dataclass(frozen=True)
@@ -62,17 +41,19 @@ def build_model(checkpoint: ForeignCheckpoint) -> ImportedModel:
             missing, left over, damaged, not finite, or of another shape or type.
     """
     where = checkpoint.config_file
-    if checkpoint.config.get("model_type") == "olmo_hybrid":
-        checkpoint = replace(checkpoint, tensors=_olmo_hybrid(checkpoint.tensors))
-    _check_sizes(checkpoint)
-    shape = read_config(checkpoint.config, where)
+    numbers = sum(math.prod(tensor.shape) for tensor in checkpoint.tensors.values())
+    stored = Stored(len(checkpoint.tensors), numbers)
+    shape = read_config(checkpoint.config, where, stored)
     with torch.device("meta"):
-        empty = _transformer(shape).state_dict()
+        model = _transformer(shape)
+    empty = model.state_dict()
     if shape.family is None:
-        theirs = {f"model.{name}": (name,) for name in empty}
+        theirs = {f"model.{name}": [name] for name in empty}
     else:
-        theirs, unknown = shape.family.weight_map(shape.model, empty)
+        empty = by_part(empty, model)
+        theirs, unknown = shape.family.weight_map(model.settings, empty)
         assert not unknown, f"families.py maps no tensor to {unknown}"
+        checkpoint = replace(checkpoint, tensors=_in_class(checkpoint, shape.family))
     has_copy = _check_names(checkpoint, set(theirs), shape.model.tie_embeddings)
     heads = shape.model.heads
     one_plus_norms = shape.family is not None and shape.family.one_plus_norms
@@ -86,6 +67,7 @@ def build_model(checkpoint: ForeignCheckpoint) -> ImportedModel:
             )
     model = _transformer(shape)
     own = model.state_dict()
+    own |= by_part(own, model)
     for name, parts in theirs.items():
         stored = checkpoint.tensors[name]
         values = stored.read()
@@ -106,45 +88,29 @@ def build_model(checkpoint: ForeignCheckpoint) -> ImportedModel:
     return ImportedModel(model.eval(), shape, checkpoint)
 
 
-def _olmo_hybrid(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """The tensors under the names of transformers' class: files have other names of norms, and the
-    convolution of each layer in three parts."""
-    renamed = {}
-    for name, stored in tensors.items():
-        name = name.replace("attention_layer_norm", "input_layernorm")
-        renamed[name.replace("feedforward_layer_norm", "post_attention_layernorm")] = stored
-    for name in [name for name in renamed if ".q_conv1d." in name]:
+def _in_class(checkpoint: ForeignCheckpoint, family: Family) -> dict[str, StoredTensor]:
+    """The tensors under the names of transformers' class, which differ from those in some files."""
+    tensors = dict(checkpoint.tensors)
+    for ours, theirs in family.renamed.items():
+        tensors = {name.replace(ours, theirs): stored for name, stored in tensors.items()}
+    for name in [name for name in tensors if ".q_conv1d." in name]:
         names = [name.replace(".q_", f".{letter}_") for letter in "qkv"]
-        if not renamed.keys() >= set(names):
+        if not tensors.keys() >= set(names):
             continue  # reported as missing
-        parts = [renamed.pop(part) for part in names]
-        rows = sum(part.shape[0] for part in parts)
-        renamed[name.replace("q_conv1d", "conv1d")] = replace(
+        parts = [tensors.pop(part) for part in names]
+        tensors[name.replace("q_conv1d", "conv1d")] = replace(
             parts[0],
-            shape=(rows, *parts[0].shape[1:]),
+            shape=(sum(part.shape[0] for part in parts), *parts[0].shape[1:]),
             read=lambda parts=parts: torch.cat([part.read() for part in parts]),
         )
-    return renamed
+    if "attention_k_eq_v" in family.defaults and checkpoint.config.get("attention_k_eq_v"):
+        for name in [name for name in tensors if ".self_attn.k_proj." in name]:
+            tensors.setdefault(name.replace("k_proj", "v_proj"), tensors[name])
+    return tensors
 
 
 def _transformer(shape: ImportedShape) -> Transformer:
     return Transformer(shape.model, shape.vocab_size, shape.train_length, shape.original_length)
-
-
-def _check_sizes(checkpoint: ForeignCheckpoint) -> None:
-    """Refuse sizes that are larger than all weights together, before anything of such a size is
-    computed."""
-    stored = sum(math.prod(tensor.shape) for tensor in checkpoint.tensors.values())
-    settings = checkpoint.config.get("settings")  # of a folder with a generated modeling file
-    values = checkpoint.config | (settings if isinstance(settings, dict) else {})
-    for key in SIZES:
-        limit = len(checkpoint.tensors) if "layers" in key else stored
-        value = values.get(key)
-        if isinstance(value, int | float) and value > limit:
-            raise InteropError(
-                f"{checkpoint.config_file}: {key} = {shown(value)} does not fit the weights, which "
-                f"have {limit:,} {'tensors' if 'layers' in key else 'values'}"
-            )
 
 
 def _check_names(checkpoint: ForeignCheckpoint, needed: set[str], is_tied: bool) -> bool:

@@ -184,29 +184,22 @@ def _convert_tokenizer(header: GGUFHeader, folder: Path) -> None:
         tokenizer.save_pretrained(folder)
     except Exception as error:  # whatever a foreign file makes the library raise
         raise InteropError(f"{file}: transformers cannot read its tokenizer ({error})") from error
-    add_bos = header.metadata.get(
+    settings = folder / "tokenizer_config.json"
+    has_bos = header.metadata.get(
         "tokenizer.ggml.add_bos_token", is_sentencepiece or split in LLAMA3_SPLITS
     )
-    _update(folder / "tokenizer_config.json", {"add_bos_token": add_bos})
-    content = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    content = json.loads(settings.read_text(encoding="utf-8")) | {"add_bos_token": has_bos}
+    settings.write_text(json.dumps(content), encoding="utf-8")
+    library = load_extra("tokenizers")
+    made = library.Tokenizer.from_file(str(folder / "tokenizer.json"))
     if is_sentencepiece:
         # A space before text that begins with one, as sentencepiece inserts it.
-        replaced = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
-        steps = [{"type": "Prepend", "prepend": "▁"}, replaced]
-        changes = {
-            "normalizer": {"type": "Sequence", "normalizers": steps},
-            "pre_tokenizer": None,
-        }
+        steps = [library.normalizers.Prepend("▁"), library.normalizers.Replace(" ", "▁")]
+        made.normalizer = library.normalizers.Sequence(steps)
+        made.pre_tokenizer = None
     elif split in DIGIT_SPLITS:
-        digits = {"type": "Digits", "individual_digits": True}
-        steps = [digits, content["pre_tokenizer"]]
-        changes = {"pre_tokenizer": {"type": "Sequence", "pretokenizers": steps}}
+        digits = library.pre_tokenizers.Digits(individual_digits=True)
+        made.pre_tokenizer = library.pre_tokenizers.Sequence([digits, made.pre_tokenizer])
     else:
-        changes = {"model": {**content["model"], "ignore_merges": split in LLAMA3_SPLITS}}
-    _update(folder / "tokenizer.json", changes)
-
-
-def _update(file: Path, changes: dict[str, Any]) -> None:
-    """Replace entries of a JSON file."""
-    content = json.loads(file.read_text(encoding="utf-8"))
-    file.write_text(json.dumps(content | changes), encoding="utf-8")
+        made.model.ignore_merges = split in LLAMA3_SPLITS
+    made.save(str(folder / "tokenizer.json"))

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import json
 from datetime import timedelta
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -18,11 +16,11 @@ from errors import InteropError
 from evaluation.scoring.methods import TRAINED, TRUNCATE, builtin_methods, resolve_methods
 from interop.export import generated
 from interop.export.modeling import SextantConfig, SextantForCausalLM
-from interop.export.tokenizer import control_ids, tokenizer_files
+from interop.export.tokenizer import control_ids, fast_tokenizer
 from interop.runs import run_of
 from model import find_device
 from run_directory.position_overrides import override
-from run_directory.run import LoadedRun, Run
+from run_directory.run import Run
 
 
 class SextantLM(HFLM):
@@ -94,10 +92,11 @@ class SextantLM(HFLM):
         config = SextantConfig(**generated.config(model), **control_ids(loaded.tokenizer))
         decoder = SextantForCausalLM(config)
         decoder.model = model
+        made, names = fast_tokenizer(loaded.tokenizer, trained.data.bos)
         super().__init__(
             pretrained=decoder,
             backend="causal",
-            tokenizer=_tokenizer(loaded),
+            tokenizer=PreTrainedTokenizerFast(tokenizer_object=made, **names),
             max_length=max_length,
             batch_size=1 if model.depends_on_length else batch_size,
             max_batch_size=max_batch_size,
@@ -134,12 +133,3 @@ def _overrides(settings: dict[str, Any]) -> list[str]:
         f"{key}={value if isinstance(value, str) else json.dumps(value)}"
         for key, value in settings.items()
     ]
-
-
-def _tokenizer(run: LoadedRun) -> PreTrainedTokenizerFast:
-    data = run.settings.data
-    files = tokenizer_files(run.tokenizer, add_bos=data.bos, max_length=run.settings.train_length)
-    with TemporaryDirectory() as folder:
-        for name, content in files.items():
-            (Path(folder) / name).write_bytes(content)
-        return PreTrainedTokenizerFast.from_pretrained(folder)

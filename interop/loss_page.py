@@ -4,7 +4,7 @@ methods."""
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -132,67 +132,50 @@ class PageHandler(BaseHTTPRequestHandler):
         super().__init__(*connection)
 
     def do_GET(self) -> None:
-        if not self._is_local():
-            return
-        if self.path == "/":
-            self._send(200, HTML.read_bytes(), "text/html; charset=utf-8")
-        elif self.path == "/about":
-            self._send_json(200, self.page.about())
-        else:
-            self._fail(404, "no such page")
+        self._respond({"/": HTML.read_bytes, "/about": self.page.about})
 
     def do_POST(self) -> None:
-        if not self._is_local():
-            return
-        size = self.headers.get("Content-Length", "")
-        if self.headers.get_content_type() != "application/json":
-            self._fail(415, "set the header Content-Type: application/json")
-        elif not size.isdigit():
-            self._fail(411, "set the header Content-Length")
-        elif int(size) > MAX_BODY:
-            self._fail(413, f"the text is larger than {MAX_BODY} bytes")
-        elif self.path != "/score":
-            self._fail(404, "no such page")
-        else:
-            self._score(self.rfile.read(int(size)))
+        self._respond({"/score": self._score})
 
-    def _score(self, body: bytes) -> None:
+    def _score(self) -> dict[str, Any]:
+        size = self.headers.get("Content-Length", "")
+        is_json = self.headers.get_content_type() == "application/json"
+        if not is_json or not size.isdigit() or int(size) > MAX_BODY:
+            raise InteropError(f"the body must be JSON of at most {MAX_BODY} bytes")
         try:
-            request = json.loads(body)
+            request = json.loads(self.rfile.read(int(size)))
             text = request["text"]
-            methods = request["methods"]
-            is_valid = isinstance(text, str) and isinstance(methods, list) and len(methods) <= 2
+            methods = [str(method) for method in request["methods"]]
+            is_valid = isinstance(text, str) and len(methods) <= 2
         except (ValueError, KeyError, TypeError, RecursionError):
             is_valid = False
         if not is_valid:
-            self._fail(400, 'the body must be {"text": TEXT, "methods": [ONE or TWO]}')
-            return
+            raise InteropError('the body must be {"text": TEXT, "methods": [ONE or TWO]}')
+        return self.page.score(text, methods)
+
+    def _respond(self, answers: Mapping[str, Callable[[], bytes | dict[str, Any]]]) -> None:
+        """Send the answer of a path, or with status 400 why there is none."""
+        status = 200
         try:
-            self._send_json(200, self.page.score(text, [str(method) for method in methods]))
+            if self.headers.get("Host", "").partition(":")[0] not in LOOPBACK:
+                raise InteropError("the page is served on the loopback interface only")
+            if self.path not in answers:
+                raise InteropError("no such page")
+            content = answers[self.path]()
         except UserError as error:
-            self._fail(400, str(error))
-
-    def _is_local(self) -> bool:
-        """Whether the request was addressed to this machine; else it is refused."""
-        if self.headers.get("Host", "").partition(":")[0] in LOOPBACK:
-            return True
-        self._fail(403, "the page is served on the loopback interface only")
-        return False
-
-    def _fail(self, status: int, message: str) -> None:
-        self.close_connection = True
-        self._send_json(status, {"error": message})
-
-    def _send_json(self, status: int, content: dict[str, Any]) -> None:
-        self._send(status, json.dumps(content).encode(), "application/json")
-
-    def _send(self, status: int, body: bytes, kind: str) -> None:
+            self.close_connection = True
+            status = 400
+            content = {"error": str(error)}
+        kind = "text/html; charset=utf-8"
+        if isinstance(content, dict):
+            kind = "application/json"
+            content = json.dumps(content).encode()
         self.send_response(status)
         self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Content-Length", str(len(content)))
         self.send_header("Content-Security-Policy", POLICY)
         self.end_headers()
-        self.wfile.write(body)
+        self.wfile.write(content)
 
     def log_message(self, format: str, *args: Any) -> None:
         """Requests are not logged."""

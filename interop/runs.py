@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
-import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -24,7 +22,7 @@ from data.tokenizers.tokenizer_settings import HuggingFaceSettings, SentencePiec
 from errors import InteropError
 from interop.build import ImportedModel, build_model
 from interop.checkpoint import ForeignCheckpoint
-from interop.export.files import check_new, space_for
+from interop.export.files import check_new, new_folder, space_for
 from interop.gguf import converted_gguf
 from interop.huggingface.folder import read_folder
 from interop.huggingface.hub import download
@@ -156,18 +154,12 @@ def write_run(
     tokenizer = _tokenizer(checkpoint, tokenizer_file)
     imported = build_model(checkpoint)
     _check_tokenizer(tokenizer, imported, tokenizer_file)
-    draft = folder.with_name(f".{folder.name}.tmp")
-    shutil.rmtree(draft, ignore_errors=True)
     source = {"imported_from": [str(path) for path in checkpoint.files]}
     about = source | {"vocab_size": imported.model.vocab_size}  # the tokenizer may have fewer ids
-    try:
-        with space_for(imported.model.state_dict(), folder):
-            settings = _settings(imported, tokenizer, folder)
-            Run.create(draft, settings, tokenizer, sys.argv, about)
-            save_weights(draft, 0, imported.model, state=source)
-            os.rename(draft, folder)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
+    with space_for(imported.model.state_dict(), folder), new_folder(folder) as draft:
+        settings = _settings(imported, tokenizer, folder)
+        Run.create(draft, settings, tokenizer, sys.argv, about)
+        save_weights(draft, 0, imported.model, state=source)
     return imported
 
 

@@ -22,7 +22,7 @@ from model.mixers.registry import MIXERS
 from model.position import SCHEMES, PositionSettings
 from model.position.schemes.rope import RopeSettings
 from settings.fields import StrictSettings
-from settings.load import merge
+from settings.load import identifying, merge
 
 
 def _union(*choices: type[BaseModel]) -> Any:
@@ -360,10 +360,7 @@ class ModelSettings(StrictSettings):
     def positions_record(self) -> dict[str, Any]:
         """The positional schemes as results and manifests record them: the settings of the only
         one, or `{name: pattern, layers: ..., kinds: ...}`, the spelling of earlier versions."""
-        schemes = {
-            name: kind.position.model_dump(mode="json")
-            for name, kind in self.resolved_kinds.items()
-        }
+        schemes = {name: identifying(kind.position) for name, kind in self.resolved_kinds.items()}
         if not self.pattern:
             return schemes["all"]
         return {"name": "pattern", "layers": list(self.pattern), "kinds": schemes}

@@ -20,6 +20,7 @@ from model.attention.sharding import ContextShard, ShardedWindow
 from model.attention.softmax import Attention
 from model.block import Block, Checkpointing
 from model.cache import Cache, CacheIndex
+from model.carried_state import CarriedState
 from model.fast.joined_weights import joined_layers, store_joined
 from model.loss import OutputHead, summed_nll, token_nll
 from model.mixers.base import AttentionPass, Modifiers
@@ -248,7 +249,7 @@ class Transformer(nn.Module):
         tokens: Tensor,
         positions: TokenPositions | None = None,
         targets: Tensor | None = None,
-        cache: Cache | None = None,
+        cache: Cache | CarriedState | None = None,
         keep: int | None = None,
         hooks: Sequence[AttentionHook | None] | None = None,
         reduction: Literal["none", "sum"] = "none",
@@ -262,7 +263,8 @@ class Transformer(nn.Module):
             positions: order, position and document of these tokens; with `shard`, of whole windows.
                 None: 0, 1, 2, ... after the tokens in the cache.
             targets: (B, K) next-token ids of the last K tokens; −100 is ignored.
-            cache: cache with the preceding tokens, for inference only.
+            cache: the preceding tokens: a cache, without gradients, or the state that training
+                carries from the window before.
             keep: compute outputs for the last K of these tokens only (default: all). 0 only fills
                 the cache.
             hooks: one attention hook per layer, for diagnostics; None for layers without.
@@ -278,7 +280,7 @@ class Transformer(nn.Module):
             (B, K, V) logits, or with targets the (B, K) NLL in nats or its sum, float32 or float64,
             0 if ignored.
         """
-        if cache is not None and torch.is_grad_enabled():
+        if isinstance(cache, Cache) and torch.is_grad_enabled():
             raise ModelError("the cache is updated in place: call the model under torch.no_grad()")
         is_streamed = shard is not None and not (self.training or torch.is_grad_enabled())
         if shard is not None and (cache is not None or (keep is not None and not is_streamed)):
@@ -298,7 +300,7 @@ class Transformer(nn.Module):
         if positions is None:
             if shard is not None:
                 raise ModelError("windows that are sharded over processes require positions")
-            offset = 0 if cache is None else cache.filled
+            offset = cache.filled if isinstance(cache, Cache) else 0
             positions = TokenPositions.plain(
                 tokens.shape[1],
                 offset=offset,
@@ -351,7 +353,7 @@ class Transformer(nn.Module):
         chunks: list[TokenChunk],
         *,
         targets: Tensor | None,
-        cache: Cache | None,
+        cache: Cache | CarriedState | None,
         keep: int,
         hooks: Sequence[AttentionHook | None] | None,
         reduction: Literal["none", "sum"],

@@ -53,6 +53,7 @@ def make_sampler(settings: RunSettings, prepared: PreparedData) -> BatchSampler:
         packing=settings.data.packing,
         seed=settings.seed,
         positions=settings.data.positions,
+        is_carried=settings.training.state == "carry",
     )
 
 

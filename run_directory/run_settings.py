@@ -145,6 +145,8 @@ class RunSettings(StrictSettings):
                 f"training.validation.targets = {targets} exceeds train_length = {length}"
             )
         self.data.positions.check(length)
+        if t.state == "carry":
+            self._check_carried()
         decay = t.lr_schedule.decay if isinstance(t.lr_schedule, WsdSchedule) else 0.0
         warmup = t.lr_schedule.warmup / (1 if t.lr_schedule.warmup < 1 else self.steps)
         share = warmup + decay / (1 if decay <= 1 else self.steps)
@@ -155,3 +157,18 @@ class RunSettings(StrictSettings):
                 f"{self.steps} steps; lower {keys}, or raise training.tokens"
             )
         return self
+
+    def _check_carried(self) -> None:
+        """Raise ValueError where the rows of batches cannot read consecutive windows."""
+        for key, required, is_met in (
+            ("data.packing", "intra_document", self.data.packing == "intra_document"),
+            ("data.positions.name", "plain", self.data.positions.name == "plain"),
+            ("data.mixture", "[]", not self.data.mixture),
+            ("training.stages", "one length and batch size", len(self.plan) == 1),
+            ("training.parallel.context", "1", self.training.parallel.context == 1),
+        ):
+            if not is_met:
+                raise ValueError(
+                    f"training.state = carry reads consecutive windows of documents: set {key} to "
+                    f"{required}, or training.state to reset"
+                )

@@ -236,6 +236,12 @@ class TrainingSettings(StrictSettings):
         "scheme; empty: one stage",
         default=[],
     )
+    state: Literal["reset", "carry"] = optional(
+        "carry: recurrent layers, and attention with a window, continue from the window before in "
+        "the same document; the sequences of a batch read consecutive windows. reset: every window "
+        "starts without a state",
+        default="reset",
+    )
     grad_clip: float | None = setting(
         1.0, "maximum norm of the whole gradient; null: no clipping", gt=0
     )

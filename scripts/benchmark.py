@@ -44,7 +44,7 @@ from evaluation.scoring.scoring import ModelScorer
 from generation.decoding import Generation
 from generation.sampling import SamplingParams
 from interop.extras import load_extra
-from interop.huggingface.weight_names import LLAMA, weight_map
+from interop.huggingface.families import FAMILIES
 from model import SCHEMES, TokenPositions, Transformer
 from model.devices import find_device, prepare_cpu
 from model.mixers.recurrence import Inputs, chunked
@@ -189,7 +189,7 @@ class Workload:
             pad_token_id=None,
         )
         own = ours.state_dict()
-        names, _ = weight_map([LLAMA] * settings.layers, own)
+        names, _ = FAMILIES["llama"].weight_map(settings, own)
         theirs = transformers.LlamaForCausalLM(config).eval()
         theirs.load_state_dict(
             {name: torch.cat([own[part] for part in parts]) for name, parts in names.items()}

@@ -5,8 +5,8 @@
 
 The lengths are by default the parent's trained length and 1, 2 and 4 times the run's. The parent is
 evaluated at the checkpoint that RUN started from: as trained and, if its weights allow it, under
-the run's context-extension method without fine-tuning. Differences are paired by target, run −
-parent, negative if the run is better, with intervals over documents (or clusters) that are
+the run's context-extension method without fine-tuning. Differences are paired by target, parent −
+run, positive if the run is better, with intervals over documents (or clusters) that are
 simultaneous over all lengths. By default 64 targets of each of 20 documents are scored. Results are
 written to RUN/evaluation/parent/. Settings are those of evaluate.py's loss protocols, except
 `methods` and protocol=by-position; cached results are reused. `evaluate.py A B` compares other
@@ -22,7 +22,7 @@ from evaluation.evaluate_runs import provenance, show
 from evaluation.evaluated_model import EvaluatedRun
 from evaluation.evaluation_settings import EvaluationSettings
 from evaluation.ranks import EvaluationRanks
-from evaluation.reports.comparison_report import RunComparison, comparison_report
+from evaluation.reports.comparison_report import comparison_report
 from evaluation.scoring.chosen_targets import choose_targets
 from evaluation.scoring.evaluate import EvaluationSession
 from evaluation.scoring.methods import TRAINED, Method
@@ -82,8 +82,7 @@ def main() -> int:
     ]
     facts = {"corpus": stores.name, "settings": settings.model_dump(mode="json"), "note": note}
     facts |= provenance(shlex.join(["python", "scripts/compare_parent.py", *sys.argv[1:]]))
-    comparison = RunComparison(["run", "parent"], results, minuend="first")
-    report = comparison_report(comparison, "parent", facts)
+    report = comparison_report(["run", "parent"], results, "parent", facts)
     show(report, report.write(run / "evaluation" / report.name))
     return 0
 

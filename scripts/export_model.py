@@ -66,13 +66,11 @@ def main() -> None:
         weights=args.weights,
         console=console,
     )
-    exported = export_folder(
+    choice = export_folder(
         run, args.out, dtype=args.dtype, multiples=args.multiples, console=console
     )
-    name = exported.choice.model_type or "a generated modeling file"
-    console.info(
-        f"{args.out}: step {run.step}, {run.weights} weights, {name} ({exported.choice.reason})"
-    )
+    name = choice.model_type or f"a generated modeling file ({choice.reason})"
+    console.info(f"{args.out}: step {run.step}, {run.weights} weights, {name}")
 
 
 if __name__ == "__main__":

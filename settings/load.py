@@ -268,23 +268,24 @@ def dump(settings: BaseModel) -> str:
 def identity(settings: BaseModel) -> str:
     """Ten hex digits over every setting that is not `may_change`: equal settings, equal
     identity."""
-    text = json.dumps(_identifying(settings), sort_keys=True, allow_nan=False)
+    text = json.dumps(identifying(settings), sort_keys=True, allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()[:10]
 
 
-def _identifying(value: Any) -> Any:
+def identifying(value: Any) -> Any:
+    """The settings that count in an identity, as JSON."""
     if isinstance(value, BaseModel):
         kept = {}
         for key, field in type(value).model_fields.items():
             item = getattr(value, key)
             is_default = is_marked(field, "counts_if_changed") and item == default_of(field)
             if not is_marked(field, "may_change") and not is_default:
-                kept[key] = _identifying(item)
+                kept[key] = identifying(item)
         return kept
     if isinstance(value, dict):
-        return {str(key): _identifying(item) for key, item in value.items()}
+        return {str(key): identifying(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_identifying(item) for item in value]
+        return [identifying(item) for item in value]
     return to_jsonable_python(value)
 
 

@@ -40,16 +40,8 @@ def cells_of(study: StudySettings) -> list[GridCell]:
     return cells
 
 
-def select_cells(
-    cells: Sequence[GridCell], index: int | None, pattern: str | None
-) -> list[GridCell]:
-    """The cell of that index, or the cells whose name matches the pattern; StudyError for none."""
-    if index is not None:
-        if not 0 <= index < len(cells):
-            raise StudyError(
-                f"--cell {index}: the cells are 0 to {len(cells) - 1}; --dry-run lists them"
-            )
-        return [cells[index]]
+def select_cells(cells: Sequence[GridCell], pattern: str | None) -> list[GridCell]:
+    """The cells whose name matches the pattern; StudyError for none."""
     selected = [cell for cell in cells if fnmatch.fnmatchcase(cell.id, pattern or "*")]
     if not selected:
         raise StudyError(f"--only {pattern}: no cell matches; the first cell is {cells[0].id}")

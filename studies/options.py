@@ -59,16 +59,6 @@ def parser_of(usage: str) -> SettingsParser:
     )
     add("--all", action="store_true", help="of `claims`: run all that is left, cheapest first")
     add(
-        "--no-training",
-        action="store_true",
-        help="evaluate trained cells and leave the others pending",
-    )
-    add(
-        "--evaluate-again",
-        action="store_true",
-        help="rerun evaluate.py, which reuses its cached results",
-    )
-    add(
         "--report",
         action="store_true",
         help="write the report of the finished cells, without running any, and exit",
@@ -77,25 +67,6 @@ def parser_of(usage: str) -> SettingsParser:
         "--dry-run",
         action="store_true",
         help="print the cells and the estimated time, and exit",
-    )
-    add(
-        "--cell",
-        type=int,
-        metavar="INDEX",
-        help="run one cell only, without gathering results",
-    )
-    add(
-        "--slurm",
-        action="store_true",
-        help="write a SLURM array script with one task per cell",
-    )
-    add("--partition", metavar="NAME", help="SLURM partition of the array script")
-    add(
-        "--sbatch",
-        action="append",
-        default=[],
-        metavar="OPTION",
-        help="further sbatch option, as --sbatch=--time=2:00:00",
     )
     return parser
 
@@ -116,9 +87,8 @@ def study_of(arguments: Sequence[str]) -> StudySettings:
 def parse_options(usage: str, arguments: Sequence[str] | None = None) -> Namespace:
     """Parse and validate the command line.
 
-    Beside argparse's own attributes the result has `study` (the settings, or None), `folder` (the
-    study's directory), `name`, `command` (arguments of each SLURM task) and `repeat` (this command
-    line).
+    Beside argparse's own attributes the result has `study` (the settings, or None), `file`,
+    `folder` (the study's directory), `name` and `repeat` (this command line).
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     options = parser_of(usage).parse(arguments)
@@ -139,8 +109,4 @@ def parse_options(usage: str, arguments: Sequence[str] | None = None) -> Namespa
     options.folder = Path(options.run_dir or Path("runs", "studies", options.name))
     if problem := path_problem(options.folder / "study.yaml"):
         raise StudyError(f"--run-dir={options.folder} {problem}")
-    if options.partition:
-        options.sbatch.insert(0, f"--partition={options.partition}")
-    options.command = ["study.py", *options.overrides, "--run-dir", str(options.folder)]
-    options.command_line = shlex.join(options.command)
     return options

@@ -20,6 +20,7 @@ def byte_run(
     length: int = 16,
     *,
     step: int = 0,
+    bos: bool = True,
     command: Sequence[str] = ("test",),
     dtype: torch.dtype = torch.float32,
 ) -> Path:
@@ -29,7 +30,7 @@ def byte_run(
     settings = RunSettings(
         train_length=length,
         model=shape,
-        data=DataSettings(tokenizer=BytesSettings()),
+        data=DataSettings(tokenizer=BytesSettings(), bos=bos),
         training={"validation": {"targets": 8}},
     )
     model = Transformer(shape, 258, length).initialize(5).to(dtype)

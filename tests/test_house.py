@@ -85,6 +85,7 @@ RANKS = {
     "model.mixers.short_convolution": 10.2,
     "model.mixers.registry": 11,
     "model.model_settings": 12,
+    "model.carried_state": 13,
     "model.block": 13,
     "model.fast.joined_weights": 14,
     "model.transformer": 15,

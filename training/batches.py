@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from queue import SimpleQueue
 
 import torch
@@ -25,12 +25,14 @@ class MicroBatch:
         tokens, targets: (b, T), or (b, T / N) if a context group of N ranks shares the sequences.
         positions: of whole sequences.
         shard: this rank's part of the sequences; None: all.
+        rows: of this process's sequences of the step.
     """
 
     tokens: Tensor
     targets: Tensor
     positions: TokenPositions
     shard: ContextShard | None = None
+    rows: slice = field(default_factory=lambda: slice(None))
 
 
 @dataclass(frozen=True)
@@ -155,6 +157,7 @@ def micro_batches(
                 unit_steps=batch.unit_steps,
             ),
             shard=shard,
+            rows=rows,
         )
         for rows in _groups(count, size or count)
     ]

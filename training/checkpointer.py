@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 
+from torch import Tensor
+
 from data.sampling.exposure import write_exposure
 from errors import INTERRUPTED
 from run_directory.checkpoints import Snapshot, find_checkpoint, save_snapshot
@@ -29,7 +31,7 @@ def resume(run: TrainingRun, state: TrainState) -> None:
     console = run.console if run.parallel.main else None
     checkpoint = find_checkpoint(run.folder, console)
     if checkpoint is not None:
-        state.restore(checkpoint)
+        state.restore(checkpoint, run.parallel)
     run.parallel.agree(
         state.step,
         "the newest checkpoint",
@@ -91,9 +93,10 @@ class Checkpointer:
         with error_barrier(parallel, "save"):
             metrics.sync()
             facts = self._facts(state.step, metrics.loss, held_out)
+        carried = state.carried_rows(parallel)
         with error_barrier(parallel.error_group, "save"):
             if parallel.takes_part:
-                self._save(state, facts, wait)
+                self._save(state, facts, wait, carried)
         with error_barrier(parallel, "save"):
             if parallel.main:
                 exposure = with_parents(run.folder, self._ledger.upto(state.step))
@@ -108,11 +111,17 @@ class Checkpointer:
         if writing is not None:
             writing.result()
 
-    def _save(self, state: TrainState, facts: dict, wait: bool) -> None:
+    def _save(
+        self,
+        state: TrainState,
+        facts: dict,
+        wait: bool,
+        carried: Mapping[str, Tensor] | None = None,
+    ) -> None:
         self.wait()
         is_asynchronous = self._settings.asynchronous
         with error_barrier(self._group, "save"):
-            snapshot = state.capture(copied=is_asynchronous)
+            snapshot = state.capture(is_asynchronous, carried)
         snapshot.state.update(facts)
         if not is_asynchronous:
             self._write(snapshot)

@@ -2,6 +2,7 @@
 
 from errors import TrainingError
 from model import SCHEMES, Transformer
+from model.carried_state import check_carried
 from run_directory.position_overrides import longest_input
 from run_directory.run_settings import RunSettings
 from run_directory.stages import stages_of, steps_of
@@ -48,6 +49,14 @@ def check_model(settings: RunSettings) -> None:
             f"end at {limit}: add 1 to it"
         )
     _check_sampler(settings, limit)
+    if settings.training.state == "carry":
+        for stage in stages_of(settings):
+            check_carried(stage.model)
+        if limit is not None:
+            raise TrainingError(
+                f"training.state = carry: positions follow the documents, and those of this scheme "
+                f"end at {limit - 1}; choose another scheme, or set training.state to reset"
+            )
     trace = settings.training.profile
     first = settings.first_step
     last = settings.steps

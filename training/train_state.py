@@ -1,6 +1,7 @@
 """The state of a run in training: what a checkpoint saves and restores."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -8,7 +9,9 @@ from torch.distributed.tensor import DTensor
 
 from errors import TrainingError
 from model import ModelSettings, Transformer
+from model.carried_state import CarriedState
 from run_directory.checkpoints import AVERAGE, OPTIMIZER, Checkpoint, Snapshot
+from run_directory.process_group import ALONE, ProcessGroup
 from run_directory.run_settings import RunSettings
 from run_directory.sharded_tensors import TensorShard, detached, part_of, read_like, shapes_in
 from run_directory.weights import load_weights, named_weights, weights_of
@@ -17,6 +20,7 @@ from training.optim.ema import EMA
 from training.optim.optimizer import make_optimizer
 from training.optim.step_guard import StepGuard
 
+CARRIED = "carried"  # key of what sequences carry, among the tensors of the optimizer
 _MACHINE_FLAGS = ("foreach", "fused", "capturable", "differentiable")  # chosen by each machine
 
 
@@ -28,6 +32,8 @@ class TrainState:
     Attributes:
         step: updates of the weights so far.
         forward: the model for training passes (DDP, compiled); shares its weights.
+        carried: what this process's sequences carry from step to step, by name, one row each; see
+            `CarriedState`. None: every window starts without a state.
     """
 
     model: Transformer
@@ -36,6 +42,8 @@ class TrainState:
     ema: EMA | None
     forward: nn.Module
     step: int = 0
+    carried: dict[str, Tensor] | None = None
+    _passes: list[CarriedState] = field(default_factory=list)
 
     @classmethod
     def create(
@@ -55,7 +63,25 @@ class TrainState:
             guard=StepGuard(t.on_nonfinite, t.on_spike, parallel.device),
             ema=EMA(model, t.ema, settings.steps) if t.ema else None,
             forward=forward,
+            carried={} if t.state == "carry" else None,
         )
+
+    def carried_state(self, rows: slice) -> CarriedState | None:
+        """What some of this process's sequences carry to their pass; None: nothing is carried."""
+        if self.carried is None:
+            return None
+        before = {name: x[rows] for name, x in self.carried.items()}
+        self._passes.append(CarriedState(self.model.settings, before))
+        return self._passes[-1]
+
+    def carry(self, skip: Tensor) -> None:
+        """Carry the states after the passes of a step; numbers of a skipped step that are not
+        finite become 0."""
+        passes = [state.after() for state in self._passes]
+        self._passes.clear()
+        for name in passes[0] if passes else ():
+            x = torch.cat([each[name] for each in passes])
+            self.carried[name] = torch.where(skip, x.nan_to_num(0.0, 0.0, 0.0), x)
 
     def begin_stage(self, model: ModelSettings) -> None:
         """Change the positional scheme; earlier losses are not comparable with those of the
@@ -63,9 +89,18 @@ class TrainState:
         self.model.reposition(model)
         self.guard.begin_stage()
 
-    def capture(self, copied: bool = False) -> Snapshot:
+    def carried_rows(self, parallel: ProcessGroup) -> dict[str, Tensor]:
+        """What the sequences of all processes carry, on the host. Every process must call it."""
+        if self.carried is None:
+            return {}
+        parts = parallel.gather({name: x.cpu() for name, x in self.carried.items()})
+        return {f"{CARRIED}/{name}": torch.cat([p[name] for p in parts]) for name in parts[0]}
+
+    def capture(
+        self, copied: bool = False, carried: Mapping[str, Tensor] | None = None
+    ) -> Snapshot:
         """The content of a checkpoint, on the host; with `copied`, later updates do not change
-        it."""
+        it. `carried` is that of `carried_rows`."""
         generators = {"generator/cpu": torch.get_rng_state()}
         if torch.cuda.is_available():
             for i, state in enumerate(torch.cuda.get_rng_state_all()):
@@ -73,7 +108,7 @@ class TrainState:
         moments, options = self._optimizer_state(copied)
         tensors = {
             "model": _own_parts(weights_of(self.model, copied), copied),
-            "optimizer": _own_parts(moments | generators, copied),
+            "optimizer": _own_parts(moments | generators | dict(carried or {}), copied),
         }
         if self.ema is not None:
             tensors["average"] = _own_parts(self.ema.tensors(copied), copied)
@@ -104,7 +139,7 @@ class TrainState:
             groups.append({"weights": weights, "options": options})
         return tensors, {"groups": groups, "numbers": numbers}
 
-    def restore(self, checkpoint: Checkpoint) -> None:
+    def restore(self, checkpoint: Checkpoint, parallel: ProcessGroup = ALONE) -> None:
         """Load everything that `capture` saves. An EMA that the checkpoint lacks starts from the
         weights.
 
@@ -114,7 +149,7 @@ class TrainState:
         """
         saved = checkpoint.optimizer
         load_weights(self.model, checkpoint)
-        self._restore_optimizer(checkpoint, saved)
+        self._restore_optimizer(checkpoint, saved, parallel)
         if self.ema is not None:
             means = None
             if checkpoint.has_average:
@@ -124,7 +159,9 @@ class TrainState:
         self.guard.load(checkpoint.state.get("step_guard", {}))
         self.step = checkpoint.step
 
-    def _restore_optimizer(self, checkpoint: Checkpoint, saved: dict) -> None:
+    def _restore_optimizer(
+        self, checkpoint: Checkpoint, saved: dict, parallel: ProcessGroup
+    ) -> None:
         weights = {name: weight.detach() for name, weight in named_weights(self.model)}
         names = {id(weight): name for name, weight in named_weights(self.model)}
         groups = self.optimizer.param_groups
@@ -139,7 +176,10 @@ class TrainState:
         state: dict[str, dict] = {name: dict(numbers) for name, numbers in saved["numbers"].items()}
         for key, tensor in stored.items():
             kind, _, name = key.partition("/")
-            if kind != "generator":
+            if kind == CARRIED and self.carried is not None:
+                rows = tensor.chunk(parallel.world)[parallel.rank]
+                self.carried[name] = rows.to(self.model.embed.weight.device)
+            if kind not in ("generator", CARRIED):
                 state.setdefault(name, {})[kind] = tensor
         order = [name for group in own for name in group]
         numbers = {name: i for i, name in enumerate(order)}

@@ -6,6 +6,9 @@ windows are permuted as well. With several sequence lengths, data/sampling/segme
 windows to segments; with several texts, data/sampling/mixture.py assigns samples to texts. The
 order does not depend on random state or on the number of ranks, so a run can resume at any step and
 on any number of processes.
+
+Where a state is carried, windows are not permuted: row r of a batch of B rows reads the r-th of B
+parts of the stream, one window after the other, with the documents and orders of the stream.
 """
 
 import hashlib
@@ -81,6 +84,7 @@ class _TokenStream:
 
     def __init__(self, store: TokenStore, source: int, seed: int, epoch: int):
         self.store = store
+        self.epoch = epoch
         key = stream_key(seed, source, epoch, "documents")
         self.order = permuted(
             np.arange(store.n_documents),
@@ -110,6 +114,14 @@ class _TokenStream:
             self._verified.add(shard)
         return self.store.document(i)
 
+    def places(self, start: int, n: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the order (n,) in their documents of tokens start ... start+n−1, and numbers (n,)
+        of the documents, all different over the epochs.
+        """
+        index = np.arange(start, start + n)
+        slot = np.searchsorted(self.starts, index, side="right") - 1
+        return index - self.starts[slot], self.epoch * len(self.starts) + slot
+
     def begins(self, start: int, n: int) -> np.ndarray:
         """Return a mask (n,) bool of tokens start ... start+n−1 that begin a document, without
         reading them.
@@ -130,6 +142,7 @@ class BatchSampler:
         packing: a key of PACKINGS.
         seed: seed of the data order.
         positions: settings of the positional sampler.
+        is_carried: rows read consecutive windows. The plan has one segment then, of one text.
     """
 
     def __init__(
@@ -140,12 +153,14 @@ class BatchSampler:
         packing: str,
         seed: int,
         positions: PlainPositions = PLAIN,
+        is_carried: bool = False,
     ):
         self.texts = [TrainingText(texts)] if isinstance(texts, TokenStore) else list(texts)
         self.plan = SegmentPlan(plan)
         self.packing = packing
         self.seed = seed
         self.positions = positions
+        self.is_carried = is_carried
         self._pattern = MixturePattern([text.share for text in self.texts])
         self._check()
         self._samplers = []
@@ -171,10 +186,13 @@ class BatchSampler:
             except ValueError as error:
                 raise DataError(str(error)) from None
             for text in self.texts:
-                if text.store.n_tokens <= length:
+                rows = self.plan.at(0).batch_size if self.is_carried else 1
+                if text.store.n_tokens <= rows * length:
+                    what = f"{rows} windows of consecutive rows" if rows > 1 else "one window"
                     raise DataError(
                         f"{text.store.folder} has {text.store.n_tokens:,} tokens, fewer than the "
-                        f"{length + 1:,} of one window; decrease train_length or prepare more text"
+                        f"{rows * length + 1:,} of {what}; decrease train_length or prepare more "
+                        "text"
                     )
 
     def passes(self, done: int) -> dict[str, float]:
@@ -192,6 +210,9 @@ class BatchSampler:
         """Yield the samples of steps `start` ... `stop` − 1 in order, one segment at a time."""
         for part in self.plan.shares(start, stop):
             sample = np.arange(part.first, part.stop)
+            if self.is_carried:
+                yield self._consecutive(sample, part.length)
+                continue
             sources = self._pattern.turns(sample)
             epoch = np.empty_like(sample)
             begin = np.empty_like(sample)
@@ -200,6 +221,14 @@ class BatchSampler:
                 index = self._pattern.before(source, sample[here])
                 epoch[here], begin[here] = self._samplers[source][part.group].locate(index)
             yield WindowBatch(part.length, sources, epoch, begin)
+
+    def _consecutive(self, sample: np.ndarray, length: int) -> WindowBatch:
+        """The windows of samples whose rows read the stream from one window to the next."""
+        rows = self.plan.at(0).batch_size
+        per_row = (self.texts[0].store.n_tokens - 1) // length // rows
+        step, row = np.divmod(sample, rows)
+        epoch, number = np.divmod(step, per_row)
+        return WindowBatch(length, np.zeros_like(sample), epoch, (row * per_row + number) * length)
 
     def document_starts(self, source: int, epoch: int) -> np.ndarray:
         """Offsets of the documents of a text in the token stream of an epoch, ascending, int64."""
@@ -210,8 +239,7 @@ class BatchSampler:
         lengths alone.
         """
         (windows,) = self.windows(step, step + 1)
-        begins = self._begins(windows, windows.length)
-        return self._place(begins, step, np.arange(len(begins)))
+        return self._place(windows, step, slice(None))
 
     def _streams(self, windows: WindowBatch) -> Iterator[tuple[_TokenStream, int]]:
         """The token stream of each window, and the offset of its first input."""
@@ -223,19 +251,21 @@ class BatchSampler:
         """A mask (b, n) bool of tokens that begin a document, n tokens from each window's first."""
         return np.stack([stream.begins(start, n) for stream, start in self._streams(windows)])
 
-    def _place(
-        self,
-        begins: np.ndarray,
-        step: int,
-        rows: np.ndarray,
-    ) -> PositionedTokens:
+    def _place(self, windows: WindowBatch, step: int, rows: slice) -> PositionedTokens:
+        """Order, positions and documents of the inputs of some of a step's windows."""
+        length = windows.length
+        if self.is_carried:
+            streams = list(self._streams(windows))[rows]
+            parts = [stream.places(start, length) for stream, start in streams]
+            order, document = (np.stack(each) for each in zip(*parts, strict=True))
+            return PositionedTokens(order, order, document, "packed", True)
         return place(
             self.packing,
             self.positions,
-            begins,
+            self._begins(windows, length)[rows],
             seed=self.seed,
             step=step,
-            rows=rows,
+            rows=np.arange(len(windows.start))[rows],
         )
 
     def batch(self, step: int, rank: int = 0, world: int = 1) -> Batch:
@@ -264,11 +294,7 @@ class BatchSampler:
             digest = hashlib.sha256(inputs.tobytes() + targets.tobytes()).hexdigest()[:16]
             inputs = inputs[mine]
             targets = targets[mine]
-        placed = self._place(
-            begins[mine, :-1],
-            step,
-            np.arange(batch_size)[mine],
-        )
+        placed = self._place(windows, step, mine)
         return Batch(
             tokens=torch.from_numpy(inputs.copy()),
             targets=torch.from_numpy(targets.copy()),

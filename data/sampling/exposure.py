@@ -114,7 +114,7 @@ class ExposureLedger:
         self.batches = batches
         self.rule = rule
         self.start = start
-        self._plain = batches.positions.name == "plain"
+        self._plain = batches.positions.name == "plain" and not batches.is_carried
         pairs = sum(
             (part.stop - part.first) * part.length * (part.length + 1) // 2
             for part in batches.plan.shares(start, steps)

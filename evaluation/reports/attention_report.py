@@ -14,10 +14,13 @@ results.json, in addition to `protocol`, `trained_length`, `checkpoint_hash` and
                   windows: logit_max, logit_mean, nll_max, nll_mean (signed).
     absent        method, length, reason: cells that do not exist.
     mismatch      largest |weights·values − output of the model's own kernel| over all cells.
+
+The metrics of results.csv are the measures, and mass and uniform_mass of a layer by distance (`at`,
+`until`); `where` is a layer and head, empty for means over all of them.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from itertools import pairwise
 
@@ -27,22 +30,21 @@ from matplotlib.figure import Figure
 
 from evaluation.diagnostics.attention import AttentionResult, mean_of_finite
 from evaluation.diagnostics.attention_weights import MEASURES
-from evaluation.reports.charts import COLOURS, INK, Curve, FigureText, Panel
-from evaluation.reports.document import ReportTable
+from evaluation.reports.caveats import caveats
+from evaluation.reports.charts import LengthAxis, Styles, multiples, shades, styles_of
+from evaluation.reports.document import ReportTable, pivot
 from evaluation.reports.evaluation_report import EvaluationReport
-from evaluation.reports.measure_charts import (
-    MeasureAxes,
-    measures_figure,
-    numbered,
-    reference_curve,
-    shaded,
-    shades,
-    titled,
-)
+from evaluation.reports.figures import FigureText
 from evaluation.reports.provenance import text_basis
-from evaluation.reports.results_table import mean_over_units, rounded, rounded_record
-from evaluation.reports.sentences import caveats, sentences
-from evaluation.reports.text import dtype_note
+from evaluation.reports.reported_results import ReportedResults
+from evaluation.reports.results_table import (
+    ResultRow,
+    ResultsTable,
+    mean_over_units,
+    rounded,
+    rounded_record,
+)
+from evaluation.reports.text import counted
 from evaluation.schemes.scheme_figures import wavelength_figure
 from evaluation.scoring.methods import TRAINED, name_of
 
@@ -61,24 +63,46 @@ DRAWN = {  # measure -> heading of its panel
     "logit_std": "standard deviation of logits",
     "mass_beyond": "mass beyond the trained distance",
 }
-SHARES = frozenset(DRAWN[key] for key in ("entropy_relative", "first_token", "mass_beyond"))
 LENGTH = "length, tokens (log scale)"
+MEAN = "mean"
+UNIFORM = "uniform attention"
 Place = tuple[int | None, int | None]  # layer and head; None: the mean over all of them
 
 
 def attention_report(result: AttentionResult, name: str = "attention") -> EvaluationReport:
-    rows = measure_rows(result)
+    record = record_of(result)
+    r = ReportedResults(
+        title=result.subject.name,
+        names=[name_of(method.label) for method in result.methods],
+        facts=record,
+        table=attention_rows(record),
+    )
+    figures = {}
+    for method in result.methods:
+        if result.lengths_of(method.label):
+            end = "" if method.label == TRAINED else f"-{method.label}"
+            for stem, figure in figures_of(r, name_of(method.label)).items():
+                figures[stem + end] = figure
+    if len(r.names) > 1:
+        figures["attention_by_method"] = attention_figure(r, styles_of(r.names, name_of(TRAINED)))
+    if result.pairs:
+        figures["rotary_pairs"] = pairs_figure(r)
     return EvaluationReport(
         name=name,
         title=f"Attention of {result.subject.name}",
-        rows=rows,
-        record=record_of(result, rows),
-        summary=summary_of(result),
+        results=r,
+        record=record,
+        verdict=attention_verdict(r),
+        details=[
+            *_pairs_and_drift(r),
+            f"Means over the last {result.settings.targets} queries of {result.windows} windows of "
+            f"{counted(result.documents, 'document')}, over all heads and layers.",
+        ],
         caveats=caveats(
             result.settings, len(np.unique(result.unit)), result.unit_kind, result.absent
         ),
-        tables=[table_of(result)],
-        figures=figures_of(result),
+        tables=attention_tables(r),
+        figures=figures,
     )
 
 
@@ -98,10 +122,10 @@ def at(values: torch.Tensor, place: Place) -> torch.Tensor:
     return values[:, layer, head]
 
 
-def measure_rows(result: AttentionResult) -> list[dict]:
+def measure_cells(result: AttentionResult) -> list[dict]:
     """One record for each method, length, layer or all, head or all, and measure."""
     confidence = result.settings.confidence
-    rows = []
+    cells = []
     for (method, length), sample in result.seen.items():
         for measure, values in sample.values.items():  # (W, layers, H)
             for layer, head in places(*values.shape[1:]):
@@ -116,11 +140,13 @@ def measure_rows(result: AttentionResult) -> list[dict]:
                     mean = float(mean_of_finite(by_window, (0,)))
                     numbers = {"value": rounded(mean), "low": None, "high": None}
                 cell = {"method": method, "length": length, "layer": layer, "head": head}
-                rows.append({**cell, "measure": measure, **numbers})
-    return [row for row in rows if row["value"] is not None]
+                cells.append({**cell, "measure": measure, **numbers})
+    return [cell for cell in cells if cell["value"] is not None]
 
 
-def record_of(result: AttentionResult, rows: list[dict]) -> dict:
+def record_of(result: AttentionResult) -> dict:
+    """The content of results.json."""
+
     def records(table: dict[tuple, dict], *names: str) -> list[dict]:
         return [
             {**dict(zip(names, key, strict=True)), **rounded_record(row)}
@@ -142,8 +168,8 @@ def record_of(result: AttentionResult, rows: list[dict]) -> dict:
         "lengths": result.plan.lengths,
         "layer_kinds": result.layer_kinds,
         "measures": MEASURES,
-        "cells": rows,
-        "by_distance": distance_rows(result),
+        "cells": measure_cells(result),
+        "by_distance": distance_cells(result),
         "pairs": records(pairs, "method", "length", "pair"),
         "precision": records(result.drift, "method", "length", "dtype"),
         "absent": records(absent, "method", "length"),
@@ -151,15 +177,15 @@ def record_of(result: AttentionResult, rows: list[dict]) -> dict:
     }
 
 
-def distance_rows(result: AttentionResult) -> list[dict]:
+def distance_cells(result: AttentionResult) -> list[dict]:
     """Mass by distance of every layer and head, and of the means over them."""
-    rows = []
+    cells = []
     for (method, length), sample in result.seen.items():
         _, layers, heads, _ = sample.by_distance.shape
         for layer, head in places(layers, heads):
             mass = at(sample.by_distance, (layer, head)).mean((0, 1, 2))
             uniform = sample.visible.mean(0) if layer is None else sample.visible[layer]
-            rows.append(
+            cells.append(
                 {
                     "method": method,
                     "length": length,
@@ -170,202 +196,179 @@ def distance_rows(result: AttentionResult) -> list[dict]:
                     "uniform": [rounded(value) for value in uniform.tolist()],
                 }
             )
-    return rows
+    return cells
 
 
-def summary_of(result: AttentionResult) -> list[str]:
-    drift = {}
-    for dtype in result.settings.precision:
-        rows = [
-            (length, row)
-            for (label, length, drift_dtype), row in result.drift.items()
-            if (label, drift_dtype) == (TRAINED, dtype)
-        ]
-        drift[dtype] = sorted(rows, key=lambda row: -abs(row[1]["nll_mean"]))
-    pairs = [pairs for (label, _), pairs in result.pairs.items() if label == TRAINED]
-    return sentences(
-        "attention",
-        result=result,
-        pairs=pairs[0] if pairs else [],
-        drift=drift,
-    )
+def attention_rows(record: dict) -> ResultsTable:
+    """The long table of a record."""
+    table = ResultsTable()
+    for cell in record["cells"]:
+        ends = {e: math.nan if cell.get(e) is None else cell[e] for e in ("low", "high")}
+        if cell["value"] is not None:
+            row = ResultRow(name_of(cell["method"]), cell["measure"], cell["value"], cell["length"])
+            table.put(row._replace(where=_where(cell), **ends))
+    for cell in record.get("by_distance", ()):
+        if cell["head"] is None:
+            for metric, values in (("mass", cell["mass"]), ("uniform_mass", cell["uniform"])):
+                for (low, high), value in zip(pairwise(cell["edges"]), values, strict=True):
+                    row = ResultRow(name_of(cell["method"]), metric, value, cell["length"])
+                    table.put(row._replace(where=_where(cell), at=low, until=high))
+    return table
 
 
-def table_of(result: AttentionResult) -> ReportTable:
-    rows = []
-    for method in result.methods:
-        for length in result.plan.lengths:
-            cell = (method.label, length)
-            means = result.overall(*cell) if cell in result.seen else {}
-            numbers = [
-                format(means[key], spec) if key in means else "—"
-                for key, (_, spec) in SHOWN.items()
-            ]
-            rows.append([method.label, str(length), *numbers])
-    columns = ["method", "length", *(heading for heading, _ in SHOWN.values())]
-    title = "attention: means over layers, heads and queries"
-    return ReportTable(title + dtype_note(result.settings.dtype), columns, rows)
+def _where(cell: dict) -> str:
+    names = ("layer", "head")
+    return ", ".join(f"{name} {cell[name] + 1}" for name in names if cell[name] is not None)
 
 
-def figures_of(result: AttentionResult) -> dict[str, Figure]:
-    """Three figures for each method, one of all methods and one of rotary pairs."""
-    drawn = {}
-    measured = {method.label: result.lengths_of(method.label) for method in result.methods}
-    measured = {label: lengths for label, lengths in measured.items() if lengths}
-    for label, lengths in measured.items():
-        end = "" if label == TRAINED else f"-{label}"
-        drawn[f"attention_by_length{end}"] = by_length(result, label, lengths)
-        drawn[f"mass_by_distance{end}"] = by_distance(result, label, lengths)
-        drawn[f"reach_of_heads{end}"] = reach(result, label, lengths)
-    if len(measured) > 1:
-        drawn["attention_by_method"] = by_method(result, list(measured))
-    if result.pairs:
-        drawn["rotary_pairs"] = wavelengths(result)
-    return drawn
+def attention_verdict(r: ReportedResults) -> str:
+    """How entropy and the mass beyond the trained distance change with the length."""
+    parts = []
+    for name in r.names:
+        entropy = r.table.select("entropy_relative", name)
+        beyond = r.table.select("mass_beyond", name)
+        if entropy and beyond:
+            shares = f"{entropy[0].value:.0%} → {entropy[-1].value:.0%}"
+            parts.append(f"{name} entropy {shares} of ln n, {beyond[-1].value:.1%} beyond L0")
+    lengths = r.table.lengths("entropy_relative")
+    return f"From {lengths[0]:,} to {lengths[-1]:,} tokens: {'; '.join(parts)}."
 
 
-def _text(result: AttentionResult, title: str, note: str = "") -> FigureText:
-    queries = f"last {result.settings.targets} queries of {result.windows} windows"
-    subtitle = f"{result.subject.name}: {queries}, the same at every length"
-    return FigureText(title, subtitle + dtype_note(result.settings.dtype), note)
-
-
-def _by_measure(
-    result: AttentionResult,
-    curves: Callable[[str], list[Curve]],
-    text: FigureText,
-    ticks: Sequence[int],
-) -> Figure:
-    """A panel for each measure by length."""
-    panels = [Panel(curves(measure), heading) for measure, heading in DRAWN.items()]
-    trained_length = result.subject.trained_length
-    return measures_figure(
-        panels,
-        text,
-        MeasureAxes(LENGTH, trained_length, ticks, shares=SHARES),
-    )
-
-
-def by_length(
-    result: AttentionResult,
-    method: str,
-    lengths: list[int],
-) -> Figure:
-    """A panel for each measure, a line for each layer, and the mean over layers in black."""
-    layers = len(result.layer_kinds)
-
-    def curves(measure: str) -> list[Curve]:
-        values = np.array(
-            [result.seen[method, n].values[measure].mean((0, 2)).tolist() for n in lengths]
+def _pairs_and_drift(r: ReportedResults) -> Iterator[str]:
+    """Rotary pairs that never complete a turn, and differences between types of numbers."""
+    pairs = {pair["pair"]: pair for pair in r.facts["pairs"] if pair["method"] == TRAINED}
+    if pairs:
+        slow = sum(pair["turns_trained"] < 1 for pair in pairs.values())
+        yield (
+            f"{slow} of {len(pairs)} rotary pairs never completed a turn within "
+            f"{r.trained_length:,} tokens."
         )
-        lines = [
-            shaded(f"layer {n + 1}", lengths, values[:, n], color)
-            for n, color in enumerate(shades(layers))
-        ]
-        if layers > 1:
-            lines.append(Curve("mean", lengths, values.mean(1), INK, width=2.2))
-        return lines
-
-    title = titled("Attention beyond the trained length", method)
-    return _by_measure(result, curves, _text(result, title), lengths)
-
-
-def by_method(result: AttentionResult, labels: Sequence[str]) -> Figure:
-    """A panel for each measure, a line for each method, means over layers and heads."""
-
-    def curves(measure: str) -> list[Curve]:
-        lines = []
-        for n, label in enumerate(labels):
-            lengths = result.lengths_of(label)
-            values = [result.overall(label, length)[measure] for length in lengths]
-            lines.append(numbered(n, name_of(label), lengths, values))
-        return lines
-
-    title = "Attention beyond the trained length, by method"
-    text = _text(result, title, "Means over layers and heads.")
-    return _by_measure(result, curves, text, result.plan.lengths)
+    drift: dict[str, list[dict]] = {}
+    for row in r.facts["precision"]:
+        if row["method"] == TRAINED:
+            drift.setdefault(row["dtype"], []).append(row)
+    for dtype, rows in drift.items():
+        worst = max(rows, key=lambda row: abs(row["nll_mean"]))
+        single = max(row["nll_max"] for row in rows)
+        yield (
+            f"{dtype} against float64: mean NLL off by at most {abs(worst['nll_mean']):.1e} nats "
+            f"(at {worst['length']:,}), single targets by {single:.1e}."
+        )
 
 
-def _heading(result: AttentionResult, layer: int) -> str:
-    if len(set(result.layer_kinds)) == 1:
-        return f"layer {layer + 1}"
-    return f"layer {layer + 1}, {result.layer_kinds[layer]}"
+def attention_tables(r: ReportedResults) -> list[ReportTable]:
+    rows = [row for measure in SHOWN for row in r.table.select(measure)]
+    rows.sort(key=lambda row: (r.names.index(row.variant), row.length))
+    measured = {row.metric for row in rows}
+    return [
+        pivot(
+            f"Means over layers, heads and queries, {r.subtitle}",
+            rows,
+            lambda row: format(row.value, SHOWN[row.metric][1]),
+            index={r.noun: lambda row: row.variant, "length": lambda row: f"{row.length:,}"},
+            columns=lambda row: row.metric,
+            headings={key: name for key, (name, _) in SHOWN.items() if key in measured},
+        )
+    ]
 
 
-def by_distance(
-    result: AttentionResult,
-    method: str,
-    lengths: list[int],
+def attention_figure(
+    r: ReportedResults,
+    styles: Styles,
+    title: str = "Attention by context length",
+    rows: Callable[[str], list[ResultRow]] | None = None,
 ) -> Figure:
-    """A panel for each layer, a line for each length: mass in buckets of distance, and that of
-    uniform attention over the keys visible in the longest window."""
-    longest = lengths[-1]
-    panels = []
-    for layer in range(len(result.layer_kinds)):
-        lines = []
-        for color, length in zip(shades(len(lengths)), lengths, strict=True):
-            mass = result.seen[method, length].by_distance[:, layer].mean((0, 1)).tolist()
-            middles = _middles(result.edges(length))
-            lines.append(shaded(f"{length:,} tokens", middles, mass, color))
-        uniform = result.seen[method, longest].visible[layer].tolist()
-        label = f"uniform at {longest:,}"
-        lines.append(reference_curve(label, _middles(result.edges(longest)), uniform))
-        panels.append(Panel(lines, _heading(result, layer)))
-    note = "Mass in buckets that double: distance 0, 1, 2–3, 4–7, ...; heads of a layer together."
-    axes = MeasureAxes(
-        x="distance + 1, tokens (log scale)",
-        y="share of attention",
-        trained_length=result.subject.trained_length,
-        ticks=[4**k for k in range(12) if 4**k <= longest],
-        shares=frozenset(panel.heading for panel in panels),
-    )
-    title = titled("How far back attention goes", method)
-    return measures_figure(panels, _text(result, title, note), axes)
+    """A panel for each measure; by default a line for each variant, means over layers and heads."""
+    by_heading = {name: (rows or r.table.select)(measure) for measure, name in DRAWN.items()}
+    shares = [name for measure, name in DRAWN.items() if SHOWN[measure][1].endswith("%")]
+    axis = LengthAxis(r.table.lengths("entropy_relative"), [r.trained_length])
+    return multiples(by_heading, styles, axis, _text(r, title), x=LENGTH, shares=shares)
 
 
-def _middles(edges: list[int]) -> list[float]:
-    """Geometric middles of the buckets, in distance + 1."""
-    return [math.sqrt((low + 1) * high) for low, high in pairwise(edges)]
+def _text(r: ReportedResults, title: str, note: str = "") -> FigureText:
+    return FigureText(title, r.subtitle, f"{note} Dotted: trained length.".strip())
 
 
-def reach(result: AttentionResult, method: str, lengths: list[int]) -> Figure:
-    """A panel for each layer, a line for each head: how far 90% of its mass reaches."""
-    panels = []
-    for layer in range(len(result.layer_kinds)):
-        values = np.array(
-            [result.seen[method, n].values["reach_90"][:, layer].mean(0).tolist() for n in lengths]
-        )  # (lengths, heads)
-        lines = [
-            Curve("" if head else "one head", lengths, of_head, COLOURS[0], width=1.0)
-            for head, of_head in enumerate(values.T)
+def figures_of(r: ReportedResults, name: str) -> dict[str, Figure]:
+    """Of one method: measures by length and layer, mass by distance, and reach of heads."""
+    lengths = sorted({row.length for row in r.table.select("entropy_relative", name)})
+    kinds = r.facts["layer_kinds"]
+    layers = {f"layer {n + 1}": f"layer {n + 1}, {kind}" for n, kind in enumerate(kinds)}
+    if len(set(kinds)) == 1:
+        layers = {layer: layer for layer in layers}
+
+    def by_layer(measure: str) -> list[ResultRow]:
+        rows = r.table.select(measure, name, where=None)
+        return [row._replace(variant=row.where or MEAN) for row in rows if "head" not in row.where]
+
+    mass = {}
+    reach = {}
+    for layer, heading in layers.items():
+        uniform = r.table.select("uniform_mass", name, where=layer)
+        mass[heading] = [
+            *(
+                row._replace(variant=f"{row.length:,} tokens")
+                for row in r.table.select("mass", name, where=layer)
+            ),
+            *(row._replace(variant=UNIFORM) for row in uniform if row.length == lengths[-1]),
         ]
-        uniform = [0.9 * length for length in lengths]
-        lines.append(reference_curve("uniform attention", lengths, uniform))
-        panels.append(Panel(lines, _heading(result, layer)))
-    axes = MeasureAxes(
-        LENGTH, result.subject.trained_length, lengths, y="tokens (log scale)", log_y=True
+        reach[heading] = [
+            *(
+                row._replace(variant=row.where.removeprefix(f"{layer}, "))
+                for row in r.table.select("reach_90", name, where=None)
+                if row.where.startswith(f"{layer}, ")
+            ),
+            *(ResultRow(UNIFORM, "reach_90", 0.9 * length, length) for length in lengths),
+        ]
+    by_distance = LengthAxis(
+        [*(4**k for k in range(12) if 4**k < lengths[-1]), lengths[-1]],
+        [r.trained_length],
+        lambda row: math.sqrt((row.at + 1) * row.until),
     )
-    title = titled("Tokens that hold 90% of a head's mass", method)
-    return measures_figure(panels, _text(result, title), axes)
+    uniform_style = styles_of([UNIFORM], UNIFORM)
+    heads = dict.fromkeys(row.variant for rows in reach.values() for row in rows)
+    buckets = "Buckets of distance that double: 0, 1, 2–3, 4–7, ...; heads of a layer together."
+    return {
+        "attention_by_length": attention_figure(
+            r,
+            shades(list(layers)) | styles_of([MEAN], MEAN),
+            f"Attention beyond the trained length, {name}",
+            by_layer,
+        ),
+        "mass_by_distance": multiples(
+            mass,
+            shades([f"{n:,} tokens" for n in lengths]) | uniform_style,
+            by_distance,
+            _text(r, f"How far back attention goes, {name}", buckets),
+            x="distance + 1, tokens (log scale)",
+            y="share of attention",
+            shares=mass,
+            top=max(row.value for rows in mass.values() for row in rows),
+        ),
+        "reach_of_heads": multiples(
+            reach,
+            styles_of(list(heads)) | uniform_style,
+            LengthAxis(lengths, [r.trained_length]),
+            _text(r, f"Tokens that hold 90% of a head's mass, {name}"),
+            x=LENGTH,
+            y="tokens",
+        ),
+    }
 
 
-def wavelengths(result: AttentionResult) -> Figure:
+def pairs_figure(r: ReportedResults) -> Figure:
     """Wavelength of every rotary pair at the longest length under each method, and the trained
     length."""
-    spectra = {}
-    longest = {}
-    for method, length in result.pairs:
-        longest[method] = max(length, longest.get(method, 0))
-    for method, length in longest.items():
-        pairs = result.pairs[method, length]
-        kinds = dict.fromkeys(pair.kind for pair in pairs)
-        for kind in kinds:
-            name = name_of(method) if len(kinds) == 1 else f"{name_of(method)}, {kind}"
-            spectra[name] = np.array(
-                [pair.wavelength or math.inf for pair in pairs if pair.kind == kind]
-            )
+    longest = {pair["method"]: pair["length"] for pair in r.facts["pairs"]}
+    by_curve: dict[str, list[float]] = {}
+    for pair in r.facts["pairs"]:
+        if pair["length"] == longest[pair["method"]]:
+            kinds = {p["kind"] for p in r.facts["pairs"] if p["method"] == pair["method"]}
+            name = name_of(pair["method"]) + (f", {pair['kind']}" if len(kinds) > 1 else "")
+            by_curve.setdefault(name, []).append(pair["wavelength"] or math.inf)
+    spectra = {name: np.array(waves) for name, waves in by_curve.items()}
     text = FigureText(
         f"Rotary pairs and the trained length, at {max(longest.values()):,} tokens",
-        f"{result.subject.name}: hollow where a turn takes longer than the trained length",
+        f"{r.title}: hollow where a turn takes longer than the trained length",
     )
-    return wavelength_figure(spectra, result.subject.trained_length, text)
+    return wavelength_figure(spectra, r.trained_length, text)

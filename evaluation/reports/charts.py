@@ -1,326 +1,382 @@
-"""Line charts in one style: panels of curves, named at their ends or in a key, below a title. PNG
-and SVG, legible at column width and without color."""
+"""Charts of rows of results (`ResultRow`, or anything with its attributes): each function makes a
+panel, and `figures.panels` draws panels into a figure.
+
+    panel = length_panel(table.select("nll"), styles_of(names), LengthAxis([64, 256], trained=[64]))
+    save(panels([panel], FigureText("Loss by context length")), folder, "nll_by_length")
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from typing import NamedTuple
 
 import numpy as np
-from matplotlib import rc_context
+from matplotlib import colormaps
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
-from matplotlib.font_manager import FontProperties
-from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.lines import Line2D
-from matplotlib.textpath import TextPath
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
-from scipy.optimize import isotonic_regression
+from matplotlib.ticker import (
+    FixedLocator,
+    FuncFormatter,
+    MaxNLocator,
+    NullLocator,
+    PercentFormatter,
+)
 
-from data.files import atomic
+from evaluation.reports.figures import (
+    COLOURS,
+    DASHED,
+    FAINT,
+    GRID,
+    INK,
+    MARKERS,
+    SOFT,
+    Curve,
+    FigureText,
+    Panel,
+    fix_ticks,
+    mark,
+    panels,
+    token_axis,
+)
+from evaluation.reports.results_table import ResultRow
+from evaluation.reports.text import plain, signed
 
-# Okabe and Ito 2008, without its yellow, which is too light for a line on white. Markers differ
-# too.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A5C00", "#5B5B5B")
-MARKERS = ("s", "^", "D", "v", "P", "X", "<", ">")
-INK = "#222222"
-SOFT = "#6E6E6E"
-FAINT = "#767676"
-GRID = "#E6E6E6"
-DOTTED = (0, (1, 2))
-DASHED = (0, (5, 3))
-WIDTH = 6.4  # inches
-# inches for title and subtitle, and for the labels of the x axis
-HEAD = 0.62
-TICKS = 0.44
-KEY_ROW = 0.2  # inches of a row of the key below the panels
-KEY: dict[str, Any] = {
-    "frameon": False,
-    "fontsize": 8.5,
-    "borderaxespad": 0,
-    "handlelength": 2.8,
-    "columnspacing": 1.4,
-    "labelspacing": 0.25,
-}
-LED_FROM = 0.85  # share of the width beyond which a line ends at the right edge
-LABEL_GAP = 12.0  # points between the middles of two labels
-STYLE: dict[Any, Any] = {
-    "font.size": 9.5,
-    "font.family": "DejaVu Sans",
-    "axes.edgecolor": "#999999",
-    "axes.linewidth": 0.8,
-    "xtick.color": SOFT,
-    "ytick.color": SOFT,
-    "xtick.labelcolor": INK,
-    "ytick.labelcolor": INK,
-    "axes.formatter.useoffset": False,  # an offset at the end of an axis is easily missed
-    "text.parse_math": False,  # names of runs and methods may contain `$`; formulas set parse_math
-    "svg.fonttype": "none",
-    "svg.hashsalt": "sextant",
-}
+TOKENS = "context length, tokens (log scale)"
+BAND = "#999999"
+SHADES = "cividis"  # even in lightness, and the same to every kind of color vision
 
-Numbers = Sequence[float] | np.ndarray
+
+class LineStyle(NamedTuple):
+    """`marked`: the variant is undertrained; its markers are outlines and its label has a †."""
+
+    color: str
+    marker: str
+    marked: bool = False
+
+    def label(self, variant: str) -> str:
+        return f"{variant} †" if self.marked else variant
+
+
+Styles = Mapping[str, LineStyle]
+
+
+def styles_of(
+    names: Sequence[str],
+    ink: str | None = None,
+    rows: Iterable[ResultRow] = (),
+    marked: Iterable[str] = (),
+) -> dict[str, LineStyle]:
+    """Color and marker of each variant, the same in all figures.
+
+    Args:
+        ink: the variant in black.
+        rows: losses. Of more variants than there are colors the best at the longest length have
+            colors, and the others are thin grey lines.
+        marked: undertrained variants.
+    """
+    last = {row.variant: (-(row.length or 0), row.value) for row in rows if not row.seed}
+    colored = [name for name in names if name != ink]
+    if len(colored) > len(COLOURS):
+        colored.sort(key=lambda name: last.get(name, (0, math.inf)))
+        # the last color is the grey of the remaining lines
+        colored = colored[: len(COLOURS) - 1]
+    free = iter(zip(COLOURS, MARKERS, strict=True))
+    styles = {}
+    for name in names:
+        color, marker = (INK, "o") if name == ink else (FAINT, ".")
+        if name in colored:
+            color, marker = next(free)
+        styles[name] = LineStyle(color, marker, name in marked)
+    return styles
+
+
+def shades(names: Sequence[str]) -> dict[str, LineStyle]:
+    """Colors from dark to light for ordered variants, told apart without color too."""
+    places = np.linspace(0.0, 0.82, max(len(names), 1))
+    return {
+        name: LineStyle(to_hex(colormaps["viridis"](at)), "")
+        for name, at in zip(names, places, strict=True)
+    }
 
 
 @dataclass(frozen=True)
-class FigureText:
-    """Title, subtitle and note; empty for a figure with a caption elsewhere. `formula`: subtitle
-    and headings of panels are mathtext, as axis labels always are."""
-
-    title: str = ""
-    subtitle: str = ""
-    note: str = ""
-    formula: bool = False
-
-
-@dataclass(frozen=True)
-class Curve:
-    """One line.
+class LengthAxis:
+    """The x axis that the panels of a figure share.
 
     Attributes:
-        label: '' for a curve without a name.
-        low, high: ends of the interval at each x; NaN or empty for none.
-        dash: a linestyle of matplotlib; '' for markers alone.
-        every: which points have markers, as matplotlib's `markevery`.
-        hollow: markers are outlines.
+        ticks: its range; at most eight are shown.
+        trained: trained lengths, marked by dotted lines.
+        place: the x of a row.
+        log: log2 or linear.
     """
 
-    label: str
-    x: Numbers
-    y: Numbers
-    color: str = INK
-    low: Numbers = ()
-    high: Numbers = ()
-    width: float = 1.5
-    dash: Any = "-"
-    marker: str = ""
-    size: float = 4.6
-    every: Any = None
-    hollow: bool = False
-    order: float = 3
-    alpha: float | None = None
+    ticks: Sequence[float]
+    trained: Sequence[float] = ()
+    place: Callable[[ResultRow], float] = attrgetter("length")
+    log: bool = True
 
-    @property
-    def end(self) -> tuple[float, float]:
-        """The last finite point."""
-        last = np.flatnonzero(np.isfinite(self.y))[-1]
-        return float(self.x[last]), float(self.y[last])
+    def apply(self, axes: Axes, name_marks: bool = False) -> None:
+        low = min(*self.ticks, *self.trained)
+        high = max(*self.ticks, *self.trained)
+        ticks = list(self.ticks)
+        while len(ticks) > 8:
+            ticks = ticks[::-2][::-1]
+        if self.log:
+            token_axis(axes, ticks)
+            axes.set_xlim(low / 2**0.25, high * 2**0.25)
+        else:
+            fix_ticks(axes, ticks)
+            room = max(0.03 * (high - low), 1.0)
+            axes.set_xlim(low - room, high + room)
+        for length in self.trained:
+            mark(axes, length, f"trained length {length:,}" if name_marks else "")
 
-    def draw(self, axes: Axes) -> Line2D:
-        (line,) = axes.plot(
-            self.x,
-            self.y,
-            label=self.label or "_",
-            color=self.color,
-            lw=self.width,
-            ls=self.dash,
-            marker=self.marker,
-            markevery=self.every,
-            ms=self.size,
-            mfc="white" if self.hollow else self.color,
-            mec=self.color if self.hollow else "white",
-            mew=0.9 if self.hollow else 0.6,
-            zorder=self.order,
-            alpha=self.alpha,
+
+def curves_of(rows: Iterable[ResultRow], styles: Styles, axis: LengthAxis) -> list[Curve]:
+    """A line for each variant; rows of single seeds are thin lines without a name."""
+    by_line: dict[tuple[str, str], list[ResultRow]] = {}
+    for row in rows:
+        if math.isfinite(row.value):
+            by_line.setdefault((row.variant, row.seed), []).append(row)
+    curves = []
+    for (variant, seed), own in by_line.items():
+        style = styles[variant]
+        curve = Curve(
+            style.label(variant),
+            x=[float(axis.place(row)) for row in own],
+            y=[row.value for row in own],
+            color=style.color,
+            low=[row.low for row in own],
+            high=[row.high for row in own],
+            width=1.6,
+            marker=style.marker,
+            hollow=style.marked,
+            order=4,
         )
-        if len(self.low) and np.greater(self.high, self.low).any():
-            y = np.asarray(self.y, dtype=np.float64)
-            below = y - np.asarray(self.low)
-            above = np.asarray(self.high) - y
-            wide = np.greater(self.high, self.low)
-            axes.errorbar(
-                np.asarray(self.x)[wide],
-                y[wide],
-                yerr=(below[wide], above[wide]),
-                fmt="none",
-                color=self.color,
-                elinewidth=1.0,
-                capsize=2.2,
-                alpha=0.75,
-                zorder=self.order - 0.5,
-            )
-        return line
+        if style.color == FAINT:
+            curve = replace(curve, width=0.8, size=3.5, order=2.5)
+        if seed:
+            curve = replace(curve, label="", low=(), high=(), width=0.6, marker="", order=2.5)
+        curves.append(curve)
+    return curves
 
 
-@dataclass(frozen=True)
-class Panel:
-    """Curves over common axes.
+def length_panel(
+    rows: Iterable[ResultRow],
+    styles: Styles,
+    axis: LengthAxis,
+    *,
+    heading: str = "",
+    y: str = "",
+    levels: Sequence[tuple[str, float]] = (),
+    band: float | None = None,
+    top: float | None = None,
+    share: bool = False,
+    named: bool = True,
+    height: float = 3.2,
+) -> Panel:
+    """A line for each variant, named with its last value.
 
-    Attributes:
-        levels: horizontal lines across the axes: label, y, color.
-        y: label of the vertical axis, if the panels have different ones.
-        scales: sets scales and limits of these axes that differ from those of the figure.
-        named: whether the curves are named at their ends.
+    Args:
+        levels: horizontal lines (label, y); `{}` in a label is replaced by the value.
+        band: ± this is shaded; the scale is linear inside and logarithmic outside.
+        top: upper limit of the axis; lines may leave it.
+        share: values from 0 to 1, in per cent.
+        named: at the ends of lines; else by the label alone, for a key, on an axis from 0.
     """
+    curves = curves_of(rows, styles, axis)
+    heights = [at for _, at in levels]
+    if top is None:
+        top = _top_of_colored(curves, heights)
+    limits = limits_of(curves, heights, band, top)
+    if share or not named:
+        limits = _limits_from_zero(curves, share, top)
+    digits = 0 if share else 3 if band else decimals(*limits)
+    number = (lambda value, _: f"{value:.0%}") if share else signed if band else plain
+    longest = max((curve.end[0] for curve in curves), default=0.0)
 
-    curves: Sequence[Curve]
-    heading: str = ""
-    levels: Sequence[tuple[str, float, str]] = ()
-    y: str = ""
-    scales: Callable[[Axes, Panel], object] | None = None
-    named: bool = True
+    def with_value(curve: Curve) -> Curve:
+        if not named or not curve.label:
+            return curve
+        x, value = curve.end
+        label = f"{curve.label}  {number(value, digits)}"
+        return replace(curve, label=label if x == longest else f"{label} at {x:,.0f}")
+
+    def scales(axes: Axes) -> None:
+        axis.apply(axes, name_marks=named and not heading)
+        set_scale(axes, "y", limits, band)
+        if not named:
+            axes.tick_params(labelsize=8, length=2.5)
+        if share or not named:
+            axes.yaxis.set_major_locator(MaxNLocator(4))
+        if share:
+            axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
+
+    note = linear_note(band)
+    return Panel(
+        [with_value(curve) for curve in curves],
+        heading + note if heading else "",
+        [(label.replace("{}", number(at, digits)), at, SOFT) for label, at in levels],
+        y=y if heading else y + note,
+        scales=scales,
+        named=named,
+        height=height,
+    )
 
 
-def panels_figure(
-    panels: Sequence[Panel],
+def multiples(
+    by_heading: Mapping[str, Iterable[ResultRow]],
+    styles: Styles,
+    axis: LengthAxis,
     text: FigureText,
-    scales: Callable[[Axes, Panel], object],
     *,
     x: str,
     y: str = "",
-    columns: int = 1,
-    height: float | Sequence[float] = 2.9,
-    names: Literal["ends", "beside", "below"] = "ends",
-    width: float = WIDTH,
+    shares: Collection[str] = (),
+    top: float | None = None,
 ) -> Figure:
-    """A grid of panels.
+    """Small panels in two columns, without bars, and one key of the lines below them.
 
     Args:
-        scales: sets scales, limits and marks of a panel's axes; its curves are drawn already.
-        height: inches of every row of panels, or of each; more where the names require it.
-        names: of curves and levels: at their right ends, in a key beside each panel, or in one key
-            below all.
+        shares: headings of panels whose values are in per cent.
+        top: upper limit of all panels; default: of each its own.
     """
-    columns = min(columns, len(panels))
-    rows = math.ceil(len(panels) / columns)
-    heights = [height] * rows if isinstance(height, float | int) else list(height)
-    ends = [_ends(panel) if names == "ends" and panel.named else [] for panel in panels]
-    for n, labels in enumerate(ends):
-        room = TICKS + 0.26 + (len(labels) + 1) * LABEL_GAP / 72
-        heights[n // columns] = max(heights[n // columns], room if labels else 0.0)
-    known = {curve.label: curve for panel in panels for curve in panel.curves if curve.label}
-    key_columns = max(1, int((width - 0.3) / (0.62 + _widest(known))))
-    has_key = names == "below" and len(known) > 1
-    key_height = KEY_ROW * math.ceil(len(known) / key_columns) + 0.08 if has_key else 0.0
-    with rc_context(STYLE):
-        figure, (low, high) = canvas(text, sum(heights) + key_height, width)
-        under = low + key_height / figure.get_figheight()
-        area = (0.008, under, 0.984, high - under)
-        figure.set_layout_engine(ConstrainedLayoutEngine(rect=area, h_pad=0.03, w_pad=0.02))
-        grid = figure.subplots(rows, columns, squeeze=False, height_ratios=heights)
-        for axes in grid.flat[len(panels) :]:
-            axes.remove()
-        handles = {}
-        for n, panel in enumerate(panels):
-            axes = grid.flat[n]
-            lines = _draw_panel(axes, panel, text.formula)
-            scales(axes, panel)
-            if panel.scales is not None:
-                panel.scales(axes, panel)
-            is_last = n + columns >= len(panels)
-            axes.set_xlabel(x if is_last else "", color=INK, parse_math=True)
-            axes.set_ylabel(panel.y or (y if n % columns == 0 else ""), color=INK, parse_math=True)
-            handles |= {line.get_label(): line for line in lines}
-            if names == "beside":  # highest curve first
-                lines.sort(key=lambda line: -float(np.mean(np.asarray(line.get_ydata(), float))))
-                axes.legend(handles=lines, loc="center left", bbox_to_anchor=(1.015, 0.5), **KEY)
-        if has_key:
-            figure.legend(
-                handles=[handles[label] for label in known],
-                loc="lower center",
-                bbox_to_anchor=(0.5, low),
-                ncols=key_columns,
-                **KEY,
-            )
-        figure.draw_without_rendering()  # sets the heights along which the labels are spread
-        for axes, labels in zip(figure.axes, ends, strict=True):
-            label_ends(figure, axes, labels)
-        return figure
+    drawn = [
+        length_panel(
+            [row._replace(low=math.nan, high=math.nan) for row in rows],
+            styles,
+            axis,
+            heading=heading,
+            top=top,
+            share=heading in shares,
+            named=False,
+            height=1.75,
+        )
+        for heading, rows in by_heading.items()
+    ]
+    return panels(drawn, text, x=x, y=y, columns=2, names="below")
 
 
-def _draw_panel(axes: Axes, panel: Panel, formula: bool) -> list[Line2D]:
-    heading = axes.set_title(panel.heading, loc="left", fontsize=9.5, color=INK, pad=4)
-    heading.set_parse_math(formula)
-    grid(axes)
-    for _, at, color in panel.levels:
-        axes.axhline(at, color=color, lw=1.1, ls=DASHED, zorder=2)
-    return [curve.draw(axes) for curve in panel.curves]
-
-
-def _ends(panel: Panel) -> list[tuple[str, float, float, str]]:
-    """Labels of curves and levels: text, x, y, color; x is infinite for a level."""
-    ends = [(curve.label, *curve.end, curve.color) for curve in panel.curves if curve.label]
-    return ends + [(label, math.inf, y, color) for label, y, color in panel.levels if label]
-
-
-def _widest(labels) -> float:
-    """Inches of the widest label."""
-    font = FontProperties(family=STYLE["font.family"], size=9)
-    paths = [TextPath((0, 0), label or " ", prop=font) for label in labels]
-    return max((path.get_extents().width for path in paths), default=0) / 72
-
-
-def canvas(
-    text: FigureText, height: float, width: float = WIDTH
-) -> tuple[Figure, tuple[float, float]]:
-    """A figure with `height` inches for the axes, and the vertical range of those inches."""
-    head = HEAD if text.title else 0.1
-    foot = 0.24 + 0.14 * text.note.count("\n") if text.note else 0.06
-    total = head + height + foot
-    figure = Figure(figsize=(width, total), dpi=200)
-    FigureCanvasAgg(figure)
-    place = 1 - 0.12 / total
-    figure.text(0.02, place, text.title, fontsize=11.5, fontweight="bold", color=INK, va="top")
-    subtitle = figure.text(
-        0.02, 1 - 0.36 / total, text.subtitle, fontsize=8.5, color=SOFT, va="top"
+def difference_panel(
+    rows: Iterable[ResultRow],
+    styles: Styles,
+    axis: LengthAxis,
+    heading: str,
+    band: float,
+) -> Panel:
+    """Differences with their intervals below a panel that names the lines; ± `band` is shaded.
+    Without the variants that are grey."""
+    shown = [row for row in rows if styles[row.variant].color != FAINT]
+    panel = length_panel(
+        shown, styles, axis, heading=heading, levels=[("", 0.0)], band=band, height=1.7
     )
-    subtitle.set_parse_math(text.formula)
-    figure.text(0.02, 0.07 / total, text.note, fontsize=8, color=SOFT, va="bottom")
-    return figure, (foot / total, 1 - head / total)
+    return replace(panel, named=False)
 
 
-def token_axis(
-    axes: Axes,
-    ticks: Sequence[float],
-    label: str | None = None,
-) -> None:
-    """A log2 axis of tokens with these ticks."""
-    axes.set_xscale("log", base=2)
-    fix_ticks(axes, ticks)
-    if label:
-        axes.set_xlabel(label, color=INK)
+def dots_panel(
+    rows: Sequence[ResultRow],
+    styles: Styles,
+    *,
+    heading: str = "",
+    x: str = "",
+    band: float | None = None,
+    shared: Iterable[ResultRow] = (),
+) -> Panel:
+    """Values with intervals, one row each from top to bottom, hollow for a point estimate.
+
+    Args:
+        band: values are differences; ± it is shaded, and the scale is linear inside and logarithmic
+            outside.
+        shared: all rows of the panels that have a common scale.
+    """
+    curves = []
+    for at, row in enumerate(rows):
+        color, marker, _ = styles[row.variant]
+        curve = Curve("", [row.value], [at], color, [row.low], [row.high], across=True)
+        is_point = math.isnan(row.low)
+        curves.append(replace(curve, marker=marker, size=5.5, hollow=is_point))
+    values = [value for row in [*rows, *shared] for value in (row.value, row.low, row.high)]
+    limits = padded([value for value in values if math.isfinite(value)], band)
+
+    def scales(axes: Axes) -> None:
+        set_scale(axes, "x", limits, band)
+        axes.set_ylim(len(rows) - 0.5, -0.5)
+        names = [styles[row.variant].label(row.variant) for row in rows]
+        axes.set_yticks(range(len(rows)), names, fontsize=9)
+        axes.tick_params(axis="y", length=0)
+        axes.grid(visible=False, axis="y")
+        axes.grid(axis="x", color=GRID, lw=0.7, zorder=0)
+        axes.spines["left"].set_visible(False)
+        if band:
+            axes.axvline(0, color=INK, lw=1.0, ls=DASHED, zorder=2)
+        for at, (row, curve) in enumerate(zip(rows, curves, strict=True)):
+            text = (signed if band else plain)(row.value, 3)
+            place = ((1, at), (5, 0), ("axes fraction", "data"), "offset points")
+            axes.annotate(text, *place, va="center", fontsize=8.5, color=curve.color)
+
+    height = 0.215 * len(rows) + 0.55
+    return Panel(curves, heading, x=x, scales=scales, named=False, height=height)
 
 
-def fix_ticks(axes: Axes, ticks: Sequence[float]) -> None:
-    """Ticks of the x axis, as whole numbers."""
-    axes.xaxis.set_major_locator(FixedLocator(list(ticks)))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+def heat_map(
+    rows: Sequence[ResultRow],
+    *,
+    lengths: Sequence[int],
+    name: Callable[[ResultRow], str],
+    y: str,
+    down: bool = False,
+) -> Panel:
+    """Shaded cells with a share and its interval: by length, and by place (`at`), which `name`
+    names.
+
+    Args:
+        down: the first place is the upper one.
+    """
+    names = {row.at: name(row) for row in rows}
+    places = sorted(names)
+
+    def draw(axes: Axes) -> None:
+        for row in rows:
+            _shade(axes, lengths.index(row.length), places.index(row.at), row)
+        axes.grid(visible=False)
+        axes.set(xlim=(0, len(lengths)), ylim=(0, len(places)))
+        axes.set_xticks([n + 0.5 for n in range(len(lengths))], [f"{n:,}" for n in lengths])
+        axes.set_yticks([n + 0.5 for n in range(len(places))], [names[at] for at in places])
+        axes.tick_params(length=0)
+        axes.spines[:].set_visible(False)
+        if down:
+            axes.invert_yaxis()
+
+    height = 0.9 + 0.42 * max(3, len(places))
+    return Panel(y=y, scales=draw, is_filled=bool(rows), height=height)
 
 
-def grid(axes: Axes) -> None:
-    """Horizontal grid lines, and no frame above and on the right."""
-    axes.grid(axis="y", color=GRID, lw=0.7, zorder=0)
-    axes.set_axisbelow(True)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+def _shade(axes: Axes, x: int, y: int, row: ResultRow) -> None:
+    """One cell of a heat map."""
+    red, green, blue, _ = shade = colormaps[SHADES](row.value)
+    ink = "white" if 0.299 * red + 0.587 * green + 0.114 * blue < 0.5 else INK
+    axes.fill([x, x + 1, x + 1, x], [y, y, y + 1, y + 1], color=shade, ec="white", lw=1.2)
+    ends = f"({100 * row.low:.0f}–{100 * row.high:.0f})"
+    for text, up, size in ((f"{100 * row.value:.0f}", 4, 9.5), (ends, -7, 6.5)):
+        axes.annotate(
+            text,
+            (x + 0.5, y + 0.5),
+            xytext=(0, up),
+            textcoords="offset points",
+            fontsize=size,
+            ha="center",
+            va="center",
+            color=ink,
+        )
 
 
-def mark(
-    axes: Axes,
-    x: float,
-    text: str = "",
-    side: str = "left",
-    height: float = 1.0,
-) -> None:
-    """A dotted vertical line, labelled at a share of the height; `side`: alignment of the label."""
-    axes.axvline(x, color=SOFT, lw=0.9, ls=DOTTED, zorder=1)
-    shift = (4 if side == "left" else -4, -3)
-    axes.annotate(
-        text,
-        (x, height),
-        shift,
-        ("data", "axes fraction"),
-        "offset points",
-        color=SOFT,
-        fontsize=8.5,
-        va="top",
-        ha=side,
-    )
+def linear_note(band: float | None) -> str:
+    """For the label of an axis that is linear within ± `band` and logarithmic beyond."""
+    return f" (linear within ±{band:g})" if band else ""
 
 
 def decimals(low: float, high: float) -> int:
@@ -328,80 +384,80 @@ def decimals(low: float, high: float) -> int:
     return min(5, max(2, math.ceil(1.3 - math.log10(high - low))))
 
 
-def power_of_ten(value: float) -> str:
-    """`10⁻⁴`, without mathtext."""
-    return "10" + str(round(math.log10(value))).translate(
-        str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
-    )
+def _top_of_colored(curves: Sequence[Curve], levels: Sequence[float]) -> float | None:
+    """A limit below grey lines that are far above all colored ones; None if there is none."""
+    colored = [y for curve in curves if curve.color != FAINT for y in curve.y]
+    values = [y for curve in curves for y in curve.y]
+    if not colored:
+        return None
+    limit = max(colored) + 0.5 * (max(colored) - min(values))
+    kept = [y for curve in curves if max(curve.y) <= limit for y in curve.y]
+    return max([*kept, *levels]) if max(values) > limit else None
 
 
-def label_ends(
-    figure: Figure,
+def limits_of(
+    curves: Sequence[Curve], levels: Sequence[float], band: float | None, top: float | None
+) -> tuple[float, float]:
+    """Limits of the y axis, around the lines, bars and levels up to `top`."""
+    values = list(levels)
+    for curve in curves:
+        values += [*curve.y, *curve.low, *curve.high]
+    limit = math.inf if top is None else top
+    return padded([min(value, limit) for value in values if math.isfinite(value)], band)
+
+
+def padded(values: Sequence[float], band: float | None) -> tuple[float, float]:
+    """The values with margins, and zero and the band if there is one."""
+    low = min(values, default=0.0)
+    high = max(values, default=1.0)
+    if band:
+        return 1.35 * min(low, -1.5 * band), 1.35 * max(high, 1.5 * band)
+    room = max(high - low, 0.05)
+    return low - 0.06 * room, high + 0.12 * room
+
+
+def _limits_from_zero(
+    curves: Sequence[Curve], share: bool, top: float | None
+) -> tuple[float, float]:
+    """From 0 where that does not hide the differences, and never beyond what a share can be."""
+    if top is not None:
+        return -0.03 * top, 1.03 * top
+    values = [0.0, *(y for curve in curves for y in curve.y)]
+    low = min(values)
+    high = max(values)
+    limit = high + 0.08 * max(high - low, 1e-3)
+    return low, min(limit, 1.0) if share and high < 0.93 else limit
+
+
+def set_scale(
     axes: Axes,
-    labels: list[tuple[str, float, float, str]],
+    which: str,
+    limits: tuple[float, float],
+    band: float | None,
 ) -> None:
-    """Direct labels (text, x, y, color) right of the axes at the height of the line's end, moved
-    apart where they would overlap. Limits and scales of the axes must be final. The label of a
-    line that ends above the axes has an arrow; a line that ends early has no leader, which would
-    look like data."""
-    height = axes.get_position().height * figure.get_figheight() * 72  # points
-    gap = LABEL_GAP / height
-    right = axes.get_xlim()[1]
-    top = axes.get_ylim()[1]
-    to_axes = axes.transData - axes.transAxes
-    wanted = []
-    for text, x, y, color in labels:
-        across, up = to_axes.transform((min(x, right), y))
-        wanted.append((float(up), f"{text} ↑" if y > top else text, across, x, y, color))
-    wanted.sort()
-    placed = within(spread([up for up, *_ in wanted], gap), gap)
-    for at, (_, text, across, x, y, color) in zip(placed, wanted, strict=True):
-        axes.annotate(
-            text,
-            xy=(min(x, right), min(y, top)),
-            xycoords="data",
-            xytext=(1.045, at),
-            textcoords="axes fraction",
-            color=color,
-            fontsize=9,
-            va="center",
-            annotation_clip=False,
-            arrowprops={
-                "arrowstyle": "-",
-                "color": color,
-                "lw": 0.6 if across > LED_FROM else 0.0,
-                "alpha": 0.6,
-                "shrinkA": 2,
-                "shrinkB": 3,
-                "relpos": (0, 0.5),
-            },
-        )
-
-
-def spread(wanted: Sequence[float], gap: float) -> np.ndarray:
-    """Heights as near as possible to `wanted` (ascending) with at least `gap` between neighbors."""
-    least = gap * np.arange(len(wanted))
-    return isotonic_regression(np.asarray(wanted) - least).x + least
-
-
-def within(placed: np.ndarray, gap: float) -> np.ndarray:
-    """The same heights, moved into 0 to 1 if there is room, with the same gaps."""
-    least = gap * np.arange(len(placed))
-    if least.max(initial=0.0) > 1:
-        return placed
-    return np.minimum(np.maximum(placed, least), 1 - least[::-1])
-
-
-def save(figure: Figure, folder: Path, name: str, dpi: int = 200) -> Path:
-    """Write `name`.png and `name`.svg with reproducible bytes; returns the first."""
-    with rc_context(STYLE):
-        with atomic(folder / f"{name}.png") as file:
-            figure.savefig(file, format="png", dpi=dpi, facecolor="white")
-        with atomic(folder / f"{name}.svg") as file:
-            figure.savefig(
-                file,
-                format="svg",
-                facecolor="white",
-                metadata={"Date": None},
-            )
-    return folder / f"{name}.png"
+    """Limits of the x or y axis; with `band`, a symlog scale that is linear within ± it, with round
+    ticks and the band shaded."""
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    set_scale_of = axes.set_xscale if which == "x" else axes.set_yscale
+    set_limits = axes.set_xlim if which == "x" else axes.set_ylim
+    if band:
+        set_scale_of("symlog", linthresh=band, linscale=0.6)
+    set_limits(*limits)
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}".replace("-", "−")))
+    if not band:
+        return
+    shade = axes.axvspan if which == "x" else axes.axhspan
+    shade(-band, band, color=BAND, alpha=0.13, lw=0, zorder=0.5)
+    # Rounder ticks take precedence over those too close to them.
+    round_numbers = [digit * 10.0**k for digit in (1, 3, 2, 5) for k in range(-4, 3)]
+    sizes = [0.0, band, *(size for size in round_numbers if size > band), band / 2]
+    place = axis.get_transform().transform
+    low, high = limits
+    gap = (0.1 if which == "x" else 0.08) * (place(high) - place(low))  # labels are wider than high
+    ticks: list[float] = []
+    for tick in [signed_tick for size in sizes for signed_tick in (size, -size)]:
+        apart = all(abs(place(tick) - place(other)) >= gap for other in ticks)
+        if apart and low <= tick <= high:
+            ticks.append(tick)
+    axis.set_major_locator(FixedLocator(sorted(ticks)))
+    axis.set_minor_locator(NullLocator())

@@ -1,21 +1,23 @@
-"""The report of one evaluation of any kind: a results table, a record, sentences, tables and
+"""The report of one evaluation of any kind: its long table, a record, sentences, tables and
 figures."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
 from data.files import write_text
-from evaluation.reports.charts import save
 from evaluation.reports.document import (
     ReportDocument,
     ReportFigure,
     ReportSection,
     ReportTable,
 )
-from evaluation.reports.results_table import write_clean_json, write_table
+from evaluation.reports.figures import save
+from evaluation.reports.reported_results import ReportedResults
+from evaluation.reports.results_table import write_clean_json, write_results, write_table
+from evaluation.scoring.methods import name_of
 
 DOWNLOADS = (
     ("results.csv", "all numbers"),
@@ -23,41 +25,56 @@ DOWNLOADS = (
 )
 
 
-@dataclass
+@dataclass(kw_only=True)
 class EvaluationReport:
     """What an evaluation found.
 
     Attributes:
         name: of the results folder, unless the settings name one.
-        rows: results.csv, one row for each number or cell, with equal keys.
+        results: the long table, which becomes results.csv.
+        variants: further columns of the variants; default: their methods.
         record: results.json, besides the summary.
-        summary: what was found, in sentences; the first one is the verdict.
+        verdict: what was found, in one sentence.
+        details: further sentences.
         caveats: what limits the numbers.
+        tables: the first ones a reader needs; `more_tables`: the others.
         figures: by file name.
-        more_tables, more_records: further files (`items.csv`, `targets.json`) and what they hold.
+        items, more_records: further files and what they hold.
     """
 
     name: str
     title: str
-    rows: Sequence[dict]
+    results: ReportedResults
+    variants: Mapping[str, dict] | None = None
     record: dict
-    summary: list[str]
-    tables: list[ReportTable]
+    verdict: str
+    details: Sequence[str]
+    caveats: Sequence[str]
+    tables: Sequence[ReportTable]
+    more_tables: Sequence[ReportTable] = ()
     figures: dict[str, Figure]
-    caveats: list[str] = field(default_factory=list)
-    more_tables: dict[str, Sequence[dict]] = field(default_factory=dict)
+    items: dict[str, Sequence[dict]] = field(default_factory=dict)
     more_records: dict[str, dict] = field(default_factory=dict)
+
+    @property
+    def summary(self) -> list[str]:
+        return [line for line in (self.verdict, *self.details, *self.caveats) if line]
 
     def write(self, folder: Path) -> list[Path]:
         """Write tables, records, figures, summary.txt, report.md and report.html into `folder`;
         returns the files that a user reads first: the report, the figures, the numbers."""
-        for name, rows in {"results.csv": self.rows, **self.more_tables}.items():
+        variants = self.variants
+        if variants is None:
+            methods = self.record["methods"]
+            variants = {name_of(method): {"method": method} for method in methods}
+        table = (variants, self.results.table, self.results.facts)
+        write_results(folder / "results.csv", [({}, *table)])
+        for name, rows in self.items.items():
             write_table(folder / name, rows)
-        summary = [*self.summary, *self.caveats]
-        record = {"format": 1, "summary": summary, **self.record}
+        record = {"format": 1, "summary": self.summary, **self.record}
         for name, content in {"results.json": record, **self.more_records}.items():
             write_clean_json(folder / name, content)
-        write_text(folder / "summary.txt", "\n".join(summary) + "\n")
+        write_text(folder / "summary.txt", "\n".join(self.summary) + "\n")
         drawn = [save(figure, folder, name) for name, figure in self.figures.items()]
         document = self.document(drawn)
         write_text(folder / "report.html", document.html())
@@ -69,8 +86,8 @@ class EvaluationReport:
         blocks = [
             *self.tables,
             *(ReportFigure(file, self.title, self.title, link=file.name) for file in figures),
+            *self.more_tables,
         ]
-        first, *rest = self.summary
-        notes = [*self.caveats, *rest]
+        notes = [*self.caveats, *self.details]
         sections = [ReportSection("Results", blocks), ReportSection("Notes", notes)]
-        return ReportDocument(self.title, "", [first], sections, DOWNLOADS)
+        return ReportDocument(self.title, "", [self.verdict], sections, DOWNLOADS)

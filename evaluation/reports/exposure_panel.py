@@ -1,13 +1,15 @@
 """A panel of a figure: how often training used each position and each distance of its x axis."""
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from data.sampling.exposure import Exposure
-from evaluation.reports.charts import COLOURS, DASHED, SOFT, Curve, Panel, power_of_ten
+from evaluation.reports.charts import LengthAxis
+from evaluation.reports.figures import COLOURS, DASHED, SOFT, Curve, Panel, power_of_ten
 
 _DECADES = 9  # at most, on the axis of shares
 
@@ -37,7 +39,7 @@ def thinned(
     return centers, np.bincount(index, weights=y) / counts
 
 
-def exposure_panel(exposure: Exposure) -> Panel:
+def exposure_panel(exposure: Exposure, axis: LengthAxis) -> Panel:
     """A panel over tokens of context: the exposure in training. Shares of zero are not drawn, so a
     line ends at the last trained position."""
     curves = []
@@ -52,14 +54,18 @@ def exposure_panel(exposure: Exposure) -> Panel:
             x = np.append(x[y > 0], last)
             y = np.append(y[y > 0], y[y > 0][-1])
             curves.append(Curve(label, x, y, color, width=1.6, dash=dash))
-    return Panel(curves, "share of the training tokens", scales=_scales)
+
+    def scales(axes: Axes) -> None:
+        axis.apply(axes, name_marks=False)
+        _scale(axes, curves)
+
+    return Panel(curves, "share of the training tokens", scales=scales, height=1.7)
 
 
-def _scales(axes: Axes, panel: Panel) -> None:
+def _scale(axes: Axes, curves: Sequence[Curve]) -> None:
     """A log scale of shares, and a grey area where nothing was trained."""
-    shortest, longest = axes.get_xlim()
-    shown = [np.asarray(curve.y)[np.asarray(curve.x) >= shortest] for curve in panel.curves]
-    lowest = min((float(y.min(initial=0.1)) for y in shown), default=0.1)
+    longest = axes.get_xlim()[1]
+    lowest = min((float(np.min(curve.y)) for curve in curves), default=0.1)
     decades = min(_DECADES, max(1, math.ceil(-math.log10(lowest) + 0.2)))
     step = max(1, math.ceil(decades / 3))
     axes.set_yscale("log")
@@ -67,7 +73,7 @@ def _scales(axes: Axes, panel: Panel) -> None:
     axes.yaxis.set_major_locator(FixedLocator([10.0**-k for k in range(0, decades + 1, step)]))
     axes.yaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(FuncFormatter(_percent))
-    end = max((float(curve.x[-1]) for curve in panel.curves), default=longest)
+    end = max((float(curve.x[-1]) for curve in curves), default=longest)
     if end < longest:
         axes.axvspan(end, longest, color="#F1F1F1", lw=0, zorder=0)
         axes.text(end * 1.04, 0.3, "never trained", color=SOFT, fontsize=8.5)

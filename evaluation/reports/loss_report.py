@@ -1,46 +1,403 @@
-"""Report of the loss of text: a row for each part of the units, method and length."""
+"""Report of the loss of text by length, of one run under several methods, of several runs, or of
+the schemes of a study: their tables, sentences and figures are the same."""
+
+from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
 
 import numpy as np
 from matplotlib.figure import Figure
 
 from data.sampling.exposure import Exposure
+from evaluation.reports.caveats import caveats
 from evaluation.reports.charts import (
-    COLOURS,
-    DASHED,
-    FAINT,
-    INK,
-    MARKERS,
-    Curve,
-    FigureText,
-    Panel,
+    LengthAxis,
+    Styles,
+    difference_panel,
+    dots_panel,
+    length_panel,
+    styles_of,
 )
-from evaluation.reports.document import Cell, ReportTable, verdict_cell
+from evaluation.reports.document import NONE, Cell, ReportTable, TableCell, pivot
 from evaluation.reports.evaluation_report import EvaluationReport
 from evaluation.reports.exposure_panel import exposure_panel
-from evaluation.reports.length_charts import ReferenceLines, difference_panel, length_chart
+from evaluation.reports.figures import FigureText, Panel, panels
+from evaluation.reports.position_report import (
+    position_figure,
+    position_rows,
+    position_tables,
+    position_verdict,
+)
 from evaluation.reports.provenance import basis, provenance
 from evaluation.reports.read_gain_report import (
-    read_gain_columns,
     read_gain_record,
-    read_gain_sentence,
+    read_gain_rows,
+    read_gain_sentences,
     read_gain_tables,
 )
-from evaluation.reports.results_table import finite, interval_columns
-from evaluation.reports.sentences import caveats, sentences
-from evaluation.reports.text import dtype_note, estimate
+from evaluation.reports.reported_results import (
+    ReportedResults,
+    by_sign,
+    melted,
+    named,
+    seed_counts,
+)
+from evaluation.reports.results_table import ResultRow, finite, interval_columns
+from evaluation.reports.text import counted, dtype_note, plain
 from evaluation.scoring.evaluate import EvaluationResult
 from evaluation.scoring.methods import TRAINED, TRUNCATE, name_of
 from evaluation.statistics.analysis import Analysis, AnalysisRow
-from evaluation.statistics.intervals import Interval, unit_means
-from evaluation.statistics.verdicts import MethodVerdicts
+from evaluation.statistics.intervals import POINTS_ONLY_BELOW, unit_means
 
-NLL = "NLL, nats per token"
-PARTS = {True: "in the training text", False: "not in the training text"}
-MANY = 10**7  # units: a larger number is not useful advice
+POINTS_ONLY = "points only"
+UNDERTRAINED = 0.5  # a model is undertrained if it is fewer nats below a unigram model
+PARTS = {"unseen": "not in the training text", "seen": "in the training text"}
+MARKS = {"held": "✓ held", "broken": "✗ broken", "inconclusive": "? inconclusive"}
+METRICS = ("nll", "perplexity", "bits_per_byte", "gain", "gain_per_doubling", "perplexity_ratio")
+METRICS += ("delta_upper_one_sided", "units_needed", "spans_needed", "bfloat16_minus_float32")
+
+
+@dataclass(kw_only=True)
+class LossResults(ReportedResults):
+    """The results of a loss evaluation. Metrics of the table, by length unless stated otherwise:
+
+        nll, perplexity, bits_per_byte   of the evaluated text
+        delta                            NLL(L) − NLL(as trained, L0), simultaneous over all
+                                         verdicts, with the verdict
+        gain                             −delta, with an individual interval
+        gain_per_doubling                of the step of the grid that ends at L
+        held_to, break_point             (all lengths) largest length held, smallest length broken
+        context_reach, gain_shown_to     (all lengths) no longer context improves on the best up to
+                                         it; longest length shown to improve on all shorter
+        difference                       NLL minus that of the baseline
+        repeated_nll, control_nll,       of tokens that repeat text at distances from `at` to before
+        read_gain                        `until`, before and after it was replaced, and the change
+        failure                          `note`: why there is no number
+
+    Attributes:
+        lengths: of the grid.
+        unit_kind, units: the independent units of the intervals.
+        family, difference_family: numbers of simultaneous verdicts and differences.
+        truncated: NLL of the baseline with its context truncated to the trained length.
+        unigram: NLL of a unigram model on the same targets.
+        undertrained: variants hardly better than that.
+        baseline: the variant that the others are compared with, at the lengths `primary`.
+        against: what differences are.
+        per: what losses are per: token, or byte where tokenizers differ.
+    """
+
+    lengths: list[int]
+    unit_kind: str
+    units: int
+    tolerance: float
+    confidence: float
+    family: int = 1
+    difference_family: int = 1
+    truncated: float | None = None
+    unigram: float | None = None
+    undertrained: Sequence[str] = ()
+    baseline: str | None = None
+    against: str = ""
+    primary: Sequence[int] = ()
+    also_trained: Sequence[int] = ()  # trained lengths of further runs
+    per: str = "token"
+
+    @property
+    def longer(self) -> list[int]:
+        """The lengths beyond the trained length."""
+        return [length for length in self.lengths if length > self.trained_length]
+
+    def beyond(self, name: str) -> list[ResultRow]:
+        """Changes with their verdicts at the measured lengths beyond the trained length."""
+        return [row for row in self.table.select("delta", name) if row.verdict]
+
+    def claims(self, name: str) -> bool:
+        """Whether the variant has enough seeds and units for verdicts."""
+        return any(row.verdict != POINTS_ONLY for row in self.beyond(name))
+
+    @property
+    def sample(self) -> str:
+        noun = "targets" if self.per == "token" else f"{self.per}s"
+        targets = f"{self.facts['targets']:,} {noun} of {counted(self.units, self.unit_kind)}"
+        documents = self.facts.get("documents")
+        if documents and self.unit_kind != "document":
+            targets += f" ({counted(documents, 'document')})"
+        if self.seeds:
+            targets += f", {seed_counts(self, 'seed')} per {self.noun}"
+        return targets + dtype_note(self.facts.get("dtype", "float32"))
+
+    @property
+    def intervals(self) -> str:
+        """What simultaneous intervals of gains are, or '' where none is reported."""
+        if not any(map(self.claims, self.names)):
+            return ""
+        over = f"seeds and {self.unit_kind}s" if self.seeds else f"{self.unit_kind}s"
+        return f"{100 * self.confidence:g}% intervals over {over}, simultaneous over {self.family}"
+
+
+# Tables.
+
+
+def overview(r: LossResults) -> ReportTable:
+    """A row per variant: NLL at every length, the verdict, and the net gain at the longest."""
+    judged = any(map(r.beyond, r.names))
+    rows: list[list[Cell]] = []
+    for name in r.names:
+        levels = [r.table.get(name, "nll", length) for length in r.lengths]
+        row: list[Cell] = [f"{name} †" if name in r.undertrained else name]
+        if r.seeds:
+            row.append(str(r.seeds[name]))
+        row += [NONE if level is None else plain(level.value) for level in levels]
+        if judged:
+            gain = r.table.get(name, "delta", r.longer[-1])
+            row += [verdict_cell(r, name), NONE if gain is None else gain_cell(gain, marked=False)]
+        rows.append(row)
+    columns = [r.noun, *(["seeds"] if r.seeds else []), *(f"{n:,}" for n in r.lengths)]
+    notes = []
+    if judged:
+        columns += ["verdict", f"net gain at {r.longer[-1]:,}"]
+        interval = f"; {r.intervals}" if r.intervals else ""
+        cut = f"NLL with the context truncated to {r.trained_length:,}"
+        notes.append(f"Net gain: {cut} minus NLL{interval}.")
+    notes += [f"Unigram model: {r.unigram:.3f}."] if r.unigram is not None else []
+    if r.undertrained:
+        notes.append(f"† Undertrained: less than {UNDERTRAINED:g} nats below a unigram model.")
+    nats = "nats" if r.per == "token" else f"nats per {r.per}"
+    title = f"{r.title}: NLL in {nats} by context length, {r.sample}"
+    return ReportTable(title, columns, rows, " ".join(notes))
+
+
+def gains(r: LossResults) -> ReportTable:
+    """The verdict and the net gain at the lengths between the trained and the longest length."""
+    rows = [row for row in r.table.select("delta") if row.length in r.longer[:-1]]
+    bound = f"{r.tolerance:g} nats"
+    note = (
+        f"Broken: the upper end is below −{bound}. Held: the one-sided 97.5% lower bound is above "
+        f"−{bound} here and at every shorter length. Otherwise inconclusive."
+    )
+    return pivot(
+        "Net gain over truncation at shorter lengths",
+        rows,
+        gain_cell,
+        index={r.noun: lambda row: row.variant},
+        note=note if r.intervals else "",
+    )
+
+
+def differences(r: LossResults) -> ReportTable:
+    """Every variant against the baseline."""
+    rows = r.table.select("difference")
+    note = "Nats; negative is better."
+    if any(math.isfinite(row.low) for row in rows):
+        note += f" Intervals simultaneous over {r.difference_family} comparisons."
+    if paired := sorted({row.variant for row in rows if row.note}):
+        note += f" Paired by seed, same checkpoints as {r.baseline}: {', '.join(paired)}."
+    index = {r.noun: lambda row: row.variant}
+    return pivot(r.against, rows, difference_cell, index=index, note=note)
+
+
+def parts_table(r: LossResults) -> ReportTable:
+    """The net gain at the longest length on the units outside and inside the training text."""
+    return pivot(
+        f"Net gain at {r.lengths[-1]:,} by whether the training text has the {r.unit_kind}",
+        [
+            row
+            for part in PARTS
+            for row in r.table.select("gain", where=part)
+            if row.length == r.lengths[-1]
+        ],
+        lambda row: row.text,
+        index={r.noun: lambda row: row.variant},
+        columns=lambda row: row.where,
+        headings=PARTS,
+        note=f"Individual intervals, for parts of at least {POINTS_ONLY_BELOW} {r.unit_kind}s.",
+    )
+
+
+def tables(r: LossResults) -> list[ReportTable]:
+    return [overview(r), *read_gain_tables(r), gains(r), parts_table(r)]
+
+
+def gain_cell(row: ResultRow, marked: bool = True) -> Cell:
+    """The net gain of a change, with its verdict."""
+    mark = f"{MARKS[row.verdict]} " if marked and row.verdict in MARKS else ""
+    return TableCell(mark + row.negated.text, row.verdict if row.verdict in MARKS else "")
+
+
+def difference_cell(row: ResultRow) -> TableCell:
+    """Colored by its sign if the interval excludes zero."""
+    return TableCell(row.text, "worse" if row.low > 0 else "better" if row.high < 0 else "")
+
+
+def verdict_cell(r: LossResults, name: str) -> Cell:
+    """`held to 512, broken at 2,048`."""
+    if not r.beyond(name):
+        return "flat by construction" if name == TRUNCATE else NONE
+    if not r.claims(name):
+        return TableCell(POINTS_ONLY, "faint")
+    held = r.table.value(name, "held_to")
+    broken = r.table.value(name, "break_point")
+    words = [f"held to {held:,.0f}"] if held else []
+    words += [f"broken at {broken:,.0f}"] if broken else []
+    tone = "broken" if broken else "held" if held == r.longer[-1] else "inconclusive"
+    return TableCell(", ".join(words) or "inconclusive", tone)
+
+
+# Sentences.
+
+
+def verdict(r: LossResults) -> str:
+    """Which variants held to which length: the answer in one sentence."""
+    l0 = r.trained_length
+    longest = r.lengths[-1]
+    if longest <= l0:
+        return f"Only lengths up to the trained length {l0:,} were measured: no verdicts."
+    setup = f"Trained at {l0:,} tokens, evaluated up to {longest:,} ({longest / l0:.3g}×)"
+    claims = list(filter(r.claims, r.names))
+    if not claims:
+        few = f"training seeds or {r.unit_kind}s" if r.seeds else f"{r.unit_kind}s"
+        return f"{setup}: no verdicts, too few {few}."
+    outcomes: dict[tuple, list[str]] = {}
+    for name in claims:
+        if held := r.table.value(name, "held_to"):
+            key = (0, -held, f"held to {held:,.0f}")
+        elif broken := r.table.value(name, "break_point"):
+            key = (1, broken, f"broken at {broken:,.0f}")
+        else:
+            key = (2, 0.0, "inconclusive at all longer lengths")
+        outcomes.setdefault(key, []).append(name)
+    parts = [f"{named(r, outcomes[key])} {key[2]}" for key in sorted(outcomes)]
+    return f"{setup}: {'; '.join(parts)}."
+
+
+def details(r: LossResults) -> list[str]:
+    """Use of context, and differences from the baseline, in sentences without numbers of the
+    tables."""
+    return [*_truncation(r), *_against_baseline(r), *_reach(r), *read_gain_sentences(r)]
+
+
+def _truncation(r: LossResults) -> list[str]:
+    """The sign of the net gain over truncation at the longest length."""
+    longest = r.lengths[-1]
+    rows = [row.negated for row in r.table.select("delta") if row.length == longest and row.verdict]
+    rows = [row for row in rows if r.claims(row.variant)]
+    if not rows:
+        return []
+    none = "" if any(row.low > 0 for row in rows) else f"positive for no {r.noun}; "
+    signs = by_sign(r, rows, "positive", "negative")
+    return [f"Net gain over truncation at {longest:,}: {none}{signs}."]
+
+
+def _against_baseline(r: LossResults) -> list[str]:
+    """The signs of the differences at the trained and at the longest primary length."""
+    lines = []
+    rows = [row for row in r.table.select("difference") if math.isfinite(row.low)]
+    lengths = sorted({row.length for row in rows})
+    for length in dict.fromkeys((*lengths[:1], *lengths[-1:])):
+        here = [row for row in rows if row.length == length]
+        signs = by_sign(r, here, "higher (worse)", "lower (better)")
+        lines.append(f"{r.against} at {length:,}: {signs}.")
+    return lines
+
+
+def _reach(r: LossResults) -> list[str]:
+    """The context reach of the variants."""
+    by_text: dict[str, list[str]] = {}
+    for row in r.table.select("context_reach"):
+        by_text.setdefault(row.note, []).append(row.variant)
+    parts = [f"{text} ({named(r, names)})" for text, names in by_text.items()]
+    return [f"Context reach: {'; '.join(parts)}."] if parts else []
+
+
+# Figures.
+
+
+def styles(r: LossResults) -> Styles:
+    """The variant that the others are compared with is black, as is a run as trained."""
+    ink = r.baseline or name_of(TRAINED)
+    names = [name for name in r.names if name != TRUNCATE]
+    return styles_of(names, ink, r.table.select("nll"), r.undertrained)
+
+
+def loss_figure(
+    r: LossResults, text: FigureText, styles: Styles, exposure: Exposure | None = None
+) -> Figure:
+    """NLL by length, a line per variant, above the differences with their intervals and, if given,
+    how often training used each position."""
+    axis = LengthAxis(r.lengths, sorted({r.trained_length, *r.also_trained}))
+    rows = [row for row in r.table.select("nll", seed=None) if row.variant != TRUNCATE]
+    levels = []
+    if r.truncated is not None:
+        of = f"{r.baseline} " if r.baseline and r.seeds else "context "
+        levels.append((f"{of}truncated to {r.trained_length:,}  {{}}", r.truncated))
+    top = None
+    losses = [row.value for row in rows]
+    if r.unigram is not None and min(losses) < r.unigram < max(losses):
+        top = r.unigram
+        levels.append(("unigram model  {}", r.unigram))
+    plain_rows = [row._replace(low=math.nan, high=math.nan) for row in rows]
+    shown: list[Panel] = [
+        length_panel(plain_rows, styles, axis, y=f"NLL, nats per {r.per}", levels=levels, top=top)
+    ]
+    if not r.seeds:  # a study has figures of its own
+        heading = "net gain over truncation, nats"
+        rows = [row.negated for row in r.table.select("delta") if row.verdict]
+        if r.baseline:
+            heading = f"{r.against}, nats"
+            rows = r.table.select("difference")
+        shown.append(difference_panel(rows, styles, axis, heading, r.tolerance))
+    if exposure is not None:
+        shown.append(exposure_panel(exposure, axis))
+    return panels(shown, text, x="context length, tokens (log scale)")
+
+
+def gain_figure(r: LossResults, text: FigureText, styles: Styles) -> Figure:
+    """Net gain over truncation by length; all lines begin at the trained length, where the gain as
+    trained is 0."""
+    rows = [row.negated for row in r.table.select("delta") if row.length >= r.trained_length]
+    rows = [row for row in rows if r.beyond(row.variant)]
+    axis = LengthAxis(sorted({row.length for row in rows}), [r.trained_length])
+    panel = length_panel(
+        rows,
+        styles,
+        axis,
+        y="net gain, nats",
+        levels=[("truncated to the trained length", 0.0)],
+        band=r.tolerance,
+    )
+    return panels([panel], text, x="context length, tokens (log scale)")
+
+
+def differences_figure(r: LossResults, text: FigureText, styles: Styles) -> Figure:
+    """Differences from the baseline with intervals, sorted, at up to three primary lengths."""
+    lengths = list(r.primary)
+    if len(lengths) > 3:  # the table has all of them
+        kept = {r.trained_length, lengths[len(lengths) // 2], lengths[-1]}
+        lengths = [n for n in lengths if n in kept]
+    rows = [row for row in r.table.select("difference") if row.length in lengths]
+    shown = [
+        dots_panel(
+            sorted((row for row in rows if row.length == n), key=lambda row: row.value),
+            styles,
+            heading=f"at {n:,} tokens" + (", the trained length" if n == r.trained_length else ""),
+            band=r.tolerance,
+            shared=rows,
+        )
+        for n in lengths
+    ]
+    x = f"{r.against}, nats (linear within ±{r.tolerance:g}; negative: better)"
+    return panels(shown, text, x=x)
+
+
+def bars_note(rows: Iterable[ResultRow], intervals: str) -> str:
+    """What the bars and the shaded band of differences are, if any interval is drawn."""
+    drawn = any(row.high > row.low for row in rows)
+    return f"Bars: {intervals}. Shaded: within the tolerance." if drawn else ""
+
+
+# One run.
 
 
 def loss_report(
@@ -50,63 +407,122 @@ def loss_report(
     exposure: Exposure | None = None,
 ) -> EvaluationReport:
     """The report; `exposure` in training is drawn below the figure."""
-    figure = by_position_figure if analysis.buckets else by_length_figure
-    figure_name = "nll_by_position" if analysis.buckets else "nll_by_length"
-    drawn = figure(result, analysis, exposure if result.settings.exposure else None)
-    matrix = result.settings.matrix and not analysis.buckets
-    if matrix:
-        tables = [matrix_table(result, analysis)]
-    elif analysis.buckets:
-        tables = [position_table(result, analysis)]
+    record = record_of(result, analysis)
+    r = loss_results(record, result.subject.name)
+    if not result.settings.exposure:
+        exposure = None
+    if analysis.buckets:
+        r.table = position_rows(record)
+        made = position_tables(r)
+        figures = {"nll_by_position": position_figure(r, styles(r), exposure)}
+        answer = position_verdict(r)
     else:
-        tables = [length_table(result, analysis)]
-    if analysis.parts and not matrix:
-        tables.append(parts_table(result, analysis))
-    tables += read_gain_tables(result, analysis)
+        made = tables(r)
+        same = "the same " if result.plan.protocol == "fixed-targets" else ""
+        at_each = " at every length" if same else ""
+        subtitle = f"{r.title}: {same}{r.sample}{at_each} ({result.plan.protocol})"
+        gain_rows = [row for row in r.table.select("delta") if row.verdict]
+        note = bars_note(gain_rows, r.intervals)
+        text = FigureText("Loss beyond the trained length", subtitle, note)
+        figures = {"nll_by_length": loss_figure(r, text, styles(r), exposure)}
+        answer = verdict(r)
+    shown = 2 if analysis.read_gains else 1  # tables that are printed without --verbose
     return EvaluationReport(
         name=name,
         title=f"Loss of {result.subject.name}",
-        rows=results_rows(result, analysis),
-        record=record_of(result, analysis),
-        summary=summary_of(result, analysis, brief=matrix),
+        results=r,
+        record=record,
+        verdict=answer,
+        details=[*details(r), *reference(result, analysis), result.screening.sentence],
         caveats=caveats(
             result.settings,
             analysis.units,
             analysis.unit_kind,
             {**result.absent, **result.failed},
             unchecked=result.screening.unchecked,
-            learned=analysis.learned,
+            undertrained=analysis.learned if r.undertrained else None,
             precision=result.precision,
             notes=[*analysis.notes, *result.notes],
         ),
-        tables=tables,
-        figures={figure_name: drawn},
+        tables=made[:shown],
+        more_tables=made[shown:],
+        figures=figures,
         more_records={"targets.json": result.plan.record},
     )
 
 
-def results_rows(result: EvaluationResult, analysis: Analysis) -> list[dict]:
-    """`part`: `all` units, or only those `seen` (cluster in the training text) or `unseen`."""
-    common = loss_basis(result, analysis)
-    rows = [{"part": "all", **cell_columns(row, analysis), **common} for row in analysis.rows]
-    rows += [{**common, "part": "repeated", **read_gain_columns(g)} for g in analysis.read_gains]
-    for part in analysis.parts:
-        counts = {
-            "targets": part.n_targets,
-            "documents": part.documents,
-            "units": part.units,
-        }
-        rows += [
-            {
-                "part": "seen" if part.seen else "unseen",
-                **row_columns(row),
-                **interval_columns("gain_per_doubling", None),
-                **common,
-                **counts,
-            }
-            for row in part.rows
-        ]
-    return rows
+def loss_results(record: dict, title: str) -> LossResults:
+    """The long table of the record (results.json) of one run."""
+    methods = list(record["methods"])
+    if record["settings"].get("matrix"):
+        last = {cell["method"]: cell["nll"] for cell in record["cells"]}  # of the longest length
+        fixed = (TRAINED, TRUNCATE)
+        methods.sort(key=lambda m: (m not in fixed, m not in fixed and (last.get(m) or math.inf)))
+    unigram = record["unigram_nll"]
+    truncated = record["truncated_nll"]
+    is_undertrained = None not in (unigram, truncated) and truncated > unigram - UNDERTRAINED
+    names = [name_of(method) for method in methods]
+    r = LossResults(
+        title=title,
+        names=names,
+        facts=record,
+        lengths=record["lengths"],
+        unit_kind=record["unit"],
+        units=len(record["units"]["names"]),
+        tolerance=record["tolerance"],
+        confidence=record["confidence"],
+        family=record["family"],
+        truncated=truncated,
+        unigram=unigram,
+        undertrained=[name_of(TRAINED)] if is_undertrained else [],
+    )
+    for cell in record["cells"]:
+        for row in melted([cell], METRICS):
+            r.table.put(row._replace(note=cell["scheme"] if row.metric == "nll" else ""))
+        place = {"length": cell["length"]}
+        name = name_of(cell["method"])
+        for row in melted([cell], ["delta"]):
+            sample = {"units": r.units, "family": r.family, "level": r.confidence}
+            r.table.put(row._replace(verdict=cell["verdict"] or "", **sample))
+        if cell["failure"]:
+            r.table.add(name, "failure", math.nan, note=cell["failure"], **place)
+    for part, of_part in record["parts"].items():
+        for row in melted(of_part["cells"], ("nll", "delta", "gain"), where=part):
+            r.table.put(row._replace(units=of_part["units"]))
+    for judged in record["derived"]:
+        for metric in ("held_to", "break_point"):
+            if judged[metric] is not None:
+                r.table.add(name_of(judged["method"]), metric, judged[metric])
+    for reach in record["context_reach"]:
+        name = name_of(reach["method"])
+        longest = math.nan if reach["reach"] is None else reach["reach"]
+        r.table.add(name, "context_reach", longest, note=reach["text"])
+        r.table.add(name, "gain_shown_to", reach["gain_shown_to"])
+    for row in read_gain_rows(record):
+        r.table.put(row)
+    return r
+
+
+def reference(result: EvaluationResult, analysis: Analysis) -> list[str]:
+    """The loss as trained, what intervals describe, and the methods that do not apply."""
+    l0 = result.subject.trained_length
+    lines = []
+    base = next((row for row in analysis.rows if (row.method, row.length) == (TRAINED, l0)), None)
+    if base is not None and base.perplexity is not None:
+        bits = base.bits_per_byte
+        more = "" if bits is None else f", {bits:.3f} bits per byte"
+        lines.append(f"As trained at {l0:,}: perplexity {base.perplexity:.2f}{more}.")
+    kind = analysis.unit_kind
+    documents = counted(analysis.documents, "document")
+    if analysis.units >= POINTS_ONLY_BELOW:
+        lines.append(
+            f"{documents}; intervals over {kind}s describe this checkpoint on such text, not the "
+            "positional scheme."
+        )
+    if result.left_out:
+        reasons = [f"{label} ({reason})" for label, reason in result.left_out.items()]
+        lines.append(f"Built-in methods that do not apply here: {', '.join(reasons)}.")
+    return lines
 
 
 def row_columns(row: AnalysisRow) -> dict:
@@ -153,24 +569,6 @@ def cell_columns(row: AnalysisRow, analysis: Analysis) -> dict:
     return {**row_columns(row), **interval_columns("gain_per_doubling", gain)}
 
 
-def loss_basis(result: EvaluationResult, analysis: Analysis) -> dict:
-    """What every number of this evaluation depends on."""
-    return {
-        **basis(result),
-        "targets": analysis.n_targets,
-        "documents": analysis.documents,
-        "units": analysis.units,
-        "unit": analysis.unit_kind,
-        "family": analysis.family,
-        "tolerance": result.settings.tolerance,
-        "bos": result.settings.bos,
-        "corpus": result.facts.get("corpus", ""),
-        "corpus_hash": result.facts["corpus_hash"],
-        "tokenizer_hash": result.facts["tokenizer_hash"],
-        "targets_hash": result.plan.hash,
-    }
-
-
 def record_of(result: EvaluationResult, analysis: Analysis) -> dict:
     """The content of results.json."""
 
@@ -196,6 +594,7 @@ def record_of(result: EvaluationResult, analysis: Analysis) -> dict:
             "reach": reach.reach,
             "gain_shown_to": reach.shown,
             "longest": reach.longest,
+            "text": reach.text,
             "gain_per_doubling": [
                 {
                     "from": doubling.shorter,
@@ -219,7 +618,17 @@ def record_of(result: EvaluationResult, analysis: Analysis) -> dict:
         for part in analysis.parts
     }
     return {
-        **loss_basis(result, analysis),
+        **basis(result),
+        "targets": analysis.n_targets,
+        "documents": analysis.documents,
+        "unit": analysis.unit_kind,
+        "family": analysis.family,
+        "tolerance": result.settings.tolerance,
+        "bos": result.settings.bos,
+        "corpus": result.facts.get("corpus", ""),
+        "corpus_hash": result.facts["corpus_hash"],
+        "tokenizer_hash": result.facts["tokenizer_hash"],
+        "targets_hash": result.plan.hash,
         **provenance(result),
         "lengths": result.plan.lengths,
         "left_out": result.left_out,
@@ -227,6 +636,7 @@ def record_of(result: EvaluationResult, analysis: Analysis) -> dict:
         "units": units,
         "unigram_nll": analysis.unigram,
         "unigram_unit_nll": by_unit(result.unigram),
+        "truncated_nll": None if result.truncated is None else float(result.truncated.mean()),
         "truncated_unit_nll": by_unit(result.truncated),
         "cells": [
             cell_columns(row, analysis)
@@ -246,306 +656,3 @@ def record_of(result: EvaluationResult, analysis: Analysis) -> dict:
         "per_target_nll": result.files,
         **read_gain_record(result, analysis),
     }
-
-
-def summary_of(
-    result: EvaluationResult,
-    analysis: Analysis,
-    brief: bool = False,
-) -> list[str]:
-    """Which method held to which length, by how much, and with what confidence; `brief`: one
-    sentence for all methods."""
-    wide = [
-        (verdict, method.method)
-        for method in analysis.verdicts
-        for verdict in method.verdicts
-        if verdict.units_needed
-    ]
-    return sentences(
-        "loss",
-        result=result,
-        a=analysis,
-        rows={(row.method, row.length): row for row in analysis.rows},
-        brief=brief,
-        wide=sorted(wide, key=lambda pair: -pair[0].delta.half),
-        parts=PARTS,
-        many=MANY,
-        read_gain=read_gain_sentence(result, analysis),
-    )
-
-
-def table_title(result: EvaluationResult, analysis: Analysis) -> str:
-    counts = f"{analysis.n_targets} targets, {analysis.units} {analysis.unit_kind}s"
-    return f"{result.plan.protocol}: NLL in nats, {counts}{dtype_note(result.settings.dtype)}"
-
-
-def length_table(result: EvaluationResult, analysis: Analysis) -> ReportTable:
-    """NLL by method and length, with the verdict and the net gain at every length past L0."""
-    l0 = result.subject.trained_length
-    rows = []
-    for row in analysis.rows:
-        if row.method == TRUNCATE and row.length != l0:
-            continue
-        length = "all" if row.method == TRUNCATE else str(row.length)
-        if row.nll is None:
-            word = "failed" if row.exists else "—"
-            rows.append([row.method, length, word, "", "", row.failure, ""])
-            continue
-        delta = estimate(row.delta) if row.delta else ""
-        gain = estimate(row.gain) if row.gain and row.length > l0 else ""
-        word: Cell = verdict_cell(row.verdict.word) if row.verdict else ""
-        if row.method == TRUNCATE:
-            word = "flat by construction"
-        numbers = [f"{row.nll:.4f}", f"{row.perplexity:.2f}", delta]
-        rows.append([row.method, length, *numbers, word, gain])
-    difference = f"difference from {l0}, as trained"
-    columns = ["method", "length", "NLL", "perplexity", difference, "verdict", "net gain"]
-    return ReportTable(table_title(result, analysis), columns, rows)
-
-
-def position_table(result: EvaluationResult, analysis: Analysis) -> ReportTable:
-    rows = []
-    for method, buckets in analysis.buckets.items():
-        for bucket in buckets:
-            last = bucket.high - 1
-            where = str(last) if bucket.low == last else f"{bucket.low}-{last}"
-            gain = estimate(bucket.gain)
-            rows.append([method, where, str(bucket.count), f"{bucket.nll:.3f}", gain])
-    title = f"NLL by position, factor for {result.plan.lengths[-1]}"
-    columns = ["method", "positions", "targets", "NLL", "gain over truncation"]
-    return ReportTable(title + dtype_note(result.settings.dtype), columns, rows)
-
-
-def parts_table(result: EvaluationResult, analysis: Analysis) -> ReportTable:
-    """The cells once over the units in the training text, and once over the others."""
-    l0 = result.subject.trained_length
-    columns = ["method", "length"]
-    lines: dict[tuple[str, str], list[str]] = {}
-    for part in analysis.parts:
-        columns += [f"NLL: {part.units} {PARTS[part.seen]}", f"difference from {l0}"]
-        for row in part.rows:
-            if row.method != TRUNCATE or row.length == l0:
-                length = "all" if row.method == TRUNCATE else str(row.length)
-                delta = estimate(row.delta) if row.delta else ""
-                lines.setdefault((row.method, length), []).extend([f"{row.nll:.4f}", delta])
-    title = f"{analysis.unit_kind}s, by whether the training text contains them"
-    return ReportTable(
-        title,
-        columns,
-        [[*where, *cells] for where, cells in lines.items()],
-    )
-
-
-def matrix_table(result: EvaluationResult, analysis: Analysis) -> ReportTable:
-    """A row for each method, a column for each length; the verdict, and the gain over truncation.
-
-    As trained and truncated come first, then the methods by their NLL at the longest length.
-    """
-    lengths = result.plan.lengths
-    verdicts = {verdict.method: verdict for verdict in analysis.verdicts}
-    cells = {(row.method, row.length): row for row in analysis.rows}
-
-    def nll(label: str, length: int) -> str:
-        row = cells.get((label, length))
-        if row is None or not row.exists:
-            return "—"
-        return "failed" if row.nll is None else f"{row.nll:.3f}"
-
-    def rank(label: str) -> tuple[bool, list[float]]:
-        rows = [cells.get((label, length)) for length in reversed(lengths)]
-        losses = [math.inf if row is None or row.nll is None else row.nll for row in rows]
-        return label not in (TRAINED, TRUNCATE), [] if label in (TRAINED, TRUNCATE) else losses
-
-    rows = []
-    for label in sorted([method.label for method in result.methods], key=rank):
-        last = cells.get((label, lengths[-1]))
-        gain = estimate(last.gain) if last and last.gain and len(lengths) > 1 else ""
-        words = [_verdict(verdicts.get(label)), gain]
-        if label == TRUNCATE:
-            words = ["flat by construction", ""]
-        rows.append([label, *(nll(label, length) for length in lengths), *words])
-    columns = ["method", *(f"{n:,}" for n in lengths), "verdict", f"gain at {lengths[-1]:,}"]
-    l0 = result.subject.trained_length
-    note = f"Gain: NLL with the context truncated to {l0} minus that of the method."
-    return ReportTable(table_title(result, analysis), columns, rows, note)
-
-
-def _verdict(method: MethodVerdicts | None) -> str:
-    if method is None or not method.verdicts:
-        return ""
-    if method.verdicts[-1].word == "points only":
-        return "points only"
-    words = [f"held to {method.held_to:,}"] if method.held_to else []
-    words += [f"broken at {method.break_point:,}"] if method.break_point else []
-    return ", ".join(words) or "inconclusive"
-
-
-def difference_curve(
-    label: str, x: Sequence[float], differences: Sequence[Interval | None]
-) -> Curve:
-    """Differences with their intervals, where there are any."""
-    shown = [(at, one) for at, one in zip(x, differences, strict=True) if one is not None]
-    return Curve(
-        label,
-        [at for at, _ in shown],
-        [one.estimate for _, one in shown],
-        low=[one.low for _, one in shown],
-        high=[one.high for _, one in shown],
-    )
-
-
-def by_length_figure(
-    result: EvaluationResult, analysis: Analysis, exposure: Exposure | None
-) -> Figure:
-    l0 = result.subject.trained_length
-    curves = []
-    differences = []
-    for method in result.methods:
-        rows = [row for row in analysis.rows if row.method == method.label and row.nll is not None]
-        if method.label != TRUNCATE and rows:
-            name = name_of(method.label)
-            x = [float(row.length) for row in rows]
-            curves.append(Curve(name, x, [row.nll or 0.0 for row in rows]))
-            differences.append(difference_curve(name, x, [row.delta for row in rows]))
-    baseline = None if result.truncated is None else float(result.truncated.mean())
-    protocol = f"({result.plan.protocol}{dtype_note(result.settings.dtype)})"
-    targets = f"{analysis.n_targets:,} targets of {analysis.documents} documents"
-    if result.plan.protocol == "fixed-targets":
-        targets = f"the same {targets} at every length"
-    text = FigureText(
-        "Loss beyond the trained length",
-        f"{result.subject.name}: {targets} {protocol}",
-        interval_note(result, differences, analysis.family),
-    )
-    return loss_by_length(
-        curves,
-        baseline,
-        [l0],
-        text,
-        differences=differences,
-        against=f"difference from {l0} tokens as trained, nats",
-        tolerance=result.settings.tolerance,
-        exposure=exposure,
-    )
-
-
-def loss_by_length(
-    curves: Sequence[Curve],
-    baseline: float | None,
-    trained: Sequence[int],
-    text: FigureText,
-    *,
-    differences: Sequence[Curve] = (),
-    against: str = "",
-    tolerance: float = 0.02,
-    exposure: Exposure | None = None,
-) -> Figure:
-    """NLL against length: a line per method, trained lengths and the truncation baseline marked.
-    Below it the differences, and the exposure in training.
-
-    Grey lines far above all others leave the axes; their labels state their values.
-    """
-    first, *also = trained
-    levels = [] if baseline is None else [(f"context truncated to {first}  {{}}", baseline)]
-    curves = styled(curves)
-    top = None
-    highest = max((y for curve in curves if curve.color != FAINT for y in curve.y), default=0.0)
-    lowest = min((y for curve in curves for y in curve.y), default=0.0)
-    limit = highest + 0.5 * (highest - lowest)
-    if any(max(curve.y) > limit for curve in curves):
-        values = [y for curve in curves if max(curve.y) <= limit for y in curve.y]
-        top = max([*values, *([] if baseline is None else [baseline])])
-    return length_chart(
-        curves,
-        ReferenceLines(first, levels, top=top, also=also),
-        text,
-        NLL,
-        below=panels_below(curves, differences, against, tolerance, exposure),
-    )
-
-
-def panels_below(
-    curves: Sequence[Curve],
-    differences: Sequence[Curve],
-    heading: str,
-    tolerance: float,
-    exposure: Exposure | None,
-) -> list[Panel]:
-    """Panels of the differences, in the styles of the curves with their labels and without those
-    that are drawn in grey, and of the exposure."""
-    style = {curve.label: curve for curve in curves if curve.color != FAINT}
-    shown = [
-        replace(style[each.label], label="", x=each.x, y=each.y, low=each.low, high=each.high)
-        for each in differences
-        if len(each.x) and each.label in style
-    ]
-    panels = [difference_panel(shown, heading, tolerance)] if shown else []
-    return panels if exposure is None else [*panels, exposure_panel(exposure)]
-
-
-def by_position_figure(
-    result: EvaluationResult, analysis: Analysis, exposure: Exposure | None
-) -> Figure:
-    l0 = result.subject.trained_length
-    longest = result.plan.lengths[-1]
-    curves = []
-    gains = []
-    baseline = Curve("", [], [])
-    for method, buckets in analysis.buckets.items():
-        # Position p sees p + 1 tokens; a bucket is drawn at its geometric center in tokens seen.
-        x = [math.sqrt((bucket.low + 1) * bucket.high) for bucket in buckets]
-        curves.append(Curve(name_of(method), x, [bucket.nll for bucket in buckets]))
-        gains.append(difference_curve(name_of(method), x, [bucket.gain for bucket in buckets]))
-        if not len(baseline.x):
-            cut = [bucket.nll + bucket.gain.estimate for bucket in buckets]
-            label = f"context truncated to {l0}"
-            baseline = Curve(label, x, cut, width=1.1, dash=DASHED, order=2)
-    text = FigureText(
-        f"NLL by position in a window of {longest} tokens (factor for {longest})",
-        f"{result.subject.name}: {analysis.n_targets:,} targets of {analysis.documents} "
-        f"documents; different tokens at each position{dtype_note(result.settings.dtype)}",
-        interval_note(result, gains),
-    )
-    marks = ReferenceLines(l0, ticks=[float(2**k) for k in range(longest.bit_length())])
-    curves = styled(curves)
-    heading = f"gain over the context truncated to {l0}, nats"
-    return length_chart(
-        [*curves, baseline],
-        marks,
-        text,
-        NLL,
-        x="tokens seen (log scale)",
-        below=panels_below(curves, gains, heading, result.settings.tolerance, exposure),
-    )
-
-
-def interval_note(result: EvaluationResult, differences: Sequence[Curve], family: int = 1) -> str:
-    """What the bars and the shaded band of differences are, if any interval is drawn."""
-    if not any(np.greater(curve.high, curve.low).any() for curve in differences):
-        return ""
-    level = f"{100 * result.settings.confidence:g}% intervals over {result.unit_kind}s"
-    together = f", simultaneous over all {family}" if family > 1 else ""
-    return f"Bars: {level}{together}. Shaded: within the tolerance."
-
-
-def styled(curves: Sequence[Curve]) -> list[Curve]:
-    """Black for the checkpoint as trained, the palette in order for the others; if there are too
-    many, only the best at the longest length have colors and the rest are thin grey lines."""
-    others = [curve for curve in curves if curve.label != name_of(TRAINED)]
-    if len(others) > len(COLOURS):
-        others.sort(key=lambda curve: (-curve.x[-1], curve.y[-1]))
-        others = others[: len(COLOURS) - 1]  # the last color is the grey of the remaining lines
-    prominent = {curve.label for curve in others}
-    styles = zip(COLOURS, MARKERS, strict=True)
-    out = []
-    for curve in curves:
-        if curve.label == name_of(TRAINED):
-            style = {"color": INK, "marker": "o"}
-        elif curve.label in prominent:
-            color, marker = next(styles)
-            style = {"color": color, "marker": marker}
-        else:
-            out.append(replace(curve, color=FAINT, width=0.8, marker=".", size=3.5, order=2.5))
-            continue
-        out.append(replace(curve, width=1.7, order=4, **style))
-    return out

@@ -1,17 +1,16 @@
 """Repeated text in the report of losses: NLL and read gain by distance."""
 
-from evaluation.reports.document import ReportTable
-from evaluation.reports.results_table import interval_columns
-from evaluation.reports.text import estimate
+from collections.abc import Iterator
+
+from evaluation.reports.document import ReportTable, pivot
+from evaluation.reports.position_report import positions
+from evaluation.reports.reported_results import ReportedResults, melted
+from evaluation.reports.results_table import ResultRow, interval_columns
+from evaluation.reports.text import listed, plain
 from evaluation.scoring.evaluate import EvaluationResult
-from evaluation.scoring.methods import TRUNCATE, name_of
+from evaluation.scoring.methods import TRUNCATE
 from evaluation.statistics.analysis import Analysis
 from evaluation.statistics.read_gain import ReadGain
-
-
-def distances(each: ReadGain) -> str:
-    """`32–63`."""
-    return f"{each.low}–{each.high - 1}"
 
 
 def read_gain_columns(each: ReadGain) -> dict:
@@ -49,56 +48,52 @@ def read_gain_record(result: EvaluationResult, analysis: Analysis) -> dict:
     return {"repeated": {"hash": repeats.hash, "ngram": repeats.ngram, "cells": cells}}
 
 
-def read_gain_tables(result: EvaluationResult, analysis: Analysis) -> list[ReportTable]:
-    """NLL by distance beside that of all targets, and the read gain."""
-    gains = {(each.method, each.length, each.low): each for each in analysis.read_gains}
-    lows = sorted({low for _, _, low in gains})
-    if not lows:
-        return []
-    lengths = result.plan.lengths
-    all_targets = {(row.method, row.length): row.nll for row in analysis.rows}
-    losses = []
-    for method, length in dict.fromkeys((method, length) for method, length, _ in gains):
-        if method != TRUNCATE or length == lengths[0]:
-            row = [gains[method, length, low] for low in lows]
-            nll = all_targets[method, length]
-            of_all = "" if nll is None else f"{nll:.3f}"
-            place = "all" if method == TRUNCATE else str(length)
-            losses.append([method, place, of_all, *(f"{each.nll:.3f}" for each in row)])
-    read = []
-    for method in dict.fromkeys(method for method, *_ in gains if method != TRUNCATE):
-        for low in lows:
-            row = {length: gains.get((method, length, low)) for length in lengths}
-            cells = [estimate(g.read_gain) if g and g.readable else "—" for g in row.values()]
-            first = next(filter(None, row.values()))
-            read.append([method, distances(first), str(first.targets), *cells])
-    heads = [distances(next(g for g in analysis.read_gains if g.low == low)) for low in lows]
-    n = result.plan.repeats.ngram
+def read_gain_rows(record: dict) -> Iterator[ResultRow]:
+    """The long table of repeated text in a record."""
+    for cell in record.get("repeated", {}).get("cells", ()):
+        place = {"at": cell["distance_low"], "until": cell["distance_high"]}
+        sample = {"units": len(cell["units"])}
+        cell = {**cell, "repeated_nll": cell["nll"]}
+        for row in melted([cell], ("repeated_nll", "control_nll", "read_gain")):
+            is_read = row.metric != "read_gain" or cell["readable"]
+            if is_read and cell["method"] != TRUNCATE:
+                note = f"{cell['targets']} targets"
+                yield row._replace(note=note, **place, **sample)
+
+
+def read_gain_tables(r: ReportedResults) -> list[ReportTable]:
+    """NLL of repeated text by distance, and the read gain."""
+    losses = r.table.select("repeated_nll")
+    distances = {row.at: positions(row) for row in sorted(losses, key=lambda row: row.at)}
+    gains = r.table.select("read_gain")
+    gains.sort(key=lambda row: (r.names.index(row.variant), row.at))
     return [
-        ReportTable(
-            f"NLL of tokens that repeat earlier text after the same {n} tokens, by distance",
-            ["method", "length", "all targets", *heads],
-            losses,
-        ),
-        ReportTable(
+        pivot(
             "Read gain by distance and length",
-            ["method", "distance", "targets", *(f"{length:,}" for length in lengths)],
-            read,
-            "Read gain: NLL after the earlier text was replaced minus NLL, in nats.",
+            gains,
+            lambda row: row.text,
+            index={r.noun: lambda row: row.variant, "distance": positions},
+            note="Nats: NLL after the earlier text was replaced minus NLL; individual intervals.",
+        ),
+        pivot(
+            "NLL of tokens that repeat earlier text, by distance",
+            losses,
+            lambda row: plain(row.value),
+            index={r.noun: lambda row: row.variant, "length": lambda row: f"{row.length:,}"},
+            columns=lambda row: row.at,
+            headings=distances,
         ),
     ]
 
 
-def read_gain_sentence(result: EvaluationResult, analysis: Analysis) -> str:
-    """The farthest distance of each method at the longest length; '' without repeated text."""
-    longest = result.plan.lengths[-1]
-    last = {
-        each.method: each
-        for each in analysis.read_gains
-        if each.length == longest and each.readable and each.method != TRUNCATE
-    }
-    texts = [
-        f"{name_of(method)} {estimate(each.read_gain)} at {distances(each)} tokens"
-        for method, each in last.items()
-    ]
-    return f"Read gain with {longest} tokens: {', '.join(texts)}." if texts else ""
+def read_gain_sentences(r: ReportedResults) -> list[str]:
+    """The farthest distances at which variants are shown to read; none without repeated text."""
+    rows = r.table.select("read_gain")
+    if not rows:
+        return []
+    farthest = {}
+    for row in rows:
+        if row.low > 0:
+            farthest[row.variant] = max(row.until - 1, farthest.get(row.variant, 0))
+    parts = [f"{name} up to {distance:,}" for name, distance in farthest.items()]
+    return [f"Read gains are shown for {listed(parts) or 'no distance'} tokens."]

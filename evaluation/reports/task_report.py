@@ -1,41 +1,39 @@
-"""Report of an evaluation by tasks: a row for each method and length, and items.csv with every
-item."""
+"""Report of an evaluation by tasks: accuracy by length, depth and distance, and every item in
+items.csv.
+
+Metrics: accuracy (by likelihood, `verdict`: against chance), exact, gain (over truncation);
+accuracy_by_depth and accuracy_by_distance, whose `at` is a depth, or tokens before the question.
+"""
 
 import math
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Iterator
+from dataclasses import asdict, replace
 
-from matplotlib import colormaps, rc_context
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from evaluation.reports.caveats import caveats
 from evaluation.reports.charts import (
-    COLOURS,
-    INK,
-    MARKERS,
-    SOFT,
-    STYLE,
-    Curve,
-    FigureText,
-    Panel,
-    canvas,
-    mark,
-    panels_figure,
-    token_axis,
+    LengthAxis,
+    Styles,
+    curves_of,
+    heat_map,
+    length_panel,
+    styles_of,
 )
-from evaluation.reports.document import ReportTable
+from evaluation.reports.document import Cell, ReportTable, TableCell, pivot
 from evaluation.reports.evaluation_report import EvaluationReport
+from evaluation.reports.figures import FigureText, panels
 from evaluation.reports.provenance import basis, provenance
-from evaluation.reports.results_table import interval_columns
-from evaluation.reports.sentences import caveats, sentences
-from evaluation.reports.text import dtype_note, percent
+from evaluation.reports.reported_results import ReportedResults, melted
+from evaluation.reports.results_table import ResultRow, ResultsTable, interval_columns
+from evaluation.reports.text import counted, percent
 from evaluation.scoring.methods import TRAINED, name_of
-from evaluation.statistics.intervals import Interval
-from evaluation.tasks.task_analysis import DepthCell, TaskAnalysis, TaskRow, reference
+from evaluation.tasks.task_analysis import TaskAnalysis, TaskRow
 from evaluation.tasks.task_session import TaskResult
 
 CLAIM_ITEMS = 200  # items at each length that a claim about retrieval requires
-SHADES = "cividis"  # even in lightness, and the same to every kind of color vision
+ABOVE_CHANCE = "above chance"
+METRICS = {"accuracy": "accuracy", "exact": "exact match", "gain": "gain over truncation, points"}
 
 
 def task_report(
@@ -44,18 +42,62 @@ def task_report(
     name: str = "task",
 ) -> EvaluationReport:
     drawn = result.drawn
-    task = result.facts["task"]
-    common = task_basis(result, analysis)
-    figures = {"accuracy_by_length": by_length(result, analysis)} if analysis.rows else {}
+    record = record_of(result, analysis)
+    r = ReportedResults(
+        title=result.subject.name,
+        names=[name_of(method.label) for method in result.methods],
+        facts=record,
+        table=task_rows(record),
+    )
+    styles = styles_of(r.names, name_of(TRAINED))
+    figures = {"accuracy_by_length": accuracy_figure(r, styles)} if analysis.rows else {}
     for label in dict.fromkeys(spot.method for spot in analysis.by_depth):
-        figures[f"accuracy_by_depth_{label}"] = by_place(
-            result,
-            analysis,
-            label,
+        figures[f"accuracy_by_depth_{label}"] = place_figure(r, name_of(label))
+    first, *more = task_tables(r)
+    level = f"{100 * result.settings.confidence:g}%"
+    kind = drawn.unit_kind
+    details = [
+        f"{counted(analysis.units, kind)}; intervals by length: {level} over {kind}s, simultaneous "
+        f"over {analysis.family} methods and lengths. They describe this checkpoint, not the "
+        "positional scheme."
+    ]
+    if drawn.count < CLAIM_ITEMS:
+        details.append(
+            f"{drawn.count} items: a claim about retrieval requires at least {CLAIM_ITEMS}."
         )
     missing = {**result.absent, **result.failed}
-    record = {
-        **common,
+    return EvaluationReport(
+        name=name,
+        title=f"{result.facts['task'].capitalize()}: {result.subject.name}",
+        results=r,
+        record=record,
+        verdict=task_verdict(r),
+        details=details,
+        caveats=caveats(result.settings, analysis.units, drawn.unit_kind, missing),
+        tables=[first],
+        more_tables=more,
+        figures=figures,
+        items={"items.csv": item_rows(result)},
+    )
+
+
+def record_of(result: TaskResult, analysis: TaskAnalysis) -> dict:
+    """The content of results.json."""
+    drawn = result.drawn
+    missing = {**result.absent, **result.failed}
+    return {
+        **basis(result),
+        "task": result.facts["task"],
+        "items": drawn.count,
+        "candidates": drawn.candidates,
+        "chance": drawn.chance,
+        "unit_count": analysis.units,
+        "unit": drawn.unit_kind,
+        "family": analysis.family,
+        "haystack": result.facts["haystack"],
+        "bos": drawn.bos is not None,
+        "items_hash": drawn.hash,
+        "tokenizer_hash": result.facts["tokenizer_hash"],
         **provenance(result),
         "task_settings": drawn.task.model_dump(mode="json"),
         "lengths": drawn.lengths,
@@ -71,36 +113,6 @@ def task_report(
             for (method, length), reason in missing.items()
         ],
         "per_item_nll": result.files,
-    }
-    return EvaluationReport(
-        name=name,
-        title=f"{task.capitalize()}: {result.subject.name}",
-        rows=[{**row_columns(row), **common} for row in analysis.rows],
-        record=record,
-        summary=summary_of(result, analysis),
-        caveats=caveats(result.settings, analysis.units, drawn.unit_kind, missing),
-        tables=[table_of(result, analysis)],
-        figures=figures,
-        more_tables={"items.csv": item_rows(result)},
-    )
-
-
-def task_basis(result: TaskResult, analysis: TaskAnalysis) -> dict:
-    """What every number of this evaluation depends on."""
-    drawn = result.drawn
-    return {
-        **basis(result),
-        "task": result.facts["task"],
-        "items": drawn.count,
-        "candidates": drawn.candidates,
-        "chance": drawn.chance,
-        "unit_count": analysis.units,
-        "unit": drawn.unit_kind,
-        "family": analysis.family,
-        "haystack": result.facts["haystack"],
-        "bos": drawn.bos is not None,
-        "items_hash": drawn.hash,
-        "tokenizer_hash": result.facts["tokenizer_hash"],
     }
 
 
@@ -148,169 +160,132 @@ def item_rows(result: TaskResult) -> list[dict]:
     return rows
 
 
-def table_of(result: TaskResult, analysis: TaskAnalysis) -> ReportTable:
-    columns = [
-        "method",
-        "length",
-        "accuracy",
-        "against chance",
-        "exact match",
-        "gain over truncation",
+def task_rows(record: dict) -> ResultsTable:
+    """The long table of a record."""
+    table = ResultsTable()
+    for cell in record["cells"]:
+        for row in melted([cell], METRICS):
+            verdict = cell["against_chance"] if row.metric == "accuracy" else ""
+            table.put(row._replace(verdict=verdict))
+    for metric in ("by_depth", "by_distance"):
+        for row in _spots(record, metric):
+            table.put(row)
+    return table
+
+
+def _spots(record: dict, metric: str) -> Iterator[ResultRow]:
+    for spot in record.get(metric) or []:
+        share = spot["share"]
+        yield ResultRow(
+            name_of(spot["method"]),
+            f"accuracy_{metric}",
+            share["share"],
+            spot["length"],
+            at=spot["where"],
+            until=spot.get("until"),
+            low=share.get("low", math.nan),
+            high=share.get("high", math.nan),
+        )
+
+
+def task_verdict(r: ReportedResults) -> str:
+    """Which variants answer above chance at the longest length."""
+    rows = r.table.select("accuracy")
+    if not rows:
+        return "No accuracy was measured."
+    longest = max(row.length for row in rows)
+    last = [row for row in rows if row.length == longest]
+    above = [row.variant for row in last if row.verdict == ABOVE_CHANCE]
+    if all(math.isnan(row.low) for row in last):
+        return f"Accuracy up to {longest:,} tokens as point estimates; chance {_chance(r)}."
+    return f"Above chance ({_chance(r)}) at {longest:,} tokens: {', '.join(above) or 'none'}."
+
+
+def _chance(r: ReportedResults) -> str:
+    return f"{r.facts['chance']:.1%}"
+
+
+def task_tables(r: ReportedResults) -> list[ReportTable]:
+    """A row per variant and length: accuracy, exact match and gain; and accuracy by depth."""
+    rows = [row for metric in METRICS for row in r.table.select(metric)]
+    rows.sort(key=lambda row: (r.names.index(row.variant), row.length))
+    index = {r.noun: lambda row: row.variant, "length": lambda row: f"{row.length:,}"}
+    drawn = {row.metric for row in rows}
+    by_depth = r.table.select("accuracy_by_depth")
+    depths = sorted({row.at for row in by_depth})
+    return [
+        pivot(
+            f"{r.facts.get('task', 'task')}: {r.subtitle}, chance {_chance(r)}",
+            rows,
+            task_cell,
+            index=index,
+            columns=lambda row: row.metric,
+            headings={metric: name for metric, name in METRICS.items() if metric in drawn},
+            note="Accuracy: share of items whose answer is the most likely candidate.",
+        ),
+        pivot(
+            "Accuracy by depth of the answer (0: beginning of the text)",
+            by_depth,
+            lambda row: f"{row.value:.0%}",
+            index=index,
+            columns=lambda row: row.at,
+            headings={depth: f"depth {depth:.2g}" for depth in depths},
+        ),
     ]
-    rows = []
-    for row in analysis.rows:
-        accuracy = percent(row.share.share, row.low, row.high)
-        exact = percent(row.exact.share, row.exact.low, row.exact.high)
-        gain = _points(row.gain) if row.gain else ""
-        rows.append([row.method, str(row.length), accuracy, row.word, exact, gain])
-    drawn = result.drawn
-    title = f"{result.facts['task']}: {drawn.count} items, chance {drawn.chance:.1%}"
-    return ReportTable(title + dtype_note(result.settings.dtype), columns, rows)
 
 
-def summary_of(
-    result: TaskResult,
-    analysis: TaskAnalysis,
-) -> list[str]:
-    methods: dict[str, list[TaskRow]] = {}
-    for row in analysis.rows:
-        methods.setdefault(row.method, []).append(row)
-    return sentences(
-        "tasks",
-        result=result,
-        a=analysis,
-        methods=methods,
-        base=reference(result, analysis),
-        claim_items=CLAIM_ITEMS,
-        percent=percent,
-        points=_points,
-    )
+def task_cell(row: ResultRow) -> Cell:
+    if row.metric == "gain":
+        ends = f" [{100 * row.low:+.1f}, {100 * row.high:+.1f}]"
+        return f"{100 * row.value:+.1f}" + ("" if math.isnan(row.low) else ends)
+    text = percent(row.value, max(row.low, 0.0), min(row.high, 1.0))
+    if row.verdict and row.verdict != ABOVE_CHANCE:
+        text += f" {row.verdict}"
+    return TableCell(text, "held" if row.verdict == ABOVE_CHANCE else "")
 
 
-def _points(gain: Interval, unit: str = "") -> str:
-    """A difference of shares in percentage points."""
-    text = f"{100 * gain.estimate:+.1f}{unit}"
-    if math.isnan(gain.low):
-        return text
-    return f"{text} [{100 * gain.low:+.1f}, {100 * gain.high:+.1f}]"
-
-
-def by_length(result: TaskResult, analysis: TaskAnalysis) -> Figure:
+def accuracy_figure(r: ReportedResults, styles: Styles) -> Figure:
     """Accuracy against length: by likelihood as solid lines, exact match as dotted lines."""
-    drawn = result.drawn
-    trained_length = result.subject.trained_length
-    curves = []
-    for i, label in enumerate(dict.fromkeys(row.method for row in analysis.rows)):
-        rows = [row for row in analysis.rows if row.method == label]
-        color = INK if label == TRAINED else COLOURS[i % len(COLOURS)]
-        marker = "o" if label == TRAINED else MARKERS[i % len(MARKERS)]
-        x = [row.length for row in rows]
-        exact = [100 * row.exact.share for row in rows]
-        curves.append(Curve("", x, exact, color, width=1.1, dash=(0, (1, 1.6))))
-        curves.append(
-            Curve(
-                f"{name_of(label)}  {100 * rows[-1].share.share:.0f}%",
-                x,
-                [100 * row.share.share for row in rows],
-                color,
-                low=[100 * row.low for row in rows],
-                high=[100 * row.high for row in rows],
-                width=1.7,
-                marker=marker,
-                order=4,
-            )
-        )
-
-    def scales(axes: Axes, panel: Panel) -> None:
-        mark(axes, trained_length, f"trained length {trained_length}")
-        token_axis(axes, drawn.lengths)
-        axes.set_ylim(-3, 103)
-
-    bars = ""
-    if not all(math.isnan(row.low) for row in analysis.rows):
-        level = f"{100 * result.settings.confidence:g}%"
-        bars = f"; bars: {level} over {drawn.unit_kind}s, simultaneous"
-    text = FigureText(
-        f"{result.facts['task'].capitalize()}: accuracy by length",
-        f"{result.subject.name}: the same {drawn.count} items at every length, {drawn.candidates} "
-        f"candidates each{dtype_note(result.settings.dtype)}",
-        f"Solid lines: most likely candidate{bars}. Dotted: exact match.",
-    )
-    return panels_figure(
-        [Panel(curves, levels=[(f"chance  {100 * drawn.chance:.0f}%", 100 * drawn.chance, SOFT)])],
-        text,
-        scales,
-        x="length, input tokens",
-        y="accuracy, %",
-    )
+    axis = LengthAxis(r.table.lengths("accuracy"), [r.trained_length])
+    rows = [
+        row._replace(low=max(row.low, 0.0), high=min(row.high, 1.0))
+        for row in r.table.select("accuracy")
+    ]
+    note = "Solid: most likely candidate. Dotted: exact match."
+    if any(row.high > row.low for row in rows):
+        note += " Bars: 95% intervals, simultaneous over all cells."
+    chance = [(f"chance  {_chance(r)}", r.facts["chance"])]
+    panel = length_panel(rows, styles, axis, y="accuracy", levels=chance, share=True, top=1.0)
+    dotted = {"dash": (0, (1, 1.6)), "label": "", "width": 1.1, "marker": "", "low": ()}
+    exact = curves_of(r.table.select("exact"), styles, axis)
+    thin = [replace(curve, **dotted) for curve in exact]
+    text = FigureText(f"{r.facts['task'].capitalize()}: accuracy by length", r.subtitle, note)
+    return panels([replace(panel, curves=[*panel.curves, *thin])], text, x="length, input tokens")
 
 
-def by_place(result: TaskResult, analysis: TaskAnalysis, label: str) -> Figure:
+def place_figure(r: ReportedResults, name: str) -> Figure:
     """Two grids over the lengths: by depth, and by tokens between answer and question."""
-    drawn = result.drawn
-    depth = [spot for spot in analysis.by_depth if spot.method == label]
-    distance = [spot for spot in analysis.by_distance if spot.method == label]
-    rows = max(len({spot.where for spot in spots}) for spots in (depth, distance))
-    level = f"{100 * result.settings.confidence:g}%"
+    lengths = r.table.lengths("accuracy")
     text = FigureText(
-        f"{result.facts['task'].capitalize()}, {name_of(label)}: accuracy by place of the answer",
-        f"{result.subject.name}: accuracy by likelihood in %; chance {100 * drawn.chance:.0f}%; "
-        f"trained at {result.subject.trained_length}{dtype_note(result.settings.dtype)}",
-        f"Right: tokens between the answer and the question. In brackets: Wilson's {level} "
-        "interval of each cell.",
+        f"{r.facts['task'].capitalize()}, {name}: accuracy by place of the answer",
+        f"{r.subtitle}; accuracy by likelihood in %, chance {_chance(r)}; trained at "
+        f"{r.trained_length:,}",
+        "In brackets: Wilson's interval of each cell.",
     )
-    with rc_context(STYLE):
-        width = max(7.4, 2.0 + 1.24 * len(drawn.lengths))
-        figure, (low, high) = canvas(text, 0.9 + 0.42 * max(3, rows), width)
-        low += 0.5 / figure.get_figheight()
-        left, right = (figure.add_axes((x, low, 0.37, high - low)) for x in (0.085, 0.6))
-        _grid(left, depth, drawn.lengths, lambda spot: f"{spot.where:.2f}")
-        left.set_ylabel("depth of the answer", color=INK)
-        left.invert_yaxis()
-        _grid(right, distance, drawn.lengths, _tokens)
-        right.set_ylabel("tokens to the question", color=INK)
-    return figure
-
-
-def _tokens(spot: DepthCell) -> str:
-    return f"{spot.where:,.0f}–{(spot.until or 0) - 1:,.0f}"
-
-
-def _grid(
-    axes: Axes, spots: list[DepthCell], lengths: list[int], name: Callable[[DepthCell], str]
-) -> None:
-    """Shaded cells with accuracy and interval; columns are lengths, rows are named places."""
-    shades = colormaps[SHADES]
-    names = {spot.where: name(spot) for spot in spots}
-    levels = sorted(names)
-    for spot in spots:
-        x = lengths.index(spot.length)
-        y = levels.index(spot.where)
-        share = spot.share
-        red, green, blue, _ = shade = shades(share.share)
-        ink = "white" if 0.299 * red + 0.587 * green + 0.114 * blue < 0.5 else INK
-        axes.fill(
-            [x, x + 1, x + 1, x],
-            [y, y, y + 1, y + 1],
-            color=shade,
-            ec="white",
-            lw=1.2,
-        )
-        ends = f"({100 * share.low:.0f}–{100 * share.high:.0f})"
-        for text, up, size in ((f"{100 * share.share:.0f}", 4, 9.5), (ends, -7, 6.5)):
-            axes.annotate(
-                text,
-                (x + 0.5, y + 0.5),
-                xytext=(0, up),
-                textcoords="offset points",
-                fontsize=size,
-                ha="center",
-                va="center",
-                color=ink,
-            )
-    axes.set(xlim=(0, len(lengths)), ylim=(0, len(levels)))
-    axes.set_xticks([i + 0.5 for i in range(len(lengths))], [f"{n:,}" for n in lengths])
-    axes.set_yticks([i + 0.5 for i in range(len(levels))], [names[level] for level in levels])
-    axes.tick_params(length=0)
-    axes.spines[:].set_visible(False)
-    axes.set_xlabel("length, input tokens", color=INK)
+    maps = [
+        heat_map(
+            r.table.select("accuracy_by_depth", name),
+            lengths=lengths,
+            name=lambda row: f"{row.at:.2f}",
+            y="depth of the answer",
+            down=True,
+        ),
+        heat_map(
+            r.table.select("accuracy_by_distance", name),
+            lengths=lengths,
+            name=lambda row: f"{row.at:,.0f}–{row.until - 1:,.0f}",
+            y="tokens to the question",
+        ),
+    ]
+    width = max(7.4, 2.0 + 1.24 * len(lengths))
+    return panels(maps, text, x="length, input tokens", columns=2, width=width)

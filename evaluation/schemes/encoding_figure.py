@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from evaluation.reports.charts import COLOURS, INK, SOFT, STYLE, WIDTH, FigureText, canvas
+from evaluation.reports.figures import COLOURS, INK, SOFT, STYLE, WIDTH, FigureText, canvas
 
 PALE = "#CFCFCF"
 CUBE = (0.46, 0.3)  # direction of the third axis in an oblique projection

@@ -16,7 +16,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from torch import Tensor
 
 from errors import EvaluationError
-from evaluation.reports.charts import (
+from evaluation.reports.figures import (
     COLOURS,
     DOTTED,
     MARKERS,
@@ -25,7 +25,7 @@ from evaluation.reports.charts import (
     FigureText,
     Panel,
     mark,
-    panels_figure,
+    panels,
     power_of_ten,
 )
 from evaluation.schemes import curves
@@ -122,7 +122,8 @@ def draw(
     name: Callable[[Any], str] = str,
     dotted: Iterable[str] = (),
     step: float | None = None,
-    scales: Callable[[Axes, Panel], object] = lambda axes, panel: axes.margins(x=0.03),
+    scales: Callable[[Axes], object] = lambda axes: axes.margins(x=0.03),
+    height: float = 2.9,
     **layout: Any,
 ) -> FigureSpec:
     """Draw the rows of a table as curves.
@@ -135,7 +136,7 @@ def draw(
         dotted: names of curves that are dotted.
         step: distance between markers along x; None: no markers, except for a first curve of few
             points.
-        layout: as in `panels_figure`.
+        layout: as in `figures.panels`.
     """
     place = {column: n for n, column in enumerate(header)}
     across, up = at or header[-2:]
@@ -145,7 +146,7 @@ def draw(
         xs, ys = lines.setdefault(row[place[label]] if label else "", ([], []))
         xs.append(row[place[across]])
         ys.append(row[place[up]])
-    panels = []
+    shown = []
     for where, lines in by_panel.items():
         drawn = []
         for n, (key, (xs, ys)) in enumerate(lines.items()):
@@ -160,19 +161,15 @@ def draw(
             if n == 0 and step is None and len(xs) <= FEW:
                 style |= {"width": 0.9, "marker": "o", "size": 4.2, "order": 4}
             drawn.append(Curve(name(key), xs, ys, COLOURS[n % len(COLOURS)], **style))
-        panels.append(Panel(drawn, heading(where)))
-    return FigureSpec(
-        panels_figure(panels, text, scales, x=x, y=y, **layout),
-        header,
-        rows,
-    )
+        shown.append(Panel(drawn, heading(where), scales=scales, height=height))
+    return FigureSpec(panels(shown, text, x=x, y=y, **layout), header, rows)
 
 
-def limits(rows: list[tuple]) -> Callable[[Axes, Panel], None]:
+def limits(rows: list[tuple]) -> Callable[[Axes], None]:
     """Common linear scales for the numbers in the last two columns."""
     xs, ys = np.array([row[-2:] for row in rows], float).T
 
-    def scales(axes: Axes, panel: Panel) -> None:
+    def scales(axes: Axes) -> None:
         axes.set_xlim(xs.min(), xs.max())
         axes.set_ylim(ys.min() - 0.04 * np.ptp(ys), ys.max() + 0.04 * np.ptp(ys))
 
@@ -231,16 +228,16 @@ def decay(ask: FigureRequest) -> FigureSpec:
     kinds = {
         name: ask.frequencies(scheme) for name, scheme in ask.chosen(lambda: rope | others).items()
     }
-    panels = {"": kinds}
+    by_panel = {"": kinds}
     if not ask.schemes:
         scaled, _ = curves.methods(
             ask.frequencies(ask.rope(base)), ask.factor, ask.shape.train_length
         )
         second = f"rope, base {plainly(base)}, methods for {ask.factor:g} × the trained length"
-        panels = {"schemes and bases": kinds, second: scaled}
+        by_panel = {"schemes and bases": kinds, second: scaled}
     rows = [
         (heading, label, at, value)
-        for heading, spectra in panels.items()
+        for heading, spectra in by_panel.items()
         for label, spectrum in spectra.items()
         for at, value in enumerate(curves.decay(spectrum, d).tolist())
     ]
@@ -344,8 +341,8 @@ def wavelength_figure(
             name = label if pairs[-1] == last else ""
             drawn.append(Curve(name, pairs, tokens[pairs], COLOURS[n % len(COLOURS)], **style))
 
-    def scales(axes: Axes, panel: Panel) -> None:
-        values = np.concatenate([[float(length)], *(curve.y for curve in panel.curves)])
+    def scales(axes: Axes) -> None:
+        values = np.concatenate([[float(length)], *(curve.y for curve in drawn)])
         axes.set_yscale("log")
         axes.yaxis.set_minor_locator(NullLocator())
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: power_of_ten(value)))
@@ -362,14 +359,8 @@ def wavelength_figure(
         )
 
     y = r"wavelength $2\pi/\theta_k$, tokens"
-    return panels_figure(
-        [Panel(drawn)],
-        text,
-        scales,
-        x="pair $k$, fastest first",
-        y=y,
-        height=3.3,
-    )
+    panel = Panel(drawn, x="pair $k$, fastest first", y=y, scales=scales, height=3.3)
+    return panels([panel], text)
 
 
 def biases(ask: FigureRequest) -> FigureSpec:
@@ -409,10 +400,9 @@ def biases(ask: FigureRequest) -> FigureSpec:
     )
 
 
-def _symlog(axes: Axes, panel: Panel) -> None:
+def _symlog(axes: Axes) -> None:
     """Linear up to 1 and logarithmic beyond, with equal slopes at 1."""
-    xs = np.concatenate([curve.x for curve in panel.curves])
-    ys = np.concatenate([curve.y for curve in panel.curves])
+    xs, ys = np.concatenate([line.get_xydata() for line in axes.lines]).T
     axes.set_xscale(
         "symlog",
         base=2,
@@ -446,8 +436,8 @@ def methods(ask: FigureRequest) -> FigureSpec:
     whole = int(curves.wavelengths(ask.rope(theta), length)[1].sum())
     linear = limits(rows)
 
-    def scales(axes: Axes, panel: Panel) -> None:
-        linear(axes, panel)
+    def scales(axes: Axes) -> None:
+        linear(axes)
         if whole < len(plain):
             mark(
                 axes,

@@ -74,7 +74,8 @@ class ModelScorer:
                 else None
             )
             cache = self.model.make_cache(rows, inputs, dtype=half)
-        parts = []
+        # in place: losses kept apart, between the tensors of passes, would fragment the memory
+        nll = torch.zeros(rows, keep, dtype=torch.float64, device=device)
         for start in range(0, inputs, self.chunk):
             stop = min(inputs, start + self.chunk)
             here = max(0, stop - max(start, inputs - keep))  # outputs of this chunk that count
@@ -82,10 +83,10 @@ class ModelScorer:
                 stop - start, offset=start, length=self.length or inputs, device=device
             )
             targets = tokens[:, stop - here + 1 : stop + 1]
-            parts.append(
-                self.model(tokens[:, start:stop], places, targets=targets, cache=cache, keep=here)
-            )
-        return torch.cat([part.double() for part in parts if part.shape[1]], dim=1)
+            out = self.model(tokens[:, start:stop], places, targets=targets, cache=cache, keep=here)
+            done = keep - (inputs - stop)
+            nll[:, done - here : done] = out
+        return nll
 
     def _shared_nll(
         self,

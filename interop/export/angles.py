@@ -100,7 +100,8 @@ def exact_angles(
         out: tuple[Tensor, Tensor],
     ) -> Any:
         positions = kwargs["position_ids"] if "position_ids" in kwargs else args[1]
-        tables = _nearest(torch.stack(out), positions, exact)
+        positions = positions[0] if positions.ndim == 3 else positions  # of text among images
+        tables = _same_as_one(torch.stack(out), positions, exact)
         return tuple(tables.to(out[0].dtype))
 
     named = [
@@ -114,31 +115,15 @@ def exact_angles(
             hook.remove()
 
 
-def _nearest(
-    theirs: Tensor,
-    positions: Tensor,
-    exact: list[Rotation],
-) -> Tensor:
+def _same_as_one(theirs: Tensor, positions: Tensor, exact: list[Rotation]) -> Tensor:
     """The tables of the rotation that `theirs` (2, B, T, 2R) is, up to rounding."""
-    excesses = []
     for rotation in exact:
-        if theirs.shape[-1] != 2 * len(rotation.frequencies):
-            continue
-        tables = rotation.tables(positions)
-        excess = ((theirs.double() - tables).abs() - rotation.bound(positions)).amax(dim=(0, 1))
-        if excess.max() <= 0:
-            return tables
-        excesses.append(excess)
-    if not excesses:
-        raise InteropError(
-            f"transformers rotates {theirs.shape[-1]} features, which no layer of the model does; "
-            "report this with the run's settings.yaml"
-        )
-    least = min(excesses, key=lambda excess: float(excess.max()))
-    row, pair = divmod(int(least.argmax()), least.shape[-1])
+        if theirs.shape[-1] == 2 * len(rotation.frequencies):
+            tables = rotation.tables(positions)
+            if ((theirs.double() - tables).abs() <= rotation.bound(positions)).all():
+                return tables
     raise InteropError(
-        f"transformers rotates pair {pair % (least.shape[-1] // 2)} at position "
-        f"{int(positions[0, row])} by another angle or amplitude: cos or sin differ by "
-        f"{float(least.max()):.1e} more than float32 rounding; report this with the run's "
+        f"transformers rotates {theirs.shape[-1]} features by other angles or amplitudes than any "
+        "layer of the model, by more than float32 rounding; report this with the run's "
         "settings.yaml"
     )

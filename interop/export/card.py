@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from evaluation.reports.results_table import markdown_table
-from interop.export.classes import ClassChoice
+from interop.export.described import ClassChoice
 from interop.export.parity import Parity
 from run_directory.run import LoadedRun, Run
 
@@ -53,7 +53,7 @@ def model_card(run: LoadedRun, choice: ClassChoice, parity: Sequence[Parity], dt
     manifest = Run(run.folder).manifest
     length = model.train_length
     original = model.original_length
-    positions = model.settings.describe_positions(length, original)
+    positions = model.settings.describe_positions(length, original).replace(" | ", "; ")
     attempt = (manifest.get("attempts") or [{}])[-1]
     weights = "exponential mean (EMA)" if run.weights == "ema" else "as trained"
     facts = [

@@ -3,6 +3,7 @@ file."""
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -12,10 +13,10 @@ from typing import Any
 from safetensors import SafetensorError
 from torch import Tensor
 
-from data.files import path_problem, write_json, write_text
+from data.files import path_problem, sync, write_json, write_text
 from errors import InteropError, UserError, is_disk_full
 from interop.export import generated, native
-from interop.export.classes import ClassChoice
+from interop.export.described import ClassChoice
 from interop.extras import load_extra
 from model import Transformer
 from run_directory.weights import weights_of
@@ -45,6 +46,22 @@ def space_for(tensors: Mapping[str, Tensor], out: Path) -> Iterator[None]:
         raise
 
 
+@contextmanager
+def new_folder(out: Path) -> Iterator[Path]:
+    """A temporary folder that becomes `out` if the block ends without an error."""
+    draft = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir(parents=True)
+    try:
+        yield draft
+        for path in draft.iterdir():
+            sync(path)
+        os.rename(draft, out)
+        sync(out.absolute().parent)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
 def write_model(
     model: Transformer, choice: ClassChoice, folder: Path, controls: dict[str, Any]
 ) -> None:
@@ -57,10 +74,10 @@ def write_model(
     state = weights_of(model)
     if choice.model_type is None:
         config = generated.config(model)
-        tensors = generated.weights(state)
+        tensors = {f"model.{name}": weight for name, weight in state.items()}
         write_text(folder / f"{generated.MODULE}.py", generated.source(model.settings))
     else:
-        config = native.config(model, choice)
+        config = dict(choice.config)
         tensors = native.weights(model, state, choice)
     dtype = str(model.embed.weight.dtype).removeprefix("torch.")
     write_json(folder / "config.json", config | controls | {"dtype": dtype, "use_cache": True})

@@ -2,38 +2,26 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from data.files import sync, write_json, write_text
+from data.files import write_json, write_text
 from errors import InteropError
 from interop.export.card import model_card
-from interop.export.classes import ClassChoice, choose_class
-from interop.export.files import check_new, space_for, write_model
-from interop.export.parity import MULTIPLES, Parity, measure, parity_lengths
-from interop.export.tokenizer import control_ids, tokenizer_files
+from interop.export.classes import choose_class
+from interop.export.described import ClassChoice
+from interop.export.files import check_new, new_folder, space_for, write_model
+from interop.export.parity import MULTIPLES, measure, parity_lengths
+from interop.export.tokenizer import control_ids, write_tokenizer
 from interop.extras import load_extra
 from run_directory.console import Console
 from run_directory.run import LoadedRun
 from run_directory.weights import weights_of
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-@dataclass(frozen=True)
-class ExportedFolder:
-    """An exported folder, the class that loads it, and the comparison of its logits with ours."""
-
-    folder: Path
-    choice: ClassChoice
-    parity: list[Parity]
 
 
 def export_folder(
@@ -43,9 +31,9 @@ def export_folder(
     dtype: str = "float32",
     multiples: Sequence[int] = MULTIPLES,
     console: Console | None = None,
-) -> ExportedFolder:
-    """Write a run to a new Hugging Face folder; nothing is left if that fails. The model of `run`
-    is rounded to `dtype`.
+) -> ClassChoice:
+    """Write a run to a new Hugging Face folder, and return the class that loads it; nothing is left
+    if that fails. The model of `run` is rounded to `dtype`.
 
     Args:
         dtype: of the stored weights, one of DTYPES.
@@ -60,15 +48,13 @@ def export_folder(
     console = console or Console()
     model = run.model.to(DTYPES[dtype])
     choice = choose_class(model)
-    with space_for(weights_of(model), out), _new_folder(out) as folder:
+    with space_for(weights_of(model), out), new_folder(out) as folder:
         controls = control_ids(run.tokenizer)
         write_model(model, choice, folder, controls)
         write_json(folder / "generation_config.json", _generation(run, controls))
-        files = tokenizer_files(
-            run.tokenizer, add_bos=run.settings.data.bos, max_length=model.train_length
+        write_tokenizer(
+            run.tokenizer, folder, add_bos=run.settings.data.bos, max_length=model.train_length
         )
-        for name, content in files.items():
-            (folder / name).write_bytes(content)
         parity = []
         for result in measure(
             model.float(), folder, choice.model_type, parity_lengths(model, multiples)
@@ -85,7 +71,7 @@ def export_folder(
                 )
             parity.append(result)
         write_text(folder / "README.md", model_card(run, choice, parity, dtype))
-    return ExportedFolder(out, choice, parity)
+    return choice
 
 
 def _generation(run: LoadedRun, controls: dict[str, Any]) -> dict[str, Any]:
@@ -93,19 +79,3 @@ def _generation(run: LoadedRun, controls: dict[str, Any]) -> dict[str, Any]:
     if "pad_token_id" not in ids and run.tokenizer.eos_id is not None:
         ids["pad_token_id"] = run.tokenizer.eos_id  # `generate` fills ended rows with it
     return ids
-
-
-@contextmanager
-def _new_folder(out: Path) -> Iterator[Path]:
-    """A temporary folder that becomes `out` if the block ends without an error."""
-    draft = out.with_name(f".{out.name}.{os.getpid()}.tmp")
-    shutil.rmtree(draft, ignore_errors=True)
-    draft.mkdir(parents=True)
-    try:
-        yield draft
-        for path in draft.iterdir():
-            sync(path)
-        os.rename(draft, out)
-        sync(out.absolute().parent)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)

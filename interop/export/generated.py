@@ -15,8 +15,6 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-from torch import Tensor
-
 from model import SCHEMES, ModelSettings, Transformer
 from model.mixers.registry import MIXERS
 from settings.fields import StrictSettings
@@ -93,17 +91,8 @@ def config(model: Transformer) -> dict[str, Any]:
     }
 
 
-def weights(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The weights by the names of the generated file's model."""
-    return {f"model.{name}": weight for name, weight in state.items()}
-
-
 def source(settings: ModelSettings) -> str:
-    """The modeling file.
-
-    Raises:
-        RuntimeError: two definitions have the same name.
-    """
+    """The modeling file."""
     kinds = settings.resolved_kinds.values()
     schemes = sorted({kind.position.name for kind in kinds})
     classes = dict(_settings_classes("", settings))
@@ -115,7 +104,6 @@ def source(settings: ModelSettings) -> str:
     for settings_class in classes.values():
         needed.append((settings_class.__module__, settings_class.__name__))
     kept, imports = _reachable(needed, registries)
-    _check_names(kept, imports)
     parts = [HEADER.format(schemes=", ".join(schemes)), *sorted(set(imports.values())), PRELUDE]
     for module in _import_order(WRAPPER, set()):
         names = [name for name in _Source.of(module).definitions if (module, name) in kept]
@@ -191,16 +179,14 @@ class _Source:
 
     def _without_validators(self, node: ast.FunctionDef | ast.ClassDef) -> ast.stmt:
         if self._is_settings(node.name):
-            node.body = [
-                member
-                for member in node.body
-                if not any(
-                    validator in ast.unparse(decorator)
-                    for decorator in getattr(member, "decorator_list", ())
-                    for validator in VALIDATORS
-                )
-            ]
+            node.body = [member for member in node.body if self._is_kept(member)]
         return node
+
+    def _is_kept(self, member: ast.stmt) -> bool:
+        """Whether a member of settings is neither a validator nor for settings files."""
+        decorators = " ".join(map(ast.unparse, getattr(member, "decorator_list", ())))
+        sources = {self.imports.get(name, ("",))[0] for name in _references(member)}
+        return "settings.load" not in sources and not any(x in decorators for x in VALIDATORS)
 
     def text(self, name: str) -> str:
         """A definition, with its decorators and the comments directly above it."""
@@ -266,10 +252,3 @@ def _import_order(module: str, seen: set[str]) -> Iterator[str]:
     for imported, _ in _Source.of(module).imports.values():
         yield from _import_order(imported, seen)
     yield module
-
-
-def _check_names(kept: dict[Definition, None], imports: dict[str, str]) -> None:
-    owners = dict.fromkeys([*PROVIDED, *imports], "the header")
-    for module, name in kept:
-        if owners.setdefault(name, module) != module:
-            raise RuntimeError(f"{name} is defined in {module} and {owners[name]}")

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel, cache_utils
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
@@ -15,6 +15,15 @@ from model.model_settings import ModelSettings
 from model.token_positions import TokenPositions
 from model.transformer import Transformer
 
+# The names under which other tools read sizes.
+NAMES = {
+    "hidden_size": "dim",
+    "intermediate_size": "ffn_dim",
+    "num_hidden_layers": "layers",
+    "num_attention_heads": "heads",
+    "num_key_value_heads": "kv_heads",
+    "head_dim": "head_dim",
+}
 FIRST_CAPACITY = 256  # tokens of a cache whose final length is unknown; doubled as needed
 
 
@@ -43,36 +52,10 @@ class SextantConfig(PreTrainedConfig):
         self.vocab_size = vocab_size
         self.train_length = train_length
         self.original_length = original_length
+        self.max_position_embeddings = train_length
+        for name, ours in NAMES.items():
+            setattr(self, name, self.settings.get(ours))
         super().__init__(**kwargs)
-
-    # The names that other tools read.
-    @property
-    def hidden_size(self) -> int:
-        return self.settings["dim"]
-
-    @property
-    def num_hidden_layers(self) -> int:
-        return self.settings["layers"]
-
-    @property
-    def num_attention_heads(self) -> int:
-        return self.settings["heads"]
-
-    @property
-    def num_key_value_heads(self) -> int:
-        return self.settings["kv_heads"]
-
-    @property
-    def head_dim(self) -> int:
-        return self.settings["head_dim"]
-
-    @property
-    def intermediate_size(self) -> int:
-        return self.settings["ffn_dim"]
-
-    @property
-    def max_position_embeddings(self) -> int:
-        return self.train_length
 
 
 class SextantCache(cache_utils.Cache):
@@ -143,6 +126,7 @@ class SextantForCausalLM(PreTrainedModel, GenerationMixin):
     main_input_name = "input_ids"
     _is_stateful = True  # no assisted generation: tokens cannot be removed from the cache
     _supports_sdpa = True
+    _input_embed_layer = "embed"
 
     def __init__(self, config: SextantConfig):
         super().__init__(config)
@@ -153,18 +137,6 @@ class SextantForCausalLM(PreTrainedModel, GenerationMixin):
                 settings, config.vocab_size, config.train_length, config.original_length
             )
         self.post_init()
-
-    def get_input_embeddings(self) -> nn.Module:
-        return self.model.embed
-
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        self.model.embed = value
-
-    def get_output_embeddings(self) -> nn.Module | None:
-        return self.model.head
-
-    def set_output_embeddings(self, value: nn.Module) -> None:
-        self.model.head = value
 
     def new_cache(self, final_length: int | None = None) -> SextantCache:
         """An empty cache; see SextantCache."""

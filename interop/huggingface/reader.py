@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from errors import InteropError
 
 LARGEST = 1e30  # of the numbers that are read; beyond it no model has a size, base or factor
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Tensors of a checkpoint, and the numbers in them: the limits of every size."""
+
+    tensors: int
+    numbers: int
+
+
+UNLIMITED = Stored(10**6, 10**12)
 
 
 class ConfigReader:
@@ -17,19 +29,52 @@ class ConfigReader:
     Args:
         values: the object.
         file: its file (and key), for messages.
+        stored: the limits of sizes.
         defaults: values of absent keys.
+        computed: values of keys that are null, or absent without a default.
     """
 
     def __init__(
-        self, values: Mapping[str, Any], file: str, defaults: Mapping[str, Any] | None = None
+        self,
+        values: Mapping[str, Any],
+        file: str,
+        stored: Stored = UNLIMITED,
+        defaults: Mapping[str, Any] | None = None,
+        computed: Mapping[str, Callable[[ConfigReader], Any]] | None = None,
     ):
         self.values = values
         self.file = file
+        self.stored = stored
         self.defaults = defaults or {}
+        self.computed = computed or {}
 
     def get(self, key: str) -> Any:
         """The value, its default if the key is absent, or None."""
-        return self.values[key] if key in self.values else self.defaults.get(key)
+        value = self.values[key] if key in self.values else self.defaults.get(key)
+        if value is None and key in self.computed:
+            return self.computed[key](self)
+        return value
+
+    def size(self, key: str, *default: Any) -> Any:
+        """A number of layers, heads or features; `default` if the key is null or absent.
+
+        Raises:
+            InteropError: not such a number, or one that is larger than the weights.
+        """
+        value = self.number(key, int, *default)
+        if value is not None:
+            self.check_size(key, value)
+        return value
+
+    def check_size(self, key: str, value: int) -> None:
+        limit, what = self.stored.numbers, "values"
+        if key in ("num_hidden_layers", "layers"):
+            limit, what = self.stored.tensors, "tensors"
+        if value > limit:
+            raise InteropError(
+                f"{self.file}: {key} = {shown(value)} does not fit the weights, which have "
+                f"{limit:,} {what}"
+            )
 
     def number(self, key: str, kind: type, *default: Any) -> Any:
         """A number above 0; `default` if the key is null or absent.
@@ -48,6 +93,13 @@ class ConfigReader:
                 f"{self.file}: {key} must be {what} above 0 and at most {LARGEST:g}, got "
                 f"{shown(value)}"
             )
+        return kind(value)
+
+    def count(self, key: str) -> int:
+        """An integer of at least 0."""
+        value = self.get(key)
+        if not is_number(value, int):
+            raise InteropError(f"{self.file}: {key} must be an integer, got {shown(value)}")
         return value
 
     def flag(self, key: str) -> bool:
@@ -64,6 +116,17 @@ class ConfigReader:
         if not isinstance(value, dict):
             raise InteropError(f"{self.file}: {key} must be an object, got {shown(value)}")
         return value
+
+    def within(self, *keys: str) -> ConfigReader:
+        """The reader of an object in this one."""
+        reader = self
+        for key in keys:
+            reader = ConfigReader(reader.object(key), f"{reader.file}: {key}", self.stored)
+        return reader
+
+    def replaced(self, **values: Any) -> ConfigReader:
+        """These keys with other values."""
+        return ConfigReader({**self.values, **values}, self.file, self.stored)
 
     def numbers(self, key: str, length: int | None = None) -> list[float] | None:
         """A list of numbers of at least 0, or None; with `length`, of at least that many."""

@@ -13,13 +13,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from errors import InteropError
+from interop.huggingface.families import FULL, SLIDING, Family
 from interop.huggingface.reader import ConfigReader, shown
 from model.position.scaling import plain_frequencies, ramp_ends
 
-LAYOUT = "half"  # of the rotated features in transformers
-NESTED = ("full_attention", "sliding_attention")
+NESTED = (FULL, SLIDING)
 _CURRENT = "rope_parameters"
 _LEGACY = "rope_scaling"
+# Kinds whose parameters are those of our scaling methods.
+FACTOR_KINDS = {
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+}
 
 
 @dataclass(frozen=True)
@@ -30,13 +36,15 @@ class RopeSource:
         parameters: the keys of `rope_parameters`.
         config: the keys beside them.
         head_dim: features of each head.
-        partial: whether the family supports `partial_rotary_factor`.
+        family: of the model.
+        is_latent: whether the layers have latent attention.
     """
 
     parameters: ConfigReader
     config: ConfigReader
     head_dim: int
-    partial: bool
+    family: Family
+    is_latent: bool
 
     @property
     def train_length(self) -> int:
@@ -50,15 +58,24 @@ class RopeSource:
         return outside or self.parameters.number(key, int, self.train_length)
 
     @property
+    def kind(self) -> Any:
+        """The name of the kind of frequencies."""
+        given = [self.parameters.get(key) for key in ("rope_type", "type")]
+        kind = next((value for value in given if value is not None), "default")
+        return "longrope" if kind == "su" else kind  # Phi-3's first name of it
+
+    @property
     def fraction(self) -> float:
         """The share of rotated features."""
+        if self.kind == "proportional":
+            return 1.0
         key = "partial_rotary_factor"
         inside = self.parameters.number(key, float, None)
         share = inside or self.config.number(key, float, 1.0)
         if share == 1:
             return 1.0
-        if not self.partial or share > 1:
-            limit = "at most 1" if self.partial else "1 in this family"
+        if not self.family.partial or share > 1:
+            limit = "at most 1" if self.family.partial else "1 in this family"
             raise InteropError(f"{self.config.file}: {key} must be {limit}, got {share}")
         if int(self.head_dim * share) % 2 or int(self.head_dim * share) < 2:
             raise InteropError(
@@ -84,51 +101,46 @@ class RopeSource:
         return self.parameters.number("factor", float, ratio)
 
 
-def rope_parameters(config: ConfigReader) -> dict[str, ConfigReader]:
+def rope_parameters(config: ConfigReader, by_type: bool) -> dict[str, ConfigReader]:
     """The rotary parameters by layer type; one entry `""` if all layers share them."""
-    if config.get("model_type") in ("olmo3", "gemma3_text"):
+    if by_type:
         return _by_layer_type(config)
     key = _LEGACY if config.object(_LEGACY) else _CURRENT
-    parameters = ConfigReader(config.object(key), f"{config.file}: {key}")
+    parameters = config.within(key)
     if not any(name in parameters.values for name in NESTED):
         return {"": parameters}
     return _nested(parameters)
 
 
 def _nested(parameters: ConfigReader) -> dict[str, ConfigReader]:
-    by_type = {}
-    for name in NESTED:
-        inside = dict(parameters.object(name))
-        # transformers reads `truncate` outside the nesting only.
-        inside["truncate"] = parameters.get("truncate")
-        by_type[name] = ConfigReader(inside, f"{parameters.file}.{name}")
-    return by_type
+    # transformers reads `truncate` outside the nesting only.
+    truncate = {"truncate": parameters.get("truncate")}
+    return {name: parameters.within(name).replaced(**truncate) for name in NESTED}
 
 
 def _by_layer_type(config: ConfigReader) -> dict[str, ConfigReader]:
     """In OLMo 3 and Gemma 3 `rope_scaling` is that of layers without windows, and `rope_parameters`
     are nested."""
-    parameters = config.object(_CURRENT)
-    if parameters and not any(name in parameters for name in NESTED):
+    parameters = config.within(_CURRENT)
+    if parameters.values and not any(name in parameters.values for name in NESTED):
         raise InteropError(
             f"{config.file}: {_CURRENT} of {config.get('model_type')} must have "
-            f"{' and '.join(NESTED)}: transformers ignores {', '.join(parameters)} outside of them"
+            f"{' and '.join(NESTED)}: transformers ignores {', '.join(parameters.values)} outside "
+            "of them"
         )
     full, windowed = NESTED
-    by_type = _nested(ConfigReader(parameters, f"{config.file}: {_CURRENT}"))
-    scaled = {**by_type[full].values, **config.object(_LEGACY)}
-    by_type[full] = ConfigReader(scaled, by_type[full].file)
-    if config.get("model_type") == "gemma3_text":
-        local = dict(by_type[windowed].values)
-        local.setdefault("rope_theta", config.number("rope_local_base_freq", float))
-        return by_type | {windowed: ConfigReader(local, by_type[windowed].file)}
+    by_type = _nested(parameters)
+    by_type[full] = by_type[full].replaced(**config.object(_LEGACY))
+    if by_type[windowed].get("rope_theta") is not None:
+        return by_type
+    local = config.number("rope_local_base_freq", float, None)
     theta = config.number("rope_theta", float)
-    if theta != config.defaults["rope_theta"] and by_type[windowed].get("rope_theta") is None:
+    if local is None and theta != config.defaults["rope_theta"]:
         raise InteropError(
             f"{config.file}: rope_theta = {theta:g} cannot be imported: transformers ignores it "
             f"in OLMo 3's layers with windows; set rope_theta in {_CURRENT}.{windowed}"
         )
-    return by_type
+    return by_type | {windowed: by_type[windowed].replaced(rope_theta=local or theta)}
 
 
 def read_rope(source: RopeSource) -> tuple[dict[str, Any], int | None]:
@@ -138,81 +150,86 @@ def read_rope(source: RopeSource) -> tuple[dict[str, Any], int | None]:
         InteropError: an unknown kind, or parameters that transformers treats differently.
     """
     parameters = source.parameters
-    given = [parameters.get(key) for key in ("rope_type", "type")]
-    kind = next((value for value in given if value is not None), "default")
-    if kind == "su":  # Phi-3's first name of it
-        kind = "longrope"
-    if not isinstance(kind, str) or kind not in _KINDS:
+    known = source.family.rope_types or _KINDS
+    if not isinstance(source.kind, str) or source.kind not in known:
         raise InteropError(
-            f"{parameters.file}: rope_type {shown(kind)} cannot be imported; known: "
-            f"{', '.join(_KINDS)}"
+            f"{parameters.file}: rope_type {shown(source.kind)} cannot be imported; known: "
+            f"{', '.join(known)}"
         )
-    scaling, original_length = _KINDS[kind](source)
-    settings = {"name": "rope", "theta": source.theta, "layout": LAYOUT, "scaling": scaling}
+    interleaved = source.family.interleaved
+    is_interleaved = interleaved is not None and source.config.flag(interleaved)
+    settings = {
+        "name": "rope",
+        "theta": source.theta,
+        "layout": "interleaved" if is_interleaved else "half",
+        **_temperature(source),
+    }
+    if source.kind == "proportional":
+        share = parameters.number("partial_rotary_factor", float, 1.0)
+        settings |= {"name": "p_rope", "share": share}
+    settings["scaling"], original_length = _KINDS[source.kind](source)
     if source.fraction != 1:
         settings["fraction"] = source.fraction
     return settings, original_length
 
 
-def _default(source: RopeSource) -> tuple[dict[str, Any], None]:
-    return {"name": "none"}, None
+def _temperature(source: RopeSource) -> dict[str, Any]:
+    """Factors on q·k among the rotary parameters: Ministral 3's, and DeepSeek's for yarn."""
+    number = source.parameters.number
+    if temperature := source.family.position.get("temperature"):
+        length = number("original_max_position_embeddings", int)
+        beta = number("llama_4_scaling_beta", float)
+        return {"temperature": temperature | {"beta": beta, "length": length}}
+    if not source.is_latent or source.kind == "default":
+        return {}
+    if not source.parameters.get("mscale_all_dim"):
+        return {}
+    factor = max(1.0, number("factor", float))
+    scale = 0.1 * number("mscale_all_dim", float) * math.log(factor) + 1
+    return {"temperature": {"name": "fixed", "value": scale * scale}}
 
 
-def _linear(source: RopeSource) -> tuple[dict[str, Any], None]:
-    return {"name": "linear", "factor": source.parameters.number("factor", float)}, None
-
-
-def _dynamic(source: RopeSource) -> tuple[dict[str, Any], int]:
-    """L0 is `max_position_embeddings`. transformers recomputes the frequencies when a text grows
-    under a cache and keeps the old keys; ours are those of a full forward pass of the declared
-    length."""
-    return {
-        "name": "dynamic",
-        "factor": source.parameters.number("factor", float),
-    }, source.train_length
-
-
-def _llama3(source: RopeSource) -> tuple[dict[str, Any], int]:
-    keys = ("factor", "low_freq_factor", "high_freq_factor")
+def _by_factors(source: RopeSource) -> tuple[dict[str, Any], int | None]:
+    """transformers recomputes `dynamic` frequencies when a text grows under a cache and keeps the
+    old keys; ours are those of a full forward pass of the declared length."""
+    keys = FACTOR_KINDS[source.kind]
     numbers = {key: source.parameters.number(key, float) for key in keys}
-    return {"name": "llama3", **numbers}, source.original_length
+    lengths = {"dynamic": source.train_length, "llama3": source.original_length}
+    return {"name": source.kind, **numbers}, lengths.get(source.kind)
+
+
+def _proportional(source: RopeSource) -> tuple[dict[str, Any], None]:
+    factor = source.parameters.number("factor", float, 1.0)
+    return {"name": "none"} if factor == 1 else {"name": "linear", "factor": factor}, None
 
 
 def _yarn(source: RopeSource) -> tuple[dict[str, Any], int]:
     number = source.parameters.number
-    factor = source.factor
-    amplitude = number("attention_factor", float, None)
-    # transformers reads 0 as absent.
-    mscale, mscale_all = (
-        None if source.parameters.get(key) == 0 else number(key, float, None)
-        for key in ("mscale", "mscale_all_dim")
-    )
-    if amplitude is None and mscale and mscale_all:  # DeepSeek's form
-        amplitude = (0.1 * mscale * math.log(factor) + 1) / (
-            0.1 * mscale_all * math.log(factor) + 1
-        )
     fast = number("beta_fast", float, 32.0)
     slow = number("beta_slow", float, 1.0)
     _check_ramp(source, fast, slow)
-    is_truncated = source.parameters.get("truncate") is None or source.parameters.flag("truncate")
-    return {
+    settings = {
         "name": "yarn",
-        "factor": factor,
+        "factor": source.factor,
         "beta_fast": fast,
         "beta_slow": slow,
         "ramp": "dim",
-        "truncate": is_truncated,
-        "attention_factor": amplitude,
-    }, source.original_length
+        "truncate": source.parameters.get("truncate") is None or source.parameters.flag("truncate"),
+        "attention_factor": number("attention_factor", float, None),
+    }
+    # DeepSeek's form of the amplitude; transformers reads 0 as absent
+    mscales = {key: source.parameters.get(key) for key in ("mscale", "mscale_all_dim")}
+    if settings["attention_factor"] is None and all(mscales.values()):
+        settings |= {key: number(key, float) for key in mscales}
+    return settings, source.original_length
 
 
 def _check_ramp(source: RopeSource, fast: float, slow: float) -> None:
     """Refuse a yarn ramp outside the rotated pairs, which transformers reverses."""
     if fast <= slow:
         return  # refused by our settings
-    low, high = ramp_ends(
-        plain_frequencies(source.theta, source.dims), source.original_length, fast, slow
-    )
+    frequencies = plain_frequencies(source.theta, source.dims)
+    low, high = ramp_ends(frequencies, source.original_length, fast, slow)
     if high <= 0 or low > source.dims - 1:
         raise InteropError(
             f"{source.parameters.file}: yarn cannot be imported with "
@@ -225,10 +242,16 @@ def _check_ramp(source: RopeSource, fast: float, slow: float) -> None:
 def _longrope(source: RopeSource) -> tuple[dict[str, Any], int]:
     """The list of divisors follows the declared length; transformers switches when a text crosses
     L0."""
+    width, heads = (source.config.size(key) for key in ("hidden_size", "num_attention_heads"))
+    if source.fraction != 1 and source.head_dim != width // heads:
+        raise InteropError(
+            f"{source.parameters.file}: longrope of a part of each head requires head_dim = "
+            "hidden_size / num_attention_heads in transformers"
+        )
+    pairs = source.dims // 2
     lists = {}
     for key in ("short_factor", "long_factor"):
         divisors = source.parameters.numbers(key)
-        pairs = source.dims // 2
         if divisors is None or len(divisors) != pairs or 0 in divisors:
             raise InteropError(
                 f"{source.parameters.file}: longrope requires {key}, a list of {pairs} numbers "
@@ -248,10 +271,9 @@ def _longrope(source: RopeSource) -> tuple[dict[str, Any], int]:
 
 
 _KINDS: dict[str, Callable[[RopeSource], tuple[dict[str, Any], int | None]]] = {
-    "default": _default,
-    "linear": _linear,
-    "dynamic": _dynamic,
+    "default": lambda source: ({"name": "none"}, None),
+    **dict.fromkeys(FACTOR_KINDS, _by_factors),
     "yarn": _yarn,
     "longrope": _longrope,
-    "llama3": _llama3,
+    "proportional": _proportional,
 }

@@ -14,6 +14,7 @@ from torch import Tensor
 from model.token_positions import TokenPositions
 
 ROWS_AT_ONCE = 1 << 14
+MOST_ROWS = 1 << 17  # of a table; beyond, rows are computed in each pass, in constant memory
 STRETCHES_KEPT = 16  # maximum number of cached tables, for documents of many lengths
 
 # positions (any shape, float64) -> tensors whose leading dimensions are those of positions,
@@ -88,17 +89,17 @@ class LookupTable:
         """Rows at `position` (B, T), each (B, T, ...).
 
         Args:
-            position: integers in [0, position_end), or floats, for which rows are computed
-                directly.
+            position: integers in [0, position_end), or floats. Rows of floats, and of positions
+                that a table would be too large for, are computed directly.
             position_end: 1 + the largest position, on the host, which avoids synchronization.
             dtype: float64 for float64 models, otherwise float32.
         """
-        if position.is_floating_point():
+        if position.is_floating_point() or position_end > MOST_ROWS:
             has_float64 = wide(position.device) == torch.float64
             rows = self._rows((position if has_float64 else position.cpu()).detach().double())
             return tuple(row.to(position.device, dtype) for row in rows)
         if position_end > self._built:
-            self._built = max(position_end, 2 * self._built, 512)
+            self._built = min(max(position_end, 2 * self._built, 512), MOST_ROWS)
             self._columns.clear()
         key = (position.device, dtype)
         if key not in self._columns:

@@ -19,12 +19,12 @@ from matplotlib.figure import Figure
 
 from data.files import write_text
 from errors import EvaluationError
-from evaluation.reports.charts import FigureText, save
-from evaluation.reports.results_table import markdown_table
+from evaluation.reports.charts import LineStyle, dots_panel
+from evaluation.reports.figures import INK, FigureText, panels, save
+from evaluation.reports.results_table import ResultRow, markdown_table
 from evaluation.reports.text import signed
 from evaluation.scoring.methods import TRAINED, TRUNCATE, name_of
 from settings.script import Parser, run_main
-from studies.report.plots import DotEstimate, dots_figure
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 DOCUMENT = DOCS / "results" / "smollm2.md"
@@ -60,8 +60,9 @@ def main() -> int:
             folder.name,
             described(results) + "\n\n" + table(results),
         )
-        rows = pd.read_csv(folder / "results.csv")
-        tables.append(rows[rows.part == "all"][COLUMNS].assign(evaluation=folder.name))
+        facts = {key: results[key] for key in ("documents", "targets")}
+        rows = pd.DataFrame([cell | facts for cell in results["cells"]])
+        tables.append(rows[COLUMNS].assign(evaluation=folder.name))
         name = f"smollm2_{folder.name}"
         if f"{name}.png" in text:
             shutil.copy(folder / "nll_by_length.png", FIGURES / f"{name}.png")
@@ -113,20 +114,23 @@ def best_first(results: dict) -> list[dict]:
 
 def gain_figure(results: dict) -> Figure:
     """Net gain over truncated context at the longest length, with intervals."""
-    dots = [
-        DotEstimate(
+    rows = [
+        ResultRow(
             name_of(cell["method"]),
+            "gain",
             cell["gain"],
-            math.nan if cell["gain_low"] is None else cell["gain_low"],
-            math.nan if cell["gain_high"] is None else cell["gain_high"],
+            low=math.nan if cell["gain_low"] is None else cell["gain_low"],
+            high=math.nan if cell["gain_high"] is None else cell["gain_high"],
         )
         for cell in best_first(results)
     ]
     lengths = f"{results['lengths'][-1]:,} tokens of context against the last {results['trained_length']:,}"
     text = FigureText(lengths, described(results))
-    return dots_figure(
-        {"": dots}, text, "net gain, nats per token (right: better)", results["tolerance"]
+    styles = {row.variant: LineStyle(INK, "o") for row in rows}
+    panel = dots_panel(
+        rows, styles, x="net gain, nats per token (right: better)", band=results["tolerance"]
     )
+    return panels([panel], text)
 
 
 def table(results: dict) -> str:

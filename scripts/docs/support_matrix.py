@@ -12,10 +12,13 @@ import hashlib
 import json
 from pathlib import Path
 
+import yaml
+
 from interop.export.classes import choose_class
 from model import SCHEMES, ModelSettings, Transformer
 
-DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "interop.md"
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENT = ROOT / "docs" / "interop.md"
 RESULTS = DOCUMENT.with_name("results") / "exports.json"
 GENERATED = "generated file"
 START = "<!-- support matrix -->"
@@ -33,10 +36,26 @@ BASES = {
         "far": {"position": {"name": "rope", "theta": 500_000}},
     },
 }
+MIXERS = {
+    path.stem: yaml.safe_load(path.read_text(encoding="utf-8"))["model"]
+    for path in sorted((ROOT / "configs" / "mixer").glob("*.yaml"))
+}
+MIXERS["kda"] |= {"head_dim": 32, "kv_heads": 4}  # the rank of its gates, and as many heads
+MIXERS["latent"]["mixer"] |= {"norm_eps": 1e-6}  # of released models
+FULL = {"position": {"name": "rope"}}
 
 
 def _rope(**keys) -> dict:
     return {"position": {"name": "rope", **keys}}
+
+
+def _hybrid(mixer: str, full: dict, **keys) -> dict:
+    """Three layers with a mixer and one of another kind."""
+    return {
+        "pattern": ["state", "state", "state", "full"],
+        "kinds": {"state": MIXERS[mixer], "full": full},
+        **keys,
+    }
 
 
 # Row → model settings. Every scheme with its defaults, and the variants that change the class.
@@ -64,7 +83,21 @@ ROWS: dict[str, dict] = {
     "`rope`, QK-norm": {**_rope(), "qk_norm": True},
     "`rope`, muP": {**_rope(), "mup": {"base_dim": 32, "base_head_dim": 8}},
     "`rope`, softcap of logits": {**_rope(), "logit_softcap": 30.0},
-    "linear mixer": {**_rope(), "mixer": {"name": "linear"}},
+    **{f"mixer `{name}`": settings for name, settings in MIXERS.items()},
+    "`gated_deltanet` and attention with an output gate (Qwen3.5)": _hybrid(
+        "gated_deltanet", FULL | {"gate": "channel"}, qk_norm=True
+    ),
+    "`gated_deltanet` and attention with norms of outputs (Olmo Hybrid)": _hybrid(
+        "gated_deltanet", FULL | {"norm_placement": "output"}, qk_norm="all_heads"
+    ),
+    "`mamba2` and attention without positions (Granite 4)": _hybrid(
+        "mamba2", {"position": {"name": "none"}}
+    ),
+    "`kda` and latent attention without positions (Kimi Linear)": _hybrid(
+        "kda", MIXERS["latent"] | {"position": {"name": "none"}}
+    ),
+    "`short_convolution` and attention (LFM2)": _hybrid("short_convolution", FULL, qk_norm=True),
+    "`gated_deltanet` and attention": _hybrid("gated_deltanet", FULL),
 }
 
 
@@ -89,11 +122,10 @@ def cells(row: str, settings: dict) -> tuple[str, str]:
     """transformers and vLLM."""
     model = Transformer(ModelSettings.model_validate(SIZES | settings), 258, TRAINED).initialize(0)
     choice = choose_class(model)
-    scheme = next(iter(model.kinds.values())).position.name
     name = choice.model_type or GENERATED
     state = _state(row, settings, name)
     if choice.model_type is None:
-        transformers = f"{state}: {name} ({choice.reason.removeprefix(f'{scheme} ')})"
+        transformers = f"{state}: {name} ({choice.reason})"
         vllm = "impossible: the generated file has attention of its own"
     else:
         # If frequencies follow the length, the cache keeps old keys, and all rows have that of the
@@ -105,9 +137,12 @@ def cells(row: str, settings: dict) -> tuple[str, str]:
 
 
 def matrix() -> str:
-    """The table in Markdown."""
+    """The table in Markdown; rows with the same cells are one."""
+    rows: dict[tuple[str, str], list[str]] = {}
+    for row, settings in ROWS.items():
+        rows.setdefault(cells(row, settings), []).append(row)
     lines = ["| | transformers | vLLM |", "|---|---|---|"]
-    lines += [f"| {row} | {' | '.join(cells(row, settings))} |" for row, settings in ROWS.items()]
+    lines += [f"| {'; '.join(names)} | {' | '.join(found)} |" for found, names in rows.items()]
     return "\n".join(lines)
 
 

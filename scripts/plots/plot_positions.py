@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from errors import ConfigError
-from evaluation.reports.charts import save
+from evaluation.reports.figures import save
 from evaluation.reports.results_table import write_table
 from evaluation.schemes.curves import SchemeShape
 from evaluation.schemes.scheme_figures import FIGURES, FigureRequest

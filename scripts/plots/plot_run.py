@@ -9,13 +9,13 @@ PNG, SVG and CSV with the same name.
 
 from pathlib import Path
 
-from evaluation.reports.charts import save
+from evaluation.reports.figures import save
 from evaluation.reports.results_table import write_table
 from run_directory.console import Console
 from run_directory.run_names import names_of
 from settings.script import Parser, run_main
 from studies.report.training_figure import training_figure
-from studies.results.training_curves import csv_records, differences, read_curves
+from studies.results.training_curves import curves_table, differences, read_curves
 
 
 def main() -> int:
@@ -53,7 +53,7 @@ def main() -> int:
         console.warn(reason)
     out.parent.mkdir(parents=True, exist_ok=True)
     png = save(training_figure(runs, options.smooth), out.parent, out.stem)
-    write_table(png.with_suffix(".csv"), csv_records(runs, options.smooth))
+    write_table(png.with_suffix(".csv"), curves_table(runs, options.smooth))
     for suffix in (".png", ".svg", ".csv"):
         console.info(str(png.with_suffix(suffix)))
     return 0

@@ -21,14 +21,14 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from data.files import write_text
 from errors import StudyError
-from evaluation.reports.charts import (
+from evaluation.reports.figures import (
     COLOURS,
     INK,
     MARKERS,
     Curve,
     FigureText,
     Panel,
-    panels_figure,
+    panels,
     save,
 )
 from evaluation.reports.results_table import markdown_table, write_table
@@ -135,7 +135,16 @@ def draw(sweeps: Sweeps, over: str, lines: str) -> Figure:
     low = min(table.min(axis=None) for table in tables)
     high = max(table.max(axis=None) for table in tables)
     room = 0.06 * (high - low) or 0.05
-    panels = []
+    values = sorted({value for table in tables for value in table.index})
+
+    def scales(axes: Axes) -> None:
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(FixedLocator(values))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.set_ylim(low - room, high + room)
+
+    shown = []
     for variant, own in sweeps.items():
         curves = []
         for n, (label, table) in enumerate(own.items()):
@@ -151,24 +160,15 @@ def draw(sweeps: Sweeps, over: str, lines: str) -> Figure:
                 curves.append(points)
             best = [means.idxmin()], [means.min()]
             curves.append(Curve("", *best, INK, dash="", marker="o", size=10, hollow=True))
-        panels.append(Panel(curves, variant))
-
-    def scales(axes: Axes, panel: Panel) -> None:
-        axes.set_xscale("log")
-        axes.xaxis.set_major_locator(FixedLocator(list(panel.curves[0].x)))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axes.xaxis.set_minor_locator(NullLocator())
-        axes.set_ylim(low - room, high + room)
-
-    return panels_figure(
-        panels,
+        shown.append(Panel(curves, variant, scales=scales))
+    return panels(
+        shown,
         FigureText(),
-        scales,
         x=over,
         y="NLL, nats per token",
-        columns=len(panels),
+        columns=len(shown),
         names="below",
-        width=3.2 * len(panels),
+        width=3.2 * len(shown),
     )
 
 

@@ -213,9 +213,7 @@ def is_complete(results: dict) -> bool:
 
 def _tree(arguments) -> dict:
     """What files and overrides say, without the defaults of this version."""
-    layers = SettingsLayers({})
-    layers.apply(list(arguments))
-    return layers.tree
+    return SettingsLayers(list(arguments)).tree
 
 
 def commit_of(file: Path) -> str:

@@ -5,15 +5,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from evaluation.reports.charts import DASHED, Curve, FigureText, Panel, panels_figure
+from evaluation.reports.charts import styles_of
+from evaluation.reports.figures import COLOURS, DASHED, MARKERS, Curve, FigureText, Panel, panels
 from evaluation.reports.text import listed
-from studies.report.plots import PALETTE, SHAPES, WIDTH, styles_of
 from studies.results.training_curves import TrainingCurves, differences
 
 LOSS = "training loss, nats"
@@ -32,37 +33,38 @@ EVENTS = {
 def training_figure(runs: Sequence[TrainingCurves], share: float) -> Figure:
     """Training loss, held-out NLL and learning rate. Bold lines: means over `share` of the
     steps."""
-    colors = {name: color for name, (color, _) in styles_of([run.name for run in runs]).items()}
+    styles = styles_of([run.name for run in runs])
+    colors = {name: style.color for name, style in styles.items()}
     most = max(run.total_tokens for run in runs)
-    losses = [curve for run in runs for curve in _losses(run, colors[run.name], share)]
-    rates = [Curve("", run.steps.tokens, run.steps.lr, colors[run.name], width=1.3) for run in runs]
-    panels = [Panel(losses, y=LOSS), *_held_out(runs, colors), Panel(rates, y=RATE)]
 
-    def scales(axes: Axes, panel: Panel) -> None:
+    def scales(axes: Axes, top: tuple[float, float] | None = None) -> None:
         axes.set_xlim(0, 1.012 * most)
         axes.xaxis.set_major_locator(MaxNLocator(6))
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         axes.yaxis.set_major_locator(MaxNLocator(5, min_n_ticks=2))
-        if panel.y == RATE:
-            axes.set_ylim(0)
-            return
-        axes.set_ylim(*_limits(panel.curves))
-        if panel.y == LOSS:
-            for run in runs:
+        axes.set_ylim(*(top or (0, None)))
+
+    def panel(curves: Sequence[Curve], y: str, heading: str = "") -> Panel:
+        limits = None if y == RATE else _limits(curves)
+
+        def apply(axes: Axes) -> None:
+            scales(axes, limits)
+            for run in runs if y == LOSS else ():
                 _mark_events(axes, run, colors[run.name])
 
+        return Panel(curves, heading, y=y, scales=apply, height=HEIGHTS[y])
+
+    losses = [curve for run in runs for curve in _losses(run, colors[run.name], share)]
+    rates = [Curve("", run.steps.tokens, run.steps.lr, colors[run.name], width=1.3) for run in runs]
+    shown = [panel(losses, LOSS)]
+    shown += [panel(curves, HELD_OUT, name) for name, curves in _held_out(runs, colors).items()]
+    shown.append(panel(rates, RATE))
     kinds = {kind for run in runs for kind, _, _ in run.events}
     note = f"Loss in nats per token: each step (thin) and the mean of {share:.0%} of them (bold)."
     events = [text for kind, text in EVENTS.items() if kind in kinds]
     title = f"Training of {len(runs)} runs" if len(runs) > 1 else f"Training of {runs[0].name}"
-    return panels_figure(
-        panels,
-        FigureText(title, _subtitle(runs), "\n".join([note, ";  ".join(events)]).rstrip()),
-        scales,
-        x="target tokens trained on",
-        height=[HEIGHTS[panel.y] for panel in panels],
-        width=WIDTH,
-    )
+    text = FigureText(title, _subtitle(runs), "\n".join([note, ";  ".join(events)]).rstrip())
+    return panels(shown, text, x="target tokens trained on")
 
 
 def _subtitle(runs: Sequence[TrainingCurves]) -> str:
@@ -85,63 +87,34 @@ def _losses(run: TrainingCurves, color: str, share: float) -> list[Curve]:
     """Each step, and the mean over steps."""
     tokens = run.steps.tokens
     smooth = run.smoothed(share)
-    curves = [
-        Curve(
-            "",
-            tokens,
-            run.steps.loss,
-            color,
-            width=0.5,
-            order=2,
-            alpha=0.22,
-        )
-    ]
-    if smooth.notna().any():
-        label = _label(run.name, smooth.dropna().iloc[-1])
-        curves.append(Curve(label, tokens, smooth, color, width=1.6, order=4))
-    return curves
+    steps = Curve("", tokens, run.steps.loss, color, width=0.5, order=2, alpha=0.22)
+    if not smooth.notna().any():
+        return [steps]
+    label = _label(run.name, smooth.dropna().iloc[-1])
+    return [steps, Curve(label, tokens, smooth, color, width=1.6, order=4)]
 
 
-def _held_out(runs: Sequence[TrainingCurves], colors: dict[str, str]) -> list[Panel]:
-    """Held-out NLL over tokens: a panel for a single run, or one per multiple of L0 for several."""
-    by_multiple: dict[float, list[Curve]] = {}
+def _held_out(runs: Sequence[TrainingCurves], colors: dict[str, str]) -> dict[str, list[Curve]]:
+    """Held-out NLL over tokens by heading: one panel for a single run, or one per multiple of L0
+    for several."""
+    panels: dict[float, list[Curve]] = {}
     for run in runs:
         for n, (length, points) in enumerate(run.held_out.items()):
-            points = [(run.tokens_at(step), nll) for step, nll in points if math.isfinite(nll)]
+            multiple = length / run.train_length
+            points = [point for point in points if math.isfinite(point[1])]
             if not points:
                 continue
-            x, y = zip(*points, strict=True)
-            multiple = length / run.train_length
-            label = ""
-            color = colors[run.name]
-            marker = "o"
+            x = [run.tokens_at(step) for step, _ in points]
+            y = [nll for _, nll in points]
+            curve = Curve("", x, y, colors[run.name], width=1.3, marker="o", size=3.6)
             if len(runs) == 1:
                 label = _label(f"{length:,} ({multiple:g} × L0)", y[-1])
-                color = PALETTE[n % len(PALETTE)]
-                marker = SHAPES[n % len(SHAPES)]
-            curve = Curve(
-                label,
-                x,
-                y,
-                color,
-                width=1.3,
-                marker=marker,
-                size=3.6,
-            )
-            by_multiple.setdefault(multiple, []).append(curve)
-    if len(runs) == 1 and by_multiple:
-        curves = [curve for own in by_multiple.values() for curve in own]
-        return [
-            Panel(
-                curves,
-                "held-out NLL of the same targets by context length",
-                y=HELD_OUT,
-            )
-        ]
-    return [
-        Panel(curves, f"held out, {multiple:g} × L0", y=HELD_OUT)
-        for multiple, curves in sorted(by_multiple.items())
-    ]
+                curve = replace(curve, label=label, color=COLOURS[n], marker=MARKERS[n])
+            panels.setdefault(multiple, []).append(curve)
+    if len(runs) == 1:
+        curves = [curve for own in panels.values() for curve in own]
+        return {"held-out NLL of the same targets by context length": curves}
+    return {f"held out, {multiple:g} × L0": own for multiple, own in sorted(panels.items())}
 
 
 def _mark_events(axes: Axes, run: TrainingCurves, color: str) -> None:

@@ -1,27 +1,14 @@
-"""The results of a loss evaluation, with intervals over seeds and units together.
+"""The results of a loss evaluation of a study, with intervals over seeds and units together.
 
 The reference of a variant is the NLL of the same checkpoints as trained, at the trained length L0
 and on the same targets. With fewer than 3 seeds or 6 units there are only point estimates. Metrics
-of the table:
+of the table besides those of `LossResults`:
 
-    nll, nll_pooled, perplexity, bits_per_byte   mean over units, or over all targets; `nll` also of
-                                                 each seed
-    nll_as_trained                               at L0; the truncation baseline; also of each seed
-    delta, delta_upper                           NLL(L) - NLL(as trained, L0), simultaneous over all
-                                                 verdicts, and its one-sided 97.5% upper bound
-    gain                                         -delta, with an individual interval
-    gain_per_doubling                            of the step of the grid that ends at L
-    seeds_needed, units_needed                   would reduce the half-width of `delta` to the
-                                                 tolerance
-    held_to, break_point                         largest length held, smallest length broken
-    context_reach, gain_shown_to                 no longer context improves on the best up to it;
-                                                 longest length shown to improve on all shorter
-    difference                                   NLL minus that of the baseline, primary lengths
-    repeated_nll, control_nll, read_gain         of tokens that repeat text at distances `where`,
-                                                 before and after it was replaced, and the
-                                                 difference, with individual intervals
-    unigram_nll                                  of a unigram model on the same targets
-    failure                                      why there is no number
+    nll                           mean over units; also of each seed
+    nll_pooled                    mean over all targets
+    nll_as_trained                at L0; the truncation baseline; also of each seed
+    seeds_needed, units_needed    would reduce the half-width of `delta` to the tolerance
+    unigram_nll                   of a unigram model on the same targets
 """
 
 from __future__ import annotations
@@ -31,60 +18,28 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from evaluation.reports.loss_report import POINTS_ONLY, UNDERTRAINED, LossResults
 from evaluation.statistics.context_reach import context_reach
-from evaluation.statistics.seeds import SeedInterval, change, compare, needed, upper
+from evaluation.statistics.seeds import SeedInterval, change, compare, needed
 from studies.results.losses import StudyLosses, stacked
-from studies.results.stored import CONFIDENCE, TOLERANCE, StoredStudy, StudyVariant
-from studies.results.table import ResultsTable, StudyResult
+from studies.results.stored import (
+    CONFIDENCE,
+    TOLERANCE,
+    StoredStudy,
+    StudyVariant,
+    title_of,
+)
 
 HELD = "held"
 BROKEN = "broken"
 INCONCLUSIVE = "inconclusive"
-POINTS_ONLY = "points only"
-# parts of the units: outside and inside the training data
-UNSEEN = ("unseen",)
-SEEN = ("seen",)
 
 
 @dataclass(kw_only=True)
-class LossComparison(ResultsTable):
-    """The results of one loss evaluation.
-
-    Attributes:
-        baseline: the variant that the others are compared with; None if it was not measured.
-        primary: lengths at which they are compared.
-        family: number of simultaneous verdicts.
-        difference_family: number of simultaneous differences.
-        tolerance: in nats.
-        confidence: simultaneous level of the intervals.
-    """
+class LossComparison(LossResults):
+    """The results of one loss evaluation in one group of cells."""
 
     losses: StudyLosses
-    baseline: str | None
-    primary: list[int]
-    family: int
-    difference_family: int
-    tolerance: float
-    confidence: float
-
-    def measured(self, name: str) -> list[StudyResult]:
-        """NLL of a variant by length."""
-        return self.select("nll", name)
-
-    def beyond(self, name: str) -> list[StudyResult]:
-        """Changes with their verdicts at the measured lengths beyond the trained length."""
-        return [row for row in self.select("delta", name) if row.verdict]
-
-    def claims(self, name: str) -> bool:
-        """Whether the variant has enough seeds and units for verdicts."""
-        return any(row.verdict != POINTS_ONLY for row in self.beyond(name))
-
-    def longest(self, name: str) -> int | None:
-        """The longest measured length."""
-        return max((row.length for row in self.measured(name)), default=None)
-
-    def seed_count(self, name: str) -> int:
-        return len(self.losses.reference[name])
 
     def is_precise(self, name: str) -> bool:
         """Whether bfloat16 is within a tenth of the tolerance of float32, as verdicts require."""
@@ -107,17 +62,23 @@ def derive(study: StoredStudy, losses: StudyLosses) -> LossComparison:
     verdicts = {(variant.name, n) for variant in losses.variants for n in losses.longer} - absent
     differences = declared.get("family") or (len(losses.variants) - 1) * len(primary)
     table = LossComparison(
-        name=losses.name,
-        group=losses.group,
-        variants=measured,
-        facts=facts,
+        title=title_of(losses.name, losses.group),
+        names=[variant.name for variant in measured],
+        noun="scheme",
+        facts={**facts, "targets": int(losses.targets.sum())},
+        seeds={name: len(by_seed) for name, by_seed in losses.reference.items()},
+        lengths=losses.lengths,
+        unit_kind=losses.kind,
+        units=len(losses.units),
         losses=losses,
         baseline=baseline.name if baseline else None,
+        against=f"NLL minus that of {baseline.name}" if baseline else "",
         primary=primary,
         family=max(1, len(verdicts)),
         difference_family=max(1, differences),
         tolerance=declared.get("tolerance") or facts.get("tolerance") or TOLERANCE,
         confidence=declared.get("confidence") or facts.get("confidence") or CONFIDENCE,
+        unigram=losses.unigram,
     )
     for variant in measured:
         _add_levels(table, variant.name)
@@ -128,101 +89,93 @@ def derive(study: StoredStudy, losses: StudyLosses) -> LossComparison:
         for length in primary:
             if baseline is not None and variant != baseline:
                 _add_difference(table, variant, baseline, length)
+    l0 = table.trained_length
+    if baseline is not None:
+        table.truncated = table.table.value(baseline.name, "nll_as_trained", l0)
+    if losses.unigram is not None:
+        learned = losses.unigram - UNDERTRAINED
+        rows = table.table.select("nll_as_trained")
+        table.undertrained = [row.variant for row in rows if row.value > learned]
     return table
 
 
-def _add_levels(table: LossComparison, name: str) -> None:
+def _add_levels(r: LossComparison, name: str) -> None:
     """NLL, change, verdict and gain at every length."""
-    losses = table.losses
-    l0 = table.trained_length
+    losses = r.losses
+    l0 = r.trained_length
     reference = losses.reference[name]
-    table.add(
-        name,
-        "nll_as_trained",
-        change(stacked(reference), alpha=table.alpha),
-        l0,
-    )
+    r.table.add(name, "nll_as_trained", change(stacked(reference), alpha=r.alpha), l0)
     for seed, units in reference.items():
-        table.add(name, "nll_as_trained", units.mean(), l0, seed=seed)
+        r.table.add(name, "nll_as_trained", units.mean(), l0, seed=seed)
     if losses.unigram is not None:
-        table.add(name, "unigram_nll", losses.unigram)
-    is_holding = table.is_precise(name)  # so far; no length is held beyond one that is not
+        r.table.add(name, "unigram_nll", losses.unigram)
+    is_holding = r.is_precise(name)  # so far; no length is held beyond one that is not
     for length in losses.lengths:
         if losses.seeds(name, length):
-            is_holding = _add_length(table, name, length, is_holding)
+            is_holding = _add_length(r, name, length, is_holding)
         else:
             is_holding = is_holding and length < l0
             reason = losses.missing.get((name, length), "not measured")
-            table.add(name, "failure", math.nan, length, note=reason)
-    held = [row.length for row in table.beyond(name) if row.verdict == HELD]
-    broken = [row.length for row in table.beyond(name) if row.verdict == BROKEN]
+            r.table.add(name, "failure", math.nan, length, note=reason)
+    held = [row.length for row in r.beyond(name) if row.verdict == HELD]
+    broken = [row.length for row in r.beyond(name) if row.verdict == BROKEN]
     if held:
-        table.add(name, "held_to", max(held))
+        r.table.add(name, "held_to", max(held))
     if broken:
-        table.add(name, "break_point", min(broken))
+        r.table.add(name, "break_point", min(broken))
 
 
 def _add_length(
-    table: LossComparison,
+    r: LossComparison,
     name: str,
     length: int,
     is_holding: bool,
 ) -> bool:
     """NLL, change, verdict and gain at one length; returns whether the variant still holds."""
-    losses = table.losses
-    alpha = table.alpha
+    losses = r.losses
     seeds = losses.seeds(name, length)
     nll = stacked(losses.nll[name, length], seeds)
     shift = losses.shift(name, length)
-    delta = change(shift, alpha=alpha, family=table.family)
-    bound = upper(shift)
-    if length >= table.trained_length:
-        is_holding = is_holding and bound < table.tolerance
-    table.add(name, "nll", change(nll, alpha=alpha), length)
+    delta = change(shift, alpha=r.alpha, family=r.family)
+    bound = change(shift).high  # one-sided, at 97.5%
+    if length >= r.trained_length:
+        is_holding = is_holding and bound < r.tolerance
+    r.table.add(name, "nll", change(nll, alpha=r.alpha), length)
     for seed, units in zip(seeds, nll, strict=True):
-        table.add(name, "nll", units.mean(), length, seed=seed)
+        r.table.add(name, "nll", units.mean(), length, seed=seed)
     means, bits = zip(*(losses.pooled[name, length][seed] for seed in seeds), strict=True)
-    table.add(name, "nll_pooled", float(np.mean(means)), length)
-    table.add(name, "perplexity", math.exp(np.mean(means)), length)
+    r.table.add(name, "nll_pooled", np.mean(means), length)
+    r.table.add(name, "perplexity", math.exp(np.mean(means)), length)
     if None not in bits:
-        table.add(name, "bits_per_byte", float(np.mean(bits)), length)
+        r.table.add(name, "bits_per_byte", np.mean(bits), length)
     verdict = ""
-    if length > table.trained_length:
-        verdict = _verdict(table, name, delta, bound, is_holding)
-    table.add(name, "delta", delta, length, verdict=verdict)
-    table.add(name, "delta_upper", bound, length)
-    table.add(name, "gain", change(-shift, alpha=alpha), length)
-    if table.is_precise(name) and delta.half > table.tolerance:
-        more_seeds, more_units = needed(delta, table.tolerance)
-        table.add(
-            name,
-            "seeds_needed",
-            math.nan if more_seeds is None else more_seeds,
-            length,
-        )
-        table.add(
-            name,
-            "units_needed",
-            math.nan if more_units is None else more_units,
-            length,
-        )
+    if length > r.trained_length:
+        verdict = _verdict(r, name, delta, bound, is_holding)
+    r.table.add(name, "delta", delta, length, verdict=verdict)
+    r.table.add(name, "delta_upper_one_sided", bound, length)
+    r.table.add(name, "gain", change(-shift, alpha=r.alpha), length)
+    if r.is_precise(name) and delta.half > r.tolerance:
+        for metric, number in zip(
+            ("seeds_needed", "units_needed"), needed(delta, r.tolerance), strict=True
+        ):
+            r.table.add(name, metric, math.nan if number is None else number, length)
     return is_holding
 
 
 def _verdict(
-    table: LossComparison, name: str, delta: SeedInterval, bound: float, is_holding: bool
+    r: LossComparison, name: str, delta: SeedInterval, bound: float, is_holding: bool
 ) -> str:
     if math.isnan(bound):
         return POINTS_ONLY
-    if delta.low > table.tolerance:
-        return BROKEN if table.is_precise(name) else INCONCLUSIVE
+    if delta.low > r.tolerance:
+        return BROKEN if r.is_precise(name) else INCONCLUSIVE
     return HELD if is_holding else INCONCLUSIVE
 
 
-def _add_reach(table: LossComparison, name: str) -> None:
+def _add_reach(r: LossComparison, name: str) -> None:
     """The gain of each step of the grid, and the context reach, of the seeds measured at every
     length."""
-    losses = table.losses
+    losses = r.losses
     lengths = [n for n in losses.lengths if losses.nll.get((name, n))]
     # Without overlap a longer window also has fewer targets with little context.
     if len(lengths) < 2 or losses.facts.get("protocol") == "non-overlapping":
@@ -236,46 +189,41 @@ def _add_reach(table: LossComparison, name: str) -> None:
         name,
         lengths,
         lambda a, b: nll[a] - nll[b],
-        tolerance=table.tolerance,
+        tolerance=r.tolerance,
         failed=[n for n in losses.lengths if (name, n) in losses.failed],
-        alpha=table.alpha,
+        alpha=r.alpha,
         interval=change,
     )
     for doubling in reach.doublings:
-        table.add(name, "gain_per_doubling", doubling.gain, doubling.longer)
-    if table.is_precise(name) and not reach.points:
+        r.table.add(name, "gain_per_doubling", doubling.gain, doubling.longer)
+    if r.is_precise(name) and not reach.points:
         reached = math.nan if reach.reach is None else reach.reach
-        table.add(name, "context_reach", reached, note=reach.text)
-        table.add(name, "gain_shown_to", reach.shown)
+        r.table.add(name, "context_reach", reached, note=reach.text)
+        r.table.add(name, "gain_shown_to", reach.shown)
 
 
-def _add_parts(table: LossComparison, name: str) -> None:
+def _add_parts(r: LossComparison, name: str) -> None:
     """The longest length on only the units outside, and inside, the training data."""
-    losses = table.losses
-    longest = table.longest(name)
+    losses = r.losses
+    longest = max((row.length for row in r.table.select("nll", name)), default=None)
     if longest is None or losses.seen.all() or not losses.seen.any():
         return
     seeds = losses.seeds(name, longest)
     nll = stacked(losses.nll[name, longest], seeds)
     trained = stacked(losses.reference[name], seeds)
-    for where, units in ((UNSEEN, ~losses.seen), (SEEN, losses.seen)):
+    for where, units in (("unseen", ~losses.seen), ("seen", losses.seen)):
         for metric, length, values in (
-            ("nll_as_trained", table.trained_length, trained),
+            ("nll_as_trained", r.trained_length, trained),
             ("nll", longest, nll),
             ("gain", longest, trained - nll),
         ):
-            table.add(
-                name,
-                metric,
-                change(values[:, units], alpha=table.alpha),
-                length,
-                where,
-            )
+            part = change(values[:, units], alpha=r.alpha)
+            r.table.add(name, metric, part, length, where=where)
 
 
-def _add_repeated(table: LossComparison, name: str) -> None:
+def _add_repeated(r: LossComparison, name: str) -> None:
     """NLL and read gain of repeated text by length and distance."""
-    for (variant, length, where), by_seed in table.losses.repeated.items():
+    for (variant, length, where), by_seed in r.losses.repeated.items():
         if variant == name:
             nll, control = stacked(by_seed).swapaxes(0, 1)  # (S, D) each
             for metric, values in (
@@ -283,15 +231,16 @@ def _add_repeated(table: LossComparison, name: str) -> None:
                 ("control_nll", control),
                 ("read_gain", control - nll),
             ):
-                table.add(name, metric, change(values, alpha=table.alpha), length, where)
+                place = {"length": length, "at": where[0], "until": where[1]}
+                r.table.add(name, metric, change(values, alpha=r.alpha), **place)
 
 
 def _add_difference(
-    table: LossComparison, variant: StudyVariant, baseline: StudyVariant, length: int
+    r: LossComparison, variant: StudyVariant, baseline: StudyVariant, length: int
 ) -> None:
     """NLL minus that of the baseline; two methods on the same checkpoints are paired by seed."""
-    ours = table.losses.nll.get((variant.name, length), {})
-    theirs = table.losses.nll.get((baseline.name, length), {})
+    ours = r.losses.nll.get((variant.name, length), {})
+    theirs = r.losses.nll.get((baseline.name, length), {})
     is_paired = variant.scheme == baseline.scheme
     if is_paired:
         seeds = [seed for seed in ours if seed in theirs]
@@ -301,16 +250,9 @@ def _add_difference(
         return
     a = stacked(ours)
     b = stacked(theirs)
-    family = table.difference_family
     if is_paired:
-        difference = change(a - b, alpha=table.alpha, family=family)
-        table.add(
-            variant.name,
-            "difference",
-            difference,
-            length,
-            note="paired by seed",
-        )
+        difference = change(a - b, alpha=r.alpha, family=r.difference_family)
     else:
-        difference = compare(a, b, alpha=table.alpha, family=family)
-        table.add(variant.name, "difference", difference, length)
+        difference = compare(a, b, alpha=r.alpha, family=r.difference_family)
+    note = "paired by seed" if is_paired else ""
+    r.table.add(variant.name, "difference", difference, length, note=note)

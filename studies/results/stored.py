@@ -92,6 +92,11 @@ class StoredStudy:
         return [cell for cell in self.cells if (cell.scheme, cell.group) == (variant.scheme, group)]
 
 
+def title_of(evaluation: str, group: Group) -> str:
+    """`held-out, width 64`."""
+    return ", ".join([evaluation, *(f"{axis} {label}" for axis, label in group)])
+
+
 def read_results(folder: Path) -> dict:
     """results.json of a study. Raises StudyError if it does not exist."""
     if not (folder / RESULTS).is_file():

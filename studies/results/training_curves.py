@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,22 +67,18 @@ def read_curves(folder: Path, name: str) -> TrainingCurves:
     """
     if not is_run(folder):
         raise StudyError(not_a_run(folder))
+    file = folder / "metrics.jsonl"
     steps = []
-    skipped = {}
-
-    def other_lines() -> Iterator[dict]:
-        file = folder / "metrics.jsonl"
-        for line in held_lines(file) if file.exists() else ():
-            if line["kind"] == "train":
-                row = [_number(line.get(column)) for column in COLUMNS]
-                steps.append(row)  # without the rest of the line: there may be millions
-                skipped[line["step"]] = line.get("skipped") or not math.isfinite(row[3])
-            else:
-                yield line
-
+    other_lines = []
+    for line in held_lines(file) if file.exists() else ():
+        if line["kind"] != "train":
+            other_lines.append(line)
+            continue
+        row = [_number(line.get(column)) for column in COLUMNS]
+        steps.append([*row, bool(line.get("skipped")) or math.isnan(row[3])])
     events = []
     validations = []
-    for line in latest(other_lines()):
+    for line in latest(other_lines):
         if line["kind"] == "start" and line["attempt"] > 1:
             events.append(("resumed", line["step"], ""))
         elif line["kind"] == "change" and (line["overrides"] or "length" in line):
@@ -92,13 +88,13 @@ def read_curves(folder: Path, name: str) -> TrainingCurves:
             validations.append(line)
     if not steps:
         raise StudyError(f"{folder} has no trained step yet")
-    events += [("skipped", step, "") for step in sorted(skipped) if skipped[step]]
+    table = pd.DataFrame(steps, columns=[*COLUMNS, "skipped"])
+    table = table.drop_duplicates("step", keep="last").sort_values("step", ignore_index=True)
+    events += [("skipped", step, "") for step in table[table.pop("skipped")].step.astype(int)]
     manifest = Run(folder).manifest
     for parent in manifest.get("lineage", [])[:1]:
         if parent.get("fork"):
             events.append(("forked", parent["step"], Path(parent["run"]).name))
-    table = pd.DataFrame(steps, columns=list(COLUMNS))
-    table = table.drop_duplicates("step", keep="last").sort_values("step", ignore_index=True)
     held_out: dict[int, list[tuple[int, float]]] = {}
     for line in validations:
         for length, nll in line["nll"].items():
@@ -130,24 +126,19 @@ def differences(runs: Sequence[TrainingCurves]) -> list[str]:
     return reasons
 
 
-def csv_records(runs: Sequence[TrainingCurves], share: float) -> list[dict]:
+def curves_table(runs: Sequence[TrainingCurves], share: float) -> pd.DataFrame:
     """Every number of the figure in long format; `length` is that of a held-out NLL."""
-    records = []
+    columns = ["run", "measure", "length", "step", "tokens", "value"]
+    parts = []
     for run in runs:
-        steps = run.steps.assign(loss_smoothed=run.smoothed(share))
-        for measure in ("loss", "loss_smoothed", "lr"):
-            for step, tokens, value in zip(
-                steps.step,
-                steps.tokens,
-                steps[measure],
-                strict=True,
-            ):
-                records.append((run.name, measure, "", step, tokens, value))
-        for length, points in run.held_out.items():
-            for step, nll in points:
-                place = (run.name, "held_out", length, step, run.tokens_at(step))
-                records.append((*place, nll))
-        for kind, step, text in run.events:
-            records.append((run.name, kind, "", step, run.tokens_at(step), text))
-    columns = ("run", "measure", "length", "step", "tokens", "value")
-    return [dict(zip(columns, record, strict=True)) for record in records]
+        steps = run.steps.assign(run=run.name, length="", loss_smoothed=run.smoothed(share))
+        place = ["run", "length", "step", "tokens"]
+        measures = ["loss", "loss_smoothed", "lr"]
+        parts.append(steps.melt(place, measures, "measure")[columns].astype(object))
+        others = [
+            *(("held_out", n, *point) for n, points in run.held_out.items() for point in points),
+            *((kind, "", step, text) for kind, step, text in run.events),
+        ]
+        records = [(run.name, *o[:3], run.tokens_at(o[2]), o[3]) for o in others]
+        parts.append(pd.DataFrame(records, columns=columns, dtype=object))
+    return pd.concat(parts)

@@ -49,7 +49,6 @@ class CellWork:
             evaluation
             for evaluation in self.plan.evaluations
             if not self.record.is_evaluated(evaluation, self._extra(evaluation), self.checkpoint)
-            or self.call.options.evaluate_again
         ]
 
     def is_done(self) -> bool:

@@ -7,15 +7,15 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from data.files import locked, write_text
-from errors import INTERRUPTED, StudyError, TrainingError
+from errors import INTERRUPTED, REQUEUE
 from model import find_device
-from run_directory.run import is_run, locked_run
+from run_directory.run import is_run
+from studies.running.cell_work import FAILED as CELL_FAILED
 from studies.running.cell_work import CellWork
 from studies.running.children import STOPPED as STOP_SIGNALS
 from studies.running.children import gpus, start_child, value_of
@@ -29,27 +29,13 @@ from studies.running.progress import (
     LEFT,
     RUNNING,
     STOPPED,
-    WAITING,
     StudyProgress,
 )
 from studies.running.study_call import StudyCall
 from training.precision import faster_precision, recorded_precision
 
 POLL = 0.05  # seconds between looks at the children
-BUSY_POLL = 2.0  # seconds between looks at a run that another process trains
-
-
-@contextmanager
-def lock_study(folder: Path, shared: bool = False) -> Iterator[None]:
-    """Lock the study's directory: exclusively, or `shared` among the tasks of an array."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / ".lock", "a") as lock:
-        if locked(lock, shared=shared) is False:
-            raise StudyError(
-                f"{folder} is in use by another process; wait until it ends, or set another "
-                "--run-dir"
-            )
-        yield
+RETRY = 2.0  # seconds after which a cell is tried again that another process works on
 
 
 def auto_precision(folder: Path, plans: Sequence[PlannedCell]) -> str:
@@ -75,7 +61,8 @@ class _RunningCell:
 
 
 class StudyRunner:
-    """One call of a study on its cells `plans`."""
+    """One call of a study on its cells. Several processes, also on several machines, may run the
+    same study at a time: each cell is locked by the one that works on it."""
 
     def __init__(
         self,
@@ -91,14 +78,13 @@ class StudyRunner:
         self.progress = progress
         self.forecast = forecast
         self.call = call
-        self.options = call.options
+        self._jobs = call.options.jobs
         self._queue = list(plans)
         self._running: dict[int, _RunningCell] = {}  # by process id
         self._signals: list[int] = []
-        self._looked = 0.0  # when runs of other processes were last looked at
-        self._deadline = float("inf")
-        if call.options.hours is not None:
-            self._deadline = time.monotonic() + 3600 * call.options.hours
+        self._retry = 0.0  # when to try cells again that other processes work on
+        hours = call.options.hours
+        self._deadline = float("inf") if hours is None else time.monotonic() + 3600 * hours
         self._precision = ""
         if any(plan.settings.training.precision == "auto" for plan in plans):
             self._precision = value_of(lambda: auto_precision(folder, plans))
@@ -134,45 +120,41 @@ class StudyRunner:
         """Start cells while there are free slots; whether any cell is left for later."""
         if self._signals:
             self._queue.clear()
-        looks = time.monotonic() > self._looked + BUSY_POLL
+        can_retry = time.monotonic() > self._retry
         for plan in list(self._queue):
-            if self._signals or len(self._running) == self.options.jobs:
+            if self._signals or len(self._running) == self._jobs:
                 break
-            if self.progress.phase(plan) == BUSY and not looks:
-                continue
-            if _is_locked(plan.run):
-                self._looked = time.monotonic()
-                if self.progress.phase(plan) != BUSY:
-                    self.progress.set(plan, BUSY)
-                    self.progress.info(f"{plan.id}: waiting for the process that trains it")
-                continue
-            self._queue.remove(plan)
-            self._start(plan)
+            if can_retry or self.progress.phase(plan) != BUSY:
+                self._queue.remove(plan)
+                self._start(plan)
         return bool(self._queue)
 
-    def _start(self, plan: PlannedCell) -> None:
+    def _work(self, plan: PlannedCell) -> CellWork:
         precision = self._precision if plan.settings.training.precision == "auto" else ""
-        work = CellWork(plan, self.folder, self.corpora, self.call, precision)
+        return CellWork(plan, self.folder, self.corpora, self.call, precision)
+
+    def _start(self, plan: PlannedCell) -> None:
+        work = self._work(plan)
         if work.is_done():
             work.record.save("done", None, work.checkpoint)
             self.progress.set(plan, DONE)
             return
-        if work.checkpoint is None and self.options.no_training:
-            work.record.save("pending", None, None)
-            self.progress.set(plan, WAITING)
-            return
         if time.monotonic() + self.forecast.seconds(plan, work) > self._deadline:
             self.progress.set(plan, LEFT)
             return
-        free = set(range(self.options.jobs)) - {running.slot for running in self._running.values()}
-        slot = min(free)
+        slot = min(set(range(self._jobs)) - {each.slot for each in self._running.values()})
 
         def child() -> int:
             if devices := gpus():
                 os.environ["CUDA_VISIBLE_DEVICES"] = devices[slot % len(devices)]
-            return work.run()
+            plan.run.parent.mkdir(parents=True, exist_ok=True)
+            with open(plan.run.with_name(f"{plan.run.name}.lock"), "a") as lock:
+                if locked(lock) is False:
+                    return REQUEUE
+                return self._work(plan).run()  # what another process has done meanwhile is not left
 
-        self.progress.set(plan, RUNNING, log=work.log)
+        if self.progress.phase(plan) != BUSY:
+            self.progress.set(plan, RUNNING, log=work.log)
         pid = start_child(child, work.log)
         self._running[pid] = _RunningCell(work, slot, time.monotonic())
 
@@ -181,39 +163,35 @@ class StudyRunner:
         time.sleep(POLL)
         for pid in list(self._running):
             ended, status = os.waitpid(pid, os.WNOHANG)
-            if not ended:
-                continue
-            running = self._running.pop(pid)
-            plan = running.work.plan
-            seconds = time.monotonic() - running.begun
-            code = os.waitstatus_to_exitcode(status)
-            if code == 0:
-                self.forecast.add(plan, self.folder)
-                self.progress.finish(plan, DONE, seconds)
-            elif code == INTERRUPTED or (self._signals and code < 0):
-                self.progress.finish(plan, STOPPED, seconds)
-            else:
-                self.progress.finish(plan, FAILED, seconds, self._error(running.work, code))
+            if ended:
+                running = self._running.pop(pid)
+                seconds = time.monotonic() - running.begun
+                self._end(running.work, os.waitstatus_to_exitcode(status), seconds)
 
-    def _error(self, work: CellWork, code: int) -> str:
+    def _end(self, work: CellWork, status: int, seconds: float) -> None:
+        plan = work.plan
+        if status == 0:
+            self.forecast.add(plan, self.folder)
+            self.progress.finish(plan, DONE, seconds)
+        elif status == REQUEUE:
+            self._queue.append(plan)
+            self._retry = time.monotonic() + RETRY
+            if self.progress.phase(plan) != BUSY:
+                self.progress.set(plan, BUSY)
+                self.progress.info(f"{plan.id}: waiting for the process that works on it")
+        elif status == INTERRUPTED or (self._signals and status < 0):
+            self.progress.finish(plan, STOPPED, seconds)
+        else:
+            self.progress.finish(plan, FAILED, seconds, self._error(work, status))
+
+    def _error(self, work: CellWork, status: int) -> str:
         """Why a child failed; recorded here if the child could not do so."""
-        record = CellWork(work.plan, self.folder, self.corpora, self.call).record
-        if code == 1 and record.error:
+        record = self._work(work.plan).record
+        if status == CELL_FAILED and record.error:
             return record.error
-        error = f"ended with status {code}; output: {work.log}"
-        if code < 0:
-            error = f"ended by {signal.Signals(-code).name}"
-            error += " (possibly out of memory)" if code == -signal.SIGKILL else ""
+        error = f"ended with status {status}; output: {work.log}"
+        if status < 0:
+            error = f"ended by {signal.Signals(-status).name}"
+            error += " (possibly out of memory)" if status == -signal.SIGKILL else ""
         record.save("failed", error, work.checkpoint)
         return error
-
-
-def _is_locked(run: Path) -> bool:
-    """Whether another process trains the run."""
-    if not is_run(run):
-        return False
-    try:
-        with locked_run(run):
-            return False
-    except TrainingError:
-        return True

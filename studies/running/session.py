@@ -14,7 +14,7 @@ from studies.running.corpora import StudyCorpora
 from studies.running.forecast import StudyForecast, print_forecast
 from studies.running.plan import PlannedCell, StudyPlanner
 from studies.running.progress import StudyProgress
-from studies.running.runner import StudyRunner, lock_study
+from studies.running.runner import StudyRunner
 from studies.running.study_call import StudyCall
 from studies.study_settings import StudySettings
 
@@ -44,10 +44,9 @@ class StudySession:
             replace(cell, arguments=tuple(call.with_parent(cell.arguments)))
             for cell in cells_of(study)
         ]
-        self.selected = select_cells(self.cells, call.options.cell, call.options.only)
-        self.is_array_task = call.options.cell is not None
+        self.selected = select_cells(self.cells, call.options.only)
         planner = StudyPlanner(study, folder, builtin_methods(), shared)
-        self.plans = planner.plan(self.selected if self.is_array_task else self.cells)
+        self.plans = planner.plan(self.cells)
 
     @cached_property
     def corpora(self) -> StudyCorpora:
@@ -75,17 +74,14 @@ class StudySession:
 
     def run(self) -> tuple[StudyProgress, Signals | None]:
         """Run the selected cells; what became of them, and the signal that stopped the study."""
-        progress = StudyProgress(
-            self.work, self.options.jobs, self.call.console, self.folder / "study.log"
+        self.prepare()
+        write_text(self.folder / "study.yaml", dump(self.study))
+        journal = self.folder / "study.log"
+        progress = StudyProgress(self.work, self.options.jobs, self.call.console, journal)
+        runner = StudyRunner(
+            self.folder, self.work, self.corpora, progress, self.forecast, self.call
         )
-        with lock_study(self.folder, shared=self.is_array_task):
-            self.prepare()
-            runner = StudyRunner(
-                self.folder, self.work, self.corpora, progress, self.forecast, self.call
-            )
-            if not self.is_array_task:
-                write_text(self.folder / "study.yaml", dump(self.study))
-            return progress, runner.run()
+        return progress, runner.run()
 
     def gather(self) -> dict:
         """Write results.json from the files of all cells, and return it."""

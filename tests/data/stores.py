@@ -44,7 +44,11 @@ def make_store(lengths: list[int], shards: int = 3) -> TokenStore:
     return write_store(Path(tempfile.mkdtemp()), documents, sizes)
 
 
-def sampler(store, *segments: tuple, packing="concat", seed=0, positions=PLAIN) -> BatchSampler:
+def sampler(
+    store, *segments: tuple, packing="concat", seed=0, positions=PLAIN, is_carried=False
+) -> BatchSampler:
     """Batches of segments (length, batch size, steps)."""
     plan = [Segment(*segment) for segment in segments]
-    return BatchSampler(store, plan, packing=packing, seed=seed, positions=positions)
+    return BatchSampler(
+        store, plan, packing=packing, seed=seed, positions=positions, is_carried=is_carried
+    )

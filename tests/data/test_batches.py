@@ -55,6 +55,37 @@ def test_ranks_split_the_same_step(lengths, length, step, packing):
 
 
 @hypothesis_settings(max_examples=15)
+@given(stores, st.integers(2, 5), st.integers(1, 4))
+def test_carried_rows_read_their_part_of_the_stream(lengths, length, rows):
+    """Window after window, in each epoch; order and document are those of the stream, and no
+    document of another epoch or part is continued."""
+    store = make_store(lengths)
+    keys = {"packing": "intra_document", "is_carried": True, "seed": 3}
+    batches = sampler(store, (length, rows), **keys)
+    per_row = (sum(lengths) - 1) // length // rows
+    steps = [batches.batch(step) for step in range(2 * per_row)]
+    for row in range(rows):
+        for epoch in (0, 1):
+            part = steps[epoch * per_row : (epoch + 1) * per_row]
+            tokens, order, document = (
+                torch.cat([getattr(batch, name)[row] for batch in part])
+                for name in ("tokens", "order", "document")
+            )
+            first = row * per_row * length
+            stream = stream_of(batches, epoch)[first : first + len(tokens)]
+            assert tokens.tolist() == stream.tolist()
+            assert torch.equal(order, tokens % 1000)
+            owner = tokens // 1000
+            assert torch.equal(document.diff() != 0, owner.diff() != 0)
+            assert (document // len(lengths) == epoch).all()
+    halves = [sampler(store, (length, 2 * rows), **keys).batch(1, rank, 2) for rank in (0, 1)]
+    whole = sampler(store, (length, 2 * rows), **keys).batch(1)
+    assert torch.equal(torch.cat([half.document for half in halves]), whole.document)
+    with pytest.raises(DataError, match="consecutive rows"):
+        sampler(make_store([10, 10]), (9, 3), **keys)
+
+
+@hypothesis_settings(max_examples=15)
 @given(stores, st.integers(2, 13), st.integers(0, 20))
 def test_packed_documents_have_separate_ids(lengths, length, step):
     batches = sampler(make_store(lengths), (length, 3), packing="intra_document", seed=2)

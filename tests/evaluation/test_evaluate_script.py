@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy import stats
 
@@ -16,6 +17,7 @@ from errors import EvaluationError
 from evaluation.evaluated_model import EvaluatedModel, bos_first
 from evaluation.reports.text import signed
 from evaluation.scoring.methods import builtin_methods
+from evaluation.scoring.session import position_key
 from model import Transformer
 from run_directory.run import Run
 from run_directory.run_settings import RunSettings
@@ -93,8 +95,10 @@ def test_evaluation_end_to_end(root, monkeypatch, capsys):
     # model.
     assert "flat by construction" in out and "forecast: 13 cells" in err
     table, _, rest = out.rpartition("┘\n")
-    verdict, *caveats, written = rest.splitlines()
-    assert "NLL" in table and "tolerance 0.02" in verdict and written.startswith("written: ")
+    note, verdict, *caveats, written = rest.splitlines()
+    assert "NLL" in table and "simultaneous over 12" in note and "† Undertrained" in note
+    assert verdict.startswith("Trained at 24 tokens, evaluated up to 96 (4×): ")
+    assert written.startswith("written: ") and "as trained †" in table
     assert len(caveats) == 2  # few documents, and a model with random weights
     folder = root / "run" / "evaluation" / "first"
     names = {path.name for path in folder.iterdir()}
@@ -259,7 +263,7 @@ def grid_of(out):
     rows = [
         [cell.strip() for cell in line.split("│")[1:-1]] for line in out.splitlines() if "│" in line
     ]
-    return {row[0]: row[1:] for row in rows}
+    return {row[0].removeprefix("as ").removesuffix(" †"): row[1:] for row in rows}
 
 
 def test_matrix_contains_every_applicable_method(root, monkeypatch, capsys):
@@ -269,12 +273,12 @@ def test_matrix_contains_every_applicable_method(root, monkeypatch, capsys):
     rows = grid_of(out)
     folder = root / "run" / "evaluation" / "matrix"
     report = json.loads((folder / "results.json").read_text())
-    assert list(rows)[:2] == ["trained", "truncate"]
+    assert list(rows)[:2] == ["trained", "truncate"]  # the rest are ordered by their loss
     assert {"linear", "yarn", "rerope", "streaming", "window", "log_n", "theta_x50", "drop"} < set(
         rows
     )
     assert set(report["left_out"]) == set(builtin_methods()) - set(rows)
-    assert f"{len(report['left_out'])} built-in methods do not apply here: " in out
+    assert "Built-in methods that do not apply here: " in out
     assert "extend_clip (model.position.extend belongs to learned, not to rope)" in out
     assert len(report["per_target_nll"]) == 2 * (len(rows) - 1)
     # methods without effect at 24 share a cell
@@ -303,8 +307,7 @@ def test_positions_beyond_learned_table_are_missing_with_reason(root, monkeypatc
     for method in ("truncate", "extend_interpolate", "extend_repeat", "extend_clip"):
         assert float(rows[method][1]) > 0
     assert "its positions end after 24 tokens" in out and "trained at 48;" in out
-    summary = (root / "learned" / "evaluation" / "matrix" / "summary.txt").read_text()
-    assert "simultaneous over 3 comparisons" in summary  # those that exist
+    assert "simultaneous over 3. " in out  # those that exist
     # The same without the matrix; and refused where no method is left.
     methods = "methods=[trained,truncate,extend_clip]"
     assert call(monkeypatch, root / "learned", *short, methods, "folder=some") == 0
@@ -343,7 +346,7 @@ def test_runs_are_compared_with_the_first(root, monkeypatch, capsys):
     nll = {}
     for run in runs:
         # other tests leave other methods
-        trained = Run(run).settings.model.position.model_dump(mode="json")
+        trained = position_key(Run(run).settings.model.positions_record())
         for file in (run / "evaluation" / "cells").glob("*.npz"):
             held = np.load(file)
             key = json.loads(str(held["key"]))
@@ -362,8 +365,13 @@ def test_runs_are_compared_with_the_first(root, monkeypatch, capsys):
         assert cell["high"] - cell["low"] == pytest.approx(2 * half, rel=1e-9)
         assert signed(difference.mean()) in out
     assert cells["run", 24]["difference"] is None and "24" in cells["learned", 48]["failure"]
-    lines = (folder / "results.csv").read_text().splitlines()
-    assert len(lines) == 10 and (folder / "nll_by_length.svg").is_file() and "learned" in out
+    rows = pd.read_csv(folder / "results.csv").query("metric == 'difference'")
+    assert rows.value.tolist() == [cells[pair]["difference"] for pair in pairs]
+    assert (
+        rows.family.tolist() == [4] * 4
+        and (folder / "nll_by_length.svg").is_file()
+        and "learned" in out
+    )
 
 
 def test_comparisons_show_the_baseline_and_no_method_twice(root, monkeypatch, capsys):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from evaluation.reports.loss_report import loss_report, results_rows
+from evaluation.reports.loss_report import loss_report, record_of
 from evaluation.statistics.analysis import analyze
 
 
@@ -58,17 +58,19 @@ def test_contaminated_units_are_reported_separately(do, make_store):
         (means - base).mean()
     ) and row.delta.half == pytest.approx(half)
     assert row.verdict is None and all(np.isnan(row.level.low) for row in seen.rows)
-    counts = {part: [] for part in ("all", "unseen", "seen")}
-    for record in results_rows(result, analysis):
-        counts[record["part"]].append(record["units"])
-    assert counts == {"all": [8] * 9, "unseen": [6] * 9, "seen": [2] * 9}
+    table = loss_report(result, analysis).results.table
+    for part, units in (("unseen", 6), ("seen", 2)):
+        own = table.select("gain", where=part)
+        assert len(own) == 9 and {row.units for row in own} == {units}
+    assert table.get("yarn", "nll", 64, "unseen").value == row.nll
 
 
 def test_every_derived_column_by_hand(do):
     """Seven documents; verdicts of three methods at two lengths are one family."""
     result = do()
     analysis = analyze(result)
-    rows = {(row["method"], row["length"]): row for row in results_rows(result, analysis)}
+    cells = record_of(result, analysis)["cells"]
+    rows = {(row["method"], row["length"]): row for row in cells}
     base = result.nll["trained", 16]
     unit = result.unit
 

@@ -126,7 +126,13 @@ _STATE = {"mixer": {"name": "linear", "chunk": 4}}
 # Output gates, and kinds of layers with other heads.
 GATED: dict[str, dict] = {
     "gate-head": {"position": {"name": "rope"}, "gate": "head"},
-    "gate-channel": {"position": {"name": "fox"}, "gate": "channel", "norm_placement": "output"},
+    "gate-channel": {
+        "position": {"name": "fox"},
+        "gate": "channel",
+        "norm_placement": "output",
+        "value_norm": True,
+        "layer_scale": True,
+    },
     "hybrid-heads": {
         "position": {"name": "rope"},
         "gate": "channel",

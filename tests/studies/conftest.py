@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from studies.report import study_figures
+from studies.report import study_report
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -89,5 +89,5 @@ def figures(monkeypatch) -> dict:
         (folder / f"{name}.svg").write_text("<svg></svg>", encoding="utf-8")
         return folder / f"{name}.png"
 
-    monkeypatch.setattr(study_figures, "save", save)
+    monkeypatch.setattr(study_report, "save", save)
     return drawn

@@ -21,7 +21,7 @@ def noted(results: dict, folder: Path) -> list[Path]:
 
 def call(monkeypatch, *arguments: object, report=noted) -> int:
     """study.py in this process."""
-    monkeypatch.setattr("studies.report.report.write_report", report)
+    monkeypatch.setattr("studies.report.study_report.write_report", report)
     return study.main([*map(str, arguments)])
 
 

@@ -10,7 +10,7 @@ from errors import StudyError
 from run_directory.metrics_file import read_metrics
 from studies.grid import cells_of
 from studies.options import parse_options
-from studies.report.report import write_report
+from studies.report.study_report import write_report
 from studies.running.cell_record import VOLATILE
 from tests.studies.conftest import STUDY
 from tests.studies.forks import call
@@ -73,7 +73,6 @@ def test_overrides_of_train_apply_to_all_cells(clean, tmp_path):
     assert options.study.base[-1] == "training.tokens=1M"
     assert options.study.report.tolerance == 0.1
     assert all("training.tokens=1M" in cell.arguments for cell in cells_of(options.study))
-    assert "training.tokens=1M" in options.command
 
 
 @pytest.mark.parametrize("place", ["loop/runs", "dangling", "x" * 500, "file/runs"])
@@ -119,7 +118,7 @@ def test_finished_cells_are_not_run_again(clean, monkeypatch):
 def test_an_existing_run_is_reused(clean, monkeypatch, tmp_path):
     file, folder = clean
     shutil.copytree(folder / "runs" / CELLS[0], tmp_path / "runs" / CELLS[0])
-    words = ["--run-dir", tmp_path, "--only", "scheme=rope*", "--no-training"]
+    words = ["--run-dir", tmp_path, "--only", CELLS[0]]
     assert call(monkeypatch, file, *words) == 0
     record = results(tmp_path)
     assert record["cells"][0]["timing"]["attempts"] == 1
@@ -142,17 +141,6 @@ def test_a_damaged_checkpoint_or_result_is_replaced(clean, copied, monkeypatch):
     shutil.rmtree(folder / "runs" / CELLS[1])
     assert call(monkeypatch, file, "--run-dir", folder) == 0
     assert lasting(results(folder)) == lasting(results(clean[1]))
-
-
-def test_a_cell_of_an_array_is_gathered_by_the_next_call(clean, monkeypatch, tmp_path):
-    file = clean[0]
-    assert call(monkeypatch, file, "--run-dir", tmp_path, "--cell", 2) == 0
-    assert not (tmp_path / "results.json").exists()
-    assert (tmp_path / "cells" / f"{CELLS[2]}.json").is_file()
-    with pytest.raises(StudyError, match="the cells are 0 to 3"):
-        call(monkeypatch, file, "--run-dir", tmp_path, "--cell", 4)
-    assert call(monkeypatch, file, "--run-dir", tmp_path, "--report") == 0
-    assert lasting(results(tmp_path))["cells"][2] == lasting(results(clean[1]))["cells"][2]
 
 
 SCHEMES = """    wide: [model.heads=5]

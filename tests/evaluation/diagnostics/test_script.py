@@ -35,7 +35,7 @@ def test_attention_diagnostics_end_to_end(root, monkeypatch, capsys):  # noqa: F
     monkeypatch.setattr(evaluation_report, "save", touch)
     assert call(monkeypatch, root / "run", *overrides) == 0
     out = capsys.readouterr().out
-    assert "\nas trained, from 24 to 96 tokens: entropy" in out and "rotary pairs never" not in out
+    assert "\nFrom 24 to 96 tokens: as trained entropy" in out and "rotary pairs never" not in out
     folder = root / "run" / "evaluation" / "a"
     by_method = {"attention_by_length", "mass_by_distance", "reach_of_heads"}
     figures = {"attention_by_method", "rotary_pairs", *(f"{name}-yarn" for name in by_method)}
@@ -62,14 +62,14 @@ def test_attention_diagnostics_end_to_end(root, monkeypatch, capsys):  # noqa: F
     assert {row["dtype"] for row in report["precision"]} == {"float32", "bfloat16"}
     rotary = [row for row in report["pairs"] if (row["method"], row["length"]) == ("yarn", 96)]
     assert len(rotary) == 2
-    monkeypatch.setattr(attention_report, "figures_of", lambda result: {})
+    monkeypatch.setattr(attention_report, "figures_of", lambda results, name: {})
     call(monkeypatch, root / "run", folder / "settings.yaml")
     assert read(folder)["cells"] == report["cells"]
 
 
 def test_models_without_attention_or_positions(root, monkeypatch, capsys):  # noqa: F811
     # figures take time
-    monkeypatch.setattr(attention_report, "figures_of", lambda result: {})
+    monkeypatch.setattr(attention_report, "figures_of", lambda results, name: {})
     overrides = ["protocol=attention", "targets=8", "spans_per_document=1", "windows=2"]
     overrides += ["precision=[]"]
     assert call(monkeypatch, root / "learned", *overrides, "lengths=[24,48]", "folder=a") == 0
@@ -92,7 +92,7 @@ def test_generation_diagnostics_end_to_end(root, monkeypatch, capsys):  # noqa: 
     monkeypatch.setattr(evaluation_report, "save", touch)
     assert call(monkeypatch, root / "run", *overrides, "methods=[trained,yarn]") == 0
     out, _ = capsys.readouterr()
-    assert "\nas trained, greedy: 4-grams repeated" in out
+    assert "\n4-grams repeated up to 72 tokens: as trained, greedy" in out
     folder = root / "run" / "evaluation" / "g"
     assert {path.stem for path in folder.glob("*.png")} == {"generation", "generation-yarn"}
     report = read(folder)

@@ -5,9 +5,9 @@ import pytest
 from matplotlib.text import Text
 
 from data.sampling.exposure import Exposure
-from evaluation.reports.charts import Curve, FigureText
-from evaluation.reports.exposure_panel import shares, thinned
-from evaluation.reports.loss_report import loss_by_length
+from evaluation.reports.charts import LengthAxis
+from evaluation.reports.exposure_panel import exposure_panel, shares, thinned
+from evaluation.reports.figures import FigureText, panels
 from tests.artists import lines, points
 
 
@@ -31,31 +31,23 @@ def test_exposure_fractions_by_context_length():
 def test_thinning_keeps_short_lengths_and_means():
     x = np.arange(1, 4097, dtype=float)
     centers, means = thinned(x, x)
-    assert (
-        np.allclose(centers[:4], [1, 2, 3, 4])
-        and len(centers) < 140
-        and (np.diff(centers) > 0).all()
-    )
-    assert means == pytest.approx(centers, rel=0.002)
+    assert centers[:4].tolist() == pytest.approx([1, 2, 3, 4]) and len(centers) < 140
+    assert (np.diff(centers) > 0).all() and means == pytest.approx(centers, rel=0.002)
 
 
-def test_panel_ends_at_trained_length_below_the_losses():
-    lengths = [64.0, 128.0, 512.0]
-    line = Curve("as trained", lengths, [3.0, 4.0, 5.0])
-    text = FigureText("t", "s", "below all")
-    figure = loss_by_length([line], 3.0, [64], text, exposure=plain(64, 5))
-    axes, panel = figure.axes
-    assert panel.get_xlim() == axes.get_xlim() and panel.get_xlabel() and not axes.get_xlabel()
-    assert axes.get_position().y0 > panel.get_position().y1
-    positions, distances = lines(panel)
+def test_panel_ends_at_the_trained_length():
+    panel = exposure_panel(plain(64, 5), LengthAxis([64, 128, 512], trained=[64]))
+    figure = panels([panel], FigureText("t", "s", "below all"))
+    (axes,) = figure.axes
+    assert axes.get_xlim() == pytest.approx((64 / 2**0.25, 512 * 2**0.25))
+    positions, distances = (points(line) for line in lines(axes))
     for drawn in (positions, distances):
-        assert points(drawn)[-1] == (64, pytest.approx(1 / 64))
-    assert [y for _, y in points(positions)] == pytest.approx([1 / 64] * len(points(positions)))
-    assert points(distances)[0][1] == pytest.approx(1.0)
-    (area,) = [patch for patch in panel.patches if patch.get_width() > 0]
+        assert drawn[-1] == (64, pytest.approx(1 / 64))
+    assert [y for _, y in positions] == pytest.approx([1 / 64] * len(positions))
+    assert distances[0][1] == pytest.approx(1.0)
+    (area,) = [patch for patch in axes.patches if patch.get_width() > 0]
     assert area.get_x() == 64
     figure.canvas.draw()
-    width, height = figure.bbox.size
-    for text in panel.texts:  # no label is clipped
+    for text in axes.texts:  # no label is clipped
         box = Text.get_window_extent(text)
-        assert box.x0 >= 0 and box.x1 <= width and box.y0 >= 0 and box.y1 <= height
+        assert box.min.min() >= 0 and (box.max <= figure.bbox.max).all()

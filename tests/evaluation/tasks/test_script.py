@@ -60,7 +60,7 @@ def test_run_is_evaluated_on_new_items_of_its_tasks(root, monkeypatch, capsys):
     methods = "methods=[trained,truncate,yarn]"
     assert call(monkeypatch, root / "items", *SMALL, methods, "folder=first") == 0
     out, err = capsys.readouterr()
-    assert "\nas trained " in out and "forecast: 4 cells" in err
+    assert "\nAbove chance (33.3%) at 160 tokens: " in out and "forecast: 4 cells" in err
     folder = root / "items" / "evaluation" / "first"
     report = json.loads((folder / "results.json").read_text())
     assert report["task"] == "passkey" and report["task_settings"]["queries"] == 1

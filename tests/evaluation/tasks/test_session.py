@@ -213,7 +213,8 @@ def test_cells_are_cached_and_results_written(tmp_path):
     assert sum(calls) == 3 * 30
     assert (first.answers["trained", 200].nll == second.answers["trained", 200].nll).all()
     written = task_report(second, analyse_tasks(second))
-    assert len(written.rows) == 4 and len(written.more_tables["items.csv"]) == 4 * 30
+    assert len(written.results.table.select("accuracy")) == 4
+    assert len(written.items["items.csv"]) == 4 * 30
     assert written.record["chance"] == 1 / 3
     assert written.record["units"]["names"] == [name for name, _ in TEXTS]
     assert all(len(cell["unit_accuracy"]) == 7 for cell in written.record["cells"])

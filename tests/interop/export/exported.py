@@ -13,11 +13,12 @@ from safetensors.torch import load_file, save_file
 
 from generation.decoding import Generation
 from generation.sampling import SamplingParams
-from interop.export.classes import ClassChoice, choose_class
+from interop.export.classes import choose_class
+from interop.export.described import ClassChoice
 from interop.export.files import write_model
 from model import TokenPositions, Transformer
 
-GENERATED = ClassChoice(None, "")
+GENERATED = ClassChoice(None)
 CONTROLS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 # tokens, beyond the trained length of the zoo
 LENGTH = 19

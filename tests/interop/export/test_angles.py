@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 
 import pytest
 import torch
@@ -36,7 +35,7 @@ def exported(tmp_path_factory):
 
 
 @pytest.mark.parametrize("multiple", MULTIPLES)
-@pytest.mark.parametrize("change", [None, *CHANGES, "one divisor", "permutation"])
+@pytest.mark.parametrize("change", [None, *CHANGES, "permutation"])
 def test_differing_exports(change, multiple, exported, tmp_path):
     model, folder = exported
     config = json.loads((folder / "config.json").read_text())
@@ -45,11 +44,6 @@ def test_differing_exports(change, multiple, exported, tmp_path):
         key, factor = CHANGES[change]
         parameters = config["rope_parameters"]
         parameters[key] = factor * parameters.get(key, 0.1 * math.log(YARN["factor"]) + 1)
-    if change == "one divisor":  # of the slowest pair
-        (table,) = {one for one in choose_class(model).tables if one is not None}
-        config["rope_parameters"] = table.parameters(model.original_length, native=False)
-        config["rope_parameters"]["long_factor"][-1] *= 1.001
-        config["rope_parameters"]["short_factor"] = config["rope_parameters"]["long_factor"]
     if change == "permutation":  # of the rows of one projection, in one layer
         name = "model.layers.1.self_attn.k_proj.weight"
         heads = model.settings.kv_heads
@@ -63,11 +57,8 @@ def test_differing_exports(change, multiple, exported, tmp_path):
     elif change == "permutation":
         assert not any(one.is_met for one in measure(model, tmp_path, "llama", lengths))
     else:
-        with pytest.raises(InteropError, match=r"pair \d+ at position \d+") as error:
+        with pytest.raises(InteropError, match="other angles or amplitudes"):
             list(measure(model, tmp_path, "llama", lengths))
-        pair, position = re.search(r"pair (\d+) at position (\d+)", str(error.value)).groups()
-        assert int(pair) == model.settings.head_dim // 2 - 1 or change != "one divisor"
-        assert int(position) < lengths[0]
 
 
 @pytest.mark.parametrize("theta", [100.0, 10_000.0, 5_000_000.0])

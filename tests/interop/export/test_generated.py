@@ -3,17 +3,19 @@
 import ast
 import importlib
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
+from interop import build_model, read_folder
 from interop.export import generated
 from interop.export.modeling import SextantConfig, SextantForCausalLM
-from model import SCHEMES, ModelSettings, TokenPositions
+from model import SCHEMES, ModelSettings, TokenPositions, Transformer
 from scripts.docs import support_matrix
 from tests.interop.export.exported import GENERATED, check, load_in_fresh_process, write
 from tests.interop.export.measured import record, trained
-from tests.model.zoo import CASES, TRAIN, V, build, settings_of
+from tests.model.zoo import CASES, MIXER_CASES, TRAIN, V, build, settings_of
 
 # Ways in which a scheme acts on attention and on the cache.
 QUICK = [
@@ -29,24 +31,41 @@ QUICK = [
 ]
 
 
-def test_generated_models_in_a_fresh_process(tmp_path):
-    root = tmp_path / "models"
+def check_generated(models: dict[str, Transformer], root: Path) -> None:
+    """Loaded in a fresh process, and imported without their modeling file."""
     root.mkdir()
-    models = {case: build(case, dtype=torch.float32) for case in QUICK}
-    linear = {"mixer": {"name": "linear", "chunk": 4}}
-    models["linear"] = build(
-        {"name": "sinusoidal"}, dtype=torch.float32, tie_embeddings=True, **linear
-    )
-    models["capped"] = build(
-        {"name": "alibi"}, dtype=torch.float32, logit_softcap=3.0, mup={"base_dim": 7}, qk_norm=True
-    )
     for name, model in models.items():
-        assert write(model, root / name, GENERATED) == GENERATED
+        write(model, root / name, GENERATED)
     found = load_in_fresh_process(root)
     assert found.keys() == models.keys()
-    for name in models:
+    for name, model in models.items():
         assert found[name]["class"] == "SextantForCausalLM"
         check(found[name], root / name, atol=1e-5)
+        (root / name / "modeling_sextant.py").unlink()
+        (root / name / "reference.safetensors").unlink()
+        imported = build_model(read_folder(root / name)).model
+        assert imported.settings == model.settings
+        lengths = (imported.train_length, imported.original_length)
+        assert lengths == (model.train_length, model.original_length)
+        torch.testing.assert_close(imported.state_dict(), model.state_dict(), rtol=0, atol=0)
+
+
+def test_generated_models(tmp_path):
+    models = {case: build(case, dtype=torch.float32) for case in QUICK}
+    linear = {"mixer": {"name": "linear", "chunk": 4}, "tie_embeddings": True}
+    models["linear"] = build({"name": "sinusoidal"}, dtype=torch.float32, **linear)
+    capped = {"logit_softcap": 3.0, "mup": {"base_dim": 7}, "qk_norm": True, "layer_scale": True}
+    models["capped"] = build({"name": "alibi"}, dtype=torch.float32, **capped)
+    check_generated(models, tmp_path / "models")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(14))
+def test_every_case(part, tmp_path):
+    """Windows, patterns, remaps and scaling methods of every scheme, and every mixer."""
+    cases = [*CASES, *MIXER_CASES][part::14]
+    models = {case: build(case, dtype=torch.float32) for case in cases}
+    check_generated(models, tmp_path / "models")
 
 
 @pytest.mark.slow
@@ -79,21 +98,6 @@ def test_every_row_of_the_support_matrix_after_20_steps(part, tmp_path):
 def test_the_support_matrix_is_current():
     text = support_matrix.DOCUMENT.read_text(encoding="utf-8")
     assert support_matrix.filled(text) == text, "python scripts/docs/support_matrix.py"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("part", range(14))
-def test_every_case_in_a_fresh_process(part, tmp_path):
-    """Windows, patterns, remaps and scaling methods of every scheme."""
-    root = tmp_path / "models"
-    root.mkdir()
-    models = {case: build(case, dtype=torch.float32) for case in list(CASES)[part::14]}
-    for case, model in models.items():
-        write(model, root / case, GENERATED)
-    found = load_in_fresh_process(root)
-    assert found.keys() == models.keys()
-    for case in models:
-        check(found[case], root / case, atol=1e-5)
 
 
 def test_the_generated_file_imports_only_installed_packages():

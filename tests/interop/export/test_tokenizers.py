@@ -12,7 +12,7 @@ from data.preparation.tokenizer_training import train_tokenizer
 from data.tokenizers import ByteTokenizer, SentencePieceTokenizer, Tokenizer
 from data.tokenizers.tokenizer_settings import HuggingFaceSettings, SentencePieceSettings
 from errors import InteropError
-from interop.export.tokenizer import PROBES, tokenizer_files
+from interop.export.tokenizer import PROBES, fast_tokenizer, write_tokenizer
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 TEXTS = [
@@ -53,16 +53,16 @@ def make(kind: str) -> Tokenizer:
 @pytest.mark.parametrize(
     "kind", ["bytes", "bpe", "unigram", "external BPE", "external unigram", "byte-level BPE"]
 )
-def test_ids_and_text(kind):
+def test_ids_and_text(kind, tmp_path):
     ours = make(kind)
-    files = tokenizer_files(ours, add_bos=True, max_length=99)
-    exported = tokenizers.Tokenizer.from_buffer(files["tokenizer.json"])
+    write_tokenizer(ours, tmp_path, add_bos=True, max_length=99)
+    exported = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     assert exported.get_vocab_size() == ours.vocab_size
     for text in (*TEXTS, *UNSEEN):
         ids = exported.encode(text, add_special_tokens=False).ids
         assert ids == ours.encode(text)
         assert exported.decode(ids) == ours.decode(ids)
-    config = json.loads(files["tokenizer_config.json"])
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
     assert config["model_max_length"] == 99
     if ours.bos_id is not None:
         assert exported.token_to_id(config["bos_token"]) == ours.bos_id
@@ -76,4 +76,4 @@ def test_a_tokenizer_that_differs_is_refused():
             return list(text.upper().encode())
 
     with pytest.raises(InteropError, match="differ on"):
-        tokenizer_files(Upper(), add_bos=False, max_length=9)
+        fast_tokenizer(Upper(), add_bos=False)

@@ -11,7 +11,7 @@ from errors import InteropError, ModelError, TrainingError
 from interop.harness import SextantLM
 from model import TokenPositions
 from run_directory.run import Run
-from tests.interop.harness.models import LENGTH, byte_run, byte_tokenizer, hf_model, instances
+from tests.interop.harness.models import LENGTH, byte_tokenizer, hf_model, instances, run_at
 from tests.model.llama import as_llama
 from tests.processes import together
 
@@ -32,7 +32,7 @@ PROMPTS = ["Once upon a time", "Lily saw", TEXT * 8]
 
 @pytest.mark.parametrize("batch", [1, 5])
 def test_requests_of_every_kind(batch, tmp_path):
-    run = byte_run(tmp_path / "run")
+    run = run_at(tmp_path / "run")
     llama = as_llama(Run.open(run).load().model, bos_token_id=256, eos_token_id=257)
     tokenizer = byte_tokenizer()
     ours = SextantLM(str(run), batch_size=batch)
@@ -55,7 +55,7 @@ def test_requests_of_every_kind(batch, tmp_path):
 
 def test_extended_length_with_method(tmp_path):
     """A test-time method at a longer max_length is transformers' rope_type on the same weights."""
-    run = str(byte_run(tmp_path / "run"))
+    run = str(run_at(tmp_path / "run"))
     factor = {"model.position.scaling.factor": 4}
     ours = SextantLM(run, method="linear", max_length=4 * LENGTH, **factor)
     llama = as_llama(
@@ -75,7 +75,7 @@ def test_extended_length_with_method(tmp_path):
 @torch.no_grad()
 def test_declared_length_is_that_of_the_request(tmp_path):
     """Under a method that follows the length, a batch does not change its rows."""
-    run = str(byte_run(tmp_path / "run"))
+    run = str(run_at(tmp_path / "run"))
     many = SextantLM(run, method="yarn", max_length=4 * LENGTH, batch_size=8)
     pairs = [(TEXT[:30], " end"), (TEXT * 3, " end")]
     values = [value for value, _ in many.loglikelihood(instances("loglikelihood", *pairs))]
@@ -90,7 +90,7 @@ def test_declared_length_is_that_of_the_request(tmp_path):
 
 def test_run_without_bos(tmp_path):
     """The prefix is EOS, and texts do not begin with BOS."""
-    run = byte_run(tmp_path / "run", bos=False)
+    run = run_at(tmp_path / "run", bos=False)
     llama = as_llama(Run.open(run).load().model, bos_token_id=None, eos_token_id=257)
     theirs = hf_model(llama, byte_tokenizer(bos=False))
     ours = SextantLM(str(run))
@@ -103,7 +103,7 @@ def test_run_without_bos(tmp_path):
 
 
 def test_two_processes_equal_one(tmp_path):
-    run = str(byte_run(tmp_path / "run"))
+    run = str(run_at(tmp_path / "run"))
     rows = [{"q": TEXT[:n], "a": [" end", " dog"]} for n in range(20, 27)]
     write_json(tmp_path / "rows.json", rows)
 
@@ -131,8 +131,8 @@ def test_two_processes_equal_one(tmp_path):
 
 
 def test_refused_arguments(tmp_path):
-    run = str(byte_run(tmp_path / "run"))
-    learned = str(byte_run(tmp_path / "learned", position={"name": "learned"}))
+    run = str(run_at(tmp_path / "run"))
+    learned = str(run_at(tmp_path / "learned", position={"name": "learned"}))
     for where, arguments, error, named in (
         (run, {"pretrained": "gpt2"}, InteropError, "pretrained"),
         (run, {"method": "truncate"}, InteropError, "max_length"),
@@ -146,7 +146,7 @@ def test_refused_arguments(tmp_path):
 
 
 def test_arguments_as_the_harness_passes_them(tmp_path):
-    run = byte_run(tmp_path / "run")
+    run = run_at(tmp_path / "run")
     lm = SextantLM.create_from_arg_obj(
         {"run": str(run), "model.position.scaling": "{name: yarn, factor: 2}", "max_length": 128},
         {"batch_size": "3", "max_batch_size": None, "device": "cuda:0"},

@@ -1,14 +1,17 @@
 """The report of a study: its files, sentences and pages."""
 
 import copy
+import math
 import re
 from html.parser import HTMLParser
 
+import pandas as pd
 import pytest
 
 from errors import StudyError
-from studies.report.findings import lead
-from studies.report.report import write_report
+from studies.report.study_report import findings as findings_of
+from studies.report.study_report import write_report
+from tests.artists import ends
 from tests.studies.results.test_loss_comparison import derived
 from tests.studies.synthetic import results, with_others
 
@@ -52,7 +55,7 @@ def write(figures, tmp_path):
 
 
 def findings(record: dict) -> str:
-    return " ".join(lead(derived(record)))
+    return " ".join(findings_of(derived(record)))
 
 
 def test_the_page_is_accessible_and_needs_no_network(write):
@@ -83,6 +86,42 @@ def test_the_lead_states_the_findings(write):
     assert "not finite at step 17" in text and "end after 256 tokens" in text
 
 
+def test_each_number_is_printed_once_and_belongs_to_the_table(write, tmp_path):
+    record = results(seen=2)
+    _, text = write(record)
+    rows = pd.read_csv(tmp_path / "results.csv", keep_default_na=False, na_values=[""])
+    printed = {}
+    for line in text.split("## Seen")[0].splitlines():
+        if line.startswith("|"):
+            name, *cells = [cell.strip(" *").replace("\\", "") for cell in line.split("|")[1:-1]]
+            printed.setdefault(name, []).extend(cell for cell in cells if "." in cell)
+    for name, cells in printed.items():
+        assert len(set(cells)) == len(cells) or name in ("rope + yarn", "window"), name
+
+    def row(variant, metric, length):
+        own = rows.query("variant == @variant and metric == @metric and length == @length")
+        return own[own.seed.isna() & own["where"].isna()].iloc[0]
+
+    for name in ("none", "alibi", "fox"):
+        for length in (512, 1024, 2048, 4096):
+            delta = row(name, "delta", length)
+            ends = "" if math.isnan(delta.low) else f" [{-delta.high:+.3f}, {-delta.low:+.3f}]"
+            gain = f"{-delta.value:+.3f}{ends}".replace("-", "−")
+            assert any(cell.endswith(gain) for cell in printed[name]), (name, length)
+            assert f"{row(name, 'nll', length).value:.3f}" in printed[name]
+        difference = row(name, "difference", 4096)
+        assert any(
+            cell.startswith(f"{difference.value:+.3f}".replace("-", "−")) for cell in printed[name]
+        )
+    delta = row("rope + yarn", "delta", 4096)
+    sample = delta[["scheme", "method", "verdict", "seeds", "units", "family", "level"]].tolist()
+    assert sample == ["rope", "yarn", "broken", "3", 9, 32, 0.95]
+    assert row("fox", "delta", 4096).verdict == "points only"
+    assert "256 tokens" in row("learned", "failure", 512).note
+    costs = "1,245,097 | 2,048,000 | 8.1e+06 | 1.66e+13 | 4.610 | 5,990 | 301 | 858 |"
+    assert f"| rope | {costs}" in text  # means of 3 seeds
+
+
 def test_variants_without_intervals_are_in_no_claim():
     for sentence in re.split(r"\. ", findings(results())):
         if re.search(r"better|worse|held to|broken at|positive|negative|significant", sentence):
@@ -90,13 +129,19 @@ def test_variants_without_intervals_are_in_no_claim():
     assert not re.search(r"better|worse|held to|broken|positive", findings(results(seeds=2)))
 
 
-def test_undertrained_schemes_are_reported():
+def test_undertrained_schemes_are_reported(write, figures):
     record = results(schemes=("rope", "none"))
     assert "undertrained" not in findings(record)
     for unigram in (0.5, 5.15):  # 0.35 nats above the loss of rope, 0.2 above that of NoPE
         for cell in record["cells"][:-1]:
             cell["evaluations"]["long"]["unigram_unit_nll"] = [unigram] * 9
         assert "undertrained: rope, rope + yarn and none" in findings(record)
+    _, text = write(record)
+    assert "| none † |" in text and "† Undertrained: less than 0.5 nats" in text
+    labels = {end.name for end in ends(figures["nll_by_length"].axes[0])}
+    assert {"rope †", "rope + yarn †", "none †"} <= labels
+    names = [label.get_text() for label in figures["difference"].axes[0].get_yticklabels()]
+    assert "none †" in names
 
 
 def test_an_unfinished_study_has_a_report(write):

@@ -8,10 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from errors import StudyError
 from studies.running.cell_work import CellWork
 from studies.running.children import start_child, value_of
-from studies.running.runner import lock_study
 from tests.studies.forks import call, exit_status, fork_call, wait_until
 from tests.studies.test_study import lasting, results
 
@@ -145,11 +143,11 @@ def test_cells_that_do_not_fit_into_the_time_are_left(write_study, tmp_path, mon
     assert {cell["status"] for cell in results(tmp_path)["cells"]} == {"pending"}
 
 
-def test_a_study_directory_is_locked(tmp_path):
-    with lock_study(tmp_path), pytest.raises(StudyError, match="in use"), lock_study(tmp_path):
-        pass
-    task, other = (lock_study(tmp_path, shared=True) for _ in range(2))  # of an array
-    with task, other, pytest.raises(StudyError, match="in use"), lock_study(tmp_path):
-        pass
-    with lock_study(tmp_path):
-        pass
+def test_processes_divide_the_cells_of_a_study(write_study, tmp_path):
+    folder = tmp_path / "study"
+    arguments = [write_study(), "--run-dir", folder]
+    children = [fork_call(tmp_path / f"log{i}", *arguments) for i in range(2)]
+    assert [exit_status(child) for child in children] == [0, 0]
+    cells = results(folder)["cells"]
+    assert [cell["status"] for cell in cells] == ["done"] * 4
+    assert [cell["timing"]["attempts"] for cell in cells] == [1] * 4

@@ -1,6 +1,5 @@
 """Cells of a study are comparable: equal initial weights and equal data, both recorded."""
 
-import subprocess
 from types import SimpleNamespace
 
 import pytest
@@ -9,12 +8,10 @@ import torch
 from model import Transformer
 from run_directory.run_settings import RunSettings
 from settings.load import load_settings
-from studies.grid import GridCell
 from studies.results.stored import unfair_comparisons
 from studies.running import runner
 from studies.running.cell_record import data_order, equal_tokens
 from studies.running.children import set_threads, value_of
-from studies.running.slurm import write_array
 from studies.study_settings import StudySettings
 from tests.studies.conftest import ROOT
 
@@ -57,22 +54,6 @@ def test_different_batches_and_unequal_tokens_are_reported():
     assert equal_tokens([entry("a", "x", size="s"), entry("a", "z", tokens=200, size="m")])
     assert len(unfair_comparisons({"data_order": orders, "equal_tokens": False})) == 2
     assert not unfair_comparisons({"data_order": data_order(fair), "equal_tokens": True})
-
-
-def test_the_slurm_array_has_a_task_per_cell(tmp_path):
-    cells = [GridCell(i, {"seed": str(i)}, ()) for i in (0, 1, 5)]
-    command = ["study.py", "a file.yaml", "--run-dir", str(tmp_path)]
-    text = write_array(tmp_path, "tiny", cells, command, ["--partition=gpu"]).read_text()
-    for line in ("--array=0,1,5", "--partition=gpu", "--job-name=tiny"):
-        assert f"#SBATCH {line}\n" in text
-    echo = subprocess.run(
-        ["bash", "-c", text.replace("exec ", "exec echo ")],
-        env={"SLURM_ARRAY_TASK_ID": "5"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert echo.stdout.strip().endswith(f"study.py a file.yaml --run-dir {tmp_path} --cell 5")
 
 
 def test_children_share_cores(monkeypatch):

@@ -145,6 +145,44 @@ def test_golden_losses_of_tiny_config(prepared):
     assert [loss for loss, _ in ones] == pytest.approx(golden["loss"][:10], abs=1e-5)
 
 
+# Carried states
+
+
+CARRIED = [
+    "training.precision=float64",
+    "training.state=carry",
+    "model.pattern=[delta, near]",
+    "model.kinds={delta: {mixer: {name: recurrent, decay: head, delta: true, unit_qk: true, "
+    "beta: sigmoid, convolution: 3}}, near: {position: {window: 9}}}",
+]
+
+
+def test_carried_states_with_ranks_micro_batches_and_resume(prepared, tmp_path):
+    """Saved by two processes and resumed by one, and the other way round."""
+
+    def saved(folder, *more):
+        training = Training([*SMALL, *CARRIED, *more], prepared)
+        curve = training.steps(0, 4)
+        carried = training.state.carried_rows(training.parallel)
+        if training.parallel.main:
+            save_snapshot(folder, training.state.capture(carried=carried))
+        return curve + training.steps(4, 6)
+
+    def continued(folder):
+        training = Training([*SMALL, *CARRIED], prepared)
+        training.state.restore(find_checkpoint(folder), training.parallel)
+        return training.steps(4, 6)
+
+    expected = saved(tmp_path / "one")
+    assert differ(saved(tmp_path / "parts", "training.micro_batch_size=3"), expected) < 1e-10
+    reset = Training([*SMALL, *CARRIED, "training.state=reset"], prepared).steps(0, 1)
+    assert abs(reset[0][0] - expected[0][0]) > 1e-6  # other windows
+    for two, again in shared(2, lambda: (saved(tmp_path / "two"), continued(tmp_path / "one"))):
+        assert differ(two, expected) < 1e-10 and differ(again, expected[4:]) < 1e-10
+    assert differ(continued(tmp_path / "two"), expected[4:]) < 1e-10
+    assert continued(tmp_path / "one") == expected[4:]
+
+
 # Sharded
 
 

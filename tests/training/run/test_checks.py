@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from errors import TrainingError
+from errors import TrainingError, UserError
 from run_directory.run import check_writable
 from run_directory.run_settings import RunSettings
 from run_directory.training_settings import ValidationSettings
@@ -55,6 +55,27 @@ def test_learned_table_shorter_than_lengths_is_rejected(overrides, message):
 def test_steps_beyond_the_run_are_rejected(overrides, message):
     with pytest.raises(TrainingError, match=message) if message else nullcontext():
         check_model(load_settings(RunSettings, [f"training.{overrides}"]))
+
+
+CARRIED = ["training.state=carry", "data.packing=intra_document", "model.mixer.name=recurrent"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key"),
+    [
+        ("data.packing=concat", "data.packing"),
+        ("data.positions.name=random_offset", "data.positions.name"),
+        ("training.stages=[{duration: 9}, {length: 128}]", "training.stages"),
+        ("training.parallel.context=2", "training.parallel.context"),
+        ("model.mixer.name=attention", "model.position.window"),
+        ("model.position.name=learned", "those of this scheme end"),
+        ("seed=1", None),
+    ],
+)
+def test_a_carried_state_requires_consecutive_windows(overrides, key):
+    refused = pytest.raises(UserError, match=key)
+    with refused if key else nullcontext():
+        check_model(load_settings(RunSettings, [*CARRIED, overrides]))
 
 
 def test_fork_profiles_its_own_steps_only():

@@ -53,12 +53,12 @@ def cells(child: Path) -> dict[tuple[str, int], dict]:
 def test_parent_comparison_matches_training_logs(family, monkeypatch, capsys):
     parent_run, child = family
     assert here(monkeypatch, compare_parent.main, child, *LENGTHS) == 0
-    assert "run − this" in capsys.readouterr().out
+    assert "NLL minus that of run" in capsys.readouterr().out
     found = cells(child)
     assert set(found) == {(rule, n) for rule in ("trained", "same method") for n in (24, 48, 96)}
     for cell in found.values():
         # equally many a document
-        assert cell["difference"] == pytest.approx(cell["own"] - cell["nll"])
+        assert cell["difference"] == pytest.approx(cell["nll"] - cell["own"])
         assert cell["low"] < cell["difference"] < cell["high"] and cell["family"] == 6
     # Nothing is stretched at the parent's length, so that the rule is what the parent was trained
     # under.

@@ -1,0 +1,92 @@
+"""What a report is made from: the long table of one evaluation and the facts about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import nan
+
+from evaluation.reports.results_table import ResultRow, ResultsTable
+from evaluation.reports.text import counted, dtype_note, listed
+from evaluation.scoring.methods import name_of
+
+NAMED = 6  # variants of one outcome that a sentence names
+
+
+@dataclass(kw_only=True)
+class ReportedResults:
+    """The results of one evaluation of a run under several methods, of several runs, or of the
+    schemes of a study.
+
+    Attributes:
+        title: of sections and figures: the run, or the name of a study's evaluation.
+        names: the variants in their order.
+        noun: what a variant is.
+        facts: results.json of the evaluation, or of the first one of a study.
+        seeds: number of training seeds of each variant; empty for an evaluation of runs.
+    """
+
+    title: str
+    names: list[str]
+    noun: str = "method"
+    facts: Mapping
+    table: ResultsTable = field(default_factory=ResultsTable)
+    seeds: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def trained_length(self) -> int:
+        return self.facts["trained_length"]
+
+    @property
+    def subtitle(self) -> str:
+        """Of figures of evaluations other than the loss by length."""
+        count = self.title
+        if items := self.facts.get("items"):
+            count = f"{self.title}: {counted(items, 'item')} per length"
+        elif documents := self.facts.get("documents"):
+            count = f"{self.title}: {counted(documents, 'document')}"
+        return count + dtype_note(self.facts.get("dtype", "float32"))
+
+
+def melted(
+    cells: Iterable[Mapping],
+    metrics: Sequence[str],
+    where: str = "",
+) -> Iterator[ResultRow]:
+    """The rows of cells of results.json: one for each metric of a cell that has a number, with its
+    `metric_low` and `metric_high`."""
+    for cell in cells:
+        for metric in metrics:
+            if cell.get(metric) is not None:
+                low, high = (cell.get(f"{metric}_{end}") for end in ("low", "high"))
+                yield ResultRow(
+                    name_of(cell["method"]),
+                    metric,
+                    cell[metric],
+                    cell["length"],
+                    where=where,
+                    low=nan if low is None else low,
+                    high=nan if high is None else high,
+                )
+
+
+def seed_counts(results: ReportedResults, noun: str) -> str:
+    """`3 seeds`, or `1 to 3 seeds` if the variants differ."""
+    seeds = sorted(set(results.seeds.values()))
+    most = counted(seeds[-1], noun)
+    return f"{seeds[0]} to {most}" if len(seeds) > 1 else most
+
+
+def named(r: ReportedResults, names: Sequence[str]) -> str:
+    return listed(names) if len(names) <= NAMED else f"{len(names)} {r.noun}s"
+
+
+def by_sign(r: ReportedResults, rows: Sequence[ResultRow], positive: str, negative: str) -> str:
+    """`positive for a; negative for b and c; not significant for d`."""
+    ordered = sorted(rows, key=lambda row: -abs(row.value))
+    groups = {
+        positive: [row.variant for row in ordered if row.low > 0],
+        negative: [row.variant for row in ordered if row.high < 0],
+        "not significant": [row.variant for row in ordered if row.low <= 0 <= row.high],
+    }
+    return "; ".join(f"{label} for {named(r, names)}" for label, names in groups.items() if names)

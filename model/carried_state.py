@@ -1,0 +1,119 @@
+"""What training carries from one window of a document to the next: states of recurrent layers, last
+inputs of convolutions, and keys of layers with a window."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from errors import ModelError
+from model.mixers.layer_state import LayerState
+from model.mixers.registry import MIXERS
+from model.model_settings import ModelSettings
+from model.position import Accumulate
+from model.token_positions import TokenPositions
+
+
+class CarriedLayer(LayerState):
+    """The part of one layer. What it reads and what it stores are apart, so a pass can be computed
+    again for its gradients; neither has gradients.
+
+    Args:
+        before: tensors stored by the previous window.
+        kept: keys that later queries may attend to.
+    """
+
+    def __init__(self, before: dict[str, Tensor], kept: int):
+        super().__init__()
+        self._stored = before
+        self._kept = kept
+        self.after: dict[str, Tensor] = {}
+
+    def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values (B, G, S, ·) of the last tokens before this window, then of its own."""
+        return self._joined("k", k, 2), self._joined("v", v, 2)
+
+    def extend_extras(
+        self, features: Tensor, accumulate: Accumulate, new: TokenPositions
+    ) -> Tensor:
+        """See `LayerCache.extend_extras`."""
+        return self._joined("extras", accumulate(features, self._stored.get("extras"), new), 1)
+
+    def _joined(self, name: str, x: Tensor, dim: int) -> Tensor:
+        before = self._stored.get(name)
+        whole = x if before is None else torch.cat([before.to(x.dtype), x], dim)
+        count = min(self._kept, whole.shape[dim])
+        self._store(name, whole.narrow(dim, whole.shape[dim] - count, count))
+        return whole
+
+    def _store(self, name: str, x: Tensor) -> None:
+        self.after[name] = x.detach()
+
+
+class CarriedState:
+    """The state of some rows in one training pass, in place of a cache.
+
+    Args:
+        settings: of the model, for which `check_carried` does not raise.
+        before: tensors of the rows by name, as `after` returns them; empty in the first window.
+    """
+
+    def __init__(self, settings: ModelSettings, before: dict[str, Tensor]):
+        kinds = settings.resolved_kinds
+        self._kept = {
+            name: kind.position.window - 1
+            for name, kind in kinds.items()
+            if MIXERS[kind.mixer.name][1].has_attention_weights
+        }
+        self._kinds = list(kinds)
+        self._before = before
+        self._positions: dict[str, Tensor] = {}
+        self.layers = []
+        for i, kind in enumerate(settings.layer_kinds):
+            own = {
+                name.partition(".")[2]: x for name, x in before.items() if name.startswith(f"{i}.")
+            }
+            self.layers.append(CarriedLayer(own, self._kept.get(kind, 0)))
+
+    def advance(self, new: TokenPositions) -> dict[str, TokenPositions]:
+        """The positions of the keys of this window by layer kind."""
+        order = new.order
+        document = new.document
+        if "order" in self._before:
+            order = torch.cat([self._before["order"], order], dim=1)
+            document = torch.cat([self._before["document"], document], dim=1)
+        count = order.shape[1]
+        first = count - min(max(self._kept.values(), default=0), count)
+        self._positions = {"order": order[:, first:], "document": document[:, first:]}
+        whole = replace(new, order=order, position=order, document=document, unit_steps=False)
+        carried = count - new.order.shape[1]
+        keys = dict.fromkeys(self._kinds, new)
+        return keys | {
+            name: whole.part(carried - min(kept, carried), count)
+            for name, kept in self._kept.items()
+        }
+
+    def after(self) -> dict[str, Tensor]:
+        """The tensors to carry to the next window, by name; each has one row per sequence."""
+        layers = {
+            f"{i}.{name}": x
+            for i, layer in enumerate(self.layers)
+            for name, x in layer.after.items()
+        }
+        return layers | (self._positions if self._kept else {})
+
+
+def check_carried(settings: ModelSettings) -> None:
+    """Raise ModelError if layers attend to more tokens than a window."""
+    for name, kind in settings.resolved_kinds.items():
+        choice = kind.position
+        has_keys = MIXERS[kind.mixer.name][1].has_attention_weights
+        if has_keys and (choice.window is None or choice.sinks):
+            where = settings.position_key(name)
+            raise ModelError(
+                f"training.state = carry: layers with mixer.name = {kind.mixer.name} attend to all "
+                f"earlier tokens or sinks; set {where}.window, without sinks, or training.state to "
+                "reset"
+            )

@@ -1,0 +1,193 @@
+"""Older and unusual forms of configurations and folders, compared with transformers' own reading."""
+
+import json
+import sys
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PreTrainedModel
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from interop import InteropError, build_model, read_folder
+from interop.huggingface.config import family_keys, read_config
+from interop.huggingface.families import FAMILIES
+from model import ModelSettings
+from model.position.scaling import YaRNScaling, plain_frequencies
+from tests.interop.models import ABSENT, ROPES, SMALL, VARIANTS, make, variant
+from tests.interop.test_families import check_plain
+
+
+def rewritten(theirs: PreTrainedModel, folder, **keys) -> ModelSettings:
+    """Import a model that is saved with other keys in its config.json; `rope_parameters` is left
+    out. transformers reads it too, for the expected logits."""
+    theirs.save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text()) | keys
+    del config["rope_parameters"]
+    (folder / "config.json").write_text(json.dumps(config))
+    found = build_model(read_folder(folder))
+    check_plain(found.model, AutoModelForCausalLM.from_pretrained(folder).eval())
+    return found.shape.model
+
+
+@pytest.mark.parametrize("key", ["rope_type", "type"])
+@pytest.mark.parametrize("rope", ["default", "linear", "dynamic", "llama3", "yarn", "longrope"])
+def test_legacy_rope_theta_and_rope_scaling(key, rope, tmp_path):
+    scaling = {k: v for k, v in ROPES[rope].items() if k not in ("rope_theta", "rope_type")}
+    scaling = None if rope == "default" else {key: rope, **scaling}
+    found = rewritten(make("llama"), tmp_path, rope_theta=700.0, rope_scaling=scaling)
+    assert found.position.theta == 700.0
+
+
+@pytest.mark.parametrize("scaling", [{"type": "longrope"}, {"type": "su"}], ids=str)
+def test_legacy_phi3(scaling, tmp_path):
+    """Both lengths beside the parameters, as released; `su` is the first name of longrope."""
+    original = {"original_max_position_embeddings": 32}
+    scaling |= {"short_factor": [1.0, 1.1, 1.2], "long_factor": [1.0, 2.0, 4.0], **original}
+    theirs = make("phi3", head_dim=ABSENT, hidden_size=36)
+    rewritten(theirs, tmp_path, rope_theta=700.0, rope_scaling=scaling, **original)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "theta"),
+    [
+        ("olmo3", {}),
+        ("olmo3", {"rope_theta": 500_000.0}),
+        ("gemma3_text", {"rope_theta": 500.0, "rope_local_base_freq": 90.0}),
+    ],
+)
+def test_legacy_parameters_by_layer_type(model_type, theta, tmp_path):
+    """`rope_scaling` is that of the layers without windows, as in the released configurations."""
+    theirs = make(model_type, sliding_window=9, layer_types=VARIANTS["qwen3"]["layer_types"])
+    kinds = rewritten(theirs, tmp_path, rope_scaling=ROPES["yarn"], **theta).resolved_kinds.values()
+    assert {(kind.position.window, kind.position.scaling.name) for kind in kinds} == {
+        (9, "none"),
+        (None, "yarn"),
+    }
+
+
+def test_sizes_of_gemma4_as_released(tmp_path):
+    """Keys for full layers instead of `per_layer_config`, which transformers writes today."""
+    theirs = variant("gemma4_text, k = v")
+    theirs.save_pretrained(tmp_path)
+    expected = build_model(read_folder(tmp_path))
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["per_layer_config"]
+    config |= {"global_head_dim": 12, "num_global_key_value_heads": 3}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert build_model(read_folder(tmp_path)).shape.model == expected.shape.model
+
+
+SIZES = {
+    "hidden_size": 64,
+    "intermediate_size": 44,
+    "num_hidden_layers": 5,
+    "num_attention_heads": 32,
+    "vocab_size": 53,
+    "max_position_embeddings": 64,
+    "pad_token_id": None,
+}
+DENSE = {
+    "gemma4_text": {"hidden_size_per_layer_input": 0},
+    "granitemoehybrid": {"num_local_experts": 0},
+    "deepseek_v3": {"first_k_dense_replace": 5},
+    "kimi_linear": {"mlp_layer_types": ["dense"] * 5},
+}
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_absent_keys_have_the_defaults_of_transformers(model_type):
+    """Older versions left out keys with the defaults of their class."""
+    dense = DENSE.get(model_type, {})
+    defaults = AutoConfig.for_model(model_type, **SIZES, **dense)
+    config = json.loads(json.dumps(defaults.to_dict()))
+    family = FAMILIES[model_type]
+    read = {"layer_types", "rope_parameters", *family.defaults, *family.computed}
+    read |= {getattr(key, "name", key) for key in family_keys(family).values()}
+    kept = {*SIZES, "qk_rope_head_dim", "head_dim", "num_key_value_heads"}
+    bare = {key: value for key, value in config.items() if key not in read - kept}
+    assert read_config({**bare, **dense}, "config.json") == read_config(config, "config.json")
+
+
+@given(
+    theta=st.sampled_from([3.0, 50.0, 10_000.0]),
+    original=st.integers(1, 4000),
+    betas=st.tuples(st.floats(0.1, 20), st.floats(0.1, 40))
+    .map(sorted)
+    .filter(lambda b: b[0] < b[1]),
+    head_dim=st.sampled_from([4, 10, 16]),
+    truncate=st.booleans(),
+)
+@example(10_000.0, 6, [1.0, 32.0], 10, True)  # 6 < 2π: every pair turns less than beta_slow times
+@example(10_000.0, 2, [1.0, 32.0], 10, True)
+# every pair turns more than beta_fast times, ramp past the last
+@example(3.0, 4000, [1.0, 2.0], 10, True)
+@example(3.0, 4000, [1.0, 2.0], 10, False)
+@settings(max_examples=100)
+def test_yarn_ramp_matches_transformers_or_is_rejected(theta, original, betas, head_dim, truncate):
+    keys = {
+        "factor": 4.0,
+        "beta_fast": betas[1],
+        "beta_slow": betas[0],
+        "truncate": truncate,
+    }
+    rope = {
+        "rope_type": "yarn",
+        "rope_theta": theta,
+        "original_max_position_embeddings": original,
+        **keys,
+    }
+    config = LlamaConfig(**(SMALL | {"head_dim": head_dim, "rope_parameters": rope}))
+    theirs, amplitude = ROPE_INIT_FUNCTIONS["yarn"](config, torch.device("cpu"))
+    scaling = YaRNScaling(**keys)
+    ours = scaling.frequencies(plain_frequencies(theta, head_dim), 4.0, original)
+    try:
+        found = read_config(config.to_dict() | {"rope_parameters": rope}, "config.json")
+    except InteropError as error:
+        assert "original_max_position_embeddings" in str(error)
+        # With truncate, a ramp that begins at the last index is rounded to one that agrees.
+        assert truncate or (ours[0] / theirs.double() - 1).abs().max() > 0.5
+    else:
+        assert found.model.position.scaling == scaling
+        torch.testing.assert_close(ours[0], theirs.double(), rtol=1e-5, atol=0)
+        assert ours[1] == pytest.approx(amplitude)
+
+
+def test_shards_and_half_precision(tmp_path):
+    variant("qwen2").to(torch.bfloat16).save_pretrained(tmp_path, max_shard_size="8KB")
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    found = build_model(read_folder(tmp_path))
+    assert len(found.checkpoint.files) > 2 and not (tmp_path / "model.safetensors").exists()
+    check_plain(found.model, theirs)
+
+
+def test_legacy_buffers_and_tied_head_are_ignored(tmp_path):
+    theirs = variant("llama, tied")
+    theirs.save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    extra = {
+        "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(5),
+        "lm_head.weight": load_file(file)["model.embed_tokens.weight"].clone(),
+    }
+    save_file(load_file(file) | extra, file)
+    check_plain(build_model(read_folder(tmp_path)).model, theirs)
+
+
+def test_code_of_a_model_is_never_run(tmp_path, monkeypatch):
+    """Phi-3 was released with code of its own; transformers' class of the model type is what we
+    compute."""
+    theirs = make("llama")
+    theirs.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["auto_map"] = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    for name in ("own", "modeling_llama", "configuration_llama", "tokenization_llama"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('code of a model was run')")
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"auto_map": {"AutoTokenizer": ["own.T", None]}})
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    check_plain(build_model(read_folder(tmp_path)).model, theirs)
+    assert "own" not in sys.modules

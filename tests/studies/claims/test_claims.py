@@ -1,0 +1,170 @@
+"""Claims end to end: what is rejected, frozen, shared and decided."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from errors import ConfigError, StudyError
+from settings.load import load_settings
+from studies.claims.claim_results import read_rows, verdict_of
+from studies.claims.claim_run import Claim, commit_of
+from studies.claims.claim_settings import ClaimSettings
+from tests.studies.claims.recomputed import verdict
+from tests.studies.forks import call
+
+ROOT = Path(__file__).resolve().parents[3]
+COMMITTED = sorted((ROOT / "docs/results/claims").glob("*/results.csv"))
+CLAIM = """
+statement: Twice the length is worse.
+question: breaks
+source: {{paper: "arXiv:0", title: A title, authors: "Nobody, 2026", place: Table 1}}
+published: worse
+deviations: tiny
+base: [{base}]
+grid:
+  scheme:
+    rope: [{configs}/position/rope.yaml]
+    none: [{configs}/position/none.yaml]
+  seed: [10, 11, 12]
+evaluations:
+  loss: {{overrides: ["lengths=[24,48]", targets=8, spans_per_document=2, device=cpu]}}
+primary:
+  change: {{value: {{scheme: rope, length: 48, from: 24}}, expect: positive, delta: 0.5}}
+  arms:
+    value: {{minus: [{{scheme: rope, length: 24}}, {{scheme: none, length: 24}}]}}
+    expect: no difference
+    delta: 9
+learned: [{{value: {{length: 24}}, at_most: 9}}]
+"""
+
+
+@pytest.fixture
+def claims(write_study, tmp_path, monkeypatch):
+    """Run claims in an empty folder, which is no repository."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(text: str, *options: object) -> tuple[int, Path]:
+        file = write_study(text)
+        return call(monkeypatch, file, *options), file
+
+    return run
+
+
+def test_a_claim_is_run_frozen_and_decided(claims, tmp_path, capsys):
+    status, file = claims(CLAIM)
+    folder = Path("runs/claims/tiny")
+    assert status == 0
+    word, found = verdict(file, folder / "results.csv")
+    assert f"tiny: {word}." in capsys.readouterr().out
+    settings = load_settings(ClaimSettings, [str(file)])
+    ours = verdict_of(settings, read_rows(folder / "results.csv"))
+    assert ours.word == word == "refuted" and ours.learned == {"rope": 3, "none": 3}
+    for name, (estimate, low, high) in found.items():
+        assert (ours.comparisons[name].estimate, *ours.ends[name]) == pytest.approx(
+            (estimate, low, high)
+        )
+    assert min(comparison.error for comparison in ours.comparisons.values()) > 0
+    before = (folder / "results.csv").read_bytes()
+    assert claims(CLAIM)[0] == 0 and (folder / "results.csv").read_bytes() == before
+    # A word about the claim may change, a number may not.
+    assert claims(CLAIM.replace("tiny", "very tiny"))[0] == 0
+    for old, new in (("delta: 9", "delta: 8"), ("[10, 11, 12]", "[10, 11, 12, 13]")):
+        with pytest.raises(StudyError, match="changed after its first result"):
+            claims(CLAIM.replace(old, new))
+    with pytest.raises(StudyError, match="changed after"):
+        claims(CLAIM.replace("targets=8", "targets=6"))
+
+
+def run_directories() -> list[Path]:
+    return sorted(path for path in Path("runs/claims/cells").iterdir() if path.is_dir())
+
+
+def test_claims_share_their_runs(claims, capsys):
+    claims(CLAIM)
+    runs = run_directories()
+    shutil.rmtree("runs/claims/tiny")
+    other = CLAIM.replace("delta: 9", "delta: 8").replace("targets=8", "targets=4")
+    assert claims(other)[0] == 0 and run_directories() == runs and len(runs) == 6
+
+
+def test_a_pilot_has_other_seeds_and_bounds_delta(claims, capsys):
+    status, _ = claims(CLAIM, "--pilot", 3)
+    assert status == 0 and "change: nll(rope, 48) − nll(rope, 24)" in capsys.readouterr().out
+    assert not Path("runs/claims/tiny").exists()
+    with pytest.raises(StudyError, match=r"primary.change.delta = 1e-05 is below"):
+        claims(CLAIM.replace("delta: 0.5", "delta: 1e-5"), "--dry-run")
+
+
+def test_runs_that_have_not_learned_are_inconclusive(claims):
+    _, file = claims(CLAIM.replace("at_most: 9", "at_most: 1"))
+    folder = Path("runs/claims/tiny")
+    settings = load_settings(ClaimSettings, [str(file)])
+    ours = verdict_of(settings, read_rows(folder / "results.csv"))
+    assert ours.word == verdict(file, folder / "results.csv")[0] == "inconclusive (not learned)"
+    assert ours.learned == {"rope": 0, "none": 0} and ours.p == 1
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "phrase"),
+    [
+        (", delta: 0.5", "", "primary.change.delta"),
+        ("expect: positive, ", "", "primary.change.expect"),
+        ("{{scheme: rope, length: 48, from: 24}}", "{{scheme: alibi}}", "scheme alibi is not in"),
+        ("{{scheme: rope, length: 48, from: 24}}", "{{length: 48}}", "names no scheme"),
+        ("{{scheme: rope, length: 48, from: 24}}", "{{plus: [1, 2]}}", "plus is neither"),
+        ("{{minus: [", "{{minus: [1, ", "list of 2 operands"),
+        ("[10, 11, 12]", "[0, 1, 10]", "0, 1 are seeds for the choice"),
+        ("[10, 11, 12]", "[10, 11]", "at least 3 seeds"),
+        ("question: breaks", "question: other", "question"),
+        ("  arms:", "  b: {{value: 1, expect: positive, delta: 1}}\n  arms:", "one or two"),
+        ("delta: 9", "delta: 9\n    each: corpus", "not an axis"),
+        ("at_most: 9", "at_most: 9, at_least: 1", "either at_least or at_most"),
+        ("value: {{length: 24}}, at_most", "value: {{scheme: rope}}, at_most", "no condition for"),
+    ],
+)
+def test_invalid_claims_are_rejected(write_study, old, new, phrase):
+    assert old in CLAIM
+    with pytest.raises(ConfigError, match=phrase):
+        load_settings(ClaimSettings, [str(write_study(CLAIM.replace(old, new)))])
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "phrase"),
+    [
+        ("length: 48", "length: 96", "needs length 96"),
+        ("length: 48", "method: yarn, length: 48", "needs method yarn"),
+        ("value: {{length: 24}}", "value: {{length: 48}}", "beyond the trained length 24"),
+    ],
+)
+def test_values_that_nothing_measures_are_rejected(claims, old, new, phrase):
+    with pytest.raises(StudyError, match=phrase):
+        claims(CLAIM.replace(old, new, 1))
+    assert not Path("runs").exists()
+
+
+def test_a_file_with_uncommitted_changes_cannot_be_frozen(tmp_path):
+    (tmp_path / "a.yaml").write_text("")
+    assert commit_of(tmp_path / "a.yaml") == ""
+    copy = ROOT / "configs/claims" / "uncommitted.tmp"
+    if (ROOT / ".git").exists():
+        copy.write_text("")
+        try:
+            with pytest.raises(StudyError, match="not committed"):
+                commit_of(copy)
+        finally:
+            copy.unlink()
+
+
+@pytest.mark.parametrize("results", COMMITTED, ids=lambda file: file.parent.name)
+def test_committed_verdicts_follow_from_their_results(results, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    file = ROOT / "configs/claims" / f"{results.parent.name}.yaml"
+    claim = Claim(file, load_settings(ClaimSettings, [str(file)]), ROOT / "docs/results/claims")
+    assert claim.record["hash"] == claim.hash
+    ours = claim.verdict()
+    word, found = verdict(file, results)
+    assert ours.word == word
+    for name, numbers in found.items():
+        expected = (ours.comparisons[name].estimate, *ours.ends[name])
+        assert numbers == pytest.approx(expected)

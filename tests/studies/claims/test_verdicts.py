@@ -1,0 +1,155 @@
+"""Verdicts against scipy.stats, and their rates on simulated claims."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from studies.claims.verdicts import (
+    INCONCLUSIVE,
+    REFUTED,
+    REPRODUCED,
+    SIGN_ONLY,
+    PrimaryComparison,
+    clopper_pearson,
+    decide,
+    detectable,
+    enough_learned,
+    holm,
+    p_value,
+    sd_bound,
+)
+
+CLAIMS = 2000
+DELTA = 0.5
+
+
+def comparison(*values: float, delta: float = DELTA, **more) -> PrimaryComparison:
+    return PrimaryComparison(delta, np.array(values), **more)
+
+
+def around(mean: float, spread: float = 0.01) -> list[float]:
+    """Eight values with this mean."""
+    return [mean + spread * k for k in (-3, -2, -1, 0, 0, 1, 2, 3)]
+
+
+def solved(*counts: int, n: int = 16, delta: float = 0.25, **more) -> PrimaryComparison:
+    arms = tuple(np.arange(n) < count for count in counts)
+    return PrimaryComparison(delta, np.zeros(0), solved=arms, **more)
+
+
+@pytest.mark.parametrize(
+    ("primaries", "verdict"),
+    [
+        ([comparison(*around(0.6))], REPRODUCED),
+        ([comparison(*around(0.6)), comparison(*around(0.7))], REPRODUCED),
+        ([comparison(*around(0.6)), comparison(*around(0.4))], REFUTED),
+        ([comparison(*around(-0.6))], REFUTED),
+        ([comparison(*around(0.5))], SIGN_ONLY),
+        ([comparison(*around(0.6)), comparison(*around(0.5))], SIGN_ONLY),
+        ([comparison(*around(0.5, spread=0.3))], INCONCLUSIVE),
+        ([comparison(*around(0.1), difference=False)], REPRODUCED),
+        ([comparison(*around(-0.6), difference=False)], REFUTED),
+        ([comparison(*around(0.6), difference=False)], REFUTED),
+        ([comparison(*around(-0.5), difference=False)], INCONCLUSIVE),
+        ([comparison(*around(0.6), error=1.0)], INCONCLUSIVE),  # the evaluation is too noisy
+        ([solved(16, 0)], REPRODUCED),
+        ([solved(16, 8)], INCONCLUSIVE),
+        ([solved(0, 16)], REFUTED),
+        ([solved(16, delta=0.75)], REPRODUCED),
+        ([solved(8, delta=0.75)], SIGN_ONLY),
+        ([solved(3, delta=0.75)], REFUTED),
+    ],
+)
+def test_verdicts(primaries, verdict):
+    assert decide(primaries) == verdict
+
+
+@pytest.mark.parametrize("alpha", [0.05, 0.0125])
+def test_intervals_are_those_of_scipy(alpha):
+    values = np.random.default_rng(1).normal(size=9)
+    expected = stats.ttest_1samp(values, 0).confidence_interval(1 - alpha)
+    assert comparison(*values).interval(alpha) == pytest.approx(tuple(expected))
+    for hits in (0, 3, 8):
+        ends = stats.binomtest(hits, 8).proportion_ci(1 - alpha, method="exact")
+        assert clopper_pearson(hits, 8, alpha) == pytest.approx(tuple(ends))
+    low, high = solved(7, 1, n=8).interval(alpha)
+    first = stats.binomtest(7, 8).proportion_ci(1 - alpha / 2, method="exact")
+    second = stats.binomtest(1, 8).proportion_ci(1 - alpha / 2, method="exact")
+    assert (low, high) == pytest.approx((first.low - second.high, first.high - second.low))
+
+
+def test_p_values_are_those_of_a_t_test():
+    values = around(0.6, spread=0.02)
+    p = stats.ttest_1samp(values, DELTA).pvalue
+    assert p_value([comparison(*values)]) == pytest.approx(p, rel=1e-6)
+    both = [comparison(*values), comparison(*around(0.9))]
+    assert p_value(both) == pytest.approx(2 * p, rel=1e-6)  # of the weaker one, by Bonferroni
+    assert p_value([comparison(*around(0.5))]) == 1
+
+
+def test_holm():
+    assert holm([0.03, 0.01, 1.0, 0.016]) == [False, True, False, True]
+    assert holm([0.02, 0.03]) == [True, True]
+    assert holm([0.04, 0.03]) == [False, False]
+
+
+def test_one_in_eight_runs_may_fail_to_learn():
+    assert enough_learned([True] * 7 + [False]) and not enough_learned([True] * 6 + [False] * 2)
+    assert enough_learned([True] * 14 + [False] * 2) and not enough_learned([True, True, False])
+
+
+def rates(draw) -> dict[str, float]:
+    """Shares of the verdicts on simulated claims."""
+    rng = np.random.default_rng(7)
+    verdicts = [decide(draw(rng)) for _ in range(CLAIMS)]
+    return {word: verdicts.count(word) / CLAIMS for word in (REPRODUCED, REFUTED)}
+
+
+@pytest.mark.parametrize(("n", "m"), [(8, 1), (8, 2), (16, 1)])
+def test_detectable_effects_are_found_at_80_percent(n, m):
+    effect = DELTA + detectable(n, m)
+
+    def draw(rng):
+        """The first comparison decides; a second one is far from delta."""
+        far = [PrimaryComparison(DELTA, rng.normal(50, 1, n))] * (m - 1)
+        return [PrimaryComparison(DELTA, rng.normal(effect, 1, n)), *far]
+
+    assert rates(draw)[REPRODUCED] == pytest.approx(0.8, abs=0.03)
+    assert detectable(8, 1) == pytest.approx(1.16, abs=0.005)
+
+
+@pytest.mark.parametrize("difference", [True, False])
+@pytest.mark.parametrize("m", [1, 2])
+def test_claims_at_delta_are_decided_at_the_nominal_rates(m, difference):
+    """A true effect of δ is neither larger nor smaller: each verdict is wrong at most in 2.5%, and
+    with two comparisons at least one is refuted at most in 5% · (1 − 2.5%/2)."""
+
+    def draw(rng):
+        return [
+            PrimaryComparison(DELTA, rng.normal(DELTA, 1, 8), difference=difference)
+            for _ in range(m)
+        ]
+
+    found = rates(draw)
+    noise = 3 * (0.025 / CLAIMS) ** 0.5
+    assert found[REPRODUCED] < 0.025 + noise
+    assert found[REFUTED] == pytest.approx(0.025, abs=noise)
+
+
+def test_shares_of_solved_seeds_are_decided_at_most_at_the_nominal_rates():
+    """Shares of 0.65 and 0.4 differ by δ."""
+
+    def draw(rng):
+        return [
+            PrimaryComparison(
+                0.25, np.zeros(0), solved=(rng.random(16) < 0.65, rng.random(16) < 0.4)
+            )
+        ]
+
+    assert sum(rates(draw).values()) < 0.05
+
+
+def test_pilot_bounds_cover_the_sd():
+    rng = np.random.default_rng(3)
+    bounds = [sd_bound(rng.normal(size=5)) for _ in range(CLAIMS)]
+    assert np.mean(np.array(bounds) > 1) == pytest.approx(0.8, abs=0.03)
