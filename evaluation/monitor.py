@@ -118,7 +118,6 @@ def monitor_targets(
     usable, note = shorten_lengths(room, lengths, min(LEAST_DOCUMENTS, reaching))
     drawn = draw_targets(
         text,
-        corpus_hash=store.hash,
         tokenizer_hash="",
         longest=usable[-1],
         span=span,

@@ -32,6 +32,6 @@ def choose_targets(
     """Raises EvaluationError if too little text remains."""
     shared = shared_text(settings.contamination, stores, tokenizer, console)
     text = EvaluationText(stores.read, settings.bos, tokenizer.bos_id, shared.rows)
-    plan = make_plan(settings, text, stores.read.hash, tokenizer.hash, trained_length)
+    plan = make_plan(settings, text, tokenizer.hash, trained_length)
     screening = screen(shared, text, plan.truncated, plan.candidates)
     return ChosenTargets(stores, tokenizer, text, plan, screening)

@@ -1,4 +1,4 @@
-"""Stores in memory and scorers with known answers."""
+"""Stores and models in memory."""
 
 import numpy as np
 import pytest
@@ -92,33 +92,6 @@ def sharp(tiny):
     return make
 
 
-def uniform(windows, keep):
-    return np.full((len(windows), keep), np.log(VOCAB))
-
-
-def eight_tokens(windows, keep):
-    """A model with 8 tokens of memory: its NLL depends on the last 8 inputs, and falls with each it
-    has."""
-    inputs = windows.shape[1] - 1
-    out = np.empty((len(windows), keep))
-    for column, target in enumerate(range(inputs - keep + 1, inputs + 1)):
-        context = windows[:, max(0, target - 8) : target]
-        out[:, column] = (
-            3 - 0.2 * context.shape[1] + 0.01 * ((context.sum(axis=1) + windows[:, target]) % 7)
-        )
-    return out
-
-
-@pytest.fixture
-def uniform_scorer():
-    return uniform
-
-
-@pytest.fixture
-def ngram_scorer():
-    return eight_tokens
-
-
 BUILTIN = {
     "trained": [],
     "truncate": [],
@@ -126,11 +99,6 @@ BUILTIN = {
     "window": ["model.position.window={train_length}"],
     "alibi": ["model.position.name=alibi"],
 }
-
-
-@pytest.fixture
-def builtin_methods():
-    return dict(BUILTIN)
 
 
 class MemoryModel(EvaluatedModel):

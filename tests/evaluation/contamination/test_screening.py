@@ -45,6 +45,7 @@ class Corpus:
         self.n_documents = len(texts)
         self.lengths = np.array([len(text) + 2 for text in self.texts])
         self.names = [f"doc{i}" for i in range(len(texts))]
+        self.clusters = [None] * len(texts)
         self.hash = repr(hash(tuple(self.texts)))
 
     def document(self, i):

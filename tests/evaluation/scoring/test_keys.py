@@ -64,41 +64,48 @@ def test_every_setting_is_classified():
     assert NUMBERS.keys() | BY_HASH | OTHERS == EvaluationSettings.model_fields.keys()
 
 
+def options_of(protocol):
+    """Another value of each setting that changes a number under a protocol, and the settings of all
+    its sessions."""
+    options = {
+        key: value
+        for key, (value, only) in NUMBERS.items()
+        if only in (None, protocol) and (protocol, key) != ("non-overlapping", "lengths")
+    }
+    return options, {"protocol": protocol} | (REPEATED if protocol == "fixed-targets" else {})
+
+
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_settings_that_change_numbers_change_the_key(session, protocol):
-    repeated = REPEATED if protocol == "fixed-targets" else {}
+    """Each setting, and each pair: some cells have names that neither has alone."""
+    options, common = options_of(protocol)
 
-    def names(**settings):
-        made = session(protocol=protocol, **repeated | settings)
+    def names(*keys, **settings):
+        made = session(**common | {key: options[key] for key in keys} | settings)
         return {cell_file(cell.key) for cell in made.cells()}
 
     before = names()
-    for key, (value, only) in NUMBERS.items():
-        if only in (None, protocol) and (protocol, key) != ("non-overlapping", "lengths"):
-            added = names(**{key: value}) - before
-            assert added, key
+    alone = {key: names(key) for key in options}
+    for key, found in alone.items():
+        assert found - before, key
+    for a, b in combinations(options, 2):
+        assert names(a, b) - before - alone[a] - alone[b], (a, b)
     for key, value in {"batch": 2, "confidence": 0.9, "tolerance": 1.0, "memory": 1.0}.items():
         assert names(**{key: value}) == before, key
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_equal_keys_have_equal_numbers(session, protocol):
-    """Every pair of settings: two cells of one name hold the same losses, up to rounding."""
-    options = {
-        key: value
-        for key, (value, only) in NUMBERS.items()
-        if only in (None, protocol) and (protocol, key) != ("non-overlapping", "lengths")
-    }
-    repeated = REPEATED if protocol == "fixed-targets" else {}
+    """Two cells of one name hold the same losses, up to rounding, whichever setting differs."""
+    options, common = options_of(protocol)
     known = {}
-    for pair in [(), *combinations(options, 1), *combinations(options, 2)]:
-        made = session(protocol=protocol, **repeated | {key: options[key] for key in pair})
+    for changed in [{}, {"batch": 2}, *({key: value} for key, value in options.items())]:
+        made = session(**common | changed)
         made.run()
         for cell in made.cells():
-            name = cell_file(cell.key)
             stored = made.store.load(cell.key)
-            known.setdefault(name, stored)
-            assert np.abs(known[name] - stored).max() < 1e-4, pair
+            known.setdefault(cell.file, stored)
+            assert np.abs(known[cell.file] - stored).max() < 1e-4, changed
 
 
 @pytest.mark.parametrize("name", ["rope", "alibi", "learned", "t5", "fox"])
