@@ -31,6 +31,7 @@ from dataclasses import asdict
 
 import torch
 
+from data.generated import generated
 from errors import printable
 from generation.prompts import read_prompts
 from generation.samples import generate_samples, make_samples
@@ -288,6 +289,7 @@ def main(arguments: Sequence[str] | None = None) -> int | None:
                     args.tokens,
                     sampling,
                     cache=not args.no_cache,
+                    items=generated(loaded.settings.data),
                 )
                 for step, _ in enumerate(steps, start=1):
                     writer.update()

@@ -101,6 +101,7 @@ def generate(
     `temperature` = 0 is greedy.  The text of a sample depends on its prompt and seed only.
     """
     _require_clone()
+    from data.generated import generated
     from generation.samples import generate_samples, make_samples
     from generation.sampling import SamplingParams
 
@@ -120,9 +121,12 @@ def generate(
         top_p,
         min_p,
     )
+    items = generated(loaded.settings.data)
     for start in range(0, len(pending), batch_size):
         batch = pending[start : start + batch_size]
-        for _ in generate_samples(loaded.model, loaded.tokenizer, batch, tokens, sampling):
+        for _ in generate_samples(
+            loaded.model, loaded.tokenizer, batch, tokens, sampling, items=items
+        ):
             pass
     return [sample.text for sample in pending]
 

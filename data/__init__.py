@@ -1,9 +1,11 @@
 """From text to batches: sources, tokenizers, token shards and the data order of training."""
 
 from data.data_settings import DataSettings
-from data.preparation.prepare import prepare
+from data.generated import GeneratedData
+from data.preparation.prepare import is_prepared, prepare
 from data.preparation.prepared import (
     PreparedData,
+    RunData,
     check_texts,
     expected_vocabulary,
     open_prepared,
@@ -24,13 +26,16 @@ __all__ = [
     "ByteTokenizer",
     "DataError",
     "DataSettings",
+    "GeneratedData",
     "HuggingFaceTokenizer",
     "PreparedData",
+    "RunData",
     "SentencePieceTokenizer",
     "TokenStore",
     "Tokenizer",
     "check_texts",
     "expected_vocabulary",
+    "is_prepared",
     "load_folder_tokenizer",
     "load_tokenizer",
     "open_prepared",

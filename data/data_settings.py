@@ -3,14 +3,33 @@
 from fractions import Fraction
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import AfterValidator, Field, PositiveInt, model_validator
 
 from data.sampling.random_positions import PlainPositions, PositionsSettings
-from data.tasks import TaskSettings
+from data.tasks import SymbolTaskSettings, TextTaskSettings
 from data.tasks.retrieval import PasskeyTask
+from data.tasks.strings import CopyTask
 from data.text_settings import StdlibSource, TextSettings, TextSource
-from data.tokenizers.tokenizer_settings import SentencePieceSettings, TokenizerSettings
+from data.tokenizers.tokenizer_settings import (
+    SentencePieceSettings,
+    SymbolsSettings,
+    TokenizerSettings,
+)
 from settings.fields import StrictSettings
+
+
+def ascending(lengths: int | tuple[int, int]) -> int | tuple[int, int]:
+    if not isinstance(lengths, int) and lengths[0] > lengths[1]:
+        raise ValueError(f"[minimum, maximum] must be ascending, not {list(lengths)}")
+    return lengths
+
+
+Lengths = Annotated[PositiveInt | tuple[PositiveInt, PositiveInt], AfterValidator(ascending)]
+
+
+def bounds_of(lengths: int | tuple[int, int]) -> tuple[int, int]:
+    """Minimum and maximum."""
+    return (lengths, lengths) if isinstance(lengths, int) else lengths
 
 
 class TaskSource(StrictSettings):
@@ -18,21 +37,16 @@ class TaskSource(StrictSettings):
     uses other items and other haystack documents, whatever the seed."""
 
     name: Literal["task"] = "task"
-    task: TaskSettings = Field(default=PasskeyTask(), description="task")
+    task: TextTaskSettings = Field(default=PasskeyTask(), description="task")
     items: PositiveInt | None = Field(
         None,
         description="number of items; null: 20,000, or with `text` the number that `share` "
         "requires",
     )
-    length: PositiveInt | tuple[PositiveInt, PositiveInt] = Field(
+    length: Lengths = Field(
         254,
         description="bytes per item, thus at most as many tokens without BOS and EOS; or "
         "[minimum, maximum], drawn uniformly",
-    )
-    pad: bool = Field(
-        False,
-        description="pad items with newlines to the maximum length: with bytes, length = "
-        "train_length - 2 and packing=intra_document, every window is one whole item",
     )
     seed: int = Field(0, ge=0, description="seed of the items")
     text: TextSettings | None = Field(
@@ -45,14 +59,10 @@ class TaskSource(StrictSettings):
     @property
     def bounds(self) -> tuple[int, int]:
         """Minimum and maximum length."""
-        return (self.length, self.length) if isinstance(self.length, int) else self.length
+        return bounds_of(self.length)
 
     @model_validator(mode="after")
     def _consistent(self):
-        if self.bounds[0] > self.bounds[1]:
-            raise ValueError(
-                f"length=[minimum, maximum] must be ascending, not {list(self.bounds)}"
-            )
         if self.text is not None and self.items is not None:
             raise ValueError(
                 "items and text exclude each other; with text, set share instead of items"
@@ -60,7 +70,34 @@ class TaskSource(StrictSettings):
         return self
 
 
+class SymbolSource(StrictSettings):
+    """Items of a task on symbols, generated during training: each window is one item, padded at its
+    end. Evaluation uses other items."""
+
+    name: Literal["symbols"] = "symbols"
+    task: SymbolTaskSettings = Field(CopyTask(), description="task")
+    lengths: Lengths = Field(
+        (1, 20),
+        description="length of the problems, as the task counts it; or [minimum, maximum], drawn "
+        "uniformly",
+    )
+    loss: Literal["answers", "all"] = Field(
+        "answers",
+        description="the symbols that are trained: those of the answers, or all of an item",
+    )
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """Minimum and maximum length."""
+        return bounds_of(self.lengths)
+
+    def inputs(self, bos: bool) -> int:
+        """Inputs of the longest item."""
+        return self.task.size(self.bounds[1]) + bos - 1
+
+
 SourceSettings = Annotated[TextSource | TaskSource, Field(discriminator="name")]
+AnySource = Annotated[TextSource | TaskSource | SymbolSource, Field(discriminator="name")]
 
 
 class MixtureEntry(StrictSettings):
@@ -92,7 +129,7 @@ class MixtureEntry(StrictSettings):
 class DataSettings(StrictSettings):
     """Text, tokenizer and batches."""
 
-    source: SourceSettings = Field(StdlibSource(), description="source of the text")
+    source: AnySource = Field(StdlibSource(), description="source of the text")
     valid_source: SourceSettings | None = Field(
         None, description="separate validation text; null: hold out `valid_fraction` of the source"
     )
@@ -144,6 +181,49 @@ class DataSettings(StrictSettings):
     root: str = Field(
         "prepared", description="folder of prepared data", json_schema_extra={"may_change": True}
     )
+
+    @property
+    def is_generated(self) -> bool:
+        """Whether the data are task items on symbols, and no text."""
+        return isinstance(self.source, SymbolSource)
+
+    @property
+    def gives_positions(self) -> bool:
+        """Whether a task gives the positions of its items."""
+        return isinstance(self.source, SymbolSource) and self.source.task.has_positions
+
+    def position_end(self, length: int) -> int:
+        """1 + the largest possible position, rounded up, in texts of `length` tokens."""
+        if self.gives_positions:
+            return self.source.task.position_end(self.source.bounds[1], training=True)
+        return self.positions.position_end(length)
+
+    def check(self, length: int) -> None:
+        """Raise ValueError if windows of `length` tokens do not fit the positions or the items."""
+        self.positions.check(length)
+        if isinstance(self.source, SymbolSource):
+            self.source.task.check(self.source.bounds)
+            needed = self.source.inputs(self.bos)
+            if needed != length:
+                raise ValueError(
+                    f"train_length = {length}, but the longest item of data.source has {needed} "
+                    f"inputs: set train_length to {needed}"
+                )
+
+    @model_validator(mode="after")
+    def _symbols_alone(self):
+        if self.is_generated != isinstance(self.tokenizer, SymbolsSettings):
+            raise ValueError(
+                "data.source.name=symbols and data.tokenizer.name=symbols require each other"
+            )
+        if self.is_generated and (self.mixture or self.valid_source is not None):
+            raise ValueError("data.source.name=symbols excludes data.mixture and data.valid_source")
+        if self.gives_positions and self.positions.name != "plain":
+            raise ValueError(
+                f"data.positions.name={self.positions.name} would replace the positions of "
+                f"data.source.task.positions={self.source.task.positions}; set one of them to plain"
+            )
+        return self
 
     @model_validator(mode="after")
     def _consistent(self):

@@ -2,7 +2,7 @@
 only."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -119,12 +119,20 @@ class EvaluatedModel:
         return schemes
 
     def absent_cells(
-        self, methods: Sequence[Method], lengths: Sequence[int], refuse: bool
+        self,
+        methods: Sequence[Method],
+        lengths: Sequence[int],
+        refuse: bool,
+        ends: Mapping[int, int] | None = None,
     ) -> dict[tuple[str, int], str]:
         """The cells whose length exceeds the positions of their method, and why.
 
+        Args:
+            ends: the number of positions that a length requires, where it is not the length.
+
         Raises EvaluationError if no cell remains at a length, with `refuse`.
         """
+        ends = ends or {}
         limits = {
             method.label: self.longest(method.overrides)
             for method in methods
@@ -134,13 +142,14 @@ class EvaluatedModel:
             (label, length): f"its positions end after {limit} tokens"
             for label, limit in limits.items()
             for length in lengths
-            if limit is not None and length > limit
+            if limit is not None and ends.get(length, length) > limit
         }
         for length in lengths if refuse else ():
             if all((label, length) in absent for label in limits):
                 raise EvaluationError(
-                    f"length {length} exceeds the positions of {', '.join(limits)}: at most "
-                    f"{max(limit or 0 for limit in limits.values())} tokens; shorten lengths, or "
+                    f"length {length} requires {ends.get(length, length)} positions, and "
+                    f"{', '.join(limits)} have at most "
+                    f"{max(limit or 0 for limit in limits.values())}; shorten lengths, or "
                     "add a method that extends the positions (--matrix tries all). "
                     f"{self.legal}".rstrip()
                 )

@@ -70,8 +70,9 @@ class MeasurementSettings(StrictSettings):
 
     @field_validator("lengths", check_fields=False)
     @classmethod
-    def _positive(cls, value: list[int] | None) -> list[int] | None:
-        if value is not None and (not value or min(value) < 1):
+    def _positive(cls, value: list | None) -> list | None:
+        whole = [one for one in value or [1] if isinstance(one, int)]  # pairs are checked by type
+        if value == [] or min(whole, default=1) < 1:
             raise ValueError("lengths must be positive and at least one")
         return value
 
@@ -80,7 +81,7 @@ class MeasurementSettings(StrictSettings):
         later are included only if they are set, and removed ones have their default."""
         later = {
             key
-            for key in ("weights", "minutes", "targets_by", "ngram")
+            for key in ("weights", "minutes", "targets_by", "ngram", "positions")
             if key in type(self).model_fields
             and getattr(self, key) == type(self).model_fields[key].default
         }

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from hashlib import sha256
 from typing import Any, ClassVar
 
-from data.tasks import HaystackTask
+from data.tasks import HaystackTask, Task
 from errors import EvaluationError
 from evaluation.diagnostics.attention import AttentionSession
 from evaluation.diagnostics.diagnostic_settings import (
@@ -25,6 +25,7 @@ from evaluation.reports.attention_report import attention_report
 from evaluation.reports.comparison_report import comparison_report
 from evaluation.reports.evaluation_report import EvaluationReport
 from evaluation.reports.generation_report import generation_report
+from evaluation.reports.item_report import item_report
 from evaluation.reports.loss_report import loss_report
 from evaluation.reports.task_report import task_report
 from evaluation.scoring.byte_spans import choose_byte_spans
@@ -42,6 +43,7 @@ from evaluation.scoring.session import CellSession
 from evaluation.statistics.analysis import analyze
 from evaluation.stores import haystacks, open_stores
 from evaluation.tasks.drawn_items import draw_items
+from evaluation.tasks.item_session import ItemResult, ItemSession
 from evaluation.tasks.task_analysis import analyse_tasks
 from evaluation.tasks.task_session import TaskSession
 from evaluation.tasks.task_settings import TaskEvaluationSettings
@@ -221,12 +223,15 @@ class TaskEvaluation(Evaluation):
 
     settings: TaskEvaluationSettings
 
-    def session(self, run: EvaluatedRun) -> TaskSession:
+    def session(self, run: EvaluatedRun) -> CellSession:
         settings = self.settings
+        if run.model.settings.data.is_generated:
+            return ItemSession(settings, run, self.methods(run), console=self.console)
         task = settings.task or run.task
-        if task is None:
+        if not isinstance(task, Task):
             raise EvaluationError(
-                f"{run.folder} was not trained on a task: set one, such as task.name=passkey"
+                f"{run.folder} was not trained on {task.name if task else 'a task'}: set a task in "
+                "text, such as task.name=passkey"
             )
         documents = None
         origin = "none"
@@ -256,6 +261,8 @@ class TaskEvaluation(Evaluation):
         (result,) = results
         result.facts |= {"changed": self.runs[0].changed, **facts}
         name = f"{result.facts['task']}-{self.settings.identity()}"
+        if isinstance(result, ItemResult):
+            return item_report(result, name)
         return task_report(result, analyse_tasks(result), name)
 
 

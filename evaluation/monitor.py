@@ -1,4 +1,5 @@
-"""NLL at and beyond the trained length during training, on a few fixed targets."""
+"""NLL during training on a few fixed targets: of text at and beyond the trained length, or the
+answers of task items."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -8,10 +9,15 @@ from typing import Any
 import numpy as np
 import torch
 
+from data import GeneratedData, RunData
+from data.hashing import canonical_hash
+from data.sampling.items import PLAIN, ItemRows, place_items
+from data.sampling.packing import PositionedTokens
 from evaluation.scoring.scoring import CellFailed, ModelScorer, batches, merge_ranks
 from evaluation.scoring.targets import TargetSet, draw_targets, reaches, shorten_lengths
 from evaluation.scoring.text import EvaluationText
 from evaluation.scoring.windows import fixed_windows
+from evaluation.tasks.item_scoring import answer_items
 from model import Transformer
 
 # lengths that fewer reach are left out: they would limit the targets of all lengths
@@ -98,7 +104,68 @@ def rows_of(length: int) -> int:
     return max(1, 4096 // length)
 
 
+@dataclass(frozen=True)
+class ItemTargets:
+    """The answers of held-out task items with lengths as in training."""
+
+    rows: ItemRows
+    placed: PositionedTokens
+    hash: str
+    note: str = ""
+
+    @property
+    def documents(self) -> int:
+        """Number of items."""
+        return len(self.rows.inputs)
+
+    def measure(
+        self,
+        model: Transformer,
+        device: torch.device | str = "cpu",
+        rank: int = 0,
+        world: int = 1,
+        gather: Callable[[Any], list[Any]] = lambda mine: [mine],
+    ) -> dict[int, tuple[float, int]]:
+        """As `MonitorTargets.measure`; every process reads all items."""
+        length = self.rows.inputs.shape[1]
+        nll = self._nll(model, length, device)
+        return {length: (float(nll.mean()) if np.isfinite(nll).all() else math.nan, len(nll))}
+
+    def nll(
+        self, model: Transformer, length: int, device: torch.device | str = "cpu"
+    ) -> np.ndarray:
+        """NLL in nats of every target, (n,) float64. Raises CellFailed if a loss is not finite."""
+        nll = self._nll(model, length, device)
+        if not np.isfinite(nll).all():
+            raise CellFailed(f"the loss is not finite at length {length}")
+        return nll
+
+    def _nll(self, model: Transformer, length: int, device: torch.device | str) -> np.ndarray:
+        nll, _ = answer_items(
+            model, self.rows, self.placed, length=length, batch=rows_of(length), device=device
+        )
+        return nll
+
+
+def item_targets(data: GeneratedData, count: int, seed: int) -> ItemTargets:
+    """`count` held-out items at positions 0, 1, 2, ..., or those of the task."""
+    items = data.items("validation", seed)
+    rows = items.rows(np.arange(count), items.width)
+    placed = place_items(rows, PLAIN, seed, 0, np.arange(count))
+    return ItemTargets(rows, placed, canonical_hash([data.valid_hash, count, seed]))
+
+
 def monitor_targets(
+    data: RunData, lengths: Sequence[int], targets: int, spans: int, seed: int
+) -> MonitorTargets | ItemTargets:
+    """The targets of a run's validation: of held-out text as `text_targets` draws them, or the
+    answers of `spans` items."""
+    if isinstance(data, GeneratedData):
+        return item_targets(data, spans, seed)
+    return text_targets(data.valid, lengths, targets, spans, seed)
+
+
+def text_targets(
     store,
     lengths: Sequence[int],
     targets: int = 64,

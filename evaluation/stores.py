@@ -46,6 +46,10 @@ def open_stores(settings: TextSettings, runs: Sequence[EvaluatedRun]) -> Evaluat
     """
     first = runs[0]
     folder = settings.store or first.data
+    if folder is None and first.model.settings.data.is_generated:
+        raise EvaluationError(
+            f"{first.folder} was trained on items of a task and has no text: set protocol=tasks"
+        )
     if folder is None:
         raise EvaluationError(
             f"{first.folder} was imported without text: prepare some with its tokenizer, python "

@@ -4,6 +4,7 @@ time."""
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -33,6 +34,7 @@ class Generation:
             is never sampled; None: all rows are ids.
         cache: False recomputes all tokens at each step, as a reference for the cache.
         prefill_chunk: tokens per prefill pass.
+        positions: of each row, those of its prompt and of `tokens` new tokens; None: 0, 1, 2, ...
 
     Attributes:
         finish: per row None while it is active, then ``eos``, ``length`` or ``stop``.
@@ -54,9 +56,13 @@ class Generation:
         vocab_size: int | None = None,
         cache: bool = True,
         prefill_chunk: int = PREFILL_CHUNK,
+        positions: Sequence[Sequence[int]] | None = None,
     ):
         self.vocab_size = model.vocab_size if vocab_size is None else vocab_size
-        check_prompts(model, prompts, tokens, self.vocab_size)
+        end = max(map(len, prompts), default=0) + tokens - 1
+        if positions is not None:
+            end = 1 + max(map(max, positions))
+        check_prompts(model, prompts, tokens, self.vocab_size, end)
         self.model = model
         self.tokens = tokens
         self.sampling = sampling or SamplingParams()
@@ -80,6 +86,8 @@ class Generation:
             self.positions = TokenPositions.left_padded(
                 counts, slots, lengths=declared, device=device
             )
+        if positions is not None:
+            self.positions = _given(self.positions, positions, counts)
         self.rows = torch.zeros(
             len(prompts),
             slots,
@@ -153,7 +161,9 @@ class Generation:
         return self._pass(0, slot + 1, keep=1)
 
     def _pass(self, start: int, stop: int, keep: int) -> Tensor:
-        positions = self.positions.part(start, stop, position_end=stop)
+        positions = self.positions.part(start, stop)
+        if positions.unit_steps:
+            positions = replace(positions, position_end=stop)
         tokens = self.rows[:, start:stop]
         logits = self.model(
             tokens,
@@ -171,10 +181,28 @@ class Generation:
         return previous.to(self.rows.device)
 
 
+def _given(
+    plain: TokenPositions, positions: Sequence[Sequence[int]], counts: Sequence[int]
+) -> TokenPositions:
+    """`plain` with given positions of each row; `counts` are the tokens of its prompt."""
+    slots = plain.order.shape[1]
+    rows = torch.zeros(len(positions), slots, dtype=torch.int64)
+    for row, given, count in zip(rows, positions, counts, strict=True):
+        start = max(counts) - count
+        row[start:] = torch.tensor(given)[: slots - start]
+    end = 1 + int(rows.max())
+    return replace(plain, position=rows.to(plain.order.device), position_end=end, unit_steps=False)
+
+
 def check_prompts(
-    model: Transformer, prompts: Sequence[Sequence[int]], tokens: int, vocab_size: int
+    model: Transformer,
+    prompts: Sequence[Sequence[int]],
+    tokens: int,
+    vocab_size: int,
+    needed: int,
 ) -> None:
-    """Raise ModelError for prompts that cannot be continued by `tokens` new tokens."""
+    """Raise ModelError for prompts that cannot be continued by `tokens` new tokens, which require
+    `needed` positions."""
     if not 0 < vocab_size <= model.vocab_size:
         raise ModelError(
             f"a tokenizer of {vocab_size} ids does not fit an embedding of {model.vocab_size} "
@@ -194,7 +222,6 @@ def check_prompts(
                 f"{vocab_size - 1}; check the tokenizer"
             )
     longest = max(map(len, prompts))
-    needed = longest + tokens - 1
     if model.limit is not None and needed > model.limit:
         room = model.limit - longest + 1
         fix = f"generate at most {room} tokens" if room > 0 else "shorten the prompt"

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from data.generated import GeneratedData
 from data.tokenizers import Tokenizer
 from generation.decoding import Generation
 from generation.sampling import SamplingParams
@@ -81,6 +82,15 @@ def make_samples(
     return samples
 
 
+def given_positions(
+    prompts: Sequence[Sequence[int]], tokens: int, items: GeneratedData | None
+) -> list[list[int]] | None:
+    """The positions of prompts and of `tokens` new tokens that a task gives; None: 0, 1, 2, ..."""
+    if items is None or not items.source.task.has_positions:
+        return None
+    return [items.positions(prompt, tokens) for prompt in prompts]
+
+
 def generate_samples(
     model: Transformer,
     tokenizer: Tokenizer,
@@ -88,12 +98,14 @@ def generate_samples(
     tokens: int,
     sampling: SamplingParams,
     cache: bool = True,
+    items: GeneratedData | None = None,
 ) -> Iterator[Sample]:
     """Generate one batch of samples; yields a sample whenever its text grows or it is complete.
 
     Args:
         tokens: see `Generation`.
         cache: see `Generation`.
+        items: the data of a model that was trained on task items, which may give the positions.
     """
     generation = Generation(
         model,
@@ -104,6 +116,7 @@ def generate_samples(
         eos_ids=tokenizer.eos_ids,
         vocab_size=tokenizer.vocab_size,
         cache=cache,
+        positions=given_positions([sample.ids for sample in samples], tokens, items),
     )
     for new in generation:
         for row, (sample, token) in enumerate(zip(samples, new, strict=True)):

@@ -42,8 +42,8 @@ def build_model(checkpoint: ForeignCheckpoint) -> ImportedModel:
     """
     where = checkpoint.config_file
     numbers = sum(math.prod(tensor.shape) for tensor in checkpoint.tensors.values())
-    stored = Stored(len(checkpoint.tensors), numbers)
-    shape = read_config(checkpoint.config, where, stored)
+    limits = Stored(len(checkpoint.tensors), numbers)
+    shape = read_config(checkpoint.config, where, limits)
     with torch.device("meta"):
         model = _transformer(shape)
     empty = model.state_dict()

@@ -17,6 +17,7 @@ from torch import Tensor
 from model.cache import Cache
 from model.cuda_graph import CudaGraph
 from model.fast.packed import PackedModel
+from model.fast.prepared import PreparedDecoder
 from model.position import AttentionPlan, ContentPlan
 from model.static_cache import StaticCache, rounded
 from model.token_positions import TokenPositions
@@ -42,12 +43,13 @@ def make_decoder(
     if autocast or not positions.order.shape[1] or not PackedModel.supports(model):
         return GrowingDecoder(model, cache, positions)
     packed = PackedModel(model)
+    plans = first_plans(model, cache.batch, positions)
     if static is None:
         static = weight.device.type == "cuda"
-    if static:
-        plans = first_plans(model, cache.batch, positions)
-        if StaticDecoder.supports(plans, positions):
-            return StaticDecoder(model, packed, cache, positions, plans)
+        if PreparedDecoder.supports(model, packed, positions, plans):
+            return PreparedDecoder(model, packed, cache, positions)
+    if static and StaticDecoder.supports(plans, positions):
+        return StaticDecoder(model, packed, cache, positions, plans)
     return GrowingDecoder(model, cache, positions, packed)
 
 
@@ -101,8 +103,10 @@ class GrowingDecoder:
         """(B, V) logits after the next tokens (B,)."""
         at = self._at
         self._at += 1
-        end = self.positions.position_end - (self.positions.order.shape[1] - self._at)
-        new = self.positions.part(at, self._at, position_end=end)
+        new = self.positions.part(at, self._at)
+        if new.unit_steps:
+            end = new.position_end - (self.positions.order.shape[1] - self._at)
+            new = replace(new, position_end=end)
         if self.packed is None:
             return self.model(tokens[:, None], new, cache=self.cache, keep=1)[:, -1]
         chunk = self.model.prepare(new)

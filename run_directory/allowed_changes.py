@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from data import PreparedData
+from data import RunData
 from data.sampling.segments import Segment, chunk_sizes
 from errors import TrainingError
 from model import ModelError, ModelSettings
@@ -76,7 +76,7 @@ def fork_refused(folder: Path) -> Iterator[None]:
 
 def check_text(
     settings: RunSettings,
-    prepared: PreparedData,
+    prepared: RunData,
     tokenizer_hash: str,
 ) -> None:
     """Check that the text has the parent's tokenizer and, in an extension run, a document of
@@ -85,13 +85,13 @@ def check_text(
     longest = prepared.longest
     if own_hash != tokenizer_hash:
         raise TrainingError(
-            f"{prepared.folder} was prepared with another tokenizer ({own_hash[:12]}) than the "
-            f"parent's ({tokenizer_hash[:12]}): set data.tokenizer as in the parent"
+            f"the text has another tokenizer ({own_hash[:12]}) than the parent's "
+            f"({tokenizer_hash[:12]}): set data.tokenizer as in the parent"
         )
     if longest < settings.train_length and not settings.is_fork:
         raise TrainingError(
-            f"train_length {settings.train_length} is longer than every document of "
-            f"{prepared.train.folder} (the longest has {longest:,} tokens); lower it"
+            f"train_length {settings.train_length} is longer than every document of the training "
+            f"text (the longest has {longest:,} tokens); lower it"
         )
 
 

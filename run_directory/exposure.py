@@ -3,9 +3,10 @@
 from fractions import Fraction
 from pathlib import Path
 
-from data import DataError, PreparedData
+from data import DataError, GeneratedData, RunData
 from data.sampling.batches import BatchSampler, TrainingText
 from data.sampling.exposure import EXPOSURE, Exposure, ExposureLedger, ExposureRule, read_exposure
+from data.sampling.item_batches import ItemSampler, RunSampler
 from errors import TrainingError
 from model import ModelSettings
 from run_directory.run import Run
@@ -30,22 +31,30 @@ def exposure_rule_of(model: ModelSettings) -> ExposureRule:
     return ExposureRule(max(windows), max(scheme.sinks for scheme in schemes))
 
 
-def make_sampler(settings: RunSettings, prepared: PreparedData) -> BatchSampler:
+def make_sampler(settings: RunSettings, data: RunData) -> RunSampler:
     """The sampler of a run's batches.
 
     Raises TrainingError where no document is as long as the longest stage, and DataError where the
     text is too short for one window.
     """
+    if isinstance(data, GeneratedData):
+        return ItemSampler(
+            data.source,
+            settings.plan,
+            seed=settings.seed,
+            bos=data.bos,
+            positions=settings.data.positions,
+        )
     has_lengths = len({segment.length for segment in settings.plan}) > 1
-    if has_lengths and prepared.longest < settings.train_length:
+    if has_lengths and data.longest < settings.train_length:
         raise TrainingError(
             f"training.stages go up to {settings.train_length} tokens, and the longest document "
-            f"of {prepared.train.folder} has {prepared.longest:,}: lower the lengths of the stages"
+            f"of {data.train.folder} has {data.longest:,}: lower the lengths of the stages"
         )
     shares = settings.data.mixed_shares
     texts = [
         TrainingText(text.train, Fraction(share), text.folder.name)
-        for text, share in zip(prepared.texts, [1 - sum(shares), *shares], strict=True)
+        for text, share in zip(data.texts, [1 - sum(shares), *shares], strict=True)
     ]
     return BatchSampler(
         texts,
@@ -57,7 +66,7 @@ def make_sampler(settings: RunSettings, prepared: PreparedData) -> BatchSampler:
     )
 
 
-def make_ledger(settings: RunSettings, sampler: BatchSampler) -> ExposureLedger:
+def make_ledger(settings: RunSettings, sampler: RunSampler) -> ExposureLedger:
     """Counts the exposure of a run's own steps."""
     stages = stages_of(settings)
     rules = {stage.start: exposure_rule_of(stage.model) for stage in stages}

@@ -20,7 +20,7 @@ from pydantic import BaseModel
 
 from data.files import with_keys
 from data.preparation.prepared import USE
-from data.tokenizers.tokenizer_settings import BytesSettings
+from data.tokenizers.tokenizer_settings import BytesSettings, SymbolsSettings
 from errors import TrainingError
 from run_directory.allowed_changes import (
     changed,
@@ -71,7 +71,7 @@ class ParentRun:
     def trained_tokenizer(self) -> BaseModel:
         """The settings of the tokenizer, read from the file in the run directory."""
         tokenizer = self.settings.data.tokenizer
-        if isinstance(tokenizer, BytesSettings):
+        if isinstance(tokenizer, BytesSettings | SymbolsSettings):
             return tokenizer
         return tokenizer.model_copy(
             update={"model": str(self.folder / "tokenizer" / tokenizer.file)}

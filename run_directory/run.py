@@ -23,8 +23,9 @@ from typing import Any, Literal
 
 import torch
 
-from data import PreparedData, open_prepared
+from data import RunData, open_prepared
 from data.files import locked, path_problem, read_object, with_keys, write_json, write_text
+from data.generated import generated
 from data.tokenizers import Tokenizer, load_tokenizer
 from errors import TrainingError
 from model import ModelSettings, Transformer
@@ -274,8 +275,10 @@ class Run:
             raise TrainingError(f"{self.folder} has no checkpoint yet; train it first")
         return checkpoint
 
-    def open_data(self) -> PreparedData:
+    def open_data(self) -> RunData:
         """The prepared text that the run was trained on, according to its manifest."""
+        if items := generated(self.settings.data):
+            return items
         return open_prepared(self.manifest.get("data") or "", self.manifest.get("mixture") or ())
 
     def load(

@@ -140,11 +140,11 @@ class RunSettings(StrictSettings):
                 f"training.tokens = {t.tokens} is less than one step: training.batch_size × "
                 f"train_length = {t.batch_size * length} tokens"
             )
-        if targets > length:
+        if targets > length and not self.data.is_generated:
             raise ValueError(
                 f"training.validation.targets = {targets} exceeds train_length = {length}"
             )
-        self.data.positions.check(length)
+        self.data.check(length)
         if t.state == "carry":
             self._check_carried()
         decay = t.lr_schedule.decay if isinstance(t.lr_schedule, WsdSchedule) else 0.0
@@ -161,6 +161,7 @@ class RunSettings(StrictSettings):
     def _check_carried(self) -> None:
         """Raise ValueError where the rows of batches cannot read consecutive windows."""
         for key, required, is_met in (
+            ("data.source.name", "a text", not self.data.is_generated),
             ("data.packing", "intra_document", self.data.packing == "intra_document"),
             ("data.positions.name", "plain", self.data.positions.name == "plain"),
             ("data.mixture", "[]", not self.data.mixture),

@@ -13,6 +13,7 @@ import sys
 from argparse import Namespace
 
 from data import DataError, DataSettings, prepare, prepared_folder
+from data.generated import generated
 from data.preparation.summary import show
 from data.text_settings import text_override
 from run_directory.console import Console
@@ -61,6 +62,8 @@ def main() -> None:
     options = parse()
     console = Console()
     settings = load_settings(RunSettings, options.overrides)
+    if generated(settings.data):
+        raise DataError("data.source.name=symbols: items are generated in training; train on them")
     old = (prepared_folder(settings.data) / "prepared.json").is_file()
     prepared = prepare(settings.data, console, workers=options.workers)
     if old:  # for a new one, prepare() has printed the tables

@@ -352,6 +352,8 @@ class Clone:
     def train(self, *words: str) -> int:
         if any(word.startswith("parent.run=") for word in words):  # inherits text and sizes
             return self.run("train.py", *words, "training.tokens=4K")
+        if any("/symbols/" in word for word in words):  # of a small model, without text
+            return self.run("train.py", *words, "training.tokens=4K")
         return self.run(
             "train.py", *words, *((*text_for(words), *MINIATURE) if self.miniature else ())
         )
@@ -370,6 +372,7 @@ def quick_start(folder: Path, miniature: bool) -> Clone:
         "runs/extension",
     ]
     assert clone.train(*extension) == 0
+    assert clone.train("configs/tasks/symbols/copy.yaml", "--run-dir", "runs/copy") == 0
     make("llama", vocab_size=320).save_pretrained(folder / "llama")
     shutil.copy(folder / "runs/quickstart/tokenizer/tokenizer.model", folder / "llama")
     return clone

@@ -90,6 +90,7 @@ RANKS = {
     "model.fast.joined_weights": 14,
     "model.transformer": 15,
     "model.fast.packed": 16,
+    "model.fast.prepared": 17,
     "model.static_cache": 16,
     "model.cuda_graph": 16,
     "model.decoding": 18,

@@ -8,7 +8,8 @@ from queue import SimpleQueue
 import torch
 from torch import Tensor
 
-from data.sampling.batches import Batch, BatchSampler
+from data.sampling.batches import Batch
+from data.sampling.item_batches import RunSampler
 from model import ContextShard, TokenPositions
 from model.devices import to_device
 from training.distributed.parallel import Parallel
@@ -57,7 +58,7 @@ class Batches:
     """
 
     def __init__(
-        self, sampler: BatchSampler, parallel: Parallel, schedule: TrainingSchedule, start: int
+        self, sampler: RunSampler, parallel: Parallel, schedule: TrainingSchedule, start: int
     ):
         self._sampler = sampler
         self._parallel = parallel

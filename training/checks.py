@@ -38,7 +38,9 @@ def check_model(settings: RunSettings) -> None:
     limit = input_limit(settings)
     length = settings.train_length
     shortest = min(settings.training.validation.multiples)
-    if limit is not None and limit < length:
+    if settings.data.gives_positions:
+        shortest = 0  # validation has the positions of training
+    elif limit is not None and limit < length:
         raise TrainingError(
             f"train_length {length} is longer than the {limit} positions this scheme has: shorten "
             f"it, or raise {_end_of(settings, length)}"
@@ -80,11 +82,11 @@ def _check_sampler(settings: RunSettings, limit: int | None) -> None:
                 f"{settings.model.position_key(name)}.name = {scheme} does not support; change one "
                 "of them"
             )
-    end = sampler.position_end(settings.train_length)
+    end = settings.data.position_end(settings.train_length)
     if limit is not None and limit < end:
         raise TrainingError(
-            f"data.positions ({sampled(settings)}) draws positions up to {end - 1}, and positions "
-            f"end at {limit - 1}: raise {_end_of(settings, end)}, or draw positions less far"
+            f"data ({sampled(settings)}) has positions up to {end - 1}, and positions end at "
+            f"{limit - 1}: raise {_end_of(settings, end)}, or lower the largest position"
         )
 
 
@@ -99,6 +101,8 @@ def _end_of(settings: RunSettings, end: int) -> str:
 
 def sampled(settings: RunSettings) -> str:
     """The position sampler as text: `pose: target 2048`."""
+    if settings.data.gives_positions:
+        return "positions of the task"
     values = settings.data.positions.model_dump()
     name = values.pop("name")
     inside = ", ".join(f"{key} {str(value).lower()}" for key, value in values.items())

@@ -12,11 +12,10 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from data import PreparedData, prepare
+from data import GeneratedData, PreparedData, RunData, is_prepared, prepare
 from data.files import remove_drafts
-from data.preparation.prepare import is_prepared
-from data.sampling.batches import BatchSampler
 from data.sampling.exposure import EXPOSURE
+from data.sampling.item_batches import RunSampler
 from errors import TrainingError
 from model import Transformer
 from model.devices import prepare_cpu
@@ -47,7 +46,7 @@ from training.stop_requests import StopRequests
 
 
 class ValidationTargets(Protocol):
-    """Fixed held-out targets; `evaluation.MonitorTargets` implements this."""
+    """Fixed held-out targets, as `evaluation.monitor` draws them."""
 
     @property
     def note(self) -> str: ...
@@ -92,8 +91,8 @@ class TrainingRun:
 
     run: Run
     settings: RunSettings
-    data: PreparedData
-    sampler: BatchSampler
+    data: RunData
+    sampler: RunSampler
     targets: ValidationTargets
     model: Transformer
     parallel: Parallel
@@ -223,7 +222,7 @@ def open_run(
         )
 
 
-def _open_data(launched: Launch, arguments: Sequence[str]) -> PreparedData:
+def _open_data(launched: Launch, arguments: Sequence[str]) -> RunData:
     """The prepared text; its hashes and ids are verified by the main process. A single process
     prepares it.
 
@@ -246,12 +245,11 @@ def _open_data(launched: Launch, arguments: Sequence[str]) -> PreparedData:
             )
         data = prepare(settings.data, launched.console)
     if parallel.main:
-        for store in (data.valid, *(text.train for text in data.texts)):
-            store.verify(data.tokenizer.vocab_size)
+        data.verify()
     return data
 
 
-def _initial_model(launched: Launch, data: PreparedData) -> Transformer:
+def _initial_model(launched: Launch, data: RunData) -> Transformer:
     settings = launched.settings
     vocab_size = data.tokenizer.vocab_size
     if launched.parent is not None:  # its vocabulary may be padded
@@ -277,7 +275,7 @@ def _locked(folder: Path, restart: bool, console: Console) -> Iterator[None]:
         yield
 
 
-def _create_or_resume(launched: Launch, data: PreparedData, facts: dict, processes: dict) -> Run:
+def _create_or_resume(launched: Launch, data: RunData, facts: dict, processes: dict) -> Run:
     """Create the run directory, or check that the existing one has these settings."""
     folder = launched.folder
     settings = launched.settings
@@ -294,58 +292,61 @@ def _create_or_resume(launched: Launch, data: PreparedData, facts: dict, process
 
 
 def held_out_targets(
-    draw: DrawTargets, data: PreparedData, settings: RunSettings, console: Console
+    draw: DrawTargets, data: RunData, settings: RunSettings, console: Console
 ) -> ValidationTargets:
     """Held-out targets at the multiples of train_length that the model and the text allow."""
     v = settings.training.validation
     limit = input_limit(settings)
-    if not data.valid.n_documents:
+    if isinstance(data, PreparedData) and not data.valid.n_documents:
         raise TrainingError(
             f"{data.valid.folder} has no documents: raise data.valid_fraction or set "
             f"data.valid_source"
         )
     requested = [multiple * settings.train_length for multiple in v.multiples]
+    if isinstance(data, GeneratedData):  # items of the lengths in training
+        requested = [settings.train_length]
+        limit = None
     lengths = [length for length in requested if limit is None or length <= limit]
     if lengths < requested:
         console.info(f"positions end at {limit}: validation uses the lengths {lengths} only")
     best = settings.training.checkpoint.best
     if best and best * settings.train_length not in lengths:
         raise TrainingError(
-            f"training.checkpoint.best = {best} cannot be measured: positions end at {limit}"
+            f"training.checkpoint.best = {best} cannot be measured: validation has the lengths "
+            f"{lengths}"
         )
-    targets = draw(data.valid, lengths, v.targets, v.spans, settings.seed)
+    targets = draw(data, lengths, v.targets, v.spans, settings.seed)
     if targets.note:
         console.info(targets.note)
     return targets
 
 
 def step0_score(
-    draw: DrawTargets, data: PreparedData, settings: RunSettings, device: torch.device
+    draw: DrawTargets,
+    data: RunData,
+    settings: RunSettings,
+    device: torch.device,
 ) -> Score:
     """A function that measures a model's NLL on each of some fixed held-out targets at
     train_length."""
     v = settings.training.validation
     length = settings.train_length
-    targets = draw(data.valid, [length], v.targets, v.spans, settings.seed)
+    targets = draw(data, [length], v.targets, v.spans, settings.seed)
     return lambda model: targets.nll(model, length, device)
 
 
 def run_facts(
     settings: RunSettings,
-    data: PreparedData,
+    data: RunData,
     model: Transformer,
 ) -> dict:
     """What the manifest of a run records about its data and its model."""
     facts = {
-        "data": str(data.folder),
-        "data_hash": data.hash,
-        "valid_hash": data.valid.hash,
+        **data.facts(),
         "exposure": EXPOSURE,
         "parameters": model.parameter_count(),
         "vocab_size": model.vocab_size,
     }
-    if data.others:
-        facts["mixture"] = [str(text.folder) for text in data.others]
     if changes := [stage for stage in stages_of(settings) if stage.overrides]:
         facts["changes"] = [
             {"after_step": stage.start, "overrides": list(stage.overrides)} for stage in changes

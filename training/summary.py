@@ -20,7 +20,6 @@ def announce(run: TrainingRun, state: TrainState) -> None:
     """Print the model, data and schedule of a run before its first step."""
     settings = run.settings
     model = run.model
-    sampler = run.sampler
     console = run.console
     s = settings.model
     t = settings.training
@@ -35,15 +34,15 @@ def announce(run: TrainingRun, state: TrainState) -> None:
         f"{s.dim}, {s.heads} heads, {s.kv_heads} key/value heads, "
         f"vocabulary {model.vocab_size}, positions {', '.join(kinds)}"
     )
-    passes = sampler.passes(run.steps)
-    data = f"{max(passes.values()):.2f} epochs"
+    passes = run.sampler.passes(run.steps)
+    most = max(passes.values(), default=0.0)
+    data = f"{most:.2f} epochs" if passes else "every item new"
     if len(passes) > 1:
         data = ", ".join(f"{n:.2f} epochs of {label}" for label, n in passes.items())
     console.info(
         f"training {run.steps} steps of {steps_in_words(settings)}: "
         f"{settings.trained_tokens / 1e6:.2f}M tokens, {data}"
     )
-    most = max(passes.values())
     if most > MANY_EPOCHS and not console.quiet:
         console.warn(
             f"training.tokens repeats the text {most:,.0f} times, and beyond about {MANY_EPOCHS} "
@@ -79,9 +78,9 @@ def announce_end(run: TrainingRun, prompts: list[str]) -> None:
         console.info(
             f"best at {best_at} × train_length: step {best[0]}, held-out NLL {best[1]:.4f}"
         )
-    if len(run.sampler.texts) > 1:
-        passes = run.sampler.passes(run.steps).items()
-        console.info(f"epochs: {', '.join(f'{label} {n:.2f}' for label, n in passes)}")
+    if len(passes := run.sampler.passes(run.steps)) > 1:
+        shares = (f"{label} {n:.2f}" for label, n in passes.items())
+        console.info(f"epochs: {', '.join(shares)}")
     if overrides := [override for stage in stages_of(settings) for override in stage.overrides]:
         console.info(f"evaluated and extended with the changes: {', '.join(overrides)}")
     prompt = shlex.quote(prompts[0] if prompts else "")

@@ -4,15 +4,14 @@ samples."""
 import time
 from contextlib import nullcontext
 
-from data import Tokenizer, TokenStore
+from data.generated import generated
 from generation.decoding import Generation
+from generation.samples import given_positions
 from generation.sampling import SamplingParams
 from training.checks import validation_steps
 from training.metrics import Metrics
 from training.setup import TrainingRun
 from training.train_state import TrainState
-
-OPENING = 16  # tokens of a held-out document that the default prompt is taken from
 
 
 class Validation:
@@ -34,7 +33,7 @@ class Validation:
         self._sample_steps = frozenset([*range(interval, run.steps + 1, interval), run.steps])
         self.steps = self._loss_steps | self._sample_steps
         prompts = t.samples.prompts
-        self.prompts = [opening(run.data.valid, run.data.tokenizer)] if prompts is None else prompts
+        self.prompts = [run.data.opening()] if prompts is None else prompts
         self.nll: dict[int, dict[int, float]] = {}
 
     def run(self, state: TrainState) -> None:
@@ -96,6 +95,7 @@ class Validation:
                 SamplingParams(temperature=0),
                 eos_ids=tokenizer.eos_ids,
                 vocab_size=tokenizer.vocab_size,
+                positions=given_positions([ids], room, generated(run.settings.data)),
             )
             with run.parallel.autocast():
                 new = [row[0] for row in generation]
@@ -103,11 +103,3 @@ class Validation:
             samples.append({"prompt": prompt, "text": text})
             run.console.info(f"step {state.step} sample: {text!r}")
         self._metrics.write(state.step, "samples", samples=samples)
-
-
-def opening(store: TokenStore, tokenizer: Tokenizer) -> str:
-    """The first whole words of the first document, up to the end of its first line."""
-    begin = int(store.has_bos)
-    text = tokenizer.decode(store.document(0)[begin : begin + OPENING].tolist()).strip()
-    line = text.splitlines()[0] if text else ""
-    return (line.rsplit(None, 1)[0] if " " in line else line).rstrip("\ufffd")

@@ -18,12 +18,14 @@ import numpy as np
 
 from data.data_settings import DataSettings, MixtureEntry
 from data.files import locked, read_json, write_json
+from data.generated import generated
 from data.preparation.duplicates import ShingleIndex, shingles
 from data.preparation.encoding import Chunk, ChunkEncoder, result_path
 from data.preparation.prepared import (
     FIRST,
     VALID,
     PreparedData,
+    RunData,
     check_texts,
     mix,
     open_prepared,
@@ -63,10 +65,9 @@ SPAN = 4096
 MOST_HELD_OUT = 3  # beyond valid_fraction, at most one document in this many is held out
 
 
-def prepare(
-    settings: DataSettings, console: Any = None, workers: int | None = None
-) -> PreparedData:
-    """Prepare texts and tokenizer, or open the result of an earlier call.
+def prepare(settings: DataSettings, console: Any = None, workers: int | None = None) -> RunData:
+    """Prepare texts and tokenizer, or open the result of an earlier call. Task items on symbols
+    need no preparation.
 
     Args:
         workers: number of tokenizing threads; None: one per core.
@@ -75,6 +76,8 @@ def prepare(
         DataError: the text, the tokenizer or the folder needs a fix by the user.
         OSError: the disk is full or read-only.
     """
+    if items := generated(settings):
+        return items
     console = console or NullConsole()
     if not _is_finished(prepared_folder(settings)):
         check_texts(settings)
@@ -93,6 +96,8 @@ def prepare(
 
 def is_prepared(settings: DataSettings) -> bool:
     """Whether `prepare(settings)` finds its result on the disk."""
+    if generated(settings):
+        return True
     folder = prepared_folder(settings)
     if not _is_finished(folder):
         return False

@@ -8,6 +8,7 @@ from typing import Any
 
 from data.data_settings import DataSettings
 from data.files import damage_reported, read_json
+from data.generated import GeneratedData, generated
 from data.hashing import canonical_hash
 from data.sources import open_source
 from data.sources.prepared_text import finished_folder
@@ -19,6 +20,7 @@ from errors import DataError
 # the settings that specify text, for messages
 FIRST = "data.source"
 VALID = "data.valid_source"
+OPENING = 16  # tokens of a held-out document that the default prompt of samples is taken from
 # Settings that change the use or the location of prepared text, but not its content.
 USE = {"root", "label", "packing", "positions", "mixture"}
 
@@ -45,9 +47,30 @@ class PreparedData:
         return hashes[0] if len(hashes) == 1 else canonical_hash(hashes)
 
     @property
+    def valid_hash(self) -> str:
+        return self.valid.hash
+
+    @property
     def longest(self) -> int:
         """Tokens in the longest training document."""
         return max(int(text.train.lengths.max(initial=0)) for text in self.texts)
+
+    def facts(self) -> dict[str, Any]:
+        """What the manifest of a run records about its data."""
+        facts = {"data": str(self.folder), "data_hash": self.hash, "valid_hash": self.valid_hash}
+        if self.others:
+            facts["mixture"] = [str(text.folder) for text in self.others]
+        return facts
+
+    def verify(self) -> None:
+        """Compare all text with its hashes and with the size of the vocabulary. Raises
+        DataError."""
+        for store in (self.valid, *(text.train for text in self.texts)):
+            store.verify(self.tokenizer.vocab_size)
+
+    def opening(self) -> str:
+        """The beginning of a held-out document, as a prompt."""
+        return opening(self.valid, self.tokenizer)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -60,6 +83,17 @@ class PreparedData:
     @cached_property
     def valid(self) -> TokenStore:
         return TokenStore(self.folder / "valid")
+
+
+RunData = PreparedData | GeneratedData
+
+
+def opening(store: TokenStore, tokenizer: Tokenizer) -> str:
+    """The first whole words of the first document, up to the end of its first line."""
+    begin = int(store.has_bos)
+    text = tokenizer.decode(store.document(0)[begin : begin + OPENING].tolist()).strip()
+    line = text.splitlines()[0] if text else ""
+    return (line.rsplit(None, 1)[0] if " " in line else line).rstrip("\ufffd")
 
 
 def open_prepared(folder: Path | str, others: Sequence[Path | str] = ()) -> PreparedData:
@@ -121,6 +155,8 @@ def check_texts(settings: DataSettings) -> None:
 
     Raises DataError naming the setting. Reads no text, writes nothing and makes no network request.
     """
+    if generated(settings):
+        return
     sources = {FIRST: settings.source, VALID: settings.valid_source}
     for i, mixed in enumerate(settings.mixture):
         sources[f"data.mixture.{i}.source"] = mixed.source
@@ -137,6 +173,8 @@ def expected_vocabulary(settings: DataSettings) -> int:
 
     Raises DataError if the model does not exist.
     """
+    if items := generated(settings):
+        return items.tokenizer.vocab_size
     tokenizer = settings.tokenizer
     if isinstance(tokenizer, BytesSettings):
         return ByteTokenizer.vocab_size

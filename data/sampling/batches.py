@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from data.sampling.mixture import MixturePattern
-from data.sampling.packing import PACKINGS, PositionedTokens
+from data.sampling.packing import IGNORED, PACKINGS, PositionedTokens
 from data.sampling.random_draws import permuted
 from data.sampling.random_positions import PlainPositions, place
 from data.sampling.segments import Segment, SegmentPlan, stream_key, window_samplers
@@ -31,7 +31,6 @@ from data.store import TokenStore
 from errors import DataError
 
 PLAIN = PlainPositions()
-IGNORED = -100  # excluded from the loss
 TENSORS = ("tokens", "targets", "order", "position", "document")  # of a batch
 
 
@@ -60,6 +59,47 @@ class Batch:
     def pinned(self) -> "Batch":
         """The batch in page-locked memory, from which copies to a GPU do not block the host."""
         return replace(self, **{name: getattr(self, name).pin_memory() for name in TENSORS})
+
+
+def make_batch(
+    inputs: np.ndarray,
+    targets: np.ndarray,
+    placed: PositionedTokens,
+    *,
+    n_targets: int,
+    hash: str,
+    epoch: int = 0,
+    passes: dict[str, float] | None = None,
+) -> Batch:
+    """The batch of one rank, from its inputs and targets (b, T)."""
+    return Batch(
+        tokens=torch.from_numpy(inputs.copy()),
+        targets=torch.from_numpy(targets.copy()),
+        order=torch.from_numpy(placed.order.copy()),
+        position=torch.from_numpy(placed.position.copy()),
+        document=torch.from_numpy(placed.document.copy()),
+        layout=placed.layout,
+        position_end=1 + max(0, math.ceil(placed.position.max())),
+        unit_steps=placed.unit_steps,
+        n_targets=n_targets,
+        epoch=epoch,
+        hash=hash,
+        passes=passes or {},
+    )
+
+
+def content_hash(inputs: np.ndarray, targets: np.ndarray) -> str:
+    """16 hex digits of the tokens and targets of a step."""
+    return hashlib.sha256(inputs.tobytes() + targets.tobytes()).hexdigest()[:16]
+
+
+def rows_of_rank(batch_size: int, rank: int, world: int) -> slice:
+    """The rows of a step that `rank` out of `world` processes. Raises DataError if they do not
+    divide equally."""
+    if batch_size % world:
+        raise DataError(f"the batch size {batch_size} is not a multiple of the {world} processes")
+    share = batch_size // world
+    return slice(rank * share, (rank + 1) * share)
 
 
 class TrainingText(NamedTuple):
@@ -222,6 +262,31 @@ class BatchSampler:
                 epoch[here], begin[here] = self._samplers[source][part.group].locate(index)
             yield WindowBatch(part.length, sources, epoch, begin)
 
+    @property
+    def has_plain_positions(self) -> bool:
+        """Whether positions are 0, 1, 2, ... in every text."""
+        return self.positions.name == "plain" and not self.is_carried
+
+    def text_lengths(self, start: int, stop: int) -> np.ndarray:
+        """The number of texts of each length in the windows of steps `start` ... `stop` − 1 of one
+        segment: (T + 1,) int64.
+
+        A window is one text of T tokens or, with packing `intra_document`, one text per document
+        fragment.
+        """
+        length = self.plan.at(start).length
+        counts = np.zeros(length + 1, dtype=np.int64)
+        for windows in self.windows(start, stop):
+            if self.packing == "concat":
+                counts[length] += len(windows.start)
+                continue
+            streams = np.stack([windows.source, windows.epoch])
+            for source, epoch in np.unique(streams, axis=1).T.tolist():
+                is_here = (windows.source == source) & (windows.epoch == epoch)
+                first = np.sort(windows.start[is_here])
+                counts += fragments(first, self._stream(source, epoch).starts, length)
+        return counts
+
     def _consecutive(self, sample: np.ndarray, length: int) -> WindowBatch:
         """The windows of samples whose rows read the stream from one window to the next."""
         rows = self.plan.at(0).batch_size
@@ -229,10 +294,6 @@ class BatchSampler:
         step, row = np.divmod(sample, rows)
         epoch, number = np.divmod(step, per_row)
         return WindowBatch(length, np.zeros_like(sample), epoch, (row * per_row + number) * length)
-
-    def document_starts(self, source: int, epoch: int) -> np.ndarray:
-        """Offsets of the documents of a text in the token stream of an epoch, ascending, int64."""
-        return self._stream(source, epoch).starts
 
     def positioned(self, step: int) -> PositionedTokens:
         """Order, position and document of the inputs of a step, for all ranks, from document
@@ -270,15 +331,9 @@ class BatchSampler:
 
     def batch(self, step: int, rank: int = 0, world: int = 1) -> Batch:
         """Return the rows of `rank` out of `world`. The result depends only on the arguments."""
-        batch_size = self.plan.at(step).batch_size
-        if batch_size % world:
-            raise DataError(
-                f"the batch size {batch_size} is not a multiple of the {world} processes"
-            )
+        mine = rows_of_rank(self.plan.at(step).batch_size, rank, world)
         (windows,) = self.windows(step, step + 1)
         tokens_per_row = windows.length + 1
-        share = batch_size // world
-        mine = slice(rank * share, (rank + 1) * share)
         # Computed for the whole step from document lengths, so ranks need no communication.
         begins = self._begins(windows, tokens_per_row)
         ignored = begins[:, 1:] & (self.packing == "intra_document")
@@ -291,21 +346,34 @@ class BatchSampler:
         targets = np.where(ignored[rows], IGNORED, tokens[:, 1:])
         digest = ""
         if rank == 0:
-            digest = hashlib.sha256(inputs.tobytes() + targets.tobytes()).hexdigest()[:16]
+            digest = content_hash(inputs, targets)
             inputs = inputs[mine]
             targets = targets[mine]
         placed = self._place(windows, step, mine)
-        return Batch(
-            tokens=torch.from_numpy(inputs.copy()),
-            targets=torch.from_numpy(targets.copy()),
-            order=torch.from_numpy(placed.order.copy()),
-            position=torch.from_numpy(placed.position.copy()),
-            document=torch.from_numpy(placed.document.copy()),
-            layout=placed.layout,
-            position_end=1 + max(0, math.ceil(placed.position.max())),
-            unit_steps=placed.unit_steps,
+        return make_batch(
+            inputs,
+            targets,
+            placed,
             n_targets=int((~ignored).sum()),
             epoch=int(windows.epoch[0]),
             passes=self.passes(step + 1) if len(self.texts) > 1 else {},
             hash=digest,
         )
+
+
+def fragments(
+    windows: np.ndarray,
+    documents: np.ndarray,
+    length: int,
+) -> np.ndarray:
+    """Count the document fragments of each length, (T + 1,), in the windows of one token stream.
+
+    Both arrays are ascending offsets of first tokens.
+    """
+    window = np.searchsorted(windows, documents, side="right") - 1
+    is_inside = (window >= 0) & (documents < windows[window] + length)
+    begins = np.union1d(documents[is_inside], windows)
+    window_ends = windows[np.searchsorted(windows, begins, side="right") - 1] + length
+    next_begins = np.append(begins[1:], window_ends[-1])
+    ends = np.minimum(next_begins, window_ends)
+    return np.bincount(ends - begins, minlength=length + 1)

@@ -22,6 +22,7 @@ from data.sampling.random_draws import below, bits, key_of
 
 if TYPE_CHECKING:
     from data.sampling.batches import BatchSampler
+    from data.sampling.item_batches import ItemSampler
 
 EXPOSURE = "exposure.npz"
 # limit on pairs counted individually in a run: one to two seconds
@@ -106,7 +107,7 @@ class ExposureLedger:
 
     def __init__(
         self,
-        batches: BatchSampler,
+        batches: BatchSampler | ItemSampler,
         steps: int,
         rule: Callable[[int], ExposureRule] = lambda step: ExposureRule(),
         start: int = 0,
@@ -114,7 +115,7 @@ class ExposureLedger:
         self.batches = batches
         self.rule = rule
         self.start = start
-        self._plain = batches.positions.name == "plain" and not batches.is_carried
+        self._plain = batches.has_plain_positions
         pairs = sum(
             (part.stop - part.first) * part.length * (part.length + 1) // 2
             for part in batches.plan.shares(start, steps)
@@ -154,7 +155,7 @@ class ExposureLedger:
     def _count(self, steps: list[int], rule: ExposureRule) -> None:
         """Count consecutive steps of one segment with one attention range."""
         if self._plain:
-            texts = texts_by_length(self.batches, steps[0], steps[-1] + 1)
+            texts = self.batches.text_lengths(steps[0], steps[-1] + 1)
             self._positions = self._positions.plus(Bins(0, above(texts)))
             self._distances = self._distances.plus(Bins(0, unit_distances(texts, rule)))
             return
@@ -163,7 +164,7 @@ class ExposureLedger:
         group = max(1, _AT_ONCE // (segment.batch_size * segment.length))
         for i in range(0, len(sampled), group):
             placed = _stacked([self.batches.positioned(step) for step in sampled[i : i + group]])
-            self._positions = self._positions.plus(Bins.of(placed.position))
+            self._positions = self._positions.plus(Bins.of(placed.position[placed.document >= 0]))
             self._distances = self._distances.plus(distances_of(placed, rule))
         self._counted += len(sampled)
 
@@ -176,46 +177,6 @@ class ExposureLedger:
         block = step // self.stride
         drawn = bits(key_of(self.batches.seed, "exposure"), np.array([block]))
         return bool(step % self.stride == below(drawn, self.stride)[0]) and block > 0
-
-
-def texts_by_length(batches: BatchSampler, start: int, stop: int) -> np.ndarray:
-    """Count the texts of each length in the windows of steps `start` ... `stop` − 1 of one segment:
-    (T + 1,) int64.
-
-    A window is one text of T tokens or, with packing `intra_document`, one text per document
-    fragment.
-    """
-    length = batches.plan.at(start).length
-    counts = np.zeros(length + 1, dtype=np.int64)
-    for windows in batches.windows(start, stop):
-        if batches.packing == "concat":
-            counts[length] += len(windows.start)
-            continue
-        streams = np.stack([windows.source, windows.epoch])
-        for source, epoch in np.unique(streams, axis=1).T.tolist():
-            is_here = (windows.source == source) & (windows.epoch == epoch)
-            first = np.sort(windows.start[is_here])
-            documents = batches.document_starts(source, epoch)
-            counts += _fragments(first, documents, length)
-    return counts
-
-
-def _fragments(
-    windows: np.ndarray,
-    documents: np.ndarray,
-    length: int,
-) -> np.ndarray:
-    """Count the document fragments of each length, (T + 1,), in the windows of one token stream.
-
-    Both arrays are ascending offsets of first tokens.
-    """
-    window = np.searchsorted(windows, documents, side="right") - 1
-    is_inside = (window >= 0) & (documents < windows[window] + length)
-    begins = np.union1d(documents[is_inside], windows)
-    window_ends = windows[np.searchsorted(windows, begins, side="right") - 1] + length
-    next_begins = np.append(begins[1:], window_ends[-1])
-    ends = np.minimum(next_begins, window_ends)
-    return np.bincount(ends - begins, minlength=length + 1)
 
 
 def above(texts: np.ndarray) -> np.ndarray:
@@ -254,6 +215,7 @@ def distances_of(placed: PositionedTokens, rule: ExposureRule) -> Bins:
         keys = slice(0, length - lag)
         queries = slice(lag, length)
         attended = placed.document[:, keys] == placed.document[:, queries]
+        attended &= placed.document[:, queries] >= 0
         if is_beyond:
             attended &= placed.order[:, keys] < rule.sinks
         distance = placed.position[:, queries] - placed.position[:, keys]

@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+IGNORED = -100  # a target that is excluded from the loss
+
 
 class PositionedTokens(NamedTuple):
     """Arrays (b, T) or (1, T) int64, and host-side facts that the kernels need."""

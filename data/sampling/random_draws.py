@@ -12,6 +12,8 @@ import numpy as np
 from data.hashing import STEP, mixed
 
 ROUNDS = 6
+# sets up to this size are shuffled completely; from larger sets, distinct numbers are sampled
+SORTED = 4096
 
 
 def key_of(*names: int | str) -> np.uint64:
@@ -85,3 +87,27 @@ def shuffled(index: np.ndarray, n: int, keys: list[np.ndarray]) -> np.ndarray:
         out[outside] = once(out[outside], [key[outside] for key in keys])
         outside = out >= n
     return out.astype(np.int64)
+
+
+class NamedDraws:
+    """Random integers as a function of a key and of the name of each draw."""
+
+    def __init__(self, *key: int | str):
+        self.key = key
+
+    def below(self, what: str, count: int, n: int) -> np.ndarray:
+        """(count,) integers in 0 ... n−1. The first ones do not depend on `count`."""
+        return below(bits(key_of(*self.key, what), np.arange(count)), n)
+
+    def distinct(self, what: str, count: int, n: int) -> np.ndarray:
+        """(count,) distinct integers in 0 ... n−1. The first ones do not depend on `count`."""
+        if n <= SORTED:
+            random = bits(key_of(*self.key, what), np.arange(n))
+            return np.argsort(random, kind="stable")[:count]
+        wanted = count
+        drawn = np.zeros(0, dtype=np.int64)
+        while len(drawn) < count:
+            wanted *= 2
+            drawn = self.below(what, wanted, n)
+            drawn = drawn[np.sort(np.unique(drawn, return_index=True)[1])]
+        return drawn[:count]

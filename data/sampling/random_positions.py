@@ -4,9 +4,9 @@ A sampler replaces `position`, the input of positional schemes, and leaves `orde
 the attention mask, as it is. Its random draws are a pure function of (seed, step, row in the whole
 step, document).
 
-Only training draws random positions. Evaluation and generation always use positions 0, 1, 2, ....
-Schemes that use absolute positions therefore do not benefit from `center`, which trains them around
-0.
+Evaluation and generation use positions 0, 1, 2, ..., except for tasks on symbols where it is asked
+for. Schemes that use absolute positions therefore do not benefit from `center`, which trains them
+around 0.
 """
 
 import math
@@ -54,9 +54,7 @@ class PlainPositions(StrictSettings):
         """Raise ValueError if texts of `length` tokens do not fit."""
         if self.position_end(length) < length:
             setting = f"data.positions.{self.bound} = {self.position_end(length)}"
-            raise ValueError(
-                f"{setting} is less than train_length = {length}; set it to at least {length}"
-            )
+            raise ValueError(f"{setting} is less than the {length} tokens of a window; increase it")
 
     def apply(
         self,

@@ -77,18 +77,17 @@ class TaskDocuments(Source):
             drawn = bits(key_of("item", s.seed, index), np.arange(3))
             length = least + int(below(drawn[:1], most - least + 1)[0])
             depth = int(below(drawn[1:2], 1001)[0]) / 1000
-            text = NO_TEXT
+            haystack = NO_TEXT
             if haystacks is not None:
-                text = haystacks.text(
+                haystack = haystacks.text(
                     int(below(drawn[2:], len(haystacks))[0]),
                     s.seed,
                     index,
                 )
-            item = context.item(index, length, depth, text)
+            item = context.item(index, length, depth, haystack)
             # Drop an incomplete character at the start of the haystack.
-            raw = bytes([*item.prompt, *item.answer]).decode(errors="ignore")
-            missing = most - len(raw.encode()) if s.pad else 0
-            yield Document(f"{GENERATED}{s.task.name} {s.seed}-{index}", raw + "\n" * missing)
+            text = bytes([*item.prompt, *item.answer]).decode(errors="ignore")
+            yield Document(f"{GENERATED}{s.task.name} {s.seed}-{index}", text)
 
     def _haystacks(self, tokenizer: ByteTokenizer) -> Haystacks | None:
         source = self._haystack

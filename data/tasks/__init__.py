@@ -1,33 +1,53 @@
-"""Synthetic tasks. Each item has one correct answer and is a function of a seed and an index."""
+"""Synthetic tasks. Each item has one correct answer and is a function of a seed and an index.
+
+Items of tasks in text are text with facts in it, as training text or as an evaluation. Items of
+tasks on symbols are sequences of symbols, which a model of their vocabulary is trained on.
+"""
 
 from typing import Annotated
 
 from pydantic import Field
 
-from data.tasks.closed import AdditionTask, CopyTask, ParityTask, RecallTask, ReverseTask
+from data.tasks.arithmetic import AdditionTask, ModularAdditionTask, ParityTask
 from data.tasks.haystack import Haystacks, is_for
 from data.tasks.items import NO_TEXT, Task, TaskContext, TaskItem
+from data.tasks.memory import AssociativeRecallTask, DyckTask, FlipFlopTask, IndirectIndexingTask
+from data.tasks.recall import RecallTask
 from data.tasks.retrieval import HaystackTask, NeedleTask, PasskeyTask, VariablesTask
+from data.tasks.strings import CopyTask, CountingTask, MajorityTask, SelectiveCopyTask, SortTask
+from data.tasks.symbols import CoupledTask, SymbolItem, SymbolTask
 
-TaskSettings = Annotated[
-    PasskeyTask
-    | NeedleTask
-    | VariablesTask
-    | RecallTask
-    | CopyTask
-    | ReverseTask
+AnyTextTask = PasskeyTask | NeedleTask | VariablesTask | RecallTask
+AnySymbolTask = (
+    CopyTask
+    | SortTask
+    | SelectiveCopyTask
+    | MajorityTask
+    | CountingTask
+    | ModularAdditionTask
     | ParityTask
-    | AdditionTask,
-    Field(discriminator="name"),
-]
+    | AdditionTask
+    | FlipFlopTask
+    | AssociativeRecallTask
+    | IndirectIndexingTask
+    | DyckTask
+)
+TextTaskSettings = Annotated[AnyTextTask, Field(discriminator="name")]
+SymbolTaskSettings = Annotated[AnySymbolTask, Field(discriminator="name")]
+TaskSettings = Annotated[AnyTextTask | AnySymbolTask, Field(discriminator="name")]
 
 __all__ = [
     "NO_TEXT",
+    "CoupledTask",
     "HaystackTask",
     "Haystacks",
+    "SymbolItem",
+    "SymbolTask",
+    "SymbolTaskSettings",
     "Task",
     "TaskContext",
     "TaskItem",
     "TaskSettings",
+    "TextTaskSettings",
     "is_for",
 ]

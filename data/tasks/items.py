@@ -3,19 +3,17 @@ numbers."""
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import ClassVar
 
 import numpy as np
 
-from data.sampling.random_draws import below, bits, key_of
+from data.sampling.random_draws import NamedDraws
 from data.tokenizers import Tokenizer
 from errors import DataError
 from settings.fields import StrictSettings
 
 CACHED = 100_000  # encodings kept
-# sets up to this size are shuffled completely; from larger sets, distinct numbers are sampled
-SORTED = 4096
 NO_TEXT = np.zeros(0, dtype=np.int64)
 
 
@@ -116,26 +114,10 @@ class TaskRequest:
     depth: float
     haystack: np.ndarray
 
-    def key(self, what: str) -> np.uint64:
+    @cached_property
+    def draws(self) -> NamedDraws:
         c = self.context
-        return key_of("task", c.purpose, c.seed, c.task.name, self.index, what)
-
-    def draw(self, what: str, count: int, below_what: int) -> np.ndarray:
-        """(count,) integers in 0 ... below_what-1. The first n do not depend on `count`."""
-        return below(bits(self.key(what), np.arange(count)), below_what)
-
-    def distinct(self, what: str, count: int, below_what: int) -> np.ndarray:
-        """(count,) distinct integers in 0 ... below_what-1. The first n do not depend on
-        `count`."""
-        if below_what <= SORTED:
-            return np.argsort(bits(self.key(what), np.arange(below_what)), kind="stable")[:count]
-        wanted = count
-        drawn = np.zeros(0, dtype=np.int64)
-        while len(drawn) < count:
-            wanted *= 2
-            drawn = self.draw(what, wanted, below_what)
-            drawn = drawn[np.sort(np.unique(drawn, return_index=True)[1])]
-        return drawn[:count]
+        return NamedDraws("task", c.purpose, c.seed, c.task.name, self.index)
 
     def numbers(
         self,
@@ -151,7 +133,7 @@ class TaskRequest:
         needed = least if used is None or self.is_scored else used
         first = 10 ** (digits - 1) if digits > 1 else 0
         room = 10**digits - first
-        drawn = self.distinct(what, min(room, 2 * least + 4), room)
+        drawn = self.draws.distinct(what, min(room, 2 * least + 4), room)
         return self.same_count([f" {first + n}" for n in drawn.tolist()], needed)
 
     def same_count(self, texts: list[str], least: int) -> list[str]:
@@ -171,10 +153,6 @@ class TaskRequest:
     def encode(self, text: str) -> list[int]:
         return self.context.encode(text)
 
-    def encode_once(self, text: str) -> list[int]:
-        """Encode text that occurs in no other item, without caching."""
-        return self.context.tokenizer.encode(text)
-
     @property
     def is_scored(self) -> bool:
         """Whether the answers of the item are compared. Those of training items are not."""
@@ -184,8 +162,8 @@ class TaskRequest:
         """Which of `count` questions are asked, with their answers, before the last one: fewer than
         `queries`.
         """
-        asked = int(self.draw("asked", 1, queries)[0])
-        return self.draw("earlier", asked, count).tolist()
+        asked = int(self.draws.below("asked", 1, queries)[0])
+        return self.draws.below("earlier", asked, count).tolist()
 
     def too_short(self, least: int) -> DataError:
         return DataError(

@@ -55,8 +55,8 @@ class HaystackTask(Task):
         """Hide `count` facts, each a stem with a name and one of `values`, and query the first of
         them. Values of no fact serve as wrong answers that are not in the context.
         """
-        names = [NAMES[i] for i in request.distinct("names", count, len(NAMES)).tolist()]
-        depths = (request.draw("depths", count, 1001) / 1000).tolist()
+        names = [NAMES[i] for i in request.draws.distinct("names", count, len(NAMES)).tolist()]
+        depths = (request.draws.below("depths", count, 1001) / 1000).tolist()
         depths[0] = request.depth
         facts = [
             Statement(depth, stem.format(name), f"{value}.\n")
@@ -173,7 +173,7 @@ class NeedleTask(HaystackTask):
     )
 
     def make(self, request: TaskRequest) -> TaskItem:
-        order = request.distinct("values", len(PLACES), len(PLACES)).tolist()
+        order = request.draws.distinct("values", len(PLACES), len(PLACES)).tolist()
         places = request.same_count([f" {PLACES[i]}" for i in order], self.keys)
         return self.facts(
             request,
@@ -203,7 +203,7 @@ class VariablesTask(HaystackTask):
     def make(self, request: TaskRequest) -> TaskItem:
         links = self.hops + 1
         values = request.numbers("values", self.digits, self.chains)
-        numbers = request.distinct("names", self.chains * links, 26 * 10).tolist()
+        numbers = request.draws.distinct("names", self.chains * links, 26 * 10).tolist()
         names = [f"{chr(ord('a') + n // 10)}{n % 10}" for n in numbers]
         statements = []
         questions = []
@@ -211,8 +211,8 @@ class VariablesTask(HaystackTask):
             chain_names = names[chain * links : (chain + 1) * links]
             first = request.depth
             if chain:
-                first = float(request.draw(f"depth {chain}", 1, 1001)[0]) / 1000
-            later = np.sort(request.draw(f"links {chain}", self.hops, 1001)) / 1000
+                first = float(request.draws.below(f"depth {chain}", 1, 1001)[0]) / 1000
+            later = np.sort(request.draws.below(f"links {chain}", self.hops, 1001)) / 1000
             depths = [first, *(first + (1 - first) * later).tolist()]
             rights = [value, *(f" {name}" for name in chain_names[:-1])]
             for depth, name, right in zip(

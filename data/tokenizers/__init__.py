@@ -8,12 +8,14 @@ from data.tokenizers.loading import (
     saved_settings,
 )
 from data.tokenizers.sentencepiece import SentencePieceTokenizer
+from data.tokenizers.symbols import SymbolTokenizer
 from data.tokenizers.tokenizer import ByteTokenizer, Tokenizer, lossless
 
 __all__ = [
     "ByteTokenizer",
     "HuggingFaceTokenizer",
     "SentencePieceTokenizer",
+    "SymbolTokenizer",
     "Tokenizer",
     "load_folder_tokenizer",
     "load_tokenizer",

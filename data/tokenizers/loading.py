@@ -6,11 +6,13 @@ from typing import Any
 from data.files import damage_reported, read_json
 from data.tokenizers.huggingface import HuggingFaceTokenizer
 from data.tokenizers.sentencepiece import SentencePieceTokenizer
+from data.tokenizers.symbols import SymbolTokenizer
 from data.tokenizers.tokenizer import CARD, ByteTokenizer, Tokenizer
 from data.tokenizers.tokenizer_settings import (
     BytesSettings,
     HuggingFaceSettings,
     SentencePieceSettings,
+    SymbolsSettings,
     TokenizerSettings,
 )
 from errors import DataError
@@ -25,8 +27,10 @@ def load_tokenizer(folder: Path | str) -> Tokenizer:
     card = _read_card(folder)
     name = card.pop("name")
     expected = card.pop("hash")
-    tokenizer: Tokenizer = ByteTokenizer()
     path = folder / CARD
+    tokenizer: Tokenizer = ByteTokenizer()
+    if name == SymbolTokenizer.name:
+        tokenizer = SymbolTokenizer(card["symbols"])
     if name in _KINDS:
         path = folder / _KINDS[name].file
         if not path.is_file():
@@ -44,8 +48,11 @@ def _read_card(folder: Path) -> dict[str, Any]:
         raise DataError(f"{folder} has no {CARD}; prepare the data again")
     with damage_reported(path, "delete its folder and prepare the data again"):
         card = read_json(path)
-        is_known = card["name"] in (ByteTokenizer.name, *_KINDS)
-        if not is_known or not {"hash", "eos_ids", "add_bos"} <= card.keys():
+        required = {"hash", "eos_ids", "add_bos"}
+        if card["name"] == SymbolTokenizer.name:
+            required.add("symbols")
+        is_known = card["name"] in (ByteTokenizer.name, SymbolTokenizer.name, *_KINDS)
+        if not is_known or not required <= card.keys():
             raise ValueError
     return card
 
@@ -53,8 +60,8 @@ def _read_card(folder: Path) -> dict[str, Any]:
 def saved_settings(folder: Path) -> TokenizerSettings:
     """Settings that load the tokenizer saved in `folder`."""
     name = _read_card(folder)["name"]
-    if name == ByteTokenizer.name:
-        return BytesSettings()
+    if name in (ByteTokenizer.name, SymbolTokenizer.name):
+        return BytesSettings() if name == ByteTokenizer.name else SymbolsSettings()
     kind = SentencePieceSettings if name == SentencePieceTokenizer.name else HuggingFaceSettings
     return kind(model=str(folder / kind.file))
 

@@ -71,6 +71,13 @@ class BytesSettings(StrictSettings):
     name: Literal["bytes"] = "bytes"
 
 
+class SymbolsSettings(StrictSettings):
+    """One token per symbol of the task in data.source."""
+
+    name: Literal["symbols"] = "symbols"
+
+
 TokenizerSettings = Annotated[
-    SentencePieceSettings | HuggingFaceSettings | BytesSettings, Field(discriminator="name")
+    SentencePieceSettings | HuggingFaceSettings | BytesSettings | SymbolsSettings,
+    Field(discriminator="name"),
 ]

@@ -33,7 +33,12 @@ from evaluation.tasks.task_session import TaskResult
 
 CLAIM_ITEMS = 200  # items at each length that a claim about retrieval requires
 ABOVE_CHANCE = "above chance"
-METRICS = {"accuracy": "accuracy", "exact": "exact match", "gain": "gain over truncation, points"}
+METRICS = {  # symbol_accuracy: of tasks on symbols (item_report.py), which have no accuracy
+    "accuracy": "accuracy",
+    "exact": "exact match",
+    "symbol_accuracy": "symbols of the answer",
+    "gain": "gain over truncation, points",
+}
 
 
 def task_report(
@@ -164,8 +169,9 @@ def task_rows(record: dict) -> ResultsTable:
     """The long table of a record."""
     table = ResultsTable()
     for cell in record["cells"]:
+        compared = "accuracy" if "accuracy" in cell else "exact"
         for row in melted([cell], METRICS):
-            verdict = cell["against_chance"] if row.metric == "accuracy" else ""
+            verdict = cell["against_chance"] if row.metric == compared else ""
             table.put(row._replace(verdict=verdict))
     for metric in ("by_depth", "by_distance"):
         for row in _spots(record, metric):

@@ -95,7 +95,7 @@ def _row(result: TaskResult, method: str, length: int) -> TaskRow:
     right = answers.right.astype(float)
     exact = answers.exact.astype(float)
     shares = unit_means(right, unit)
-    low, high = _ends(shares, right, unit, joint)
+    low, high = unit_interval(shares, right, unit, joint)
     word = UNDECIDED
     if math.isnan(low):
         word = "point estimate"
@@ -148,7 +148,7 @@ def share_of(hits: np.ndarray, unit: np.ndarray, alpha: float) -> Accuracy:
     return Accuracy(n, total / n, low, high, n_eff)
 
 
-def _ends(
+def unit_interval(
     means: np.ndarray, hits: np.ndarray, unit: np.ndarray, alpha: float
 ) -> tuple[float, float]:
     """Ends of the interval of a mean share over units, within 0 and 1; NaN with too few units."""

@@ -4,7 +4,9 @@ from typing import Literal
 
 from pydantic import Field
 
+from data.data_settings import Lengths, bounds_of
 from data.tasks import TaskSettings
+from errors import EvaluationError
 from evaluation.evaluation_settings import MeasurementSettings
 
 
@@ -15,12 +17,19 @@ class TaskEvaluationSettings(MeasurementSettings):
     task: TaskSettings | None = Field(
         None, description="the task; null: the one the run was trained on"
     )
-    lengths: list[int] | None = Field(
+    lengths: list[Lengths] | None = Field(
         None,
-        description="input tokens; the trained length L0 is always added; default: L0 x 1, 2, 4",
+        description="input tokens; the trained length L0 is always added; default: L0 x 1, 2, 4. "
+        "Tasks on symbols: length of the problems, or [minimum, maximum]; default: those of "
+        "training up to N, N+1 to 2N, 2N+1 to 3N",
     )
     items: int = Field(
-        200, ge=1, description="items per length: the same questions in longer contexts"
+        200, ge=1, description="items per length; in text, the same questions in longer contexts"
+    )
+    positions: Literal["fixed", "redrawn"] | None = Field(
+        None,
+        description="tasks on symbols: draw positions as data.positions of the run does, once for "
+        "all items (fixed) or for each item (redrawn); null: 0, 1, 2, ..., or those of the task",
     )
     depths: int = Field(
         5, ge=1, description="depths of the hidden fact, evenly from 0 (far) to 1 (near)"
@@ -44,5 +53,18 @@ class TaskEvaluationSettings(MeasurementSettings):
     )
 
     def grid(self, trained_length: int) -> list[int]:
-        """The lengths in ascending order, including the trained length."""
-        return sorted({*(self.lengths or [trained_length * n for n in (1, 2, 4)]), trained_length})
+        """The lengths of a task in text in ascending order, including the trained length."""
+        lengths = self.lengths or [trained_length * n for n in (1, 2, 4)]
+        whole = {length for length in lengths if isinstance(length, int)}
+        if len(whole) < len(set(lengths)):
+            raise EvaluationError("lengths: a task in text has numbers, not [minimum, maximum]")
+        return sorted({*whole, trained_length})
+
+    def ranges(self, trained: tuple[int, int]) -> list[tuple[int, int]]:
+        """Minimum and maximum length of the problems of a task on symbols, in ascending order."""
+        most = trained[1]
+        default = [trained, (most + 1, 2 * most), (2 * most + 1, 3 * most)]
+        ranges = [bounds_of(lengths) for lengths in self.lengths or default]
+        if len({longest for _, longest in ranges}) < len(ranges):
+            raise EvaluationError("lengths: two ranges have the same maximum; change one of them")
+        return sorted(ranges, key=lambda bounds: bounds[1])

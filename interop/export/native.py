@@ -11,7 +11,7 @@ from torch import Tensor
 from interop.export.described import ClassChoice, DescribedModel, resolved_mixer
 from interop.export.exported_rope import RopeTable
 from interop.huggingface.config import family_keys
-from interop.huggingface.families import FAMILIES, FULL, SLIDING, Family, Key, Keys, Layers
+from interop.huggingface.families import FAMILIES, FULL, SLIDING, Family, Key, Keys
 from interop.huggingface.weight_names import by_part, joined, to_half
 from model import Transformer
 from model.mixers.base import LayerKind
@@ -69,7 +69,7 @@ def write_config(
         entries[family.interleaved] = layouts == {"interleaved"}
     entries["rope_parameters"] = _rope_parameters(model, family, types, native_rope)
     thetas = [0.0 if table is None else table.theta for table in model.tables]
-    return entries | dict(family.written(Layers(types, model.kinds, thetas)))
+    return entries | dict(family.written(types, model.kinds, thetas))
 
 
 def _own(kind: LayerKind) -> dict[str, Any]:

@@ -72,20 +72,6 @@ class LayerType(NamedTuple):
     keys: Mapping[str, str | Key] = {}
 
 
-class Layers(NamedTuple):
-    """The layers of a model for the keys that describe each of them.
-
-    Attributes:
-        types: of `layer_types`.
-        kinds: their settings.
-        thetas: their rotary bases, 0 without positions.
-    """
-
-    types: list[str]
-    kinds: list[LayerKind]
-    thetas: list[float]
-
-
 class Family(NamedTuple):
     """One `model_type`.
 
@@ -108,7 +94,8 @@ class Family(NamedTuple):
             parameters.
         rope_types: those that the class reads, if not all.
         interleaved: the key that says whether the features of a pair are adjacent.
-        written: keys with values that exports have besides, from the layers.
+        written: keys with values that exports have besides, from the types, settings and rotary
+            bases (0 without positions) of the layers.
         renamed: parts of the names of weights in files, and what the class has instead.
         partial: whether `partial_rotary_factor` is supported.
         by_type: whether rotary parameters are nested by layer type only.
@@ -133,7 +120,9 @@ class Family(NamedTuple):
     thetas: Callable[[ConfigReader], list[float | None]] = lambda config: [None] * _depth(config)
     rope_types: tuple[str, ...] = ()
     interleaved: str | None = None
-    written: Callable[[Layers], Mapping[str, Any]] = lambda layers: {}
+    written: Callable[[list[str], list[LayerKind], list[float]], Mapping[str, Any]] = (
+        lambda types, kinds, thetas: {}
+    )
     renamed: Mapping[str, str] = {}
     partial: bool = False
     by_type: bool = False
@@ -428,7 +417,9 @@ FAMILIES: dict[str, Family] = {
         },
         layer_types=_windowed_if(lambda config: [theta == 0 for theta in _smollm_thetas(config)]),
         thetas=_smollm_thetas,
-        written=lambda layers: {"no_rope_layers": [int(theta > 0) for theta in layers.thetas]},
+        written=lambda types, kinds, thetas: {
+            "no_rope_layers": [int(theta > 0) for theta in thetas]
+        },
     ),
     "ministral3": Family(
         "Ministral3ForCausalLM",
@@ -463,7 +454,7 @@ FAMILIES: dict[str, Family] = {
         position={"sink_logit": "learned"},
         layer_types=_periodic(4, 0, SLIDING),
         thetas=_granite_thetas,
-        written=lambda layers: {"layer_rope_theta": layers.thetas},
+        written=lambda types, kinds, thetas: {"layer_rope_theta": thetas},
     ),
     "olmo2": Family(
         "Olmo2ForCausalLM",
@@ -551,12 +542,12 @@ FAMILIES: dict[str, Family] = {
         },
         layer_types=_periodic(6, -1, SLIDING),
         check=_refuse_other_layers,
-        written=lambda layers: {
+        written=lambda types, kinds, thetas: {
             "hidden_size_per_layer_input": 0,
             "per_layer_config": {
                 str(i): {"head_dim": kind.head_dim, "num_key_value_heads": kind.kv_heads}
-                for i, kind in enumerate(layers.kinds)
-                if layers.types[i] == FULL
+                for i, kind in enumerate(kinds)
+                if types[i] == FULL
             },
         },
         by_type=True,
@@ -602,7 +593,7 @@ FAMILIES: dict[str, Family] = {
         },
         settings={"qk_norm": True},
         layer_types=_indexed("full_attn_idxs", CONVOLUTION, FULL),
-        written=lambda layers: {"block_auto_adjust_ff_dim": False},
+        written=lambda types, kinds, thetas: {"block_auto_adjust_ff_dim": False},
         final_norm="model.embedding_norm",
     ),
     "qwen3_5_text": Family(
@@ -659,10 +650,8 @@ FAMILIES: dict[str, Family] = {
         thetas=_thetas_if(
             lambda config: config.object("rope_parameters").get("rope_theta", 1) is not None
         ),
-        written=lambda layers: (
-            {}
-            if any(layers.thetas)
-            else {"rope_parameters": {"rope_type": "default", "rope_theta": None}}
+        written=lambda types, kinds, thetas: (
+            {} if any(thetas) else {"rope_parameters": {"rope_type": "default", "rope_theta": None}}
         ),
         renamed={
             "attention_layer_norm": "input_layernorm",
@@ -687,8 +676,8 @@ FAMILIES: dict[str, Family] = {
         accepted=_MAMBA_ACCEPTED,
         lists_types=False,
         layer_types=_indexed("attn_layer_indices", LINEAR, LINEAR),
-        written=lambda layers: {
-            "attn_layer_indices": [i for i, name in enumerate(layers.types) if name == FULL]
+        written=lambda types, kinds, thetas: {
+            "attn_layer_indices": [i for i, name in enumerate(types) if name == FULL]
         },
         partial=True,
         final_norm="model.final_layernorm",
@@ -711,9 +700,9 @@ FAMILIES: dict[str, Family] = {
         accepted=_MAMBA_ACCEPTED | {"num_local_experts": (0,)},
         layer_types=lambda config: [LINEAR] * _depth(config),
         thetas=_thetas_if(lambda config: config.get("position_embedding_type") == "rope"),
-        written=lambda layers: {
+        written=lambda types, kinds, thetas: {
             "num_local_experts": 0,
-            "position_embedding_type": "rope" if any(layers.thetas) else None,
+            "position_embedding_type": "rope" if any(thetas) else None,
         },
     ),
     "deepseek_v3": Family(
@@ -722,7 +711,7 @@ FAMILIES: dict[str, Family] = {
         keys=_LATENT_KEYS,
         defaults={"rope_interleave": True, "first_k_dense_replace": 3},
         check=_refuse_experts,
-        written=lambda layers: {"first_k_dense_replace": len(layers.types)},
+        written=lambda types, kinds, thetas: {"first_k_dense_replace": len(types)},
         interleaved="rope_interleave",
     ),
     "youtu": Family(
@@ -784,7 +773,7 @@ FAMILIES: dict[str, Family] = {
         ],
         check=_refuse_experts,
         thetas=_thetas_if(lambda config: False),
-        written=lambda layers: {"mlp_layer_types": ["dense"] * len(layers.types)},
+        written=lambda types, kinds, thetas: {"mlp_layer_types": ["dense"] * len(types)},
         renamed={
             "block_sparse_moe.": "mlp.",
             "self_attn.f_": "self_attn.forget_gate.f_",

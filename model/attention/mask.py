@@ -240,26 +240,27 @@ class AttentionMask:
         make = self.forms.make_flex
         return self.bias if make is None else self._once("flex_bias", make)
 
-    def last_query(self, keys: slice | Tensor, groups: int, dtype: torch.dtype) -> Tensor:
-        """The additive mask of a single, last query by row and key/value head, which broadcasts to
+    def by_query(self, keys: slice | Tensor, groups: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        """The additive mask of each query by row and key/value head, which broadcasts to
         (B·groups, H / groups, s); computed once per pass.
 
         Args:
-            keys: `keys_of(0, 1)`.
+            keys: `keys_of` all queries.
         """
 
-        def compute() -> Tensor:
-            if self.is_by_distance and isinstance(keys, slice):
+        def compute() -> tuple[Tensor, ...]:
+            if self.queries == 1 and self.is_by_distance and isinstance(keys, slice):
                 mask = self.by_distance()[None, :, None, keys].to(dtype)
             else:
-                mask = self.additive(0, 1, keys, dtype)
-            mask = mask.squeeze(2)  # (R, H or 1, s)
-            rows, heads = mask.shape[:2]
+                mask = self.additive(0, self.queries, keys, dtype)
+            rows, heads = mask.shape[:2]  # (R, H or 1, T, s)
             if heads > 1:
-                return mask.unflatten(1, (groups, -1)).expand(self.batch, -1, -1, -1).flatten(0, 1)
-            return (mask.expand(-1, groups, -1) if rows > 1 else mask).flatten(0, 1)[:, None]
+                mask = mask.unflatten(1, (groups, -1)).expand(self.batch, *4 * (-1,))
+            else:
+                mask = (mask.expand(-1, groups, -1, -1) if rows > 1 else mask)[:, :, None]
+            return mask.flatten(0, 1).unbind(2)
 
-        return self._once("last_query", compute)
+        return self._once("by_query", compute)
 
     def indices(
         self, start: int, stop: int, keys: slice | Tensor

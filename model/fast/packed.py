@@ -11,7 +11,7 @@ The plain form is `model/block.py`.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -111,6 +111,9 @@ class PackedBlock:
         self.multiplier = block.residual_multiplier
         self.scaled = block.scaled
         self.widths = [linear.out_features for linear in qkv]
+        self.heads = [attention.heads, attention.kv_heads, attention.kv_heads]
+        has_norms = not isinstance(attention.q_norm, nn.Identity)
+        self.has_norms = has_norms or attention.value_norm_eps is not None
         self.gate = JoinedLinear(gates[0]) if gates else None
 
     def __call__(
@@ -121,7 +124,24 @@ class PackedBlock:
     ) -> Tensor:
         """x (B, C) → (B, C), in place; see `Block.forward`."""
         normed = self.input_norms[0](x)
-        mixed = self._attend(normed, step, layer_cache)
+        return self._finish(x, normed, self._attend(normed, step, layer_cache))
+
+    def step(self, x: Tensor, layer: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]) -> Tensor:
+        """x (B, C) → (B, C), in place, with attention of a `PreparedLayer`."""
+        normed = self.input_norms[0](x)
+        attention = self.attention
+        if self.has_norms:
+            q, k, v = self.qkv(normed).unsqueeze(1).split_with_sizes(self.widths, 2)
+            q = attention.normalized(attention.q_norm, q).squeeze(2)
+            k = attention.normalized(attention.k_norm, k).squeeze(2)
+            v = attention.normalized_values(v).squeeze(2)
+        else:
+            by_head = self.qkv(normed).view(len(x), -1, attention.head_dim)
+            q, k, v = by_head.split_with_sizes(self.heads, 1)
+        return self._finish(x, normed, layer(q, k, v, normed))
+
+    def _finish(self, x: Tensor, normed: Tensor, mixed: Tensor) -> Tensor:
+        """The output for the input x (B, C), with its norm, and the heads' outputs (B, H·D)."""
         if self.gate is not None:
             mixed = self.attention.gated(mixed, self.gate(normed))
         if self.norms_outputs:

@@ -29,7 +29,7 @@ def single_attend(
         keys = mask.keys_of(0, 1)
         k = k[:, :, keys]
         v = v[:, :, keys]
-        bias = mask.last_query(keys, groups, mask_dtype(q))
+        (bias,) = mask.by_query(keys, groups, mask_dtype(q))
     q = q.reshape(rows, heads // groups, -1)  # (B·G, H / G, D)
     k = k.reshape(rows, -1, k.shape[3]).transpose(1, 2)
     v = v.reshape(rows, -1, v.shape[3])

@@ -212,12 +212,15 @@ class AttentionPlan:
         linear: logits are linear in the queries. Otherwise a temperature scales the queries of the
             views.
         is_unordered: weights are known not to depend on the order of the keys in the cache.
+        is_uniform: there is one view, and queries and keys are mapped linearly, token by token and
+            alike in all heads.
     """
 
     read: Callable[[Tensor, Tensor], list[AttentionView]]
     write: Callable[[Tensor], Tensor] = field(default=lambda k: k)
     linear: bool = True
     is_unordered: bool = False
+    is_uniform: bool = False
 
     @classmethod
     def from_mask(
@@ -230,6 +233,7 @@ class AttentionPlan:
         return cls(
             read=lambda q, k: [AttentionView(q, k, mask, weights_fn, extra_output)],
             is_unordered=weights_fn is None and extra_output is None,
+            is_uniform=weights_fn is None and extra_output is None,
         )
 
     def bind(

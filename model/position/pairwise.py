@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from pydantic import Field
@@ -105,24 +106,56 @@ def over_pairs(network: Callable[..., Tensor], features: int, *inputs: Tensor) -
     Without gradients on a CPU, runs on blocks of columns, so that hidden features stay in the CPU
     cache.
     """
-    count = inputs[0].shape[1]
     if torch.is_grad_enabled() or inputs[0].device.type != "cpu":
         return network(*inputs)
-    out = inputs[0].new_empty(features, count)
-    for start in range(0, count, PAIRS_AT_ONCE):
-        part = slice(start, start + PAIRS_AT_ONCE)
+    out = inputs[0].new_empty(features, inputs[0].shape[1])
+    for part in pair_blocks(inputs[0]):
         out[:, part] = network(*(x[:, part] for x in inputs))
     return out
+
+
+def pair_blocks(x: Tensor) -> list[slice]:
+    """Blocks of the columns of x (·, N)."""
+    starts = range(0, x.shape[1], PAIRS_AT_ONCE)
+    return [slice(start, start + PAIRS_AT_ONCE) for start in starts]
 
 
 def two_layers(x: Tensor, inner: Tensor, bias: Tensor, outer: Tensor) -> Tensor:
     """outer (O, W) times relu(inner (W, I) times x (I, N) + bias (W, 1)), for each of the N pairs:
     (O, N)."""
+    if x.device.type == "cpu" and not torch.compiler.is_compiling():
+        return TwoLayers.apply(x, inner, bias, outer)
+    return pair_product(outer, pair_product(inner, x, bias).relu())
 
-    def network(x: Tensor) -> Tensor:
-        return pair_product(outer, pair_product(inner, x, bias).relu_())
 
-    return over_pairs(network, len(outer), x)
+class TwoLayers(torch.autograd.Function):
+    """`two_layers` in blocks of pairs whose hidden features stay in a CPU cache; the backward pass
+    computes them again."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, inner: Tensor, bias: Tensor, outer: Tensor) -> Tensor:
+        ctx.save_for_backward(x, inner, bias, outer)
+        out = x.new_empty(len(outer), x.shape[1])
+        for part in pair_blocks(x):
+            out[:, part] = pair_product(outer, pair_product(inner, x[:, part], bias).relu_())
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
+        saved = ctx.saved_tensors
+        x, inner, bias, outer = saved
+        of_x, of_inner, of_bias, of_outer = map(torch.zeros_like, saved)
+        for part in pair_blocks(x):
+            gradient = gradients[0][:, part]
+            hidden = pair_product(inner, x[:, part], bias).relu_()
+            of_outer += pair_product(gradient, hidden.T)
+            of_hidden = torch.ops.aten.threshold_backward(
+                pair_product(outer.T, gradient), hidden, 0.0
+            )
+            of_inner += pair_product(of_hidden, x[:, part].T)
+            of_bias += of_hidden.sum(1, keepdim=True)
+            of_x[:, part] = pair_product(inner.T, of_hidden)
+        return of_x, of_inner, of_bias, of_outer
 
 
 def sum_from(x: Tensor) -> Tensor:

@@ -129,6 +129,7 @@ def rotation_plan(
         read=lambda q, k: [AttentionView(apply_rotation(q, (own, partner), layout), k, mask)],
         write=lambda k: apply_rotation(k, of_keys, layout),
         is_unordered=True,
+        is_uniform=own.shape[:2] == of_keys[0].shape[:2] == (1, 1),
     )
 
 

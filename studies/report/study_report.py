@@ -25,6 +25,7 @@ from evaluation.reports.document import (
 )
 from evaluation.reports.figures import FigureText, save
 from evaluation.reports.generation_report import generation_tables
+from evaluation.reports.item_report import exact_figure
 from evaluation.reports.loss_report import (
     details,
     differences,
@@ -284,7 +285,8 @@ def other_section(r: ReportedResults, figures: StudyFigures, styles: Styles) -> 
     if protocol == "tasks":
         title += f": {r.facts.get('task', r.title)}"
         caption = "Accuracy by length, mean over seeds."
-        blocks.append(figures.add(r, "accuracy", accuracy_figure(r, styles), caption))
+        figure = accuracy_figure if r.table.select("accuracy") else exact_figure
+        blocks.append(figures.add(r, "accuracy", figure(r, styles), caption))
         blocks += task_tables(r)
     elif protocol == "attention":
         caption = "Attention by context length: means over layers, heads, queries and seeds."

@@ -54,8 +54,10 @@ def read_other(
                 key = (variant.name, *place)
                 seeds.setdefault(key, []).append(row._replace(variant=variant.name))
         for cell in result["cells"]:
-            if cell.get("unit_accuracy") and cell["method"] == variant.method:
-                units.setdefault((variant.name, cell["length"]), []).append(cell["unit_accuracy"])
+            metric = "accuracy" if "unit_accuracy" in cell else "exact"
+            if cell.get(f"unit_{metric}") and cell["method"] == variant.method:
+                place = (variant.name, metric, cell["length"])
+                units.setdefault(place, []).append(cell[f"unit_{metric}"])
     r = ReportedResults(
         title=title_of(name, group),
         names=list(dict.fromkeys(row.variant for rows in seeds.values() for row in rows)),
@@ -65,12 +67,12 @@ def read_other(
     for rows in seeds.values():
         mean = float(np.mean([row.value for row in rows]))
         r.table.put(rows[0]._replace(value=mean, low=math.nan, high=math.nan, verdict=""))
-    lengths = {length for _, length in units}
+    lengths = {length for *_, length in units}
     family = max(1, len(study.variants) * len(lengths))
-    for (variant, length), values in units.items():
+    for (variant, metric, length), values in units.items():
         share = change(np.array(values), alpha=1 - CONFIDENCE, family=family)  # of (S, D)
         word = NOT_ABOVE if share.claimed else POINT
         if share.low > first["chance"]:
             word = ABOVE_CHANCE
-        r.table.add(variant, "accuracy", share, length, verdict=word)
+        r.table.add(variant, metric, share, length, verdict=word)
     return r

@@ -6,7 +6,7 @@ A corpus used only for evaluation is prepared with the tokenizer of the runs eva
 from collections.abc import Sequence
 from typing import Any
 
-from data import DataSettings, PreparedData, prepare, prepared_folder
+from data import DataSettings, PreparedData, RunData, is_prepared, prepare
 from data.files import read_object
 from data.hashing import canonical_hash
 from data.tokenizers import saved_settings
@@ -24,20 +24,18 @@ class StudyCorpora:
     def __init__(self, console: Any, make: bool = True):
         self.console = console
         self.make = make
-        self._open: dict[str, PreparedData | None] = {}
+        self._open: dict[str, RunData | None] = {}
         self._target_errors: dict[str, str] = {}
 
-    def of_run(self, plan: PlannedCell) -> PreparedData | None:
+    def of_run(self, plan: PlannedCell) -> RunData | None:
         """The training corpus of a cell; None if it is not prepared and `make` is false."""
         return self._prepared(plan.settings.data)
 
-    def of_evaluation(
-        self, plan: PlannedCell, evaluation: PlannedEvaluation
-    ) -> PreparedData | None:
+    def of_evaluation(self, plan: PlannedCell, evaluation: PlannedEvaluation) -> RunData | None:
         """The corpus of an evaluation: its own, or else the run's."""
         own = self.of_run(plan)
         data = evaluation.data
-        if data is None or own is None:
+        if data is None or not isinstance(own, PreparedData):
             return own
         changes = {"tokenizer": saved_settings(own.folder / "tokenizer")}
         if data.root == type(data).model_fields["root"].default:
@@ -53,7 +51,11 @@ class StudyCorpora:
         if evaluation.data is None:
             return []
         prepared = self.of_evaluation(plan, evaluation)
-        return [] if prepared is None else [f"{evaluation.store_setting}={prepared.folder}"]
+        return (
+            []
+            if not isinstance(prepared, PreparedData)
+            else [f"{evaluation.store_setting}={prepared.folder}"]
+        )
 
     def check(self, plans: Sequence[PlannedCell]) -> None:
         """Prepare all corpora; raises StudyError with every problem of every cell."""
@@ -71,10 +73,10 @@ class StudyCorpora:
                     problems.add(plan.cell, f"evaluations.{evaluation.name}: {error}")
         problems.raise_any(len(plans))
 
-    def _prepared(self, data: DataSettings) -> PreparedData | None:
+    def _prepared(self, data: DataSettings) -> RunData | None:
         key = canonical_hash(data.model_dump(mode="json", exclude={"packing", "positions"}))
         if key not in self._open:
-            is_ready = self.make or (prepared_folder(data) / "prepared.json").is_file()
+            is_ready = self.make or is_prepared(data)
             self._open[key] = prepare(data, self.console) if is_ready else None
         return self._open[key]
 
@@ -99,7 +101,9 @@ class StudyCorpora:
         own = self.of_run(plan)
         prepared = self.of_evaluation(plan, evaluation)
         length = plan.settings.train_length
-        if prepared is None or own is None or not isinstance(settings, EvaluationSettings):
+        if not isinstance(settings, EvaluationSettings):
+            return
+        if not isinstance(prepared, PreparedData) or not isinstance(own, PreparedData):
             return
         measured = settings.model_dump_json(exclude={"methods"})
         key = f"{prepared.folder}|{own.folder}|{length}|{measured}"

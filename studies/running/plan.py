@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from data import DataSettings, prepared_folder
+from data import DataSettings, is_prepared
 from data.hashing import canonical_hash
 from errors import StudyError, TrainingError, UserError
 from evaluation.evaluation_settings import EvaluationSettings, MeasurementSettings
@@ -116,7 +116,7 @@ class StudyPlanner:
         )
         # The source exists; this reads the list of its files.
         self._once(
-            prepared_folder,
+            is_prepared,
             settings.data.model_dump_json(),
             settings.data,
         )
@@ -275,5 +275,5 @@ def _corpus(overrides: tuple[str, ...]) -> DataSettings:
     data = load_settings(RunSettings, [*overrides, *fixed]).data
     if data.valid_source is not None:
         raise StudyError("data.valid_source: evaluations read all of data.source; remove it")
-    prepared_folder(data)  # checks that the source exists
+    is_prepared(data)  # checks that the source exists
     return data

@@ -178,5 +178,5 @@ def test_golden_samples(name, expected):
 
 @pytest.mark.parametrize(("name", "setting"), [("random_subset", "max_length"), ("pose", "target")])
 def test_range_shorter_than_window_is_rejected(name, setting):
-    with pytest.raises(DataError, match=f"data.positions.{setting} = 8 .* train_length = 9"):
+    with pytest.raises(DataError, match=f"data.positions.{setting} = 8 .* 9 tokens"):
         sampler(make_store([40]), (9, 1), positions=chosen(name, **{setting: 8}))

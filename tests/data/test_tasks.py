@@ -1,4 +1,4 @@
-"""Tasks: every item is solved by an independent solver that reads only its text."""
+"""Tasks in text: every item is solved by an independent solver that reads only its text."""
 
 import re
 from itertools import pairwise
@@ -9,8 +9,8 @@ import pytest
 
 from data import ByteTokenizer, DataError
 from data.preparation.tokenizer_training import train_sentencepiece
-from data.tasks import Haystacks, TaskContext, TaskSettings, is_for
-from data.tasks.closed import AdditionTask, CopyTask, ParityTask, RecallTask, ReverseTask
+from data.tasks import Haystacks, TaskContext, TextTaskSettings, is_for
+from data.tasks.recall import RecallTask
 from data.tasks.retrieval import NeedleTask, PasskeyTask, VariablesTask
 from data.tokenizers.tokenizer_settings import SentencePieceSettings
 
@@ -49,41 +49,11 @@ def solve_recall(prompt):
     return f" {pairs[lines[-1]]}\n", [f" {value}\n" for value in pairs.values()]
 
 
-def solve_copy(prompt):
-    right = prompt.removeprefix("copy ").removesuffix(":")
-    return f" {right}\n", [exchanged(right, i) for i in range(len(right) - 1)]
-
-
-def solve_reverse(prompt):
-    right = prompt.removeprefix("reverse ").removesuffix(":")[::-1]
-    return f" {right}\n", [exchanged(right, i) for i in range(len(right) - 1)]
-
-
-def exchanged(right, i):
-    return f" {right[:i]}{right[i + 1]}{right[i]}{right[i + 2 :]}\n"
-
-
-def solve_parity(prompt):
-    ones = sum(map(int, prompt.removeprefix("ones ").removesuffix(":")))
-    return f" {ones % 2}\n", [" 0\n", " 1\n"]
-
-
-def solve_addition(prompt):
-    a, b = prompt.removesuffix("=").split("+")
-    total = int(a) + int(b)
-    spelled = [total] + [total + sign * 10**k for k in range(1, len(a) + 1) for sign in (-1, 1)]
-    return f"{total:0{len(a) + 1}}\n", [f"{wrong:0{len(a) + 1}}\n" for wrong in spelled]
-
-
 SOLVERS = {
     "passkey": solve_passkey,
     "needle": solve_needle,
     "variables": solve_variables,
     "recall": solve_recall,
-    "copy": solve_copy,
-    "reverse": solve_reverse,
-    "parity": solve_parity,
-    "addition": solve_addition,
 }
 TASKS = [
     PasskeyTask(keys=4, digits=4),
@@ -94,10 +64,6 @@ TASKS = [
     VariablesTask(chains=3, hops=2, queries=6),
     RecallTask(),
     RecallTask(queries=6, digits=3),
-    CopyTask(),
-    ReverseTask(),
-    ParityTask(),
-    AdditionTask(),
 ]
 
 
@@ -107,7 +73,7 @@ def subwords():
         TEXT,
         "Key heron 48213.\n" * 30,
         "owl hid it in the attic.\n" * 30,
-        "copy 12:\nab 42\n" * 30,
+        "ab 42\n" * 30,
     ]
     return train_sentencepiece(SentencePieceSettings(vocab_size=320), iter(lines)).tokenizer
 
@@ -125,7 +91,7 @@ def make(task, tokenizer, purpose="evaluation", seed=0):
 
 
 def test_every_task_is_tested():
-    assert {type(task) for task in TASKS} == set(get_args(get_args(TaskSettings)[0]))
+    assert {type(task) for task in TASKS} == set(get_args(get_args(TextTaskSettings)[0]))
 
 
 @pytest.mark.parametrize("task", TASKS, ids=repr)
@@ -147,7 +113,7 @@ def test_reference_solver_agrees(task, tokenizer):
             # Parts encoded one by one are encoded as the whole, which training sees.
             assert tokenizer.encode(prompt + answer) == item.prompt + item.answer
             answers.add(answer)
-    assert len(answers) > (1 if task.name == "parity" else 5)
+    assert len(answers) > 5
 
 
 @pytest.mark.parametrize(
@@ -155,9 +121,6 @@ def test_reference_solver_agrees(task, tokenizer):
     [
         *TASKS,
         PasskeyTask(keys=1, queries=6, choices=5),
-        CopyTask(separator=" "),
-        ParityTask(modulus=3),
-        AdditionTask(backwards=True),
     ],
     ids=repr,
 )
@@ -201,31 +164,6 @@ def test_depth_orders_the_answer_and_longer_items_keep_the_question(task, subwor
     assert long.prompt[-15:] == short.prompt[-15:]  # the text nearest to the question
 
 
-@pytest.mark.parametrize(
-    ("task", "pattern"), [(CopyTask(), r"copy (\d+)"), (ParityTask(), r"ones (\d+)")]
-)
-def test_longer_items_extend_shorter_ones(task, pattern):
-    item_of = make(task, ByteTokenizer())
-    texts = [ByteTokenizer().decode(item_of(1, length).prompt) for length in (80, 300)]
-    short, long = (re.search(pattern, text)[1] for text in texts)
-    assert long.startswith(short) and len(long) > len(short)
-
-
-@pytest.mark.parametrize("backwards", [False, True])
-def test_addition_distractors_differ_by_a_carry(backwards):
-    item_of = make(AdditionTask(choices=3, backwards=backwards), ByteTokenizer())
-    order = -1 if backwards else 1
-    for index in range(60):
-        item = item_of(index, 16)
-        text = ByteTokenizer().decode(item.prompt).removesuffix("=")
-        a, b = (number[::order] for number in text.split("+"))
-        total = int(a) + int(b)
-        assert any(int(x) + int(y) > 9 for x, y in zip(a, b, strict=True))
-        results = [ByteTokenizer().decode(one).strip() for one in (item.answer, *item.others)]
-        off = [abs(int(number[::order]) - total) for number in results]
-        assert off[0] == 0 and all(re.fullmatch("10+", str(one)) for one in off[1:])
-
-
 @pytest.mark.parametrize("task", [PasskeyTask(keys=2, queries=9), RecallTask(queries=3)], ids=repr)
 def test_training_items_ask_several_times(task):
     item_of = make(task, ByteTokenizer(), "training")
@@ -240,16 +178,8 @@ def test_training_items_ask_several_times(task):
     assert min(repeated) == 0 and max(repeated) == (7 if task.name == "passkey" else 2)
 
 
-@pytest.mark.parametrize(
-    "task", [CopyTask(), ReverseTask(), AdditionTask(choices=16)], ids=lambda task: task.name
-)
-def test_training_items_need_no_wrong_answers(task):
-    tokenizer = ByteTokenizer()
-    with pytest.raises(DataError):
-        make(task, tokenizer)(0, 14)
-    item = make(task, tokenizer, "training")(0, 14)
-    assert 0 < len(item.prompt) + len(item.answer) <= 14
-    few = make(PasskeyTask(keys=1, digits=1, choices=20), tokenizer, "training")(0, 100)
+def test_training_items_need_no_wrong_answers():
+    few = make(PasskeyTask(keys=1, digits=1, choices=20), ByteTokenizer(), "training")(0, 100)
     assert len(few.others) == 9
 
 
@@ -257,14 +187,9 @@ def test_training_items_need_no_wrong_answers(task):
     ("task", "length", "message"),
     [
         (PasskeyTask(), 40, "40 tokens"),
-        (CopyTask(), 5, "5 tokens"),
-        (ReverseTask(), 5, "5 tokens"),
-        (ParityTask(), 5, "5 tokens"),
-        (AdditionTask(), 5, "5 tokens"),
         (RecallTask(), 5, "5 tokens"),
         (RecallTask(letters=1), 500, "letters"),
         (PasskeyTask(keys=12, digits=1), 900, "digits"),
-        (CopyTask(alphabet="aa", choices=2), 30, "choices"),
     ],
 )
 def test_invalid_items_are_rejected(task, length, message):

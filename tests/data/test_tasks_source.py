@@ -8,7 +8,7 @@ from data import ByteTokenizer, DataError, DataSettings, prepare
 from data.data_settings import TaskSource
 from data.sources import GENERATED, open_source
 from data.tasks import is_for
-from data.tasks.closed import RecallTask
+from data.tasks.recall import RecallTask
 
 IN_FILLER = {"name": "passkey", "haystack": {"name": "filler"}}
 
@@ -30,14 +30,10 @@ def test_items_have_requested_length():
     for start in (0, 5, 12, 13):
         assert items(settings, start) == documents[start:]
     assert set(sizes(settings.model_copy(update={"length": 128}))) == {128}
-    padded = settings.model_copy(update={"pad": True})
-    texts = [document.text.rstrip("\n") for document in documents]
-    assert [document.text.rstrip("\n") for document in items(padded)] == texts
-    assert set(sizes(padded)) == {180}
     other = settings.model_copy(update={"seed": 1})
     assert not {document.text for document in items(other)} & {d.text for d in documents}
-    prints = [open_source(one).fingerprint() for one in (settings, padded, other, settings)]
-    assert len(set(prints)) == 3
+    prints = [open_source(one).fingerprint() for one in (settings, other, settings)]
+    assert len(set(prints)) == 2
 
 
 def test_multibyte_characters_are_not_split(tmp_path):

@@ -3,20 +3,20 @@ import pytest
 import torch
 
 from errors import EvaluationError
-from evaluation.monitor import monitor_targets
+from evaluation.monitor import text_targets
 from evaluation.scoring.windows import fixed_windows
 from model import TokenPositions
 
 
 def test_losses_match_naive_loop_and_are_deterministic(make_store, sharp):
     store = make_store([90, 150, 130, 77, 20, 88, 140, 160, 99, 101], seed=6)
-    monitor = monitor_targets(store, [16, 32, 64], targets=6, spans=7, seed=3)
+    monitor = text_targets(store, [16, 32, 64], targets=6, spans=7, seed=3)
     assert monitor.lengths == [16, 32, 64] and monitor.note == ""
     model = sharp().train()
     first = monitor.measure(model)
     second = monitor.measure(model)
     assert first == second and model.training
-    again = monitor_targets(
+    again = text_targets(
         make_store([90, 150, 130, 77, 20, 88, 140, 160, 99, 101], seed=6), [16, 32, 64], 6, 7, 3
     )
     assert again.measure(model) == first
@@ -37,9 +37,7 @@ def test_losses_match_naive_loop_and_are_deterministic(make_store, sharp):
 
 
 def test_ranks_match_single_process_with_equal_batches(make_store, sharp, monkeypatch):
-    monitor = monitor_targets(
-        make_store([90, 300, 150, 130] * 4), [16, 128, 80], targets=6, spans=9
-    )
+    monitor = text_targets(make_store([90, 300, 150, 130] * 4), [16, 128, 80], targets=6, spans=9)
     model = sharp()
     passes = []
     monkeypatch.setattr("evaluation.monitor.rows_of", lambda length: 2)
@@ -68,7 +66,7 @@ def test_ranks_match_single_process_with_equal_batches(make_store, sharp, monkey
 
 
 def test_failing_length_is_nan_and_others_are_kept(make_store, sharp):
-    monitor = monitor_targets(make_store([90] * 9), [16, 32, 64], targets=6, spans=9)
+    monitor = text_targets(make_store([90] * 9), [16, 32, 64], targets=6, spans=9)
     model = sharp()
     forward = model.forward
 
@@ -83,9 +81,9 @@ def test_failing_length_is_nan_and_others_are_kept(make_store, sharp):
 
 
 def test_lengths_with_few_documents_are_skipped_with_warning(make_store):
-    monitor = monitor_targets(make_store([90] * 7 + [300] * 3), [16, 64, 128], targets=6, spans=10)
+    monitor = text_targets(make_store([90] * 7 + [300] * 3), [16, 64, 128], targets=6, spans=10)
     assert monitor.lengths == [16, 64] and "only 3 of 10" in monitor.note
-    few = monitor_targets(make_store([300, 40]), [16, 32, 128], targets=6, spans=10)
+    few = text_targets(make_store([300, 40]), [16, 32, 128], targets=6, spans=10)
     assert few.lengths == [16, 32]
     with pytest.raises(EvaluationError, match="longest usable length is 30"):
-        monitor_targets(make_store([30, 21]), [64, 128], targets=6)
+        text_targets(make_store([30, 21]), [64, 128], targets=6)

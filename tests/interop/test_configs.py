@@ -80,6 +80,13 @@ def test_sizes_of_gemma4_as_released(tmp_path):
     assert build_model(read_folder(tmp_path)).shape.model == expected.shape.model
 
 
+def test_old_names_of_layer_types():
+    config = variant("granitemoehybrid").config.to_dict()
+    old = {"linear_attention": "mamba", "full_attention": "attention"}
+    changed = config | {"layer_types": [old[name] for name in config["layer_types"]]}
+    assert read_config(changed, "config.json") == read_config(config, "config.json")
+
+
 SIZES = {
     "hidden_size": 64,
     "intermediate_size": 44,

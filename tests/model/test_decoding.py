@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +11,8 @@ import torch._dynamo
 
 from model import TokenPositions, Transformer, decoding, static_cache
 from model.decoding import GrowingDecoder, StaticDecoder, make_decoder
+from model.fast import prepared
+from model.fast.prepared import PreparedDecoder
 from tests.model.zoo import (
     CASES,
     QUICK_MIXERS,
@@ -40,6 +43,7 @@ BLOCKS = [
 def small_sizes(monkeypatch):
     monkeypatch.setattr(static_cache, "BUCKET", 4)
     monkeypatch.setattr(decoding, "LEAST_PASSES", 2)
+    monkeypatch.setattr(prepared, "CHUNK", 5)
 
 
 def decoder_of(model: Transformer, tokens, positions, static: bool | None = None, prompt=PROMPT):
@@ -59,7 +63,11 @@ def check(model: Transformer, static: bool | None = None, length: int = 0, promp
     counts = [prompt, max(1, prompt - 4)]
     lengths = [length, length - prompt + counts[1]]
     ragged = TokenPositions.left_padded(counts, length, lengths=lengths)
-    for positions in (TokenPositions.plain(length), ragged):
+    plain = TokenPositions.plain(length)
+    cases = [plain, ragged]
+    if model.depends_on_length:
+        cases.append(replace(plain, lengths=(length, 5 * length)))
+    for positions in cases:
         decode = decoder_of(model, tokens, positions, static, prompt)
         if isinstance(decode, StaticDecoder):
             for _ in range(2):  # passes that are repeated, as a recording of a CUDA graph begins
@@ -70,13 +78,13 @@ def check(model: Transformer, static: bool | None = None, length: int = 0, promp
 
 
 @each_mechanism(CASES)
-@pytest.mark.parametrize("static", [False, True])
+@pytest.mark.parametrize("static", [None, False, True])
 def test_passes_match_a_full_pass(case, static):
     check(shared(case), static)
 
 
 @pytest.mark.parametrize("case", QUICK_MIXERS)
-@pytest.mark.parametrize("static", [False, True])
+@pytest.mark.parametrize("static", [None, False, True])
 def test_passes_of_other_mixers_match_a_full_pass(case, static):
     check(shared(case), static)
 
@@ -100,6 +108,8 @@ def test_static_windows_that_wrap_several_times(name, sinks, prompt):
 @pytest.mark.parametrize(
     ("case", "static", "form"),
     [
+        *((case, None, PreparedDecoder) for case in ("rope", "xpos", "t5", "rope-yarn-auto")),
+        *((case, None, GrowingDecoder) for case in ("learned", "cope", "rope-window", "fox")),
         ("rope-self-extend", False, GrowingDecoder),
         *((case, True, StaticDecoder) for case in ("rope-self-extend", "cope", "pattern-none")),
         *((case, True, GrowingDecoder) for case in ("fox", "path", "selective_rope", "carope")),

@@ -5,11 +5,13 @@ from pathlib import Path
 from random import Random
 from string import ascii_lowercase
 
+import numpy as np
 import pytest
 import yaml
 
 from data import ByteTokenizer, DataSettings, prepare
 from data.data_settings import TaskSource
+from data.generated import generated
 from data.sources import SOURCES
 from data.sources.local import Stdlib
 from evaluation.scoring.methods import builtin_methods
@@ -72,6 +74,9 @@ def stand_ins(tmp_path, monkeypatch):
 
 def prepare_small(data: DataSettings) -> None:
     """Prepare the data with few items and a small vocabulary."""
+    if items := generated(data):
+        items.items("training", 0).rows(np.arange(4), items.longest)
+        return
     changes = {}
     for name in ("source", "valid_source"):
         source = getattr(data, name)
@@ -102,6 +107,9 @@ def test_study_can_be_planned(path, stand_ins):
         for evaluation in plan.evaluations:
             settings = evaluation.settings
             if not isinstance(settings, TaskEvaluationSettings):
+                continue
+            if data.is_generated:
+                assert settings.ranges(data.source.bounds)
                 continue
             task = settings.task or data.source.task
             length = plan.settings.train_length

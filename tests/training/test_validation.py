@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from data import ByteTokenizer
+from data.preparation.prepared import OPENING, opening
 from errors import TrainingError
 from run_directory.training_settings import ValidationSettings
 from training.checks import validation_steps
-from training.validation import OPENING, opening
 
 
 def due(steps, **settings):

@@ -87,9 +87,11 @@ def test_haystacks_use_own_validation_data(root, monkeypatch, capsys):
     report = json.loads((root / "text" / "evaluation" / "needle" / "results.json").read_text())
     assert report["haystack"].endswith("/valid") and report["units"]["names"][0].endswith(".txt")
     assert len(report["units"]["names"]) == 6
-    assert call(monkeypatch, root / "text", *SMALL, "task.name=parity", "folder=parity") == 0
-    report = json.loads((root / "text" / "evaluation" / "parity" / "results.json").read_text())
-    assert report["chance"] == 0.5 and report["by_depth"] == [] and report["unit"] == "item"
+    assert call(monkeypatch, root / "text", *SMALL, "task.name=recall", "folder=recall") == 0
+    report = json.loads((root / "text" / "evaluation" / "recall" / "results.json").read_text())
+    assert report["chance"] == 0.25 and report["unit"] == "item"
+    with pytest.raises(EvaluationError, match="was not trained on parity"):
+        call(monkeypatch, root / "text", *SMALL, "task.name=parity")
     with pytest.raises(EvaluationError, match=r"task\.name"):
         call(monkeypatch, root / "text", *SMALL)
     with pytest.raises(EvaluationError, match=r"none of the 8 documents .* 5,001 tokens"):

@@ -1,0 +1,158 @@
+"""Arithmetic on symbols: sums of digits modulo a number, parity, sums of decimal numbers."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from data.sampling.random_draws import NamedDraws
+from data.tasks.symbols import EQUALS, CoupledTask, SymbolItem
+
+DIGITS = [*map(str, range(10))]
+
+
+class ModularAdditionTask(CoupledTask):
+    """The sum of numbers modulo another one: `3 4 4 =` → `1` modulo 10. Lengths count the numbers.
+    With a scratchpad, the answer is the sum after each number: `3 7 1`."""
+
+    name: Literal["modular_addition"] = "modular_addition"
+    modulus: int = Field(10, ge=2, description="modulus")
+    scratchpad: bool = Field(False, description="answer with all partial sums")
+
+    @model_validator(mode="after")
+    def _positions_need_scratchpad(self):
+        if self.has_positions and not self.scratchpad:
+            raise ValueError("positions=coupled requires scratchpad=true")
+        return self
+
+    @property
+    def alphabet(self) -> list[str]:
+        return [*map(str, range(self.modulus)), EQUALS]
+
+    @property
+    def choices(self) -> int:
+        return self.modulus
+
+    def size(self, length: int) -> int:
+        return length + (length if self.scratchpad else 1) + 2
+
+    def make(self, draws: NamedDraws, length: int) -> SymbolItem:
+        numbers = draws.below("numbers", length, self.modulus)
+        sums = [*map(str, (np.cumsum(numbers) % self.modulus).tolist())]
+        prompt = [*map(str, numbers.tolist()), EQUALS]
+        return self.answered(prompt, sums if self.scratchpad else sums[-1:])
+
+    def positions_of(self, prompt: Sequence[str], more: int) -> list[int] | None:
+        """As in arXiv:2405.20671: number i and partial sum i have position i + 2, `=` has 1."""
+        if not self.has_positions:
+            return None
+        n = prompt.index(EQUALS)
+        return [*range(2, n + 2), 1, *range(2, len(prompt) + more - n + 1)]
+
+
+class ParityTask(ModularAdditionTask):
+    """Whether the number of ones is odd: `1 0 1 1 =` → `1`. Lengths count binary digits. With a
+    scratchpad, the answer is the parity after each digit: `1 1 0 1`."""
+
+    name: Literal["parity"] = "parity"  # pyright: ignore[reportIncompatibleVariableOverride]
+    modulus: Literal[2] = 2  # pyright: ignore[reportIncompatibleVariableOverride]
+
+
+class AdditionTask(CoupledTask):
+    """The sum of two numbers of as many digits: `0 9 + 4 8 =` → `0 5 7`, with one more digit, so
+    that the length of an answer gives no information about it. Lengths count the digits of one
+    number. A scratchpad lists the carry, the two digits and the digit of the sum for each column,
+    from the last: `0 9 8 7 1 0 4 5`, then `:` and the sum."""
+
+    name: Literal["addition"] = "addition"
+    positions: Literal["plain", "coupled", "abacus"] = Field(  # pyright: ignore
+        "plain",
+        description="plain: 0, 1, 2, ..., or as data.positions draws them; coupled: the same "
+        "position for digits of equal significance (arXiv:2405.20671); abacus: place of a digit in "
+        "its number, 0 for other symbols (arXiv:2405.17399)",
+    )
+    order: Literal["plain", "reversed", "reversed_answer"] = Field(
+        "plain",
+        description="reversed: all numbers, or the sum alone, from the last digit on",
+    )
+    scratchpad: bool = Field(False, description="write the columns before the sum")
+    hints: int = Field(
+        0,
+        ge=0,
+        description="number of index symbols, one of which precedes each digit, the same for equal "
+        "significance (arXiv:2310.16028); 0: none. An item uses consecutive ones",
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self):
+        chosen = [self.has_positions, self.scratchpad, self.hints > 0]
+        if sum(chosen) > 1:
+            raise ValueError("set only one of positions, scratchpad and hints")
+        return self
+
+    @property
+    def alphabet(self) -> list[str]:
+        return [*DIGITS, "+", EQUALS, ":", *(f"i{k}" for k in range(self.hints))]
+
+    @property
+    def choices(self) -> int:
+        return 10
+
+    @property
+    def longest(self) -> int | None:
+        return self.hints - 1 if self.hints else None
+
+    def size(self, length: int) -> int:
+        digits = (3 * length + 1) * (2 if self.hints else 1)
+        return digits + (4 * length + 1 if self.scratchpad else 0) + 3
+
+    def make(self, draws: NamedDraws, length: int) -> SymbolItem:
+        a = draws.below("a", length, 10).tolist()  # the last digit first
+        b = draws.below("b", length, 10).tolist()
+        carry = 0
+        total = []
+        columns = []
+        for x, y in zip(a, b, strict=True):
+            row = [carry, x, y]
+            carry, digit = divmod(x + y + carry, 10)
+            total.append(digit)
+            columns += [*map(str, [*row, digit])]
+        total.append(carry)
+        hints = []
+        if self.hints:
+            first = int(draws.below("hints", 1, self.hints - length)[0])
+            hints = [f"i{k}" for k in range(first, first + length + 1)]
+        is_reversed = self.order == "reversed"
+        prompt = [*_written(a, hints, is_reversed), "+", *_written(b, hints, is_reversed), EQUALS]
+        answer = _written(total, hints, self.order != "plain")
+        return self.answered(prompt, [*columns, ":", *answer] if self.scratchpad else answer)
+
+    def positions_of(self, prompt: Sequence[str], more: int) -> list[int] | None:
+        """Coupled: a digit of significance k = 0, 1, ... has position k + 2, `+` and `=` have 1;
+        `=` before an answer that begins with its first digit is one beyond it."""
+        if not self.has_positions:
+            return None
+        sizes = [prompt.index("+"), prompt.index(EQUALS) - prompt.index("+") - 1]
+        rest = len(prompt) + more - sum(sizes) - 2
+        if self.positions == "abacus":
+            return [*range(1, sizes[0] + 1), 0, *range(1, sizes[1] + 1), 0, *range(1, rest + 1)]
+        numbers = [list(range(2, size + 2)) for size in sizes]
+        if self.order != "reversed":
+            numbers = [number[::-1] for number in numbers]
+        last = max(sizes) + 2  # of the first digit of the sum
+        equals = 1
+        answer = list(range(2, rest + 2))
+        if self.order == "plain":
+            equals = last + 1
+            answer = [max(1, last - i) for i in range(rest)]
+        return [*numbers[0], 1, *numbers[1], equals, *answer]
+
+
+def _written(digits: list[int], hints: list[str], last_first: bool) -> list[str]:
+    """A number, given with its last digit first, with the hint of each digit before it."""
+    symbols = [*map(str, digits)]
+    if hints:
+        pairs = zip(hints, symbols, strict=False)
+        symbols = [f"{hint} {symbol}" for hint, symbol in pairs]
+    return " ".join(symbols if last_first else symbols[::-1]).split()

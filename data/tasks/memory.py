@@ -1,0 +1,175 @@
+"""Tasks that look symbols up in the context: flip-flop, recall, indirect indexing, brackets."""
+
+from typing import Literal
+
+import numpy as np
+from pydantic import Field, PositiveInt, model_validator
+
+from data.sampling.random_draws import NamedDraws, bits, fractions, key_of
+from data.tasks.symbols import EQUALS, SymbolItem, SymbolTask
+
+
+class FlipFlopTask(SymbolTask):
+    """Read the bit that was written last (arXiv:2306.00946): `w 1 i 0 r` → `1`, with every read
+    scored. Lengths count instructions, each with a bit. The first writes, the last reads."""
+
+    name: Literal["flip_flop"] = "flip_flop"
+    ignore: float = Field(
+        0.8,
+        ge=0,
+        lt=1,
+        description="probability that an instruction is to be ignored; the others read or write "
+        "with equal probability. Sparse: 0.98, dense: 0.1",
+    )
+
+    @property
+    def alphabet(self) -> list[str]:
+        return ["w", "r", "i", "0", "1"]
+
+    @property
+    def choices(self) -> int:
+        return 2
+
+    @property
+    def shortest(self) -> int:
+        return 2
+
+    def size(self, length: int) -> int:
+        return 2 * length
+
+    def make(self, draws: NamedDraws, length: int) -> SymbolItem:
+        uniform = fractions(bits(key_of(*draws.key, "instructions"), np.arange(length)))
+        written = draws.below("bits", length, 2).tolist()
+        symbols = []
+        is_answer = []
+        stored = ""
+        for i, (number, bit) in enumerate(zip(uniform.tolist(), written, strict=True)):
+            instruction = "i"
+            if number >= self.ignore:
+                instruction = "w" if number < (1 + self.ignore) / 2 else "r"
+            if i == 0:
+                instruction = "w"
+            elif i == length - 1:
+                instruction = "r"
+            if instruction == "w":
+                stored = str(bit)
+            is_read = instruction == "r"
+            symbols += [instruction, stored if is_read else str(bit)]
+            is_answer += [False, is_read]
+        return SymbolItem(symbols, is_answer)
+
+
+class AssociativeRecallTask(SymbolTask):
+    """Multi-query associative recall (arXiv:2312.04927): `k3 v0 k7 v2 ? k7` → `v2`, then further
+    keys, each followed by its value. Lengths count the pairs; keys of an item are distinct."""
+
+    name: Literal["associative_recall"] = "associative_recall"
+    keys: PositiveInt = Field(64, description="number of keys, k0, k1, ...")
+    values: int = Field(64, ge=2, description="number of values, v0, v1, ...")
+    queries: PositiveInt = Field(4, description="queried keys per item, or as many as it has")
+
+    @property
+    def alphabet(self) -> list[str]:
+        keys = [f"k{i}" for i in range(self.keys)]
+        return [*keys, *(f"v{i}" for i in range(self.values)), "?"]
+
+    @property
+    def choices(self) -> int:
+        return self.values
+
+    @property
+    def longest(self) -> int:
+        return self.keys
+
+    def size(self, length: int) -> int:
+        return 2 * length + 1 + 2 * min(self.queries, length)
+
+    def make(self, draws: NamedDraws, length: int) -> SymbolItem:
+        keys = draws.distinct("keys", length, self.keys).tolist()
+        values = draws.below("values", length, self.values).tolist()
+        asked = draws.distinct("asked", min(self.queries, length), length).tolist()
+        symbols = []
+        for key, value in zip(keys, values, strict=True):
+            symbols += [f"k{key}", f"v{value}"]
+        symbols.append("?")
+        is_answer = [False] * len(symbols)
+        for i in asked:
+            symbols += [f"k{keys[i]}", f"v{values[i]}"]
+            is_answer += [False, True]
+        return SymbolItem(symbols, is_answer)
+
+
+class IndirectIndexingTask(SymbolTask):
+    """The symbol at a distance from a given one (arXiv:2509.10534): `4 9 1 7 ? 9 +2 =` → `7`.
+    Lengths count the symbols of the string, which are distinct."""
+
+    name: Literal["indirect_indexing"] = "indirect_indexing"
+    symbols: int = Field(52, ge=2, description="number of symbols, 0, 1, 2, ...")
+    shift: PositiveInt = Field(10, description="largest distance, to the left (-) or right (+)")
+
+    @property
+    def alphabet(self) -> list[str]:
+        shifts = [f"{sign}{k}" for k in range(1, self.shift + 1) for sign in "+-"]
+        return [*map(str, range(self.symbols)), *shifts, "?", EQUALS]
+
+    @property
+    def choices(self) -> int:
+        return self.symbols
+
+    @property
+    def shortest(self) -> int:
+        return 2
+
+    @property
+    def longest(self) -> int:
+        return self.symbols
+
+    def size(self, length: int) -> int:
+        return length + 6
+
+    def make(self, draws: NamedDraws, length: int) -> SymbolItem:
+        string = [str(i) for i in draws.distinct("symbols", length, self.symbols).tolist()]
+        here = int(draws.below("source", 1, length)[0])
+        low = max(0, here - self.shift)
+        others = [i for i in range(low, min(length, here + self.shift + 1)) if i != here]
+        there = others[int(draws.below("target", 1, len(others))[0])]
+        question = ["?", string[here], f"{there - here:+d}", EQUALS]
+        return self.answered([*string, *question], [string[there]])
+
+
+class DyckTask(SymbolTask):
+    """Close all open brackets (Dyck language, arXiv:2105.11115): `(0 (1 )1 (1 =` → `)1 )0`. Lengths
+    count pairs of brackets, those of the answer among them."""
+
+    name: Literal["dyck"] = "dyck"
+    kinds: int = Field(2, ge=1, le=20, description="kinds of brackets")
+    depth: PositiveInt = Field(8, description="largest number of open brackets")
+
+    @model_validator(mode="after")
+    def _some_choice(self):
+        if self.kinds == self.depth == 1:
+            raise ValueError("kinds=1 and depth=1 leave a single answer; increase one of them")
+        return self
+
+    @property
+    def alphabet(self) -> list[str]:
+        return [f"{side}{kind}" for kind in range(self.kinds) for side in "()"] + [EQUALS]
+
+    @property
+    def choices(self) -> int:
+        return self.kinds
+
+    def size(self, length: int) -> int:
+        return 2 * length + 2
+
+    def make(self, draws: NamedDraws, length: int) -> SymbolItem:
+        kinds = draws.below("kinds", length, self.kinds).tolist()
+        opens = draws.below("opens", 2 * length, 2).tolist()
+        string: list[str] = []
+        stack: list[int] = []
+        for kind in kinds:
+            while stack and (len(stack) == self.depth or not opens[len(string)]):
+                string.append(f"){stack.pop()}")
+            string.append(f"({kind}")
+            stack.append(kind)
+        return self.answered([*string, EQUALS], [f"){kind}" for kind in reversed(stack)])

@@ -1,0 +1,229 @@
+"""Tasks on strings of symbols: copying, sorting, counting."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+from pydantic import Field, PositiveInt
+
+from data.sampling.random_draws import NamedDraws, bits, fractions, key_of
+from data.tasks.symbols import EQUALS, CoupledTask, SymbolItem, SymbolTask
+
+# of counting: the weights of the statements, and the largest value of a variable
+SET = 1
+INCREMENT = 7
+PASS = 50
+MOST = 10
+
+
+class CopyTask(CoupledTask):
+    """Copy or reverse a string: `2 0 1 =` → `2 0 1` or `1 0 2`. With `distinct: false` and few
+    symbols, it is the repeated copy of arXiv:2410.02140."""
+
+    name: Literal["copy", "reverse"] = "copy"
+    symbols: int = Field(150, ge=2, description="number of symbols, 0, 1, 2, ...")
+    distinct: bool = Field(True, description="no symbol occurs twice in a string")
+
+    @property
+    def alphabet(self) -> list[str]:
+        return [*map(str, range(self.symbols)), EQUALS]
+
+    @property
+    def choices(self) -> int:
+        return self.symbols
+
+    @property
+    def longest(self) -> int | None:
+        return self.symbols if self.distinct else None
+
+    def size(self, length: int) -> int:
+        return 2 * length + 2
+
+    def make(self, draws: NamedDraws, length: int) -> SymbolItem:
+        draw = draws.distinct if self.distinct else draws.below
+        symbols = [str(i) for i in draw("symbols", length, self.symbols).tolist()]
+        return self.answered([*symbols, EQUALS], symbols[:: -1 if self.name == "reverse" else 1])
+
+    def positions_of(self, prompt: Sequence[str], more: int) -> list[int] | None:
+        if not self.has_positions:
+            return None
+        n = prompt.index(EQUALS)
+        answer = len(prompt) + more - n - 1
+        if self.name == "reverse":
+            return [*range(1, n + 2), *(max(1, n - i) for i in range(answer))]
+        return [*range(2, n + 2), 1, *range(2, answer + 2)]
+
+
+class SortTask(SymbolTask):
+    """Sort distinct numbers: `7 2 5 =` → `2 5 7`."""
+
+    name: Literal["sort"] = "sort"
+    symbols: int = Field(150, ge=2, description="number of symbols, 0, 1, 2, ...")
+
+    @property
+    def alphabet(self) -> list[str]:
+        return [*map(str, range(self.symbols)), EQUALS]
+
+    @property
+    def choices(self) -> int:
+        return self.symbols
+
+    @property
+    def longest(self) -> int:
+        return self.symbols
+
+    def size(self, length: int) -> int:
+        return 2 * length + 2
+
+    def make(self, draws: NamedDraws, length: int) -> SymbolItem:
+        numbers = draws.distinct("symbols", length, self.symbols).tolist()
+        return self.answered([*map(str, numbers), EQUALS], [*map(str, sorted(numbers))])
+
+
+class SelectiveCopyTask(SymbolTask):
+    """Copy the symbols that are not blank (arXiv:2312.00752): `. 3 . 1 =` → `3 1`. Lengths count
+    blanks and symbols."""
+
+    name: Literal["selective_copy"] = "selective_copy"
+    symbols: int = Field(16, ge=2, description="number of symbols, 0, 1, 2, ...")
+    copied: PositiveInt = Field(16, description="symbols to copy in each item")
+
+    @property
+    def alphabet(self) -> list[str]:
+        return [*map(str, range(self.symbols)), ".", EQUALS]
+
+    @property
+    def choices(self) -> int:
+        return self.symbols
+
+    @property
+    def shortest(self) -> int:
+        return self.copied
+
+    def size(self, length: int) -> int:
+        return length + self.copied + 2
+
+    def make(self, draws: NamedDraws, length: int) -> SymbolItem:
+        answer = [str(i) for i in draws.below("symbols", self.copied, self.symbols).tolist()]
+        string = ["."] * length
+        places = np.sort(draws.distinct("places", self.copied, length)).tolist()
+        for place, symbol in zip(places, answer, strict=True):
+            string[place] = symbol
+        return self.answered([*string, EQUALS], answer)
+
+
+class MajorityTask(SymbolTask):
+    """The most frequent symbol of a string, without ties: `1 0 1 =` → `1`. Several interleaved
+    strings have one answer each."""
+
+    name: Literal["majority"] = "majority"
+    symbols: int = Field(2, ge=2, description="number of symbols, 0, 1, 2, ...")
+    even: bool = Field(
+        False,
+        description="true: all symbols are equally likely; false: every item has its own "
+        "probabilities, so that all counts of the symbols are equally likely",
+    )
+    interleaved: int = Field(1, ge=1, description="number of strings; symbols alternate among them")
+
+    @property
+    def alphabet(self) -> list[str]:
+        return [*map(str, range(self.symbols)), EQUALS]
+
+    @property
+    def choices(self) -> int:
+        return self.symbols
+
+    @property
+    def shortest(self) -> int:
+        return self.interleaved
+
+    def size(self, length: int) -> int:
+        return length + self.interleaved + 2
+
+    def make(self, draws: NamedDraws, length: int) -> SymbolItem:
+        string = [""] * length
+        answer = []
+        for first in range(self.interleaved):
+            places = range(first, length, self.interleaved)
+            chosen = self._without_tie(draws, first, len(places))
+            for place, symbol in zip(places, chosen, strict=True):
+                string[place] = symbol
+            answer.append(Counter(chosen).most_common(1)[0][0])
+        return self.answered([*string, EQUALS], answer)
+
+    def _without_tie(self, draws: NamedDraws, which: int, length: int) -> list[str]:
+        """A string with a unique most frequent symbol."""
+        attempt = 0
+        while True:
+            random = bits(key_of(*draws.key, which, attempt), np.arange(self.symbols + length))
+            uniform = fractions(random)
+            weights = np.ones(self.symbols)
+            if not self.even:  # uniform over all distributions
+                weights = -np.log1p(-uniform[: self.symbols])
+            bounds = np.cumsum(weights) / weights.sum()
+            chosen = np.searchsorted(bounds, uniform[self.symbols :], side="right")
+            chosen = np.minimum(chosen, self.symbols - 1)  # of rounded bounds
+            counts = np.sort(np.bincount(chosen, minlength=self.symbols))
+            if counts[-1] > counts[-2]:
+                return [str(i) for i in chosen.tolist()]
+            attempt += 1
+
+
+class CountingTask(SymbolTask):
+    """The value of a variable after a program (arXiv:2405.18719): `a=0 pass a++ pass print a` →
+    `1`. Each statement is one symbol, and lengths count statements. As in the authors' generator,
+    statements are drawn with weights 1 : 7 : 50, only variables that were set are incremented, up
+    to 10, and the last statement prints one of them."""
+
+    name: Literal["counting"] = "counting"
+    variables: int = Field(3, ge=1, le=26, description="number of variables")
+
+    @property
+    def names(self) -> list[str]:
+        return [chr(ord("a") + i) for i in range(self.variables)]
+
+    @property
+    def alphabet(self) -> list[str]:
+        statements = [name + end for name in self.names for end in ("=0", "++")]
+        return [*map(str, range(MOST + 1)), *self.names, *statements, "pass", "print"]
+
+    @property
+    def choices(self) -> int:
+        return MOST + 1
+
+    def size(self, length: int) -> int:
+        return length + 4
+
+    def make(self, draws: NamedDraws, length: int) -> SymbolItem:
+        attempt = 0
+        values: dict[str, int] = {}
+        while not values:
+            program, values = self._run(draws, attempt, length)
+            attempt += 1
+        name = list(values)[int(draws.below("asked", 1, len(values))[0])]
+        return self.answered([*program, "print", name], [str(values[name])])
+
+    def _run(
+        self, draws: NamedDraws, attempt: int, length: int
+    ) -> tuple[list[str], dict[str, int]]:
+        """A program, and the variables that it sets."""
+        kinds = draws.below(f"kinds {attempt}", length, SET + PASS + INCREMENT)
+        others = draws.below(f"others {attempt}", length, SET + PASS)
+        which = draws.below(f"variables {attempt}", length, 1 << 32)
+        values: dict[str, int] = {}
+        program = []
+        for kind, other, random in zip(
+            kinds.tolist(), others.tolist(), which.tolist(), strict=True
+        ):
+            grown = list(values)[random % len(values)] if values else None
+            if kind >= SET + PASS and grown is not None and values[grown] < MOST:
+                values[grown] += 1
+                program.append(f"{grown}++")
+            elif (other if kind >= SET + PASS else kind) < SET:
+                name = self.names[random % self.variables]
+                values[name] = 0
+                program.append(f"{name}=0")
+            else:
+                program.append("pass")
+        return program, values

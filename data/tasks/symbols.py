@@ -1,0 +1,132 @@
+"""The base class of tasks on symbols: problems with answers, as tokens of a small vocabulary."""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import Field
+
+from data.sampling.random_draws import NamedDraws
+from data.tokenizers.symbols import END
+from errors import DataError
+from settings.fields import StrictSettings
+
+EQUALS = "="  # between a problem and its answer
+
+
+@dataclass(frozen=True)
+class SymbolItem:
+    """A problem with its answers.
+
+    Attributes:
+        symbols: all tokens, without the begin symbol.
+        is_answer: of each symbol, whether the model has to predict it.
+        positions: of each symbol, from 0 on; None: 0, 1, 2, ...
+    """
+
+    symbols: list[str]
+    is_answer: list[bool]
+    positions: list[int] | None = None
+
+    @property
+    def prompt(self) -> list[str]:
+        """The symbols before the first answer."""
+        return self.symbols[: self.is_answer.index(True)]
+
+
+class SymbolTask(StrictSettings):
+    """Base class of tasks on symbols: their settings, and the items made from them. The length of a
+    problem counts what the task's description says."""
+
+    name: str
+
+    @property
+    @abstractmethod
+    def alphabet(self) -> list[str]:
+        """Every symbol that items may contain, besides `<begin>` and `<end>`."""
+
+    @property
+    @abstractmethod
+    def choices(self) -> int:
+        """The number of symbols that a uniform guess of one symbol of the answer chooses from."""
+
+    @property
+    def shortest(self) -> int:
+        """The smallest length."""
+        return 1
+
+    @property
+    def longest(self) -> int | None:
+        """The largest length; None: unlimited."""
+        return None
+
+    @property
+    def has_positions(self) -> bool:
+        """Whether items have positions other than 0, 1, 2, ..."""
+        return False
+
+    @abstractmethod
+    def size(self, length: int) -> int:
+        """The number of symbols of an item, `<end>` included."""
+
+    @abstractmethod
+    def make(self, draws: NamedDraws, length: int) -> SymbolItem:
+        """The item that the random draws select."""
+
+    def positions_of(self, prompt: Sequence[str], more: int) -> list[int] | None:
+        """The positions of the prompt's symbols and of the next `more`; None: 0, 1, 2, ..."""
+        return None
+
+    def answered(self, prompt: list[str], answer: list[str]) -> SymbolItem:
+        """An item with one answer, which `<end>` follows."""
+        answer = [*answer, END]
+        is_answer = [False] * len(prompt) + [True] * len(answer)
+        return SymbolItem([*prompt, *answer], is_answer, self.positions_of(prompt, len(answer)))
+
+    def check(self, lengths: Sequence[int]) -> None:
+        """Raise DataError if there are no problems of one of these lengths."""
+        for length in lengths:
+            if self.longest is not None and length > self.longest:
+                raise DataError(
+                    f"the task {self.name} has problems of at most {self.longest} symbols, not "
+                    f"{length}; increase the number of its symbols or lower the lengths"
+                )
+            if length < self.shortest:
+                raise DataError(
+                    f"the task {self.name} has problems from length {self.shortest} on, not "
+                    f"{length}; increase the lengths"
+                )
+
+
+class CoupledTask(SymbolTask):
+    """Base class of tasks that may give positions to their tokens."""
+
+    positions: Literal["plain", "coupled"] = Field(
+        "plain",
+        description="plain: 0, 1, 2, ..., or as data.positions draws them; coupled: the same "
+        "position for a symbol of the problem and its symbol of the answer (arXiv:2405.20671)",
+    )
+    max_position: int | None = Field(
+        None,
+        ge=2,
+        description="training items begin at a random position and end at or below this one, which "
+        "should cover all evaluated lengths; null: positions begin as in evaluation",
+    )
+
+    @property
+    def has_positions(self) -> bool:
+        return self.positions != "plain"
+
+    def position_end(self, length: int, training: bool = False) -> int:
+        """1 + the largest position in items of this length."""
+        item = self.make(NamedDraws("any"), length)
+        end = 1 + max(item.positions or [length - 1])
+        if not training or self.max_position is None:
+            return end
+        if self.max_position < end - 1:
+            raise DataError(
+                f"max_position={self.max_position} of the task {self.name} is less than the "
+                f"{end - 1} positions of an item of length {length}; increase it"
+            )
+        return self.max_position + 1

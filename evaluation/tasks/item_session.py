@@ -1,0 +1,177 @@
+"""Exact match of one checkpoint on task items on symbols, under every method at every length."""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from data.sampling.items import PLAIN, ItemRows, SymbolItems, place_items
+from data.sampling.packing import IGNORED, PositionedTokens
+from data.tasks import SymbolTask
+from data.tokenizers import SymbolTokenizer
+from errors import DataError, EvaluationError
+from evaluation.evaluated_model import EvaluatedRun
+from evaluation.ranks import EvaluationRanks
+from evaluation.scoring.methods import TRUNCATE, Method
+from evaluation.scoring.scoring import CellFailed
+from evaluation.scoring.session import CellSession, EvaluationCell, MeasuredCells
+from evaluation.tasks.item_scoring import answer_items, by_item
+from evaluation.tasks.task_settings import TaskEvaluationSettings
+from model import Transformer
+
+
+class DrawnLength(NamedTuple):
+    """The items of one length: of problems from `shortest` to `longest`."""
+
+    shortest: int
+    longest: int
+    rows: ItemRows
+    placed: PositionedTokens
+
+    @property
+    def hash(self) -> str:
+        """Hash of every token, target and position."""
+        digest = hashlib.sha256()
+        for array in (*self.rows, self.placed.position):
+            if array is not None:
+                digest.update(array.tobytes())
+        return digest.hexdigest()
+
+    @property
+    def position_end(self) -> int:
+        return 1 + int(np.ceil(self.placed.position.max()))
+
+    def chance(self, choices: int) -> float:
+        """Mean probability that guesses among `choices` symbols are right for all of an item; the
+        place of `<end>` is no guess."""
+        symbols = (self.rows.targets != IGNORED) & (self.rows.targets != SymbolTokenizer.eos_id)
+        return float(np.mean(float(choices) ** -symbols.sum(axis=1)))
+
+
+@dataclass(kw_only=True)
+class ItemResult(MeasuredCells):
+    """Everything measured: `answers[method, longest]` (n, 3), in the order of the items, as
+    `by_item` returns it."""
+
+    settings: TaskEvaluationSettings
+    task: SymbolTask
+    drawn: dict[int, DrawnLength]  # by longest problem
+    answers: dict[tuple[str, int], np.ndarray] = field(default_factory=dict)
+
+
+def draw_lengths(settings: TaskEvaluationSettings, run: EvaluatedRun) -> dict[int, DrawnLength]:
+    """The items of every length. Raises EvaluationError for a length without problems, another
+    vocabulary than the run's, or positions that do not reach the length."""
+    data = run.model.settings.data
+    task = settings.task or data.source.task
+    if not isinstance(task, SymbolTask) or task.alphabet != run.tokenizer.symbols:
+        raise EvaluationError(
+            f"task.name={task.name}: its symbols are not those of {run.folder}, which was trained "
+            f"on {data.source.task.name}; change settings of that task only, such as task.ignore"
+        )
+    drawn = {}
+    for shortest, longest in settings.ranges(data.source.bounds):
+        try:
+            items = SymbolItems(
+                task, (shortest, longest), purpose="evaluation", seed=settings.seed, bos=data.bos
+            )
+            positions = PLAIN if settings.positions is None else data.positions
+            positions.check(items.width)
+        except DataError as error:
+            raise EvaluationError(f"lengths: {error}") from error
+        except ValueError as error:
+            raise EvaluationError(f"positions={settings.positions}: {error}") from error
+        index = np.arange(settings.items)
+        rows = items.rows(index, int(items.count(index).max()))
+        drawn_by = index if settings.positions == "redrawn" else np.zeros_like(index)
+        placed = place_items(rows, positions, settings.seed, 0, drawn_by)
+        drawn[longest] = DrawnLength(shortest, longest, rows, placed)
+    return drawn
+
+
+class ItemSession(CellSession):
+    """The cells of one evaluation by task items on symbols.
+
+    Raises EvaluationError before any compute for a method or a length that cannot work.
+    """
+
+    counted = "items"
+    result: ItemResult
+
+    def __init__(
+        self,
+        settings: TaskEvaluationSettings,
+        run: EvaluatedRun,
+        methods: list[Method],
+        console=None,
+    ):
+        # An item without its beginning is no problem of the task.
+        methods = [method for method in methods if method.label != TRUNCATE]
+        self.drawn = draw_lengths(settings, run)
+        task = settings.task or run.model.settings.data.source.task
+        result = ItemResult(
+            settings=settings,
+            subject=run.model,
+            task=task,
+            drawn=self.drawn,
+            methods=methods,
+            schemes=run.model.schemes(methods),
+            facts={"task": task.name, "tokenizer_hash": run.tokenizer.hash},
+            absent=run.model.absent_cells(
+                methods,
+                list(self.drawn),
+                refuse=settings.unreachable == "refuse",
+                ends={longest: drawn.position_end for longest, drawn in self.drawn.items()},
+            ),
+        )
+        super().__init__(result, run.cells, console, EvaluationRanks())
+        self.title = f"{settings.items} items of the task {task.name}"
+
+    def cells(self) -> list[EvaluationCell]:
+        return [
+            self._cell(method, drawn)
+            for method in self.result.methods
+            for drawn in self.drawn.values()
+            if (method.label, drawn.longest) not in self.result.absent
+        ]
+
+    def _cell(self, method: Method, drawn: DrawnLength) -> EvaluationCell:
+        inputs = drawn.rows.inputs.shape[1]
+        key = self.key(method, inputs)
+        key |= {"kind": "items", "items": drawn.hash}
+        return EvaluationCell(
+            method,
+            drawn.longest,
+            key,
+            inputs=np.full(len(drawn.rows.inputs), inputs),
+            keep=inputs,
+            chunk=inputs,
+        )
+
+    def score(
+        self, cell: EvaluationCell, model: Transformer, batch: int, advance: Callable[[float], None]
+    ) -> np.ndarray:
+        drawn = self.drawn[cell.length]
+        n = len(drawn.rows.inputs)
+        nll, hits = answer_items(
+            model,
+            drawn.rows,
+            drawn.placed,
+            length=int(cell.inputs[0]),
+            batch=batch,
+            device=self.device,
+            after_batch=lambda done: advance(done / n),
+        )
+        if not np.isfinite(nll).all():
+            raise CellFailed(f"the loss is not finite at length {cell.length}")
+        return by_item(drawn.rows, hits)
+
+    def trial(self, model: Transformer, length: int, keep: int) -> None:
+        # Positions that the task gives may be fewer than the tokens.
+        super().trial(model, min(length, model.limit or length), keep)
+
+    def keep(self, cell: EvaluationCell, values: np.ndarray) -> None:
+        self.result.answers[cell.where] = values
+        self.result.files[f"{cell.method.label}@{cell.length}"] = cell.file

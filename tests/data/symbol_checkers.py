@@ -1,0 +1,150 @@
+"""Solvers of the tasks on symbols, which read only the symbols of a problem and share no code or
+algorithm with the generators."""
+
+import re
+
+from data.tasks import SymbolItem
+
+
+def split(item: SymbolItem) -> tuple[list[str], list[str]]:
+    """Problem without its `=`, and answer without `<end>`."""
+    cut = len(item.prompt)
+    answer = item.symbols[cut:]
+    assert item.symbols[cut - 1] == "=" and answer[-1] == "<end>"
+    return item.symbols[: cut - 1], answer[:-1]
+
+
+def copied(task, problem):
+    return [problem[-1 - i if task.name == "reverse" else i] for i in range(len(problem))]
+
+
+def sorted_numbers(task, problem):
+    left = list(problem)
+    found = []
+    while left:
+        found.append(min(left, key=int))
+        left.remove(found[-1])
+    return found
+
+
+def not_blank(task, problem):
+    return "".join(f" {symbol}" for symbol in problem).replace(" .", "").split()
+
+
+def most_frequent(task, problem):
+    answer = []
+    for first in range(task.interleaved):
+        own = problem[first :: task.interleaved]
+        most = max(own, key=own.count)
+        assert all(own.count(other) < own.count(most) for other in set(own) - {most})
+        answer.append(most)
+    return answer
+
+
+def partial_sums(task, problem):
+    sums = [str(sum(map(int, problem[: i + 1])) % task.modulus) for i in range(len(problem))]
+    return sums if task.scratchpad else sums[-1:]
+
+
+def sum_of(task, problem):
+    text = " ".join(problem)
+    if task.hints:
+        before = dict.fromkeys(text.split()[:: 2 if task.order == "reversed" else -2])
+        text = re.sub(r"i\d+ ", "", text)
+    a, b = (number.split() for number in text.split(" + "))
+    step = -1 if task.order == "reversed" else 1
+    total = int("".join(a[::step])) + int("".join(b[::step]))
+    digits = list(str(total).zfill(len(a) + 1))
+    if task.hints:
+        hints = sorted({h for h in problem if h[0] == "i"}, key=lambda h: int(h[1:]))
+        assert len(before) and len(hints) == len(a)
+        hints.append(f"i{int(hints[-1][1:]) + 1}")  # of the leading digit
+        digits = " ".join(f"{h} {d}" for h, d in zip(hints[::-1], digits, strict=True)).split(" ")
+        pairs = [digits[i : i + 2] for i in range(0, len(digits), 2)]
+        ordered = pairs if task.order == "plain" else pairs[::-1]
+        return [symbol for pair in ordered for symbol in pair]
+    written = digits if task.order == "plain" else digits[::-1]
+    if not task.scratchpad:
+        return written
+    rows = []
+    for k in range(1, len(a) + 1):
+        x, y = (int("".join(n[::step][-k:])) for n in (a, b))
+        low = [int("".join(n[::step][-k + 1 :])) if k > 1 else 0 for n in (a, b)]
+        carry = sum(low) // 10 ** (k - 1)
+        rows += [carry, x // 10 ** (k - 1), y // 10 ** (k - 1), (x + y) // 10 ** (k - 1) % 10]
+    return [*map(str, rows), ":", *written]
+
+
+def after_shift(task, problem):
+    *string, mark, source, shift = problem
+    assert mark == "?" and len(set(string)) == len(string)
+    return [string[string.index(source) + int(shift)]]
+
+
+def closed(task, problem):
+    text = " ".join(problem) + " "
+    while (shorter := re.sub(r"\((\d+) \)\1 ", "", text)) != text:
+        text = shorter
+    assert ")" not in text and 0 < text.count("(") <= task.depth
+    return text.replace("(", ")").split()[::-1]
+
+
+CHECKERS = {
+    "copy": copied,
+    "reverse": copied,
+    "sort": sorted_numbers,
+    "selective_copy": not_blank,
+    "majority": most_frequent,
+    "modular_addition": partial_sums,
+    "parity": partial_sums,
+    "addition": sum_of,
+    "indirect_indexing": after_shift,
+    "dyck": closed,
+}
+
+
+def check_counting(task, item):
+    *program, statement, name, value, end = item.symbols
+    assert statement == "print" and end == "<end>" and item.is_answer[-2:] == [True, True]
+    assert sum(item.is_answer) == 2
+    text = " ".join(program)
+    assert f"{name}=0" in text
+    assert int(value) == text.rpartition(f"{name}=0")[2].count(f"{name}++") <= 10
+    for i, line in enumerate(program):
+        if line.endswith("++"):
+            assert f"{line[0]}=0" in program[:i]
+
+
+def check_flip_flop(task, item):
+    pairs = [item.symbols[i : i + 2] for i in range(0, len(item.symbols), 2)]
+    assert pairs[0][0] == "w" and pairs[-1][0] == "r"
+    for i, (instruction, bit) in enumerate(pairs):
+        assert item.is_answer[2 * i : 2 * i + 2] == [False, instruction == "r"]
+        if instruction == "r":
+            before = "".join(a + b for a, b in pairs[:i])
+            assert bit == before[before.rindex("w") + 1]
+
+
+def check_recall(task, item):
+    mark = item.symbols.index("?")
+    table = dict(zip(item.symbols[0:mark:2], item.symbols[1:mark:2], strict=True))
+    assert 2 * len(table) == mark
+    asked = item.symbols[mark + 1 :: 2]
+    assert len(set(asked)) == len(asked) == min(task.queries, len(table))
+    assert item.symbols[mark + 2 :: 2] == [table[key] for key in asked]
+    assert item.is_answer == [False] * (mark + 1) + [False, True] * len(asked)
+
+
+def check(task, item: SymbolItem) -> None:
+    """Assert that an item's answers are right, and that exactly they are marked."""
+    if task.name in CHECKERS:
+        problem, answer = split(item)
+        assert answer == CHECKERS[task.name](task, problem)
+        assert item.is_answer == [False] * (len(problem) + 1) + [True] * (len(answer) + 1)
+    else:
+        others = {
+            "counting": check_counting,
+            "flip_flop": check_flip_flop,
+            "associative_recall": check_recall,
+        }
+        others[task.name](task, item)

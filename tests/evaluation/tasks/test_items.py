@@ -1,0 +1,295 @@
+"""Exact match of task items on symbols: against generated answers, and from training to report."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import evaluate as evaluate_script
+import generate as generate_script
+import train as train_script
+from data.data_settings import DataSettings
+from data.generated import generated
+from data.sampling.items import PLAIN, SymbolItems, place_items
+from data.sampling.packing import IGNORED
+from data.sampling.random_positions import SubsetPositions
+from data.tasks.strings import CopyTask
+from errors import DataError, EvaluationError, TrainingError
+from evaluation.monitor import monitor_targets
+from evaluation.tasks.item_scoring import answer_items, by_item
+from evaluation.tasks.item_session import DrawnLength
+from generation.decoding import Generation
+from generation.sampling import SamplingParams
+from model import ModelSettings, Transformer
+from run_directory.run import Run
+
+COUPLED = {"name": "addition", "positions": "coupled", "order": "reversed_answer"}
+CASES = [
+    ({"name": "copy", "symbols": 12}, "rope"),
+    ({"name": "copy", "symbols": 12}, "none"),
+    (COUPLED, "rope"),
+    (COUPLED, "learned"),
+    (COUPLED, "t5"),
+    ({"name": "reverse", "symbols": 12, "positions": "coupled"}, "sinusoidal"),
+]
+
+
+def small(task, scheme, scale=3.0):
+    source = {"name": "symbols", "task": task, "lengths": [2, 5]}
+    settings = DataSettings(source=source, tokenizer={"name": "symbols"})
+    data = generated(settings)
+    model = ModelSettings(
+        dim=24, layers=2, heads=6, kv_heads=2, ffn_dim=40, position={"name": scheme}
+    )
+    made = Transformer(model, data.tokenizer.vocab_size, data.longest).initialize(1)
+    made = made.to(torch.float64).eval()
+    with torch.no_grad():
+        for weight in made.parameters():
+            if weight.ndim == 2:
+                weight.mul_(scale)
+    return data, made
+
+
+def rows_of(items, count=40):
+    rows = items.rows(np.arange(count), items.width)
+    return rows, place_items(rows, PLAIN, 0, 0, np.arange(count))
+
+
+@pytest.mark.parametrize(("task", "scheme"), CASES, ids=str)
+def test_exact_match_equals_greedy_decoding(task, scheme):
+    """The targets are replaced by what the model writes, in half of the items with one error."""
+    data, model = small(task, scheme)
+    items = data.items("evaluation", 0)
+    rows, placed = rows_of(items)
+    expected = []
+    for i in range(40):
+        prompt = [1, *data.tokenizer.encode(" ".join(items.item(i).prompt))]
+        (answers,) = np.nonzero(rows.targets[i] != IGNORED)
+        positions = None
+        if "positions" in task:
+            positions = [data.positions(prompt, len(answers))]
+        steps = Generation(
+            model,
+            [prompt],
+            len(answers),
+            SamplingParams(temperature=0),
+            positions=positions,
+        )
+        written = [step[0] for step in steps]
+        if i % 2:
+            written[i % len(written)] = (written[i % len(written)] + 1) % 12
+        expected.append(i % 2 == 0)
+        rows.targets[i, answers] = written
+        rows.inputs[i, answers[0] + 1 : answers[-1] + 1] = written[:-1]
+    for batch in (7, 40):
+        nll, hits = answer_items(model, rows, placed, length=items.width, batch=batch)
+        assert by_item(rows, hits)[:, 0].astype(bool).tolist() == expected
+    assert len(nll) == (rows.targets != IGNORED).sum()
+
+
+def test_numbers_of_an_item():
+    data, _ = small(CASES[0][0], "rope")
+    rows, _ = rows_of(data.items("evaluation", 0), 3)
+    item, place = np.nonzero(rows.targets != IGNORED)
+    hits = np.ones(len(item), dtype=bool)
+    hits[item == 1] = False
+    hits[(item == 2) & (rows.targets[item, place] == 0)] = False  # <end>
+    symbols = np.bincount(item) - 1
+    expected = [[1, symbols[0], symbols[0]], [0, 0, symbols[1]], [0, symbols[2], symbols[2]]]
+    assert by_item(rows, hits).tolist() == expected
+
+
+@pytest.mark.parametrize(("task", "scheme"), CASES, ids=str)
+def test_padding_and_batch_change_nothing(task, scheme):
+    data, model = small(task, scheme, scale=1.0)
+    items = data.items("evaluation", 3)
+    rows, placed = rows_of(items)
+    before, _ = answer_items(model, rows, placed, length=items.width, batch=40)
+    is_padding = placed.document < 0
+    assert is_padding.any()
+    rows.inputs[is_padding] = 5
+    after, _ = answer_items(model, rows, placed, length=items.width, batch=40)
+    assert (before == after).all()
+    alone = []
+    for i in range(8):
+        row = items.rows(np.array([i]), int(rows.count[i]))
+        place = place_items(row, PLAIN, 0, 0, np.array([i]))
+        alone += answer_items(model, row, place, length=items.width, batch=1)[0].tolist()
+    assert before[: len(alone)] == pytest.approx(alone, abs=1e-9)
+    targets = monitor_targets(data, [items.width], 4, 40, seed=3)
+    ((mean, count),) = targets.measure(model).values()
+    rows, placed = rows_of(data.items("validation", 3))
+    nll, _ = answer_items(model, rows, placed, length=items.width, batch=40)
+    assert mean == pytest.approx(nll.mean()) and count == len(nll)
+
+
+def test_chance_of_long_answers_is_zero():
+    items = SymbolItems(CopyTask(), (90, 90), purpose="evaluation", seed=0, bos=True)
+    rows, placed = rows_of(items, 3)
+    assert DrawnLength(90, 90, rows, placed).chance(150) == pytest.approx(150.0**-90)
+
+
+def test_positions_are_drawn_once_or_for_each_item():
+    data, _ = small(CASES[0][0], "rope")
+    items = data.items("evaluation", 0)
+    rows = items.rows(np.arange(30), items.width)
+    sampler = SubsetPositions(max_length=90)
+    redrawn = place_items(rows, sampler, 0, 0, np.arange(30)).position
+    fixed = place_items(rows, sampler, 0, 0, np.zeros(30, dtype=np.int64)).position
+    for position in (redrawn, fixed):
+        for i, n in enumerate(rows.count):
+            assert (np.diff(position[i, :n]) > 0).all() and position[i, n - 1] < 90
+    same = [
+        len({tuple(x[i, :7]) for i in range(30) if rows.count[i] == 12}) for x in (redrawn, fixed)
+    ]
+    assert same[0] > 3 and same[1] == 1
+
+
+BASE = [
+    "data.tokenizer.name=symbols",
+    "model={dim: 16, layers: 1, heads: 2, kv_heads: 2}",
+    "training.batch_size=8",
+    "training.precision=float32",
+    "training.validation.spans=8",
+    "training.checkpoint.interval=4",
+]
+
+
+def call(script, *words):
+    return script.main([str(word) for word in words])
+
+
+def trained(folder: Path, task: str, length: int, *more) -> Path:
+    source = f"data.source={{name: symbols, task: {task}, lengths: [2, 6]}}"
+    call(
+        train_script,
+        source,
+        *BASE,
+        f"train_length={length}",
+        f"training.tokens={8 * length * 8}",
+        "--run-dir",
+        folder,
+        *more,
+    )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    """A run on coupled addition whose positions cover 12 digits."""
+    return trained(
+        tmp_path_factory.mktemp("runs") / "addition",
+        "{name: addition, positions: coupled, max_position: 16}",
+        22,
+        "model.position={name: learned, max_length: 17}",
+    )
+
+
+def report_of(run: Path, name: str) -> dict:
+    return json.loads((run / "evaluation" / name / "results.json").read_text())
+
+
+def test_run_is_evaluated_at_lengths_of_problems(run, capsys):
+    call(evaluate_script, run, "protocol=tasks", "lengths=[[2,6],9,12]", "items=20", "folder=one")
+    report = report_of(run, "one")
+    assert report["lengths"] == [[2, 6], [9, 9], [12, 12]] and report["task"] == "addition"
+    assert [cell["length"] for cell in report["cells"]] == [6, 9, 12]
+    assert all(len(cell["unit_exact"]) == 20 for cell in report["cells"])
+    assert report["methods"].keys() == {"trained"}  # no item is cut
+    assert report["cells"][1]["chance"] == pytest.approx(1e-10)
+    first = (run / "evaluation" / "one" / "results.csv").read_bytes()
+    capsys.readouterr()
+    call(evaluate_script, run, run / "evaluation" / "one" / "settings.yaml")
+    assert "3 of 3 cells are already done" in capsys.readouterr().err
+    assert (run / "evaluation" / "one" / "results.csv").read_bytes() == first
+    call(evaluate_script, run, "protocol=tasks", "lengths=[6]", "items=20", "folder=two", "seed=1")
+    assert report_of(run, "two")["items_hash"] not in report["items_hash"]
+
+
+@pytest.mark.parametrize(
+    ("words", "match"),
+    [
+        (["lengths=[6,30]"], "length 30 requires 34 positions"),
+        (["lengths=[4,[2,4]]"], "same maximum"),
+        (["task={name: copy}"], "symbols are not those"),
+        (["task={name: passkey}"], "symbols are not those"),
+        (["task={name: addition, hints: 3}"], "symbols are not those"),
+    ],
+)
+def test_evaluations_that_cannot_work_are_rejected(run, words, match):
+    with pytest.raises(EvaluationError, match=match):
+        call(evaluate_script, run, "protocol=tasks", "items=5", *words)
+    with pytest.raises(EvaluationError, match="protocol=tasks"):
+        call(evaluate_script, run)
+
+
+def test_generation_uses_the_positions_of_the_task(run, capsys):
+    call(generate_script, run, "--prompt", "1 2 + 3 4 =", "--greedy", "--tokens", "3")
+    with_cache = capsys.readouterr().out
+    call(generate_script, run, "--prompt", "1 2 + 3 4 =", "--greedy", "--tokens", "3", "--no-cache")
+    assert capsys.readouterr().out == with_cache
+    with pytest.raises(DataError, match="whole problem"):
+        call(generate_script, run, "--prompt", "1 2 + 3 4", "--greedy")
+    # a table of 17 positions holds longer prompts than 17 tokens
+    prompt = "1 2 3 4 5 6 7 8 + 1 2 3 4 5 6 7 8 ="
+    call(generate_script, run, "--prompt", prompt, "--greedy", "--tokens", "9")
+
+
+def test_training_resumes_exactly(tmp_path, run):
+    """Bit for bit, from the checkpoint in the middle, also of the exposure."""
+    copied = tmp_path / "again"
+    shutil.copytree(run, copied)
+    shutil.rmtree(copied / "checkpoints" / "step-00000008")
+    (copied / "exposure.npz").unlink()
+    task = "{name: addition, positions: coupled, max_position: 16}"
+    trained(copied, task, 22, "model.position={name: learned, max_length: 17}")
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        files = [next((f / "checkpoints" / "step-00000008").glob(name)) for f in (run, copied)]
+        assert files[0].read_bytes() == files[1].read_bytes()
+    with np.load(run / "exposure.npz") as a, np.load(copied / "exposure.npz") as b:
+        assert all((a[key] == b[key]).all() for key in a)
+        assert len(a["positions"]) == 17
+    assert Run(run).manifest["data_hash"] == Run(copied).open_data().hash
+
+
+@pytest.mark.parametrize(
+    ("words", "match"),
+    [
+        (["train_length=30"], "set train_length to 22"),
+        (["model.position={name: learned, max_length: 12}"], "max_length to 17"),
+        (["data.positions.name=pose"], "data.positions.name=pose"),
+        (["training.stages=[{length: 11, duration: 0.5}, {}]"], "stages"),
+    ],
+)
+def test_trainings_that_cannot_work_are_rejected(tmp_path, words, match):
+    task = "{name: addition, positions: coupled, max_position: 16}"
+    with pytest.raises((TrainingError, DataError), match=match):
+        trained(tmp_path / "never", task, 22, *words)
+    assert not (tmp_path / "never").exists()
+
+
+def test_random_positions_at_test_time(tmp_path):
+    run = trained(
+        tmp_path / "random",
+        "{name: copy, symbols: 40}",
+        14,
+        "data.positions={name: random_subset, max_length: 60}",
+    )
+    exact = {}
+    for positions in ("fixed", "redrawn"):
+        call(
+            evaluate_script,
+            run,
+            "protocol=tasks",
+            "items=20",
+            f"positions={positions}",
+            f"folder={positions}",
+        )
+        exact[positions] = report_of(run, positions)["items_hash"]
+    call(evaluate_script, run, "protocol=tasks", "items=20", "folder=plain")
+    assert len({*exact.values(), report_of(run, "plain")["items_hash"]}) == 3
+    with pytest.raises(EvaluationError, match=r"positions=fixed.*max_length = 60"):
+        call(evaluate_script, run, "protocol=tasks", "lengths=[40]", "positions=fixed")
