@@ -25,14 +25,14 @@ from run_directory.training_settings import TrainingSettings
 from settings.script import run_main
 from training.batches import Batches, StepBatch
 from training.checkpointer import Checkpointer, resume
-from training.distributed.parallel import Parallel
+from training.hardware import peak_memory
 from training.metrics import Metrics
-from training.optim.optimizer import clip_grad_norm, guarded_step
 from training.options import parse_options
-from training.profiler import Profiler
+from training.parallel import Parallel
+from training.profiler import profiler
 from training.schedule import TrainingSchedule
-from training.setup import TrainingRun, open_run
-from training.step_result import StepResult, reduce_step
+from training.setup import TrainingRun
+from training.step import StepResult, reduce_step
 from training.stop_requests import StopRequests
 from training.summary import announce, announce_end
 from training.train_state import TrainState
@@ -51,8 +51,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.dry_run:
             from training.dry_run import dry_run
 
-            return dry_run(options, train_step)
-        with open_run(options, requests, monitor_targets) as run:
+            return dry_run(options, requests, train_step)
+        run = TrainingRun(options, requests)
+        with run.open(monitor_targets):
             return train(run)
 
 
@@ -64,47 +65,32 @@ def train(run: TrainingRun) -> int:
     resume(run, state)
     announce(run, state)
     schedule = TrainingSchedule(run.settings)
+    checkpointer = Checkpointer(run)
     is_complete = state.step == run.steps
 
-    with (
-        Metrics(run, state) as metrics,
-        Checkpointer(run) as checkpointer,
-        Profiler(run) as profiler,
-    ):
+    with Metrics(run, state) as metrics, profiler(run, state.step) as trace:
         validation = Validation(run, metrics)
+        if state.step == 0 and 0 in validation.steps:
+            validation.run(state)
         run.begin_steps()
         for batch in Batches(run.sampler, parallel, schedule, start=state.step):
-            profiler.before(state.step)
-            stage = schedule.stage(state.step)
-            rates = schedule.apply(state, stage)
+            rates = schedule.apply(state, batch.stage)
             result = train_step(state, batch, parallel, t, run.requests)
 
-            is_last = state.step == run.steps
             validates = state.step in validation.steps
-            saves = is_last or state.step in checkpointer.steps
-            status = metrics.log(
-                state,
-                result,
-                batch,
-                rates,
-                stage,
-                wait=validates or saves,
-            )
+            saves = state.step in checkpointer.steps
+            status = metrics.log(state, result, batch, rates, wait=validates or saves)
             if validates:
                 validation.run(state)
             if saves or status:
-                held_out = validation.nll.get(state.step, {})
-                checkpointer.save(
-                    state,
-                    metrics,
-                    held_out,
-                    wait=is_last or status > 0,
-                )
-            if status and not is_last:
+                checkpointer.save(state, metrics, validation.nll.get(state.step, {}))
+            if status and state.step < run.steps:
                 run.report_stop(state.step)
                 return status
+            if trace:
+                trace.step()
         if not is_complete:
-            metrics.end()
+            metrics.write(run.steps, "end", peak_memory_bytes=peak_memory(run.device))
     announce_end(run, validation.prompts)
     return 0
 
@@ -120,14 +106,14 @@ def train_step(
     nll = forward_backward(state, batch, parallel, t.z_loss)
     nll, agreed = reduce_step(parallel, nll, requests.status)
     loss = nll / batch.n_targets
-    grad_norm = clip_grad_norm(state.optimizer, t.grad_clip)
+    grad_norm = state.optimizer.clip_grad_norm(t.grad_clip)
     decision = state.guard(loss, grad_norm)
-    guarded_step(state.optimizer, decision.skip)
+    state.optimizer.step(decision.skip)
+    state.optimizer.zero_grad()
     state.carry(decision.skip)
-    if state.ema:
-        state.ema.update(decision.skip)
-    state.optimizer.zero_grad(set_to_none=True)
     state.step += 1
+    if state.ema:
+        state.ema.update(state.step, decision.skip)
     return StepResult.of(loss, grad_norm, agreed, decision)
 
 

@@ -26,11 +26,11 @@ from interop.export.files import check_new, new_folder, space_for
 from interop.gguf import converted_gguf
 from interop.huggingface.folder import read_folder
 from interop.huggingface.hub import download
+from run_directory.checkpoints import save_weights
 from run_directory.console import Console
 from run_directory.run import Run, is_run
 from run_directory.run_settings import RunSettings
 from run_directory.training_settings import TrainingSettings, ValidationSettings
-from run_directory.weights import save_weights
 from settings.load import setting_before_validation
 
 IMPORTED = Path("runs/imported")

@@ -20,19 +20,29 @@ from pathlib import Path
 from typing import TypeVar
 
 from safetensors import SafetensorError
-from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from data.files import read_object, sha256_of, sync, with_keys, write_json
 from errors import TrainingError, is_disk_full
-from run_directory.process_group import ALONE, ProcessGroup, on_all
-from run_directory.sharded_tensors import TensorShard, flaw, flaw_of_file, whole_name, write_part
+from run_directory.process_group import ALONE, ProcessGroup, error_barrier, on_all
+from run_directory.training_settings import CheckpointSettings
+from run_directory.weights import (
+    flaw,
+    flaw_of_file,
+    own_part,
+    weights_of,
+    whole_name,
+    write_tensors,
+)
 
 WEIGHTS = "model.safetensors"
 OPTIMIZER = "optimizer.safetensors"
 AVERAGE = "average.safetensors"
 STATE = "state.json"
 MANIFEST = "manifest.json"
+HELD_OUT = "held_out"  # in a checkpoint's state: {input tokens: held-out NLL in nats}
+# true in a checkpoint's state: the loss is far above that of a uniform prediction
+DIVERGED = "diverged"
 _NAME = re.compile(r"step-(\d+)")
 _STATE = {"step": int, "state": dict, "optimizer": dict}
 _MAX_READS = 100  # attempts to read a checkpoint that is replaced meanwhile
@@ -41,18 +51,18 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The content of a checkpoint, in host memory.
+    """The content of a checkpoint.
 
     Attributes:
         step: updates of the weights so far.
         tensors: by kind ("model"; "optimizer" and "average" where they are saved) and by name.
             Those of "optimizer" are `key/parameter name`, and the states of random generators.
         state: the state of the training loop, JSON.
-        options: the optimizer's numbers, and its options by group, JSON.
+        options: the parameters and options of the optimizer's groups, JSON.
     """
 
     step: int
-    tensors: dict[str, dict[str, Tensor | TensorShard]]
+    tensors: dict[str, dict[str, Tensor]]
     state: dict = field(default_factory=dict)
     options: dict = field(default_factory=dict)
 
@@ -68,41 +78,27 @@ class Checkpoint:
     @property
     def state(self) -> dict:
         """The state of the training loop: step, tokens and the like."""
-        return self._saved["state"]
-
-    @property
-    def _saved(self) -> dict:
-        """The content of state.json: the step, the state, and the optimizer's numbers and
-        options."""
-        return read_object(self.folder / STATE, _STATE)
+        return read_object(self.folder / STATE, _STATE)["state"]
 
     @property
     def optimizer(self) -> dict:
-        """The optimizer's numbers, and its options by group, as in `Snapshot.options`.
+        """The parameters and options of the optimizer's groups, as in `Snapshot.options`.
 
         Raises TrainingError where only weights are saved.
         """
-        if not self._has(OPTIMIZER):
+        if not self.has(OPTIMIZER):
             raise TrainingError(
                 f"{self.folder} contains only weights: it can be evaluated, but not resumed"
             )
         file = self.folder / STATE
-        saved = with_keys(
-            file,
-            self._saved["optimizer"],
-            {"groups": list, "numbers": dict},
-        )
+        saved = read_object(file, _STATE)["optimizer"]
+        with_keys(file, saved, {"groups": list})
         for group in saved["groups"]:
             with_keys(file, group, {"weights": list, "options": dict})
-        for numbers in saved["numbers"].values():
-            with_keys(file, numbers, {})
         return saved
 
-    @property
-    def has_average(self) -> bool:
-        return self._has(AVERAGE)
-
-    def _has(self, name: str) -> bool:
+    def has(self, name: str) -> bool:
+        """Whether it has such a file, or one of every process."""
         return any(whole_name(file.name) == name for file in self.folder.iterdir())
 
 
@@ -117,11 +113,7 @@ def steps_of(run: Path) -> list[int]:
     return sorted(int(match[1]) for name in names if (match := _NAME.fullmatch(name)))
 
 
-def save_snapshot(
-    run: Path,
-    snapshot: Snapshot,
-    group: ProcessGroup = ALONE,
-) -> Checkpoint:
+def save_snapshot(run: Path, snapshot: Snapshot, group: ProcessGroup = ALONE) -> Checkpoint:
     """Save a checkpoint. Called by one process, or by every process of the `group` that shares a
     sharded model. Other checkpoints do not change.
 
@@ -129,41 +121,48 @@ def save_snapshot(
     unusable checkpoint never replaces a good one. An error on one process of the group is raised on
     all.
     """
-    main = group.rank == 0
-    step = snapshot.step
+    folder = folder_of(run, snapshot.step)
+    digest = ""
+    with _draft(run, snapshot.step, group) as draft:
+        parts = on_all(group, "save", lambda: _write(run, draft, snapshot, group))
+        with error_barrier(group, "save"):
+            if group.rank == 0:
+                files = {name: about for part in parts for name, about in part.items()}
+                digest = _seal(draft, snapshot.step, files)
+                _put_in_place(draft, folder)
+    return Checkpoint(folder, snapshot.step, group.gather(digest)[0])
 
-    def finish() -> str:
-        if not main:
-            return ""
-        digest = _seal(
-            draft,
-            step,
-            {name: about for part in parts for name, about in part.items()},
-        )
-        _put_in_place(draft, folder_of(run, step))
-        return digest
 
-    with _draft(run, step, group.gather(os.getpid())[0], main) as draft:
-        on_all(group, "save", lambda: _begin(run, draft) if main else None)
-        parts = on_all(group, "save", lambda: _write(draft, snapshot, group))
-        digest = on_all(group, "save", finish)[0]
-    return Checkpoint(folder_of(run, step), step, digest)
+def save_weights(run: Path, step: int, model: nn.Module, state: dict | None = None) -> Checkpoint:
+    """Save a checkpoint of a run with weights only, for generation and evaluation.
+
+    Args:
+        state: what the checkpoint records, any JSON object.
+    """
+    return save_snapshot(run, Snapshot(step, {"model": weights_of(model)}, state or {}))
+
+
+def copy_checkpoint(checkpoint: Checkpoint, run: Path) -> None:
+    """Copy a checkpoint, byte for byte, to another run; called by one process."""
+    with _draft(run, checkpoint.step, ALONE) as draft:
+        shutil.copytree(checkpoint.folder, draft, dirs_exist_ok=True)
+        for file in draft.iterdir():
+            sync(file)
+        _put_in_place(draft, folder_of(run, checkpoint.step))
 
 
 @contextmanager
-def _draft(
-    run: Path,
-    step: int,
-    process: int,
-    main: bool = True,
-) -> Iterator[Path]:
-    """The folder in which a process builds a checkpoint; removed by the main process after an
-    error."""
-    draft = folder_of(run, step).with_name(f".writing-step-{step:08d}-{process}")
+def _draft(run: Path, step: int, group: ProcessGroup) -> Iterator[Path]:
+    """The new folder in which a checkpoint is built; removed after an error."""
+    draft = folder_of(run, step).with_name(f".writing-step-{step:08d}")
     try:
+        with error_barrier(group, "save"):
+            if group.rank == 0:
+                clean_leftovers(run)
+                draft.mkdir(parents=True)
         yield draft
     except Exception as error:
-        if main:
+        if group.rank == 0:
             shutil.rmtree(draft, ignore_errors=True)
         if is_disk_full(error):
             free = shutil.disk_usage(run).free / 1e6
@@ -174,37 +173,18 @@ def _draft(
         raise
 
 
-def _begin(run: Path, draft: Path) -> None:
-    draft.parent.mkdir(parents=True, exist_ok=True)
-    clean_leftovers(run)
-    draft.mkdir()
-
-
-def copy_checkpoint(checkpoint: Checkpoint, run: Path) -> None:
-    """Copy a checkpoint, byte for byte, to another run; called by one process."""
-    with _draft(run, checkpoint.step, os.getpid()) as draft:
-        _begin(run, draft)
-        shutil.copytree(checkpoint.folder, draft, dirs_exist_ok=True)
-        for file in draft.iterdir():
-            sync(file)
-        _put_in_place(draft, folder_of(run, checkpoint.step))
-
-
-def _write(
-    draft: Path,
-    snapshot: Snapshot,
-    group: ProcessGroup,
-) -> dict[str, dict]:
+def _write(run: Path, draft: Path, snapshot: Snapshot, group: ProcessGroup) -> dict[str, dict]:
     """Write this process's files of a checkpoint; returns size and hash of each."""
     written = []
-    for kind, held in snapshot.tensors.items():
-        _check_finite(draft.parent.parent, snapshot.step, kind, held)
-        if group.world > 1:
-            written.append(write_part(draft, kind, held, group.rank, group.world))
-        else:
-            file = draft / f"{kind}.safetensors"
-            save_file({name: _tensor_of(own) for name, own in held.items()}, file)
-            written.append(file)
+    for kind, tensors in snapshot.tensors.items():
+        for name, tensor in tensors.items():
+            if (wrong := flaw(own_part(tensor), kind)) is not None:
+                raise TrainingError(
+                    f"{run}: step {snapshot.step} is not saved, {name} {wrong}; {_kept(run)}. The "
+                    "training has diverged: lower training.optimizer.lr or training.grad_clip in a "
+                    "new run"
+                )
+        written.append(write_tensors(draft, kind, tensors, group))
     if group.rank == 0:
         about = {"step": snapshot.step, "state": snapshot.state, "optimizer": snapshot.options}
         write_json(draft / STATE, about, allow_nan=False)
@@ -214,24 +194,6 @@ def _write(
         sync(file)
         files[file.name] = {"sha256": sha256_of(file), "bytes": file.stat().st_size}
     return files
-
-
-def _check_finite(
-    run: Path,
-    step: int,
-    kind: str,
-    held: dict[str, Tensor | TensorShard],
-) -> None:
-    for name, own in held.items():
-        if (wrong := flaw(_tensor_of(own), kind)) is not None:
-            raise TrainingError(
-                f"{run}: step {step} is not saved, {name} {wrong}; {_kept(run)}. The training has "
-                "diverged: lower training.optimizer.lr or training.grad_clip in a new run"
-            )
-
-
-def _tensor_of(own: Tensor | TensorShard) -> Tensor:
-    return own if isinstance(own, Tensor) else own.tensor
 
 
 def _seal(draft: Path, step: int, files: dict[str, dict]) -> str:
@@ -271,22 +233,63 @@ def clean_leftovers(run: Path) -> None:
     Only for the process that trains the run: in any other it could remove a checkpoint that is
     being written.
     """
-    folder = run / "checkpoints"
-    for path in list(folder.iterdir()) if folder.is_dir() else []:
-        if (
-            path.name.startswith(".replaced-")
-            and not (home := path.with_name(path.name[10:])).exists()
-        ):
+    for path in list((run / "checkpoints").glob(".*")):
+        home = path.with_name(path.name.removeprefix(".replaced-"))
+        if home != path and not home.exists():
             os.rename(path, home)
-        elif path.name.startswith((".writing-", ".deleting-", ".replaced-")):
+        else:
             shutil.rmtree(path, ignore_errors=True)
 
 
 def _kept(run: Path) -> str:
-    good = next(
-        (old for old in reversed(steps_of(run)) if damage(folder_of(run, old)) is None), None
-    )
-    return "there is no earlier one" if good is None else f"step {good} is intact"
+    good = (step for step in reversed(steps_of(run)) if damage(folder_of(run, step)) is None)
+    step = next(good, None)
+    return "there is no earlier one" if step is None else f"step {step} is intact"
+
+
+# Which checkpoints are kept
+
+
+def saved_states(run: Path) -> dict[int, dict]:
+    """The state of the training loop in each checkpoint, by step; {} for a damaged one."""
+    states = {}
+    for step in steps_of(run):
+        try:
+            states[step] = read_object(folder_of(run, step) / STATE, _STATE)["state"]
+        except TrainingError:
+            states[step] = {}
+    return states
+
+
+def best_of(run: Path, length: int) -> tuple[int, float] | None:
+    """(step, NLL in nats) of the first checkpoint with the lowest held-out loss at `length` input
+    tokens; None where none was measured."""
+    losses = {step: state.get(HELD_OUT, {}) for step, state in saved_states(run).items()}
+    scores = [(nll[str(length)], step) for step, nll in losses.items() if str(length) in nll]
+    nll, step = min(scores, default=(0.0, None))
+    return None if step is None else (step, nll)
+
+
+def newest_before_divergence(run: Path, before: int | None = None) -> int | None:
+    """The newest checkpoint, of a step below `before`, from before the run diverged."""
+    sound = [step for step, state in saved_states(run).items() if not state.get(DIVERGED)]
+    return max((step for step in sound if before is None or step < before), default=None)
+
+
+def prune(run: Path, step: int, settings: CheckpointSettings, train_length: int) -> None:
+    """Remove the checkpoints of steps after `step`, from before the run was resumed, and those that
+    the settings do not keep: the newest, every `keep_interval` steps, the best, and the newest from
+    before the run diverged. Called by one process after the save of `step`."""
+    for later in [other for other in steps_of(run) if other > step]:
+        remove_checkpoint(folder_of(run, later))
+    steps = steps_of(run)
+    kept = {*steps[-settings.keep :], newest_before_divergence(run)}
+    if settings.best and (best := best_of(run, settings.best * train_length)):
+        kept.add(best[0])
+    for old in steps:
+        is_regular = settings.keep_interval is not None and old % settings.keep_interval == 0
+        if old not in kept and not is_regular:
+            remove_checkpoint(folder_of(run, old))
 
 
 # Finding checkpoints
@@ -357,12 +360,7 @@ def while_training(run: Path, read: Callable[[], T]) -> T:
     )
 
 
-def _find(
-    run: Path,
-    console,
-    step: int | None,
-    only: tuple[str, ...] | None,
-) -> Checkpoint | None:
+def _find(run: Path, console, step: int | None, only: tuple[str, ...] | None) -> Checkpoint | None:
     steps = steps_of(run)
     if step is not None and step not in steps:
         known = ", ".join(map(str, steps)) or "none"
@@ -373,11 +371,7 @@ def _find(
         if (problem := damage(folder, only)) is None:
             if problems and console is not None:
                 console.warn(f"{'; '.join(problems)}; going back to step {candidate}")
-            return Checkpoint(
-                folder,
-                candidate,
-                read_object(folder / MANIFEST)["hash"],
-            )
+            return Checkpoint(folder, candidate, read_object(folder / MANIFEST)["hash"])
         if not folder.exists():
             raise FileNotFoundError(f"{folder} was removed while it was read")
         problems.append(f"{folder}: {problem}")

@@ -28,12 +28,7 @@ class Console:
     standard output.
     """
 
-    def __init__(
-        self,
-        quiet: bool = False,
-        interval: float = 10.0,
-        results: bool = True,
-    ):
+    def __init__(self, quiet: bool = False, interval: float = 10.0, results: bool = True):
         self.quiet = quiet
         self.results = results
         self.interval = interval
@@ -61,23 +56,51 @@ class Console:
             print(text, file=sys.stderr, flush=True)
 
     @contextmanager
-    def bar(self, label: str, total: int | None, unit: str = "it"):
-        """Context manager that shows progress over `total` units (None: unknown); yields
-        `.advance(n=1)`."""
+    def bar(self, label: str, total: int | None, unit: str = "it") -> Iterator["Counter"]:
+        """Show progress over `total` units (None: unknown) in the block; yields the counter."""
         if self.quiet:
-            yield _Progress(label, total, unit)
+            yield Counter()
         elif sys.stderr.isatty() and not self._screens:
-            bar = _TerminalBar(label, total, unit)
-            with self._owned_by(bar.progress.console), bar.progress:
-                yield bar
+            progress = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=28),
+                TextColumn("{task.percentage:>3.0f}%" if total else "{task.completed:.0f}"),
+                TextColumn("{task.fields[rate]}"),
+                TimeRemainingColumn(compact=True),
+                console=RichConsole(file=sys.stderr),
+            )
+            task = progress.add_task(printable(label).replace("[", r"\["), total=total, rate="")
+            with self._owned_by(progress.console), progress:
+                yield Counter(
+                    lambda counter: progress.update(
+                        task, completed=counter.done, rate=f"{_count(counter.rate)} {unit}/s"
+                    )
+                )
         else:
-            bar = _LineBar(label, total, unit, self._line, self.interval)
+            counter = Counter(lambda counter: self._progress_line(counter, label, total, unit))
+            end = "stopped"
             try:
-                yield bar
-            except BaseException:
-                bar.close("stopped")
-                raise
-            bar.close("done")
+                yield counter
+                end = "done"
+            finally:
+                rate = f" ({_count(counter.rate)} {unit}/s)" if counter.done else ""
+                self._line(
+                    f"{label}: {end}, {_count(counter.done)} {unit} in "
+                    f"{duration(time.monotonic() - counter.start)}{rate}"
+                )
+
+    def _progress_line(self, counter: "Counter", label: str, total: int | None, unit: str) -> None:
+        """Print the progress, at most once every `interval` seconds."""
+        now = time.monotonic()
+        if now - counter.last_shown < self.interval or (total and counter.done >= total):
+            return
+        counter.last_shown = now
+        share = f"{_count(counter.done)} {unit}"
+        left = ""
+        if total:
+            share = f"{counter.done / total:.0%} ({_count(counter.done)} of {_count(total)} {unit})"
+            left = f", {duration((total - counter.done) / counter.rate)} left"
+        self._line(f"{label}: {share}, {_count(counter.rate)} {unit}/s{left}")
 
     @contextmanager
     def live(self, view: ConsoleRenderable | RichCast) -> Iterator[Callable[[], None] | None]:
@@ -87,14 +110,7 @@ class Console:
         if self.quiet or self._screens or not sys.stderr.isatty() or screen.is_dumb_terminal:
             yield None
             return
-        with (
-            self._owned_by(screen),
-            Live(
-                view,
-                console=screen,
-                auto_refresh=False,
-            ) as live,
-        ):
+        with self._owned_by(screen), Live(view, console=screen, auto_refresh=False) as live:
             screen.show_cursor(True)  # a process that is killed cannot restore it
             last = 0.0
 
@@ -114,12 +130,7 @@ class Console:
         finally:
             self._screens.remove(screen)
 
-    def table(
-        self,
-        title: str,
-        columns: Sequence[str],
-        rows: Sequence[Sequence[object]],
-    ) -> None:
+    def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
         """Print a table; numeric columns are right-aligned."""
         stream = sys.stdout if self.results else sys.stderr
         table = Table(
@@ -154,86 +165,23 @@ def _numeric(cell: str) -> bool:
     return True
 
 
-class _Progress:
-    """Counts finished units; shows nothing."""
+class Counter:
+    """Counts finished units of work."""
 
-    def __init__(self, label: str, total: int | None, unit: str):
-        self.label = label
-        self.total = total
-        self.unit = unit
+    def __init__(self, show: Callable[["Counter"], object] = lambda counter: None):
         self.done = 0.0
         self.start = time.monotonic()
+        self.last_shown = self.start
+        self._show = show
 
     def advance(self, n: float = 1) -> None:
         self.done += n
-        self.show()
-
-    def show(self) -> None:
-        pass
+        self._show(self)
 
     @property
     def rate(self) -> float:
+        """Units per second."""
         return self.done / max(time.monotonic() - self.start, 1e-9)
-
-
-class _TerminalBar(_Progress):
-    """A progress bar with percent, rate and time left."""
-
-    def __init__(self, label: str, total: int | None, unit: str):
-        super().__init__(label, total, unit)
-        self.progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=28),
-            TextColumn("{task.percentage:>3.0f}%" if total else "{task.completed:.0f}"),
-            TextColumn("{task.fields[rate]}"),
-            TimeRemainingColumn(compact=True),
-            console=RichConsole(file=sys.stderr),
-        )
-        self.task = self.progress.add_task(
-            printable(label).replace("[", r"\["), total=total, rate=""
-        )
-
-    def show(self) -> None:
-        self.progress.update(
-            self.task, completed=self.done, rate=f"{_count(self.rate)} {self.unit}/s"
-        )
-
-
-class _LineBar(_Progress):
-    """Progress as plain lines: at most one every `interval` seconds, and one at the end."""
-
-    def __init__(
-        self,
-        label,
-        total,
-        unit,
-        line: Callable[[str], None],
-        interval: float,
-    ):
-        super().__init__(label, total, unit)
-        self.line = line
-        self.interval = interval
-        self.last = self.start
-
-    def show(self) -> None:
-        now = time.monotonic()
-        total = self.total
-        if now - self.last < self.interval or (total and self.done >= total):
-            return
-        self.last, rate = now, f"{_count(self.rate)} {self.unit}/s"
-        if not total:
-            self.line(f"{self.label}: {_count(self.done)} {self.unit}, {rate}")
-            return
-        left = (total - self.done) / self.rate if self.rate else 0.0
-        share = f"{self.done / total:.0%} ({_count(self.done)} of {_count(total)} {self.unit})"
-        self.line(f"{self.label}: {share}, {rate}, {duration(left)} left")
-
-    def close(self, word: str) -> None:
-        rate = f" ({_count(self.rate)} {self.unit}/s)" if self.done else ""
-        seconds = time.monotonic() - self.start
-        self.line(
-            f"{self.label}: {word}, {_count(self.done)} {self.unit} in {duration(seconds)}{rate}"
-        )
 
 
 def _count(number: float) -> str:

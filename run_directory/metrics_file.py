@@ -7,14 +7,13 @@ that step.
 
 import json
 import math
-import mmap
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 from errors import TrainingError
 
-_BLOCK = 1 << 20  # bytes read at a time from the end of a file
+_BLOCK = 1 << 20  # bytes read from the end of a file; no line is longer
 
 
 class MetricsFile:
@@ -25,10 +24,10 @@ class MetricsFile:
     """
 
     def __init__(self, file: Path, step: int):
-        self.file = Path(file)
-        last = _last_line(self.file) if self.file.exists() else None
+        self.file = file
+        last = _repaired(file) if file.exists() else None
         self.attempt = 1 + (last["attempt"] if last else 0)  # attempts of a file are ascending
-        self._stream = self.file.open("a", encoding="utf-8")
+        self._stream = file.open("a", encoding="utf-8")
         self.write(step, "start")
 
     def write(self, step: int, kind: str = "train", **values: object) -> dict:
@@ -48,7 +47,6 @@ class MetricsFile:
     def sync(self) -> None:
         """Flush all lines to the disk; called before a checkpoint."""
         try:
-            self._stream.flush()
             os.fsync(self._stream.fileno())
         except OSError as error:
             raise TrainingError(
@@ -57,12 +55,6 @@ class MetricsFile:
 
     def close(self) -> None:
         self._stream.close()
-
-    def __enter__(self) -> "MetricsFile":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
 
 def read_metrics(file: Path, kind: str | None = None) -> list[dict]:
@@ -80,46 +72,37 @@ def latest(lines: Iterable[dict]) -> list[dict]:
     return sorted(kept.values(), key=lambda line: line["step"])  # stable
 
 
-def held_lines(file: Path) -> Iterator[dict]:
-    """Iterate over the lines that no later attempt superseded, in the order written.
+def held_lines(file: Path) -> list[dict]:
+    """The lines that no later attempt superseded, in the order written.
 
     Ignores an incomplete last line. Raises TrainingError for an invalid line elsewhere.
     """
-    # One pass over the bytes finds the starts: each supersedes the lines before it of later steps.
-    starts = []
-    end = 0
+    lines = []
     with open(file, "rb") as stream:
         for number, raw in enumerate(stream, 1):
-            end += len(raw)
-            if b'"start"' in raw and (line := _parsed(raw)) and line["kind"] == "start":
-                starts.append((number, line["step"]))
-    with open(file, "rb") as stream:
-        for number, raw in enumerate(stream, 1):
-            if (end := end - len(raw)) < 0:
-                return  # written since the first pass
-            line = _parsed(raw)
-            if line is None:
-                if not raw.endswith(b"\n"):
-                    return
+            if (line := _parsed(raw)) is not None:
+                lines.append(line)
+            elif raw.endswith(b"\n"):
                 raise TrainingError(f"{file}:{number}: not a line of metrics; remove it")
-            starts = [start for start in starts if start[0] > number]
-            if all(line["step"] <= step for _, step in starts):
-                yield line
+    return _held(lines)
 
 
 def last_lines(file: Path) -> dict[str, dict]:
     """The last line of each kind, read from the end of a file; {} where it does not exist."""
     if not file.exists():
         return {}
-    with open(file, "rb") as stream:
-        stream.seek(max(0, stream.seek(0, os.SEEK_END) - _BLOCK))
-        lines = [line for raw in stream if (line := _parsed(raw)) is not None]
-    kept: dict[str, dict] = {}
+    lines = [line for raw in _tail(file).splitlines() if (line := _parsed(raw)) is not None]
+    return {line["kind"]: line for line in _held(lines)}
+
+
+def _held(lines: Iterable[dict]) -> list[dict]:
+    """The lines without those that the start of a later attempt superseded."""
+    held: list[dict] = []
     for line in lines:
         if line["kind"] == "start":
-            kept = {kind: old for kind, old in kept.items() if old["step"] <= line["step"]}
-        kept[line["kind"]] = line
-    return kept
+            held = [old for old in held if old["step"] <= line["step"]]
+        held.append(line)
+    return held
 
 
 def _parsed(raw: bytes) -> dict | None:
@@ -133,21 +116,22 @@ def _parsed(raw: bytes) -> dict | None:
     return line if kinds == [str, int, int] else None
 
 
-def _last_line(file: Path) -> dict | None:
+def _tail(file: Path) -> bytes:
+    with open(file, "rb") as stream:
+        stream.seek(max(0, stream.seek(0, os.SEEK_END) - _BLOCK))
+        return stream.read()
+
+
+def _repaired(file: Path) -> dict | None:
     """The last complete line of a file; None where there is none. An incomplete line after it is
-    removed; a line that lacks only its newline gets one. Reads only the end of the file."""
-    with open(file, "r+b") as stream:
-        if not (size := stream.seek(0, os.SEEK_END)):
-            return None
-        with mmap.mmap(stream.fileno(), 0) as text:
-            end = text.rfind(b"\n") + 1
-            last = text[text.rfind(b"\n", 0, max(end - 1, 0)) + 1 : end]
-            tail = text[end:]
-        if tail and (line := _parsed(tail)) is not None:
-            stream.seek(size)
+    removed; a line that lacks only its newline gets one."""
+    complete, _, rest = _tail(file).rpartition(b"\n")
+    if rest and (line := _parsed(rest)) is not None:
+        with file.open("ab") as stream:
             stream.write(b"\n")
-            return line
-        stream.truncate(end)
+        return line
+    os.truncate(file, file.stat().st_size - len(rest))
+    last = complete.rpartition(b"\n")[2]
     if last and _parsed(last) is None:
         raise TrainingError(f"{file}: its last line is not a line of metrics; remove it")
     return _parsed(last)
@@ -155,8 +139,6 @@ def _last_line(file: Path) -> dict | None:
 
 def _plain(value: object) -> object:
     """A value that JSON can represent; json.dumps raises TypeError for other classes."""
-    if hasattr(value, "item"):  # NumPy and PyTorch scalars
-        value = value.item()  # pyright: ignore[reportAttributeAccessIssue]
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

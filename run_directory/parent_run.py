@@ -11,30 +11,38 @@ the text), and the parent's stages are dropped. The run directory stores all it 
 without its parent.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 
+from data import RunData
 from data.files import with_keys
 from data.preparation.prepared import USE
+from data.sampling.segments import Segment, chunk_sizes
 from data.tokenizers.tokenizer_settings import BytesSettings, SymbolsSettings
 from errors import TrainingError
-from run_directory.allowed_changes import (
-    changed,
-    check_extension,
-    check_fork,
-    fork_refused,
-    with_table_length,
-)
+from model import ModelError, ModelSettings
 from run_directory.checkpoints import WEIGHTS, Checkpoint, find_checkpoint
-from run_directory.run import MANIFEST, Run, is_run, not_a_run
-from run_directory.run_names import name_stem
+from run_directory.position_overrides import meta_model, override, why
+from run_directory.run import MANIFEST, Run, changed, is_run, not_a_run
 from run_directory.run_settings import RunSettings
-from run_directory.stages import last_trained
-from settings.load import identity, load_settings, setting_before_validation
+from run_directory.stages import last_trained, stages_of
+from settings.load import differences, load_settings, setting_before_validation
+
+# Settings that determine a fork's checkpoint tensors, its step count and the order of its data; and
+# why.
+_FIXED = {
+    "train_length": "the size of a step cannot change",
+    "original_length": "positions depend on it",
+    "training.batch_size": "the size of a step cannot change",
+    "training.optimizer.name": "the optimizer state belongs to it",
+    "data.tokenizer": "the token ids depend on it",
+    "model": "the weights depend on it; use overrides in training.stages for positions",
+}
 
 
 @dataclass(frozen=True)
@@ -73,22 +81,8 @@ class ParentRun:
         tokenizer = self.settings.data.tokenizer
         if isinstance(tokenizer, BytesSettings | SymbolsSettings):
             return tokenizer
-        return tokenizer.model_copy(
-            update={"model": str(self.folder / "tokenizer" / tokenizer.file)}
-        )
-
-    def check(self, settings: RunSettings) -> None:
-        """Raise TrainingError where a run of these settings cannot start from the checkpoint."""
-        if not settings.is_fork:
-            check_extension(self.folder, self.settings, settings)
-            return
-        old = self.settings
-        tokenizer = self.trained_tokenizer()
-        if settings.data.tokenizer == tokenizer:  # the same tokenizer under another setting
-            data = old.data.model_copy(update={"tokenizer": tokenizer})
-            old = old.model_copy(update={"data": data})
-        with fork_refused(self.folder):
-            check_fork(self.checkpoint.step, old, settings)
+        file = self.folder / "tokenizer" / tokenizer.file
+        return tokenizer.model_copy(update={"model": str(file)})
 
     def complete(self, settings: RunSettings) -> RunSettings:
         """The settings with what only the parent determines: the hash of its checkpoint, the length
@@ -118,58 +112,86 @@ class ParentRun:
             more["data"] = data.model_copy(update={"tokenizer": self.trained_tokenizer()})
         return settings.model_copy(update=more)
 
+    def check(self, settings: RunSettings) -> None:
+        """Raise TrainingError where a run of these settings cannot start from the checkpoint."""
+        if not settings.is_fork:
+            check_extension(self.folder, self.settings, settings)
+            return
+        old = self.settings
+        tokenizer = self.trained_tokenizer()
+        if settings.data.tokenizer == tokenizer:  # the same tokenizer under another setting
+            data = old.data.model_copy(update={"tokenizer": tokenizer})
+            old = old.model_copy(update={"data": data})
+        with self.fork_refused():
+            check_fork(self.checkpoint.step, old, settings)
+
+    def check_text(self, settings: RunSettings, data: RunData) -> None:
+        """Raise TrainingError where the text has another tokenizer or, in an extension run, no
+        document of train_length."""
+        own_hash = data.tokenizer.hash
+        parents = self.about["tokenizer_hash"]
+        if own_hash != parents:
+            raise TrainingError(
+                f"the text has another tokenizer ({own_hash[:12]}) than the parent's "
+                f"({parents[:12]}): set data.tokenizer as in the parent"
+            )
+        if data.longest < settings.train_length and not settings.is_fork:
+            raise TrainingError(
+                f"train_length {settings.train_length} is longer than every document of the "
+                f"training text (the longest has {data.longest:,} tokens); lower it"
+            )
+
+    @contextmanager
+    def fork_refused(self) -> Iterator[None]:
+        """Raise an error of the block as the reason why the run cannot be forked."""
+        try:
+            yield
+        except TrainingError as error:
+            raise TrainingError(
+                f"{self.folder} cannot be forked this way (an extension run takes its weights "
+                f"only: parent.run={self.folder} without --fork):\n       {error}"
+            ) from None
+
 
 def read_run_settings(
-    overrides: Sequence[str], folder: Path | None = None, root: Path = Path("runs")
+    overrides: Sequence[str], folder: Path | None = None
 ) -> tuple[RunSettings, ParentRun | None]:
     """The settings of a run from files and overrides, on top of its parent's where it has one.
 
-    The parent is None for a run from scratch, and for an extension run whose folder exists
-    (`folder`, or the default one under `root`) and whose parent is gone.
+    The parent is None for a run from scratch, and for an existing run in `folder` whose parent is
+    gone.
 
     Raises:
         ConfigError: invalid settings.
         TrainingError: the parent is not a run, has no such checkpoint, or does not fit the
             settings.
     """
-    overrides = list(overrides)
     asked = setting_before_validation(overrides, "parent")
     if asked is None:
         return load_settings(RunSettings, overrides), None
     if not isinstance(asked, dict) or not isinstance(asked.get("run"), str):
         raise TrainingError("parent.run is missing: set parent.run=FOLDER, the run to start from")
-    if folder is not None and folder.resolve() == Path(asked["run"]).resolve():
+    run = Path(asked["run"])
+    if folder is not None and folder.resolve() == run.resolve():
         raise TrainingError(f"{folder} cannot extend itself (parent.run); choose another --run-dir")
-    try:
-        parent = open_parent(
-            Path(asked["run"]),
-            asked.get("checkpoint"),
-            bool(asked.get("fork")),
-        )
-    except TrainingError:
-        if (settings := _without_parent(overrides, asked["run"], folder, root)) is not None:
-            return settings, None
-        raise
+    parent = None
+    if folder is not None and is_run(folder) and not is_run(run):
+        parent = _recorded_parent(Run(folder), run)
+    is_gone = parent is not None
+    parent = parent or open_parent(run, asked.get("checkpoint"), bool(asked.get("fork")))
     settings = parent.complete(load_settings(RunSettings, overrides, parent.inherited))
+    if is_gone:
+        return settings, None
     parent.check(settings)
     return settings, parent
 
 
-def open_parent(
-    folder: Path,
-    step: int | None = None,
-    fork: bool = False,
-) -> ParentRun:
+def open_parent(folder: Path, step: int | None = None, fork: bool = False) -> ParentRun:
     """A run's checkpoint (None: the newest good one) as the start of an extension run or a fork."""
     if not is_run(folder):
         raise TrainingError(f"parent.run: {not_a_run(folder)}")
     run = Run(folder)
-    checkpoint = find_checkpoint(
-        folder,
-        None,
-        step,
-        only=None if fork else (WEIGHTS,),
-    )
+    checkpoint = find_checkpoint(folder, None, step, only=None if fork else (WEIGHTS,))
     if checkpoint is None:
         raise TrainingError(f"parent.run: {folder} has no checkpoint yet; train it first")
     settings = run.settings if fork else last_trained(run.settings, checkpoint.step)[0]
@@ -178,29 +200,144 @@ def open_parent(
         inherited["original_length"] = settings.original_length or settings.train_length
         inherited["seed"] += 1
         inherited["training"]["stages"] = []
-    with_keys(
-        folder / MANIFEST,
-        run.manifest,
-        {"vocab_size": int, "tokenizer_hash": str},
-    )
+    with_keys(folder / MANIFEST, run.manifest, {"vocab_size": int, "tokenizer_hash": str})
     return ParentRun(folder, settings, checkpoint, run.manifest, inherited)
 
 
-def _without_parent(
-    overrides: list[str], run: str, folder: Path | None, root: Path
-) -> RunSettings | None:
-    """The settings of an existing run whose parent is gone, from the inherited settings in its
-    folder."""
-    for candidate in [folder] if folder else sorted(root.glob(f"{name_stem(overrides)}-*")):
-        about = Run(candidate).manifest if is_run(candidate) else {}
-        own = about.get("lineage", [{}])[0]
-        if own.get("run") != run:
-            continue
-        inherited = RunSettings.from_earlier_versions(about["inherited"])
-        kept = RunSettings.model_validate(inherited)
-        checkpoint = Checkpoint(Path(run), own["step"], own["checkpoint_hash"])
-        parent = ParentRun(Path(run), kept, checkpoint, {}, inherited)
-        settings = parent.complete(load_settings(RunSettings, overrides, parent.inherited))
-        if folder or candidate.name.endswith(f"-{identity(settings)}"):
-            return settings
-    return None
+def _recorded_parent(run: Run, parent: Path) -> ParentRun | None:
+    """The parent of an existing run, from what its manifest records; None where it has another."""
+    own = run.manifest.get("lineage", [{}])[0]
+    if own.get("run") != str(parent):
+        return None
+    inherited = RunSettings.from_earlier_versions(run.manifest["inherited"])
+    settings = RunSettings.model_validate(inherited)
+    checkpoint = Checkpoint(parent, own["step"], own["checkpoint_hash"])
+    return ParentRun(parent, settings, checkpoint, {}, inherited)
+
+
+def with_table_length(
+    model: ModelSettings, parent: ModelSettings, length: Callable[[Any, Any], int | None]
+) -> ModelSettings:
+    """The model with `max_length` = length(its scheme, the parent's scheme) in every position table
+    that can be extended, where the parent has one too."""
+    schemes = {name: kind.position for name, kind in model.resolved_kinds.items()}
+    extended = {}
+    for name, kind in parent.resolved_kinds.items():
+        new = schemes.get(name)
+        if hasattr(new, "extend") and hasattr(kind.position, "max_length"):
+            extended[name] = new.model_copy(update={"max_length": length(new, kind.position)})
+    return model.with_positions(schemes | extended) if extended else model
+
+
+def method_of(parent: RunSettings, settings: RunSettings) -> ModelSettings:
+    """The model under which the parent computes what the extension run computes at step 0."""
+    return with_table_length(settings.model, parent.model, lambda _, old: old.max_length)
+
+
+def not_at_test_time(parent: RunSettings, settings: RunSettings) -> str:
+    """Why the method of the extension run cannot be applied to the parent at test time; '': it
+    can."""
+    try:
+        override(parent, method_of(parent, settings))
+    except (ModelError, TrainingError) as error:
+        return why(error)
+    return ""
+
+
+def check_extension(folder: Path, old: RunSettings, new: RunSettings) -> None:
+    """Raise TrainingError where a run of settings `new` cannot start from the weights of the run in
+    `folder`, of settings `old`.
+
+    A change of the scheme's settings must be legal on trained weights; another scheme needs
+    parameters of the same names and shapes.
+    """
+    for key in ModelSettings.model_fields:
+        may_change = key in ("position", "kinds")  # the weights must fit
+        if not may_change and getattr(old.model, key) != getattr(new.model, key):
+            raise TrainingError(
+                f"model.{key} cannot change in an extension run: {folder} has "
+                f"{getattr(old.model, key)}"
+            )
+    ours = _shapes(new)
+    theirs = _shapes(old)
+    wrong = [f"{name} is new" for name in ours if name not in theirs]
+    wrong += [f"{name} is left over" for name in theirs if name not in ours]
+    wrong += [
+        f"{name} would have shape {ours[name]}, the parent's has {theirs[name]}"
+        for name in ours
+        if name in theirs and ours[name] != theirs[name]
+    ]
+    if wrong:
+        raise TrainingError(
+            f"model.position: the weights of {folder} do not fit: {'; '.join(wrong[:3])}. An "
+            "extension run may change settings of its scheme, or use a scheme with the same "
+            "parameters"
+        )
+    is_same_scheme = _scheme_names(old.model) == _scheme_names(new.model)
+    if is_same_scheme and (refusal := not_at_test_time(old, new)):
+        raise TrainingError(f"{folder} cannot be extended this way: {refusal}")
+
+
+def _scheme_names(model: ModelSettings) -> list[tuple[str, str]]:
+    """The kind and the scheme of each layer."""
+    kinds = model.resolved_kinds
+    return [(name, kinds[name].position.name) for name in model.layer_kinds]
+
+
+def _shapes(settings: RunSettings) -> dict[str, tuple[int, ...]]:
+    weights = meta_model(settings).state_dict()
+    return {name: tuple(weight.shape) for name, weight in weights.items()}
+
+
+def check_fork(step: int, old: RunSettings, new: RunSettings) -> None:
+    """Raise TrainingError, which lists every setting that must not change, where a run of settings
+    `old` cannot continue from its checkpoint of `step` under settings `new`."""
+    changed = [key for key, *_ in differences(old, new)]
+    if old.training.optimizer.name != new.training.optimizer.name:
+        changed.append("training.optimizer.name")
+    wrong = [
+        f"{key}: {reason}"
+        for key in changed
+        for fixed, reason in _FIXED.items()
+        if f"{key}.".startswith(f"{fixed}.")
+    ]
+    if wrong:
+        raise TrainingError("\n       ".join(wrong))
+    if new.steps <= step:
+        raise TrainingError(
+            f"training.tokens = {new.training.tokens} is {new.steps} steps, but the checkpoint is "
+            f"at step {step}: increase it above {new.tokens_after(step)}, or set "
+            "parent.checkpoint to an earlier one"
+        )
+    if _segments_before(old, step) != _segments_before(new, step):
+        raise TrainingError(
+            f"training.stages: the stage of the checkpoint after step {step} cannot start or end "
+            "elsewhere in a fork, because the data order depends on its end; fork where a later "
+            "stage starts"
+        )
+    chunks = [chunk_sizes(sorted({segment.length for segment in run.plan})) for run in (old, new)]
+    if chunks[0] != chunks[1]:
+        raise TrainingError(
+            f"training.stages: windows of the fork are cut from chunks of {chunks[1][0]} tokens, "
+            f"those before it from chunks of {chunks[0][0]}, so the data order cannot continue; "
+            f"set lengths that fill {chunks[0][0]}"
+        )
+    before = [[stage for stage in stages_of(run) if stage.start < step] for run in (old, new)]
+    if before[0] != before[1]:
+        raise TrainingError(
+            f"training.stages before step {step} cannot change in a fork (give durations in steps)"
+        )
+
+
+def _segments_before(settings: RunSettings, step: int) -> list[Segment]:
+    """The segments that determine the data order of the first `step` updates; the last one of a run
+    has no end."""
+    begun = []
+    begin = 0
+    for segment in settings.plan:
+        if begin < step:
+            begun.append(segment)
+        begin += segment.steps
+    if len(begun) == len(settings.plan):
+        begun[-1] = begun[-1]._replace(steps=0)
+    return begun

@@ -76,12 +76,15 @@ def why(error: Exception) -> str:
     return "; ".join(line for line in lines if not line.startswith("legal for "))
 
 
+def make_model(settings: RunSettings, vocab_size: int) -> Transformer:
+    """The model of these settings, without initial weights."""
+    return Transformer(settings.model, vocab_size, settings.train_length, settings.original_length)
+
+
 def meta_model(settings: RunSettings, vocab_size: int = 1) -> Transformer:
     """The model of these settings on the meta device."""
     with torch.device("meta"):
-        return Transformer(
-            settings.model, vocab_size, settings.train_length, settings.original_length
-        )
+        return make_model(settings, vocab_size)
 
 
 def longest_input(settings: RunSettings) -> int | None:

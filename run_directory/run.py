@@ -13,11 +13,18 @@ runs/<config>-<choices>-<identity>/
 import hashlib
 import json
 import os
+import platform
+import re
+import shutil
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import cached_property
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,7 +36,6 @@ from data.generated import generated
 from data.tokenizers import Tokenizer, load_tokenizer
 from errors import TrainingError
 from model import ModelSettings, Transformer
-from run_directory.allowed_changes import check_resume
 from run_directory.checkpoints import (
     AVERAGE,
     STATE,
@@ -40,13 +46,12 @@ from run_directory.checkpoints import (
     while_training,
 )
 from run_directory.console import Console
-from run_directory.environment import attempt
-from run_directory.position_overrides import override
+from run_directory.position_overrides import make_model, override
 from run_directory.run_settings import RunSettings
-from run_directory.sharded_tensors import shapes_in
 from run_directory.stages import last_trained
-from run_directory.weights import load_average, load_weights
-from settings.load import dump, identity, load_stored
+from run_directory.weights import load_weights, named_weights, read_into, shapes_in
+from settings.fields import show
+from settings.load import differences, dump, identity, load_stored
 from settings.yaml_io import parse_yaml
 
 SETTINGS = "settings.yaml"
@@ -72,6 +77,7 @@ _TYPES: dict[str, type] = {
     "attempts": list,
     MODEL_HASHES: list,
 }
+_LIBRARIES = ("accelerate", "datasets", "numpy", "pydantic", "safetensors", "sentencepiece")
 
 
 @dataclass(frozen=True, repr=False)
@@ -131,14 +137,9 @@ class Run:
         unknown.
         """
         facts = facts or {}
-        if is_run(folder):
-            raise TrainingError(
-                f"{folder} is already a run; resume it, or start again with --restart"
-            )
-        if steps_of(folder):
-            raise TrainingError(
-                f"{folder} contains checkpoints but no {MANIFEST}: restore it, or use --restart"
-            )
+        if is_run(folder) or steps_of(folder):
+            known = "is already a run" if is_run(folder) else f"has checkpoints but no {MANIFEST}"
+            raise TrainingError(f"{folder} {known}; restore it, or start again with --restart")
         rows = facts.get("vocab_size", tokenizer.vocab_size)
         if tokenizer.vocab_size > rows:
             raise TrainingError(
@@ -149,16 +150,19 @@ class Run:
         tokenizer.save(folder / "tokenizer")
         text = dump(settings)
         write_text(folder / SETTINGS, text)
-        manifest = {
-            "format": 1,
-            "identity": identity(settings),
-            MODEL_HASHES: [model_hash(text)],
-            "vocab_size": tokenizer.vocab_size,
-            "tokenizer_hash": tokenizer.hash,
-            "attempts": [attempt(command, [], processes)],
-        }
-        write_json(folder / MANIFEST, manifest | facts, allow_nan=False)
-        return cls(folder)
+        run = cls(folder)
+        run.write_manifest(
+            {
+                "format": 1,
+                "identity": identity(settings),
+                MODEL_HASHES: [model_hash(text)],
+                "vocab_size": tokenizer.vocab_size,
+                "tokenizer_hash": tokenizer.hash,
+                "attempts": [attempt(command, [], processes)],
+            }
+            | facts
+        )
+        return run
 
     def resume(
         self,
@@ -171,13 +175,18 @@ class Run:
         """Check that this run can resume under these settings, record the attempt, and return the
         changed settings, one line each.
 
-        Raises TrainingError for settings that may not change (`check_resume`), and where the
-        tokenizer or the data are not the run's.
+        Raises TrainingError, which lists the settings that may not change, and where the tokenizer
+        or the data are not the run's.
         """
+        if fixed := changed(self.settings, settings, free=False):
+            raise TrainingError(
+                f"{self.folder} was started with other settings; change them back, go on under the "
+                f"new ones in another run (--fork {self.folder} instead of --run-dir), or start "
+                "again (--restart):\n       " + "\n       ".join(fixed)
+            )
         manifest = dict(self.manifest)
         now = {"tokenizer_hash": tokenizer.hash, "vocab_size": tokenizer.vocab_size}
         now |= facts or {}
-        changes = check_resume(self.folder, self.settings, settings)
         # The settings are equal, so these changed for another reason.
         for key, name in _FIXED.items():
             if key in manifest and key in now and manifest[key] != now[key]:
@@ -185,8 +194,9 @@ class Run:
                     f"{self.folder}: {name} has changed ({str(manifest[key])[:12]}, now "
                     f"{str(now[key])[:12]}); restore it or use --restart"
                 )
-        before = attempt(command, changes, processes)
-        manifest["attempts"] = [*manifest.get("attempts", []), before]
+        changes = changed(self.settings, settings)
+        attempts = manifest.get("attempts", [])
+        manifest["attempts"] = [*attempts, attempt(command, changes, processes)]
         manifest[MODEL_HASHES] = [self._stored_hash()]
         if changes:
             text = dump(settings)
@@ -238,17 +248,19 @@ class Run:
         write_json(self.folder / MANIFEST, manifest, allow_nan=False)
         self.manifest = manifest
 
+    def _recorded(self, key: str) -> Any:
+        """A value of the manifest. Raises TrainingError where it is missing."""
+        return with_keys(self.folder / MANIFEST, self.manifest, {key: _TYPES[key]})[key]
+
     @property
     def vocab_size(self) -> int:
         """Rows of the embedding, which may be more than the ids of the tokenizer."""
-        needed = {"vocab_size": int}
-        return with_keys(self.folder / MANIFEST, self.manifest, needed)["vocab_size"]
+        return self._recorded("vocab_size")
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer in the folder. Raises TrainingError where it is not the run's."""
-        needed = {"tokenizer_hash": str}
-        recorded = with_keys(self.folder / MANIFEST, self.manifest, needed)["tokenizer_hash"]
+        recorded = self._recorded("tokenizer_hash")
         tokenizer = load_tokenizer(self.folder / "tokenizer")
         if tokenizer.hash != recorded:
             raise TrainingError(
@@ -312,40 +324,31 @@ class Run:
             console.info(
                 f"{self.folder}: an earlier version saved it; its model settings are not verified"
             )
-        vocab_size = self.vocab_size
-        tokenizer = self.tokenizer
 
         def read() -> LoadedRun:
-            source = self.checkpoint(
-                checkpoint,
-                (WEIGHTS, AVERAGE, STATE),
-                console,
-            )
-            trained, changed = last_trained(self.settings, source.step)
+            source = self.checkpoint(checkpoint, (WEIGHTS, AVERAGE, STATE), console)
+            trained, change = last_trained(self.settings, source.step)
             settings = override(trained, overrides)
-            model = Transformer(
-                settings.model, vocab_size, settings.train_length, settings.original_length
-            )
-            stored = {kind for _, kind in shapes_in(source.folder, (WEIGHTS,)).values()}
+            model = make_model(settings, self.vocab_size)
+            stored = {kind for _, kind in shapes_in(source.folder, "model").values()}
             model.to(dtype or (torch.float64 if torch.float64 in stored else torch.float32))
-            load_weights(model, source)
-            default = "ema" if source.has_average else "last"
+            load_weights(model, source.folder)
+            default: Literal["ema", "last"] = "ema" if source.has(AVERAGE) else "last"
             chosen = weights or default
-            notes = [changed] if changed else []
+            digest = source.hash
+            notes = [change] if change else []
             if chosen == "ema":
-                if not source.has_average:
+                if default != "ema":
                     raise TrainingError(
                         f"{source.folder} has no EMA weights: it was trained without training.ema"
                     )
-                load_average(model, source)
+                read_into(source.folder, "average", named_weights(model))
                 notes.append("weights are their exponential mean (training.ema)")
-            model.to(device).eval().pack()
-            digest = source.hash
-            if chosen != default:
+            elif default == "ema":
                 digest = hashlib.sha256(f"{chosen} {digest}".encode()).hexdigest()
             return LoadedRun(
-                model=model,
-                tokenizer=tokenizer,
+                model=model.to(device).eval().pack(),
+                tokenizer=self.tokenizer,
                 settings=settings,
                 step=source.step,
                 folder=self.folder,
@@ -355,6 +358,25 @@ class Run:
             )
 
         return while_training(self.folder, read)
+
+
+def changed(old: RunSettings, new: RunSettings, free: bool = True) -> list[str]:
+    """Every setting that differs, as `key: old → new`; with `free`, also those that may change on
+    resume."""
+    return [
+        f"{key}: {_short(a)} → {_short(b)}"
+        for key, a, b, may_change in differences(old, new)
+        if free or not may_change
+    ]
+
+
+def _short(value: object) -> str:
+    if not isinstance(value, dict):
+        return str(value) if isinstance(value, str) else show(value, sys.maxsize)
+    inside = ", ".join(
+        f"{k}: {_short(v)}" for k, v in value.items() if k != "name" and v is not None
+    )
+    return f"{value.get('name', '')}({inside})" if inside else str(value.get("name", "{}"))
 
 
 def model_hash(text: str) -> str:
@@ -370,19 +392,62 @@ def model_hash(text: str) -> str:
     return hashlib.sha256(json.dumps(stored, sort_keys=True).encode()).hexdigest()
 
 
+def attempt(command: Sequence[str], changes: list[str], processes: dict | None) -> dict:
+    """One entry of the manifest's `attempts`: command, commit, versions and hardware. `processes`
+    describes those that share the run."""
+    cuda = range(torch.cuda.device_count())
+    versions = {name: metadata.version(name) for name in _LIBRARIES}
+    versions |= {"python": platform.python_version(), "torch": torch.__version__}
+    return {
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": list(command),
+        "commit": _git("rev-parse", "HEAD"),
+        "uncommitted_changes": bool(_git("status", "--porcelain", "--untracked-files=no")),
+        "changed_settings": changes,
+        "versions": versions | {"cuda": torch.version.cuda},
+        "machine": {
+            "system": platform.platform(),
+            "processor": processor(),
+            "cores": os.cpu_count(),
+            "threads": torch.get_num_threads(),
+            "memory": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),  # bytes
+            "gpus": [torch.cuda.get_device_name(i) for i in cuda],
+        },
+        "parallel": processes,
+    }
+
+
+def processor() -> str:
+    """The model of the CPU, or its architecture where the system does not name it."""
+    file = Path("/proc/cpuinfo")
+    text = file.read_text(encoding="utf-8") if file.exists() else ""
+    named = re.search(r"^model name\s*:\s*(.*)$", text, re.MULTILINE)
+    return named[1] if named else platform.processor() or platform.machine()
+
+
+def _git(*arguments: str) -> str | None:
+    """Output of git about this code; None without git or a repository of its own."""
+    home = Path(__file__).resolve().parents[1]
+    if not (home / ".git").exists() or shutil.which("git") is None:
+        return None
+    command = ["git", "-C", str(home), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True)
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
 def is_run(folder: Path) -> bool:
     return (folder / MANIFEST).is_file()
 
 
 def not_a_run(folder: Path) -> str:
     """An error message for a folder that is not a run, with the runs in the same parent folder."""
-    if not folder.exists():
-        if is_run(usual := Path("runs") / folder):
-            return f"{folder}: no such run directory; did you mean {usual}?"
-        near = sorted(path.parent.name for path in folder.parent.glob(f"*/{MANIFEST}"))
-        known = f"; {folder.parent} holds {', '.join(near)}" if near else ""
-        return f"{folder}: no such run directory{known}"
-    return f"{folder} is not a run directory: it has no {MANIFEST}"
+    if folder.exists():
+        return f"{folder} is not a run directory: it has no {MANIFEST}"
+    if is_run(usual := Path("runs") / folder):
+        return f"{folder}: no such run directory; did you mean {usual}?"
+    near = sorted(path.parent.name for path in folder.parent.glob(f"*/{MANIFEST}"))
+    known = f"; {folder.parent} holds {', '.join(near)}" if near else ""
+    return f"{folder}: no such run directory{known}"
 
 
 def check_writable(folder: Path) -> None:
@@ -393,11 +458,9 @@ def check_writable(folder: Path) -> None:
         raise TrainingError(f"--run-dir={folder} {problem}")
 
 
-def rename_old_run(folder: Path) -> Path | None:
+def rename_old_run(folder: Path) -> Path:
     """Rename a run to `<name>.old1` (or the next free number), so that a new run can use the
     name."""
-    if not folder.exists():
-        return None
     number = 1
     while (away := folder.with_name(f"{folder.name}.old{number}")).exists():
         number += 1
@@ -417,12 +480,7 @@ def locked_run(folder: Path) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     handle = os.open(folder, os.O_RDONLY)
     try:
-        with open(
-            folder / LOCK,
-            "a+",
-            encoding="utf-8",
-            errors="replace",
-        ) as lock:
+        with open(folder / LOCK, "a+", encoding="utf-8", errors="replace") as lock:
             if locked(handle) is False or locked(lock) is False:
                 lock.seek(0)
                 holder = lock.read(200).strip() or "another process"

@@ -14,8 +14,7 @@ from data.data_settings import DataSettings
 from data.sampling.segments import Segment, SegmentPlan
 from model.model_settings import ModelSettings, without_pattern_scheme
 from run_directory.optimizer_settings import WsdSchedule
-from run_directory.stage_settings import segments
-from run_directory.training_settings import TrainingSettings
+from run_directory.training_settings import TrainingSettings, segments
 from settings.fields import RemovedSetting, StrictSettings, free, optional, setting
 
 
@@ -54,6 +53,9 @@ class RunSettings(StrictSettings):
         ),
         "training.rank_timeout": RemovedSetting(
             1800.0, "the time-outs of process groups find lost processes"
+        ),
+        "training.checkpoint.asynchronous": RemovedSetting(
+            False, "checkpoints are written before the next step"
         ),
     }
 

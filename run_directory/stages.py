@@ -12,7 +12,7 @@ from errors import TrainingError
 from model import ModelError, ModelSettings
 from run_directory.position_overrides import override
 from run_directory.run_settings import RunSettings
-from run_directory.stage_settings import StageSettings
+from run_directory.training_settings import StageSettings
 
 
 def steps_of(share_or_steps: float, steps: int) -> int:
@@ -32,20 +32,15 @@ class Stage:
     warmup: int = 0  # updates in which the learning rate rises again
     is_resized: bool = False  # length or batch size differ from the stage before
 
-    def rise(self, step: int) -> float:
-        """Share of the schedule's learning rate at update `step`: (step − start + 1) / warmup, at
-        most 1."""
-        return min(1.0, (step - self.start + 1) / self.warmup) if self.warmup else 1.0
-
     def describe(self) -> str:
-        parts = (
-            [f"windows of {self.length} tokens, {self.batch_size} a step"]
-            if self.is_resized
-            else []
-        )
-        parts += [f"positions change: {', '.join(self.overrides)}"] if self.overrides else []
-        rise = [f"the learning rate warms up over {self.warmup} steps"] if self.warmup else []
-        return f"after step {self.start} {'; '.join(parts + rise)}"
+        parts = []
+        if self.is_resized:
+            parts.append(f"windows of {self.length} tokens, {self.batch_size} a step")
+        if self.overrides:
+            parts.append(f"positions change: {', '.join(self.overrides)}")
+        if self.warmup:
+            parts.append(f"the learning rate warms up over {self.warmup} steps")
+        return f"after step {self.start} {'; '.join(parts)}"
 
 
 def stages_of(settings: RunSettings) -> list[Stage]:
@@ -58,7 +53,7 @@ def stages_of(settings: RunSettings) -> list[Stage]:
     current = settings
     stages = []
     start = 0
-    asked = settings.training.stages or [StageSettings(length=None)]
+    asked = settings.training.stages or [StageSettings()]
     for i, (stage, size) in enumerate(zip(asked, settings.segments, strict=True)):
         where = f"training.stages.{i}"
         warmup = steps_of(stage.warmup, settings.steps)
@@ -71,36 +66,29 @@ def stages_of(settings: RunSettings) -> list[Stage]:
                 f"{where}.warmup = {warmup} steps is longer than its stage of {size.steps}"
             )
         if stage.overrides:
-            current = _changed(current, stage.overrides, f"{where}.overrides")
+            try:
+                changed = override(current, stage.overrides)
+            except (ModelError, TrainingError) as error:
+                raise TrainingError(f"{where}.overrides: {error}") from error
+            if changed.model == current.model:
+                text = ", ".join(stage.overrides)
+                raise TrainingError(f"{where}.overrides: {text} changes nothing; remove it")
+            current = changed
         resized = bool(stages) and size[:2] != (stages[-1].length, stages[-1].batch_size)
         if not stages or resized or stage.overrides or warmup:
             stages.append(
                 Stage(
-                    start,
-                    current.model,
-                    *size[:2],
-                    tuple(stage.overrides),
-                    warmup,
+                    start=start,
+                    model=current.model,
+                    length=size.length,
+                    batch_size=size.batch_size,
+                    overrides=tuple(stage.overrides),
+                    warmup=warmup,
                     is_resized=resized,
                 )
             )
         start += size.steps
     return stages
-
-
-def _changed(
-    current: RunSettings,
-    overrides: Sequence[str],
-    where: str,
-) -> RunSettings:
-    """The settings with the overrides of a stage."""
-    try:
-        asked = override(current, overrides)
-    except (ModelError, TrainingError) as error:
-        raise TrainingError(f"{where}: {error}") from error
-    if asked.model == current.model:
-        raise TrainingError(f"{where}: {', '.join(overrides)} changes nothing; remove it")
-    return asked
 
 
 def stage_of(stages: Sequence[Stage], step: int) -> Stage:

@@ -1,14 +1,164 @@
-"""The weights of a model by name: what a checkpoint stores, and how it is read back."""
+"""Tensors on the disk, and the weights of a model by name.
 
-from collections.abc import Iterator
+Files are safetensors: one of each kind (model.safetensors), or one per process of a sharded model
+(model-00001-of-00002.safetensors), whose header stores the offset of each shard in the format of
+torch.distributed.checkpoint. Any number of processes reads them. No pickle is written or read.
+"""
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from errors import TrainingError
-from run_directory.checkpoints import AVERAGE, WEIGHTS, Checkpoint, Snapshot, save_snapshot
-from run_directory.sharded_tensors import detached, own_part, read_into, read_like, shapes_in
+from run_directory.process_group import ProcessGroup
+
+_OFFSETS = "DCP_SHARDING_INFO"  # header key of the offsets of the shards, as JSON
+_PART = re.compile(r"-\d{5}-of-\d{5}(?=\.safetensors$)")
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether a tensor is a DTensor, whose class takes a second to import."""
+    return hasattr(tensor, "to_local")
+
+
+def own_part(tensor: Tensor) -> Tensor:
+    """This process's shard of a tensor, or all of an unsharded one, sharing its memory."""
+    return tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[operator]
+
+
+def own_offset(tensor: Tensor) -> tuple[int, ...]:
+    """The offset of this process's shard in the whole tensor."""
+    if not is_sharded(tensor):
+        return (0,) * tensor.ndim
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    mesh = tensor.device_mesh  # type: ignore[attr-defined]
+    placements = tensor.placements  # type: ignore[attr-defined]
+    return tuple(compute_local_shape_and_global_offset(tensor.shape, mesh, placements)[1])
+
+
+def whole_name(name: str) -> str:
+    """`model.safetensors` for `model-00001-of-00002.safetensors`; other names unchanged."""
+    return _PART.sub("", name)
+
+
+def write_tensors(
+    folder: Path, kind: str, tensors: Mapping[str, Tensor], group: ProcessGroup
+) -> Path:
+    """Write this process's file of a `kind`: its shard of every sharded tensor and, on rank 0, all
+    others."""
+    parts = {}
+    offsets = {}
+    for name, tensor in tensors.items():
+        own = own_part(tensor).detach()
+        if own.numel() if is_sharded(tensor) else group.rank == 0:
+            parts[name] = own.cpu().contiguous()
+            offsets[name] = {"saved_offsets": list(own_offset(tensor))}
+    file = folder / f"{kind}.safetensors"
+    header = None
+    if group.world > 1:
+        file = folder / f"{kind}-{group.rank + 1:05d}-of-{group.world:05d}.safetensors"
+        # A single key: safetensors writes several in random order, and equal trainings must give
+        # equal bytes.
+        header = {_OFFSETS: json.dumps(offsets, sort_keys=True)}
+    save_file(parts, file, header)
+    return file
+
+
+def flaw(tensor: Tensor, kind: str) -> str | None:
+    """Why a tensor in a checkpoint file of this kind is unusable, as text; None where it is
+    usable."""
+    if not tensor.is_floating_point() or not tensor.numel():
+        return None
+    low, high = tensor.aminmax()
+    largest = max(-low.item(), high.item()) if low == low else math.nan
+    if not math.isfinite(largest):
+        return "is not finite"
+    # Norms and attention scores square the activations: above this limit they overflow for any
+    # input.
+    wide = torch.float64 if tensor.dtype == torch.float64 else torch.float32
+    if kind != "optimizer" and largest > torch.finfo(wide).max ** 0.5:
+        return f"has numbers of {largest:.0e}, whose squares are not finite"
+    return None
+
+
+def flaw_of_file(file: Path) -> str | None:
+    """Why a safetensors file of a checkpoint is unusable, as text: a header that does not match the
+    file, or the `flaw` of a tensor; None where it is usable."""
+    kind = whole_name(file.name).removesuffix(file.suffix)
+    try:
+        for name, piece, _ in _pieces(file):
+            if (wrong := flaw(piece, kind)) is not None:
+                return f"{name} {wrong}"
+    except (SafetensorError, ValueError, TypeError, KeyError) as error:
+        return f"not readable as safetensors ({error})"
+    return None
+
+
+def _pieces(file: Path) -> Iterator[tuple[str, Tensor, list[int]]]:
+    """The name, content (mapped from the file) and offset of every shard in a file."""
+    with safe_open(file, framework="pt") as stored:
+        offsets = json.loads((stored.metadata() or {}).get(_OFFSETS, "null"))
+        for name in stored.keys():  # noqa: SIM118  (not a mapping)
+            piece = stored.get_tensor(name)
+            yield name, piece, offsets[name]["saved_offsets"] if offsets else [0] * piece.ndim
+
+
+def _all_pieces(folder: Path, kind: str) -> Iterator[tuple[str, Tensor, list[int]]]:
+    for file in sorted(folder.iterdir()):
+        if whole_name(file.name) == f"{kind}.safetensors":
+            yield from _pieces(file)
+
+
+def shapes_in(folder: Path, kind: str) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    """Shape (unsharded) and dtype of every tensor in a folder's files of a kind."""
+    shapes: dict[str, tuple[torch.Size, torch.dtype]] = {}
+    for name, piece, offset in _all_pieces(folder, kind):
+        ends = [begin + size for begin, size in zip(offset, piece.shape, strict=True)]
+        known = shapes[name][0] if name in shapes else ends
+        shapes[name] = torch.Size(map(max, ends, known)), piece.dtype
+    return shapes
+
+
+@torch.no_grad()
+def read_into(folder: Path, kind: str, tensors: Mapping[str, Tensor]) -> None:
+    """Fill each tensor, sharded or not, with the one of the same name in a folder's files of a
+    kind. Every process reads independently, and only what it needs."""
+    for name, piece, begins in _all_pieces(folder, kind):
+        if name not in tensors:
+            continue
+        own = own_part(tensors[name])
+        source = []
+        target = []
+        for begin, size, own_begin, own_size in zip(
+            begins, piece.shape, own_offset(tensors[name]), own.shape, strict=True
+        ):
+            low = max(begin, own_begin)
+            high = max(low, min(begin + size, own_begin + own_size))
+            source.append(slice(low - begin, high - begin))
+            target.append(slice(low - own_begin, high - own_begin))
+        own[tuple(target)].copy_(piece[tuple(source)])
+
+
+def read_like(folder: Path, kind: str, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """All tensors of a kind, on the CPU. Those named `key/weight` are sharded as the weight in
+    `like`, where it is sharded and of the same shape."""
+    tensors: dict[str, Tensor] = {}
+    for name, (shape, dtype) in shapes_in(folder, kind).items():
+        model = like.get(name.partition("/")[2])
+        if model is not None and is_sharded(model) and model.shape == shape:
+            tensors[name] = torch.zeros_like(model, dtype=dtype, requires_grad=False)
+        else:
+            tensors[name] = torch.zeros(shape, dtype=dtype)
+    read_into(folder, kind, tensors)
+    return tensors
 
 
 def clean_name(name: str) -> str:
@@ -18,37 +168,30 @@ def clean_name(name: str) -> str:
     return ".".join(parts[1:] if parts[0] == "module" else parts)
 
 
-def named_weights(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """Clean names and parameters in the model's order; tied ones once."""
-    for name, parameter in model.named_parameters():
-        yield clean_name(name), parameter
+def named_weights(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Parameters by clean name, in the model's order; tied ones once, under their first name."""
+    return {clean_name(name): weight for name, weight in model.named_parameters()}
 
 
-def weights_of(model: nn.Module, copied: bool = False) -> dict[str, Tensor]:
-    """All weights and persistent buffers by clean name; tied ones once, under their first name.
-
-    They are on the CPU, sharded ones on their device; `copied` as in `detached`.
-    """
-    weights: dict[str, Tensor] = {}
-    seen = set()
-    for name, tensor in model.state_dict().items():
-        own = own_part(tensor)
-        memory = (own.untyped_storage().data_ptr(), own.storage_offset(), own.shape, own.stride())
-        if own.numel() and memory in seen:
-            continue
-        seen.add(memory)
-        weights[clean_name(name)] = detached(tensor, copied)
-    return weights
+def weights_of(model: nn.Module) -> dict[str, Tensor]:
+    """All weights and persistent buffers by clean name; tied ones once."""
+    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    buffers = {
+        clean_name(name): tensor
+        for name, tensor in model.state_dict().items()
+        if name not in parameters
+    }
+    return {name: weight.detach() for name, weight in named_weights(model).items()} | buffers
 
 
 @torch.no_grad()
-def load_weights(model: nn.Module, checkpoint: Checkpoint) -> None:
-    """Copy a checkpoint's weights into a model of the same shapes.
+def load_weights(model: nn.Module, folder: Path) -> None:
+    """Copy the weights of a checkpoint into a model of the same shapes.
 
     Raises TrainingError naming weights that are missing, unknown or of another shape.
     """
     own = {clean_name(name): tensor for name, tensor in model.state_dict().items()}
-    stored = shapes_in(checkpoint.folder, (WEIGHTS,))
+    stored = shapes_in(folder, "model")
     wrong = [f"{name} is missing" for name in weights_of(model) if name not in stored]
     for name, (shape, dtype) in stored.items():
         if name not in own:
@@ -59,23 +202,8 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint) -> None:
             wrong.append(f"{name} is stored as {dtype}")
     if wrong:
         more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
-        raise TrainingError(
-            f"{checkpoint.folder} does not fit the settings: {'; '.join(wrong[:3])}{more}"
-        )
-    read_into(
-        checkpoint.folder,
-        {name: own[name] for name in stored},
-        (WEIGHTS,),
-    )
-
-
-@torch.no_grad()
-def load_average(model: nn.Module, checkpoint: Checkpoint) -> None:
-    """Copy a checkpoint's EMA into a model's weights."""
-    weights = dict(named_weights(model))
-    stored = read_like(checkpoint.folder, weights, weights, (AVERAGE,))
-    for name, weight in weights.items():
-        own_part(weight).copy_(own_part(stored[name]))
+        raise TrainingError(f"{folder} does not fit the settings: {'; '.join(wrong[:3])}{more}")
+    read_into(folder, "model", own)
 
 
 def same_weights(a: nn.Module, b: nn.Module) -> bool:
@@ -85,14 +213,3 @@ def same_weights(a: nn.Module, b: nn.Module) -> bool:
     return ours.keys() == theirs.keys() and all(
         torch.equal(weight, theirs[name]) for name, weight in ours.items()
     )
-
-
-def save_weights(
-    folder: Path, step: int, model: nn.Module, state: dict | None = None
-) -> Checkpoint:
-    """Save a checkpoint of a run with weights only, for generation and evaluation.
-
-    Args:
-        state: what the checkpoint records, any JSON object.
-    """
-    return save_snapshot(folder, Snapshot(step, {"model": weights_of(model)}, state or {}))

@@ -50,13 +50,13 @@ from model.decoding import make_decoder
 from model.devices import find_device, prepare_cpu
 from model.mixers.recurrence import Inputs, chunked
 from run_directory.console import Console
-from run_directory.environment import processor
 from run_directory.optimizer_settings import AdamWSettings
+from run_directory.run import processor
 from run_directory.run_settings import RunSettings
 from settings.load import load_settings
 from settings.script import Parser, run_main
 from training.hardware import has_bfloat16, peak_flops, peak_memory
-from training.optim.optimizer import make_optimizer
+from training.optimizer import Optimizer
 
 ROOT = Path(__file__).resolve().parent.parent
 MIXERS = ["deltanet", "gated_deltanet", "gla", "kda", "linear", "mamba2", "retnet"]
@@ -249,7 +249,7 @@ def train(work: Workload, rows: int | None = None, length: int | None = None) ->
             return model(inputs, labels=targets, shift_labels=targets, use_cache=False).loss
     else:
         ours = work.our_model().train()
-        optimizer = make_optimizer(ours, AdamWSettings(lr=1e-3))
+        (optimizer,) = Optimizer(ours, AdamWSettings(lr=1e-3)).parts
         positions = TokenPositions.plain(length, device=inputs.device)
         if is_compiled:
             ours.compile(dynamic=True)

@@ -28,9 +28,8 @@ from evaluation.scoring.evaluate import EvaluationSession
 from evaluation.scoring.methods import TRAINED, Method
 from evaluation.stores import open_stores
 from model.devices import prepare_cpu
-from run_directory.allowed_changes import method_of, not_at_test_time
 from run_directory.console import Console
-from run_directory.parent_run import open_parent
+from run_directory.parent_run import method_of, not_at_test_time, open_parent
 from settings.load import load_settings
 from settings.script import run_main
 

@@ -9,9 +9,9 @@ from data.data_settings import DataSettings
 from data.tokenizers import ByteTokenizer
 from data.tokenizers.tokenizer_settings import BytesSettings
 from model import ModelSettings, Transformer
+from run_directory.checkpoints import save_weights
 from run_directory.run import Run
 from run_directory.run_settings import RunSettings
-from run_directory.weights import save_weights
 
 
 def byte_run(

@@ -72,9 +72,9 @@ def together(world: int, work: Callable[[], Any], seconds: float = 240) -> list[
 def _server():
     """Starts the process that has imported the scripts, once for all tests of this process."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(
-        ["train", "evaluate", "generate", "scripts.prepare", "tests.processes"]
-    )
+    # Optimizers import torch._dynamo when the first one is made.
+    modules = ["train", "evaluate", "generate", "scripts.prepare", "tests.processes"]
+    context.set_forkserver_preload([*modules, "torch._dynamo"])
     paths = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), paths]))
     try:

@@ -62,6 +62,7 @@ RANKS = {
     "model.attention.mask": 1,
     "model.fast.biased": 1.5,
     "model.fast.single_query": 1.5,
+    "model.fast.fla": 8.05,
     "model.attention.flex": 1.5,
     "model.attention.explicit": 1.5,
     "model.attention.sdpa": 1.6,

@@ -5,14 +5,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 
-import torch
 from torch import Tensor
 
 from data.sampling.batches import Batch
 from data.sampling.item_batches import RunSampler
 from model import ContextShard, TokenPositions
 from model.devices import to_device
-from training.distributed.parallel import Parallel
+from run_directory.stages import Stage
+from training.parallel import Parallel
 from training.schedule import TrainingSchedule
 
 AHEAD = 2  # batches read during a step, so that one that takes long does not delay training
@@ -41,11 +41,13 @@ class StepBatch:
     """This process's sequences of one step.
 
     Attributes:
+        stage: of the step.
         parts: the micro-batches.
         n_targets: targets of the step on all ranks.
         facts: what metrics.jsonl records about the text.
     """
 
+    stage: Stage
     parts: list[MicroBatch]
     n_targets: int
     facts: dict
@@ -68,37 +70,22 @@ class Batches:
     def __iter__(self) -> Iterator[StepBatch]:
         batches = read_ahead(self._read, self._start, self._schedule.steps)
         for step, batch in enumerate(batches, self._start):
-            yield self._on_device(step, batch)
+            stage = self._schedule.stage(step)
+            size = self._schedule.micro_batch_size(stage)
+            parts = micro_batches(batch, size, stage.length, self._parallel)
+            facts: dict = {"targets": batch.n_targets}
+            if batch.passes:
+                facts["passes"] = batch.passes
+            facts |= {"epoch": batch.epoch, "data": batch.hash}
+            yield StepBatch(stage, parts, batch.n_targets, facts)
 
     def _read(self, step: int) -> Batch:
-        batch = self._sampler.batch(
-            step,
-            self._parallel.data_rank,
-            self._parallel.data_world,
-        )
-        return batch.pinned() if self._parallel.device.type == "cuda" else batch
-
-    def _on_device(self, step: int, batch: Batch) -> StepBatch:
-        stage = self._schedule.stage(step)
-        parts = micro_batches(
-            batch,
-            size=self._schedule.micro_batch_size(stage),
-            length=stage.length,
-            device=self._parallel.device,
-            shard=self._parallel.shard,
-        )
-        facts: dict = {"targets": batch.n_targets}
-        if batch.passes:
-            facts["passes"] = batch.passes
-        facts |= {"epoch": batch.epoch, "data": batch.hash}
-        return StepBatch(parts, batch.n_targets, facts)
+        parallel = self._parallel
+        batch = self._sampler.batch(step, parallel.data_rank, parallel.data_world)
+        return batch.pinned() if parallel.device.type == "cuda" else batch
 
 
-def read_ahead(
-    read: Callable[[int], Batch],
-    start: int,
-    stop: int,
-) -> Iterator[Batch]:
+def read_ahead(read: Callable[[int], Batch], start: int, stop: int) -> Iterator[Batch]:
     """`read(step)` for each step, computed in a thread up to AHEAD steps early; its errors are
     raised in their step."""
     # An executor would cost the consumer about 60 microseconds per step.
@@ -129,45 +116,31 @@ def read_ahead(
         thread.join()
 
 
-def micro_batches(
-    batch: Batch,
-    size: int | None,
-    length: int,
-    device: torch.device,
-    shard: ContextShard | None = None,
-) -> list[MicroBatch]:
-    """Split a batch into groups of at most `size` sequences (None: one group), moved to the device
-    without waiting. `length` is the declared length of every row."""
+def micro_batches(batch: Batch, size: int, length: int, parallel: Parallel) -> list[MicroBatch]:
+    """Split a batch into groups of at most `size` sequences, moved to the device without waiting.
+    `length` is the declared length of every row."""
+    shard = parallel.shard
     tokens = batch.tokens
     targets = batch.targets
     if shard is not None:
         tokens = shard.select(tokens)
         targets = shard.select(targets)
-    count = batch.tokens.shape[0]
-    return [
-        MicroBatch(
-            tokens=_rows(tokens, rows, device),
-            targets=_rows(targets, rows, device),
-            positions=TokenPositions(
-                order=_rows(batch.order, rows, device),
-                position=_rows(batch.position, rows, device),
-                document=_rows(batch.document, rows, device),
-                layout=batch.layout,
-                position_end=batch.position_end,
-                lengths=(length,),
-                unit_steps=batch.unit_steps,
-            ),
-            shard=shard,
-            rows=rows,
+    parts = []
+    for start in range(0, len(batch.tokens), size):
+        rows = slice(start, start + size)
+        # A tensor with one row is shared by every sequence.
+        own = [
+            to_device(x if len(x) == 1 else x[rows], parallel.device)
+            for x in (tokens, targets, batch.order, batch.position, batch.document)
+        ]
+        positions = TokenPositions(
+            order=own[2],
+            position=own[3],
+            document=own[4],
+            layout=batch.layout,
+            position_end=batch.position_end,
+            lengths=(length,),
+            unit_steps=batch.unit_steps,
         )
-        for rows in _groups(count, size or count)
-    ]
-
-
-def _groups(count: int, size: int) -> list[slice]:
-    return [slice(start, start + size) for start in range(0, count, size)]
-
-
-def _rows(x: Tensor, rows: slice, device: torch.device) -> Tensor:
-    """Some rows on the device; all of a tensor with one row, which every sequence shares."""
-    return to_device(x if x.shape[0] == 1 else x[rows], device)
+        parts.append(MicroBatch(own[0], own[1], positions, shard, rows))
+    return parts

@@ -1,25 +1,17 @@
-"""Checks of a run's settings that need no data, and the model they describe."""
+"""Checks of a run's settings that need no data."""
 
 from errors import TrainingError
-from model import SCHEMES, Transformer
+from model import SCHEMES
 from model.carried_state import check_carried
-from run_directory.position_overrides import longest_input
+from run_directory.position_overrides import meta_model
 from run_directory.run_settings import RunSettings
 from run_directory.stages import stages_of, steps_of
 from run_directory.training_settings import ValidationSettings
-from training.optim.optimizer import count_positional
+from training.optimizer import role_of
+from training.parallel import Parallel
 from training.trackers import check_trackers
 
 LEAST_VALIDATIONS = 5  # of a run, with validation.interval: auto
-
-
-def make_model(settings: RunSettings, vocab_size: int) -> Transformer:
-    return Transformer(
-        settings.model,
-        vocab_size,
-        settings.train_length,
-        settings.original_length,
-    )
 
 
 def input_limit(settings: RunSettings) -> int | None:
@@ -28,7 +20,7 @@ def input_limit(settings: RunSettings) -> int | None:
     Raises ModelError or TrainingError for an invalid stage; nothing is allocated.
     """
     stages = [settings.model_copy(update={"model": stage.model}) for stage in stages_of(settings)]
-    limits = [longest_input(stage) for stage in stages]
+    limits = [meta_model(stage).limit for stage in stages]
     return min((limit for limit in limits if limit is not None), default=None)
 
 
@@ -37,6 +29,8 @@ def check_model(settings: RunSettings) -> None:
     steps outside the run, before any data are read."""
     limit = input_limit(settings)
     length = settings.train_length
+    sampler = settings.data.positions
+    end = settings.data.position_end(length)
     shortest = min(settings.training.validation.multiples)
     if settings.data.gives_positions:
         shortest = 0  # validation has the positions of training
@@ -50,30 +44,6 @@ def check_model(settings: RunSettings) -> None:
             f"training.validation.multiples begins at {shortest} × {length} tokens, and positions "
             f"end at {limit}: add 1 to it"
         )
-    _check_sampler(settings, limit)
-    if settings.training.state == "carry":
-        for stage in stages_of(settings):
-            check_carried(stage.model)
-        if limit is not None:
-            raise TrainingError(
-                f"training.state = carry: positions follow the documents, and those of this scheme "
-                f"end at {limit - 1}; choose another scheme, or set training.state to reset"
-            )
-    trace = settings.training.profile
-    first = settings.first_step
-    last = settings.steps
-    if trace is not None and not first - trace.steps < trace.start < last:
-        raise TrainingError(
-            f"training.profile.start = {trace.start} is outside the run: set {first} to {last - 1}"
-        )
-    validation_steps(settings.training.validation, settings.steps)
-    check_trackers(settings.training)
-
-
-def _check_sampler(settings: RunSettings, limit: int | None) -> None:
-    """Raise where the scheme does not support the sampler's positions: fractional, or past its
-    end."""
-    sampler = settings.data.positions
     for name, kind in settings.model.resolved_kinds.items():
         scheme = kind.position.name
         if sampler.fractional and not SCHEMES[scheme][1].supports_fractions:
@@ -82,12 +52,21 @@ def _check_sampler(settings: RunSettings, limit: int | None) -> None:
                 f"{settings.model.position_key(name)}.name = {scheme} does not support; change one "
                 "of them"
             )
-    end = settings.data.position_end(settings.train_length)
     if limit is not None and limit < end:
         raise TrainingError(
             f"data ({sampled(settings)}) has positions up to {end - 1}, and positions end at "
             f"{limit - 1}: raise {_end_of(settings, end)}, or lower the largest position"
         )
+    if settings.training.state == "carry":
+        for stage in stages_of(settings):
+            check_carried(stage.model)
+        if limit is not None:
+            raise TrainingError(
+                f"training.state = carry: positions follow the documents, and those of this scheme "
+                f"end at {limit - 1}; choose another scheme, or set training.state to reset"
+            )
+    validation_steps(settings.training.validation, settings.steps)
+    check_trackers(settings.training)
 
 
 def _end_of(settings: RunSettings, end: int) -> str:
@@ -109,46 +88,35 @@ def sampled(settings: RunSettings) -> str:
     return f"{name}: {inside}" if inside else name
 
 
-def check_processes(settings: RunSettings, processes: int) -> None:
-    """Raise for a batch that does not divide equally among the ranks, or windows among those of a
-    context group, before any data are read."""
+def check_processes(settings: RunSettings, parallel: Parallel) -> None:
+    """Raise for a batch that does not divide equally among the ranks, windows that do not among
+    those of a context group, and a sharded model whose learned positional scheme changes during
+    training: its parameters cannot be replaced, as they are shards."""
     context = settings.training.parallel.context
-    groups = processes // context
+    groups = parallel.data_world
     chunks = 2 * context if context > 1 else 1
     for i, segment in enumerate(settings.segments):
-        stage = f"training.stages.{i}: a " if settings.training.stages else ""
+        stage = f"training.stages.{i}." if settings.training.stages else ""
         if segment.batch_size % groups:
-            key = f"{stage}batch_size of" if stage else "training.batch_size"
             number = "processes" if context == 1 else f"context groups (of {context} processes)"
             raise TrainingError(
-                f"{key} {segment.batch_size} must be a multiple of the number of {number}, {groups}"
+                f"{stage or 'training.'}batch_size {segment.batch_size} must be a multiple of the "
+                f"number of {number}, {groups}"
             )
         if segment.length < chunks:
-            key = f"{stage}length of" if stage else "train_length"
             raise TrainingError(
-                f"{key} {segment.length} is less than {chunks}, 2 × training.parallel.context: "
-                f"set it to {chunks} or more, or training.parallel.context to "
-                f"{max(1, segment.length // 2)} or less"
+                f"{f'{stage}length' if stage else 'train_length'} {segment.length} is less than "
+                f"{chunks}, 2 × training.parallel.context: set it to {chunks} or more, or "
+                f"training.parallel.context to {max(1, segment.length // 2)} or less"
             )
-
-
-def check_sharding(
-    settings: RunSettings,
-    model: Transformer,
-    sharded: bool,
-) -> None:
-    """Raise for a sharded model whose learned positional scheme changes during training: its
-    parameters cannot be replaced, as they are shards."""
-    if (
-        sharded
-        and count_positional(model)
-        and any(stage.overrides for stage in stages_of(settings))
-    ):
-        raise TrainingError(
-            "training.stages: overrides cannot change a positional scheme with learned parameters "
-            "while the model is sharded; remove them, or set training.parallel.sharding=none and "
-            "launch without FSDP"
-        )
+    if parallel.sharded and any(stage.overrides for stage in stages_of(settings)):
+        weights = meta_model(settings).named_parameters()
+        if any(role_of(name, weight) == "positions" for name, weight in weights):
+            raise TrainingError(
+                "training.stages: overrides cannot change a positional scheme with learned "
+                "parameters while the model is sharded; remove them, or set "
+                "training.parallel.sharding=none and launch without FSDP"
+            )
 
 
 def validation_steps(settings: ValidationSettings, steps: int) -> frozenset[int]:
@@ -156,13 +124,14 @@ def validation_steps(settings: ValidationSettings, steps: int) -> frozenset[int]
 
     Raises TrainingError for a step of `at` outside the run.
     """
-    at = [(share_or_step, max(1, steps_of(share_or_step, steps))) for share_or_step in settings.at]
-    for share_or_step, step in at:
+    chosen = {steps}
+    for share_or_step in settings.at:
+        step = max(1, steps_of(share_or_step, steps))
         if step > steps:
             raise TrainingError(
                 f"training.validation.at has {share_or_step:g}, and the run {steps} steps: lower it"
             )
-    chosen = {step for _, step in at} | {steps}
+        chosen.add(step)
     if settings.regular:
         chosen.update(range(settings.regular, steps + 1, settings.regular))
     if settings.interval == "auto" and steps < LEAST_VALIDATIONS * settings.regular:

@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass, replace
 
-import torch
-
 from data import expected_vocabulary
 from errors import TrainingError
 from model import Transformer
@@ -11,9 +9,9 @@ from model.block import Checkpointing
 from model.devices import free_memory
 from model.loss import LOGITS_AT_ONCE
 from run_directory.parent_run import ParentRun
+from run_directory.position_overrides import meta_model
 from run_directory.run_settings import RunSettings
-from training.checks import make_model
-from training.distributed.parallel import Parallel
+from training.parallel import Parallel
 
 # bytes
 FLOAT = 4
@@ -38,17 +36,8 @@ class MemoryLayout:
     step_sequences: int = 0
     context: int = 1  # devices that share each sequence
 
-    @property
-    def groups(self) -> int:
-        """The number of context groups, among which the sequences of a step are divided."""
-        return self.world // self.context
 
-
-def memory(
-    model: Transformer,
-    length: int,
-    layout: MemoryLayout,
-) -> dict[str, float]:
+def memory(model: Transformer, length: int, layout: MemoryLayout) -> dict[str, float]:
     """Bytes on each device, by purpose, for training on windows of `length` tokens."""
     p = model.parameter_count()
     size = layout.float_bytes
@@ -64,7 +53,7 @@ def memory(
         # The current block and the next, one block's gradients in both dtypes; embedding and head
         # throughout.
         block = block_parameters(model)
-        outer = p - block_parameters(model) * model.settings.layers
+        outer = p - block * model.settings.layers
         low = HALF if layout.half else size
         needed["whole blocks"] = (2 * low + low + size) * block + (2 * low + size) * outer
     else:
@@ -78,30 +67,6 @@ def memory(
         BATCH * layout.step_sequences * length / layout.world if layout.device == "cpu" else 0.0
     )
     return needed
-
-
-def fitting(
-    model: Transformer, length: int, layout: MemoryLayout, free: float
-) -> tuple[int, int] | None:
-    """(sequences per pass, sequences per step) that fit into `free` bytes per device, in powers of
-    two. The step is reduced only where none of its passes fit. None where nothing fits."""
-
-    def largest(layouts: list[MemoryLayout]) -> MemoryLayout | None:
-        for candidate in layouts:
-            if sum(memory(model, length, candidate).values()) <= USED * free:
-                return candidate
-        return None
-
-    def halved(most: int) -> list[int]:
-        return [1 << power for power in reversed(range(most.bit_length())) if 1 << power <= most]
-
-    passes = [replace(layout, sequences=n) for n in halved(layout.sequences)]
-    steps = [
-        replace(passes[-1], step_sequences=n * layout.groups)
-        for n in halved(layout.step_sequences // layout.groups)
-    ]
-    best = largest([*passes, *steps])
-    return (best.sequences, best.step_sequences) if best else None
 
 
 def block_parameters(model: Transformer) -> int:
@@ -142,27 +107,26 @@ def activations(model: Transformer, length: int, layout: MemoryLayout) -> float:
     return stored + max(whole)
 
 
-def gathered_keys(
-    model: Transformer,
-    length: int,
-    layout: MemoryLayout,
-) -> float:
+def gathered_keys(model: Transformer, length: int, layout: MemoryLayout) -> float:
     """Bytes per sequence of keys and values that are gathered from other devices and saved for the
     backward pass: those visible to its two chunks, less the device's own L/N. That is L − L/2N
     tokens; in layers with a window and without sinks, those before each chunk that are visible to
-    it. With checkpointing, of one layer at a time. Layers with a state gather it instead, which is
-    small."""
+    it, and while they are gathered the L/2 tokens of one pass. With checkpointing, of one layer at
+    a time. Layers with a state gather it instead, which is small."""
     numbers = [0.0]
+    dropped = 0.0  # of one pass of a layer with a window
     for block in model.blocks:
         mixer = block.attention
         scheme = mixer.position.settings
         tokens = length * (1 - 1 / (2 * layout.context))
         if scheme.window is not None and not scheme.sinks:
             tokens = min(tokens, 2 * (scheme.window - 1))
+            dropped = length / 2 * 2 * mixer.kv_heads * mixer.head_dim
         if mixer.has_attention_weights:
             numbers.append(tokens * 2 * mixer.kv_heads * mixer.head_dim)
     size = HALF if layout.half else layout.float_bytes
-    return size * (max(numbers) if layout.checkpointing != "none" else sum(numbers))
+    kept = max(numbers) if layout.checkpointing != "none" else sum(numbers)
+    return size * (kept + dropped)
 
 
 def logits(model: Transformer, tokens: float, device: str) -> float:
@@ -192,8 +156,7 @@ def model_and_layout(
 ) -> tuple[Transformer, MemoryLayout]:
     """The model of a run on the meta device, and its layout on the devices."""
     t = settings.training
-    with torch.device("meta"):
-        model = make_model(settings, vocabulary_of(settings, parent))
+    model = meta_model(settings, vocabulary_of(settings, parent))
     most = max(-(-p.batch_size * p.length // settings.train_length) for p in settings.plan)
     return model, MemoryLayout(
         world=parallel.world,
@@ -213,19 +176,19 @@ def vocabulary_of(settings: RunSettings, parent: ParentRun | None) -> int:
     return parent.about["vocab_size"] if parent else expected_vocabulary(settings.data)
 
 
-def fixes_for(
-    model: Transformer,
-    settings: RunSettings,
-    layout: MemoryLayout,
-    free: float,
-) -> str:
+def fixes_for(model: Transformer, settings: RunSettings, layout: MemoryLayout, free: float) -> str:
     """Suggest settings, not yet in use, that reduce memory."""
     fixes = []
-    if fits := fitting(model, settings.train_length, layout, free):
-        size = f"training.micro_batch_size={fits[0]} (now {layout.sequences})"
-        if fits[1] < layout.step_sequences:
-            size = f"training.batch_size={fits[1]} (now {layout.step_sequences}) and {size}"
-        fixes.append(f"set {size}")
+    smaller = [1 << power for power in reversed(range(layout.sequences.bit_length()))]
+    for sequences in smaller:
+        needed = memory(model, settings.train_length, replace(layout, sequences=sequences))
+        if sum(needed.values()) <= USED * free:
+            fixes.append(
+                f"set training.micro_batch_size={sequences} (now {layout.sequences} per device)"
+            )
+            break
+    if memory(model, settings.train_length, layout)["batches"] > USED * free:
+        fixes.append(f"lower training.batch_size (now {layout.step_sequences})")
     if layout.checkpointing != "full":
         fixes.append("set training.parallel.activation_checkpointing=true")
     if not layout.sharded:

@@ -1,5 +1,6 @@
 """The command line of train.py."""
 
+import sys
 from argparse import Namespace
 from collections.abc import Sequence
 
@@ -68,6 +69,7 @@ def parse_options(usage: str, arguments: Sequence[str] | None = None) -> Namespa
     TrainingError."""
     parser = parser_of(usage)
     options = parser.parse(arguments)
+    options.command = ["train.py", *(sys.argv[1:] if arguments is None else arguments)]
     if options.world is not None and (not options.dry_run or options.world < 2):
         parser.error("--world is for --dry-run, and at least 2")
     if options.data:

@@ -8,9 +8,9 @@ from model.loss import LOGITS_AT_ONCE
 from run_directory.parent_run import ParentRun
 from run_directory.run import Run, is_run
 from run_directory.run_settings import RunSettings
-from training.distributed.parallel import Parallel
 from training.hardware import has_bfloat16, product_seconds
 from training.memory import vocabulary_of
+from training.parallel import Parallel
 
 PRECISION = "precision"  # manifest key: what `auto` was resolved to
 FASTER = 0.9  # bfloat16 is chosen where its product takes at most this share of the time

@@ -1,58 +1,32 @@
 """Traces of training steps with torch.profiler, written to the run directory."""
 
-import os
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
-from torch.profiler import ProfilerActivity, profile
 
 from training.setup import TrainingRun
 
 
-class Profiler:
-    """Traces the steps that training.profile names, one file per rank; none without that
-    setting."""
+def profiler(run: TrainingRun, done: int) -> AbstractContextManager[torch.profiler.profile | None]:
+    """Traces the steps that training.profile names, unless they are among the `done` ones of
+    earlier attempts: call `step` after each; None without that setting."""
+    p = run.settings.training.profile
+    if p is None or p.start < done:
+        return nullcontext()
+    name = f"steps-{p.start + 1}-{p.start + p.steps}-rank{run.parallel.rank}.json"
+    file = run.folder / "profile" / name
 
-    def __init__(self, run: TrainingRun):
-        self.settings = run.settings.training.profile
-        self.folder = run.folder / "profile"
-        self.rank = run.parallel.rank
-        self.console = run.console
-        self._running: profile | None = None
-        self._first = self._last = -1
+    def write(trace: torch.profiler.profile) -> None:
+        file.parent.mkdir(exist_ok=True)
+        trace.export_chrome_trace(str(file))
+        run.console.info(f"trace: {file}")
 
-    def __enter__(self) -> "Profiler":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._stop()
-
-    def before(self, step: int) -> None:
-        """Start or stop the trace before update `step` (0, 1, ...)."""
-        if self.settings is None:
-            return
-        first = self.settings.start
-        after = self.settings.start + self.settings.steps
-        if step == after:
-            self._stop()
-        elif self._running is None and first <= step < after:
-            gpu = [ProfilerActivity.CUDA] if torch.cuda.is_available() else []
-            self._running = profile(activities=[ProfilerActivity.CPU, *gpu])
-            self._first = step
-            self._running.start()
-        self._last = step
-
-    def _stop(self) -> None:
-        if (trace := self._running) is None:
-            return
-        self._running = None
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()  # kernels launched before the end belong to the trace
-        trace.stop()
-        name = f"steps-{self._first + 1}-{self._last + 1}-rank{self.rank}.json"
-        self.folder.mkdir(exist_ok=True)
-        draft = self.folder / f".writing-{name}"
-        trace.export_chrome_trace(str(draft))
-        os.replace(draft, self.folder / name)
-        self.console.info(
-            f"trace of steps {self._first + 1} to {self._last + 1}: {self.folder / name}"
-        )
+    skipped = p.start - done
+    schedule = torch.profiler.schedule(
+        skip_first=max(0, skipped - 1),
+        wait=0,
+        warmup=min(1, skipped),
+        active=p.steps,
+        repeat=1,
+    )
+    return torch.profiler.profile(schedule=schedule, on_trace_ready=write)

@@ -13,7 +13,6 @@ from run_directory.optimizer_settings import (
 )
 from run_directory.run_settings import RunSettings
 from run_directory.stages import Stage, stages_of, steps_of
-from training.optim.optimizer import set_learning_rates
 from training.train_state import TrainState
 
 
@@ -34,43 +33,30 @@ class TrainingSchedule:
         if stage.start == state.step > 0:
             state.begin_stage(stage.model)
         rates = self.learning_rates(state.step, stage)
-        set_learning_rates(state.optimizer, rates)
+        state.optimizer.set_learning_rates(rates)
         return rates
 
     def stage(self, step: int) -> Stage:
         """The stage of update `step` (0, 1, ...)."""
         return next(stage for stage in reversed(self.stages) if stage.start <= step)
 
-    def learning_rates(
-        self,
-        step: int,
-        stage: Stage | None = None,
-    ) -> dict[str, float]:
+    def learning_rates(self, step: int, stage: Stage | None = None) -> dict[str, float]:
         """Every learning rate at update `step`, by its name in metrics.jsonl."""
-        rise = (stage or self.stage(step)).rise(step)
+        stage = stage or self.stage(step)
+        rise = min(1.0, (step - stage.start + 1) / stage.warmup) if stage.warmup else 1.0
         return {
             name: learning_rate(self._lr_schedule, peak, step, self.steps) * rise
             for name, peak in self._peaks.items()
         }
 
-    def micro_batch_size(self, stage: Stage) -> int | None:
+    def micro_batch_size(self, stage: Stage) -> int:
         """Sequences per device and forward pass: as many tokens as training.micro_batch_size
-        sequences of train_length have. None: the whole batch."""
+        sequences of train_length have; by default the whole batch."""
         tokens = self._micro_batch_tokens
-        return max(1, tokens // stage.length) if tokens else None
+        return max(1, tokens // stage.length) if tokens else stage.batch_size
 
 
-def decay_steps(schedule: WsdSchedule, steps: int) -> int:
-    """The number of decay steps at the end, at least one; a decay of 1 is the whole run."""
-    return max(1, steps if schedule.decay == 1 else steps_of(schedule.decay, steps))
-
-
-def learning_rate(
-    schedule: ScheduleSettings,
-    peak: float,
-    step: int,
-    steps: int,
-) -> float:
+def learning_rate(schedule: ScheduleSettings, peak: float, step: int, steps: int) -> float:
     """Learning rate of update `step` (0 .. steps − 1) of a run of `steps` updates.
 
     The warm-up over w updates is peak · (step + 1) / w: the first update has a positive rate, and
@@ -93,6 +79,8 @@ def learning_rate(
             share = 0.5 * (1 + math.cos(math.pi * (step - warmup) / (steps - warmup)))
         case LinearSchedule():
             share = 1 - (step - warmup) / (steps - warmup)
-        case WsdSchedule():
-            share = min(1.0, (steps - step) / decay_steps(schedule, steps))
+        case WsdSchedule(decay=decay):
+            # at least one step; a decay of 1 is the whole run
+            decay_steps = max(1, steps if decay == 1 else steps_of(decay, steps))
+            share = min(1.0, (steps - step) / decay_steps)
     return peak * (schedule.min_lr_ratio + (1 - schedule.min_lr_ratio) * share)

@@ -1,52 +1,53 @@
-"""Everything that exists before the first step: settings, data, model and run directory."""
+"""Everything that exists before the first step: settings, processes, data, model and run
+directory."""
 
 import shlex
-import sys
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 
 from data import GeneratedData, PreparedData, RunData, is_prepared, prepare
 from data.files import remove_drafts
-from data.sampling.exposure import EXPOSURE
+from data.sampling.exposure import EXPOSURE, write_exposure
 from data.sampling.item_batches import RunSampler
 from errors import TrainingError
 from model import Transformer
 from model.devices import prepare_cpu
-from run_directory.allowed_changes import check_text
-from run_directory.checkpoints import clean_leftovers
+from run_directory.checkpoints import (
+    clean_leftovers,
+    copy_checkpoint,
+    find_checkpoint,
+    save_snapshot,
+)
 from run_directory.console import Console
-from run_directory.exposure import make_sampler
+from run_directory.exposure import INHERITED, exposure_of, make_sampler
 from run_directory.parent_run import ParentRun, read_run_settings
+from run_directory.position_overrides import make_model, meta_model
 from run_directory.process_group import error_barrier
 from run_directory.run import Run, check_writable, is_run, locked_run, rename_old_run
 from run_directory.run_names import run_folder
 from run_directory.run_settings import RunSettings
 from run_directory.stages import stages_of
-from run_directory.training_settings import TrainingSettings
+from run_directory.weights import load_weights
 from settings.load import dropped_settings, identity
-from training.checks import (
-    check_model,
-    check_processes,
-    check_sharding,
-    input_limit,
-    make_model,
-)
-from training.distributed.parallel import Parallel, autocast_type
-from training.first_checkpoint import Score, check_optimizer_groups, write_first_checkpoint
+from training.checks import check_model, check_processes, input_limit
 from training.memory import check_memory
+from training.optimizer import Optimizer, parameter_groups
+from training.parallel import Parallel, autocast_type
 from training.precision import PRECISION, resolve_precision
+from training.schedule import TrainingSchedule
+from training.step import StepGuard
 from training.stop_requests import StopRequests
+from training.train_state import TrainState
 
 
 class ValidationTargets(Protocol):
-    """Fixed held-out targets, as `evaluation.monitor` draws them."""
+    """Fixed held-out targets; as `evaluation.monitor` draws them."""
 
     @property
     def note(self) -> str: ...
@@ -56,13 +57,6 @@ class ValidationTargets(Protocol):
 
     @property
     def hash(self) -> str: ...
-
-    def nll(
-        self,
-        model: Transformer,
-        length: int,
-        device: torch.device,
-    ) -> np.ndarray: ...
 
     def measure(
         self,
@@ -76,38 +70,254 @@ class ValidationTargets(Protocol):
         ...
 
 
-DrawTargets = Callable[..., ValidationTargets]  # evaluation.monitor_targets
-
-
-@dataclass(frozen=True)
 class TrainingRun:
-    """A run that is ready to train; its folder is locked by the main process.
+    """A run whose settings are checked and whose processes are connected.
 
     Attributes:
+        parent: the run that it starts from; None where there is none, or it is gone.
+        folder: the run directory, which may not exist before `open`.
+        precision: of the settings, or what `auto` resolves to in this run.
+
+    In the block of `open`, also:
+        run: the run directory, locked by the main process.
+        data: the prepared text; `sampler`: the batch of every step.
         model: with its initial weights, on the device.
-        sampler: the batch of every step.
         targets: of the validation.
     """
 
     run: Run
-    settings: RunSettings
     data: RunData
     sampler: RunSampler
-    targets: ValidationTargets
     model: Transformer
-    parallel: Parallel
-    requests: StopRequests
-    console: Console
-    steps: int
-    precision: str
+    targets: ValidationTargets
 
-    @property
-    def folder(self) -> Path:
-        return self.run.folder
+    def __init__(
+        self,
+        options: Namespace,
+        requests: StopRequests,
+        make_parallel: Callable[..., Parallel] = Parallel,
+    ):
+        """Read the settings, join the other processes, and check what can be checked without
+        data."""
+        self.options = options
+        self.requests = requests
+        given = Path(options.run_dir) if options.run_dir else None
+        self.settings, self.parent = read_run_settings(options.overrides, given)
+        settings = self.settings
+        self.folder = given or run_folder(settings, options.overrides)
+        self.steps = settings.steps
+        if not options.dry_run:
+            check_writable(self.folder)
+        t = settings.training
+        prepare_cpu(t.num_threads)
+        # The initial state of torch's generator is random and saved in checkpoints: a fixed seed
+        # makes the checkpoints of equal runs equal.
+        torch.manual_seed(settings.seed)
+        self.parallel = make_parallel(t)
+        self.console = Console(quiet=not self.parallel.main, results=options.dry_run)
+        for warning in dropped_settings(settings, options.overrides):
+            self.console.info(warning)
+        check_processes(settings, self.parallel)
+        self.parallel.agree(
+            identity(settings),
+            "the hash of the settings",
+            "start all with the same files and overrides",
+        )
+        check_model(settings)
+        self._check_groups_of_fork()
+        existing = None if options.restart else self.folder
+        self.precision = resolve_precision(
+            settings, self.parent, existing, self.parallel, options.auto_precision
+        )
+        self.parallel.autocast_dtype = autocast_type(self.precision)
 
     @property
     def device(self) -> torch.device:
         return self.parallel.device
+
+    def _check_groups_of_fork(self) -> None:
+        """Raise TrainingError where the optimizer of a fork has other parameter groups than its
+        parent's."""
+        parent = self.parent
+        if parent is None or not self.settings.is_fork:
+            return
+        # Parameter names do not depend on the vocabulary.
+        own = parameter_groups(meta_model(self.settings), self.settings.training.optimizer)
+        with parent.fork_refused():
+            saved = parent.checkpoint.optimizer["groups"]
+            if [group["names"] for group in own] != [group["weights"] for group in saved]:
+                raise TrainingError(
+                    "training.optimizer.groups: the groups of weights are "
+                    f"{', '.join(group['options']['name'] for group in saved)} in the parent, and "
+                    f"here they would be {', '.join(group['name'] for group in own)}; leave them "
+                    "as in the parent"
+                )
+
+    @contextmanager
+    def open(self, draw_targets: Callable[..., ValidationTargets]) -> Iterator[None]:
+        """Prepare the data, build the model, and create or reopen the run directory, which stays
+        locked until the block ends. An extension run starts with a checkpoint of step 0.
+
+        Args:
+            draw_targets: evaluation.monitor_targets.
+        """
+        parallel = self.parallel
+        if not self.options.force:
+            check_memory(self.settings, parallel, self.parent)
+        with parallel.connected(), ExitStack() as stack:
+            self.data = parallel.main_first(self._open_data)
+            if self.parent is not None:
+                self.parent.check_text(self.settings, self.data)
+            self.sampler = make_sampler(self.settings, self.data)
+            self.targets = self._held_out_targets(draw_targets)
+            self.model = self._initial_model()
+            processes = parallel.description()
+            self.run = Run(self.folder)
+            with error_barrier(parallel, "begin"):
+                if parallel.main:
+                    stack.enter_context(self._locked())
+                    self._create_or_resume(processes)
+                    if self.settings.parent is not None:
+                        self._write_first_checkpoint()
+            yield
+
+    def _open_data(self) -> RunData:
+        """The prepared text; its hashes and ids are verified by the main process. A single process
+        prepares it.
+
+        Raises TrainingError, which names the command, where several processes find none.
+        """
+        settings = self.settings
+        parallel = self.parallel
+        if settings.parent is not None and self.parent is None:  # the run has its text
+            data = Run.open(self.folder).open_data()
+        else:
+            if parallel.world > 1 and parallel.main and not is_prepared(settings.data):
+                command = ["python", "scripts/prepare.py"]
+                if self.parent is not None:
+                    command.append(str(self.parent.folder / "settings.yaml"))
+                words = self.options.overrides
+                command += [word for word in words if not word.startswith("parent.")]
+                raise TrainingError(
+                    f"the text is not prepared, and {parallel.world} processes were started: "
+                    f"prepare it first with {shlex.join(command)}"
+                )
+            data = prepare(settings.data, self.console)
+        if parallel.main:
+            data.verify()
+        return data
+
+    def _held_out_targets(
+        self, draw_targets: Callable[..., ValidationTargets]
+    ) -> ValidationTargets:
+        """Held-out targets at the multiples of train_length that the model and the text allow."""
+        settings = self.settings
+        data = self.data
+        v = settings.training.validation
+        limit = input_limit(settings)
+        if isinstance(data, PreparedData) and not data.valid.n_documents:
+            raise TrainingError(
+                f"{data.valid.folder} has no documents: raise data.valid_fraction or set "
+                "data.valid_source"
+            )
+        requested = [multiple * settings.train_length for multiple in v.multiples]
+        if isinstance(data, GeneratedData):  # items of the lengths in training
+            requested = [settings.train_length]
+            limit = None
+        lengths = [length for length in requested if limit is None or length <= limit]
+        if lengths < requested:
+            self.console.info(f"positions end at {limit}: validation uses the lengths {lengths}")
+        best = settings.training.checkpoint.best
+        if best and best * settings.train_length not in lengths:
+            raise TrainingError(
+                f"training.checkpoint.best = {best} cannot be measured: validation has the lengths "
+                f"{lengths}"
+            )
+        targets = draw_targets(data, lengths, v.targets, v.spans, settings.seed)
+        if targets.note:
+            self.console.info(targets.note)
+        return targets
+
+    def _initial_model(self) -> Transformer:
+        settings = self.settings
+        vocab_size = self.data.tokenizer.vocab_size
+        if self.parent is not None:  # its vocabulary may be padded
+            vocab_size = self.parent.about["vocab_size"]
+        elif settings.parent is not None:
+            vocab_size = Run.open(self.folder).vocab_size
+        model = make_model(settings, vocab_size).initialize(settings.seed)
+        is_double = settings.training.precision == "float64"
+        return model.to(self.device, torch.float64 if is_double else torch.float32)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Lock the folder; with --restart, rename the run in it first."""
+        folder = self.folder
+        if self.options.restart and folder.exists():
+            with locked_run(folder):  # an error where the run is being trained
+                kept = rename_old_run(folder)
+            self.console.info(f"the earlier run is kept as {kept}")
+        with locked_run(folder):
+            remove_drafts(folder)
+            clean_leftovers(folder)
+            yield
+
+    def _create_or_resume(self, processes: dict) -> None:
+        """Create the run directory, or check that the existing one has these settings."""
+        settings = self.settings
+        data = self.data
+        facts = {
+            **data.facts(),
+            "exposure": EXPOSURE,
+            "parameters": self.model.parameter_count(),
+            "vocab_size": self.model.vocab_size,
+            PRECISION: self.precision,
+        }
+        if changes := [stage for stage in stages_of(settings) if stage.overrides]:
+            facts["changes"] = [
+                {"after_step": stage.start, "overrides": list(stage.overrides)} for stage in changes
+            ]
+            facts["evaluated_as"] = changes[-1].model.positions_record()
+        command = self.options.command
+        if is_run(self.folder):
+            changed = self.run.resume(settings, data.tokenizer, command, facts, processes)
+            for text in changed:
+                self.console.info(f"changed since the last attempt: {text}")
+            return
+        if self.parent is not None:
+            facts["lineage"] = self.parent.lineage(settings)
+            facts["inherited"] = self.parent.inherited
+        self.run = Run.create(self.folder, settings, data.tokenizer, command, facts, processes)
+
+    def _write_first_checkpoint(self) -> None:
+        """Write the first checkpoint of an extension run or a fork that has none: the parent's as
+        it is, with its optimizer, for a fork; its weights as step 0 for an extension run. Called by
+        one process."""
+        parent = self.parent
+        if find_checkpoint(self.folder) is not None:  # `resume` reports damaged ones
+            return
+        if parent is None:
+            raise TrainingError(
+                f"{self.folder} has no checkpoint, and its parent run is gone: restore parent.run"
+            )
+        if (exposure := exposure_of(Run(parent.folder), parent.checkpoint.step)) is not None:
+            write_exposure(self.folder, exposure, INHERITED)
+        if self.settings.is_fork:
+            copy_checkpoint(parent.checkpoint, self.folder)
+            for line in describe_fork(self.settings, parent):
+                self.console.info(line)
+            return
+        load_weights(self.model, parent.checkpoint.folder)
+        t = self.settings.training
+        state = TrainState(
+            model=self.model,
+            optimizer=Optimizer(self.model, t.optimizer),
+            guard=StepGuard(t.on_nonfinite, t.on_spike, self.device),
+            ema=None,
+            forward=self.model,
+        )
+        snapshot = replace(state.capture(), state={"step": 0, "tokens": 0})
+        save_snapshot(self.folder, snapshot)
 
     def begin_steps(self) -> None:
         """Wait for all processes; from here on, a signal saves a checkpoint before the process
@@ -125,231 +335,35 @@ class TrainingRun:
         )
 
 
-@dataclass(frozen=True)
-class Launch:
-    """A run whose settings are checked and whose processes are connected.
-
-    Attributes:
-        folder: the run directory, which may not exist yet.
-        precision: of the settings, or what `auto` resolves to in this run.
-    """
-
-    settings: RunSettings
-    parent: ParentRun | None
-    parallel: Parallel
-    console: Console
-    folder: Path
-    precision: str
-
-
-def launch(
-    options: Namespace, make_parallel: Callable[[TrainingSettings], Parallel] = Parallel
-) -> Launch:
-    """Read the settings, join the other processes, and check what can be checked without data."""
-    given = Path(options.run_dir) if options.run_dir else None
-    settings, parent = read_run_settings(options.overrides, given)
-    folder = given or run_folder(settings, options.overrides)
-    if not options.dry_run:
-        check_writable(folder)
-    if parent is not None and settings.is_fork:
-        check_optimizer_groups(parent, settings)
-    t = settings.training
-    prepare_cpu(t.num_threads)
-    # The initial state of torch's generator is random and saved in checkpoints: a fixed seed makes
-    # the checkpoints of equal runs equal.
-    torch.manual_seed(settings.seed)
-    parallel = make_parallel(t)
-    console = Console(quiet=not parallel.main, results=options.dry_run)
-    for warning in dropped_settings(settings, options.overrides):
-        console.info(warning)
-    check_processes(settings, parallel.world)
-    parallel.agree(
-        identity(settings),
-        "the hash of the settings",
-        "start all with the same files and overrides",
-    )
-    check_model(settings)
-    existing = None if options.restart else folder
-    precision = resolve_precision(settings, parent, existing, parallel, options.auto_precision)
-    parallel.autocast_dtype = autocast_type(precision)
-    return Launch(settings, parent, parallel, console, folder, precision)
-
-
-@contextmanager
-def open_run(
-    options: Namespace, requests: StopRequests, draw_targets: DrawTargets
-) -> Iterator[TrainingRun]:
-    """Prepare the data, build the model, and create or reopen the run directory, which stays locked
-    until the block ends. An extension run starts with a checkpoint of step 0."""
-    launched = launch(options)
-    settings = launched.settings
-    parent = launched.parent
-    parallel = launched.parallel
-    console = launched.console
-    folder = launched.folder
-    if not options.force:
-        check_memory(settings, parallel, parent)
-    with parallel.connected(), ExitStack() as stack:
-        data = parallel.main_first(lambda: _open_data(launched, options.overrides))
-        if parent is not None:
-            check_text(settings, data, parent.about["tokenizer_hash"])
-        model = _initial_model(launched, data)
-        check_sharding(settings, model, parallel.sharded)
-        sampler = make_sampler(settings, data)
-        targets = held_out_targets(draw_targets, data, settings, console)
-        processes = parallel.description()
-        run = Run(folder)
-        with error_barrier(parallel, "begin"):
-            if parallel.main:
-                stack.enter_context(_locked(folder, options.restart, console))
-                facts = run_facts(settings, data, model) | {PRECISION: launched.precision}
-                run = _create_or_resume(launched, data, facts, processes)
-                if settings.parent is not None:
-                    score = step0_score(draw_targets, data, settings, parallel.device)
-                    write_first_checkpoint(run, parent, model, score, console)
-        yield TrainingRun(
-            run=run,
-            settings=settings,
-            data=data,
-            sampler=sampler,
-            targets=targets,
-            model=model,
-            parallel=parallel,
-            requests=requests,
-            console=console,
-            steps=settings.steps,
-            precision=launched.precision,
+def describe_fork(settings: RunSettings, parent: ParentRun) -> list[str]:
+    """Lines about a fork: its parent, changed settings, learning rates, and whether the parent's
+    learning rates before it differ from those of its own settings."""
+    step = parent.checkpoint.step
+    lines = [
+        f"fork of {parent.folder}: continues after step {step} with its optimizer and data order"
+    ]
+    lines += [f"changed in the fork: {text}" for text in parent.changed(settings)]
+    lines += changed_rates(settings, parent)
+    old = TrainingSchedule(parent.settings)
+    new = TrainingSchedule(settings)
+    first = next((i for i in range(step) if old.learning_rates(i) != new.learning_rates(i)), None)
+    if first is not None:
+        lines.append(
+            f"learning rates before it differ from those of its settings from step {first + 1} on"
         )
+    return lines
 
 
-def _open_data(launched: Launch, arguments: Sequence[str]) -> RunData:
-    """The prepared text; its hashes and ids are verified by the main process. A single process
-    prepares it.
-
-    Raises TrainingError, which names the command, where several processes find none.
-    """
-    settings = launched.settings
-    parent = launched.parent
-    parallel = launched.parallel
-    if settings.parent is not None and parent is None:  # the parent is gone; the run has its text
-        data = Run.open(launched.folder).open_data()
-    else:
-        if parallel.world > 1 and parallel.main and not is_prepared(settings.data):
-            command = ["python", "scripts/prepare.py"]
-            if parent is not None:
-                command.append(str(parent.folder / "settings.yaml"))
-            command += [word for word in arguments if not word.startswith("parent.")]
-            raise TrainingError(
-                f"the text is not prepared, and {parallel.world} processes were started: prepare "
-                f"it first with {shlex.join(command)}"
-            )
-        data = prepare(settings.data, launched.console)
-    if parallel.main:
-        data.verify()
-    return data
-
-
-def _initial_model(launched: Launch, data: RunData) -> Transformer:
-    settings = launched.settings
-    vocab_size = data.tokenizer.vocab_size
-    if launched.parent is not None:  # its vocabulary may be padded
-        vocab_size = launched.parent.about["vocab_size"]
-    elif settings.parent is not None:
-        vocab_size = Run.open(launched.folder).vocab_size
-    model = make_model(settings, vocab_size).initialize(settings.seed)
-    is_double = settings.training.precision == "float64"
-    dtype = torch.float64 if is_double else torch.float32
-    return model.to(launched.parallel.device, dtype)
-
-
-@contextmanager
-def _locked(folder: Path, restart: bool, console: Console) -> Iterator[None]:
-    """Lock the folder; with `restart`, rename the run in it first."""
-    if restart and folder.exists():
-        with locked_run(folder):  # an error where the run is being trained
-            kept = rename_old_run(folder)
-        console.info(f"the earlier run is kept as {kept}")
-    with locked_run(folder):
-        remove_drafts(folder)
-        clean_leftovers(folder)
-        yield
-
-
-def _create_or_resume(launched: Launch, data: RunData, facts: dict, processes: dict) -> Run:
-    """Create the run directory, or check that the existing one has these settings."""
-    folder = launched.folder
-    settings = launched.settings
-    tokenizer = data.tokenizer
-    if is_run(folder):
-        run = Run(folder)
-        for change in run.resume(settings, tokenizer, sys.argv, facts, processes):
-            launched.console.info(f"changed since the last attempt: {change}")
-        return run
-    parent = launched.parent
-    if parent is not None:
-        facts |= {"lineage": parent.lineage(settings), "inherited": parent.inherited}
-    return Run.create(folder, settings, tokenizer, sys.argv, facts, processes)
-
-
-def held_out_targets(
-    draw: DrawTargets, data: RunData, settings: RunSettings, console: Console
-) -> ValidationTargets:
-    """Held-out targets at the multiples of train_length that the model and the text allow."""
-    v = settings.training.validation
-    limit = input_limit(settings)
-    if isinstance(data, PreparedData) and not data.valid.n_documents:
-        raise TrainingError(
-            f"{data.valid.folder} has no documents: raise data.valid_fraction or set "
-            f"data.valid_source"
-        )
-    requested = [multiple * settings.train_length for multiple in v.multiples]
-    if isinstance(data, GeneratedData):  # items of the lengths in training
-        requested = [settings.train_length]
-        limit = None
-    lengths = [length for length in requested if limit is None or length <= limit]
-    if lengths < requested:
-        console.info(f"positions end at {limit}: validation uses the lengths {lengths} only")
-    best = settings.training.checkpoint.best
-    if best and best * settings.train_length not in lengths:
-        raise TrainingError(
-            f"training.checkpoint.best = {best} cannot be measured: validation has the lengths "
-            f"{lengths}"
-        )
-    targets = draw(data, lengths, v.targets, v.spans, settings.seed)
-    if targets.note:
-        console.info(targets.note)
-    return targets
-
-
-def step0_score(
-    draw: DrawTargets,
-    data: RunData,
-    settings: RunSettings,
-    device: torch.device,
-) -> Score:
-    """A function that measures a model's NLL on each of some fixed held-out targets at
-    train_length."""
-    v = settings.training.validation
-    length = settings.train_length
-    targets = draw(data, [length], v.targets, v.spans, settings.seed)
-    return lambda model: targets.nll(model, length, device)
-
-
-def run_facts(
-    settings: RunSettings,
-    data: RunData,
-    model: Transformer,
-) -> dict:
-    """What the manifest of a run records about its data and its model."""
-    facts = {
-        **data.facts(),
-        "exposure": EXPOSURE,
-        "parameters": model.parameter_count(),
-        "vocab_size": model.vocab_size,
-    }
-    if changes := [stage for stage in stages_of(settings) if stage.overrides]:
-        facts["changes"] = [
-            {"after_step": stage.start, "overrides": list(stage.overrides)} for stage in changes
-        ]
-        facts["evaluated_as"] = changes[-1].model.positions_record()
-    return facts
+def changed_rates(settings: RunSettings, parent: ParentRun) -> list[str]:
+    """The learning rates of the first update after a fork that differ by more than 1% from those of
+    the parent at that step, or at its end."""
+    step = parent.checkpoint.step
+    last = min(step, parent.settings.steps - 1)
+    before = TrainingSchedule(parent.settings).learning_rates(last)
+    there = str(parent.folder) if last == step else f"{parent.folder} at its end"
+    return [
+        f"{'learning rate' if name == 'lr' else name} at step {step + 1}: {before[name]:.3g} in "
+        f"{there}, {rate:.3g} here"
+        for name, rate in TrainingSchedule(settings).learning_rates(step).items()
+        if name in before and abs(rate - before[name]) > 0.01 * before[name]
+    ]

@@ -2,12 +2,11 @@
 
 import shlex
 
+from run_directory.checkpoints import best_of
 from run_directory.run_settings import RunSettings
 from run_directory.stages import stages_of
 from training.checks import sampled
 from training.hardware import peak_memory
-from training.optim.optimizer import parameters_at_rate
-from training.retention import best_of
 from training.setup import TrainingRun
 from training.train_state import TrainState
 
@@ -49,7 +48,7 @@ def announce(run: TrainingRun, state: TrainState) -> None:
             "epochs repeated text adds almost nothing: add text or lower training.tokens"
         )
     for name, rate in t.optimizer.rates.items() if len(t.optimizer.rates) > 1 else ():
-        console.info(f"{name} {rate:g}: {parameters_at_rate(name, model, t.optimizer)}")
+        console.info(f"{name} {rate:g}: {state.optimizer.describe(name)}")
     for stage in stages_of(settings)[1:]:
         console.info(stage.describe())
     if settings.data.positions.name != "plain":

@@ -2,8 +2,8 @@
 
 import importlib
 import importlib.util
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,7 @@ Send = Callable[[int, int, dict[str, Any]], object]
 Close = Callable[[], object]
 
 
-def _open_wandb(
-    settings: RunSettings,
-    folder: Path,
-    step: int,
-) -> tuple[Send, Close]:
+def _open_wandb(settings: RunSettings, folder: Path, step: int) -> tuple[Send, Close]:
     """Weights & Biases. The step is sent as a separate metric: a resumed run repeats steps, which
     wandb's own counter rejects."""
     w = settings.training.wandb
@@ -51,11 +47,7 @@ def _open_wandb(
     return send, run.finish
 
 
-def _open_tensorboard(
-    settings: RunSettings,
-    folder: Path,
-    step: int,
-) -> tuple[Send, Close]:
+def _open_tensorboard(settings: RunSettings, folder: Path, step: int) -> tuple[Send, Close]:
     """TensorBoard event files in the run directory, numbers only. Purges earlier values after
     `step`."""
     module = importlib.import_module("torch.utils.tensorboard")
@@ -69,43 +61,44 @@ def _open_tensorboard(
     return send, writer.close
 
 
-class Tracker:
-    """Copies metrics to one experiment tracker. A failure is reported once and does not affect
-    training."""
+_OPEN = {"wandb": _open_wandb, "tensorboard": _open_tensorboard}
 
-    def __init__(
-        self,
-        name: str,
-        open_: Callable[[], tuple[Send, Close]],
-        console: Console,
-    ):
-        self.name = name
+
+class Trackers:
+    """The trackers in the settings of a run, resumed after `step`. The first failure of one is
+    reported and disables it."""
+
+    def __init__(self, settings: RunSettings, folder: Path, step: int, console: Console):
+        t = settings.training
+        used = {"wandb": t.wandb.mode != "disabled", "tensorboard": t.tensorboard}
         self._console = console
-        self._calls = None
-        self._calls = self._try(open_)
+        self._open: dict[str, tuple[Send, Close]] = {}
+        for name, open_ in _OPEN.items():
+            if used[name]:
+                with self._disabled_by_errors(name):
+                    self._open[name] = open_(settings, folder, step)
 
     def write(self, line: dict) -> None:
         """Send one line of metrics; names are prefixed with its kind, nested names joined with
         slashes."""
-        if self._calls and line["kind"] != "start":
-            send = self._calls[0]
-            step = line["step"]
-            attempt = line["attempt"]
-            values = {k: v for k, v in line.items() if k not in ("kind", "step", "attempt")}
-            self._try(lambda: send(step, attempt, flat(values, line["kind"])))
+        values = {k: v for k, v in line.items() if k not in ("kind", "step", "attempt")}
+        for name, (send, _) in list(self._open.items()):
+            with self._disabled_by_errors(name):
+                send(line["step"], line["attempt"], flat(values, line["kind"]))
 
     def close(self) -> None:
-        if self._calls:
-            self._try(self._calls[1])
-        self._calls = None
+        for name, (_, close) in list(self._open.items()):
+            with self._disabled_by_errors(name):
+                close()
 
-    def _try(self, call: Callable[[], Any]) -> Any:
+    @contextmanager
+    def _disabled_by_errors(self, name: str) -> Iterator[None]:
         try:
-            return call()
+            yield
         except Exception as error:  # any error of a tracker: training continues
-            self._calls = None
+            self._open.pop(name, None)
             first = (str(error).splitlines() or [type(error).__name__])[0]
-            self._console.warn(f"{self.name} is disabled; training continues: {first}")
+            self._console.warn(f"{name} is disabled; training continues: {first}")
 
 
 def flat(values: dict, prefix: str) -> dict[str, Any]:
@@ -115,22 +108,6 @@ def flat(values: dict, prefix: str) -> dict[str, Any]:
         name = f"{prefix}/{key}"
         flattened |= flat(value, name) if isinstance(value, dict) else {name: value}
     return flattened
-
-
-def make_trackers(
-    settings: RunSettings, folder: Path, step: int, console: Console
-) -> list[Tracker]:
-    """The trackers in the settings, resumed after `step`."""
-    t = settings.training
-    chosen = {
-        "wandb": (_open_wandb, t.wandb.mode != "disabled"),
-        "tensorboard": (_open_tensorboard, t.tensorboard),
-    }
-    return [
-        Tracker(name, partial(open_, settings, folder, step), console)
-        for name, (open_, is_used) in chosen.items()
-        if is_used
-    ]
 
 
 def check_trackers(t: TrainingSettings) -> None:

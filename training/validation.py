@@ -19,7 +19,7 @@ class Validation:
     one. All processes share the work.
 
     Attributes:
-        steps: the steps after which to run it.
+        steps: the steps after which to run it; 0 in an extension run, under its new settings.
         prompts: the prompts of the samples.
         nll: {input tokens: NLL in nats} by step, on all processes; NaN where a loss is not finite.
     """
@@ -29,6 +29,8 @@ class Validation:
         self._run = run
         self._metrics = metrics
         self._loss_steps = validation_steps(t.validation, run.steps)
+        if run.settings.parent is not None:
+            self._loss_steps |= {0}
         interval = t.samples.interval or run.steps
         self._sample_steps = frozenset([*range(interval, run.steps + 1, interval), run.steps])
         self.steps = self._loss_steps | self._sample_steps
@@ -41,7 +43,7 @@ class Validation:
         parallel = self._run.parallel
         model = state.model
         model.eval()
-        with state.ema.applied() if state.ema else nullcontext():
+        with state.ema.applied() if state.ema else nullcontext(), parallel.autocast():
             if state.step in self._loss_steps:
                 self._measure_loss(state)
             if state.step in self._sample_steps and parallel.takes_part:
@@ -55,10 +57,9 @@ class Validation:
         begun = time.perf_counter()
         parallel = self._run.parallel
         targets = self._run.targets
-        with parallel.autocast():
-            measured = targets.measure(
-                state.model, parallel.device, parallel.rank, parallel.world, parallel.gather
-            )
+        measured = targets.measure(
+            state.model, parallel.device, parallel.rank, parallel.world, parallel.gather
+        )
         nll = {length: mean for length, (mean, _) in measured.items()}
         self.nll[state.step] = nll
         counts = [count for _, count in measured.values()]
@@ -97,9 +98,8 @@ class Validation:
                 vocab_size=tokenizer.vocab_size,
                 positions=given_positions([ids], room, generated(run.settings.data)),
             )
-            with run.parallel.autocast():
-                new = [row[0] for row in generation]
-            text = tokenizer.decode(ids[len(bos) :] + [token for token in new if token is not None])
+            new = [token for (token,) in generation if token is not None]
+            text = tokenizer.decode(ids[len(bos) :] + new)
             samples.append({"prompt": prompt, "text": text})
             run.console.info(f"step {state.step} sample: {text!r}")
         self._metrics.write(state.step, "samples", samples=samples)

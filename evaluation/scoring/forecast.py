@@ -48,7 +48,7 @@ def memory_needed(
     if context > 1:
         # and those that a pass returns
         hidden = 2 * batch * -(-length // context) * s.dim * element
-        cache = hidden + batch * gathered_numbers(model, length, tokens) * element
+        cache = hidden + batch * gathered_numbers(model, length, context * tokens) * element
     logits = 3 * min(batch * min(keep, tokens) * model.vocab_size, HEAD_FLOATS) * max(4, element)
     return int(SLACK * (activations + cache + scores + logits))
 

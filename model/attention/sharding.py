@@ -3,14 +3,13 @@
 A window of L tokens is divided into 2·m·N chunks for N ranks. Ranks take chunks in turns, forward
 and then backward, which balances causal attention: with m = 1, rank r owns chunks r and 2N − 1 − r.
 In each layer a rank runs its chunks in order as passes with cached keys: each pass gathers the
-chunks of all ranks in this turn, and its keys end with its own chunk. In a layer with a window, a
-rank receives only the keys that its queries attend to. docs/context_sharding.md describes the
-design.
+chunks of all ranks in this turn, and its keys end with its own chunk. docs/context_sharding.md
+describes the design.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
@@ -108,28 +107,12 @@ class ContextShard:
         else the others wait for its backward pass."""
         if x.device.type in self.on_gloo:
             rows = [len(x)] * self.size
-            return self.exchange(torch.cat([x] * self.size), rows, rows)
+            return all_to_all_single(torch.cat([x] * self.size), rows, rows, self.group)
         return all_gather_single(x.contiguous(), 0, self.group)
 
     def gathered(self, whole: Tensor) -> list[Tensor]:
         """The tensors of each rank, by rank; waits for what `gather` has started."""
         return list(wait_tensor(whole).chunk(self.size))
-
-    def exchange(
-        self,
-        x: Tensor,
-        sent: list[int],
-        received: list[int],
-    ) -> Tensor:
-        """Start to send the rows of x, sent[r] of them to rank r, in order, and to receive
-        received[r] rows from it; `wait_tensor` waits for the result. As with `gather`, the loss
-        must depend on the result."""
-        return all_to_all_single(
-            x.contiguous(),
-            received,
-            sent,
-            self.group,
-        )
 
 
 @dataclass(frozen=True)
@@ -284,36 +267,16 @@ class GatheredLayer:
         return [stop - start for start, stop in self._bounds(turn)]
 
 
-@dataclass
-class KeptParts:
-    """Keys or values of one layer.
-
-    Attributes:
-        own: of this rank's last two chunks.
-        parts: those that are visible in later passes.
-        ends: no tokens of each exchange so far, so that the graphs of all ranks contain all
-            exchanges alike.
-    """
-
-    own: Parts = field(default_factory=list)
-    parts: Parts = field(default_factory=list)
-    ends: list[Tensor] = field(default_factory=list)
-
-
 class GatheredKeys(GatheredLayer):
-    """Keys, values and extras of softmax attention; see `LayerCache`.
-
-    In a layer with a window, a rank sends keys and values only to the ranks whose queries can see
-    them, in the first pass in which they do.
-    """
+    """Keys, values and extras of softmax attention; see `LayerCache`. Those outside of windows are
+    gathered too, and dropped at once."""
 
     def __init__(self, window: ShardedWindow, settings: PositionSettings):
         super().__init__(window)
         self.settings = settings
-        self._is_local = window.is_local(settings)
         self._finished = 0  # passes
-        self._started: list[list[tuple[Tensor, Tensor]]] = []  # own and gathered keys and values
-        self._kept = KeptParts(), KeptParts()  # keys and values
+        self._started: list[list[Tensor]] = []  # keys and values of passes
+        self._kept: tuple[Parts, Parts] = [], []  # those visible in later passes
         self._extras: Tensor | None = None
         self._extra_passes = 0
 
@@ -326,49 +289,27 @@ class GatheredKeys(GatheredLayer):
     def start(self, k: Tensor, v: Tensor) -> None:
         """Start to gather keys and values (B, G, T, ·) of the next pass."""
         turn = self._finished + len(self._started)
-        started = []
-        for kept, x in zip(self._kept, (k, v), strict=True):
-            gathered = self._send(kept, x, turn) if self._is_local else self._start(x, turn, 2)
-            started.append((x, gathered))
-        self._started.append(started)
+        self._started.append([self._start(x, turn, 2) for x in (k, v)])
 
     def finish(self) -> tuple[Tensor, Tensor]:
         """Wait for the keys and values of the first pass that `start` has begun; see `append`."""
-        turn = self._finished
-        self._finished += 1
         started = zip(self._kept, self._started.pop(0), strict=True)
-        k, v = (self._visible(kept, *pair, turn) for kept, pair in started)
+        k, v = (self._visible(parts, each, self._finished) for parts, each in started)
+        self._finished += 1
         return k, v
 
-    def _visible(self, kept: KeptParts, own: Tensor, started: Tensor, turn: int) -> Tensor:
-        """Keep what `start` has gathered; returns the tokens visible to this rank's chunk."""
-        chunks = self.shard.chunks
-        if self._is_local:
-            rows = wait_tensor(started)
-            ranges = [
-                each
-                for owner in range(self.shard.size)
-                for each in self._sent(owner, self.shard.rank, turn)
-            ]
-            received = rows.split([stop - start for start, stop in ranges]) if ranges else ()
-            for (start, _), part in zip(ranges, received, strict=True):
-                kept.parts.append((start, part.movedim(0, 2)))
-            kept.parts.append((self.window.bounds(chunks[turn])[0], own))
-            kept.parts.sort(key=lambda part: part[0])
-            kept.ends.append(rows[:0].movedim(0, 2))
-        else:
-            starts = [start for start, _ in self._bounds(turn)]
-            kept.parts += zip(starts, self._wait(started, turn, 2), strict=True)
-            if self.window.streamed:
-                kept.parts = [(0, self._stored(kept.parts))]
-        visible = self.window.visible(chunks[turn], self.settings)
-        keys = [*_within(kept.parts, visible), *kept.ends]
-        later = [
-            each
-            for chunk in chunks[turn + 1 :]
-            for each in self.window.visible(chunk, self.settings)
-        ]
-        kept.parts = [part for part in kept.parts if _within([part], later)]
+    def _visible(self, parts: Parts, started: Tensor, turn: int) -> Tensor:
+        """Add what `start` has gathered to the parts; returns the tokens visible to this rank's
+        chunk."""
+        starts = [start for start, _ in self._bounds(turn)]
+        parts += zip(starts, self._wait(started, turn, 2), strict=True)
+        if self.window.streamed and not self.window.is_local(self.settings):
+            parts[:] = [(0, self._stored(parts))]
+        visible, *later = (
+            self.window.visible(chunk, self.settings) for chunk in self.shard.chunks[turn:]
+        )
+        keys = _within(parts, visible)
+        parts[:] = [part for part in parts if any(_within([part], each) for each in later)]
         return keys[0] if len(keys) == 1 else torch.cat(keys, dim=2)
 
     def _stored(self, parts: Parts) -> Tensor:
@@ -380,38 +321,6 @@ class GatheredKeys(GatheredLayer):
         for start, x in parts:
             whole[:, :, start : start + x.shape[2]] = x
         return whole
-
-    def _send(self, kept: KeptParts, x: Tensor, turn: int) -> Tensor:
-        """Start to send x (B, G, T, ·) of this rank's chunk, and earlier ones, to the ranks that
-        see them, and to receive theirs, as rows (·, B, G, ·)."""
-        rank = self.shard.rank
-        first, _ = self.window.bounds(self.shard.chunks[turn])
-        kept.own = [*kept.own[-1:], (first, x)]
-        sent = [self._sent(rank, other, turn) for other in range(self.shard.size)]
-        received = [self._sent(other, rank, turn) for other in range(self.shard.size)]
-        # Without any rows too, the backward pass of the exchange must run on this rank.
-        parts = [x[:, :, :0]]
-        for ranges in sent:
-            parts += _within(kept.own, ranges)
-        rows = torch.cat(parts, dim=2).movedim(2, 0)
-        return self.shard.exchange(rows, [*map(_tokens, sent)], [*map(_tokens, received)])
-
-    def _sent(self, owner: int, rank: int, turn: int) -> TokenRanges:
-        """The tokens that `owner` sends to `rank` in pass `turn`: those of its chunks that the
-        queries of `rank` see in this pass for the first time."""
-        if owner == rank:
-            return []
-        chunks = self.shard.chunks_of(rank)
-        seen = self.window.bounds(chunks[turn - 1])[1] if turn else 0
-        ranges = []
-        for chunk in self.shard.chunks_of(owner)[max(0, turn - 1) : turn + 1]:
-            begin, end = self.window.bounds(chunk)
-            for start, stop in self.window.visible(chunks[turn], self.settings):
-                low = max(start, begin, seen)
-                high = min(stop, end)
-                if low < high:
-                    ranges.append((low, high))
-        return ranges
 
     def extend_extras(
         self, features: Tensor, accumulate: Accumulate, new: TokenPositions
@@ -435,10 +344,6 @@ class GatheredKeys(GatheredLayer):
         self._extras = whole
         parts = [whole[:, start:stop] for start, stop in self.window.visible(index, self.settings)]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
-
-
-def _tokens(ranges: TokenRanges) -> int:
-    return sum(stop - start for start, stop in ranges)
 
 
 def _within(parts: Parts, ranges: TokenRanges) -> list[Tensor]:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from model.attention.sharding import GatheredLayer, ShardedWindow
 from model.cache import CachedTail
+from model.fast.fla import fla_outputs, is_installed
 from model.mixers.recurrence import (
     Inputs,
     RecurrentState,
@@ -101,17 +102,29 @@ class GatheredState(GatheredLayer):
 
 
 def recurrent_outputs(
-    inputs: Inputs, state: LayerState | GatheredState | None, chunk: int
+    inputs: Inputs,
+    state: LayerState | GatheredState | None,
+    chunk: int,
+    dtype: torch.dtype = torch.float32,
 ) -> Tensor:
     """Outputs (B, H, T, V) of the recurrence after the tokens of earlier passes, which `state` has.
 
     Args:
         state: updated in place; None: there are no earlier tokens.
         chunk: tokens that are computed at once.
+        dtype: of the layer's products; with bfloat16 on a GPU, fused kernels may be used.
     """
     state = LayerState() if state is None else state
     if inputs.q.shape[2] == 1 and isinstance(state, LayerState):
         out, after = step_by_step(inputs, state.last)
+    elif (
+        dtype == torch.bfloat16
+        and inputs.q.device.type == "cuda"
+        and inputs.document is None
+        and isinstance(state, LayerState)
+        and is_installed()
+    ):
+        out, after = fla_outputs(inputs, state.last)
     else:
         chunks = chunks_of(inputs, state.document, chunk)
         out, after = chunks.run(state.before(chunks.whole))

@@ -175,7 +175,7 @@ class Recurrent(Mixer):
         q, k, v = projected.split(self.sizes, dim=-1)
         with torch.autocast(x.device.type, enabled=False):
             inputs = self.inputs(x, q, k, v, step)
-            out = recurrent_outputs(inputs, state, self.mixer.chunk)
+            out = recurrent_outputs(inputs, state, self.mixer.chunk, v.dtype)
             if self.mixer.skip:
                 out = out + self.skip[:, None, None] * inputs.v
         out = context.of_queries(out.transpose(1, 2)).to(v.dtype)

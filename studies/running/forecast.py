@@ -18,6 +18,7 @@ from evaluation.tasks.task_settings import TaskEvaluationSettings
 from model import find_device
 from run_directory.checkpoints import steps_of
 from run_directory.console import duration
+from run_directory.position_overrides import make_model
 from run_directory.run_settings import RunSettings
 from studies.running.cell_record import TRAINING, CellRecord, flops_of
 from studies.running.cell_work import CellWork
@@ -25,7 +26,6 @@ from studies.running.children import value_of
 from studies.running.corpora import StudyCorpora
 from studies.running.plan import PlannedCell, PlannedEvaluation
 from studies.running.study_call import StudyCall
-from training.checks import make_model
 from training.hardware import USUAL_SHARE, peak_flops
 
 COLUMNS = ["#", "cell", "parameters", "tokens", "train length", "time left", "left"]

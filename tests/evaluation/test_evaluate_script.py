@@ -19,9 +19,9 @@ from evaluation.reports.text import signed
 from evaluation.scoring.methods import builtin_methods
 from evaluation.scoring.session import position_key
 from model import Transformer
+from run_directory.checkpoints import save_weights
 from run_directory.run import Run
 from run_directory.run_settings import RunSettings
-from run_directory.weights import save_weights
 from settings.load import load_settings
 
 ROOT = Path(__file__).resolve().parents[2]

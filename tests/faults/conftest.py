@@ -1,1 +1,1 @@
-from tests.training.conftest import corpus, overrides, prepared_root  # noqa: F401  (fixtures)
+from tests.training.conftest import corpus, overrides, prepared_root, settings_of_runs  # noqa: F401  (fixtures)

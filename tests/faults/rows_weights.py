@@ -4,13 +4,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from data import prepare
+from run_directory.checkpoints import save_weights
 from run_directory.console import Console
+from run_directory.position_overrides import make_model
 from run_directory.run import Run
 from run_directory.run_settings import RunSettings
-from run_directory.weights import save_weights
 from settings.load import load_settings
 from tests.faults.fault import Fault, Result, call
-from training.checks import make_model
 
 
 def evaluated_with(value: float) -> Callable[[Path, list[str]], Result]:
@@ -45,6 +45,6 @@ FAULTS = [
             "training.tokens=100B",
             cwd=folder,
         ),
-        names=("training.batch_size=", "training.micro_batch_size=", "GiB", "--force"),
+        names=("training.batch_size (now 1000000000)", "GiB", "--force"),
     ),
 ]

@@ -26,18 +26,16 @@ from generation.decoding import Generation
 from generation.sampling import SamplingParams
 from model import TokenPositions
 from run_directory.optimizer_settings import AdamWSettings
-from run_directory.training_settings import (
-    SkipNonFinite,
-    SpikeSettings,
-    TrainingSettings,
-)
+from run_directory.run_settings import RunSettings
+from run_directory.training_settings import SkipNonFinite, SpikeSettings, TrainingSettings
 from tests.gpu_path.common import gpu_model
 from tests.gpu_path.fake_gpu import CUDA, FakeGpu, to_gpu
 from tests.model.zoo import ids, packed, reach_of
 from train import train_step
 from training.batches import StepBatch, micro_batches
-from training.optim.optimizer import make_optimizer
-from training.optim.step_guard import StepGuard
+from training.optimizer import Optimizer
+from training.schedule import TrainingSchedule
+from training.step import StepGuard
 from training.stop_requests import StopRequests
 from training.train_state import TrainState
 
@@ -100,10 +98,11 @@ class CudaGraph:
 
 
 class OneDevice:
-    """`training.distributed.parallel.Parallel` of one process on the fake GPU."""
+    """`training.parallel.Parallel` of one process on the fake GPU."""
 
     device = CUDA
     world = 1
+    shard = None
 
     def sum(self, x):
         return x
@@ -145,17 +144,18 @@ def train(case: str, layout: str, gpu: FakeGpu) -> Counter | None:
     to_gpu(net).train()
     parallel = OneDevice()
     t = TrainingSettings()
+    stage = TrainingSchedule(RunSettings(training=t)).stage(0)
     state = TrainState(
         model=net,
-        optimizer=make_optimizer(net, AdamWSettings()),
+        optimizer=Optimizer(net, AdamWSettings()),
         guard=StepGuard(SkipNonFinite(name="skip"), SpikeSettings(window=8), CUDA),
         ema=None,
         forward=net,
     )
     for n in range(3):
         gpu.waits.clear()
-        parts = micro_batches(batch_of(layout, length, n), ROWS, length, CUDA)
-        batch = StepBatch(parts, n_targets=ROWS * length, facts={})
+        parts = micro_batches(batch_of(layout, length, n), ROWS, length, parallel)
+        batch = StepBatch(stage, parts, n_targets=ROWS * length, facts={})
         result = train_step(state, batch, parallel, t, StopRequests())
     waits = gpu.waits.copy()
     result.read()

@@ -19,7 +19,13 @@ from run_directory.metrics_file import read_metrics
 from tests.gpu_path.common import gpu_model, gradients
 from tests.gpu_path.test_lowering import CASES as FLEX
 from tests.model.zoo import ids, packed, reach_of
-from tests.training.conftest import corpus, overrides, prepared_root, run  # noqa: F401
+from tests.training.conftest import (  # noqa: F401
+    corpus,
+    overrides,
+    prepared_root,
+    run,
+    settings_of_runs,
+)
 
 LENGTH = 200  # more than one block of FlexAttention
 LAYOUTS = {

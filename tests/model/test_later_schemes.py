@@ -15,7 +15,7 @@ from model.attention.weights import SOFTMAX, Normalizer
 from model.position import AttentionContext
 from tests.model.alone import bias_of, normal, scheme_of
 from tests.model.test_scaling import spectrum
-from tests.model.zoo import D, G, H, T, build, close, ids, packed, refusal
+from tests.model.zoo import D, G, H, T, build, close, ids, packed
 
 LAYOUTS = {
     "plain": TokenPositions.plain(T),
@@ -199,20 +199,3 @@ def test_adaptive_temperature_is_that_of_asentmax():
     factors[..., 2:] = 0.5 + (1 + (x @ w.T).exp()).log() * logs ** (1.5 * (x @ u.T).tanh())
     q = (x @ attention.wq.weight.T).unflatten(-1, (H, D)) * factors[..., None]
     close(view.q.transpose(1, 2), q, atol=1e-12)
-    with pytest.raises(ModelError, match="first_head"):
-        build({"name": "none", "temperature": {"name": "adaptive", "first_head": H}})
-
-
-@pytest.mark.parametrize(
-    ("position", "keys", "word"),
-    [
-        ({"name": "stick_breaking", "weights": "entmax"}, {}, "weights"),
-        ({"name": "none", "weights": "entmax"}, {"mixer": {"name": "linear"}}, "weights"),
-        ({"name": "none", "shifted_keys": 0.5}, {"mixer": {"name": "linear"}}, "shifted_keys"),
-        ({"name": "none", "shifted_keys": 0.5}, {"mixer": {"name": "latent"}}, "shifted_keys"),
-    ],
-    ids=str,
-)
-def test_unsupported_weights_and_keys(position, keys, word):
-    groups = 1 if keys.get("mixer", {}).get("name") == "latent" else G
-    assert word in refusal(lambda: build(position, kv_heads=groups, **keys))

@@ -4,6 +4,7 @@ faults; state of constant size; invalid settings."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,10 +17,12 @@ from transformers.models.lfm2 import modeling_lfm2 as lfm2
 from transformers.models.mamba2 import modeling_mamba2 as mamba2
 from transformers.models.olmo_hybrid import modeling_olmo_hybrid as olmo
 
-from errors import ModelError
 from model import ModelSettings, TokenPositions, Transformer
 from model.mixers import layer_state
+from model.mixers.convolution import CausalConvolution
+from model.mixers.recurrence import Inputs
 from tests.interop.models import double_precision
+from tests.model import test_conformance, test_recurrence
 from tests.model.recurrences import difference
 from tests.model.zoo import CONFIGS, RECURRENT, C, V, build, ids
 
@@ -260,6 +263,44 @@ def test_both_forms_of_latent_attention_equal_transformers(query_rank, monkeypat
         assert difference(run(x), expected) < 1e-10
 
 
+def without_documents(inputs: Inputs, before: Tensor | None) -> Inputs:
+    """A state that is not reset where a document begins."""
+    whole = ORIGINAL(inputs, before)
+    return replace(whole, document=None if whole.document is None else whole.document * 0)
+
+
+def decaying_padding(inputs: Inputs, before: Tensor | None) -> Inputs:
+    """Padding that decays the state."""
+    log_decay = ORIGINAL(replace(inputs, document=None), None).log_decay
+    return replace(ORIGINAL(inputs, before), log_decay=log_decay)
+
+
+ORIGINAL = Inputs.without_padding
+FILTER = CausalConvolution.forward
+FAULTS = {
+    "state": (Inputs, "without_padding", without_documents, "gated_deltanet-none"),
+    "padding": (Inputs, "without_padding", decaying_padding, "mamba2"),
+    "convolution": (
+        CausalConvolution,
+        "forward",
+        lambda self, x, document: FILTER(self, x, None),
+        "short_convolution-none",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_planted_faults_are_caught(fault, monkeypatch):
+    owner, name, wrong, case = FAULTS[fault]
+    check = test_conformance.test_packed_documents_do_not_attend_to_each_other
+    if fault == "padding":
+        check = test_recurrence.test_padding_and_other_documents_have_no_effect
+    check(case)
+    monkeypatch.setattr(owner, name, wrong)
+    with pytest.raises(AssertionError):
+        check(case)
+
+
 @pytest.mark.parametrize("case", [*(f"{name}-rope" for name in RECURRENT), "latent-rope"])
 @torch.no_grad()
 def test_estimates_of_cached_numbers_are_exact(case):
@@ -284,39 +325,3 @@ def test_configurations_build_and_run(path: Path):
     settings = ModelSettings.model_validate({"dim": 96, "heads": 3, "layers": 2, **changes})
     model = Transformer(settings, V, 16).initialize(0)
     assert model(ids(2, 9)).isfinite().all()
-
-
-@pytest.mark.parametrize(
-    ("position", "changes", "words"),
-    [
-        ({"name": "alibi"}, {"mixer": GATED_DELTANET}, ["'alibi'", "recurrent"]),
-        ({"name": "none", "window": 4}, {"mixer": GATED_DELTANET}, ["window", "recurrent"]),
-        ({"name": "none"}, {"mixer": GATED_DELTANET, "gate": "head"}, ["gate", "recurrent"]),
-        (
-            {"name": "rope"},
-            {"mixer": {"name": "short_convolution"}},
-            ["'rope'", "short_convolution"],
-        ),
-        ({"name": "rope"}, {"mixer": {"name": "latent"}}, ["kv_heads", "latent"]),
-    ],
-)
-def test_unsupported_combinations_are_rejected(position, changes, words):
-    with pytest.raises(ModelError) as caught:
-        build(position, **changes)
-    for word in words:
-        assert word in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"beta": "step"}, ["beta", "decay"]),
-        ({"delta": True}, ["unit_qk"]),
-        ({"gate_first": True}, ["output_gate"]),
-    ],
-)
-def test_contradicting_settings_are_rejected(changes, words):
-    with pytest.raises(ValueError) as caught:
-        ModelSettings(mixer={"name": "recurrent", **changes})
-    for word in words:
-        assert word in str(caught.value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,7 +13,8 @@ from transformers.models.mamba2 import modeling_mamba2 as mamba2
 from transformers.models.olmo_hybrid import modeling_olmo_hybrid as olmo
 from transformers.models.qwen3_next import modeling_qwen3_next as qwen
 
-from model.mixers.recurrence import RecurrentState, chunked, step_by_step
+from model.fast import fla as fla_kernels
+from model.mixers.recurrence import Inputs, RecurrentState, chunked, step_by_step
 from tests.interop.models import double_precision
 from tests.model.recurrences import (
     FORMS,
@@ -42,6 +44,27 @@ def test_chunks_equal_single_steps(form, size, document):
     out, state = chunked(x, chunk=size)
     assert difference(out, expected) < CLOSE
     assert difference(state.memory, end.memory) < CLOSE
+
+
+@every_form
+@torch.no_grad()
+def test_padding_and_other_documents_have_no_effect(form):
+    """Each document of `DOCUMENT` by itself, without the padding inside it."""
+    x = inputs(form, document=DOCUMENT)
+    for out, _ in (chunked(x, chunk=16), step_by_step(x)):
+        for row, document in ((0, 4), (0, 5), (1, 4), (1, 7)):
+            own = DOCUMENT[row] == document
+
+            def of(each: torch.Tensor | None, row=row, own=own) -> torch.Tensor | None:
+                if each is None or each.shape[2] == 1:
+                    return each
+                return each[row : row + 1, :, own]
+
+            names = ("q", "k", "v", "beta", "log_decay")
+            alone = dataclasses.replace(
+                x, **{name: of(getattr(x, name)) for name in names}, document=None
+            )
+            assert difference(of(out), step_by_step(alone)[0]) < CLOSE
 
 
 @every_form
@@ -99,6 +122,22 @@ def test_extreme_beta_and_repeated_keys(form, beta, keys):
     assert difference(out, expected) < CLOSE
 
 
+@pytest.mark.parametrize(
+    "form", ["kda", *(pytest.param(f, marks=pytest.mark.slow) for f in FORMS if f != "kda")]
+)
+@torch.no_grad()
+def test_65536_tokens(form):
+    """Also in float32, whose errors do not grow with the length."""
+    x = inputs(form, tokens=65_536, decay=1e-3)
+    expected, end = step_by_step(x)
+    out, state = chunked(x)
+    assert difference(out, expected) < CLOSE and difference(state.memory, end.memory) < CLOSE
+    tensors = {f: getattr(x, f) for f in ("q", "k", "v", "beta", "log_decay")}
+    single = {name: None if each is None else each.float() for name, each in tensors.items()}
+    out, _ = chunked(dataclasses.replace(x, **single))
+    assert difference(out, expected) < 1e-4
+
+
 def by_token(x: torch.Tensor) -> torch.Tensor:
     """(B, H, T, ·) ↔ (B, T, H, ·)."""
     return x.transpose(1, 2)
@@ -134,6 +173,37 @@ def test_the_delta_rule_equals_transformers(form, reference):
     out, state = chunked(x, RecurrentState(before, None))
     assert difference(out, by_token(expected)) < CLOSE
     assert difference(state.memory, end) < CLOSE
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_arguments_of_kernels(form, monkeypatch):
+    """Kernels of flash-linear-attention get tokens before heads, decays as logarithms in float32
+    and products in bfloat16. The replacement computes them in float64."""
+    x = inputs(form)
+    before = RecurrentState(torch.randn(B, H, K, V, dtype=torch.float64), None)
+
+    def kernel(*, q, k, v, g=None, beta=None, scale, initial_state, output_final_state):
+        assert scale == 1 and output_final_state and q.shape == (B, T, H, K)
+        assert {q.dtype, k.dtype, v.dtype} == {torch.bfloat16} and (g is None or g.ndim in (3, 4))
+        is_delta = beta is not None
+        beta = torch.ones(B, T, H) if beta is None else beta
+        tokens = (each.transpose(1, 2).double() for each in (q, k, v, beta))
+        decay = None if g is None else g.transpose(1, 2).reshape(B, H, T, -1)
+        out, end = step_by_step(
+            Inputs(*tokens, decay, is_delta), RecurrentState(initial_state, None)
+        )
+        return out.transpose(1, 2), end.memory
+
+    name = fla_kernels.KERNELS[
+        x.is_delta, None if x.log_decay is None else x.log_decay.shape[-1] > 1
+    ]
+    package = SimpleNamespace(**{f"chunk_{name}": kernel})
+    monkeypatch.setattr(fla_kernels, "import_module", {f"fla.ops.{name}": package}.__getitem__)
+    with torch.no_grad():
+        expected, end = chunked(x, before)
+        out, state = fla_kernels.fla_outputs(x, before)
+    assert difference(out, expected) < 0.02
+    assert difference(state.memory, end.memory) < 0.02
 
 
 @torch.no_grad()

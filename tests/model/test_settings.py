@@ -6,12 +6,20 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from pydantic import ValidationError
 
-from model import SCHEMES, ModelError, ModelSettings, Transformer, check_override
+from model import (
+    SCHEMES,
+    ModelError,
+    ModelSettings,
+    TokenPositions,
+    Transformer,
+    check_override,
+)
 from model.position import PositionSettings
-from tests.model.zoo import V, build, refusal, settings_of
+from tests.model.zoo import V, build, ids, refusal, settings_of
 
 ROTARY = {"theta", "scaling", "resonance", "remap"}
 # What may change after training, besides window, sinks and temperature.
@@ -75,29 +83,38 @@ def test_parameters_are_shared_or_per_layer(name):
 INVALID = yaml.safe_load(Path(__file__).with_name("invalid_settings.yaml").read_text())
 
 
-@pytest.mark.parametrize(("key", "position"), INVALID, ids=str)
-def test_invalid_settings_name_their_key(key, position):
+@pytest.mark.parametrize("case", INVALID, ids=str)
+def test_invalid_settings_name_their_key(case):
+    key, position, *more = case
     with pytest.raises((ValidationError, ModelError)) as caught:
-        Transformer(settings_of(position), V, 11)
+        Transformer(settings_of(position, **dict(*more)), V, 11)
     message = str(caught.value)
     if isinstance(caught.value, ValidationError):
         message = " ".join(f"{e['loc']} {e['msg']}" for e in caught.value.errors())
     assert key in message
 
 
-@pytest.mark.parametrize(
-    ("sizes", "key"),
-    [
-        ({"dim": 30, "heads": 4}, "dim"),
-        ({"heads": 6, "kv_heads": 4, "head_dim": 4}, "kv_heads"),
-        ({"layers": 0}, "layers"),
-        ({"norm_eps": 0}, "norm_eps"),
-        ({"pattern": ["a", "b"], "kinds": {"a": {}}}, "kinds"),
-    ],
-    ids=str,
-)
-def test_invalid_sizes_name_their_key(sizes, key):
-    assert key in refusal(lambda: ModelSettings(**sizes), ValidationError)
+def test_length_beyond_learned_table_reports_offset_plus_length():
+    model = build("learned")  # eleven rows
+    with torch.no_grad():
+        model(ids(1, 11))
+        for positions in (TokenPositions.plain(3, offset=9), TokenPositions.left_padded([12], 12)):
+            text = refusal(lambda p=positions: model(ids(1, p.order.shape[1]), p))
+            assert "'learned'" in text and "offset + T = 12" in text and "11 tokens" in text
+
+
+def test_overrides_of_kinds_after_training():
+    def pattern(layers=("a", "b"), **near):
+        kinds = {"a": {"name": "rope", "window": 8, **near}, "b": {"name": "none"}}
+        return settings_of({"name": "pattern", "layers": list(layers), "kinds": kinds})
+
+    check_override(pattern(), pattern(window=3))
+    for asked, word in (
+        (pattern(fraction=0.5), "model.kinds.a.position.fraction"),
+        (pattern(("b", "a")), "model.pattern"),
+        (settings_of({"name": "rope"}), "pattern"),
+    ):
+        assert word in refusal(lambda asked=asked: check_override(pattern(), asked))
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ from errors import ModelError
 from model import ContextShard, TokenPositions, Transformer
 from model.attention.sharding import ShardedWindow
 from tests import processes
-from tests.model.zoo import CASES, LAYERS, MIXER_CASES, WINDOW, D, G, H, build, ids
-from training.distributed.simulated import CollectiveCounter
+from tests.model.zoo import CASES, LAYERS, MIXER_CASES, D, G, H, build, ids
+from training.simulated import CollectiveCounter
 
 ROWS = 2
 LENGTHS = {"plain": 19, "packed": 16}  # chunks of unequal and of equal lengths
@@ -177,31 +177,6 @@ def test_communication_is_that_of_the_formula(world, case, tensors, numbers, con
         ),
         ("reduce-scatter", "context"): (passes * tensors, nbytes * numbers(2 * world)),
     }
-
-
-@pytest.mark.parametrize(("world", "sinks"), [(3, 0), (4, 0), (4, 2)])
-def test_keys_outside_a_window_are_not_sent(world, sinks):
-    """In each pass, rank 1 receives the WINDOW − 1 tokens before its chunk and sends as many; sinks
-    once. All gathered keys would be those of 64 tokens."""
-    dist.init_process_group("fake", rank=1, world_size=world, store=FakeStore())
-    try:
-        shard = ContextShard.of(dist.group.WORLD)
-        model = build("rope-window")
-        kinds = {"window": WINDOW, "sinks": sinks}
-        model.reposition(
-            model.settings.model_copy(
-                update={"position": model.settings.position.model_copy(update=kinds)}
-            )
-        )
-        tokens = shard.select(ids(ROWS, 64))
-        with CollectiveCounter(shard.group) as counted:
-            model.train()(tokens, TokenPositions.plain(64), tokens, shard=shard).sum().backward()
-    finally:
-        dist.destroy_process_group()
-    rows = 2 * (WINDOW - 1) + sinks
-    # Keys and values of two passes, and their gradients.
-    expected = 2 * LAYERS * 2 * 2, 2 * LAYERS * ROWS * rows * 2 * G * D * 8
-    assert counted.counts == {("all-to-all", "context"): expected}
 
 
 def test_tokens_visible_to_a_chunk():

@@ -63,7 +63,7 @@ def test_later_attempt_supersedes_earlier_steps(folder):
     with open(folder / "b" / "metrics.jsonl", "a") as metrics:
         metrics.write(json.dumps({"kind": "start", "step": 1, "attempt": 2}) + "\n")
     row = dict(zip(runs.COLUMNS, runs.row_of(folder / "b"), strict=True))
-    assert (row["loss"], row["validation"], row["steps"]) == ("—", "—", "1/4")
+    assert (row["loss"], row["validation"], row["steps"]) == ("8.0000", "—", "1/4")
 
 
 def test_runs_are_found_recursively(folder, monkeypatch, capsys):

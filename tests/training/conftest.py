@@ -1,15 +1,13 @@
-"""A tiny corpus and the command line of a tiny run."""
+"""A tiny corpus, the command line of a tiny run, and tiny runs that several files read."""
 
 import os
 import random
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-import torch
 
-from training.hardware import peak_flops
+from tests.training.tiny import trained
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -32,8 +30,13 @@ def prepared_root(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def overrides(corpus, prepared_root) -> list[str]:
+def overrides(settings_of_runs) -> list[str]:
     """Settings of a run of 12 steps that takes a second."""
+    return list(settings_of_runs)
+
+
+@pytest.fixture(scope="session")
+def settings_of_runs(corpus, prepared_root) -> list[str]:
     return [
         "train_length=24",
         "model.dim=32",
@@ -57,21 +60,22 @@ def overrides(corpus, prepared_root) -> list[str]:
     ]
 
 
-def command(*overrides: str) -> list[str]:
-    return [sys.executable, str(ROOT / "train.py"), *overrides]
+@pytest.fixture(scope="session")
+def whole(settings_of_runs, tmp_path_factory) -> Path:
+    """An uninterrupted tiny run. Read it; do not write into it."""
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    assert trained(*settings_of_runs, "--run-dir", folder) == 0
+    return folder
 
 
 def environment(**more: str) -> dict[str, str]:
     return os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"} | more
 
 
-def run(
-    *overrides: str, cwd: Path, prefix: list[str] | None = None, **more: str
-) -> subprocess.CompletedProcess:
-    """A run of train.py in a process of its own; `prefix` replaces the interpreter (a launcher)."""
-    line = [*prefix, str(ROOT / "train.py"), *overrides] if prefix else command(*overrides)
+def run(*words: str, cwd: Path, prefix: list[str], **more: str) -> subprocess.CompletedProcess:
+    """A run of train.py in processes that a launcher (`prefix`) starts."""
     return subprocess.run(
-        line,
+        [*prefix, str(ROOT / "train.py"), *words],
         cwd=cwd,
         env=environment(**more),
         capture_output=True,
@@ -79,9 +83,3 @@ def run(
         timeout=300,
         check=False,
     )
-
-
-@pytest.fixture(scope="session", autouse=True)
-def measured_machine():
-    """The peak rate is measured before any fork, so that forks do not measure it again."""
-    peak_flops(torch.device("cpu"))

@@ -1,7 +1,8 @@
 """Sampled positions from the loader through the model: which outputs they change and which they do
 not."""
 
-from pathlib import Path
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,16 +21,14 @@ from tests.model.zoo import build, ids
 from training.batches import micro_batches
 from training.checks import check_model
 
-
-def positions_of(batch):
-    (part,) = micro_batches(batch, None, T, torch.device("cpu"))
-    return part.positions
-
-
-CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 B = 4
 T = 11
 SAMPLERS = ["random_offset", "random_subset", "random_subset-batch", "cape", "cape-center", "pose"]
+ALONE = SimpleNamespace(shard=None, device=torch.device("cpu"))
+
+
+def parts_of(batch, size=B):
+    return micro_batches(batch, size, T, ALONE)  # type: ignore[arg-type]
 
 
 def batch_of(name: str, packing: str = "concat", step: int = 0, rows: int = B) -> Batch:
@@ -60,7 +59,7 @@ def losses(net: Transformer, batch: Batch, tokens: torch.Tensor | None = None) -
     with torch.no_grad():
         return net(
             batch.tokens if tokens is None else tokens,
-            positions_of(batch),
+            parts_of(batch)[0].positions,
             targets=batch.targets,
         )
 
@@ -115,12 +114,13 @@ def test_micro_batches_use_their_own_rows(name, packing):
     batch = batch_of(name, packing)
     whole = losses(net, batch)
     for size in (1, 3):
-        parts = micro_batches(batch, size, T, torch.device("cpu"))
         with torch.no_grad():
-            found = torch.cat(
-                [net(part.tokens, part.positions, targets=part.targets) for part in parts]
-            )
-        torch.testing.assert_close(found, whole, rtol=0, atol=1e-12)
+            parts = [
+                net(part.tokens, part.positions, targets=part.targets)
+                for part in parts_of(batch, size)
+            ]
+        assert len(parts) == -(-B // size)
+        torch.testing.assert_close(torch.cat(parts), whole, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_sampled_positions_do_not_recompile(name, scheme):
     for step in range(4):
         batch = batch_of(name, step=step)
         with torch.no_grad():
-            found = net(batch.tokens, positions_of(batch), targets=batch.targets)
+            found = net(batch.tokens, parts_of(batch)[0].positions, targets=batch.targets)
         torch.testing.assert_close(found, losses(plain, batch), rtol=0, atol=1e-10)
     # The largest position of a step is known on the host: at most one more graph makes it dynamic.
     assert counter.frame_count <= 2
@@ -155,47 +155,29 @@ PATTERN = [
 
 
 @pytest.mark.parametrize(
-    ("overrides", "message"),
+    ("model", "sampler", "message"),
     [
+        ([LEARNED], "{name: cape}", "model.position.name = learned "),
+        (PATTERN, "{name: cape}", "model.kinds.b.position.name = learned "),
         (
-            [LEARNED, "data.positions.name=cape"],
-            "model.position.name = learned ",
-        ),
-        ([*PATTERN, "data.positions.name=cape"], "model.kinds.b.position.name = learned "),
-        (
-            [LEARNED, "data.positions.name=random_subset"],
+            [LEARNED],
+            "{name: random_subset}",
             r"\(random_subset: max_length 2048, per row\) .* up to 2047, .* end at 299: .* to 2048",
         ),
         (
-            [LEARNED, "data.positions={name: random_offset, max_offset: 237}"],
-            r"up to 300, and positions end at 299: raise model.position.max_length to 301",
+            [LEARNED],
+            "{name: random_offset, max_offset: 237}",
+            "up to 300, and positions end at 299: raise model.position.max_length to 301",
         ),
-        (
-            [LEARNED, "data.positions={name: pose, target: 301}"],
-            "up to 300, and positions end at 299",
-        ),
+        ([LEARNED], "{name: pose, target: 301}", "up to 300, and positions end at 299"),
+        ([LEARNED], "{name: random_offset, max_offset: 236}", None),
+        ([LEARNED], "{name: random_subset, max_length: 300}", None),
+        ([LEARNED], "{name: pose, target: 300}", None),
+        ([], "{name: cape}", None),
     ],
 )
-def test_unsupported_positions_are_rejected(overrides, message):
-    settings = load_settings(
-        RunSettings, ["train_length=64", "training.validation.multiples=[1]", *overrides]
-    )
-    with pytest.raises(TrainingError, match=message):
+def test_unsupported_positions_are_rejected(model, sampler, message):
+    words = ["train_length=64", "training.validation.multiples=[1]", f"data.positions={sampler}"]
+    settings = load_settings(RunSettings, [*words, *model])
+    with pytest.raises(TrainingError, match=message) if message else nullcontext():
         check_model(settings)
-
-
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        ["data.positions={name: random_offset, max_offset: 236}", LEARNED],
-        ["data.positions={name: random_subset, max_length: 300}", LEARNED],
-        ["data.positions={name: pose, target: 300}", LEARNED],
-        ["data.positions.name=cape"],
-    ],
-)
-def test_supported_positions_are_accepted(overrides):
-    check_model(
-        load_settings(
-            RunSettings, ["train_length=64", "training.validation.multiples=[1]", *overrides]
-        )
-    )

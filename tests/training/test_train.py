@@ -1,327 +1,327 @@
-"""train.py end to end: parallel equality, resume, signals, faults."""
+"""train.py end to end in one process: logs, exact resume, signals, stages, and what stops a run."""
 
 import json
 import math
 import shutil
 import signal
-import socket
 import sys
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
-from safetensors.torch import load_file
 
-import train
-from data import DataError, store
+import evaluate
+import generate
+from data import ByteTokenizer, DataError, open_prepared, store
 from data.files import read_json, sha256_of
+from data.preparation.prepared import opening
+from data.sampling.exposure import read_exposure
 from errors import INTERRUPTED, REQUEUE, EvaluationError, TrainingError
-from model import ModelSettings, TokenPositions, Transformer
-from run_directory.checkpoints import folder_of, steps_of
+from run_directory.checkpoints import steps_of
+from run_directory.exposure import exposure_of
 from run_directory.metrics_file import read_metrics
-from run_directory.optimizer_settings import AdamWSettings
 from run_directory.run import Run
-from run_directory.run_settings import RunSettings
-from run_directory.training_settings import TrainingSettings
-from tests.training.distributed.curves import shared
+from tests.training.tiny import cut, files_of, lines, same, trained, weights
 from training import validation
-from training.batches import MicroBatch, StepBatch
-from training.distributed.parallel import Parallel
 from training.metrics import Metrics
-from training.stop_requests import StopRequests
-from training.train_state import TrainState
-
-TIMING = {"attempt", "tokens_per_second", "mfu", "peak_memory_bytes", "seconds"}
 
 
-def lines(folder: Path) -> list[dict]:
-    """The metrics of a run without what a clock decides."""
-    kept = [line for line in read_metrics(folder / "metrics.jsonl") if line["kind"] != "start"]
-    return [{k: v for k, v in line.items() if k not in TIMING} for line in kept]
-
-
-def weights(folder: Path) -> dict:
-    last = max((folder / "checkpoints").glob("step-*"))
-    return load_file(last / "model.safetensors")
-
-
-def here(monkeypatch, *argv: str) -> int:
-    """The same main in this process: imports are paid once."""
-    monkeypatch.setattr(sys, "argv", ["train.py", *argv])
-    return train.main()
-
-
-@pytest.fixture
-def whole(overrides, tmp_path, monkeypatch) -> Path:
-    """An uninterrupted run."""
-    folder = tmp_path / "whole"
-    assert here(monkeypatch, *overrides, "--run-dir", str(folder)) == 0
-    return folder
+def losses(folder):
+    return [line["loss"] for line in lines(folder, "train")]
 
 
 def test_run_logs_every_step_and_validates_beyond_trained_length(whole, corpus):
-    found = lines(whole)
-    steps = [line["step"] for line in found if line["kind"] == "train"]
-    assert steps == list(range(1, 13))
-    validations = [line for line in found if line["kind"] == "validation"]
+    assert [line["step"] for line in lines(whole, "train")] == list(range(1, 13))
+    validations = lines(whole, "validation")
     assert [line["step"] for line in validations] == [4, 8, 12]
     assert set(validations[0]["nll"]) == {"24", "48", "96"}
     assert {(line["targets"], line["documents"]) for line in validations} == {(4 * 8, 4)}
-    losses = [line["loss"] for line in found if line["kind"] == "train"]
-    assert abs(losses[0] - 5.5530) < 0.06  # ln 258
-    assert losses[-1] < losses[0] - 0.3
-    (prompt,) = [
-        s["prompt"] for line in found if line["kind"] == "samples" for s in line["samples"]
-    ]
+    assert abs(losses(whole)[0] - math.log(258)) < 0.06
+    assert losses(whole)[-1] < losses(whole)[0] - 0.3
+    (samples,) = lines(whole, "samples")
+    (prompt,) = [sample["prompt"] for sample in samples["samples"]]
     openings = [file.read_text()[:16] for file in corpus.iterdir()]
     # whole words of a document
     assert prompt and prompt in [text[: text.rindex(" ")] for text in openings]
+    command = Run(whole).manifest["attempts"][0]["command"]
+    assert command[0] == "train.py" and "train_length=24" in command
 
 
 @pytest.mark.parametrize(
     ("number", "status"),
     [(signal.SIGINT, INTERRUPTED), (signal.SIGTERM, REQUEUE), (signal.SIGUSR1, REQUEUE)],
 )
-def test_signal_saves_checkpoint_and_exits(
-    overrides, whole, tmp_path, monkeypatch, capsys, number, status
-):
-    folder = tmp_path / "stopped"
+def test_signal_saves_checkpoint_and_exits(overrides, whole, tmp_path, capsys, number, status):
     real = Metrics.log
 
     def log(self, state, *arguments, **options):
-        status = real(self, state, *arguments, **options)
-        if state.step == 5:
+        if state.step == 6:
             signal.raise_signal(number)
-        return status
+        return real(self, state, *arguments, **options)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Metrics, "log", log)
-        slow = [*overrides, "training.checkpoint.interval=null"]
-        assert here(monkeypatch, *slow, "--run-dir", str(folder)) == status
-    assert f"stopped by {number.name} after step 6; saved" in capsys.readouterr().err
-    assert steps_of(folder) == [6]
-    assert here(monkeypatch, *overrides, "--run-dir", str(folder)) == 0
-    losses = [line["loss"] for line in lines(folder) if line["kind"] == "train"]
-    assert losses == [line["loss"] for line in lines(whole) if line["kind"] == "train"]
+        words = [*overrides, "training.checkpoint.interval=null", "--run-dir", tmp_path]
+        assert trained(*words) == status
+    assert f"stopped by {number.name} after step 7; saved" in capsys.readouterr().err
+    assert steps_of(tmp_path) == [7]
+    assert trained(*overrides, "--run-dir", tmp_path) == 0
+    assert losses(tmp_path) == losses(whole)
+    assert same(weights(tmp_path), weights(whole))
 
 
-def test_two_processes_match_single_process(overrides, tmp_path, monkeypatch):
-    exact = [*overrides, "training.precision=float64", "data.packing=intra_document"]
-    assert here(monkeypatch, *exact, "--run-dir", str(tmp_path / "one")) == 0
-    two = [*exact, "training.micro_batch_size=3", "--run-dir", str(tmp_path / "two")]
-    assert shared(2, lambda: here(monkeypatch, *two)) == [0, 0]
-    manifest = json.loads((tmp_path / "two" / "manifest.json").read_text())
-    assert manifest["attempts"][-1]["machine"]["processes"] == 2
-    parallel = manifest["attempts"][-1]["parallel"]
-    assert (parallel["processes"], parallel["kind"], parallel["backend"]) == (
-        2,
-        "MULTI_CPU",
-        "gloo",
-    )
-    assert [rank["host"] for rank in parallel["ranks"]] == [socket.gethostname()] * 2
-    assert len(manifest["data_hash"]) == len(manifest["valid_hash"]) == 64
-    assert (
-        manifest["exposure"] == "exposure.npz"
-        and (tmp_path / "two" / manifest["exposure"]).exists()
-    )
-    one = lines(tmp_path / "one")
-    two = lines(tmp_path / "two")
-    assert len(one) == len(two)
-    for a, b in zip(one, two, strict=True):
-        if a["kind"] == "train":
-            assert a["data"] == b["data"] and a["targets"] == b["targets"]
-            assert (
-                abs(a["loss"] - b["loss"]) < 1e-10 and abs(a["grad_norm"] - b["grad_norm"]) < 1e-9
-            )
-        if a["kind"] == "validation":
-            assert all(abs(a["nll"][length] - b["nll"][length]) < 1e-9 for length in a["nll"])
+# 8 + 6 + 6 steps: 96 tokens, then 144, then 96 again; the second stage changes the base, the third
+# drops RoPE.
+STAGES = [
+    "training.tokens=2208",
+    "training.batch_size=4",
+    "training.checkpoint={keep: 40, interval: 1}",
+    "training.validation.interval=null",
+    "training.micro_batch_size=3",
+    "training.stages=[{length: 12, duration: 8}, {length: 24, batch_size: 6, duration: 6, "
+    "overrides: [model.position.theta=500]}, {length: 8, warmup: 2, overrides: "
+    "['model.position.scaling={name: drop}']}]",
+]
+SAMPLED = [
+    "model.position.name=sinusoidal",
+    "data.positions.name=cape",
+    "data.packing=intra_document",
+    "training.micro_batch_size=3",
+    "training.checkpoint.keep=9",
+]
+CHOICES = [
+    "training.optimizer={name: muon, adamw: {lr: 1e-3, groups: {embeddings: {lr: 4e-3}}}}",
+    "training.z_loss=0.1",
+    "training.ema={decay: 0.8, start: 2}",
+    "training.checkpoint.keep=9",
+]
 
 
-def test_sampled_positions_are_reproduced_on_resume(overrides, tmp_path, monkeypatch):
-    overrides = [*overrides, "model.position.name=sinusoidal", "training.micro_batch_size=3"]
-    drawn = [*overrides, "data.packing=intra_document", "data.positions.name=cape"]
-    folder = tmp_path / "drawn"
-    assert (
-        here(
-            monkeypatch,
-            *overrides,
-            "data.packing=intra_document",
-            "--run-dir",
-            str(tmp_path / "plain"),
-        )
-        == 0
-    )
-    assert here(monkeypatch, *drawn, "--run-dir", str(folder)) == 0
-    logged = lines(folder)
-    ours = weights(folder)
-    first, plain = (
-        read_metrics(tmp_path / name / "metrics.jsonl", "train")[0] for name in ("drawn", "plain")
-    )
-    assert first["data"] == plain["data"] and abs(first["loss"] - plain["loss"]) > 1e-6
-    shutil.rmtree(folder / "checkpoints" / "step-00000012")
-    assert here(monkeypatch, *drawn, "--run-dir", str(folder)) == 0
-    assert lines(folder) == logged
-    again = weights(folder)
-    assert all(ours[name].equal(again[name]) for name in ours)
+@pytest.fixture(scope="module")
+def runs(settings_of_runs, tmp_path_factory):
+    """Uninterrupted runs by the name of their settings, each trained once."""
+    cases = {"stages": STAGES, "sampled": SAMPLED, "choices": CHOICES}
+    root = tmp_path_factory.mktemp("cases")
+    for name, case in cases.items():
+        assert trained(*settings_of_runs, *case, "--run-dir", root / name) == 0
+    return root, cases
 
 
-def test_non_finite_loss_stops_before_update(overrides, tmp_path, monkeypatch):
-    folder = tmp_path / "broken"
-    wild = [
-        *overrides,
-        "training.optimizer.lr=1e18",
-        "training.lr_schedule.warmup=0",
-        "training.checkpoint.interval=1",
+@pytest.mark.parametrize(
+    ("case", "steps"),
+    [
+        ("stages", [11, 13]),  # in a stage, and once more before an edge
+        ("stages", [14]),  # at an edge
+        ("sampled", [9]),
+        ("choices", [6, 9]),
+    ],
+)
+def test_resumes_are_bit_exact(runs, overrides, tmp_path, case, steps):
+    root, cases = runs
+    folder = tmp_path / "cut"
+    shutil.copytree(root / case, folder)
+    for step in steps:
+        cut(folder, step)
+        assert trained(*overrides, *cases[case], "--run-dir", folder) == 0
+        assert lines(folder) == lines(root / case)
+        last = steps_of(folder)[-1]
+        assert files_of(folder, last) == files_of(root / case, last)
+
+
+def test_resume_across_the_edge_of_an_epoch(overrides, tmp_path):
+    """Twice: before the edge and behind it."""
+    words = [*overrides, "data.valid_fraction=0.9", "training.checkpoint={keep: 40, interval: 1}"]
+    words += ["training.validation.interval=null", "training.tokens=6912"]  # 36 steps
+    whole = tmp_path / "whole"
+    assert trained(*words, "--run-dir", whole) == 0
+    epochs = [line["epoch"] for line in lines(whole, "train")]
+    edge = epochs.count(epochs[0])
+    assert 3 < edge < 30
+    folder = tmp_path / "cut"
+    shutil.copytree(whole, folder)
+    for step in (edge - 1, edge + 1):
+        cut(folder, step)
+        assert trained(*words, "--run-dir", folder) == 0
+    assert lines(folder) == lines(whole) and files_of(folder, 36) == files_of(whole, 36)
+
+
+def test_stages_change_lengths_rates_and_exposure(runs):
+    root = runs[0] / "stages"
+    logged = lines(root, "train")
+    sizes = [96] * 8 + [144] * 6 + [96] * 6
+    assert [line["targets"] for line in logged] == sizes
+    assert [line["tokens"] for line in logged] == np.cumsum(sizes).tolist()
+    changes = [(x["step"], x["length"], x["batch_size"]) for x in lines(root, "change")]
+    assert changes == [(8, 24, 6), (14, 8, 12)]
+    # One schedule over all steps, but for the two in which it rises again.
+    rates = [line["lr"] for line in logged]
+    assert rates[14] == pytest.approx((rates[13] + rates[15]) / 4, rel=0.02)
+    assert sorted(rates[:14], reverse=True) == rates[:14] and rates[13] > rates[15] > rates[19]
+    exposure = read_exposure(root)
+    assert exposure.positions.tolist() == [8 * 8 + 6 * 6 + 6 * 12] * 8 + [100] * 4 + [36] * 12
+    assert exposure.tokens == exposure_of(Run(root), 20).tokens == 2208
+    manifest = Run(root).manifest
+    assert [entry["after_step"] for entry in manifest["changes"]] == [8, 14]
+    assert open_prepared(manifest["data"]).train.hash == manifest["data_hash"]
+
+
+def test_sampled_positions_change_losses_and_not_the_data(runs, overrides, tmp_path):
+    plain = [word for word in SAMPLED if "positions" not in word]
+    assert trained(*overrides, *plain, "--run-dir", tmp_path) == 0
+    first, ours = (lines(run, "train")[0] for run in (tmp_path, runs[0] / "sampled"))
+    assert first["data"] == ours["data"] and abs(first["loss"] - ours["loss"]) > 1e-6
+
+
+def test_optimizer_z_loss_and_average_take_effect(runs, overrides, tmp_path, capsys):
+    whole = runs[0] / "choices"
+    logged = lines(whole, "train")
+    for line in logged:
+        assert line["lr"] == pytest.approx(2 * line["adamw_lr"])
+        assert line["embeddings_lr"] == pytest.approx(4 * line["adamw_lr"])
+    # The loss is logged without the penalty: at the first step that is the whole difference.
+    plain = [word for word in CHOICES if "z_loss" not in word]
+    assert trained(*overrides, *plain, "--run-dir", tmp_path) == 0
+    assert "adamw_lr 0.001: for 8,4" in capsys.readouterr().err
+    first, *_, last = lines(tmp_path, "train")
+    assert first["loss"] == pytest.approx(logged[0]["loss"], abs=1e-5)
+    assert first["grad_norm"] != pytest.approx(logged[0]["grad_norm"], rel=1e-6)
+    assert last["loss"] != pytest.approx(logged[-1]["loss"], rel=1e-6)
+    loaded = {which: Run.open(whole).load(weights=which) for which in (None, "ema", "last")}
+    norms = {which: run.model.norm.weight for which, run in loaded.items()}
+    assert norms["ema"].equal(weights(whole, kind="average")["norm.weight"])
+    assert norms["last"].equal(weights(whole)["norm.weight"])
+    assert norms[None].equal(norms["ema"]) and not norms["ema"].equal(norms["last"])
+    assert "exponential mean" in loaded[None].changed and loaded["last"].changed == ""
+    hashes = [loaded[which].checkpoint_hash for which in (None, "ema", "last")]
+    assert hashes[0] == hashes[1] != hashes[2]
+    with pytest.raises(TrainingError, match="no EMA weights"):
+        Run.open(runs[0] / "sampled").load(weights="ema")
+
+
+def test_evaluation_and_generation_use_the_average_by_default(runs, tmp_path, monkeypatch, capsys):
+    whole = tmp_path / "run"
+    shutil.copytree(runs[0] / "choices", whole)
+
+    def call(main, *words):
+        capsys.readouterr()
+        monkeypatch.setattr(sys, "argv", ["script.py", str(whole), *words])
+        main()
+        return capsys.readouterr().out
+
+    results = {}
+    for choice in ("ema", "last", "null"):
+        words = ["lengths=[24]", "targets=8", "documents=8", "contamination.check=false"]
+        call(evaluate.main, *words, f"weights={choice}", f"folder=by-{choice}")
+        results[choice] = (whole / f"evaluation/by-{choice}/results.csv").read_text()
+    assert results["ema"] == results["null"] != results["last"]
+    greedy = ["--prompt", "ab", "--greedy", "--tokens", "9", "--jsonl"]
+    texts = [
+        call(generate.main, *greedy, *more)
+        for more in ([], ["--weights", "last"], ["--weights", "ema"])
     ]
-    for _ in range(2):  # started again, it does not call the checkpoint good either
-        with pytest.raises(
-            TrainingError, match=r"step 2: .* the gradient norm nan.* there is no good checkpoint"
-        ):
-            here(monkeypatch, *wild, "training.grad_clip=null", "--run-dir", str(folder))
-    found = read_metrics(folder / "metrics.jsonl", "train")
-    assert found[-1]["step"] == 2 and found[-1]["grad_norm"] == "nan"
-    assert [p.name for p in (folder / "checkpoints").iterdir()] == ["step-00000001"]
-    with pytest.raises(
-        TrainingError, match=r"step 1 is not saved, embed\.weight has numbers of 1e\+30"
-    ):
-        here(monkeypatch, *wild, "training.optimizer.lr=1e30", "--run-dir", str(tmp_path / "dead"))
-    assert steps_of(tmp_path / "dead") == []
+    assert texts[0] == texts[2]
+    assert '"weights": "last"' in texts[1] and '"weights": "ema"' in texts[0]
 
 
-def test_checkpoint_policy_and_async_save_do_not_change_run(
+def test_checkpoint_policy_clock_and_mirror_do_not_change_the_run(
     overrides, tmp_path, monkeypatch, capsys
 ):
-    """... also under a clock that jumps by hours, to and fro, and with a mirror that cannot be
-    reached."""
-    overrides = [*overrides, "training.checkpoint.interval=4", "training.samples.prompts=[]"]
+    """... under a clock that jumps by hours, to and fro, with a mirror that cannot be reached."""
+    overrides += ["training.checkpoint.interval=4", "training.samples.prompts=[]"]
     plain = tmp_path / "plain"
     folder = tmp_path / "policy"
-    assert here(monkeypatch, *overrides, "training.checkpoint.keep=9", "--run-dir", str(plain)) == 0
+    assert trained(*overrides, "training.checkpoint.keep=9", "--run-dir", plain) == 0
     real = time.time
     looks = iter(range(10**9))
     jumps = (0.0, 7200.0, -7200.0, 86_400.0, 3600.0)  # as many as no number of steps divides
     monkeypatch.setattr(time, "time", lambda: real() + jumps[next(looks) % len(jumps)])
-    monkeypatch.setitem(sys.modules, "wandb", unreachable())
-    policy = [
-        "training.checkpoint={interval: 4, keep: 1, keep_interval: 8, best: 1, asynchronous: true}"
-    ]
-    policy.append("training.wandb.mode=online")
-    assert here(monkeypatch, *overrides, *policy, "--run-dir", str(folder)) == 0
+
+    def init(**_):
+        raise ConnectionError("no route to host")
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
+    policy = ["training.checkpoint={interval: 4, keep: 1, keep_interval: 8, best: 1}"]
+    assert trained(*overrides, *policy, "training.wandb.mode=online", "--run-dir", folder) == 0
     output = capsys.readouterr().err
     assert "wandb is disabled; training continues" in output and "no route to host" in output
     assert "best at 1 × train_length: step 12, held-out NLL" in output
     assert steps_of(folder) == [8, 12] and lines(folder) == lines(plain)
-    for step in (8, 12):
-        files = [folder_of(run, step) for run in (plain, folder)]
-        assert all(
-            (files[0] / name).read_bytes() == (files[1] / name).read_bytes() for name in CHECKPOINT
-        )
-    rates = [
-        line["tokens_per_second"]
-        for line in read_metrics(folder / "metrics.jsonl")
-        if "tokens_per_second" in line
-    ]
+    assert all(files_of(folder, step) == files_of(plain, step) for step in (8, 12))
+    metrics = read_metrics(folder / "metrics.jsonl")
+    rates = [line["tokens_per_second"] for line in metrics if "tokens_per_second" in line]
     # an hour more would leave less than one
     assert rates and all(50 < rate < 1e7 for rate in rates)
 
 
-CHECKPOINT = ["model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"]
+def test_traces_of_steps(overrides, tmp_path):
+    profile = "training.profile={start: 2, steps: 2}"
+    assert trained(*overrides, profile, "training.tokens=768", "--run-dir", tmp_path) == 0
+    (trace,) = (tmp_path / "profile").iterdir()
+    assert trace.name == "steps-3-4-rank0.json" and json.loads(trace.read_text())["traceEvents"]
 
 
-def unreachable() -> SimpleNamespace:
-    def init(**_: object) -> None:
-        raise ConnectionError("no route to host")
-
-    return SimpleNamespace(init=init)
-
-
-def test_too_short_data_creates_no_run(overrides, tmp_path, monkeypatch):
-    folder = tmp_path / "never"
-    with pytest.raises(EvaluationError, match=r"0 of \d+ .*lower targets|longest usable length"):
-        here(
-            monkeypatch,
-            *overrides,
-            "train_length=4096",
-            "training.tokens=40k",
-            "--run-dir",
-            str(folder),
-        )
-    assert not folder.exists()
+def test_non_finite_loss_stops_before_update(overrides, tmp_path):
+    folder = tmp_path / "broken"
+    wild = [*overrides, "training.lr_schedule.warmup=0", "training.checkpoint.interval=1"]
+    message = r"step 2: .* the gradient norm nan.* there is no good checkpoint"
+    for _ in range(2):  # started again, it does not call the checkpoint good either
+        with pytest.raises(TrainingError, match=message):
+            words = ["training.optimizer.lr=1e18", "training.grad_clip=null"]
+            trained(*wild, *words, "--run-dir", folder)
+    last = read_metrics(folder / "metrics.jsonl", "train")[-1]
+    assert last["step"] == 2 and last["grad_norm"] == "nan"
+    assert steps_of(folder) == [1]
+    message = r"step 1 is not saved, embed\.weight has numbers of 1e\+30"
+    with pytest.raises(TrainingError, match=message):
+        trained(*wild, "training.optimizer.lr=1e30", "--run-dir", tmp_path / "dead")
+    assert steps_of(tmp_path / "dead") == []
 
 
-def test_missing_validation_data_names_setting(overrides, tmp_path, monkeypatch):
-    with pytest.raises(TrainingError, match=r"no documents: raise data.valid_fraction"):
-        here(monkeypatch, *overrides, "data.valid_fraction=0", "--run-dir", str(tmp_path / "never"))
+@pytest.mark.parametrize(
+    ("words", "error", "message"),
+    [
+        (
+            ["train_length=4096", "training.tokens=40k"],
+            EvaluationError,
+            r"0 of \d+ .*lower targets|longest usable length",
+        ),
+        (["data.valid_fraction=0"], TrainingError, "no documents: raise data.valid_fraction"),
+        (
+            [
+                *("train_length=2000", "training.tokens=64000", "training.batch_size=2"),
+                "training.stages=[{length: 20, duration: 0.5}, {length: 2000}]",
+            ],
+            TrainingError,
+            "training.stages go up to 2000 tokens, and the longest document",
+        ),
+    ],
+)
+def test_text_that_does_not_fit_creates_no_run(overrides, tmp_path, words, error, message):
+    with pytest.raises(error, match=message):
+        trained(*overrides, *words, "--run-dir", tmp_path / "never")
     assert not (tmp_path / "never").exists()
 
 
-def test_modified_shard_is_detected_before_training(overrides, tmp_path, monkeypatch):
-    root = tmp_path / "prepared"
-    folder = tmp_path / "never"
-    assert (
-        here(monkeypatch, *overrides, f"data.root={root}", "--run-dir", str(tmp_path / "first"))
-        == 0
-    )
-    shard = next(root.glob("*/train/*.tokens"))
-    raw = bytearray(shard.read_bytes())
-    raw[100] ^= 1
-    shard.write_bytes(raw)
-    with pytest.raises(
-        DataError,
-        match=rf"{shard} does not match its recorded hash.* delete {shard.parents[1]} and prepare",
-    ):
-        here(monkeypatch, *overrides, f"data.root={root}", "--run-dir", str(folder))
-    assert not folder.exists()
-
-
-def test_ids_outside_the_vocabulary_are_reported_before_training(overrides, tmp_path, monkeypatch):
-    """A store whose hashes match, with an id that the tokenizer does not have."""
-    words = [*overrides, f"data.root={tmp_path / 'prepared'}"]
-    assert here(monkeypatch, *words, "--run-dir", str(tmp_path / "first")) == 0
+def test_damaged_shards_are_reported_before_training(overrides, tmp_path):
+    """A shard that does not match its hash, and one that does but has an id that the tokenizer
+    lacks."""
+    words = [*overrides, f"data.root={tmp_path / 'prepared'}", "--run-dir"]
+    assert trained(*words, tmp_path / "first") == 0
     shard = next((tmp_path / "prepared").glob("*/train/*.tokens"))
     ids = np.fromfile(shard, dtype="<u2")
     ids[50] = 300
     ids.tofile(shard)
+    message = rf"{shard} does not match its recorded hash.* delete {shard.parents[1]} and prepare"
+    with pytest.raises(DataError, match=message):
+        trained(*words, tmp_path / "never")
     file = shard.with_name("manifest.json")
     manifest = read_json(file)
     manifest["shards"][0]["files"][shard.name]["sha256"] = sha256_of(shard)
     file.write_text(json.dumps(manifest | {"hash": store._hash(manifest)}))
     with pytest.raises(DataError, match="the id 300, and the tokenizer 258 ids"):
-        here(monkeypatch, *words, "--run-dir", str(tmp_path / "never"))
+        trained(*words, tmp_path / "never")
     assert not (tmp_path / "never").exists()
-
-
-def test_step_guard_keeps_weights_and_moments():
-    settings = ModelSettings(dim=24, layers=1, heads=3)
-    model = Transformer(settings, 11, 7).initialize(0)
-    t = TrainingSettings(optimizer=AdamWSettings(lr=0.1))
-    parallel = Parallel(t)
-    state = TrainState.create(model, RunSettings(training=t), parallel)
-    requests = StopRequests()
-    tokens = torch.arange(10).reshape(2, 5)
-    good = StepBatch([MicroBatch(tokens, tokens + 1, TokenPositions.plain(5))], 10, {})
-
-    def step():
-        return train.train_step(state, good, parallel, t, requests)
-
-    step()
-    before = {name: weight.clone() for name, weight in model.state_dict().items()}
-    moments = [
-        value.clone() for entry in state.optimizer.state.values() for value in entry.values()
-    ]
-    hook = model.norm.register_full_backward_hook(lambda m, i, o: (i[0] * float("nan"),))
-    bad = step().read()
-    hook.remove()
-    assert math.isfinite(bad.loss) and math.isnan(bad.grad_norm) and bad.stopped
-    requests.request(INTERRUPTED)
-    after = step().read()
-    assert math.isfinite(after.grad_norm) and after.status == INTERRUPTED
-    assert all(weight.equal(before[name]) for name, weight in model.state_dict().items())
-    now = [value for entry in state.optimizer.state.values() for value in entry.values()]
-    assert all(a.equal(b) for a, b in zip(now, moments, strict=True))
 
 
 @pytest.mark.parametrize("bos", [True, False])
@@ -334,15 +334,22 @@ def test_samples_start_with_bos(overrides, tmp_path, monkeypatch, bos):
         return real(model, ids, *args, **more)
 
     monkeypatch.setattr(validation, "Generation", generation)
-    overrides = [
-        *overrides,
-        "training.tokens=576",
-        f"data.bos={bos}",
-        f"data.root={tmp_path / 'prepared'}",
-    ]
-    overrides += ["training.samples.prompts=[abc]", "data.eos=true"]
-    assert here(monkeypatch, *overrides, "--run-dir", str(tmp_path / "run")) == 0
-    tokenizer = Run.open(tmp_path / "run").load().tokenizer
-    assert prompts == [
-        [tokenizer.bos_id, *tokenizer.encode("abc")] if bos else tokenizer.encode("abc")
-    ]
+    words = ["training.tokens=576", f"data.bos={bos}", f"data.root={tmp_path / 'prepared'}"]
+    words += ["training.samples.prompts=[abc]", "data.eos=true"]
+    assert trained(*overrides, *words, "--run-dir", tmp_path / "run") == 0
+    tokenizer = Run(tmp_path / "run").tokenizer
+    assert prompts == [[tokenizer.bos_id] * bos + tokenizer.encode("abc")]
+
+
+@pytest.mark.parametrize("bos", [True, False])
+def test_default_prompt_is_the_opening_of_a_document(bos):
+    tokenizer = ByteTokenizer()
+    for text, expected in {
+        "  \n\tCall me Ishmael.": "Call me",
+        "Chapter one\nIt was": "Chapter",
+        "Loomings": "Loomings",
+        "": "",
+    }.items():
+        document = np.array([tokenizer.bos_id] * bos + tokenizer.encode(text))
+        documents = SimpleNamespace(has_bos=bos, document=lambda i, document=document: document)
+        assert opening(documents, tokenizer) == expected

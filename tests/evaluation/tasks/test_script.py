@@ -9,9 +9,9 @@ import evaluate as script
 from data import prepare
 from errors import EvaluationError
 from model import Transformer
+from run_directory.checkpoints import save_weights
 from run_directory.run import Run
 from run_directory.run_settings import RunSettings
-from run_directory.weights import save_weights
 from settings.load import load_settings
 
 SHAPE = ["train_length=128", "model.dim=24", "model.layers=2", "model.heads=6", "model.kv_heads=2"]

@@ -27,7 +27,7 @@ from run_directory.run import Run
 from run_directory.weights import weights_of
 from scripts import export_model, import_model
 from tests.byte_runs import byte_run
-from training.optim.ema import EMA
+from training.ema import EMA
 
 LENGTH = 16
 
@@ -105,8 +105,8 @@ def test_average_and_last_weights(tmp_path, monkeypatch):
     ema = EMA(model, EmaSettings(decay=0.5, start=0), 10)
     with torch.no_grad():
         model.embed.weight.add_(1.0)
-    ema.update(torch.tensor(False))
-    tensors = {"model": weights_of(model), "average": ema.tensors()}
+    ema.update(1, torch.tensor(False))
+    tensors = {"model": weights_of(model), "average": ema.means}
     save_snapshot(run, Snapshot(8, tensors))
     for number, (choice, added) in enumerate(
         (([], 0.5), (["--weights", "last"], 1), (["--step", "7"], 0))

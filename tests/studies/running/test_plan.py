@@ -7,10 +7,10 @@ import pytest
 from data.tokenizers import ByteTokenizer
 from errors import ConfigError, StudyError
 from model import Transformer
+from run_directory.checkpoints import save_weights
 from run_directory.parent_run import open_parent
 from run_directory.run import Run
 from run_directory.run_settings import RunSettings
-from run_directory.weights import save_weights
 from settings.load import dump, load_settings
 from studies.grid import cells_of, running_order
 from studies.running.plan import StudyPlanner

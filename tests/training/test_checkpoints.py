@@ -1,0 +1,384 @@
+"""Checkpoints: exact, atomic under kill and full disk, verified by hash with fallback, pruned."""
+
+import errno
+import json
+import math
+import os
+import random
+import shutil
+
+import pytest
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import nn
+
+from data.files import sha256_of
+from errors import TrainingError
+from run_directory import checkpoints as module
+from run_directory.checkpoints import (
+    DIVERGED,
+    HELD_OUT,
+    best_of,
+    clean_leftovers,
+    damage,
+    find_checkpoint,
+    folder_of,
+    newest_before_divergence,
+    prune,
+    save_weights,
+    steps_of,
+)
+from run_directory.optimizer_settings import AdamWSettings, MuonSettings
+from run_directory.training_settings import CheckpointSettings
+from run_directory.weights import load_weights, weights_of
+from tests.processes import ScriptProcess
+from tests.training.net import Net, RecordingConsole, save, state_of, trained, update
+from tests.training.tiny import FILES
+from training.optimizer import Optimizer
+
+
+def bits(state):
+    """All tensors of a state, as bytes."""
+    return {
+        (kind, name): tensor.detach().clone().reshape(-1).view(torch.uint8)
+        for kind, tensors in state.capture().tensors.items()
+        for name, tensor in tensors.items()
+    }
+
+
+def assert_same(a, b):
+    ours = bits(a)
+    theirs = bits(b)
+    assert ours.keys() == theirs.keys()
+    assert all(theirs[key].equal(tensor) for key, tensor in ours.items())
+
+
+@pytest.mark.parametrize("optimizer", [AdamWSettings(), MuonSettings()], ids=lambda s: s.name)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_resume_is_bit_exact(tmp_path, dtype, optimizer):
+    straight = trained(3, dtype=dtype, settings=optimizer)
+    saved = save(tmp_path, 3, straight, {"tokens": 45})
+    expected = [update(straight) for _ in range(4)]
+    # other weights, moments, step and generator
+    resumed = trained(1, seed=99, dtype=dtype, settings=optimizer)
+    newest = find_checkpoint(tmp_path)
+    assert newest == saved and newest.state == {"tokens": 45}
+    resumed.restore(newest)
+    assert resumed.step == 3 and [update(resumed) for _ in range(4)] == expected
+    assert_same(straight, resumed)
+
+
+def test_names_have_no_wrappers_and_tied_weights_are_stored_once(tmp_path):
+    state = trained(1)
+    names = ["embed.weight", "position.weight", "mix.weight", "mix.bias", "norm.weight"]
+    wrapped = nn.Module()
+    wrapped.module = torch.compile(state.model)
+    assert list(weights_of(state.model)) == list(weights_of(wrapped)) == names
+    saved = save(tmp_path, 1, state_of(wrapped, state.optimizer))
+    assert set(load_file(saved.folder / "model.safetensors")) == set(names)
+    moments = load_file(saved.folder / "optimizer.safetensors")
+    assert {"exp_avg/mix.weight", "exp_avg_sq/embed.weight", "generator/cpu"} <= moments.keys()
+    fresh = trained(0, seed=8)
+    fresh.restore(saved)
+    assert_same(state, fresh)
+    assert fresh.model.head.weight is fresh.model.embed.weight
+
+
+def test_weight_mismatch_names_parameters(tmp_path):
+    saved = save_weights(tmp_path, 0, Net(tie_embeddings=False)).folder
+    lean = Net(tie_embeddings=False)
+    del lean.mix
+    richer = Net(tie_embeddings=False)
+    richer.extra = nn.Linear(2, 3)
+    before = richer.mix.weight.clone()
+    for model, message in (
+        (Net(dim=8), r"embed.weight has shape \(11, 6\), the model's \(11, 8\)"),
+        (lean, "mix.weight is unknown to the model"),
+        (richer, "extra.weight is missing"),
+    ):
+        with pytest.raises(TrainingError, match=message):
+            load_weights(model, saved)
+    assert torch.equal(richer.mix.weight, before)  # refused before anything was copied
+
+
+def test_states_that_cannot_be_restored(tmp_path):
+    state = trained(1)
+    weights = save_weights(tmp_path, 0, state.model, state={"source": "import"})
+    assert weights.step == 0 and weights.state == {"source": "import"}
+    with pytest.raises(TrainingError, match="only weights"):
+        state.restore(weights)
+    saved = save(tmp_path, 1, state)
+    state.model.mix.weight.requires_grad_(False)
+    state.optimizer = Optimizer(state.model, AdamWSettings())
+    with pytest.raises(TrainingError, match="groups"):
+        state.restore(saved)
+
+
+def flip(file, place):
+    content = bytearray(file.read_bytes())
+    content[place] ^= 1
+    file.write_bytes(content)
+
+
+HARMS = {
+    "flip": lambda file: flip(file, file.stat().st_size // 2),
+    "truncate": lambda file: os.truncate(file, file.stat().st_size - 9),
+    "empty": lambda file: os.truncate(file, 0),
+    "remove": lambda file: file.unlink(),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("harm", HARMS)
+def test_corruption_is_detected_and_previous_checkpoint_used(tmp_path, name, harm):
+    state = trained(1)
+    save(tmp_path, 3, state, {"n": 3})
+    save(tmp_path, 5, state, {"n": 5})
+    HARMS[harm](folder_of(tmp_path, 5) / name)
+    console = RecordingConsole()
+    assert find_checkpoint(tmp_path, console).state == {"n": 3}
+    (line,) = console.lines
+    assert "step-00000005" in line and name in line and line.endswith("going back to step 3")
+    with pytest.raises(TrainingError, match=name):
+        find_checkpoint(tmp_path, console, step=5)
+
+
+def test_manifest_corruption_is_detected_at_every_byte(tmp_path):
+    saved = save(tmp_path, 3, trained(1))
+    file = saved.folder / "manifest.json"
+    content = file.read_bytes()
+    changed = 0
+    for place in random.Random(0).sample(range(len(content)), 100):
+        flip(file, place)
+        try:
+            is_same = json.loads(file.read_bytes()) == json.loads(content)
+        except ValueError:
+            is_same = False
+        changed += not is_same
+        assert (damage(saved.folder) is None) == is_same
+        file.write_bytes(content)
+    assert changed > 50 and damage(saved.folder) is None
+
+
+def test_missing_and_renamed_checkpoints(tmp_path):
+    assert find_checkpoint(tmp_path) is None
+    saved = save(tmp_path, 3, trained(1))
+    with pytest.raises(TrainingError, match="no checkpoint of step 4; it has 3"):
+        find_checkpoint(tmp_path, step=4)
+    shutil.copytree(saved.folder, folder_of(tmp_path, 8))
+    assert damage(folder_of(tmp_path, 8)) == "manifest.json is that of step 3"
+    shutil.rmtree(folder_of(tmp_path, 8))
+    (saved.folder / "model.safetensors").unlink()
+    message = r"no good checkpoint is left.*model.safetensors is missing"
+    with pytest.raises(TrainingError, match=message):
+        find_checkpoint(tmp_path, RecordingConsole())
+
+
+@pytest.mark.parametrize("call", [1, 2])
+@pytest.mark.parametrize(
+    "error",
+    [
+        SafetensorError("I/O error: No space left on device (os error 28)"),
+        OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
+    ],
+)
+def test_full_disk_keeps_previous_checkpoint(tmp_path, monkeypatch, call, error):
+    state = trained(1)
+    good = save(tmp_path, 3, state)
+    calls = []
+    real = module.write_tensors
+
+    def full(folder, kind, *rest):
+        calls.append(kind)
+        if len(calls) == call:
+            (folder / f"{kind}.safetensors").write_bytes(b"half")
+            raise error
+        return real(folder, kind, *rest)
+
+    monkeypatch.setattr(module, "write_tensors", full)
+    with pytest.raises(TrainingError, match=r"disk full .* while saving step 5; step 3 is intact"):
+        save(tmp_path, 5, state)
+    assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["step-00000003"]
+    assert find_checkpoint(tmp_path).hash == good.hash
+
+
+@pytest.fixture(scope="module")
+def deaths(tmp_path_factory) -> dict[str, str]:
+    """The cases of deaths.py, in one process where forking and dying disturb nobody."""
+    folder = tmp_path_factory.mktemp("deaths")
+    streams = (folder / "out", folder / "err")
+    process = ScriptProcess("tests/training/deaths.py", [str(folder)], folder, *streams)
+    assert process.wait(400) == 0, streams[1].read_text()
+    return json.loads((folder / "results.json").read_text())
+
+
+@pytest.mark.parametrize("case", ["writes_that_fail", "killed_at_every_write"])
+def test_interrupted_writes_leave_complete_checkpoints(deaths, case):
+    assert deaths[case] == ""
+
+
+def test_kill_during_replacement_restores_old_checkpoint(tmp_path):
+    good = save(tmp_path, 3, trained(1))
+    draft = good.folder.with_name(".writing-step-00000004")
+    draft.mkdir()
+    os.rename(good.folder, good.folder.with_name(f".replaced-{good.folder.name}"))
+    assert find_checkpoint(tmp_path) is None
+    assert draft.exists()  # reading changes nothing: a training under way may be writing it
+    clean_leftovers(tmp_path)
+    assert find_checkpoint(tmp_path).hash == good.hash and not draft.exists()
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 2e29])
+def test_unusable_numbers_are_rejected(tmp_path, monkeypatch, value):
+    """... in weights; moments must be finite only."""
+    state = trained(1)
+    moments = state.optimizer.saved_tensors()["exp_avg_sq/mix.bias"]
+    moments[0] = 1e30
+    good = save(tmp_path, 3, state)
+    moments[0] = math.inf
+    with pytest.raises(TrainingError, match=r"exp_avg_sq/mix.bias is not finite"):
+        save(tmp_path, 4, state)
+    moments[0] = 0.0
+    with torch.no_grad():
+        state.model.mix.bias[2] = value
+    with pytest.raises(TrainingError, match=r"step 5 is not saved, mix.bias .*; step 3 is intact"):
+        save(tmp_path, 5, state)
+    assert steps_of(tmp_path) == [3]
+    monkeypatch.setattr(module, "flaw", lambda tensor, kind: None)  # saved by an earlier version
+    save(tmp_path, 5, state)
+    console = RecordingConsole()
+    assert find_checkpoint(tmp_path, console).hash == good.hash
+    assert "step-00000005: model.safetensors: mix.bias" in console.lines[0]
+    with pytest.raises(TrainingError, match=r"mix\.bias"):
+        find_checkpoint(tmp_path, step=5, only=("model.safetensors",))
+
+
+def reseal(folder):
+    """A manifest that is true of the files as they are now."""
+    files = [file for file in folder.iterdir() if file.name != "manifest.json"]
+    about = {file.name: {"sha256": sha256_of(file), "bytes": file.stat().st_size} for file in files}
+    module._seal(folder, int(folder.name[5:]), about)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"shape": [7]},
+        {"data_offsets": [0, 1 << 40]},
+        {"dtype": "F3"},
+        {"dtype": "I32"},
+        None,  # no object
+    ],
+)
+def test_invalid_headers_are_rejected(tmp_path, change):
+    """The header of a safetensors file is rewritten, its numbers stay."""
+    folder = save(tmp_path, 3, trained(1)).folder
+    file = folder / "model.safetensors"
+    content = file.read_bytes()
+    size = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + size])
+    header = [1] if change is None else header | {"mix.bias": header["mix.bias"] | change}
+    text = json.dumps(header).encode()
+    file.write_bytes(len(text).to_bytes(8, "little") + text + content[8 + size :])
+    reseal(folder)
+    with pytest.raises(TrainingError, match=r"mix.bias|model.safetensors: not readable"):
+        load_weights(Net(), find_checkpoint(tmp_path).folder)
+
+
+@pytest.mark.parametrize(
+    ("harm", "named"),
+    [
+        (lambda about: about.pop("state"), "state is missing"),
+        (lambda about: about.update(step="3"), "step is of the wrong type"),
+        (lambda about: about["optimizer"].pop("groups"), "groups is missing"),
+        (lambda about: about["optimizer"]["groups"][0].pop("options"), "options is missing"),
+        (lambda about: about["optimizer"]["groups"].append(3), "not a JSON object"),
+    ],
+)
+def test_missing_state_keys_are_named(tmp_path, harm, named):
+    folder = save(tmp_path, 3, trained(1)).folder
+    about = json.loads((folder / "state.json").read_text())
+    harm(about)
+    (folder / "state.json").write_text(json.dumps(about))
+    reseal(folder)
+    with pytest.raises(TrainingError, match=f"state.json: {named}"):
+        trained(0).restore(find_checkpoint(tmp_path))
+
+
+def test_concurrent_replacement_is_retried(tmp_path, monkeypatch):
+    state = trained(1)
+    real = module.sha256_of
+    save(tmp_path, 3, state)
+    left = [4, 5, 6]
+
+    def replacing(file):
+        if left and file.name == "state.json" and "step-" in file.parent.name:
+            step = left.pop(0)
+            save(tmp_path, step, state)
+            module.remove_checkpoint(folder_of(tmp_path, step - 1))
+        return real(file)
+
+    monkeypatch.setattr(module, "sha256_of", replacing)
+    console = RecordingConsole()
+    assert find_checkpoint(tmp_path, console).step == 6
+    assert console.lines == []
+
+
+# Which are kept
+
+
+def held_out(nll):
+    return {HELD_OUT: {"48": nll}}
+
+
+BAD = {DIVERGED: True}
+
+
+@pytest.mark.parametrize(
+    ("settings", "saved", "kept"),
+    [
+        # resumed from 20: 30 was damaged
+        ({"keep": 2}, [(10, {}), (20, {}), (30, {}), (25, {})], [20, 25]),
+        (
+            {"keep": 1, "keep_interval": 20, "interval": 10},
+            [(n, {}) for n in (10, 20, 30, 40, 50)],
+            [20, 40, 50],
+        ),
+        (
+            {"keep": 1, "best": 2},
+            [
+                (1, held_out(5.0)),
+                (2, held_out(4.0)),
+                (3, held_out(4.0)),
+                (4, {}),
+                (5, held_out(6.0)),
+            ],
+            [2, 5],
+        ),
+        # a step that a resumed run superseded is not the best one
+        (
+            {"keep": 1, "best": 2},
+            [(10, held_out(3.0)), (30, held_out(1.0)), (20, held_out(2.0))],
+            [20],
+        ),
+        # of a diverged run also the newest from before
+        ({"keep": 1}, [(1, {}), (2, {}), (3, BAD), (4, BAD)], [2, 4]),
+        ({"keep": 1}, [(1, BAD), (2, BAD)], [2]),
+    ],
+)
+def test_kept_checkpoints(tmp_path, settings, saved, kept):
+    policy = {"interval": 1, **settings}
+    for step, state in saved:
+        save_weights(tmp_path, step, Net(), state)
+        prune(tmp_path, step, CheckpointSettings(**policy), train_length=24)
+    assert steps_of(tmp_path) == kept
+
+
+def test_best_checkpoint_and_newest_before_divergence(tmp_path):
+    for step, state in ((1, held_out(5.0)), (2, held_out(4.0)), (3, BAD)):
+        save_weights(tmp_path, step, Net(), state)
+    assert best_of(tmp_path, 48) == (2, 4.0) and best_of(tmp_path, 24) is None
+    assert [newest_before_divergence(tmp_path, before) for before in (None, 2, 1)] == [2, 1, None]
+    (folder_of(tmp_path, 2) / "state.json").write_text("{")  # damaged
+    assert best_of(tmp_path, 48) == (1, 5.0)

@@ -1,0 +1,338 @@
+"""Invalid runs are rejected, and forecasts printed, before any compute."""
+
+import io
+from contextlib import nullcontext, redirect_stdout
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from data.sampling.segments import Segment
+from errors import TrainingError, UserError
+from run_directory.position_overrides import make_model, meta_model
+from run_directory.run_settings import RunSettings
+from run_directory.training_settings import ValidationSettings
+from settings.load import load_settings
+from tests.training.conftest import ROOT
+from tests.training.tiny import trained
+from training import dry_run, memory, precision
+from training.checks import check_model, check_processes, validation_steps
+from training.hardware import GPU_PEAKS, known_peak, peak_flops
+from training.memory import MemoryLayout, fixes_for, gathered_keys
+from training.options import parse_options
+
+CONFIGS = ROOT / "configs"
+LEARNED = "model.position.name=learned train_length=64 "
+FORK = "parent={run: x, fork: true, checkpoint: 1}"
+
+
+def load(*overrides: str) -> RunSettings:
+    return load_settings(RunSettings, ["data.tokenizer.name=bytes", *overrides])
+
+
+def refused(message):
+    return pytest.raises(TrainingError, match=message) if message else nullcontext()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ("model.position.max_length=63", "train_length 64 is longer than the 63 positions"),
+        (
+            "model.position.max_length=127 training.validation.multiples=[4,2]",
+            "begins at 2 × 64 .* 127",
+        ),
+        ("model.position.max_length=128 training.validation.multiples=[2]", None),
+        ("", None),
+    ],
+)
+def test_learned_tables_must_cover_the_lengths(overrides, message):
+    with refused(message):
+        check_model(load(*(LEARNED + overrides).split()))
+
+
+@pytest.mark.parametrize(
+    "file", sorted((CONFIGS / "position").glob("*.yaml")), ids=lambda file: file.stem
+)
+def test_every_suggested_scheme_fits_tiny_model(file):
+    check_model(load_settings(RunSettings, [str(CONFIGS / "tiny.yaml"), str(file)]))
+
+
+CARRIED = ["training.state=carry", "data.packing=intra_document", "model.mixer.name=recurrent"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key"),
+    [
+        ("data.packing=concat", "data.packing"),
+        ("data.positions.name=random_offset", "data.positions.name"),
+        ("training.stages=[{duration: 9}, {length: 128}]", "training.stages"),
+        ("training.parallel.context=2", "training.parallel.context"),
+        ("model.mixer.name=attention", "model.position.window"),
+        ("model.position.name=learned", "those of this scheme end"),
+        ("seed=1", None),
+    ],
+)
+def test_a_carried_state_requires_consecutive_windows(overrides, key):
+    with pytest.raises(UserError, match=key) if key else nullcontext():
+        check_model(load(*CARRIED, overrides))
+
+
+SMALL = ["train_length=24", "training.batch_size=4", "training.validation.targets=8"]
+SSMAX = "model.position={name: rope, temperature: {name: ssmax}}"
+DROP = 'training.stages=[{duration: 6}, {overrides: ["model.position.scaling={name: drop}"]}]'
+
+
+@pytest.mark.parametrize(
+    ("overrides", "processes", "message"),
+    [
+        ([], 4, None),
+        (["training.batch_size=3"], 2, "training.batch_size 3 .* number of processes, 2"),
+        (["training.batch_size=3", "training.parallel.context=2"], 4, "batch_size 3 .* groups"),
+        (
+            ["train_length=8", "training.parallel.context=8"],
+            8,
+            "train_length 8 .* to 16 or more, .* to 4 or less",
+        ),
+        (
+            [
+                "training.stages=[{length: 12, duration: 0.5}, {length: 3}]",
+                *("train_length=12", "training.parallel.context=2"),
+            ],
+            2,
+            r"stages\.1\.length 3 ",
+        ),
+        (
+            ["training.stages=[{length: 8, duration: 0.31}, {length: 24, batch_size: 4}]"],
+            3,
+            r"training.stages\.1\.batch_size 4 must be a multiple .* 3",
+        ),
+        ([SSMAX, DROP], 2, "training.parallel.sharding=none"),
+        ([DROP], 2, None),
+    ],
+)
+def test_work_that_cannot_be_divided_is_rejected(overrides, processes, message):
+    settings = load(*SMALL, "training.tokens=20k", *overrides)
+    groups = processes // settings.training.parallel.context
+    parallel = SimpleNamespace(data_world=groups, sharded=message is None or "sharding" in message)
+    with refused(message):
+        check_processes(settings, parallel)
+
+
+@pytest.mark.parametrize(
+    ("settings", "steps", "expected"),
+    [
+        ({"interval": "auto"}, 100, {20, 40, 60, 80, 100}),
+        ({"interval": "auto"}, 600, {120, 240, 250, 360, 480, 500, 600}),
+        ({"interval": "auto"}, 1250, {250, 500, 750, 1000, 1250}),
+        ({"interval": "auto"}, 3, {1, 2, 3}),
+        ({"interval": 30}, 100, {30, 60, 90, 100}),
+        ({"interval": None}, 100, {100}),
+        ({"interval": 50, "at": [0.25, 0.001, 3, 50]}, 100, {1, 3, 25, 50, 100}),
+        ({"at": [101]}, 100, r"validation\.at has 101, and the run 100 steps"),
+    ],
+)
+def test_validation_steps(settings, steps, expected):
+    with refused(expected if isinstance(expected, str) else ""):
+        assert validation_steps(ValidationSettings(**settings), steps) == expected
+
+
+@pytest.mark.parametrize("words", [["--world", "4"], ["--dry-run", "--world=1"], ["--restrat"]])
+def test_invalid_options(words):
+    with pytest.raises(TrainingError, match=r"--world|--restart"):
+        parse_options("", words)
+
+
+def test_options_that_are_settings(tmp_path):
+    (tmp_path / "a.txt").write_text("x")
+    options = parse_options("", ["seed=3", "--data", str(tmp_path), "--fork", "runs/x"])
+    assert options.overrides[0] == "seed=3" and str(tmp_path) in options.overrides[1]
+    assert options.overrides[2:] == ["parent.run=runs/x", "parent.fork=true"]
+    assert options.command[:2] == ["train.py", "seed=3"]
+
+
+# Memory and time
+
+SHAPE = ["train_length=64", "model.dim=64", "model.heads=2", "model.layers=3"]
+LAYOUT = MemoryLayout(world=1, sharded=False, sequences=8, half=False)
+
+
+def test_memory_of_weights_optimizer_and_average():
+    model = meta_model(load(*SHAPE), 258)
+    p = model.parameter_count()
+    for split, layout in (
+        (1, replace(LAYOUT, mean=True)),
+        (4, MemoryLayout(4, True, 2, half=False, mean=True)),
+    ):
+        needed = memory.memory(model, 64, layout)
+        keys = ("weights", "gradients", "moments", "mean")
+        assert [needed[key] for key in keys] == [n * p / split for n in (4, 4, 8, 4)]
+    wide = memory.memory(model, 64, replace(LAYOUT, float_bytes=8))
+    narrow = memory.memory(model, 64, LAYOUT)
+    assert wide["weights"] == 8 * p and wide["mean"] == 0
+    assert wide["activations"] == 2 * narrow["activations"]
+    ddp = memory.memory(model, 64, replace(LAYOUT, world=2))
+    assert (narrow["buckets"], ddp["buckets"]) == (0, 4 * p)
+
+
+def test_gathered_keys_of_layers_with_a_window():
+    """In float32, per layer, 2 × 16 numbers per token: at most the 2 · 9 tokens before two chunks,
+    and half of the tokens in one of two layers."""
+    sizes = ["train_length=64", "model={dim: 32, layers: 2, heads: 4, kv_heads: 2}"]
+    layout = MemoryLayout(4, False, 1, half=False, context=4)
+
+    def numbers(position: str, length: int = 1024) -> float:
+        model = make_model(load(*sizes, f"model.position={position}"), 50)
+        return gathered_keys(model, length, layout) / (2 * 2 * 16 * 4)
+
+    assert numbers("{name: rope}") == numbers("{name: rope, window: 10, sinks: 2}") == 1024 * 7 / 8
+    assert numbers("{name: rope, window: 10}") == 18 + 256
+    assert numbers("{name: rope, window: 10}", 16) == 14 + 4
+
+
+@pytest.mark.parametrize(
+    ("layout", "expected", "absent"),
+    [
+        (LAYOUT, ["activation_checkpointing", "sharding=full", "smaller model"], "more devices"),
+        (
+            replace(LAYOUT, sharded=True, checkpointing="full"),
+            ["take more devices"],
+            "checkpointing",
+        ),
+    ],
+)
+def test_suggestions_exclude_enabled_settings(layout, expected, absent):
+    text = fixes_for(meta_model(load(*SHAPE), 258), load(*SHAPE), layout, 1000)
+    assert all(part in text for part in expected) and absent not in text
+
+
+@pytest.mark.parametrize(("sequences", "share"), [(8, 0.89), (32, 0.89), (1, 0.89)])
+def test_suggested_size_is_the_largest_that_fits(sequences, share):
+    settings = load(*SHAPE)
+    model = meta_model(settings, 258)
+    layout = replace(LAYOUT, sequences=100)
+    free = sum(memory.memory(model, 64, replace(layout, sequences=sequences)).values()) / share
+    assert f"micro_batch_size={sequences} (now 100" in fixes_for(model, settings, layout, free)
+
+
+def test_memory_check_uses_smallest_rank(monkeypatch):
+    parallel = SimpleNamespace(
+        world=2,
+        data_world=2,
+        sharded=False,
+        device=torch.device("cpu"),
+        device_type="cpu",
+        autocast_dtype=None,
+        gather=lambda free: [free, 99],
+    )
+    monkeypatch.setattr(memory, "free_memory", lambda device: 1 << 40)
+    with pytest.raises(TrainingError, match=r"0 MiB are free.*--force"):
+        memory.check_memory(load(*SHAPE), parallel)
+    parallel.gather = lambda free: [free]
+    memory.check_memory(load(*SHAPE), parallel)
+
+
+def test_a_run_that_does_not_fit_is_refused(overrides, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(dry_run, "free_memory", lambda device: 1000)
+    assert trained(*overrides, "--dry-run") == 1
+    printed = capsys.readouterr()
+    assert "at 45% of its peak rate" in printed.out and "will not fit: set" not in printed.out
+    assert "will not fit" in printed.err
+    monkeypatch.setattr(memory, "free_memory", lambda device: 1000)
+    with pytest.raises(TrainingError, match="--force"):
+        trained(*overrides, "--run-dir", tmp_path / "x")
+    assert not (tmp_path / "x").exists()
+    assert trained(*overrides, "--force", "--run-dir", tmp_path / "x") == 0
+
+
+def test_flops_are_those_of_each_length_and_recomputation():
+    stages = "training.stages=[{length: 16, duration: 0.4}, {length: 64}]"
+    settings = load(*SHAPE, "training.batch_size=4", "training.tokens=2560", stages)
+    model = meta_model(settings, 258)
+    flops = 1024 * model.flops_per_token(16) + 1536 * model.flops_per_token(64)
+    assert dry_run.flops_of(model, settings.plan, LAYOUT) == pytest.approx(flops, rel=1e-12)
+    again = dry_run.flops_of(model, settings.plan, replace(LAYOUT, checkpointing="full"))
+    assert again == pytest.approx(4 / 3 * flops)
+
+
+@pytest.mark.parametrize(("seconds", "steps"), [(0.001, 12), (0.25, 12)])
+def test_time_is_that_of_measured_steps(overrides, monkeypatch, seconds, steps):
+    """Steps take `seconds` by a clock of the test; validations of 4 spans at 1, 2 and 4 × 24
+    tokens take a third of the FLOPs of training on as many tokens."""
+    now = [0.0]
+
+    def step(state, *_):
+        now[0] += seconds
+        return SimpleNamespace(read=lambda: None)
+
+    monkeypatch.setattr(dry_run.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(dry_run, "peak_flops", lambda *device: 1e12)
+    printed = []
+    monkeypatch.setattr(dry_run, "duration", lambda total: printed.append(total) or "X")
+    options = parse_options("", [*overrides, "training.validation.interval=null", "--dry-run"])
+    with redirect_stdout(io.StringIO()):
+        assert dry_run.dry_run(options, SimpleNamespace(), step) == 0
+    model = meta_model(load_settings(RunSettings, overrides), 258)
+    tokens = [n * model.flops_per_token(n) for n in (24, 48, 96)]
+    validation = 4 * sum(tokens) / 3 / (8 * tokens[0])
+    assert printed == [pytest.approx(seconds * (steps + validation))]
+
+
+def test_remaining_work_of_plan():
+    plan = [Segment(5, 4, 3), Segment(13, 2, 2)]
+    left = [dry_run.after(plan, done) for done in range(6)]
+    assert left == [plan, [(5, 4, 2), plan[1]], [(5, 4, 1), plan[1]], [plan[1]], [(13, 2, 1)], []]
+
+
+def test_peaks_of_devices(monkeypatch):
+    before = torch.get_rng_state()
+    cpu = torch.device("cpu")
+    assert known_peak(cpu) is None and 1e8 < peak_flops(cpu) < 1e14
+    assert torch.get_rng_state().equal(before)
+    for name, peak in (("NVIDIA H100 PCIe", 756e12), ("NVIDIA H100 80GB", 989e12), ("RTX 1", None)):
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device, name=name: name)
+        assert known_peak(torch.device("cuda")) == peak
+    assert all(1e13 < peak < 1e16 for peak in GPU_PEAKS.values())
+
+
+# training.precision=auto
+
+
+@pytest.fixture
+def resolve(monkeypatch):
+    """What it resolves to where a bfloat16 product takes `half` of the time of float32."""
+    cpu = torch.device("cpu")
+    parallel = SimpleNamespace(main=True, device=cpu, device_type="cpu", gather=lambda x: [x])
+
+    def resolved(words=(), half=0.5, native=True, folder=None, parent=None, given=None) -> str:
+        times = {torch.float32: 1.0, torch.bfloat16: half}
+        monkeypatch.setattr(precision, "has_bfloat16", lambda device: native)
+        monkeypatch.setattr(precision, "product_seconds", lambda *sizes: times[sizes[-1]])
+        return precision.resolve_precision(load(*words), parent, folder, parallel, given)
+
+    return resolved
+
+
+def test_auto_precision_is_the_faster_type_of_the_processor(resolve):
+    assert resolve() == "bfloat16" and resolve(given="float32") == "float32"
+    assert resolve(half=1.2) == resolve(native=False) == "float32"
+    assert resolve(["training.precision=float64"]) == "float64"
+
+
+def test_auto_precision_stays_with_the_run_and_its_forks(resolve, tmp_path):
+    manifest = tmp_path / "manifest.json"
+    manifest.write_text('{"precision": "bfloat16"}')
+    assert resolve(half=2.0, folder=tmp_path) == "bfloat16"
+    manifest.write_text("{}")  # an earlier version trained it in float32
+    assert resolve(folder=tmp_path) == "float32"
+    parent = SimpleNamespace(about={"precision": "float32", "vocab_size": 258})
+    assert resolve([FORK], parent=parent) == "float32"
+    assert resolve(["parent={run: x}"], parent=parent) == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    "name", ["quickstart", "studies/mup_base", "studies/novels_base", "studies/schemes_base"]
+)
+def test_published_configurations_do_not_depend_on_the_processor(name):
+    assert load(str(CONFIGS / f"{name}.yaml")).training.precision == "float32"

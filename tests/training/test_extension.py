@@ -1,0 +1,394 @@
+"""Runs that start from another: forks continue it, extension runs fine-tune its weights."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from data.sampling.exposure import read_exposure
+from errors import EvaluationError, TrainingError
+from evaluation.monitor import monitor_targets
+from run_directory.checkpoints import find_checkpoint, save_weights
+from run_directory.exposure import exposure_of
+from run_directory.parent_run import read_run_settings
+from run_directory.position_overrides import make_model
+from run_directory.run import Run
+from run_directory.run_settings import RunSettings
+from scripts import compare_parent
+from settings.load import identity
+from tests.training.conftest import ROOT
+from tests.training.tiny import cut, files_of, lines, same, trained, weights
+from training import setup
+
+SHORT = ["training.lr_schedule.warmup=3", "training.lr_schedule.decay=4"]
+STEM = [
+    ROOT / "configs/wsd/stem.yaml",
+    *SHORT,
+    "training.tokens=3072",  # 16 steps
+    "training.checkpoint={interval: 4, keep: 1, keep_interval: 4}",
+    "training.samples.prompts=[]",
+]
+DECAY = [ROOT / "configs/wsd/decay.yaml", *SHORT, "training.tokens=2304"]  # the last 4 of 12 steps
+TUNE = ["training.tokens=960", "training.batch_size=4", "training.validation.interval=null"]
+LONGER = ["train_length=48", "model.position.scaling.name=yarn", *TUNE]
+
+
+@pytest.fixture(scope="module")
+def folders(settings_of_runs, whole, tmp_path_factory):
+    """A stem at a constant rate, and a parent with an extension run that kept its step 0."""
+    root = tmp_path_factory.mktemp("runs")
+    assert trained(*settings_of_runs, *STEM, "--run-dir", root / "stem") == 0
+    shutil.copytree(whole, root / "parent")
+    words = [f"parent.run={root / 'parent'}", *LONGER, "training.checkpoint={interval: 2, keep: 9}"]
+    assert trained(*words, "--run-dir", root / "yarn") == 0
+    return root
+
+
+@pytest.fixture
+def stem(folders) -> Path:
+    return folders / "stem"
+
+
+@pytest.fixture
+def parent(folders) -> Path:
+    return folders / "parent"
+
+
+@pytest.fixture
+def yarn(folders) -> Path:
+    return folders / "yarn"
+
+
+# Forks
+
+
+def test_decay_fork_equals_run_with_same_budget(overrides, stem, tmp_path, capsys):
+    straight = tmp_path / "straight"
+    decay = tmp_path / "decay"
+    fork = [*DECAY, "parent.checkpoint=8", "--fork", stem, "--run-dir", decay]
+    assert trained(*overrides, *STEM, *DECAY, "--run-dir", straight) == 0
+    capsys.readouterr()
+    assert trained(*fork) == 0
+    output = capsys.readouterr().err
+    assert f"fork of {stem}: continues after step 8" in output
+    assert "learning rates before" not in output
+    assert output.count("changed in the fork: ") == 1
+    assert "changed in the fork: training.tokens: 3072 → 2304" in output
+    assert lines(decay) == [line for line in lines(straight) if line["step"] > 8]
+    assert files_of(decay, 12) == files_of(straight, 12)
+    assert not same(weights(stem, 12), weights(decay, 12))  # the stem at that step is another model
+    (own,) = Run(decay).manifest["lineage"]
+    assert (own["run"], own["step"], own["fork"]) == (str(stem), 8, True)
+    hashes = {
+        own["checkpoint_hash"],
+        *(find_checkpoint(run, None, 8).hash for run in (stem, decay)),
+    }
+    assert len(hashes) == 1 and own["changed"] == ["training.tokens: 3072 → 2304"]
+    # Its exposure is that of the whole run, read or counted again.
+    for shown in (read_exposure(decay), exposure_of(Run(decay), 12), exposure_of(Run(decay), 10)):
+        assert shown.positions.tolist() == [shown.steps * 8] * 24
+    assert read_exposure(decay).distances.tolist() == read_exposure(straight).distances.tolist()
+
+    # It resumes as any run, with the stem gone, and can be forked itself.
+    cut(decay, 8)
+    away = stem.rename(stem.with_name("away"))
+    try:
+        assert trained(*fork) == 0
+    finally:
+        away.rename(stem)
+    assert files_of(decay, 12) == files_of(straight, 12)
+    again = tmp_path / "again"
+    assert trained("training.tokens=2496", "--fork", decay, "--run-dir", again) == 0
+    near, far = Run(again).manifest["lineage"]
+    assert (near["run"], near["step"], far["run"], far["step"]) == (str(decay), 12, str(stem), 8)
+    assert read_exposure(again).positions.tolist() == [13 * 8] * 24
+    assert "learning rates before it differ" in capsys.readouterr().err
+
+
+def test_fork_settings_override_those_of_the_checkpoint(stem, tmp_path):
+    """Moments go on; weight decay and betas are the fork's. A fork that changes nothing is the run
+    itself."""
+    fork = tmp_path / "fork"
+    unchanged = tmp_path / "unchanged"
+    words = ["training.optimizer.weight_decay=0.7", "training.optimizer.betas=[0.5,0.6]"]
+    start = ["parent.checkpoint=12", "--fork", stem, "--run-dir"]
+    assert trained(*words, *start, fork) == 0
+    options = find_checkpoint(fork).optimizer["groups"][0]["options"]
+    assert (options["weight_decay"], options["betas"]) == (0.7, [0.5, 0.6])
+    assert trained(*start, unchanged) == 0
+    assert same(weights(unchanged), weights(stem)) and not same(weights(fork), weights(stem))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["model.dim=64", "training.batch_size=4"], "model.dim: .*\n.*batch_size: "),
+        (["model.position.window=5"], "model.position.window: .* training.stages"),
+        (["train_length=48"], "train_length: "),
+        (["data.tokenizer={name: sentencepiece}"], "data.tokenizer: "),
+        (["training.tokens=1536"], "is 8 steps, .* is at step 16: .* above 3072"),
+        (
+            [
+                'training.stages=[{duration: 3}, {overrides: ["model.position.window=9"]}]',
+                "training.tokens=4000",
+            ],
+            "training.stages before step 16 ",
+        ),
+        (["parent.checkpoint=5"], "no checkpoint of step 5; it has 4, 8, 12, 16"),
+        (
+            ["training.optimizer.groups={head: {lr: 1e-3}}", "training.tokens=4000"],
+            "are matrices, embeddings, vectors in the parent, .* matrices, head, embeddings",
+        ),
+    ],
+)
+def test_invalid_forks_are_rejected_without_files(stem, tmp_path, overrides, message):
+    with pytest.raises(TrainingError, match=f"(?s){message}"):
+        trained(*overrides, "--fork", stem, "--run-dir", tmp_path / "x")
+    assert not (tmp_path / "x").exists()
+
+
+def test_forks_of_runs_that_are_none_or_lack_an_optimizer(stem, tmp_path):
+    bare = tmp_path / "bare"
+    shutil.copytree(stem, bare)
+    shutil.rmtree(bare / "checkpoints")
+    save_weights(bare, 16, Run(stem).load(checkpoint=16).model)
+    for fork, folder, message in (
+        (bare, tmp_path / "x", r"parent\.run=.* without --fork"),
+        (tmp_path / "none", tmp_path / "x", "no such run directory"),
+        (stem, stem, r"parent\.run"),
+    ):
+        with pytest.raises(TrainingError, match=message):
+            trained("training.tokens=4000", "--fork", fork, "--run-dir", folder)
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "texts"),
+    [
+        (
+            [*DECAY, "--fork", "stem", "parent.checkpoint=8", "training.on_spike={}"],
+            ["fork of", "step 8", "4 are left after step 8", "on_spike", "after the fork"],
+        ),
+        (
+            ["parent.run=parent", *LONGER],
+            ["extension of", "trained at 24 tokens", "train_length: 24 → 48", "yarn"],
+        ),
+    ],
+)
+def test_dry_run_shows_the_ancestors_and_changes(folders, monkeypatch, capsys, words, texts):
+    monkeypatch.chdir(folders)
+    assert trained(*words, "training.optimizer.lr=1e-3", "--dry-run") == 0
+    out = capsys.readouterr().out
+    assert all(text in out for text in texts), out
+
+
+# Extension runs
+
+
+def test_extension_starts_from_the_parent_under_other_settings(parent, yarn):
+    old = Run(parent).settings
+    new = Run(yarn).settings
+    assert (new.train_length, new.original_length, new.seed) == (48, 24, 1)
+    assert new.data == old.data and new.training.optimizer == old.training.optimizer
+    assert new.model.position.scaling.stretch(48, new.original_length) == 2
+    assert new.parent.hash == find_checkpoint(parent).hash and new.parent.checkpoint == 12
+    assert same(weights(yarn, 0), weights(parent)) and not same(weights(yarn), weights(parent))
+    # Its first validation is that of the parent's weights under the same method.
+    first = lines(yarn, "validation")[0]
+    model = Run(parent).load(["model.position.scaling.name=yarn"]).model
+    targets = monitor_targets(Run(yarn).open_data(), [48, 96, 192], 8, 4, seed=1)
+    expected = {str(length): nll for length, (nll, _) in targets.measure(model).items()}
+    assert first["step"] == 0 and first["nll"] == pytest.approx(expected, abs=1e-6)
+
+
+def test_lineage_of_nested_extensions(parent, yarn, tmp_path):
+    words = [f"parent.run={yarn}", "parent.checkpoint=0", "train_length=96"]
+    assert trained(*words, "training.batch_size=2", "--run-dir", tmp_path / "second") == 0
+    second = Run(tmp_path / "second")
+    near, far = second.manifest["lineage"]
+    assert (near["run"], near["step"], near["train_length"]) == (str(yarn), 0, 48)
+    assert (far["run"], far["checkpoint_hash"]) == (str(parent), find_checkpoint(parent).hash)
+    assert "train_length: 24 → 48" in far["changed"] and "train_length: 48 → 96" in near["changed"]
+    assert any(text.startswith("model.position.scaling: none → yarn") for text in far["changed"])
+    assert near["data"] == far["data"] == Run(parent).manifest["data"]
+    assert (
+        same(weights(second.folder, 0), weights(parent)) and second.settings.original_length == 24
+    )
+    # 12 steps of 8 × 24, none yet of 48, 5 of 2 × 96.
+    shown = read_exposure(second.folder)
+    assert shown.positions.tolist() == [12 * 8 + 5 * 2] * 24 + [5 * 2] * 72
+    assert shown.tokens == 12 * 8 * 24 + 960
+
+
+def test_extension_resumes_without_parent(parent, yarn, tmp_path):
+    """... once it has begun: it goes on, ends as if the parent were there, and is evaluated."""
+    again = tmp_path / "cut"
+    shutil.copytree(yarn, again)
+    cut(again, 2)
+    (again / "exposure.npz").unlink()
+    words = [f"parent.run={parent}", "training.checkpoint={interval: 2, keep: 9}"]
+    away = parent.rename(parent.with_name("away"))
+    try:
+        assert trained(*words, *LONGER, "--run-dir", again) == 0
+        with pytest.raises(TrainingError, match=r"other settings.*\n.*model.position.scaling"):
+            trained(*words, *TUNE, "train_length=48", "--run-dir", again)
+        with pytest.raises(TrainingError, match="no such run directory"):
+            trained(*words, *LONGER, "--run-dir", tmp_path / "new")
+    finally:
+        away.rename(parent)
+    assert files_of(again, 5) == files_of(yarn, 5)
+    assert Run(again).manifest["lineage"] == Run(yarn).manifest["lineage"]
+    expected = [12 * 8 + 5 * 4] * 24 + [5 * 4] * 24
+    assert read_exposure(again).positions.tolist() == expected
+    (again / "exposure.npz").unlink()
+    assert exposure_of(Run(again)).positions.tolist() == expected
+    assert Run(again).load().settings.original_length == 24
+
+
+def test_identity_depends_on_parent_weights_not_path(parent, tmp_path, overrides):
+    other = tmp_path / "elsewhere"
+    shutil.copytree(parent, other)
+
+    def settings(run, *words):
+        return read_run_settings([f"parent.run={run}", *LONGER, *words])[0]
+
+    first = settings(parent)
+    assert identity(settings(other)) == identity(first)
+    shutil.rmtree(other / "checkpoints")
+    model = Run(parent).load().model
+    with torch.no_grad():
+        next(model.parameters()).add_(1)
+    save_weights(other, 12, model)
+    assert identity(settings(other)) != identity(first)
+    with pytest.raises(TrainingError, match=r"parent.hash is "):
+        settings(other, f"parent.hash={first.parent.hash}")
+    plain, no_parent = read_run_settings(overrides)
+    assert no_parent is None and plain.parent is None
+    assert identity(plain) == identity(RunSettings.model_validate(plain.model_dump()))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["parent.run=nowhere"], "parent.run: nowhere: no such run directory"),
+        (["parent.run=null"], r"parent\.run is missing"),
+        (["parent.checkpoint=7"], "no checkpoint of step 7; it has 9, 12"),
+        (["model.dim=64"], "model.dim "),
+        (["model.layers=3"], "model.layers "),
+        (["model.position.fraction=0.5"], "model.position.fraction cannot be changed"),
+        (["model.position.name=learned"], "weights of .* do not fit: .*is new"),
+        (["train_length=2048"], "longer than every document of .*the longest has"),
+        (
+            ["data.source.name=stdlib", "data.tokenizer={name: sentencepiece}"],
+            r"another tokenizer \(0{12}\)",
+        ),
+    ],
+)
+def test_invalid_extensions_are_rejected_without_files(
+    parent, tmp_path, monkeypatch, words, message
+):
+    real = setup.prepare
+
+    # the text of another tokenizer, without the minute it takes to make
+    def prepare(data, console):
+        prepared = real(Run(parent).settings.data, console)
+        if data.tokenizer.name == "sentencepiece":
+            monkeypatch.setattr(type(prepared.tokenizer), "hash", "0" * 64)
+        return prepared
+
+    monkeypatch.setattr(setup, "prepare", prepare)
+    with pytest.raises(TrainingError, match=message):
+        trained(
+            f"parent.run={parent}",
+            *words,
+            *TUNE,
+            "training.tokens=20K",
+            "--run-dir",
+            tmp_path / "x",
+        )
+    assert not (tmp_path / "x").exists()
+
+
+def test_extension_of_padded_vocabulary_keeps_its_rows(parent, tmp_path):
+    """The embedding has 270 rows and the tokenizer 258 ids."""
+    own = Run(parent)
+    facts = {"vocab_size": 270} | {key: own.manifest[key] for key in ("data", "data_hash")}
+    padded = Run.create(tmp_path / "padded", own.settings, own.tokenizer, ["test"], facts)
+    model = make_model(own.settings, 270).initialize(3)
+    save_weights(padded.folder, 12, model, state={"tokens": 2304})
+    folder = tmp_path / "longer"
+    for _ in range(2):  # the second call resumes it
+        assert trained(f"parent.run={padded.folder}", *LONGER, "--run-dir", folder) == 0
+    assert Run(folder).vocab_size == 270 and Run(folder).load().model.vocab_size == 270
+
+
+def test_schemes_with_equal_parameters_and_learned_tables(parent, settings_of_runs, tmp_path):
+    """NoPE is RoPE with its rotations dropped, which a test-time override can set; a learned table
+    requires an extension method."""
+    none = tmp_path / "none"
+    words = [f"parent.run={parent}", "model.position.name=none", *TUNE, "--run-dir", none]
+    assert trained(*words) == 0
+    dropped = Run(parent).load(["model.position.scaling={name: drop}"]).model
+    targets = monitor_targets(Run(none).open_data(), [24, 48, 96], 8, 4, seed=1)
+    first = lines(none, "validation")[0]["nll"]["24"]
+    assert targets.measure(dropped)[24][0] == pytest.approx(first, abs=1e-5)
+
+    learned = tmp_path / "learned"
+    child = tmp_path / "child"
+    limited = ["model.position.name=learned", "training.validation.multiples=[1]"]
+    assert trained(*settings_of_runs, *limited, "--run-dir", learned) == 0
+    longer = [f"parent.run={learned}", "train_length=48", *TUNE, "training.checkpoint.keep=9"]
+    longer += ["--run-dir", child]
+    with pytest.raises(TrainingError, match="positions this scheme has"):
+        trained(*longer)
+    assert trained("model.position.extend=interpolate", *longer) == 0
+    assert Run(child).settings.model.position.max_length == 24
+    assert same(weights(child, 0), weights(learned))
+
+
+def test_comparison_with_the_parent(parent, yarn, tmp_path, monkeypatch, capsys):
+    """The script compares an extension run with its parent, as trained and under its method; before
+    training they are equal."""
+    child = tmp_path / "child"
+    shutil.copytree(yarn, child)
+
+    def compare(*words):
+        monkeypatch.setattr(sys, "argv", ["compare_parent.py", *map(str, words)])
+        return compare_parent.main()
+
+    def cells():
+        small = ["lengths=[96]", "documents=8", "spans_per_document=2", "targets=8"]
+        assert compare(child, *small) == 0
+        rows = json.loads((child / "evaluation/parent/results.json").read_text())["cells"]
+        own = {row["length"]: row["nll"] for row in rows if row["difference"] is None}
+        theirs = {
+            (row["method"], row["length"]): row for row in rows if row["difference"] is not None
+        }
+        assert theirs.keys() == {(m, n) for m in ("trained", "same method") for n in (24, 48, 96)}
+        for (_, length), row in theirs.items():
+            assert row["difference"] == pytest.approx(row["nll"] - own[length])
+            assert row["low"] <= row["difference"] <= row["high"] and row["family"] == 6
+        return theirs
+
+    after = cells()
+    assert "NLL minus that of run" in capsys.readouterr().out
+    # Nothing is stretched at the parent's length, so that the method is what it was trained under.
+    assert after["trained", 24] | {"method": ""} == after["same method", 24] | {"method": ""}
+    assert after["trained", 48]["nll"] != after["same method", 48]["nll"]
+    cut(child, 0)
+    before = cells()
+    assert [before["same method", length]["difference"] for length in (24, 48, 96)] == [0, 0, 0]
+    assert before["trained", 96]["difference"] != 0
+
+    with pytest.raises(EvaluationError, match="parent is not an extension run"):
+        compare(parent)
+    with pytest.raises(EvaluationError, match="by-position has no lengths"):
+        compare(child, "protocol=by-position")
+    about = json.loads((child / "manifest.json").read_text())
+    about["lineage"][0]["checkpoint_hash"] = "0" * 64
+    (child / "manifest.json").write_text(json.dumps(about))
+    with pytest.raises(EvaluationError, match=r"checkpoint 12 of .*parent is not the parent"):
+        compare(child)

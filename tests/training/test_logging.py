@@ -1,0 +1,396 @@
+"""metrics.jsonl, trackers, the live view, and the output of scripts."""
+
+import errno
+import importlib.util
+import io
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console as RichConsole
+
+from data.files import atomic
+from errors import ConfigError, DataError, EvaluationError, ModelError, TrainingError
+from run_directory import console as module
+from run_directory.checkpoints import DIVERGED, save_weights
+from run_directory.console import Console, duration
+from run_directory.metrics_file import MetricsFile, held_lines, last_lines, read_metrics
+from run_directory.run_settings import RunSettings
+from settings.load import load_settings
+from settings.script import run_main
+from tests.training.conftest import ROOT
+from tests.training.net import Net, RecordingConsole
+from training.live_view import LiveView, mean, sparkline
+from training.metrics import Metrics
+from training.step import NOT_FINITE, SPIKE, StepMetrics
+from training.trackers import Trackers, check_trackers
+
+
+def write(file, start, *steps, **values):
+    with closing(MetricsFile(file, start)) as log:
+        for step in steps:
+            log.write(step, **values)
+
+
+@pytest.fixture
+def file(tmp_path) -> Path:
+    return tmp_path / "metrics.jsonl"
+
+
+def test_records_round_trip(file):
+    with closing(MetricsFile(file, 0)) as log:
+        log.write(1, loss=0.1 + 0.2, nested={"a": [1, 2.5]}, text="é")
+        log.write(2, loss=math.nan, norm=-math.inf)
+        log.write(2, "validation", nll={256: 3.5})
+    start, first, second, validation = read_metrics(file)
+    assert start == {"kind": "start", "step": 0, "attempt": 1}
+    assert (first["kind"], first["step"], first["attempt"]) == ("train", 1, 1)
+    assert (first["loss"], first["nested"], first["text"]) == (0.1 + 0.2, {"a": [1, 2.5]}, "é")
+    assert (second["loss"], second["norm"]) == ("nan", "-inf")
+    assert read_metrics(file, "validation") == [validation] and validation["nll"] == {"256": 3.5}
+
+
+@given(st.integers(1, 200))
+@settings(max_examples=60)
+def test_truncated_file_is_readable_and_appendable(tmp_path_factory, removed):
+    file = tmp_path_factory.mktemp("log") / "metrics.jsonl"
+    write(file, 0, *range(1, 6), loss=1 / 7)
+    content = file.read_bytes()
+    file.write_bytes(content[: max(0, len(content) - removed)])
+    kept = [line["step"] for line in read_metrics(file, "train")]
+    assert kept == list(range(1, len(kept) + 1))
+    assert len(kept) >= file.read_bytes().count(b"\n") - 1
+    write(file, len(kept), len(kept) + 1)
+    assert [line["step"] for line in read_metrics(file, "train")] == [*kept, len(kept) + 1]
+    assert all(json.loads(line) for line in file.read_text().splitlines())
+
+
+def test_start_supersedes_later_steps_of_all_earlier_attempts(file):
+    for start, stop in ((0, 9), (6, 12), (3, 5)):
+        write(file, start, *range(start + 1, stop + 1))
+    held = [(line["step"], line["attempt"]) for line in held_lines(file) if line["kind"] == "train"]
+    assert held == [(1, 1), (2, 1), (3, 1), (4, 3), (5, 3)]
+    assert last_lines(file)["train"]["step"] == 5 and last_lines(file.with_name("none")) == {}
+
+
+@pytest.mark.parametrize("line", [b"{oops\n", b'{"kind": "train", "step": "1", "attempt": 1}\n'])
+def test_corrupted_line_is_named(file, line):
+    write(file, 0, 1)
+    content = file.read_bytes()
+    file.write_bytes(line + content)
+    with pytest.raises(TrainingError, match=r"metrics.jsonl:1: not a line of metrics"):
+        read_metrics(file)
+    file.write_bytes(content + line)
+    with pytest.raises(TrainingError, match="its last line is not a line of metrics"):
+        MetricsFile(file, 1)
+
+
+def test_records_survive_sigkill(file):
+    code = (
+        "import sys, os, signal\nfrom pathlib import Path\nfrom run_directory.metrics_file import "
+        "MetricsFile\nlog = MetricsFile(Path(sys.argv[1]), 0)\nfor step in range(1, 301): "
+        "log.write(step, loss=step / 3)\nos.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(file)], cwd=ROOT)
+    assert done.returncode == -signal.SIGKILL
+    assert [line["step"] for line in read_metrics(file, "train")] == list(range(1, 301))
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
+def test_a_full_disk_is_one_clear_error(file, monkeypatch):
+    log = MetricsFile(file, 0)
+    log.close()
+    monkeypatch.setattr(log, "_stream", Path("/dev/full").open("a"))  # noqa: SIM115
+    with pytest.raises(TrainingError, match=r"step 4 cannot be written: No space left"):
+        log.write(4)
+    with pytest.raises(OSError):
+        log.close()
+
+
+@pytest.mark.parametrize(
+    ("saved", "applied", "reason", "count", "message"),
+    [
+        ([(2, {}), (5, {})], 6, NOT_FINITE, 1, "step 5 is saved: .*on_nonfinite.name=skip"),
+        ([(2, {}), (5, {})], 5, NOT_FINITE, 1, "step 2 is saved: (?!.*skip)"),
+        ([(2, {}), (5, {DIVERGED: True})], 6, NOT_FINITE, 1, "step 2 is saved"),
+        ([(5, {})], 5, NOT_FINITE, 1, "no good checkpoint"),
+        ([], 0, NOT_FINITE, 4, "number 4 of the run.*raise training.on_nonfinite.limit"),
+        ([], 0, SPIKE, 3, "spike number 3 of the run.*raise training.on_spike.limit"),
+    ],
+)
+def test_error_of_a_stopped_run_names_the_checkpoint_and_a_fix(
+    tmp_path, saved, applied, reason, count, message
+):
+    for step, state in saved:
+        save_weights(tmp_path, step, Net(), state=state)
+    metrics = SimpleNamespace(_run=SimpleNamespace(folder=tmp_path), _applied=applied)
+    result = StepMetrics(math.nan, 2.0, 0, reason, count, stopped=True)
+    assert re.search(
+        f"step 7: the loss is nan.*{message}", Metrics._why_stopped(metrics, 7, result)
+    )
+
+
+# Trackers
+
+LINES = (
+    {"kind": "train", "step": 1, "attempt": 1, "loss": 2.0},
+    {"kind": "validation", "step": 1, "attempt": 1, "nll": {"256": 3.0, "512": "nan"}},
+    {"kind": "train", "step": 2, "attempt": 1, "loss": 1.0},
+    {"kind": "train", "step": 3, "attempt": 1, "loss": 1.0},
+)
+
+
+def trackers(folder, console, *words, step=0):
+    settings = load_settings(RunSettings, [f"training.{word}" for word in words])
+    return Trackers(settings, folder, step, console)
+
+
+def test_trackers_are_imported_on_request_only(tmp_path, monkeypatch):
+    for name in ("wandb", "torch.utils.tensorboard"):
+        monkeypatch.setitem(sys.modules, name, None)  # importing it would now raise
+    console = RecordingConsole()
+    trackers(tmp_path, console).write(LINES[0])
+    assert console.lines == []
+    failed = trackers(tmp_path, console, "wandb.mode=offline", "tensorboard=true")
+    assert [line.split()[0] for line in console.lines] == ["wandb", "tensorboard"]
+    assert all("training continues" in line for line in console.lines)
+    failed.write(LINES[0])  # they receive nothing any more
+    failed.close()
+    assert len(console.lines) == 2
+
+
+def test_wandb_logs_steps_and_is_disabled_after_error(tmp_path, monkeypatch):
+    sent = []
+    metrics = []
+    calls = {}
+
+    def log(values):
+        if len(sent) == 2:
+            raise ConnectionError("no route\nmore")
+        sent.append(values)
+
+    run = SimpleNamespace(log=log, finish=lambda: None)
+    run.define_metric = lambda *names, **options: metrics.append((names, options))
+    wandb = SimpleNamespace(init=lambda **options: calls.update(options) or run)
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    console = RecordingConsole()
+    tracker = trackers(tmp_path / "run-1", console, "wandb.mode=offline", "wandb.project=p")
+    for line in LINES:
+        tracker.write(line)
+    tracker.close()
+    assert sent == [
+        {"train/loss": 2.0, "step": 1, "attempt": 1},
+        {"validation/nll/256": 3.0, "validation/nll/512": "nan", "step": 1, "attempt": 1},
+    ]
+    assert metrics == [(("step",), {}), (("*",), {"step_metric": "step"})]
+    assert (calls["project"], calls["mode"], calls["name"]) == ("p", "offline", "run-1")
+    # schedulers kill what has not ended by then
+    assert 0 < calls["settings"]["finish_timeout"] < 30
+    assert calls["settings"]["finish_timeout_raises"] is True
+    assert console.lines == ["wandb is disabled; training continues: no route"]
+
+
+def test_tensorboard_purges_steps_repeated_on_resume(tmp_path, monkeypatch):
+    sent = []
+    calls = {}
+    writer = SimpleNamespace(add_scalar=lambda *a: sent.append(a), close=lambda: sent.append("end"))
+    tensorboard = SimpleNamespace(SummaryWriter=lambda **options: calls.update(options) or writer)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", tensorboard)
+    tracker = trackers(tmp_path, RecordingConsole(), "tensorboard=true", step=7)
+    for line in LINES[:2]:
+        tracker.write(line)
+    tracker.close()
+    assert calls == {"log_dir": str(tmp_path / "tensorboard"), "purge_step": 8}
+    assert sent == [("train/loss", 2.0, 1), ("validation/nll/256", 3.0, 1), "end"]
+
+
+def test_missing_tracker_package_is_rejected(monkeypatch):
+    check_trackers(RunSettings().training)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(TrainingError, match="requires tensorboard: pip install -c constraints"):
+        check_trackers(load_settings(RunSettings, ["training.tensorboard=true"]).training)
+
+
+# The live view
+
+
+def step_line(step: int, loss: float | str, norm: float | str = 0.25, **more) -> dict:
+    return {"kind": "train", "step": step, "loss": loss, "grad_norm": norm, "lr": 1.5e-3, **more}
+
+
+def validation_line(step: int, nll: dict) -> dict:
+    return {"kind": "validation", "step": step, "nll": nll, "targets": 2048, "documents": 32}
+
+
+def drawn(view: LiveView, width: int = 80) -> str:
+    out = io.StringIO()
+    RichConsole(file=out, width=width, force_terminal=True, color_system=None).print(view)
+    text = re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue())
+    assert all(len(line) <= width for line in text.splitlines())
+    return text
+
+
+def new_view(console=None) -> LiveView:
+    console = console or Console(quiet=True)
+    return LiveView("tiny-0123456789", steps=2000, tokens=2_000_000, done=0, console=console)
+
+
+@pytest.mark.parametrize("width", [50, 120])
+def test_live_view_shows_metrics(width, capsys):
+    view = new_view(Console())
+    speed = {"tokens": 2_000_000 - 754 * 14_200, "tokens_per_second": 14_200.0, "mfu": 0.42}
+    for step in range(1, 1001):
+        view.write(step_line(step, 5.0 - step / 500, **(speed if step == 1000 else {})))
+    view.write(validation_line(500, {"256": 3.5, "1024": 3.7}))
+    view.write(validation_line(1000, {"256": 3.4, "1024": 3.75}))
+    # the mean of the last twenty steps
+    expected = ["loss 3.0190", "step 1000 held-out NLL  256: 3.4000 (-0.1000)"]
+    if width == 120:
+        expected += ["tiny-0123456789  step 1,000/2,000", "50%  14,200 tokens/s  MFU 42%"]
+        expected += ["12 min 34 s left", "1024: 3.7500 (+0.0500)", "gradient 0.25"]
+    text = drawn(view, width)
+    assert all(part in text for part in expected), text
+    # without a terminal: a line for each measured speed and validation
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 4 and lines[0].startswith("step 1000/2000  loss  3.0000  lr 1.50e-03")
+    assert lines[1] == "held-out NLL by length: the same 2,048 targets of 32 documents"
+
+
+def test_unknown_values_are_omitted():
+    text = drawn(new_view())
+    assert "waiting for the first step" in text
+    assert not any(word in text for word in ("held-out", "nan", "tokens/s", "left"))
+    broken = new_view()
+    broken.write(step_line(1, "nan", "inf"))
+    broken.write(validation_line(1, {"16": 2.0, "32": "nan"}))
+    assert "32: nan" in drawn(broken)
+
+
+def test_small_curves():
+    assert sparkline([0, 7], 24) == "▁█" and sparkline([3, 3, 3], 24) == "▁▁▁"
+    assert sparkline(range(8), 8) == "▁▂▃▄▅▆▇█"
+    assert sparkline([0, 2, 6, 8, math.inf, math.nan], 3) == "▁█ "  # means of pairs: 1, 7, none
+    assert sparkline([math.nan], 5) == " "
+    assert mean([1.0, math.inf, 2.0]) == 1.5 and math.isnan(mean([]))
+
+
+# Output of scripts
+
+
+def end_of(main, capsys):
+    """Exit status and standard error of a script with this `main`."""
+    with pytest.raises(SystemExit) as end:
+        run_main(main)
+    return end.value.code, capsys.readouterr().err
+
+
+def raising(error):
+    def main():
+        raise error
+
+    return main
+
+
+def test_lines_go_to_stderr_and_tables_to_stdout(capsys):
+    console = Console()
+    console.info("hello [not markup]")
+    console.warn("careful")
+    console.table("A title", ["name", "nll"], [["rope [1]", 2.5], ["alibi", "10.25"]])
+    out, err = capsys.readouterr()
+    assert err == "hello [not markup]\nwarning: careful\n"
+    assert "A title" in out and "rope [1]" in out
+    rows = [line for line in out.splitlines() if "rope" in line or "alibi" in line]
+    assert rows[0].index("2.5") > rows[1].index("10.25")  # right-aligned
+
+
+def test_control_characters_are_escaped(capsys):
+    hostile = "a\x1b[2Jb\x9bc\rd\udcff\u202ee\x00\tf\ng é天"
+    shown = "a\\x1b[2Jb\\x9bc\\rd\\udcff\\u202ee\\x00\tf\ng é天"
+    console = Console()
+    console.info(hostile)
+    console.warn(hostile)
+    assert capsys.readouterr().err == f"{shown}\nwarning: {shown}\n"
+    assert end_of(raising(DataError(hostile)), capsys) == (2, f"error: {shown}\n")
+    console.table("\x1b[1m", ["a\x1b"], [["x\x1b[2J"]])
+    out = capsys.readouterr().out
+    assert "\x1b" not in out and "x\\x1b[2J" in out
+
+
+@pytest.mark.parametrize("total", [200, None])
+def test_progress_lines_without_terminal(capsys, monkeypatch, total):
+    now = [100.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    with Console(interval=10).bar("train", total, "step") as bar:
+        for _ in range(40):
+            now[0] += 1
+            bar.advance(5)
+    *steps, last = capsys.readouterr().err.splitlines()
+    assert last == "train: done, 200 step in 40 s (5 step/s)"
+    if total is None:
+        assert steps == [f"train: {n} step, 5 step/s" for n in (50, 100, 150, 200)]
+    else:
+        assert steps == [
+            "train: 25% (50 of 200 step), 5 step/s, 30 s left",
+            "train: 50% (100 of 200 step), 5 step/s, 20 s left",
+            "train: 75% (150 of 200 step), 5 step/s, 10 s left",
+        ]
+
+
+def test_progress_of_work_that_fails(capsys):
+    with pytest.raises(KeyError), Console().bar("train", 3) as bar:
+        bar.advance(2)
+        raise KeyError
+    assert capsys.readouterr().err.startswith("train: stopped, 2 it in 0.0 s")
+
+
+def test_duration():
+    for seconds, text in {
+        0.04: "0.0 s", 9.94: "9.9 s", 9.96: "10 s", 59.6: "1 min 0 s", 100: "1 min 40 s",
+        7300: "2 h 1 min", 359_000: "99 h 43 min", 1e6: "12 days", 729 * 86400: "729 days",
+        730 * 86400: "2 years", 1.3e11: "4,119 years",
+    }.items():  # fmt: skip
+        assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "message"),
+    [
+        *((kind("the fix"), 2, "error: the fix\n") for kind in (ConfigError, ModelError)),
+        *((kind("the fix"), 2, "error: the fix\n") for kind in (DataError, EvaluationError)),
+        (FileNotFoundError(2, "No such file", "a.txt"), 2, "error: a.txt: No such file\n"),
+        (OSError("odd"), 2, "error: odd\n"),
+        (KeyboardInterrupt(), 130, "interrupted\n"),
+    ],
+)
+def test_user_errors_end_with_one_line(error, status, message, capsys):
+    assert end_of(raising(error), capsys) == (status, message)
+
+
+def test_status_of_a_main_that_returns_and_traceback_of_bugs(capsys):
+    for value, status in ((None, 0), (0, 0), (3, 3)):
+        assert end_of(lambda value=value: value, capsys) == (status, "")
+    for bug in (ValueError("shape"), KeyError("x"), UnicodeDecodeError("utf-8", b"", 0, 1, "x")):
+        with pytest.raises(type(bug)):
+            run_main(raising(bug))
+
+
+def test_full_disk_error_names_file_and_fix(capsys, tmp_path):
+    def main():
+        with atomic(tmp_path / "shard") as file:
+            file.write(b"half")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    status, err = end_of(main, capsys)
+    assert status == 2 and "free space" in err
+    assert err.startswith(f"error: {tmp_path / 'shard'}: No space left")
+    assert not list(tmp_path.iterdir())

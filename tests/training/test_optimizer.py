@@ -1,0 +1,338 @@
+"""Parameter groups, AdamW and Muon against formulas, muP, and updates that are skipped."""
+
+from contextlib import nullcontext
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from errors import TrainingError
+from model import ModelSettings, TokenPositions, Transformer
+from run_directory.optimizer_settings import ROLES, AdamWBase, AdamWSettings, MuonSettings
+from run_directory.weights import clean_name, named_weights
+from tests.training.net import APPLY, SKIP, Net
+from training.optimizer import Optimizer, parameter_groups
+
+# Five steps in bfloat16, whose numbers are good to 0.4%, against float64: in Frobenius norm, small
+# singular values of a square matrix among them.
+MUON_TOLERANCE = 0.06
+V = 13
+T = 7
+
+
+def fill_grads(net, value):
+    for weight in net.parameters():
+        weight.grad = torch.full_like(weight, value)
+
+
+@pytest.mark.parametrize("tie_embeddings", [True, False])
+def test_roles_of_the_real_model(tie_embeddings):
+    position = {"name": "learned", "max_length": 9}
+    sizes = {"dim": 12, "layers": 2, "heads": 2, "qk_norm": True, "position": position}
+    model = Transformer(ModelSettings(tie_embeddings=tie_embeddings, **sizes), 31, 7)
+    groups = parameter_groups(model, AdamWSettings(weight_decay=0.3))
+    names = {group["name"]: group["names"] for group in groups}
+    decay = {group["name"]: group["weight_decay"] for group in groups}
+    assert sorted(name for group in names.values() for name in group) == sorted(
+        named_weights(model)
+    )
+    assert all(name.startswith("position.") for name in names["positions"])
+    assert names["embeddings"] == ["embed.weight"]
+    assert ("head.weight" in names["matrices"]) is not tie_embeddings
+    assert len(names["matrices"]) == 2 * 7 + (not tie_embeddings)
+    assert all("norm" in name for name in names["vectors"]) and len(names["vectors"]) == 9
+    assert decay == {"matrices": 0.3, "embeddings": 0, "vectors": 0, "positions": 0}
+
+
+def test_parameter_names_without_wrappers():
+    wrapped = "module._orig_mod.layers.0._orig_mod.mlp.up.weight"
+    assert clean_name(wrapped) == "layers.0.mlp.up.weight"
+    assert clean_name("layers.0.module.weight") == "layers.0.module.weight"
+    net = Net()
+    assert list(named_weights(torch.compile(net))) == list(named_weights(net))
+
+
+def test_lr_and_weight_decay_per_role():
+    """One update with gradients of 3: Adam's first step is lr · sign(g), after the decay lr ·
+    decay."""
+    groups = {"embeddings": {"lr": 0.2}, "vectors": {"weight_decay": 0.4}, "head": {"lr": 0.05}}
+    settings = AdamWSettings(weight_decay=0.5, positions_lr=0.3, groups=groups)
+    rates = {"lr": 2e-3, "head_lr": 0.05, "embeddings_lr": 0.2, "positions_lr": 0.3}
+    assert settings.rates == rates
+    assert AdamWSettings(groups={"positions": {"lr": 0.3}}).rates == {
+        "lr": 2e-3,
+        "positions_lr": 0.3,
+    }
+    net = Net(tie_embeddings=False)
+    before = {name: weight.detach().clone() for name, weight in net.named_parameters()}
+    optimizer = Optimizer(net, settings)
+    assert [group["name"] for group in optimizer.groups] == list(ROLES)
+    optimizer.set_learning_rates(rates | {"lr": 0.1})
+    fill_grads(net, 3.0)
+    optimizer.step(APPLY)
+    for name, (rate, decay) in {
+        "embed.weight": (0.2, 0),
+        "position.weight": (0.3, 0),
+        "mix.weight": (0.1, 0.5),
+        "mix.bias": (0.1, 0.4),
+        "norm.weight": (0.1, 0.4),
+        "head.weight": (0.05, 0.5),
+    }.items():
+        expected = before[name] * (1 - rate * decay) - rate
+        torch.testing.assert_close(net.get_parameter(name).detach(), expected)
+
+
+def test_first_update_matches_manual_computation():
+    """With bias correction the first step is lr · g / (|g| + eps), whatever the betas."""
+    net = Net()
+    optimizer = Optimizer(net, AdamWSettings(lr=1.0, eps=0.5, weight_decay=0.0))
+    assert optimizer.groups[0]["fused"]
+    optimizer.set_learning_rates({"lr": 0.25})
+    before = net.mix.bias.detach().clone()
+    net.mix.bias.grad = torch.tensor([2.0, -2.0, 0.5, 0.0, 1.5, -0.5])
+    optimizer.step(APPLY)
+    step = torch.tensor([0.8, -0.8, 0.5, 0.0, 0.75, -0.5])
+    torch.testing.assert_close(net.mix.bias.detach(), before - 0.25 * step)
+
+
+def test_gradients_are_clipped_to_the_global_norm():
+    net = Net()
+    optimizer = Optimizer(net, AdamWSettings())
+    fill_grads(net, 2.0)
+    norm = 2 * sum(weight.numel() for weight in net.parameters()) ** 0.5
+    assert float(optimizer.clip_grad_norm(None)) == pytest.approx(norm)
+    assert float(optimizer.clip_grad_norm(1.5)) == pytest.approx(norm)
+    assert float(optimizer.clip_grad_norm(9.0)) == pytest.approx(1.5)
+
+
+def test_frozen_parameters_are_excluded():
+    net = Net()
+    net.mix.weight.requires_grad_(False)
+    assert "matrices" not in [group["name"] for group in Optimizer(net, MuonSettings()).groups]
+    net.requires_grad_(False)
+    with pytest.raises(TrainingError, match="frozen"):
+        Optimizer(net, AdamWSettings())
+
+
+# Muon
+
+
+def newton_schulz(gradient, iterations=5):
+    """X ← aX + bXXᵀX + c(XXᵀ)²X from X = G / ‖G‖ (Jordan 2024), in float64."""
+    x = gradient / np.linalg.norm(gradient)
+    for _ in range(iterations):
+        square = x @ x.T
+        x = 3.4445 * x - 4.775 * square @ x + 2.0315 * square @ square @ x
+    return x
+
+
+def test_muon_updates_match_reference_and_others_are_adamw():
+    settings = MuonSettings(lr=0.5, weight_decay=0.2, adamw=AdamWBase(weight_decay=0.3))
+    net = Net(dim=14, tie_embeddings=False)
+    twin = Net(dim=14, tie_embeddings=False)
+    twin.load_state_dict(net.state_dict())
+    optimizer = Optimizer(net, settings)
+    adamw = Optimizer(twin, AdamWSettings(weight_decay=0.3))
+    generator = torch.Generator().manual_seed(1)
+    weight = net.mix.weight.detach().double().numpy().copy()
+    mean = np.zeros_like(weight)
+    moved = 0.0
+    for step in range(3):
+        rate = 0.5 - 0.1 * step
+        optimizer.set_learning_rates({"lr": rate, "adamw_lr": 0.01 * (step + 1)})
+        adamw.set_learning_rates({"lr": 0.01 * (step + 1)})
+        for a, b in zip(net.parameters(), twin.parameters(), strict=True):
+            a.grad = torch.randn(a.shape, generator=generator)
+            b.grad = a.grad.clone()
+        gradient = net.mix.weight.grad.double().numpy()
+        optimizer.step(APPLY)
+        adamw.step(APPLY)
+        mean = 0.95 * mean + 0.05 * gradient
+        direction = 0.2 * 14**0.5 * newton_schulz(0.05 * gradient + 0.95 * mean)
+        weight = weight * (1 - rate * 0.2) - rate * direction
+        moved += rate * np.linalg.norm(direction)
+        error = np.linalg.norm(net.mix.weight.detach().numpy() - weight)
+        assert error < MUON_TOLERANCE * moved
+    for (name, a), b in zip(net.named_parameters(), twin.parameters(), strict=True):
+        assert a.equal(b) == (name != "mix.weight"), name
+
+
+def test_groups_and_rates_of_muon():
+    settings = MuonSettings(lr=0.5, adamw=AdamWBase(lr=0.25, groups={"positions": {"lr": 0.125}}))
+    optimizer = Optimizer(Net(tie_embeddings=False), settings)
+    fields = ("name", "rate", "weight_decay", "fused")
+    assert [tuple(group.get(key) for key in fields) for group in optimizer.groups] == [
+        ("matrices", "lr", 0.1, None),
+        ("head", "adamw_lr", 0.1, True),
+        ("embeddings", "adamw_lr", 0.0, True),
+        ("vectors", "adamw_lr", 0.0, True),
+        ("positions", "positions_lr", 0.0, True),
+    ]
+    assert settings.rates == {"lr": 0.5, "adamw_lr": 0.25, "positions_lr": 0.125}
+    assert {rate: optimizer.describe(rate) for rate in (*settings.rates, "head_lr")} == {
+        "lr": "for 36 parameters: matrices",
+        "adamw_lr": "for 144 parameters: head, embeddings, vectors",
+        "positions_lr": "for 54 parameters: positions",
+        "head_lr": "unused: the model has no such parameters",
+    }
+
+
+class NeverWaits(TorchDispatchMode):
+    """Fails where the host would wait for the device to tell it a number."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        waits = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default)
+        assert func not in waits, func
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("case", ["adamw", "muon", "unfused"])
+def test_skipped_steps_change_no_state_without_host_sync(case):
+    """A run with broken steps, the first among them, is to the bit the run without them."""
+    generator = torch.Generator().manual_seed(6)
+    shapes = [weight.shape for weight in Net().parameters()]
+    grads = [[torch.randn(shape, generator=generator) for shape in shapes] for _ in range(3)]
+    bad = [torch.full_like(grad, float("nan")) for grad in grads[0]]
+
+    def run(plan):
+        torch.manual_seed(0)
+        net = Net()
+        optimizer = Optimizer(net, MuonSettings() if case == "muon" else AdamWSettings())
+        for group in optimizer.groups if case == "unfused" else []:
+            group["fused"] = False
+        for i, step in enumerate(plan):
+            for weight, grad in zip(
+                net.parameters(), bad if step is None else grads[step], strict=True
+            ):
+                weight.grad = grad.clone()
+            if step is None and i:  # broken by the loss alone: gradients look well
+                net.mix.weight.grad = grads[0][2].clone()
+            # torch's plain AdamW counts its steps on the host.
+            with nullcontext() if case == "unfused" else NeverWaits():
+                optimizer.step(SKIP if step is None else APPLY)
+        tensors = optimizer.saved_tensors() | net.state_dict()
+        return {name: tensor.clone() for name, tensor in tensors.items()}
+
+    with_bad = run([None, 0, None, None, 1, 2, None])
+    without = run([0, 1, 2])
+    assert with_bad.keys() == without.keys()
+    assert all(with_bad[name].equal(tensor) for name, tensor in without.items())
+    fresh = run([])
+    assert not any(tensor.equal(without[name]) for name, tensor in fresh.items())
+
+
+# muP
+
+
+def build(dim, mup=None, tie_embeddings=False, **more):
+    sizes = {"dim": dim, "layers": 2, "heads": dim // 8, "tie_embeddings": tie_embeddings}
+    return Transformer(ModelSettings(mup=mup, **sizes, **more), V, T).initialize(3)
+
+
+def logits(model):
+    tokens = torch.randint(V, (2, T), generator=torch.Generator().manual_seed(0))
+    return model(tokens, TokenPositions.plain(T))
+
+
+@pytest.mark.parametrize("tie_embeddings", [True, False])
+def test_base_width_equals_standard_parametrization(tie_embeddings):
+    plain = build(16, tie_embeddings=tie_embeddings)
+    ours = build(16, {"base_dim": 16, "base_head_dim": 8}, tie_embeddings=tie_embeddings)
+    assert all(a.equal(b) for a, b in zip(plain.parameters(), ours.parameters(), strict=True))
+    assert logits(plain).equal(logits(ours))
+    for settings in (AdamWSettings(), MuonSettings()):
+        groups = [parameter_groups(model, settings) for model in (plain, ours)]
+        a, b = [[group | {"params": None} for group in each] for each in groups]
+        assert a == b
+
+
+def test_factors_at_three_times_base_width():
+    """Rates of matrices over 3, decay times 3; head, embeddings and vectors as they were."""
+    model = build(48, {"base_dim": 16})
+    optimizer = Optimizer(model, AdamWSettings(lr=0.6, weight_decay=0.1))
+    optimizer.set_learning_rates({"lr": 0.6})
+    values = {group["name"]: (group["lr"], group["weight_decay"]) for group in optimizer.groups}
+    assert values == {
+        "matrices": (pytest.approx(0.2), pytest.approx(0.3)),
+        "head": (0.6, 0.1),
+        "embeddings": (0.6, 0.0),
+        "vectors": (0.6, 0.0),
+    }
+    for adjust, factor in (("original", 1.0), ("match_rms_adamw", 3**-0.5)):
+        group = parameter_groups(model, MuonSettings(adjust=adjust))[0]
+        assert group["name"] == "matrices" and group["factor"] == pytest.approx(factor)
+        assert group["weight_decay"] * group["factor"] == pytest.approx(0.1)
+
+
+def test_output_multiplier_and_initialization():
+    model = build(48, {"base_dim": 16})
+    plain = build(48)
+    tied = build(48, {"base_dim": 16}, tie_embeddings=True)
+    hidden = torch.randn(5, 48)
+    torch.testing.assert_close(model.logits(hidden), hidden @ model.head.weight.T / 3)
+    matrix = plain.layers[0].attention.wq.weight.std().item()
+    for weight, deviation in (
+        (model.head.weight, 0.1 / 4),
+        (plain.head.weight, 0.1 / 48**0.5),
+        (tied.embed.weight, 0.1 / 4),
+        (model.layers[0].attention.wq.weight, matrix),
+    ):
+        assert weight.std().item() == pytest.approx(deviation, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "mup", "scale"),
+    [
+        (8, None, 8**-0.5),
+        (8, {"base_dim": 16}, 8**-0.5),  # heads were added
+        (32, {"base_dim": 16, "base_head_dim": 8}, 8**0.5 / 32),  # heads have grown: 1/D
+    ],
+)
+def test_attention_scale_is_one_over_head_dim(head_dim, mup, scale):
+    """Logits of attention are scaled by the factor passed to attend(), seen by a hook."""
+    sizes = {"dim": 32, "layers": 1, "heads": 2, "head_dim": head_dim, "position": {"name": "none"}}
+    model = Transformer(ModelSettings(mup=mup, **sizes), V, T).initialize(0)
+    scales = []
+    hooks = [lambda *args: scales.append(args[2])]
+    model(torch.arange(T)[None], TokenPositions.plain(T), hooks=hooks)
+    assert scales == [pytest.approx(scale, rel=1e-12)]
+
+
+def test_invalid_mup_settings():
+    mup = {"base_dim": 16, "base_head_dim": 8}
+    with pytest.raises(ValidationError, match=r"base_head_dim: .*linear"):
+        ModelSettings(dim=32, heads=4, mixer={"name": "linear"}, mup=mup)
+    with pytest.raises(ValidationError, match="greater than or equal to 1"):
+        ModelSettings(mup={"base_dim": 0})
+
+
+@pytest.mark.parametrize("grow", ["heads", "features"])
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_updates_grow_with_width_without_mup_only(optimizer, grow):
+    """The coordinate check of arXiv:2203.03466, appendix D.1: RMS change of the logits over width
+    after three steps."""
+    widths = [32, 64, 128]
+    rates = {"lr": 0.01, "weight_decay": 0.0}
+    settings = AdamWSettings(**rates)
+    if optimizer == "muon":
+        settings = MuonSettings(**rates, adamw=AdamWBase(**rates))
+    targets = torch.randint(V, (2 * T,), generator=torch.Generator().manual_seed(1))
+    for base in (None, 32):
+        changes = []
+        for width in widths:
+            heads = width // 16 if grow == "heads" else 2
+            mup = base and {"base_dim": base, "base_head_dim": 16}
+            shape = ModelSettings(dim=width, layers=2, heads=heads, ffn_dim=2 * width, mup=mup)
+            model = Transformer(shape, V, T).initialize(0)
+            before = logits(model).detach()
+            update = Optimizer(model, settings)
+            update.set_learning_rates(settings.rates)
+            for _ in range(3):
+                torch.nn.functional.cross_entropy(logits(model).flatten(0, 1), targets).backward()
+                update.step(APPLY)
+                update.zero_grad()
+            changes.append(float((logits(model).detach() - before).square().mean().sqrt()))
+        growth = np.polyfit(np.log(widths), np.log(changes), 1)[0]
+        assert abs(growth) < 0.3 if base else growth > 0.35, (base, changes)

@@ -1,0 +1,295 @@
+"""Numbers of a step: the guard that skips updates, learning rates, the EMA of the weights."""
+
+import json
+import math
+
+import pytest
+import torch
+
+from errors import INTERRUPTED, TrainingError
+from model import ModelSettings, TokenPositions, Transformer
+from run_directory.checkpoints import find_checkpoint
+from run_directory.optimizer_settings import (
+    AdamWSettings,
+    ConstantSchedule,
+    CosineSchedule,
+    EmaSettings,
+    LinearSchedule,
+    WsdSchedule,
+)
+from run_directory.run_settings import RunSettings
+from run_directory.training_settings import (
+    SkipNonFinite,
+    SpikeSettings,
+    StopOnNonFinite,
+    TrainingSettings,
+)
+from run_directory.weights import read_into
+from tests.training.net import APPLY, SKIP, Net, save, state_of
+from train import train_step
+from training.batches import MicroBatch, StepBatch
+from training.ema import EMA
+from training.optimizer import Optimizer
+from training.parallel import Parallel
+from training.schedule import TrainingSchedule, learning_rate, steps_of
+from training.step import NOT_FINITE, SPIKE, StepGuard
+from training.stop_requests import StopRequests
+from training.train_state import TrainState
+
+NAN = math.nan
+
+
+def judged(guard, losses, norm=1.0):
+    """(reason, count, stopped) of each step."""
+    verdicts = []
+    for loss in losses:
+        decision = guard(torch.tensor(loss, dtype=torch.float64), torch.tensor(norm))
+        assert bool(decision.skip) == (int(decision.reason) > 0 or bool(decision.stopped))
+        reason = int(decision.reason)
+        verdicts.append((reason, int(decision.count), bool(decision.stopped)))
+    return verdicts
+
+
+def reasons(guard, losses):
+    return [reason for reason, *_ in judged(guard, losses)]
+
+
+def resumed(guard, on_nonfinite, on_spike=None):
+    again = StepGuard(on_nonfinite, on_spike, "cpu")
+    again.load(json.loads(json.dumps(guard.state())))
+    return again
+
+
+@pytest.mark.parametrize("broken", [NAN, math.inf, -math.inf])
+def test_stop_skips_all_updates_after_first_non_finite_step(broken):
+    guard = StepGuard(StopOnNonFinite(), None, "cpu")
+    assert judged(guard, [2.0, broken, 2.0]) == [(0, 0, False), (NOT_FINITE, 1, True), (0, 0, True)]
+    guard = StepGuard(StopOnNonFinite(), None, "cpu")
+    assert judged(guard, [2.0], norm=broken) == [(NOT_FINITE, 1, True)]
+
+
+def test_skip_limit_counts_across_resume():
+    settings = SkipNonFinite(limit=2)
+    guard = StepGuard(settings, None, "cpu")
+    assert guard.state() == {}
+    assert judged(guard, [NAN, 2.0, NAN]) == [
+        (NOT_FINITE, 1, False),
+        (0, 0, False),
+        (NOT_FINITE, 2, False),
+    ]
+    for again in (resumed(guard, settings), guard):
+        assert judged(again, [2.0, NAN, 1.0]) == [
+            (0, 0, False),
+            (NOT_FINITE, 3, True),
+            (0, 0, True),
+        ]
+    raised = StepGuard(SkipNonFinite(limit=3), None, "cpu")
+    raised.load({"skipped": {"not finite": 2, "spike": 0}})
+    assert judged(raised, [NAN]) == [(NOT_FINITE, 3, False)]
+
+
+def test_spike_threshold_matches_manual_computation():
+    """Of 1, 3, 1, 3 the mean is 2 and the deviation 1: with 2 sigmas, 4.01 is a spike and 3.99
+    none."""
+    settings = SpikeSettings(sigmas=2, window=4, limit=5)
+    for loss, reason in ((4.01, SPIKE), (3.99, 0), (-50.0, 0)):
+        guard = StepGuard(StopOnNonFinite(), settings, "cpu")
+        assert reasons(guard, [1.0, 3.0, 1.0, 3.0, loss])[-1] == reason
+    # A spike is not remembered, an applied step takes the place of the oldest.
+    guard = StepGuard(StopOnNonFinite(), settings, "cpu")
+    judged(guard, [1.0, 3.0, 1.0, 3.0, 99.0])
+    assert sorted(guard.state()["losses"]) == [1.0, 1.0, 3.0, 3.0]
+    judged(guard, [2.0])
+    assert guard.state() == {
+        "skipped": {"not finite": 0, "spike": 1},
+        "losses": [2.0, 3.0, 1.0, 3.0],
+        "applied": 5,
+    }
+
+
+def test_no_spikes_before_window_is_full_or_after_new_stage():
+    guard = StepGuard(StopOnNonFinite(), SpikeSettings(sigmas=1, window=3), "cpu")
+    assert reasons(guard, [1.0, 9.0, 99.0, 9.0, 1e4]) == [0, 0, 0, 0, SPIKE]
+    guard.begin_stage()
+    assert reasons(guard, [1e4, 1e5, 1e6]) == [0, 0, 0]
+
+
+def test_spike_limit_stops_the_run():
+    guard = StepGuard(SkipNonFinite(), SpikeSettings(sigmas=1, window=2, limit=1), "cpu")
+    assert judged(guard, [1.0, 2.0, 50.0, NAN, 60.0])[2:] == [
+        (SPIKE, 1, False),
+        (NOT_FINITE, 1, False),
+        (SPIKE, 2, True),
+    ]
+
+
+def test_decisions_do_not_depend_on_resumes():
+    generator = torch.Generator().manual_seed(0)
+    losses = (torch.randn(400, generator=generator, dtype=torch.float64).exp() / 3).tolist()
+    settings = SpikeSettings(sigmas=3, window=20, limit=400)
+    uninterrupted = StepGuard(StopOnNonFinite(), settings, "cpu")
+    expected = judged(uninterrupted, losses)
+    assert 5 < sum(reason == SPIKE for reason, *_ in expected) < 100
+    guard = StepGuard(StopOnNonFinite(), settings, "cpu")
+    verdicts = []
+    for start in range(0, 400, 7):
+        guard = resumed(guard, StopOnNonFinite(), settings)
+        verdicts += judged(guard, losses[start : start + 7])
+    assert verdicts == expected and guard.state() == uninterrupted.state()
+
+
+def test_a_broken_step_keeps_weights_and_moments():
+    model = Transformer(ModelSettings(dim=24, layers=1, heads=3), 11, 7).initialize(0)
+    t = TrainingSettings(optimizer=AdamWSettings(lr=0.1))
+    settings = RunSettings(training=t)
+    parallel = Parallel(t)
+    state = TrainState.create(model, settings, parallel)
+    requests = StopRequests()
+    tokens = torch.arange(10).reshape(2, 5)
+    part = MicroBatch(tokens, tokens + 1, TokenPositions.plain(5))
+    batch = StepBatch(TrainingSchedule(settings).stage(0), [part], 10, {})
+
+    def step():
+        return train_step(state, batch, parallel, t, requests).read()
+
+    def content():
+        tensors = state.optimizer.saved_tensors() | model.state_dict()
+        return {name: tensor.clone() for name, tensor in tensors.items()}
+
+    step()
+    before = content()
+    hook = model.norm.register_full_backward_hook(lambda m, i, o: (i[0] * NAN,))
+    bad = step()
+    hook.remove()
+    assert math.isfinite(bad.loss) and math.isnan(bad.grad_norm) and bad.stopped
+    requests.request(INTERRUPTED)
+    after = step()
+    assert math.isfinite(after.grad_norm) and after.status == INTERRUPTED and state.step == 3
+    assert all(before[name].equal(tensor) for name, tensor in content().items())
+
+
+# Learning rates
+
+
+def rates(schedule, steps):
+    return [learning_rate(schedule, 8.0, step, steps) for step in range(steps)]
+
+
+HALF = math.sqrt(0.5)  # cos 45°
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        (ConstantSchedule(warmup=4), [2, 4, 6, 8, 8, 8]),
+        (ConstantSchedule(warmup=0.5), [8 / 3, 16 / 3, 8, 8, 8, 8]),
+        (ConstantSchedule(warmup=0), [8, 8, 8]),
+        (LinearSchedule(warmup=2), [4, 8, 8, 6, 4, 2]),
+        (LinearSchedule(warmup=2, min_lr_ratio=0.5), [4, 8, 8, 7, 6, 5]),
+        (
+            CosineSchedule(warmup=1, min_lr_ratio=0.25),
+            [8, *(2 + 6 * share for share in (1, (1 + HALF) / 2, 0.5, (1 - HALF) / 2))],
+        ),
+        (WsdSchedule(warmup=2, decay=0.4, min_lr_ratio=0), [4, 8, 8, 8, 8, 8, 8, 6, 4, 2]),
+        (WsdSchedule(warmup=0, decay=0.01, min_lr_ratio=0), [8, 8, 8]),
+        (WsdSchedule(warmup=0, decay=1, min_lr_ratio=0.5), [8, 7, 6, 5]),
+    ],
+)
+def test_learning_rates(schedule, expected):
+    assert rates(schedule, len(expected)) == pytest.approx(expected, rel=1e-15)
+
+
+def test_shares_are_rounded_to_the_nearest_step():
+    """0.29 · 100 is 28.999999999999996 in floating point, and 0.03 · 2929 is 87.87."""
+    assert [steps_of(share, 50) for share in (0, 0.02, 0.5, 1, 7)] == [0, 1, 25, 1, 7]
+    for share, steps, expected in ((0.03, 2929, 88), (0.29, 100, 29), (0.57, 100, 57)):
+        assert steps_of(share, steps) == expected
+        assert rates(ConstantSchedule(warmup=share), steps).index(8.0) == expected - 1
+        wsd = WsdSchedule(warmup=0, decay=share, min_lr_ratio=0)
+        assert sum(rate < 8.0 for rate in rates(wsd, steps)) == expected - 1
+
+
+def test_rates_outside_the_run_are_an_error():
+    for step in (-1, 5):
+        with pytest.raises(TrainingError, match=f"step {step} is outside the run's 5 steps"):
+            learning_rate(ConstantSchedule(), 1.0, step, 5)
+
+
+# EMA
+
+
+def averaged(flags, settings, seed=0):
+    """A state after one random update for each flag, and the weights of `mix` after each that was
+    applied."""
+    torch.manual_seed(seed)
+    net = Net().double()
+    state = state_of(net, Optimizer(net, AdamWSettings()), ema=EMA(net, settings, 10))
+    state.optimizer.set_learning_rates({"lr": 0.1})
+    history = [net.mix.weight.detach().clone(), *go_on(state, flags)]
+    return state, torch.stack(history)
+
+
+def go_on(state, flags):
+    history = []
+    for flag in flags:
+        for weight in state.model.parameters():
+            weight.grad = torch.randn_like(weight)
+        state.optimizer.step(flag)
+        state.step += 1
+        state.ema.update(state.step, flag)
+        if not flag:
+            history.append(state.model.mix.weight.detach().clone())
+    return history
+
+
+def test_ema_equals_closed_form_with_skipped_steps():
+    """d^n w_0 + (1 − d) Σ d^(n−i) w_i over the n steps that were applied."""
+    flags = [APPLY, SKIP, APPLY, APPLY, SKIP, SKIP, APPLY]
+    state, history = averaged(flags, EmaSettings(decay=0.7))
+    shares = [0.7**4, *(0.3 * 0.7 ** (4 - i) for i in range(1, 5))]
+    expected = torch.einsum("n,nij->ij", torch.tensor(shares, dtype=torch.float64), history)
+    mean = state.ema.means["mix.weight"]
+    torch.testing.assert_close(mean, expected, rtol=1e-12, atol=1e-14)
+    before = {name: weight.detach().clone() for name, weight in state.model.named_parameters()}
+    assert state.ema.means.keys() == before.keys()
+    with state.ema.applied():
+        inside = state.model.mix.weight.detach().clone()
+    assert inside.equal(mean) and not inside.equal(before["mix.weight"])
+    assert all(weight.equal(before[name]) for name, weight in state.model.named_parameters())
+
+
+def test_ema_of_half_precision_weights_is_float32():
+    net = Net().bfloat16()
+    ema = EMA(net, EmaSettings(decay=0.999), 10)
+    with torch.no_grad():
+        net.mix.bias.fill_(1.0)
+        ema.follow()
+        net.mix.bias.fill_(2.0)
+    ema.update(1, APPLY)
+    mean = ema.means["mix.bias"]
+    assert mean.dtype == torch.float32 and mean.tolist() == pytest.approx([1.001] * 6, rel=1e-6)
+
+
+def test_ema_resumes_exactly_and_starts_if_missing(tmp_path):
+    settings = EmaSettings(decay=0.7, start=4)
+    flags = [APPLY, APPLY, SKIP, APPLY, APPLY]
+    state, _ = averaged(flags[:3], settings)
+    assert state.ema.means["mix.weight"].equal(state.model.mix.weight)  # before `start`
+    save(tmp_path, 3, state)
+    go_on(state, flags)
+    again, _ = averaged([APPLY], settings, seed=3)
+    again.restore(find_checkpoint(tmp_path))
+    go_on(again, flags)
+    assert all(again.ema.means[name].equal(mean) for name, mean in state.ema.means.items())
+    assert not state.ema.means["mix.weight"].equal(state.model.mix.weight)
+
+    last = save(tmp_path, 8, state)
+    net = Net().double()
+    with torch.no_grad():
+        read_into(last.folder, "average", dict(net.named_parameters()))
+    assert net.mix.weight.equal(state.ema.means["mix.weight"])
+    again.restore(save(tmp_path, 9, state_of(state.model, state.optimizer)))
+    assert again.ema.means["mix.weight"].equal(state.model.mix.weight)
+    (last.folder / "average.safetensors").write_bytes(b"")
+    with pytest.raises(TrainingError, match=r"average.safetensors has 0 bytes"):
+        find_checkpoint(tmp_path, step=8)

@@ -1,2 +1,0 @@
-"""Optimizers, learning rates, gradient clipping, EMA of the weights, and the guard against bad
-steps."""

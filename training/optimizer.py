@@ -1,0 +1,223 @@
+"""Parameter groups with their optimizer, learning rate and weight decay; and the update.
+
+Weight decay applies to matrices only: the weights of linear layers, including an untied head. It
+excludes embeddings and a tied head (a row has gradients only when its token occurs, so decay would
+erase rare tokens), norms and biases (vectors), and parameters of positional schemes, whose scale
+has a meaning.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from errors import TrainingError
+from model import Transformer
+from run_directory.optimizer_settings import ROLES, AdamWBase, MuonSettings, OptimizerSettings
+from run_directory.weights import is_sharded, named_weights, own_part
+
+_MACHINE_FLAGS = ("foreach", "fused", "capturable", "differentiable")  # chosen by each machine
+
+
+def role_of(name: str, parameter: Tensor) -> str:
+    """The role of a parameter, one of ROLES."""
+    parts = name.split(".")
+    if "position" in parts:
+        return "positions"
+    if "embed" in parts:
+        return "embeddings"
+    if parts[0] == "head":
+        return "head"
+    is_depthwise = "convolution" in parts  # its rows are filters of one channel
+    return "matrices" if parameter.ndim >= 2 and not is_depthwise else "vectors"
+
+
+def parameter_groups(model: nn.Module, settings: OptimizerSettings) -> list[dict[str, Any]]:
+    """One group of parameters per role, in the order of ROLES.
+
+    Groups have the keys `name` (the role), `names` (of the parameters), `rate` (the name of the
+    learning rate) and `factor` (a multiplier of that rate). The head is in the group of the
+    matrices unless it needs separate options. Frozen parameters are excluded.
+
+    In a model with `mup`, m times as wide as its base, the learning rate of matrices under AdamW is
+    multiplied by 1/m (Yang et al. 2022, arXiv:2203.03466, table 8). The spectral norm of an update
+    must not grow with m (Yang et al. 2023, arXiv:2310.17813): under Muon it is constant with
+    "original" and grows as √m with "match_rms_adamw". The product of learning rate and weight decay
+    does not change.
+    """
+    width = model.settings.width_ratio if isinstance(model, Transformer) else 1.0
+    muon = settings if isinstance(settings, MuonSettings) else None
+    adamw: AdamWBase = settings.adamw if isinstance(settings, MuonSettings) else settings
+    is_head_apart = muon is not None or width != 1 or adamw.of("head") != adamw.of("matrices")
+    by_role: dict[str, dict[str, nn.Parameter]] = {role: {} for role in ROLES}
+    for name, weight in named_weights(model).items():
+        role = role_of(name, weight)
+        if weight.requires_grad:
+            by_role["matrices" if role == "head" and not is_head_apart else role][name] = weight
+    groups = []
+    for role, weights in by_role.items():
+        factor = 1 / width if role == "matrices" else 1.0
+        if muon is not None and role == "matrices":
+            rate = "lr"
+            decay = muon.weight_decay
+            factor = 1.0 if muon.adjust == "original" else width**-0.5
+        else:
+            default = "lr" if muon is None else "adamw_lr"
+            rate = default if adamw.rate_of(role) is None else f"{role}_lr"
+            decay = adamw.of(role).weight_decay
+            if decay is None:
+                decay = adamw.weight_decay if role in ("matrices", "head") else 0.0
+        groups.append(
+            {
+                "params": list(weights.values()),
+                "name": role,
+                "names": list(weights),
+                "rate": rate,
+                "factor": factor,
+                "weight_decay": decay / factor,
+            }
+        )
+    return [group for group in groups if group["params"]]
+
+
+class Optimizer:
+    """AdamW, or Muon for matrices and AdamW for all other parameters, with the groups of
+    `parameter_groups`. AdamW is fused where the device of every parameter allows it."""
+
+    def __init__(self, model: nn.Module, settings: OptimizerSettings):
+        groups = parameter_groups(model, settings)
+        if not groups:
+            raise TrainingError("the model has no weight to train: all are frozen")
+        self.parts: list[torch.optim.Optimizer] = []
+        adamw = settings
+        if isinstance(settings, MuonSettings):
+            adamw = settings.adamw
+            matrices = [group for group in groups if group["name"] == "matrices"]
+            groups = [group for group in groups if group["name"] != "matrices"]
+            if matrices:
+                self.parts.append(
+                    torch.optim.Muon(
+                        matrices,
+                        lr=settings.lr,
+                        momentum=settings.momentum,
+                        nesterov=settings.nesterov,
+                        ns_steps=settings.iterations,
+                        adjust_lr_fn=settings.adjust,
+                    )
+                )
+        if groups:
+            devices = {weight.device.type for group in groups for weight in group["params"]}
+            fused = devices <= {"cpu", "cuda"}
+            betas = adamw.betas
+            options = {"lr": adamw.lr, "betas": betas, "eps": adamw.eps, "fused": fused}
+            self.parts.append(torch.optim.AdamW(groups, **options))
+
+    @property
+    def groups(self) -> list[dict[str, Any]]:
+        return [group for part in self.parts for group in part.param_groups]
+
+    @property
+    def weights(self) -> list[nn.Parameter]:
+        return [weight for group in self.groups for weight in group["params"]]
+
+    def set_learning_rates(self, rates: Mapping[str, float]) -> None:
+        """Set the learning rate (1/update) of every group, by the group's `rate`."""
+        for group in self.groups:
+            group["lr"] = rates[group["rate"]] * group["factor"]
+
+    def clip_grad_norm(self, max_norm: float | None) -> Tensor:
+        """Clip the gradients of all parameters to a global norm of `max_norm`; None leaves them
+        unchanged.
+
+        Returns:
+            () the norm before clipping; of sharded gradients, the norm over all shards.
+        """
+        weights = self.weights
+        grads = [weight.grad for weight in weights if weight.grad is not None]
+        norm = nn.utils.get_total_norm(grads)
+        if is_sharded(norm):
+            norm = norm.full_tensor()  # type: ignore[operator]
+        nn.utils.clip_grads_with_norm_(weights, max_norm or float("inf"), norm)
+        return norm
+
+    def step(self, skip: Tensor) -> None:
+        """Apply one update, unless the flag `skip` (a bool scalar on the parameters' device) is
+        set: parameters, moments and step counts are then unchanged, bit for bit. Does not
+        synchronize with the device.
+
+        Fused AdamW supports such a flag, intended for loss scaling. Any other optimizer steps and
+        is then restored, which temporarily needs a copy of its parameters and moments.
+        """
+        for part in self.parts:
+            if all(group.get("fused") for group in part.param_groups):
+                part.found_inf = skip.float()  # type: ignore[attr-defined]
+                part.step()
+            else:
+                _step_and_put_back(part, skip)
+
+    def zero_grad(self) -> None:
+        for weight in self.weights:
+            weight.grad = None
+
+    def describe(self, rate: str) -> str:
+        """The parameters that a learning rate applies to; there may be none."""
+        groups = [group for group in self.groups if group["rate"] == rate]
+        if not groups:
+            return "unused: the model has no such parameters"
+        count = sum(weight.numel() for group in groups for weight in group["params"])
+        return f"for {count:,} parameters: {', '.join(group['name'] for group in groups)}"
+
+    def saved_tensors(self) -> dict[str, Tensor]:
+        """Its moments and step counts as `key/parameter name`."""
+        return {
+            f"{key}/{name}": value.detach()
+            for part in self.parts
+            for group in part.param_groups
+            for name, weight in zip(group["names"], group["params"], strict=True)
+            for key, value in part.state[weight].items()
+        }
+
+    def saved_options(self) -> dict[str, Any]:
+        """The parameters and options of every group, JSON."""
+        groups = []
+        for group in self.groups:
+            own = {key for key in group if key != "params" and key not in _MACHINE_FLAGS}
+            options = {key: value for key, value in group.items() if key in own}
+            groups.append({"weights": group["names"], "options": options})
+        return {"groups": groups}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Load `saved_tensors`. Options stay those of the settings, which a fork may change."""
+        owners = {
+            name: (part, group, weight)
+            for part in self.parts
+            for group in part.param_groups
+            for name, weight in zip(group["names"], group["params"], strict=True)
+        }
+        for key, value in tensors.items():
+            kind, _, name = key.partition("/")
+            part, group, weight = owners[name]
+            # Step counts are on the CPU unless the optimizer is fused.
+            is_on_host = kind == "step" and not group.get("fused")
+            part.state[weight][kind] = value if is_on_host else value.to(weight.device)
+
+
+@torch.no_grad()
+def _step_and_put_back(optimizer: torch.optim.Optimizer, skip: Tensor) -> None:
+    weights = [w for group in optimizer.param_groups for w in group["params"] if w.grad is not None]
+    before = [
+        (w.clone(), {key: x.clone() for key, x in optimizer.state[w].items()}) for w in weights
+    ]
+    optimizer.step()
+    for weight, (kept, moments) in zip(weights, before, strict=True):
+        _put_back(weight, kept, skip)
+        for key, moment in optimizer.state[weight].items():
+            _put_back(moment, moments.get(key), skip)
+
+
+def _put_back(x: Tensor, kept: Tensor | None, skip: Tensor) -> None:
+    """Copy `kept` into `x` where `skip`; zeros for state that the first step created."""
+    own = own_part(x)
+    old = torch.zeros_like(own) if kept is None else own_part(kept)
+    own.copy_(torch.where(skip, old, own))
