@@ -27,13 +27,18 @@ class EvaluationOutput:
 
 
 def run_evaluation(
-    folders: Sequence[Path], settings: MeasurementSettings, command: str, dry_run: bool = False
+    folders: Sequence[Path],
+    settings: MeasurementSettings,
+    command: str,
+    dry_run: bool = False,
+    numbers_only: bool = False,
 ) -> EvaluationOutput | None:
     """Measure what is not yet stored and write the report to the first run's directory.
 
     Args:
         command: stored in results.json.
         dry_run: print the cells and estimate memory and time instead.
+        numbers_only: write neither figures nor the report.
 
     Returns:
         None for a dry run, and in processes other than the first.
@@ -71,7 +76,7 @@ def run_evaluation(
             return None
         report = evaluation.report(results, provenance(command))
         folder = folders[0] / "evaluation" / (settings.folder or report.name)
-        files = report.write(folder)
+        files = report.write_numbers(folder) if numbers_only else report.write(folder)
         write_text(folder / "settings.yaml", dump(evaluation.settings))
         return EvaluationOutput(report, folder, files)
 

@@ -58,6 +58,7 @@ def parser_of(usage: str) -> SettingsParser:
         help="of a claim: run it on seeds 0 to N-1, which do not count, and print the values",
     )
     add("--all", action="store_true", help="of `claims`: run all that is left, cheapest first")
+    add("--publish", action="store_true", help="of `claims`: copy results and write docs/atlas.md")
     add(
         "--report",
         action="store_true",

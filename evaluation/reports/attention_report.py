@@ -77,16 +77,21 @@ def attention_report(result: AttentionResult, name: str = "attention") -> Evalua
         facts=record,
         table=attention_rows(record),
     )
-    figures = {}
-    for method in result.methods:
-        if result.lengths_of(method.label):
-            end = "" if method.label == TRAINED else f"-{method.label}"
-            for stem, figure in figures_of(r, name_of(method.label)).items():
-                figures[stem + end] = figure
-    if len(r.names) > 1:
-        figures["attention_by_method"] = attention_figure(r, styles_of(r.names, name_of(TRAINED)))
-    if result.pairs:
-        figures["rotary_pairs"] = pairs_figure(r)
+
+    def draw() -> dict[str, Figure]:
+        figures = {}
+        for method in result.methods:
+            if result.lengths_of(method.label):
+                end = "" if method.label == TRAINED else f"-{method.label}"
+                for stem, figure in figures_of(r, name_of(method.label)).items():
+                    figures[stem + end] = figure
+        if len(r.names) > 1:
+            styles = styles_of(r.names, name_of(TRAINED))
+            figures["attention_by_method"] = attention_figure(r, styles)
+        if result.pairs:
+            figures["rotary_pairs"] = pairs_figure(r)
+        return figures
+
     return EvaluationReport(
         name=name,
         title=f"Attention of {result.subject.name}",
@@ -102,7 +107,7 @@ def attention_report(result: AttentionResult, name: str = "attention") -> Evalua
             result.settings, len(np.unique(result.unit)), result.unit_kind, result.absent
         ),
         tables=attention_tables(r),
-        figures=figures,
+        draw=draw,
     )
 
 

@@ -138,7 +138,7 @@ def comparison_report(
             notes=list(dict.fromkeys(note for each in results for note in each.notes)),
         ),
         tables=[overview(r), differences(r)],
-        figures={"nll_by_length": loss_figure(r, text, styles(r))},
+        draw=lambda: {"nll_by_length": loss_figure(r, text, styles(r))},
         more_records={"targets.json": first.plan.record},
     )
 

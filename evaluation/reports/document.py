@@ -126,15 +126,19 @@ class ReportFigure:
     def markdown(self) -> str:
         return f"![{_plain(self.alt)}]({self.link})\n\n*{_plain(self.caption)}*"
 
-    def html(self, number: int) -> str:
+    def image(self) -> str:
+        """The picture as an HTML element that needs no other file."""
         svg = self.file.with_suffix(".svg").read_text(encoding="utf-8")
         # Verdana has the same widths as DejaVu Sans, which few systems have.
         svg = svg.replace("'DejaVu Sans'", "'DejaVu Sans', Verdana, sans-serif")
         data = f"data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()}"
+        return f'<img src="{data}" alt="{escape(self.alt)}">'
+
+    def html(self, number: int) -> str:
         label = f"Figure {number}"
         return (
             f'<figure id="figure-{number}"><div class="pan" tabindex="0" role="region" '
-            f'aria-label="{label}"><img src="{data}" alt="{escape(self.alt)}"></div>\n'
+            f'aria-label="{label}">{self.image()}</div>\n'
             f"<figcaption><b>{label}.</b> {escape(self.caption)}</figcaption></figure>"
         )
 

@@ -1,8 +1,9 @@
 """The report of one evaluation of any kind: its long table, a record, sentences, tables and
 figures."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -38,7 +39,7 @@ class EvaluationReport:
         details: further sentences.
         caveats: what limits the numbers.
         tables: the first ones a reader needs; `more_tables`: the others.
-        figures: by file name.
+        draw: draws the figures, by file name.
         items, more_records: further files and what they hold.
     """
 
@@ -52,7 +53,7 @@ class EvaluationReport:
     caveats: Sequence[str]
     tables: Sequence[ReportTable]
     more_tables: Sequence[ReportTable] = ()
-    figures: dict[str, Figure]
+    draw: Callable[[], dict[str, Figure]] = dict
     items: dict[str, Sequence[dict]] = field(default_factory=dict)
     more_records: dict[str, dict] = field(default_factory=dict)
 
@@ -60,9 +61,12 @@ class EvaluationReport:
     def summary(self) -> list[str]:
         return [line for line in (self.verdict, *self.details, *self.caveats) if line]
 
-    def write(self, folder: Path) -> list[Path]:
-        """Write tables, records, figures, summary.txt, report.md and report.html into `folder`;
-        returns the files that a user reads first: the report, the figures, the numbers."""
+    @cached_property
+    def figures(self) -> dict[str, Figure]:
+        return self.draw()
+
+    def write_numbers(self, folder: Path) -> list[Path]:
+        """Write tables, records and summary.txt into `folder`; returns results.csv and .json."""
         variants = self.variants
         if variants is None:
             methods = self.record["methods"]
@@ -75,11 +79,17 @@ class EvaluationReport:
         for name, content in {"results.json": record, **self.more_records}.items():
             write_clean_json(folder / name, content)
         write_text(folder / "summary.txt", "\n".join(self.summary) + "\n")
+        return [folder / "results.csv", folder / "results.json"]
+
+    def write(self, folder: Path) -> list[Path]:
+        """Write the numbers, figures, report.md and report.html into `folder`; returns the files
+        that a user reads first: the report, the figures, the numbers."""
+        numbers = self.write_numbers(folder)
         drawn = [save(figure, folder, name) for name, figure in self.figures.items()]
         document = self.document(drawn)
         write_text(folder / "report.html", document.html())
         write_text(folder / "report.md", document.markdown())
-        return [folder / "report.html", *drawn, folder / "results.csv", folder / "results.json"]
+        return [folder / "report.html", *drawn, *numbers]
 
     def document(self, figures: Sequence[Path] = ()) -> ReportDocument:
         """The report with figures that were written to these files."""

@@ -381,11 +381,13 @@ def within(placed: np.ndarray, gap: float) -> np.ndarray:
     return np.minimum(np.maximum(placed, least), 1 - least[::-1])
 
 
-def save(figure: Figure, folder: Path, name: str, dpi: int = 200) -> Path:
+def save(
+    figure: Figure, folder: Path, name: str, dpi: int = 200, formats: Sequence[str] = ("png", "svg")
+) -> Path:
     """Write `name`.png and `name`.svg with reproducible bytes; returns the first."""
     with rc_context(STYLE):
-        with atomic(folder / f"{name}.png") as file:
-            figure.savefig(file, format="png", dpi=dpi, facecolor="white")
-        with atomic(folder / f"{name}.svg") as file:
-            figure.savefig(file, format="svg", facecolor="white", metadata={"Date": None})
-    return folder / f"{name}.png"
+        for kind in formats:
+            metadata = {"Date": None} if kind == "svg" else None
+            with atomic(folder / f"{name}.{kind}") as file:
+                figure.savefig(file, format=kind, dpi=dpi, facecolor="white", metadata=metadata)
+    return folder / f"{name}.{formats[0]}"

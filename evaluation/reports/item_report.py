@@ -50,7 +50,7 @@ def item_report(result: ItemResult, name: str) -> EvaluationReport:
         ],
         caveats=caveats(result.settings, record["items"], "item", missing),
         tables=[table_of(record, r.subtitle)],
-        figures={"exact_match_by_length": exact_figure(r, styles)} if record["cells"] else {},
+        draw=lambda: {"exact_match_by_length": exact_figure(r, styles)} if record["cells"] else {},
     )
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -414,7 +415,8 @@ def loss_report(
     if analysis.buckets:
         r.table = position_rows(record)
         made = position_tables(r)
-        figures = {"nll_by_position": position_figure(r, styles(r), exposure)}
+        figure_name = "nll_by_position"
+        draw_figure = partial(position_figure, r, styles(r), exposure)
         answer = position_verdict(r)
     else:
         made = tables(r)
@@ -424,7 +426,8 @@ def loss_report(
         gain_rows = [row for row in r.table.select("delta") if row.verdict]
         note = bars_note(gain_rows, r.intervals)
         text = FigureText("Loss beyond the trained length", subtitle, note)
-        figures = {"nll_by_length": loss_figure(r, text, styles(r), exposure)}
+        figure_name = "nll_by_length"
+        draw_figure = partial(loss_figure, r, text, styles(r), exposure)
         answer = verdict(r)
     shown = 2 if analysis.read_gains else 1  # tables that are printed without --verbose
     return EvaluationReport(
@@ -446,7 +449,7 @@ def loss_report(
         ),
         tables=made[:shown],
         more_tables=made[shown:],
-        figures=figures,
+        draw=lambda: {figure_name: draw_figure()},
         more_records={"targets.json": result.plan.record},
     )
 

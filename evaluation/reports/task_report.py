@@ -55,9 +55,13 @@ def task_report(
         table=task_rows(record),
     )
     styles = styles_of(r.names, name_of(TRAINED))
-    figures = {"accuracy_by_length": accuracy_figure(r, styles)} if analysis.rows else {}
-    for label in dict.fromkeys(spot.method for spot in analysis.by_depth):
-        figures[f"accuracy_by_depth_{label}"] = place_figure(r, name_of(label))
+
+    def draw() -> dict[str, Figure]:
+        figures = {"accuracy_by_length": accuracy_figure(r, styles)} if analysis.rows else {}
+        for label in dict.fromkeys(spot.method for spot in analysis.by_depth):
+            figures[f"accuracy_by_depth_{label}"] = place_figure(r, name_of(label))
+        return figures
+
     first, *more = task_tables(r)
     level = f"{100 * result.settings.confidence:g}%"
     kind = drawn.unit_kind
@@ -81,7 +85,7 @@ def task_report(
         caveats=caveats(result.settings, analysis.units, drawn.unit_kind, missing),
         tables=[first],
         more_tables=more,
-        figures=figures,
+        draw=draw,
         items={"items.csv": item_rows(result)},
     )
 

@@ -1,10 +1,13 @@
 """Runs a claim: a study whose cells are shared with other claims, and whose settings are frozen
 with its first result."""
 
+import shutil
 import subprocess
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +17,7 @@ from errors import StudyError
 from evaluation.evaluation_settings import MeasurementSettings
 from evaluation.reports.results_table import write_table
 from run_directory.console import Console
+from run_directory.run_names import scheme_names
 from settings.load import SettingsLayers
 from studies.claims.claim_results import (
     ClaimVerdict,
@@ -126,20 +130,37 @@ class Claim:
         }
         write_json(self.folder / RECORD, record)
 
-    def finish(self, results: dict) -> ClaimVerdict | None:
-        """Write results.csv and the cost; the verdict, None while cells are missing."""
+    def finish(self, results: dict, plans: Sequence[PlannedCell]) -> ClaimVerdict | None:
+        """Write results.csv, the cost and what was trained; the verdict, None while cells are
+        missing."""
         cells = results["cells"]
         if not is_complete(results):
             return None
         write_table(self.folder / RESULTS, measured_rows(self.settings, cells))
         seconds = [sum(cell["timing"]["cpu_seconds"].values()) for cell in cells]
-        record = self.record | {"cpu_seconds": round(sum(seconds)), "cells": len(cells)}
-        write_json(self.folder / RECORD, record)
+        sources = [plan.settings.data.source for plan in plans]
+        schemes = {name for plan in plans for name in scheme_names(plan.settings)}
+        facts = {
+            "cpu_seconds": round(sum(seconds)),
+            "cells": len(cells),
+            "schemes": sorted(schemes),
+            "task": ", ".join(sorted({task_name(source) for source in sources})),
+        }
+        write_json(self.folder / RECORD, self.record | facts)
         return self.verdict()
 
-    def verdict(self, folder: Path | None = None) -> ClaimVerdict | None:
-        """From the results in the claim's directory, or a copy of it; None before they exist."""
-        file = (folder or self.folder) / RESULTS
+    def publish(self, root: Path) -> "Claim":
+        """Copy the record and the results to the directory of claims `root`; the claim there."""
+        published = Claim(self.file, self.settings, root)
+        for name in (RECORD, RESULTS):
+            if (self.folder / name).is_file():
+                published.folder.mkdir(parents=True, exist_ok=True)
+                shutil.copy(self.folder / name, published.folder)
+        return published
+
+    def verdict(self) -> ClaimVerdict | None:
+        """From the results in the claim's directory; None before they exist."""
+        file = self.folder / RESULTS
         return verdict_of(self.settings, read_rows(file)) if file.is_file() else None
 
     def pilot_values(self, results: dict) -> dict[str, np.ndarray]:
@@ -182,10 +203,11 @@ class Claim:
             for condition in claim.conditions(arm):
                 self._check_value("learned", condition.value, plan)
                 length = condition.value.get("length") or 0
-                if length > plan.settings.train_length:
+                longest = plan.trained_range[1]
+                if length > longest:
                     raise StudyError(
                         f"{self.file}: learned: length {length} is beyond the trained length "
-                        f"{plan.settings.train_length}"
+                        f"{longest}"
                     )
 
     def _check_value(self, place: str, value: dict, plan: PlannedCell) -> None:
@@ -195,7 +217,7 @@ class Claim:
         if settings is None:
             raise StudyError(f"{self.file}: {place}: no evaluation of {plan.id} measures {value}")
         measured = {
-            "length": settings.grid(plan.settings.train_length),
+            "length": plan.lengths_of(settings),
             "method": list(settings.methods),
         }
         asked = DEFAULTS | value
@@ -205,6 +227,11 @@ class Claim:
                     f"{self.file}: {place} needs {key} {asked[key]}, which evaluations.{name} does "
                     f"not measure: {', '.join(map(str, known))}"
                 )
+
+
+def task_name(source: Any) -> str:
+    """The task of a source of data, or text."""
+    return source.task.name if hasattr(source, "task") else "text"
 
 
 def is_complete(results: dict) -> bool:

@@ -8,10 +8,12 @@ from errors import UserError
 from evaluation.reports.text import counted
 from run_directory.console import Console, duration
 from settings.load import load_settings
-from studies.claims.claim_run import Claim, is_complete
+from studies.claims.atlas import write_atlas
+from studies.claims.claim_run import PUBLISHED, Claim, is_complete
 from studies.claims.claim_settings import ClaimSettings
 from studies.claims.expressions import in_words
 from studies.running.cell_work import CellWork
+from studies.running.plan import PlannedCell
 from studies.running.study_call import StudyCall
 
 CLAIMS = Path("configs/claims")
@@ -25,11 +27,15 @@ def load_claims(folder: Path = CLAIMS) -> list[Claim]:
 
 
 def run_claims(call: StudyCall) -> int:
-    """List the claims with their status and cost; with --all run what is left, the cheapest first.
-    Returns the exit status."""
+    """List the claims with their status and cost; with --all run what is left, the cheapest first;
+    with --publish write the atlas. Returns the exit status."""
     options = call.options
     console = call.console
     claims = load_claims()
+    if options.publish:
+        pages = write_atlas([claim.publish(PUBLISHED) for claim in claims], PUBLISHED.parents[1])
+        print(f"written: {', '.join(map(str, pages))}")
+        return 0
     left = {}
     rows = []
     for claim in claims:
@@ -53,9 +59,8 @@ def run_claims(call: StudyCall) -> int:
     if not options.all or options.dry_run:
         return 0
     by_name = {claim.name: claim for claim in claims}
-    return run_all(
-        [by_name[name] for name in sorted(left, key=lambda name: left[name])], options, console
-    )
+    cheapest_first = sorted(left, key=lambda name: left[name])
+    return run_all([by_name[name] for name in cheapest_first], call)
 
 
 def run_all(claims: Sequence[Claim], call: StudyCall) -> int:
@@ -95,7 +100,7 @@ def run_claim(claim: Claim, call: StudyCall) -> int:
     results = session.gather()
     status = progress.report(received, options.repeat)
     if not options.pilot:
-        _print_verdict(claim, results, console)
+        _print_verdict(claim, results, session.plans, console)
     elif is_complete(results):
         _print_pilot(claim, results)
     return status
@@ -109,8 +114,10 @@ def _print_pilot(claim: Claim, results: dict) -> None:
         print(f"    mean {values.mean():+.4f}{sd}: {numbers}")
 
 
-def _print_verdict(claim: Claim, results: dict, console: Console) -> None:
-    verdict = claim.finish(results)
+def _print_verdict(
+    claim: Claim, results: dict, plans: Sequence[PlannedCell], console: Console
+) -> None:
+    verdict = claim.finish(results, plans)
     if verdict is None:
         console.info(f"{claim.name}: no verdict before all cells are done")
         return

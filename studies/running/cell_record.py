@@ -16,12 +16,10 @@ import torch
 from data.files import read_object, sha256_of, write_json
 from data.hashing import canonical_hash
 from errors import TrainingError
-from evaluation.reports.exposure_panel import shares, thinned
 from model import Transformer
 from run_directory.checkpoints import Checkpoint, find_checkpoint
-from run_directory.exposure import exposure_of
 from run_directory.metrics_file import read_metrics
-from run_directory.run import MANIFEST, Run, is_run
+from run_directory.run import MANIFEST, is_run
 from run_directory.run_settings import RunSettings
 from run_directory.stages import stages_of
 from studies.grid import GridCell
@@ -189,7 +187,6 @@ def _training(
         "train_length": settings.train_length,
         "seed": settings.seed,
         "position": settings.model.positions_record(),
-        "exposure": _exposure(plan.run, checkpoint.step),
     }
 
 
@@ -206,26 +203,6 @@ def _timing(plan: PlannedCell, manifest: dict, lines: list[dict]) -> dict:
         "machine": attempts[-1].get("machine"),
         "commit": attempts[-1].get("commit"),
         "attempts": len(attempts),
-    }
-
-
-def _exposure(run: Path, step: int) -> dict | None:
-    """Positions and distances seen in training, as shares of the training tokens, thinned to 12
-    points per octave; None if unknown."""
-    exposure = exposure_of(Run(run), step)
-    if exposure is None:
-        return None
-
-    def curve(counts, first: int) -> dict:
-        context, share = thinned(*shares(counts, exposure.tokens, first))
-        return {"context": context.tolist(), "share": share.tolist()}
-
-    return {
-        "tokens": exposure.tokens,
-        "steps": exposure.steps,
-        "counted": exposure.counted,
-        "positions": curve(exposure.positions, exposure.first),
-        "distances": curve(exposure.distances, 0),
     }
 
 

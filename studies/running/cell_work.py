@@ -107,5 +107,5 @@ class CellWork:
         settings = load_settings(type(evaluation.settings), arguments)
         prepare_cpu(None)
         command = shlex.join(["python", "evaluate.py", str(self.plan.run), *arguments])
-        run_evaluation([self.plan.run], settings, command)
+        run_evaluation([self.plan.run], settings, command, numbers_only=True)
         self.record.mark_evaluated(evaluation, extra, self.checkpoint)

@@ -101,7 +101,6 @@ class StudyForecast:
     def _evaluation(self, plan: PlannedCell, evaluation: PlannedEvaluation) -> float:
         """Seconds of an evaluation of losses or tasks, from the tokens that it reads."""
         settings = evaluation.settings
-        length = plan.settings.train_length
         methods = len({TRAINED, *getattr(settings, "methods", ())} - {TRUNCATE})
         tokens = 0
         if isinstance(settings, EvaluationSettings):
@@ -110,9 +109,9 @@ class StudyForecast:
             if prepared is not None:
                 store = prepared.valid if settings.split == "valid" else prepared.train
                 documents = min(documents, store.n_documents)
-            tokens = documents * settings.spans_per_document * sum(settings.grid(length))
+            tokens = documents * settings.spans_per_document * sum(plan.lengths_of(settings))
         elif isinstance(settings, TaskEvaluationSettings):
-            tokens = GENERATED * settings.items * sum(settings.grid(length))
+            tokens = GENERATED * settings.items * sum(plan.lengths_of(settings))
         _, flops = self.size(plan)
         a_token = flops / plan.settings.trained_tokens / 3  # without the backward pass
         return OVERHEAD + methods * tokens * a_token / self._rate(plan)

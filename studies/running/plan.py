@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from data import DataSettings, is_prepared
+from data.data_settings import SymbolSource
 from data.hashing import canonical_hash
 from errors import StudyError, TrainingError, UserError
 from evaluation.evaluation_settings import EvaluationSettings, MeasurementSettings
@@ -66,6 +67,19 @@ class PlannedCell:
     @property
     def id(self) -> str:
         return self.cell.id
+
+    @property
+    def trained_range(self) -> tuple[int, int]:
+        """The smallest and the largest trained length: of problems, for a task on symbols."""
+        source = self.settings.data.source
+        length = self.settings.train_length
+        return source.bounds if isinstance(source, SymbolSource) else (length, length)
+
+    def lengths_of(self, settings: Any) -> list[int]:
+        """The lengths of an evaluation; the largest of each range of a task on symbols."""
+        if isinstance(self.settings.data.source, SymbolSource):
+            return [longest for _, longest in settings.ranges(self.trained_range)]
+        return settings.grid(self.settings.train_length)
 
 
 @dataclass(frozen=True)

@@ -312,7 +312,9 @@ def test_positions_beyond_learned_table_are_missing_with_reason(root, monkeypatc
     methods = "methods=[trained,truncate,extend_clip]"
     assert call(monkeypatch, root / "learned", *short, methods, "folder=some") == 0
     assert "its positions end after 24 tokens" in capsys.readouterr().out
-    with pytest.raises(EvaluationError, match=r"length 48 .* at most 24; .* trained with 'learned'"):
+    with pytest.raises(
+        EvaluationError, match=r"length 48 .* at most 24; .* trained with 'learned'"
+    ):
         call(monkeypatch, root / "learned", *short, "folder=none")
     assert not (root / "learned" / "evaluation" / "none").exists()
 

@@ -847,7 +847,7 @@ def test_main_process_error_is_reported_on_all_ranks(exact, tmp_path):
     assert "training.grad_clip" in main and other == f"process 0 could not begin: {main}"
 
 
-def test_save_failure_is_reported_on_all_ranks(overrides, tmp_path):
+def test_save_failure_is_reported_on_all_ranks(overrides, prepared, tmp_path):
     """Three sharded runs one after the other in the same two processes; nobody waits for one that
     has failed."""
     overrides += [SHARDED, "training.validation.interval=null"]
@@ -858,7 +858,7 @@ def test_save_failure_is_reported_on_all_ranks(overrides, tmp_path):
     def full(_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    def out_of_memory(_):
+    def out_of_memory(state, carried):
         raise RuntimeError("out of memory")
 
     def denied(old, new):
@@ -866,11 +866,11 @@ def test_save_failure_is_reported_on_all_ranks(overrides, tmp_path):
             raise PermissionError(errno.EACCES, "Permission denied", str(old))
         rename(old, new)
 
-    def leave_behind(state):
+    def leave_behind(state, carried):
         """A checkpoint that the run before a resume has left."""
         late = tmp_path / "removal" / "checkpoints" / "step-00000099"
         late.mkdir(parents=True, exist_ok=True)
-        return capture(state)
+        return capture(state, carried)
 
     broken = {
         "metrics": (0, [(MetricsFile, "sync", full)]),

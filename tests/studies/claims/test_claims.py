@@ -7,9 +7,11 @@ import pytest
 
 from errors import ConfigError, StudyError
 from settings.load import load_settings
+from studies.claims.atlas import write_atlas
 from studies.claims.claim_results import read_rows, verdict_of
 from studies.claims.claim_run import Claim, commit_of
 from studies.claims.claim_settings import ClaimSettings
+from studies.claims.command import load_claims
 from tests.studies.claims.recomputed import verdict
 from tests.studies.forks import call
 
@@ -74,6 +76,20 @@ def test_a_claim_is_run_frozen_and_decided(claims, tmp_path, capsys):
             claims(CLAIM.replace(old, new))
     with pytest.raises(StudyError, match="changed after"):
         claims(CLAIM.replace("targets=8", "targets=6"))
+
+
+def test_the_atlas_shows_published_results(claims):
+    _, file = claims(CLAIM)
+    claim = Claim(file, load_settings(ClaimSettings, [str(file)]))
+    pages = write_atlas([claim.publish(Path("docs/results/claims"))], Path("docs"))
+    markdown, page = (path.read_text() for path in pages)
+    for text in (markdown, page):
+        assert "1 claim: 0 reproduced, 1 refuted, 0 inconclusive." in text
+        assert "(δ 0.5)" in text and "(δ ±9)" in text and "3, all learned" in text
+    assert "](results/claims/tiny/figure.svg)" in markdown
+    assert Path("docs/results/claims/tiny/figure.svg").is_file()
+    assert 'data-scheme="none|rope" data-task="text" data-verdict="refuted"' in page
+    assert '<select name="scheme"><option value="">all</option><option>none</option>' in page
 
 
 def run_directories() -> list[Path]:
@@ -168,3 +184,14 @@ def test_committed_verdicts_follow_from_their_results(results, monkeypatch):
     for name, numbers in found.items():
         expected = (ours.comparisons[name].estimate, *ours.ends[name])
         assert numbers == pytest.approx(expected)
+
+
+@pytest.mark.skipif(not COMMITTED, reason="no claim has results yet")
+def test_the_committed_atlas_is_current(tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    shutil.copytree(ROOT / "docs/results/claims", tmp_path / "results/claims")
+    claims = [
+        Claim(claim.file, claim.settings, tmp_path / "results/claims") for claim in load_claims()
+    ]
+    for page in write_atlas(claims, tmp_path):
+        assert page.read_bytes() == (ROOT / "docs" / page.name).read_bytes()

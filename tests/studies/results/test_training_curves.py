@@ -3,6 +3,7 @@
 import csv
 import math
 import sys
+from contextlib import closing
 
 import pytest
 from matplotlib.text import Text
@@ -30,11 +31,11 @@ def make_run(folder, steps=40, tokenizer="a", loss=lambda step: 8 / step, lineag
         for step in numbers:
             log.write(step, loss=factor * loss(step), lr=1e-3 * step, tokens=100 * step)
 
-    with MetricsFile(folder / "metrics.jsonl", 0) as log:
+    with closing(MetricsFile(folder / "metrics.jsonl", 0)) as log:
         write(log, range(1, steps + 1), factor=100.0)
-    with MetricsFile(folder / "metrics.jsonl", 0) as log:
+    with closing(MetricsFile(folder / "metrics.jsonl", 0)) as log:
         write(log, range(1, half + 1))
-    with MetricsFile(folder / "metrics.jsonl", half) as log:
+    with closing(MetricsFile(folder / "metrics.jsonl", half)) as log:
         write(log, range(half + 1, steps + 1))
         log.write(steps, "validation", nll={16: 2.0, 32: 3.4}, targets=64)
         log.write(half + 5, "change", overrides=["model.position.scaling={name: drop}"])
