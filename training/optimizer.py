@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from errors import TrainingError
 from model import Transformer
 from run_directory.optimizer_settings import ROLES, AdamWBase, MuonSettings, OptimizerSettings
-from run_directory.weights import is_sharded, named_weights, own_part
+from run_directory.weights import named_weights, own_part
 
 
 def role_of(name: str, parameter: Tensor) -> str:
@@ -132,8 +132,8 @@ class Optimizer:
         """
         grads = [weight.grad for weight in self.weights if weight.grad is not None]
         norm = nn.utils.get_total_norm(grads)
-        if is_sharded(norm):
-            norm = norm.full_tensor()  # type: ignore[operator]
+        if hasattr(norm, "full_tensor"):  # of sharded gradients
+            norm = norm.full_tensor()
         nn.utils.clip_grads_with_norm_(self.weights, max_norm or float("inf"), norm)
         return norm
 

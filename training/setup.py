@@ -87,6 +87,7 @@ class TrainingRun:
         # makes the checkpoints of equal runs equal.
         torch.manual_seed(settings.seed)
         self.parallel = make_parallel(t)
+        self.device = self.parallel.device
         self.console = Console(quiet=not self.parallel.main, results=options.dry_run)
         for warning in dropped_settings(settings, options.overrides):
             self.console.info(warning)
@@ -102,10 +103,6 @@ class TrainingRun:
             settings, self.parent, existing, self.parallel, options.auto_precision
         )
         self.parallel.autocast_dtype = autocast_type(self.precision)
-
-    @property
-    def device(self) -> torch.device:
-        return self.parallel.device
 
     @contextmanager
     def open(self, draw_targets: Callable[..., Any]) -> Iterator[None]:
