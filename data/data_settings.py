@@ -3,13 +3,13 @@
 from fractions import Fraction
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, PositiveInt, model_validator
+from pydantic import AfterValidator, Field, PositiveInt, field_validator, model_validator
 
 from data.sampling.random_positions import PlainPositions, PositionsSettings
 from data.tasks import SymbolTaskSettings, TextTaskSettings
 from data.tasks.retrieval import PasskeyTask
 from data.tasks.strings import CopyTask
-from data.text_settings import StdlibSource, TextSettings, TextSource
+from data.text_settings import StdlibSource, TextSource
 from data.tokenizers.tokenizer_settings import (
     SentencePieceSettings,
     SymbolsSettings,
@@ -33,41 +33,23 @@ def bounds_of(lengths: int | tuple[int, int]) -> tuple[int, int]:
 
 
 class TaskSource(StrictSettings):
-    """Items of a task, one per document; alone or mixed into the documents of a text. Evaluation
-    uses other items and other haystack documents, whatever the seed."""
+    """Items of a task in text, one per document; data.mixture mixes them with other text.
+    Evaluation uses other items and other haystack documents, whatever the seed."""
 
     name: Literal["task"] = "task"
     task: TextTaskSettings = Field(default=PasskeyTask(), description="task")
-    items: PositiveInt | None = Field(
-        None,
-        description="number of items; null: 20,000, or with `text` the number that `share` "
-        "requires",
-    )
+    items: PositiveInt = Field(20_000, description="number of items")
     length: Lengths = Field(
         254,
         description="bytes per item, thus at most as many tokens without BOS and EOS; or "
         "[minimum, maximum], drawn uniformly",
     )
     seed: int = Field(0, ge=0, description="seed of the items")
-    text: TextSettings | None = Field(
-        None, description="text that the items are mixed into; null: items alone"
-    )
-    share: float = Field(
-        0.1, gt=0, lt=1, description="with `text`: fraction of all bytes that are items"
-    )
 
     @property
     def bounds(self) -> tuple[int, int]:
         """Minimum and maximum length."""
         return bounds_of(self.length)
-
-    @model_validator(mode="after")
-    def _consistent(self):
-        if self.text is not None and self.items is not None:
-            raise ValueError(
-                "items and text exclude each other; with text, set share instead of items"
-            )
-        return self
 
 
 class SymbolSource(StrictSettings):
@@ -101,29 +83,23 @@ AnySource = Annotated[TextSource | TaskSource | SymbolSource, Field(discriminato
 
 
 class MixtureEntry(StrictSettings):
-    """An additional text of a mixture: `source`, prepared with the tokenizer of data.source and
-    without copies of its validation text, or an existing prepared folder."""
+    """An additional text of a mixture, prepared with the tokenizer of data.source and without
+    copies of its validation text."""
 
     share: float = Field(
         gt=0, lt=1, description="fraction of the training tokens, at most four decimals"
     )
-    source: SourceSettings | None = Field(None, description="source of the text")
-    prepared: str | None = Field(
-        None, description="or a folder prepared by scripts/prepare.py with the same tokenizer"
-    )
+    source: SourceSettings = Field(description="source of the text")
     max_bytes: int | None = Field(
         None, ge=1, description="stop reading the source after this much text, in bytes"
     )
 
-    @model_validator(mode="after")
-    def _one_text(self):
-        if (self.source is None) == (self.prepared is None):
-            raise ValueError("a text of data.mixture requires either source or prepared")
-        if self.prepared is not None and self.max_bytes is not None:
-            raise ValueError("max_bytes requires source; a prepared folder is used whole")
-        if Fraction(str(self.share)) % Fraction(1, 10_000):
-            raise ValueError(f"share={self.share} has more than four decimals")
-        return self
+    @field_validator("share")
+    @classmethod
+    def _exact(cls, share: float) -> float:
+        if Fraction(str(share)) % Fraction(1, 10_000):
+            raise ValueError(f"share={share} has more than four decimals")
+        return share
 
 
 class DataSettings(StrictSettings):

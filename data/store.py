@@ -128,7 +128,6 @@ class TokenStore:
         table = np.concatenate(tables, axis=1) if tables else np.zeros((3, 0), dtype=np.int64)
         self.lengths = table[0].astype(np.int64)
         self.bytes = table[1].astype(np.int64)
-        self.numbers = table[2].astype(np.int64)
         self._first = np.cumsum([0] + [shard["documents"] for shard in self._shards])
         # Offset of each document in its shard.
         starts = np.cumsum(self.lengths) - self.lengths
@@ -179,11 +178,7 @@ class TokenStore:
         name = self._tokens_file(shard)
         facts = self._shards[shard]["files"][name]
         self._check_size(name, facts["bytes"])
-        self._check_hash(
-            name,
-            hashlib.sha256(self._map(shard)).hexdigest(),
-            facts["sha256"],
-        )
+        self._check_hash(name, hashlib.sha256(self._map(shard)).hexdigest(), facts["sha256"])
 
     def _table(self, shard: dict[str, Any]) -> np.ndarray:
         path = self.folder / f"{shard['stem']}.documents.npy"

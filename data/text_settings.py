@@ -123,9 +123,12 @@ class PreparedSource(StrictSettings):
     split: Literal["train", "valid"] = Field("train", description="split to read")
 
 
-def text_override(path: str) -> str:
-    """The override that reads the text files of a folder, or one file."""
-    return f"data.source={json.dumps({'name': 'files', 'path': path})}"
+def with_text(overrides: list[str], path: str) -> list[str]:
+    """Overrides that read the text files of a folder, or one file: after the settings files, and
+    before the settings that may complete it, such as data.source.split_bytes=8192."""
+    files = [word for word in overrides if "=" not in word]
+    settings = [word for word in overrides if "=" in word]
+    return [*files, f"data.source={json.dumps({'name': 'files', 'path': path})}", *settings]
 
 
 TextSource = StdlibSource | FillerSource | FilesSource | HubSource | PreparedSource

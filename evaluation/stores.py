@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from data import DataError, TokenStore, open_prepared
-from data.sources import GENERATED, open_text
+from data.sources import open_text
 from data.tasks import HaystackTask, is_for
 from data.tokenizers import saved_settings
 from errors import EvaluationError
@@ -127,10 +127,10 @@ def haystacks(
         store = prepared.valid
         tokenizer = prepared.tokenizer
         store.verify()
-        kept = [i for i, name in enumerate(store.names) if not name.startswith(GENERATED)]
 
         def texts() -> Iterator[tuple[str, str]]:
-            return ((store.names[i], tokenizer.decode(store.document(i).tolist())) for i in kept)
+            for i, name in enumerate(store.names):
+                yield name, tokenizer.decode(store.document(i).tolist())
 
         return texts, f"{Path(folder).name}/valid"
     source = open_text(task.haystack, "task.haystack")

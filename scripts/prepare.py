@@ -15,7 +15,7 @@ from argparse import Namespace
 from data import DataError, DataSettings, prepare, prepared_folder
 from data.generated import generated
 from data.preparation.summary import show
-from data.text_settings import text_override
+from data.text_settings import with_text
 from run_directory.console import Console
 from run_directory.run_settings import RunSettings
 from settings.help import describe_setting
@@ -49,7 +49,7 @@ def parse() -> Namespace:
     if options.workers is not None and options.workers < 1:
         raise DataError(f"--workers must be at least 1, got {options.workers}")
     if options.data:
-        options.overrides.append(text_override(options.data))
+        options.overrides = with_text(options.overrides, options.data)
     if options.help:
         print(parser.format_help())
         print("settings of data (write data.KEY=value):\n")

@@ -4,7 +4,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Sequence
 
-from data.text_settings import text_override
+from data.text_settings import with_text
 from run_directory.run_settings import RunSettings
 from settings.help import HelpTopics, SettingsParser
 
@@ -73,7 +73,7 @@ def parse_options(usage: str, arguments: Sequence[str] | None = None) -> Namespa
     if options.world is not None and (not options.dry_run or options.world < 2):
         parser.error("--world is for --dry-run, and at least 2")
     if options.data:
-        options.overrides.append(text_override(options.data))
+        options.overrides = with_text(options.overrides, options.data)
     if options.fork:
         options.overrides += [f"parent.run={options.fork}", "parent.fork=true"]
     return options

@@ -16,7 +16,6 @@ from data.data_settings import DataSettings
 from data.files import write_json
 from data.preparation.duplicates import ShingleIndex
 from data.preparation.spool import read_chunk
-from data.sources import GENERATED
 from data.store import EncodedDocument, token_dtype, write_shard
 from data.tokenizers import Tokenizer, lossless
 
@@ -93,7 +92,7 @@ class ChunkEncoder:
             if self.is_stopped:
                 raise InterruptedError("another chunk failed")
             text = row["text"]
-            if index is not None and not row["name"].startswith(GENERATED):
+            if index is not None:
                 match = index.match(text)
                 if max(match.own, match.theirs) >= self.threshold:
                     result["copies"] += 1

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from data.data_settings import DataSettings, MixtureEntry
+from data.data_settings import DataSettings, MixtureEntry, TaskSource
 from data.files import locked, read_json, write_json
 from data.generated import generated
 from data.preparation.duplicates import ShingleIndex, shingles
@@ -41,7 +41,6 @@ from data.preparation.summary import (
 )
 from data.preparation.tokenizer_training import train_tokenizer
 from data.sources import open_source
-from data.sources.prepared_text import finished_folder
 from data.store import TokenStore, token_dtype, write_manifest
 from data.text_settings import FilesSource, PreparedSource
 from data.tokenizers import (
@@ -85,12 +84,8 @@ def prepare(settings: DataSettings, console: Any = None, workers: int | None = N
     report_few_held_out(first.summary, console)
     others = []
     for i, entry in enumerate(settings.mixture):
-        place = f"data.mixture.{i}"
-        if entry.prepared is not None:
-            others.append(open_prepared(finished_folder(entry.prepared, f"{place}.prepared")))
-        else:
-            text = _of_entry(settings, entry, first)
-            others.append(_prepare_text(text, console, workers, f"{place}.source"))
+        text = _of_entry(settings, entry, first)
+        others.append(_prepare_text(text, console, workers, f"data.mixture.{i}.source"))
     return mix(first, others)
 
 
@@ -102,10 +97,8 @@ def is_prepared(settings: DataSettings) -> bool:
     if not _is_finished(folder):
         return False
     first = open_prepared(folder)
-    further = [
-        _of_entry(settings, entry, first) for entry in settings.mixture if entry.prepared is None
-    ]
-    return all(_is_finished(prepared_folder(text)) for text in further)
+    others = (_of_entry(settings, entry, first) for entry in settings.mixture)
+    return all(_is_finished(prepared_folder(text)) for text in others)
 
 
 def _is_finished(folder: Path) -> bool:
@@ -212,7 +205,8 @@ class _Preparation:
             for number, mask in enumerate(spool.split(self.masks[name])):
                 chunks[name, number] = mask
         index = None
-        if s.duplicate_threshold <= 1:
+        # Task items differ by construction, and their context is not validation text.
+        if s.duplicate_threshold <= 1 and not isinstance(s.source, TaskSource):
             index = ShingleIndex([shingles(text) for text in self._validation_texts()])
         missing = [chunk for chunk in chunks if not result_path(self.folder, chunk).is_file()]
         if done := len(chunks) - len(missing):
@@ -222,10 +216,8 @@ class _Preparation:
         return self._finish(list(chunks), index, training)
 
     def _validation_texts(self) -> Iterator[str]:
-        """Without task items, which differ by construction and whose context is not validation
-        text."""
         for name, spool in self.spools.items():
-            yield from spool.texts(self.masks[name] & ~spool.generated)
+            yield from spool.texts(self.masks[name])
 
     def _read(self) -> dict[str, Spool]:
         s = self.settings

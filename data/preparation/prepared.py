@@ -11,7 +11,6 @@ from data.files import damage_reported, read_json
 from data.generated import GeneratedData, generated
 from data.hashing import canonical_hash
 from data.sources import open_source
-from data.sources.prepared_text import finished_folder
 from data.store import FORMAT, TokenStore, hint
 from data.tokenizers import ByteTokenizer, Tokenizer, load_tokenizer, load_tokenizer_file
 from data.tokenizers.tokenizer_settings import BytesSettings
@@ -160,8 +159,6 @@ def check_texts(settings: DataSettings) -> None:
     sources = {FIRST: settings.source, VALID: settings.valid_source}
     for i, mixed in enumerate(settings.mixture):
         sources[f"data.mixture.{i}.source"] = mixed.source
-        if mixed.prepared is not None:
-            finished_folder(mixed.prepared, f"data.mixture.{i}.prepared")
     for place, source in sources.items():
         if source is not None:
             open_source(source, place).check()

@@ -19,7 +19,7 @@ import pyarrow.parquet
 
 from data.data_settings import DataSettings
 from data.files import atomic, read_json, write_json
-from data.sources import GENERATED, Source
+from data.sources import Source
 from errors import DataError
 
 SCHEMA = pyarrow.schema(
@@ -157,7 +157,6 @@ class Spool:
         self.bytes = table["bytes"].to_numpy()
         self.keys = table["key"].to_numpy()
         names = table["name"].to_pylist()
-        self.generated = np.array([name.startswith(GENERATED) for name in names], dtype=bool)
         # a file with a second part or record
         self.has_parts = any("#" in name and not name.endswith("#0") for name in names)
         self.first = np.cumsum([0, *map(len, tables)])

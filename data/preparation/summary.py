@@ -4,9 +4,6 @@ from collections.abc import Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
-
-from data.sources import GENERATED
 from data.store import TokenStore
 
 # with fewer independent documents or clusters, evaluation omits confidence intervals
@@ -46,15 +43,12 @@ def split_summary(store: TokenStore) -> dict[str, Any]:
     tokens = store.n_tokens
     raw = int(store.bytes.sum())
     control = documents * (store.has_bos + store.has_eos)
-    made = np.array([name.startswith(GENERATED) for name in store.names], dtype=bool)
     return {
         "documents": documents,
         # clusters, and documents without a cluster
         "units": len(set(clusters)) + documents - len(clusters),
         "tokens": tokens,
         "bytes": raw,
-        "items": int(made.sum()),
-        "bytes_of_items": int(store.bytes[made].sum()),
         "bytes_per_token": raw / (tokens - control) if tokens > control else None,
         "longest": int(store.lengths.max()) if documents else 0,
         "documents_at_least": {
@@ -104,14 +98,11 @@ def show(
 
 def _cells(split: dict[str, Any]) -> dict[str, str]:
     """One column of the table, by row title."""
-    items = split.get("items")  # not recorded before tasks were added
     cells = {key: f"{split[key]:,}" for key in ("documents", "tokens", "bytes")}
     cells["bytes per token"] = (
         "-" if split["bytes_per_token"] is None else f"{split['bytes_per_token']:.3f}"
     )
     cells["longest document"] = f"{split['longest']:,}"
-    share = (split.get("bytes_of_items") or 0) / max(1, split["bytes"])
-    cells["task items"] = f"{items:,} ({share:.1%} of the bytes)" if items else ""
     for length in LENGTHS:
         count = split["documents_at_least"][str(length)]
         share = count / max(1, split["documents"])

@@ -25,7 +25,7 @@ import torch
 from data.sampling.mixture import MixturePattern
 from data.sampling.packing import IGNORED, PACKINGS, PositionedTokens
 from data.sampling.random_draws import permuted
-from data.sampling.random_positions import PlainPositions, place
+from data.sampling.random_positions import PlainPositions, PositionDraws
 from data.sampling.segments import Segment, SegmentPlan, stream_key, window_samplers
 from data.store import TokenStore
 from errors import DataError
@@ -126,11 +126,7 @@ class _TokenStream:
         self.store = store
         self.epoch = epoch
         key = stream_key(seed, source, epoch, "documents")
-        self.order = permuted(
-            np.arange(store.n_documents),
-            store.n_documents,
-            *key,
-        )
+        self.order = permuted(np.arange(store.n_documents), store.n_documents, *key)
         lengths = store.lengths[self.order]
         self.ends = np.cumsum(lengths)
         self.starts = self.ends - lengths
@@ -217,14 +213,7 @@ class BatchSampler:
         return _TokenStream(self.texts[source].store, source, self.seed, epoch)
 
     def _check(self) -> None:
-        if self.packing not in PACKINGS:
-            known = ", ".join(PACKINGS)
-            raise DataError(f"data.packing={self.packing!r} is unknown; known are {known}")
         for length in self.plan.lengths:
-            try:
-                self.positions.check(length)
-            except ValueError as error:
-                raise DataError(str(error)) from None
             for text in self.texts:
                 rows = self.plan.at(0).batch_size if self.is_carried else 1
                 if text.store.n_tokens <= rows * length:
@@ -320,14 +309,10 @@ class BatchSampler:
             parts = [stream.places(start, length) for stream, start in streams]
             order, document = (np.stack(each) for each in zip(*parts, strict=True))
             return PositionedTokens(order, order, document, "packed", True)
-        return place(
-            self.packing,
-            self.positions,
-            self._begins(windows, length)[rows],
-            seed=self.seed,
-            step=step,
-            rows=np.arange(len(windows.start))[rows],
-        )
+        placed = PACKINGS[self.packing](self._begins(windows, length)[rows])
+        number = np.arange(len(windows.start))[rows]
+        draws = PositionDraws(self.seed, step, number[:, None], placed.document)
+        return self.positions.apply(placed, draws)
 
     def batch(self, step: int, rank: int = 0, world: int = 1) -> Batch:
         """Return the rows of `rank` out of `world`. The result depends only on the arguments."""

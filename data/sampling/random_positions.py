@@ -16,7 +16,7 @@ from typing import Annotated, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from data.sampling.packing import PACKINGS, PositionedTokens
+from data.sampling.packing import PositionedTokens
 from data.sampling.random_draws import ROUNDS, below, bits, fractions, key_of, shuffled
 from settings.fields import StrictSettings
 
@@ -257,25 +257,3 @@ PositionsSettings = Annotated[
     | PosePositions,
     Field(discriminator="name"),
 ]
-
-
-def place(
-    packing: str,
-    positions: PlainPositions,
-    begins: np.ndarray,
-    *,
-    seed: int,
-    step: int,
-    rows: np.ndarray,
-) -> PositionedTokens:
-    """Compute the order, positions and document ids of some windows of a step.
-
-    Args:
-        packing: a key of PACKINGS.
-        positions: a positional sampler.
-        begins: (b, T) bool, true where a document begins.
-        seed, step: with `rows`, the key of the random draws.
-        rows: (b,) index of each window in the whole step.
-    """
-    placed = PACKINGS[packing](begins)
-    return positions.apply(placed, PositionDraws(seed, step, rows[:, None], placed.document))

@@ -6,7 +6,7 @@ from data.sources.hub import Hub
 from data.sources.local import Files, Stdlib
 from data.sources.prepared_text import PreparedText
 from data.sources.task_documents import TaskDocuments
-from data.sources.text_source import GENERATED, Document, Source
+from data.sources.text_source import Document, Source
 from data.text_settings import TextSettings
 
 SOURCES = {"stdlib": Stdlib, "filler": Filler, "files": Files, "hub": Hub, "prepared": PreparedText}
@@ -20,8 +20,10 @@ def open_text(settings: TextSettings, place: str) -> Source:
 def open_source(settings: SourceSettings, place: str = "data.source") -> Source:
     """Open any source: existing text or task items."""
     if isinstance(settings, TaskSource):
-        return TaskDocuments(settings, place, open_text)
+        haystack = getattr(settings.task, "haystack", None)
+        text = haystack and open_text(haystack, f"{place}.task.haystack")
+        return TaskDocuments(settings, place, text)
     return open_text(settings, place)
 
 
-__all__ = ["GENERATED", "SOURCES", "Document", "Source", "open_source", "open_text"]
+__all__ = ["SOURCES", "Document", "Source", "open_source", "open_text"]

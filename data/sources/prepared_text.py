@@ -11,17 +11,6 @@ from data.tokenizers import load_tokenizer
 from errors import DataError
 
 
-def finished_folder(path: str, setting: str) -> Path:
-    """The prepared folder that `setting` specifies. Raises DataError if it is not a finished
-    preparation."""
-    folder = Path(path).expanduser()
-    if not (folder / "prepared.json").is_file():
-        raise DataError(
-            f"{setting}: {folder} has no prepared.json; set it to a folder of scripts/prepare.py"
-        )
-    return folder
-
-
 class PreparedText(Source):
     settings: PreparedSource
 
@@ -31,7 +20,11 @@ class PreparedText(Source):
         self.label = self.folder.name
 
     def check(self) -> None:
-        finished_folder(self.settings.path, f"{self.place}.path")
+        if not (self.folder / "prepared.json").is_file():
+            raise DataError(
+                f"{self.place}.path: {self.folder} has no prepared.json; set it to a folder of "
+                "scripts/prepare.py"
+            )
 
     def fingerprint(self) -> str:
         self.check()

@@ -7,8 +7,6 @@ from typing import Any, NamedTuple
 from data.hashing import canonical_hash
 from data.text_settings import RecordSource
 
-GENERATED = "task:"  # prefix of the names of generated documents
-
 
 class Document(NamedTuple):
     """One document. If it is unusable, `fault` gives the reason and `text` is empty."""

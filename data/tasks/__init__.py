@@ -14,13 +14,12 @@ from data.tasks.items import NO_TEXT, Task, TaskContext, TaskItem
 from data.tasks.memory import AssociativeRecallTask, DyckTask, FlipFlopTask, IndirectIndexingTask
 from data.tasks.recall import RecallTask
 from data.tasks.retrieval import HaystackTask, NeedleTask, PasskeyTask, VariablesTask
-from data.tasks.strings import CopyTask, CountingTask, MajorityTask, SelectiveCopyTask, SortTask
+from data.tasks.strings import CopyTask, CountingTask, MajorityTask, SelectiveCopyTask
 from data.tasks.symbols import CoupledTask, SymbolItem, SymbolTask
 
 AnyTextTask = PasskeyTask | NeedleTask | VariablesTask | RecallTask
 AnySymbolTask = (
     CopyTask
-    | SortTask
     | SelectiveCopyTask
     | MajorityTask
     | CountingTask

@@ -34,9 +34,6 @@ class ModularAdditionTask(CoupledTask):
     def choices(self) -> int:
         return self.modulus
 
-    def size(self, length: int) -> int:
-        return length + (length if self.scratchpad else 1) + 2
-
     def make(self, draws: NamedDraws, length: int) -> SymbolItem:
         numbers = draws.below("numbers", length, self.modulus)
         sums = [*map(str, (np.cumsum(numbers) % self.modulus).tolist())]
@@ -102,10 +99,6 @@ class AdditionTask(CoupledTask):
     @property
     def longest(self) -> int | None:
         return self.hints - 1 if self.hints else None
-
-    def size(self, length: int) -> int:
-        digits = (3 * length + 1) * (2 if self.hints else 1)
-        return digits + (4 * length + 1 if self.scratchpad else 0) + 3
 
     def make(self, draws: NamedDraws, length: int) -> SymbolItem:
         a = draws.below("a", length, 10).tolist()  # the last digit first

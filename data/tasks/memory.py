@@ -34,9 +34,6 @@ class FlipFlopTask(SymbolTask):
     def shortest(self) -> int:
         return 2
 
-    def size(self, length: int) -> int:
-        return 2 * length
-
     def make(self, draws: NamedDraws, length: int) -> SymbolItem:
         uniform = fractions(bits(key_of(*draws.key, "instructions"), np.arange(length)))
         written = draws.below("bits", length, 2).tolist()
@@ -81,9 +78,6 @@ class AssociativeRecallTask(SymbolTask):
     def longest(self) -> int:
         return self.keys
 
-    def size(self, length: int) -> int:
-        return 2 * length + 1 + 2 * min(self.queries, length)
-
     def make(self, draws: NamedDraws, length: int) -> SymbolItem:
         keys = draws.distinct("keys", length, self.keys).tolist()
         values = draws.below("values", length, self.values).tolist()
@@ -100,12 +94,13 @@ class AssociativeRecallTask(SymbolTask):
 
 
 class IndirectIndexingTask(SymbolTask):
-    """The symbol at a distance from a given one (arXiv:2509.10534): `4 9 1 7 ? 9 +2 =` → `7`.
-    Lengths count the symbols of the string, which are distinct."""
+    """The symbol at a distance from a given one (arXiv:2509.10534): `4 9 1 7 ? 9 +2 =` → `7`, then
+    further questions. Lengths count the symbols of the string, which are distinct."""
 
     name: Literal["indirect_indexing"] = "indirect_indexing"
     symbols: int = Field(52, ge=2, description="number of symbols, 0, 1, 2, ...")
     shift: PositiveInt = Field(10, description="largest distance, to the left (-) or right (+)")
+    queries: PositiveInt = Field(1, description="questions per item")
 
     @property
     def alphabet(self) -> list[str]:
@@ -124,17 +119,19 @@ class IndirectIndexingTask(SymbolTask):
     def longest(self) -> int:
         return self.symbols
 
-    def size(self, length: int) -> int:
-        return length + 6
-
     def make(self, draws: NamedDraws, length: int) -> SymbolItem:
         string = [str(i) for i in draws.distinct("symbols", length, self.symbols).tolist()]
-        here = int(draws.below("source", 1, length)[0])
-        low = max(0, here - self.shift)
-        others = [i for i in range(low, min(length, here + self.shift + 1)) if i != here]
-        there = others[int(draws.below("target", 1, len(others))[0])]
-        question = ["?", string[here], f"{there - here:+d}", EQUALS]
-        return self.answered([*string, *question], [string[there]])
+        symbols = list(string)
+        is_answer = [False] * length
+        sources = draws.below("sources", self.queries, length).tolist()
+        targets = draws.below("targets", self.queries, 1 << 32).tolist()
+        for here, random in zip(sources, targets, strict=True):
+            near = range(max(0, here - self.shift), min(length, here + self.shift + 1))
+            others = [place for place in near if place != here]
+            there = others[random % len(others)]
+            symbols += ["?", string[here], f"{there - here:+d}", EQUALS, string[there]]
+            is_answer += [False] * 4 + [True]
+        return SymbolItem(symbols, is_answer)
 
 
 class DyckTask(SymbolTask):
@@ -158,9 +155,6 @@ class DyckTask(SymbolTask):
     @property
     def choices(self) -> int:
         return self.kinds
-
-    def size(self, length: int) -> int:
-        return 2 * length + 2
 
     def make(self, draws: NamedDraws, length: int) -> SymbolItem:
         kinds = draws.below("kinds", length, self.kinds).tolist()

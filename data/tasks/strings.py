@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, model_validator
 
 from data.sampling.random_draws import NamedDraws, bits, fractions, key_of
 from data.tasks.symbols import EQUALS, CoupledTask, SymbolItem, SymbolTask
@@ -18,12 +18,18 @@ MOST = 10
 
 
 class CopyTask(CoupledTask):
-    """Copy or reverse a string: `2 0 1 =` → `2 0 1` or `1 0 2`. With `distinct: false` and few
-    symbols, it is the repeated copy of arXiv:2410.02140."""
+    """Copy, reverse or sort a string: `2 0 1 =` → `2 0 1`, `1 0 2` or `0 1 2`. With `distinct:
+    false` and few symbols, copying is the repeated copy of arXiv:2410.02140."""
 
-    name: Literal["copy", "reverse"] = "copy"
+    name: Literal["copy", "reverse", "sort"] = "copy"
     symbols: int = Field(150, ge=2, description="number of symbols, 0, 1, 2, ...")
     distinct: bool = Field(True, description="no symbol occurs twice in a string")
+
+    @model_validator(mode="after")
+    def _sorted_in_plain_positions(self):
+        if self.name == "sort" and self.has_positions:
+            raise ValueError("the task sort has no coupled positions; set positions=plain")
+        return self
 
     @property
     def alphabet(self) -> list[str]:
@@ -37,13 +43,11 @@ class CopyTask(CoupledTask):
     def longest(self) -> int | None:
         return self.symbols if self.distinct else None
 
-    def size(self, length: int) -> int:
-        return 2 * length + 2
-
     def make(self, draws: NamedDraws, length: int) -> SymbolItem:
         draw = draws.distinct if self.distinct else draws.below
-        symbols = [str(i) for i in draw("symbols", length, self.symbols).tolist()]
-        return self.answered([*symbols, EQUALS], symbols[:: -1 if self.name == "reverse" else 1])
+        drawn = draw("symbols", length, self.symbols).tolist()
+        answers = {"copy": drawn, "reverse": drawn[::-1], "sort": sorted(drawn)}
+        return self.answered([*map(str, drawn), EQUALS], [*map(str, answers[self.name])])
 
     def positions_of(self, prompt: Sequence[str], more: int) -> list[int] | None:
         if not self.has_positions:
@@ -53,32 +57,6 @@ class CopyTask(CoupledTask):
         if self.name == "reverse":
             return [*range(1, n + 2), *(max(1, n - i) for i in range(answer))]
         return [*range(2, n + 2), 1, *range(2, answer + 2)]
-
-
-class SortTask(SymbolTask):
-    """Sort distinct numbers: `7 2 5 =` → `2 5 7`."""
-
-    name: Literal["sort"] = "sort"
-    symbols: int = Field(150, ge=2, description="number of symbols, 0, 1, 2, ...")
-
-    @property
-    def alphabet(self) -> list[str]:
-        return [*map(str, range(self.symbols)), EQUALS]
-
-    @property
-    def choices(self) -> int:
-        return self.symbols
-
-    @property
-    def longest(self) -> int:
-        return self.symbols
-
-    def size(self, length: int) -> int:
-        return 2 * length + 2
-
-    def make(self, draws: NamedDraws, length: int) -> SymbolItem:
-        numbers = draws.distinct("symbols", length, self.symbols).tolist()
-        return self.answered([*map(str, numbers), EQUALS], [*map(str, sorted(numbers))])
 
 
 class SelectiveCopyTask(SymbolTask):
@@ -100,9 +78,6 @@ class SelectiveCopyTask(SymbolTask):
     @property
     def shortest(self) -> int:
         return self.copied
-
-    def size(self, length: int) -> int:
-        return length + self.copied + 2
 
     def make(self, draws: NamedDraws, length: int) -> SymbolItem:
         answer = [str(i) for i in draws.below("symbols", self.copied, self.symbols).tolist()]
@@ -137,9 +112,6 @@ class MajorityTask(SymbolTask):
     @property
     def shortest(self) -> int:
         return self.interleaved
-
-    def size(self, length: int) -> int:
-        return length + self.interleaved + 2
 
     def make(self, draws: NamedDraws, length: int) -> SymbolItem:
         string = [""] * length
@@ -191,9 +163,6 @@ class CountingTask(SymbolTask):
     @property
     def choices(self) -> int:
         return MOST + 1
-
-    def size(self, length: int) -> int:
-        return length + 4
 
     def make(self, draws: NamedDraws, length: int) -> SymbolItem:
         attempt = 0

@@ -3,6 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 from pydantic import Field
@@ -66,9 +67,9 @@ class SymbolTask(StrictSettings):
         """Whether items have positions other than 0, 1, 2, ..."""
         return False
 
-    @abstractmethod
     def size(self, length: int) -> int:
-        """The number of symbols of an item, `<end>` included."""
+        """The number of symbols of an item of this length, `<end>` included."""
+        return len(example(self, length).symbols)
 
     @abstractmethod
     def make(self, draws: NamedDraws, length: int) -> SymbolItem:
@@ -120,8 +121,7 @@ class CoupledTask(SymbolTask):
 
     def position_end(self, length: int, training: bool = False) -> int:
         """1 + the largest position in items of this length."""
-        item = self.make(NamedDraws("any"), length)
-        end = 1 + max(item.positions or [length - 1])
+        end = 1 + max(example(self, length).positions or [length - 1])
         if not training or self.max_position is None:
             return end
         if self.max_position < end - 1:
@@ -130,3 +130,10 @@ class CoupledTask(SymbolTask):
                 f"{end - 1} positions of an item of length {length}; increase it"
             )
         return self.max_position + 1
+
+
+@cache
+def example(task: SymbolTask, length: int) -> SymbolItem:
+    """An item, as long as all items of this length. Raises DataError if there are none."""
+    task.check([length])
+    return task.make(NamedDraws("any"), length)

@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from data import TokenStore
 from data.sampling.batches import PLAIN, BatchSampler
+from data.sampling.packing import PACKINGS, PositionedTokens
+from data.sampling.random_positions import PlainPositions, PositionDraws
 from data.sampling.segments import Segment
 from data.store import EncodedDocument, write_manifest, write_shard
 
@@ -52,3 +54,17 @@ def sampler(
     return BatchSampler(
         store, plan, packing=packing, seed=seed, positions=positions, is_carried=is_carried
     )
+
+
+def place(
+    packing: str,
+    positions: PlainPositions,
+    begins: np.ndarray,
+    *,
+    seed: int,
+    step: int,
+    rows: np.ndarray,
+) -> PositionedTokens:
+    """Windows in which documents begin where `begins` (b, T) is true, placed by a sampler."""
+    placed = PACKINGS[packing](begins)
+    return positions.apply(placed, PositionDraws(seed, step, rows[:, None], placed.document))

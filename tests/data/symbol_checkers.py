@@ -75,12 +75,6 @@ def sum_of(task, problem):
     return [*map(str, rows), ":", *written]
 
 
-def after_shift(task, problem):
-    *string, mark, source, shift = problem
-    assert mark == "?" and len(set(string)) == len(string)
-    return [string[string.index(source) + int(shift)]]
-
-
 def closed(task, problem):
     text = " ".join(problem) + " "
     while (shorter := re.sub(r"\((\d+) \)\1 ", "", text)) != text:
@@ -98,7 +92,6 @@ CHECKERS = {
     "modular_addition": partial_sums,
     "parity": partial_sums,
     "addition": sum_of,
-    "indirect_indexing": after_shift,
     "dyck": closed,
 }
 
@@ -135,6 +128,18 @@ def check_recall(task, item):
     assert item.is_answer == [False] * (mark + 1) + [False, True] * len(asked)
 
 
+def check_indexing(task, item):
+    text = " ".join(item.symbols)
+    string, *questions = text.split(" ? ")
+    string = string.split()
+    assert len(set(string)) == len(string) and len(questions) == task.queries
+    for question in questions:
+        source, shift, mark, target = question.split()
+        assert mark == "=" and string.index(target) - string.index(source) == int(shift) != 0
+    scored = [False] * 4 + [True]
+    assert item.is_answer == [False] * len(string) + scored * task.queries
+
+
 def check(task, item: SymbolItem) -> None:
     """Assert that an item's answers are right, and that exactly they are marked."""
     if task.name in CHECKERS:
@@ -146,5 +151,6 @@ def check(task, item: SymbolItem) -> None:
             "counting": check_counting,
             "flip_flop": check_flip_flop,
             "associative_recall": check_recall,
+            "indirect_indexing": check_indexing,
         }
         others[task.name](task, item)

@@ -117,8 +117,6 @@ def test_invalid_requests():
         sampler(store, (4, 2, 3), (12, 1))
     with pytest.raises(DataError, match="batch size 6 is not a multiple of the 4"):
         sampler(store, (5, 6)).batch(0, 0, 4)
-    with pytest.raises(DataError, match="packing='loose'"):
-        sampler(store, (5, 6), packing="loose")
 
 
 def test_overwritten_shards_are_named_when_the_next_epoch_reads_them():
@@ -163,23 +161,3 @@ def test_tokens_are_unique_within_an_epoch(lengths, plan, seed):
         assert epoch > len(seen) - 3 or sum(lengths) - len(tokens) <= dropped
     total = sum(map(len, seen.values()))
     assert batches.passes(len(of_step)) == {"": round(total / (sum(lengths) - 1), 6)}
-
-
-def test_stages_keep_order_before_boundary_with_random_access():
-    """In chunks of 10: 6 windows of 4 in three chunks, 3 of 10, windows of 4 again."""
-    store = make_store([9, 8, 7, 6, 5, 4, 3, 2] * 2)
-    plan = [(4, 2, 3), (10, 1, 3), (4, 3, 2)]
-    staged = sampler(store, *plan, packing="intra_document", seed=5)
-    first, second, third = staged.windows(0, 8)
-    chunks = (10 * permuted(np.arange(8), 8, 5, 0, "windows")).tolist()
-    assert sorted(first.start) == sorted(s + part for s in chunks[:3] for part in (0, 4))
-    assert second.start.tolist() == chunks[3:6]
-    assert first.epoch.tolist() + second.epoch.tolist() == [0] * 9
-    assert third.epoch.tolist() == [0] * 4 + [1] * 2
-    assert sorted(third.start[:4]) == sorted(s + part for s in chunks[6:] for part in (0, 4))
-    hashes = [staged.batch(step).hash for step in range(10)]
-    for step in (9, 3, 2, 6, 0):
-        fresh = sampler(store, *plan, packing="intra_document", seed=5)
-        assert fresh.batch(step).hash == hashes[step]
-    other = sampler(store, *plan, packing="intra_document", seed=6)
-    assert hashes[6:8] != [other.batch(step).hash for step in (6, 7)]

@@ -48,7 +48,6 @@ SECOND = text_of(900, 2)
     [
         (FIRST.upper().replace(" ", ",\n\t"), (1, 1), (1, 1)),
         ("Three  short, words!", (1, 1), (1, 1)),
-        ("other short words", (0, 0), (0, 0)),
         ("", (0, 0), (0, 0)),
         (text_of(3000, 3), (0, 0), (0, 0)),
         (" ".join(FIRST.split()[500:900]), (1, 1), (0.05, 0.3)),

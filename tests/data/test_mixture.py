@@ -5,13 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
-from data import DataError, DataSettings, check_texts, open_prepared, prepare, prepared_folder
+from data import DataError, DataSettings, check_texts, open_prepared, prepare
 from data.sampling.batches import TrainingText
 from data.sampling.mixture import MixturePattern
 from tests.data.conftest import Listener, changed
@@ -29,13 +27,6 @@ def test_mixture_proportions_are_exact_to_one_sample(parts):
         counted = np.concatenate([[0], np.cumsum(turns == source)])
         assert np.array_equal(pattern.before(source, n), counted)
         assert all(abs(counted[i] - share * i) < 1 for i in n.tolist())
-
-
-def test_interleaving_pattern():
-    pattern = MixturePattern([Fraction(7, 10), Fraction(2, 10), Fraction(1, 10)])
-    assert pattern.turns(np.arange(11)).tolist() == [0, 0, 0, 1, 0, 0, 1, 0, 0, 2, 0]
-    with pytest.raises(DataError, match="period 10,001"):
-        MixturePattern([Fraction(1, 10_001), Fraction(10_000, 10_001)])
 
 
 LENGTHS = [[9, 8, 7, 6, 30, 5, 4, 3, 2], [5, 11, 3, 8], [40, 2, 13]]
@@ -69,7 +60,7 @@ def test_sources_have_separate_epochs(packing):
         passes = {f"t{i}": count[i] / (sum(lengths) - 1) for i, lengths in enumerate(LENGTHS)}
         assert batch.passes == pytest.approx(passes, abs=1e-6)
         parts = [fresh().batch(step, rank, 3) for rank in range(3)]
-        assert torch.equal(torch.cat([part.tokens for part in parts]), batch.tokens)
+        assert np.array_equal(np.concatenate([part.tokens for part in parts]), batch.tokens)
         assert {part.n_targets for part in parts} == {batch.n_targets}
     assert all(len(set(tokens)) == len(tokens) for tokens in seen.values())
     epochs = [max(epoch for source, epoch in seen if source == j) for j in range(3)]
@@ -81,9 +72,8 @@ def test_sources_have_separate_epochs(packing):
         sampler([*texts[:1], TrainingText(texts[1].store)], (27, 1))
 
 
-@pytest.fixture
-def mixed(settings, corpus, tmp_path) -> DataSettings:
-    """`settings` with a second text: three texts of its own, and copies of all of the corpus."""
+def test_additional_source_excludes_validation_text(settings, corpus, tmp_path):
+    """The second text has three documents of its own, and copies of all of the first."""
     more = tmp_path / "more"
     more.mkdir()
     for path in corpus.rglob("*.txt"):
@@ -92,25 +82,19 @@ def mixed(settings, corpus, tmp_path) -> DataSettings:
         numbers = " ".join(str(n * n) for n in range(200 + i))
         (more / f"own-{i}.txt").write_text(f"chapter {i}: {numbers}")
     source = {"name": "files", "path": str(more)}
-    return changed(settings, mixture=[{"share": 0.2, "source": source}])
-
-
-def test_additional_source_excludes_validation_text(mixed, settings):
+    mixed = changed(settings, mixture=[{"share": 0.2, "source": source}])
     listener = Listener()
     first = prepare(settings, workers=1)
     both = prepare(mixed, listener, workers=1)
     (other,) = both.others
     (table,) = listener.tables  # the second text alone, without the first one's held-out text
     assert table[0][1:] == [f"{other.train.n_documents}"]
-    assert both.folder == first.folder == prepared_folder(mixed)
-    assert both.train.hash == first.train.hash == first.hash != both.hash
+    assert both.folder == first.folder and both.train.hash == first.hash != both.hash
     assert other.tokenizer.hash == first.tokenizer.hash
     held_out = {f"copy-{Path(name).name}" for name in first.valid.names}
     names = set(other.train.names)
     assert len(held_out) == 7 and not held_out & names and len(names) == 3 + 37 - 7
-    assert {f"own-{i}.txt" for i in range(3)} <= names
-    # Its own held-out text is the first's, token for token.
-    for i in range(7):
+    for i in range(7):  # its own held-out text is the first's, token for token
         assert np.array_equal(other.valid.document(i), first.valid.document(i))
     assert both.longest == max(first.longest, int(other.train.lengths.max()))
     again = open_prepared(first.folder, [other.folder])
@@ -118,27 +102,22 @@ def test_additional_source_excludes_validation_text(mixed, settings):
 
 
 STDLIB = {"name": "stdlib"}
+NOWHERE = {"name": "files", "path": "no/such/folder"}
+HUB = {"name": "hub", "path": "json", "data_files": ["no.jsonl", "https://x/y.jsonl"]}
+TASK_SOURCE = {"name": "task", "task": {"name": "passkey", "haystack": NOWHERE}}
 
 
 @pytest.mark.parametrize(
     ("mixture", "setting"),
     [
-        ([{"share": 0.6, "prepared": "a"}, {"share": 0.4, "prepared": "b"}], "data.mixture"),
-        ([{"share": 0.5}], "source or prepared"),
-        ([{"share": 0.5, "prepared": "a", "source": STDLIB}], "source or prepared"),
-        ([{"share": 0.5, "prepared": "a", "max_bytes": 9}], "max_bytes"),
-        ([{"share": 0.12345, "prepared": "a"}], "share=0.12345"),
+        ([{"share": 0.6, "source": STDLIB}, {"share": 0.4, "source": STDLIB}], "data.mixture"),
+        ([{"share": 0.5}], "source"),
+        ([{"share": 0.12345, "source": STDLIB}], "share=0.12345"),
     ],
 )
 def test_invalid_mixtures_are_rejected(mixture, setting):
-    with pytest.raises(ValidationError, match=setting):
+    with pytest.raises(ValueError, match=setting):
         DataSettings.model_validate({"mixture": mixture})
-
-
-NOWHERE = {"name": "files", "path": "no/such/folder"}
-HUB = {"name": "hub", "path": "json", "data_files": ["no.jsonl", "https://x/y.jsonl"]}
-TASK = {"name": "passkey", "haystack": NOWHERE}
-TASK_SOURCE = {"name": "task", "text": {"name": "filler"}, "task": TASK}
 
 
 @pytest.mark.parametrize(
@@ -148,7 +127,6 @@ TASK_SOURCE = {"name": "task", "text": {"name": "filler"}, "task": TASK}
         ({"source": NOWHERE | {"path": ["docs", "no/such/folder"]}}, "data.source.path: no/such"),
         ({"valid_source": NOWHERE}, "data.valid_source.path: "),
         ({"mixture": [{"share": 0.2, "source": NOWHERE}]}, "data.mixture.0.source.path: "),
-        ({"mixture": [{"share": 0.2, "prepared": "no/such"}]}, "data.mixture.0.prepared: no/such"),
         ({"source": {"name": "prepared", "path": "no/such"}}, "data.source.path: no/such"),
         ({"tokenizer": {"name": "sentencepiece", "model": "no"}}, "data.tokenizer.model"),
         ({"source": HUB}, "data.source.data_files: no.jsonl"),

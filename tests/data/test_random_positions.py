@@ -11,10 +11,9 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from data import DataError
 from data.sampling.packing import PACKINGS
-from data.sampling.random_positions import PositionsSettings, place
-from tests.data.stores import make_store, packings, sampler, stores
+from data.sampling.random_positions import PositionsSettings
+from tests.data.stores import make_store, packings, place, sampler, stores
 
 EVERY = {
     "plain": {},
@@ -41,9 +40,9 @@ def windows(rows: int, length: int, seed: int = 0, share: float = 0.15) -> np.nd
     return np.random.default_rng(seed).random((rows, length)) < share
 
 
-def draw(name: str, packing: str = "concat", *, begins=None, rows=None, step=0, seed=0, **keys):
+def draw(name: str, packing: str = "concat", *, begins=None, step=0, seed=0, **keys):
     begins = windows(6, 19) if begins is None else begins
-    rows = np.arange(len(begins)) if rows is None else rows
+    rows = np.arange(len(begins))
     return place(packing, chosen(name, **keys), begins, seed=seed, step=step, rows=rows)
 
 
@@ -77,17 +76,12 @@ def test_order_document_and_layout_follow_packing(length, share, name, packing, 
         assert (steps == 1).all() if placed.unit_steps else (steps > 0).all()
 
 
-def test_offsets_are_uniform_and_per_document():
+def test_offsets_and_subsets_are_uniform():
     placed = draw("random_offset", "intra_document", begins=windows(4000, 9), max_offset=4)
     assert is_uniform([int(text[0]) for text in texts(placed)], range(5))
-
-
-def test_subsets_are_uniform():
-    begins = np.zeros((3000, 2), dtype=bool)
-    drawn = texts(draw("random_subset", begins=begins, max_length=5))
-    assert is_uniform(
-        [tuple(text.tolist()) for text in drawn], [*itertools.combinations(range(5), 2)]
-    )
+    pairs = texts(draw("random_subset", begins=np.zeros((3000, 2), dtype=bool), max_length=5))
+    every = [*itertools.combinations(range(5), 2)]
+    assert is_uniform([tuple(pair.tolist()) for pair in pairs], every)
     whole = draw("random_subset", begins=windows(3, 19), max_length=19).position
     assert (whole == np.arange(19)).all()
 
@@ -112,7 +106,7 @@ def test_pose_cuts_and_skips_are_uniform():
     assert is_uniform(cuts, (1, 2, 3))
 
 
-def test_cape_jitter_is_bounded_and_keeps_order():
+def test_cape_shifts_and_jitters_each_document():
     jitter = 0.49
     placed = draw("cape", begins=windows(500, 19), global_shift=0, local_shift=jitter, scale=1)
     off = placed.position - np.arange(19)
@@ -120,9 +114,6 @@ def test_cape_jitter_is_bounded_and_keeps_order():
     assert abs(off.mean()) < 5 * jitter / 3**0.5 / off.size**0.5
     corner = np.corrcoef(off[:, :-1].ravel(), off[:, 1:].ravel())[0, 1]
     assert abs(corner) < 5 / off.size**0.5  # one draw for each token
-
-
-def test_cape_centers_each_document_before_shift():
     keys = {"local_shift": 0, "center": True}
     centered = texts(draw("cape", "intra_document", global_shift=0, scale=2, **keys))
     assert max(abs(text.mean()) for text in centered) < 1e-12
@@ -140,9 +131,6 @@ def test_positions_are_independent_of_ranks_and_resume(lengths, length, step, na
         batches = sampler(store, (length, 6), packing=packing, seed=11, positions=positions)
         return batches.batch(step, rank, world)
 
-    def rows(batch) -> torch.Tensor:
-        return batch.position.expand(batch.tokens.shape)
-
     whole = batch()
     bare = batch("plain")
     for other in ("tokens", "targets", "order", "document"):
@@ -150,10 +138,10 @@ def test_positions_are_independent_of_ranks_and_resume(lengths, length, step, na
     assert (whole.n_targets, whole.hash, whole.layout) == (bare.n_targets, bare.hash, bare.layout)
     for world in (2, 3):
         parts = [batch(name, rank, world) for rank in range(world)]
-        assert torch.equal(torch.cat([rows(part) for part in parts]), rows(whole))
+        joined = [part.position.expand(part.tokens.shape) for part in (*parts, whole)]
+        assert torch.equal(torch.cat(joined[:-1]), joined[-1])
         for part in [*parts, whole]:
-            top = float(part.position.max())
-            assert part.position_end == max(1, 1 + int(np.ceil(top)))
+            assert part.position_end == max(1, 1 + int(np.ceil(float(part.position.max()))))
             assert part.position_end <= chosen(name).position_end(length)
 
 
@@ -178,5 +166,5 @@ def test_golden_samples(name, expected):
 
 @pytest.mark.parametrize(("name", "setting"), [("random_subset", "max_length"), ("pose", "target")])
 def test_range_shorter_than_window_is_rejected(name, setting):
-    with pytest.raises(DataError, match=f"data.positions.{setting} = 8 .* 9 tokens"):
-        sampler(make_store([40]), (9, 1), positions=chosen(name, **{setting: 8}))
+    with pytest.raises(ValueError, match=f"data.positions.{setting} = 8 .* 9 tokens"):
+        chosen(name, **{setting: 8}).check(9)

@@ -1,11 +1,10 @@
 """Windows of several lengths from a token stream, against a plain loop."""
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.sampling.segments import FEW, ChunkLayout, window_samplers
+from data.sampling.segments import window_samplers
 
 LENGTHS = st.sampled_from([1, 2, 3, 4, 6, 7, 12])
 PLANS = st.lists(st.tuples(LENGTHS, st.integers(0, 40)), min_size=1, max_size=4)
@@ -40,21 +39,3 @@ def test_windows_match_sequential_walk(tokens, plan, windows):
             inputs = {(epoch, at) for at in range(start, start + length)}
             assert not inputs & seen and start >= 0 and start + length < tokens
             seen |= inputs
-
-
-@pytest.mark.parametrize(
-    ("lengths", "size"),
-    [
-        ([256], 256),
-        ([128, 384, 64, 32], 384),
-        ([384, 512], 1536),
-        ([100, 101, 103], None),
-    ],
-)
-def test_little_text_is_dropped_for_any_lengths(lengths, size):
-    layout = ChunkLayout.of(10**6, lengths)
-    assert size in (None, layout.size)
-    assert all(layout.size % length < layout.size / 16 for length in lengths)
-    assert layout.count == (10**6 - 1) // layout.size
-    short = ChunkLayout.of(FEW * max(lengths), lengths)  # long chunks would be few
-    assert short == (max(lengths), FEW - 1)

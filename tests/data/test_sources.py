@@ -33,11 +33,6 @@ def files(path, **settings) -> list[Document]:
     return list(open_source(FilesSource(path=str(path), **settings)).documents())
 
 
-def outcomes(documents: list[Document]) -> list:
-    """The number of characters, or the first word of the fault."""
-    return [len(d.text) if d.fault is None else d.fault.split()[0] for d in documents]
-
-
 def write_records(folder: Path, ending: str) -> Path:
     folder.mkdir(exist_ok=True)
     path = folder / f"records.{ending}"
@@ -83,28 +78,39 @@ def test_text_folder(tmp_path):
     fingerprint = both.fingerprint()
     (tmp_path / "a.txt").write_text("three")
     assert open_source(both.settings).fingerprint() != fingerprint
+    for settings, error in (
+        (FilesSource(path=str(tmp_path / "nowhere")), r"data\.source\.path"),
+        (FilesSource(path=str(tmp_path), patterns=["*.rs"]), "patterns"),
+        (HubSource(path="nobody/nothing-at-all"), "nobody/nothing-at-all"),
+    ):
+        with pytest.raises(DataError, match=error):
+            list(open_source(settings).documents())
 
 
 @pytest.mark.parametrize("ending", RECORD_ENDINGS)
-def test_record_files(tmp_path, ending):
+def test_record_files(tmp_path, monkeypatch, ending):
     path = write_records(tmp_path / "r", ending)
     for place in (path, path.parent):
         source = open_source(FilesSource(path=str(place), **KEYS))
         for start in range(5):
             assert list(source.documents(start)) == EXPECTED[start:]
     assert [d.name for d in files(path)] == [f"records.{ending}#{i}" for i in range(4)]
-
-
-@pytest.mark.parametrize("ending", RECORD_ENDINGS)
-def test_large_records_are_skipped(tmp_path, monkeypatch, ending):
+    # larger than allowed
     monkeypatch.setattr("data.sources.local.BLOCK", 7)
-    path = write_records(tmp_path / "r", ending)
     text = RECORDS[0]["text"] if ending == "parquet" else json.dumps(RECORDS[0])
     longest = len(text.encode())
     faults = [d.fault for d in files(path, max_document_bytes=longest - 1)]
     assert f"data.source.max_document_bytes ({longest - 1:,})" in faults[0]
     assert faults[1:] == [None, "empty", None]
     assert not files(path, max_document_bytes=longest)[0].fault
+    # truncated, or without the column
+    if ending == "parquet":
+        with pytest.raises(DataError, match="'body'"):
+            files(path, text_key="body")
+    if ending != "jsonl":
+        path.write_bytes(path.read_bytes()[:-9])
+        with pytest.raises(DataError, match=str(path)):
+            files(path)
 
 
 @pytest.mark.parametrize("ending", ["gz", "zst"])
@@ -120,25 +126,6 @@ def test_one_line_file_is_read_in_bounded_memory(tmp_path, ending):
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert [d.text for d in documents] == ["", "good"] and peak < 8 << 20
-
-
-@pytest.mark.parametrize("ending", RECORD_ENDINGS[1:])
-def test_truncated_files_are_named(tmp_path, ending):
-    path = write_records(tmp_path / "r", ending)
-    path.write_bytes(path.read_bytes()[:-9])
-    with pytest.raises(DataError, match=str(path)):
-        files(path)
-
-
-def test_invalid_requests(tmp_path):
-    with pytest.raises(DataError, match=r"data\.source\.path"):
-        files(tmp_path / "nowhere")
-    with pytest.raises(DataError, match="patterns"):
-        files(tmp_path)
-    with pytest.raises(DataError, match="'body'"):
-        files(write_records(tmp_path / "r", "parquet"), text_key="body")
-    with pytest.raises(DataError, match="nobody/nothing-at-all"):
-        list(open_source(HubSource(path="nobody/nothing-at-all")).documents())
 
 
 @pytest.mark.parametrize("block", [1, 3, 1 << 20])
@@ -165,10 +152,7 @@ def test_clusters_from_a_manifest(tmp_path):
         FilesSource(path="x", manifest="m")
 
 
-@pytest.mark.parametrize(
-    ("ending", "streaming"),
-    [("jsonl", True), ("parquet", False)],
-)
+@pytest.mark.parametrize(("ending", "streaming"), [("jsonl", True), ("parquet", False)])
 def test_hub_calls_on_local_files(tmp_path, monkeypatch, streaming, ending):
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
     settings = HubSource(

@@ -51,6 +51,7 @@ TASKS = [
     {"name": "flip_flop", "ignore": 0.1},
     {"name": "associative_recall", "keys": 40},
     {"name": "indirect_indexing"},
+    {"name": "indirect_indexing", "shift": 2, "queries": 3},
     {"name": "dyck"},
     {"name": "dyck", "kinds": 3, "depth": 2},
 ]

@@ -57,9 +57,7 @@ SOLVERS = {
 }
 TASKS = [
     PasskeyTask(keys=4, digits=4),
-    PasskeyTask(keys=3, queries=6),
     NeedleTask(),
-    NeedleTask(queries=6),
     VariablesTask(hops=0),
     VariablesTask(chains=3, hops=2, queries=6),
     RecallTask(),
@@ -116,14 +114,7 @@ def test_reference_solver_agrees(task, tokenizer):
     assert len(answers) > 5
 
 
-@pytest.mark.parametrize(
-    "task",
-    [
-        *TASKS,
-        PasskeyTask(keys=1, queries=6, choices=5),
-    ],
-    ids=repr,
-)
+@pytest.mark.parametrize("task", [*TASKS, PasskeyTask(keys=1, queries=6, choices=5)], ids=repr)
 def test_scored_answer_occurs_only_at_the_reported_place(task, tokenizer):
     item_of = make(task, tokenizer)
     for index in range(30):
@@ -152,9 +143,8 @@ def test_items_depend_on_seed_purpose_and_index(task, subwords):
     assert len(prompts) == 32
 
 
-@pytest.mark.parametrize("task", [one for one in TASKS if one.reads], ids=repr)
-def test_depth_orders_the_answer_and_longer_items_keep_the_question(task, subwords):
-    item_of = make(task, subwords)
+def test_depth_orders_the_answer_and_longer_items_keep_the_question(subwords):
+    item_of = make(VariablesTask(chains=3), subwords)
     items = [item_of(4, 900, depth) for depth in (0, 0.25, 0.5, 0.75, 1)]
     assert [item.depth for item in items] == pytest.approx([0, 0.25, 0.5, 0.75, 1], abs=0.05)
     assert all(a.distance > b.distance for a, b in pairwise(items))
@@ -176,11 +166,8 @@ def test_training_items_ask_several_times(task):
         start = len(item.prompt) - item.distance
         assert item.prompt[start : start + len(item.answer)] == item.answer
     assert min(repeated) == 0 and max(repeated) == (7 if task.name == "passkey" else 2)
-
-
-def test_training_items_need_no_wrong_answers():
     few = make(PasskeyTask(keys=1, digits=1, choices=20), ByteTokenizer(), "training")(0, 100)
-    assert len(few.others) == 9
+    assert len(few.others) == 9  # training compares none
 
 
 @pytest.mark.parametrize(

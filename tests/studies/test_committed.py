@@ -80,7 +80,7 @@ def prepare_small(data: DataSettings) -> None:
     changes = {}
     for name in ("source", "valid_source"):
         source = getattr(data, name)
-        if isinstance(source, TaskSource) and source.text is None:
+        if isinstance(source, TaskSource):
             changes[name] = source.model_copy(update={"items": 40})
     if data.tokenizer.name != "bytes":
         changes["tokenizer"] = data.tokenizer.model_copy(update={"vocab_size": 320})

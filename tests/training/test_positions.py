@@ -11,11 +11,11 @@ import torch._dynamo
 from torch._dynamo.testing import CompileCounter
 
 from data.sampling.batches import Batch
-from data.sampling.random_positions import place
 from errors import TrainingError
 from model import Transformer
 from run_directory.run_settings import RunSettings
 from settings.load import load_settings
+from tests.data.stores import place
 from tests.data.test_random_positions import chosen
 from tests.model.zoo import build, ids
 from training.batches import micro_batches

@@ -28,19 +28,15 @@ def tokenizer(request):
     return train_sentencepiece(expected, iter([TEXT * 3, inspect.getsource(textwrap)])).tokenizer
 
 
-def check_exact(tokenizer, text: str) -> None:
+@hypothesis_settings(max_examples=60)
+@given(text=st.one_of(st.sampled_from(HARD), ANY, WHITESPACE))
+def test_any_text_round_trips(tokenizer, text):
     ids = tokenizer.encode(text)
     assert tokenizer.decode(ids) == text
     assert tokenizer.token_bytes[ids].sum() == len(text.encode()) if ids else text == ""
     assert lossless(tokenizer, ids, text)
     assert not {tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id} & set(ids)
     assert all(0 <= i < tokenizer.vocab_size for i in ids)
-
-
-@hypothesis_settings(max_examples=60)
-@given(text=st.one_of(st.sampled_from(HARD), ANY, WHITESPACE))
-def test_any_text_round_trips(tokenizer, text):
-    check_exact(tokenizer, text)
 
 
 def test_trained_model_properties():
@@ -64,36 +60,27 @@ def test_encoding_by_lines_matches_whole_text(tokenizer, monkeypatch):
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
 def test_invalid_vocabulary_size(kind):
-    with pytest.raises(
-        DataError, match=r"vocab_size=9000 is too large for [\d,]+ bytes .* at most \d+"
-    ):
-        train_sentencepiece(SentencePieceSettings(kind=kind, vocab_size=9000), iter([TEXT]))
     many = "".join(chr(0x4E00 + i) for i in range(900)) * 3
-    with pytest.raises(DataError, match="vocab_size=300 is less than"):
-        train_sentencepiece(SentencePieceSettings(kind=kind, vocab_size=300), iter([many]))
+    for size, text, message in (
+        (9000, TEXT, r"vocab_size=9000 is too large for [\d,]+ bytes .* at most \d+"),
+        (300, many, "vocab_size=300 is less than"),
+    ):
+        with pytest.raises(DataError, match=message):
+            train_sentencepiece(SentencePieceSettings(kind=kind, vocab_size=size), iter([text]))
 
 
-def test_save_and_load(tokenizer, tmp_path):
-    tokenizer.save(tmp_path / "t")
-    loaded = load_tokenizer(tmp_path / "t")
-    assert loaded.hash == tokenizer.hash and loaded.encode(TEXT) == tokenizer.encode(TEXT)
-    assert loaded.bos_id == tokenizer.bos_id and loaded.vocab_size == tokenizer.vocab_size
-
-
-def test_corrupted_or_replaced_model_is_rejected(tmp_path):
-    first = train_sentencepiece(SentencePieceSettings(vocab_size=340), iter([TEXT * 5])).tokenizer
-    first.save(tmp_path / "t")
-    other = train_sentencepiece(SentencePieceSettings(vocab_size=320), iter([TEXT * 5])).tokenizer
-    (tmp_path / "t" / "tokenizer.model").write_bytes(other.model)
-    with pytest.raises(DataError, match=r"tokenizer.model does not match its recorded hash"):
-        load_tokenizer(tmp_path / "t")
-    for content in (b"", b"no model at all", first.model[: len(first.model) // 2]):
-        (tmp_path / "t" / "tokenizer.model").write_bytes(content)
-        with pytest.raises(
-            DataError,
-            match=r"tokenizer.model (is not a sentencepiece model|does not match its recorded "
-            r"hash)",
-        ):
-            load_tokenizer(tmp_path / "t")
+def test_saved_model_is_verified(tmp_path):
+    first, other = (
+        train_sentencepiece(SentencePieceSettings(vocab_size=size), iter([TEXT * 5])).tokenizer
+        for size in (340, 320)
+    )
+    first.save(tmp_path)
+    loaded = load_tokenizer(tmp_path)
+    assert loaded.hash == first.hash and loaded.encode(TEXT) == first.encode(TEXT)
+    damages = "is not a sentencepiece model|does not match its recorded hash"
+    for content in (other.model, b"", b"no model", first.model[: len(first.model) // 2]):
+        (tmp_path / "tokenizer.model").write_bytes(content)
+        with pytest.raises(DataError, match=rf"tokenizer.model ({damages})"):
+            load_tokenizer(tmp_path)
     with pytest.raises(DataError, match="has no tokenizer"):
         load_tokenizer(tmp_path / "nowhere")
