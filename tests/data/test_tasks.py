@@ -73,7 +73,7 @@ def subwords():
         "owl hid it in the attic.\n" * 30,
         "ab 42\n" * 30,
     ]
-    return train_sentencepiece(SentencePieceSettings(vocab_size=320), iter(lines)).tokenizer
+    return train_sentencepiece(SentencePieceSettings(vocab_size=320), lines)
 
 
 @pytest.fixture(params=["bytes", "subwords"])
