@@ -19,7 +19,7 @@ from evaluation.reports.loss_report import (
     overview,
     styles,
 )
-from evaluation.reports.results_table import finite
+from evaluation.reports.results_files import finite
 from evaluation.reports.text import listed
 from evaluation.scoring.evaluate import EvaluationResult
 from evaluation.scoring.methods import TRAINED, Method

@@ -18,7 +18,7 @@ from pydantic.fields import FieldInfo
 
 from data.data_settings import DataSettings
 from data.files import write_text
-from evaluation.reports.results_table import markdown_table
+from evaluation.reports.results_files import markdown_table
 from model import SCHEMES, ModelSettings, TokenPositions, Transformer
 from model.attention.kernels import choose
 from model.attention.weights import SOFTMAX

@@ -9,7 +9,6 @@ length), those that the document shows are written.
 """
 
 import json
-import math
 import re
 import shutil
 from pathlib import Path
@@ -21,8 +20,9 @@ from data.files import write_text
 from errors import EvaluationError
 from evaluation.reports.charts import LineStyle, dots_panel
 from evaluation.reports.figures import INK, FigureText, panels, save
-from evaluation.reports.results_table import ResultRow, markdown_table
+from evaluation.reports.results_files import markdown_table
 from evaluation.reports.text import signed
+from evaluation.results_table import ResultRow, number
 from evaluation.scoring.methods import TRAINED, TRUNCATE, name_of
 from settings.script import Parser, run_main
 
@@ -119,8 +119,8 @@ def gain_figure(results: dict) -> Figure:
             name_of(cell["method"]),
             "gain",
             cell["gain"],
-            low=math.nan if cell["gain_low"] is None else cell["gain_low"],
-            high=math.nan if cell["gain_high"] is None else cell["gain_high"],
+            low=number(cell["gain_low"]),
+            high=number(cell["gain_high"]),
         )
         for cell in best_first(results)
     ]

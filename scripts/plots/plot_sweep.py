@@ -31,7 +31,7 @@ from evaluation.reports.figures import (
     panels,
     save,
 )
-from evaluation.reports.results_table import markdown_table, write_table
+from evaluation.reports.results_files import markdown_table, write_table
 from evaluation.reports.text import counted
 from settings.script import Parser, run_main
 

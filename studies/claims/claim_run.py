@@ -15,7 +15,7 @@ from data.files import read_object, write_json
 from data.hashing import canonical_hash
 from errors import StudyError
 from evaluation.evaluation_settings import MeasurementSettings
-from evaluation.reports.results_table import write_table
+from evaluation.reports.results_files import write_table
 from run_directory.console import Console
 from run_directory.run_names import scheme_names
 from settings.load import SettingsLayers

@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 
 from evaluation.evaluation_settings import EvaluationSettings
+from evaluation.results_table import ResultsTable
 from evaluation.scoring.plan import make_plan
 from evaluation.scoring.scoring import batches, measure
 from evaluation.scoring.text import EvaluationText
-from evaluation.statistics.verdicts import by_position, judge
+from evaluation.statistics.intervals import unit_means
+from evaluation.statistics.verdicts import VerdictRules, add_verdicts, by_position
 
 V = 20
 MEMORY = 8
@@ -94,9 +96,11 @@ def test_fixed_targets_with_limited_memory(store):
     # Verdicts of a flat curve: held everywhere, no break, and the length without the memory is no
     # better.
     unit = plan.truncated.target_documents()
-    found = judge("o", nll, nll[16], unit, 16, tolerance=0.02)
-    assert found.held_to == 200 and found.break_point is None
-    assert all(v.delta.estimate == 0 == v.delta.half for v in found.verdicts)
+    changes = {n: unit_means(nll[n] - nll[16], unit) for n in lengths if n >= 16}
+    table = ResultsTable()
+    add_verdicts(table, "o", changes, VerdictRules(16, 0.02))
+    assert table.value("o", "held_to") == 200 and not table.select("break_point")
+    assert all(row.low == row.value == row.high == 0 for row in table.select("delta"))
 
 
 def test_non_overlapping_windows_with_limited_memory(store):
