@@ -138,12 +138,6 @@ def test_validation_steps(settings, steps, expected):
         assert validation_steps(ValidationSettings(**settings), steps) == expected
 
 
-@pytest.mark.parametrize("words", [["--world", "4"], ["--dry-run", "--world=1"], ["--restrat"]])
-def test_invalid_options(words):
-    with pytest.raises(TrainingError, match=r"--world|--restart"):
-        parse_options("", words)
-
-
 def test_options_that_are_settings(tmp_path):
     (tmp_path / "a.txt").write_text("x")
     options = parse_options("", ["seed=3", "--data", str(tmp_path), "--fork", "runs/x"])
