@@ -5,7 +5,6 @@ import time
 from contextlib import nullcontext
 
 from data.generated import generated
-from training.checks import validation_steps
 from training.metrics import Metrics
 from training.setup import TrainingRun
 from training.train_state import TrainState
@@ -24,7 +23,7 @@ class Validation:
         t = run.settings.training
         self._run = run
         self._metrics = metrics
-        self._loss_steps = validation_steps(t.validation, run.steps)
+        self._loss_steps = t.validation.steps(run.steps)
         if run.settings.parent is not None:
             self._loss_steps |= {0}
         interval = t.samples.interval or run.steps
