@@ -13,10 +13,13 @@ from run_directory.optimizer_settings import (
     OptimizerSettings,
     ScheduleSettings,
     ShareOrSteps,
+    as_steps,
 )
 from settings.fields import StrictSettings, free, optional, setting
 
+# With validation.interval: auto
 AUTO_INTERVAL = 250  # steps between validations
+LEAST_VALIDATIONS = 5  # of a run
 
 
 class StageSettings(StrictSettings):
@@ -114,12 +117,6 @@ class CheckpointSettings(StrictSettings):
     )
     keep_interval: int | None = free(
         None, "keep all checkpoints whose step is a multiple of this", ge=1
-    )
-    best: int | None = free(
-        None,
-        "keep the checkpoint of lowest held-out loss at this multiple of train_length, one of "
-        "validation.multiples",
-        ge=1,
     )
 
     @model_validator(mode="after")
@@ -236,10 +233,24 @@ class ValidationSettings(StrictSettings):
         ge=1,
     )
 
-    @property
-    def regular(self) -> int | None:
-        """Steps between regular validations; None: there are none."""
-        return AUTO_INTERVAL if self.interval == "auto" else self.interval
+    def steps(self, steps: int) -> frozenset[int]:
+        """The validation steps of a run of `steps`. Raises ValueError for one of `at` outside the
+        run."""
+        chosen = {steps}
+        for share_or_step in self.at:
+            step = max(1, as_steps(share_or_step, steps))
+            if step > steps:
+                raise ValueError(
+                    f"training.validation.at has {share_or_step:g}, and the run {steps} steps: "
+                    "lower it"
+                )
+            chosen.add(step)
+        is_auto = self.interval == "auto"
+        if interval := AUTO_INTERVAL if is_auto else self.interval:
+            chosen.update(range(interval, steps + 1, interval))
+        if is_auto and steps < LEAST_VALIDATIONS * AUTO_INTERVAL:
+            chosen.update(i * steps // LEAST_VALIDATIONS for i in range(1, LEAST_VALIDATIONS))
+        return frozenset(chosen - {0})
 
     @field_validator("multiples")
     @classmethod
@@ -367,19 +378,7 @@ class TrainingSettings(StrictSettings):
     profile: ProfileSettings | None = free(None, "trace some steps with torch.profiler; null: none")
 
     @model_validator(mode="after")
-    def _intervals_and_sizes_agree(self) -> "TrainingSettings":
-        c = self.checkpoint
-        v = self.validation
-        if c.best is not None and c.best not in v.multiples:
-            raise ValueError(
-                f"checkpoint.best = {c.best} is not measured: add it to validation.multiples"
-            )
-        if c.best is not None and c.interval and (not v.regular or c.interval % v.regular):
-            fix = f"make it a multiple of validation.interval ({v.regular})"
-            raise ValueError(
-                f"checkpoint.best requires a validation at each checkpoint, every {c.interval} "
-                f"steps: {fix if v.regular else 'set validation.interval'}"
-            )
+    def _micro_batch_is_part_of_batch(self) -> "TrainingSettings":
         if (size := self.micro_batch_size) is not None and size > self.batch_size:
             raise ValueError(f"micro_batch_size {size} is larger than batch_size {self.batch_size}")
         return self

@@ -1,7 +1,10 @@
-"""Read a figure back from its artists: lines, bars, shaded bands, and labels."""
+"""Read a figure back from its artists: lines, bars, levels, labels and overlapping text."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from itertools import combinations
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -10,18 +13,17 @@ from matplotlib.collections import LineCollection
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.text import Text
 
 Points = list[tuple[float, float]]
 
 
 class Shown(NamedTuple):
-    """What is drawn in one color: the widest line, the thinner ones, bars {x: (low, high)}, and
-    markers without a line."""
+    """What is drawn in one color: the widest line, the thinner ones, and bars {x: (low, high)}."""
 
     points: Points
     thin: list[Points]
     bars: dict[float, tuple[float, float]]
-    marks: list[Points]
 
 
 class End(NamedTuple):
@@ -53,30 +55,15 @@ def lines(axes: Axes) -> list[Line2D]:
 def shown(axes: Axes, color: str) -> Shown:
     """Everything of that color."""
     mine = [line for line in lines(axes) if to_hex(line.get_color()) == to_hex(color)]
-    loose = [line for line in mine if line.get_linestyle() == "None"]
-    strokes = sorted(
-        (line for line in mine if line not in loose), key=lambda line: -line.get_linewidth()
-    )
+    strokes = [line for line in mine if line.get_linestyle() != "None"]
+    strokes.sort(key=lambda line: -line.get_linewidth())
     bars = {}
-    for (x, low), (_, high) in (points(line) for line in strokes if _is_bar(line)):
-        bars[x] = (low, high)
     for one in axes.collections:
         if isinstance(one, LineCollection) and to_hex(one.get_colors()[0]) == to_hex(color):
-            bars |= {
-                float(at[0, 0]): (float(at[0, 1]), float(at[1, 1])) for at in one.get_segments()
-            }
-    first, *rest = [points(line) for line in strokes if not _is_bar(line)] or [[]]
-    return Shown(first, rest, bars, [points(line) for line in loose if line.get_marker() != "_"])
-
-
-def _is_bar(line: Line2D) -> bool:
-    at = points(line)
-    return len(at) == 2 and at[0][0] == at[1][0]
-
-
-def dashed(axes: Axes) -> list[Points]:
-    """The lines in data coordinates that are neither solid nor mere markers."""
-    return [points(line) for line in lines(axes) if line.get_linestyle() not in ("-", "None")]
+            for (x, low), (_, high) in one.get_segments():
+                bars[float(x)] = (float(low), float(high))
+    first, *rest = [points(line) for line in strokes] or [[]]
+    return Shown(first, rest, bars)
 
 
 def levels(axes: Axes) -> list[float]:
@@ -92,17 +79,16 @@ def ends(axes: Axes) -> list[End]:
     """The labels of lines, from the highest to the lowest."""
     found = [text for text in axes.texts if getattr(text, "arrow_patch", None) is not None]
     found.sort(key=lambda text: -text.get_position()[1])
-    return [End(*_split(text.get_text()), to_hex(text.get_color())) for text in found]
-
-
-def _split(text: str) -> tuple[str, str]:
-    name, _, value = text.rpartition("  ")
-    return (name, value) if name else (text, "")
+    parts = [text.get_text().rpartition("  ") for text in found]
+    names = [name or value for name, _, value in parts]
+    values = [value if name else "" for name, _, value in parts]
+    colors = [to_hex(text.get_color()) for text in found]
+    return [End(*end) for end in zip(names, values, colors, strict=True)]
 
 
 def named(axes: Axes) -> dict[str, Shown]:
-    """What is drawn under each name at the right."""
-    return {end.name: shown(axes, end.color) for end in ends(axes)}
+    """What is drawn under each name at the right, without the mark of undertrained variants."""
+    return {end.name.removesuffix(" †"): shown(axes, end.color) for end in ends(axes)}
 
 
 def labelled(axes: Axes) -> dict[str, Points]:
@@ -114,11 +100,57 @@ def labelled(axes: Axes) -> dict[str, Points]:
     }
 
 
-def keys(figure: Figure) -> dict[str, str]:
-    """Names and colors of the figure's or its axes' keys."""
-    legends = [*figure.legends, *(axes.get_legend() for axes in figure.axes if axes.get_legend())]
-    found = {}
-    for legend in legends:
-        for line, text in zip(legend.get_lines(), legend.get_texts(), strict=True):
-            found[text.get_text()] = to_hex(line.get_color())
-    return found
+def assert_shows(
+    axes: Axes,
+    rows: Iterable,
+    *,
+    names: Axes | None = None,
+    place: Callable = attrgetter("length"),
+) -> None:
+    """Assert that the axes have a line with bars for each variant of these rows of results, and no
+    other. `names`: the axes whose labels have the colors; lines of a key have none."""
+    by_variant: dict[str, list] = {}
+    for row in rows:
+        if not row.seed:
+            by_variant.setdefault(row.variant, []).append(row)
+    assert by_variant
+    has_key = not ends(names or axes)
+    drawn = labelled(axes) if has_key else named(axes)
+    colors = {end.name.removesuffix(" †"): end.color for end in ends(names or axes)}
+    for variant, own in by_variant.items():
+        line = drawn[variant] if has_key else shown(axes, colors[variant]).points
+        close(line, [place(row) for row in own], [row.value for row in own])
+        if not has_key:
+            bars = {place(row): (row.low, row.high) for row in own if row.high > row.low}
+            found = shown(axes, colors[variant]).bars
+            assert found.keys() == bars.keys()
+            for x, bar in bars.items():
+                np.testing.assert_allclose(found[x], bar, rtol=1e-9)
+    if has_key:
+        assert set(drawn) == set(by_variant)
+
+
+def assert_text_is_readable(figure: Figure) -> None:
+    """Assert that no text overlaps another or leaves the figure."""
+    figure.canvas.draw()
+    renderer = figure.canvas.get_renderer()
+    boxes = {}
+    for text in figure.findobj(Text):
+        # Ticks beyond the limits are kept, invisible to the reader; so are empty strings.
+        if text.get_text() and text.get_visible() and not _is_beyond(figure, text):
+            # An annotation's own extent holds its leader line; only the words must not collide.
+            boxes[text] = Text.get_window_extent(text, renderer)
+    for text, box in boxes.items():
+        assert box.min.min() >= -0.5 and (box.max <= figure.bbox.max + 0.5).all(), text
+    for (text, a), (other, b) in combinations(boxes.items(), 2):
+        shared = np.minimum(a.max, b.max) - np.maximum(a.min, b.min)
+        assert shared.min() <= 2.0, (text, other)
+
+
+def _is_beyond(figure: Figure, text: Text) -> bool:
+    for axes in figure.axes:
+        for axis, limits in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
+            for tick in [*axis.get_major_ticks(), *axis.get_minor_ticks()]:
+                if text in (tick.label1, tick.label2):
+                    return not (axes.axison and min(limits) <= tick.get_loc() <= max(limits))
+    return False

@@ -5,10 +5,6 @@ import time
 from contextlib import nullcontext
 
 from data.generated import generated
-from generation.decoding import Generation
-from generation.samples import given_positions
-from generation.sampling import SamplingParams
-from training.checks import validation_steps
 from training.metrics import Metrics
 from training.setup import TrainingRun
 from training.train_state import TrainState
@@ -21,14 +17,13 @@ class Validation:
     Attributes:
         steps: the steps after which to run it; 0 in an extension run, under its new settings.
         prompts: the prompts of the samples.
-        nll: {input tokens: NLL in nats} by step, on all processes; NaN where a loss is not finite.
     """
 
     def __init__(self, run: TrainingRun, metrics: Metrics):
         t = run.settings.training
         self._run = run
         self._metrics = metrics
-        self._loss_steps = validation_steps(t.validation, run.steps)
+        self._loss_steps = t.validation.steps(run.steps)
         if run.settings.parent is not None:
             self._loss_steps |= {0}
         interval = t.samples.interval or run.steps
@@ -36,7 +31,6 @@ class Validation:
         self.steps = self._loss_steps | self._sample_steps
         prompts = t.samples.prompts
         self.prompts = [run.data.opening()] if prompts is None else prompts
-        self.nll: dict[int, dict[int, float]] = {}
 
     def run(self, state: TrainState) -> None:
         """Validate and generate samples after `state.step` updates, each where it is due."""
@@ -60,13 +54,11 @@ class Validation:
         measured = targets.measure(
             state.model, parallel.device, parallel.rank, parallel.world, parallel.gather
         )
-        nll = {length: mean for length, (mean, _) in measured.items()}
-        self.nll[state.step] = nll
         counts = [count for _, count in measured.values()]
         self._metrics.write(
             state.step,
             "validation",
-            nll=nll,
+            nll={length: mean for length, (mean, _) in measured.items()},
             targets=counts[0],
             documents=targets.documents,
             seconds=time.perf_counter() - begun,
@@ -76,6 +68,11 @@ class Validation:
     def _generate_samples(self, state: TrainState) -> None:
         """Continue each prompt greedily; with autocast, as sharded blocks are gathered in its
         dtype."""
+        # The start of a run does not wait for these modules.
+        from generation.decoding import Generation
+        from generation.samples import given_positions
+        from generation.sampling import SamplingParams
+
         run = self._run
         model = state.model
         tokenizer = run.data.tokenizer

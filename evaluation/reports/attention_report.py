@@ -37,14 +37,9 @@ from evaluation.reports.evaluation_report import EvaluationReport
 from evaluation.reports.figures import FigureText
 from evaluation.reports.provenance import text_basis
 from evaluation.reports.reported_results import ReportedResults
-from evaluation.reports.results_table import (
-    ResultRow,
-    ResultsTable,
-    mean_over_units,
-    rounded,
-    rounded_record,
-)
+from evaluation.reports.results_files import mean_over_units, rounded, rounded_record
 from evaluation.reports.text import counted
+from evaluation.results_table import ResultRow, ResultsTable, number
 from evaluation.schemes.scheme_figures import wavelength_figure
 from evaluation.scoring.methods import TRAINED, name_of
 
@@ -208,7 +203,7 @@ def attention_rows(record: dict) -> ResultsTable:
     """The long table of a record."""
     table = ResultsTable()
     for cell in record["cells"]:
-        ends = {e: math.nan if cell.get(e) is None else cell[e] for e in ("low", "high")}
+        ends = {end: number(cell.get(end)) for end in ("low", "high")}
         if cell["value"] is not None:
             row = ResultRow(name_of(cell["method"]), cell["measure"], cell["value"], cell["length"])
             table.put(row._replace(where=_where(cell), **ends))

@@ -42,8 +42,8 @@ from evaluation.reports.figures import (
     panels,
     token_axis,
 )
-from evaluation.reports.results_table import ResultRow
 from evaluation.reports.text import plain, signed
+from evaluation.results_table import ResultRow
 
 TOKENS = "context length, tokens (log scale)"
 BAND = "#999999"

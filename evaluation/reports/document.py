@@ -14,7 +14,7 @@ from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from evaluation.reports.results_table import ResultRow
+from evaluation.results_table import ResultRow
 
 CSS = Path(__file__).with_name("page.css")
 EMPHASIS = ("held", "broken", "better", "worse")  # tones that are bold in Markdown

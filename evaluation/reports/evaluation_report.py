@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
+import pandas as pd
 from matplotlib.figure import Figure
 
 from data.files import write_text
@@ -17,7 +18,7 @@ from evaluation.reports.document import (
 )
 from evaluation.reports.figures import save
 from evaluation.reports.reported_results import ReportedResults
-from evaluation.reports.results_table import write_clean_json, write_results, write_table
+from evaluation.reports.results_files import write_clean_json, write_results, write_table
 from evaluation.scoring.methods import name_of
 
 DOWNLOADS = (
@@ -54,7 +55,7 @@ class EvaluationReport:
     tables: Sequence[ReportTable]
     more_tables: Sequence[ReportTable] = ()
     draw: Callable[[], dict[str, Figure]] = dict
-    items: dict[str, Sequence[dict]] = field(default_factory=dict)
+    items: dict[str, pd.DataFrame] = field(default_factory=dict)
     more_records: dict[str, dict] = field(default_factory=dict)
 
     @property

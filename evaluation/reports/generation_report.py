@@ -11,7 +11,6 @@ results.json, in addition to `protocol`, `trained_length`, `checkpoint_hash` and
     absent    method, reason: methods that end before the full length.
 """
 
-import math
 from itertools import pairwise
 
 import numpy as np
@@ -27,8 +26,9 @@ from evaluation.reports.figures import FigureText
 from evaluation.reports.position_report import positions
 from evaluation.reports.provenance import text_basis
 from evaluation.reports.reported_results import ReportedResults
-from evaluation.reports.results_table import ResultRow, ResultsTable, mean_over_units
+from evaluation.reports.results_files import mean_over_units
 from evaluation.reports.text import counted
+from evaluation.results_table import ResultRow, ResultsTable, number
 from evaluation.scoring.methods import TRAINED, name_of
 
 DRAWN = {  # measure -> heading, format
@@ -122,8 +122,8 @@ def generation_rows(record: dict) -> ResultsTable:
             where=cell["source"],
             at=cell["start"],
             until=cell["stop"],
-            low=math.nan if cell.get("low") is None else cell["low"],
-            high=math.nan if cell.get("high") is None else cell["high"],
+            low=number(cell.get("low")),
+            high=number(cell.get("high")),
         )
         for cell in record["cells"]
         if cell["value"] is not None

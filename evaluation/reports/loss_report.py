@@ -41,24 +41,25 @@ from evaluation.reports.read_gain_report import (
 from evaluation.reports.reported_results import (
     ReportedResults,
     by_sign,
-    melted,
     named,
     seed_counts,
 )
-from evaluation.reports.results_table import ResultRow, finite, interval_columns
-from evaluation.reports.text import counted, dtype_note, plain
+from evaluation.reports.results_files import finite
+from evaluation.reports.text import counted, dtype_note, interval_text, plain
+from evaluation.results_table import ResultRow, ResultsTable
 from evaluation.scoring.evaluate import EvaluationResult
 from evaluation.scoring.methods import TRAINED, TRUNCATE, name_of
-from evaluation.statistics.analysis import Analysis, AnalysisRow
+from evaluation.statistics.analysis import Analysis, describe_scheme
 from evaluation.statistics.intervals import POINTS_ONLY_BELOW, unit_means
+from evaluation.statistics.verdicts import POINTS_ONLY
 
-NLL = "NLL, nats per token"
-POINTS_ONLY = "points only"
 UNDERTRAINED = 0.5  # a model is undertrained if it is fewer nats below a unigram model
 PARTS = {"unseen": "not in the training text", "seen": "in the training text"}
 MARKS = {"held": "✓ held", "broken": "✗ broken", "inconclusive": "? inconclusive"}
-METRICS = ("nll", "perplexity", "bits_per_byte", "gain", "gain_per_doubling", "perplexity_ratio")
-METRICS += ("delta_upper_one_sided", "units_needed", "spans_needed", "bfloat16_minus_float32")
+# metrics of a cell of results.json, with and without intervals
+INTERVALS = ("nll", "delta", "gain", "gain_per_doubling", "perplexity_ratio")
+NUMBERS = ("perplexity", "bits_per_byte", "delta_upper_one_sided", "units_needed", "spans_needed")
+NUMBERS += ("bfloat16_minus_float32",)
 
 
 @dataclass(kw_only=True)
@@ -87,6 +88,7 @@ class LossResults(ReportedResults):
         undertrained: variants hardly better than that.
         baseline: the variant that the others are compared with, at the lengths `primary`.
         against: what differences are.
+        per: what losses are per: token, or byte where tokenizers differ.
     """
 
     lengths: list[int]
@@ -103,6 +105,7 @@ class LossResults(ReportedResults):
     against: str = ""
     primary: Sequence[int] = ()
     also_trained: Sequence[int] = ()  # trained lengths of further runs
+    per: str = "token"
 
     @property
     def longer(self) -> list[int]:
@@ -119,7 +122,8 @@ class LossResults(ReportedResults):
 
     @property
     def sample(self) -> str:
-        targets = f"{self.facts['targets']:,} targets of {counted(self.units, self.unit_kind)}"
+        noun = "targets" if self.per == "token" else f"{self.per}s"
+        targets = f"{self.facts['targets']:,} {noun} of {counted(self.units, self.unit_kind)}"
         documents = self.facts.get("documents")
         if documents and self.unit_kind != "document":
             targets += f" ({counted(documents, 'document')})"
@@ -163,7 +167,8 @@ def overview(r: LossResults) -> ReportTable:
     notes += [f"Unigram model: {r.unigram:.3f}."] if r.unigram is not None else []
     if r.undertrained:
         notes.append(f"† Undertrained: less than {UNDERTRAINED:g} nats below a unigram model.")
-    title = f"{r.title}: NLL in nats by context length, {r.sample}"
+    nats = "nats" if r.per == "token" else f"nats per {r.per}"
+    title = f"{r.title}: NLL in {nats} by context length, {r.sample}"
     return ReportTable(title, columns, rows, " ".join(notes))
 
 
@@ -206,7 +211,7 @@ def parts_table(r: LossResults) -> ReportTable:
             for row in r.table.select("gain", where=part)
             if row.length == r.lengths[-1]
         ],
-        lambda row: row.text,
+        interval_text,
         index={r.noun: lambda row: row.variant},
         columns=lambda row: row.where,
         headings=PARTS,
@@ -215,18 +220,21 @@ def parts_table(r: LossResults) -> ReportTable:
 
 
 def tables(r: LossResults) -> list[ReportTable]:
-    return [overview(r), *read_gain_tables(r), gains(r), parts_table(r)]
+    found = [overview(r), *read_gain_tables(r), gains(r), parts_table(r)]
+    return [table for table in found if table.rows]
 
 
 def gain_cell(row: ResultRow, marked: bool = True) -> Cell:
     """The net gain of a change, with its verdict."""
     mark = f"{MARKS[row.verdict]} " if marked and row.verdict in MARKS else ""
-    return TableCell(mark + row.negated.text, row.verdict if row.verdict in MARKS else "")
+    return TableCell(mark + interval_text(row.negated), row.verdict if row.verdict in MARKS else "")
 
 
 def difference_cell(row: ResultRow) -> TableCell:
     """Colored by its sign if the interval excludes zero."""
-    return TableCell(row.text, "worse" if row.low > 0 else "better" if row.high < 0 else "")
+    return TableCell(
+        interval_text(row), "worse" if row.low > 0 else "better" if row.high < 0 else ""
+    )
 
 
 def verdict_cell(r: LossResults, name: str) -> Cell:
@@ -336,7 +344,9 @@ def loss_figure(
         top = r.unigram
         levels.append(("unigram model  {}", r.unigram))
     plain_rows = [row._replace(low=math.nan, high=math.nan) for row in rows]
-    shown: list[Panel] = [length_panel(plain_rows, styles, axis, y=NLL, levels=levels, top=top)]
+    shown: list[Panel] = [
+        length_panel(plain_rows, styles, axis, y=f"NLL, nats per {r.per}", levels=levels, top=top)
+    ]
     if not r.seeds:  # a study has figures of its own
         heading = "net gain over truncation, nats"
         rows = [row.negated for row in r.table.select("delta") if row.verdict]
@@ -404,11 +414,14 @@ def loss_report(
 ) -> EvaluationReport:
     """The report; `exposure` in training is drawn below the figure."""
     record = record_of(result, analysis)
-    r = loss_results(record, result.subject.name)
+    r = loss_results(record, analysis.table, result.subject.name)
+    for row in read_gain_rows(record):
+        r.table.put(row)
     if not result.settings.exposure:
         exposure = None
     if analysis.buckets:
-        r.table = position_rows(record)
+        for row in position_rows(record).rows.values():
+            r.table.put(row)
         made = position_tables(r)
         figure_name = "nll_by_position"
         draw_figure = partial(position_figure, r, styles(r), exposure)
@@ -449,21 +462,21 @@ def loss_report(
     )
 
 
-def loss_results(record: dict, title: str) -> LossResults:
-    """The long table of the record (results.json) of one run."""
+def loss_results(record: dict, table: ResultsTable, title: str) -> LossResults:
+    """The results of one run, whose record (results.json) has the facts."""
     methods = list(record["methods"])
-    if record["settings"].get("matrix"):
-        last = {cell["method"]: cell["nll"] for cell in record["cells"]}  # of the longest length
+    if record["settings"].get("matrix"):  # best first at the longest length
+        last = {cell["method"]: cell["nll"] for cell in record["cells"]}
         fixed = (TRAINED, TRUNCATE)
         methods.sort(key=lambda m: (m not in fixed, m not in fixed and (last.get(m) or math.inf)))
     unigram = record["unigram_nll"]
     truncated = record["truncated_nll"]
     is_undertrained = None not in (unigram, truncated) and truncated > unigram - UNDERTRAINED
-    names = [name_of(method) for method in methods]
-    r = LossResults(
+    return LossResults(
         title=title,
-        names=names,
+        names=[name_of(method) for method in methods],
         facts=record,
+        table=table,
         lengths=record["lengths"],
         unit_kind=record["unit"],
         units=len(record["units"]["names"]),
@@ -474,42 +487,18 @@ def loss_results(record: dict, title: str) -> LossResults:
         unigram=unigram,
         undertrained=[name_of(TRAINED)] if is_undertrained else [],
     )
-    for cell in record["cells"]:
-        for row in melted([cell], METRICS):
-            r.table.put(row._replace(note=cell["scheme"] if row.metric == "nll" else ""))
-        place = {"length": cell["length"]}
-        name = name_of(cell["method"])
-        for row in melted([cell], ["delta"]):
-            sample = {"units": r.units, "family": r.family, "level": r.confidence}
-            r.table.put(row._replace(verdict=cell["verdict"] or "", **sample))
-        if cell["failure"]:
-            r.table.add(name, "failure", math.nan, note=cell["failure"], **place)
-    for part, of_part in record["parts"].items():
-        for row in melted(of_part["cells"], ("nll", "delta", "gain"), where=part):
-            r.table.put(row._replace(units=of_part["units"]))
-    for judged in record["derived"]:
-        for metric in ("held_to", "break_point"):
-            if judged[metric] is not None:
-                r.table.add(name_of(judged["method"]), metric, judged[metric])
-    for reach in record["context_reach"]:
-        name = name_of(reach["method"])
-        longest = math.nan if reach["reach"] is None else reach["reach"]
-        r.table.add(name, "context_reach", longest, note=reach["text"])
-        r.table.add(name, "gain_shown_to", reach["gain_shown_to"])
-    for row in read_gain_rows(record):
-        r.table.put(row)
-    return r
 
 
 def reference(result: EvaluationResult, analysis: Analysis) -> list[str]:
     """The loss as trained, what intervals describe, and the methods that do not apply."""
     l0 = result.subject.trained_length
     lines = []
-    base = next((row for row in analysis.rows if (row.method, row.length) == (TRAINED, l0)), None)
-    if base is not None and base.perplexity is not None:
-        bits = base.bits_per_byte
+    value = analysis.table.value
+    perplexity = value(name_of(TRAINED), "perplexity", l0)
+    bits = value(name_of(TRAINED), "bits_per_byte", l0)
+    if perplexity is not None:
         more = "" if bits is None else f", {bits:.3f} bits per byte"
-        lines.append(f"As trained at {l0:,}: perplexity {base.perplexity:.2f}{more}.")
+        lines.append(f"As trained at {l0:,}: perplexity {perplexity:.2f}{more}.")
     kind = analysis.unit_kind
     documents = counted(analysis.documents, "document")
     if analysis.units >= POINTS_ONLY_BELOW:
@@ -523,48 +512,27 @@ def reference(result: EvaluationResult, analysis: Analysis) -> list[str]:
     return lines
 
 
-def row_columns(row: AnalysisRow) -> dict:
-    """The numbers of one method at one length."""
-    verdict = row.verdict
-    level = interval_columns("nll", row.level)
-    delta = interval_columns("delta", row.delta)
-    ratio = {
-        key.replace("delta", "perplexity_ratio"): None
-        if value is None
-        else math.exp(min(value, 700.0))
-        for key, value in delta.items()
-    }
-    return {
-        "method": row.method,
-        "scheme": row.scheme,
-        "length": row.length,
-        "nll": row.nll,
-        "perplexity": row.perplexity,
-        "bits_per_byte": row.bits_per_byte,
-        "nll_low": level["nll_low"],
-        "nll_high": level["nll_high"],
-        **delta,
-        **interval_columns("gain", row.gain),
-        **ratio,
-        "delta_upper_one_sided": finite(verdict.upper) if verdict else None,
-        "verdict": verdict.word if verdict else None,
-        "units_needed": verdict.units_needed if verdict else None,
-        "spans_needed": verdict.spans_needed if verdict else None,
-        "bfloat16_minus_float32": row.precision,
-        "failure": row.failure or None,
-        "exists": row.exists,
-    }
-
-
-def cell_columns(row: AnalysisRow, analysis: Analysis) -> dict:
-    """The numbers of a cell with the gain of the last doubling before its length."""
-    gains = {
-        (reach.method, doubling.longer): doubling.gain
-        for reach in analysis.reaches
-        for doubling in reach.doublings
-    }
-    gain = gains.get((row.method, row.length))
-    return {**row_columns(row), **interval_columns("gain_per_doubling", gain)}
+def cell_of(table: ResultsTable, method: str, length: int, where: str = "") -> dict:
+    """The numbers of one method at one length as results.json has them: None for those that do not
+    exist, and no `delta` up to the trained length."""
+    name = name_of(method)
+    delta = table.get(name, "delta", length, where)
+    failure = table.get(name, "failure", length, where)
+    has_delta = delta is not None and bool(delta.verdict or where)
+    cell = {"method": method, "length": length}
+    for metric in (*INTERVALS, *NUMBERS):
+        row = table.get(name, metric, length, where)
+        if metric.startswith("delta") and not has_delta:
+            row = None
+        cell[metric] = None if row is None else row.value
+        if metric in INTERVALS:
+            cell[f"{metric}_low"] = None if row is None else finite(row.low)
+            cell[f"{metric}_high"] = None if row is None else finite(row.high)
+        elif metric.endswith("_needed") and row is not None:
+            cell[metric] = int(row.value)
+    cell["verdict"] = delta.verdict if has_delta and delta.verdict else None
+    cell["failure"] = None if failure is None else failure.note
+    return cell
 
 
 def record_of(result: EvaluationResult, analysis: Analysis) -> dict:
@@ -573,6 +541,10 @@ def record_of(result: EvaluationResult, analysis: Analysis) -> dict:
     def by_unit(nll: np.ndarray | None) -> list[float] | None:
         """Mean NLL of each unit in the order of `units`."""
         return None if nll is None else unit_means(nll, result.unit).tolist()
+
+    def whole(label: str, metric: str) -> int | None:
+        length = analysis.table.value(name_of(label), metric)
+        return None if length is None else int(length)
 
     ids, first, counts = np.unique(
         result.unit,
@@ -606,15 +578,21 @@ def record_of(result: EvaluationResult, analysis: Analysis) -> dict:
         }
         for reach in analysis.reaches
     ]
-    parts = {
-        "seen" if part.seen else "unseen": {
-            "targets": part.n_targets,
-            "documents": part.documents,
-            "units": part.units,
-            "cells": [row_columns(row) for row in part.rows],
-        }
-        for part in analysis.parts
-    }
+
+    def cells(where: str = "") -> list[dict]:
+        """The numbers of every measured cell, and why others have none."""
+        known = result.nll if where else result.nll | result.absent | result.failed
+        return [
+            {
+                **cell_of(analysis.table, method.label, length, where),
+                "scheme": describe_scheme(result, method.label, length),
+                "exists": (method.label, length) not in result.absent,
+            }
+            for method in result.methods
+            for length in result.plan.lengths
+            if (method.label, length) in known
+        ]
+
     return {
         **basis(result),
         "targets": analysis.n_targets,
@@ -637,16 +615,16 @@ def record_of(result: EvaluationResult, analysis: Analysis) -> dict:
         "truncated_nll": None if result.truncated is None else float(result.truncated.mean()),
         "truncated_unit_nll": by_unit(result.truncated),
         "cells": [
-            cell_columns(row, analysis)
-            | {"unit_nll": by_unit(result.nll.get((row.method, row.length)))}
-            for row in analysis.rows
+            cell | {"unit_nll": by_unit(result.nll.get((cell["method"], cell["length"])))}
+            for cell in cells()
         ],
         "derived": [
-            {"method": v.method, "held_to": v.held_to, "break_point": v.break_point}
-            for v in analysis.verdicts
+            {"method": label, "held_to": whole(label, "held_to")}
+            | {"break_point": whole(label, "break_point")}
+            for label in analysis.judged
         ],
         "context_reach": reaches,
-        "parts": parts,
+        "parts": {part: size | {"cells": cells(part)} for part, size in analysis.parts.items()},
         "by_position": {
             method: [asdict(bucket) for bucket in buckets]
             for method, buckets in analysis.buckets.items()

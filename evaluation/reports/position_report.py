@@ -13,8 +13,8 @@ from evaluation.reports.document import ReportTable, pivot
 from evaluation.reports.exposure_panel import exposure_panel
 from evaluation.reports.figures import FigureText, panels
 from evaluation.reports.reported_results import ReportedResults, by_sign
-from evaluation.reports.results_table import ResultRow, ResultsTable
-from evaluation.reports.text import plain
+from evaluation.reports.text import interval_text, plain
+from evaluation.results_table import ResultRow, ResultsTable, number
 from evaluation.scoring.methods import name_of
 
 TOLERANCE = 0.02  # nats; shaded in the figure
@@ -26,7 +26,7 @@ def position_rows(record: dict) -> ResultsTable:
         for bucket in buckets:
             place = {"at": bucket["low"], "until": bucket["high"]}
             gain = bucket["gain"]
-            ends = {end: gain.get(end, math.nan) for end in ("low", "high")}
+            ends = {end: number(gain.get(end)) for end in ("low", "high")}
             name = name_of(method)
             table.put(ResultRow(name, "nll_at_positions", bucket["nll"], **place))
             table.put(ResultRow(name, "gain_at_positions", gain["estimate"], **place, **ends))
@@ -51,7 +51,7 @@ def position_tables(r: ReportedResults) -> list[ReportTable]:
     over = f"Gain over the context truncated to {r.trained_length:,}"
     return [
         table(f"NLL by position, {r.subtitle}", "nll_at_positions", lambda row: plain(row.value)),
-        table(over, "gain_at_positions", lambda row: row.text),
+        table(over, "gain_at_positions", interval_text),
     ]
 
 

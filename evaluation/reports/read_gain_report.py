@@ -5,8 +5,9 @@ from collections.abc import Iterator
 from evaluation.reports.document import ReportTable, pivot
 from evaluation.reports.position_report import positions
 from evaluation.reports.reported_results import ReportedResults, melted
-from evaluation.reports.results_table import ResultRow, interval_columns
-from evaluation.reports.text import listed, plain
+from evaluation.reports.results_files import interval_columns
+from evaluation.reports.text import interval_text, listed, plain
+from evaluation.results_table import ResultRow
 from evaluation.scoring.evaluate import EvaluationResult
 from evaluation.scoring.methods import TRUNCATE
 from evaluation.statistics.analysis import Analysis
@@ -71,7 +72,7 @@ def read_gain_tables(r: ReportedResults) -> list[ReportTable]:
         pivot(
             "Read gain by distance and length",
             gains,
-            lambda row: row.text,
+            interval_text,
             index={r.noun: lambda row: row.variant, "distance": positions},
             note="Nats: NLL after the earlier text was replaced minus NLL; individual intervals.",
         ),

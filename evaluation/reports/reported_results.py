@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import nan
 
-from evaluation.reports.results_table import ResultRow, ResultsTable
 from evaluation.reports.text import counted, dtype_note, listed
+from evaluation.results_table import ResultRow, ResultsTable, number
 from evaluation.scoring.methods import name_of
 
 NAMED = 6  # variants of one outcome that a sentence names
@@ -58,15 +57,14 @@ def melted(
     for cell in cells:
         for metric in metrics:
             if cell.get(metric) is not None:
-                low, high = (cell.get(f"{metric}_{end}") for end in ("low", "high"))
                 yield ResultRow(
                     name_of(cell["method"]),
                     metric,
                     cell[metric],
                     cell["length"],
                     where=where,
-                    low=nan if low is None else low,
-                    high=nan if high is None else high,
+                    low=number(cell.get(f"{metric}_low")),
+                    high=number(cell.get(f"{metric}_high")),
                 )
 
 

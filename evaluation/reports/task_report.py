@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 
+import pandas as pd
 from matplotlib.figure import Figure
 
 from evaluation.reports.caveats import caveats
@@ -25,8 +26,9 @@ from evaluation.reports.evaluation_report import EvaluationReport
 from evaluation.reports.figures import FigureText, panels
 from evaluation.reports.provenance import basis, provenance
 from evaluation.reports.reported_results import ReportedResults, melted
-from evaluation.reports.results_table import ResultRow, ResultsTable, interval_columns
+from evaluation.reports.results_files import interval_columns
 from evaluation.reports.text import counted, percent
+from evaluation.results_table import ResultRow, ResultsTable, number
 from evaluation.scoring.methods import TRAINED, name_of
 from evaluation.tasks.task_analysis import TaskAnalysis, TaskRow
 from evaluation.tasks.task_session import TaskResult
@@ -143,30 +145,27 @@ def row_columns(row: TaskRow) -> dict:
     }
 
 
-def item_rows(result: TaskResult) -> list[dict]:
-    """One record for each method, length and item."""
+def item_rows(result: TaskResult) -> pd.DataFrame:
+    """One row for each method, length and item."""
     drawn = result.drawn
-    rows = []
-    for label in [method.label for method in result.methods]:
-        for length in drawn.lengths:
-            answers = result.answers.get((label, length))
-            for i, item in enumerate(drawn.items[length] if answers is not None else ()):
-                rows.append(
-                    {
-                        "method": label,
-                        "length": length,
-                        "item": i,
-                        drawn.unit_kind: drawn.unit_names[drawn.unit[i]],
-                        "depth": item.depth,
-                        "distance": item.distance,
-                        "right": int(answers.right[i]),
-                        "exact": int(answers.exact[i]),
-                        "chosen": int(answers.chosen[i]),
-                        "nll": round(float(answers.nll[i, 0]), 6),
-                        "nll_of_best_other": round(float(answers.nll[i, 1:].min()), 6),
-                    }
-                )
-    return rows
+    parts = []
+    for (label, length), answers in result.answers.items():
+        items = drawn.items[length]
+        columns = {
+            "method": label,
+            "length": length,
+            "item": range(len(items)),
+            drawn.unit_kind: [drawn.unit_names[unit] for unit in drawn.unit],
+            "depth": [item.depth for item in items],
+            "distance": [item.distance for item in items],
+            "right": answers.right.astype(int),
+            "exact": answers.exact.astype(int),
+            "chosen": answers.chosen,
+            "nll": answers.nll[:, 0].round(6),
+            "nll_of_best_other": answers.nll[:, 1:].min(axis=1).round(6),
+        }
+        parts.append(pd.DataFrame(columns, dtype=object))
+    return pd.concat(parts) if parts else pd.DataFrame()
 
 
 def task_rows(record: dict) -> ResultsTable:
@@ -175,7 +174,7 @@ def task_rows(record: dict) -> ResultsTable:
     for cell in record["cells"]:
         compared = "accuracy" if "accuracy" in cell else "exact"
         for row in melted([cell], METRICS):
-            verdict = cell["against_chance"] if row.metric == compared else ""
+            verdict = cell.get("against_chance", "") if row.metric == compared else ""
             table.put(row._replace(verdict=verdict))
     for metric in ("by_depth", "by_distance"):
         for row in _spots(record, metric):
@@ -193,8 +192,8 @@ def _spots(record: dict, metric: str) -> Iterator[ResultRow]:
             spot["length"],
             at=spot["where"],
             until=spot.get("until"),
-            low=share.get("low", math.nan),
-            high=share.get("high", math.nan),
+            low=number(share.get("low")),
+            high=number(share.get("high")),
         )
 
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from evaluation.statistics.intervals import MeanInterval
+from evaluation.results_table import ResultRow
 
 
 def plain(value: float, digits: int = 3) -> str:
@@ -18,22 +18,14 @@ def signed(value: float, digits: int = 3) -> str:
 
 
 def with_ends(value: float, low: float, high: float) -> str:
-    """`+0.123 [+0.100, +0.146]`, or the value alone where an end is NaN."""
+    """`+0.123 [+0.100, +0.146]`, or the value alone for a point estimate."""
     if math.isnan(low) or math.isnan(high):
         return signed(value)
     return f"{signed(value)} [{signed(low)}, {signed(high)}]"
 
 
-def estimate(interval: MeanInterval) -> str:
-    """An interval as `with_ends`."""
-    return with_ends(interval.estimate, interval.low, interval.high)
-
-
-def ends(interval: MeanInterval) -> str:
-    """`[+0.100, +0.146]`, or '' for an interval without ends."""
-    if math.isnan(interval.low):
-        return ""
-    return f"[{signed(interval.low)}, {signed(interval.high)}]"
+def interval_text(row: ResultRow) -> str:
+    return with_ends(row.value, row.low, row.high)
 
 
 def percent(share: float, low: float = math.nan, high: float = math.nan) -> str:

@@ -1,23 +1,25 @@
 """Analyze per-target NLL: levels, differences, verdicts, net gains."""
 
-from dataclasses import dataclass, replace
+import math
+from dataclasses import dataclass
 
 import numpy as np
 from pydantic import TypeAdapter
 
 from errors import EvaluationError
+from evaluation.results_table import ResultRow, ResultsTable
 from evaluation.scoring.evaluate import EvaluationResult
-from evaluation.scoring.methods import TRAINED, TRUNCATE
-from evaluation.statistics.context_reach import ContextReach, context_reach
-from evaluation.statistics.intervals import Interval, interval, unit_means
+from evaluation.scoring.methods import TRAINED, TRUNCATE, name_of
+from evaluation.statistics.context_reach import ContextReach, add_reach, context_reach
+from evaluation.statistics.intervals import interval, unit_means
 from evaluation.statistics.read_gain import ReadGain, read_gains
 from evaluation.statistics.verdicts import (
-    MethodVerdicts,
     PositionBucket,
-    Verdict,
+    VerdictRules,
+    add_needed,
+    add_verdicts,
     bits_per_byte,
     by_position,
-    judge,
     perplexity,
     pooled,
 )
@@ -27,53 +29,33 @@ _POSITION = TypeAdapter(AnyPosition)
 
 
 @dataclass(frozen=True)
-class AnalysisRow:
-    """One cell. Fields are None if they do not apply or the cell failed."""
-
-    method: str
-    scheme: str  # as evaluated, with its factor
-    length: int
-    nll: float | None = None
-    perplexity: float | None = None
-    bits_per_byte: float | None = None
-    level: Interval | None = None  # of the NLL itself: how much documents differ
-    verdict: Verdict | None = None
-    delta: Interval | None = None  # NLL - NLL(as trained, L0), of a length past L0
-    gain: Interval | None = None
-    precision: float | None = None  # mean bfloat16 - float32 on a sample, nats
-    failure: str = ""
-    exists: bool = True  # false: the scheme has no such positions, and `failure` says why
-
-
-@dataclass(frozen=True)
-class SubsetAnalysis:
-    """The rows of the units whose cluster is in the training text, or of the others."""
-
-    seen: bool
-    units: int
-    documents: int
-    n_targets: int
-    rows: list[AnalysisRow]
-
-
-@dataclass(frozen=True)
 class Analysis:
-    """Rows in the order of methods and lengths, verdicts of the judged methods, and notes about
-    them."""
+    """The numbers of one evaluation.
 
-    rows: list[AnalysisRow]
-    parts: list[SubsetAnalysis]  # the unseen and the seen, where there are both
-    verdicts: list[MethodVerdicts]
+    Attributes:
+        table: the long table; variants are the names of methods (`name_of`). `where` is `seen` or
+            `unseen` for units whose cluster is in the training text, or not.
+        parts: targets, documents and units of these parts.
+        judged: labels of the methods with verdicts.
+        reaches: of the methods with two lengths.
+        read_gains: of repeated text.
+        learned: unigram NLL − NLL(as trained, L0) on the same targets.
+        notes: about the methods without a verdict.
+    """
+
+    table: ResultsTable
+    parts: dict[str, dict[str, int]]
+    judged: list[str]
     reaches: list[ContextReach]
     buckets: dict[str, list[PositionBucket]]
-    read_gains: list[ReadGain]  # of repeated text
+    read_gains: list[ReadGain]
     family: int
     units: int
     unit_kind: str
     documents: int
     n_targets: int
     unigram: float | None
-    learned: float | None  # unigram NLL - NLL(as trained, L0) on the same targets
+    learned: float | None
     notes: list[str]
 
 
@@ -86,31 +68,41 @@ def analyze(result: EvaluationResult) -> Analysis:
             "another checkpoint"
         )
     judged, notes = _judged_methods(result)
-    cells = [(method.label, n) for method in result.methods for n in result.plan.lengths]
-    trained_length = result.subject.trained_length
-    beyond = {cell for cell in cells if cell[0] in judged and cell[1] > trained_length}
-    family = max(1, len(beyond - result.absent.keys()))
-    verdicts = []
-    if result.truncated is not None and result.plan.protocol != "by-position":
-        verdicts = [_verdicts(result, result.truncated, label, family) for label in judged]
-    by_cell = {(of.method, verdict.length): verdict for of in verdicts for verdict in of.verdicts}
-    parts = []
+    cells = {(label, n) for label in judged for n in result.plan.lengths}
+    beyond = {cell for cell in cells if cell[1] > result.subject.trained_length}
+    rules = VerdictRules(
+        result.subject.trained_length,
+        result.settings.tolerance,
+        alpha=1 - result.settings.confidence,
+        family=max(1, len(beyond - result.absent.keys())),
+    )
+    if result.truncated is None or result.plan.protocol == "by-position":
+        judged = []
+    table = ResultsTable()
+    for method in result.methods:
+        _add_levels(table, result, method.label, rules)
+        if method.label in judged:
+            _add_changes(table, result, method.label, rules)
+    reaches = _reaches(result)
+    for reach in reaches:
+        add_reach(table, name_of(reach.method), reach)
+    parts = {}
     seen = None if result.plan.protocol == "by-position" else result.seen
     if seen is not None and len(np.unique(seen)) > 1:
-        parts = [_part(result, cells, known, beyond, family) for known in (False, True)]
+        for where, here in (("unseen", ~seen), ("seen", seen)):
+            parts[where] = _add_part(table, result, where, here, judged, rules)
     unigram = None if result.unigram is None else pooled(result.unigram)
     learned = None
     if unigram is not None and result.truncated is not None:
         learned = unigram - pooled(result.truncated)
-    measured = result.absent.keys() | result.failed.keys() | result.nll.keys()
     return Analysis(
-        rows=[_row(result, cell, by_cell.get(cell)) for cell in cells if cell in measured],
+        table=table,
         parts=parts,
-        verdicts=verdicts,
-        reaches=_reaches(result),
+        judged=judged,
+        reaches=reaches,
         buckets=_buckets(result),
         read_gains=_read_gains(result),
-        family=family,
+        family=rules.family,
         units=len(np.unique(result.unit)),
         unit_kind=result.unit_kind,
         documents=len(np.unique(result.document)),
@@ -121,70 +113,90 @@ def analyze(result: EvaluationResult) -> Analysis:
     )
 
 
-def _row(result: EvaluationResult, cell: tuple[str, int], verdict: Verdict | None) -> AnalysisRow:
-    """A cell over all units."""
-    label, length = cell
-    failure = result.absent.get(cell) or result.failed.get(cell)
-    if failure:
-        scheme = describe_scheme(result, label, length)
-        return AnalysisRow(label, scheme, length, failure=failure, exists=cell not in result.absent)
-    return replace(
-        _levels(result, cell),
-        bits_per_byte=bits_per_byte(result.nll[cell], result.n_bytes),
-        verdict=verdict,
-        delta=verdict.delta if verdict else None,
-        precision=result.precision.get(cell),
-    )
-
-
-def _levels(
-    result: EvaluationResult, cell: tuple[str, int], targets: np.ndarray | slice = slice(None)
-) -> AnalysisRow:
-    """The numbers of a cell over some of the targets."""
-    label, length = cell
-    alpha = 1 - result.settings.confidence
-    nll = result.nll[cell][targets]
-    unit = result.unit[targets]
-    gain = None
-    if result.truncated is not None:
-        gain = interval(unit_means(result.truncated[targets] - nll, unit), alpha=alpha)
-    return AnalysisRow(
-        label,
-        describe_scheme(result, label, length),
-        length,
-        nll=pooled(nll),
-        perplexity=perplexity(nll),
-        level=interval(unit_means(nll, unit), alpha=alpha),
-        gain=gain,
-    )
-
-
-def _part(
+def _add_levels(
+    table: ResultsTable,
     result: EvaluationResult,
-    cells: list[tuple[str, int]],
-    known: bool,
-    beyond: set[tuple[str, int]],
-    family: int,
-) -> SubsetAnalysis:
-    """The units whose cluster (or document) is in the training text, or the others; no verdicts."""
-    here = result.seen == known
+    label: str,
+    rules: VerdictRules,
+    where: str = "",
+    here: np.ndarray | slice = slice(None),
+) -> None:
+    """NLL and gain over truncation at every length, over the targets `here`; the note of `nll` is
+    the scheme as evaluated."""
+    name = name_of(label)
     unit = result.unit[here]
-    rows = []
-    for cell in cells:
-        if cell in result.nll:
-            row = _levels(result, cell, here)
-            if cell in beyond and result.truncated is not None:
-                change = unit_means((result.nll[cell] - result.truncated)[here], unit)
-                alpha = 1 - result.settings.confidence
-                row = replace(row, delta=interval(change, alpha=alpha, family=family))
-            rows.append(row)
-    return SubsetAnalysis(
-        seen=known,
-        units=len(np.unique(unit)),
-        documents=len(np.unique(result.document[here])),
-        n_targets=len(unit),
-        rows=rows,
-    )
+    for length in result.plan.lengths:
+        cell = (label, length)
+        scheme = describe_scheme(result, label, length)
+        failure = result.absent.get(cell) or result.failed.get(cell)
+        if failure and not where:
+            table.add(name, "failure", math.nan, length, note=failure)
+        if cell not in result.nll:
+            continue
+        nll = result.nll[cell][here]
+        level = interval(unit_means(nll, unit), alpha=rules.alpha)
+        table.add(name, "nll", level, length, where=where, note=scheme)
+        table.put(table.get(name, "nll", length, where)._replace(value=pooled(nll)))
+        table.add(name, "perplexity", perplexity(nll), length, where=where)
+        if result.truncated is not None:
+            gain = unit_means(result.truncated[here] - nll, unit)
+            gain = interval(gain, alpha=rules.alpha)
+            table.add(name, "gain", gain, length, where=where)
+        bits = None if where else bits_per_byte(nll, result.n_bytes)
+        if bits is not None:
+            table.add(name, "bits_per_byte", bits, length)
+        if cell in result.precision and not where:
+            table.add(name, "bfloat16_minus_float32", result.precision[cell], length)
+
+
+def _add_changes(
+    table: ResultsTable, result: EvaluationResult, label: str, rules: VerdictRules
+) -> None:
+    """Changes from NLL(as trained, L0) with their verdicts."""
+    name = name_of(label)
+    differences = {n: nll - result.truncated for n, nll in _by_length(result, label).items()}
+    changes = {n: unit_means(values, result.unit) for n, values in differences.items()}
+    add_verdicts(table, name, changes, rules, missing=_failed(result, label))
+    # else spans are not equally long
+    span = result.plan.span if result.screening.kept.all() else None
+    for length, values in differences.items():
+        if length > rules.trained_length:
+            add_needed(table, name, length, values, result.unit, result.document, rules, span)
+            _add_ratio(table, table.get(name, "delta", length))
+
+
+def _add_ratio(table: ResultsTable, delta: ResultRow) -> None:
+    """The ratio of perplexities of a change of NLL."""
+    value, low, high = (math.exp(min(x, 700.0)) for x in (delta.value, delta.low, delta.high))
+    ratio = delta._replace(metric="perplexity_ratio", value=value, low=low, high=high, verdict="")
+    table.put(ratio)
+
+
+def _add_part(
+    table: ResultsTable,
+    result: EvaluationResult,
+    where: str,
+    here: np.ndarray,
+    judged: list[str],
+    rules: VerdictRules,
+) -> dict[str, int]:
+    """The units whose cluster (or document) is in the training text, or the others, without
+    verdicts; returns the size of the part."""
+    unit = result.unit[here]
+    for method in result.methods:
+        _add_levels(table, result, method.label, rules, where, here)
+        for length, nll in _by_length(result, method.label).items():
+            if method.label in judged and length > rules.trained_length:
+                change = unit_means((nll - result.truncated)[here], unit)
+                delta = interval(change, alpha=rules.alpha, family=rules.family)
+                name = name_of(method.label)
+                table.add(name, "delta", delta, length, where=where)
+                _add_ratio(table, table.get(name, "delta", length, where))
+    return {
+        "targets": len(unit),
+        "documents": len(np.unique(result.document[here])),
+        "units": len(np.unique(unit)),
+    }
 
 
 def _by_length(result: EvaluationResult, label: str) -> dict[int, np.ndarray]:
@@ -193,25 +205,6 @@ def _by_length(result: EvaluationResult, label: str) -> dict[int, np.ndarray]:
 
 def _failed(result: EvaluationResult, label: str) -> list[int]:
     return [length for method, length in result.failed if method == label]
-
-
-def _verdicts(
-    result: EvaluationResult, reference: np.ndarray, label: str, family: int
-) -> MethodVerdicts:
-    return judge(
-        label,
-        _by_length(result, label),
-        reference,
-        result.unit,
-        result.subject.trained_length,
-        tolerance=result.settings.tolerance,
-        alpha=1 - result.settings.confidence,
-        family=family,
-        # else spans are not equally long
-        span=result.plan.span if result.screening.kept.all() else None,
-        document=result.document,
-        failed=_failed(result, label),
-    )
 
 
 def _reaches(result: EvaluationResult) -> list[ContextReach]:

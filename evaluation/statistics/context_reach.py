@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from evaluation.results_table import ResultsTable
 from evaluation.statistics.intervals import MeanInterval, interval
 
 
@@ -51,6 +52,17 @@ class ContextReach:
         if self.reach > self.shown:
             return f"at most {self.reach:,}; no gain is shown beyond {self.shown:,}"
         return f"at most {self.reach:,}"
+
+
+def add_reach(table: ResultsTable, variant: str, reach: ContextReach) -> None:
+    """Add `gain_per_doubling` by length and, unless there are only points, `context_reach` and
+    `gain_shown_to` for all lengths."""
+    for doubling in reach.doublings:
+        table.add(variant, "gain_per_doubling", doubling.gain, doubling.longer)
+    if not reach.points:
+        longest = math.nan if reach.reach is None else reach.reach
+        table.add(variant, "context_reach", longest, note=reach.text)
+        table.add(variant, "gain_shown_to", reach.shown)
 
 
 def context_reach(

@@ -6,49 +6,42 @@ gain.
 """
 
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
+from evaluation.results_table import ResultsTable
 from evaluation.statistics.intervals import (
     Interval,
+    MeanInterval,
     interval,
     spans_needed,
     unit_means,
     units_needed,
 )
 
-
-@dataclass(frozen=True)
-class Verdict:
-    """The verdict on one method at one length L > L0."""
-
-    length: int
-    word: str  # "held" | "broken" | "inconclusive" | "points only"
-    delta: Interval  # NLL(method, L) - NLL(as trained, L0), simultaneous over the family
-    upper: float  # one-sided 97.5% upper bound of the same difference
-    # units for a half-width of at most the tolerance, if this one is wider
-    units_needed: int | None
-    spans_needed: int | None  # or spans per document with the same documents
+HELD = "held"
+BROKEN = "broken"
+INCONCLUSIVE = "inconclusive"
+POINTS_ONLY = "points only"
 
 
 @dataclass(frozen=True)
-class MethodVerdicts:
-    """One method over all lengths."""
+class VerdictRules:
+    """How changes are judged.
 
-    method: str
-    verdicts: list[Verdict]
+    Attributes:
+        tolerance: in nats.
+        alpha: of intervals; simultaneous over `family` for changes.
+        interval: over units (`intervals.interval`), or over seeds and units (`seeds.change`).
+    """
 
-    @property
-    def held_to(self) -> int | None:
-        """The longest length held."""
-        return max((v.length for v in self.verdicts if v.word == "held"), default=None)
-
-    @property
-    def break_point(self) -> int | None:
-        """The shortest length broken."""
-        return min((v.length for v in self.verdicts if v.word == "broken"), default=None)
+    trained_length: int
+    tolerance: float
+    alpha: float = 0.05
+    family: int = 1
+    interval: Callable[..., MeanInterval] = interval
 
 
 def pooled(nll: np.ndarray) -> float:
@@ -66,53 +59,83 @@ def bits_per_byte(nll: np.ndarray, n_bytes: int | None) -> float | None:
     return float(nll.sum()) / math.log(2) / n_bytes if n_bytes else None
 
 
-def judge(
-    method: str,
-    nll: dict[int, np.ndarray],
-    reference: np.ndarray,
-    unit: np.ndarray,
-    trained_length: int,
+def add_verdicts(
+    table: ResultsTable,
+    variant: str,
+    changes: Mapping[int, np.ndarray],
+    rules: VerdictRules,
     *,
-    tolerance: float,
-    alpha: float = 0.05,
-    family: int = 1,
-    span: int | None = None,
-    document: np.ndarray | None = None,
-    failed: Collection[int] = (),
-) -> MethodVerdicts:
-    """Verdicts for every measured length > L0.
+    missing: Collection[int] = (),
+    is_precise: bool = True,
+) -> None:
+    """Add the change at every length, with verdicts beyond L0, and how far the variant held.
 
-    broken: the lower bound, simultaneous over the `family`, exceeds the tolerance. held: the
+    broken: the lower bound, simultaneous over the family, exceeds the tolerance. held: the
     one-sided 97.5% upper bound is below it at this and at every shorter length of the grid from L0
-    on. Otherwise inconclusive: held is never inferred from "not broken". `unit` (n_targets,);
-    `span`: targets per span, if every `document` (n_targets,; default: the unit) has equally many
-    spans; `failed`: lengths that could not be measured: no longer length is held.
+    on. Otherwise inconclusive: held is never inferred from "not broken". Metrics: `delta` with its
+    verdict, `delta_upper_one_sided`, and for all lengths `held_to` and `break_point`.
+
+    Args:
+        changes: NLL(L) − NLL(as trained, L0) on the same targets, as `rules.interval` takes it.
+        missing: lengths of the grid without a number: no longer length is held.
+        is_precise: False for numbers with rounding errors, which are neither held nor broken.
     """
-    verdicts = []
-    holding = True
-    for length in sorted(n for n in nll if n >= trained_length):
-        difference = nll[length] - reference
-        means = unit_means(difference, unit)
-        upper = interval(means).high
-        skipped = any(trained_length <= shorter < length for shorter in failed)
-        holding = holding and not skipped and upper < tolerance
-        if length == trained_length:
+    words = {}
+    holding = is_precise
+    for length in sorted({*changes, *missing}):
+        if length in missing:
+            holding = holding and length < rules.trained_length
             continue
-        delta = interval(means, alpha=alpha, family=family)
-        word = "held" if holding else "inconclusive"
-        if math.isnan(upper):
-            word = "points only"
-        elif delta.low > tolerance:
-            word = "broken"
-        units = spans = None
-        if delta.half > tolerance:
-            level = 1 - delta.level
-            units = units_needed(delta.sd, tolerance, alpha=level)
-            of_spans = _span_means(difference, unit, unit if document is None else document, span)
-            if of_spans is not None:
-                spans = spans_needed(*of_spans, tolerance, alpha=level)
-        verdicts.append(Verdict(length, word, delta, upper, units, spans))
-    return MethodVerdicts(method, verdicts)
+        delta = rules.interval(changes[length], alpha=rules.alpha, family=rules.family)
+        upper = rules.interval(changes[length]).high
+        if length >= rules.trained_length:
+            holding = holding and upper < rules.tolerance
+        word = ""
+        if length > rules.trained_length:
+            word = HELD if holding else INCONCLUSIVE
+            if math.isnan(upper):
+                word = POINTS_ONLY
+            elif is_precise and delta.low > rules.tolerance:
+                word = BROKEN
+            words[length] = word
+        table.add(variant, "delta", delta, length, verdict=word)
+        table.add(variant, "delta_upper_one_sided", upper, length)
+    held = [length for length, word in words.items() if word == HELD]
+    broken = [length for length, word in words.items() if word == BROKEN]
+    if held:
+        table.add(variant, "held_to", max(held))
+    if broken:
+        table.add(variant, "break_point", min(broken))
+
+
+def add_needed(
+    table: ResultsTable,
+    variant: str,
+    length: int,
+    difference: np.ndarray,
+    unit: np.ndarray,
+    document: np.ndarray,
+    rules: VerdictRules,
+    span: int | None = None,
+) -> None:
+    """Add the units, and the spans per document with the same documents, that would reduce the
+    half-width of a change to the tolerance, if it is wider.
+
+    Args:
+        difference, unit, document: (n_targets,).
+        span: targets per span, if every document has equally many spans.
+    """
+    delta = interval(unit_means(difference, unit), alpha=rules.alpha, family=rules.family)
+    if not delta.half > rules.tolerance:
+        return
+    level = 1 - delta.level
+    units = units_needed(delta.sd, rules.tolerance, alpha=level)
+    table.add(variant, "units_needed", units, length)
+    of_spans = _span_means(difference, unit, document, span)
+    if of_spans is not None:
+        spans = spans_needed(*of_spans, rules.tolerance, alpha=level)
+        if spans is not None:
+            table.add(variant, "spans_needed", spans, length)
 
 
 def _span_means(

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from data import DataError, Tokenizer
-from data.tasks import NO_TEXT, Haystacks, Task, TaskContext, TaskItem
+from data.hashing import canonical_hash
+from data.tasks import NO_TEXT, Haystacks, HaystackTask, Task, TaskContext, TaskItem
 from errors import EvaluationError
-from evaluation.scoring.cells import content_hash
 from evaluation.tasks.task_settings import TaskEvaluationSettings
 
 
@@ -18,7 +18,7 @@ class DrawnItems:
     among them. `vocab_size` is the number of ids of the tokenizer.
 
     unit (n,): the haystack of each item, or the item itself without haystacks, as `unit_kind`
-    states. depth (n,): index of the item's depth in `depths`; 0 for a task that hides nothing.
+    states. depth (n,): index of the item's depth in `depths`.
     """
 
     task: Task
@@ -49,11 +49,11 @@ class DrawnItems:
         """Hash of every token and candidate at one length; only results with equal hashes are
         comparable."""
         rows = [[item.prompt, item.answer, item.others] for item in self.items[length]]
-        return content_hash([self.bos, length, rows])
+        return canonical_hash([self.bos, length, rows])
 
     @property
     def hash(self) -> str:
-        return content_hash([self.hash_at(length) for length in self.lengths])
+        return canonical_hash([self.hash_at(length) for length in self.lengths])
 
 
 def draw_items(
@@ -80,10 +80,10 @@ def draw_items(
     unit = index
     kind = "item"
     names = [f"item {i}" for i in index]
-    depth = index % len(depths) if task.hides else np.zeros(len(index), dtype=np.int64)
+    depth = index % len(depths)
     texts = [NO_TEXT] * len(index)
     try:
-        if task.reads and documents is not None:
+        if documents is not None and isinstance(task, HaystackTask):
             most = min(settings.haystacks, settings.items)
             haystacks = Haystacks(documents(), tokenizer, lengths[-1] + 1, most, origin)
             count = len(haystacks)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from evaluation.reports.results_table import markdown_table
+from evaluation.reports.results_files import markdown_table
 from interop.export.described import ClassChoice
 from interop.export.parity import Parity
 from run_directory.run import LoadedRun, Run

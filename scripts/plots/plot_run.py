@@ -9,13 +9,15 @@ PNG, SVG and CSV with the same name.
 
 from pathlib import Path
 
+import pandas as pd
+
 from evaluation.reports.figures import save
-from evaluation.reports.results_table import write_table
+from evaluation.reports.results_files import write_table
 from run_directory.console import Console
 from run_directory.run_names import names_of
 from settings.script import Parser, run_main
 from studies.report.training_figure import training_figure
-from studies.results.training_curves import curves_table, differences, read_curves
+from studies.results.training_curves import differences, read_curves
 
 
 def main() -> int:
@@ -47,13 +49,16 @@ def main() -> int:
     if out.suffix not in (".png", ".svg", ""):
         parser.error(f"--out {out}: use the suffix .png or none; PNG, SVG and CSV are written")
     names = names_of(options.runs)
-    runs = [read_curves(folder, name) for folder, name in zip(options.runs, names, strict=True)]
+    runs = [
+        read_curves(folder, name, options.smooth)
+        for folder, name in zip(options.runs, names, strict=True)
+    ]
     console = Console()
     for reason in differences(runs):
         console.warn(reason)
     out.parent.mkdir(parents=True, exist_ok=True)
-    png = save(training_figure(runs, options.smooth), out.parent, out.stem)
-    write_table(png.with_suffix(".csv"), curves_table(runs, options.smooth))
+    png = save(training_figure(runs), out.parent, out.stem)
+    write_table(png.with_suffix(".csv"), pd.concat([run.table for run in runs]))
     for suffix in (".png", ".svg", ".csv"):
         console.info(str(png.with_suffix(suffix)))
     return 0

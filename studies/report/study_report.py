@@ -40,7 +40,7 @@ from evaluation.reports.loss_report import (
 from evaluation.reports.position_report import position_figure, position_tables
 from evaluation.reports.read_gain_report import read_gain_tables
 from evaluation.reports.reported_results import ReportedResults, seed_counts
-from evaluation.reports.results_table import write_results
+from evaluation.reports.results_files import write_results
 from evaluation.reports.task_report import accuracy_figure, task_tables
 from evaluation.reports.text import counted, listed
 from evaluation.statistics.intervals import FEW_BELOW

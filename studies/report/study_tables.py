@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from evaluation.reports.document import NONE, Cell, ReportTable, TableCell
-from evaluation.reports.results_table import FACTS
+from evaluation.reports.results_files import FACTS
 from evaluation.reports.text import counted
 from studies.results.loss_comparison import LossComparison
 from studies.results.stored import Group, StoredStudy

@@ -3,24 +3,19 @@ rate."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from evaluation.reports.charts import styles_of
-from evaluation.reports.figures import COLOURS, DASHED, MARKERS, Curve, FigureText, Panel, panels
+from evaluation.reports.charts import Styles, styles_of
+from evaluation.reports.figures import DASHED, Curve, FigureText, Panel, panels
 from evaluation.reports.text import listed
 from studies.results.training_curves import TrainingCurves, differences
 
-LOSS = "training loss, nats"
-HELD_OUT = "held-out NLL, nats"
-RATE = "learning rate"
-HEIGHTS = {LOSS: 2.8, HELD_OUT: 1.75, RATE: 1.1}  # inches
 EARLY = 0.1  # of the tokens: losses before may be clipped
 EVENTS = {
     "change": "dashed: change of positions or length",
@@ -28,122 +23,104 @@ EVENTS = {
     "skipped": "× a skipped step",
     "forked": "○ start of a fork",
 }
+MARKERS = {"resumed": "|", "forked": "o", "skipped": "x"}
 
 
-def training_figure(runs: Sequence[TrainingCurves], share: float) -> Figure:
-    """Training loss, held-out NLL and learning rate. Bold lines: means over `share` of the
-    steps."""
+def training_figure(runs: Sequence[TrainingCurves]) -> Figure:
+    """Training loss (thin: each step), held-out NLL and learning rate."""
     styles = styles_of([run.name for run in runs])
-    colors = {name: style.color for name, style in styles.items()}
-    most = max(run.total_tokens for run in runs)
+    most = max(float(run.of("loss").tokens.max()) for run in runs)
 
-    def scales(axes: Axes, top: tuple[float, float] | None = None) -> None:
-        axes.set_xlim(0, 1.012 * most)
-        axes.xaxis.set_major_locator(MaxNLocator(6))
-        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-        axes.yaxis.set_major_locator(MaxNLocator(5, min_n_ticks=2))
-        axes.set_ylim(*(top or (0, None)))
+    def panel(curves: Sequence[Curve], y: str, height: float, heading: str = "") -> Panel:
+        def scales(axes: Axes) -> None:
+            axes.set_xlim(0, 1.012 * most)
+            axes.xaxis.set_major_locator(MaxNLocator(6))
+            axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+            axes.yaxis.set_major_locator(MaxNLocator(5, min_n_ticks=2))
+            if y == "learning rate":
+                axes.set_ylim(0)
+                return
+            axes.set_ylim(*_limits(curves))
+            for run in runs if y == "training loss, nats" else ():
+                _mark_events(axes, run, styles[run.name].color)
 
-    def panel(curves: Sequence[Curve], y: str, heading: str = "") -> Panel:
-        limits = None if y == RATE else _limits(curves)
+        return Panel(curves, heading, y=y, scales=scales, height=height)
 
-        def apply(axes: Axes) -> None:
-            scales(axes, limits)
-            for run in runs if y == LOSS else ():
-                _mark_events(axes, run, colors[run.name])
-
-        return Panel(curves, heading, y=y, scales=apply, height=HEIGHTS[y])
-
-    losses = [curve for run in runs for curve in _losses(run, colors[run.name], share)]
-    rates = [Curve("", run.steps.tokens, run.steps.lr, colors[run.name], width=1.3) for run in runs]
-    shown = [panel(losses, LOSS)]
-    shown += [panel(curves, HELD_OUT, name) for name, curves in _held_out(runs, colors).items()]
-    shown.append(panel(rates, RATE))
-    kinds = {kind for run in runs for kind, _, _ in run.events}
-    note = f"Loss in nats per token: each step (thin) and the mean of {share:.0%} of them (bold)."
-    events = [text for kind, text in EVENTS.items() if kind in kinds]
+    losses = []
+    rates = []
+    for run in runs:
+        color = styles[run.name].color
+        losses.append(_curve(run.of("loss"), "", color, width=0.5, order=2, alpha=0.22))
+        losses.append(_curve(run.of("loss_smoothed"), run.name, color, width=1.6, order=4))
+        rates.append(_curve(run.of("lr"), "", color, width=1.3))
+    shown = [panel(losses, "training loss, nats", 2.8)]
+    for heading, curves in _held_out(runs, styles).items():
+        shown.append(panel(curves, "held-out NLL, nats", 1.75, heading))
+    shown.append(panel(rates, "learning rate", 1.1))
+    kinds = {kind for run in runs for kind in run.table.measure}
+    events = ";  ".join(text for kind, text in EVENTS.items() if kind in kinds)
+    note = "Loss in nats per token: each step (thin) and the mean of neighboring steps (bold)."
     title = f"Training of {len(runs)} runs" if len(runs) > 1 else f"Training of {runs[0].name}"
-    text = FigureText(title, _subtitle(runs), "\n".join([note, ";  ".join(events)]).rstrip())
+    text = FigureText(title, _subtitle(runs), f"{note}\n{events}".rstrip())
     return panels(shown, text, x="target tokens trained on")
+
+
+def _curve(rows: pd.DataFrame, name: str, color: str, **style) -> Curve:
+    """A measure over tokens; a name is followed by the last finite value."""
+    y = rows.value.to_numpy(dtype=float)
+    known = y[np.isfinite(y)]
+    label = f"{name}  {known[-1]:.3f}" if name and len(known) else ""
+    return Curve(label, rows.tokens.to_numpy(dtype=float), y, color, **style)
 
 
 def _subtitle(runs: Sequence[TrainingCurves]) -> str:
     lengths = sorted({run.train_length for run in runs})
     parts = [f"trained at {listed([f'{n:,}' for n in lengths])} tokens"]
     if len(runs) == 1:
-        run = runs[0]
-        parts.append(f"{run.steps.step.iloc[-1]:,} steps, {run.total_tokens:,.0f} target tokens")
-        for kind, step, text in run.events:
-            if kind == "forked":
-                parts.append(f"a fork of {text} after step {step:,}")
+        last = runs[0].of("loss").iloc[-1]
+        parts.append(f"{last.step:,} steps, {last.tokens:,.0f} target tokens")
+        for row in runs[0].of("forked").itertuples():
+            parts.append(f"a fork of {row.value} after step {row.step:,}")
     return "; ".join([*parts, *differences(runs)])
 
 
-def _label(name: str, value: float) -> str:
-    return f"{name}  {value:.3f}"
-
-
-def _losses(run: TrainingCurves, color: str, share: float) -> list[Curve]:
-    """Each step, and the mean over steps."""
-    tokens = run.steps.tokens
-    smooth = run.smoothed(share)
-    steps = Curve("", tokens, run.steps.loss, color, width=0.5, order=2, alpha=0.22)
-    if not smooth.notna().any():
-        return [steps]
-    label = _label(run.name, smooth.dropna().iloc[-1])
-    return [steps, Curve(label, tokens, smooth, color, width=1.6, order=4)]
-
-
-def _held_out(runs: Sequence[TrainingCurves], colors: dict[str, str]) -> dict[str, list[Curve]]:
+def _held_out(runs: Sequence[TrainingCurves], styles: Styles) -> dict[str, list[Curve]]:
     """Held-out NLL over tokens by heading: one panel for a single run, or one per multiple of L0
     for several."""
-    panels: dict[float, list[Curve]] = {}
+    found: dict[float, list[Curve]] = {}
+    single = len(runs) == 1
     for run in runs:
-        for n, (length, points) in enumerate(run.held_out.items()):
+        by_length = run.of("held_out").groupby("length")
+        colors = styles_of([str(length) for length, _ in by_length])
+        for length, rows in by_length:
             multiple = length / run.train_length
-            points = [point for point in points if math.isfinite(point[1])]
-            if not points:
-                continue
-            x = [run.tokens_at(step) for step, _ in points]
-            y = [nll for _, nll in points]
-            curve = Curve("", x, y, colors[run.name], width=1.3, marker="o", size=3.6)
-            if len(runs) == 1:
-                label = _label(f"{length:,} ({multiple:g} × L0)", y[-1])
-                curve = replace(curve, label=label, color=COLOURS[n], marker=MARKERS[n])
-            panels.setdefault(multiple, []).append(curve)
-    if len(runs) == 1:
-        curves = [curve for own in panels.values() for curve in own]
+            style = colors[str(length)] if single else styles[run.name]
+            name = f"{length:,} ({multiple:g} × L0)" if single else ""
+            marker = style.marker if single else "o"
+            curve = _curve(rows, name, style.color, width=1.3, marker=marker, size=3.6)
+            found.setdefault(multiple, []).append(curve)
+    if single:
+        curves = [curve for own in found.values() for curve in own]
         return {"held-out NLL of the same targets by context length": curves}
-    return {f"held out, {multiple:g} × L0": own for multiple, own in sorted(panels.items())}
+    return {f"held out, {multiple:g} × L0": found[multiple] for multiple in sorted(found)}
 
 
 def _mark_events(axes: Axes, run: TrainingCurves, color: str) -> None:
     bottom, top = axes.get_ylim()
-    marks = {"resumed": ("|", bottom), "forked": ("o", bottom), "skipped": ("x", top)}
-    for kind, step, _ in run.events:
-        x = run.tokens_at(step)
-        if kind == "change":
-            axes.axvline(x, color=color, lw=0.9, ls=DASHED, zorder=1.5)
-        else:
-            marker, y = marks[kind]
-            axes.plot(
-                x,
-                y,
-                marker=marker,
-                ls="",
-                ms=6,
-                color=color,
-                clip_on=False,
-            )
+    for row in run.of("change").itertuples():
+        axes.axvline(row.tokens, color=color, lw=0.9, ls=DASHED, zorder=1.5)
+    for kind, marker in MARKERS.items():
+        x = run.of(kind).tokens.to_numpy(dtype=float)
+        y = [top if kind == "skipped" else bottom] * len(x)
+        if len(x):
+            axes.plot(x, y, marker=marker, ls="", ms=6, color=color, clip_on=False)
 
 
 def _limits(curves: Sequence[Curve]) -> tuple[float, float]:
     """Limits that show everything but early losses and the outliers among single steps."""
     values = []
     for curve in curves:
-        x = np.asarray(curve.x, float)
-        y = np.asarray(curve.y, float)
-        late = y[(x >= EARLY * x[-1]) & np.isfinite(y)]
+        late = curve.y[(curve.x >= EARLY * curve.x[-1]) & np.isfinite(curve.y)]
         if curve.alpha is not None and len(late):  # single steps
             late = np.percentile(late, [1, 99])
         values += late.tolist()

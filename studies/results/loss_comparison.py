@@ -18,9 +18,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from evaluation.reports.loss_report import POINTS_ONLY, UNDERTRAINED, LossResults
-from evaluation.statistics.context_reach import context_reach
-from evaluation.statistics.seeds import SeedInterval, change, compare, needed
+from evaluation.reports.loss_report import UNDERTRAINED, LossResults
+from evaluation.statistics.context_reach import add_reach, context_reach
+from evaluation.statistics.seeds import change, compare, needed
+from evaluation.statistics.verdicts import VerdictRules, add_verdicts
 from studies.results.losses import StudyLosses, stacked
 from studies.results.stored import (
     CONFIDENCE,
@@ -29,10 +30,6 @@ from studies.results.stored import (
     StudyVariant,
     title_of,
 )
-
-HELD = "held"
-BROKEN = "broken"
-INCONCLUSIVE = "inconclusive"
 
 
 @dataclass(kw_only=True)
@@ -109,37 +106,31 @@ def _add_levels(r: LossComparison, name: str) -> None:
         r.table.add(name, "nll_as_trained", units.mean(), l0, seed=seed)
     if losses.unigram is not None:
         r.table.add(name, "unigram_nll", losses.unigram)
-    is_holding = r.is_precise(name)  # so far; no length is held beyond one that is not
+    measured = [length for length in losses.lengths if losses.seeds(name, length)]
     for length in losses.lengths:
-        if losses.seeds(name, length):
-            is_holding = _add_length(r, name, length, is_holding)
+        if length in measured:
+            _add_length(r, name, length)
         else:
-            is_holding = is_holding and length < l0
             reason = losses.missing.get((name, length), "not measured")
             r.table.add(name, "failure", math.nan, length, note=reason)
-    held = [row.length for row in r.beyond(name) if row.verdict == HELD]
-    broken = [row.length for row in r.beyond(name) if row.verdict == BROKEN]
-    if held:
-        r.table.add(name, "held_to", max(held))
-    if broken:
-        r.table.add(name, "break_point", min(broken))
+    changes = {length: losses.shift(name, length) for length in measured}
+    missing = set(losses.lengths) - set(measured)
+    rules = VerdictRules(l0, r.tolerance, r.alpha, r.family, interval=change)
+    is_precise = r.is_precise(name)
+    add_verdicts(r.table, name, changes, rules, missing=missing, is_precise=is_precise)
+    for length in measured if is_precise else ():
+        delta = change(changes[length], alpha=r.alpha, family=r.family)
+        if delta.half > r.tolerance:
+            seeds, units = needed(delta, r.tolerance)
+            r.table.add(name, "seeds_needed", math.nan if seeds is None else seeds, length)
+            r.table.add(name, "units_needed", math.nan if units is None else units, length)
 
 
-def _add_length(
-    r: LossComparison,
-    name: str,
-    length: int,
-    is_holding: bool,
-) -> bool:
-    """NLL, change, verdict and gain at one length; returns whether the variant still holds."""
+def _add_length(r: LossComparison, name: str, length: int) -> None:
+    """NLL and gain at one length."""
     losses = r.losses
     seeds = losses.seeds(name, length)
     nll = stacked(losses.nll[name, length], seeds)
-    shift = losses.shift(name, length)
-    delta = change(shift, alpha=r.alpha, family=r.family)
-    bound = change(shift).high  # one-sided, at 97.5%
-    if length >= r.trained_length:
-        is_holding = is_holding and bound < r.tolerance
     r.table.add(name, "nll", change(nll, alpha=r.alpha), length)
     for seed, units in zip(seeds, nll, strict=True):
         r.table.add(name, "nll", units.mean(), length, seed=seed)
@@ -148,28 +139,7 @@ def _add_length(
     r.table.add(name, "perplexity", math.exp(np.mean(means)), length)
     if None not in bits:
         r.table.add(name, "bits_per_byte", np.mean(bits), length)
-    verdict = ""
-    if length > r.trained_length:
-        verdict = _verdict(r, name, delta, bound, is_holding)
-    r.table.add(name, "delta", delta, length, verdict=verdict)
-    r.table.add(name, "delta_upper_one_sided", bound, length)
-    r.table.add(name, "gain", change(-shift, alpha=r.alpha), length)
-    if r.is_precise(name) and delta.half > r.tolerance:
-        for metric, number in zip(
-            ("seeds_needed", "units_needed"), needed(delta, r.tolerance), strict=True
-        ):
-            r.table.add(name, metric, math.nan if number is None else number, length)
-    return is_holding
-
-
-def _verdict(
-    r: LossComparison, name: str, delta: SeedInterval, bound: float, is_holding: bool
-) -> str:
-    if math.isnan(bound):
-        return POINTS_ONLY
-    if delta.low > r.tolerance:
-        return BROKEN if r.is_precise(name) else INCONCLUSIVE
-    return HELD if is_holding else INCONCLUSIVE
+    r.table.add(name, "gain", change(-losses.shift(name, length), alpha=r.alpha), length)
 
 
 def _add_reach(r: LossComparison, name: str) -> None:
@@ -182,7 +152,7 @@ def _add_reach(r: LossComparison, name: str) -> None:
         return
     by_length = [losses.nll[name, n] for n in lengths]
     seeds = [seed for seed in by_length[-1] if all(seed in measured for measured in by_length)]
-    if not seeds:
+    if not seeds or not r.is_precise(name):
         return
     nll = {n: stacked(losses.nll[name, n], seeds) for n in lengths}
     reach = context_reach(
@@ -194,12 +164,7 @@ def _add_reach(r: LossComparison, name: str) -> None:
         alpha=r.alpha,
         interval=change,
     )
-    for doubling in reach.doublings:
-        r.table.add(name, "gain_per_doubling", doubling.gain, doubling.longer)
-    if r.is_precise(name) and not reach.points:
-        reached = math.nan if reach.reach is None else reach.reach
-        r.table.add(name, "context_reach", reached, note=reach.text)
-        r.table.add(name, "gain_shown_to", reach.shown)
+    add_reach(r.table, name, reach)
 
 
 def _add_parts(r: LossComparison, name: str) -> None:

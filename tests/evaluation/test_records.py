@@ -44,25 +44,28 @@ def test_contaminated_units_are_reported_separately(do, make_store):
     train = make_store([300, 40], seed=2, clusters=["known", "author 3"])
     result = do(store=store, train=train, methods=["trained", "truncate", "yarn"])
     analysis = analyze(result)
-    unseen, seen = analysis.parts
-    assert (unseen.seen, unseen.units, unseen.documents, unseen.n_targets) == (False, 6, 12, 120)
-    assert (seen.seen, seen.units, seen.documents, seen.n_targets) == (True, 2, 4, 40)
+    assert analysis.parts == {
+        "unseen": {"units": 6, "documents": 12, "targets": 120},
+        "seen": {"units": 2, "documents": 4, "targets": 40},
+    }
+    table = analysis.table
     new = [d for d in range(14) if d // 2 != 3]
-    row = next(row for row in unseen.rows if (row.method, row.length) == ("yarn", 64))
     means = result.nll["yarn", 64].reshape(16, 10)[new].reshape(6, 20).mean(axis=1)
     base = result.nll["trained", 16].reshape(16, 10)[new].reshape(6, 20).mean(axis=1)
-    assert row.nll == pytest.approx(means.mean())
+    assert table.value("yarn", "nll", 64) != pytest.approx(means.mean())
+    assert table.get("yarn", "nll", 64, "unseen").value == pytest.approx(means.mean())
     # simultaneous over 2 methods at 2 lengths
     half = stats.t.ppf(1 - 0.025 / 4, 5) * stats.sem(means - base)
-    assert row.delta.estimate == pytest.approx(
-        (means - base).mean()
-    ) and row.delta.half == pytest.approx(half)
-    assert row.verdict is None and all(np.isnan(row.level.low) for row in seen.rows)
-    table = loss_report(result, analysis).results.table
+    delta = table.get("yarn", "delta", 64, "unseen")
+    mean = (means - base).mean()
+    assert (delta.value, delta.high - mean) == pytest.approx((mean, half)) and not delta.verdict
+    assert all(math.isnan(row.low) for row in table.select("nll", where="seen"))
     for part, units in (("unseen", 6), ("seen", 2)):
         own = table.select("gain", where=part)
         assert len(own) == 9 and {row.units for row in own} == {units}
-    assert table.get("yarn", "nll", 64, "unseen").value == row.nll
+    cells = record_of(result, analysis)["parts"]["unseen"]["cells"]
+    stored = next(cell for cell in cells if (cell["method"], cell["length"]) == ("yarn", 64))
+    assert (stored["delta"], stored["verdict"]) == (delta.value, None) and len(cells) == 9
 
 
 def test_every_derived_column_by_hand(do):
@@ -120,6 +123,6 @@ def test_absent_cells_are_not_in_the_family(do):
     left = {cell: nll for cell, nll in result.nll.items() if cell not in absent}
     analysis = analyze(replace(result, nll=left, absent=absent))
     assert analysis.family == 5
-    assert {one.delta.family for method in analysis.verdicts for one in method.verdicts} == {5}
+    assert {row.family for row in analysis.table.select("delta")} == {5}
     failed = replace(result, nll=left, absent={}, failed=absent)
     assert analyze(failed).family == 6

@@ -18,12 +18,12 @@ from data.files import read_json, sha256_of
 from data.preparation.prepared import opening
 from data.sampling.exposure import read_exposure
 from errors import INTERRUPTED, REQUEUE, EvaluationError, TrainingError
+from generation import decoding
 from run_directory.checkpoints import steps_of
 from run_directory.exposure import exposure_of
 from run_directory.metrics_file import read_metrics
 from run_directory.run import Run
 from tests.training.tiny import cut, files_of, lines, same, trained, weights
-from training import validation
 from training.metrics import Metrics
 
 
@@ -241,11 +241,10 @@ def test_checkpoint_policy_clock_and_mirror_do_not_change_the_run(
         raise ConnectionError("no route to host")
 
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
-    policy = ["training.checkpoint={interval: 4, keep: 1, keep_interval: 8, best: 1}"]
+    policy = ["training.checkpoint={interval: 4, keep: 1, keep_interval: 8}"]
     assert trained(*overrides, *policy, "training.wandb.mode=online", "--run-dir", folder) == 0
     output = capsys.readouterr().err
     assert "wandb is disabled; training continues" in output and "no route to host" in output
-    assert "best at 1 × train_length: step 12, held-out NLL" in output
     assert steps_of(folder) == [8, 12] and lines(folder) == lines(plain)
     assert all(files_of(folder, step) == files_of(plain, step) for step in (8, 12))
     metrics = read_metrics(folder / "metrics.jsonl")
@@ -264,8 +263,8 @@ def test_traces_of_steps(overrides, tmp_path):
 def test_non_finite_loss_stops_before_update(overrides, tmp_path):
     folder = tmp_path / "broken"
     wild = [*overrides, "training.lr_schedule.warmup=0", "training.checkpoint.interval=1"]
-    message = r"step 2: .* the gradient norm nan.* there is no good checkpoint"
-    for _ in range(2):  # started again, it does not call the checkpoint good either
+    message = r"step 2: .* the gradient norm nan.* step 1 is saved: lower training.optimizer.lr"
+    for _ in range(2):  # also when it is started again
         with pytest.raises(TrainingError, match=message):
             words = ["training.optimizer.lr=1e18", "training.grad_clip=null"]
             trained(*wild, *words, "--run-dir", folder)
@@ -327,13 +326,13 @@ def test_damaged_shards_are_reported_before_training(overrides, tmp_path):
 @pytest.mark.parametrize("bos", [True, False])
 def test_samples_start_with_bos(overrides, tmp_path, monkeypatch, bos):
     prompts = []
-    real = validation.Generation
+    real = decoding.Generation
 
     def generation(model, ids, *args, **more):
         prompts.extend(ids)
         return real(model, ids, *args, **more)
 
-    monkeypatch.setattr(validation, "Generation", generation)
+    monkeypatch.setattr(decoding, "Generation", generation)
     words = ["training.tokens=576", f"data.bos={bos}", f"data.root={tmp_path / 'prepared'}"]
     words += ["training.samples.prompts=[abc]", "data.eos=true"]
     assert trained(*overrides, *words, "--run-dir", tmp_path / "run") == 0

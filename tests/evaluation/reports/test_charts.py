@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib import colormaps
 from matplotlib.colors import to_hex
-from matplotlib.text import Text
 
 from evaluation.reports.charts import (
     LengthAxis,
@@ -17,17 +16,18 @@ from evaluation.reports.charts import (
     dots_panel,
     heat_map,
     length_panel,
+    multiples,
     styles_of,
 )
 from evaluation.reports.figures import FAINT, INK, FigureText, Panel, panels, spread, within
-from evaluation.reports.results_table import ResultRow
-from tests.artists import close, ends, labelled, levels, lines, named, shown
+from evaluation.results_table import ResultRow
+from tests.artists import assert_shows, assert_text_is_readable, close, ends, levels, lines, named
 
-NAN = math.nan
 LENGTHS = [64, 128, 512]
+AXIS = LengthAxis(LENGTHS, trained=[64])
 
 
-def rows_of(values: dict[str, list[float]], half=NAN, lengths=LENGTHS, seed="") -> list[ResultRow]:
+def rows_of(values: dict[str, list[float]], half=math.nan, lengths=LENGTHS, seed=""):
     return [
         ResultRow(name, "nll", value, length, seed=seed, low=value - half, high=value + half)
         for name, own in values.items()
@@ -53,71 +53,60 @@ def test_labels_are_apart_and_within_the_axes(wanted, gap):
 
 
 def test_lines_bars_seeds_and_levels_are_the_rows():
-    values = {"rope": [3.0, 3.5, 4.25], "alibi": [3.1, 3.1]}
-    rows = rows_of(values, half=0.1)
-    rows += rows_of({"rope": [2.9, 3.4, 4.2]}, half=1.0, seed="0")
-    styles = styles_of(list(values), ink="rope")
-    axis = LengthAxis(LENGTHS, trained=[64])
-    axes = drawn(length_panel(rows, styles, axis, y="NLL", levels=[("cut  {}", 3.0)]))
+    rows = rows_of({"rope": [3.0, 3.5, 4.25], "alibi": [3.1, 3.1]}, half=0.1)
+    seeds = rows_of({"rope": [2.9, 3.4, 4.2]}, half=1.0, seed="0")
+    styles = styles_of(["rope", "alibi"], ink="rope")
+    axes = drawn(length_panel([*rows, *seeds], styles, AXIS, y="NLL", levels=[("cut  {}", 3.0)]))
+    assert_shows(axes, rows)
     by_name = named(axes)
-    for name, own in values.items():
-        close(by_name[name].points, LENGTHS[: len(own)], own)
-        bars = {x: pytest.approx((y - 0.1, y + 0.1)) for x, y in zip(LENGTHS, own, strict=False)}
-        assert by_name[name].bars == bars
     close(*by_name["rope"].thin, LENGTHS, [2.9, 3.4, 4.2])
     assert not by_name["alibi"].thin and levels(axes) == [3.0]
-    assert {end.name: end.value for end in ends(axes)} == {
-        "rope": "4.25",
-        "alibi": "3.10 at 128",
-        "cut": "3.00",
-    }
-    assert shown(axes, INK).points == by_name["rope"].points
+    found = {end.name: (end.value, end.color) for end in ends(axes)}
+    assert found["rope"] == ("4.25", INK) and found["cut"][0] == "3.00"
+    assert found["alibi"][0] == "3.10 at 128"
     assert "trained length 64" in {text.get_text() for text in axes.texts}
     assert axes.get_axisbelow() is True and axes.get_ylabel() == "NLL"  # no grid over the lines
 
 
 def test_shares_are_in_percent():
     rows = rows_of({"a": [0.2, 0.5, 0.97]})
-    styles = styles_of(["a"])
-    axes = drawn(length_panel(rows, styles, LengthAxis(LENGTHS), share=True, top=1.0))
+    axes = drawn(length_panel(rows, styles_of(["a"]), AXIS, share=True, top=1.0))
     assert ends(axes)[0].value == "97%" and axes.get_ylim()[1] > 1
-    small = length_panel(rows_of({"a": [0.01, 0.02]}), styles, LengthAxis(LENGTHS), share=True)
+    small = length_panel(rows_of({"a": [0.01, 0.02]}), styles_of(["a"]), AXIS, share=True)
     assert drawn(small).get_ylim() == pytest.approx((0, 0.0216))
 
 
 def test_undertrained_variants_are_marked():
     styles = styles_of(["a", "b"], marked=["b"])
     rows = rows_of({"a": [3.0, 3.0], "b": [6.0, 6.0]})
-    for panel in (length_panel(rows, styles, LengthAxis(LENGTHS)), dots_panel(rows[1::2], styles)):
-        axes = drawn(panel)
-        names = [end.name for end in ends(axes)] or [t.get_text() for t in axes.get_yticklabels()]
-        assert set(names) == {"a", "b †"}
-    axes = drawn(length_panel(rows, styles, LengthAxis(LENGTHS)))
-    inside = {to_hex(line.get_color()): to_hex(line.get_markerfacecolor()) for line in lines(axes)}
-    assert inside == {styles["a"].color.lower(): styles["a"].color.lower()} | {
-        styles["b"].color.lower(): "#ffffff"
+    axes = drawn(length_panel(rows, styles, AXIS))
+    assert any(text.get_text().startswith("b †  6.00") for text in axes.texts)
+    hollow = {
+        to_hex(line.get_color()) for line in lines(axes) if line.get_markerfacecolor() == "white"
     }
+    assert hollow == {styles["b"].color.lower()}
+    dots = drawn(dots_panel(rows[1::2], styles))
+    assert [label.get_text() for label in dots.get_yticklabels()] == ["a", "b †"]
 
 
 def test_differences_have_a_band_where_the_axis_is_linear():
     styles = styles_of(["a", *(f"m{n}" for n in range(20))])
     rows = rows_of({"a": [-0.01, 0.3, 0.0], "m19": [9.0, 9.0, 9.0]}, half=0.005)
-    panel = difference_panel(rows, styles, LengthAxis(LENGTHS), "difference", 0.02)
-    axes = drawn(panel)
+    below = difference_panel(rows, styles, AXIS, "difference", 0.02)
+    figure = panels([length_panel(rows, styles, AXIS), below], FigureText())
+    above, axes = figure.axes
+    assert_shows(axes, rows[:3], names=above)
+    assert styles["m19"].color == FAINT and len(lines(axes)) == 3  # a line and its caps
     assert "linear within ±0.02" in axes.get_title(loc="left") and levels(axes) == [0]
-    own = shown(axes, styles["a"].color)
-    close(own.points, LENGTHS, [-0.01, 0.3, 0.0])
-    assert own.bars[128] == pytest.approx((0.295, 0.305)) and not shown(axes, FAINT).points
-    band = [patch.get_extents().transformed(axes.transData.inverted()) for patch in axes.patches]
-    assert (band[0].y0, band[0].y1) == pytest.approx((-0.02, 0.02))
+    band = axes.patches[0].get_extents().transformed(axes.transData.inverted())
+    assert (band.y0, band.y1) == pytest.approx((-0.02, 0.02))
 
 
 @pytest.mark.parametrize("span", [(-0.06, 0.015), (-0.015, 0.06), (-3.0, 0.0), (0.0, 0.3)])
 def test_symlog_ticks_cover_the_data_without_crowding(span):
     """At least three ticks lie where the lines are, none crowded by another."""
     low, high = span
-    rows = rows_of({"a": [0.0, low, high]})
-    axes = drawn(length_panel(rows, styles_of(["a"]), LengthAxis(LENGTHS), band=0.02))
+    axes = drawn(length_panel(rows_of({"a": [0.0, low, high]}), styles_of(["a"]), AXIS, band=0.02))
     ticks = axes.get_yticks()
     inside = [tick for tick in ticks if min(low, 0) - 0.02 <= tick <= max(high, 0) + 0.02]
     assert len(inside) >= 3 and 0 in inside
@@ -130,62 +119,56 @@ def test_dots_are_rows_with_intervals_from_top_to_bottom():
         ResultRow("a", "difference", -0.3, 64, low=-0.4, high=-0.2),
         ResultRow("b", "difference", 0.1, 64),
     ]
-    styles = styles_of(["a", "b"])
-    axes = drawn(dots_panel(rows, styles, heading="at 64", band=0.02, shared=rows))
+    axes = drawn(dots_panel(rows, styles_of(["a", "b"]), band=0.02, shared=rows))
     assert [text.get_text() for text in axes.get_yticklabels()] == ["a", "b"]
-    assert axes.yaxis_inverted() and {text.get_text() for text in axes.texts} == {
-        "−0.300",
-        "+0.100",
-    }
-    dots = {line.get_xdata()[0]: line for line in lines(axes) if line.get_marker() in "s^"}
-    assert {x: line.get_ydata()[0] for x, line in dots.items()} == {-0.3: 0, 0.1: 1}
-    assert to_hex(dots[0.1].get_markerfacecolor()) == "#ffffff"  # a point estimate
+    assert axes.yaxis_inverted() and [t.get_text() for t in axes.texts] == ["−0.300", "+0.100"]
+    dots = [line for line in lines(axes) if line.get_marker() in "s^"]
+    assert [line.get_xydata().tolist() for line in dots] == [[[-0.3, 0]], [[0.1, 1]]]
+    assert dots[1].get_markerfacecolor() == "white"  # a point estimate
     (bar,) = [one for one in axes.collections if len(one.get_segments())]
     assert bar.get_segments()[0].tolist() == [[-0.4, 0], [-0.2, 0]]
 
 
 def test_heat_maps_shade_each_cell_by_its_share():
+    cells = {(0, 0): 0.25, (1, 0): 0.5, (0, 1): 1.0}
     rows = [
-        ResultRow("a", "accuracy", share, length, at=at, low=0.1, high=0.9)
-        for share, length, at in [(0.25, 64, 0.0), (0.5, 128, 0.0), (1.0, 64, 0.5)]
+        ResultRow("a", "accuracy", share, (64, 128)[x], at=y / 2, low=0.1, high=0.9)
+        for (x, y), share in cells.items()
     ]
-    panel = heat_map(rows, lengths=[64, 128], name=lambda row: f"depth {row.at}", y="y", down=True)
-    axes = drawn(panel)
-    assert [text.get_text() for text in axes.get_yticklabels()] == ["depth 0.0", "depth 0.5"]
+    axes = drawn(
+        heat_map(rows, lengths=[64, 128], name=lambda row: f"at {row.at}", y="", down=True)
+    )
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["at 0.0", "at 0.5"]
     assert [text.get_text() for text in axes.get_xticklabels()] == ["64", "128"]
-    cells = [(0, 0, 0.25), (1, 0, 0.5), (0, 1, 1.0)]
-    for patch, (x, y, share) in zip(axes.patches, cells, strict=True):
-        box = patch.get_extents().transformed(axes.transData.inverted())
-        assert (box.x0, box.x1) == pytest.approx((x, x + 1))
-        assert sorted((box.y0, box.y1)) == pytest.approx([y, y + 1])
+    assert axes.yaxis_inverted()
+    for patch, ((x, y), share) in zip(axes.patches, cells.items(), strict=True):
+        assert patch.get_xy().min(axis=0).tolist() == [x, y]
         assert to_hex(patch.get_facecolor()) == to_hex(colormaps["cividis"](share))
         labels = [text.get_text() for text in axes.texts if text.xy == (x + 0.5, y + 0.5)]
         assert labels == [f"{100 * share:.0f}", "(10–90)"]
-    assert axes.yaxis_inverted()
 
 
 def test_empty_panels_are_left_out():
-    styles = styles_of(["a"])
-    full = length_panel(rows_of({"a": [1.0, 2.0]}), styles, LengthAxis(LENGTHS))
-    nothing = length_panel(rows_of({"a": [NAN, NAN]}), styles, LengthAxis(LENGTHS))
+    full = length_panel(rows_of({"a": [1.0, 2.0]}), styles_of(["a"]), AXIS)
+    nothing = length_panel(rows_of({"a": [math.nan]}), styles_of(["a"]), AXIS)
     empty = heat_map([], lengths=[64], name=str, y="")
     figure = panels([nothing, full, Panel(), empty], FigureText(), x="x", columns=2)
     assert len(figure.axes) == 1 and figure.axes[0].get_xlabel() == "x"
 
 
-def test_key_below_names_each_line_once():
-    values = {"a": [1.0, 2.0, 3.0], "b": [2.0, 1.0, 0.5]}
-    styles = styles_of(list(values))
-    shown_panels = [
-        length_panel(rows_of(values), styles, LengthAxis(LENGTHS), heading=name, named=False)
-        for name in ("first", "second")
-    ]
-    figure = panels(shown_panels, FigureText("t", "s"), x="x", columns=2, names="below")
+def test_multiples_have_one_key_and_their_own_scales():
+    by_heading = {
+        "small": rows_of({"a": [0.1, 0.2, 0.3], "b": [0.2, 0.1, 0.1]}, half=0.1),
+        "large": rows_of({"a": [1.0, 2.0, 3.0]}),
+    }
+    styles = styles_of(["a", "b"])
+    figure = multiples(by_heading, styles, AXIS, FigureText("t", "s"), x="x", shares=["small"])
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == ["a", "b"]
-    for axes in figure.axes:
-        for name, own in values.items():
-            close(labelled(axes)[name], LENGTHS, own)
+    for axes, rows in zip(figure.axes, by_heading.values(), strict=True):
+        assert_shows(axes, rows)
+        assert axes.get_ylim()[0] == 0 and not axes.collections
+    assert figure.axes[0].get_ylim()[1] < 0.4 and figure.axes[1].get_ylim()[1] > 3
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -196,8 +179,7 @@ def test_colors_go_to_the_lines_that_are_best_at_the_longest_length(seed):
     last += [(256, 3.0 + n / 10) for n in range(10)]
     order = np.random.default_rng(seed).permutation(len(last))
     rows = [ResultRow(f"{last[i]}", "nll", last[i][1], last[i][0]) for i in order]
-    names = [row.variant for row in rows]
-    styles = styles_of(["ink", *names], "ink", rows)
+    styles = styles_of(["ink", *(row.variant for row in rows)], "ink", rows)
     colored = {name for name, style in styles.items() if style.color not in (FAINT, INK)}
     assert colored == {*(f"{end}" for end in last[6:]), f"{(128, 0.9)}"}
     assert len({styles[name] for name in colored}) == 11 and styles["ink"].color == INK
@@ -208,31 +190,16 @@ MANY = [3.0, *np.linspace(2.4, 2.5, 24).tolist(), 9.0]
 
 @pytest.mark.parametrize("last", [[2.4] * 6, [2.4, 9.0, 2.41, 2.5, 3.1, 2.39], MANY])
 def test_text_does_not_overlap_or_leave_the_figure(last):
-    names = ["as trained", "linear", "ntk", "yarn", "window", "a method with a name"]
-    names += [f"method {i}" for i in range(len(names), len(last))]
     lengths = [256, 512, 1024, 2048, 4096]
-    values = {
-        name: np.linspace(2.4, end, 5).tolist() for name, end in zip(names, last, strict=True)
-    }
+    names = ["as trained", "a method with a name", *(f"method {n}" for n in range(2, len(last)))]
+    values = {name: np.linspace(2.4, end, 5) for name, end in zip(names, last, strict=True)}
     rows = rows_of(values, half=0.1, lengths=lengths)
     styles = styles_of(names, "as trained", rows)
-    axis = LengthAxis(lengths, [256])
     level = [("context truncated to 256  {}", 2.4)]
-    axes = drawn(length_panel(rows, styles, axis, y="NLL", levels=level), x="context length")
-    figure = axes.figure
+    panel = length_panel(rows, styles, LengthAxis(lengths, [256]), y="NLL", levels=level)
+    axes = drawn(panel, x="context length")
+    assert len(ends(axes)) == len(names) + 1
+    assert_text_is_readable(axes.figure)
     if len(last) > 12:  # grey lines far above all others leave the axes
         assert axes.get_ylim()[1] < 4
         assert "method 25  9.00 ↑" in {text.get_text() for text in axes.texts}
-    figure.canvas.draw()
-    low, high = axes.get_ylim()
-    ticks = [t for t in axes.get_yticklabels() if low <= t.get_position()[1] <= high]
-    texts = [*axes.texts, *figure.texts, *axes.get_xticklabels(), *ticks, axes.yaxis.label]
-    texts = [text for text in texts if text.get_text()]
-    assert len(ends(axes)) == len(names) + 1
-    # An annotation's own extent holds its leader line; the words alone are what must not collide.
-    boxes = [Text.get_window_extent(text, figure.canvas.get_renderer()) for text in texts]
-    for i, box in enumerate(boxes):
-        assert box.min.min() >= 0 and (box.max <= figure.bbox.max).all(), texts[i]
-        for j in range(i):
-            shared = np.minimum(box.max, boxes[j].max) - np.maximum(box.min, boxes[j].min)
-            assert shared.min() <= 1.0, (texts[i], texts[j])

@@ -3,46 +3,42 @@ import math
 import numpy as np
 import pytest
 
-from evaluation.statistics.verdicts import by_position, judge
+from evaluation.results_table import ResultsTable
+from evaluation.statistics.intervals import interval
+from evaluation.statistics.seeds import change
+from evaluation.statistics.verdicts import VerdictRules, add_verdicts, by_position
 
 UNITS = 30
-SPAN = 5
-UNIT = np.repeat(np.arange(UNITS), 3 * SPAN)
-REFERENCE = np.random.default_rng(0).gamma(2.0, size=len(UNIT))
 
 
-def words(differences, tolerance=0.02, **kwargs):
-    return [verdict.word for verdict in verdicts(differences, tolerance, **kwargs).verdicts]
-
-
-def verdicts(differences, tolerance=0.02, family=1, failed=()):
-    """Of NLL whose unit differences from the reference, at 64, have exactly this mean and sd."""
-    nll = {64: REFERENCE}
+def judged(differences, tolerance=0.02, family=1, failed=(), is_precise=True):
+    """The long table for NLL whose unit differences from the reference, at 64, have exactly this
+    mean and sd."""
+    changes = {64: np.zeros(UNITS)}
     for length, (mean, sd) in differences.items():
         draws = np.random.default_rng(length).normal(size=UNITS)
-        unit = (draws - draws.mean()) / draws.std(ddof=1) * sd + mean
-        nll[length] = REFERENCE + unit[UNIT]
-    return judge(
-        "method",
-        nll,
-        REFERENCE,
-        UNIT,
-        64,
-        tolerance=tolerance,
-        family=family,
-        span=SPAN,
-        failed=failed,
-    )
+        changes[length] = (draws - draws.mean()) / draws.std(ddof=1) * sd + mean
+    table = ResultsTable()
+    rules = VerdictRules(64, tolerance, family=family)
+    add_verdicts(table, "x", changes, rules, missing=failed, is_precise=is_precise)
+    return table
+
+
+def words(*arguments, **options):
+    return [row.verdict for row in judged(*arguments, **options).select("delta") if row.verdict]
 
 
 def test_held_broken_inconclusive():
-    result = verdicts({128: (0.001, 0.02), 256: (0.015, 0.1), 512: (0.3, 0.1)})
-    assert [v.word for v in result.verdicts] == ["held", "inconclusive", "broken"]
-    assert (result.held_to, result.break_point) == (128, 512)
+    differences = {128: (0.001, 0.02), 256: (0.015, 0.1), 512: (0.3, 0.1)}
+    assert words(differences) == ["held", "inconclusive", "broken"]
+    table = judged(differences)
+    assert (table.value("x", "held_to"), table.value("x", "break_point")) == (128, 512)
+    assert words(differences, is_precise=False) == ["inconclusive"] * 3
+    assert table.value("x", "delta", 64) == 0 and not table.get("x", "delta", 64).verdict
 
 
-@pytest.mark.parametrize("failed, word", [(128, "inconclusive"), (512, "held")])
-def test_failed_shorter_length_stops_testing(failed, word):
+@pytest.mark.parametrize("failed, word", [(128, "inconclusive"), (512, "held"), (32, "held")])
+def test_missing_shorter_length_stops_testing(failed, word):
     assert words({256: (0.0, 0.001)}, failed=[failed]) == [word]
 
 
@@ -61,12 +57,15 @@ def test_thresholds(family, t):
     assert words({128: (edge + 1e-5, 0.03)}, family=family) == ["inconclusive"]
 
 
-def test_few_units_give_point_estimates():
-    unit = np.arange(5)
-    zeros = np.zeros(5)
-    result = judge("x", {8: zeros, 16: unit * 1.0}, zeros, unit, 8, tolerance=0.02)
-    assert result.verdicts[0].word == "points only"
-    assert (result.held_to, result.break_point) == (None, None)
+@pytest.mark.parametrize(
+    ("units", "use"), [((5,), interval), ((2, 9), change), ((3, 5), change)], ids=str
+)
+def test_few_units_or_seeds_give_point_estimates(units, use):
+    changes = {8: np.zeros(units), 16: np.random.default_rng(0).normal(9, 1, units)}
+    table = ResultsTable()
+    add_verdicts(table, "x", changes, VerdictRules(8, 0.02, interval=use))
+    assert table.get("x", "delta", 16).verdict == "points only"
+    assert not table.select("held_to") and not table.select("break_point")
 
 
 def test_buckets_are_geometric_and_paired():

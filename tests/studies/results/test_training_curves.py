@@ -44,28 +44,32 @@ def make_run(folder, steps=40, tokenizer="a", loss=lambda step: 8 / step, lineag
     return folder
 
 
+def values(run, measure):
+    rows = run.of(measure)
+    return dict(zip(rows.step, rows.value, strict=True))
+
+
 def test_the_last_line_of_a_step_counts(tmp_path):
     folder = make_run(tmp_path / "run", loss=lambda step: math.inf if step == 30 else 8 / step)
-    run = read_curves(folder, "r")
-    assert run.steps.step.tolist() == list(range(1, 41))
-    assert run.steps.loss[:29].tolist() == [8 / step for step in range(1, 30)]
-    assert run.steps.attempt.tolist() == [2] * 20 + [3] * 20
-    assert run.held_out == {16: [(40, 2.0)], 32: [(40, 3.4)]}
-    assert run.events == [
-        ("resumed", 0, ""),
-        ("resumed", 20, ""),
-        ("change", 25, "model.position.scaling={name: drop}"),
-        ("change", 29, "32 tokens"),
-        ("skipped", 30, ""),
-    ]
-    assert [run.tokens_at(step) for step in (0, 0.5, 26, 40)] == [0, 50, 2600, 4000]
+    run = read_curves(folder, "r", 0.02)
+    losses = values(run, "loss")
+    assert list(losses) == list(range(1, 41)) and math.isnan(losses[30])
+    assert [losses[step] for step in range(1, 30)] == [8 / step for step in range(1, 30)]
+    held_out = run.of("held_out")[["length", "step", "value"]].to_numpy().tolist()
+    assert held_out == [[16, 40, 2.0], [32, 40, 3.4]]
+    assert list(values(run, "resumed")) == [0, 20] and list(values(run, "skipped")) == [30]
+    assert values(run, "change") == {25: "model.position.scaling={name: drop}", 29: "32 tokens"}
+    assert dict(zip(run.table.step, run.table.tokens, strict=True)) == {
+        step: 100 * step for step in range(41)
+    }
 
 
 def test_moving_means_do_not_cross_changes(tmp_path):
-    run = read_curves(make_run(tmp_path / "run", loss=lambda s: 1.0 if s <= 25 else 5.0), "r")
-    assert run.smoothed(0.5).tolist() == [1.0] * 25 + [5.0] * 15
-    run = read_curves(make_run(tmp_path / "other", loss=float), "r")
-    assert run.smoothed(3 / 40)[:24].tolist() == [1.5, *map(float, range(2, 25))]
+    folder = make_run(tmp_path / "run", loss=lambda s: 1.0 if s <= 25 else 5.0)
+    means = values(read_curves(folder, "r", 0.5), "loss_smoothed")
+    assert list(means.values()) == [1.0] * 25 + [5.0] * 15
+    run = read_curves(make_run(tmp_path / "other", loss=float), "r", 3 / 40)
+    assert list(values(run, "loss_smoothed").values())[:24] == [1.5, *map(float, range(2, 25))]
 
 
 def test_plot_run_writes_the_figure_and_its_numbers(tmp_path, monkeypatch, capsys):
@@ -84,7 +88,7 @@ def test_plot_run_writes_the_figure_and_its_numbers(tmp_path, monkeypatch, capsy
     assert float(values["a/run", "held_out", "32", "40"]) == 3.4
     assert values["a/run", "change", "", "29"] == "32 tokens"
     assert values["a/run", "forked", "", "20"] == "stem"
-    figure = training_figure([read_curves(folders[0], "one")], 0.02)
+    figure = training_figure([read_curves(folders[0], "one", 0.02)])
     texts = " ".join(text.get_text() for text in figure.findobj(Text))
     for part in ("one  0.200", "16 (1 × L0)  2.000", "a fork of stem after step 20", "| resumed"):
         assert part in texts
@@ -94,10 +98,10 @@ def test_plot_run_writes_the_figure_and_its_numbers(tmp_path, monkeypatch, capsy
 
 def test_invalid_runs_are_rejected(tmp_path):
     with pytest.raises(StudyError):
-        read_curves(tmp_path / "none", "x")
+        read_curves(tmp_path / "none", "x", 0.02)
     write_json(tmp_path / MANIFEST, {"format": 1})
     with pytest.raises(StudyError, match="no trained step"):
-        read_curves(tmp_path, "x")
+        read_curves(tmp_path, "x", 0.02)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,115 @@
+"""Files of results: results.csv, which is the long table with the facts about the evaluation in
+each row, and JSON."""
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from data.files import write_text
+from evaluation.results_table import ResultsTable
+from evaluation.statistics.intervals import MeanInterval, interval, unit_means
+
+# Facts about an evaluation that results.csv repeats in each row.
+FACTS = ("protocol", "trained_length", "bos", "dtype", "corpus", "corpus_hash", "tokenizer_hash")
+FACTS += ("targets_hash", "items_hash", "checkpoint_hash", "targets", "documents", "unit")
+
+
+def write_results(
+    path: Path,
+    tables: Sequence[tuple[dict, Mapping[str, dict], ResultsTable, Mapping]],
+) -> None:
+    """results.csv: the rows of each table.
+
+    Args:
+        tables: columns before the rows (such as study and evaluation), more columns of each variant
+            (such as its run and method), the rows, and the facts of results.json.
+    """
+    records = [
+        {
+            **place,
+            "variant": row.variant,
+            **variants.get(row.variant, {}),
+            **dict(zip(row._fields[1:], row[1:], strict=True)),
+            **{key: facts.get(key) for key in FACTS},
+        }
+        for place, variants, table, facts in tables
+        for row in table.rows.values()
+    ]
+    write_table(path, records)
+
+
+def write_table(path: Path, rows: Sequence[Mapping] | pd.DataFrame) -> None:
+    """Write a table as CSV; None and NaN are empty. Whole numbers stay whole where other rows have
+    none."""
+    if not isinstance(rows, pd.DataFrame):
+        rows = pd.DataFrame(list(rows), dtype=object)
+    write_text(path, rows.to_csv(index=False, lineterminator="\n"))
+
+
+def write_clean_json(path: Path, value) -> None:
+    """Write JSON with null for NaN and infinity."""
+    write_text(path, json.dumps(_clean(value), indent=1) + "\n")
+
+
+def markdown_table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    texts: int = 1,
+) -> str:
+    """A Markdown table; columns after the first `texts` are aligned as numbers."""
+    rule = ["---"] * texts + ["---:"] * (len(columns) - texts)
+    return "\n".join(f"| {' | '.join(map(str, row))} |" for row in (columns, rule, *rows))
+
+
+def finite(value: float) -> float | None:
+    """The value, or None for NaN and infinity, which JSON cannot hold."""
+    return value if math.isfinite(value) else None
+
+
+def rounded(value: float) -> float | None:
+    """The value with six significant digits; None for NaN and infinity."""
+    return float(f"{value:.6g}") if math.isfinite(value) else None
+
+
+def rounded_record(record: dict) -> dict:
+    """A record whose floats are `rounded`."""
+    return {
+        key: rounded(value) if isinstance(value, float) else value for key, value in record.items()
+    }
+
+
+def interval_columns(name: str, one: MeanInterval | None) -> dict[str, float | None]:
+    """`name`, `name_low` and `name_high` of an interval; None for what does not exist."""
+    if one is None:
+        return {name: None, f"{name}_low": None, f"{name}_high": None}
+    return {
+        name: one.estimate,
+        f"{name}_low": finite(one.low),
+        f"{name}_high": finite(one.high),
+    }
+
+
+def mean_over_units(
+    values: np.ndarray,
+    unit: np.ndarray,
+    confidence: float,
+) -> dict:
+    """value, low and high: mean and interval over units of the finite values (n,)."""
+    known = np.isfinite(values)
+    if not known.any():
+        return {"value": None, "low": None, "high": None}
+    means = unit_means(values[known], unit[known])
+    mean = interval(means, alpha=1 - confidence)
+    return rounded_record({"value": mean.estimate, "low": mean.low, "high": mean.high})
+
+
+def _clean(value):
+    if isinstance(value, float):
+        return finite(value)
+    if isinstance(value, dict):
+        return {key: _clean(item) for key, item in value.items()}
+    return [_clean(item) for item in value] if isinstance(value, list) else value
