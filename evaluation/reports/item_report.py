@@ -131,7 +131,7 @@ def table_of(record: dict, subtitle: str) -> ReportTable:
     for cell in record["cells"]:
         exact = percent(cell["exact"], cell["exact_low"], cell["exact_high"])
         symbols = (cell[f"symbol_accuracy{end}"] for end in ("", "_low", "_high"))
-        tone = "held" if cell["against_chance"] == ABOVE_CHANCE else ""
+        tone = "good" if cell["against_chance"] == ABOVE_CHANCE else ""
         lines.append(
             [
                 name_of(cell["method"]),

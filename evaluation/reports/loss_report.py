@@ -56,6 +56,7 @@ from evaluation.statistics.verdicts import POINTS_ONLY
 NLL = "NLL, nats per token"
 UNDERTRAINED = 0.5  # a model is undertrained if it is fewer nats below a unigram model
 PARTS = {"unseen": "not in the training text", "seen": "in the training text"}
+TONES = {"held": "good", "broken": "bad"}
 MARKS = {"held": "✓ held", "broken": "✗ broken", "inconclusive": "? inconclusive"}
 # metrics of a cell of results.json, with and without intervals
 INTERVALS = ("nll", "delta", "gain", "gain_per_doubling", "perplexity_ratio")
@@ -224,14 +225,12 @@ def tables(r: LossResults) -> list[ReportTable]:
 def gain_cell(row: ResultRow, marked: bool = True) -> Cell:
     """The net gain of a change, with its verdict."""
     mark = f"{MARKS[row.verdict]} " if marked and row.verdict in MARKS else ""
-    return TableCell(mark + interval_text(row.negated), row.verdict if row.verdict in MARKS else "")
+    return TableCell(mark + interval_text(row.negated), TONES.get(row.verdict, ""))
 
 
 def difference_cell(row: ResultRow) -> TableCell:
     """Colored by its sign if the interval excludes zero."""
-    return TableCell(
-        interval_text(row), "worse" if row.low > 0 else "better" if row.high < 0 else ""
-    )
+    return TableCell(interval_text(row), "bad" if row.low > 0 else "good" if row.high < 0 else "")
 
 
 def verdict_cell(r: LossResults, name: str) -> Cell:
@@ -239,12 +238,12 @@ def verdict_cell(r: LossResults, name: str) -> Cell:
     if not r.beyond(name):
         return "flat by construction" if name == TRUNCATE else NONE
     if not r.claims(name):
-        return TableCell(POINTS_ONLY, "faint")
+        return POINTS_ONLY
     held = r.table.value(name, "held_to")
     broken = r.table.value(name, "break_point")
     words = [f"held to {held:,.0f}"] if held else []
     words += [f"broken at {broken:,.0f}"] if broken else []
-    tone = "broken" if broken else "held" if held == r.longer[-1] else "inconclusive"
+    tone = "bad" if broken else "good" if held == r.longer[-1] else ""
     return TableCell(", ".join(words) or "inconclusive", tone)
 
 

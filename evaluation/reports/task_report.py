@@ -250,7 +250,7 @@ def task_cell(row: ResultRow) -> Cell:
     text = percent(row.value, max(row.low, 0.0), min(row.high, 1.0))
     if row.verdict and row.verdict != ABOVE_CHANCE:
         text += f" {row.verdict}"
-    return TableCell(text, "held" if row.verdict == ABOVE_CHANCE else "")
+    return TableCell(text, "good" if row.verdict == ABOVE_CHANCE else "")
 
 
 def accuracy_figure(r: ReportedResults, styles: Styles) -> Figure:

@@ -12,12 +12,12 @@ from matplotlib.figure import Figure
 
 from data.files import write_text
 from evaluation.reports.document import (
-    Block,
-    ReportDocument,
-    ReportFigure,
-    ReportSection,
     ReportTable,
     TableCell,
+    embedded,
+    markdown,
+    page,
+    picture,
 )
 from evaluation.reports.figures import (
     COLOURS,
@@ -40,7 +40,7 @@ from studies.claims.claim_settings import QUESTIONS
 from studies.claims.verdicts import ALPHA, INCONCLUSIVE, REFUTED, REPRODUCED, holm
 
 FIGURE = "figure"
-TONES = {REPRODUCED: "held", REFUTED: "broken"}
+TONES = {REPRODUCED: "good", REFUTED: "bad"}
 LEAD = (
     "Claims from papers and threads about positions and length, each run as a study whose seeds, "
     "comparisons and smallest effects were committed before its results."
@@ -56,7 +56,7 @@ COLUMNS = ("claim", "published", "here", "verdict", "seeds", "CPU time", "comman
 HTML = """<article class="claim" data-scheme="{scheme}" data-task="{task}" data-verdict="{verdict}">
 <h3>{statement}</h3>
 <p><b class="badge {tone}">{word}</b> {here}</p>
-{figure}
+<img src="{image}" alt="{name}">
 <dl>{facts}</dl></article>"""
 FILTERS = Path(__file__).with_name("filters.html")
 
@@ -121,19 +121,15 @@ class AtlasEntry:
         return [statement, self.published, self.here, verdict, *more]
 
     @property
-    def _figure(self) -> ReportFigure:
-        name = self.claim.name
-        return ReportFigure(
-            self.claim.folder / FIGURE,
-            caption=f"{self.claim.settings.statement} {self.word.capitalize()}.",
-            alt=name,
-            link=f"results/claims/{name}/{FIGURE}.svg",
-        )
+    def figure(self) -> str:
+        """For the Markdown page."""
+        caption = f"{self.claim.settings.statement} {self.word.capitalize()}."
+        link = f"results/claims/{self.claim.name}/{FIGURE}.svg"
+        return picture(link, caption, self.claim.name)
 
-    def markdown(self) -> str:
-        return self._figure.markdown()
-
-    def html(self, number: int) -> str:
+    @property
+    def article(self) -> str:
+        """For the HTML page."""
         facts = {
             "source": self.source,
             "published": self.published,
@@ -147,38 +143,31 @@ class AtlasEntry:
             task=self.claim.record["task"],
             verdict=self.verdict.word.split(" ")[0],
             statement=escape(self.claim.settings.statement),
-            tone=TONES.get(self.verdict.word, INCONCLUSIVE),
+            tone=TONES.get(self.verdict.word, ""),
             word=escape(self.word),
             here=escape(self.here),
-            figure=self._figure.image(),
+            name=escape(self.claim.name),
+            image=embedded(self.claim.folder / FIGURE),
             facts="".join(f"<dt>{key}</dt><dd>{escape(text)}</dd>" for key, text in facts.items()),
         )
 
 
-@dataclass(frozen=True)
-class Filters:
+def filters(entries: Sequence[AtlasEntry]) -> str:
     """Choices of the claims that the HTML page shows."""
-
-    entries: Sequence[AtlasEntry]
-
-    def markdown(self) -> str:
-        return ""
-
-    def html(self, number: int) -> str:
-        records = [entry.claim.record for entry in self.entries]
-        values = {
-            "scheme": {scheme for record in records for scheme in record["schemes"]},
-            "task": {record["task"] for record in records},
-            "verdict": {entry.verdict.word.split(" ")[0] for entry in self.entries},
-        }
-        selects = ""
-        for name, choices in values.items():
-            options = "".join(f"<option>{escape(choice)}</option>" for choice in sorted(choices))
-            selects += (
-                f'<label>{name} <select name="{name}"><option value="">all</option>{options}'
-                "</select></label>"
-            )
-        return FILTERS.read_text(encoding="utf-8").replace("SELECTS", selects)
+    records = [entry.claim.record for entry in entries]
+    values = {
+        "scheme": {scheme for record in records for scheme in record["schemes"]},
+        "task": {record["task"] for record in records},
+        "verdict": {entry.verdict.word.split(" ")[0] for entry in entries},
+    }
+    selects = ""
+    for name, choices in values.items():
+        options = "".join(f"<option>{escape(choice)}</option>" for choice in sorted(choices))
+        selects += (
+            f'<label>{name} <select name="{name}"><option value="">all</option>{options}'
+            "</select></label>"
+        )
+    return FILTERS.read_text(encoding="utf-8").replace("SELECTS", selects)
 
 
 def claim_figure(entry: AtlasEntry) -> Figure:
@@ -230,18 +219,19 @@ def write_atlas(claims: Sequence[Claim], docs: Path) -> list[Path]:
         f"Each verdict is wrong with a probability of at most {ALPHA:.0%}, so that at most "
         f"{expected} wrong ones are expected; those with ‡ hold simultaneously (Holm).",
     ]
-    pages = []
+    texts = {}
     for name, is_html in (("atlas.md", False), ("atlas.html", True)):
-        sections = [ReportSection("Verdicts", [METHODS, Filters(entries) if is_html else None])]
+        sections = {"Verdicts": [METHODS, filters(entries) if is_html else ""]}
         for question, title in QUESTIONS.items():
             own = [entry for entry in entries if entry.claim.settings.question == question]
             table = ReportTable(title, COLUMNS, [entry.row for entry in own], numbers=len(COLUMNS))
-            blocks: list[Block] = [*own] if is_html else [table, *own]
-            sections += [ReportSection(title, blocks)] if own else []
-        document = ReportDocument("Atlas of claims about length", "", lead, sections)
-        write_text(docs / name, document.html() if is_html else document.markdown())
-        pages.append(docs / name)
-    return pages
+            parts = [table, *(entry.figure for entry in own)]
+            sections[title] = [entry.article for entry in own] if is_html else parts
+        text = markdown("Atlas of claims about length", lead, sections)
+        texts[docs / name] = page(text, docs) if is_html else text
+    for file, text in texts.items():
+        write_text(file, text)
+    return list(texts)
 
 
 def _entries(claims: Sequence[Claim]) -> list[AtlasEntry]:

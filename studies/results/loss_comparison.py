@@ -60,6 +60,7 @@ def derive(study: StoredStudy, losses: StudyLosses) -> LossComparison:
     differences = declared.get("family") or (len(losses.variants) - 1) * len(primary)
     table = LossComparison(
         title=title_of(losses.name, losses.group),
+        place={"evaluation": losses.name, **dict(losses.group)},
         names=[variant.name for variant in measured],
         noun="scheme",
         facts={**facts, "targets": int(losses.targets.sum())},

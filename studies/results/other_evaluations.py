@@ -60,6 +60,7 @@ def read_other(
                 units.setdefault(place, []).append(cell[f"unit_{metric}"])
     r = ReportedResults(
         title=title_of(name, group),
+        place={"evaluation": name, **dict(group)},
         names=list(dict.fromkeys(row.variant for rows in seeds.values() for row in rows)),
         noun="scheme",
         facts=first,

@@ -159,7 +159,7 @@ def test_task_report_shows_accuracies_by_length_and_place(tmp_path):
         assert (row.value, row.low) == (stored.share.share, stored.low)
         cell = cells[row.variant, str(row.length)]
         assert cell.text.startswith(f"{row.value:.1%} [{row.low:.1%}, {row.high:.1%}]")
-        assert (cell.tone == "held") == (row.low > 1 / 3)
+        assert (cell.tone == "good") == (row.low > 1 / 3)
     grids = report.figures["accuracy_by_depth_trained"].axes
     for grid, spots in zip(grids, (analysis.by_depth, analysis.by_distance), strict=True):
         own = [spot for spot in spots if spot.method == "trained"]
