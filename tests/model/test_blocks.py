@@ -9,7 +9,7 @@ from torch._dynamo.testing import CompileCounter
 
 from model import SCHEMES, TokenPositions
 from model.block import Block, Checkpointing
-from tests.model.zoo import build, each_mechanism, ids, packed
+from tests.model.zoo import GATED, build, each_mechanism, ids, packed
 from training.memory import MemoryLayout, activations
 
 B = 2
@@ -56,7 +56,7 @@ def passes(monkeypatch) -> list:
 
 
 @pytest.mark.parametrize("checkpointing", ["full", "selective"])
-@each_mechanism([*SCHEMES, "none-ssmax", "rope-window", "rope-self-extend", "fire-shared"])
+@each_mechanism([*SCHEMES, *GATED, "none-ssmax", "rope-window", "rope-self-extend", "fire-shared"])
 def test_activation_checkpointing_gradients_match(case, checkpointing, passes):
     net = build(case).train()
     again = build(case).train()

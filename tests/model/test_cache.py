@@ -56,7 +56,7 @@ def test_memory_is_bounded_by_window(case):
     assert cache.filled == 60
 
 
-GROWING = ["rope", "rope-window", "none-sinks", "fox", "pattern-alibi"]
+GROWING = ["rope", "rope-window", "none-sinks", "fox", "pattern-alibi", "hybrid-window"]
 
 
 @pytest.mark.parametrize("case", GROWING)
@@ -74,14 +74,13 @@ def test_a_cache_grows_while_it_is_used(case, counts):
         close(grown[row, -count:], whole[row, -count:])
 
 
-@pytest.mark.parametrize("case", [*GROWING, "linear", "rope-ntk-auto", "sinusoidal-auto"])
+@pytest.mark.parametrize("case", [*GROWING, "hybrid-heads", "rope-ntk-auto", "sinusoidal-auto"])
 @pytest.mark.parametrize("layout", ["plain", "ragged"])
 @torch.no_grad()
 def test_selected_rows_of_a_cache(case, layout):
     """Rows are repeated and reordered, as in beam search, and continue as if they had always been
     there, each with its declared length."""
-    options = {"mixer": {"name": "linear", "chunk": 4}} if case == "linear" else {}
-    model = build("rope" if case == "linear" else case, **options)
+    model = build(case)
     tokens = ids(3, T)
     counts = [T, T - 3, T - 1]
     lengths = [T, 5 * T, 2 * T]

@@ -21,7 +21,6 @@ from tests.model.alone import (
     S,
     attended,
     by_documents,
-    close_for_tokens,
     doubles,
     drawn,
     normal,
@@ -45,17 +44,21 @@ def random(name: str, **keys) -> PositionalScheme:
     return scheme
 
 
-def expected(layout: str, logits_of, window: int | None = None) -> Tensor:
-    """Attention with the logits of each document."""
+def check(scheme, layout: str, logits_of, window=None, kernel="auto") -> None:
+    """Attention with the logits of each document, and gradients of the scheme's parameters."""
     positions = LAYOUTS[layout]
+    is_token = positions.document.expand(B, -1)[:, None, :, None] >= 0
     q, k, v = drawn(S)
     logits = by_documents(positions, logits_of, INPUTS, q, k)
-    return weighted(logits, v, visible(positions, S, window))
-
-
-def check(scheme, layout: str, logits_of, window=None, kernel="auto", atol=1e-11) -> None:
-    out = attended(scheme, LAYOUTS[layout], *drawn(S), kernel, INPUTS)
-    close_for_tokens(out, expected(layout, logits_of, window), LAYOUTS[layout], atol)
+    expected = weighted(logits, v, visible(positions, S, window)) * is_token
+    out = attended(scheme, positions, q, k, v, kernel, INPUTS) * is_token
+    close(out, expected, atol=1e-11)
+    found, slow = (
+        torch.autograd.grad(x.square().sum(), list(scheme.parameters())) for x in (out, expected)
+    )
+    for one, other in zip(found, slow, strict=True):
+        assert other.abs().max() > 1e-3
+        close(one, other, atol=1e-9)
 
 
 def convolved(scheme: PositionalScheme, x: Tensor) -> Tensor:
@@ -74,7 +77,6 @@ def turned(q: Tensor, k: Tensor, angle: Tensor) -> Tensor:
 
 @layouts
 @pytest.mark.parametrize("kernel", ["auto", "dense", "explicit"])
-@torch.no_grad()
 def test_forget_gates_multiply_between_key_and_query(layout, kernel):
     scheme = random("fox")
 
@@ -85,7 +87,7 @@ def test_forget_gates_multiply_between_key_and_query(layout, kernel):
             logits[:, n, m] += gates[:, m + 1 : n + 1].prod(1).log()
         return logits
 
-    check(scheme, layout, logits_of, kernel=kernel, atol=1e-12)
+    check(scheme, layout, logits_of, kernel=kernel)
 
 
 def reflected(scheme: PositionalScheme):
@@ -113,13 +115,8 @@ def reflected(scheme: PositionalScheme):
 @layouts
 @pytest.mark.parametrize("window", [None, 4])
 def test_path_multiplies_the_reflections_between_query_and_key(layout, window, monkeypatch):
-    """Values and gradients, with all queries at once, and with few queries and keys to a block and
-    chunk."""
+    """With all queries at once, and with few queries and keys to a block and chunk."""
     scheme = random("path", window=window)
-    positions = LAYOUTS[layout]
-    is_token = positions.document.expand(B, -1)[:, None, :, None] >= 0
-    by_product = expected(layout, reflected(scheme), window) * is_token
-    slow = torch.autograd.grad(by_product.square().sum(), list(scheme.parameters()))
     for kernel, queries, keys in (
         ("dense", 256, 128),
         ("auto", 256, 128),
@@ -128,17 +125,11 @@ def test_path_multiplies_the_reflections_between_query_and_key(layout, window, m
     ):
         monkeypatch.setattr("model.attention.explicit.QUERY_BLOCK", queries)
         monkeypatch.setattr("model.position.schemes.path.CHUNK", keys)
-        out = attended(scheme, positions, *drawn(S), kernel, INPUTS) * is_token
-        close(out, by_product, atol=1e-11)
-        fast = torch.autograd.grad(out.square().sum(), list(scheme.parameters()))
-        for a, b in zip(fast, slow, strict=True):
-            assert b.abs().max() > 1e-3
-            close(a, b, atol=1e-9)
+        check(scheme, layout, reflected(scheme), window, kernel)
 
 
 @layouts
 @pytest.mark.parametrize("kernel", ["auto", "dense"])
-@torch.no_grad()
 def test_selective_rope_rotates_by_cumulative_convolved_projections(layout, kernel):
     theta = 900.0
     scheme = random("selective_rope", theta=theta, rank=5)
@@ -153,7 +144,6 @@ def test_selective_rope_rotates_by_cumulative_convolved_projections(layout, kern
 
 @layouts
 @pytest.mark.parametrize("start", ["rope", "paper"])
-@torch.no_grad()
 def test_carope_rotates_by_powers_of_each_tokens_base(layout, start):
     scheme = random("carope", start=start)
 
@@ -162,5 +152,23 @@ def test_carope_rotates_by_powers_of_each_tokens_base(layout, start):
         f = 1 / ((1 + z.exp()).log() + 1)  # (t, G)
         angle = (f[..., None] ** torch.arange(D // 2)).cumsum(0)
         return turned(q, k, angle.transpose(0, 1).repeat_interleave(H // G, 0))
+
+    check(scheme, layout, logits_of)
+
+
+@layouts
+@pytest.mark.parametrize("gate_bias", [8.0, -3.0])
+def test_wall_decays_every_feature_between_key_and_query(layout, gate_bias):
+    """Strong gates underflow where the exact weight does."""
+    scheme = scheme_of("wall", gate_bias=gate_bias)
+
+    def logits_of(x, q, k):
+        gates = F.logsigmoid(x @ scheme.weight.mT + scheme.bias)
+        gates = gates.unflatten(-1, (H, D)).transpose(0, 1)  # (H, t, D)
+        logits = torch.zeros(H, len(x), len(x), dtype=torch.float64)
+        for n, m in itertools.combinations_with_replacement(range(len(x)), 2):
+            decay = gates[:, n + 1 : m + 1].sum(1).exp()
+            logits[:, m, n] = (q[:, m] * k[:, n] * decay).sum(-1) / math.sqrt(D)
+        return logits
 
     check(scheme, layout, logits_of)

@@ -1,4 +1,4 @@
-"""Clipped RoPE, Hard-ALiBi, relative logits, Wall attention, entmax and shifted keys against
+"""Clipped RoPE, Hard-ALiBi, relative logits, entmax and shifted keys against
 independent formulas."""
 
 from __future__ import annotations
@@ -9,18 +9,12 @@ import pytest
 import torch
 from transformers.models.inkling.modeling_inkling import InklingRelativeLogits
 
-from model import ModelError, TokenPositions
-from model.attention.mask import AttentionView, QueryBlock
-from model.attention.weights import SOFTMAX, Normalizer
-from model.position import AttentionContext
+from model import ModelError
+from model.attention.mask import AttentionView
+from model.attention.weights import Normalizer
 from tests.model.alone import bias_of, normal, scheme_of
 from tests.model.test_scaling import spectrum
-from tests.model.zoo import D, G, H, T, build, close, ids, packed
-
-LAYOUTS = {
-    "plain": TokenPositions.plain(T),
-    "packed": packed([[4, T - 4], [T - 7, 7]]),
-}
+from tests.model.zoo import D, G, H, T, build, close, ids
 
 
 def test_clipped_frequencies_taper_to_zero():
@@ -70,57 +64,6 @@ def test_relative_logits_match_inkling():
     seen = []
     model(tokens, hooks=[hook])
     assert seen == [True]
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("gate_bias", [8.0, -3.0])
-def test_wall_matches_all_pairs(layout, gate_bias):
-    """Every pair by itself, with sums of log gates over the tokens between; gradients too. Strong
-    gates underflow where the exact weight does."""
-    positions = LAYOUTS[layout]
-    scheme = scheme_of("wall", groups=H, gate_bias=gate_bias)
-    x = torch.randn(2, T, 28, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    results = []
-    for answer in (wall_by_pairs, wall_of_plan):
-        x_leaf = x.clone().requires_grad_()
-        weights = answer(scheme, x_leaf, positions)
-        gradient = torch.autograd.grad((weights * weights.detach().cos()).sum(), x_leaf)[0]
-        results.append((weights.detach(), gradient))
-    for expected, found in zip(*results, strict=True):
-        close(found, expected, atol=1e-12)
-
-
-def projected(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Queries and keys (B, H, T, D) that depend on x."""
-    q = (
-        x[..., :D, None].expand(-1, -1, -1, H).permute(0, 3, 1, 2)
-        * torch.arange(1.0, H + 1)[:, None, None].double()
-    )
-    return q, x[..., 28 - D :, None].expand(-1, -1, -1, H).permute(0, 3, 1, 2).sin()
-
-
-def wall_of_plan(scheme, x: torch.Tensor, positions: TokenPositions) -> torch.Tensor:
-    context = AttentionContext(positions, positions, positions, 2, H, x.device)
-    q, k = projected(x)
-    (view,) = scheme.plan(context).bind(x, None).read(q, k)
-    return view.weights_fn(QueryBlock(view, 0, T, slice(0, T), 0.3, SOFTMAX))
-
-
-def wall_by_pairs(scheme, x: torch.Tensor, positions: TokenPositions) -> torch.Tensor:
-    gates = torch.nn.functional.logsigmoid(x @ scheme.weight.T + scheme.bias)
-    gates = gates.unflatten(2, (H, D)).transpose(1, 2)  # (B, H, T, D)
-    q, k = projected(x)
-    document = positions.document.expand(2, -1)
-    rows = []
-    for n in range(T):
-        logits = []
-        for m in range(T):
-            decay = gates[:, :, m + 1 : n + 1].sum(2).exp()
-            logit = (q[:, :, n] * k[:, :, m] * decay).sum(-1) * 0.3
-            is_seen = (m <= n) & (document[:, m] == document[:, n])
-            logits.append(logit.masked_fill(~is_seen[:, None], -math.inf))
-        rows.append(torch.stack(logits, dim=-1).softmax(-1))
-    return torch.stack(rows, dim=2)
 
 
 def entmax(logits: torch.Tensor) -> torch.Tensor:

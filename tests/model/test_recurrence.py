@@ -3,32 +3,77 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 from transformers.models.kimi_linear import modeling_kimi_linear as kimi
-from transformers.models.mamba2 import modeling_mamba2 as mamba2
 from transformers.models.olmo_hybrid import modeling_olmo_hybrid as olmo
 from transformers.models.qwen3_next import modeling_qwen3_next as qwen
 
 from model.fast import fla as fla_kernels
 from model.mixers.recurrence import Inputs, RecurrentState, chunked, step_by_step
 from tests.interop.models import double_precision
-from tests.model.recurrences import (
-    FORMS,
-    B,
-    H,
-    K,
-    T,
-    V,
-    difference,
-    every_form,
-    fla,
-    inputs,
-    tensors_of,
-)
+
+B, H, T, K, V = 2, 3, 83, 5, 7
+# decay, delta rule
+FORMS = {
+    "linear": ("none", False),
+    "retnet": ("constant", False),
+    "mamba2": ("head", False),
+    "gla": ("channel", False),
+    "deltanet": ("none", True),
+    "gated_deltanet": ("head", True),
+    "kda": ("channel", True),
+}
+every_form = pytest.mark.parametrize("form", FORMS)
+
+
+def inputs(
+    form: str,
+    tokens: int = T,
+    decay: float = 1.0,
+    document: Tensor | None = None,
+) -> Inputs:
+    """Random tokens with unit keys, β in (0, 1), log decays in (−`decay`, 0) and values that need
+    gradients, in float64."""
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(function: Callable, *shape: int) -> Tensor:
+        return function(*shape, generator=generator, dtype=torch.float64)
+
+    kind, is_delta = FORMS[form]
+    shape = {
+        "none": None,
+        "constant": (1, H, 1, 1),
+        "head": (B, H, tokens, 1),
+        "channel": (B, H, tokens, K),
+    }[kind]
+    tensors = {
+        "q": draw(torch.randn, B, H, tokens, K),
+        "k": F.normalize(draw(torch.randn, B, H, tokens, K), dim=-1),
+        "v": draw(torch.randn, B, H, tokens, V),
+        "beta": draw(torch.rand, B, H, tokens),
+        "log_decay": None if shape is None else -decay * draw(torch.rand, *shape),
+    }
+    for x in tensors.values():
+        if x is not None:
+            x.requires_grad_()
+    return Inputs(**tensors, is_delta=is_delta, document=document)
+
+
+def tensors_of(x: Inputs) -> list[Tensor]:
+    """The tensors of the tokens that have gradients."""
+    return [each for each in (x.q, x.k, x.v, x.beta, x.log_decay) if each is not None]
+
+
+def difference(x: Tensor, expected: Tensor) -> float:
+    """The largest difference, relative to the largest expected number."""
+    return ((x - expected).abs().max() / expected.abs().max().clamp(min=1e-300)).item()
+
 
 CLOSE = 1e-10
 # Row 0 ends in padding inside a document; row 1 begins with padding.
@@ -39,11 +84,16 @@ DOCUMENT = torch.tensor([[4] * 20 + [5] * 50 + [-1] * 3 + [5] * 10, [-1] * 9 + [
 @pytest.mark.parametrize("size", [1, 7, 16, 24, 64, 128])
 @pytest.mark.parametrize("document", [None, DOCUMENT], ids=["plain", "packed"])
 def test_chunks_equal_single_steps(form, size, document):
+    """Outputs, the last state, and gradients of both."""
     x = inputs(form, document=document)
-    expected, end = step_by_step(x)
-    out, state = chunked(x, chunk=size)
-    assert difference(out, expected) < CLOSE
-    assert difference(state.memory, end.memory) < CLOSE
+    weights = torch.randn(B, H, T, V, dtype=torch.float64)
+    of_state = torch.randn(B, H, K, V, dtype=torch.float64)
+    results = []
+    for out, state in (step_by_step(x), chunked(x, chunk=size)):
+        loss = (out * weights).sum() + (state.memory * of_state).sum()
+        results.append([out, state.memory, *torch.autograd.grad(loss, tensors_of(x))])
+    for expected, found in zip(*results, strict=True):
+        assert difference(found, expected) < CLOSE
 
 
 @every_form
@@ -55,7 +105,7 @@ def test_padding_and_other_documents_have_no_effect(form):
         for row, document in ((0, 4), (0, 5), (1, 4), (1, 7)):
             own = DOCUMENT[row] == document
 
-            def of(each: torch.Tensor | None, row=row, own=own) -> torch.Tensor | None:
+            def of(each: Tensor | None, row=row, own=own) -> Tensor | None:
                 if each is None or each.shape[2] == 1:
                     return each
                 return each[row : row + 1, :, own]
@@ -65,22 +115,6 @@ def test_padding_and_other_documents_have_no_effect(form):
                 x, **{name: of(getattr(x, name)) for name in names}, document=None
             )
             assert difference(of(out), step_by_step(alone)[0]) < CLOSE
-
-
-@every_form
-@pytest.mark.parametrize("size", [1, 16, 64])
-def test_gradients_of_chunks_equal_those_of_single_steps(form, size):
-    x = inputs(form, document=DOCUMENT)
-    weights = torch.randn(B, H, T, V, dtype=torch.float64)
-    of_state = torch.randn(B, H, K, V, dtype=torch.float64)
-
-    def gradients(out: torch.Tensor, state: RecurrentState) -> tuple[torch.Tensor, ...]:
-        loss = (out * weights).sum() + (state.memory * of_state).sum()
-        return torch.autograd.grad(loss, tensors_of(x))
-
-    expected = gradients(*step_by_step(x))
-    for gradient, one_by_one in zip(gradients(*chunked(x, chunk=size)), expected, strict=True):
-        assert difference(gradient, one_by_one) < CLOSE
 
 
 @pytest.mark.parametrize("form", [form for form, (decay, _) in FORMS.items() if decay != "none"])
@@ -138,7 +172,7 @@ def test_65536_tokens(form):
     assert difference(out, expected) < 1e-4
 
 
-def by_token(x: torch.Tensor) -> torch.Tensor:
+def by_token(x: Tensor) -> Tensor:
     """(B, H, T, ·) ↔ (B, T, H, ·)."""
     return x.transpose(1, 2)
 
@@ -146,6 +180,7 @@ def by_token(x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("form", "reference"),
     [
+        ("deltanet", qwen.torch_recurrent_gated_delta_rule),
         ("gated_deltanet", qwen.torch_recurrent_gated_delta_rule),
         ("gated_deltanet", qwen.torch_chunk_gated_delta_rule),
         ("gated_deltanet", olmo.torch_recurrent_gated_delta_rule),
@@ -157,7 +192,8 @@ def by_token(x: torch.Tensor) -> torch.Tensor:
 @torch.no_grad()
 def test_the_delta_rule_equals_transformers(form, reference):
     x = inputs(form)
-    decay = x.log_decay[..., 0] if form == "gated_deltanet" else x.log_decay
+    decay = torch.zeros(B, H, T, 1) if x.log_decay is None else x.log_decay
+    decay = decay if form == "kda" else decay[..., 0]
     before = torch.randn(B, H, K, V, dtype=torch.float64)
     tensors = {"g": by_token(decay), "beta": by_token(x.beta)}
     with double_precision():
@@ -206,68 +242,12 @@ def test_arguments_of_kernels(form, monkeypatch):
     assert difference(state.memory, end.memory) < 0.02
 
 
+@pytest.mark.parametrize("form", [form for form, (_, is_delta) in FORMS.items() if not is_delta])
 @torch.no_grad()
-def test_mamba2_equals_transformers():
-    """Decay −exp(A_log) Δ and writing strength Δ, with keys and queries in one group."""
-    x = inputs("mamba2")
-    step = F.softplus(torch.randn(B, T, H, dtype=torch.float64))
-    rate = -torch.rand(H, dtype=torch.float64) * 16
-    with double_precision():
-        expected, end = mamba2.mamba2_chunk_scan(
-            by_token(x.v),
-            step,
-            rate,
-            by_token(x.k[:, :1]),
-            by_token(x.q[:, :1]),
-            chunk_size=16,
-            return_final_states=True,
-        )
-    step = by_token(step)
-    x = dataclasses.replace(
-        x,
-        q=x.q[:, :1].expand_as(x.q),
-        k=x.k[:, :1].expand_as(x.k),
-        beta=step,
-        log_decay=(step * rate[:, None])[..., None],
-    )
-    out, state = chunked(x)
-    assert difference(out, by_token(expected)) < CLOSE
-    assert difference(state.memory, end.mT) < CLOSE
-
-
-@pytest.mark.parametrize(
-    ("form", "operation", "function"),
-    [
-        ("retnet", "retention", "naive_retention"),
-        ("mamba2", "simple_gla", "naive_recurrent_simple_gla"),
-        ("gla", "gla", "naive_recurrent_gla"),
-        ("deltanet", "delta_rule", "delta_rule_recurrence"),
-        ("gated_deltanet", "gated_delta_rule", "naive_recurrent_gated_delta_rule"),
-        ("kda", "kda", "naive_recurrent_kda"),
-    ],
-)
-@torch.no_grad()
-def test_forms_equal_flash_linear_attention(form, operation, function):
+def test_forms_without_the_delta_rule_are_sums_over_pairs(form):
     x = inputs(form)
-    with double_precision():
-        reference = getattr(fla(operation), function)
-        if form == "retnet":
-            expected = by_token(reference(x.q, x.k, x.v))
-        elif form == "deltanet":
-            expected = by_token(reference(x.q, x.k, x.v, x.beta)[0])
-        else:
-            decay = x.log_decay if form in ("gla", "kda") else x.log_decay[..., 0]
-            name = "gk" if form == "gla" else "g"
-            tensors = {name: by_token(decay)}
-            if x.is_delta:
-                tensors["beta"] = by_token(x.beta)
-            expected, _ = reference(by_token(x.q), by_token(x.k), by_token(x.v), **tensors)
-    constant = (1 - 2.0 ** (-5 - torch.arange(H, dtype=torch.float64))).log()
-    x = dataclasses.replace(
-        x,
-        q=x.q * K**-0.5,
-        beta=x.beta if x.is_delta else torch.ones_like(x.beta),
-        log_decay=constant[:, None, None] if form == "retnet" else x.log_decay,
-    )
-    out, _ = chunked(x)
-    assert difference(by_token(out), expected) < CLOSE
+    decay = torch.zeros(1, dtype=torch.float64) if x.log_decay is None else x.log_decay
+    total = decay.expand(B, H, T, K).cumsum(2)
+    between = (total[:, :, :, None] - total[:, :, None]).exp()  # (B, H, T, S, K)
+    weights = torch.einsum("bhtk,bhtsk,bhsk,bhs->bhts", x.q, between, x.k, x.beta).tril()
+    assert difference(chunked(x)[0], weights @ x.v) < CLOSE

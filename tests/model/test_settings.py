@@ -18,7 +18,10 @@ from model import (
     Transformer,
     check_override,
 )
+from model.model_settings import without_pattern_scheme
 from model.position import PositionSettings
+from run_directory.run_settings import RunSettings
+from settings.load import dump, load_settings, load_stored
 from tests.model.zoo import V, build, ids, refusal, settings_of
 
 ROTARY = {"theta", "scaling", "resonance", "remap"}
@@ -123,3 +126,40 @@ def test_overrides_of_kinds_after_training():
 def test_rotations_need_an_even_head_dim(name):
     message = refusal(lambda: Transformer(settings_of({"name": name}, head_dim=9), V, 11))
     assert "model.head_dim" in message
+
+
+def test_a_kind_has_what_it_gives_and_the_rest_of_the_model():
+    own = {"position": {"window": 4}, "gate": "head", "heads": 4, "kv_heads": 2}
+    other = {"mixer": {"name": "linear"}, "position": {"name": "none"}}
+    s = settings_of(
+        {"name": "rope", "theta": 500.0}, pattern=["a", "a", "b"], kinds={"a": own, "b": other}
+    )
+    a, b = s.resolved_kinds.values()
+    assert s.layer_kinds == ["a", "a", "b"]
+    assert (a.position.theta, a.position.window, a.gate) == (500.0, 4, "head")
+    assert (a.mixer.name, a.heads, a.kv_heads, a.head_dim) == ("attention", 4, 2, 10)
+    assert (b.mixer.name, b.position.name, b.gate) == ("linear", "none", "none")
+    assert (b.heads, b.kv_heads, b.head_dim) == (6, 3, 10)
+    assert ModelSettings(**s.model_dump(mode="json")).resolved_kinds == s.resolved_kinds
+
+
+def test_stored_runs_of_earlier_versions_open(tmp_path):
+    """Equal settings, with the overrides of their stages."""
+    kinds = {"near": {"name": "rope", "window": 8}, "far": {"name": "none"}}
+    model = {
+        "layers": 2,
+        "position": {"name": "pattern", "layers": ["near", "far"], "kinds": kinds},
+    }
+    new = without_pattern_scheme(model)
+    assert {name: kind["position"] for name, kind in new["kinds"].items()} == kinds
+    stage = "{overrides: [model.position.kinds.near.window=4]}"
+    overrides = [f"model.pattern={new['pattern']}", f"model.kinds={new['kinds']}", "model.layers=2"]
+    run = load_settings(RunSettings, [*overrides, f"training.stages=[{{duration: 9}}, {stage}]"])
+    record = run.model.positions_record()
+    assert record["name"] == "pattern" and record["kinds"]["near"]["window"] == 8
+    stored = tmp_path / "settings.yaml"
+    stored.write_text(dump(run))
+    again = load_stored(RunSettings, stored)
+    assert again.model == run.model
+    assert again.training.stages[1].overrides == ["model.kinds.near.position.window=4"]
+    assert without_pattern_scheme({"position": record})["kinds"].keys() == {"near", "far"}

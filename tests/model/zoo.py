@@ -202,6 +202,7 @@ MECHANISMS = (
     "path",  # transformed queries and keys
     "none-ssmax",  # a temperature and a sink logit
     "pattern-none",  # two kinds of layers
+    "hybrid-heads",  # states in some layers
 )
 
 
