@@ -20,6 +20,7 @@ from evaluation.reports.charts import (
     dots_panel,
     length_panel,
     styles_of,
+    top_of_colored,
 )
 from evaluation.reports.document import NONE, Cell, ReportTable, TableCell, pivot
 from evaluation.reports.evaluation_report import EvaluationReport
@@ -334,10 +335,10 @@ def loss_figure(
     if r.truncated is not None:
         of = f"{r.baseline} " if r.baseline and r.seeds else "context "
         levels.append((f"{of}truncated to {r.trained_length:,}  {{}}", r.truncated))
-    top = None
+    top = top_of_colored(rows, styles)
     losses = [row.value for row in rows]
     if r.unigram is not None and min(losses) < r.unigram < max(losses):
-        top = r.unigram
+        top = min(r.unigram, math.inf if top is None else top)
         levels.append(("unigram model  {}", r.unigram))
     plain_rows = [row._replace(low=math.nan, high=math.nan) for row in rows]
     shown: list[Panel] = [length_panel(plain_rows, styles, axis, y=NLL, levels=levels, top=top)]

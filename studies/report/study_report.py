@@ -12,12 +12,14 @@ import yaml
 from matplotlib.figure import Figure
 
 from data.files import write_text
-from evaluation.reports.attention_report import attention_figure, attention_tables
 from evaluation.reports.charts import Styles, styles_of
+from evaluation.reports.diagnostic_report import (
+    attention_figure,
+    attention_table,
+    generation_table,
+)
 from evaluation.reports.document import ReportTable, markdown, page, picture, plain_text, slug
 from evaluation.reports.figures import FigureText, save
-from evaluation.reports.generation_report import generation_tables
-from evaluation.reports.item_report import exact_figure
 from evaluation.reports.loss_report import (
     details,
     differences,
@@ -227,10 +229,10 @@ def other_section(r: ReportedResults, draw: Draw, styles: Styles) -> Sections:
     protocol = r.facts["protocol"]
     title = f"{TITLES[protocol]} ({r.title})"
     if protocol == "generation":
-        return {title: [*generation_tables(r)]}
+        return {title: [generation_table(r)]}
     figure, tables = {
-        "tasks": (accuracy_figure if r.table.select("accuracy") else exact_figure, task_tables),
-        "attention": (attention_figure, attention_tables),
+        "tasks": (accuracy_figure, task_tables),
+        "attention": (attention_figure, lambda r: [attention_table(r)]),
         "by-position": (position_figure, position_tables),
     }[protocol]
     caption = f"{TITLES[protocol]}, means over seeds."
