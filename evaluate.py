@@ -6,6 +6,7 @@
     python evaluate.py RUN --matrix                   all applicable methods, in one table
     python evaluate.py RUN --verbose                  the whole summary below the table
     python evaluate.py A B C lengths=[256,512]        several runs on the same targets
+    python evaluate.py RUN targets_by=repetition      also what is read at a distance
     python evaluate.py RUN --dry-run                  list the cells, estimate memory and time
     python evaluate.py RUN configs/tasks/passkey.yaml          a task: accuracy by length and depth
     python evaluate.py hf:HuggingFaceTB/SmolLM2-135M  a model of Hugging Face: hub name or folder
@@ -25,9 +26,9 @@ length past the end of a learned table, is printed as a dash with its reason. Me
 declared length of a window, the same for all its tokens, so prefilling a cache in chunks gives the
 numbers of a single pass.
 
-Several runs, which must share a tokenizer, are compared with the first by paired differences on the
-same targets, as trained or under each of `methods`. The results are written to the first run's
-folder.
+Several runs are compared with the first by paired differences on the same targets, as trained or
+under each of `methods`; runs with different tokenizers per byte of the same text. The results are
+written to the first run's folder.
 
 --dry-run checks that the checkpoint and the text exist, lists the cells and estimates memory and
 time. It skips the search for overlaps with the training text.

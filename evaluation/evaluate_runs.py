@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from data.files import write_text
-from errors import printable
+from errors import EvaluationError, printable
 from evaluation.evaluated_model import EvaluatedRun
 from evaluation.evaluation_settings import MeasurementSettings
 from evaluation.kinds import KINDS
@@ -49,7 +49,11 @@ def run_evaluation(
     kind = KINDS[type(settings)]
     # A dry run needs no other processes to estimate what each of them will take.
     with joined(1 if dry_run else getattr(settings, "context", 1)) as ranks:
-        kind.check(settings.protocol, runs=len(folders), processes=ranks.world)
+        for count, several in ((ranks.world, "processes"), (len(folders), "runs")):
+            if count > 1 and not kind.is_shared:
+                raise EvaluationError(
+                    f"protocol={settings.protocol} does not support several {several}"
+                )
         device = ranks.device(settings.device)
         console = Console(quiet=not ranks.main)
         runs = [  # the only reads of weights
@@ -59,11 +63,11 @@ def run_evaluation(
         for run in runs:
             if run.changed:
                 console.info(run.changed)
-        evaluation = kind(settings, runs, ranks, console)
+        evaluation = kind(settings, runs, ranks, console, dry_run)
         results = []
         for run in runs:
             # methods, targets, cells already on disk
-            session = evaluation.session(run, dry_run)
+            session = evaluation.session(run)
             if dry_run:
                 session.forecast()
             else:

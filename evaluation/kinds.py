@@ -1,26 +1,33 @@
 """The kinds of evaluation behind one interface: loss of text, tasks, attention, generated text."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from hashlib import sha256
 from typing import Any, ClassVar
 
 from data.tasks import HaystackTask, Task
 from errors import EvaluationError
-from evaluation.diagnostics.attention import AttentionResult, AttentionSession
+from evaluation.diagnostics.attention import AttentionSession
 from evaluation.diagnostics.diagnostic_settings import (
     AttentionDiagnosticSettings,
+    DiagnosticSettings,
     GenerationDiagnosticSettings,
 )
 from evaluation.diagnostics.generation import GenerationSession
 from evaluation.evaluated_model import EvaluatedRun
-from evaluation.evaluation_settings import EvaluationSettings, MeasurementSettings
+from evaluation.evaluation_settings import (
+    ContaminationSettings,
+    EvaluationSettings,
+    MeasurementSettings,
+)
 from evaluation.ranks import EvaluationRanks
 from evaluation.reports.comparison_report import comparison_report
 from evaluation.reports.diagnostic_report import attention_report, generation_report
 from evaluation.reports.evaluation_report import EvaluationReport
 from evaluation.reports.loss_report import loss_report
 from evaluation.reports.task_report import item_report, task_report
+from evaluation.scoring.byte_spans import choose_byte_spans
+from evaluation.scoring.chosen_targets import ChosenTargets, choose_targets
 from evaluation.scoring.evaluate import EvaluationResult, EvaluationSession
 from evaluation.scoring.methods import (
     TRAINED,
@@ -43,26 +50,30 @@ from run_directory.exposure import exposure_of
 
 class Evaluation(ABC):
     """One kind of evaluation of `runs`: makes a session for each run, and a report of their
-    results."""
+    results.
 
-    # Several processes may share the work, and several runs may be compared.
-    is_shared: ClassVar[bool] = False
+    Args:
+        dry_run: the sessions only forecast.
+    """
 
-    def __init__(self, settings, runs: Sequence[EvaluatedRun], ranks: EvaluationRanks, console):
+    is_shared: ClassVar[bool] = False  # several processes and several runs are supported
+
+    def __init__(
+        self,
+        settings: Any,
+        runs: Sequence[EvaluatedRun],
+        ranks: EvaluationRanks,
+        console: Any,
+        dry_run: bool = False,
+    ):
         self.settings = settings
         self.runs = runs
         self.ranks = ranks
         self.console = console
-
-    @classmethod
-    def check(cls, protocol: str, runs: int, processes: int) -> None:
-        """Raise EvaluationError for several runs or processes that this kind does not support."""
-        for count, several in ((processes, "processes"), (runs, "runs")):
-            if count > 1 and not cls.is_shared:
-                raise EvaluationError(f"protocol={protocol} does not support several {several}")
+        self.dry_run = dry_run
 
     @abstractmethod
-    def session(self, run: EvaluatedRun, dry_run: bool = False) -> CellSession:
+    def session(self, run: EvaluatedRun) -> CellSession:
         """Choose the methods and draw the targets."""
 
     @abstractmethod
@@ -94,11 +105,17 @@ class LossEvaluation(Evaluation):
     is_shared = True
     settings: EvaluationSettings
 
-    def __init__(self, settings: EvaluationSettings, runs: Sequence[EvaluatedRun], ranks, console):
+    def __init__(
+        self, settings: EvaluationSettings, runs: Sequence[EvaluatedRun], *more, **options
+    ):
         settings = for_all_runs(settings, runs) if len(runs) > 1 else settings
-        super().__init__(settings, runs, ranks, console)
-        self.stores = open_stores(settings, runs)
+        super().__init__(settings, runs, *more, **options)
         self.left_out: dict[str, str] = {}
+        self.targets: list[ChosenTargets] = []  # of each run
+        if len(_tokenizers(runs)) == 1:
+            self.stores = [open_stores(settings, runs)] * len(runs)
+        else:
+            self.stores = [open_stores(settings, [run]) for run in runs]
 
     def methods(self, run: EvaluatedRun) -> list[Method]:
         methods = super().methods(run)
@@ -112,22 +129,35 @@ class LossEvaluation(Evaluation):
         labels = [method.label for method in methods]
         return methods + [method for method in more if method.label not in labels]
 
-    def session(self, run: EvaluatedRun, dry_run: bool = False) -> EvaluationSession:
+    def session(self, run: EvaluatedRun) -> EvaluationSession:
+        self.targets = self.targets or self.choose()
         return EvaluationSession(
             self.settings,
             run.model,
-            stores=self.stores,
-            tokenizer=run.tokenizer,
-            methods=self.methods(run),
+            self.targets[self.runs.index(run)],
+            self.methods(run),
             cells=run.cells,
             console=self.console,
             ranks=self.ranks,
-            dry_run=dry_run,
         )
+
+    def choose(self) -> list[ChosenTargets]:
+        """The targets of each run."""
+        settings = self.settings
+        if self.dry_run:  # skips the search for passages shared with the training text
+            unchecked = ContaminationSettings(check=False)
+            settings = settings.model_copy(update={"contamination": unchecked})
+        targets = []
+        for run, stores in zip(self.runs, self.stores, strict=True):
+            length = run.model.trained_length
+            if not self.dry_run:
+                check_processes(settings, length, self.ranks.world)
+            targets.append(choose_targets(settings, stores, run.tokenizer, length, self.console))
+        return targets if len(_tokenizers(self.runs)) == 1 else choose_byte_spans(targets)
 
     def report(self, results: list[EvaluationResult], facts: dict) -> EvaluationReport:
         run = self.runs[0]
-        facts = {"corpus": self.stores.name, "changed": run.changed, **facts}
+        facts = {"corpus": self.stores[0].name, "changed": run.changed, **facts}
         identity = self.settings.identity()
         if len(self.runs) > 1:
             hashes = [run.model.checkpoint_hash for run in self.runs]
@@ -139,6 +169,24 @@ class LossEvaluation(Evaluation):
         result.facts |= facts
         name = f"{self.settings.protocol}-{identity}"
         return loss_report(result, analyze(result), name, exposure_of(run.run, run.model.step))
+
+
+def _tokenizers(runs: Sequence[EvaluatedRun]) -> set[str]:
+    return {run.tokenizer.hash for run in runs}
+
+
+def check_processes(settings: EvaluationSettings, trained_length: int, world: int) -> None:
+    """Raise EvaluationError for a number of processes that the settings do not allow."""
+    shortest = settings.grid(trained_length)[0]
+    chunks = 2 * settings.context
+    if settings.context > 1 and shortest < chunks:
+        raise EvaluationError(
+            f"context = {settings.context} requires windows of {chunks} tokens or more, two for "
+            f"each process; the shortest length is {shortest}: lower context, or evaluate longer "
+            "lengths"
+        )
+    if settings.minutes is not None and world > 1:
+        raise EvaluationError("minutes does not support several processes; start one process")
 
 
 def for_all_runs(settings: EvaluationSettings, runs: Sequence[EvaluatedRun]) -> EvaluationSettings:
@@ -158,13 +206,11 @@ def for_all_runs(settings: EvaluationSettings, runs: Sequence[EvaluatedRun]) -> 
             raise EvaluationError(
                 f"{setting} does not support several runs; evaluate them one at a time"
             )
-    first, *others = runs
-    for other in others:
-        if other.tokenizer.hash != first.tokenizer.hash:
-            raise EvaluationError(
-                f"{first.name} and {other.name} have different tokenizers, so their losses per "
-                "token cannot be compared"
-            )
+    if settings.protocol != "fixed-targets" and len(_tokenizers(runs)) > 1:
+        raise EvaluationError(
+            f"{', '.join(run.name for run in runs)} have different tokenizers, so that their "
+            "losses are comparable per byte only: set protocol=fixed-targets"
+        )
     trained = [run.model.trained_length for run in runs]
     lengths = sorted({*settings.grid(trained[0]), *trained})
     return settings.model_copy(update={"lengths": lengths, "unreachable": "dash"})
@@ -175,7 +221,7 @@ class TaskEvaluation(Evaluation):
 
     settings: TaskEvaluationSettings
 
-    def session(self, run: EvaluatedRun, dry_run: bool = False) -> CellSession:
+    def session(self, run: EvaluatedRun) -> CellSession:
         settings = self.settings
         if run.model.settings.data.is_generated:
             return ItemSession(settings, run, self.methods(run), console=self.console)
@@ -221,10 +267,13 @@ class TaskEvaluation(Evaluation):
 class DiagnosticEvaluation(Evaluation):
     """Attention weights, or the text that the model generates past its trained length."""
 
-    def session(self, run: EvaluatedRun, dry_run: bool = False) -> CellSession:
-        is_attention = isinstance(self.settings, AttentionDiagnosticSettings)
+    settings: DiagnosticSettings
+    make_session: ClassVar[Callable[..., CellSession]]
+    make_report: ClassVar[Callable[..., EvaluationReport]]
+
+    def session(self, run: EvaluatedRun) -> CellSession:
         self.stores = open_stores(self.settings, self.runs)
-        return (AttentionSession if is_attention else GenerationSession)(
+        return self.make_session(
             self.settings,
             run.model,
             store=self.stores.read,
@@ -236,13 +285,24 @@ class DiagnosticEvaluation(Evaluation):
     def report(self, results: list[Any], facts: dict) -> EvaluationReport:
         (result,) = results
         result.facts |= {"corpus": self.stores.name, "changed": self.runs[0].changed, **facts}
-        report: Any = attention_report if isinstance(result, AttentionResult) else generation_report
-        return report(result, f"{self.settings.protocol}-{self.settings.identity()}")
+        return type(self).make_report(
+            result, f"{self.settings.protocol}-{self.settings.identity()}"
+        )
+
+
+class AttentionEvaluation(DiagnosticEvaluation):
+    make_session = AttentionSession
+    make_report = attention_report
+
+
+class GenerationEvaluation(DiagnosticEvaluation):
+    make_session = GenerationSession
+    make_report = generation_report
 
 
 KINDS: dict[type[MeasurementSettings], type[Evaluation]] = {
     EvaluationSettings: LossEvaluation,
     TaskEvaluationSettings: TaskEvaluation,
-    AttentionDiagnosticSettings: DiagnosticEvaluation,
-    GenerationDiagnosticSettings: DiagnosticEvaluation,
+    AttentionDiagnosticSettings: AttentionEvaluation,
+    GenerationDiagnosticSettings: GenerationEvaluation,
 }

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from data import GeneratedData, RunData
+from data.hashing import canonical_hash
 from data.sampling.items import PLAIN, ItemRows, place_items
 from data.sampling.packing import PositionedTokens
-from evaluation.scoring.cells import content_hash
 from evaluation.scoring.scoring import CellFailed, ModelScorer, batches, merge_ranks
 from evaluation.scoring.targets import TargetSet, draw_targets, reaches, shorten_lengths
 from evaluation.scoring.text import EvaluationText
@@ -152,7 +152,7 @@ def item_targets(data: GeneratedData, count: int, seed: int) -> ItemTargets:
     items = data.items("validation", seed)
     rows = items.rows(np.arange(count), items.width)
     placed = place_items(rows, PLAIN, seed, 0, np.arange(count))
-    return ItemTargets(rows, placed, content_hash([data.valid_hash, count, seed]))
+    return ItemTargets(rows, placed, canonical_hash([data.valid_hash, count, seed]))
 
 
 def monitor_targets(
@@ -185,7 +185,6 @@ def text_targets(
     usable, note = shorten_lengths(room, lengths, min(LEAST_DOCUMENTS, reaching))
     drawn = draw_targets(
         text,
-        corpus_hash=store.hash,
         tokenizer_hash="",
         longest=usable[-1],
         span=span,

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -109,21 +109,6 @@ def lost_process(error: Exception) -> EvaluationError:
     )
 
 
-def this_process() -> EvaluationRanks:
-    """This process in the group created by `joined`."""
-    if not dist.is_initialized():
-        return EvaluationRanks()
-    world = dist.get_world_size()
-    rank = int(os.environ.get("LOCAL_RANK", "0"))
-    size = int(os.environ.get("LOCAL_WORLD_SIZE", world))
-    return EvaluationRanks(
-        dist.get_rank(),
-        world,
-        local_rank=rank,
-        local_world=size,
-    )
-
-
 @contextmanager
 def joined(context: int = 1) -> Iterator[EvaluationRanks]:
     """Join the process group of a launcher for the duration of the context; a single process
@@ -135,9 +120,8 @@ def joined(context: int = 1) -> Iterator[EvaluationRanks]:
     Raises EvaluationError for several processes that are not connected, and for a number of
     processes that `context` does not divide.
     """
+    refuse_silent_launch(os.environ)
     world = int(os.environ.get("WORLD_SIZE", "1"))
-    if world == 1:
-        refuse_silent_launch(os.environ)
     if world % context:
         fix = LAUNCH.replace("N", str(-(-world // context) * context))
         raise EvaluationError(
@@ -151,31 +135,26 @@ def joined(context: int = 1) -> Iterator[EvaluationRanks]:
     # A rank that has finished its share of a cell waits for the slowest rank.
     dist.init_process_group("cpu:gloo,cuda:nccl" if has_gpus else "gloo", timeout=PATIENCE)
     try:
-        yield replace(this_process(), shard=_context_shard(context))
+        rank = dist.get_rank()
+        shard = None
+        if context > 1:  # all processes create all groups of neighbors
+            groups = [
+                dist.new_group([*range(start, start + context)], timeout=GATHER_TIMEOUT)
+                for start in range(0, world, context)
+            ]
+            shard = ContextShard.of(groups[rank // context])
+        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        local_world = int(os.environ.get("LOCAL_WORLD_SIZE", world))
+        yield EvaluationRanks(rank, world, local_rank, local_world, shard)
         dist.barrier()  # a rank that exits while another still sends aborts the other
     finally:
         dist.destroy_process_group()
 
 
-def _context_shard(size: int) -> ContextShard | None:
-    """This process in its group of `size` neighbors. All processes create all groups."""
-    if size == 1:
-        return None
-    rank = dist.get_rank()
-    world = dist.get_world_size()
-    starts = range(0, world, size)
-    groups = [
-        dist.new_group([*range(start, start + size)], timeout=GATHER_TIMEOUT) for start in starts
-    ]
-    return ContextShard.of(groups[rank // size])
-
-
 def refuse_silent_launch(environment: Mapping[str, str]) -> None:
     """Raise EvaluationError if a launcher started several processes without connecting them."""
-    if "WORLD_SIZE" in environment:
-        return
     for name in _TASK_COUNTS:
-        if environment.get(name, "1").isdigit() and int(environment.get(name, "1")) > 1:
+        if "WORLD_SIZE" not in environment and environment.get(name, "1") not in ("", "1"):
             raise EvaluationError(
                 f"{name}={environment[name]}, but the processes are not connected: all would "
                 f"measure and write the same; use {LAUNCH}, or a single task"

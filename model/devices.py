@@ -1,8 +1,10 @@
 """Devices: process-wide settings of the CPU, names, and copies."""
 
 import ctypes
+import os
 import platform
 import sys
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -58,3 +60,21 @@ def to_device(x: Tensor, device: torch.device) -> Tensor:
     """A copy of a host tensor on the device, through pinned memory for a GPU: the host does not
     wait for it. On a CPU, x itself."""
     return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x.to(device)
+
+
+def free_memory(device: torch.device) -> int:
+    """Free bytes of the GPU, or of the machine and the container that the process runs in."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # an upper bound
+    try:
+        for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("MemAvailable:"):  # includes the reclaimable file cache
+                free = int(line.split()[1]) * 1024
+        limit = Path("/sys/fs/cgroup/memory.max").read_text(encoding="utf-8").strip()
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text(encoding="utf-8"))
+        if limit != "max":
+            free = min(free, max(0, int(limit) - used))
+    except (OSError, ValueError):
+        pass  # not Linux, or no control group
+    return free

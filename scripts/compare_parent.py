@@ -23,6 +23,7 @@ from evaluation.evaluated_model import EvaluatedRun
 from evaluation.evaluation_settings import EvaluationSettings
 from evaluation.ranks import EvaluationRanks
 from evaluation.reports.comparison_report import comparison_report
+from evaluation.scoring.chosen_targets import choose_targets
 from evaluation.scoring.evaluate import EvaluationSession
 from evaluation.scoring.methods import TRAINED, Method
 from evaluation.stores import open_stores
@@ -69,11 +70,12 @@ def main() -> int:
         EvaluationSession(
             settings,
             evaluated.model,
-            stores=stores,
-            tokenizer=extension.tokenizer,
-            methods=under,
-            cells=extension.cells,
-            console=console,
+            choose_targets(
+                settings, stores, extension.tokenizer, evaluated.model.trained_length, console
+            ),
+            under,
+            extension.cells,
+            console,
         ).run()
         for evaluated, under in ((extension, methods[:1]), (parent, methods))
     ]

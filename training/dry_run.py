@@ -8,11 +8,12 @@ from functools import partial
 from data import check_texts
 from data.sampling.segments import Segment
 from model import Transformer
+from model.devices import free_memory
 from run_directory.console import duration
 from run_directory.position_overrides import make_model
 from run_directory.stages import Stage
 from training.checks import sampled, validation_steps
-from training.hardware import USUAL_SHARE, free_memory, peak_flops
+from training.hardware import USUAL_SHARE, peak_flops
 from training.memory import (
     MemoryLayout,
     fixes_for,

@@ -1,6 +1,5 @@
 """Hardware: peak FLOP/s, bfloat16, and memory."""
 
-import os
 import resource
 import sys
 import time
@@ -82,25 +81,10 @@ def peak_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     # getrusage includes the process that started this one, up to its exec
-    peak = _kilobytes("/proc/self/status", "VmHWM")
-    if peak is None:
-        usage = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        peak = usage // 1024 if sys.platform == "darwin" else usage
-    return peak * 1024
-
-
-def free_memory(device: torch.device) -> int:
-    """Free memory in bytes: of the GPU, or of the host on a CPU."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    free = _kilobytes("/proc/meminfo", "MemAvailable")  # includes the reclaimable file cache
-    if free is not None:
-        return free * 1024
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # total memory, an upper bound
-
-
-def _kilobytes(file: str, key: str) -> int | None:
-    """A number in a file of Linux; None on other systems."""
-    lines = Path(file).read_text(encoding="utf-8").splitlines() if Path(file).exists() else []
-    values = [line.split()[1] for line in lines if line.startswith(f"{key}:")]
-    return int(values[0]) if values else None
+    status = Path("/proc/self/status")
+    lines = status.read_text(encoding="utf-8").splitlines() if status.exists() else []
+    for line in lines:
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

@@ -6,11 +6,11 @@ from data import expected_vocabulary
 from errors import TrainingError
 from model import Transformer
 from model.block import Checkpointing
+from model.devices import free_memory
 from model.loss import LOGITS_AT_ONCE
 from run_directory.parent_run import ParentRun
 from run_directory.position_overrides import meta_model
 from run_directory.run_settings import RunSettings
-from training.hardware import free_memory
 from training.parallel import Parallel
 
 # bytes

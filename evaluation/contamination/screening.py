@@ -11,19 +11,21 @@ documents of the corpus count once: they are excluded from all but the first of 
 """
 
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 
+from data import Tokenizer
 from data.files import atomic
+from data.hashing import canonical_hash
 from errors import EvaluationError
 from evaluation.contamination.ngrams import VERSION, PassageReader
 from evaluation.evaluation_settings import ContaminationSettings
-from evaluation.scoring.cells import content_hash
 from evaluation.scoring.text import EvaluationText
 from evaluation.scoring.windows import TargetWindows
+from evaluation.stores import EvaluationStores
 
 MOST = 1 << 26  # tokens of an evaluated corpus beyond which its passages are sampled by hash
 # log2 of bits per passage in the filter that most of the training text does not pass
@@ -59,7 +61,9 @@ def find_overlap(
         "train": None if train is None else train.hash,
     }
     path = (
-        None if cache is None else Path(cache) / f"{content_hash({**known, 'most': most})[:16]}.npz"
+        None
+        if cache is None
+        else Path(cache) / f"{canonical_hash({**known, 'most': most})[:16]}.npz"
     )
     if path is not None and (cached := _read(path)) is not None:
         return cached
@@ -147,35 +151,23 @@ def _read(path: Path) -> Overlap | None:
 
 
 def shared_text(
-    settings: ContaminationSettings,
-    store,
-    trained: Sequence,
-    tokenizer,
-    *,
-    unknown: str = "",
-    cache: Path | None = None,
-    console=None,
+    settings: ContaminationSettings, stores: EvaluationStores, tokenizer: Tokenizer, console=None
 ) -> Overlap:
-    """What of `store` is excluded.
-
-    Args:
-        trained: stores of all text that the model was trained on.
-        unknown: which of them are missing, as a sentence.
-    """
+    """What of the text to read is excluded."""
     unchecked = ""
     if not settings.check:
         unchecked = "Not compared with the training text (contamination.check=false)."
-    elif any(train.hash == store.hash for train in trained):
+    elif any(train.hash == stores.read.hash for train in stores.trained):
         unchecked = "This is training text, not held-out text."
     if unchecked:
         nothing = np.zeros((0, 3), dtype=np.int64)
         return Overlap(nothing, nothing, unchecked=unchecked)
     overlaps = [
-        find_overlap(store, train, tokenizer, cache=cache, console=console)
-        for train in trained or [None]
+        find_overlap(stores.read, train, tokenizer, cache=stores.overlaps, console=console)
+        for train in stores.trained or [None]
     ]
     together = _merged(np.concatenate([overlap.trained for overlap in overlaps]))
-    return Overlap(together, overlaps[0].repeated, overlaps[0].sample, unknown)
+    return Overlap(together, overlaps[0].repeated, overlaps[0].sample, stores.unknown)
 
 
 @dataclass(frozen=True)

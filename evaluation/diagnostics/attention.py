@@ -108,7 +108,7 @@ class AttentionSession(CellSession):
         console,
     ):
         self.text = EvaluationText(store, settings.bos, getattr(tokenizer, "bos_id", None))
-        plan = fixed_plan(settings, self.text, store.hash, tokenizer.hash, subject.trained_length)
+        plan = fixed_plan(settings, self.text, tokenizer.hash, subject.trained_length)
         self.chosen = {n: evenly_spread(plan.windows[n], settings.windows) for n in plan.lengths}
         documents = self.chosen[plan.lengths[0]].document
         fields = common_fields(settings, subject, methods, self.text, tokenizer.hash, documents)

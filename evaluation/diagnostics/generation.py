@@ -95,7 +95,6 @@ class GenerationSession(CellSession):
         text = EvaluationText(store, settings.bos, getattr(tokenizer, "bos_id", None))
         drawn = draw_targets(
             text,
-            corpus_hash=store.hash,
             tokenizer_hash=tokenizer.hash,
             longest=total - 1,
             span=total - prompt,

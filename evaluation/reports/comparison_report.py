@@ -80,6 +80,7 @@ def comparison_report(
         baseline=names[0],
         primary=first.plan.lengths,
         against=f"NLL minus that of {names[0]}",
+        per="token" if first.plan.span_bytes is None else "byte",
         also_trained=[run.subject.trained_length for run in results],
     )
     for label, cell in zip([label for label in entries for _ in r.lengths], cells, strict=True):
@@ -138,6 +139,7 @@ def comparison_report(
         ),
         tables=[overview(r), differences(r)],
         draw=lambda: {"nll_by_length": loss_figure(r, text, styles(r))},
+        more_records={"targets.json": first.plan.record},
     )
 
 

@@ -54,7 +54,6 @@ from evaluation.statistics.analysis import Analysis, describe_scheme
 from evaluation.statistics.intervals import POINTS_ONLY_BELOW, unit_means
 from evaluation.statistics.verdicts import POINTS_ONLY
 
-NLL = "NLL, nats per token"
 UNDERTRAINED = 0.5  # a model is undertrained if it is fewer nats below a unigram model
 PARTS = {"unseen": "not in the training text", "seen": "in the training text"}
 TONES = {"held": "good", "broken": "bad"}
@@ -91,6 +90,7 @@ class LossResults(ReportedResults):
         undertrained: variants hardly better than that.
         baseline: the variant that the others are compared with, at the lengths `primary`.
         against: what differences are.
+        per: what losses are per: token, or byte where tokenizers differ.
     """
 
     lengths: list[int]
@@ -107,6 +107,7 @@ class LossResults(ReportedResults):
     against: str = ""
     primary: Sequence[int] = ()
     also_trained: Sequence[int] = ()  # trained lengths of further runs
+    per: str = "token"
 
     @property
     def longer(self) -> list[int]:
@@ -123,7 +124,8 @@ class LossResults(ReportedResults):
 
     @property
     def sample(self) -> str:
-        targets = f"{self.facts['targets']:,} targets of {counted(self.units, self.unit_kind)}"
+        noun = "targets" if self.per == "token" else f"{self.per}s"
+        targets = f"{self.facts['targets']:,} {noun} of {counted(self.units, self.unit_kind)}"
         documents = self.facts.get("documents")
         if documents and self.unit_kind != "document":
             targets += f" ({counted(documents, 'document')})"
@@ -167,7 +169,8 @@ def overview(r: LossResults) -> ReportTable:
     notes += [f"Unigram model: {r.unigram:.3f}."] if r.unigram is not None else []
     if r.undertrained:
         notes.append(f"† Undertrained: less than {UNDERTRAINED:g} nats below a unigram model.")
-    title = f"{r.title}: NLL in nats by context length, {r.sample}"
+    nats = "nats" if r.per == "token" else f"nats per {r.per}"
+    title = f"{r.title}: NLL in {nats} by context length, {r.sample}"
     return ReportTable(title, columns, rows, " ".join(notes))
 
 
@@ -341,7 +344,9 @@ def loss_figure(
         top = min(r.unigram, math.inf if top is None else top)
         levels.append(("unigram model  {}", r.unigram))
     plain_rows = [row._replace(low=math.nan, high=math.nan) for row in rows]
-    shown: list[Panel] = [length_panel(plain_rows, styles, axis, y=NLL, levels=levels, top=top)]
+    shown: list[Panel] = [
+        length_panel(plain_rows, styles, axis, y=f"NLL, nats per {r.per}", levels=levels, top=top)
+    ]
     if not r.seeds:  # a study has figures of its own
         heading = "net gain over truncation, nats"
         rows = [row.negated for row in r.table.select("delta") if row.verdict]

@@ -3,23 +3,22 @@ reused."""
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
 from pathlib import Path
 
 import numpy as np
 
-from data import Tokenizer
 from errors import EvaluationError
-from evaluation.contamination.screening import Screening, screen, shared_text
+from evaluation.contamination.screening import Screening
 from evaluation.evaluated_model import EvaluatedModel
-from evaluation.evaluation_settings import ContaminationSettings, EvaluationSettings
+from evaluation.evaluation_settings import EvaluationSettings
 from evaluation.ranks import EvaluationRanks, lost_process
-from evaluation.scoring.cells import CellStore
+from evaluation.scoring.chosen_targets import ChosenTargets
 from evaluation.scoring.methods import TRAINED, TRUNCATE, Method, new_sinks
-from evaluation.scoring.plan import EvaluationPlan, make_plan, raw_bytes, truncation_step
+from evaluation.scoring.plan import EvaluationPlan, raw_bytes, truncation_step
 from evaluation.scoring.repetition import ControlText, RepeatedTargets
 from evaluation.scoring.scoring import (
     CellFailed,
@@ -29,10 +28,9 @@ from evaluation.scoring.scoring import (
     merge_ranks,
     unigram_nll,
 )
-from evaluation.scoring.session import CellSession, EvaluationCell, MeasuredCells
+from evaluation.scoring.session import CellSession, CellStore, EvaluationCell, MeasuredCells
 from evaluation.scoring.text import EvaluationText
 from evaluation.scoring.windows import TargetWindows
-from evaluation.stores import EvaluationStores
 from model import ModelError, Transformer
 from model.attention.sharding import is_broken_link
 
@@ -81,11 +79,6 @@ class EvaluationSession(CellSession):
     An interrupted `run` keeps every finished cell and the finished part of the current one. With
     several `ranks` all of them must call it; each measures its share and all return the same
     result.
-
-    Args:
-        stores: the text to read, and the text the model was trained on, which gives the unigram
-            baseline; passages that both share are excluded.
-        dry_run: skip the search for passages shared with the training text.
     """
 
     result: EvaluationResult
@@ -95,47 +88,28 @@ class EvaluationSession(CellSession):
         self,
         settings: EvaluationSettings,
         subject: EvaluatedModel,
-        *,
-        stores: EvaluationStores,
-        tokenizer: Tokenizer,
+        targets: ChosenTargets,
         methods: list[Method],
         cells: Path,
         console=None,
         ranks: EvaluationRanks | None = None,
-        dry_run: bool = False,
     ):
-        ranks = ranks or EvaluationRanks()
-        if not dry_run:
-            _check_processes(settings, subject, ranks)
         schemes = subject.schemes(methods)
         notes = _sinks(methods, schemes, settings.bos, subject)
-        if dry_run:
-            stores = replace(stores, train=None, earlier=(), unknown="")
-            settings = settings.model_copy(
-                update={"contamination": ContaminationSettings(check=False)}
-            )
-        self.stores = stores
-        self.tokenizer = tokenizer
-        self.text, self.plan, screening = choose_targets(
-            settings,
-            stores.read,
-            stores.trained,
-            tokenizer,
-            subject.trained_length,
-            unknown=stores.unknown,
-            cache=stores.overlaps,
-            console=console,
-        )
+        self.targets = targets
+        self.text = targets.text
+        self.plan = targets.plan
         if self.plan.repeats is not None:
             self.control = ControlText(self.text, self.plan.repeats)
         units, unit_names, unit_kind = self.text.units()
+        stores = targets.stores
         result = EvaluationResult(
             settings=settings,
             subject=subject,
             plan=self.plan,
             facts={
                 "corpus_hash": stores.read.hash,
-                "tokenizer_hash": tokenizer.hash,
+                "tokenizer_hash": targets.tokenizer.hash,
                 "documents_in_corpus": stores.read.n_documents,
             },
             methods=methods,
@@ -143,13 +117,13 @@ class EvaluationSession(CellSession):
             unit_kind=unit_kind,
             unit_names=unit_names,
             units=units,
-            screening=screening,
+            screening=targets.screening,
             absent=subject.absent_cells(
                 methods, self.plan.lengths, refuse=settings.unreachable == "refuse"
             ),
             notes=notes,
         )
-        super().__init__(result, cells, console, ranks)
+        super().__init__(result, cells, console, ranks or EvaluationRanks())
         self.title = f"{self.plan.n_targets:,} targets"
         # by role of a cell: its losses by (method, length)
         self.kept: dict[str, dict[tuple[str, int], np.ndarray]] = defaultdict(dict)
@@ -295,8 +269,7 @@ class EvaluationSession(CellSession):
     def keep(self, cell: EvaluationCell, values: np.ndarray) -> None:
         self.kept[cell.role][cell.where] = values
         if cell.role != SAMPLE and not np.isnan(values).any():
-            names = {"": cell.method.label, TRUNCATED: TRUNCATED}
-            name = names.get(cell.role, f"{cell.method.label} ({cell.role})")
+            name = TRUNCATED if cell.role == TRUNCATED else cell.label
             self.result.files[f"{name}@{cell.length}"] = cell.file
 
     def run(self) -> EvaluationResult:
@@ -320,17 +293,24 @@ class EvaluationSession(CellSession):
         for truncated in self.kept[TRUNCATED].values():
             result.truncated = truncated[kept]
         self._add_repeated()
+        result.document = document[kept]
+        stores = self.targets.stores
+        tokenizer = self.targets.tokenizer
+        if plan.span_bytes is None:
+            ids = plan.target_ids(self.text)[kept]
+            result.n_bytes = raw_bytes(ids, result.document, self.text, tokenizer)
+            if stores.train is not None:
+                result.unigram = unigram_nll(stores.train, ids, tokenizer.vocab_size)
+        else:
+            result.nll = {where: plan.per_byte(nll) for where, nll in result.nll.items()}
+            result.document = np.repeat(plan.truncated.document, plan.span_bytes)
+            result.n_bytes = len(result.document)
+        result.unit = result.units[result.document]
         baseline = result.nll.get((TRAINED, self.subject.trained_length))
         if plan.protocol != "by-position" and baseline is not None:
             result.truncated = baseline
             self._add_truncated(result.nll)
-        ids = plan.target_ids(self.text)[kept]
-        result.document = document[kept]
-        result.unit = result.units[result.document]
-        result.n_bytes = raw_bytes(ids, result.document, self.text, self.tokenizer)
-        if self.stores.train is not None:
-            result.unigram = unigram_nll(self.stores.train, ids, self.tokenizer.vocab_size)
-        seen = None if self.stores.unknown else self.text.seen(self.stores.trained)
+        seen = None if stores.unknown else self.text.seen(stores.trained)
         result.seen = None if seen is None else seen[result.document]
         return result
 
@@ -375,40 +355,6 @@ class EvaluationSession(CellSession):
         return finished
 
 
-def choose_targets(
-    settings: EvaluationSettings,
-    store,
-    trained: Sequence,
-    tokenizer,
-    trained_length: int,
-    *,
-    unknown: str = "",
-    cache: Path | None = None,
-    console=None,
-) -> tuple[EvaluationText, EvaluationPlan, Screening]:
-    """The text, the targets, and what is excluded; arguments as for `shared_text`.
-
-    Raises EvaluationError if too little text remains.
-    """
-    shared = shared_text(
-        settings.contamination,
-        store,
-        trained,
-        tokenizer,
-        unknown=unknown,
-        cache=cache,
-        console=console,
-    )
-    text = EvaluationText(
-        store,
-        settings.bos,
-        getattr(tokenizer, "bos_id", None),
-        shared.rows,
-    )
-    plan = make_plan(settings, text, store.hash, tokenizer.hash, trained_length)
-    return text, plan, screen(shared, text, plan.truncated, plan.candidates)
-
-
 def _sinks(
     methods: list[Method], schemes: dict[str, dict], bos: str, subject: EvaluatedModel
 ) -> list[str]:
@@ -431,22 +377,6 @@ def _sinks(
         f"Sinks ({names}) are the first tokens of a window, here arbitrary tokens, as at the "
         "start of a training window; bos=every-window puts BOS first."
     ]
-
-
-def _check_processes(
-    settings: EvaluationSettings, subject: EvaluatedModel, ranks: EvaluationRanks
-) -> None:
-    """Raise EvaluationError for a number of processes that the settings do not allow."""
-    shortest = settings.grid(subject.trained_length)[0]
-    chunks = 2 * settings.context
-    if settings.context > 1 and shortest < chunks:
-        raise EvaluationError(
-            f"context = {settings.context} requires windows of {chunks} tokens or more, two for "
-            f"each process; the shortest length is {shortest}: lower context, or evaluate longer "
-            "lengths"
-        )
-    if settings.minutes is not None and ranks.world > 1:
-        raise EvaluationError("minutes does not support several processes; start one process")
 
 
 def _spread(n: int, count: int) -> np.ndarray:

@@ -1,10 +1,8 @@
 """Estimates of memory and time before an evaluation starts, and the batch size that fits."""
 
-import os
 import time
 from bisect import bisect_left
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -100,26 +98,8 @@ def blocks_at_once(model: Transformer) -> int:
     return max(blocks)
 
 
-def memory_free(device: torch.device) -> int:
-    """Free bytes of the GPU, or of the machine and the container that the process runs in."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                free = int(line.split()[1]) * 1024
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
-        if limit != "max":
-            free = min(free, max(0, int(limit) - used))
-    except (OSError, ValueError):
-        pass  # not Linux, or no control group: keep the first estimate
-    return free
-
-
 def choose_batch(
-    model: Transformer, length: int, keep: int, *, chunk: int, device, budget: int, context: int = 1
+    model: Transformer, length: int, keep: int, *, chunk: int, budget: int, context: int = 1
 ) -> int:
     """The batch size in windows. Raises EvaluationError, with the length that would fit, if a
     single window does not fit."""
@@ -127,8 +107,8 @@ def choose_batch(
     def fits(batch: int, length: int = length) -> bool:
         return memory_needed(model, length, min(keep, length), batch, chunk, context) <= budget
 
-    tokens = TOKENS_AT_ONCE.get(torch.device(device).type, TOKENS_AT_ONCE["cpu"])
-    batch = max(1, tokens // length)
+    device = model.embed.weight.device.type
+    batch = max(1, TOKENS_AT_ONCE.get(device, TOKENS_AT_ONCE["cpu"]) // length)
     while not fits(batch):
         if batch == 1:
             shorter = bisect_left(range(length), True, lo=1, key=lambda n: not fits(1, n)) - 1
@@ -163,8 +143,3 @@ def fit_pace(
         square = max(0.0, (at_long - linear) / (long - short))
         linear = max(0.0, at_long - square * long)
     return lambda lengths: float((linear * lengths + square * lengths.astype(float) ** 2).sum())
-
-
-def memory_budget(limit: float | None, device: torch.device) -> int:
-    """Bytes the evaluation may use: `limit` GiB, by default 80% of the free memory."""
-    return int(limit * 2**30) if limit else int(0.8 * memory_free(device))

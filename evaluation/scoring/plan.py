@@ -4,17 +4,21 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from data.hashing import canonical_hash
 from errors import EvaluationError
 from evaluation.evaluation_settings import EvaluationSettings, TargetSettings
-from evaluation.scoring.cells import content_hash
 from evaluation.scoring.repetition import RepeatedTargets, draw_repeats
-from evaluation.scoring.targets import draw_targets, reaches, shorten_lengths
+from evaluation.scoring.targets import (
+    draw_documents,
+    draw_targets,
+    reaches,
+    shorten_lengths,
+)
 from evaluation.scoring.text import EvaluationText
 from evaluation.scoring.windows import (
     TargetWindows,
     block_windows,
     fixed_windows,
-    long_documents,
     position_windows,
     sliding_windows,
     truncated_windows,
@@ -33,50 +37,50 @@ class EvaluationPlan:
     lengths: list[int]
     windows: dict[int, TargetWindows]
     truncated: TargetWindows
-    candidates: TargetWindows  # all possible targets, a window per document; else `truncated`
     hash: str
     record: dict
+    candidates: TargetWindows | None = None  # all possible targets, a window per document
     span: int | None = None  # targets per span, if every document has equally many
     note: str = ""  # changes to the requested settings
     repeats: RepeatedTargets | None = None
+    # raw bytes of each window's targets: losses are per byte, over runs with different tokenizers
+    span_bytes: np.ndarray | None = None
 
     @property
     def n_targets(self) -> int:
         return self.truncated.n_targets
 
+    def per_byte(self, nll: np.ndarray) -> np.ndarray:
+        """The losses of the targets, spread evenly over the bytes of each window's targets."""
+        first = np.cumsum(self.truncated.keep) - self.truncated.keep
+        return np.repeat(np.add.reduceat(nll, first) / self.span_bytes, self.span_bytes)
+
     def target_ids(self, text: EvaluationText) -> np.ndarray:
         """(n_targets,) token id of every counted target."""
-        w = self.truncated
-        rows = zip(
-            w.document.tolist(),
-            w.end.tolist(),
-            w.keep.tolist(),
-            strict=True,
-        )
-        return np.concatenate(
-            [text.slice(document, end - keep, end) for document, end, keep in rows]
-        )
+        rows = self.truncated.rows()
+        return np.concatenate([text.slice(d, end - keep, end) for d, end, keep in rows])
 
 
 def make_plan(
-    settings: EvaluationSettings,
-    text: EvaluationText,
-    corpus_hash: str,
-    tokenizer_hash: str,
-    trained_length: int,
+    settings: EvaluationSettings, text: EvaluationText, tokenizer_hash: str, trained_length: int
 ) -> EvaluationPlan:
     """Draw the targets and build the windows. Raises EvaluationError if documents are too few or
     short."""
     if settings.protocol == "fixed-targets":
-        plan = fixed_plan(settings, text, corpus_hash, tokenizer_hash, trained_length)
+        plan = fixed_plan(settings, text, tokenizer_hash, trained_length)
         return with_repeats(plan, settings, text) if settings.targets_by else plan
     lengths = settings.grid(trained_length)
     longest = lengths[-1]
-    documents = long_documents(
-        text, longest, settings.documents, settings.seed, settings.least_documents
+    documents = draw_documents(
+        f"{settings.seed}|{longest}",
+        text.lengths - 1,
+        longest,
+        limit=settings.documents,
+        least=settings.least_documents,
+        need=f"at least {longest + 1} tokens",
     )
     spec = {
-        "corpus_hash": corpus_hash,
+        "corpus_hash": text.store.hash,
         "tokenizer_hash": tokenizer_hash,
         "protocol": settings.protocol,
         "longest": longest,
@@ -92,16 +96,14 @@ def make_plan(
         windows = {longest: whole}
         step = truncation_step(settings, trained_length)
         truncated = truncated_windows(whole, trained_length, step)
-    elif settings.protocol == "non-overlapping":
-        windows = {length: block_windows(text, documents, length, longest) for length in lengths}
-        truncated = windows[trained_length]
     else:
-        windows = {n: sliding_windows(text, documents, n, settings.step(n)) for n in lengths}
+        if settings.protocol == "non-overlapping":
+            windows = {n: block_windows(text, documents, n, longest) for n in lengths}
+        else:
+            windows = {n: sliding_windows(text, documents, n, settings.step(n)) for n in lengths}
         truncated = windows[trained_length]
-    digest = content_hash(spec)
-    return EvaluationPlan(
-        settings.protocol, list(windows), windows, truncated, truncated, digest, spec
-    )
+    digest = canonical_hash(spec)
+    return EvaluationPlan(settings.protocol, list(windows), windows, truncated, digest, spec)
 
 
 def truncation_step(settings: EvaluationSettings, trained_length: int) -> int:
@@ -112,11 +114,7 @@ def truncation_step(settings: EvaluationSettings, trained_length: int) -> int:
 
 
 def fixed_plan(
-    settings: TargetSettings,
-    text: EvaluationText,
-    corpus_hash: str,
-    tokenizer_hash: str,
-    trained_length: int,
+    settings: TargetSettings, text: EvaluationText, tokenizer_hash: str, trained_length: int
 ) -> EvaluationPlan:
     """The plan of `fixed-targets`."""
     lengths = settings.grid(trained_length)
@@ -131,7 +129,6 @@ def fixed_plan(
         lengths = sorted({*lengths, trained_length})
     targets = draw_targets(
         text,
-        corpus_hash=corpus_hash,
         tokenizer_hash=tokenizer_hash,
         longest=lengths[-1],
         span=span,
@@ -143,17 +140,16 @@ def fixed_plan(
     windows = {length: fixed_windows(targets, length) for length in lengths}
     documents = np.unique(targets.document)
     ends = text.lengths[documents]
-    candidates = TargetWindows(documents, ends, ends - 1, ends - (lengths[-1] + 1 - span))
     return EvaluationPlan(
         "fixed-targets",
         lengths,
         windows,
         windows[trained_length],
-        candidates,
         targets.hash,
         targets.record(),
-        span,
-        note,
+        candidates=TargetWindows(documents, ends, ends - 1, ends - (lengths[-1] + 1 - span)),
+        span=span,
+        note=note,
     )
 
 
@@ -183,10 +179,8 @@ def raw_bytes(
     byte would be wrong.
     """
     size = np.asarray(tokenizer.token_bytes, dtype=np.int64)
-    raw = getattr(text.store, "bytes", None)
-    prefix = len(getattr(tokenizer, "prefix", b""))
-    if raw is not None:  # else the store does not record its bytes
-        for document in np.unique(documents).tolist():
-            if int(size[text.store.document(document)].sum()) != int(raw[document]) + prefix:
-                return None
-    return int(size[ids].sum()) if len(ids) and (size[ids] > 0).all() else None
+    for document in np.unique(documents).tolist():
+        raw = int(text.store.bytes[document]) + len(tokenizer.prefix)
+        if int(size[text.store.document(document)].sum()) != raw:
+            return None
+    return int(size[ids].sum()) if (size[ids] > 0).all() else None

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from data.hashing import canonical_hash
 from errors import EvaluationError
-from evaluation.scoring.cells import content_hash
 from evaluation.scoring.targets import draw_integer
 from evaluation.scoring.text import EvaluationText
 from evaluation.scoring.windows import TargetWindows
@@ -40,7 +40,7 @@ class RepeatedTargets:
 
     @property
     def hash(self) -> str:
-        return content_hash(self.record())
+        return canonical_hash(self.record())
 
     def record(self) -> dict:
         """What `targets.json` holds."""
@@ -113,7 +113,7 @@ def draw_repeats(
     Raises EvaluationError if there is none.
     """
     spec = {**spec, "ngram": ngram}
-    key = content_hash(spec)
+    key = canonical_hash(spec)
     rows = []
     for document in documents.tolist():
         octaves: dict[int, int] = {}

@@ -1,24 +1,39 @@
 """Cells of an evaluation, one for each method and length: reused if they are on disk, forecast,
-measured."""
+measured.
 
+A stored cell is a file of per-target NLL, named by a hash of its key: everything that determines
+the numbers.
+"""
+
+import json
+import time
+import zipfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from data.files import atomic
+from data.hashing import canonical_hash
 from evaluation.evaluated_model import EvaluatedModel
 from evaluation.ranks import EvaluationRanks
-from evaluation.scoring.cells import KEY_FORMAT, CellStore, cell_file
-from evaluation.scoring.forecast import choose_batch, fit_pace, memory_budget, memory_needed
+from evaluation.scoring.forecast import choose_batch, fit_pace, memory_needed
 from evaluation.scoring.methods import TRAINED, Method
 from evaluation.scoring.scoring import CellFailed, ModelScorer
 from model import ModelError, Transformer
+from model.devices import free_memory
 from run_directory.console import Console, duration
 
+# Of the keys of stored cells. Raised when numbers or keys change: older cells are measured again.
+KEY_FORMAT = 2
+# Settings of a scheme that were added later: keys contain them only where they are set, so that
+# cells stored before are still found.
+LATER = {"weights": "softmax", "shifted_keys": 0.0}
+PARTIAL_EVERY = 30.0  # seconds between two saves of an unfinished cell
 TRIAL_TOKENS = 8192  # no longer window is timed for a forecast
 
 
@@ -61,8 +76,78 @@ class EvaluationCell:
         return cell_file(self.key)
 
     @property
+    def label(self) -> str:
+        return f"{self.method.label} ({self.role})" if self.role else self.method.label
+
+    @property
     def tokens(self) -> int:
         return int(self.inputs.sum())
+
+
+def cell_file(key: dict) -> str:
+    """The name of the file of a cell."""
+    return f"{canonical_hash(key)[:24]}.npz"
+
+
+def position_key(position: dict) -> dict:
+    """The part of a key for position settings as JSON."""
+    return {
+        name: position_key(value) if isinstance(value, dict) else value
+        for name, value in position.items()
+        if name not in LATER or value != LATER[name]
+    }
+
+
+class CellStore:
+    """The cells of one run."""
+
+    def __init__(self, folder: Path):
+        self.folder = Path(folder)
+        self._saved = time.monotonic()
+
+    def load(self, key: dict) -> np.ndarray | None:
+        """Per-target NLL of a finished cell; None if it is missing or damaged."""
+        return _read(self.folder / cell_file(key), key)
+
+    def is_older(self, key: dict) -> bool:
+        """Whether the cell was stored under the same key of the format before."""
+        return (self.folder / cell_file(key | {"format": KEY_FORMAT - 1})).is_file()
+
+    def load_partial(self, key: dict) -> np.ndarray | None:
+        """Losses of an interrupted cell from all ranks; NaN where nothing was scored yet."""
+        parts = [part for path in self._partials(key) if (part := _read(path, key)) is not None]
+        return reduce(lambda a, b: np.where(np.isnan(a), b, a), parts) if parts else None
+
+    def _partials(self, key: dict) -> list[Path]:
+        return sorted(self.folder.glob(f"partial-*-{cell_file(key)}"))
+
+    def save(self, key: dict, nll: np.ndarray) -> None:
+        _write(self.folder / cell_file(key), key, nll)
+        for part in self._partials(key):
+            part.unlink(missing_ok=True)
+
+    def save_partial(self, key: dict, nll: np.ndarray, rank: int = 0, *, now: bool = False) -> None:
+        """Save a rank's part of an unfinished cell, at most every 30 s unless `now`."""
+        if now or time.monotonic() - self._saved > PARTIAL_EVERY:
+            _write(self.folder / f"partial-{rank}-{cell_file(key)}", key, nll)
+            self._saved = time.monotonic()
+
+
+def _write(path: Path, key: dict, nll: np.ndarray) -> None:
+    with atomic(path) as file:
+        np.savez(file, nll=nll, key=np.array(json.dumps(key, sort_keys=True)))
+
+
+def _read(path: Path, key: dict) -> np.ndarray | None:
+    # A damaged file (detected by the zip checksums) or one with another key counts as missing.
+    # RuntimeError and OSError are raised for damaged zip headers.
+    try:
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as record:
+            if str(record["key"]) != json.dumps(key, sort_keys=True):
+                return None
+            return np.asarray(record["nll"], dtype=np.float64)
+    except (zipfile.BadZipFile, KeyError, ValueError, EOFError, RuntimeError, OSError):
+        return None
 
 
 class CellSession(ABC):
@@ -148,16 +233,11 @@ class CellSession(ABC):
         self._plan_batches(missing)
         rows = []
         for cell in cells:
-            peak, _ = self.batches.get(cell.file, (0, 0))
-            rows.append(
-                [
-                    f"{cell.method.label} ({cell.role})" if cell.role else cell.method.label,
-                    f"{cell.length:,}",
-                    f"{len(cell.inputs):,}",
-                    f"{cell.tokens:,}",
-                    f"{peak / 2**30:.2f}" if peak else "measured",
-                ]
-            )
+            memory = "measured"
+            if cell.file in self.batches:
+                memory = f"{self.batches[cell.file][0] / 2**30:.2f}"
+            sizes = [f"{n:,}" for n in (cell.length, len(cell.inputs), cell.tokens)]
+            rows.append([cell.label, *sizes, memory])
         for (method, length), reason in self.result.absent.items():
             rows.append([method, f"{length:,}", "—", "—", reason])
         columns = ["method", "length", self.counted, "input tokens", "memory, GiB"]
@@ -179,7 +259,7 @@ class CellSession(ABC):
         return {
             "format": KEY_FORMAT,
             "checkpoint": subject.checkpoint_hash,
-            "position": position,
+            "position": position_key(position),
             "train_length": subject.trained_length,
             "original_length": subject.original_length,
             "length": length,
@@ -235,26 +315,24 @@ class CellSession(ABC):
     def _plan_batches(self, missing: list[EvaluationCell]) -> None:
         """Set the peak memory and the batch of each cell. Raises EvaluationError if one does not
         fit."""
-        budget = memory_budget(self.settings.memory, self.device)
+        limit = self.settings.memory
+        budget = limit * 2**30 if limit else 0.8 * free_memory(self.device)
         if self.device.type == "cpu":
-            budget //= self.ranks.local_world
+            budget /= self.ranks.local_world
         # Equal on every rank: it determines the batches, and these the last bits.
         self.budget = int(min(self.ranks.collect(budget)))
-        # The longest first, so that an error names it.
-        for cell in sorted(missing, key=lambda cell: -cell.length):
+        for cell in sorted(missing, key=lambda cell: -cell.length):  # an error names the longest
             model = self.model(cell)
-            length = int(cell.inputs.max())
-            fitting = choose_batch(
+            size = (int(cell.inputs.max()), cell.keep)
+            batch = choose_batch(
                 model,
-                length,
-                cell.keep,
+                *size,
                 chunk=cell.chunk,
-                device=self.device,
                 budget=self.budget // self.caches,
                 context=self.context,
             )
-            batch = getattr(self.settings, "batch", None) or fitting
-            peak = memory_needed(model, length, cell.keep, batch, cell.chunk, self.context)
+            batch = getattr(self.settings, "batch", None) or batch
+            peak = memory_needed(model, *size, batch, cell.chunk, self.context)
             self.batches[cell.file] = peak, batch
 
     def _print_forecast(self, missing: list[EvaluationCell]) -> None:

@@ -9,11 +9,12 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
+from data.hashing import canonical_hash
 from errors import EvaluationError
-from evaluation.scoring.cells import content_hash
 from evaluation.scoring.text import EvaluationText
 
 
@@ -27,18 +28,17 @@ class TargetSet:
     end: np.ndarray  # (n_spans,) int64, exclusive
     spec: dict
 
-    @property
+    def record(self) -> dict:
+        """What `targets.json` holds."""
+        spans = np.stack([self.document, self.end], axis=1).tolist()
+        return {"format": 1, "hash": self.hash, **self.spec, "spans": spans}
+
+    @cached_property
     def hash(self) -> str:
         """SHA-256 over the specification and every span; only results with equal hashes are
         comparable."""
-        return content_hash(self.spec | {"spans": self.pairs()})
-
-    def pairs(self) -> list[list[int]]:
-        return np.stack([self.document, self.end], axis=1).tolist()
-
-    def record(self) -> dict:
-        """What `targets.json` holds."""
-        return {"format": 1, "hash": self.hash, **self.spec, "spans": self.pairs()}
+        spans = np.stack([self.document, self.end], axis=1).tolist()
+        return canonical_hash({**self.spec, "spans": spans})
 
 
 def tokens_needed(longest: int, span: int, spans_per_document: int) -> int:
@@ -70,7 +70,6 @@ def reaches(text: EvaluationText, span: int, spans_per_document: int) -> np.ndar
 def draw_targets(
     text: EvaluationText,
     *,
-    corpus_hash: str,
     tokenizer_hash: str,
     longest: int,
     span: int,
@@ -85,36 +84,8 @@ def draw_targets(
     Raises EvaluationError (how many documents there are, the longest usable length) where fewer
     than `least_documents` have room.
     """
-    room = reaches(text, span, spans_per_document)
-    outside = " outside text that also occurs in the training text" if len(text.excluded) else ""
-    require_documents(
-        room,
-        longest,
-        least_documents,
-        f"at least {tokens_needed(longest, span, spans_per_document)} tokens "
-        f"({spans_per_document} spans of {span} targets each){outside}",
-        fix="; or lower targets or spans_per_document",
-    )
-    drawn_from = (seed, corpus_hash, tokenizer_hash, longest, span, spans_per_document)
-    key = "|".join(map(str, (*drawn_from, text.bos_rule)))
-    pairs = []
-    moved = []
-    first = longest + 1 - span
-    for d in draw_documents(key, room >= longest, documents).tolist():
-        clean = text.clean(d, first)
-        whole = [(first, int(text.lengths[d]))]
-        ends = _disjoint_ends(f"{key}|{d}", whole, first, span, spans_per_document)
-        # Redrawn only if a span overlaps excluded text: every valid placement remains equally
-        # likely, and text excluded elsewhere in the document does not move the targets.
-        if not all(
-            any(start <= end - span and end <= stop for start, stop in clean) for end in ends
-        ):
-            ends = _disjoint_ends(f"{key}|{d}|clean", clean, first, span, spans_per_document)
-            moved.append(d)
-        pairs += [(d, end) for end in ends]
-    document, end = np.array(pairs, dtype=np.int64).T
     spec = {
-        "corpus_hash": corpus_hash,
+        "corpus_hash": text.store.hash,
         "tokenizer_hash": tokenizer_hash,
         "longest": longest,
         "span": span,
@@ -123,6 +94,33 @@ def draw_targets(
         "bos_rule": text.bos_rule,
         "seed": seed,
     }
+    drawn_from = ("seed", "corpus_hash", "tokenizer_hash", "longest", "span", "spans_per_document")
+    key = "|".join(str(spec[name]) for name in (*drawn_from, "bos_rule"))
+    outside = " outside text that also occurs in the training text" if len(text.excluded) else ""
+    chosen = draw_documents(
+        key,
+        reaches(text, span, spans_per_document),
+        longest,
+        limit=documents,
+        least=least_documents,
+        need=f"at least {tokens_needed(longest, span, spans_per_document)} tokens "
+        f"({spans_per_document} spans of {span} targets each){outside}",
+        fix="; or lower targets or spans_per_document",
+    )
+    pairs = []
+    moved = []
+    first = longest + 1 - span
+    for d in chosen.tolist():
+        clean = text.clean(d, first)
+        whole = [(first, int(text.lengths[d]))]
+        ends = _disjoint_ends(f"{key}|{d}", whole, first, span, spans_per_document)
+        # Redrawn only if a span overlaps excluded text: every valid placement remains equally
+        # likely, and text excluded elsewhere in the document does not move the targets.
+        if not all(text.is_clean(d, end - span, end) for end in ends):
+            ends = _disjoint_ends(f"{key}|{d}|clean", clean, first, span, spans_per_document)
+            moved.append(d)
+        pairs += [(d, end) for end in ends]
+    document, end = np.array(pairs, dtype=np.int64).T
     # the excluded ranges of documents in which spans had to avoid them
     if excluded := text.excluded_in(moved):
         spec["excluded"] = excluded
@@ -146,27 +144,25 @@ def shorten_lengths(
     )
 
 
-def draw_documents(key: str, eligible: np.ndarray, limit: int) -> np.ndarray:
-    """At most `limit` of the documents with `eligible` (n_documents,), ascending, by a choice of
-    the key."""
-    ranked = sorted(
-        np.flatnonzero(eligible).tolist(), key=lambda d: (draw_integer(key, "document", d), d)
-    )
+def draw_documents(
+    key: str, room: np.ndarray, longest: int, limit: int, least: int, need: str, fix: str = ""
+) -> np.ndarray:
+    """At most `limit` of the documents whose `room` (n_documents,) is `longest` or more, ascending,
+    by a choice of the key.
+
+    Raises EvaluationError, with the longest usable length, if they are fewer than `least`. `need`:
+    what a document must have.
+    """
+    eligible = np.flatnonzero(room >= longest).tolist()
+    if len(eligible) < least:
+        usable = max(0, int(np.sort(room)[-least])) if len(room) >= least else 0
+        raise EvaluationError(
+            f"length {longest} needs {least} document(s) of {need}; {len(eligible)} of {len(room)} "
+            f"({len(eligible) / max(1, len(room)):.1%}) have that many; the longest usable length "
+            f"is {usable}{fix}"
+        )
+    ranked = sorted(eligible, key=lambda d: (draw_integer(key, "document", d), d))
     return np.array(sorted(ranked[:limit]), dtype=np.int64)
-
-
-def require_documents(room: np.ndarray, longest: int, least: int, need: str, fix: str = "") -> None:
-    """Raise EvaluationError, with the longest usable length, if fewer than `least` documents have
-    `room` (n_documents,) for a length. `need`: what a document must have."""
-    have = int((room >= longest).sum())
-    if have >= least:
-        return
-    usable = max(0, int(np.sort(room)[-least])) if len(room) >= least else 0
-    raise EvaluationError(
-        f"length {longest} needs {least} document(s) of {need}; {have} of {len(room)} "
-        f"({have / max(1, len(room)):.1%}) have that many; the longest usable length is "
-        f"{usable}{fix}"
-    )
 
 
 def _disjoint_ends(

@@ -64,6 +64,10 @@ class EvaluationText:
         edges = [first, *np.clip(here, first, length).tolist(), length]
         return [(a, b) for a, b in zip(edges[::2], edges[1::2], strict=True) if a < b]
 
+    def is_clean(self, document: int, start: int, end: int) -> bool:
+        """Whether no token of text [start, end) is excluded."""
+        return any(first <= start and end <= last for first, last in self.clean(document))
+
     def excluded_in(self, documents: np.ndarray | list[int]) -> list[list[int]]:
         """The excluded stretches of these documents: [document, start, end]."""
         return self.excluded[np.isin(self.excluded[:, 0], documents)].tolist()
@@ -93,7 +97,7 @@ class EvaluationText:
         independent. A document without a cluster is its own unit.
         """
         names = [str(name) for name in self.store.names]
-        clusters = self._clusters()
+        clusters = self.store.clusters
         if not any(clusters):
             return np.arange(len(names)), names, "document"
         # (without a cluster, its name or the document's number, the unit's name)
@@ -112,17 +116,13 @@ class EvaluationText:
         Documents without a cluster count as seen in the training store itself only. None where it
         cannot be known: this corpus names clusters and a training store does not.
         """
-        clusters = self._clusters()
+        clusters = self.store.clusters
         known = set()
         for train in trained:
             if train.hash == self.store.hash:
                 return np.ones(len(clusters), dtype=bool)
-            names = {name for name in getattr(train, "clusters", None) or [] if name}
+            names = {name for name in train.clusters if name}
             if any(clusters) and not names:
                 return None
             known |= names
         return np.array([cluster in known for cluster in clusters], dtype=bool)
-
-    def _clusters(self) -> list:
-        """The cluster of every document, None for a document without."""
-        return list(getattr(self.store, "clusters", None) or [None] * int(self.store.n_documents))

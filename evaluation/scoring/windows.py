@@ -12,7 +12,7 @@ from itertools import pairwise
 import numpy as np
 
 from errors import EvaluationError
-from evaluation.scoring.targets import TargetSet, draw_documents, draw_integer, require_documents
+from evaluation.scoring.targets import TargetSet, draw_integer
 from evaluation.scoring.text import EvaluationText
 
 # (windows (n, L+1) int64, keep K) -> NLL in nats (n, K) float64
@@ -37,6 +37,11 @@ class TargetWindows:
 
     def __len__(self) -> int:
         return len(self.end)
+
+    def rows(self) -> list[tuple[int, int, int]]:
+        """(document, end, keep) of each window."""
+        columns = (self.document.tolist(), self.end.tolist(), self.keep.tolist())
+        return list(zip(*columns, strict=True))
 
     def take(self, rows: np.ndarray) -> "TargetWindows":
         """Some of the windows."""
@@ -134,20 +139,9 @@ def truncated_windows(whole: TargetWindows, length: int, span: int) -> TargetWin
     it in the window.
     """
     rows = []
-    ends = zip(whole.document.tolist(), whole.end.tolist(), whole.inputs.tolist(), strict=True)
-    for document, end, inputs in ends:
+    for document, end, inputs in whole.rows():  # all inputs of a whole window count
         first = min(length, inputs)
         begin = end - inputs + first
         rows.append((document, begin, first, first))
         rows += _stepped(document, begin, end, length, span)
     return TargetWindows.of(rows)
-
-
-def long_documents(
-    text: EvaluationText, longest: int, limit: int, seed: int, least: int = 1
-) -> np.ndarray:
-    """Documents with more than `longest` tokens, at most `limit` of them by a seeded choice;
-    ascending."""
-    room = text.lengths - 1
-    require_documents(room, longest, least, f"at least {longest + 1} tokens")
-    return draw_documents(f"{seed}|{longest}", room >= longest, limit)

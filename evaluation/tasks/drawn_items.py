@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from data import DataError, Tokenizer
+from data.hashing import canonical_hash
 from data.tasks import NO_TEXT, Haystacks, Task, TaskContext, TaskItem
 from errors import EvaluationError
-from evaluation.scoring.cells import content_hash
 from evaluation.tasks.task_settings import TaskEvaluationSettings
 
 
@@ -49,11 +49,11 @@ class DrawnItems:
         """Hash of every token and candidate at one length; only results with equal hashes are
         comparable."""
         rows = [[item.prompt, item.answer, item.others] for item in self.items[length]]
-        return content_hash([self.bos, length, rows])
+        return canonical_hash([self.bos, length, rows])
 
     @property
     def hash(self) -> str:
-        return content_hash([self.hash_at(length) for length in self.lengths])
+        return canonical_hash([self.hash_at(length) for length in self.lengths])
 
 
 def draw_items(

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from data.files import read_object, sha256_of, write_json
+from data.hashing import canonical_hash
 from errors import TrainingError
-from evaluation.scoring.cells import content_hash
 from model import Transformer
 from run_directory.checkpoints import Checkpoint, find_checkpoint
 from run_directory.metrics_file import read_metrics
@@ -154,7 +154,7 @@ def _identity(
     checkpoint: Checkpoint,
 ) -> str:
     settings = evaluation.settings.asked(FREE & set(type(evaluation.settings).model_fields))
-    return content_hash({"settings": settings, "extra": extra, "checkpoint": checkpoint.hash})
+    return canonical_hash({"settings": settings, "extra": extra, "checkpoint": checkpoint.hash})
 
 
 def _training(

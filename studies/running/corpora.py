@@ -12,7 +12,8 @@ from data.hashing import canonical_hash
 from data.tokenizers import saved_settings
 from errors import StudyError
 from evaluation.evaluation_settings import EvaluationSettings
-from evaluation.scoring.evaluate import choose_targets
+from evaluation.scoring.chosen_targets import choose_targets
+from evaluation.stores import EvaluationStores
 from run_directory.run import MANIFEST, is_run
 from studies.running.plan import USER_ERRORS, CellProblems, PlannedCell, PlannedEvaluation
 
@@ -109,15 +110,13 @@ class StudyCorpora:
         if key not in self._target_errors:
             self._target_errors[key] = ""
             try:
-                choose_targets(
-                    settings,
-                    prepared.valid if settings.split == "valid" else prepared.train,
-                    [own.train, *(other.train for other in own.others)],
-                    prepared.tokenizer,
-                    length,
-                    cache=own.folder / "overlaps",
-                    console=self.console,
+                stores = EvaluationStores(
+                    read=prepared.valid if settings.split == "valid" else prepared.train,
+                    train=own.train,
+                    earlier=[other.train for other in own.others],
+                    overlaps=own.folder / "overlaps",
                 )
+                choose_targets(settings, stores, prepared.tokenizer, length, self.console)
             except USER_ERRORS as error:
                 self._target_errors[key] = str(error)
         if self._target_errors[key]:

@@ -1,4 +1,4 @@
-"""Stores in memory and scorers with known answers."""
+"""Stores and models in memory."""
 
 import numpy as np
 import pytest
@@ -6,6 +6,7 @@ import torch
 
 from evaluation.evaluated_model import EvaluatedModel
 from evaluation.evaluation_settings import EvaluationSettings
+from evaluation.scoring.chosen_targets import choose_targets
 from evaluation.scoring.evaluate import EvaluationSession
 from evaluation.scoring.methods import resolve_methods
 from evaluation.stores import EvaluationStores
@@ -15,6 +16,17 @@ from run_directory.run_settings import RunSettings
 VOCAB = 23
 BOS = 1
 EOS = 2
+
+
+class MemoryTokenizer:
+    vocab_size = VOCAB
+    bos_id = BOS
+    eos_id = EOS
+    eos_ids = (EOS,)
+    hash = "tokenizer"
+    prefix = b""
+    pieces = [b"", b"", b""] + [b"word"[: 1 + i % 3] for i in range(VOCAB - 3)]
+    token_bytes = np.array([len(piece) for piece in pieces])
 
 
 class MemoryStore:
@@ -36,19 +48,11 @@ class MemoryStore:
         self.names = [f"doc{i}" for i in range(len(lengths))]
         self.n_documents = len(lengths)
         self.hash = f"store-{seed}"
+        sizes = MemoryTokenizer.token_bytes
+        self.bytes = np.array([sizes[ids].sum() for ids in self.documents])
 
     def document(self, i):
         return self.documents[i]
-
-
-class MemoryTokenizer:
-    vocab_size = VOCAB
-    bos_id = BOS
-    eos_id = EOS
-    eos_ids = (EOS,)
-    hash = "tokenizer"
-    pieces = [b"", b"", b""] + [b"word"[: 1 + i % 3] for i in range(VOCAB - 3)]
-    token_bytes = np.array([len(piece) for piece in pieces])
 
 
 @pytest.fixture
@@ -88,33 +92,6 @@ def sharp(tiny):
     return make
 
 
-def uniform(windows, keep):
-    return np.full((len(windows), keep), np.log(VOCAB))
-
-
-def eight_tokens(windows, keep):
-    """A model with 8 tokens of memory: its NLL depends on the last 8 inputs, and falls with each it
-    has."""
-    inputs = windows.shape[1] - 1
-    out = np.empty((len(windows), keep))
-    for column, target in enumerate(range(inputs - keep + 1, inputs + 1)):
-        context = windows[:, max(0, target - 8) : target]
-        out[:, column] = (
-            3 - 0.2 * context.shape[1] + 0.01 * ((context.sum(axis=1) + windows[:, target]) % 7)
-        )
-    return out
-
-
-@pytest.fixture
-def uniform_scorer():
-    return uniform
-
-
-@pytest.fixture
-def ngram_scorer():
-    return eight_tokens
-
-
 BUILTIN = {
     "trained": [],
     "truncate": [],
@@ -122,11 +99,6 @@ BUILTIN = {
     "window": ["model.position.window={train_length}"],
     "alibi": ["model.position.name=alibi"],
 }
-
-
-@pytest.fixture
-def builtin_methods():
-    return dict(BUILTIN)
 
 
 class MemoryModel(EvaluatedModel):
@@ -151,6 +123,15 @@ def subject(sharp):
     return MemoryModel(sharp({"name": "rope"}))
 
 
+def loss_session(settings, subject, store, cells, *, train=None, tokenizer=None, **more):
+    """A session on stores in memory, with the methods of BUILTIN."""
+    tokenizer = tokenizer or MemoryTokenizer()
+    stores = EvaluationStores(store, train=train)
+    targets = choose_targets(settings, stores, tokenizer, subject.trained_length)
+    methods = resolve_methods(settings.methods, BUILTIN, subject.trained_length)
+    return EvaluationSession(settings, subject, targets, methods, cells, **more)
+
+
 @pytest.fixture
 def do(make_store, tokenizer, subject, tmp_path):
     store = make_store([90, 120, 75, 99, 130, 81, 77], seed=1)
@@ -165,14 +146,7 @@ def do(make_store, tokenizer, subject, tmp_path):
     ):
         asked = {"lengths": [16, 32, 64], "targets": 5, "spans_per_document": 2, "device": "cpu"}
         settings = EvaluationSettings(methods=list(methods), **asked | kw)
-        return EvaluationSession(
-            settings,
-            subject,
-            stores=EvaluationStores(store, train=train),
-            tokenizer=tokenizer,
-            methods=resolve_methods(list(methods), BUILTIN, 16),
-            cells=tmp_path / "cells",
-            console=console,
-        ).run()
+        cells = tmp_path / "cells"
+        return loss_session(settings, subject, store, cells, train=train, console=console).run()
 
     return run

@@ -17,6 +17,7 @@ from errors import EvaluationError
 from evaluation.evaluated_model import EvaluatedModel, bos_first
 from evaluation.reports.text import signed
 from evaluation.scoring.methods import builtin_methods
+from evaluation.scoring.session import position_key
 from model import Transformer
 from run_directory.checkpoints import save_weights
 from run_directory.run import Run
@@ -220,14 +221,41 @@ def test_invalid_settings_raise_one_error(root, monkeypatch, asked, message):
         call(monkeypatch, root / "run", *SMALL, *asked)
 
 
-def test_corpora_of_another_tokenizer_are_rejected(root, monkeypatch):
+def test_runs_with_different_tokenizers_are_compared_by_bytes(root, monkeypatch, capsys):
     pieces = "data.tokenizer={name: sentencepiece, vocab_size: 300, train_bytes: 20k}"
     make_run(root, "pieces", "model.position={name: rope}", pieces)
     other = json.loads((root / "pieces" / "manifest.json").read_text())["data"]
     with pytest.raises(EvaluationError, match="another tokenizer"):
         call(monkeypatch, root / "run", *SMALL, f"store={other}")
-    with pytest.raises(EvaluationError, match="tokenizer"):
-        call(monkeypatch, root / "run", root / "pieces", *SMALL)
+    runs = [root / "run", root / "pieces"]
+    with pytest.raises(EvaluationError, match="protocol=fixed-targets"):
+        call(monkeypatch, *runs, *SMALL, "protocol=sliding")
+    for more, kept in ([], True), (["minutes=1"], False), (["targets_by=repetition"], False):
+        if not kept:
+            with pytest.raises(EvaluationError, match=more[0].split("=")[0]):
+                call(monkeypatch, *runs, *SMALL, *more)
+    asked = ["lengths=[24,48]", "targets=16", "spans_per_document=2", "device=cpu", "folder=bytes"]
+    assert call(monkeypatch, *runs, *asked) == 0
+    assert "per byte" in capsys.readouterr().out
+    folder = root / "run" / "evaluation" / "bytes"
+    report = json.loads((folder / "results.json").read_text())
+    spans = json.loads((folder / "targets.json").read_text())["bytes"]
+    assert report["targets"] == sum(high - low for _, low, high in spans) > 100
+    for run in runs:  # from the stored losses of each run's tokens
+        for file in (run / "evaluation" / "cells").glob("*.npz"):
+            held = np.load(file)
+            key = json.loads(str(held["key"]))
+            if key["targets"] == report["targets_hash"]:
+                bits = held["nll"].sum() / np.log(2) / report["targets"]
+                (cell,) = (
+                    cell
+                    for cell in report["cells"]
+                    if (cell["run"], cell["length"], cell["method"])
+                    == (str(run), key["length"], "trained")
+                )
+                assert cell["bits_per_byte"] == pytest.approx(bits, rel=1e-12)
+                assert cell["nll"] == pytest.approx(bits * np.log(2), rel=1e-12)
+    assert {cell["run"] for cell in report["cells"]} == set(map(str, runs))
 
 
 def grid_of(out):
@@ -284,7 +312,9 @@ def test_positions_beyond_learned_table_are_missing_with_reason(root, monkeypatc
     methods = "methods=[trained,truncate,extend_clip]"
     assert call(monkeypatch, root / "learned", *short, methods, "folder=some") == 0
     assert "its positions end after 24 tokens" in capsys.readouterr().out
-    with pytest.raises(EvaluationError, match=r"length 48 .* at most 24 .* trained with 'learned'"):
+    with pytest.raises(
+        EvaluationError, match=r"length 48 .* at most 24; .* trained with 'learned'"
+    ):
         call(monkeypatch, root / "learned", *short, "folder=none")
     assert not (root / "learned" / "evaluation" / "none").exists()
 
@@ -318,7 +348,7 @@ def test_runs_are_compared_with_the_first(root, monkeypatch, capsys):
     nll = {}
     for run in runs:
         # other tests leave other methods
-        trained = Run(run).settings.model.position.model_dump(mode="json")
+        trained = position_key(Run(run).settings.model.positions_record())
         for file in (run / "evaluation" / "cells").glob("*.npz"):
             held = np.load(file)
             key = json.loads(str(held["key"]))

@@ -6,17 +6,16 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
 from errors import EvaluationError
 from evaluation.evaluation_settings import EvaluationSettings
-from evaluation.ranks import EvaluationRanks, joined, refuse_silent_launch, this_process
-from evaluation.scoring.evaluate import EvaluationSession
-from evaluation.scoring.methods import resolve_methods
+from evaluation.kinds import check_processes
+from evaluation.ranks import EvaluationRanks, joined, refuse_silent_launch
 from evaluation.scoring.scoring import ModelScorer
-from evaluation.stores import EvaluationStores
 from model import ContextShard
 from tests import processes
-from tests.evaluation.conftest import BUILTIN, MemoryModel
+from tests.evaluation.conftest import MemoryModel, loss_session
 
 YARN = {"name": "rope", "scaling": {"name": "yarn", "factor": "auto"}}
 LENGTHS = (16, 32, 64)
@@ -48,17 +47,8 @@ def measured(make_store, tokenizer, sharp, tmp_path):
             device="cpu",
             **more,
         )
-        methods = resolve_methods(["trained", "yarn"], BUILTIN, 16)
         folder = tmp_path / cells
-        result = EvaluationSession(
-            settings,
-            subject,
-            stores=EvaluationStores(store),
-            tokenizer=tokenizer,
-            methods=methods,
-            cells=folder,
-            ranks=ranks,
-        ).run()
+        result = loss_session(settings, subject, store, folder, ranks=ranks).run()
         return Numbers(result.nll, result.failed, result.plan.hash)
 
     return run
@@ -155,7 +145,7 @@ def interrupted_at(count: int):
 
     def interrupted(self, windows, keep):
         calls.append(1)
-        if len(calls) == count and this_process().rank == 1:
+        if len(calls) == count and dist.get_rank() == 1:
             raise KeyboardInterrupt
         return call(self, windows, keep)
 
@@ -186,7 +176,7 @@ def test_processes_that_share_windows_have_a_gpu_each(monkeypatch):
         EvaluationRanks(0, 2, local_world=2, shard=ContextShard(0, 2, "")).device("auto")
 
 
-def test_context_that_cannot_be_shared_is_refused(measured, monkeypatch):
+def test_context_that_cannot_be_shared_is_refused(monkeypatch):
     for world, context, fix in (("1", 2, 2), ("3", 2, 4)):
         monkeypatch.setenv("WORLD_SIZE", world)
         with (
@@ -195,7 +185,9 @@ def test_context_that_cannot_be_shared_is_refused(measured, monkeypatch):
         ):
             pytest.fail("joined")
     with pytest.raises(EvaluationError, match=r"context = 9 .*18 tokens"):
-        measured(EvaluationRanks(0, 9, shard=ContextShard(0, 9, "")), context=9)
+        check_processes(EvaluationSettings(lengths=[16, 32], context=9), 16, world=9)
+    with pytest.raises(EvaluationError, match="minutes"):
+        check_processes(EvaluationSettings(minutes=1), 16, world=2)
 
 
 def test_cell_failure_on_one_rank_fails_on_all(measured, monkeypatch):
@@ -203,7 +195,7 @@ def test_cell_failure_on_one_rank_fails_on_all(measured, monkeypatch):
 
     def broken(self, windows, keep):
         nll = call(self, windows, keep)
-        bad = this_process().rank == 1 and self.length == 32
+        bad = dist.get_rank() == 1 and self.length == 32
         return nll * np.nan if bad else nll
 
     monkeypatch.setattr(ModelScorer, "__call__", broken)
@@ -248,7 +240,7 @@ def test_exiting_rank_stops_others_and_rerun_resumes(measured, monkeypatch, tmp_
 def test_smallest_memory_budget_is_used(measured, monkeypatch):
     def work(ranks):
         free = 1 << 34 if ranks.main else 1 << 30
-        monkeypatch.setattr("evaluation.scoring.forecast.memory_free", lambda device: free)
+        monkeypatch.setattr("evaluation.scoring.session.free_memory", lambda device: free)
         budgets = []
         monkeypatch.setattr(
             "evaluation.scoring.session.choose_batch",

@@ -15,6 +15,7 @@ from evaluation.contamination.screening import find_overlap, screen, shared_text
 from evaluation.evaluation_settings import ContaminationSettings
 from evaluation.scoring.text import EvaluationText
 from evaluation.scoring.windows import TargetWindows
+from evaluation.stores import EvaluationStores
 
 TOKENIZER = ByteTokenizer()
 WORDS = [
@@ -44,6 +45,7 @@ class Corpus:
         self.n_documents = len(texts)
         self.lengths = np.array([len(text) + 2 for text in self.texts])
         self.names = [f"doc{i}" for i in range(len(texts))]
+        self.clusters = [None] * len(texts)
         self.hash = repr(hash(tuple(self.texts)))
 
     def document(self, i):
@@ -57,12 +59,13 @@ def prose(n, seed):
     return " ".join(word + rng.choice(["", "", ",", ".", "\n", " —"]) for word in words)
 
 
-def check(store, *trained, wanted=True, **how):
+def check(store, *trained, wanted=True, cache=None, unknown="", console=None):
     """Every token of `store` but the first of each document as a target, screened."""
     text = EvaluationText(store)
     document = np.arange(store.n_documents)
     windows = TargetWindows(document, text.lengths, text.lengths - 1, text.lengths - 1)
-    shared = shared_text(ContaminationSettings(check=wanted), store, trained, TOKENIZER, **how)
+    stores = EvaluationStores(store, earlier=trained, overlaps=cache, unknown=unknown)
+    shared = shared_text(ContaminationSettings(check=wanted), stores, TOKENIZER, console)
     return screen(shared, text, windows)
 
 

@@ -7,8 +7,8 @@ import pytest
 from errors import EvaluationError
 from evaluation.evaluation_settings import EvaluationSettings
 from evaluation.reports.loss_report import loss_report
-from evaluation.scoring.cells import CellStore
 from evaluation.scoring.methods import new_sinks, resolve_methods
+from evaluation.scoring.session import CellStore, cell_file
 from evaluation.scoring.text import EvaluationText
 from evaluation.statistics.analysis import analyze
 from tests.evaluation.conftest import BUILTIN
@@ -52,19 +52,6 @@ def assert_equal(first, second):
     assert all((nll == second[cell]).all() for cell, nll in first.items())
 
 
-def test_every_method_and_length_uses_same_targets(do):
-    result = do()
-    assert set(result.nll) == set(CELLS)
-    assert {len(nll) for nll in result.nll.values()} == {7 * 2 * 5}
-    trained = result.nll["trained", 16]
-    # Truncation is flat by construction; yarn and the window leave the trained length alone.
-    for length in (16, 32, 64):
-        assert (result.nll["truncate", length] == trained).all()
-    for method in ("yarn", "window"):
-        assert np.abs(result.nll[method, 16] - trained).max() < 1e-5
-        assert np.abs(result.nll[method, 64] - result.nll["trained", 64]).max() > 1e-2
-
-
 def test_finished_cells_are_not_measured_again(do, subject):
     first = do()
     subject.used.clear()
@@ -86,7 +73,8 @@ def test_flipped_bits_of_a_cell_are_found(tmp_path):
     """Every third bit, in zip headers too, where Python raises errors of several classes."""
     store = CellStore(tmp_path)
     expected = np.arange(6.0)
-    path = store.save({"a": 1}, expected)
+    store.save({"a": 1}, expected)
+    path = tmp_path / cell_file({"a": 1})
     intact = path.read_bytes()
     for bit in range(0, 8 * len(intact), 3):
         damaged = bytearray(intact)
@@ -225,8 +213,8 @@ def test_bfloat16_is_checked_against_float32_before_a_verdict(do):
         ({"mine": ["a={train_length-4} {train_length*2}"]}, {"mine": ("a=44 96",)}),
     ],
 )
-def test_methods_and_overrides(builtin_methods, methods, expected):
-    resolved = {r.label: r.overrides for r in resolve_methods(methods, builtin_methods, 48)}
+def test_methods_and_overrides(methods, expected):
+    resolved = {r.label: r.overrides for r in resolve_methods(methods, BUILTIN, 48)}
     assert list(resolved) == ["trained", *expected]
     assert resolved == {"trained": (), **expected}
 
@@ -234,9 +222,9 @@ def test_methods_and_overrides(builtin_methods, methods, expected):
 @pytest.mark.parametrize(
     "methods, message", [(["yarm"], "yarm"), ({"trained": ["x=1"]}, "trained")]
 )
-def test_invalid_methods_are_rejected(builtin_methods, methods, message):
+def test_invalid_methods_are_rejected(methods, message):
     with pytest.raises(EvaluationError, match=message):
-        resolve_methods(methods, builtin_methods, 48)
+        resolve_methods(methods, BUILTIN, 48)
 
 
 @pytest.mark.parametrize(

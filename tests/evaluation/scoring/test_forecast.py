@@ -5,7 +5,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,6 +15,7 @@ from evaluation.scoring import forecast
 from evaluation.scoring.forecast import blocks_at_once, choose_batch, fit_pace
 from evaluation.scoring.scoring import ModelScorer
 from model import ModelSettings, TokenPositions, Transformer
+from model.devices import free_memory
 from tests.model.zoo import CASES, TRAIN, V, every_case, settings_of
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -100,7 +100,7 @@ def test_oversized_length_error_suggests_longest():
         model = Transformer(settings, 64, 256)
 
         def batch(length, model=model, budget=int(gib * 2**30)):
-            return choose_batch(model, length, 64, chunk=1024, device="cpu", budget=budget)
+            return choose_batch(model, length, 64, chunk=1024, budget=budget)
 
         with pytest.raises(EvaluationError, match="length 131072 needs about") as refused:
             batch(131_072)
@@ -174,9 +174,7 @@ def test_free_memory_respects_container_limit(monkeypatch):
         "/sys/fs/cgroup/memory.max": "max",
         "/sys/fs/cgroup/memory.current": "500",
     }
-    monkeypatch.setattr(
-        forecast, "Path", lambda name: SimpleNamespace(read_text=lambda **_: files[str(name)])
-    )
-    assert forecast.memory_free(torch.device("cpu")) == 2000 * 1024
+    monkeypatch.setattr(Path, "read_text", lambda path, **_: files[str(path)])
+    assert free_memory(torch.device("cpu")) == 2000 * 1024
     files["/sys/fs/cgroup/memory.max"] = "1500"
-    assert forecast.memory_free(torch.device("cpu")) == 1000
+    assert free_memory(torch.device("cpu")) == 1000

@@ -63,20 +63,6 @@ def test_builtin_methods_change_long_inputs_and_match_with_cache(label):
     torch.testing.assert_close(torch.cat(parts, dim=1), whole, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize(
-    "label", ["yarn", "dynamic", "stretch", "extend_interpolate", "temperature_stretch"]
-)
-@torch.no_grad()
-def test_length_dependent_methods_reject_exceeding_declared_length(label):
-    _, asked = host_of(label)
-    model = Transformer(asked.model, V, L0).initialize(0).eval()
-    cache = model.make_cache(1, 3 * L0)
-    text = torch.zeros(1, 2 * L0, dtype=torch.long)
-    model(text, TokenPositions.plain(2 * L0), cache=cache)
-    with pytest.raises(ModelError, match="declare the final length"):
-        model(text[:, :1], TokenPositions.plain(1, offset=2 * L0, length=2 * L0 + 1), cache=cache)
-
-
 def test_applicable_methods_are_identified():
     def offered(root):
         return compatible_methods(

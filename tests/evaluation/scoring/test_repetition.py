@@ -7,12 +7,10 @@ from scipy import stats
 from errors import EvaluationError
 from evaluation.evaluation_settings import EvaluationSettings
 from evaluation.scoring.evaluate import EvaluationSession
-from evaluation.scoring.methods import resolve_methods
 from evaluation.scoring.repetition import ControlText, draw_repeats, find_repeats
 from evaluation.scoring.text import EvaluationText
 from evaluation.statistics.analysis import analyze
-from evaluation.stores import EvaluationStores
-from tests.evaluation.conftest import BOS, BUILTIN, EOS, MemoryStore, MemoryTokenizer
+from tests.evaluation.conftest import BOS, EOS, MemoryStore, MemoryTokenizer, loss_session
 
 N = 3  # tokens before a target
 LENGTHS = (16, 32, 64, 128)
@@ -164,14 +162,8 @@ def measured(store, subject, tmp_path, monkeypatch):
         settings = EvaluationSettings(
             **{"methods": list(methods), "targets_by": "repetition", "ngram": N} | asked | settings
         )
-        return EvaluationSession(
-            settings,
-            subject,
-            stores=EvaluationStores(store),
-            tokenizer=tokenizer,
-            methods=resolve_methods(list(methods), BUILTIN, 16),
-            cells=tmp_path / "cells",
-        )
+        cells = tmp_path / "cells"
+        return loss_session(settings, subject, store, cells, tokenizer=tokenizer)
 
     return run
 

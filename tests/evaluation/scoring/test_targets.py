@@ -6,57 +6,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from errors import EvaluationError
+from evaluation.evaluation_settings import EvaluationSettings
+from evaluation.scoring.plan import make_plan
 from evaluation.scoring.targets import (
     draw_targets,
     reaches,
 )
 from evaluation.scoring.text import EvaluationText
 
-HASHES = {"corpus_hash": "c", "tokenizer_hash": "t"}
 LENGTHS = [40, 75, 76, 77, 78, 120, 300, 33]
 
 
 def bare(lengths, excluded=()):
     """A text of which only the lengths are known; `excluded`: (document, first, last)."""
-    store = SimpleNamespace(lengths=np.array(lengths), has_bos=False, has_eos=False)
+    store = SimpleNamespace(lengths=np.array(lengths), has_bos=False, has_eos=False, hash="c")
     return EvaluationText(store, "none", excluded=np.array(excluded, dtype=np.int64).reshape(-1, 3))
 
 
-def draw(text, longest=64, span=5, spans=3, **kw):
-    return draw_targets(
-        text, **(HASHES | {"longest": longest, "span": span, "spans_per_document": spans} | kw)
-    )
-
-
-@pytest.mark.parametrize("method", ["as-trained", "none", "every-window"])
-@pytest.mark.parametrize("bos", [True, False])
-def test_spans_are_disjoint_equally_many_and_have_full_context(make_store, method, bos):
-    store = make_store(LENGTHS, bos=bos)
-    text = EvaluationText(store, method, 1)
-    targets = draw(text)
-    documents, counts = np.unique(targets.document, return_counts=True)
-    assert set(counts) == {3} and len(documents) >= 4
-    for document in documents:
-        ends = targets.end[targets.document == document]
-        assert ends.min() >= 64 + 1 and ends.max() <= text.lengths[document]
-        assert (np.diff(ends) >= 5).all()
-
-
-def test_bos_and_eos_are_never_targets_and_bos_displaces_the_oldest_token(make_store):
-    store = make_store([90, 95], bos=True, eos=True)
-    raw = store.document(1)[1:-1].astype(np.int64)
-    for method in ("as-trained", "none", "every-window"):
-        text = EvaluationText(store, method, 1)
-        targets = draw(text, longest=20, span=6, spans=8)
-        windows = text.windows(targets.document, targets.end, 20)
-        assert windows.shape == (16, 21)
-        assert not np.isin(windows[:, -6:], [1, 2]).any()
-        last = targets.document == 1
-        shift = 0 if method == "none" else 1
-        for row, end in zip(windows[last], targets.end[last], strict=True):
-            assert (row[1:] == raw[end - 20 - shift : end - shift]).all()
-            if method == "every-window":
-                assert row[0] == 1
+def draw(text, longest=64, span=5, spans=3, corpus="c", **kw):
+    text.store.hash = corpus
+    asked = {"tokenizer_hash": "t", "longest": longest, "span": span, "spans_per_document": spans}
+    return draw_targets(text, **asked | kw)
 
 
 def test_sampling_depends_only_on_arguments(make_store):
@@ -64,7 +34,7 @@ def test_sampling_depends_only_on_arguments(make_store):
     base = draw(text)
     assert draw(EvaluationText(make_store(LENGTHS))).hash == base.hash
     changes = {"longest": 63, "span": 4, "spans": 2, "seed": 1, "documents": 2}
-    changes |= {"corpus_hash": "d", "tokenizer_hash": "u"}
+    changes |= {"corpus": "d", "tokenizer_hash": "u"}
     hashes = {base.hash, *(draw(text, **{key: changes[key]}).hash for key in changes)}
     hashes.add(draw(EvaluationText(make_store(LENGTHS), "none")).hash)
     assert len(hashes) == len(changes) + 2
@@ -163,3 +133,18 @@ def test_too_little_clean_text_error_suggests_longest_length():
         draw(text, longest=70, spans=1)
     with pytest.raises(EvaluationError, match=r"longest usable length is 49\b"):
         draw(text, longest=70, least_documents=2)
+
+
+@pytest.mark.parametrize(
+    "asked, message",
+    [
+        ({"protocol": "sliding", "stride": 17}, "stride=17"),
+        ({"protocol": "sliding", "lengths": [16, 512]}, r"0 of 8.*longest usable length is 300"),
+        ({"protocol": "non-overlapping", "lengths": [16, 48, 64]}, "48 does not divide 64"),
+        ({"targets": 17}, "targets=17 "),
+    ],
+)
+def test_plans_that_cannot_be_made_are_refused(make_store, asked, message):
+    text = EvaluationText(make_store(LENGTHS))
+    with pytest.raises(EvaluationError, match=message):
+        make_plan(EvaluationSettings(**{"lengths": [16, 64]} | asked), text, "t", 16)
