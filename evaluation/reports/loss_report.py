@@ -45,7 +45,6 @@ from evaluation.reports.reported_results import (
     named,
     seed_counts,
 )
-from evaluation.reports.results_files import finite
 from evaluation.reports.text import counted, dtype_note, interval_text, plain
 from evaluation.results_table import ResultRow, ResultsTable
 from evaluation.scoring.evaluate import EvaluationResult
@@ -512,25 +511,22 @@ def reference(result: EvaluationResult, analysis: Analysis) -> list[str]:
     return lines
 
 
-def cell_of(table: ResultsTable, method: str, length: int, where: str = "") -> dict:
+def cell_of(table: ResultsTable, method: str, length: int) -> dict:
     """The numbers of one method at one length as results.json has them: None for those that do not
     exist, and no `delta` up to the trained length."""
     name = name_of(method)
-    delta = table.get(name, "delta", length, where)
-    failure = table.get(name, "failure", length, where)
-    has_delta = delta is not None and bool(delta.verdict or where)
+    rows = {metric: table.get(name, metric, length) for metric in (*INTERVALS, *NUMBERS)}
+    delta = rows["delta"]
+    if delta is None or not delta.verdict:
+        rows |= {"delta": None, "delta_upper_one_sided": None}
     cell = {"method": method, "length": length}
-    for metric in (*INTERVALS, *NUMBERS):
-        row = table.get(name, metric, length, where)
-        if metric.startswith("delta") and not has_delta:
-            row = None
+    for metric, row in rows.items():
         cell[metric] = None if row is None else row.value
         if metric in INTERVALS:
-            cell[f"{metric}_low"] = None if row is None else finite(row.low)
-            cell[f"{metric}_high"] = None if row is None else finite(row.high)
-        elif metric.endswith("_needed") and row is not None:
-            cell[metric] = int(row.value)
-    cell["verdict"] = delta.verdict if has_delta and delta.verdict else None
+            cell[f"{metric}_low"] = None if row is None else row.low
+            cell[f"{metric}_high"] = None if row is None else row.high
+    failure = table.get(name, "failure", length)
+    cell["verdict"] = delta.verdict if rows["delta"] else None
     cell["failure"] = None if failure is None else failure.note
     return cell
 
@@ -541,10 +537,6 @@ def record_of(result: EvaluationResult, analysis: Analysis) -> dict:
     def by_unit(nll: np.ndarray | None) -> list[float] | None:
         """Mean NLL of each unit in the order of `units`."""
         return None if nll is None else unit_means(nll, result.unit).tolist()
-
-    def whole(label: str, metric: str) -> int | None:
-        length = analysis.table.value(name_of(label), metric)
-        return None if length is None else int(length)
 
     ids, first, counts = np.unique(
         result.unit,
@@ -558,41 +550,6 @@ def record_of(result: EvaluationResult, analysis: Analysis) -> dict:
         # whether the cluster of each is also in the training text
         "seen": None if result.seen is None else result.seen[first].tolist(),
     }
-    reaches = [
-        {
-            "method": reach.method,
-            "reach": reach.reach,
-            "gain_shown_to": reach.shown,
-            "longest": reach.longest,
-            "text": reach.text,
-            "gain_per_doubling": [
-                {
-                    "from": doubling.shorter,
-                    "to": doubling.longer,
-                    "gain": doubling.gain.estimate,
-                    "low": doubling.gain.low,
-                    "high": doubling.gain.high,
-                }
-                for doubling in reach.doublings
-            ],
-        }
-        for reach in analysis.reaches
-    ]
-
-    def cells(where: str = "") -> list[dict]:
-        """The numbers of every measured cell, and why others have none."""
-        known = result.nll if where else result.nll | result.absent | result.failed
-        return [
-            {
-                **cell_of(analysis.table, method.label, length, where),
-                "scheme": describe_scheme(result, method.label, length),
-                "exists": (method.label, length) not in result.absent,
-            }
-            for method in result.methods
-            for length in result.plan.lengths
-            if (method.label, length) in known
-        ]
-
     return {
         **basis(result),
         "targets": analysis.n_targets,
@@ -615,16 +572,16 @@ def record_of(result: EvaluationResult, analysis: Analysis) -> dict:
         "truncated_nll": None if result.truncated is None else float(result.truncated.mean()),
         "truncated_unit_nll": by_unit(result.truncated),
         "cells": [
-            cell | {"unit_nll": by_unit(result.nll.get((cell["method"], cell["length"])))}
-            for cell in cells()
+            {
+                **cell_of(analysis.table, method.label, length),
+                "scheme": describe_scheme(result, method.label, length),
+                "exists": (method.label, length) not in result.absent,
+                "unit_nll": by_unit(result.nll.get((method.label, length))),
+            }
+            for method in result.methods
+            for length in result.plan.lengths
+            if (method.label, length) in result.nll | result.absent | result.failed
         ],
-        "derived": [
-            {"method": label, "held_to": whole(label, "held_to")}
-            | {"break_point": whole(label, "break_point")}
-            for label in analysis.judged
-        ],
-        "context_reach": reaches,
-        "parts": {part: size | {"cells": cells(part)} for part, size in analysis.parts.items()},
         "by_position": {
             method: [asdict(bucket) for bucket in buckets]
             for method, buckets in analysis.buckets.items()

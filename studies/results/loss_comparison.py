@@ -157,7 +157,6 @@ def _add_reach(r: LossComparison, name: str) -> None:
         return
     nll = {n: stacked(losses.nll[name, n], seeds) for n in lengths}
     reach = context_reach(
-        name,
         lengths,
         lambda a, b: nll[a] - nll[b],
         tolerance=r.tolerance,
