@@ -174,15 +174,16 @@ class Panel:
         axes.grid(axis="y", color=GRID, lw=0.7, zorder=0)
         axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)
-        lines = [
-            (y, axes.axhline(y, label=label or "_", color=color, lw=1.1, ls=DASHED, zorder=2))
-            for label, y, color in self.levels
-        ]
-        lines += [(curve.end[1], curve.draw(axes)) for curve in self.curves]
+        named = []
+        for label, y, color in self.levels:
+            line = axes.axhline(y, label=label, color=color, lw=1.1, ls=DASHED, zorder=2)
+            named += [(y, line)] if label else []
+        for curve in self.curves:
+            line = curve.draw(axes)
+            named += [(curve.end[1], line)] if curve.label else []
         if self.scales is not None:
             self.scales(axes)
-        lines.sort(key=lambda line: -line[0])
-        return [line for _, line in lines if not str(line.get_label()).startswith("_")]
+        return [line for _, line in sorted(named, key=lambda end: -end[0])]
 
 
 def panels(
