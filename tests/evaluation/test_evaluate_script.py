@@ -230,10 +230,6 @@ def test_runs_with_different_tokenizers_are_compared_by_bytes(root, monkeypatch,
     runs = [root / "run", root / "pieces"]
     with pytest.raises(EvaluationError, match="protocol=fixed-targets"):
         call(monkeypatch, *runs, *SMALL, "protocol=sliding")
-    for more, kept in ([], True), (["minutes=1"], False), (["targets_by=repetition"], False):
-        if not kept:
-            with pytest.raises(EvaluationError, match=more[0].split("=")[0]):
-                call(monkeypatch, *runs, *SMALL, *more)
     asked = ["lengths=[24,48]", "targets=16", "spans_per_document=2", "device=cpu", "folder=bytes"]
     assert call(monkeypatch, *runs, *asked) == 0
     assert "per byte" in capsys.readouterr().out
@@ -416,7 +412,6 @@ def test_dry_run_lists_cells(root, monkeypatch, capsys):
     [
         "protocol=by-position",
         "matrix=true",
-        "minutes=1",
         "protocol=attention",
         "targets_by=repetition",
     ],

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from errors import EvaluationError
 from evaluation.evaluation_settings import EvaluationSettings
-from evaluation.kinds import check_processes
+from evaluation.kinds import check_windows
 from evaluation.ranks import EvaluationRanks, joined, refuse_silent_launch
 from evaluation.scoring.scoring import ModelScorer
 from model import ContextShard
@@ -185,9 +185,7 @@ def test_context_that_cannot_be_shared_is_refused(monkeypatch):
         ):
             pytest.fail("joined")
     with pytest.raises(EvaluationError, match=r"context = 9 .*18 tokens"):
-        check_processes(EvaluationSettings(lengths=[16, 32], context=9), 16, world=9)
-    with pytest.raises(EvaluationError, match="minutes"):
-        check_processes(EvaluationSettings(minutes=1), 16, world=2)
+        check_windows(EvaluationSettings(lengths=[16, 32], context=9), 16)
 
 
 def test_cell_failure_on_one_rank_fails_on_all(measured, monkeypatch):

@@ -1,5 +1,4 @@
 import json
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -91,35 +90,6 @@ def test_interrupted_evaluation_resumes(do):
     resumed = do(console, batch=1)
     assert "cells are already done" in console.lines[0]
     assert_equal(resumed.nll, do(chunk=4095, batch=1).nll)
-
-
-def test_a_time_limit_scores_document_by_document(do, subject, monkeypatch):
-    """14 windows of 7 documents: five turns of the seven distinct cells finish two documents."""
-    clock = {"left": 5 * 7 + 1}
-
-    def monotonic():
-        clock["left"] -= 1
-        return 0.0 if clock["left"] >= 0 else 1e9
-
-    monkeypatch.setattr("evaluation.scoring.evaluate.time", SimpleNamespace(monotonic=monotonic))
-    part = do(minutes=1, seed=3)
-    documents = np.unique(part.plan.truncated.document)
-    assert np.unique(part.document).tolist() == documents[:2].tolist()
-    assert "2 of 7" in part.notes[-1]
-    targets = 2 * 2 * 5
-    assert len(part.document) == len(part.unit) == len(part.unigram) == targets
-    monkeypatch.undo()
-    subject.used.clear()
-    whole = do(minutes=60, seed=3)
-    assert len(subject.used) == 3 and set(whole.document) == set(documents)
-    assert_equal(part.nll, {cell: nll[:targets] for cell, nll in whole.nll.items()})
-    subject.used.clear()
-    console = Console()
-    plain = do(console, seed=3)  # all cells are complete, whichever way they were measured
-    assert "9 of 9 cells" in console.lines[0] and not subject.used
-    assert plain.plan.hash == whole.plan.hash
-    for cell, nll in do(seed=3, chunk=4095).nll.items():
-        assert np.abs(whole.nll[cell] - nll).max() < 1e-5
 
 
 def test_sinks_are_rejected_for_models_trained_with_bos(do, subject, monkeypatch):
