@@ -83,7 +83,7 @@ def train(run: TrainingRun) -> int:
             if validates:
                 validation.run(state)
             if saves or status:
-                checkpointer.save(state, metrics, validation.nll.get(state.step, {}))
+                checkpointer.save(state, metrics)
             if status and state.step < run.steps:
                 run.report_stop(state.step)
                 return status

@@ -22,7 +22,7 @@ from typing import TypeVar
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from data.files import read_object, sha256_of, sync, with_keys, write_json
+from data.files import read_object, sha256_of, sync, write_json
 from errors import TrainingError, is_disk_full
 from run_directory.process_group import ALONE, ProcessGroup, error_barrier, on_all
 from run_directory.training_settings import CheckpointSettings
@@ -40,11 +40,8 @@ OPTIMIZER = "optimizer.safetensors"
 AVERAGE = "average.safetensors"
 STATE = "state.json"
 MANIFEST = "manifest.json"
-HELD_OUT = "held_out"  # in a checkpoint's state: {input tokens: held-out NLL in nats}
-# true in a checkpoint's state: the loss is far above that of a uniform prediction
-DIVERGED = "diverged"
 _NAME = re.compile(r"step-(\d+)")
-_STATE = {"step": int, "state": dict, "optimizer": dict}
+_STATE = {"step": int, "state": dict}
 _MAX_READS = 100  # attempts to read a checkpoint that is replaced meanwhile
 T = TypeVar("T")
 
@@ -58,13 +55,11 @@ class Snapshot:
         tensors: by kind ("model"; "optimizer" and "average" where they are saved) and by name.
             Those of "optimizer" are `key/parameter name`, and the states of random generators.
         state: the state of the training loop, JSON.
-        options: the parameters and options of the optimizer's groups, JSON.
     """
 
     step: int
     tensors: dict[str, dict[str, Tensor]]
     state: dict = field(default_factory=dict)
-    options: dict = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -80,22 +75,12 @@ class Checkpoint:
         """The state of the training loop: step, tokens and the like."""
         return read_object(self.folder / STATE, _STATE)["state"]
 
-    @property
-    def optimizer(self) -> dict:
-        """The parameters and options of the optimizer's groups, as in `Snapshot.options`.
-
-        Raises TrainingError where only weights are saved.
-        """
+    def check_resumable(self) -> None:
+        """Raise TrainingError where only weights are saved."""
         if not self.has(OPTIMIZER):
             raise TrainingError(
                 f"{self.folder} contains only weights: it can be evaluated, but not resumed"
             )
-        file = self.folder / STATE
-        saved = read_object(file, _STATE)["optimizer"]
-        with_keys(file, saved, {"groups": list})
-        for group in saved["groups"]:
-            with_keys(file, group, {"weights": list, "options": dict})
-        return saved
 
     def has(self, name: str) -> bool:
         """Whether it has such a file, or one of every process."""
@@ -186,7 +171,7 @@ def _write(run: Path, draft: Path, snapshot: Snapshot, group: ProcessGroup) -> d
                 )
         written.append(write_tensors(draft, kind, tensors, group))
     if group.rank == 0:
-        about = {"step": snapshot.step, "state": snapshot.state, "optimizer": snapshot.options}
+        about = {"step": snapshot.step, "state": snapshot.state}
         write_json(draft / STATE, about, allow_nan=False)
         written.append(draft / STATE)
     files = {}
@@ -247,49 +232,18 @@ def _kept(run: Path) -> str:
     return "there is no earlier one" if step is None else f"step {step} is intact"
 
 
-# Which checkpoints are kept
-
-
-def saved_states(run: Path) -> dict[int, dict]:
-    """The state of the training loop in each checkpoint, by step; {} for a damaged one."""
-    states = {}
-    for step in steps_of(run):
-        try:
-            states[step] = read_object(folder_of(run, step) / STATE, _STATE)["state"]
-        except TrainingError:
-            states[step] = {}
-    return states
-
-
-def best_of(run: Path, length: int) -> tuple[int, float] | None:
-    """(step, NLL in nats) of the first checkpoint with the lowest held-out loss at `length` input
-    tokens; None where none was measured."""
-    losses = {step: state.get(HELD_OUT, {}) for step, state in saved_states(run).items()}
-    scores = [(nll[str(length)], step) for step, nll in losses.items() if str(length) in nll]
-    nll, step = min(scores, default=(0.0, None))
-    return None if step is None else (step, nll)
-
-
-def newest_before_divergence(run: Path, before: int | None = None) -> int | None:
-    """The newest checkpoint, of a step below `before`, from before the run diverged."""
-    sound = [step for step, state in saved_states(run).items() if not state.get(DIVERGED)]
-    return max((step for step in sound if before is None or step < before), default=None)
-
-
-def prune(run: Path, step: int, settings: CheckpointSettings, train_length: int) -> None:
+def prune(run: Path, step: int, settings: CheckpointSettings | None) -> None:
     """Remove the checkpoints of steps after `step`, from before the run was resumed, and those that
-    the settings do not keep: the newest, every `keep_interval` steps, the best, and the newest from
-    before the run diverged. Called by one process after the save of `step`."""
-    for later in [other for other in steps_of(run) if other > step]:
-        remove_checkpoint(folder_of(run, later))
+    the settings (None: all) do not keep. Called by one process after the save of `step`."""
     steps = steps_of(run)
-    kept = {*steps[-settings.keep :], newest_before_divergence(run)}
-    if settings.best and (best := best_of(run, settings.best * train_length)):
-        kept.add(best[0])
-    for old in steps:
-        is_regular = settings.keep_interval is not None and old % settings.keep_interval == 0
-        if old not in kept and not is_regular:
-            remove_checkpoint(folder_of(run, old))
+    kept = [saved for saved in steps if saved <= step]
+    if settings is not None:
+        interval = settings.keep_interval
+        regular = [saved for saved in kept if interval is not None and saved % interval == 0]
+        kept = regular + kept[-settings.keep :]
+    for saved in steps:
+        if saved not in kept:
+            remove_checkpoint(folder_of(run, saved))
 
 
 # Finding checkpoints

@@ -11,8 +11,7 @@ the text), and the parent's stages are dropped. The run directory stores all it 
 without its parent.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -122,8 +121,13 @@ class ParentRun:
         if settings.data.tokenizer == tokenizer:  # the same tokenizer under another setting
             data = old.data.model_copy(update={"tokenizer": tokenizer})
             old = old.model_copy(update={"data": data})
-        with self.fork_refused():
+        try:
             check_fork(self.checkpoint.step, old, settings)
+        except TrainingError as error:
+            raise TrainingError(
+                f"{self.folder} cannot be forked this way (an extension run takes its weights "
+                f"only: parent.run={self.folder} without --fork):\n       {error}"
+            ) from None
 
     def check_text(self, settings: RunSettings, data: RunData) -> None:
         """Raise TrainingError where the text has another tokenizer or, in an extension run, no
@@ -140,17 +144,6 @@ class ParentRun:
                 f"train_length {settings.train_length} is longer than every document of the "
                 f"training text (the longest has {data.longest:,} tokens); lower it"
             )
-
-    @contextmanager
-    def fork_refused(self) -> Iterator[None]:
-        """Raise an error of the block as the reason why the run cannot be forked."""
-        try:
-            yield
-        except TrainingError as error:
-            raise TrainingError(
-                f"{self.folder} cannot be forked this way (an extension run takes its weights "
-                f"only: parent.run={self.folder} without --fork):\n       {error}"
-            ) from None
 
 
 def read_run_settings(
@@ -194,6 +187,8 @@ def open_parent(folder: Path, step: int | None = None, fork: bool = False) -> Pa
     checkpoint = find_checkpoint(folder, None, step, only=None if fork else (WEIGHTS,))
     if checkpoint is None:
         raise TrainingError(f"parent.run: {folder} has no checkpoint yet; train it first")
+    if fork:
+        checkpoint.check_resumable()
     settings = run.settings if fork else last_trained(run.settings, checkpoint.step)[0]
     inherited: dict[str, Any] = settings.model_dump(mode="json") | {"parent": None}
     if not fork:

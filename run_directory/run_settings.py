@@ -57,6 +57,9 @@ class RunSettings(StrictSettings):
         "training.checkpoint.asynchronous": RemovedSetting(
             False, "checkpoints are written before the next step"
         ),
+        "training.checkpoint.best": RemovedSetting(
+            None, "keep_interval keeps checkpoints to choose from"
+        ),
     }
 
     @classmethod

@@ -115,12 +115,6 @@ class CheckpointSettings(StrictSettings):
     keep_interval: int | None = free(
         None, "keep all checkpoints whose step is a multiple of this", ge=1
     )
-    best: int | None = free(
-        None,
-        "keep the checkpoint of lowest held-out loss at this multiple of train_length, one of "
-        "validation.multiples",
-        ge=1,
-    )
 
     @model_validator(mode="after")
     def _kept_steps_are_saved(self) -> "CheckpointSettings":
@@ -367,19 +361,7 @@ class TrainingSettings(StrictSettings):
     profile: ProfileSettings | None = free(None, "trace some steps with torch.profiler; null: none")
 
     @model_validator(mode="after")
-    def _intervals_and_sizes_agree(self) -> "TrainingSettings":
-        c = self.checkpoint
-        v = self.validation
-        if c.best is not None and c.best not in v.multiples:
-            raise ValueError(
-                f"checkpoint.best = {c.best} is not measured: add it to validation.multiples"
-            )
-        if c.best is not None and c.interval and (not v.regular or c.interval % v.regular):
-            fix = f"make it a multiple of validation.interval ({v.regular})"
-            raise ValueError(
-                f"checkpoint.best requires a validation at each checkpoint, every {c.interval} "
-                f"steps: {fix if v.regular else 'set validation.interval'}"
-            )
+    def _micro_batch_is_part_of_batch(self) -> "TrainingSettings":
         if (size := self.micro_batch_size) is not None and size > self.batch_size:
             raise ValueError(f"micro_batch_size {size} is larger than batch_size {self.batch_size}")
         return self

@@ -1,17 +1,9 @@
 """Saves a run in training, and resumes it from its newest checkpoint."""
 
 import math
-from collections.abc import Mapping
 
 from data.sampling.exposure import write_exposure
-from run_directory.checkpoints import (
-    DIVERGED,
-    HELD_OUT,
-    find_checkpoint,
-    newest_before_divergence,
-    prune,
-    save_snapshot,
-)
+from run_directory.checkpoints import find_checkpoint, prune, save_snapshot
 from run_directory.exposure import make_ledger, with_parents
 from run_directory.process_group import error_barrier
 from run_directory.stages import stage_after, stages_of
@@ -47,12 +39,9 @@ class Checkpointer:
         interval = run.settings.training.checkpoint.interval
         self.steps = {*(range(interval, run.steps + 1, interval) if interval else ()), run.steps}
 
-    def save(self, state: TrainState, metrics: Metrics, held_out: Mapping[int, float]) -> None:
-        """Save the run after `state.step` updates.
-
-        Args:
-            held_out: {input tokens: NLL in nats} at this step, where it was measured.
-        """
+    def save(self, state: TrainState, metrics: Metrics) -> None:
+        """Save the run after `state.step` updates. Where the loss is far above that of a uniform
+        prediction, no earlier checkpoint is removed."""
         run = self._run
         parallel = run.parallel
         metrics.read()
@@ -62,7 +51,7 @@ class Checkpointer:
             metrics.sync()
             if parallel.takes_part:
                 snapshot = state.capture(carried)
-                snapshot.state.update(self._facts(state.step, metrics.loss, held_out))
+                snapshot.state["tokens"] = run.settings.tokens_after(state.step)
         if snapshot is not None and parallel.sharded:  # all processes save, and share errors
             save_snapshot(run.folder, snapshot, parallel)
         with error_barrier(parallel, "save"):
@@ -70,23 +59,14 @@ class Checkpointer:
                 save_snapshot(run.folder, snapshot)
             if parallel.main:
                 kept = run.settings.training.checkpoint
-                prune(run.folder, state.step, kept, run.settings.train_length)
+                uniform = math.log(run.data.tokenizer.vocab_size)
+                has_diverged = metrics.loss > 2 * uniform
+                if has_diverged:
+                    run.console.warn(
+                        f"step {state.step}: training has diverged: the loss is {metrics.loss:g}, "
+                        f"that of a uniform prediction {uniform:.3g}; earlier checkpoints are kept"
+                    )
+                prune(run.folder, state.step, None if has_diverged else kept)
                 exposure = with_parents(run.folder, self._ledger.upto(state.step))
                 write_exposure(run.folder, exposure)
         metrics.resume_clock()
-
-    def _facts(self, step: int, loss: float, held_out: Mapping[int, float]) -> dict:
-        """What a checkpoint records beside the training state: tokens, the held-out loss without
-        lengths at which it is not finite, and whether the run has diverged."""
-        run = self._run
-        measured = {str(length): nll for length, nll in held_out.items() if math.isfinite(nll)}
-        facts = {"tokens": run.settings.tokens_after(step), HELD_OUT: measured}
-        uniform = math.log(run.data.tokenizer.vocab_size)  # the loss of a uniform prediction
-        if not loss <= 2 * uniform:
-            facts[DIVERGED] = True
-            if run.parallel.main and (sound := newest_before_divergence(run.folder)) is not None:
-                run.console.warn(
-                    f"step {step}: training has diverged: the loss is {loss:g}, that of a uniform "
-                    f"prediction {uniform:.3g}; the checkpoint of step {sound} is kept as well"
-                )
-        return facts

@@ -16,6 +16,26 @@ COMMAND = (
     "accelerate launch --config_file configs/accelerate/cpu.yaml --num_processes {n} train.py ... "
     "(one_node.yaml on GPUs)"
 )
+# Environment variables of the accelerate config: the values that are supported, and the fix.
+_OFF = ("", "0", "no", "false")
+_REPLACED = "remove it; training.parallel.context replaces it"
+_ALLOWED = {
+    "ACCELERATE_USE_DEEPSPEED": (_OFF, "use one of configs/accelerate"),
+    "ACCELERATE_USE_MEGATRON_LM": (_OFF, "use one of configs/accelerate"),
+    "ACCELERATE_DYNAMO_BACKEND": (_OFF, "remove it; training.compile replaces it"),
+    "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": (
+        ("", "1", "auto"),
+        "remove it; training.micro_batch_size replaces it",
+    ),
+    "PARALLELISM_CONFIG_TP_SIZE": (("", "1"), "remove it"),
+    "PARALLELISM_CONFIG_CP_SIZE": (("", "1"), _REPLACED),
+    "PARALLELISM_CONFIG_SP_SIZE": (("", "1"), _REPLACED),
+}
+_ALLOWED_WITH_FSDP = {
+    "FSDP_VERSION": (("2",), "set it to 2"),
+    "FSDP_RESHARD_AFTER_FORWARD": (("", "true", "full_shard"), "set it to true"),
+    "FSDP_OFFLOAD_PARAMS": (_OFF, "remove it"),
+}
 # Task counts of launchers that do not configure torch: each process would train alone.
 _TASK_COUNTS = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 
@@ -28,71 +48,30 @@ def requests_fsdp(environment: Mapping[str, str]) -> bool:
 def check_launch(t: TrainingSettings, environment: Mapping[str, str]) -> None:
     """Check the accelerate config against the settings, before the process group is initialized.
 
-    Raises TrainingError with the key of the accelerate config, the setting and the fix.
+    Raises TrainingError with the option of the accelerate config and the fix.
     """
 
-    def value(name: str, default: str) -> str:
-        return environment.get(name, default).lower()
+    def refuse(name: str, fix: str) -> None:
+        option = name.removeprefix("ACCELERATE_").removeprefix("PARALLELISM_CONFIG_").lower()
+        raise TrainingError(f"accelerate config: {option} is {environment.get(name)}: {fix}")
 
-    is_off = ("", "false", "no")
-    bfloat16 = t.precision == "bfloat16" or (t.precision == "auto" and torch.cuda.is_available())
-    mixed = value("ACCELERATE_MIXED_PRECISION", "no")
-    steps = value("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1")
-    replaced = "remove it; training.parallel.context replaces it"
-    # what is wrong, and the message
-    checks = [
-        (
-            value(f"ACCELERATE_USE_{name}", "") not in is_off,
-            f"{name} is not supported: use one of configs/accelerate",
+    is_fsdp = requests_fsdp(environment)
+    allowed = _ALLOWED | _ALLOWED_WITH_FSDP if is_fsdp else _ALLOWED
+    for name, (values, fix) in allowed.items():
+        if environment.get(name, "").lower() not in values:
+            refuse(name, fix)
+    mixed = environment.get("ACCELERATE_MIXED_PRECISION", "no").lower()
+    half = t.precision == "bfloat16" or (t.precision == "auto" and torch.cuda.is_available())
+    if mixed != "no" and not (mixed == "bf16" and half):
+        refuse("ACCELERATE_MIXED_PRECISION", f"training.precision is {t.precision}: set it to no")
+    if is_fsdp and t.parallel.sharding == "none":
+        refuse("ACCELERATE_USE_FSDP", "set training.parallel.sharding to full")
+    recomputes = environment.get("FSDP_ACTIVATION_CHECKPOINTING", "").lower() == "true"
+    if is_fsdp and recomputes and not t.parallel.activation_checkpointing:
+        refuse(
+            "FSDP_ACTIVATION_CHECKPOINTING",
+            "set training.parallel.activation_checkpointing=true as well",
         )
-        for name in ("DEEPSPEED", "MEGATRON_LM")
-    ]
-    checks += [
-        (
-            mixed != "no" and not (mixed == "bf16" and bfloat16),
-            f"mixed_precision is {mixed}, but training.precision is {t.precision}: set "
-            "mixed_precision: no",
-        ),
-        (
-            value("ACCELERATE_DYNAMO_BACKEND", "") not in is_off,
-            "remove dynamo_config; training.compile replaces it",
-        ),
-        (
-            steps not in ("1", "auto"),
-            f"gradient_accumulation_steps is {steps}: remove it; training.micro_batch_size "
-            "replaces it",
-        ),
-    ]
-    for axis, fix in (("tp", "remove it"), ("cp", replaced), ("sp", replaced)):
-        size = value(f"PARALLELISM_CONFIG_{axis.upper()}_SIZE", "1")
-        checks.append((size != "1", f"{axis}_size is {size}: {fix}"))
-    if requests_fsdp(environment):
-        version = value("FSDP_VERSION", "1")
-        reshard = value("FSDP_RESHARD_AFTER_FORWARD", "true")
-        recomputes = value("FSDP_ACTIVATION_CHECKPOINTING", "false") == "true"
-        checks += [
-            (
-                t.parallel.sharding == "none",
-                "FSDP contradicts training.parallel.sharding none: set it to full",
-            ),
-            (version != "2", f"fsdp_version is {version}: set it to 2"),
-            (
-                reshard not in ("true", "full_shard"),
-                f"fsdp_reshard_after_forward is {reshard}: set it to true",
-            ),
-            (
-                value("FSDP_OFFLOAD_PARAMS", "false") == "true",
-                "fsdp_offload_params is not supported: remove it",
-            ),
-            (
-                recomputes and not t.parallel.activation_checkpointing,
-                "fsdp_activation_checkpointing requires "
-                "training.parallel.activation_checkpointing=true",
-            ),
-        ]
-    for is_wrong, problem in checks:
-        if is_wrong:
-            raise TrainingError(f"accelerate config: {problem}")
 
 
 def check_devices(environment: Mapping[str, str], gpus: int) -> None:

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from errors import INTERRUPTED, TrainingError
-from run_directory.checkpoints import newest_before_divergence, steps_of
+from run_directory.checkpoints import steps_of
 from run_directory.metrics_file import MetricsFile
 from run_directory.process_group import error_barrier
 from run_directory.run import MANIFEST, METRICS
@@ -47,27 +47,25 @@ class Metrics:
             done=state.step,
             console=run.console,
         )
+        self._open = ExitStack()
         self._file: MetricsFile | None = None
         self._sinks: list[Trackers | LiveView] = []
         self._places: dict[Path, os.stat_result] = {}
         with error_barrier(run.parallel, "begin"):
             if run.parallel.main:
                 self._file = MetricsFile(run.folder / METRICS, state.step)
+                self._open.callback(self._file.close)
                 trackers = Trackers(settings, run.folder, state.step, run.console)
-                self._sinks = [trackers, self._view]
+                self._open.callback(trackers.close)
+                self._sinks = [trackers, self._view] if trackers.open else [self._view]
                 places = (run.folder, run.folder / METRICS, run.folder / MANIFEST)
                 self._places = {path: path.stat() for path in places}
-        self._open = ExitStack()
         self._queue: list[tuple[int, StepResult, dict, Stage]] = []
-        self._applied = state.step  # the last step that changed the weights
         self._seconds = 0.0  # of the steps since the last measured speed
         self._measured = self._tokens  # tokens then
         self.loss = math.nan
 
     def __enter__(self) -> "Metrics":
-        for sink in (self._file, *self._sinks[:1]):
-            if sink is not None:
-                self._open.callback(sink.close)
         self._view.draw = self._open.enter_context(self._run.console.live(self._view))
         self.resume_clock()
         return self
@@ -112,12 +110,9 @@ class Metrics:
             metrics = result.read()
             status = metrics.status or status
             self._write_step(step, metrics, values, stage)
-            if not metrics.reason:
-                self._applied = step
-                continue
             if metrics.stopped:
                 raise TrainingError(self._why_stopped(step, metrics))
-            if self._file:
+            if metrics.reason and self._file:
                 self._run.console.warn(
                     f"step {step} is skipped, {REASONS[metrics.reason]}: loss {metrics.loss:g}, "
                     f"gradient norm {metrics.grad_norm:g}; number {metrics.count} of the run"
@@ -158,22 +153,18 @@ class Metrics:
 
     def _why_stopped(self, step: int, metrics: StepMetrics) -> str:
         """An error message for the step that stopped the run."""
-        folder = self._run.folder
-        is_spike = metrics.reason == SPIKE
-        steps = steps_of(folder)
-        # Without an update in between, the newest checkpoint has the weights that failed.
-        is_source = bool(steps) and not is_spike and steps[-1] >= self._applied
-        good = newest_before_divergence(folder, before=self._applied if is_source else None)
-        saved = "there is no good checkpoint" if good is None else f"step {good} is saved"
-        limit = "training.on_spike.limit" if is_spike else "training.on_nonfinite.limit"
-        fixes = ["lower training.optimizer.lr or training.grad_clip in a new run", "check its data"]
-        if not is_source or math.isfinite(metrics.loss):  # else every later step has such a loss
-            is_first = metrics.count == 1 and not is_spike
-            fixes.append("set training.on_nonfinite.name=skip" if is_first else f"raise {limit}")
+        steps = steps_of(self._run.folder)
+        saved = f"step {steps[-1]} is saved" if steps else "there is no checkpoint"
+        fix = "raise training.on_nonfinite.limit"
+        if metrics.reason == SPIKE:
+            fix = "raise training.on_spike.limit"
+        elif metrics.count == 1:
+            fix = "set training.on_nonfinite.name=skip"
         return (
             f"step {step}: the loss is {metrics.loss:g}, the gradient norm {metrics.grad_norm:g} "
             f"({REASONS[metrics.reason]} number {metrics.count} of the run). The step was not "
-            f"applied, and {saved}: {', or '.join(fixes)}"
+            f"applied, and {saved}: lower training.optimizer.lr or training.grad_clip in a new "
+            f"run, or check its data, or {fix}"
         )
 
     def resume_clock(self) -> None:

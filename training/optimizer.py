@@ -15,9 +15,7 @@ from torch import Tensor, nn
 from errors import TrainingError
 from model import Transformer
 from run_directory.optimizer_settings import ROLES, AdamWBase, MuonSettings, OptimizerSettings
-from run_directory.weights import is_sharded, named_weights, own_part
-
-_MACHINE_FLAGS = ("foreach", "fused", "capturable", "differentiable")  # chosen by each machine
+from run_directory.weights import named_weights, own_part
 
 
 def role_of(name: str, parameter: Tensor) -> str:
@@ -82,8 +80,13 @@ def parameter_groups(model: nn.Module, settings: OptimizerSettings) -> list[dict
 
 
 class Optimizer:
-    """AdamW, or Muon for matrices and AdamW for all other parameters, with the groups of
-    `parameter_groups`. AdamW is fused where the device of every parameter allows it."""
+    """AdamW, or Muon for matrices and AdamW for all other parameters. AdamW is fused where the
+    device of every parameter allows it.
+
+    Attributes:
+        groups: those of `parameter_groups`, with their options.
+        weights: all parameters that it updates.
+    """
 
     def __init__(self, model: nn.Module, settings: OptimizerSettings):
         groups = parameter_groups(model, settings)
@@ -112,14 +115,8 @@ class Optimizer:
             betas = adamw.betas
             options = {"lr": adamw.lr, "betas": betas, "eps": adamw.eps, "fused": fused}
             self.parts.append(torch.optim.AdamW(groups, **options))
-
-    @property
-    def groups(self) -> list[dict[str, Any]]:
-        return [group for part in self.parts for group in part.param_groups]
-
-    @property
-    def weights(self) -> list[nn.Parameter]:
-        return [weight for group in self.groups for weight in group["params"]]
+        self.groups = [group for part in self.parts for group in part.param_groups]
+        self.weights: list[nn.Parameter] = [w for group in self.groups for w in group["params"]]
 
     def set_learning_rates(self, rates: Mapping[str, float]) -> None:
         """Set the learning rate (1/update) of every group, by the group's `rate`."""
@@ -133,12 +130,11 @@ class Optimizer:
         Returns:
             () the norm before clipping; of sharded gradients, the norm over all shards.
         """
-        weights = self.weights
-        grads = [weight.grad for weight in weights if weight.grad is not None]
+        grads = [weight.grad for weight in self.weights if weight.grad is not None]
         norm = nn.utils.get_total_norm(grads)
-        if is_sharded(norm):
-            norm = norm.full_tensor()  # type: ignore[operator]
-        nn.utils.clip_grads_with_norm_(weights, max_norm or float("inf"), norm)
+        if hasattr(norm, "full_tensor"):  # of sharded gradients
+            norm = norm.full_tensor()
+        nn.utils.clip_grads_with_norm_(self.weights, max_norm or float("inf"), norm)
         return norm
 
     def step(self, skip: Tensor) -> None:
@@ -177,15 +173,6 @@ class Optimizer:
             for name, weight in zip(group["names"], group["params"], strict=True)
             for key, value in part.state[weight].items()
         }
-
-    def saved_options(self) -> dict[str, Any]:
-        """The parameters and options of every group, JSON."""
-        groups = []
-        for group in self.groups:
-            own = {key for key in group if key != "params" and key not in _MACHINE_FLAGS}
-            options = {key: value for key, value in group.items() if key in own}
-            groups.append({"weights": group["names"], "options": options})
-        return {"groups": groups}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Load `saved_tensors`. Options stay those of the settings, which a fork may change."""

@@ -45,6 +45,9 @@ class Parallel(ProcessGroup):
     what is built on them use a group of their own with HOST_TIMEOUT.
 
     Attributes:
+        main: whether this process prepares data, writes files and prints.
+        data_rank, data_world: index and number of context groups, which divide the rows of a batch.
+        takes_part: whether this process is needed to evaluate or save the model.
         device_type: of the devices that the run is meant for, which `--world` simulates on a CPU.
         autocast_dtype: of forward passes; None: no autocast.
         sharded: FSDP2, else DDP.
@@ -69,10 +72,14 @@ class Parallel(ProcessGroup):
         self.world: int = self._accelerator.num_processes
         self.autocast_dtype: torch.dtype | None = None
         check_world(t, os.environ, self.world)
+        self.main = self.rank == 0
+        self.data_rank = self.rank // t.parallel.context
+        self.data_world = self.world // t.parallel.context
         sharding = t.parallel.sharding
         if sharding == "auto":
             sharding = "full" if requests_fsdp(os.environ) else "none"
         self.sharded = sharding == "full"
+        self.takes_part = self.main or self.sharded
         if self.sharded and not dist.is_initialized():
             raise TrainingError(
                 "training.parallel.sharding=full requires several processes: start "
@@ -92,27 +99,6 @@ class Parallel(ProcessGroup):
             if not is_simulated:
                 dist.distributed_c10d._set_pg_timeout(STEP_TIMEOUT, group)
             self.shard = ContextShard.of(group)
-
-    @property
-    def main(self) -> bool:
-        """Whether this process prepares data, writes files and prints."""
-        return self.rank == 0
-
-    @property
-    def data_rank(self) -> int:
-        """Index of the rows of a batch that this process shares with the others of its context
-        group."""
-        return self.rank // self.settings.context
-
-    @property
-    def data_world(self) -> int:
-        """Number of context groups, which divide the rows of a batch."""
-        return self.world // self.settings.context
-
-    @property
-    def takes_part(self) -> bool:
-        """Whether this process is needed to evaluate or save the model."""
-        return self.main or self.sharded
 
     def main_first(self, work: Callable[[], T]) -> T:
         """The result of `work()` on each process; the others start when the main one has finished.

@@ -5,9 +5,8 @@ import shlex
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -19,6 +18,7 @@ from errors import TrainingError
 from model import Transformer
 from model.devices import prepare_cpu
 from run_directory.checkpoints import (
+    Snapshot,
     clean_leftovers,
     copy_checkpoint,
     find_checkpoint,
@@ -27,47 +27,20 @@ from run_directory.checkpoints import (
 from run_directory.console import Console
 from run_directory.exposure import INHERITED, exposure_of, make_sampler
 from run_directory.parent_run import ParentRun, read_run_settings
-from run_directory.position_overrides import make_model, meta_model
+from run_directory.position_overrides import make_model
 from run_directory.process_group import error_barrier
 from run_directory.run import Run, check_writable, is_run, locked_run, rename_old_run
 from run_directory.run_names import run_folder
 from run_directory.run_settings import RunSettings
 from run_directory.stages import stages_of
-from run_directory.weights import load_weights
+from run_directory.weights import load_weights, weights_of
 from settings.load import dropped_settings, identity
 from training.checks import check_model, check_processes, input_limit
 from training.memory import check_memory
-from training.optimizer import Optimizer, parameter_groups
 from training.parallel import Parallel, autocast_type
 from training.precision import PRECISION, resolve_precision
 from training.schedule import TrainingSchedule
-from training.step import StepGuard
 from training.stop_requests import StopRequests
-from training.train_state import TrainState
-
-
-class ValidationTargets(Protocol):
-    """Fixed held-out targets; as `evaluation.monitor` draws them."""
-
-    @property
-    def note(self) -> str: ...
-
-    @property
-    def documents(self) -> int: ...
-
-    @property
-    def hash(self) -> str: ...
-
-    def measure(
-        self,
-        model: Transformer,
-        device: torch.device,
-        rank: int,
-        world: int,
-        gather: Callable[[Any], list[Any]],
-    ) -> dict[int, tuple[float, int]]:
-        """{length: (mean NLL in nats, number of targets)}; NaN where a loss is not finite."""
-        ...
 
 
 class TrainingRun:
@@ -82,14 +55,14 @@ class TrainingRun:
         run: the run directory, locked by the main process.
         data: the prepared text; `sampler`: the batch of every step.
         model: with its initial weights, on the device.
-        targets: of the validation.
+        targets: of the validation, as evaluation.monitor_targets draws them.
     """
 
     run: Run
     data: RunData
     sampler: RunSampler
     model: Transformer
-    targets: ValidationTargets
+    targets: Any
 
     def __init__(
         self,
@@ -114,6 +87,7 @@ class TrainingRun:
         # makes the checkpoints of equal runs equal.
         torch.manual_seed(settings.seed)
         self.parallel = make_parallel(t)
+        self.device = self.parallel.device
         self.console = Console(quiet=not self.parallel.main, results=options.dry_run)
         for warning in dropped_settings(settings, options.overrides):
             self.console.info(warning)
@@ -124,37 +98,14 @@ class TrainingRun:
             "start all with the same files and overrides",
         )
         check_model(settings)
-        self._check_groups_of_fork()
         existing = None if options.restart else self.folder
         self.precision = resolve_precision(
             settings, self.parent, existing, self.parallel, options.auto_precision
         )
         self.parallel.autocast_dtype = autocast_type(self.precision)
 
-    @property
-    def device(self) -> torch.device:
-        return self.parallel.device
-
-    def _check_groups_of_fork(self) -> None:
-        """Raise TrainingError where the optimizer of a fork has other parameter groups than its
-        parent's."""
-        parent = self.parent
-        if parent is None or not self.settings.is_fork:
-            return
-        # Parameter names do not depend on the vocabulary.
-        own = parameter_groups(meta_model(self.settings), self.settings.training.optimizer)
-        with parent.fork_refused():
-            saved = parent.checkpoint.optimizer["groups"]
-            if [group["names"] for group in own] != [group["weights"] for group in saved]:
-                raise TrainingError(
-                    "training.optimizer.groups: the groups of weights are "
-                    f"{', '.join(group['options']['name'] for group in saved)} in the parent, and "
-                    f"here they would be {', '.join(group['name'] for group in own)}; leave them "
-                    "as in the parent"
-                )
-
     @contextmanager
-    def open(self, draw_targets: Callable[..., ValidationTargets]) -> Iterator[None]:
+    def open(self, draw_targets: Callable[..., Any]) -> Iterator[None]:
         """Prepare the data, build the model, and create or reopen the run directory, which stays
         locked until the block ends. An extension run starts with a checkpoint of step 0.
 
@@ -207,9 +158,7 @@ class TrainingRun:
             data.verify()
         return data
 
-    def _held_out_targets(
-        self, draw_targets: Callable[..., ValidationTargets]
-    ) -> ValidationTargets:
+    def _held_out_targets(self, draw_targets: Callable[..., Any]) -> Any:
         """Held-out targets at the multiples of train_length that the model and the text allow."""
         settings = self.settings
         data = self.data
@@ -227,12 +176,6 @@ class TrainingRun:
         lengths = [length for length in requested if limit is None or length <= limit]
         if lengths < requested:
             self.console.info(f"positions end at {limit}: validation uses the lengths {lengths}")
-        best = settings.training.checkpoint.best
-        if best and best * settings.train_length not in lengths:
-            raise TrainingError(
-                f"training.checkpoint.best = {best} cannot be measured: validation has the lengths "
-                f"{lengths}"
-            )
         targets = draw_targets(data, lengths, v.targets, v.spans, settings.seed)
         if targets.note:
             self.console.info(targets.note)
@@ -308,16 +251,11 @@ class TrainingRun:
                 self.console.info(line)
             return
         load_weights(self.model, parent.checkpoint.folder)
-        t = self.settings.training
-        state = TrainState(
-            model=self.model,
-            optimizer=Optimizer(self.model, t.optimizer),
-            guard=StepGuard(t.on_nonfinite, t.on_spike, self.device),
-            ema=None,
-            forward=self.model,
-        )
-        snapshot = replace(state.capture(), state={"step": 0, "tokens": 0})
-        save_snapshot(self.folder, snapshot)
+        tensors = {
+            "model": weights_of(self.model),
+            "optimizer": {"generator/cpu": torch.get_rng_state()},
+        }
+        save_snapshot(self.folder, Snapshot(0, tensors, {"step": 0, "tokens": 0}))
 
     def begin_steps(self) -> None:
         """Wait for all processes; from here on, a signal saves a checkpoint before the process
@@ -336,22 +274,13 @@ class TrainingRun:
 
 
 def describe_fork(settings: RunSettings, parent: ParentRun) -> list[str]:
-    """Lines about a fork: its parent, changed settings, learning rates, and whether the parent's
-    learning rates before it differ from those of its own settings."""
+    """Lines about a fork: its parent, changed settings, and learning rates."""
     step = parent.checkpoint.step
     lines = [
         f"fork of {parent.folder}: continues after step {step} with its optimizer and data order"
     ]
     lines += [f"changed in the fork: {text}" for text in parent.changed(settings)]
-    lines += changed_rates(settings, parent)
-    old = TrainingSchedule(parent.settings)
-    new = TrainingSchedule(settings)
-    first = next((i for i in range(step) if old.learning_rates(i) != new.learning_rates(i)), None)
-    if first is not None:
-        lines.append(
-            f"learning rates before it differ from those of its settings from step {first + 1} on"
-        )
-    return lines
+    return lines + changed_rates(settings, parent)
 
 
 def changed_rates(settings: RunSettings, parent: ParentRun) -> list[str]:

@@ -2,7 +2,6 @@
 
 import shlex
 
-from run_directory.checkpoints import best_of
 from run_directory.run_settings import RunSettings
 from run_directory.stages import stages_of
 from training.checks import sampled
@@ -72,11 +71,6 @@ def announce_end(run: TrainingRun, prompts: list[str]) -> None:
     settings = run.settings
     console = run.console
     console.info(f"done: {folder} (peak memory {peak_memory(run.device) / 2**20:,.0f} MiB)")
-    best_at = settings.training.checkpoint.best
-    if best_at and (best := best_of(folder, best_at * settings.train_length)):
-        console.info(
-            f"best at {best_at} × train_length: step {best[0]}, held-out NLL {best[1]:.4f}"
-        )
     if len(passes := run.sampler.passes(run.steps)) > 1:
         shares = (f"{label} {n:.2f}" for label, n in passes.items())
         console.info(f"epochs: {', '.join(shares)}")

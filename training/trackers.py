@@ -66,28 +66,31 @@ _OPEN = {"wandb": _open_wandb, "tensorboard": _open_tensorboard}
 
 class Trackers:
     """The trackers in the settings of a run, resumed after `step`. The first failure of one is
-    reported and disables it."""
+    reported and disables it.
+
+    open: how to send and close each, by its name.
+    """
 
     def __init__(self, settings: RunSettings, folder: Path, step: int, console: Console):
         t = settings.training
         used = {"wandb": t.wandb.mode != "disabled", "tensorboard": t.tensorboard}
         self._console = console
-        self._open: dict[str, tuple[Send, Close]] = {}
+        self.open: dict[str, tuple[Send, Close]] = {}
         for name, open_ in _OPEN.items():
             if used[name]:
                 with self._disabled_by_errors(name):
-                    self._open[name] = open_(settings, folder, step)
+                    self.open[name] = open_(settings, folder, step)
 
     def write(self, line: dict) -> None:
         """Send one line of metrics; names are prefixed with its kind, nested names joined with
         slashes."""
         values = {k: v for k, v in line.items() if k not in ("kind", "step", "attempt")}
-        for name, (send, _) in list(self._open.items()):
+        for name, (send, _) in list(self.open.items()):
             with self._disabled_by_errors(name):
                 send(line["step"], line["attempt"], flat(values, line["kind"]))
 
     def close(self) -> None:
-        for name, (_, close) in list(self._open.items()):
+        for name, (_, close) in list(self.open.items()):
             with self._disabled_by_errors(name):
                 close()
 
@@ -96,7 +99,7 @@ class Trackers:
         try:
             yield
         except Exception as error:  # any error of a tracker: training continues
-            self._open.pop(name, None)
+            self.open.pop(name, None)
             first = (str(error).splitlines() or [type(error).__name__])[0]
             self._console.warn(f"{name} is disabled; training continues: {first}")
 

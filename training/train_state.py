@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from errors import TrainingError
 from model import ModelSettings, Transformer
 from model.carried_state import CarriedState
 from run_directory.checkpoints import AVERAGE, Checkpoint, Snapshot
@@ -104,19 +103,12 @@ class TrainState:
             step=self.step,
             tensors=tensors,
             state={"step": self.step, "step_guard": self.guard.state()},
-            options=self.optimizer.saved_options(),
         )
 
     def restore(self, checkpoint: Checkpoint, parallel: ProcessGroup = ALONE) -> None:
         """Load everything that `capture` saves. An EMA that the checkpoint lacks starts from the
-        weights. Raises TrainingError where the checkpoint has no optimizer, or other groups."""
-        saved = checkpoint.optimizer
-        if [group["names"] for group in self.optimizer.groups] != [
-            group["weights"] for group in saved["groups"]
-        ]:
-            raise TrainingError(
-                f"{checkpoint.folder}: its optimizer groups differ from those of the settings"
-            )
+        weights. Raises TrainingError where it has only weights."""
+        checkpoint.check_resumable()
         load_weights(self.model, checkpoint.folder)
         stored = read_like(checkpoint.folder, "optimizer", named_weights(self.model))
         generators = {key: stored.pop(key) for key in list(stored) if key.startswith("generator/")}

@@ -21,7 +21,6 @@ class Validation:
     Attributes:
         steps: the steps after which to run it; 0 in an extension run, under its new settings.
         prompts: the prompts of the samples.
-        nll: {input tokens: NLL in nats} by step, on all processes; NaN where a loss is not finite.
     """
 
     def __init__(self, run: TrainingRun, metrics: Metrics):
@@ -36,7 +35,6 @@ class Validation:
         self.steps = self._loss_steps | self._sample_steps
         prompts = t.samples.prompts
         self.prompts = [run.data.opening()] if prompts is None else prompts
-        self.nll: dict[int, dict[int, float]] = {}
 
     def run(self, state: TrainState) -> None:
         """Validate and generate samples after `state.step` updates, each where it is due."""
@@ -60,13 +58,11 @@ class Validation:
         measured = targets.measure(
             state.model, parallel.device, parallel.rank, parallel.world, parallel.gather
         )
-        nll = {length: mean for length, (mean, _) in measured.items()}
-        self.nll[state.step] = nll
         counts = [count for _, count in measured.values()]
         self._metrics.write(
             state.step,
             "validation",
-            nll=nll,
+            nll={length: mean for length, (mean, _) in measured.items()},
             targets=counts[0],
             documents=targets.documents,
             seconds=time.perf_counter() - begun,

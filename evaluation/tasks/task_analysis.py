@@ -76,13 +76,12 @@ def analyse_tasks(result: TaskResult) -> TaskAnalysis:
     analysis = TaskAnalysis([], [], [], len(result.answers), len(np.unique(drawn.unit)))
     for label, length in result.answers:
         analysis.rows.append(_row(result, label, length))
-        if drawn.task.hides:
-            depth = np.array(drawn.depths)[drawn.depth]
-            analysis.by_depth.extend(_grid(result, label, length, depth, doubles=False))
-            # the power of two at or below each distance
-            distance = np.array([item.distance or 0 for item in drawn.items[length]])
-            octave = 2 ** np.frexp(distance)[1] // 2
-            analysis.by_distance.extend(_grid(result, label, length, octave, doubles=True))
+        depth = np.array(drawn.depths)[drawn.depth]
+        analysis.by_depth.extend(_grid(result, label, length, depth, doubles=False))
+        # the power of two at or below each distance
+        distance = np.array([item.distance for item in drawn.items[length]])
+        octave = 2 ** np.frexp(distance)[1] // 2
+        analysis.by_distance.extend(_grid(result, label, length, octave, doubles=True))
     return analysis
 
 

@@ -3,7 +3,7 @@ claims."""
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
@@ -12,7 +12,6 @@ from matplotlib.figure import Figure
 
 from data.files import write_text
 from evaluation.reports.document import (
-    Block,
     ReportDocument,
     ReportFigure,
     ReportSection,
@@ -41,19 +40,17 @@ from studies.claims.verdicts import ALPHA, INCONCLUSIVE, REFUTED, REPRODUCED, ho
 
 FIGURE = "figure"
 TONES = {REPRODUCED: "held", REFUTED: "broken"}
-LEAD = (
-    "Claims from papers and threads about positions and length, each run as a study whose seeds, "
-    "comparisons and smallest effects were committed before its results."
-)
 METHODS = (
-    "A verdict is about this scale: 0.1M to 0.3M parameters, trained in seconds. Reproduced: in "
-    "every comparison the lower end of the interval is at or above the smallest effect. Refuted: "
-    "in one of them the upper end is below it. Of a claim of no difference: within or beyond it in "
-    "either direction. All seeds count; where more than one run in eight of an arm has not learned "
-    "within the trained length, the verdict is inconclusive."
+    "Verdicts are about this scale: 0.1M to 0.3M parameters, trained in seconds. Each seed "
+    "gives one paired number, positive as predicted; brackets are intervals of its mean over all "
+    "seeds (losses in nats), or of the difference between the shares of seeds that solve a task. "
+    "A claim is reproduced if the interval of every comparison is at or above the smallest effect "
+    "δ, and refuted if one is below it. A claim of no difference (±δ) is reproduced if every "
+    "interval is within ±δ, and refuted if one is beyond. Otherwise, and where more than one run "
+    "in eight of an arm has not learned within the trained length, the verdict is inconclusive."
 )
 COLUMNS = ("claim", "published", "here", "verdict", "seeds", "CPU time", "command", "deviations")
-HTML = """<article class="claim" data-scheme="{scheme}" data-task="{task}" data-verdict="{verdict}">
+CARD = """<article class="claim" data-scheme="{scheme}" data-task="{task}" data-verdict="{verdict}">
 <h3>{statement}</h3>
 <p><b class="badge {tone}">{word}</b> {here}</p>
 {figure}
@@ -70,18 +67,17 @@ class AtlasEntry:
     survives: bool
 
     @property
+    def kind(self) -> str:
+        """reproduced, refuted or inconclusive."""
+        return self.verdict.word.split(" ")[0]
+
+    @property
     def word(self) -> str:
         return f"{self.verdict.word}{' ‡' if self.survives else ''}"
 
     @property
-    def source(self) -> str:
-        source = self.claim.settings.source
-        return f"{source.authors}: {source.title} ({source.paper}, {source.place})"
-
-    @property
-    def published(self) -> str:
-        reporter = self.claim.settings.as_reported_by
-        return self.claim.settings.published + (f" (as reported by {reporter})" if reporter else "")
+    def statement(self) -> str:
+        return self.claim.settings.statement
 
     @property
     def here(self) -> str:
@@ -89,44 +85,51 @@ class AtlasEntry:
         groups: dict[tuple[str, str], list[str]] = {}
         for name, comparison in self.verdict.comparisons.items():
             title, _, label = name.rpartition(", ")
-            sign = "" if comparison.difference else "±"
-            key = (title or label, f"{sign}{comparison.delta:g}")
+            counts = " − ".join(f"{sum(arm)} of {len(arm)}" for arm in comparison.solved)
             ends = with_ends(comparison.estimate, *self.verdict.ends[name])
-            groups.setdefault(key, []).append(f"{label} {ends}" if title else ends)
+            key = (title, f"{'' if comparison.difference else '±'}{comparison.delta:g}")
+            text = f"{label} {ends}, {counts}" if counts else f"{label} {ends}"
+            groups.setdefault(key, []).append(text)
         return "; ".join(
-            f"{title}: {', '.join(parts)} (δ {delta})" for (title, delta), parts in groups.items()
+            f"{title}{': ' if title else ''}{', '.join(parts)} (δ {delta})"
+            for (title, delta), parts in groups.items()
         )
 
     @property
-    def seeds(self) -> str:
+    def facts(self) -> dict[str, str]:
+        settings = self.claim.settings
+        source = settings.source
+        reporter = settings.as_reported_by
         n = self.verdict.seeds
-        missing = {arm: n - count for arm, count in self.verdict.learned.items() if count < n}
-        text = "; ".join(f"{count} of {arm} did not learn" for arm, count in missing.items())
-        return f"{n}; {text}" if text else f"{n}, all learned"
-
-    @property
-    def cost(self) -> str:
-        return duration(self.claim.record["cpu_seconds"])
-
-    @property
-    def command(self) -> str:
-        return shlex.join(["python", "study.py", str(self.claim.file)])
+        missing = [
+            f"{n - count} of {arm} did not learn"
+            for arm, count in self.verdict.learned.items()
+            if count < n
+        ]
+        return {
+            "source": f"{source.authors}: {source.title} ({source.paper}, {source.place})",
+            "published": settings.published + (f" (as reported by {reporter})" if reporter else ""),
+            "here": self.here,
+            "seeds": f"{n}; {'; '.join(missing) or 'all learned'}",
+            "CPU time": duration(self.claim.record["cpu_seconds"]),
+            "command": shlex.join(["python", "study.py", str(self.claim.file)]),
+            "deviations": settings.deviations,
+        }
 
     @property
     def row(self) -> list:
         """For the table of the Markdown page."""
-        statement = f"{self.claim.settings.statement} {self.source}"
-        verdict = TableCell(self.word, TONES.get(self.verdict.word, ""))
-        more = [self.seeds, self.cost, self.command, self.claim.settings.deviations]
-        return [statement, self.published, self.here, verdict, *more]
+        verdict = TableCell(self.word, TONES.get(self.kind, ""))
+        source, published, here, *others = self.facts.values()
+        return [f"{self.statement} {source}", published, here, verdict, *others]
 
     @property
     def _figure(self) -> ReportFigure:
         name = self.claim.name
         return ReportFigure(
             self.claim.folder / FIGURE,
-            caption=f"{self.claim.settings.statement} {self.word.capitalize()}.",
-            alt=name,
+            caption=f"{self.statement} {self.word.capitalize()}.",
+            alt=f"Chart: {', '.join(self.verdict.comparisons)}",
             link=f"results/claims/{name}/{FIGURE}.svg",
         )
 
@@ -134,20 +137,14 @@ class AtlasEntry:
         return self._figure.markdown()
 
     def html(self, number: int) -> str:
-        facts = {
-            "source": self.source,
-            "published": self.published,
-            "seeds": self.seeds,
-            "CPU time": self.cost,
-            "deviations": self.claim.settings.deviations,
-            "command": self.command,
-        }
-        return HTML.format(
-            scheme="|".join(self.claim.record["schemes"]),
-            task=self.claim.record["task"],
-            verdict=self.verdict.word.split(" ")[0],
-            statement=escape(self.claim.settings.statement),
-            tone=TONES.get(self.verdict.word, INCONCLUSIVE),
+        """The card of the claim, which filters select by its data attributes."""
+        facts = {key: text for key, text in self.facts.items() if key != "here"}
+        return CARD.format(
+            scheme="|".join(self.claim.schemes),
+            task=self.claim.task,
+            verdict=self.kind,
+            statement=escape(self.statement),
+            tone=TONES.get(self.kind, INCONCLUSIVE),
             word=escape(self.word),
             here=escape(self.here),
             figure=self._figure.image(),
@@ -156,7 +153,7 @@ class AtlasEntry:
 
 
 @dataclass(frozen=True)
-class Filters:
+class ClaimFilters:
     """Choices of the claims that the HTML page shows."""
 
     entries: Sequence[AtlasEntry]
@@ -165,11 +162,10 @@ class Filters:
         return ""
 
     def html(self, number: int) -> str:
-        records = [entry.claim.record for entry in self.entries]
         values = {
-            "scheme": {scheme for record in records for scheme in record["schemes"]},
-            "task": {record["task"] for record in records},
-            "verdict": {entry.verdict.word.split(" ")[0] for entry in self.entries},
+            "scheme": {name for entry in self.entries for name in entry.claim.schemes},
+            "task": {entry.claim.task for entry in self.entries},
+            "verdict": {entry.kind for entry in self.entries},
         }
         selects = ""
         for name, choices in values.items():
@@ -181,35 +177,45 @@ class Filters:
         return FILTERS.read_text(encoding="utf-8").replace("SELECTS", selects)
 
 
-def claim_figure(entry: AtlasEntry) -> Figure:
+def claim_figure(verdict: ClaimVerdict) -> Figure:
     """The value of every seed, the mean with its interval, and the smallest effect that counts."""
-    verdict = entry.verdict
     names = list(verdict.comparisons)
     curves = []
+    deltas = set()
     for i, name in enumerate(names):
         comparison = verdict.comparisons[name]
         low, high = verdict.ends[name]
-        values = comparison.values if not comparison.solved else []
-        curves.append(Curve("", values, [i] * len(values), SOFT, dash="", marker="o", size=3.4))
-        mean = Curve("", [comparison.estimate], [i + 0.22], COLOURS[0], [low], [high], across=True)
-        curves.append(replace(mean, marker="D"))
-    deltas = {(c.delta, c.difference) for c in verdict.comparisons.values()}
+        values = [] if comparison.solved else comparison.values
+        curves += [
+            Curve("", values, [i] * len(values), SOFT, dash="", marker="o", size=3.4),
+            Curve(
+                "",
+                [comparison.estimate],
+                [i + 0.22],
+                COLOURS[0],
+                [low],
+                [high],
+                across=True,
+                marker="D",
+            ),
+        ]
+        deltas.add((comparison.delta, "δ"))
+        if not comparison.difference:
+            deltas.add((-comparison.delta, "−δ"))
 
     def scales(axes: Axes) -> None:
         axes.set_ylim(len(names) - 0.4, -0.5)
         axes.set_yticks(range(len(names)), [name.split(", ")[-1] for name in names], fontsize=9)
         axes.tick_params(axis="y", length=0)
+        axes.locator_params(axis="x", nbins=7)
         axes.grid(visible=False, axis="y")
         axes.grid(axis="x", color=GRID, lw=0.7, zorder=0)
         axes.spines["left"].set_visible(False)
         axes.axvline(0, color=INK, lw=1.0, ls=DASHED, zorder=2)
-        for delta, is_difference in deltas:
-            mark(axes, delta, "δ")
-            if not is_difference:
-                mark(axes, -delta, "−δ")
+        for delta, text in deltas:
+            mark(axes, delta, text)
 
-    heading = names[0].rpartition(", ")[0] or names[0]
-    panel = Panel(curves, heading, scales=scales, named=False, height=0.5 + 0.42 * len(names))
+    panel = Panel(curves, scales=scales, named=False, height=0.5 + 0.42 * len(names))
     return panels([panel], FigureText(), width=4.8)
 
 
@@ -218,42 +224,49 @@ def write_atlas(claims: Sequence[Claim], docs: Path) -> list[Path]:
     pages."""
     entries = _entries(claims)
     for entry in entries:
-        save(claim_figure(entry), entry.claim.folder, FIGURE, formats=("svg",))
-    counts = {
-        word: sum(entry.verdict.word.startswith(word) for entry in entries)
-        for word in (REPRODUCED, REFUTED, INCONCLUSIVE)
-    }
-    summary = ", ".join(f"{count} {word}" for word, count in counts.items())
-    expected = plain(ALPHA * len(entries), 1)
+        save(claim_figure(entry.verdict), entry.claim.folder, FIGURE, formats=("svg",))
+    kinds = [entry.kind for entry in entries]
+    counts = [f"{kinds.count(kind)} {kind}" for kind in (REPRODUCED, REFUTED, INCONCLUSIVE)]
     lead = [
-        f"{counted(len(entries), 'claim')}: {summary}. {LEAD}",
-        f"Each verdict is wrong with a probability of at most {ALPHA:.0%}, so that at most "
-        f"{expected} wrong ones are expected; those with ‡ hold simultaneously (Holm).",
+        f"{counted(len(entries), 'claim')}: {', '.join(counts)}.",
+        "Claims of papers and threads about positions and length, each run as a study. Its seeds, "
+        "comparisons and smallest effect were committed before its results.",
+        f"Each verdict is wrong with a probability of at most {ALPHA:.0%}, so at most "
+        f"{plain(ALPHA * len(entries), 1)} wrong ones are expected; those marked ‡ hold "
+        "simultaneously (Holm).",
     ]
-    pages = []
-    for name, is_html in (("atlas.md", False), ("atlas.html", True)):
-        sections = [ReportSection("Verdicts", [METHODS, Filters(entries) if is_html else None])]
-        for question, title in QUESTIONS.items():
-            own = [entry for entry in entries if entry.claim.settings.question == question]
-            table = ReportTable(title, COLUMNS, [entry.row for entry in own], numbers=len(COLUMNS))
-            blocks: list[Block] = [*own] if is_html else [table, *own]
-            sections += [ReportSection(title, blocks)] if own else []
-        document = ReportDocument("Atlas of claims about length", "", lead, sections)
-        write_text(docs / name, document.html() if is_html else document.markdown())
-        pages.append(docs / name)
-    return pages
+    grouped = {
+        title: [entry for entry in entries if entry.claim.settings.question == question]
+        for question, title in QUESTIONS.items()
+    }
+    grouped = {title: own for title, own in grouped.items() if own}
+    tables = {
+        title: ReportTable("Claims", COLUMNS, [entry.row for entry in own], numbers=len(COLUMNS))
+        for title, own in grouped.items()
+    }
+    markdown = [ReportSection(title, [tables[title], *own]) for title, own in grouped.items()]
+    html = [ReportSection(title, own) for title, own in grouped.items()]
+    title = "Atlas of claims about length"
+    how = "How to read the verdicts"
+    pages = {
+        "atlas.md": ReportDocument(
+            title, "", lead, [ReportSection(how, [METHODS]), *markdown]
+        ).markdown(),
+        "atlas.html": ReportDocument(
+            title, "", lead, [ReportSection(how, [METHODS, ClaimFilters(entries)]), *html]
+        ).html(),
+    }
+    for name, text in pages.items():
+        write_text(docs / name, text)
+    return [docs / name for name in pages]
 
 
 def _entries(claims: Sequence[Claim]) -> list[AtlasEntry]:
     """The claims that have results under their present settings."""
-    verdicts = {
-        claim.name: verdict
-        for claim in claims
-        if claim.record.get("hash") == claim.hash and (verdict := claim.verdict()) is not None
-    }
-    survives = holm([verdict.p for verdict in verdicts.values()])
-    by_name = {claim.name: claim for claim in claims}
-    return [
-        AtlasEntry(by_name[name], verdict, is_safe)
-        for (name, verdict), is_safe in zip(verdicts.items(), survives, strict=True)
-    ]
+    decided = []
+    for claim in claims:
+        verdict = claim.verdict()
+        if verdict is not None and claim.record["hash"] == claim.hash:
+            decided.append((claim, verdict))
+    survives = holm([verdict.p for _, verdict in decided])
+    return [AtlasEntry(*each, is_safe) for each, is_safe in zip(decided, survives, strict=True)]

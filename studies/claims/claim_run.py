@@ -3,21 +3,22 @@ with its first result."""
 
 import shutil
 import subprocess
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from data.data_settings import SymbolSource
 from data.files import read_object, write_json
 from data.hashing import canonical_hash
 from errors import StudyError
 from evaluation.evaluation_settings import MeasurementSettings
 from evaluation.reports.results_files import write_table
 from run_directory.console import Console
+from run_directory.parent_run import read_run_settings
 from run_directory.run_names import scheme_names
+from run_directory.run_settings import RunSettings
 from settings.load import SettingsLayers
 from studies.claims.claim_results import (
     ClaimVerdict,
@@ -69,10 +70,35 @@ class Claim:
         cells = {cell.id: _tree(cell.arguments) for cell in cells_of(claim)}
         return canonical_hash([cells, evaluations, decides])[:16]
 
+    @cached_property
+    def _runs(self) -> list[RunSettings]:
+        """The settings of the runs of the first seed."""
+        first = self.settings.seeds[0]
+        cells = [cell for cell in cells_of(self.settings) if cell.axes[SEED] == first]
+        return [read_run_settings(cell.arguments, None)[0] for cell in cells]
+
+    @property
+    def schemes(self) -> list[str]:
+        return sorted({name for run in self._runs for name in scheme_names(run)})
+
+    @property
+    def task(self) -> str:
+        """The tasks, or text."""
+        tasks = {
+            run.data.source.task.name if isinstance(run.data.source, SymbolSource) else "text"
+            for run in self._runs
+        }
+        return ", ".join(sorted(tasks))
+
+    @property
+    def stored(self) -> Path:
+        """The directory of its results: where it has not run, that of the published ones."""
+        return self.folder if (self.folder / RECORD).is_file() else PUBLISHED / self.name
+
     @property
     def record(self) -> dict:
         """claim.json: when and with which hash the claim was frozen; {} before its first run."""
-        file = self.folder / RECORD
+        file = self.stored / RECORD
         return read_object(file) if file.is_file() else {}
 
     @property
@@ -84,6 +110,11 @@ class Claim:
             return "changed since its first result"
         verdict = self.verdict()
         return "running" if verdict is None else verdict.word
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether there is a verdict under the present settings."""
+        return self.record.get("hash") == self.hash and self.verdict() is not None
 
     def check_frozen(self) -> None:
         """Raise StudyError if the file was changed after its first result."""
@@ -130,37 +161,29 @@ class Claim:
         }
         write_json(self.folder / RECORD, record)
 
-    def finish(self, results: dict, plans: Sequence[PlannedCell]) -> ClaimVerdict | None:
-        """Write results.csv, the cost and what was trained; the verdict, None while cells are
-        missing."""
+    def finish(self, results: dict) -> ClaimVerdict | None:
+        """Write results.csv and the cost; the verdict, None while cells are missing."""
         cells = results["cells"]
         if not is_complete(results):
             return None
         write_table(self.folder / RESULTS, measured_rows(self.settings, cells))
         seconds = [sum(cell["timing"]["cpu_seconds"].values()) for cell in cells]
-        sources = [plan.settings.data.source for plan in plans]
-        schemes = {name for plan in plans for name in scheme_names(plan.settings)}
-        facts = {
-            "cpu_seconds": round(sum(seconds)),
-            "cells": len(cells),
-            "schemes": sorted(schemes),
-            "task": ", ".join(sorted({task_name(source) for source in sources})),
-        }
-        write_json(self.folder / RECORD, self.record | facts)
+        cost = {"cpu_seconds": round(sum(seconds)), "cells": len(cells)}
+        write_json(self.folder / RECORD, self.record | cost)
         return self.verdict()
 
     def publish(self, root: Path) -> "Claim":
         """Copy the record and the results to the directory of claims `root`; the claim there."""
         published = Claim(self.file, self.settings, root)
-        for name in (RECORD, RESULTS):
-            if (self.folder / name).is_file():
-                published.folder.mkdir(parents=True, exist_ok=True)
+        if (self.folder / RESULTS).is_file():
+            published.folder.mkdir(parents=True, exist_ok=True)
+            for name in (RECORD, RESULTS):
                 shutil.copy(self.folder / name, published.folder)
         return published
 
     def verdict(self) -> ClaimVerdict | None:
-        """From the results in the claim's directory; None before they exist."""
-        file = self.folder / RESULTS
+        """From the stored results; None before they exist."""
+        file = self.stored / RESULTS
         return verdict_of(self.settings, read_rows(file)) if file.is_file() else None
 
     def pilot_values(self, results: dict) -> dict[str, np.ndarray]:
@@ -227,11 +250,6 @@ class Claim:
                     f"{self.file}: {place} needs {key} {asked[key]}, which evaluations.{name} does "
                     f"not measure: {', '.join(map(str, known))}"
                 )
-
-
-def task_name(source: Any) -> str:
-    """The task of a source of data, or text."""
-    return source.task.name if hasattr(source, "task") else "text"
 
 
 def is_complete(results: dict) -> bool:

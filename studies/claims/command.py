@@ -12,8 +12,6 @@ from studies.claims.atlas import write_atlas
 from studies.claims.claim_run import PUBLISHED, Claim, is_complete
 from studies.claims.claim_settings import ClaimSettings
 from studies.claims.expressions import in_words
-from studies.running.cell_work import CellWork
-from studies.running.plan import PlannedCell
 from studies.running.study_call import StudyCall
 
 CLAIMS = Path("configs/claims")
@@ -39,27 +37,28 @@ def run_claims(call: StudyCall) -> int:
     left = {}
     rows = []
     for claim in claims:
-        session = claim.session(call)
-        work = [CellWork(plan, claim.folder, session.corpora, call) for plan in session.plans]
-        missing = [each for each in work if not each.is_done()]
-        seconds = sum(session.forecast.seconds(each.plan, each) for each in missing)
-        if missing or claim.verdict() is None:
-            left[claim.name] = seconds
+        cells = claim.record.get("cells", 0)
+        if not claim.is_decided:
+            session = claim.session(call)
+            seconds = [sum(parts.values()) for _, parts in session.left()]
+            cells = len(session.plans)
+            left[claim.name] = sum(seconds)
+            cells = f"{cells - len(seconds)} of {cells}"
         rows.append([
             claim.name,
             claim.settings.question,
-            f"{len(work) - len(missing)} of {len(work)}",
+            str(cells),
             claim.status,
-            f"{duration(claim.record.get('cpu_seconds', 0))} CPU" if not missing else "",
-            duration(seconds) if missing else "",
+            f"{duration(claim.record['cpu_seconds'])} CPU" if claim.is_decided else "",
+            duration(left[claim.name]) if claim.name in left else "",
         ])  # fmt: skip
     console.table(counted(len(claims), "claim"), COLUMNS, rows)
     total = duration(sum(left.values()) / options.jobs)
     print(f"left: {total} with {counted(options.jobs, 'job')}; cells that claims share count twice")
     if not options.all or options.dry_run:
         return 0
+    cheapest_first = sorted(left, key=left.__getitem__)
     by_name = {claim.name: claim for claim in claims}
-    cheapest_first = sorted(left, key=lambda name: left[name])
     return run_all([by_name[name] for name in cheapest_first], call)
 
 
@@ -100,7 +99,7 @@ def run_claim(claim: Claim, call: StudyCall) -> int:
     results = session.gather()
     status = progress.report(received, options.repeat)
     if not options.pilot:
-        _print_verdict(claim, results, session.plans, console)
+        _print_verdict(claim, results, console)
     elif is_complete(results):
         _print_pilot(claim, results)
     return status
@@ -114,10 +113,8 @@ def _print_pilot(claim: Claim, results: dict) -> None:
         print(f"    mean {values.mean():+.4f}{sd}: {numbers}")
 
 
-def _print_verdict(
-    claim: Claim, results: dict, plans: Sequence[PlannedCell], console: Console
-) -> None:
-    verdict = claim.finish(results, plans)
+def _print_verdict(claim: Claim, results: dict, console: Console) -> None:
+    verdict = claim.finish(results)
     if verdict is None:
         console.info(f"{claim.name}: no verdict before all cells are done")
         return

@@ -15,7 +15,6 @@ from settings.load import load_settings
 from settings.script import message_of
 from studies.running.cell_record import TRAINING, CellRecord, last_checkpoint
 from studies.running.children import set_threads
-from studies.running.corpora import StudyCorpora
 from studies.running.plan import PlannedCell, PlannedEvaluation
 from studies.running.study_call import StudyCall
 
@@ -29,12 +28,10 @@ class CellWork:
         self,
         plan: PlannedCell,
         folder: Path,
-        corpora: StudyCorpora,
         call: StudyCall,
         precision: str = "",
     ):
         self.plan = plan
-        self.corpora = corpora
         self.call = call
         self.precision = precision
         self.log = folder / "logs" / f"{plan.id}.log"
@@ -75,7 +72,7 @@ class CellWork:
         return FAILED if errors else 0
 
     def _extra(self, evaluation: PlannedEvaluation) -> list[str]:
-        return self.corpora.arguments(self.plan, evaluation)
+        return self.call.corpora.arguments(self.plan, evaluation)
 
     def _timed(self, name: str, work: Callable[[], None]) -> list[str]:
         """The error of a part of the work, if any. Its time is recorded, that of interrupted

@@ -5,19 +5,17 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from functools import partial
+from functools import cache
 from pathlib import Path
 
 import torch
 
 from data.hashing import canonical_hash
 from evaluation.evaluation_settings import EvaluationSettings
-from evaluation.reports.text import counted
 from evaluation.scoring.methods import TRAINED, TRUNCATE
 from evaluation.tasks.task_settings import TaskEvaluationSettings
 from model import find_device
 from run_directory.checkpoints import steps_of
-from run_directory.console import duration
 from run_directory.position_overrides import make_model
 from run_directory.run_settings import RunSettings
 from studies.running.cell_record import TRAINING, CellRecord, flops_of
@@ -25,10 +23,8 @@ from studies.running.cell_work import CellWork
 from studies.running.children import value_of
 from studies.running.corpora import StudyCorpora
 from studies.running.plan import PlannedCell, PlannedEvaluation
-from studies.running.study_call import StudyCall
 from training.hardware import USUAL_SHARE, peak_flops
 
-COLUMNS = ["#", "cell", "parameters", "tokens", "train length", "time left", "left"]
 TIMED_FLOPS = 1e12  # larger steps are not timed
 OVERHEAD = 0.5  # seconds of a training or an evaluation besides its passes
 OPTIMIZER = 1.1  # a step's time, in those of its passes
@@ -41,7 +37,6 @@ class StudyForecast:
     def __init__(self, plans: Sequence[PlannedCell], corpora: StudyCorpora, folder: Path):
         self.corpora = corpora
         self._measured: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-        self._rates: dict[str, float] = {}
         self._flops: dict[str, tuple[int, float]] = {}
         for plan in plans:
             self.add(plan, folder)
@@ -90,13 +85,8 @@ class StudyForecast:
         return OVERHEAD + flops / self._rate(plan)
 
     def _rate(self, plan: PlannedCell) -> float:
-        """FLOP/s of a step of a cell, timed in a child; of a large one or on a GPU, a share of the
-        peak."""
-        kind = _kind(plan)
-        if kind not in self._rates:
-            work = partial(_rate_of, plan.settings, self._vocabulary(plan))
-            self._rates[kind] = value_of(work)
-        return self._rates[kind]
+        settings = plan.settings.model_copy(update={"seed": 0})
+        return _rate_of(settings.model_dump_json(), self._vocabulary(plan))
 
     def _evaluation(self, plan: PlannedCell, evaluation: PlannedEvaluation) -> float:
         """Seconds of an evaluation of losses or tasks, from the tokens that it reads."""
@@ -123,7 +113,15 @@ def _kind(plan: PlannedCell) -> str:
     return canonical_hash([plan.settings.model_dump(mode="json", exclude={"seed"}), evaluations])
 
 
-def _rate_of(settings: RunSettings, vocabulary: int) -> float:
+@cache
+def _rate_of(settings: str, vocabulary: int) -> float:
+    """FLOP/s of a step of a run with these settings (JSON), timed in a child; of a large one or on
+    a GPU, a share of the peak."""
+    run = RunSettings.model_validate_json(settings)
+    return value_of(lambda: _measured_rate(run, vocabulary))
+
+
+def _measured_rate(settings: RunSettings, vocabulary: int) -> float:
     """FLOP/s of a training step, the shorter of two."""
     device = find_device("auto")
     model = make_model(settings, vocabulary)
@@ -143,41 +141,3 @@ def _rate_of(settings: RunSettings, vocabulary: int) -> float:
         model(tokens, targets=tokens, reduction="sum").backward()
         times.append(time.monotonic() - begun)
     return flops / (OPTIMIZER * min(times[1:]))
-
-
-def print_forecast(
-    plans: Sequence[PlannedCell],
-    forecast: StudyForecast,
-    folder: Path,
-    call: StudyCall,
-) -> None:
-    """Print a table of all cells and one line about the remaining time."""
-    rows = []
-    total = 0.0
-    n_left = 0
-    for plan in plans:
-        work = CellWork(plan, folder, forecast.corpora, call)
-        left = forecast.parts(plan, work)
-        seconds = sum(left.values())
-        parameters, _ = forecast.size(plan)
-        rows.append([
-            plan.cell.index,
-            plan.id,
-            f"{parameters:,}",
-            f"{plan.settings.trained_tokens:,}",
-            plan.settings.train_length,
-            duration(seconds) if left else "",
-            ", ".join(left) or "done",
-        ])  # fmt: skip
-        total += seconds
-        n_left += bool(left)
-    count = counted(len(plans), "cell")
-    call.console.table(f"{count} in {folder}", COLUMNS, rows)
-    jobs = call.options.jobs
-    if not n_left:
-        print("everything is done")
-        return
-    print(
-        f"{n_left} of {count} left: about {duration(total / jobs)} with {counted(jobs, 'job')}, "
-        "measured on earlier cells or estimated from one step"
-    )

@@ -19,7 +19,6 @@ from studies.running.cell_work import FAILED as CELL_FAILED
 from studies.running.cell_work import CellWork
 from studies.running.children import STOPPED as STOP_SIGNALS
 from studies.running.children import gpus, start_child, value_of
-from studies.running.corpora import StudyCorpora
 from studies.running.forecast import StudyForecast
 from studies.running.plan import PlannedCell
 from studies.running.progress import (
@@ -68,13 +67,11 @@ class StudyRunner:
         self,
         folder: Path,
         plans: Sequence[PlannedCell],
-        corpora: StudyCorpora,
         progress: StudyProgress,
         forecast: StudyForecast,
         call: StudyCall,
     ):
         self.folder = folder
-        self.corpora = corpora
         self.progress = progress
         self.forecast = forecast
         self.call = call
@@ -131,7 +128,7 @@ class StudyRunner:
 
     def _work(self, plan: PlannedCell) -> CellWork:
         precision = self._precision if plan.settings.training.precision == "auto" else ""
-        return CellWork(plan, self.folder, self.corpora, self.call, precision)
+        return CellWork(plan, self.folder, self.call, precision)
 
     def _start(self, plan: PlannedCell) -> None:
         work = self._work(plan)

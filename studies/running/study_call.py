@@ -3,8 +3,10 @@
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from run_directory.console import Console
+from studies.running.corpora import StudyCorpora
 
 
 @dataclass(frozen=True)
@@ -20,3 +22,10 @@ class StudyCall:
     console: Console
     train: Callable[[Sequence[str]], int]
     with_parent: Callable[[Sequence[str]], Sequence[str]]
+
+    @cached_property
+    def corpora(self) -> StudyCorpora:
+        """The text of all cells, prepared unless no cell will run."""
+        options = self.options
+        is_list = options.claims and not options.all
+        return StudyCorpora(self.console, make=not (options.dry_run or is_list))

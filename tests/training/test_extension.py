@@ -74,7 +74,6 @@ def test_decay_fork_equals_run_with_same_budget(overrides, stem, tmp_path, capsy
     assert trained(*fork) == 0
     output = capsys.readouterr().err
     assert f"fork of {stem}: continues after step 8" in output
-    assert "learning rates before" not in output
     assert output.count("changed in the fork: ") == 1
     assert "changed in the fork: training.tokens: 3072 → 2304" in output
     assert lines(decay) == [line for line in lines(straight) if line["step"] > 8]
@@ -105,7 +104,6 @@ def test_decay_fork_equals_run_with_same_budget(overrides, stem, tmp_path, capsy
     near, far = Run(again).manifest["lineage"]
     assert (near["run"], near["step"], far["run"], far["step"]) == (str(decay), 12, str(stem), 8)
     assert read_exposure(again).positions.tolist() == [13 * 8] * 24
-    assert "learning rates before it differ" in capsys.readouterr().err
 
 
 def test_fork_settings_override_those_of_the_checkpoint(stem, tmp_path):
@@ -116,8 +114,6 @@ def test_fork_settings_override_those_of_the_checkpoint(stem, tmp_path):
     words = ["training.optimizer.weight_decay=0.7", "training.optimizer.betas=[0.5,0.6]"]
     start = ["parent.checkpoint=12", "--fork", stem, "--run-dir"]
     assert trained(*words, *start, fork) == 0
-    options = find_checkpoint(fork).optimizer["groups"][0]["options"]
-    assert (options["weight_decay"], options["betas"]) == (0.7, [0.5, 0.6])
     assert trained(*start, unchanged) == 0
     assert same(weights(unchanged), weights(stem)) and not same(weights(fork), weights(stem))
 
@@ -138,10 +134,6 @@ def test_fork_settings_override_those_of_the_checkpoint(stem, tmp_path):
             "training.stages before step 16 ",
         ),
         (["parent.checkpoint=5"], "no checkpoint of step 5; it has 4, 8, 12, 16"),
-        (
-            ["training.optimizer.groups={head: {lr: 1e-3}}", "training.tokens=4000"],
-            "are matrices, embeddings, vectors in the parent, .* matrices, head, embeddings",
-        ),
     ],
 )
 def test_invalid_forks_are_rejected_without_files(stem, tmp_path, overrides, message):
@@ -156,7 +148,7 @@ def test_forks_of_runs_that_are_none_or_lack_an_optimizer(stem, tmp_path):
     shutil.rmtree(bare / "checkpoints")
     save_weights(bare, 16, Run(stem).load(checkpoint=16).model)
     for fork, folder, message in (
-        (bare, tmp_path / "x", r"parent\.run=.* without --fork"),
+        (bare, tmp_path / "x", "only weights"),
         (tmp_path / "none", tmp_path / "x", "no such run directory"),
         (stem, stem, r"parent\.run"),
     ):

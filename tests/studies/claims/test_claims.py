@@ -85,10 +85,12 @@ def test_the_atlas_shows_published_results(claims):
     markdown, page = (path.read_text() for path in pages)
     for text in (markdown, page):
         assert "1 claim: 0 reproduced, 1 refuted, 0 inconclusive." in text
-        assert "(δ 0.5)" in text and "(δ ±9)" in text and "3, all learned" in text
+        assert "(δ 0.5)" in text and "(δ ±9)" in text and "3; all learned" in text
     assert "](results/claims/tiny/figure.svg)" in markdown
     assert Path("docs/results/claims/tiny/figure.svg").is_file()
     assert 'data-scheme="none|rope" data-task="text" data-verdict="refuted"' in page
+    shutil.rmtree("runs")
+    assert claim.status == "refuted" and claim.is_decided
     assert '<select name="scheme"><option value="">all</option><option>none</option>' in page
 
 
