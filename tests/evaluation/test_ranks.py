@@ -68,14 +68,8 @@ def together(world, work, context=1):
 def test_ranks_match_single_process_bitwise(measured, world, tmp_path):
     alone = measured(batch=2, cells="alone")
     results = together(world, lambda ranks: (ranks, measured(ranks, batch=2)))
-    for rank, answer in enumerate(results):
-        ranks, result = answer
-        assert (ranks.rank, ranks.world, ranks.local_rank, ranks.local_world) == (
-            rank,
-            world,
-            rank,
-            world,
-        )
+    for rank, (ranks, result) in enumerate(results):
+        assert (ranks.rank, ranks.world) == (ranks.local_rank, ranks.local_world) == (rank, world)
         assert set(result.nll) == set(alone.nll) and result.targets == alone.targets
         for where, nll in alone.nll.items():
             assert (result.nll[where] == nll).all(), where
@@ -252,11 +246,7 @@ def test_smallest_memory_budget_is_used(measured, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "environment",
-    [
-        {"SLURM_STEP_NUM_TASKS": "4"},
-        {"OMPI_COMM_WORLD_SIZE": "2"},
-    ],
+    "environment", [{"SLURM_STEP_NUM_TASKS": "4"}, {"OMPI_COMM_WORLD_SIZE": "2"}]
 )
 def test_uncoordinated_processes_are_rejected(environment):
     with pytest.raises(EvaluationError, match="torchrun --nproc_per_node"):

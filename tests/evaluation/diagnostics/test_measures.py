@@ -101,15 +101,11 @@ def test_measures_match_loops_without_cache(case, keep=4):
             np.testing.assert_allclose(sample.by_distance[row, layer, head], mass, atol=1e-10)
 
 
-def turns(model, length):
-    """Of every rotary pair, by kind of layer."""
-    return {kind: length * f / (2 * math.pi) for kind, f in frequencies_of(model, length).items()}
-
-
 def test_incomplete_rotation_pairs():
     """Wavelengths and turns by the formula."""
     model = build({"name": "rope", "theta": 100.0, "fraction": 0.8}, train=11)
-    pairs = pairs_of(model, turns(model, 11), 44)
+    trained = {kind: 11 * f / (2 * math.pi) for kind, f in frequencies_of(model, 11).items()}
+    pairs = pairs_of(model, trained, 44)
     assert [pair.kind for pair in pairs] == ["all"] * 4
     for n, pair in enumerate(pairs):
         wave = 2 * math.pi * 100 ** (2 * n / 8)
