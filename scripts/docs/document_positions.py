@@ -114,7 +114,7 @@ def document() -> str:
     lines += ["", *choices_section("temperature", PositionSettings.model_fields["temperature"])]
     rope = SCHEMES["rope"][0]
     for key in rope.model_fields:
-        options = choices(rope.model_fields[key].annotation, rope.model_fields[key])
+        options = choices(rope.model_fields[key].annotation)
         if key not in COMMON and options:
             lines += ["", *choices_section(key, rope.model_fields[key])]
     lines += ["", "## Kinds of layers", "", prose(LayerKindSettings.__doc__), ""]
@@ -199,7 +199,7 @@ def default(field: FieldInfo) -> str:
     return f"`{value}`"
 
 
-def choices(annotation: Any, field: FieldInfo | None = None) -> list[type[BaseModel]]:
+def choices(annotation: Any) -> list[type[BaseModel]]:
     """The classes of a union discriminated by `name`."""
     if get_origin(annotation) is Annotated:
         annotation = get_args(annotation)[0]

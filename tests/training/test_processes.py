@@ -14,7 +14,7 @@ import subprocess
 import sys
 import warnings
 from contextlib import redirect_stdout
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -201,11 +201,6 @@ SCHEMES = {
     "fire": ["model.position.name=fire", "training.ema={decay: 0.7, start: 1}"],
     "muon": ["training.optimizer.name=muon"],
 }
-# Learned by positions for the model, and in a layer's softmax.
-OTHERS = {
-    "kerple": ["model.position.name=kerple", "model.tie_embeddings=false"],
-    "ssmax": ["model.position={name: rope, temperature: {name: ssmax}, sink_logit: learned}"],
-}
 
 
 def probe(training: Training, prepared) -> list[float]:
@@ -338,13 +333,6 @@ def test_sharded_training_matches_unsharded(whole_models, halves, case):
     check_halves([rank[case] for rank in halves[1]], expected, *tolerances)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", OTHERS)
-def test_sharded_training_of_other_schemes_matches_unsharded(prepared, tmp_path, case):
-    ranks = shared(2, lambda: by_parts(OTHERS[case], prepared, tmp_path / case))
-    check_halves(ranks, history(OTHERS[case], prepared), 1e-10, 1e-9)
-
-
 def test_sharded_gathers_are_bfloat16_and_parameters_float32(halves, prepared):
     whole = in_bfloat16([], prepared)
     assert whole["in pass"] == {(torch.float32, torch.float32)}
@@ -458,7 +446,10 @@ CONTEXT_CASES = {
     "rope": ["model.qk_norm=true", "training.micro_batch_size=3", "training.z_loss=1e-3"],
     "fox": ["model.position.name=fox", SHARDED, PLAIN],
     "selective_rope": ["model.position.name=selective_rope", RECOMPUTED],
-    "ssmax": [*OTHERS["ssmax"], "training.parallel.activation_checkpointing=selective"],
+    "ssmax": [
+        "model.position={name: rope, temperature: {name: ssmax}, sink_logit: learned}",
+        "training.parallel.activation_checkpointing=selective",
+    ],
     "random": ["data.positions={name: random_subset, max_length: 64}", PLAIN],
     "linear": ["model.mixer={name: linear, chunk: 4}"],
 }
@@ -536,29 +527,6 @@ def test_every_configuration_equals_one_process(prepared, context, packing):
     assert {name: value for name, value in far.items() if not value < 1e-10} == {}
 
 
-COMPILED = {
-    "by block": (True, "eager", [SHARDED, RECOMPUTED]),
-    "whole, window": (False, "eager", ["model.position={name: rope, window: 5}", PLAIN]),
-    "inductor": (True, "inductor", [SHARDED]),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", COMPILED)
-def test_compiled_shared_windows_equal_those_of_one_process(prepared, case):
-    is_by_block, backend, overrides = COMPILED[case]
-    options = {"by_block": is_by_block, "backend": backend, "dynamic": True, "fullgraph": True}
-
-    def work() -> list:
-        warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")
-        compile_it = partial(Transformer.compile, **options)
-        return Training([*FOUR, *overrides, CONTEXT], prepared, compile_it).steps(0, FEW)
-
-    expected = steps(one_process(overrides), prepared, FEW)
-    for curve in shared(2, work, 500):
-        assert farthest(curve, expected) < 1e-10
-
-
 @pytest.mark.slow
 def test_context_groups_divide_the_batch(prepared):
     """Four processes in two groups, under DDP and FSDP2."""
@@ -613,14 +581,6 @@ QUICK = {
     "context": [CONTEXT, PACKED],
     "fsdp and context": [CONTEXT, SHARDED, RECOMPUTED, PACKED, "training.micro_batch_size=3"],
 }
-COLLECTIVES = {
-    **QUICK,
-    "ddp": [ONE_EACH],
-    "fsdp": [SHARDED, ONE_EACH],
-    "fox": [CONTEXT, SHARDED, "model.position.name=fox"],
-    "window": [CONTEXT, "model.position.window=5"],
-    "sinks": [CONTEXT, PACKED, "model.position={name: rope, window: 5, sinks: 2}"],
-}
 
 
 def measured(overrides: list[str], prepared) -> dict:
@@ -670,13 +630,6 @@ def compare_collectives(world: int, prepared, cases: dict[str, list[str]]) -> No
 
 def test_collectives_equal_those_of_two_processes(prepared):
     compare_collectives(2, prepared, QUICK)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("world", [2, 4])
-def test_collectives_of_every_case_equal_those_of_processes(prepared, world):
-    group = {"one group": [f"training.parallel.context={world}", SHARDED]}
-    compare_collectives(world, prepared, COLLECTIVES | group)
 
 
 def test_collectives_of_fsdp_and_context_parallelism():
