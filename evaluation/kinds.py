@@ -21,13 +21,11 @@ from evaluation.evaluation_settings import (
     MeasurementSettings,
 )
 from evaluation.ranks import EvaluationRanks
-from evaluation.reports.attention_report import attention_report
 from evaluation.reports.comparison_report import comparison_report
+from evaluation.reports.diagnostic_report import attention_report, generation_report
 from evaluation.reports.evaluation_report import EvaluationReport
-from evaluation.reports.generation_report import generation_report
-from evaluation.reports.item_report import item_report
 from evaluation.reports.loss_report import loss_report
-from evaluation.reports.task_report import task_report
+from evaluation.reports.task_report import item_report, task_report
 from evaluation.scoring.byte_spans import choose_byte_spans
 from evaluation.scoring.chosen_targets import ChosenTargets, choose_targets
 from evaluation.scoring.evaluate import EvaluationResult, EvaluationSession

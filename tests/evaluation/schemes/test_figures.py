@@ -13,7 +13,7 @@ from evaluation.schemes.curves import SchemeShape
 from evaluation.schemes.scheme_figures import FIGURES, FigureRequest
 from model.attention.mask import AttentionView
 from model.position import SCHEMES, AttentionPlan, PositionalScheme, PositionSettings
-from tests.artists import assert_text_is_readable
+from tests.artists import assert_text_is_readable, ends
 
 
 def column(drawing, value: str, **where) -> list:
@@ -103,7 +103,7 @@ def test_incomplete_rotation_pairs_are_past_critical_dimension(theta, dim, lengt
     )
     whole = column(drawing, "whole_turn")
     assert whole == [True] * pairs + [False] * (dim // 2 - pairs)
-    assert f": {dim // 2 - pairs} of {dim // 2}" in drawing.figure.axes[0].texts[-1].get_text()
+    assert f": {dim // 2 - pairs} of {dim // 2}" in ends(drawing.figure.axes[0])[0].name
     expected = [2 * math.pi * theta ** (2 * k / dim) for k in range(dim // 2)]
     assert column(drawing, "wavelength_tokens") == pytest.approx(expected, rel=1e-12)
 

@@ -44,7 +44,7 @@ def test_accuracy_has_intervals_over_seeds_and_units(record, read):
     table, by_depth = task_tables(r)
     for name, length, cell, _ in table.cells:
         low = r.table.get(name.text, "accuracy", int(length.text.replace(",", ""))).low
-        assert cell.tone == ("held" if low > CHANCE else "")
+        assert cell.tone == ("good" if low > CHANCE else "")
     rows = {tuple(row[:2]): row[2:] for row in by_depth.rows}
     assert rows["alibi", "1,024"] == ["64%", "68%", "72%", "76%", "80%"]
 
