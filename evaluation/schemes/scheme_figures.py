@@ -212,8 +212,8 @@ def encoding_panel(name: str, points: np.ndarray) -> Panel:
 
     def scales(axes: Axes) -> None:
         axes.set_label(name)
-        axes.set_aspect("equal", "datalim")
-        axes.margins(0.16)
+        axes.set_aspect("equal")
+        axes.margins(0.2)
         # numbers across the path, away from its middle
         across = np.gradient(flat, axis=0)[:, ::-1] * (-1, 1)
         across /= np.maximum(np.linalg.norm(across, axis=1, keepdims=True), 1e-9)
