@@ -11,8 +11,6 @@ like:
                  bucket), and uniform: the mass of uniform attention over the visible keys.
     pairs        rotary pairs: method, length, kind of layer, pair, wavelength (null: no rotation),
                  turns within that length, turns_trained within the trained length as trained.
-    precision    method, length, dtype, and differences of the model's outputs from float64 on the
-                 same windows: logit_max, logit_mean, nll_max, nll_mean (signed).
     absent       method, length, reason: cells that do not exist.
     mismatch     largest |weights·values − output of the model's own kernel| over all cells.
 
@@ -51,7 +49,7 @@ from evaluation.reports.figures import FigureText
 from evaluation.reports.position_report import positions, tokens_seen
 from evaluation.reports.provenance import text_basis
 from evaluation.reports.reported_results import ReportedResults
-from evaluation.reports.results_files import mean_over_units, rounded, rounded_record
+from evaluation.reports.results_files import clean, mean_over_units
 from evaluation.reports.text import counted
 from evaluation.results_table import ResultRow, ResultsTable, number
 from evaluation.schemes.scheme_figures import wavelength_figure
@@ -74,6 +72,7 @@ TEXT = {
     "nll": ("NLL of the text, nats", ".2f"),
 }
 Measures = Mapping[str, tuple[str, str]]
+DIGITS = 6  # significant ones in results.json
 LENGTH = "length, tokens (log scale)"
 MEAN = "mean"
 UNIFORM = "uniform attention"
@@ -150,7 +149,7 @@ def stem_of(stem: str, name: str) -> str:
 
 
 def attention_report(result: AttentionResult, name: str = "attention") -> EvaluationReport:
-    record = attention_record(result)
+    record = clean(attention_record(result), DIGITS)
     details = (
         f"Means over the last {result.settings.targets} queries of {result.windows} windows of "
         f"{counted(result.documents, 'document')}, over all heads and layers."
@@ -163,7 +162,7 @@ def attention_report(result: AttentionResult, name: str = "attention") -> Evalua
         attention_rows(record),
         lambda r: {
             "verdict": attention_verdict(r),
-            "details": [*_pairs_and_drift(r), details],
+            "details": [*_slow_pairs(r), details],
             "tables": [attention_table(r)],
             "draw": lambda: attention_figures(r),
         },
@@ -196,8 +195,8 @@ def measure_cells(result: AttentionResult) -> Iterator[dict]:
                     numbers = mean_over_units(by_window, result.unit, result.settings.confidence)
                 else:
                     mean = float(mean_of_finite(by_window, (0,)))
-                    numbers = {"value": rounded(mean), "low": None, "high": None}
-                if numbers["value"] is not None:
+                    numbers = {"value": mean, "low": None, "high": None}
+                if math.isfinite(numbers["value"]):
                     cell = {"method": method, "length": length, "layer": layer, "head": head}
                     yield {**cell, "measure": measure, **numbers}
 
@@ -215,8 +214,8 @@ def distance_cells(result: AttentionResult) -> Iterator[dict]:
                 "layer": layer,
                 "head": head,
                 "edges": result.edges(length),
-                "mass": [rounded(value) for value in mass.tolist()],
-                "uniform": [rounded(value) for value in uniform.tolist()],
+                "mass": mass.tolist(),
+                "uniform": uniform.tolist(),
             }
 
 
@@ -224,10 +223,7 @@ def attention_record(result: AttentionResult) -> dict:
     """The content of results.json."""
 
     def records(table: Mapping[tuple, dict], *names: str) -> list[dict]:
-        return [
-            {**dict(zip(names, key, strict=True)), **rounded_record(row)}
-            for key, row in table.items()
-        ]
+        return [dict(zip(names, key, strict=True)) | row for key, row in table.items()]
 
     pairs = {
         (*cell, n): asdict(pair)
@@ -247,7 +243,6 @@ def attention_record(result: AttentionResult) -> dict:
         "cells": list(measure_cells(result)),
         "by_distance": list(distance_cells(result)),
         "pairs": records(pairs, "method", "length", "pair"),
-        "precision": records(result.drift, "method", "length", "dtype"),
         "absent": records(absent, "method", "length"),
         "mismatch": max((sample.mismatch for sample in result.seen.values()), default=None),
     }
@@ -286,23 +281,14 @@ def attention_verdict(r: ReportedResults) -> str:
     return f"From {lengths[0]:,} to {lengths[-1]:,} tokens: {'; '.join(parts)}."
 
 
-def _pairs_and_drift(r: ReportedResults) -> Iterator[str]:
-    """Rotary pairs that never complete a turn, and differences between types of numbers."""
+def _slow_pairs(r: ReportedResults) -> Iterator[str]:
+    """Rotary pairs that never complete a turn."""
     pairs = {pair["pair"]: pair for pair in r.facts["pairs"] if pair["method"] == TRAINED}
     if pairs:
         slow = sum(pair["turns_trained"] < 1 for pair in pairs.values())
         yield (
             f"{slow} of {len(pairs)} rotary pairs never completed a turn within "
             f"{r.trained_length:,} tokens."
-        )
-    drift = [row for row in r.facts["precision"] if row["method"] == TRAINED]
-    for dtype in dict.fromkeys(row["dtype"] for row in drift):
-        rows = [row for row in drift if row["dtype"] == dtype]
-        worst = max(rows, key=lambda row: abs(row["nll_mean"]))
-        single = max(row["nll_max"] for row in rows)
-        yield (
-            f"{dtype} against float64: mean NLL off by at most {abs(worst['nll_mean']):.1e} nats "
-            f"(at {worst['length']:,}), single targets by {single:.1e}."
         )
 
 
@@ -401,7 +387,7 @@ def pairs_figure(r: ReportedResults) -> Figure:
 
 
 def generation_report(result: GenerationResult, name: str = "generation") -> EvaluationReport:
-    record = generation_record(result)
+    record = clean(generation_record(result), DIGITS)
     details = (
         f"{len(result.unit)} prompts of {result.edges[0]:,} tokens from "
         f"{counted(result.documents, 'document')}; trained at {result.subject.trained_length:,}."
