@@ -79,8 +79,8 @@ def data_of(task: dict, lengths=(3, 9), source=None, length=None, **more) -> Dat
 
 def batches_of(settings: DataSettings) -> ItemSampler:
     plan = [Segment(settings.source.inputs(settings.bos), 6, 3)]
-    positions = settings.positions
-    return ItemSampler(settings.source, plan, seed=4, bos=settings.bos, positions=positions)
+    items = generated(settings).training_items(4)
+    return ItemSampler(items, plan, seed=4, positions=settings.positions)
 
 
 def test_every_task_is_checked():
