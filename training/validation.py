@@ -5,10 +5,6 @@ import time
 from contextlib import nullcontext
 
 from data.generated import generated
-from generation.decoding import Generation
-from generation.samples import given_positions
-from generation.sampling import SamplingParams
-from training.checks import validation_steps
 from training.metrics import Metrics
 from training.setup import TrainingRun
 from training.train_state import TrainState
@@ -27,7 +23,7 @@ class Validation:
         t = run.settings.training
         self._run = run
         self._metrics = metrics
-        self._loss_steps = validation_steps(t.validation, run.steps)
+        self._loss_steps = t.validation.steps(run.steps)
         if run.settings.parent is not None:
             self._loss_steps |= {0}
         interval = t.samples.interval or run.steps
@@ -72,6 +68,11 @@ class Validation:
     def _generate_samples(self, state: TrainState) -> None:
         """Continue each prompt greedily; with autocast, as sharded blocks are gathered in its
         dtype."""
+        # The start of a run does not wait for these modules.
+        from generation.decoding import Generation
+        from generation.samples import given_positions
+        from generation.sampling import SamplingParams
+
         run = self._run
         model = state.model
         tokenizer = run.data.tokenizer

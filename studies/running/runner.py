@@ -14,7 +14,7 @@ from pathlib import Path
 from data.files import locked, write_text
 from errors import INTERRUPTED, REQUEUE
 from model import find_device
-from run_directory.run import is_run
+from run_directory.run import Run, is_run
 from studies.running.cell_work import FAILED as CELL_FAILED
 from studies.running.cell_work import CellWork
 from studies.running.children import STOPPED as STOP_SIGNALS
@@ -31,7 +31,7 @@ from studies.running.progress import (
     StudyProgress,
 )
 from studies.running.study_call import StudyCall
-from training.precision import faster_precision, recorded_precision
+from training.precision import PRECISION, faster_precision
 
 POLL = 0.05  # seconds between looks at the children
 RETRY = 2.0  # seconds after which a cell is tried again that another process works on
@@ -45,7 +45,7 @@ def auto_precision(folder: Path, plans: Sequence[PlannedCell]) -> str:
         device = find_device("auto")
         trained = next((plan.run for plan in plans if is_run(plan.run)), None)
         if trained is not None:
-            chosen = recorded_precision(trained, device)
+            chosen = Run(trained).manifest.get(PRECISION, "float32")
         else:
             chosen = faster_precision(plans[0].settings, None, device)
         write_text(file, chosen)
