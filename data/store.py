@@ -124,15 +124,13 @@ class TokenStore:
         for shard in self._shards:
             for name, facts in shard["files"].items():
                 self._check_size(name, facts["bytes"])
-        tables = [self._table(shard) for shard in self._shards]
-        table = np.concatenate(tables, axis=1) if tables else np.zeros((3, 0), dtype=np.int64)
-        self.lengths = table[0].astype(np.int64)
-        self.bytes = table[1].astype(np.int64)
+        tables = [np.zeros((3, 0), dtype=np.int64), *map(self._table, self._shards)]
+        table = np.concatenate(tables, axis=1)
+        self.lengths = table[0]
+        self.bytes = table[1]
         self._first = np.cumsum([0] + [shard["documents"] for shard in self._shards])
-        # Offset of each document in its shard.
-        starts = np.cumsum(self.lengths) - self.lengths
-        before = np.cumsum([0] + [shard["tokens"] for shard in self._shards])[:-1]
-        self._starts = starts - np.repeat(before, np.diff(self._first))
+        # offset of each document in its shard
+        self._starts = np.concatenate([np.cumsum(each[0]) - each[0] for each in tables])
         self._maps: dict[int, np.ndarray] = {}
 
     def _check_size(self, name: str, expected: int) -> None:
@@ -159,11 +157,7 @@ class TokenStore:
         for i, shard in enumerate(self._shards):
             for name, facts in shard["files"].items():
                 self._check_size(name, facts["bytes"])
-                self._check_hash(
-                    name,
-                    sha256_of(self.folder / name),
-                    facts["sha256"],
-                )
+                self._check_hash(name, sha256_of(self.folder / name), facts["sha256"])
             largest = int(self._map(i).max(initial=0))
             if vocab_size is not None and largest >= vocab_size:
                 raise DataError(
@@ -219,8 +213,6 @@ class TokenStore:
 
     def document(self, i: int) -> np.ndarray:
         """Ids of document `i` in the dtype of the store: a view of the mapped file, not a copy."""
-        if not 0 <= i < self.n_documents:
-            raise IndexError(f"document {i} of a store of {self.n_documents}")
         start = self._starts[i]
         return self._map(self.shard_of(i))[start : start + self.lengths[i]]
 

@@ -156,27 +156,15 @@ class CachedTail:
         self._stored: dict[str, Tensor] = {}
         self._first: dict[str, Tensor] = {}  # copies, of a static cache
 
-    def extend(
-        self,
-        x: Tensor,
-        document: Tensor | None,
-        count: int,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Features x (B, T, C) and the documents (B or 1, T) of this pass, after those of the last
-        `count` tokens of earlier passes, which are 0 and −1 where there are none."""
+    def extend(self, x: Tensor, count: int) -> Tensor:
+        """Features x (B, T, C) of this pass, after those of the last `count` tokens of earlier
+        passes, which are 0 where there are none."""
         last = self._stored.get("inputs")
         if last is None:
             last = x.new_zeros(len(x), count, x.shape[2])
         inputs = torch.cat([last, x], dim=1)
         self._store("inputs", inputs[:, inputs.shape[1] - count :])
-        if document is None:
-            return inputs, None
-        earlier = self._stored.get("documents")
-        if earlier is None:
-            earlier = document.new_full((len(document), count), -1)
-        documents = torch.cat([earlier, document], dim=1)
-        self._store("documents", documents[:, documents.shape[1] - count :])
-        return inputs, documents
+        return inputs
 
     def select_rows(self, rows: Tensor) -> None:
         """Keep these rows, in this order; tensors that apply to all rows stay."""
@@ -228,14 +216,9 @@ class LayerCache:
         those of all keys (B, S, E)."""
         return self._append("extras", accumulate(features, self.extras(), new)[:, None])[:, 0]
 
-    def extend(
-        self,
-        x: Tensor,
-        document: Tensor | None,
-        count: int,
-    ) -> tuple[Tensor, Tensor | None]:
+    def extend(self, x: Tensor, count: int) -> Tensor:
         """See `CachedTail.extend`."""
-        return self.tail.extend(x, document, count)
+        return self.tail.extend(x, count)
 
     def select_rows(self, rows: Tensor) -> None:
         """Keep these rows of all buffers, in this order."""

@@ -17,6 +17,11 @@ def share_or_steps(value: float) -> float:
 ShareOrSteps = Annotated[float, AfterValidator(share_or_steps)]
 
 
+def as_steps(value: float, steps: int) -> int:
+    """A setting in steps: below 1 it is a share of the run's steps, which is rounded."""
+    return round(value * steps) if value < 1 else int(value)
+
+
 class RoleSettings(StrictSettings):
     """Optimizer settings of the weights of one role."""
 

@@ -2,10 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from typing import Any, TypeVar
-
-import torch.distributed as dist
 
 from errors import TrainingError
 
@@ -24,22 +21,6 @@ class ProcessGroup:
 
 
 ALONE = ProcessGroup()
-
-
-class HostGroup(ProcessGroup):
-    """All processes of a run over a gloo group of its own, so that a thread can communicate during
-    training steps, with its own time limit. Every process must create it at the same point."""
-
-    def __init__(self, rank: int, world: int, timeout: timedelta):
-        self.rank = rank
-        self.world = world
-        backend = "fake" if dist.get_backend() == "fake" else "gloo"  # "fake": simulated processes
-        self._link = dist.new_group(backend=backend, timeout=timeout)
-
-    def gather(self, value: Any) -> list[Any]:
-        values: list[Any] = [None] * self.world
-        dist.all_gather_object(values, value, group=self._link)
-        return values
 
 
 @contextmanager

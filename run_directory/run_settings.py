@@ -150,6 +150,7 @@ class RunSettings(StrictSettings):
                 f"training.validation.targets = {targets} exceeds train_length = {length}"
             )
         self.data.check(length)
+        t.validation.steps(self.steps)
         if t.state == "carry":
             self._check_carried()
         decay = t.lr_schedule.decay if isinstance(t.lr_schedule, WsdSchedule) else 0.0

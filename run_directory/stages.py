@@ -10,14 +10,10 @@ from dataclasses import dataclass
 
 from errors import TrainingError
 from model import ModelError, ModelSettings
+from run_directory.optimizer_settings import as_steps
 from run_directory.position_overrides import override
 from run_directory.run_settings import RunSettings
 from run_directory.training_settings import StageSettings
-
-
-def steps_of(share_or_steps: float, steps: int) -> int:
-    """Convert a setting to steps: below 1 it is a share of the run's steps, which is rounded."""
-    return round(share_or_steps * steps) if share_or_steps < 1 else int(share_or_steps)
 
 
 @dataclass(frozen=True)
@@ -56,7 +52,7 @@ def stages_of(settings: RunSettings) -> list[Stage]:
     asked = settings.training.stages or [StageSettings()]
     for i, (stage, size) in enumerate(zip(asked, settings.segments, strict=True)):
         where = f"training.stages.{i}"
-        warmup = steps_of(stage.warmup, settings.steps)
+        warmup = as_steps(stage.warmup, settings.steps)
         if not stages and (stage.overrides or warmup):
             raise TrainingError(
                 f"{where}: set model.position and training.lr_schedule.warmup instead"

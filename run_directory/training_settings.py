@@ -13,10 +13,13 @@ from run_directory.optimizer_settings import (
     OptimizerSettings,
     ScheduleSettings,
     ShareOrSteps,
+    as_steps,
 )
 from settings.fields import StrictSettings, free, optional, setting
 
+# With validation.interval: auto
 AUTO_INTERVAL = 250  # steps between validations
+LEAST_VALIDATIONS = 5  # of a run
 
 
 class StageSettings(StrictSettings):
@@ -230,10 +233,24 @@ class ValidationSettings(StrictSettings):
         ge=1,
     )
 
-    @property
-    def regular(self) -> int | None:
-        """Steps between regular validations; None: there are none."""
-        return AUTO_INTERVAL if self.interval == "auto" else self.interval
+    def steps(self, steps: int) -> frozenset[int]:
+        """The validation steps of a run of `steps`. Raises ValueError for one of `at` outside the
+        run."""
+        chosen = {steps}
+        for share_or_step in self.at:
+            step = max(1, as_steps(share_or_step, steps))
+            if step > steps:
+                raise ValueError(
+                    f"training.validation.at has {share_or_step:g}, and the run {steps} steps: "
+                    "lower it"
+                )
+            chosen.add(step)
+        is_auto = self.interval == "auto"
+        if interval := AUTO_INTERVAL if is_auto else self.interval:
+            chosen.update(range(interval, steps + 1, interval))
+        if is_auto and steps < LEAST_VALIDATIONS * AUTO_INTERVAL:
+            chosen.update(i * steps // LEAST_VALIDATIONS for i in range(1, LEAST_VALIDATIONS))
+        return frozenset(chosen - {0})
 
     @field_validator("multiples")
     @classmethod

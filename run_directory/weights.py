@@ -204,12 +204,3 @@ def load_weights(model: nn.Module, folder: Path) -> None:
         more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
         raise TrainingError(f"{folder} does not fit the settings: {'; '.join(wrong[:3])}{more}")
     read_into(folder, "model", own)
-
-
-def same_weights(a: nn.Module, b: nn.Module) -> bool:
-    """Whether two models have equal weights, bit for bit."""
-    ours = weights_of(a)
-    theirs = weights_of(b)
-    return ours.keys() == theirs.keys() and all(
-        torch.equal(weight, theirs[name]) for name, weight in ours.items()
-    )

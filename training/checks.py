@@ -5,13 +5,10 @@ from model import SCHEMES
 from model.carried_state import check_carried
 from run_directory.position_overrides import meta_model
 from run_directory.run_settings import RunSettings
-from run_directory.stages import stages_of, steps_of
-from run_directory.training_settings import ValidationSettings
+from run_directory.stages import stages_of
 from training.optimizer import role_of
 from training.parallel import Parallel
 from training.trackers import check_trackers
-
-LEAST_VALIDATIONS = 5  # of a run, with validation.interval: auto
 
 
 def input_limit(settings: RunSettings) -> int | None:
@@ -25,8 +22,8 @@ def input_limit(settings: RunSettings) -> int | None:
 
 
 def check_model(settings: RunSettings) -> None:
-    """Raise for an invalid model shape, positional scheme, stage or validation length, and for
-    steps outside the run, before any data are read."""
+    """Raise for an invalid model shape, positional scheme, stage or validation length, before any
+    data are read."""
     limit = input_limit(settings)
     length = settings.train_length
     sampler = settings.data.positions
@@ -65,7 +62,6 @@ def check_model(settings: RunSettings) -> None:
                 f"training.state = carry: positions follow the documents, and those of this scheme "
                 f"end at {limit - 1}; choose another scheme, or set training.state to reset"
             )
-    validation_steps(settings.training.validation, settings.steps)
     check_trackers(settings.training)
 
 
@@ -117,24 +113,3 @@ def check_processes(settings: RunSettings, parallel: Parallel) -> None:
                 "parameters while the model is sharded; remove them, or set "
                 "training.parallel.sharding=none and launch without FSDP"
             )
-
-
-def validation_steps(settings: ValidationSettings, steps: int) -> frozenset[int]:
-    """The validation steps of a run of `steps`.
-
-    Raises TrainingError for a step of `at` outside the run.
-    """
-    chosen = {steps}
-    for share_or_step in settings.at:
-        step = max(1, steps_of(share_or_step, steps))
-        if step > steps:
-            raise TrainingError(
-                f"training.validation.at has {share_or_step:g}, and the run {steps} steps: lower it"
-            )
-        chosen.add(step)
-    if settings.regular:
-        chosen.update(range(settings.regular, steps + 1, settings.regular))
-    if settings.interval == "auto" and steps < LEAST_VALIDATIONS * settings.regular:
-        fifths = (i * steps // LEAST_VALIDATIONS for i in range(1, LEAST_VALIDATIONS))
-        chosen.update(step for step in fifths if step)
-    return frozenset(chosen)

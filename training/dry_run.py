@@ -12,7 +12,7 @@ from model.devices import free_memory
 from run_directory.console import duration
 from run_directory.position_overrides import make_model
 from run_directory.stages import Stage
-from training.checks import sampled, validation_steps
+from training.checks import sampled
 from training.hardware import USUAL_SHARE, peak_flops
 from training.memory import (
     MemoryLayout,
@@ -166,7 +166,7 @@ def time_text(
     lengths = [multiple * length for multiple in v.multiples]
     lengths = [n for n in lengths if model.limit is None or n <= model.limit]
     validation = v.spans * sum(n * model.flops_per_token(n) for n in lengths) * FORWARD
-    times = sum(step > settings.first_step for step in validation_steps(v, settings.steps))
+    times = sum(step > settings.first_step for step in v.steps(settings.steps))
     total = duration((flops + times * validation) / rate)
     return f"about {total} on {layout.world} × {run.device.type}, {how}"
 

@@ -6,8 +6,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from run_directory.optimizer_settings import EmaSettings
-from run_directory.stages import steps_of
+from run_directory.optimizer_settings import EmaSettings, as_steps
 from run_directory.weights import named_weights, own_part
 
 
@@ -32,7 +31,7 @@ class EMA:
         self._own_weights = [own_part(weight.detach()) for weight in weights.values()]
         self._own_means = [own_part(mean) for mean in self.means.values()]
         self._decay = settings.decay
-        self._start = steps_of(settings.start, steps)
+        self._start = as_steps(settings.start, steps)
 
     @torch.no_grad()
     def update(self, step: int, skip: Tensor) -> None:

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from errors import TrainingError
 from model import Transformer
 from run_directory.optimizer_settings import ROLES, AdamWBase, MuonSettings, OptimizerSettings
 from run_directory.weights import named_weights, own_part
@@ -51,8 +50,7 @@ def parameter_groups(model: nn.Module, settings: OptimizerSettings) -> list[dict
     by_role: dict[str, dict[str, nn.Parameter]] = {role: {} for role in ROLES}
     for name, weight in named_weights(model).items():
         role = role_of(name, weight)
-        if weight.requires_grad:
-            by_role["matrices" if role == "head" and not is_head_apart else role][name] = weight
+        by_role["matrices" if role == "head" and not is_head_apart else role][name] = weight
     groups = []
     for role, weights in by_role.items():
         factor = 1 / width if role == "matrices" else 1.0
@@ -90,8 +88,6 @@ class Optimizer:
 
     def __init__(self, model: nn.Module, settings: OptimizerSettings):
         groups = parameter_groups(model, settings)
-        if not groups:
-            raise TrainingError("the model has no weight to train: all are frozen")
         self.parts: list[torch.optim.Optimizer] = []
         adamw = settings
         if isinstance(settings, MuonSettings):

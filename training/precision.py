@@ -33,7 +33,7 @@ def resolve_precision(
     if precision != "auto":
         return precision
     if folder is not None and is_run(folder):
-        return recorded_precision(folder, parallel.device)
+        return Run(folder).manifest.get(PRECISION, "float32")
     if parent is not None and settings.is_fork and parent.about.get(PRECISION):
         return parent.about[PRECISION]
     if given is not None:
@@ -42,15 +42,6 @@ def resolve_precision(
         return "bfloat16"
     chosen = faster_precision(settings, parent, parallel.device) if parallel.main else None
     return parallel.gather(chosen)[0]
-
-
-def recorded_precision(run: Path, device: torch.device) -> str:
-    """The precision that an existing run with `auto` is trained in."""
-    recorded = Run(run).manifest.get(PRECISION)
-    if recorded is None:  # an earlier version took bfloat16 on GPUs only
-        is_half = device.type == "cuda" and has_bfloat16(device)
-        recorded = "bfloat16" if is_half else "float32"
-    return recorded
 
 
 def faster_precision(settings: RunSettings, parent: ParentRun | None, device: torch.device) -> str:

@@ -10,9 +10,10 @@ from run_directory.optimizer_settings import (
     LinearSchedule,
     ScheduleSettings,
     WsdSchedule,
+    as_steps,
 )
 from run_directory.run_settings import RunSettings
-from run_directory.stages import Stage, stages_of, steps_of
+from run_directory.stages import Stage, stages_of
 from training.train_state import TrainState
 
 
@@ -69,7 +70,7 @@ def learning_rate(schedule: ScheduleSettings, peak: float, step: int, steps: int
     """
     if not 0 <= step < steps:
         raise TrainingError(f"step {step} is outside the run's {steps} steps")
-    warmup = steps_of(schedule.warmup, steps)
+    warmup = as_steps(schedule.warmup, steps)
     if step < warmup:
         return peak * (step + 1) / warmup
     match schedule:
@@ -81,6 +82,6 @@ def learning_rate(schedule: ScheduleSettings, peak: float, step: int, steps: int
             share = 1 - (step - warmup) / (steps - warmup)
         case WsdSchedule(decay=decay):
             # at least one step; a decay of 1 is the whole run
-            decay_steps = max(1, steps if decay == 1 else steps_of(decay, steps))
+            decay_steps = max(1, steps if decay == 1 else as_steps(decay, steps))
             share = min(1.0, (steps - step) / decay_steps)
     return peak * (schedule.min_lr_ratio + (1 - schedule.min_lr_ratio) * share)

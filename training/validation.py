@@ -5,10 +5,6 @@ import time
 from contextlib import nullcontext
 
 from data.generated import generated
-from generation.decoding import Generation
-from generation.samples import given_positions
-from generation.sampling import SamplingParams
-from training.checks import validation_steps
 from training.metrics import Metrics
 from training.setup import TrainingRun
 from training.train_state import TrainState
@@ -27,7 +23,7 @@ class Validation:
         t = run.settings.training
         self._run = run
         self._metrics = metrics
-        self._loss_steps = validation_steps(t.validation, run.steps)
+        self._loss_steps = t.validation.steps(run.steps)
         if run.settings.parent is not None:
             self._loss_steps |= {0}
         interval = t.samples.interval or run.steps
@@ -72,30 +68,29 @@ class Validation:
     def _generate_samples(self, state: TrainState) -> None:
         """Continue each prompt greedily; with autocast, as sharded blocks are gathered in its
         dtype."""
+        # The start of a run does not wait for these modules.
+        from generation.samples import generate_samples, make_samples
+        from generation.sampling import SamplingParams
+
         run = self._run
-        model = state.model
+        limit = state.model.limit
         tokenizer = run.data.tokenizer
-        length = run.settings.training.samples.tokens
-        bos = []
-        if run.settings.data.bos and tokenizer.bos_id is not None:
-            bos = [tokenizer.bos_id]
+        bos = run.settings.data.bos and tokenizer.bos_id is not None
+        prompts = [prompt for prompt in self.prompts if prompt or bos]
         samples = []
-        for prompt in self.prompts:
-            ids = bos + tokenizer.encode(prompt)
-            room = length if model.limit is None else min(length, model.limit - len(ids) + 1)
-            if not ids or room < 1:
+        for sample in make_samples(prompts, tokenizer, bos=bos, count=1, seed=0, stops=()):
+            room = run.settings.training.samples.tokens
+            if limit is not None:
+                room = min(room, limit - len(sample.ids) + 1)
+            if room < 1:
                 continue
-            generation = Generation(
-                model,
-                [ids],
-                room,
-                SamplingParams(temperature=0),
-                eos_ids=tokenizer.eos_ids,
-                vocab_size=tokenizer.vocab_size,
-                positions=given_positions([ids], room, generated(run.settings.data)),
-            )
-            new = [token for (token,) in generation if token is not None]
-            text = tokenizer.decode(ids[len(bos) :] + new)
-            samples.append({"prompt": prompt, "text": text})
+            sampling = SamplingParams(temperature=0)
+            items = generated(run.settings.data)
+            for _ in generate_samples(
+                state.model, tokenizer, [sample], room, sampling, items=items
+            ):
+                pass
+            text = sample.prompt + sample.text
+            samples.append({"prompt": sample.prompt, "text": text})
             run.console.info(f"step {state.step} sample: {text!r}")
         self._metrics.write(state.step, "samples", samples=samples)

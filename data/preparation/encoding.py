@@ -15,7 +15,7 @@ import pyarrow
 from data.data_settings import DataSettings
 from data.files import write_json
 from data.preparation.duplicates import ShingleIndex
-from data.preparation.spool import read_chunk
+from data.preparation.spool import Spool, read_chunk
 from data.store import EncodedDocument, token_dtype, write_shard
 from data.tokenizers import Tokenizer, lossless
 
@@ -30,7 +30,6 @@ class ChunkEncoder:
     """Writes the shards of chunks.
 
     Args:
-        masks: whether each document of a chunk is validation text.
         index: the shingles of validation text; None: keep near-duplicates.
     """
 
@@ -39,12 +38,12 @@ class ChunkEncoder:
         folder: Path,
         settings: DataSettings,
         tokenizer: Tokenizer,
-        masks: dict[Chunk, np.ndarray],
+        spools: dict[str, Spool],
         index: ShingleIndex | None,
     ):
         self.folder = folder
         self.tokenizer = tokenizer
-        self.masks = masks
+        self.spools = spools
         self.index = index
         self.threshold = settings.duplicate_threshold
         self.dtype = token_dtype(tokenizer.vocab_size)
@@ -55,38 +54,23 @@ class ChunkEncoder:
     def run(self, chunk: Chunk) -> None:
         """Write the shards of one chunk. The result file is written last and marks the chunk as
         done."""
-        spool, number = chunk
-        table = read_chunk(self.folder / "work" / spool, number)
-        valid = self.masks[chunk]
-        result: dict[str, Any] = {"shards": {}, "lossy": 0, "copies": 0, "copied_bytes": 0}
-        hits = [np.zeros(0, dtype=np.uint64)]
+        name, number = chunk
+        spool = self.spools[name]
+        table = read_chunk(spool.folder, number)
+        valid = spool.valid_in(number)
+        result = {"shards": {}, "lossy": 0, "copies": 0, "copied_bytes": 0, "hits": []}
         for split, mask in (("train", ~valid), ("valid", valid)):
-            shard = None
-            # else it would overwrite the shard of the same number from the other spool
+            # An empty shard would overwrite that of the same number from the other spool.
             if mask.any():
                 index = self.index if split == "train" else None
-                documents = self._encoded(
-                    table.filter(mask),
-                    index,
-                    result,
-                    hits,
-                )
-                shard = write_shard(
-                    self.folder / split,
-                    f"{number:05d}",
-                    self.dtype,
-                    documents,
-                )
-            result["shards"][split] = shard
-        result["hits"] = np.unique(np.concatenate(hits)).tolist()
+                documents = self._encoded(table.filter(mask), index, result)
+                stem = f"{number:05d}"
+                shard = write_shard(self.folder / split, stem, self.dtype, documents)
+                result["shards"][split] = shard
         write_json(result_path(self.folder, chunk), result)
 
     def _encoded(
-        self,
-        table: pyarrow.Table,
-        index: ShingleIndex | None,
-        result: dict[str, Any],
-        hits: list[np.ndarray],
+        self, table: pyarrow.Table, index: ShingleIndex | None, result: dict[str, Any]
     ) -> Iterator[EncodedDocument]:
         for row in table.to_pylist():
             if self.is_stopped:
@@ -98,18 +82,13 @@ class ChunkEncoder:
                     result["copies"] += 1
                     result["copied_bytes"] += row["bytes"]
                     continue
-                hits.append(match.hits)
+                result["hits"] += match.hits.tolist()
             ids = self.tokenizer.encode(text)
             result["lossy"] += not lossless(self.tokenizer, ids, text)
             stored = np.array([*self.begin, *ids, *self.end], dtype=self.dtype)
             yield EncodedDocument(row["name"], row["cluster"], stored, row["bytes"], row["number"])
 
-    def run_all(
-        self,
-        chunks: list[Chunk],
-        workers: int | None,
-        console: Any,
-    ) -> None:
+    def run_all(self, chunks: list[Chunk], workers: int | None, console: Any) -> None:
         workers = min(workers or available_cores(), len(chunks))
         with console.bar("tokenizing", len(chunks), unit="shards") as bar:
             if workers <= 1:

@@ -11,6 +11,8 @@ import shutil
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,6 @@ from data.preparation.prepared import (
     PreparedData,
     RunData,
     check_texts,
-    mix,
     open_prepared,
     prepared_folder,
 )
@@ -86,7 +87,7 @@ def prepare(settings: DataSettings, console: Any = None, workers: int | None = N
     for i, entry in enumerate(settings.mixture):
         text = _of_entry(settings, entry, first)
         others.append(_prepare_text(text, console, workers, f"data.mixture.{i}.source"))
-    return mix(first, others)
+    return replace(first, others=tuple(others))
 
 
 def is_prepared(settings: DataSettings) -> bool:
@@ -105,11 +106,7 @@ def _is_finished(folder: Path) -> bool:
     return (folder / "prepared.json").is_file()
 
 
-def _of_entry(
-    settings: DataSettings,
-    entry: MixtureEntry,
-    first: PreparedData,
-) -> DataSettings:
+def _of_entry(settings: DataSettings, entry: MixtureEntry, first: PreparedData) -> DataSettings:
     """Settings to prepare a further text of a mixture. All of it is training text, except copies of
     the first text's validation text.
     """
@@ -140,11 +137,7 @@ def _prepare_text(
                 summary = _Preparation(settings, folder, console, place).run(workers)
                 # A further text has the validation text of the first one, which was already
                 # printed.
-                show(
-                    summary,
-                    console,
-                    splits=("train", "valid") if place == FIRST else ("train",),
-                )
+                show(summary, console, ("train", "valid") if place == FIRST else ("train",))
     # left if an earlier process crashed at this point
     shutil.rmtree(folder / "work", ignore_errors=True)
     return open_prepared(folder)
@@ -175,13 +168,7 @@ def _alone(folder: Path, console: Any) -> Iterator[None]:
 class _Preparation:
     """The preparation of one text in a locked folder."""
 
-    def __init__(
-        self,
-        settings: DataSettings,
-        folder: Path,
-        console: Any,
-        place: str,
-    ):
+    def __init__(self, settings: DataSettings, folder: Path, console: Any, place: str):
         self.settings = settings
         self.folder = folder
         self.console = console
@@ -192,7 +179,7 @@ class _Preparation:
         """Run all steps. Returns the summary."""
         s = self.settings
         self.spools = self._read()
-        self.masks = self._split()
+        self._split()
         self.tokenizer, training = self._tokenizer()
         for key, symbol in (("bos", self.tokenizer.bos_id), ("eos", self.tokenizer.eos_id)):
             if getattr(s, key) and symbol is None:
@@ -200,24 +187,18 @@ class _Preparation:
                     f"data.{key} is true, but the tokenizer has no {key} symbol; set "
                     f"data.{key}=false"
                 )
-        chunks: dict[Chunk, np.ndarray] = {}
-        for name, spool in self.spools.items():
-            for number, mask in enumerate(spool.split(self.masks[name])):
-                chunks[name, number] = mask
+        chunks = [(name, i) for name, spool in self.spools.items() for i in range(spool.n_chunks)]
         index = None
         # Task items differ by construction, and their context is not validation text.
         if s.duplicate_threshold <= 1 and not isinstance(s.source, TaskSource):
-            index = ShingleIndex([shingles(text) for text in self._validation_texts()])
+            texts = (spool.texts(valid=True) for spool in self.spools.values())
+            index = ShingleIndex([shingles(text) for text in chain.from_iterable(texts)])
         missing = [chunk for chunk in chunks if not result_path(self.folder, chunk).is_file()]
         if done := len(chunks) - len(missing):
             self.console.info(f"{done} of {len(chunks)} shards are already tokenized")
-        encoder = ChunkEncoder(self.folder, s, self.tokenizer, chunks, index)
+        encoder = ChunkEncoder(self.folder, s, self.tokenizer, self.spools, index)
         encoder.run_all(missing, workers, self.console)
-        return self._finish(list(chunks), index, training)
-
-    def _validation_texts(self) -> Iterator[str]:
-        for name, spool in self.spools.items():
-            yield from spool.texts(self.masks[name])
+        return self._finish(chunks, index, training)
 
     def _read(self) -> dict[str, Spool]:
         s = self.settings
@@ -255,15 +236,16 @@ class _Preparation:
         )
         return spool
 
-    def _split(self) -> dict[str, np.ndarray]:
-        """Choose the validation documents: one boolean per document."""
-        keys = self.spools["text"].keys
+    def _split(self) -> None:
+        """Choose the validation documents."""
+        text = self.spools["text"]
+        keys = text.keys
         fraction = self.settings.valid_fraction
-        if self.settings.valid_source is not None:
-            held = np.ones(len(self.spools["held"].keys), dtype=bool)
-            return {"text": np.zeros(len(keys), dtype=bool), "held": held}
-        mask = np.full(len(keys), fraction == 1)
-        if 0 < fraction < 1:
+        if "held" in self.spools:
+            self.spools["held"].valid[:] = True
+        elif fraction == 1:
+            text.valid[:] = True
+        elif fraction > 0:
             if len(keys) < 2:
                 raise DataError(
                     "the source has a single short document, so none can be held out for "
@@ -272,8 +254,7 @@ class _Preparation:
                 )
             least = POINTS_ONLY_BELOW if len(keys) >= MOST_HELD_OUT * POINTS_ONLY_BELOW else 1
             count = min(max(least, round(fraction * len(keys))), len(keys) - 1)
-            mask[np.argsort(keys, kind="stable")[:count]] = True
-        return {"text": mask}
+            text.valid[np.argsort(keys, kind="stable")[:count]] = True
 
     def _tokenizer(self) -> tuple[Tokenizer, dict[str, Any]]:
         """Train or load the tokenizer and save it. Returns it and statistics of its training."""
@@ -296,7 +277,8 @@ class _Preparation:
     def _train_tokenizer(
         self, settings: SentencePieceSettings | HuggingFaceSettings
     ) -> tuple[Tokenizer, dict[str, Any]]:
-        available = int(self.spools["text"].bytes[~self.masks["text"]].sum())
+        text = self.spools["text"]
+        available = int(text.bytes[~text.valid].sum())
         if not available:
             raise DataError(
                 "there is no training text to train a tokenizer on (data.valid_fraction is 1); "
@@ -307,15 +289,17 @@ class _Preparation:
             f"training a {settings.name} tokenizer of {settings.vocab_size:,} ids on "
             f"{min(available, most) / 1e6:,.1f} MB of {available / 1e6:,.1f} MB"
         )
-        tokenizer, used = train_tokenizer(settings, self._sample(available, most))
-        return tokenizer, {"bytes_used": used, "unused_share": 1 - used / available}
+        pieces = list(self._sample(available, most))
+        used = sum(len(piece.encode()) for piece in pieces)
+        training = {"bytes_used": used, "unused_share": 1 - used / available}
+        return train_tokenizer(settings, pieces), training
 
     def _sample(self, available: int, most: int) -> Iterator[str]:
         """Yield pieces spread evenly over the training text, at most `most` bytes in total."""
         share = min(1.0, most / available)
         due = 0.0
         used = 0
-        for text in self.spools["text"].texts(~self.masks["text"]):
+        for text in self.spools["text"].texts(valid=False):
             for start in range(0, len(text), PIECE):
                 piece = text[start : start + PIECE]
                 size = len(piece.encode())
@@ -334,7 +318,7 @@ class _Preparation:
             write_manifest(
                 self.folder / split,
                 token_dtype(self.tokenizer.vocab_size),
-                [result["shards"][split] for result in results if result["shards"][split]],
+                [result["shards"][split] for result in results if result["shards"].get(split)],
                 tokenizer=self.tokenizer.hash,
                 has_bos=s.bos,
                 has_eos=s.eos,
@@ -372,9 +356,7 @@ class _Preparation:
         training."""
         if index is None:
             return {"documents": None, "share_of_bytes": None, "shingles_remaining": None}
-        candidates = 0  # bytes
-        for name, spool in self.spools.items():
-            candidates += int(spool.bytes[~self.masks[name]].sum())
+        candidates = sum(int(spool.bytes[~spool.valid].sum()) for spool in self.spools.values())
         copied = sum(result["copied_bytes"] for result in results)
         remaining = set().union(*(result["hits"] for result in results))
         return {

@@ -99,19 +99,7 @@ def open_prepared(folder: Path | str, others: Sequence[Path | str] = ()) -> Prep
     """Open the folder that `prepare` wrote, with further texts of a mixture. Checks that shards
     exist and have the expected size.
     """
-    return mix(_open(Path(folder)), [_open(Path(other)) for other in others])
-
-
-def mix(first: PreparedData, others: Sequence[PreparedData]) -> PreparedData:
-    """Combine texts into a mixture. Raises DataError if their tokenizers differ."""
-    for other in others:
-        if other.tokenizer.hash != first.tokenizer.hash:
-            raise DataError(
-                f"{other.folder} cannot be mixed with {first.folder}: their tokenizers differ "
-                f"({other.tokenizer.hash[:12]}, not {first.tokenizer.hash[:12]}). Prepare it with "
-                f"the tokenizer in {first.folder / 'tokenizer'}: set data.tokenizer.name and .model"
-            )
-    return replace(first, others=tuple(others))
+    return replace(_open(Path(folder)), others=tuple(_open(Path(other)) for other in others))
 
 
 def _open(folder: Path) -> PreparedData:

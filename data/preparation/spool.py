@@ -143,8 +143,8 @@ def _nothing_left(source: Source, faults: dict[str, int], examples: dict[str, st
 
 
 class Spool:
-    """A complete spool. `keys`, `bytes` and `generated` (whether a task generated the document)
-    have one value per document over all chunks; `first`: (chunks + 1,).
+    """A complete spool. `keys`, `bytes` and `valid` (whether the document is validation text: none,
+    until the preparation chooses them) have one value per document over all chunks.
     """
 
     def __init__(self, folder: Path):
@@ -156,18 +156,20 @@ class Spool:
         table = pyarrow.concat_tables(tables)
         self.bytes = table["bytes"].to_numpy()
         self.keys = table["key"].to_numpy()
+        self.valid = np.zeros(len(table), dtype=bool)
         names = table["name"].to_pylist()
         # a file with a second part or record
         self.has_parts = any("#" in name and not name.endswith("#0") for name in names)
-        self.first = np.cumsum([0, *map(len, tables)])
+        self._first = np.cumsum([0, *map(len, tables)])
 
-    def split(self, mask: np.ndarray) -> list[np.ndarray]:
-        """Split a mask over all documents into one per chunk."""
-        return np.split(mask, self.first[1:-1])
+    def valid_in(self, number: int) -> np.ndarray:
+        """Whether each document of a chunk is validation text."""
+        return self.valid[self._first[number] : self._first[number + 1]]
 
-    def texts(self, mask: np.ndarray) -> Iterator[str]:
-        """The texts of the documents that `mask` selects, in order."""
-        for number, chosen in enumerate(self.split(mask)):
-            if chosen.any():
+    def texts(self, valid: bool) -> Iterator[str]:
+        """The texts of validation or of training, in order."""
+        for number in range(self.n_chunks):
+            chosen = np.flatnonzero(self.valid_in(number) == valid)
+            if len(chosen):
                 texts = read_chunk(self.folder, number, ["text"])["text"]
-                yield from (texts[int(i)].as_py() for i in np.flatnonzero(chosen))
+                yield from (texts[i].as_py() for i in chosen.tolist())

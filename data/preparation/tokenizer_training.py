@@ -2,8 +2,8 @@
 
 import io
 import re
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from itertools import chain
 
 import sentencepiece
 import tokenizers
@@ -23,30 +23,17 @@ BOS = "<|begin_of_text|>"
 EOS = "<|end_of_text|>"
 
 
-class TokenizerTraining(NamedTuple):
-    tokenizer: Tokenizer
-    bytes_used: int
-
-
 def train_tokenizer(
-    settings: SentencePieceSettings | HuggingFaceSettings, texts: Iterator[str]
-) -> TokenizerTraining:
+    settings: SentencePieceSettings | HuggingFaceSettings, texts: Sequence[str]
+) -> Tokenizer:
     """Train on the sampled `texts`. Raises DataError if they are too small for the vocabulary."""
     if isinstance(settings, SentencePieceSettings):
         return train_sentencepiece(settings, texts)
     return train_byte_level_bpe(settings, texts)
 
 
-def train_byte_level_bpe(settings: HuggingFaceSettings, texts: Iterator[str]) -> TokenizerTraining:
+def train_byte_level_bpe(settings: HuggingFaceSettings, texts: Sequence[str]) -> Tokenizer:
     """Byte-level BPE as in GPT-2 and Llama 3. Equal texts give equal files."""
-    used = 0
-
-    def counted() -> Iterator[str]:
-        nonlocal used
-        for text in texts:
-            used += len(text.encode())
-            yield text
-
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = _pre_tokenizer(settings)
     tokenizer.decoder = decoders.ByteLevel()
@@ -56,14 +43,14 @@ def train_byte_level_bpe(settings: HuggingFaceSettings, texts: Iterator[str]) ->
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(counted(), trainer)
+    tokenizer.train_from_iterator(texts, trainer)
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{BOS} $A", pair=f"{BOS} $A {BOS} $B:1", special_tokens=[(BOS, 0), (EOS, 1)]
     )
     if (size := tokenizer.get_vocab_size()) < settings.vocab_size:
-        raise _too_large(settings, used, str(size))
+        raise _too_large(settings, texts, str(size))
     content = tokenizer.to_str(pretty=True).encode()
-    return TokenizerTraining(HuggingFaceTokenizer(content, bos_id=BOS, eos_id=EOS), used)
+    return HuggingFaceTokenizer(content, bos_id=BOS, eos_id=EOS)
 
 
 def _pre_tokenizer(settings: HuggingFaceSettings) -> pre_tokenizers.PreTokenizer:
@@ -91,20 +78,12 @@ def pieces_of(text: str, longest: int = LONGEST_LINE) -> Iterator[str]:
             yield line
 
 
-def train_sentencepiece(settings: SentencePieceSettings, texts: Iterator[str]) -> TokenizerTraining:
+def train_sentencepiece(settings: SentencePieceSettings, texts: Sequence[str]) -> Tokenizer:
     """Train on the sampled `texts`. Raises DataError if they are too small for the vocabulary."""
-    used = 0
-
-    def sentences() -> Iterator[str]:
-        nonlocal used
-        for text in texts:
-            used += len(text.encode())
-            yield from pieces_of(text)
-
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=sentences(),
+            sentence_iterator=chain.from_iterable(map(pieces_of, texts)),
             model_writer=model,
             model_type=settings.kind,
             vocab_size=settings.vocab_size,
@@ -125,18 +104,14 @@ def train_sentencepiece(settings: SentencePieceSettings, texts: Iterator[str]) -
             minloglevel=4,
         )
     except RuntimeError as error:
-        raise _explained(settings, used, str(error)) from error
-    return TokenizerTraining(SentencePieceTokenizer(model.getvalue()), used)
+        raise _explained(settings, texts, str(error)) from error
+    return SentencePieceTokenizer(model.getvalue())
 
 
-def _explained(
-    settings: SentencePieceSettings,
-    used: int,
-    message: str,
-) -> DataError:
+def _explained(settings: SentencePieceSettings, texts: Sequence[str], message: str) -> DataError:
     most = re.search(r"value <= (\d+)", message)
     if "too high" in message or most:
-        return _too_large(settings, used, most[1] if most else None)
+        return _too_large(settings, texts, most[1] if most else None)
     if "smaller than required" in message or "required_chars" in message:
         return DataError(
             f"data.tokenizer.vocab_size={settings.vocab_size} is less than the number of "
@@ -147,8 +122,9 @@ def _explained(
 
 
 def _too_large(
-    settings: SentencePieceSettings | HuggingFaceSettings, used: int, most: str | None
+    settings: SentencePieceSettings | HuggingFaceSettings, texts: Sequence[str], most: str | None
 ) -> DataError:
+    used = sum(len(text.encode()) for text in texts)
     limit = f"at most {most}" if most else "a smaller value"
     return DataError(
         f"data.tokenizer.vocab_size={settings.vocab_size} is too large for {used:,} bytes of "

@@ -16,7 +16,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -73,11 +73,11 @@ def make_batch(
 ) -> Batch:
     """The batch of one rank, from its inputs and targets (b, T)."""
     return Batch(
-        tokens=torch.from_numpy(inputs.copy()),
-        targets=torch.from_numpy(targets.copy()),
-        order=torch.from_numpy(placed.order.copy()),
-        position=torch.from_numpy(placed.position.copy()),
-        document=torch.from_numpy(placed.document.copy()),
+        tokens=torch.tensor(inputs),
+        targets=torch.tensor(targets),
+        order=torch.tensor(placed.order),
+        position=torch.tensor(placed.position),
+        document=torch.tensor(placed.document),
         layout=placed.layout,
         position_end=1 + max(0, math.ceil(placed.position.max())),
         unit_steps=placed.unit_steps,
@@ -130,25 +130,20 @@ class _TokenStream:
         lengths = store.lengths[self.order]
         self.ends = np.cumsum(lengths)
         self.starts = self.ends - lengths
-        self._verified: set[int] = set()  # shards
+        self._verify = cache(store.verify_tokens)
 
     def read(self, start: int, n: int) -> np.ndarray:
         """Return tokens start ... start+n-1 of the stream, int64."""
         parts: list[np.ndarray] = []
         slot = int(np.searchsorted(self.ends, start, side="right"))
         while n:
+            document = int(self.order[slot])
+            self._verify(self.store.shard_of(document))
             offset = max(0, start - int(self.starts[slot]))
-            parts.append(self._document(int(self.order[slot]))[offset : offset + n])
+            parts.append(self.store.document(document)[offset : offset + n])
             n -= len(parts[-1])
             slot += 1
         return np.concatenate(parts, dtype=np.int64)
-
-    def _document(self, i: int) -> np.ndarray:
-        shard = self.store.shard_of(i)
-        if shard not in self._verified:
-            self.store.verify_tokens(shard)
-            self._verified.add(shard)
-        return self.store.document(i)
 
     def places(self, start: int, n: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the order (n,) in their documents of tokens start ... start+n−1, and numbers (n,)
@@ -216,11 +211,11 @@ class BatchSampler:
         for length in self.plan.lengths:
             for text in self.texts:
                 rows = self.plan.at(0).batch_size if self.is_carried else 1
-                if text.store.n_tokens <= rows * length:
-                    what = f"{rows} windows of consecutive rows" if rows > 1 else "one window"
+                needed = rows * length + 1
+                if text.store.n_tokens < needed:
                     raise DataError(
                         f"{text.store.folder} has {text.store.n_tokens:,} tokens, fewer than the "
-                        f"{rows * length + 1:,} of {what}; decrease train_length or prepare more "
+                        f"{needed:,} of one window per row; decrease train_length or prepare more "
                         "text"
                     )
 
@@ -263,17 +258,16 @@ class BatchSampler:
         A window is one text of T tokens or, with packing `intra_document`, one text per document
         fragment.
         """
-        length = self.plan.at(start).length
-        counts = np.zeros(length + 1, dtype=np.int64)
-        for windows in self.windows(start, stop):
-            if self.packing == "concat":
-                counts[length] += len(windows.start)
-                continue
-            streams = np.stack([windows.source, windows.epoch])
-            for source, epoch in np.unique(streams, axis=1).T.tolist():
-                is_here = (windows.source == source) & (windows.epoch == epoch)
-                first = np.sort(windows.start[is_here])
-                counts += fragments(first, self._stream(source, epoch).starts, length)
+        (windows,) = self.windows(start, stop)
+        counts = np.zeros(windows.length + 1, dtype=np.int64)
+        if self.packing == "concat":
+            counts[-1] = len(windows.start)
+            return counts
+        streams = np.stack([windows.source, windows.epoch])
+        for source, epoch in np.unique(streams, axis=1).T.tolist():
+            is_here = (windows.source == source) & (windows.epoch == epoch)
+            first = np.sort(windows.start[is_here])
+            counts += fragments(first, self._stream(source, epoch).starts, windows.length)
         return counts
 
     def _consecutive(self, sample: np.ndarray, length: int) -> WindowBatch:
@@ -293,9 +287,8 @@ class BatchSampler:
 
     def _streams(self, windows: WindowBatch) -> Iterator[tuple[_TokenStream, int]]:
         """The token stream of each window, and the offset of its first input."""
-        where = zip(windows.source, windows.epoch, windows.start, strict=True)
-        for source, epoch, start in where:
-            yield self._stream(int(source), int(epoch)), int(start)
+        for source, epoch, start in np.stack(windows[1:], axis=1).tolist():
+            yield self._stream(source, epoch), start
 
     def _begins(self, windows: WindowBatch, n: int) -> np.ndarray:
         """A mask (b, n) bool of tokens that begin a document, n tokens from each window's first."""
@@ -346,11 +339,7 @@ class BatchSampler:
         )
 
 
-def fragments(
-    windows: np.ndarray,
-    documents: np.ndarray,
-    length: int,
-) -> np.ndarray:
+def fragments(windows: np.ndarray, documents: np.ndarray, length: int) -> np.ndarray:
     """Count the document fragments of each length, (T + 1,), in the windows of one token stream.
 
     Both arrays are ascending offsets of first tokens.

@@ -11,20 +11,12 @@ from math import lcm
 
 import numpy as np
 
-from errors import DataError
-
-LONGEST = 10_000  # longest period of a pattern, in samples
-
 
 class MixturePattern:
     """shares: exact fraction of samples for each text; the sum is 1."""
 
     def __init__(self, shares: Sequence[Fraction]):
         self.period = lcm(*(share.denominator for share in shares))
-        if self.period > LONGEST:
-            raise DataError(
-                f"the shares of data.mixture have more than four decimals (period {self.period:,})"
-            )
         parts = [int(share * self.period) for share in shares]
         self._turns = np.array(_quota(parts), dtype=np.int64)
         marks = self._turns[None] == np.arange(len(parts))[:, None]

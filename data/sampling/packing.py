@@ -25,11 +25,8 @@ class PositionedTokens(NamedTuple):
         """Return (b or 1, T): for each token, the number of tokens of its text in this window."""
         last = np.ones(self.document.shape, dtype=bool)
         last[:, :-1] = self.document[:, 1:] != self.document[:, :-1]
-        ends = np.where(
-            last,
-            np.arange(self.document.shape[1]),
-            self.document.shape[1],
-        )
+        width = self.document.shape[1]
+        ends = np.where(last, np.arange(width), width)
         ends = np.minimum.accumulate(ends[:, ::-1], axis=1)[:, ::-1]  # end of each token's text
         return np.take_along_axis(self.order, ends, axis=1) + 1
 
@@ -47,13 +44,8 @@ def per_document(begins: np.ndarray) -> PositionedTokens:
     order = places - np.maximum.accumulate(first, axis=1)
     inner = begins.copy()
     inner[:, 0] = False  # the first fragment is document 0, whether or not its document begins here
-    return PositionedTokens(
-        order,
-        order,
-        np.cumsum(inner, axis=1, dtype=np.int64),
-        "packed",
-        True,
-    )
+    document = np.cumsum(inner, axis=1, dtype=np.int64)
+    return PositionedTokens(order, order, document, "packed", True)
 
 
 PACKINGS: dict[str, Callable[[np.ndarray], PositionedTokens]] = {

@@ -47,14 +47,8 @@ def permuted(index: np.ndarray, n: int, *key: int | str) -> np.ndarray:
     """Apply the permutation of 0 ... n-1 that `key` selects to each index. index: int64, any
     shape."""
     digest = hashlib.sha256(repr(key).encode()).digest()
-    words = [
-        int.from_bytes(digest[4 * r : 4 * r + 8].ljust(8, b"\0"), "little") for r in range(ROUNDS)
-    ]
-    return shuffled(
-        index,
-        n,
-        [np.asarray(word, dtype=np.uint64) for word in words],
-    )
+    words = [int.from_bytes(digest[4 * r : 4 * r + 8], "little") for r in range(ROUNDS)]
+    return shuffled(index, n, [np.uint64(word) for word in words])
 
 
 def shuffled(index: np.ndarray, n: int, keys: list[np.ndarray]) -> np.ndarray:

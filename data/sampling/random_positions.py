@@ -56,11 +56,7 @@ class PlainPositions(StrictSettings):
             setting = f"data.positions.{self.bound} = {self.position_end(length)}"
             raise ValueError(f"{setting} is less than the {length} tokens of a window; increase it")
 
-    def apply(
-        self,
-        placed: PositionedTokens,
-        draws: PositionDraws,
-    ) -> PositionedTokens:
+    def apply(self, placed: PositionedTokens, draws: PositionDraws) -> PositionedTokens:
         """Replace the positions, which are `order`, by those of this sampler."""
         return placed
 
@@ -83,15 +79,10 @@ class OffsetPositions(PlainPositions):
     def position_end(self, length: int) -> int:
         return length + self.max_offset
 
-    def apply(
-        self,
-        placed: PositionedTokens,
-        draws: PositionDraws,
-    ) -> PositionedTokens:
+    def apply(self, placed: PositionedTokens, draws: PositionDraws) -> PositionedTokens:
         # Steps stay 1, so schemes that use only distances keep their fast paths.
-        return placed._replace(
-            position=placed.order + below(draws.draw("offset"), self.max_offset + 1)
-        )
+        offset = below(draws.draw("offset"), self.max_offset + 1)
+        return placed._replace(position=placed.order + offset)
 
 
 class SubsetPositions(PlainPositions):
@@ -114,19 +105,11 @@ class SubsetPositions(PlainPositions):
         "row", description="one draw per text, or one per batch as in the authors' code"
     )
 
-    def apply(
-        self,
-        placed: PositionedTokens,
-        draws: PositionDraws,
-    ) -> PositionedTokens:
+    def apply(self, placed: PositionedTokens, draws: PositionDraws) -> PositionedTokens:
         """Map a text of n tokens to the sorted images of 0 ... n−1 under a random permutation."""
         if self.per == "batch":
-            first_row = np.zeros_like(draws.rows)
-            draws = replace(
-                draws,
-                rows=first_row,
-                document=np.zeros_like(draws.document),
-            )
+            first = np.zeros_like(draws.document)
+            draws = replace(draws, rows=np.zeros_like(draws.rows), document=first)
         keys = [draws.draw(f"subset {r}") for r in range(ROUNDS)]
         order, document = (
             np.broadcast_to(x, keys[0].shape) for x in (placed.order, placed.document)
@@ -156,11 +139,7 @@ class FloatPositions(PlainPositions):
     def check(self, length: int) -> None:
         """Texts of any length fit."""
 
-    def apply(
-        self,
-        placed: PositionedTokens,
-        draws: PositionDraws,
-    ) -> PositionedTokens:
+    def apply(self, placed: PositionedTokens, draws: PositionDraws) -> PositionedTokens:
         drawn = fractions(draws.draw("float", placed.order)) * self.max_length
         # Documents are consecutive within a row, so one sort per row sorts each of them in place.
         base = placed.document * float(self.max_length)
@@ -202,11 +181,7 @@ class CapePositions(PlainPositions):
     def position_end(self, length: int) -> int:
         return 1 + math.ceil((length - 1 + self.global_shift + self.local_shift) * self.scale)
 
-    def apply(
-        self,
-        placed: PositionedTokens,
-        draws: PositionDraws,
-    ) -> PositionedTokens:
+    def apply(self, placed: PositionedTokens, draws: PositionDraws) -> PositionedTokens:
         """Draw real positions, float64. They may be negative; with `center`, half of them are."""
 
         def symmetric(random: np.ndarray, most: float) -> np.ndarray:
@@ -236,11 +211,7 @@ class PosePositions(PlainPositions):
     name: Literal["pose"] = "pose"
     target: int = Field(2048, ge=2, le=1_000_000, description="target length T")
 
-    def apply(
-        self,
-        placed: PositionedTokens,
-        draws: PositionDraws,
-    ) -> PositionedTokens:
+    def apply(self, placed: PositionedTokens, draws: PositionDraws) -> PositionedTokens:
         n = placed.lengths()
         cut = 1 + below(draws.draw("cut"), (n + 1) // 2)
         leap = below(draws.draw("leap"), self.target - n + 1)

@@ -105,12 +105,7 @@ def chunk_sizes(lengths: Sequence[int]) -> tuple[int, int]:
     return min(math.lcm(*lengths), 16 * max(lengths)), max(lengths)
 
 
-def stream_key(
-    seed: int,
-    source: int,
-    epoch: int,
-    what: str,
-) -> list[int | str]:
+def stream_key(seed: int, source: int, epoch: int, what: str) -> list[int | str]:
     """Key of the random draws for a token stream of the text `source`."""
     return [seed, epoch, what] + ([f"source {source}"] if source else [])
 
@@ -138,59 +133,46 @@ class WindowSampler:
         source: int,
     ):
         self.layout = layout
+        self.length = length
         self.total = total
+        self.begin = begin
         self.seed = seed
         self.source = source
-        self.length = length
-        self.epoch, self.chunk = begin
         self._per_chunk = layout.size // length
         self._per_stream = layout.count * self._per_chunk
-        self._in_first = (layout.count - self.chunk) * self._per_chunk
-
-    def _stream(self, index: np.ndarray) -> np.ndarray:
-        """The stream of each window, counted from that of the first window."""
-        return np.maximum(0, 1 + (index - self._in_first) // self._per_stream)
-
-    def _before(self, stream: int) -> int:
-        """Number of windows in earlier streams."""
-        return self._in_first + (stream - 1) * self._per_stream if stream else 0
-
-    def _first_chunk(self, stream: int) -> int:
-        """The first unused chunk of a stream."""
-        return 0 if stream else self.chunk
+        self._skipped = begin[1] * self._per_chunk  # windows of the first stream
 
     @property
     def end(self) -> tuple[int, int]:
         """(epoch, chunk): the first unused chunk after the last window."""
         if not self.total:
-            return self.epoch, self.chunk
-        stream = int(self._stream(np.array(self.total - 1)))
-        windows = self.total - self._before(stream)
-        chunks = math.ceil(windows / self._per_chunk)
-        return self.epoch + stream, self._first_chunk(stream) + chunks
+            return self.begin
+        stream, last = divmod(self._skipped + self.total - 1, self._per_stream)
+        return self.begin[0] + stream, last // self._per_chunk + 1
 
     def locate(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return (epoch, offset of the first token in its stream), both int64, of windows 0, 1, ...
         of this sampler.
         """
-        streams = self._stream(index)
-        starts = np.empty(len(index), dtype=np.int64)
+        streams, numbers = np.divmod(index + self._skipped, self._per_stream)
+        starts = np.empty_like(index)
         for stream in np.unique(streams).tolist():
             here = streams == stream
-            starts[here] = self._starts(stream, index[here] - self._before(stream))
-        return self.epoch + streams, starts
+            starts[here] = self._starts(stream, numbers[here])
+        return self.begin[0] + streams, starts
 
     def _starts(self, stream: int, number: np.ndarray) -> np.ndarray:
-        """Offsets of the windows 0, 1, ... of one stream."""
-        key = stream_key(self.seed, self.source, self.epoch + stream, "windows")
-        first_chunk = self._first_chunk(stream)
+        """Offsets of windows of one stream, the first being number 0."""
+        key = stream_key(self.seed, self.source, self.begin[0] + stream, "windows")
         if self._per_chunk > 1:  # windows of one chunk are not consecutive
-            count = self._per_stream if stream else self._in_first
+            first = 0 if stream else self._skipped
+            end = self._per_stream
             if self.total is not None:
-                count = min(count, self.total - self._before(stream))
-            number = permuted(number, count, *key, f"from {first_chunk}")
+                end = min(end, self._skipped + self.total - stream * self._per_stream)
+            name = f"from {first // self._per_chunk}"
+            number = first + permuted(number - first, end - first, *key, name)
         chunk, part = np.divmod(number, self._per_chunk)
-        chunk = permuted(chunk + first_chunk, self.layout.count, *key)
+        chunk = permuted(chunk, self.layout.count, *key)
         return chunk * self.layout.size + part * self.length
 
 
@@ -208,19 +190,8 @@ def window_samplers(
     layout = ChunkLayout.of(tokens, lengths)
     begin = (0, 0)
     samplers = []
-    for length, total in zip(
-        lengths,
-        [*totals[: len(lengths) - 1], None],
-        strict=True,
-    ):
-        sampler = WindowSampler(
-            layout,
-            length,
-            total,
-            begin=begin,
-            seed=seed,
-            source=source,
-        )
+    for length, total in zip(lengths, [*totals[: len(lengths) - 1], None], strict=True):
+        sampler = WindowSampler(layout, length, total, begin=begin, seed=seed, source=source)
         samplers.append(sampler)
         begin = sampler.end
     return samplers

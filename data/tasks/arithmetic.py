@@ -40,10 +40,8 @@ class ModularAdditionTask(CoupledTask):
         prompt = [*map(str, numbers.tolist()), EQUALS]
         return self.answered(prompt, sums if self.scratchpad else sums[-1:])
 
-    def positions_of(self, prompt: Sequence[str], more: int) -> list[int] | None:
+    def positions_of(self, prompt: Sequence[str], more: int) -> list[int]:
         """As in arXiv:2405.20671: number i and partial sum i have position i + 2, `=` has 1."""
-        if not self.has_positions:
-            return None
         n = prompt.index(EQUALS)
         return [*range(2, n + 2), 1, *range(2, len(prompt) + more - n + 1)]
 
@@ -121,11 +119,9 @@ class AdditionTask(CoupledTask):
         answer = _written(total, hints, self.order != "plain")
         return self.answered(prompt, [*columns, ":", *answer] if self.scratchpad else answer)
 
-    def positions_of(self, prompt: Sequence[str], more: int) -> list[int] | None:
+    def positions_of(self, prompt: Sequence[str], more: int) -> list[int]:
         """Coupled: a digit of significance k = 0, 1, ... has position k + 2, `+` and `=` have 1;
         `=` before an answer that begins with its first digit is one beyond it."""
-        if not self.has_positions:
-            return None
         sizes = [prompt.index("+"), prompt.index(EQUALS) - prompt.index("+") - 1]
         rest = len(prompt) + more - sum(sizes) - 2
         if self.positions == "abacus":

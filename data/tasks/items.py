@@ -4,9 +4,9 @@ numbers."""
 from abc import abstractmethod
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import ClassVar
 
 import numpy as np
+from pydantic import Field
 
 from data.sampling.random_draws import NamedDraws
 from data.tokenizers import Tokenizer
@@ -27,30 +27,27 @@ class TaskItem:
         others: wrong continuations with the same number of tokens. If the task hides facts, most of
             them occur in the context as other facts; otherwise they are variations of the correct
             answer. A training item may have fewer than the task's setting.
-        depth: relative position of the answer in the context, 0 at the start and 1 at the end; None
-            if it is not in the context.
+        depth: relative position of the answer in the context, 0 at the start and 1 at the end.
         distance: tokens from the first token of the answer in the context to the end of the prompt.
     """
 
     prompt: list[int]
     answer: list[int]
     others: list[list[int]]
-    depth: float | None = None
-    distance: int | None = None
+    depth: float
+    distance: int
 
 
 class Task(StrictSettings):
     """Base class of tasks: their settings, and the items made from them."""
 
     name: str
-    hides: ClassVar[bool] = False  # the answer is at a depth of the context
-    reads: ClassVar[bool] = False  # the context is text, from `haystack`
-
-    def for_evaluation(self) -> "Task":
-        """The task with one question per item: earlier questions could contain the scored
-        answer."""
-        is_repeated = "queries" in type(self).model_fields
-        return self.model_copy(update={"queries": 1}) if is_repeated else self
+    queries: int = Field(
+        1,
+        ge=1,
+        description="maximum number of questions per training item; evaluation asks one, as "
+        "earlier ones could contain its answer",
+    )
 
     @abstractmethod
     def make(self, request: "TaskRequest") -> TaskItem:
@@ -63,15 +60,9 @@ class TaskContext:
     question.
     """
 
-    def __init__(
-        self,
-        task: Task,
-        tokenizer: Tokenizer,
-        purpose: str,
-        seed: int,
-    ):
-        self.task = task.for_evaluation() if purpose == "evaluation" else task
-        self.tokenizer = tokenizer
+    def __init__(self, task: Task, tokenizer: Tokenizer, purpose: str, seed: int):
+        self.is_scored = purpose == "evaluation"
+        self.task = task.model_copy(update={"queries": 1}) if self.is_scored else task
         self.purpose = purpose
         self.seed = seed
         # Text can be split where a token begins with white space: the rest is then encoded as it
@@ -119,21 +110,16 @@ class TaskRequest:
         c = self.context
         return NamedDraws("task", c.purpose, c.seed, c.task.name, self.index)
 
-    def numbers(
-        self,
-        what: str,
-        digits: int,
-        least: int,
-        used: int | None = None,
-    ) -> list[str]:
+    def numbers(self, digits: int, least: int, used: int | None = None) -> list[str]:
         """Distinct numbers with `digits` digits, such as ` 417`, all encoded in the same number of
         tokens: at least `least` of them, and more if available. `used` of them (default: all) are
-        facts of the item; the others are wrong answers, of which a training item may have fewer.
+        facts of the item; the others are wrong answers, of which a training item, whose answers are
+        not compared, may have fewer.
         """
-        needed = least if used is None or self.is_scored else used
+        needed = least if used is None or self.context.is_scored else used
         first = 10 ** (digits - 1) if digits > 1 else 0
         room = 10**digits - first
-        drawn = self.draws.distinct(what, min(room, 2 * least + 4), room)
+        drawn = self.draws.distinct("values", min(room, 2 * least + 4), room)
         return self.same_count([f" {first + n}" for n in drawn.tolist()], needed)
 
     def same_count(self, texts: list[str], least: int) -> list[str]:
@@ -153,16 +139,9 @@ class TaskRequest:
     def encode(self, text: str) -> list[int]:
         return self.context.encode(text)
 
-    @property
-    def is_scored(self) -> bool:
-        """Whether the answers of the item are compared. Those of training items are not."""
-        return self.context.purpose == "evaluation"
-
-    def earlier_questions(self, queries: int, count: int) -> list[int]:
-        """Which of `count` questions are asked, with their answers, before the last one: fewer than
-        `queries`.
-        """
-        asked = int(self.draws.below("asked", 1, queries)[0])
+    def earlier_questions(self, count: int) -> list[int]:
+        """Which of `count` questions are asked, with their answers, before the last one."""
+        asked = int(self.draws.below("asked", 1, self.context.task.queries)[0])
         return self.draws.below("earlier", asked, count).tolist()
 
     def too_short(self, least: int) -> DataError:

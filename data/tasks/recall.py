@@ -1,6 +1,6 @@
 """Associative recall in text."""
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 from pydantic import Field
@@ -14,8 +14,6 @@ class RecallTask(Task):
     as fit, then a key, whose value is the answer. `ab 42` and more pairs, one per line; `ab` → `
     42`"""
 
-    hides: ClassVar[bool] = True
-
     name: Literal["recall"] = "recall"
     letters: int = Field(
         2, ge=1, le=4, description="letters per key; the keys of an item are distinct"
@@ -24,23 +22,18 @@ class RecallTask(Task):
     choices: int = Field(
         4, ge=2, le=64, description="number of values compared; chance is 1/choices"
     )
-    queries: int = Field(
-        1,
-        ge=1,
-        description="maximum number of queried keys per training item; evaluation asks one",
-    )
 
     def make(self, request: TaskRequest) -> TaskItem:
         most = 26**self.letters
         numbers = request.draws.distinct("keys", min(most, request.length), most).tolist()
         keys = [self._spelled(number) for number in numbers]
-        values = request.numbers("values", self.digits, self.choices)
+        values = request.numbers(self.digits, self.choices)
         # The first pairs have distinct values, the choices. They are in the item at every length.
         drawn = request.draws.below("picks", len(keys), len(values)).tolist()
         pairs = []
         for key, i in zip(keys, [*range(self.choices), *drawn], strict=False):
             pairs.append(request.encode(key) + request.encode(f"{values[i]}\n"))
-        asked = [0, *request.earlier_questions(self.queries, self.choices)]
+        asked = [0, *request.earlier_questions(self.choices)]
         room = request.length - sum(len(pairs[i]) for i in asked)
         sizes = np.cumsum([len(pair) for pair in pairs])
         count = int(np.searchsorted(sizes, room, side="right"))

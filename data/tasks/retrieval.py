@@ -1,7 +1,7 @@
 """Tasks that hide facts in text: pass keys, sentences, chains of variables."""
 
 from collections.abc import Sequence
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from pydantic import Field
@@ -37,21 +37,9 @@ class Statement(NamedTuple):
 class HaystackTask(Task):
     """Base class of tasks with an answer that is hidden in text."""
 
-    hides: ClassVar[bool] = True
-    reads: ClassVar[bool] = True
-
     haystack: TextSettings = Field(StdlibSource(), description="source of the surrounding text")
-    queries: int = Field(
-        1, ge=1, description="maximum number of questions per training item; evaluation asks one"
-    )
 
-    def facts(
-        self,
-        request: TaskRequest,
-        stem: str,
-        values: list[str],
-        count: int,
-    ) -> TaskItem:
+    def facts(self, request: TaskRequest, stem: str, values: list[str], count: int) -> TaskItem:
         """Hide `count` facts, each a stem with a name and one of `values`, and query the first of
         them. Values of no fact serve as wrong answers that are not in the context.
         """
@@ -63,12 +51,8 @@ class HaystackTask(Task):
             for depth, name, value in zip(depths, names, values, strict=False)
         ]
         invented = [f"{value}.\n" for value in values[count:]]
-        return self.hide(
-            request,
-            facts,
-            [(fact.stem, fact.value) for fact in facts],
-            invented,
-        )
+        questions = [(fact.stem, fact.value) for fact in facts]
+        return self.hide(request, facts, questions, invented)
 
     def hide(
         self,
@@ -90,7 +74,7 @@ class HaystackTask(Task):
         if room < 0:
             raise request.too_short(request.length - room)
         earlier: list[int] = []
-        for i in request.earlier_questions(self.queries, len(questions)):
+        for i in request.earlier_questions(len(questions)):
             stem, right = questions[i]
             question = request.encode(stem) + request.encode(right)
             if len(question) > room:
@@ -119,11 +103,7 @@ class HaystackTask(Task):
         )
 
 
-def _insertion_points(
-    request: TaskRequest,
-    text: np.ndarray,
-    depths: list[float],
-) -> list[int]:
+def _insertion_points(request: TaskRequest, text: np.ndarray, depths: list[float]) -> list[int]:
     """Offsets in the text near the depths: before a token that begins with white space, or an
     end."""
     inside = 1 + np.flatnonzero(request.context.may_cut[text[1:]])
@@ -150,12 +130,7 @@ class PasskeyTask(HaystackTask):
 
     def make(self, request: TaskRequest) -> TaskItem:
         compared = self.keys if self.keys > 1 else self.choices
-        values = request.numbers(
-            "values",
-            self.digits,
-            compared,
-            used=self.keys,
-        )
+        values = request.numbers(self.digits, compared, used=self.keys)
         return self.facts(request, "\nKey {}", values[:compared], self.keys)
 
 
@@ -175,12 +150,7 @@ class NeedleTask(HaystackTask):
     def make(self, request: TaskRequest) -> TaskItem:
         order = request.draws.distinct("values", len(PLACES), len(PLACES)).tolist()
         places = request.same_count([f" {PLACES[i]}" for i in order], self.keys)
-        return self.facts(
-            request,
-            "\n{} hid it in the",
-            places[: self.keys],
-            self.keys,
-        )
+        return self.facts(request, "\n{} hid it in the", places[: self.keys], self.keys)
 
 
 class VariablesTask(HaystackTask):
@@ -202,7 +172,7 @@ class VariablesTask(HaystackTask):
 
     def make(self, request: TaskRequest) -> TaskItem:
         links = self.hops + 1
-        values = request.numbers("values", self.digits, self.chains)
+        values = request.numbers(self.digits, self.chains)
         numbers = request.draws.distinct("names", self.chains * links, 26 * 10).tolist()
         names = [f"{chr(ord('a') + n // 10)}{n % 10}" for n in numbers]
         statements = []
@@ -215,12 +185,7 @@ class VariablesTask(HaystackTask):
             later = np.sort(request.draws.below(f"links {chain}", self.hops, 1001)) / 1000
             depths = [first, *(first + (1 - first) * later).tolist()]
             rights = [value, *(f" {name}" for name in chain_names[:-1])]
-            for depth, name, right in zip(
-                depths,
-                chain_names,
-                rights,
-                strict=True,
-            ):
+            for depth, name, right in zip(depths, chain_names, rights, strict=True):
                 statements.append(Statement(depth, f"\n{name} =", f"{right}\n"))
             questions.append((f"\n{chain_names[-1]} =", f"{value}\n"))
         return self.hide(request, statements, questions)

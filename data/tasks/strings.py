@@ -49,9 +49,7 @@ class CopyTask(CoupledTask):
         answers = {"copy": drawn, "reverse": drawn[::-1], "sort": sorted(drawn)}
         return self.answered([*map(str, drawn), EQUALS], [*map(str, answers[self.name])])
 
-    def positions_of(self, prompt: Sequence[str], more: int) -> list[int] | None:
-        if not self.has_positions:
-            return None
+    def positions_of(self, prompt: Sequence[str], more: int) -> list[int]:
         n = prompt.index(EQUALS)
         answer = len(prompt) + more - n - 1
         if self.name == "reverse":

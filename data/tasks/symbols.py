@@ -75,15 +75,16 @@ class SymbolTask(StrictSettings):
     def make(self, draws: NamedDraws, length: int) -> SymbolItem:
         """The item that the random draws select."""
 
-    def positions_of(self, prompt: Sequence[str], more: int) -> list[int] | None:
-        """The positions of the prompt's symbols and of the next `more`; None: 0, 1, 2, ..."""
-        return None
+    def positions_of(self, prompt: Sequence[str], more: int) -> list[int]:
+        """The positions of the prompt's symbols and of the next `more`."""
+        return list(range(len(prompt) + more))
 
     def answered(self, prompt: list[str], answer: list[str]) -> SymbolItem:
         """An item with one answer, which `<end>` follows."""
         answer = [*answer, END]
         is_answer = [False] * len(prompt) + [True] * len(answer)
-        return SymbolItem([*prompt, *answer], is_answer, self.positions_of(prompt, len(answer)))
+        positions = self.positions_of(prompt, len(answer)) if self.has_positions else None
+        return SymbolItem([*prompt, *answer], is_answer, positions)
 
     def check(self, lengths: Sequence[int]) -> None:
         """Raise DataError if there are no problems of one of these lengths."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,6 @@ from evaluation.reports.figures import (
 )
 from evaluation.schemes import curves
 from evaluation.schemes.curves import SchemeShape
-from evaluation.schemes.encoding_figure import encoding_figure
 from model.position import PositionalScheme
 
 # The steps from counting to rotation, and what each does to a token x at position n.
@@ -51,6 +51,8 @@ DISTANCE = "distance $d$, tokens"
 DASHES = ((0, ()), (0, (6, 1.6)), (0, (2, 2)), (0, (7, 1.6, 1.6, 1.6)))
 FEW = 64  # up to this many points are drawn as markers
 SHADED = "#F4F4F4"
+PALE = "#CFCFCF"
+CENTERED: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 8.5}
 
 
 @dataclass(frozen=True)
@@ -189,9 +191,42 @@ def encodings(ask: FigureRequest) -> FigureSpec:
         for name, at in points.items()
         for (n, k), value in np.ndenumerate(at)
     ]
-    return FigureSpec(
-        encoding_figure(points, STEPS, text), ("scheme", "position", "feature", "value"), rows
-    )
+    figure = panels([encoding_panel(name, at) for name, at in points.items()], text, columns=3)
+    return FigureSpec(figure, ("scheme", "position", "feature", "value"), rows)
+
+
+def encoding_panel(name: str, points: np.ndarray) -> Panel:
+    """Encodings (tokens, 2 or more), numbered and joined in order. More than two features: on the
+    edges of the box that contains them, the features before the last two into depth."""
+    tokens, features = points.shape
+    drawn = []
+    flat = points
+    if features > 2:
+        depth = points[:, -3::-1] @ 0.55 ** np.arange(features - 2)
+        flat = points[:, :-3:-1] + depth[:, None] * (0.46, 0.3)
+        for a, b in combinations(range(tokens), 2):
+            if (points[a] != points[b]).sum() == 1:
+                drawn.append(Curve("", *flat[[a, b]].T, color=PALE, width=0.8))
+    drawn.append(Curve("", *flat.T, color=COLOURS[5], width=1.0))
+    drawn.append(Curve("", *flat.T, color=COLOURS[0], dash="", marker="o", order=4))
+
+    def scales(axes: Axes) -> None:
+        axes.set_label(name)
+        axes.set_aspect("equal")
+        axes.margins(0.2)
+        # numbers across the path, away from its middle
+        across = np.gradient(flat, axis=0)[:, ::-1] * (-1, 1)
+        across /= np.maximum(np.linalg.norm(across, axis=1, keepdims=True), 1e-9)
+        is_inwards = (across * (flat - flat.mean(0))).sum(1) < -1e-9
+        across[is_inwards] *= -1
+        for n, (point, away) in enumerate(zip(flat, 8.5 * across, strict=True)):
+            axes.annotate(str(n), point, away, textcoords="offset points", **CENTERED)
+        if features > 2:
+            axes.set_axis_off()
+
+    heading = "\n".join([name.replace("_", " "), STEPS.get(name, "")])
+    x, y = ("feature 1", "feature 2") if features == 2 else ("", "")
+    return Panel(drawn, heading, x=x, y=y, scales=scales, height=2.3)
 
 
 def inner_product(ask: FigureRequest) -> FigureSpec:

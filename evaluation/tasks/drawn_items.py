@@ -7,7 +7,7 @@ import numpy as np
 
 from data import DataError, Tokenizer
 from data.hashing import canonical_hash
-from data.tasks import NO_TEXT, Haystacks, Task, TaskContext, TaskItem
+from data.tasks import NO_TEXT, Haystacks, HaystackTask, Task, TaskContext, TaskItem
 from errors import EvaluationError
 from evaluation.tasks.task_settings import TaskEvaluationSettings
 
@@ -18,7 +18,7 @@ class DrawnItems:
     among them. `vocab_size` is the number of ids of the tokenizer.
 
     unit (n,): the haystack of each item, or the item itself without haystacks, as `unit_kind`
-    states. depth (n,): index of the item's depth in `depths`; 0 for a task that hides nothing.
+    states. depth (n,): index of the item's depth in `depths`.
     """
 
     task: Task
@@ -80,10 +80,10 @@ def draw_items(
     unit = index
     kind = "item"
     names = [f"item {i}" for i in index]
-    depth = index % len(depths) if task.hides else np.zeros(len(index), dtype=np.int64)
+    depth = index % len(depths)
     texts = [NO_TEXT] * len(index)
     try:
-        if task.reads and documents is not None:
+        if documents is not None and isinstance(task, HaystackTask):
             most = min(settings.haystacks, settings.items)
             haystacks = Haystacks(documents(), tokenizer, lengths[-1] + 1, most, origin)
             count = len(haystacks)

@@ -16,6 +16,7 @@ from evaluation.statistics.binomial import effective, wilson
 from evaluation.statistics.intervals import Interval, interval, unit_means
 from evaluation.tasks.task_session import TaskResult
 
+ABOVE_CHANCE = "above chance"
 UNDECIDED = "not distinguishable from chance"
 
 
@@ -76,13 +77,12 @@ def analyse_tasks(result: TaskResult) -> TaskAnalysis:
     analysis = TaskAnalysis([], [], [], len(result.answers), len(np.unique(drawn.unit)))
     for label, length in result.answers:
         analysis.rows.append(_row(result, label, length))
-        if drawn.task.hides:
-            depth = np.array(drawn.depths)[drawn.depth]
-            analysis.by_depth.extend(_grid(result, label, length, depth, doubles=False))
-            # the power of two at or below each distance
-            distance = np.array([item.distance or 0 for item in drawn.items[length]])
-            octave = 2 ** np.frexp(distance)[1] // 2
-            analysis.by_distance.extend(_grid(result, label, length, octave, doubles=True))
+        depth = np.array(drawn.depths)[drawn.depth]
+        analysis.by_depth.extend(_grid(result, label, length, depth, doubles=False))
+        # the power of two at or below each distance
+        distance = np.array([item.distance for item in drawn.items[length]])
+        octave = 2 ** np.frexp(distance)[1] // 2
+        analysis.by_distance.extend(_grid(result, label, length, octave, doubles=True))
     return analysis
 
 
@@ -100,7 +100,7 @@ def _row(result: TaskResult, method: str, length: int) -> TaskRow:
     if math.isnan(low):
         word = "point estimate"
     elif low > chance:
-        word = "above chance"
+        word = ABOVE_CHANCE
     elif high < chance:
         word = "below chance"
     gain = None

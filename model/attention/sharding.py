@@ -200,12 +200,7 @@ class GatheredLayer:
         self._inputs: Tensor | None = None  # the last inputs of earlier passes
         self._inputs_turn = 0
 
-    def extend(
-        self,
-        x: Tensor,
-        document: Tensor | None,
-        count: int,
-    ) -> tuple[Tensor, Tensor | None]:
+    def extend(self, x: Tensor, count: int) -> Tensor:
         """See `CachedTail.extend`."""
         turn = self._inputs_turn
         self._inputs_turn += 1
@@ -220,13 +215,7 @@ class GatheredLayer:
         self._inputs = last
         # Of all chunks, also later ones: the backward pass of a gather must run on every rank.
         chunk = self.shard.chunks[turn]
-        inputs = torch.cat([torch.stack(before)[chunk % self.shard.size], x], dim=1)
-        if document is None:
-            return inputs, None
-        start, _ = self.window.bounds(chunk)
-        earlier = self.window.positions.document[:, max(0, start - count) : start]
-        earlier = F.pad(earlier, (count - earlier.shape[1], 0), value=-1)
-        return inputs, torch.cat([earlier, document], dim=1)
+        return torch.cat([torch.stack(before)[chunk % self.shard.size], x], dim=1)
 
     def _start(
         self,

@@ -207,7 +207,7 @@ class Attention(KeyMixer, Projection):
             return k
         kept, moved = k.tensor_split([self.head_dim - count], dim=-1)
         tail = CachedTail() if layer_cache is None else layer_cache
-        both, _ = tail.extend(moved.transpose(1, 2).flatten(2), None, 1)  # (B, 1 + T, G·n)
+        both = tail.extend(moved.transpose(1, 2).flatten(2), 1)  # (B, 1 + T, G·n)
         earlier = both[:, :-1].unflatten(2, (-1, count)).transpose(1, 2)
         has_earlier = (step.context.new.order > 0)[:, None, :, None]
         return torch.cat([kept, torch.where(has_earlier, earlier, moved)], dim=-1)

@@ -50,9 +50,6 @@ class LayerState(CachedTail):
     def static(self, index: object) -> LayerState:
         """The cache of passes of one token, which compare documents: this one, whose tensors stay
         at their addresses."""
-        x = self._stored.get("inputs")
-        if x is not None and "documents" not in self._stored:
-            self._stored["documents"] = x.new_zeros(1, x.shape[1], dtype=torch.int64)
         memory = self._stored.get("memory")
         if memory is not None and "document" not in self._stored:
             self._stored["document"] = memory.new_zeros(1, 1, dtype=torch.int64)

@@ -171,7 +171,7 @@ class Recurrent(Mixer):
         projected = torch.cat([self.wq(x), self.wk(x), self.wv(x)], dim=-1)
         if self.mixer.convolution:
             count = self.mixer.convolution - 1
-            projected = self.convolution(*state.extend(projected, context.documents, count))
+            projected = self.convolution(state.extend(projected, count), context.document_order)
         q, k, v = projected.split(self.sizes, dim=-1)
         with torch.autocast(x.device.type, enabled=False):
             inputs = self.inputs(x, q, k, v, step)

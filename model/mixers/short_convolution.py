@@ -49,8 +49,9 @@ class ShortConvolution(Mixer):
         context = step.context
         state = LayerState() if layer_cache is None else layer_cache
         b, c, z = self.w_in(x).chunk(3, dim=-1)
-        extended = state.extend(b * z, context.documents, self.mixer.width - 1)
-        return self.wo(context.of_queries(c * self.convolution(*extended)))
+        extended = state.extend(b * z, self.mixer.width - 1)
+        mixed = self.convolution(extended, context.document_order)
+        return self.wo(context.of_queries(c * mixed))
 
     def pair_flops(self, length: int) -> float:
         return 6 * self.wo.in_features * (self.mixer.width + 1)

@@ -79,6 +79,11 @@ class AttentionContext:
         """(B or 1, T) documents of the new tokens; None: one document in all passes."""
         return None if self.new.layout == "plain" else self.new.document
 
+    @property
+    def document_order(self) -> Tensor | None:
+        """(B or 1, T) order of the new tokens; None: one document in all passes."""
+        return None if self.new.layout == "plain" else self.new.order
+
     # Tensors indexed by mask and bias functions: (B, T) for queries, (B, S) for keys.
     @property
     def k_order(self) -> Tensor:

@@ -109,21 +109,22 @@ def series_of(
 def causal_convolution(
     series: Tensor,
     weight: Tensor,
-    order: Tensor,
+    order: Tensor | None,
 ) -> Tensor:
     """Σ_l weight[:, l]·x_(t−l) for each channel, over tokens of the same document.
 
     Args:
         series: (B, width − 1 + T, E), as from `series_of`.
         weight: (E, width); column l is for the l-th previous token.
-        order: (B or 1, T) of the new tokens; tokens before order 0 are not read.
+        order: (B or 1, T) of the new tokens; tokens before order 0 are not read. None: there is one
+            document, and its series begins with zeros.
     """
     width = weight.shape[1]
-    order = order[..., None]
-    count = order.shape[1]
     weight = weight.to(series.dtype)
     total = series[:, width - 1 :] * weight[:, 0]
     for lag in range(1, width):
-        earlier = series[:, width - 1 - lag : width - 1 - lag + count] * weight[:, lag]
-        total = total + torch.where(order >= lag, earlier, 0.0)
+        earlier = series[:, width - 1 - lag : -lag] * weight[:, lag]
+        if order is not None:
+            earlier = torch.where(order[..., None] >= lag, earlier, 0.0)
+        total = total + earlier
     return total

@@ -6,8 +6,7 @@ width.
 
 Reads results.csv of a study whose grid has a numeric axis (--over) and one other axis (--lines),
 besides the scheme (one panel each) and the seed (averaged). Reports the best value of each line,
-for the mean and each seed, and how many grid steps the best values of a scheme differ. Writes
-OUT.md, OUT.csv, OUT.png and OUT.svg.
+for the mean and each seed. Writes OUT.md, OUT.csv, OUT.png and OUT.svg.
 """
 
 import sys
@@ -32,19 +31,13 @@ from evaluation.reports.figures import (
     save,
 )
 from evaluation.reports.results_files import markdown_table, write_table
-from evaluation.reports.text import counted
 from settings.script import Parser, run_main
 
 # by variant and line: NLL by value (rows, ascending) and seed
 Sweeps = dict[str, dict[str, pd.DataFrame]]
 
 
-def read_rows(
-    folder: Path,
-    evaluation: str | None,
-    over: str,
-    lines: str,
-) -> pd.DataFrame:
+def read_rows(folder: Path, evaluation: str | None, over: str, lines: str) -> pd.DataFrame:
     """NLL of every variant, line, value and seed at the trained length, as trained.
 
     Raises StudyError if the grid has other axes, cells have no results yet, or cells were evaluated
@@ -87,44 +80,22 @@ def sweeps_of(rows: pd.DataFrame, over: str, lines: str) -> Sweeps:
     return sweeps
 
 
-def page(
-    sweeps: Sweeps,
-    command: str,
-    figure: str,
-    over: str,
-    lines: str,
-) -> str:
+def page(sweeps: Sweeps, command: str, figure: str, over: str, lines: str) -> str:
     """The sweeps as Markdown, with the lowest NLL of each line in bold."""
-    first = next(iter(next(iter(sweeps.values())).values()))
-    values = list(first.index)
     parts = [
         f"# Best {over} by {lines}",
         f"`{command}`",
-        "NLL in nats per token at the trained length, mean over documents and "
-        f"{counted(len(first.columns), 'training seed')}; bold: the lowest of its line. Last "
-        f"column: the best {over} of each seed.",
+        "NLL in nats per token at the trained length, mean over documents and training seeds; bold: "
+        f"the lowest of its line. Last column: the best {over} of each seed.",
     ]
     for variant, own in sweeps.items():
         rows = []
-        best = {}
         for label, nll in own.items():
             means = nll.mean(axis=1)
-            best[label] = means.idxmin()
-            cells = [f"{mean:.3f}" for mean in means]
-            lowest = values.index(best[label])
-            cells[lowest] = f"**{cells[lowest]}**"
-            rows.append([label, *cells, ", ".join(f"{value:g}" for value in nll.idxmin())])
-        low = min(best.values())
-        high = max(best.values())
-        text = f"Best {over}: the same."
-        if steps := values.index(high) - values.index(low):
-            text = f"Best {over}: {counted(steps, 'step')} of the grid apart, "
-            text += f"from {low:g} to {high:g}."
-        if edge := [label for label, at in best.items() if at in (values[0], values[-1])]:
-            text += f" At {lines} {', '.join(edge)} it is the last value of the grid and may not "
-            text += "be the optimum."
-        table = markdown_table([lines, *(f"{value:g}" for value in values), "by seed"], rows)
-        parts += [f"## {variant}", text, table]
+            cells = [f"**{x:.3f}**" if x == means.min() else f"{x:.3f}" for x in means]
+            rows.append([label, *cells, ", ".join(f"{best:g}" for best in nll.idxmin())])
+        values = [f"{value:g}" for value in means.index]
+        parts += [f"## {variant}", markdown_table([lines, *values, "by seed"], rows)]
     parts.append(f"![NLL over {over}, one line per {lines}]({figure})")
     return "\n\n".join(parts) + "\n"
 

@@ -81,7 +81,7 @@ def test_carried_rows_read_their_part_of_the_stream(lengths, length, rows):
     halves = [sampler(store, (length, 2 * rows), **keys).batch(1, rank, 2) for rank in (0, 1)]
     whole = sampler(store, (length, 2 * rows), **keys).batch(1)
     assert torch.equal(torch.cat([half.document for half in halves]), whole.document)
-    with pytest.raises(DataError, match="consecutive rows"):
+    with pytest.raises(DataError, match="the 28 of one window per row"):
         sampler(make_store([10, 10]), (9, 3), **keys)
 
 

@@ -63,11 +63,12 @@ def by_loops(batches, steps: range, rule=lambda step: ExposureRule()) -> tuple:
         arrays = [getattr(batch, name) for name in ("order", "position", "document")]
         rows = zip(*(array.expand(batch.tokens.shape).tolist() for array in arrays), strict=True)
         for order, position, document in rows:
-            positions.update(map(round, position))
-            for i, j in product(range(len(order)), repeat=2):
+            text = [i for i in range(len(order)) if document[i] >= 0]  # without padding
+            positions.update(round(position[i]) for i in text)
+            for i, j in product(text, repeat=2):
                 near = window is None or order[i] - order[j] < window or order[j] < sinks
                 if j <= i and document[i] == document[j] and near:
-                    distances[round(position[i] - position[j])] += 1
+                    distances[round(abs(position[i] - position[j]))] += 1
     return positions, distances, tokens
 
 
@@ -85,26 +86,18 @@ CASES = [
 
 @pytest.mark.parametrize(("packing", "name", "rule"), CASES)
 def test_counts_match_loops_over_batches(store, packing, name, rule):
-    batches = batches_of(store, packing, name)
-    ledger = ExposureLedger(batches, 9, lambda step: rule)
-    for step in (4, 9):  # in two parts, as checkpoints do
-        exposure = ledger.upto(step)
-        assert as_counters(exposure) == by_loops(batches, range(step), lambda _: rule)
-        assert (exposure.steps, exposure.counted) == (step, step)
-
-
-@pytest.mark.parametrize("name", ["plain", "offset", "subset"])
-@pytest.mark.parametrize("packing", ["concat", "intra_document"])
-def test_rule_and_length_may_change_during_training(store, packing, name):
+    """Windows of several lengths, and an attention range that changes during training."""
     plan = [(5, 4, 3), (13, 2, 2), (5, 3, 9)]
     batches = sampler(store, *plan, packing=packing, seed=4, positions=SAMPLERS[name])
 
-    def rule(step: int) -> ExposureRule:
-        return RULES[0] if step < 4 else RULES[2]
+    def rule_at(step: int) -> ExposureRule:
+        return rule if step < 7 else ExposureRule()
 
-    ledger = ExposureLedger(batches, 14, rule)
-    for step in (4, 14):
-        assert as_counters(ledger.upto(step)) == by_loops(batches, range(step), rule)
+    ledger = ExposureLedger(batches, 14, rule_at)
+    for step in (4, 14):  # in two parts, as checkpoints do
+        exposure = ledger.upto(step)
+        assert as_counters(exposure) == by_loops(batches, range(step), rule_at)
+        assert (exposure.steps, exposure.counted) == (step, step)
 
 
 def test_long_runs_are_estimated_from_sampled_steps(store, monkeypatch):
@@ -125,8 +118,6 @@ def test_long_runs_are_estimated_from_sampled_steps(store, monkeypatch):
     assert (np.abs(sampled.positions - whole.positions) < 5 * sigma + 1).all()
     assert abs(sampled.positions.sum() / whole.positions.sum() - 1) < 0.01
     assert np.abs(sampled.distances - whole.distances).max() < 0.2 * whole.distances.max()
-    with pytest.raises(ValueError, match="at step 600"):
-        ledger.upto(3)
 
 
 def test_counts_are_stored(store, tmp_path):

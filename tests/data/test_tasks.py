@@ -73,7 +73,7 @@ def subwords():
         "owl hid it in the attic.\n" * 30,
         "ab 42\n" * 30,
     ]
-    return train_sentencepiece(SentencePieceSettings(vocab_size=320), iter(lines)).tokenizer
+    return train_sentencepiece(SentencePieceSettings(vocab_size=320), lines)
 
 
 @pytest.fixture(params=["bytes", "subwords"])
@@ -107,7 +107,7 @@ def test_reference_solver_agrees(task, tokenizer):
             assert len(set(others)) == len(others) and set(others) <= set(rivals)
             assert {len(other) for other in item.others} == {len(item.answer)}
             size = len(item.prompt) + len(item.answer)
-            assert size == length if task.reads else length - 20 < size <= length
+            assert length - 20 < size <= length if task.name == "recall" else size == length
             # Parts encoded one by one are encoded as the whole, which training sees.
             assert tokenizer.encode(prompt + answer) == item.prompt + item.answer
             answers.add(answer)
@@ -125,7 +125,7 @@ def test_scored_answer_occurs_only_at_the_reported_place(task, tokenizer):
         if task.name == "recall":  # other keys may have the same value
             question = tokenizer.encode(tokenizer.decode(prompt).rsplit("\n", 1)[1])
             places = [i for i in places if prompt[i - len(question) : i] == question]
-        assert places == ([len(prompt) - item.distance] if task.hides else [])
+        assert places == [len(prompt) - item.distance]
         if task.name == "passkey" and task.keys == 1:  # wrong answers that are in no fact
             text = tokenizer.decode(prompt)
             assert len(re.findall(r"Key \w+ \d+\.", text)) == 1 and len(item.others) == 4

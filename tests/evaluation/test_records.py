@@ -44,10 +44,6 @@ def test_contaminated_units_are_reported_separately(do, make_store):
     train = make_store([300, 40], seed=2, clusters=["known", "author 3"])
     result = do(store=store, train=train, methods=["trained", "truncate", "yarn"])
     analysis = analyze(result)
-    assert analysis.parts == {
-        "unseen": {"units": 6, "documents": 12, "targets": 120},
-        "seen": {"units": 2, "documents": 4, "targets": 40},
-    }
     table = analysis.table
     new = [d for d in range(14) if d // 2 != 3]
     means = result.nll["yarn", 64].reshape(16, 10)[new].reshape(6, 20).mean(axis=1)
@@ -63,9 +59,6 @@ def test_contaminated_units_are_reported_separately(do, make_store):
     for part, units in (("unseen", 6), ("seen", 2)):
         own = table.select("gain", where=part)
         assert len(own) == 9 and {row.units for row in own} == {units}
-    cells = record_of(result, analysis)["parts"]["unseen"]["cells"]
-    stored = next(cell for cell in cells if (cell["method"], cell["length"]) == ("yarn", 64))
-    assert (stored["delta"], stored["verdict"]) == (delta.value, None) and len(cells) == 9
 
 
 def test_every_derived_column_by_hand(do):

@@ -44,7 +44,7 @@ def tokenizer(request):
     if request.param == "bytes":
         return ByteTokenizer()
     if request.param == "byte-level BPE":  # with parts of characters in one token
-        return train_tokenizer(HuggingFaceSettings(vocab_size=310), iter(TEXT * 4)).tokenizer
+        return train_tokenizer(HuggingFaceSettings(vocab_size=310), list(TEXT * 4))
     return sentencepiece_tokenizer(dummy_prefix=request.param.startswith("foreign"))
 
 

@@ -40,7 +40,7 @@ FAULTS = {
     "convolution": (
         CausalConvolution,
         "forward",
-        lambda self, x, document: FILTER(self, x, None),
+        lambda self, x, order: FILTER(self, x, None),
         "short_convolution-none",
     ),
 }

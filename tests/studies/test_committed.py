@@ -14,6 +14,7 @@ from data.data_settings import TaskSource
 from data.generated import generated
 from data.sources import SOURCES
 from data.sources.local import Stdlib
+from data.tasks import HaystackTask
 from evaluation.scoring.methods import builtin_methods
 from evaluation.stores import haystacks
 from evaluation.tasks.drawn_items import draw_items
@@ -113,7 +114,7 @@ def test_study_can_be_planned(path, stand_ins):
                 continue
             task = settings.task or data.source.task
             length = plan.settings.train_length
-            texts, _ = haystacks(task, None) if task.reads else (None, "")
+            texts, _ = haystacks(task, None) if isinstance(task, HaystackTask) else (None, "")
             tokenizer = ByteTokenizer()
             drawn = draw_items(
                 settings, task, tokenizer, bos=True, trained_length=length, documents=texts

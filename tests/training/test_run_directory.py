@@ -20,7 +20,7 @@ from run_directory.position_overrides import make_model
 from run_directory.run import MANIFEST, Run, check_writable, is_run, locked_run, model_hash
 from run_directory.run_names import name_stem, run_folder
 from run_directory.run_settings import RunSettings
-from run_directory.weights import same_weights
+from run_directory.weights import weights_of
 from settings.load import apply_overrides, identity, load_settings
 from tests.training.conftest import ROOT
 
@@ -53,6 +53,11 @@ def fill(run, settings, step=4, dtype=torch.float32):
     model = make_model(settings, ByteTokenizer().vocab_size).initialize(1).to(dtype)
     save_weights(run, step, model)
     return model
+
+
+def same_weights(a, b):
+    ours = weights_of(a)
+    return all(ours[name].equal(weight) for name, weight in weights_of(b).items())
 
 
 def about(run):

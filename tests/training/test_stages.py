@@ -3,7 +3,6 @@
 import pytest
 import torch
 import torch._dynamo
-from torch._dynamo.testing import CompileCounter
 
 from errors import ConfigError, TrainingError
 from model import ModelError, TokenPositions, Transformer
@@ -170,7 +169,7 @@ def test_fork_keeps_stages_that_determine_data_order():
         (12, "{length: 12, duration: 10}, {length: 24, duration: 5}, {length: 12}"),
         (12, "{length: 12, duration: 9}, {length: 24}"),
     ):
-        with pytest.raises(TrainingError, match=rf"training.stages: .* after step {step} "):
+        with pytest.raises(TrainingError, match=f"training.stages before step {step} "):
             fork(step, stages)
 
 
@@ -220,28 +219,3 @@ def test_incompatible_change_keeps_model():
     with pytest.raises(ModelError, match="fraction cannot be changed"):
         net.reposition(repositioned(net, fraction=0.5))
     assert net.settings == before
-
-
-def test_position_change_recompiles_at_most_once():
-    torch._dynamo.reset()
-    net = build("rope-sinks", layers=1).train()
-    plain = build("rope-sinks", layers=1)
-    counter = CompileCounter()
-    net.compile(fullgraph=True, backend=counter)
-    tokens = ids(2, 11)
-    places = TokenPositions.plain(11)
-    graphs = []
-    for changes in ({}, {"scaling": {"name": "drop"}, "window": 7}):
-        asked = repositioned(plain, **changes)
-        losses = []
-        for model in (net, plain):
-            model.reposition(asked)
-            model.zero_grad()
-            losses.append(model(tokens, places, targets=tokens.roll(1, 1)))
-            losses[-1].sum().backward()
-        close(*losses)
-        for a, b in zip(net.parameters(), plain.parameters(), strict=True):
-            torch.testing.assert_close(a.grad, b.grad, rtol=0, atol=1e-9)
-        graphs.append(counter.frame_count)
-    torch._dynamo.reset()
-    assert graphs == [1, 2]

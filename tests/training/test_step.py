@@ -16,6 +16,7 @@ from run_directory.optimizer_settings import (
     EmaSettings,
     LinearSchedule,
     WsdSchedule,
+    as_steps,
 )
 from run_directory.run_settings import RunSettings
 from run_directory.training_settings import (
@@ -31,7 +32,7 @@ from training.batches import MicroBatch, StepBatch
 from training.ema import EMA
 from training.optimizer import Optimizer
 from training.parallel import Parallel
-from training.schedule import TrainingSchedule, learning_rate, steps_of
+from training.schedule import TrainingSchedule, learning_rate
 from training.step import NOT_FINITE, SPIKE, StepGuard
 from training.stop_requests import StopRequests
 from training.train_state import TrainState
@@ -201,9 +202,9 @@ def test_learning_rates(schedule, expected):
 
 def test_shares_are_rounded_to_the_nearest_step():
     """0.29 · 100 is 28.999999999999996 in floating point, and 0.03 · 2929 is 87.87."""
-    assert [steps_of(share, 50) for share in (0, 0.02, 0.5, 1, 7)] == [0, 1, 25, 1, 7]
+    assert [as_steps(share, 50) for share in (0, 0.02, 0.5, 1, 7)] == [0, 1, 25, 1, 7]
     for share, steps, expected in ((0.03, 2929, 88), (0.29, 100, 29), (0.57, 100, 57)):
-        assert steps_of(share, steps) == expected
+        assert as_steps(share, steps) == expected
         assert rates(ConstantSchedule(warmup=share), steps).index(8.0) == expected - 1
         wsd = WsdSchedule(warmup=0, decay=share, min_lr_ratio=0)
         assert sum(rate < 8.0 for rate in rates(wsd, steps)) == expected - 1

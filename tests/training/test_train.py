@@ -18,12 +18,12 @@ from data.files import read_json, sha256_of
 from data.preparation.prepared import opening
 from data.sampling.exposure import read_exposure
 from errors import INTERRUPTED, REQUEUE, EvaluationError, TrainingError
+from generation import samples
 from run_directory.checkpoints import steps_of
 from run_directory.exposure import exposure_of
 from run_directory.metrics_file import read_metrics
 from run_directory.run import Run
 from tests.training.tiny import cut, files_of, lines, same, trained, weights
-from training import validation
 from training.metrics import Metrics
 
 
@@ -326,13 +326,13 @@ def test_damaged_shards_are_reported_before_training(overrides, tmp_path):
 @pytest.mark.parametrize("bos", [True, False])
 def test_samples_start_with_bos(overrides, tmp_path, monkeypatch, bos):
     prompts = []
-    real = validation.Generation
+    real = samples.Generation
 
     def generation(model, ids, *args, **more):
         prompts.extend(ids)
         return real(model, ids, *args, **more)
 
-    monkeypatch.setattr(validation, "Generation", generation)
+    monkeypatch.setattr(samples, "Generation", generation)
     words = ["training.tokens=576", f"data.bos={bos}", f"data.root={tmp_path / 'prepared'}"]
     words += ["training.samples.prompts=[abc]", "data.eos=true"]
     assert trained(*overrides, *words, "--run-dir", tmp_path / "run") == 0

@@ -26,7 +26,7 @@ TEXT = (
 
 def byte_level(**changes) -> HuggingFaceTokenizer:
     settings = HuggingFaceSettings.model_validate({"vocab_size": 420} | changes)
-    found = train_tokenizer(settings, iter([TEXT * 3, inspect.getsource(textwrap)])).tokenizer
+    found = train_tokenizer(settings, [TEXT * 3, inspect.getsource(textwrap)])
     assert isinstance(found, HuggingFaceTokenizer)
     return found
 

@@ -31,7 +31,7 @@ TURN = "<|turn|>"
 @pytest.fixture(scope="module")
 def plain() -> tokenizers.Tokenizer:
     """Ids 0 to 269 with BOS 0 and EOS 1, then the end of a turn, without a post-processor."""
-    made = train_tokenizer(HuggingFaceSettings(vocab_size=270), iter([TEXT])).tokenizer
+    made = train_tokenizer(HuggingFaceSettings(vocab_size=270), [TEXT])
     assert isinstance(made, HuggingFaceTokenizer)
     spec = json.loads(made.content) | {"post_processor": None}
     found = tokenizers.Tokenizer.from_str(json.dumps(spec))

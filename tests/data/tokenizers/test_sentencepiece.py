@@ -25,7 +25,7 @@ def tokenizer(request):
     if request.param == "bytes":
         return ByteTokenizer()
     expected = SentencePieceSettings(kind=request.param, vocab_size=420)
-    return train_sentencepiece(expected, iter([TEXT * 3, inspect.getsource(textwrap)])).tokenizer
+    return train_sentencepiece(expected, [TEXT * 3, inspect.getsource(textwrap)])
 
 
 @hypothesis_settings(max_examples=60)
@@ -41,7 +41,7 @@ def test_any_text_round_trips(tokenizer, text):
 
 def test_trained_model_properties():
     settings = SentencePieceSettings(vocab_size=340)
-    trained = train_sentencepiece(settings, iter([TEXT * 5])).tokenizer
+    trained = train_sentencepiece(settings, [TEXT * 5])
     assert trained.vocab_size == 340 == len(trained.pieces) == len(trained.token_bytes)
     assert (trained.bos_id, trained.eos_id, trained.pad_id) == (1, 2, 3)
     assert trained.token_bytes[:4].tolist() == [0, 0, 0, 0]
@@ -66,12 +66,12 @@ def test_invalid_vocabulary_size(kind):
         (300, many, "vocab_size=300 is less than"),
     ):
         with pytest.raises(DataError, match=message):
-            train_sentencepiece(SentencePieceSettings(kind=kind, vocab_size=size), iter([text]))
+            train_sentencepiece(SentencePieceSettings(kind=kind, vocab_size=size), [text])
 
 
 def test_saved_model_is_verified(tmp_path):
     first, other = (
-        train_sentencepiece(SentencePieceSettings(vocab_size=size), iter([TEXT * 5])).tokenizer
+        train_sentencepiece(SentencePieceSettings(vocab_size=size), [TEXT * 5])
         for size in (340, 320)
     )
     first.save(tmp_path)

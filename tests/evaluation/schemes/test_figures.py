@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import math
-from itertools import combinations
 from typing import Literal
 
-import numpy as np
 import pytest
-from matplotlib.text import Text
 
 from evaluation.schemes import curves
 from evaluation.schemes import scheme_figures as drawings
@@ -16,6 +13,7 @@ from evaluation.schemes.curves import SchemeShape
 from evaluation.schemes.scheme_figures import FIGURES, FigureRequest
 from model.attention.mask import AttentionView
 from model.position import SCHEMES, AttentionPlan, PositionalScheme, PositionSettings
+from tests.artists import assert_text_is_readable, ends
 
 
 def column(drawing, value: str, **where) -> list:
@@ -105,7 +103,7 @@ def test_incomplete_rotation_pairs_are_past_critical_dimension(theta, dim, lengt
     )
     whole = column(drawing, "whole_turn")
     assert whole == [True] * pairs + [False] * (dim // 2 - pairs)
-    assert f": {dim // 2 - pairs} of {dim // 2}" in drawing.figure.axes[0].texts[-1].get_text()
+    assert f": {dim // 2 - pairs} of {dim // 2}" in ends(drawing.figure.axes[0])[0].name
     expected = [2 * math.pi * theta ** (2 * k / dim) for k in range(dim // 2)]
     assert column(drawing, "wavelength_tokens") == pytest.approx(expected, rel=1e-12)
 
@@ -165,15 +163,6 @@ def test_registered_scheme_appears_in_figures(monkeypatch):
         assert drawn == pytest.approx({d: 5 - 2 * d**power for d in drawn})
 
 
-def test_only_schemes_with_bias_are_found():
-    found = curves.biased(SchemeShape(dim=8, heads=4, train_length=64), 64)
-    names = {label.split()[0] for label in found}
-    assert "alibi" in names and not names & {"none", "rope", "sinusoidal", "learned", "integer"}
-    for label, scheme in found.items():
-        values = curves.bias(scheme, 64)
-        assert values is not None and values.shape == (4, 65) and not values.isnan().any(), label
-
-
 def test_methods_match_frequency_formulas():
     drawing = drawings.methods(FigureRequest(SchemeShape(dim=16, train_length=512), factor=4.0))
     assert column(drawing, "frequency_ratio", method="none") == [1.0] * 8
@@ -219,25 +208,4 @@ REQUESTS = {
     ],
 )
 def test_text_does_not_overlap_or_leave_the_figure(name, request_name):
-    figure = FIGURES[name](REQUESTS[request_name]).figure
-    figure.canvas.draw()
-    renderer = figure.canvas.get_renderer()
-    boxes = {}
-    for text in figure.findobj(Text):
-        # Ticks beyond the limits are kept, invisible to the reader; so are empty strings.
-        if text.get_text() and text.get_visible() and not _beyond(figure, text):
-            boxes[text] = Text.get_window_extent(text, renderer)
-    for text, box in boxes.items():
-        assert box.min.min() >= -0.5 and (box.max <= figure.bbox.max + 0.5).all(), text
-    for (text, a), (other, b) in combinations(boxes.items(), 2):
-        shared = np.minimum(a.max, b.max) - np.maximum(a.min, b.min)
-        assert shared.min() <= 2.0, (text, other)
-
-
-def _beyond(figure, text) -> bool:
-    for axes in figure.axes:
-        for axis, limits in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
-            for tick in [*axis.get_major_ticks(), *axis.get_minor_ticks()]:
-                if text in (tick.label1, tick.label2):
-                    return not (axes.axison and min(limits) <= tick.get_loc() <= max(limits))
-    return False
+    assert_text_is_readable(FIGURES[name](REQUESTS[request_name]).figure)

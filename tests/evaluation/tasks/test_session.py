@@ -2,6 +2,7 @@
 
 import copy
 import functools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -168,7 +169,7 @@ def test_exact_match_equals_greedy_decoding(model):
         wrong = [*written]
         if i % 2:
             wrong[i // 2] = (wrong[i // 2] + 1) % 250
-        items.append(type(item)(item.prompt, wrong, item.others))
+        items.append(replace(item, answer=wrong))
         expected.append(i % 2 == 0)
     found = read_items(TaskScorer(model), items, 100, bos=256, batch=4)
     assert found.exact.tolist() == expected
@@ -182,7 +183,7 @@ def test_exact_match_ignores_padding_of_the_vocabulary(model):
     for item in drawn.items[100]:
         sampling = SamplingParams(temperature=0)
         steps = Generation(model, [item.prompt], len(item.answer), sampling, vocab_size=200)
-        items.append(type(item)(item.prompt, [step[0] for step in steps], item.others))
+        items.append(replace(item, answer=[step[0] for step in steps]))
     whole = read_items(TaskScorer(model), items, 100, bos=None, batch=3)
     padded = read_items(TaskScorer(model, vocab_size=200), items, 100, bos=None, batch=3)
     assert padded.exact.all() and not whole.exact.all()

@@ -46,8 +46,8 @@ def make(kind: str) -> Tokenizer:
     if kind == "external unigram":
         return external(model_type="unigram")  # NFKC, extra white space removed
     if kind == "byte-level BPE":
-        return train_tokenizer(HuggingFaceSettings(vocab_size=600), iter(TEXTS)).tokenizer
-    return train_tokenizer(SentencePieceSettings(vocab_size=600, kind=kind), iter(TEXTS)).tokenizer
+        return train_tokenizer(HuggingFaceSettings(vocab_size=600), TEXTS)
+    return train_tokenizer(SentencePieceSettings(vocab_size=600, kind=kind), TEXTS)
 
 
 @pytest.mark.parametrize(
