@@ -167,9 +167,7 @@ REQUESTS = {
     "small": FigureRequest(
         SchemeShape(8, 3, 300), thetas=[5e7], factor=32.0, distance=20, tokens=5, head=0
     ),
-    "bare": FigureRequest(
-        SchemeShape(64, 12, 5000), thetas=[100.0, 1e4, 5e5], factor=1.5, bare=True
-    ),
+    "large": FigureRequest(SchemeShape(64, 12, 5000), thetas=[100.0, 1e4, 5e5], factor=1.5),
 }
 
 
@@ -178,11 +176,11 @@ REQUESTS = {
     [
         ("decay", "usual"),
         ("biases", "usual"),
-        ("wavelengths", "bare"),
+        ("wavelengths", "large"),
         ("methods", "small"),
         ("angles", "usual"),
         ("encodings", "small"),
-        ("inner_product", "bare"),
+        ("inner_product", "large"),
     ],
 )
 def test_text_does_not_overlap_or_leave_the_figure(name, request_name):
