@@ -39,7 +39,6 @@ from evaluation.reports.figures import (
 from evaluation.reports.text import plain, signed
 from evaluation.results_table import ResultRow
 
-TOKENS = "context length, tokens (log scale)"
 BAND = "#999999"
 SHADES = "cividis"  # even in lightness, and the same to every kind of color vision
 

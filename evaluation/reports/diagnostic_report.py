@@ -49,7 +49,7 @@ from evaluation.reports.figures import FigureText
 from evaluation.reports.position_report import positions, tokens_seen
 from evaluation.reports.provenance import text_basis
 from evaluation.reports.reported_results import ReportedResults
-from evaluation.reports.results_files import mean_over_units, rounded, rounded_record
+from evaluation.reports.results_files import clean, mean_over_units
 from evaluation.reports.text import counted
 from evaluation.results_table import ResultRow, ResultsTable, number
 from evaluation.schemes.scheme_figures import wavelength_figure
@@ -72,6 +72,7 @@ TEXT = {
     "nll": ("NLL of the text, nats", ".2f"),
 }
 Measures = Mapping[str, tuple[str, str]]
+DIGITS = 6  # significant ones in results.json
 LENGTH = "length, tokens (log scale)"
 MEAN = "mean"
 UNIFORM = "uniform attention"
@@ -148,7 +149,7 @@ def stem_of(stem: str, name: str) -> str:
 
 
 def attention_report(result: AttentionResult, name: str = "attention") -> EvaluationReport:
-    record = attention_record(result)
+    record = clean(attention_record(result), DIGITS)
     details = (
         f"Means over the last {result.settings.targets} queries of {result.windows} windows of "
         f"{counted(result.documents, 'document')}, over all heads and layers."
@@ -194,8 +195,8 @@ def measure_cells(result: AttentionResult) -> Iterator[dict]:
                     numbers = mean_over_units(by_window, result.unit, result.settings.confidence)
                 else:
                     mean = float(mean_of_finite(by_window, (0,)))
-                    numbers = {"value": rounded(mean), "low": None, "high": None}
-                if numbers["value"] is not None:
+                    numbers = {"value": mean, "low": None, "high": None}
+                if math.isfinite(numbers["value"]):
                     cell = {"method": method, "length": length, "layer": layer, "head": head}
                     yield {**cell, "measure": measure, **numbers}
 
@@ -213,8 +214,8 @@ def distance_cells(result: AttentionResult) -> Iterator[dict]:
                 "layer": layer,
                 "head": head,
                 "edges": result.edges(length),
-                "mass": [rounded(value) for value in mass.tolist()],
-                "uniform": [rounded(value) for value in uniform.tolist()],
+                "mass": mass.tolist(),
+                "uniform": uniform.tolist(),
             }
 
 
@@ -222,10 +223,7 @@ def attention_record(result: AttentionResult) -> dict:
     """The content of results.json."""
 
     def records(table: Mapping[tuple, dict], *names: str) -> list[dict]:
-        return [
-            {**dict(zip(names, key, strict=True)), **rounded_record(row)}
-            for key, row in table.items()
-        ]
+        return [dict(zip(names, key, strict=True)) | row for key, row in table.items()]
 
     pairs = {
         (*cell, n): asdict(pair)
@@ -389,7 +387,7 @@ def pairs_figure(r: ReportedResults) -> Figure:
 
 
 def generation_report(result: GenerationResult, name: str = "generation") -> EvaluationReport:
-    record = generation_record(result)
+    record = clean(generation_record(result), DIGITS)
     details = (
         f"{len(result.unit)} prompts of {result.edges[0]:,} tokens from "
         f"{counted(result.documents, 'document')}; trained at {result.subject.trained_length:,}."

@@ -32,12 +32,12 @@ from evaluation.reports.position_report import (
     position_tables,
     position_verdict,
 )
-from evaluation.reports.provenance import basis, provenance
+from evaluation.reports.provenance import basis
 from evaluation.reports.read_gain_report import (
     read_gain_record,
     read_gain_rows,
     read_gain_sentences,
-    read_gain_tables,
+    read_gain_table,
 )
 from evaluation.reports.reported_results import (
     ReportedResults,
@@ -54,7 +54,6 @@ from evaluation.statistics.intervals import POINTS_ONLY_BELOW, unit_means
 from evaluation.statistics.verdicts import POINTS_ONLY
 
 UNDERTRAINED = 0.5  # a model is undertrained if it is fewer nats below a unigram model
-PARTS = {"unseen": "not in the training text", "seen": "in the training text"}
 TONES = {"held": "good", "broken": "bad"}
 MARKS = {"held": "✓ held", "broken": "✗ broken", "inconclusive": "? inconclusive"}
 # metrics of a cell of results.json, with and without intervals
@@ -202,26 +201,8 @@ def differences(r: LossResults) -> ReportTable:
     return pivot(r.against, rows, difference_cell, index=index, note=note)
 
 
-def parts_table(r: LossResults) -> ReportTable:
-    """The net gain at the longest length on the units outside and inside the training text."""
-    return pivot(
-        f"Net gain at {r.lengths[-1]:,} by whether the training text has the {r.unit_kind}",
-        [
-            row
-            for part in PARTS
-            for row in r.table.select("gain", where=part)
-            if row.length == r.lengths[-1]
-        ],
-        interval_text,
-        index={r.noun: lambda row: row.variant},
-        columns=lambda row: row.where,
-        headings=PARTS,
-        note=f"Individual intervals, for parts of at least {POINTS_ONLY_BELOW} {r.unit_kind}s.",
-    )
-
-
 def tables(r: LossResults) -> list[ReportTable]:
-    found = [overview(r), *read_gain_tables(r), gains(r), parts_table(r)]
+    found = [overview(r), read_gain_table(r), gains(r)]
     return [table for table in found if table.rows]
 
 
@@ -559,10 +540,7 @@ def record_of(result: EvaluationResult, analysis: Analysis) -> dict:
         "tolerance": result.settings.tolerance,
         "bos": result.settings.bos,
         "corpus": result.facts.get("corpus", ""),
-        "corpus_hash": result.facts["corpus_hash"],
-        "tokenizer_hash": result.facts["tokenizer_hash"],
         "targets_hash": result.plan.hash,
-        **provenance(result),
         "lengths": result.plan.lengths,
         "left_out": result.left_out,
         "contamination": result.screening.record,

@@ -27,7 +27,7 @@ from evaluation.reports.charts import (
 from evaluation.reports.document import Cell, ReportTable, TableCell, pivot
 from evaluation.reports.evaluation_report import EvaluationReport
 from evaluation.reports.figures import FigureText, panels
-from evaluation.reports.provenance import basis, provenance
+from evaluation.reports.provenance import basis
 from evaluation.reports.reported_results import ReportedResults, melted
 from evaluation.reports.results_files import interval_columns
 from evaluation.reports.text import counted, percent, signed
@@ -133,9 +133,7 @@ def common_record(result: MeasuredCells) -> dict:
     missing = {**result.absent, **result.failed}
     return {
         **basis(result),
-        **provenance(result),
         "task": result.facts["task"],
-        "tokenizer_hash": result.facts["tokenizer_hash"],
         "not_measured": [
             {"method": method, "length": length, "reason": reason}
             for (method, length), reason in missing.items()

@@ -28,11 +28,10 @@ from evaluation.reports.loss_report import (
     gains,
     loss_figure,
     overview,
-    parts_table,
     verdict,
 )
 from evaluation.reports.position_report import position_figure, position_tables
-from evaluation.reports.read_gain_report import read_gain_tables
+from evaluation.reports.read_gain_report import read_gain_table
 from evaluation.reports.reported_results import ReportedResults, seed_counts
 from evaluation.reports.results_files import write_results
 from evaluation.reports.task_report import accuracy_figure, task_tables
@@ -210,7 +209,7 @@ def _loss_sections(r: LossComparison, draw: Draw, styles: Styles) -> Sections:
     thin = "Thin: single seeds." if max(r.seeds.values(), default=0) > 1 else ""
     by_length = figure("nll_by_length", "NLL by context length", thin, loss_figure)
     sections: Sections = {
-        f"NLL by context length ({r.title})": [by_length, overview(r), *read_gain_tables(r)]
+        f"NLL by context length ({r.title})": [by_length, overview(r), read_gain_table(r)]
     }
     if any(map(r.beyond, r.names)):
         gain = figure("net_gain", "Net gain over truncation", bars + band, gain_figure)
@@ -220,7 +219,6 @@ def _loss_sections(r: LossComparison, draw: Draw, styles: Styles) -> Sections:
         note = f"Hollow: point estimate. {band}"
         difference = figure("difference", title, note, differences_figure)
         sections[f"{title} ({r.title})"] = [difference, differences(r)]
-    sections[f"Seen and unseen {r.unit_kind}s ({r.title})"] = [parts_table(r)]
     return sections
 
 

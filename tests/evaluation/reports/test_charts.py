@@ -136,14 +136,6 @@ def test_heat_maps_shade_each_cell_by_its_share():
         assert labels == [f"{100 * share:.0f}\n(10–90)"]
 
 
-def test_empty_panels_are_left_out():
-    full = length_panel(rows_of({"a": [1.0, 2.0]}), styles_of(["a"]), AXIS)
-    nothing = length_panel(rows_of({"a": [math.nan]}), styles_of(["a"]), AXIS)
-    empty = heat_map([], lengths=[64], name=str, y="")
-    figure = panels([nothing, full, Panel(), empty], FigureText(), x="x", columns=2)
-    assert len(figure.axes) == 1 and figure.axes[0].get_xlabel() == "x"
-
-
 def test_multiples_have_one_key_and_their_own_scales():
     by_heading = {
         "small": rows_of({"a": [0.1, 0.2, 0.3], "b": [0.2, 0.1, 0.1]}, half=0.1),

@@ -97,19 +97,6 @@ def test_results_file_has_a_row_for_each_number(do, tmp_path):
     assert set(rows.targets_hash) == {result.plan.hash}
 
 
-def test_parts_of_the_units_are_reported_at_the_longest_length(do, make_store):
-    names = [f"author {i // 2}" for i in range(14)] + ["known"] * 2
-    store = make_store([75 + 3 * i for i in range(16)], seed=1, clusters=names)
-    train = make_store([300, 40], seed=2, clusters=["known", "author 3"])
-    report = loss_report(result := do(store=store, train=train), analyze(result))
-    table = texts(report.more_tables[-1])["yarn"]
-    gain = {
-        where: report.results.table.get("yarn", "gain", 64, where) for where in ("unseen", "seen")
-    }
-    assert table["not in the training text"] == interval(gain["unseen"])
-    assert table["in the training text"] == f"{gain['seen'].value:+.3f}".replace("-", "−")
-
-
 def test_position_report_shows_buckets_and_gains(do):
     result = do(protocol="by-position")
     report = loss_report(result, analyze(result))

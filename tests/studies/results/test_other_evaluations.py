@@ -102,7 +102,3 @@ def test_losses_by_position_are_means_over_seeds(record, read):
     ):
         row = table.get("window", metric, at=8)
         assert row.value == pytest.approx(np.mean(values)) and row.until == 16
-
-
-def test_loss_evaluations_are_not_read_as_others(read):
-    assert read("long") is None and read("nowhere") is None
