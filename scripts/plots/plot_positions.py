@@ -91,7 +91,6 @@ def parse() -> argparse.Namespace:
         metavar="RUN",
         help="biases: also plot a trained run",
     )
-    add("--bare", action="store_true", help="omit title, subtitle and note")
     add(
         "--out",
         type=Path,
@@ -126,7 +125,7 @@ def main() -> None:
             for run in args.run
             for layers, scheme in Run.open(run).load().model.position.items()
         },
-        **{key: getattr(args, key) for key in ("factor", "distance", "tokens", "head", "bare")},
+        **{key: getattr(args, key) for key in ("factor", "distance", "tokens", "head")},
     )
     for name in args.figures or FIGURES:
         drawn = FIGURES[name](request)

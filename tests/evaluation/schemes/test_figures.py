@@ -7,7 +7,6 @@ from typing import Literal
 
 import pytest
 
-from evaluation.schemes import curves
 from evaluation.schemes import scheme_figures as drawings
 from evaluation.schemes.curves import SchemeShape
 from evaluation.schemes.scheme_figures import FIGURES, FigureRequest
@@ -121,27 +120,6 @@ def test_alibi_biases_match_slopes():
     assert drawn == pytest.approx({d: -d / 8 for d in drawn}, abs=1e-12)
 
 
-def test_other_biases_match_formulas():
-    shape = SchemeShape(dim=16, heads=4, train_length=200)
-    head = 1
-    drawing = drawings.biases(FigureRequest(shape, head=head))
-    start = curves.biased(shape, 200)
-    for d, value in biases(drawing, "sandwich").items():
-        product = sum(math.cos(d * 10_000 ** (-k / 64)) for k in range(64))
-        assert value == pytest.approx(4 / (8 * (head + 1)) * product, abs=1e-9)
-    for form in ("log", "power"):
-        numbers = start[f"kerple {form}"].state_dict()
-        r1, r2 = (max(0.01, float(numbers[name][head])) for name in ("r1", "r2"))
-        for d, value in biases(drawing, f"kerple {form}").items():
-            decay = math.log(1 + r2 * d) if form == "log" else d**r2
-            assert value == pytest.approx(-r1 * decay, abs=1e-9)
-    (table,) = start["t5"].state_dict().values()
-    # of each bucket
-    firsts = [*range(17), 19, 21, 24, 27, 31, 35, 40, 46, 52, 59, 67, 77, 87, 99, 113]
-    for d, value in biases(drawing, "t5").items():
-        assert value == float(table[sum(d >= first for first in firsts) - 1, head])
-
-
 class AddedSettings(PositionSettings):
     name: Literal["added"] = "added"
     form: Literal["root", "root_again", "square"] = "root"
@@ -189,9 +167,7 @@ REQUESTS = {
     "small": FigureRequest(
         SchemeShape(8, 3, 300), thetas=[5e7], factor=32.0, distance=20, tokens=5, head=0
     ),
-    "bare": FigureRequest(
-        SchemeShape(64, 12, 5000), thetas=[100.0, 1e4, 5e5], factor=1.5, bare=True
-    ),
+    "large": FigureRequest(SchemeShape(64, 12, 5000), thetas=[100.0, 1e4, 5e5], factor=1.5),
 }
 
 
@@ -200,11 +176,11 @@ REQUESTS = {
     [
         ("decay", "usual"),
         ("biases", "usual"),
-        ("wavelengths", "bare"),
+        ("wavelengths", "large"),
         ("methods", "small"),
         ("angles", "usual"),
         ("encodings", "small"),
-        ("inner_product", "bare"),
+        ("inner_product", "large"),
     ],
 )
 def test_text_does_not_overlap_or_leave_the_figure(name, request_name):
