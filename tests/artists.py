@@ -76,13 +76,13 @@ def levels(axes: Axes) -> list[float]:
 
 
 def ends(axes: Axes) -> list[End]:
-    """The labels of lines, from the highest to the lowest."""
-    found = [text for text in axes.texts if getattr(text, "arrow_patch", None) is not None]
-    found.sort(key=lambda text: -text.get_position()[1])
-    parts = [text.get_text().rpartition("  ") for text in found]
+    """The key beside the axes, from the highest line to the lowest."""
+    legend = axes.get_legend()
+    texts = [] if legend is None else legend.get_texts()
+    parts = [text.get_text().rpartition("  ") for text in texts]
     names = [name or value for name, _, value in parts]
     values = [value if name else "" for name, _, value in parts]
-    colors = [to_hex(text.get_color()) for text in found]
+    colors = [to_hex(text.get_color()) for text in texts]
     return [End(*end) for end in zip(names, values, colors, strict=True)]
 
 

@@ -342,7 +342,7 @@ class Clone:
             words = (*words, *text_for(words))
         if name == "evaluate":
             words = tuple(TRAINED.get(word, word) for word in words)
-        if name in ("evaluate", "compare_parent") and self.miniature and "--help" not in words:
+        if name == "evaluate" and self.miniature and "--help" not in words:
             known = settings_class(
                 [word for word in words if not word.startswith(("--", "runs/"))]
             ).model_fields
@@ -467,7 +467,7 @@ def prose(file: Path) -> str:
         return "\n".join(re.findall(r"(?:^|\s)#(.*)", text))
     if file.name == "comparison.md":
         return text[text.index("## Sextant") :]
-    return re.sub(r"https?://\S+", "", text)
+    return re.sub(r"https?://\S+", "", text.replace(r"\_", "_"))
 
 
 def readable() -> list[Path]:

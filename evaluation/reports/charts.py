@@ -18,13 +18,7 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
-from matplotlib.ticker import (
-    FixedLocator,
-    FuncFormatter,
-    MaxNLocator,
-    NullLocator,
-    PercentFormatter,
-)
+from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter, SymmetricalLogLocator
 
 from evaluation.reports.figures import (
     COLOURS,
@@ -45,7 +39,6 @@ from evaluation.reports.figures import (
 from evaluation.reports.text import plain, signed
 from evaluation.results_table import ResultRow
 
-TOKENS = "context length, tokens (log scale)"
 BAND = "#999999"
 SHADES = "cividis"  # even in lightness, and the same to every kind of color vision
 
@@ -186,42 +179,39 @@ def length_panel(
         band: ± this is shaded; the scale is linear inside and logarithmic outside.
         top: upper limit of the axis; lines may leave it.
         share: values from 0 to 1, in per cent.
-        named: at the ends of lines; else by the label alone, for a key, on an axis from 0.
+        named: with a key beside the panel; else on an axis from 0.
     """
     curves = curves_of(rows, styles, axis)
-    heights = [at for _, at in levels]
-    if top is None:
-        top = _top_of_colored(curves, heights)
-    limits = limits_of(curves, heights, band, top)
-    if share or not named:
-        limits = _limits_from_zero(curves, share, top)
-    digits = 0 if share else 3 if band else decimals(*limits)
-    number = (lambda value, _: f"{value:.0%}") if share else signed if band else plain
+    number = signed if band else plain
+    if share:
+        number = "{:.0%}".format
     longest = max((curve.end[0] for curve in curves), default=0.0)
 
     def with_value(curve: Curve) -> Curve:
         if not named or not curve.label:
             return curve
         x, value = curve.end
-        label = f"{curve.label}  {number(value, digits)}"
+        label = f"{curve.label}  {number(value)}"
         return replace(curve, label=label if x == longest else f"{label} at {x:,.0f}")
 
     def scales(axes: Axes) -> None:
         axis.apply(axes, name_marks=named and not heading)
-        set_scale(axes, "y", limits, band)
+        limit = math.inf if top is None else top
+        values = [at for _, at in levels]
+        for curve in curves:
+            values += [*curve.y, *curve.low, *curve.high]
+        values = [min(value, limit) for value in values if math.isfinite(value)]
+        set_scale(axes, "y", [0.0, *values] if share or not named else values, band)
         if not named:
             axes.tick_params(labelsize=8, length=2.5)
-        if share or not named:
-            axes.yaxis.set_major_locator(MaxNLocator(4))
         if share:
             axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
 
-    note = linear_note(band)
     return Panel(
         [with_value(curve) for curve in curves],
-        heading + note if heading else "",
-        [(label.replace("{}", number(at, digits)), at, SOFT) for label, at in levels],
-        y=y if heading else y + note,
+        heading + linear_note(band) if heading else "",
+        [(label.replace("{}", number(at)), at, SOFT) for label, at in levels],
+        y=y if heading else y + linear_note(band),
         scales=scales,
         named=named,
         height=height,
@@ -300,10 +290,9 @@ def dots_panel(
         is_point = math.isnan(row.low)
         curves.append(replace(curve, marker=marker, size=5.5, hollow=is_point))
     values = [value for row in [*rows, *shared] for value in (row.value, row.low, row.high)]
-    limits = padded([value for value in values if math.isfinite(value)], band)
 
     def scales(axes: Axes) -> None:
-        set_scale(axes, "x", limits, band)
+        set_scale(axes, "x", [value for value in values if math.isfinite(value)], band)
         axes.set_ylim(len(rows) - 0.5, -0.5)
         names = [styles[row.variant].label(row.variant) for row in rows]
         axes.set_yticks(range(len(rows)), names, fontsize=9)
@@ -341,7 +330,14 @@ def heat_map(
 
     def draw(axes: Axes) -> None:
         for row in rows:
-            _shade(axes, lengths.index(row.length), places.index(row.at), row)
+            left = lengths.index(row.length)
+            low = places.index(row.at)
+            color = colormaps[SHADES](row.value)
+            axes.fill([left, left + 1, left + 1, left], [low, low, low + 1, low + 1], color=color)
+            text = f"{100 * row.value:.0f}\n({100 * row.low:.0f}–{100 * row.high:.0f})"
+            ink = "white" if row.value < 0.5 else INK
+            center = {"ha": "center", "va": "center"}
+            axes.text(left + 0.5, low + 0.5, text, fontsize=7.5, color=ink, **center)
         axes.grid(visible=False)
         axes.set(xlim=(0, len(lengths)), ylim=(0, len(places)))
         axes.set_xticks([n + 0.5 for n in range(len(lengths))], [f"{n:,}" for n in lengths])
@@ -355,109 +351,34 @@ def heat_map(
     return Panel(y=y, scales=draw, is_filled=bool(rows), height=height)
 
 
-def _shade(axes: Axes, x: int, y: int, row: ResultRow) -> None:
-    """One cell of a heat map."""
-    red, green, blue, _ = shade = colormaps[SHADES](row.value)
-    ink = "white" if 0.299 * red + 0.587 * green + 0.114 * blue < 0.5 else INK
-    axes.fill([x, x + 1, x + 1, x], [y, y, y + 1, y + 1], color=shade, ec="white", lw=1.2)
-    ends = f"({100 * row.low:.0f}–{100 * row.high:.0f})"
-    for text, up, size in ((f"{100 * row.value:.0f}", 4, 9.5), (ends, -7, 6.5)):
-        axes.annotate(
-            text,
-            (x + 0.5, y + 0.5),
-            xytext=(0, up),
-            textcoords="offset points",
-            fontsize=size,
-            ha="center",
-            va="center",
-            color=ink,
-        )
-
-
 def linear_note(band: float | None) -> str:
     """For the label of an axis that is linear within ± `band` and logarithmic beyond."""
     return f" (linear within ±{band:g})" if band else ""
 
 
-def decimals(low: float, high: float) -> int:
-    """Decimals that resolve a twentieth of an axis from `low` to `high`."""
-    return min(5, max(2, math.ceil(1.3 - math.log10(high - low))))
-
-
-def _top_of_colored(curves: Sequence[Curve], levels: Sequence[float]) -> float | None:
-    """A limit below grey lines that are far above all colored ones; None if there is none."""
-    colored = [y for curve in curves if curve.color != FAINT for y in curve.y]
-    values = [y for curve in curves for y in curve.y]
+def top_of_colored(rows: Sequence[ResultRow], styles: Styles) -> float | None:
+    """A limit below grey lines that are far above all colored ones; None without colored ones."""
+    colored = [row.value for row in rows if styles[row.variant].color != FAINT]
     if not colored:
         return None
-    limit = max(colored) + 0.5 * (max(colored) - min(values))
-    kept = [y for curve in curves if max(curve.y) <= limit for y in curve.y]
-    return max([*kept, *levels]) if max(values) > limit else None
+    return max(colored) + 0.5 * (max(colored) - min(row.value for row in rows))
 
 
-def limits_of(
-    curves: Sequence[Curve], levels: Sequence[float], band: float | None, top: float | None
-) -> tuple[float, float]:
-    """Limits of the y axis, around the lines, bars and levels up to `top`."""
-    values = list(levels)
-    for curve in curves:
-        values += [*curve.y, *curve.low, *curve.high]
-    limit = math.inf if top is None else top
-    return padded([min(value, limit) for value in values if math.isfinite(value)], band)
-
-
-def padded(values: Sequence[float], band: float | None) -> tuple[float, float]:
-    """The values with margins, and zero and the band if there is one."""
+def set_scale(axes: Axes, which: str, values: Sequence[float], band: float | None) -> None:
+    """Limits of the x or y axis around values; with `band`, a symlog scale that is linear within ±
+    it, with the band shaded."""
+    axis = axes.xaxis if which == "x" else axes.yaxis
     low = min(values, default=0.0)
     high = max(values, default=1.0)
+    room = max(high - low, 1e-3)
+    limits = (low - 0.06 * room, high + 0.1 * room)
     if band:
-        return 1.35 * min(low, -1.5 * band), 1.35 * max(high, 1.5 * band)
-    room = max(high - low, 0.05)
-    return low - 0.06 * room, high + 0.12 * room
-
-
-def _limits_from_zero(
-    curves: Sequence[Curve], share: bool, top: float | None
-) -> tuple[float, float]:
-    """From 0 where that does not hide the differences, and never beyond what a share can be."""
-    if top is not None:
-        return -0.03 * top, 1.03 * top
-    values = [0.0, *(y for curve in curves for y in curve.y)]
-    low = min(values)
-    high = max(values)
-    limit = high + 0.08 * max(high - low, 1e-3)
-    return low, min(limit, 1.0) if share and high < 0.93 else limit
-
-
-def set_scale(
-    axes: Axes,
-    which: str,
-    limits: tuple[float, float],
-    band: float | None,
-) -> None:
-    """Limits of the x or y axis; with `band`, a symlog scale that is linear within ± it, with round
-    ticks and the band shaded."""
-    axis = axes.xaxis if which == "x" else axes.yaxis
-    set_scale_of = axes.set_xscale if which == "x" else axes.set_yscale
-    set_limits = axes.set_xlim if which == "x" else axes.set_ylim
-    if band:
-        set_scale_of("symlog", linthresh=band, linscale=0.6)
-    set_limits(*limits)
+        limits = (1.35 * min(low, -1.5 * band), 1.35 * max(high, 1.5 * band))
+        getattr(axes, f"set_{which}scale")("symlog", linthresh=band, linscale=0.6)
+        axis.set_major_locator(SymmetricalLogLocator(base=10, linthresh=band, subs=(1, 3)))
+        shade = axes.axvspan if which == "x" else axes.axhspan
+        shade(-band, band, color=BAND, alpha=0.13, lw=0, zorder=0.5)
+    else:
+        axis.set_major_locator(MaxNLocator(5))
+    axes.set(**{f"{which}lim": limits})
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}".replace("-", "−")))
-    if not band:
-        return
-    shade = axes.axvspan if which == "x" else axes.axhspan
-    shade(-band, band, color=BAND, alpha=0.13, lw=0, zorder=0.5)
-    # Rounder ticks take precedence over those too close to them.
-    round_numbers = [digit * 10.0**k for digit in (1, 3, 2, 5) for k in range(-4, 3)]
-    sizes = [0.0, band, *(size for size in round_numbers if size > band), band / 2]
-    place = axis.get_transform().transform
-    low, high = limits
-    gap = (0.1 if which == "x" else 0.08) * (place(high) - place(low))  # labels are wider than high
-    ticks: list[float] = []
-    for tick in [signed_tick for size in sizes for signed_tick in (size, -size)]:
-        apart = all(abs(place(tick) - place(other)) >= gap for other in ticks)
-        if apart and low <= tick <= high:
-            ticks.append(tick)
-    axis.set_major_locator(FixedLocator(sorted(ticks)))
-    axis.set_minor_locator(NullLocator())

@@ -1,7 +1,7 @@
 """Report of several runs on the same targets: losses and paired differences from the first run."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -19,12 +19,13 @@ from evaluation.reports.loss_report import (
     overview,
     styles,
 )
-from evaluation.reports.results_files import finite
 from evaluation.reports.text import listed
 from evaluation.scoring.evaluate import EvaluationResult
 from evaluation.scoring.methods import TRAINED, Method
-from evaluation.statistics.intervals import Interval, interval, unit_means
+from evaluation.statistics.intervals import interval, unit_means
 from evaluation.statistics.verdicts import bits_per_byte, perplexity, pooled
+
+Entries = dict[str, tuple[EvaluationResult, Method]]  # run, or run and method, by label
 
 
 def comparison_report(
@@ -56,8 +57,6 @@ def comparison_report(
         for run, result in runs.items()
         for method in result.methods
     }
-    cells = _cells(entries, first)
-    differing = [cell for cell in cells if cell["difference"] is not None]
     r = LossResults(
         title=f"{len(runs)} runs",
         names=list(entries),
@@ -75,7 +74,6 @@ def comparison_report(
         units=len(np.unique(first.unit)),
         tolerance=first.settings.tolerance,
         confidence=first.settings.confidence,
-        difference_family=max(1, len(differing)),
         undertrained=[label for label, (run, _) in entries.items() if _is_undertrained(run)],
         baseline=names[0],
         primary=first.plan.lengths,
@@ -83,14 +81,7 @@ def comparison_report(
         per="token" if first.plan.span_bytes is None else "byte",
         also_trained=[run.subject.trained_length for run in results],
     )
-    for label, cell in zip([label for label in entries for _ in r.lengths], cells, strict=True):
-        for metric in ("nll", "perplexity", "bits_per_byte"):
-            if cell[metric] is not None:
-                r.table.add(label, metric, cell[metric], cell["length"])
-        if cell["interval"] is not None:
-            r.table.add(label, "difference", cell["interval"], cell["length"])
-        if cell["failure"]:
-            r.table.add(label, "failure", math.nan, cell["length"], note=cell["failure"])
+    _add_losses(r, entries)
     intervals = f"{100 * r.confidence:g}% intervals over {r.unit_kind}s, simultaneous over all"
     text = FigureText(
         "Loss of several runs by context length",
@@ -111,7 +102,7 @@ def comparison_report(
             **first.facts,
             "targets_hash": first.plan.hash,
             "targets": len(first.document),
-            "cells": [{k: v for k, v in cell.items() if k != "interval"} for cell in cells],
+            "cells": list(_cells(r, entries)),
         },
         verdict=answers[-1],
         details=[
@@ -149,48 +140,53 @@ def _is_undertrained(result: EvaluationResult) -> bool:
     return pooled(result.truncated) > pooled(result.unigram) - UNDERTRAINED
 
 
-def _cells(
-    entries: dict[str, tuple[EvaluationResult, Method]], first: EvaluationResult
-) -> list[dict]:
-    """The numbers of each entry at each length, with the interval of its difference from the first
-    entry."""
-    losses = {
-        (label, length): result.nll.get((method.label, length))
-        for label, (result, method) in entries.items()
-        for length in first.plan.lengths
-    }
-    reference = next(iter(entries))
+def _add_losses(r: LossResults, entries: Entries) -> None:
+    """The losses of each entry at each length, and their differences from the first entry."""
+    first, method = next(iter(entries.values()))
+    reference = {n: first.nll.get((method.label, n)) for n in r.lengths}
     changes = {}
-    for (label, length), nll in losses.items():
-        base = losses[reference, length]
-        # truncation to the trained length changes nothing there: it is the same array
-        if nll is not None and base is not None and nll is not base:
-            changes[label, length] = unit_means(nll - base, first.unit)
-    alpha = 1 - first.settings.confidence
-    cells = []
-    for (label, length), nll in losses.items():
-        result, method = entries[label]
-        change = changes.get((label, length))
-        difference: Interval | None = None
-        if change is not None:
-            difference = interval(change, alpha=alpha, family=len(changes))
-        cell = (method.label, length)
-        cells.append({
-            "run": result.subject.name,
-            "method": method.label,
-            "step": result.subject.step,
-            "checkpoint_hash": result.subject.checkpoint_hash,
-            "train_length": result.subject.trained_length,
-            "length": length,
-            "nll": None if nll is None else pooled(nll),
-            "perplexity": None if nll is None else perplexity(nll),
-            "bits_per_byte": None if nll is None else bits_per_byte(nll, result.n_bytes),
-            "difference": difference and difference.estimate,
-            "low": difference and finite(difference.low),
-            "high": difference and finite(difference.high),
-            "units": difference and difference.units,
-            "family": difference and difference.family,
-            "failure": result.absent.get(cell) or result.failed.get(cell) or "",
-            "interval": difference,
-        })  # fmt: skip
-    return cells
+    for label, (result, method) in entries.items():
+        for length, base in reference.items():
+            cell = (method.label, length)
+            nll = result.nll.get(cell)
+            if nll is None:
+                reason = result.absent.get(cell) or result.failed.get(cell) or ""
+                r.table.add(label, "failure", math.nan, length, note=reason)
+                continue
+            r.table.add(label, "nll", pooled(nll), length)
+            r.table.add(label, "perplexity", perplexity(nll), length)
+            bits = bits_per_byte(nll, result.n_bytes)
+            if bits is not None:
+                r.table.add(label, "bits_per_byte", bits, length)
+            # truncation to the trained length changes nothing there: it is the same array
+            if base is not None and nll is not base:
+                changes[label, length] = unit_means(nll - base, first.unit)
+    r.difference_family = max(1, len(changes))
+    for (label, length), change in changes.items():
+        difference = interval(change, alpha=1 - r.confidence, family=r.difference_family)
+        r.table.add(label, "difference", difference, length)
+
+
+def _cells(r: LossResults, entries: Entries) -> Iterator[dict]:
+    """The numbers of each entry at each length for results.json."""
+    for label, (result, method) in entries.items():
+        for length in r.lengths:
+            difference = r.table.get(label, "difference", length)
+            failure = r.table.get(label, "failure", length)
+            yield {
+                "run": result.subject.name,
+                "method": method.label,
+                "step": result.subject.step,
+                "checkpoint_hash": result.subject.checkpoint_hash,
+                "train_length": result.subject.trained_length,
+                "length": length,
+                "nll": r.table.value(label, "nll", length),
+                "perplexity": r.table.value(label, "perplexity", length),
+                "bits_per_byte": r.table.value(label, "bits_per_byte", length),
+                "difference": difference and difference.value,
+                "low": difference and difference.low,
+                "high": difference and difference.high,
+                "units": difference and difference.units,
+                "family": difference and difference.family,
+                "failure": failure.note if failure else "",
+            }

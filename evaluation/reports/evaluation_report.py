@@ -10,21 +10,16 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from data.files import write_text
-from evaluation.reports.document import (
-    ReportDocument,
-    ReportFigure,
-    ReportSection,
-    ReportTable,
-)
+from evaluation.reports.document import ReportTable, markdown, page, picture, plain_text
 from evaluation.reports.figures import save
 from evaluation.reports.reported_results import ReportedResults
 from evaluation.reports.results_files import write_clean_json, write_results, write_table
 from evaluation.scoring.methods import name_of
 
-DOWNLOADS = (
-    ("results.csv", "all numbers"),
-    ("results.json", "all numbers, settings and provenance"),
-)
+DOWNLOADS = {
+    "results.csv": "all numbers",
+    "results.json": "all numbers, settings and provenance",
+}
 
 
 @dataclass(kw_only=True)
@@ -87,18 +82,12 @@ class EvaluationReport:
         that a user reads first: the report, the figures, the numbers."""
         numbers = self.write_numbers(folder)
         drawn = [save(figure, folder, name) for name, figure in self.figures.items()]
-        document = self.document(drawn)
-        write_text(folder / "report.html", document.html())
-        write_text(folder / "report.md", document.markdown())
+        pictures = [picture(file.name, self.title, self.title) for file in drawn]
+        sections = {
+            "Results": [*self.tables, *pictures, *self.more_tables],
+            "Notes": [plain_text(line) for line in (*self.caveats, *self.details)],
+        }
+        text = markdown(self.title, [self.verdict], sections, DOWNLOADS)
+        write_text(folder / "report.html", page(text, folder))
+        write_text(folder / "report.md", text)
         return [folder / "report.html", *drawn, *numbers]
-
-    def document(self, figures: Sequence[Path] = ()) -> ReportDocument:
-        """The report with figures that were written to these files."""
-        blocks = [
-            *self.tables,
-            *(ReportFigure(file, self.title, self.title, link=file.name) for file in figures),
-            *self.more_tables,
-        ]
-        notes = [*self.caveats, *self.details]
-        sections = [ReportSection("Results", blocks), ReportSection("Notes", notes)]
-        return ReportDocument(self.title, "", [self.verdict], sections, DOWNLOADS)

@@ -1,17 +1,12 @@
 """A panel of a figure: how often training used each position and each distance of its x axis."""
 
-import math
-from collections.abc import Sequence
-
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from matplotlib.ticker import FuncFormatter, NullLocator
 
 from data.sampling.exposure import Exposure
 from evaluation.reports.charts import LengthAxis
-from evaluation.reports.figures import COLOURS, DASHED, SOFT, Curve, Panel, power_of_ten
-
-_DECADES = 9  # at most, on the axis of shares
+from evaluation.reports.figures import COLOURS, DASHED, Curve, Panel
 
 
 def shares(
@@ -56,28 +51,10 @@ def exposure_panel(exposure: Exposure, axis: LengthAxis) -> Panel:
             curves.append(Curve(label, x, y, color, width=1.6, dash=dash))
 
     def scales(axes: Axes) -> None:
-        axis.apply(axes, name_marks=False)
-        _scale(axes, curves)
+        axis.apply(axes)
+        axes.set_yscale("log")
+        axes.yaxis.set_minor_locator(NullLocator())
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:g}%"))
 
-    return Panel(curves, "share of the training tokens", scales=scales, height=1.7)
-
-
-def _scale(axes: Axes, curves: Sequence[Curve]) -> None:
-    """A log scale of shares, and a grey area where nothing was trained."""
-    longest = axes.get_xlim()[1]
-    lowest = min((float(np.min(curve.y)) for curve in curves), default=0.1)
-    decades = min(_DECADES, max(1, math.ceil(-math.log10(lowest) + 0.2)))
-    step = max(1, math.ceil(decades / 3))
-    axes.set_yscale("log")
-    axes.set_ylim(10.0**-decades, 2.5)
-    axes.yaxis.set_major_locator(FixedLocator([10.0**-k for k in range(0, decades + 1, step)]))
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(FuncFormatter(_percent))
-    end = max((float(curve.x[-1]) for curve in curves), default=longest)
-    if end < longest:
-        axes.axvspan(end, longest, color="#F1F1F1", lw=0, zorder=0)
-        axes.text(end * 1.04, 0.3, "never trained", color=SOFT, fontsize=8.5)
-
-
-def _percent(share: float, _: object) -> str:
-    return f"{100 * share:g}%" if share >= 0.001 else power_of_ten(share)
+    heading = "share of the training tokens; lines end where nothing was trained"
+    return Panel(curves, heading, scales=scales, height=1.7)

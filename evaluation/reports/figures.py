@@ -1,5 +1,5 @@
-"""Figures in one style: a grid of panels with curves, named at their ends or in a key, below a
-title. PNG and SVG, legible at column width and without color.
+"""Figures in one style: a grid of panels with curves and a key, below a title. PNG and SVG, legible
+at column width and without color.
 
 `panels` draws any panels into one figure; `charts.py` makes panels of rows of results.
 """
@@ -17,12 +17,9 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.font_manager import FontProperties
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
-from matplotlib.textpath import TextPath
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
-from scipy.optimize import isotonic_regression
 
 from data.files import atomic
 
@@ -37,21 +34,10 @@ FAINT = "#767676"
 GRID = "#E6E6E6"
 DOTTED = (0, (1, 2))
 DASHED = (0, (5, 3))
-WIDTH = 6.4  # inches
-# inches for title and subtitle, and for the labels of the x axis
-HEAD = 0.62
-TICKS = 0.44
-KEY_ROW = 0.2  # inches of a row of the key below the panels
-KEY: dict[str, Any] = {
-    "frameon": False,
-    "fontsize": 8.5,
-    "borderaxespad": 0,
-    "handlelength": 2.8,
-    "columnspacing": 1.4,
-    "labelspacing": 0.25,
-}
-LED_FROM = 0.85  # share of the width beyond which a line ends at the right edge
-LABEL_GAP = 12.0  # points between the middles of two labels
+WIDTH = 7.2  # inches
+HEAD = 0.62  # inches for title and subtitle
+KEY_ROW = 0.19  # inches of a row of a key
+KEY: dict[str, Any] = {"frameon": False, "fontsize": 8.5, "borderaxespad": 0, "labelspacing": 0.3}
 STYLE: dict[Any, Any] = {
     "font.size": 9.5,
     "font.family": "DejaVu Sans",
@@ -115,10 +101,6 @@ class Curve:
         last = np.flatnonzero(np.isfinite(self.y))[-1]
         return float(self.x[last]), float(self.y[last])
 
-    @property
-    def has_bars(self) -> bool:
-        return len(self.low) > 0 and bool(np.greater(self.high, self.low).any())
-
     def draw(self, axes: Axes) -> Line2D:
         (line,) = axes.plot(
             self.x,
@@ -136,15 +118,14 @@ class Curve:
             zorder=self.order,
             alpha=self.alpha,
         )
-        if self.has_bars:
-            wide = np.greater(self.high, self.low)
-            value = np.asarray(self.x if self.across else self.y, dtype=np.float64)
-            below = value - np.asarray(self.low)
-            above = np.asarray(self.high) - value
+        wide = np.greater(self.high, self.low)
+        if wide.any():
+            value = self.x if self.across else self.y
+            ends = np.stack([np.subtract(value, self.low), np.subtract(self.high, value)])
             axes.errorbar(
                 np.asarray(self.x)[wide],
                 np.asarray(self.y)[wide],
-                **{"xerr" if self.across else "yerr": (below[wide], above[wide])},
+                **{"xerr" if self.across else "yerr": ends[:, wide]},
                 fmt="none",
                 color=self.color,
                 elinewidth=1.0,
@@ -163,9 +144,9 @@ class Panel:
         levels: horizontal lines across the axes: label, y, color.
         x, y: labels of the axes.
         scales: sets scales, limits and marks of the axes; the curves are drawn already.
-        named: whether the curves are named at their right ends.
+        named: whether a key beside the panel names its curves.
         is_filled: `scales` draws what the panel shows.
-        height: in inches; more where the names require it.
+        height: in inches; more where the key requires it.
     """
 
     curves: Sequence[Curve] = ()
@@ -182,23 +163,27 @@ class Panel:
     def is_empty(self) -> bool:
         return not (self.is_filled or any(np.isfinite(curve.y).any() for curve in self.curves))
 
+    @property
+    def labels(self) -> list[str]:
+        """What its key names."""
+        labels = [curve.label for curve in self.curves] + [label for label, *_ in self.levels]
+        return list(filter(None, labels))
+
     def draw(self, axes: Axes) -> list[Line2D]:
+        """Draw everything; returns the lines with names, the one that ends highest first."""
         axes.grid(axis="y", color=GRID, lw=0.7, zorder=0)
         axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)
-        for _, at, color in self.levels:
-            axes.axhline(at, color=color, lw=1.1, ls=DASHED, zorder=2)
-        lines = [curve.draw(axes) for curve in self.curves]
+        named = []
+        for label, y, color in self.levels:
+            line = axes.axhline(y, label=label, color=color, lw=1.1, ls=DASHED, zorder=2)
+            named += [(y, line)] if label else []
+        for curve in self.curves:
+            line = curve.draw(axes)
+            named += [(curve.end[1], line)] if curve.label else []
         if self.scales is not None:
             self.scales(axes)
-        return lines
-
-    def ends(self) -> list[tuple[str, float, float, str]]:
-        """Labels of curves and levels: text, x, y, color; x is infinite for a level."""
-        if not self.named:
-            return []
-        ends = [(curve.label, *curve.end, curve.color) for curve in self.curves if curve.label]
-        return ends + [(label, math.inf, y, color) for label, y, color in self.levels if label]
+        return [line for _, line in sorted(named, key=lambda end: -end[0])]
 
 
 def panels(
@@ -208,28 +193,27 @@ def panels(
     x: str = "",
     y: str = "",
     columns: int = 1,
-    names: Literal["ends", "beside", "below"] = "ends",
+    names: Literal["beside", "below"] = "beside",
     width: float = WIDTH,
 ) -> Figure:
     """A grid of panels; empty ones are left out.
 
     Args:
         x, y: labels of the axes of the last row and the first column, where a panel has none.
-        names: of curves and levels: at their right ends, in a key beside each panel, or in one key
-            below all.
+        names: in a key beside each panel, highest curve first, or in one key below all.
     """
     shown = [panel for panel in content if not panel.is_empty]
     columns = max(1, min(columns, len(shown)))
     rows = max(1, math.ceil(len(shown) / columns))
     heights = [0.0] * rows
-    ends = [panel.ends() if names == "ends" else [] for panel in shown]
-    for n, (panel, labels) in enumerate(zip(shown, ends, strict=True)):
-        room = TICKS + 0.26 + (len(labels) + 1) * LABEL_GAP / 72 if labels else 0.0
+    for n, panel in enumerate(shown):
+        has_key = names == "beside" and panel.named
+        room = 0.8 + KEY_ROW * len(panel.labels) if has_key else 0.0
         heights[n // columns] = max(heights[n // columns], panel.height, room)
-    known = {curve.label: curve for panel in shown for curve in panel.curves if curve.label}
-    key_columns = max(1, int((width - 0.3) / (0.62 + _widest(known))))
+    known = dict.fromkeys(label for panel in shown for label in panel.labels)
+    key_columns = max(1, int(13 * width / (10 + max(map(len, known), default=0))))
     has_key = names == "below" and len(known) > 1
-    key_height = KEY_ROW * math.ceil(len(known) / key_columns) + 0.08 if has_key else 0.0
+    key_height = KEY_ROW * math.ceil(len(known) / key_columns) + 0.1 if has_key else 0.0
     with rc_context(STYLE):
         figure, (low, high) = canvas(text, sum(heights) + key_height, width)
         under = low + key_height / figure.get_figheight()
@@ -238,7 +222,7 @@ def panels(
         grid = figure.subplots(rows, columns, squeeze=False, height_ratios=heights)
         for axes in grid.flat[len(shown) :]:
             axes.remove()
-        handles = {}
+        handles: dict[Any, Line2D] = {}
         for n, panel in enumerate(shown):
             axes = grid.flat[n]
             heading = axes.set_title(panel.heading, loc="left", fontsize=9.5, color=INK, pad=4)
@@ -249,9 +233,12 @@ def panels(
             axes.set_xlabel(panel.x or across, color=INK, parse_math=True)
             axes.set_ylabel(panel.y or up, color=INK, parse_math=True)
             handles |= {line.get_label(): line for line in lines}
-            if names == "beside":  # highest curve first
-                lines.sort(key=lambda line: -float(np.mean(np.asarray(line.get_ydata(), float))))
-                axes.legend(handles=lines, loc="center left", bbox_to_anchor=(1.015, 0.5), **KEY)
+            if names == "beside" and panel.named and lines:
+                key = axes.legend(
+                    handles=lines, loc="center left", bbox_to_anchor=(1.02, 0.5), **KEY
+                )
+                for line, label in zip(lines, key.get_texts(), strict=True):
+                    label.set_color(line.get_color())
         if has_key:
             figure.legend(
                 handles=[handles[label] for label in known],
@@ -260,17 +247,7 @@ def panels(
                 ncols=key_columns,
                 **KEY,
             )
-        figure.draw_without_rendering()  # sets the heights along which the labels are spread
-        for axes, labels in zip(figure.axes, ends, strict=True):
-            label_ends(figure, axes, labels)
         return figure
-
-
-def _widest(labels: Iterable[str]) -> float:
-    """Inches of the widest label."""
-    font = FontProperties(family=STYLE["font.family"], size=9)
-    paths = [TextPath((0, 0), label or " ", prop=font) for label in labels]
-    return max((path.get_extents().width for path in paths), default=0) / 72
 
 
 def canvas(
@@ -322,63 +299,6 @@ def power_of_ten(value: float) -> str:
     return "10" + str(round(math.log10(value))).translate(
         str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
     )
-
-
-def label_ends(
-    figure: Figure,
-    axes: Axes,
-    labels: list[tuple[str, float, float, str]],
-) -> None:
-    """Direct labels (text, x, y, color) right of the axes at the height of the line's end, moved
-    apart where they would overlap. Limits and scales of the axes must be final. The label of a
-    line that ends above the axes has an arrow; a line that ends early has no leader, which would
-    look like data."""
-    height = axes.get_position().height * figure.get_figheight() * 72  # points
-    gap = LABEL_GAP / height
-    right = axes.get_xlim()[1]
-    top = axes.get_ylim()[1]
-    to_axes = axes.transData - axes.transAxes
-    wanted = []
-    for text, x, y, color in labels:
-        across, up = to_axes.transform((min(x, right), y))
-        wanted.append((float(up), f"{text} ↑" if y > top else text, across, x, y, color))
-    wanted.sort()
-    placed = within(spread([up for up, *_ in wanted], gap), gap)
-    for at, (_, text, across, x, y, color) in zip(placed, wanted, strict=True):
-        axes.annotate(
-            text,
-            xy=(min(x, right), min(y, top)),
-            xycoords="data",
-            xytext=(1.045, at),
-            textcoords="axes fraction",
-            color=color,
-            fontsize=9,
-            va="center",
-            annotation_clip=False,
-            arrowprops={
-                "arrowstyle": "-",
-                "color": color,
-                "lw": 0.6 if across > LED_FROM else 0.0,
-                "alpha": 0.6,
-                "shrinkA": 2,
-                "shrinkB": 3,
-                "relpos": (0, 0.5),
-            },
-        )
-
-
-def spread(wanted: Sequence[float], gap: float) -> np.ndarray:
-    """Heights as near as possible to `wanted` (ascending) with at least `gap` between neighbors."""
-    least = gap * np.arange(len(wanted))
-    return isotonic_regression(np.asarray(wanted) - least).x + least
-
-
-def within(placed: np.ndarray, gap: float) -> np.ndarray:
-    """The same heights, moved into 0 to 1 if there is room, with the same gaps."""
-    least = gap * np.arange(len(placed))
-    if least.max(initial=0.0) > 1:
-        return placed
-    return np.minimum(np.maximum(placed, least), 1 - least[::-1])
 
 
 def save(

@@ -20,6 +20,7 @@ from evaluation.reports.charts import (
     dots_panel,
     length_panel,
     styles_of,
+    top_of_colored,
 )
 from evaluation.reports.document import NONE, Cell, ReportTable, TableCell, pivot
 from evaluation.reports.evaluation_report import EvaluationReport
@@ -31,12 +32,12 @@ from evaluation.reports.position_report import (
     position_tables,
     position_verdict,
 )
-from evaluation.reports.provenance import basis, provenance
+from evaluation.reports.provenance import basis
 from evaluation.reports.read_gain_report import (
     read_gain_record,
     read_gain_rows,
     read_gain_sentences,
-    read_gain_tables,
+    read_gain_table,
 )
 from evaluation.reports.reported_results import (
     ReportedResults,
@@ -44,7 +45,6 @@ from evaluation.reports.reported_results import (
     named,
     seed_counts,
 )
-from evaluation.reports.results_files import finite
 from evaluation.reports.text import counted, dtype_note, interval_text, plain
 from evaluation.results_table import ResultRow, ResultsTable
 from evaluation.scoring.evaluate import EvaluationResult
@@ -54,7 +54,7 @@ from evaluation.statistics.intervals import POINTS_ONLY_BELOW, unit_means
 from evaluation.statistics.verdicts import POINTS_ONLY
 
 UNDERTRAINED = 0.5  # a model is undertrained if it is fewer nats below a unigram model
-PARTS = {"unseen": "not in the training text", "seen": "in the training text"}
+TONES = {"held": "good", "broken": "bad"}
 MARKS = {"held": "✓ held", "broken": "✗ broken", "inconclusive": "? inconclusive"}
 # metrics of a cell of results.json, with and without intervals
 INTERVALS = ("nll", "delta", "gain", "gain_per_doubling", "perplexity_ratio")
@@ -201,40 +201,20 @@ def differences(r: LossResults) -> ReportTable:
     return pivot(r.against, rows, difference_cell, index=index, note=note)
 
 
-def parts_table(r: LossResults) -> ReportTable:
-    """The net gain at the longest length on the units outside and inside the training text."""
-    return pivot(
-        f"Net gain at {r.lengths[-1]:,} by whether the training text has the {r.unit_kind}",
-        [
-            row
-            for part in PARTS
-            for row in r.table.select("gain", where=part)
-            if row.length == r.lengths[-1]
-        ],
-        interval_text,
-        index={r.noun: lambda row: row.variant},
-        columns=lambda row: row.where,
-        headings=PARTS,
-        note=f"Individual intervals, for parts of at least {POINTS_ONLY_BELOW} {r.unit_kind}s.",
-    )
-
-
 def tables(r: LossResults) -> list[ReportTable]:
-    found = [overview(r), *read_gain_tables(r), gains(r), parts_table(r)]
+    found = [overview(r), read_gain_table(r), gains(r)]
     return [table for table in found if table.rows]
 
 
 def gain_cell(row: ResultRow, marked: bool = True) -> Cell:
     """The net gain of a change, with its verdict."""
     mark = f"{MARKS[row.verdict]} " if marked and row.verdict in MARKS else ""
-    return TableCell(mark + interval_text(row.negated), row.verdict if row.verdict in MARKS else "")
+    return TableCell(mark + interval_text(row.negated), TONES.get(row.verdict, ""))
 
 
 def difference_cell(row: ResultRow) -> TableCell:
     """Colored by its sign if the interval excludes zero."""
-    return TableCell(
-        interval_text(row), "worse" if row.low > 0 else "better" if row.high < 0 else ""
-    )
+    return TableCell(interval_text(row), "bad" if row.low > 0 else "good" if row.high < 0 else "")
 
 
 def verdict_cell(r: LossResults, name: str) -> Cell:
@@ -242,12 +222,12 @@ def verdict_cell(r: LossResults, name: str) -> Cell:
     if not r.beyond(name):
         return "flat by construction" if name == TRUNCATE else NONE
     if not r.claims(name):
-        return TableCell(POINTS_ONLY, "faint")
+        return POINTS_ONLY
     held = r.table.value(name, "held_to")
     broken = r.table.value(name, "break_point")
     words = [f"held to {held:,.0f}"] if held else []
     words += [f"broken at {broken:,.0f}"] if broken else []
-    tone = "broken" if broken else "held" if held == r.longer[-1] else "inconclusive"
+    tone = "bad" if broken else "good" if held == r.longer[-1] else ""
     return TableCell(", ".join(words) or "inconclusive", tone)
 
 
@@ -338,10 +318,10 @@ def loss_figure(
     if r.truncated is not None:
         of = f"{r.baseline} " if r.baseline and r.seeds else "context "
         levels.append((f"{of}truncated to {r.trained_length:,}  {{}}", r.truncated))
-    top = None
+    top = top_of_colored(rows, styles)
     losses = [row.value for row in rows]
     if r.unigram is not None and min(losses) < r.unigram < max(losses):
-        top = r.unigram
+        top = min(r.unigram, math.inf if top is None else top)
         levels.append(("unigram model  {}", r.unigram))
     plain_rows = [row._replace(low=math.nan, high=math.nan) for row in rows]
     shown: list[Panel] = [
@@ -512,25 +492,22 @@ def reference(result: EvaluationResult, analysis: Analysis) -> list[str]:
     return lines
 
 
-def cell_of(table: ResultsTable, method: str, length: int, where: str = "") -> dict:
+def cell_of(table: ResultsTable, method: str, length: int) -> dict:
     """The numbers of one method at one length as results.json has them: None for those that do not
     exist, and no `delta` up to the trained length."""
     name = name_of(method)
-    delta = table.get(name, "delta", length, where)
-    failure = table.get(name, "failure", length, where)
-    has_delta = delta is not None and bool(delta.verdict or where)
+    rows = {metric: table.get(name, metric, length) for metric in (*INTERVALS, *NUMBERS)}
+    delta = rows["delta"]
+    if delta is None or not delta.verdict:
+        rows |= {"delta": None, "delta_upper_one_sided": None}
     cell = {"method": method, "length": length}
-    for metric in (*INTERVALS, *NUMBERS):
-        row = table.get(name, metric, length, where)
-        if metric.startswith("delta") and not has_delta:
-            row = None
+    for metric, row in rows.items():
         cell[metric] = None if row is None else row.value
         if metric in INTERVALS:
-            cell[f"{metric}_low"] = None if row is None else finite(row.low)
-            cell[f"{metric}_high"] = None if row is None else finite(row.high)
-        elif metric.endswith("_needed") and row is not None:
-            cell[metric] = int(row.value)
-    cell["verdict"] = delta.verdict if has_delta and delta.verdict else None
+            cell[f"{metric}_low"] = None if row is None else row.low
+            cell[f"{metric}_high"] = None if row is None else row.high
+    failure = table.get(name, "failure", length)
+    cell["verdict"] = delta.verdict if rows["delta"] else None
     cell["failure"] = None if failure is None else failure.note
     return cell
 
@@ -541,10 +518,6 @@ def record_of(result: EvaluationResult, analysis: Analysis) -> dict:
     def by_unit(nll: np.ndarray | None) -> list[float] | None:
         """Mean NLL of each unit in the order of `units`."""
         return None if nll is None else unit_means(nll, result.unit).tolist()
-
-    def whole(label: str, metric: str) -> int | None:
-        length = analysis.table.value(name_of(label), metric)
-        return None if length is None else int(length)
 
     ids, first, counts = np.unique(
         result.unit,
@@ -558,41 +531,6 @@ def record_of(result: EvaluationResult, analysis: Analysis) -> dict:
         # whether the cluster of each is also in the training text
         "seen": None if result.seen is None else result.seen[first].tolist(),
     }
-    reaches = [
-        {
-            "method": reach.method,
-            "reach": reach.reach,
-            "gain_shown_to": reach.shown,
-            "longest": reach.longest,
-            "text": reach.text,
-            "gain_per_doubling": [
-                {
-                    "from": doubling.shorter,
-                    "to": doubling.longer,
-                    "gain": doubling.gain.estimate,
-                    "low": doubling.gain.low,
-                    "high": doubling.gain.high,
-                }
-                for doubling in reach.doublings
-            ],
-        }
-        for reach in analysis.reaches
-    ]
-
-    def cells(where: str = "") -> list[dict]:
-        """The numbers of every measured cell, and why others have none."""
-        known = result.nll if where else result.nll | result.absent | result.failed
-        return [
-            {
-                **cell_of(analysis.table, method.label, length, where),
-                "scheme": describe_scheme(result, method.label, length),
-                "exists": (method.label, length) not in result.absent,
-            }
-            for method in result.methods
-            for length in result.plan.lengths
-            if (method.label, length) in known
-        ]
-
     return {
         **basis(result),
         "targets": analysis.n_targets,
@@ -602,10 +540,7 @@ def record_of(result: EvaluationResult, analysis: Analysis) -> dict:
         "tolerance": result.settings.tolerance,
         "bos": result.settings.bos,
         "corpus": result.facts.get("corpus", ""),
-        "corpus_hash": result.facts["corpus_hash"],
-        "tokenizer_hash": result.facts["tokenizer_hash"],
         "targets_hash": result.plan.hash,
-        **provenance(result),
         "lengths": result.plan.lengths,
         "left_out": result.left_out,
         "contamination": result.screening.record,
@@ -615,16 +550,16 @@ def record_of(result: EvaluationResult, analysis: Analysis) -> dict:
         "truncated_nll": None if result.truncated is None else float(result.truncated.mean()),
         "truncated_unit_nll": by_unit(result.truncated),
         "cells": [
-            cell | {"unit_nll": by_unit(result.nll.get((cell["method"], cell["length"])))}
-            for cell in cells()
+            {
+                **cell_of(analysis.table, method.label, length),
+                "scheme": describe_scheme(result, method.label, length),
+                "exists": (method.label, length) not in result.absent,
+                "unit_nll": by_unit(result.nll.get((method.label, length))),
+            }
+            for method in result.methods
+            for length in result.plan.lengths
+            if (method.label, length) in result.nll | result.absent | result.failed
         ],
-        "derived": [
-            {"method": label, "held_to": whole(label, "held_to")}
-            | {"break_point": whole(label, "break_point")}
-            for label in analysis.judged
-        ],
-        "context_reach": reaches,
-        "parts": {part: size | {"cells": cells(part)} for part, size in analysis.parts.items()},
         "by_position": {
             method: [asdict(bucket) for bucket in buckets]
             for method, buckets in analysis.buckets.items()

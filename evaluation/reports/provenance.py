@@ -2,7 +2,8 @@
 
 
 def basis(result) -> dict:
-    """The settings and hashes that the numbers of a `result` depend on."""
+    """The settings, methods and hashes that the numbers of a `result` depend on."""
+    facts = ("command", "changed", "finished", "tokenizer_hash", "corpus_hash")
     return {
         "protocol": result.settings.protocol,
         "trained_length": result.subject.trained_length,
@@ -12,6 +13,15 @@ def basis(result) -> dict:
         "checkpoint_hash": result.subject.checkpoint_hash,
         "dtype": result.settings.dtype,
         "seed": result.settings.seed,
+        **{key: result.facts[key] for key in facts if key in result.facts},
+        "settings": result.settings.model_dump(mode="json"),
+        "methods": {
+            method.label: {
+                "overrides": list(method.overrides),
+                "position": result.schemes[method.label],
+            }
+            for method in result.methods
+        },
     }
 
 
@@ -24,24 +34,4 @@ def text_basis(result) -> dict:
         "unit": result.unit_kind,
         "bos": result.settings.bos,
         "corpus": result.facts.get("corpus", ""),
-        "corpus_hash": result.facts["corpus_hash"],
-        "tokenizer_hash": result.facts["tokenizer_hash"],
-        **provenance(result),
-    }
-
-
-def provenance(result) -> dict:
-    """Command, settings and methods of a `result`."""
-    facts = ("command", "changed", "finished")
-    methods = {
-        method.label: {
-            "overrides": list(method.overrides),
-            "position": result.schemes[method.label],
-        }
-        for method in result.methods
-    }
-    return {
-        **{key: result.facts[key] for key in facts if key in result.facts},
-        "settings": result.settings.model_dump(mode="json"),
-        "methods": methods,
     }

@@ -6,7 +6,7 @@ from evaluation.reports.document import ReportTable, pivot
 from evaluation.reports.position_report import positions
 from evaluation.reports.reported_results import ReportedResults, melted
 from evaluation.reports.results_files import interval_columns
-from evaluation.reports.text import interval_text, listed, plain
+from evaluation.reports.text import interval_text, listed
 from evaluation.results_table import ResultRow
 from evaluation.scoring.evaluate import EvaluationResult
 from evaluation.scoring.methods import TRUNCATE
@@ -62,29 +62,16 @@ def read_gain_rows(record: dict) -> Iterator[ResultRow]:
                 yield row._replace(note=note, **place, **sample)
 
 
-def read_gain_tables(r: ReportedResults) -> list[ReportTable]:
-    """NLL of repeated text by distance, and the read gain."""
-    losses = r.table.select("repeated_nll")
-    distances = {row.at: positions(row) for row in sorted(losses, key=lambda row: row.at)}
+def read_gain_table(r: ReportedResults) -> ReportTable:
     gains = r.table.select("read_gain")
     gains.sort(key=lambda row: (r.names.index(row.variant), row.at))
-    return [
-        pivot(
-            "Read gain by distance and length",
-            gains,
-            interval_text,
-            index={r.noun: lambda row: row.variant, "distance": positions},
-            note="Nats: NLL after the earlier text was replaced minus NLL; individual intervals.",
-        ),
-        pivot(
-            "NLL of tokens that repeat earlier text, by distance",
-            losses,
-            lambda row: plain(row.value),
-            index={r.noun: lambda row: row.variant, "length": lambda row: f"{row.length:,}"},
-            columns=lambda row: row.at,
-            headings=distances,
-        ),
-    ]
+    return pivot(
+        "Read gain by distance and length",
+        gains,
+        interval_text,
+        index={r.noun: lambda row: row.variant, "distance": positions},
+        note="Nats: NLL after the earlier text was replaced minus NLL; individual intervals.",
+    )
 
 
 def read_gain_sentences(r: ReportedResults) -> list[str]:

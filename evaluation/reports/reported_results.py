@@ -23,6 +23,7 @@ class ReportedResults:
         noun: what a variant is.
         facts: results.json of the evaluation, or of the first one of a study.
         seeds: number of training seeds of each variant; empty for an evaluation of runs.
+        place: columns of results.csv: the evaluation and the group of cells of a study.
     """
 
     title: str
@@ -31,6 +32,7 @@ class ReportedResults:
     facts: Mapping
     table: ResultsTable = field(default_factory=ResultsTable)
     seeds: dict[str, int] = field(default_factory=dict)
+    place: dict[str, str] = field(default_factory=dict)
 
     @property
     def trained_length(self) -> int:

@@ -52,7 +52,7 @@ def write_table(path: Path, rows: Sequence[Mapping] | pd.DataFrame) -> None:
 
 def write_clean_json(path: Path, value) -> None:
     """Write JSON with null for NaN and infinity."""
-    write_text(path, json.dumps(_clean(value), indent=1) + "\n")
+    write_text(path, json.dumps(clean(value), indent=1) + "\n")
 
 
 def markdown_table(
@@ -65,51 +65,27 @@ def markdown_table(
     return "\n".join(f"| {' | '.join(map(str, row))} |" for row in (columns, rule, *rows))
 
 
-def finite(value: float) -> float | None:
-    """The value, or None for NaN and infinity, which JSON cannot hold."""
-    return value if math.isfinite(value) else None
-
-
-def rounded(value: float) -> float | None:
-    """The value with six significant digits; None for NaN and infinity."""
-    return float(f"{value:.6g}") if math.isfinite(value) else None
-
-
-def rounded_record(record: dict) -> dict:
-    """A record whose floats are `rounded`."""
-    return {
-        key: rounded(value) if isinstance(value, float) else value for key, value in record.items()
-    }
-
-
 def interval_columns(name: str, one: MeanInterval | None) -> dict[str, float | None]:
     """`name`, `name_low` and `name_high` of an interval; None for what does not exist."""
-    if one is None:
-        return {name: None, f"{name}_low": None, f"{name}_high": None}
-    return {
-        name: one.estimate,
-        f"{name}_low": finite(one.low),
-        f"{name}_high": finite(one.high),
-    }
+    ends = (None, None, None) if one is None else (one.estimate, one.low, one.high)
+    return dict(zip((name, f"{name}_low", f"{name}_high"), ends, strict=True))
 
 
-def mean_over_units(
-    values: np.ndarray,
-    unit: np.ndarray,
-    confidence: float,
-) -> dict:
+def mean_over_units(values: np.ndarray, unit: np.ndarray, confidence: float) -> dict:
     """value, low and high: mean and interval over units of the finite values (n,)."""
     known = np.isfinite(values)
     if not known.any():
-        return {"value": None, "low": None, "high": None}
-    means = unit_means(values[known], unit[known])
-    mean = interval(means, alpha=1 - confidence)
-    return rounded_record({"value": mean.estimate, "low": mean.low, "high": mean.high})
+        return {"value": math.nan}
+    mean = interval(unit_means(values[known], unit[known]), alpha=1 - confidence)
+    return {"value": mean.estimate, "low": mean.low, "high": mean.high}
 
 
-def _clean(value):
+def clean(value, digits: int | None = None):
+    """A value for JSON: None for NaN and infinity, and floats of so many significant digits."""
     if isinstance(value, float):
-        return finite(value)
+        if not math.isfinite(value):
+            return None
+        return value if digits is None else float(f"{value:.{digits}g}")
     if isinstance(value, dict):
-        return {key: _clean(item) for key, item in value.items()}
-    return [_clean(item) for item in value] if isinstance(value, list) else value
+        return {key: clean(item, digits) for key, item in value.items()}
+    return [clean(item, digits) for item in value] if isinstance(value, list) else value

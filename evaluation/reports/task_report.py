@@ -1,14 +1,17 @@
-"""Report of an evaluation by tasks: accuracy by length, depth and distance, and every item in
-items.csv.
+"""Report of an evaluation by tasks, in text or on symbols: accuracy by length, and by depth and
+distance of the answer in text, whose items are in items.csv.
 
-Metrics: accuracy (by likelihood, `verdict`: against chance), exact, gain (over truncation);
-accuracy_by_depth and accuracy_by_distance, whose `at` is a depth, or tokens before the question.
+Metrics: accuracy (by likelihood), exact (the whole answer is generated), symbol_accuracy (mean
+share of right symbols in an answer), each with a `verdict` against chance where it is the main one;
+gain (over truncation); chance of each length on symbols; accuracy_by_depth and
+accuracy_by_distance, whose `at` is a depth, or tokens before the question.
 """
 
 import math
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 
+import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
@@ -24,81 +27,125 @@ from evaluation.reports.charts import (
 from evaluation.reports.document import Cell, ReportTable, TableCell, pivot
 from evaluation.reports.evaluation_report import EvaluationReport
 from evaluation.reports.figures import FigureText, panels
-from evaluation.reports.provenance import basis, provenance
+from evaluation.reports.provenance import basis
 from evaluation.reports.reported_results import ReportedResults, melted
 from evaluation.reports.results_files import interval_columns
-from evaluation.reports.text import counted, percent
+from evaluation.reports.text import counted, percent, signed
 from evaluation.results_table import ResultRow, ResultsTable, number
 from evaluation.scoring.methods import TRAINED, name_of
-from evaluation.tasks.task_analysis import TaskAnalysis, TaskRow
+from evaluation.scoring.session import MeasuredCells
+from evaluation.statistics.binomial import wilson
+from evaluation.tasks.item_session import ItemResult
+from evaluation.tasks.task_analysis import (
+    ABOVE_CHANCE,
+    UNDECIDED,
+    TaskAnalysis,
+    TaskRow,
+    unit_interval,
+)
 from evaluation.tasks.task_session import TaskResult
 
 CLAIM_ITEMS = 200  # items at each length that a claim about retrieval requires
-ABOVE_CHANCE = "above chance"
-METRICS = {  # symbol_accuracy: of tasks on symbols (item_report.py), which have no accuracy
+METRICS = {
     "accuracy": "accuracy",
     "exact": "exact match",
     "symbol_accuracy": "symbols of the answer",
+    "chance": "chance",
     "gain": "gain over truncation, points",
+}
+NOTES = {
+    "accuracy": "accuracy: the right candidate is the most likely",
+    "exact": "exact match: greedy decoding generates the whole answer",
+    "symbol_accuracy": "symbols: mean share that is right in an answer",
 }
 
 
-def task_report(
-    result: TaskResult,
-    analysis: TaskAnalysis,
-    name: str = "task",
-) -> EvaluationReport:
-    drawn = result.drawn
+def task_report(result: TaskResult, analysis: TaskAnalysis, name: str = "task") -> EvaluationReport:
+    """Of a task in text."""
     record = record_of(result, analysis)
+    details = []
+    if result.drawn.count < CLAIM_ITEMS:
+        details.append(
+            f"{result.drawn.count} items: a claim about retrieval requires at least {CLAIM_ITEMS}."
+        )
+    report = report_of(result, record, name, details)
+    report.items = {"items.csv": item_rows(result)}
+    return report
+
+
+def item_report(result: ItemResult, name: str) -> EvaluationReport:
+    """Of a task on symbols."""
+    least, most = result.subject.settings.data.source.bounds
+    trained = f"{most}" if least == most else f"{least}–{most}"
+    return report_of(result, item_record(result), name, [f"Trained on lengths {trained}."])
+
+
+def report_of(
+    result: MeasuredCells, record: dict, name: str, details: list[str]
+) -> EvaluationReport:
     r = ReportedResults(
         title=result.subject.name,
         names=[name_of(method.label) for method in result.methods],
         facts=record,
         table=task_rows(record),
     )
-    styles = styles_of(r.names, name_of(TRAINED))
-
-    def draw() -> dict[str, Figure]:
-        figures = {"accuracy_by_length": accuracy_figure(r, styles)} if analysis.rows else {}
-        for label in dict.fromkeys(spot.method for spot in analysis.by_depth):
-            figures[f"accuracy_by_depth_{label}"] = place_figure(r, name_of(label))
-        return figures
-
     first, *more = task_tables(r)
+    kind = record["unit"]
     level = f"{100 * result.settings.confidence:g}%"
-    kind = drawn.unit_kind
-    details = [
-        f"{counted(analysis.units, kind)}; intervals by length: {level} over {kind}s, simultaneous "
-        f"over {analysis.family} methods and lengths. They describe this checkpoint, not the "
-        "positional scheme."
-    ]
-    if drawn.count < CLAIM_ITEMS:
-        details.append(
-            f"{drawn.count} items: a claim about retrieval requires at least {CLAIM_ITEMS}."
-        )
+    details.insert(
+        0,
+        f"{counted(record['unit_count'], kind)}; intervals by length: {level} over {kind}s, "
+        f"simultaneous over {record['family']} methods and lengths. They describe this checkpoint, "
+        "not the positional scheme.",
+    )
     missing = {**result.absent, **result.failed}
     return EvaluationReport(
         name=name,
-        title=f"{result.facts['task'].capitalize()}: {result.subject.name}",
+        title=f"{task_title(r)}: {result.subject.name}",
         results=r,
         record=record,
         verdict=task_verdict(r),
         details=details,
-        caveats=caveats(result.settings, analysis.units, drawn.unit_kind, missing),
+        caveats=caveats(result.settings, record["unit_count"], kind, missing),
         tables=[first],
         more_tables=more,
-        draw=draw,
-        items={"items.csv": item_rows(result)},
+        draw=lambda: figures_of(r),
     )
 
 
-def record_of(result: TaskResult, analysis: TaskAnalysis) -> dict:
-    """The content of results.json."""
-    drawn = result.drawn
+def task_title(r: ReportedResults) -> str:
+    return r.facts["task"].capitalize().replace("_", " ")
+
+
+def figures_of(r: ReportedResults) -> dict[str, Figure]:
+    styles = styles_of(r.names, name_of(TRAINED))
+    figures = {"accuracy_by_length": accuracy_figure(r, styles)} if r.facts["cells"] else {}
+    for name in dict.fromkeys(row.variant for row in r.table.select("accuracy_by_depth")):
+        stem = "trained" if name == name_of(TRAINED) else name
+        figures[f"accuracy_by_depth_{stem}"] = place_figure(r, name)
+    return figures
+
+
+# results.json.
+
+
+def common_record(result: MeasuredCells) -> dict:
     missing = {**result.absent, **result.failed}
     return {
         **basis(result),
         "task": result.facts["task"],
+        "not_measured": [
+            {"method": method, "length": length, "reason": reason}
+            for (method, length), reason in missing.items()
+        ],
+    }
+
+
+def record_of(result: TaskResult, analysis: TaskAnalysis) -> dict:
+    """Of a task in text."""
+    drawn = result.drawn
+    return {
+        **common_record(result),
         "items": drawn.count,
         "candidates": drawn.candidates,
         "chance": drawn.chance,
@@ -108,8 +155,6 @@ def record_of(result: TaskResult, analysis: TaskAnalysis) -> dict:
         "haystack": result.facts["haystack"],
         "bos": drawn.bos is not None,
         "items_hash": drawn.hash,
-        "tokenizer_hash": result.facts["tokenizer_hash"],
-        **provenance(result),
         "task_settings": drawn.task.model_dump(mode="json"),
         "lengths": drawn.lengths,
         "units": {"kind": drawn.unit_kind, "names": drawn.unit_names},
@@ -119,10 +164,6 @@ def record_of(result: TaskResult, analysis: TaskAnalysis) -> dict:
         ],
         "by_depth": [asdict(spot) for spot in analysis.by_depth],
         "by_distance": [asdict(spot) for spot in analysis.by_distance],
-        "not_measured": [
-            {"method": method, "length": length, "reason": reason}
-            for (method, length), reason in missing.items()
-        ],
         "per_item_nll": result.files,
     }
 
@@ -143,6 +184,54 @@ def row_columns(row: TaskRow) -> dict:
         "exact_high": row.exact.high,
         **interval_columns("gain", row.gain),
     }
+
+
+def item_record(result: ItemResult) -> dict:
+    """Of a task on symbols."""
+    drawn = result.drawn.values()
+    return {
+        **common_record(result),
+        "trained_lengths": list(result.subject.settings.data.source.bounds),
+        "items": result.settings.items,
+        "chance": max(each.chance(result.task.choices) for each in drawn),
+        "unit_count": result.settings.items,
+        "unit": "item",
+        "family": len(result.answers),
+        "bos": result.subject.settings.data.bos,
+        "items_hash": "-".join(each.hash[:16] for each in drawn),
+        "task_settings": result.task.model_dump(mode="json"),
+        "lengths": [[each.shortest, each.longest] for each in drawn],
+        "cells": list(item_cells(result)),
+        "per_item": result.files,
+    }
+
+
+def item_cells(result: ItemResult) -> Iterator[dict]:
+    """The numbers of each method and length, with intervals that are simultaneous over all."""
+    joint = (1 - result.settings.confidence) / max(1, len(result.answers))
+    for (method, longest), answers in result.answers.items():
+        drawn = result.drawn[longest]
+        exact = answers[:, 0]
+        symbols = answers[:, 1] / answers[:, 2]
+        n = len(exact)
+        low, high = wilson(float(exact.sum()), n, alpha=joint, n_eff=n)
+        chance = drawn.chance(result.task.choices)
+        symbols_low, symbols_high = unit_interval(symbols, symbols, np.arange(n), joint)
+        yield {
+            "method": method,
+            "length": longest,
+            "shortest": drawn.shortest,
+            "exact": float(exact.mean()),
+            "exact_low": low,
+            "exact_high": high,
+            "chance": chance,
+            "against_chance": ABOVE_CHANCE if low > chance else UNDECIDED,
+            "symbol_accuracy": float(symbols.mean()),
+            "symbol_accuracy_low": symbols_low,
+            "symbol_accuracy_high": symbols_high,
+            "unit_exact": exact.tolist(),
+            "unit_symbol_accuracy": symbols.tolist(),
+        }
 
 
 def item_rows(result: TaskResult) -> pd.DataFrame:
@@ -168,46 +257,59 @@ def item_rows(result: TaskResult) -> pd.DataFrame:
     return pd.concat(parts) if parts else pd.DataFrame()
 
 
+# Views of the long table.
+
+
 def task_rows(record: dict) -> ResultsTable:
     """The long table of a record."""
     table = ResultsTable()
     for cell in record["cells"]:
-        compared = "accuracy" if "accuracy" in cell else "exact"
+        main = "accuracy" if "accuracy" in cell else "exact"
         for row in melted([cell], METRICS):
-            verdict = cell.get("against_chance", "") if row.metric == compared else ""
+            verdict = cell.get("against_chance", "") if row.metric == main else ""
             table.put(row._replace(verdict=verdict))
     for metric in ("by_depth", "by_distance"):
-        for row in _spots(record, metric):
+        for spot in record.get(metric) or []:
+            share = spot["share"]
+            row = ResultRow(
+                name_of(spot["method"]),
+                f"accuracy_{metric}",
+                share["share"],
+                spot["length"],
+                at=spot["where"],
+                until=spot.get("until"),
+                low=number(share.get("low")),
+                high=number(share.get("high")),
+            )
             table.put(row)
     return table
 
 
-def _spots(record: dict, metric: str) -> Iterator[ResultRow]:
-    for spot in record.get(metric) or []:
-        share = spot["share"]
-        yield ResultRow(
-            name_of(spot["method"]),
-            f"accuracy_{metric}",
-            share["share"],
-            spot["length"],
-            at=spot["where"],
-            until=spot.get("until"),
-            low=number(share.get("low")),
-            high=number(share.get("high")),
-        )
+def main_rows(r: ReportedResults) -> list[ResultRow]:
+    """Of the metric that is compared with chance."""
+    return r.table.select("accuracy") or r.table.select("exact")
+
+
+def length_text(r: ReportedResults, row: ResultRow) -> str:
+    """`21–40`, or `40`."""
+    for length in r.facts.get("lengths", ()):
+        if isinstance(length, list) and length[0] < length[1] == row.length:
+            return f"{length[0]:,}–{length[1]:,}"
+    return f"{row.length:,}"
 
 
 def task_verdict(r: ReportedResults) -> str:
     """Which variants answer above chance at the longest length."""
-    rows = r.table.select("accuracy")
+    rows = main_rows(r)
     if not rows:
         return "No accuracy was measured."
     longest = max(row.length for row in rows)
     last = [row for row in rows if row.length == longest]
+    where = length_text(r, last[0])
     above = [row.variant for row in last if row.verdict == ABOVE_CHANCE]
     if all(math.isnan(row.low) for row in last):
-        return f"Accuracy up to {longest:,} tokens as point estimates; chance {_chance(r)}."
-    return f"Above chance ({_chance(r)}) at {longest:,} tokens: {', '.join(above) or 'none'}."
+        return f"Accuracy up to {where} tokens as point estimates; chance {_chance(r)}."
+    return f"Above chance ({_chance(r)}) at {where} tokens: {', '.join(above) or 'none'}."
 
 
 def _chance(r: ReportedResults) -> str:
@@ -215,22 +317,21 @@ def _chance(r: ReportedResults) -> str:
 
 
 def task_tables(r: ReportedResults) -> list[ReportTable]:
-    """A row per variant and length: accuracy, exact match and gain; and accuracy by depth."""
+    """A row per variant and length; and accuracy by depth."""
     rows = [row for metric in METRICS for row in r.table.select(metric)]
     rows.sort(key=lambda row: (r.names.index(row.variant), row.length))
-    index = {r.noun: lambda row: row.variant, "length": lambda row: f"{row.length:,}"}
-    drawn = {row.metric for row in rows}
+    index = {r.noun: lambda row: row.variant, "length": lambda row: length_text(r, row)}
+    notes = [note for metric, note in NOTES.items() if r.table.select(metric)]
     by_depth = r.table.select("accuracy_by_depth")
-    depths = sorted({row.at for row in by_depth})
     return [
         pivot(
-            f"{r.facts.get('task', 'task')}: {r.subtitle}, chance {_chance(r)}",
+            f"{task_title(r)}: {r.subtitle}, chance {_chance(r)}",
             rows,
             task_cell,
             index=index,
             columns=lambda row: row.metric,
-            headings={metric: name for metric, name in METRICS.items() if metric in drawn},
-            note="Accuracy: share of items whose answer is the most likely candidate.",
+            headings=METRICS,
+            note=f"{'; '.join(notes)}.".capitalize(),
         ),
         pivot(
             "Accuracy by depth of the answer (0: beginning of the text)",
@@ -238,59 +339,61 @@ def task_tables(r: ReportedResults) -> list[ReportTable]:
             lambda row: f"{row.value:.0%}",
             index=index,
             columns=lambda row: row.at,
-            headings={depth: f"depth {depth:.2g}" for depth in depths},
+            headings={at: f"depth {at:.2g}" for at in sorted({row.at for row in by_depth})},
         ),
     ]
 
 
 def task_cell(row: ResultRow) -> Cell:
     if row.metric == "gain":
-        ends = f" [{100 * row.low:+.1f}, {100 * row.high:+.1f}]"
-        return f"{100 * row.value:+.1f}" + ("" if math.isnan(row.low) else ends)
+        low, high = (signed(100 * end, 1) for end in (row.low, row.high))
+        return signed(100 * row.value, 1) + ("" if math.isnan(row.low) else f" [{low}, {high}]")
     text = percent(row.value, max(row.low, 0.0), min(row.high, 1.0))
     if row.verdict and row.verdict != ABOVE_CHANCE:
         text += f" {row.verdict}"
-    return TableCell(text, "held" if row.verdict == ABOVE_CHANCE else "")
+    return TableCell(text, "good" if row.verdict == ABOVE_CHANCE else "")
 
 
 def accuracy_figure(r: ReportedResults, styles: Styles) -> Figure:
-    """Accuracy against length: by likelihood as solid lines, exact match as dotted lines."""
-    axis = LengthAxis(r.table.lengths("accuracy"), [r.trained_length])
-    rows = [
-        row._replace(low=max(row.low, 0.0), high=min(row.high, 1.0))
-        for row in r.table.select("accuracy")
-    ]
-    note = "Solid: most likely candidate. Dotted: exact match."
+    """The main metric against length as solid lines, the next one as dotted lines."""
+    rows = [row._replace(low=max(row.low, 0.0), high=min(row.high, 1.0)) for row in main_rows(r)]
+    solid = rows[0].metric
+    dotted = "exact" if solid == "accuracy" else "symbol_accuracy"
+    trained = r.facts.get("trained_lengths", [r.trained_length])[-1]
+    axis = LengthAxis(sorted({row.length for row in rows}), [trained])
+    note = f"Solid: {METRICS[solid]}. Dotted: {METRICS[dotted]}."
     if any(row.high > row.low for row in rows):
         note += " Bars: 95% intervals, simultaneous over all cells."
     chance = [(f"chance  {_chance(r)}", r.facts["chance"])]
-    panel = length_panel(rows, styles, axis, y="accuracy", levels=chance, share=True, top=1.0)
-    dotted = {"dash": (0, (1, 1.6)), "label": "", "width": 1.1, "marker": "", "low": ()}
-    exact = curves_of(r.table.select("exact"), styles, axis)
-    thin = [replace(curve, **dotted) for curve in exact]
-    text = FigureText(f"{r.facts['task'].capitalize()}: accuracy by length", r.subtitle, note)
-    return panels([replace(panel, curves=[*panel.curves, *thin])], text, x="length, input tokens")
+    panel = length_panel(rows, styles, axis, y=METRICS[solid], levels=chance, share=True, top=1.0)
+    thin = [
+        replace(curve, dash=(0, (1, 1.6)), label="", width=1.1, marker="", low=(), high=())
+        for curve in curves_of(r.table.select(dotted), styles, axis)
+    ]
+    text = FigureText(f"{task_title(r)}: {METRICS[solid]} by length", r.subtitle, note)
+    return panels([replace(panel, curves=[*panel.curves, *thin])], text, x="length (log scale)")
 
 
 def place_figure(r: ReportedResults, name: str) -> Figure:
     """Two grids over the lengths: by depth, and by tokens between answer and question."""
     lengths = r.table.lengths("accuracy")
     text = FigureText(
-        f"{r.facts['task'].capitalize()}, {name}: accuracy by place of the answer",
-        f"{r.subtitle}; accuracy by likelihood in %, chance {_chance(r)}; trained at "
-        f"{r.trained_length:,}",
+        f"{task_title(r)}, {name}: accuracy by place of the answer",
+        f"{r.subtitle}; in %, chance {_chance(r)}; trained at {r.trained_length:,}",
         "In brackets: Wilson's interval of each cell.",
     )
+    depths = r.table.select("accuracy_by_depth", name)
+    distances = r.table.select("accuracy_by_distance", name)
     maps = [
         heat_map(
-            r.table.select("accuracy_by_depth", name),
+            depths,
             lengths=lengths,
             name=lambda row: f"{row.at:.2f}",
             y="depth of the answer",
             down=True,
         ),
         heat_map(
-            r.table.select("accuracy_by_distance", name),
+            distances,
             lengths=lengths,
             name=lambda row: f"{row.at:,.0f}–{row.until - 1:,.0f}",
             y="tokens to the question",

@@ -10,7 +10,7 @@ from errors import EvaluationError
 from evaluation.results_table import ResultRow, ResultsTable
 from evaluation.scoring.evaluate import EvaluationResult
 from evaluation.scoring.methods import TRAINED, TRUNCATE, name_of
-from evaluation.statistics.context_reach import ContextReach, add_reach, context_reach
+from evaluation.statistics.context_reach import add_reach, context_reach
 from evaluation.statistics.intervals import interval, unit_means
 from evaluation.statistics.read_gain import ReadGain, read_gains
 from evaluation.statistics.verdicts import (
@@ -35,18 +35,12 @@ class Analysis:
     Attributes:
         table: the long table; variants are the names of methods (`name_of`). `where` is `seen` or
             `unseen` for units whose cluster is in the training text, or not.
-        parts: targets, documents and units of these parts.
-        judged: labels of the methods with verdicts.
-        reaches: of the methods with two lengths.
         read_gains: of repeated text.
         learned: unigram NLL − NLL(as trained, L0) on the same targets.
         notes: about the methods without a verdict.
     """
 
     table: ResultsTable
-    parts: dict[str, dict[str, int]]
-    judged: list[str]
-    reaches: list[ContextReach]
     buckets: dict[str, list[PositionBucket]]
     read_gains: list[ReadGain]
     family: int
@@ -83,23 +77,17 @@ def analyze(result: EvaluationResult) -> Analysis:
         _add_levels(table, result, method.label, rules)
         if method.label in judged:
             _add_changes(table, result, method.label, rules)
-    reaches = _reaches(result)
-    for reach in reaches:
-        add_reach(table, name_of(reach.method), reach)
-    parts = {}
+    _add_reaches(table, result)
     seen = None if result.plan.protocol == "by-position" else result.seen
     if seen is not None and len(np.unique(seen)) > 1:
         for where, here in (("unseen", ~seen), ("seen", seen)):
-            parts[where] = _add_part(table, result, where, here, judged, rules)
+            _add_part(table, result, where, here, judged, rules)
     unigram = None if result.unigram is None else pooled(result.unigram)
     learned = None
     if unigram is not None and result.truncated is not None:
         learned = unigram - pooled(result.truncated)
     return Analysis(
         table=table,
-        parts=parts,
-        judged=judged,
-        reaches=reaches,
         buckets=_buckets(result),
         read_gains=_read_gains(result),
         family=rules.family,
@@ -179,9 +167,9 @@ def _add_part(
     here: np.ndarray,
     judged: list[str],
     rules: VerdictRules,
-) -> dict[str, int]:
+) -> None:
     """The units whose cluster (or document) is in the training text, or the others, without
-    verdicts; returns the size of the part."""
+    verdicts."""
     unit = result.unit[here]
     for method in result.methods:
         _add_levels(table, result, method.label, rules, where, here)
@@ -192,11 +180,6 @@ def _add_part(
                 name = name_of(method.label)
                 table.add(name, "delta", delta, length, where=where)
                 _add_ratio(table, table.get(name, "delta", length, where))
-    return {
-        "targets": len(unit),
-        "documents": len(np.unique(result.document[here])),
-        "units": len(np.unique(unit)),
-    }
 
 
 def _by_length(result: EvaluationResult, label: str) -> dict[int, np.ndarray]:
@@ -207,28 +190,24 @@ def _failed(result: EvaluationResult, label: str) -> list[int]:
     return [length for method, length in result.failed if method == label]
 
 
-def _reaches(result: EvaluationResult) -> list[ContextReach]:
+def _add_reaches(table: ResultsTable, result: EvaluationResult) -> None:
     """Context reach of every method with two lengths. Not for non-overlapping windows, where a
     longer length also means fewer targets with little context, nor by position, which has one
     length."""
     if result.plan.protocol not in ("fixed-targets", "sliding"):
-        return []
-    reaches = []
+        return
     for method in result.methods:
         nll = _by_length(result, method.label)
         if method.truncates or len(nll) < 2:
             continue
-        reaches.append(
-            context_reach(
-                method.label,
-                sorted(nll),
-                lambda a, b, nll=nll: unit_means(nll[a] - nll[b], result.unit),
-                tolerance=result.settings.tolerance,
-                failed=_failed(result, method.label),
-                alpha=1 - result.settings.confidence,
-            )
+        reach = context_reach(
+            sorted(nll),
+            lambda a, b, nll=nll: unit_means(nll[a] - nll[b], result.unit),
+            tolerance=result.settings.tolerance,
+            failed=_failed(result, method.label),
+            alpha=1 - result.settings.confidence,
         )
-    return reaches
+        add_reach(table, name_of(method.label), reach)
 
 
 def _buckets(result: EvaluationResult) -> dict[str, list[PositionBucket]]:

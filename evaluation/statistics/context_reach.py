@@ -24,7 +24,7 @@ class DoublingGain:
 
 @dataclass(frozen=True)
 class ContextReach:
-    """How far one method uses context.
+    """How far a method uses context.
 
     Attributes:
         reach: no context longer than this gains the tolerance over the best one up to it; None if
@@ -33,7 +33,6 @@ class ContextReach:
         points: too few units or seeds for any bound.
     """
 
-    method: str
     reach: int | None
     shown: int
     longest: int
@@ -66,7 +65,6 @@ def add_reach(table: ResultsTable, variant: str, reach: ContextReach) -> None:
 
 
 def context_reach(
-    method: str,
     lengths: Sequence[int],
     gain: Callable[[int, int], np.ndarray],
     *,
@@ -113,4 +111,4 @@ def context_reach(
         doublings.append(DoublingGain(shorter, longer, interval(of_doubling, alpha=alpha)))
     points = math.isnan(doublings[0].gain.low)
     longest = max((*lengths, *failed))
-    return ContextReach(method, reach, shown, longest, doublings, points)
+    return ContextReach(reach, shown, longest, doublings, points)

@@ -16,6 +16,7 @@ from evaluation.statistics.binomial import effective, wilson
 from evaluation.statistics.intervals import Interval, interval, unit_means
 from evaluation.tasks.task_session import TaskResult
 
+ABOVE_CHANCE = "above chance"
 UNDECIDED = "not distinguishable from chance"
 
 
@@ -99,7 +100,7 @@ def _row(result: TaskResult, method: str, length: int) -> TaskRow:
     if math.isnan(low):
         word = "point estimate"
     elif low > chance:
-        word = "above chance"
+        word = ABOVE_CHANCE
     elif high < chance:
         word = "below chance"
     gain = None

@@ -12,11 +12,13 @@ from matplotlib.figure import Figure
 
 from data.files import write_text
 from evaluation.reports.document import (
-    ReportDocument,
-    ReportFigure,
-    ReportSection,
     ReportTable,
     TableCell,
+    embedded,
+    markdown,
+    page,
+    picture,
+    plain_text,
 )
 from evaluation.reports.figures import (
     COLOURS,
@@ -39,7 +41,7 @@ from studies.claims.claim_settings import QUESTIONS
 from studies.claims.verdicts import ALPHA, INCONCLUSIVE, REFUTED, REPRODUCED, holm
 
 FIGURE = "figure"
-TONES = {REPRODUCED: "held", REFUTED: "broken"}
+TONES = {REPRODUCED: "good", REFUTED: "bad"}
 METHODS = (
     "Verdicts are about this scale: 0.1M to 0.3M parameters, trained in seconds. Each seed "
     "gives one paired number, positive as predicted; brackets are intervals of its mean over all "
@@ -53,7 +55,7 @@ COLUMNS = ("claim", "published", "here", "verdict", "seeds", "CPU time", "comman
 CARD = """<article class="claim" data-scheme="{scheme}" data-task="{task}" data-verdict="{verdict}">
 <h3>{statement}</h3>
 <p><b class="badge {tone}">{word}</b> {here}</p>
-{figure}
+<img src="{image}" alt="{alt}">
 <dl>{facts}</dl></article>"""
 FILTERS = Path(__file__).with_name("filters.html")
 
@@ -124,64 +126,55 @@ class AtlasEntry:
         return [f"{self.statement} {source}", published, here, verdict, *others]
 
     @property
-    def _figure(self) -> ReportFigure:
-        name = self.claim.name
-        return ReportFigure(
-            self.claim.folder / FIGURE,
-            caption=f"{self.statement} {self.word.capitalize()}.",
-            alt=f"Chart: {', '.join(self.verdict.comparisons)}",
-            link=f"results/claims/{name}/{FIGURE}.svg",
-        )
+    def alt(self) -> str:
+        return f"Chart: {', '.join(self.verdict.comparisons)}"
 
-    def markdown(self) -> str:
-        return self._figure.markdown()
+    @property
+    def figure(self) -> str:
+        """For the Markdown page."""
+        link = f"results/claims/{self.claim.name}/{FIGURE}.svg"
+        return picture(link, f"{self.statement} {self.word.capitalize()}.", self.alt)
 
-    def html(self, number: int) -> str:
-        """The card of the claim, which filters select by its data attributes."""
+    @property
+    def card(self) -> str:
+        """For the HTML page, whose filters select cards by their data attributes."""
         facts = {key: text for key, text in self.facts.items() if key != "here"}
         return CARD.format(
             scheme="|".join(self.claim.schemes),
             task=self.claim.task,
             verdict=self.kind,
             statement=escape(self.statement),
-            tone=TONES.get(self.kind, INCONCLUSIVE),
+            tone=TONES.get(self.kind, ""),
             word=escape(self.word),
             here=escape(self.here),
-            figure=self._figure.image(),
+            image=embedded(self.claim.folder / FIGURE),
+            alt=escape(self.alt),
             facts="".join(f"<dt>{key}</dt><dd>{escape(text)}</dd>" for key, text in facts.items()),
         )
 
 
-@dataclass(frozen=True)
-class ClaimFilters:
+def filters(entries: Sequence[AtlasEntry]) -> str:
     """Choices of the claims that the HTML page shows."""
-
-    entries: Sequence[AtlasEntry]
-
-    def markdown(self) -> str:
-        return ""
-
-    def html(self, number: int) -> str:
-        values = {
-            "scheme": {name for entry in self.entries for name in entry.claim.schemes},
-            "task": {entry.claim.task for entry in self.entries},
-            "verdict": {entry.kind for entry in self.entries},
-        }
-        selects = ""
-        for name, choices in values.items():
-            options = "".join(f"<option>{escape(choice)}</option>" for choice in sorted(choices))
-            selects += (
-                f'<label>{name} <select name="{name}"><option value="">all</option>{options}'
-                "</select></label>"
-            )
-        return FILTERS.read_text(encoding="utf-8").replace("SELECTS", selects)
+    values = {
+        "scheme": {name for entry in entries for name in entry.claim.schemes},
+        "task": {entry.claim.task for entry in entries},
+        "verdict": {entry.kind for entry in entries},
+    }
+    selects = ""
+    for name, choices in values.items():
+        options = "".join(f"<option>{escape(choice)}</option>" for choice in sorted(choices))
+        selects += (
+            f'<label>{name} <select name="{name}"><option value="">all</option>{options}'
+            "</select></label>"
+        )
+    return FILTERS.read_text(encoding="utf-8").replace("SELECTS", selects)
 
 
 def claim_figure(verdict: ClaimVerdict) -> Figure:
     """The value of every seed, the mean with its interval, and the smallest effect that counts."""
     names = list(verdict.comparisons)
     curves = []
-    deltas = set()
+    deltas = {}  # by their place
     for i, name in enumerate(names):
         comparison = verdict.comparisons[name]
         low, high = verdict.ends[name]
@@ -189,19 +182,12 @@ def claim_figure(verdict: ClaimVerdict) -> Figure:
         curves += [
             Curve("", values, [i] * len(values), SOFT, dash="", marker="o", size=3.4),
             Curve(
-                "",
-                [comparison.estimate],
-                [i + 0.22],
-                COLOURS[0],
-                [low],
-                [high],
-                across=True,
-                marker="D",
+                "", [comparison.estimate], [i + 0.22], COLOURS[0], [low], [high], True, marker="D"
             ),
         ]
-        deltas.add((comparison.delta, "δ"))
+        deltas[comparison.delta] = "δ"
         if not comparison.difference:
-            deltas.add((-comparison.delta, "−δ"))
+            deltas[-comparison.delta] = "−δ"
 
     def scales(axes: Axes) -> None:
         axes.set_ylim(len(names) - 0.4, -0.5)
@@ -212,7 +198,7 @@ def claim_figure(verdict: ClaimVerdict) -> Figure:
         axes.grid(axis="x", color=GRID, lw=0.7, zorder=0)
         axes.spines["left"].set_visible(False)
         axes.axvline(0, color=INK, lw=1.0, ls=DASHED, zorder=2)
-        for delta, text in deltas:
+        for delta, text in deltas.items():
             mark(axes, delta, text)
 
     panel = Panel(curves, scales=scales, named=False, height=0.5 + 0.42 * len(names))
@@ -240,21 +226,18 @@ def write_atlas(claims: Sequence[Claim], docs: Path) -> list[Path]:
         for question, title in QUESTIONS.items()
     }
     grouped = {title: own for title, own in grouped.items() if own}
-    tables = {
-        title: ReportTable("Claims", COLUMNS, [entry.row for entry in own], numbers=len(COLUMNS))
-        for title, own in grouped.items()
-    }
-    markdown = [ReportSection(title, [tables[title], *own]) for title, own in grouped.items()]
-    html = [ReportSection(title, own) for title, own in grouped.items()]
-    title = "Atlas of claims about length"
+    tables: dict[str, list[str | ReportTable]] = {}
+    for title, own in grouped.items():
+        rows = [entry.row for entry in own]
+        table = ReportTable("Claims", COLUMNS, rows, numbers=len(COLUMNS))
+        tables[title] = [table, *(entry.figure for entry in own)]
     how = "How to read the verdicts"
+    methods = plain_text(METHODS)
+    cards = {title: [entry.card for entry in own] for title, own in grouped.items()}
+    title = "Atlas of claims about length"
     pages = {
-        "atlas.md": ReportDocument(
-            title, "", lead, [ReportSection(how, [METHODS]), *markdown]
-        ).markdown(),
-        "atlas.html": ReportDocument(
-            title, "", lead, [ReportSection(how, [METHODS, ClaimFilters(entries)]), *html]
-        ).html(),
+        "atlas.md": markdown(title, lead, {how: [methods]} | tables),
+        "atlas.html": page(markdown(title, lead, {how: [methods, filters(entries)]} | cards), docs),
     }
     for name, text in pages.items():
         write_text(docs / name, text)

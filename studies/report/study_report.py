@@ -5,27 +5,21 @@ The same results always produce the same bytes. No run, checkpoint or model is r
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import yaml
 from matplotlib.figure import Figure
 
 from data.files import write_text
-from evaluation.reports.attention_report import attention_figure, attention_tables
 from evaluation.reports.charts import Styles, styles_of
-from evaluation.reports.document import (
-    Block,
-    BulletList,
-    CodeBlock,
-    ReportDocument,
-    ReportFigure,
-    ReportSection,
-    slug,
+from evaluation.reports.diagnostic_report import (
+    attention_figure,
+    attention_table,
+    generation_table,
 )
+from evaluation.reports.document import ReportTable, markdown, page, picture, plain_text, slug
 from evaluation.reports.figures import FigureText, save
-from evaluation.reports.generation_report import generation_tables
-from evaluation.reports.item_report import exact_figure
 from evaluation.reports.loss_report import (
     details,
     differences,
@@ -34,11 +28,10 @@ from evaluation.reports.loss_report import (
     gains,
     loss_figure,
     overview,
-    parts_table,
     verdict,
 )
 from evaluation.reports.position_report import position_figure, position_tables
-from evaluation.reports.read_gain_report import read_gain_tables
+from evaluation.reports.read_gain_report import read_gain_table
 from evaluation.reports.reported_results import ReportedResults, seed_counts
 from evaluation.reports.results_files import write_results
 from evaluation.reports.task_report import accuracy_figure, task_tables
@@ -49,7 +42,7 @@ from studies.report import study_tables
 from studies.results.loss_comparison import LossComparison, derive
 from studies.results.losses import read_losses
 from studies.results.other_evaluations import read_other
-from studies.results.stored import Group, StoredStudy, read_study, unfair_comparisons
+from studies.results.stored import StoredStudy, read_study, unfair_comparisons
 
 TITLES = {
     "tasks": "Task",
@@ -57,60 +50,38 @@ TITLES = {
     "generation": "Generated text beyond the trained length",
     "by-position": "NLL by position",
 }
-DOWNLOADS = (
-    ("report.md", "this report as Markdown"),
-    ("results.csv", "all numbers"),
-    ("results.json", "the results of all cells"),
-)
-METHODS = (
-    ("NLL", "negative log-likelihood of a token in nats; perplexity is exp of its mean."),
-    (
-        "Length",
+DOWNLOADS = {
+    "report.md": "this report as Markdown",
+    "results.csv": "all numbers",
+    "results.json": "the results of all cells",
+}
+METHODS = {
+    "NLL": "negative log-likelihood of a token in nats; perplexity is exp of its mean.",
+    "Length": (
         "number of input tokens. Every length scores the same target tokens with as much preceding "
-        "text as the length allows, so only the context changes along a line.",
+        "text as the length allows, so only the context changes along a line."
     ),
-    (
-        "Net gain",
+    "Net gain": (
         "NLL of the same checkpoints as trained, with the context truncated to the trained length, "
         "minus NLL with the full context. A scheme without a net gain has not used longer context, "
-        "however flat its curve.",
+        "however flat its curve."
     ),
-    (
-        "Intervals",
+    "Intervals": (
         "seeds and units are random samples, V = s²(seed means)/S + s²(unit means)/D, with "
         "Welch-Satterthwaite degrees of freedom. Families of m intervals are simultaneous by the t "
-        "quantile at α/2m. They do not extend to other model sizes or training budgets.",
+        "quantile at α/2m. They do not extend to other model sizes or training budgets."
     ),
-    (
-        "Context reach",
+    "Context reach": (
         "no longer context improves on the best one up to it by the tolerance; a gain is shown "
-        "where a length is better than every shorter one.",
+        "where a length is better than every shorter one."
     ),
-    (
-        "Use of context",
+    "Use of context": (
         "a low loss at a long length does not show that distant context is used, because windows "
-        "and decaying biases ignore it and hold. The net gain and retrieval tasks do show it.",
+        "and decaying biases ignore it and hold. The net gain and retrieval tasks do show it."
     ),
-)
-
-
-class StudyFigures:
-    """Saves figures into a directory and lists their files."""
-
-    def __init__(self, folder: Path):
-        self.folder = folder
-        self.files: list[Path] = []
-        self.first = ""
-
-    def add(self, r: ReportedResults, stem: str, figure: Figure, caption: str) -> ReportFigure:
-        """Save a figure; the names of those of the first evaluation have no prefix."""
-        self.first = self.first or r.title
-        if r.title != self.first:
-            stem = f"{slug(r.title).replace('-', '_')}_{stem}"
-        png = save(figure, self.folder, stem)
-        self.files += [png, png.with_suffix(".svg")]
-        alt = f"Chart: {caption} {r.title}. results.csv has its numbers."
-        return ReportFigure(png, caption, alt, f"{self.folder.name}/{png.name}")
+}
+Draw = Callable[[ReportedResults, str, Figure, str], str]  # results, name, figure, caption
+Sections = dict[str, list[str | ReportTable]]
 
 
 def write_report(results: dict, folder: Path) -> list[Path]:
@@ -119,69 +90,65 @@ def write_report(results: dict, folder: Path) -> list[Path]:
     Raises StudyError if `results` is not a valid results file, before anything is written.
     """
     study = read_study(results)
-    comparisons = []
+    losses = []
     others = []
-    groups = {}
     for name in study.evaluations:
         for group in study.groups:
-            losses = read_losses(study, name, group)
-            other = read_other(study, name, group)
-            if losses is not None:
-                comparisons.append(derive(study, losses))
-                groups[comparisons[-1].title] = (name, group)
-            elif other is not None:
+            if (stored := read_losses(study, name, group)) is not None:
+                losses.append(derive(study, stored))
+            elif (other := read_other(study, name, group)) is not None:
                 others.append(other)
-                groups[other.title] = (name, group)
-    figures = StudyFigures(folder / "figures")
+    pictures: list[Path] = []
+
+    def draw(r: ReportedResults, name: str, figure: Figure, caption: str) -> str:
+        """Save a figure; the names of those of the first evaluation have no prefix."""
+        is_first = r is [*losses, *others][0]
+        prefix = "" if is_first else f"{slug(r.title).replace('-', '_')}_"
+        png = save(figure, folder / "figures", f"{prefix}{name}")
+        pictures.extend([png, png.with_suffix(".svg")])
+        alt = f"Chart: {caption} {r.title}. results.csv has its numbers."
+        return picture(f"figures/{png.name}", caption, alt)
+
     names = [variant.name for variant in study.variants]
-    sections = []
-    for n, r in enumerate(comparisons):
-        rows = r.table.select("nll")
-        styles = styles_of(names, study.baseline, rows, r.undertrained)
-        suffix = f" ({r.title})" if len(comparisons) > 1 else ""
-        sections += _loss_sections(r, figures, styles, suffix, findings(r) if n else [])
-    styles = styles_of(names, study.baseline)
-    sections += [other_section(other, figures, styles) for other in others if other.table.rows]
-    sections += [
-        ReportSection("Training", [study_tables.costs(study, group) for group in study.groups]),
-        ReportSection("Missing results", [study_tables.excluded(comparisons)]),
-        _provenance(study, comparisons),
-        ReportSection("Methods", [BulletList(METHODS)]),
-    ]
-    document = ReportDocument(
-        title=study.name,
-        subtitle=_subtitle(study, comparisons),
-        lead=_lead(study, comparisons),
-        sections=[section for section in sections if section.blocks],
-        downloads=DOWNLOADS,
-    )
+    sections: Sections = {}
+    for r in losses:
+        styles = styles_of(names, study.baseline, r.table.select("nll"), r.undertrained)
+        sections |= _loss_sections(r, draw, styles)
+        if r is not losses[0]:
+            sections[f"NLL by context length ({r.title})"][:0] = map(plain_text, findings(r))
+    for other in others:
+        if other.table.rows:
+            sections |= other_section(other, draw, styles_of(names, study.baseline))
+    sections["Training"] = [study_tables.costs(study, group) for group in study.groups]
+    sections["Missing results"] = [study_tables.excluded(losses)]
+    sections["Provenance"] = _provenance(study)
+    sections["Methods"] = ["\n".join(f"- **{name}**: {text}" for name, text in METHODS.items())]
+    lead = [*_lead(study, losses), f"{_extent(study, losses)}."]
+    text = markdown(study.name, lead, sections, DOWNLOADS)
     files = [folder / name for name in ("report.html", "report.md", "results.csv")]
-    write_text(files[0], document.html())
-    write_text(files[1], document.markdown())
-    _write_table(files[2], study, [*comparisons, *others], groups)
-    return [*files, *figures.files]
-
-
-def _write_table(
-    file: Path,
-    study: StoredStudy,
-    tables: Sequence[ReportedResults],
-    groups: Mapping[str, tuple[str, Group]],
-) -> None:
-    axes = dict.fromkeys(axis for _, group in groups.values() for axis, _ in group)
+    write_text(files[0], page(text, folder))
+    write_text(files[1], text)
     variants = {v.name: {"scheme": v.scheme, "method": v.method} for v in study.variants}
-    parts = []
-    for r in tables:
-        evaluation, group = groups[r.title]
-        place = {"study": study.name, "evaluation": evaluation, **axes, **dict(group)}
-        parts.append((place, variants, r.table, {**r.facts, "checkpoint_hash": None}))
-    write_results(file, parts)
+    axes = dict.fromkeys(axis for r in [*losses, *others] for axis in r.place)
+    write_results(
+        files[2],
+        [
+            (
+                {"study": study.name, **axes, **r.place},
+                variants,
+                r.table,
+                {**r.facts, "checkpoint_hash": None},
+            )
+            for r in [*losses, *others]
+        ],
+    )
+    return [*files, *pictures]
 
 
-def _lead(study: StoredStudy, comparisons: Sequence[LossComparison]) -> list[str]:
+def _lead(study: StoredStudy, losses: Sequence[LossComparison]) -> list[str]:
     lines = ["No loss evaluation has finished yet."]
-    if comparisons:
-        lines = findings(comparisons[0])
+    if losses:
+        lines = findings(losses[0])
     lines += [f"Warning: {text}" for text in unfair_comparisons(study.record.get("checks") or {})]
     states = [cell.record["status"] for cell in study.unfinished]
     if states:
@@ -219,97 +186,64 @@ def findings(r: LossComparison) -> list[str]:
     return lines
 
 
-def _subtitle(study: StoredStudy, comparisons: Sequence[LossComparison]) -> str:
+def _extent(study: StoredStudy, losses: Sequence[LossComparison]) -> str:
+    """`10 schemes · 20 of 20 cells done · 2 training seeds per scheme · 9 authors`."""
     done = len(study.cells) - len(study.unfinished)
     schemes = len({variant.scheme for variant in study.variants})
-    parts = [counted(schemes, "scheme")]
-    if len(study.variants) > schemes:
-        parts.append(counted(len(study.variants) - schemes, "test-time variant"))
-    parts.append(f"{done} of {counted(len(study.cells), 'cell')} done")
-    if comparisons:
-        parts.append(f"{seed_counts(comparisons[0], 'training seed')} per scheme")
-        parts.append(counted(comparisons[0].units, comparisons[0].unit_kind))
+    parts = [counted(schemes, "scheme"), f"{done} of {counted(len(study.cells), 'cell')} done"]
+    if losses:
+        parts.append(f"{seed_counts(losses[0], 'training seed')} per scheme")
+        parts.append(counted(losses[0].units, losses[0].unit_kind))
     return " · ".join(parts)
 
 
-def _loss_sections(
-    r: LossComparison, figures: StudyFigures, styles: Styles, suffix: str, blocks: list
-) -> list[ReportSection]:
-    """The sections about the losses of one evaluation; the first begins with `blocks`."""
+def _loss_sections(r: LossComparison, draw: Draw, styles: Styles) -> Sections:
+    """The sections about the losses of one evaluation."""
 
-    def figure(stem: str, title: str, note: str, make, caption: str) -> ReportFigure:
+    def figure(name: str, title: str, note: str, make) -> str:
         text = FigureText(title, f"{r.title}: {r.sample}", note)
-        return figures.add(r, stem, make(r, text, styles), f"{title}. {note} {caption}".strip())
+        return draw(r, name, make(r, text, styles), f"{title}. {note}".strip())
 
-    has_seeds = any(seeds > 1 for seeds in r.seeds.values())
-    by_length = figure(
-        "nll_by_length",
-        "NLL by context length",
-        "Thin: single seeds." if has_seeds else "",
-        loss_figure,
-        "The same targets are scored at every length.",
-    )
-    first = [*blocks, by_length, overview(r), *read_gain_tables(r)]
-    sections = [ReportSection(f"NLL by context length{suffix}", first)]
+    band = f"Shaded: ±{r.tolerance:g} nats."
     bars = f"Bars: {r.intervals}. " if r.intervals else ""
+    thin = "Thin: single seeds." if max(r.seeds.values(), default=0) > 1 else ""
+    by_length = figure("nll_by_length", "NLL by context length", thin, loss_figure)
+    sections: Sections = {
+        f"NLL by context length ({r.title})": [by_length, overview(r), read_gain_table(r)]
+    }
     if any(map(r.beyond, r.names)):
-        gain = figure(
-            "net_gain",
-            "Net gain over truncation",
-            f"{bars}Shaded: ±{r.tolerance:g} nats.",
-            gain_figure,
-            "Positive: distant context helps.",
-        )
-        sections.append(ReportSection(f"Use of longer context{suffix}", [gain, gains(r)]))
+        gain = figure("net_gain", "Net gain over truncation", bars + band, gain_figure)
+        sections[f"Use of longer context ({r.title})"] = [gain, gains(r)]
     if r.table.select("difference"):
-        difference = figure(
-            "difference",
-            f"Difference from {r.baseline}",
-            f"Hollow: point estimate. Shaded: ±{r.tolerance:g} nats.",
-            differences_figure,
-            "",
-        )
-        section = ReportSection(
-            f"Comparison with {r.baseline}{suffix}", [difference, differences(r)]
-        )
-        sections.append(section)
-    sections.append(ReportSection(f"Seen and unseen {r.unit_kind}s{suffix}", [parts_table(r)]))
+        title = f"Difference from {r.baseline}"
+        note = f"Hollow: point estimate. {band}"
+        difference = figure("difference", title, note, differences_figure)
+        sections[f"{title} ({r.title})"] = [difference, differences(r)]
     return sections
 
 
-def other_section(r: ReportedResults, figures: StudyFigures, styles: Styles) -> ReportSection:
+def other_section(r: ReportedResults, draw: Draw, styles: Styles) -> Sections:
     """The section about an evaluation other than loss by length."""
     protocol = r.facts["protocol"]
-    title = TITLES[protocol]
-    blocks: list[Block] = []
-    if protocol == "tasks":
-        title += f": {r.facts.get('task', r.title)}"
-        caption = "Accuracy by length, mean over seeds."
-        figure = accuracy_figure if r.table.select("accuracy") else exact_figure
-        blocks.append(figures.add(r, "accuracy", figure(r, styles), caption))
-        blocks += task_tables(r)
-    elif protocol == "attention":
-        caption = "Attention by context length: means over layers, heads, queries and seeds."
-        blocks.append(figures.add(r, "attention", attention_figure(r, styles), caption))
-        blocks += attention_tables(r)
-    elif protocol == "generation":
-        blocks += generation_tables(r)
-    else:
-        caption = "NLL by position and gain over truncation, means over seeds."
-        blocks.append(figures.add(r, "by_position", position_figure(r, styles), caption))
-        blocks += position_tables(r)
-    return ReportSection(f"{title} ({r.title})", blocks)
+    title = f"{TITLES[protocol]} ({r.title})"
+    if protocol == "generation":
+        return {title: [generation_table(r)]}
+    figure, tables = {
+        "tasks": (accuracy_figure, task_tables),
+        "attention": (attention_figure, lambda r: [attention_table(r)]),
+        "by-position": (position_figure, position_tables),
+    }[protocol]
+    caption = f"{TITLES[protocol]}, means over seeds."
+    return {title: [draw(r, protocol.replace("-", "_"), figure(r, styles), caption), *tables(r)]}
 
 
-def _provenance(study: StoredStudy, comparisons: Sequence[LossComparison]) -> ReportSection:
+def _provenance(study: StoredStudy) -> list[str | ReportTable]:
     checks = study.record.get("checks") or {}
-    settings = study.record.get("study") or {}
-    blocks: list[Block | str] = [study_tables.basis(r) for r in comparisons]
+    text = yaml.safe_dump(study.record.get("study") or {}, sort_keys=False, allow_unicode=True)
+    blocks = [f"```\n{text}\n```", study_tables.cells(study)]
     if checks.get("data_order") and not unfair_comparisons(checks):
         blocks.append(
             "All cells of a seed were trained on the same batches in the same order, and all "
             "schemes on the same number of tokens (checked by hashes)."
         )
-    blocks.append(CodeBlock(yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)))
-    blocks.append(study_tables.cells(study))
-    return ReportSection("Provenance", blocks)
+    return blocks

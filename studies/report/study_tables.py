@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pandas as pd
+
 from evaluation.reports.document import NONE, Cell, ReportTable, TableCell
-from evaluation.reports.results_files import FACTS
 from evaluation.reports.text import counted
 from studies.results.loss_comparison import LossComparison
 from studies.results.stored import Group, StoredStudy
@@ -25,27 +26,24 @@ COSTS = {  # column: part of a cell's record, key, unit, format
 
 def costs(study: StoredStudy, group: Group) -> ReportTable:
     """Training cost of each scheme, mean over its seeds."""
-    rows = []
-    for scheme in dict.fromkeys(variant.scheme for variant in study.variants):
-        records = [
-            cell.record
-            for cell in study.cells
-            if (cell.scheme, cell.group) == (scheme, group) and cell.record.get("training")
+    records = [
+        {"scheme": cell.scheme}
+        | {name: (cell.record.get(part) or {}).get(key) for name, (part, key, *_) in COSTS.items()}
+        for cell in study.cells
+        if cell.group == group and cell.record.get("training")
+    ]
+    means = pd.DataFrame(records, columns=["scheme", *COSTS]).groupby("scheme", sort=False).mean()
+    rows: list[list[Cell]] = []
+    for scheme, *numbers in means.itertuples():
+        texts = [
+            NONE if pd.isna(number) else form.format(number / unit)
+            for number, (_, _, unit, form) in zip(numbers, COSTS.values(), strict=True)
         ]
-        if not records:
-            continue
-        row: list[Cell] = [scheme]
-        for part, key, unit, form in COSTS.values():
-            numbers = [(record.get(part) or {}).get(key) for record in records]
-            numbers = [number for number in numbers if number is not None]
-            mean = sum(numbers) / len(numbers) / unit if numbers else None
-            row.append(NONE if mean is None else form.format(mean))
-        rows.append(row)
+        rows.append([scheme, *texts])
     machines = [(cell.record.get("timing") or {}).get("machine") for cell in study.cells]
     names = "; ".join(dict.fromkeys(_machine(machine) for machine in machines if machine))
     text = "Means over seeds." + (f" Speed and memory on: {names}." if names else "")
-    labels = ", ".join(label for _, label in group)
-    title = f"Training cost, {labels}" if labels else "Training cost"
+    title = ", ".join(["Training cost", *(label for _, label in group)])
     return ReportTable(title, ["scheme", *COSTS], rows, text)
 
 
@@ -58,34 +56,13 @@ def _machine(facts: dict) -> str:
     return f"{processor}, {counted(threads, 'thread')}" if threads else processor
 
 
-def basis(table: LossComparison) -> ReportTable:
-    """The data and settings of an evaluation."""
-    losses = table.losses
-    seeds = [f"{name}: {', '.join(by_seed)}" for name, by_seed in losses.reference.items()]
-    facts = {key: str(losses.facts[key]) for key in FACTS if key in losses.facts}
-    facts.pop("checkpoint_hash", None)  # of one cell
-    rows = facts | {
-        "lengths": ", ".join(f"{n:,}" for n in losses.lengths),
-        f"{losses.kind}s": ", ".join(losses.units),
-        "training seeds": "; ".join(seeds),
-        "families": f"verdicts: {table.family}; differences: {table.difference_family}",
-    }
-    cells: list[list[Cell]] = [[key, value] for key, value in rows.items()]
-    return ReportTable(
-        f"Data and settings of {losses.name}",
-        ["", ""],
-        cells,
-        numbers=2,
-    )
-
-
 def cells(study: StoredStudy) -> ReportTable:
     """All cells: their checkpoints, or why they have none."""
     rows: list[list[Cell]] = []
     for cell in study.cells:
         run = cell.record.get("training") or {}
         status = cell.record["status"]
-        tone = "" if status == "done" else "broken"
+        tone = "" if status == "done" else "bad"
         hashes = [str(run.get(key) or "")[:16] for key in ("checkpoint_hash", "data_hash")]
         rows.append([
             cell.id,

@@ -60,6 +60,7 @@ def derive(study: StoredStudy, losses: StudyLosses) -> LossComparison:
     differences = declared.get("family") or (len(losses.variants) - 1) * len(primary)
     table = LossComparison(
         title=title_of(losses.name, losses.group),
+        place={"evaluation": losses.name, **dict(losses.group)},
         names=[variant.name for variant in measured],
         noun="scheme",
         facts={**facts, "targets": int(losses.targets.sum())},
@@ -156,7 +157,6 @@ def _add_reach(r: LossComparison, name: str) -> None:
         return
     nll = {n: stacked(losses.nll[name, n], seeds) for n in lengths}
     reach = context_reach(
-        name,
         lengths,
         lambda a, b: nll[a] - nll[b],
         tolerance=r.tolerance,

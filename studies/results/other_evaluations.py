@@ -10,14 +10,14 @@ import math
 
 import numpy as np
 
-from evaluation.reports.attention_report import attention_rows
-from evaluation.reports.generation_report import generation_rows
+from evaluation.reports.diagnostic_report import attention_rows, generation_rows
 from evaluation.reports.position_report import position_rows
 from evaluation.reports.reported_results import ReportedResults
-from evaluation.reports.task_report import ABOVE_CHANCE, task_rows
+from evaluation.reports.task_report import task_rows
 from evaluation.results_table import ResultRow
 from evaluation.scoring.methods import name_of
 from evaluation.statistics.seeds import change
+from evaluation.tasks.task_analysis import ABOVE_CHANCE
 from studies.results.stored import CONFIDENCE, Group, StoredStudy, title_of
 
 NOT_ABOVE = "not shown above chance"
@@ -60,6 +60,7 @@ def read_other(
                 units.setdefault(place, []).append(cell[f"unit_{metric}"])
     r = ReportedResults(
         title=title_of(name, group),
+        place={"evaluation": name, **dict(group)},
         names=list(dict.fromkeys(row.variant for rows in seeds.values() for row in rows)),
         noun="scheme",
         facts=first,

@@ -63,7 +63,6 @@ def read_curves(folder: Path, name: str, share: float) -> TrainingCurves:
     steps = pd.DataFrame.from_dict(trained, orient="index", columns=columns).sort_index()
     manifest = Run(folder).manifest
     rows = []
-    changes = []
     last: dict = {}
     for line in latest(others):
         step = line["step"]
@@ -72,7 +71,6 @@ def read_curves(folder: Path, name: str, share: float) -> TrainingCurves:
         elif line["kind"] == "change" and (line["overrides"] or "length" in line):
             length = [f"{line['length']:,} tokens"] if "length" in line else []
             rows.append(("change", "", step, ", ".join([*length, *line["overrides"]])))
-            changes.append(step)
         elif line["kind"] == "validation":
             last = line
             nll = sorted((int(length), _number(value)) for length, value in line["nll"].items())
@@ -81,7 +79,8 @@ def read_curves(folder: Path, name: str, share: float) -> TrainingCurves:
     for parent in manifest.get("lineage", [])[:1]:
         if parent.get("fork"):
             rows.append(("forked", "", parent["step"], Path(parent["run"]).name))
-    steps["loss_smoothed"] = _smoothed(steps.loss, share, changes)
+    width = max(1, round(share * len(steps)))
+    steps["loss_smoothed"] = steps.loss.rolling(width, center=True, min_periods=1).mean()
     for measure in ("loss", "loss_smoothed", "lr"):
         rows += [(measure, "", step, value) for step, value in steps[measure].items()]
     tokens = np.interp([row[2] for row in rows], [0, *steps.index], [0, *steps.tokens])
@@ -93,15 +92,6 @@ def read_curves(folder: Path, name: str, share: float) -> TrainingCurves:
         tokenizer=manifest.get("tokenizer_hash", ""),
         targets=str(last.get("targets_hash", last.get("targets", ""))),
     )
-
-
-def _smoothed(loss: pd.Series, share: float, changes: Sequence[int]) -> pd.Series:
-    """Means over windows that do not cross a change of positions or length, where the loss may
-    jump."""
-    width = max(1, round(share * len(loss)))
-    stage = np.searchsorted(sorted(changes), loss.index)
-    parts = loss.groupby(stage)
-    return pd.concat([p.rolling(width, center=True, min_periods=1).mean() for _, p in parts])
 
 
 def _number(value: object) -> float:

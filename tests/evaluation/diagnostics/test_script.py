@@ -10,7 +10,7 @@ import torch
 from errors import EvaluationError
 from evaluation.diagnostics.diagnostic_settings import GenerationDiagnosticSettings
 from evaluation.diagnostics.generation import GenerationSession
-from evaluation.reports import attention_report, evaluation_report
+from evaluation.reports import diagnostic_report, evaluation_report
 from evaluation.scoring.methods import Method
 from model import TokenPositions
 from run_directory.console import Console
@@ -37,7 +37,7 @@ def test_attention_diagnostics_end_to_end(root, monkeypatch, capsys):  # noqa: F
     out = capsys.readouterr().out
     assert "\nFrom 24 to 96 tokens: as trained entropy" in out and "rotary pairs never" not in out
     folder = root / "run" / "evaluation" / "a"
-    by_method = {"attention_by_length", "mass_by_distance", "reach_of_heads"}
+    by_method = {"attention_by_length", "mass_by_distance"}
     figures = {"attention_by_method", "rotary_pairs", *(f"{name}-yarn" for name in by_method)}
     assert {path.stem for path in folder.glob("*.png")} == by_method | figures
     report = read(folder)
@@ -59,23 +59,21 @@ def test_attention_diagnostics_end_to_end(root, monkeypatch, capsys):  # noqa: F
     spread = next(row for row in report["by_distance"] if row["length"] == 96)
     assert spread["edges"] == [0, 1, 2, 4, 8, 16, 24, 32, 64, 96]
     assert sum(spread["mass"]) == pytest.approx(1, abs=1e-4) == sum(spread["uniform"])
-    assert {row["dtype"] for row in report["precision"]} == {"float32", "bfloat16"}
     rotary = [row for row in report["pairs"] if (row["method"], row["length"]) == ("yarn", 96)]
     assert len(rotary) == 2
-    monkeypatch.setattr(attention_report, "figures_of", lambda results, name: {})
+    monkeypatch.setattr(diagnostic_report, "attention_figures", lambda results: {})
     call(monkeypatch, root / "run", folder / "settings.yaml")
     assert read(folder)["cells"] == report["cells"]
 
 
 def test_models_without_attention_or_positions(root, monkeypatch, capsys):  # noqa: F811
     # figures take time
-    monkeypatch.setattr(attention_report, "figures_of", lambda results, name: {})
+    monkeypatch.setattr(diagnostic_report, "attention_figures", lambda results: {})
     overrides = ["protocol=attention", "targets=8", "spans_per_document=1", "windows=2"]
-    overrides += ["precision=[]"]
     assert call(monkeypatch, root / "learned", *overrides, "lengths=[24,48]", "folder=a") == 0
     assert "trained at 48: its positions end after 24 tokens" in capsys.readouterr().out
     report = read(root / "learned" / "evaluation" / "a")
-    assert [row["length"] for row in report["absent"]] == [48] and not report["precision"]
+    assert [row["length"] for row in report["absent"]] == [48]
     assert call(monkeypatch, root / "pattern", *overrides, "lengths=[24,48]", "folder=a") == 0
     assert read(root / "pattern" / "evaluation" / "a")["layer_kinds"] == ["a", "b"]
     make_run(root, "linear", "model.mixer.name=linear")
@@ -179,3 +177,8 @@ def test_generation_stops_at_eos(sharp, make_store, tokenizer):
     other = measured(sharp, make_store, tokenizer, ROPE, temperatures=[2.0], seed=1)[1]
     assert (same.tokens["trained", "temperature 2"][0] == tokens).all()
     assert same.targets_hash != other.targets_hash
+    # Rows that end early leave later buckets without a number; the cell is measured.
+    tokenizer.eos_ids = tuple(range(0, tokenizer.vocab_size, 2))
+    _, ended = measured(sharp, make_store, tokenizer, ROPE, temperatures=[2.0])
+    nll = ended.values["trained", "temperature 2"]["nll"]
+    assert not ended.failed and np.isfinite(nll[:, 0]).any() and np.isnan(nll[:, -1]).all()

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from evaluation.diagnostics.generation import REAL
-from evaluation.reports import attention_report, generation_report
+from evaluation.reports import diagnostic_report
 from evaluation.reports.comparison_report import comparison_report
 from evaluation.reports.document import ReportTable
 from evaluation.reports.loss_report import loss_report
@@ -94,23 +94,7 @@ def test_results_file_has_a_row_for_each_number(do, tmp_path):
                 assert (row.family, row.units, row.level) == (6, 7, 0.95)
             if metric == "nll" and key == ("yarn", 64):
                 assert row.note == "rope, yarn factor 4 (auto)"
-    for reach in report.record["context_reach"]:
-        own = rows[(rows.metric == "context_reach") & (rows.method == reach["method"])]
-        assert own.note.tolist() == [reach["text"]]
     assert set(rows.targets_hash) == {result.plan.hash}
-
-
-def test_parts_of_the_units_are_reported_at_the_longest_length(do, make_store):
-    names = [f"author {i // 2}" for i in range(14)] + ["known"] * 2
-    store = make_store([75 + 3 * i for i in range(16)], seed=1, clusters=names)
-    train = make_store([300, 40], seed=2, clusters=["known", "author 3"])
-    report = loss_report(result := do(store=store, train=train), analyze(result))
-    table = texts(report.more_tables[-1])["yarn"]
-    gain = {
-        where: report.results.table.get("yarn", "gain", 64, where) for where in ("unseen", "seen")
-    }
-    assert table["not in the training text"] == interval(gain["unseen"])
-    assert table["in the training text"] == f"{gain['seen'].value:+.3f}".replace("-", "−")
 
 
 def test_position_report_shows_buckets_and_gains(do):
@@ -159,12 +143,14 @@ def test_task_report_shows_accuracies_by_length_and_place(tmp_path):
         assert (row.value, row.low) == (stored.share.share, stored.low)
         cell = cells[row.variant, str(row.length)]
         assert cell.text.startswith(f"{row.value:.1%} [{row.low:.1%}, {row.high:.1%}]")
-        assert (cell.tone == "held") == (row.low > 1 / 3)
+        assert (cell.tone == "good") == (row.low > 1 / 3)
     grids = report.figures["accuracy_by_depth_trained"].axes
     for grid, spots in zip(grids, (analysis.by_depth, analysis.by_distance), strict=True):
         own = [spot for spot in spots if spot.method == "trained"]
-        printed = [text.get_text() for text in grid.texts[::2]]
-        assert printed == [f"{100 * spot.share.share:.0f}" for spot in own]
+        printed = [text.get_text() for text in grid.texts]
+        assert [text.split("\n")[0] for text in printed] == [
+            f"{100 * s.share.share:.0f}" for s in own
+        ]
         names = {
             s.where: f"{s.where:.2f}" if s.until is None else f"{s.where}–{s.until - 1}"
             for s in own
@@ -181,9 +167,9 @@ def test_attention_report_shows_means_layers_heads_and_distances():
     by_distance = []
     for method in ("trained", "yarn"):
         for length in (8, 16, 32):
-            for layer, head in attention_report.places(2, 2):
+            for layer, head in diagnostic_report.places(2, 2):
                 place = {"method": method, "length": length, "layer": layer, "head": head}
-                for measure in attention_report.SHOWN:
+                for measure in diagnostic_report.ATTENTION:
                     cells.append({**place, "measure": measure, "value": rng.uniform(0.1, 0.9)})
                 masses = {"mass": rng.uniform(size=4), "uniform": rng.uniform(size=4)}
                 by_distance.append({**place, "edges": [0, 1, 2, 4, 8], **masses})
@@ -197,24 +183,23 @@ def test_attention_report_shows_means_layers_heads_and_distances():
         "documents": 3,
     }
     names = ["as trained", "yarn"]
-    table = attention_report.attention_rows(record)
+    table = diagnostic_report.attention_rows(record)
     r = ReportedResults(title="$run$", names=names, facts=record, table=table)
     stored = [c for c in cells if (c["method"], c["measure"]) == ("yarn", "logit_std")]
     for where, layer, head in (("", None, None), ("layer 2", 1, None), ("layer 1, head 2", 0, 1)):
         values = [c["value"] for c in stored if (c["layer"], c["head"]) == (layer, head)]
         assert [row.value for row in table.select("logit_std", "yarn", where=where)] == values
-    figure = attention_report.attention_figure(r, attention_report.styles_of(names))
-    figures = attention_report.figures_of(r, "yarn")
-    for n, measure in enumerate(attention_report.DRAWN):
-        assert_shows(figure.axes[n], table.select(measure))
+        figures = diagnostic_report.attention_figures(r)
+    for n, measure in enumerate(diagnostic_report.ATTENTION):
+        assert_shows(figures["attention_by_method"].axes[n], table.select(measure))
         layers = [
             row._replace(variant=where or "mean")
             for where in ("", "layer 1", "layer 2")
             for row in table.select(measure, "yarn", where=where)
         ]
-        assert_shows(figures["attention_by_length"].axes[n], layers)
+        assert_shows(figures["attention_by_length-yarn"].axes[n], layers)
     middles = [math.sqrt((low + 1) * high) for low, high in pairwise([0, 1, 2, 4, 8])]
-    for layer, axes in enumerate(figures["mass_by_distance"].axes):
+    for layer, axes in enumerate(figures["mass_by_distance-yarn"].axes):
         own = {
             row["length"]: row
             for row in by_distance
@@ -227,15 +212,12 @@ def test_attention_report_shows_means_layers_heads_and_distances():
             line = next(line for line in axes.lines if line.get_label() == name)
             close(line.get_xydata(), middles, expected)
         assert axes.get_xlim()[1] > 32  # the longest bucket is inside
-    heads = [row for n in (1, 2) for row in table.select("reach_90", where=f"layer 1, head {n}")]
-    heads = [row._replace(variant=row.where[-6:]) for row in heads if row.variant == "yarn"]
-    even = [
-        heads[0]._replace(variant="uniform attention", length=n, value=0.9 * n) for n in (8, 16, 32)
-    ]
-    assert_shows(figures["reach_of_heads"].axes[0], [*heads, *even])
-    printed = texts(attention_report.attention_tables(r)[0])
-    assert printed["yarn"]["logit sd"] == f"{table.value('yarn', 'logit_std', 32):.2f}"
-    (axes,) = attention_report.pairs_figure(r).axes
+    printed = texts(diagnostic_report.attention_table(r))
+    assert (
+        printed["yarn"]["standard deviation of logits"]
+        == f"{table.value('yarn', 'logit_std', 32):.2f}"
+    )
+    (axes,) = figures["rotary_pairs"].axes
     assert levels(axes) == [8] and [end.name for end in ends(axes)] == ["yarn"]
 
 
@@ -246,19 +228,19 @@ def test_generation_report_shows_means_by_source_and_position():
         {"method": "trained", "source": source, "measure": measure, "value": rng.uniform()}
         | {"start": start, "stop": start + 8}
         for source in sources
-        for measure in generation_report.DRAWN
+        for measure in diagnostic_report.TEXT
         for start in (8, 16)
     ]
     record = {"cells": cells, "edges": [8, 16, 24], "trained_length": 8, "prompts": 6}
-    table = generation_report.generation_rows(record)
+    table = diagnostic_report.generation_rows(record)
     assert [row.value for row in table.rows.values()] == [cell["value"] for cell in cells]
     r = ReportedResults(title="run", names=["as trained"], facts=record, table=table)
-    figure = generation_report.source_figure(r, "as trained", sources)
-    for axes, measure in zip(figure.axes, generation_report.DRAWN, strict=True):
+    figure = diagnostic_report.source_figure(r, "as trained", sources)
+    for axes, measure in zip(figure.axes, diagnostic_report.TEXT, strict=True):
         rows = [row._replace(variant=row.where) for row in table.select(measure, where=None)]
         assert_shows(axes, rows, place=lambda row: {8: 12, 16: 20}[row.at])
         assert axes.get_xlim()[0] < 8 and axes.get_xlim()[1] > 24
-    (printed,) = generation_report.generation_tables(r)
+    printed = diagnostic_report.generation_table(r)
     first = [cell.text for cell in printed.cells[0]]
     value = next(cell["value"] for cell in cells if cell["measure"] == "nll")
     assert first[:3] == ["as trained", "greedy", "8–15"] and first[-1] == f"{value:.2f}"

@@ -24,7 +24,6 @@ def curve(means, shape, sd=0.002, seed=0):
 def reach_of(nll, failed=()):
     values = next(iter(nll.values()))
     return context_reach(
-        "x",
         sorted(nll),
         lambda a, b: nll[a] - nll[b],
         tolerance=0.02,
