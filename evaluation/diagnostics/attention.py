@@ -34,7 +34,6 @@ from evaluation.scoring.methods import Method
 from evaluation.scoring.plan import EvaluationPlan, fixed_plan
 from evaluation.scoring.session import CellSession, EvaluationCell
 from evaluation.scoring.text import EvaluationText
-from evaluation.statistics.intervals import unit_means
 from model import Transformer
 from model.position.scaling import turns_within
 
@@ -62,20 +61,6 @@ class AttentionResult(DiagnosticResult):
 
     def edges(self, length: int) -> list[int]:
         return bucket_edges(length, self.subject.trained_length)
-
-    def lengths_of(self, method: str) -> list[int]:
-        """The lengths at which a method was measured."""
-        return [n for n in self.plan.lengths if (method, n) in self.seen]
-
-    def overall(self, method: str, length: int) -> dict[str, float]:
-        """Means over layers, heads and units, by measure."""
-        out = {}
-        for measure, tensor in self.seen[method, length].values.items():
-            by_window = mean_of_finite(tensor.numpy(), (1, 2))
-            there = np.isfinite(by_window)
-            if there.any():
-                out[measure] = float(unit_means(by_window[there], self.unit[there]).mean())
-        return out
 
 
 @dataclass(frozen=True)
