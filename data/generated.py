@@ -32,8 +32,14 @@ class GeneratedData:
             self.source.task, self.source.bounds, purpose=purpose, seed=seed, bos=self.bos
         )
 
+    def training_items(self, seed: int) -> SymbolItems:
+        """Those of training, with the targets that `loss` asks for."""
+        items = self.items("training", seed)
+        items.answers_only = self.source.loss == "answers"
+        return items
+
     def _hash(self, purpose: str) -> str:
-        rows = self.items(purpose, 0).rows(np.arange(SAMPLED), self.source.inputs(self.bos))
+        rows = self.items(purpose, 0).rows(np.arange(SAMPLED), self.longest)
         content = [None if array is None else array.tolist() for array in rows]
         return canonical_hash([purpose, self.source.model_dump(mode="json"), self.bos, content])
 

@@ -81,11 +81,11 @@ class MeasurementSettings(StrictSettings):
         later are included only if they are set, and removed ones have their default."""
         later = {
             key
-            for key in ("weights", "minutes", "targets_by", "ngram", "positions")
+            for key in ("weights", "targets_by", "ngram", "positions")
             if key in type(self).model_fields
             and getattr(self, key) == type(self).model_fields[key].default
         }
-        removed = {key: setting.default for key, setting in self.removed.items()}
+        removed = {key: old.default for key, old in self.removed.items() if key not in but}
         return self.model_dump(mode="json", exclude=but | later) | removed
 
     def identity(self) -> str:
@@ -152,6 +152,7 @@ class EvaluationSettings(TargetSettings):
     removed: ClassVar[dict[str, RemovedSetting]] = {
         "simultaneous": RemovedSetting("bonferroni", "simultaneous intervals are by Bonferroni"),
         "resamples": RemovedSetting(10_000, "intervals are by Student's t alone"),
+        "minutes": RemovedSetting(None, "all documents are scored: set documents to score fewer"),
     }
 
     protocol: Literal["fixed-targets", "sliding", "non-overlapping", "by-position"] = Field(
@@ -201,23 +202,11 @@ class EvaluationSettings(TargetSettings):
         description="processes that share each window: each reads 1/N of its tokens, for lengths "
         "that do not fit into the memory of one process; requires a launcher",
     )
-    minutes: float | None = Field(
-        None,
-        gt=0,
-        description="fixed-targets: score document by document under all methods, and stop after "
-        "this time. The report has the documents that were finished; the same command continues",
-    )
 
     @model_validator(mode="after")
     def _consistent(self) -> "EvaluationSettings":
-        if self.minutes is not None and (
-            self.protocol != "fixed-targets" or self.dtype == "bfloat16"
-        ):
-            raise ValueError("minutes requires protocol=fixed-targets and dtype=float32 or float64")
-        if self.targets_by is not None and (
-            self.protocol != "fixed-targets" or self.minutes is not None
-        ):
-            raise ValueError("targets_by requires protocol=fixed-targets, without minutes")
+        if self.targets_by is not None and self.protocol != "fixed-targets":
+            raise ValueError("targets_by requires protocol=fixed-targets")
         return self
 
     def step(self, length: int) -> int:

@@ -151,7 +151,7 @@ class LossEvaluation(Evaluation):
         for run, stores in zip(self.runs, self.stores, strict=True):
             length = run.model.trained_length
             if not self.dry_run:
-                check_processes(settings, length, self.ranks.world)
+                check_windows(settings, length)
             targets.append(choose_targets(settings, stores, run.tokenizer, length, self.console))
         return targets if len(_tokenizers(self.runs)) == 1 else choose_byte_spans(targets)
 
@@ -175,8 +175,8 @@ def _tokenizers(runs: Sequence[EvaluatedRun]) -> set[str]:
     return {run.tokenizer.hash for run in runs}
 
 
-def check_processes(settings: EvaluationSettings, trained_length: int, world: int) -> None:
-    """Raise EvaluationError for a number of processes that the settings do not allow."""
+def check_windows(settings: EvaluationSettings, trained_length: int) -> None:
+    """Raise EvaluationError for windows that are too short for the processes that share them."""
     shortest = settings.grid(trained_length)[0]
     chunks = 2 * settings.context
     if settings.context > 1 and shortest < chunks:
@@ -185,8 +185,6 @@ def check_processes(settings: EvaluationSettings, trained_length: int, world: in
             f"each process; the shortest length is {shortest}: lower context, or evaluate longer "
             "lengths"
         )
-    if settings.minutes is not None and world > 1:
-        raise EvaluationError("minutes does not support several processes; start one process")
 
 
 def for_all_runs(settings: EvaluationSettings, runs: Sequence[EvaluatedRun]) -> EvaluationSettings:
@@ -199,7 +197,6 @@ def for_all_runs(settings: EvaluationSettings, runs: Sequence[EvaluatedRun]) -> 
         "--matrix": settings.matrix,
         "protocol=by-position": settings.protocol == "by-position",
         "targets_by": settings.targets_by is not None,
-        "minutes": settings.minutes is not None,  # runs would finish different documents
     }
     for setting, is_set in unsupported.items():
         if is_set:

@@ -2,6 +2,7 @@
 answers of task items."""
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,25 +25,24 @@ from model import Transformer
 LEAST_DOCUMENTS = 8
 
 
-@dataclass(frozen=True)
-class MonitorTargets:
-    """Fixed spans of a store's documents. `note` says which lengths were left out and why, '' if
-    none."""
+class ValidationTargets(ABC):
+    """Fixed targets at one or more lengths. `hash`: runs with equal ones have the same targets."""
 
-    text: EvaluationText
-    targets: TargetSet
     lengths: list[int]
-    note: str
+    hash: str
+    note: str = ""  # which lengths were left out and why
 
     @property
+    @abstractmethod
     def documents(self) -> int:
-        """Number of documents that contain the spans."""
-        return len(np.unique(self.targets.document))
+        """Number of documents or items that contain the targets."""
 
-    @property
-    def hash(self) -> str:
-        """Hash of the spans; runs with equal hashes are scored on the same targets."""
-        return self.targets.hash
+    @abstractmethod
+    def share(
+        self, model: Transformer, length: int, device: torch.device | str, rank: int, world: int
+    ) -> np.ndarray:
+        """One rank's NLL of every target (n,): NaN where another owns it, infinite where it is not
+        finite, as a scheme that fails beyond its trained length does not stop training."""
 
     def measure(
         self,
@@ -59,7 +59,7 @@ class MonitorTargets:
         all. All pass equally many batches through the model, whose weights may be sharded. The
         model's mode is kept.
         """
-        mine = {length: self._share(model, length, device, rank, world) for length in self.lengths}
+        mine = {length: self.share(model, length, device, rank, world) for length in self.lengths}
         parts = gather(mine)
         out = {}
         for length in self.lengths:
@@ -73,16 +73,32 @@ class MonitorTargets:
     ) -> np.ndarray:
         """NLL in nats of every target with `length` tokens of context, (n,) float64. Raises
         CellFailed if a loss is not finite."""
-        nll = self._share(model, length, device, rank=0, world=1)
+        nll = self.share(model, length, device, rank=0, world=1)
         if not np.isfinite(nll).all():
             raise CellFailed(f"the loss is not finite at length {length}")
         return nll
 
-    def _share(
+
+@dataclass(frozen=True)
+class TextTargets(ValidationTargets):
+    """Fixed spans of a store's documents."""
+
+    text: EvaluationText
+    targets: TargetSet
+    lengths: list[int]
+    note: str
+
+    @property
+    def documents(self) -> int:
+        return len(np.unique(self.targets.document))
+
+    @property
+    def hash(self) -> str:
+        return self.targets.hash
+
+    def share(
         self, model: Transformer, length: int, device: torch.device | str, rank: int, world: int
     ) -> np.ndarray:
-        """One rank's NLL of every target (n,): NaN where another owns it, infinite where it is not
-        finite, as a scheme that fails beyond its trained length does not stop training."""
         scorer = ModelScorer(model, device=device, length=length)
         windows = fixed_windows(self.targets, length)
         span = self.targets.span
@@ -105,46 +121,29 @@ def rows_of(length: int) -> int:
 
 
 @dataclass(frozen=True)
-class ItemTargets:
+class ItemTargets(ValidationTargets):
     """The answers of held-out task items with lengths as in training."""
 
     rows: ItemRows
     placed: PositionedTokens
     hash: str
-    note: str = ""
+
+    @property
+    def lengths(self) -> list[int]:
+        return [self.rows.inputs.shape[1]]
 
     @property
     def documents(self) -> int:
-        """Number of items."""
         return len(self.rows.inputs)
 
-    def measure(
-        self,
-        model: Transformer,
-        device: torch.device | str = "cpu",
-        rank: int = 0,
-        world: int = 1,
-        gather: Callable[[Any], list[Any]] = lambda mine: [mine],
-    ) -> dict[int, tuple[float, int]]:
-        """As `MonitorTargets.measure`; every process reads all items."""
-        length = self.rows.inputs.shape[1]
-        nll = self._nll(model, length, device)
-        return {length: (float(nll.mean()) if np.isfinite(nll).all() else math.nan, len(nll))}
-
-    def nll(
-        self, model: Transformer, length: int, device: torch.device | str = "cpu"
+    def share(
+        self, model: Transformer, length: int, device: torch.device | str, rank: int, world: int
     ) -> np.ndarray:
-        """NLL in nats of every target, (n,) float64. Raises CellFailed if a loss is not finite."""
-        nll = self._nll(model, length, device)
-        if not np.isfinite(nll).all():
-            raise CellFailed(f"the loss is not finite at length {length}")
-        return nll
-
-    def _nll(self, model: Transformer, length: int, device: torch.device | str) -> np.ndarray:
+        """As of one process that reads all items; so do the others."""
         nll, _ = answer_items(
             model, self.rows, self.placed, length=length, batch=rows_of(length), device=device
         )
-        return nll
+        return np.where(np.isfinite(nll), nll, np.inf) if rank == 0 else np.full(len(nll), np.nan)
 
 
 def item_targets(data: GeneratedData, count: int, seed: int) -> ItemTargets:
@@ -157,7 +156,7 @@ def item_targets(data: GeneratedData, count: int, seed: int) -> ItemTargets:
 
 def monitor_targets(
     data: RunData, lengths: Sequence[int], targets: int, spans: int, seed: int
-) -> MonitorTargets | ItemTargets:
+) -> ValidationTargets:
     """The targets of a run's validation: of held-out text as `text_targets` draws them, or the
     answers of `spans` items."""
     if isinstance(data, GeneratedData):
@@ -172,7 +171,7 @@ def text_targets(
     spans: int = 32,
     seed: int = 0,
     spans_per_document: int = 1,
-) -> MonitorTargets:
+) -> TextTargets:
     """Draw `spans` spans of `targets` tokens, the same for all `lengths` (input tokens), as stored.
 
     Lengths that fewer than 8 documents reach (or fewer than reach the shortest length) are left
@@ -192,4 +191,4 @@ def text_targets(
         spans_per_document=spans_per_document,
         seed=seed,
     )
-    return MonitorTargets(text, drawn, usable, note)
+    return TextTargets(text, drawn, usable, note)

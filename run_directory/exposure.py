@@ -38,13 +38,9 @@ def make_sampler(settings: RunSettings, data: RunData) -> RunSampler:
     text is too short for one window.
     """
     if isinstance(data, GeneratedData):
-        return ItemSampler(
-            data.source,
-            settings.plan,
-            seed=settings.seed,
-            bos=data.bos,
-            positions=settings.data.positions,
-        )
+        items = data.training_items(settings.seed)
+        positions = settings.data.positions
+        return ItemSampler(items, settings.plan, seed=settings.seed, positions=positions)
     has_lengths = len({segment.length for segment in settings.plan}) > 1
     if has_lengths and data.longest < settings.train_length:
         raise TrainingError(

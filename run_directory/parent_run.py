@@ -304,24 +304,19 @@ def check_fork(step: int, old: RunSettings, new: RunSettings) -> None:
             f"at step {step}: increase it above {new.tokens_after(step)}, or set "
             "parent.checkpoint to an earlier one"
         )
-    if _segments_before(old, step) != _segments_before(new, step):
+    if _history(old, step) != _history(new, step):
         raise TrainingError(
-            f"training.stages: the stage of the checkpoint after step {step} cannot start or end "
-            "elsewhere in a fork, because the data order depends on its end; fork where a later "
-            "stage starts"
+            f"training.stages before step {step} cannot change in a fork, because the data order "
+            "and the weights depend on them: give durations in steps, fork where a stage starts, "
+            "and choose new lengths that fill chunks of the same size"
         )
-    chunks = [chunk_sizes(sorted({segment.length for segment in run.plan})) for run in (old, new)]
-    if chunks[0] != chunks[1]:
-        raise TrainingError(
-            f"training.stages: windows of the fork are cut from chunks of {chunks[1][0]} tokens, "
-            f"those before it from chunks of {chunks[0][0]}, so the data order cannot continue; "
-            f"set lengths that fill {chunks[0][0]}"
-        )
-    before = [[stage for stage in stages_of(run) if stage.start < step] for run in (old, new)]
-    if before[0] != before[1]:
-        raise TrainingError(
-            f"training.stages before step {step} cannot change in a fork (give durations in steps)"
-        )
+
+
+def _history(settings: RunSettings, step: int) -> tuple:
+    """What determines the data and the model of the first `step` updates."""
+    chunks = chunk_sizes(sorted({segment.length for segment in settings.plan}))
+    stages = [stage for stage in stages_of(settings) if stage.start < step]
+    return _segments_before(settings, step), chunks, stages
 
 
 def _segments_before(settings: RunSettings, step: int) -> list[Segment]:

@@ -467,7 +467,7 @@ def prose(file: Path) -> str:
         return "\n".join(re.findall(r"(?:^|\s)#(.*)", text))
     if file.name == "comparison.md":
         return text[text.index("## Sextant") :]
-    return re.sub(r"https?://\S+", "", text)
+    return re.sub(r"https?://\S+", "", text.replace(r"\_", "_"))
 
 
 def readable() -> list[Path]:

@@ -69,34 +69,28 @@ class Validation:
         """Continue each prompt greedily; with autocast, as sharded blocks are gathered in its
         dtype."""
         # The start of a run does not wait for these modules.
-        from generation.decoding import Generation
-        from generation.samples import given_positions
+        from generation.samples import generate_samples, make_samples
         from generation.sampling import SamplingParams
 
         run = self._run
-        model = state.model
+        limit = state.model.limit
         tokenizer = run.data.tokenizer
-        length = run.settings.training.samples.tokens
-        bos = []
-        if run.settings.data.bos and tokenizer.bos_id is not None:
-            bos = [tokenizer.bos_id]
+        bos = run.settings.data.bos and tokenizer.bos_id is not None
+        prompts = [prompt for prompt in self.prompts if prompt or bos]
         samples = []
-        for prompt in self.prompts:
-            ids = bos + tokenizer.encode(prompt)
-            room = length if model.limit is None else min(length, model.limit - len(ids) + 1)
-            if not ids or room < 1:
+        for sample in make_samples(prompts, tokenizer, bos=bos, count=1, seed=0, stops=()):
+            room = run.settings.training.samples.tokens
+            if limit is not None:
+                room = min(room, limit - len(sample.ids) + 1)
+            if room < 1:
                 continue
-            generation = Generation(
-                model,
-                [ids],
-                room,
-                SamplingParams(temperature=0),
-                eos_ids=tokenizer.eos_ids,
-                vocab_size=tokenizer.vocab_size,
-                positions=given_positions([ids], room, generated(run.settings.data)),
-            )
-            new = [token for (token,) in generation if token is not None]
-            text = tokenizer.decode(ids[len(bos) :] + new)
-            samples.append({"prompt": prompt, "text": text})
+            sampling = SamplingParams(temperature=0)
+            items = generated(run.settings.data)
+            for _ in generate_samples(
+                state.model, tokenizer, [sample], room, sampling, items=items
+            ):
+                pass
+            text = sample.prompt + sample.text
+            samples.append({"prompt": sample.prompt, "text": text})
             run.console.info(f"step {state.step} sample: {text!r}")
         self._metrics.write(state.step, "samples", samples=samples)

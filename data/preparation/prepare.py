@@ -45,14 +45,12 @@ from data.sources import open_source
 from data.store import TokenStore, token_dtype, write_manifest
 from data.text_settings import FilesSource, PreparedSource
 from data.tokenizers import (
-    ByteTokenizer,
     Tokenizer,
+    given_tokenizer,
     load_tokenizer,
-    load_tokenizer_file,
     saved_settings,
 )
 from data.tokenizers.tokenizer_settings import (
-    BytesSettings,
     HuggingFaceSettings,
     SentencePieceSettings,
 )
@@ -264,11 +262,8 @@ class _Preparation:
             return load_tokenizer(place), read_json(card)
         settings = self.settings.tokenizer
         training: dict[str, Any] = {}
-        if isinstance(settings, BytesSettings):
-            tokenizer: Tokenizer = ByteTokenizer()
-        elif settings.model is not None:
-            tokenizer = load_tokenizer_file(settings.model, settings.name)
-        else:
+        tokenizer = given_tokenizer(settings)
+        if tokenizer is None:
             tokenizer, training = self._train_tokenizer(settings)
         tokenizer.save(place)
         write_json(card, training)

@@ -12,8 +12,7 @@ from data.generated import GeneratedData, generated
 from data.hashing import canonical_hash
 from data.sources import open_source
 from data.store import FORMAT, TokenStore, hint
-from data.tokenizers import ByteTokenizer, Tokenizer, load_tokenizer, load_tokenizer_file
-from data.tokenizers.tokenizer_settings import BytesSettings
+from data.tokenizers import Tokenizer, given_tokenizer, load_tokenizer
 from errors import DataError
 
 # the settings that specify text, for messages
@@ -130,9 +129,8 @@ def prepared_folder(settings: DataSettings, place: str = FIRST) -> Path:
         "settings": settings.model_dump(exclude=USE),
         "sources": [source.fingerprint() for source in sources],
     }
-    tokenizer = settings.tokenizer
-    if not isinstance(tokenizer, BytesSettings) and tokenizer.model is not None:
-        facts["model"] = load_tokenizer_file(tokenizer.model, tokenizer.name).hash
+    if getattr(settings.tokenizer, "model", None) is not None:
+        facts["model"] = given_tokenizer(settings.tokenizer).hash
     label = settings.label or sources[0].label
     return Path(settings.root).expanduser() / f"{label}-{canonical_hash(facts)[:10]}"
 
@@ -160,9 +158,4 @@ def expected_vocabulary(settings: DataSettings) -> int:
     """
     if items := generated(settings):
         return items.tokenizer.vocab_size
-    tokenizer = settings.tokenizer
-    if isinstance(tokenizer, BytesSettings):
-        return ByteTokenizer.vocab_size
-    if tokenizer.model is not None:
-        return load_tokenizer_file(tokenizer.model, tokenizer.name).vocab_size
-    return tokenizer.vocab_size
+    return (given_tokenizer(settings.tokenizer) or settings.tokenizer).vocab_size

@@ -48,21 +48,13 @@ def chunk_path(folder: Path, number: int) -> Path:
     return folder / f"{number:05d}.parquet"
 
 
-def read_chunk(
-    folder: Path,
-    number: int,
-    columns: list[str] | None = None,
-) -> pyarrow.Table:
+def read_chunk(folder: Path, number: int, columns: list[str] | None = None) -> pyarrow.Table:
     with pyarrow.parquet.ParquetFile(chunk_path(folder, number)) as file:
         return file.read(columns)
 
 
 def fill(
-    folder: Path,
-    source: Source,
-    settings: DataSettings,
-    max_bytes: int | None,
-    console: Any,
+    folder: Path, source: Source, settings: DataSettings, max_bytes: int | None, console: Any
 ) -> None:
     """Read the source into the spool, or resume an earlier call. Raises DataError if there is no
     usable document.
@@ -75,57 +67,44 @@ def fill(
         metadata = pyarrow.parquet.read_schema(chunk_path(folder, count - 1)).metadata
         state = json.loads(metadata[b"state"])
         console.info(f"reading {source.label}: resuming after document {state['read']:,}")
+    rows = []
+    size = 0  # bytes of `rows`
     with console.bar(f"reading {source.label}", None, unit="documents") as bar:
-        for rows in _chunks(source, state, settings, count, max_bytes, bar):
-            table = pyarrow.Table.from_pylist(
-                rows, SCHEMA.with_metadata({"state": json.dumps(state)})
-            )
-            with atomic(chunk_path(folder, count)) as file:
-                pyarrow.parquet.write_table(table, file, compression="zstd")
-            count += 1
+        for document in source.documents(start=state["read"]):
+            if max_bytes is not None and state["bytes"] >= max_bytes:
+                break
+            bar.advance()
+            if document.fault is None:
+                row = document._asdict()
+                row["bytes"] = len(document.text.encode())
+                row["number"] = state["read"]
+                row["key"] = split_key(settings.valid_seed, document.name)
+                rows.append(row)
+                state["bytes"] += row["bytes"]
+                size += row["bytes"]
+            else:
+                state["faults"][document.fault] = 1 + state["faults"].get(document.fault, 0)
+                state["examples"].setdefault(document.fault, document.name)
+                if not state["bytes"] and state["read"] >= PATIENCE:
+                    break
+            state["read"] += 1
+            if size >= settings.shard_bytes * min(CEILING, 1 << (count // GROWTH)):
+                _write_chunk(folder, count, rows, state)
+                rows = []
+                size = 0
+                count += 1
+    if rows:
+        _write_chunk(folder, count, rows, state)
+        count += 1
     if not state["bytes"]:
         raise DataError(_nothing_left(source, state["faults"], state["examples"]))
     write_json(folder / "spool.json", {"chunks": count, **state})
 
 
-def _chunks(
-    source: Source,
-    state: dict[str, Any],
-    settings: DataSettings,
-    number: int,
-    max_bytes: int | None,
-    bar: Any,
-) -> Iterator[list[dict[str, Any]]]:
-    """Yield the rows of chunk `number`, `number` + 1, ... and update `state`."""
-    rows = []
-    size = 0
-    faults = state["faults"]
-    for document in source.documents(start=state["read"]):
-        if max_bytes is not None and state["bytes"] >= max_bytes:
-            break
-        bar.advance()
-        if document.fault is None:
-            n_bytes = len(document.text.encode())
-            row = document._asdict()
-            row["bytes"] = n_bytes
-            row["number"] = state["read"]
-            row["key"] = split_key(settings.valid_seed, document.name)
-            rows.append(row)
-            state["bytes"] += n_bytes
-            size += n_bytes
-        else:
-            faults[document.fault] = faults.get(document.fault, 0) + 1
-            state["examples"].setdefault(document.fault, document.name)
-            if not state["bytes"] and sum(faults.values()) >= PATIENCE:
-                break
-        state["read"] += 1
-        if size >= settings.shard_bytes * min(CEILING, 1 << (number // GROWTH)):
-            yield rows
-            rows = []
-            size = 0
-            number += 1
-    if rows:
-        yield rows
+def _write_chunk(folder: Path, number: int, rows: list[dict], state: dict[str, Any]) -> None:
+    table = pyarrow.Table.from_pylist(rows, SCHEMA.with_metadata({"state": json.dumps(state)}))
+    with atomic(chunk_path(folder, number)) as file:
+        pyarrow.parquet.write_table(table, file, compression="zstd")
 
 
 def _nothing_left(source: Source, faults: dict[str, int], examples: dict[str, str]) -> str:

@@ -64,12 +64,12 @@ def _pre_tokenizer(settings: HuggingFaceSettings) -> pre_tokenizers.PreTokenizer
     )
 
 
-def pieces_of(text: str, longest: int = LONGEST_LINE) -> Iterator[str]:
+def pieces_of(text: str) -> Iterator[str]:
     """Yield the lines of `text` as training sentences. Long lines are split, at a space if
     possible."""
     for line in CUTS.split(text):
-        while len(line) * 4 > longest and len(line.encode()) > longest:
-            head = line.encode()[:longest].decode(errors="ignore")
+        while len(line) * 4 > LONGEST_LINE and len(line.encode()) > LONGEST_LINE:
+            head = line.encode()[:LONGEST_LINE].decode(errors="ignore")
             cut = head.rfind(" ", len(head) // 2) if " " in head else -1
             cut = cut if cut > 0 else len(head)
             yield line[:cut]

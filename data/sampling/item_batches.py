@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from data.data_settings import SymbolSource
 from data.sampling.batches import Batch, BatchSampler, content_hash, make_batch, rows_of_rank
 from data.sampling.items import PLAIN, ItemRows, SymbolItems, place_items
 from data.sampling.packing import IGNORED, PositionedTokens
@@ -17,37 +16,28 @@ class ItemSampler:
     """Computes the batch of each step of a run on task items, as `BatchSampler` does for text.
 
     Args:
-        source: the task and the lengths of its problems.
+        items: those of training.
         plan: the segments of the run.
-        seed: seed of the items and of random positions.
-        bos: begin each item with `<begin>`.
+        seed: seed of random positions.
         positions: settings of the positional sampler.
     """
 
     def __init__(
         self,
-        source: SymbolSource,
+        items: SymbolItems,
         plan: Sequence[Segment],
         *,
         seed: int,
-        bos: bool,
         positions: PlainPositions = PLAIN,
     ):
+        self.items = items
         self.plan = SegmentPlan(plan)
         self.seed = seed
         self.positions = positions
-        self.items = SymbolItems(
-            source.task,
-            source.bounds,
-            purpose="training",
-            seed=seed,
-            bos=bos,
-            answers_only=source.loss == "answers",
-        )
         if min(self.plan.lengths) < self.items.width or len(self.plan.lengths) > 1:
             raise DataError(
                 f"training.stages: every window must have train_length tokens, as items of the "
-                f"task {source.task.name} do; remove the lengths of the stages"
+                f"task {items.task.name} do; remove the lengths of the stages"
             )
 
     def passes(self, done: int) -> dict[str, float]:

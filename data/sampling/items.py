@@ -34,7 +34,6 @@ class SymbolItems:
         purpose: "training", "validation" or "evaluation", which have different items.
         seed: of the items.
         bos: begin each item with `<begin>`.
-        answers_only: whether symbols that are no answers are no targets.
     """
 
     def __init__(
@@ -45,14 +44,13 @@ class SymbolItems:
         purpose: str,
         seed: int,
         bos: bool,
-        answers_only: bool = True,
     ):
         task.check(lengths)
         self.task = task
         self.lengths = lengths
         self.key = ("items", purpose, seed, task.name)
         self.bos = bos
-        self.answers_only = answers_only
+        self.answers_only = True  # other symbols are no targets
         self.is_training = purpose == "training"
         self.ids = SymbolTokenizer(task.alphabet).ids
 
@@ -77,11 +75,10 @@ class SymbolItems:
 
     def rows(self, index: np.ndarray, width: int) -> ItemRows:
         """The items with these indices, padded to `width` inputs."""
-        shape = (len(index), width)
-        inputs = np.zeros(shape, dtype=np.int64)
-        targets = np.full(shape, IGNORED, dtype=np.int64)
-        position = np.zeros(shape, dtype=np.int64)
-        count = np.zeros(len(index), dtype=np.int64)
+        inputs = np.zeros((len(index), width), dtype=np.int64)
+        targets = np.full_like(inputs, IGNORED)
+        position = np.zeros_like(inputs)
+        count = np.zeros_like(index)
         begin = [BEGIN] * self.bos
         for row, i in enumerate(index.tolist()):
             item = self.item(i)

@@ -61,6 +61,11 @@ class PlainPositions(StrictSettings):
         return placed
 
 
+def _sorted(placed: PositionedTokens, drawn: np.ndarray, base: np.ndarray) -> PositionedTokens:
+    """Sorted positions in each document; those of the next one have a greater `base`."""
+    return placed._replace(position=np.sort(base + drawn, axis=1) - base, unit_steps=False)
+
+
 class OffsetPositions(PlainPositions):
     """SHAPE (Kiyono et al. 2021, arXiv:2109.05644): one random offset for all positions of a text.
 
@@ -115,9 +120,7 @@ class SubsetPositions(PlainPositions):
             np.broadcast_to(x, keys[0].shape) for x in (placed.order, placed.document)
         )
         drawn = shuffled(order, self.max_length, keys)
-        # Documents are consecutive within a row, so one sort per row sorts each of them in place.
-        base = document * self.max_length
-        return placed._replace(position=np.sort(base + drawn, axis=1) - base, unit_steps=False)
+        return _sorted(placed, drawn, document * self.max_length)
 
 
 class FloatPositions(PlainPositions):
@@ -141,9 +144,7 @@ class FloatPositions(PlainPositions):
 
     def apply(self, placed: PositionedTokens, draws: PositionDraws) -> PositionedTokens:
         drawn = fractions(draws.draw("float", placed.order)) * self.max_length
-        # Documents are consecutive within a row, so one sort per row sorts each of them in place.
-        base = placed.document * float(self.max_length)
-        return placed._replace(position=np.sort(base + drawn, axis=1) - base, unit_steps=False)
+        return _sorted(placed, drawn, placed.document * float(self.max_length))
 
 
 class CapePositions(PlainPositions):

@@ -96,7 +96,7 @@ class ChunkLayout(NamedTuple):
         """
         long, short = chunk_sizes(lengths)
         size = long if (tokens - 1) // long >= FEW else short
-        return cls(size, max(tokens - 1, 0) // size)
+        return cls(size, (tokens - 1) // size)
 
 
 def chunk_sizes(lengths: Sequence[int]) -> tuple[int, int]:

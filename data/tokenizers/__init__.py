@@ -2,6 +2,7 @@
 
 from data.tokenizers.huggingface import HuggingFaceTokenizer
 from data.tokenizers.loading import (
+    given_tokenizer,
     load_folder_tokenizer,
     load_tokenizer,
     load_tokenizer_file,
@@ -17,6 +18,7 @@ __all__ = [
     "SentencePieceTokenizer",
     "SymbolTokenizer",
     "Tokenizer",
+    "given_tokenizer",
     "load_folder_tokenizer",
     "load_tokenizer",
     "load_tokenizer_file",

@@ -5,12 +5,10 @@ import itertools
 import json
 import re
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import tokenizers
 
-from data.files import atomic
 from data.tokenizers.tokenizer import Tokenizer, end_ids, lossless
 from data.tokenizers.tokenizer_settings import HuggingFaceSettings
 from errors import DataError
@@ -167,11 +165,6 @@ class HuggingFaceTokenizer(Tokenizer):
     def _encode(self, text: str) -> list[int]:
         # Unlike `encode`, it releases Python's global lock and computes no offsets.
         return self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
-
-    def save(self, folder: Path) -> None:
-        with atomic(folder / self.file) as file:
-            file.write(self.content)
-        super().save(folder)
 
     @property
     def controls(self) -> dict[str, Any]:

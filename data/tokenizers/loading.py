@@ -24,45 +24,42 @@ _KINDS = {kind.name: kind for kind in _READERS.values()}
 def load_tokenizer(folder: Path | str) -> Tokenizer:
     """Load the tokenizer saved in `folder`. Raises DataError if it is missing or was modified."""
     folder = Path(folder)
-    card = _read_card(folder)
-    name = card.pop("name")
-    expected = card.pop("hash")
-    path = folder / CARD
-    tokenizer: Tokenizer = ByteTokenizer()
-    if name == SymbolTokenizer.name:
-        tokenizer = SymbolTokenizer(card["symbols"])
-    if name in _KINDS:
-        path = folder / _KINDS[name].file
-        if not path.is_file():
-            raise DataError(f"{path} is missing; prepare the data again")
-        tokenizer = _KINDS[name](path.read_bytes(), str(path), **card)
-    if tokenizer.hash != expected:
-        raise DataError(f"{path} does not match its recorded hash; prepare the data again")
-    return tokenizer
-
-
-def _read_card(folder: Path) -> dict[str, Any]:
-    """What is saved about a tokenizer beside its own file."""
     path = folder / CARD
     if not path.is_file():
         raise DataError(f"{folder} has no {CARD}; prepare the data again")
     with damage_reported(path, "delete its folder and prepare the data again"):
         card = read_json(path)
-        required = {"hash", "eos_ids", "add_bos"}
-        if card["name"] == SymbolTokenizer.name:
-            required.add("symbols")
-        is_known = card["name"] in (ByteTokenizer.name, SymbolTokenizer.name, *_KINDS)
-        if not is_known or not required <= card.keys():
-            raise ValueError
-    return card
+        name = card.pop("name")
+        expected = card.pop("hash")
+        tokenizer: Tokenizer = ByteTokenizer()
+        if name == SymbolTokenizer.name:
+            tokenizer = SymbolTokenizer(card["symbols"])
+        elif name != ByteTokenizer.name:
+            path = folder / _KINDS[name].file
+            if not path.is_file():
+                raise DataError(f"{path} is missing; prepare the data again")
+            tokenizer = _KINDS[name](path.read_bytes(), str(path), **card)
+    if tokenizer.hash != expected:
+        raise DataError(f"{path} does not match its recorded hash; prepare the data again")
+    return tokenizer
+
+
+def given_tokenizer(settings: TokenizerSettings) -> Tokenizer | None:
+    """The tokenizer that the settings name; None if it is to be trained. Raises DataError."""
+    if isinstance(settings, SentencePieceSettings | HuggingFaceSettings):
+        return settings.model and load_tokenizer_file(settings.model, settings.name)
+    return ByteTokenizer()
 
 
 def saved_settings(folder: Path) -> TokenizerSettings:
     """Settings that load the tokenizer saved in `folder`."""
-    name = _read_card(folder)["name"]
-    if name in (ByteTokenizer.name, SymbolTokenizer.name):
-        return BytesSettings() if name == ByteTokenizer.name else SymbolsSettings()
-    kind = SentencePieceSettings if name == SentencePieceTokenizer.name else HuggingFaceSettings
+    tokenizer = load_tokenizer(folder)
+    if isinstance(tokenizer, ByteTokenizer):
+        return BytesSettings()
+    if isinstance(tokenizer, SymbolTokenizer):
+        return SymbolsSettings()
+    is_model = isinstance(tokenizer, SentencePieceTokenizer)
+    kind = SentencePieceSettings if is_model else HuggingFaceSettings
     return kind(model=str(folder / kind.file))
 
 

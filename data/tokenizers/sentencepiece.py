@@ -3,11 +3,9 @@
 import hashlib
 import itertools
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import sentencepiece
 
-from data.files import atomic
 from data.tokenizers.tokenizer import Tokenizer, end_ids
 from data.tokenizers.tokenizer_settings import SentencePieceSettings
 from errors import DataError
@@ -20,7 +18,7 @@ class SentencePieceTokenizer(Tokenizer):
     """A sentencepiece model, trained here or external.
 
     Args:
-        model: the file.
+        content: the file.
         origin: its name in messages.
         eos_ids: further ids that end generated text.
         add_bos: None: true if the model has a BOS.
@@ -31,16 +29,16 @@ class SentencePieceTokenizer(Tokenizer):
 
     def __init__(
         self,
-        model: bytes,
+        content: bytes,
         origin: str = "the sentencepiece model",
         *,
         eos_ids: Sequence[int] = (),
         add_bos: bool | None = None,
     ):
-        self.model = model
+        self.content = content
         self.processor = sentencepiece.SentencePieceProcessor()
         try:
-            self.processor.LoadFromSerializedProto(model)
+            self.processor.LoadFromSerializedProto(content)
             self.vocab_size = self.processor.vocab_size()
         except (RuntimeError, OSError):
             self.vocab_size = 0
@@ -52,7 +50,7 @@ class SentencePieceTokenizer(Tokenizer):
         self.bos_id, self.eos_id, self.pad_id = (i if i >= 0 else None for i in control)
         self.eos_ids = end_ids(self.eos_id, eos_ids, self.vocab_size)
         self.add_bos = self.bos_id is not None and add_bos is not False
-        self.hash = hashlib.sha256(b"sentencepiece\0" + model).hexdigest()
+        self.hash = hashlib.sha256(b"sentencepiece\0" + content).hexdigest()
         self.pieces = [self._piece(i) for i in range(self.vocab_size)]
         # Determine the behavior from the model itself: an external file does not record how it was
         # trained.
@@ -103,8 +101,3 @@ class SentencePieceTokenizer(Tokenizer):
         for part in rest:
             first += self._space_bytes + part
         return first
-
-    def save(self, folder: Path) -> None:
-        with atomic(folder / self.file) as file:
-            file.write(self.model)
-        super().save(folder)

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from data.files import write_json
+from data.files import atomic, write_json
 
 # beside the tokenizer's own file: its name, its hash and its control symbols
 CARD = "tokenizer_info.json"
@@ -24,6 +24,7 @@ class Tokenizer(ABC):
 
     name: ClassVar[str]  # that of its settings
     file: ClassVar[str]  # the file of its vocabulary in a saved folder
+    content: bytes | None = None  # of that file, if it is the tokenizer's own
     vocab_size: int  # the highest id + 1; the embedding of an imported model may have more rows
     bos_id: int | None
     eos_id: int | None  # the end of a document
@@ -48,6 +49,9 @@ class Tokenizer(ABC):
 
     def save(self, folder: Path) -> None:
         """Write the files that `load_tokenizer` reads."""
+        if self.content is not None:
+            with atomic(folder / self.file) as file:
+                file.write(self.content)
         write_json(folder / CARD, {"name": self.name, "hash": self.hash, **self.controls})
 
     @property

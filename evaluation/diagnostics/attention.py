@@ -4,7 +4,7 @@ targets."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,13 +20,7 @@ from evaluation.diagnostics.attention_weights import (
 )
 from evaluation.diagnostics.diagnostic_session import DiagnosticResult, common_fields
 from evaluation.diagnostics.diagnostic_settings import AttentionDiagnosticSettings
-from evaluation.diagnostics.turns import (
-    RotaryPair,
-    frequencies_of,
-    output_drift,
-    pairs_of,
-    scored_outputs,
-)
+from evaluation.diagnostics.turns import RotaryPair, frequencies_of, pairs_of
 from evaluation.evaluated_model import EvaluatedModel
 from evaluation.ranks import EvaluationRanks
 from evaluation.scoring.evaluate import evenly_spread
@@ -45,7 +39,6 @@ class AttentionResult(DiagnosticResult):
 
     Attributes:
         seen: merged over the windows.
-        drift: (method, length, dtype) -> result of `output_drift`.
     """
 
     settings: AttentionDiagnosticSettings
@@ -53,7 +46,6 @@ class AttentionResult(DiagnosticResult):
     layer_kinds: list[str] = field(default_factory=list)
     seen: dict[tuple[str, int], AttentionSample] = field(default_factory=dict)
     pairs: dict[tuple[str, int], list[RotaryPair]] = field(default_factory=dict)
-    drift: dict[tuple[str, int, str], dict[str, float]] = field(default_factory=dict)
 
     @property
     def windows(self) -> int:
@@ -61,15 +53,6 @@ class AttentionResult(DiagnosticResult):
 
     def edges(self, length: int) -> list[int]:
         return bucket_edges(length, self.subject.trained_length)
-
-
-@dataclass(frozen=True)
-class MeasuredAttention:
-    """One cell. Attributes as in `AttentionResult`; `drift` by dtype."""
-
-    seen: AttentionSample
-    pairs: list[RotaryPair]
-    drift: dict[str, dict[str, float]]
 
 
 class AttentionSession(CellSession):
@@ -140,7 +123,7 @@ class AttentionSession(CellSession):
 
     def score(
         self, cell: EvaluationCell, model: Transformer, batch: int, advance: Callable[[float], None]
-    ) -> MeasuredAttention:
+    ) -> AttentionSample:
         windows = cell.windows
         tokens = self.text.windows(windows.document, windows.end, cell.length)
         tokens = torch.from_numpy(tokens).to(self.device)
@@ -148,42 +131,22 @@ class AttentionSession(CellSession):
         for rows in tokens.split(batch):
             parts.append(self._record(model, rows[:, :-1], cell.length))
             advance(len(rows) / len(tokens))
-        pairs = pairs_of(model, self.trained_turns, cell.length)
-        drift = {}
-        few = tokens[: self.settings.precision_windows]
-        if self.settings.precision:
-            exact = self._outputs(cell, few, "float64")
-            for dtype in self.settings.precision:
-                drift[dtype] = output_drift(exact, self._outputs(cell, few, dtype))
-        return MeasuredAttention(merged(parts), pairs, drift)
+        return merged(parts)
 
-    def keep(self, cell: EvaluationCell, values: MeasuredAttention) -> None:
-        result = self.result
-        result.seen[cell.where] = values.seen
-        if values.pairs:
-            result.pairs[cell.where] = values.pairs
-        for dtype, drift in values.drift.items():
-            result.drift[(*cell.where, dtype)] = drift
+    def keep(self, cell: EvaluationCell, values: AttentionSample) -> None:
+        self.result.seen[cell.where] = values
+        pairs = pairs_of(self.model(cell), self.trained_turns, cell.length)
+        if pairs:
+            self.result.pairs[cell.where] = pairs
 
     def run(self) -> AttentionResult:
         super().run()
         self.result.absent |= self.result.failed
         return self.result
 
-    def seconds(self, cells: Sequence[EvaluationCell]) -> float:
-        """Also of the windows that are read again in float64 and each lower precision."""
-        precision = self.settings.precision
-        again = self.settings.precision_windows * (1 + len(precision)) if precision else 0
-        return super().seconds(cells) * (1 + again / self.result.windows)
-
     def trial(self, model: Transformer, length: int, keep: int) -> None:
         tokens = torch.zeros(1, length, dtype=torch.long, device=self.device)
         self._record(model, tokens, length)
-
-    def _outputs(self, cell: EvaluationCell, tokens: Tensor, dtype: str) -> tuple[Tensor, Tensor]:
-        """Logits and NLL of the last targets in another precision."""
-        model = self.subject.under(cell.method.overrides, dtype)
-        return scored_outputs(model, tokens, cell.keep, length=cell.length, chunk=cell.chunk)
 
     def _record(self, model: Transformer, tokens: Tensor, length: int) -> AttentionSample:
         """What the last queries of these windows (B, length) attend to."""

@@ -1,11 +1,12 @@
 """Settings of the diagnostics. Every field is a key of a YAML file and an override on the command
 line."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from evaluation.evaluation_settings import TargetSettings, TextSettings
+from settings.fields import RemovedSetting
 
 
 class DiagnosticSettings(TextSettings):
@@ -21,17 +22,14 @@ class AttentionDiagnosticSettings(DiagnosticSettings, TargetSettings):
     """Attention weights at and beyond the trained length, of the last queries of windows of fixed
     targets."""
 
+    removed: ClassVar[dict[str, RemovedSetting]] = {
+        name: RemovedSetting(default, "outputs are not compared with float64: set dtype instead")
+        for name, default in (("precision", ["float32", "bfloat16"]), ("precision_windows", 2))
+    }
+
     protocol: Literal["attention"] = "attention"
     windows: int = Field(
         16, ge=1, description="number of spans whose queries are recorded, evenly spread"
-    )
-    precision: list[Literal["float32", "bfloat16"]] = Field(
-        ["float32", "bfloat16"], description="dtypes compared with float64; []: none"
-    )
-    precision_windows: int = Field(
-        2,
-        ge=1,
-        description="windows for this comparison",
     )
 
 

@@ -1,4 +1,4 @@
-"""Rotary pairs without a full rotation in training, and rounding errors of losses."""
+"""Rotary pairs without a full rotation in training."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ import math
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from evaluation.diagnostics.attention_weights import last_outputs
 from model import Transformer
 from model.position.schemes.rope import Rope
 
@@ -59,25 +57,3 @@ def pairs_of(model: Transformer, trained: dict[str, Tensor], length: int) -> lis
             zip(trained.get(kind, torch.zeros(0)).tolist(), frequencies.tolist(), strict=False)
         )
     ]
-
-
-def scored_outputs(
-    model: Transformer, tokens: Tensor, keep: int, *, length: int, chunk: int
-) -> tuple[Tensor, Tensor]:
-    """Logits (B, keep, V) and NLL (B, keep) in nats of the last `keep` of tokens (B, L + 1), both
-    float64."""
-    logits = last_outputs(model, tokens[:, :-1], keep, length=length, chunk=chunk).double()
-    targets = tokens[:, -keep:]
-    return logits, F.cross_entropy(logits.transpose(1, 2), targets, reduction="none")
-
-
-def output_drift(exact: tuple[Tensor, Tensor], rounded: tuple[Tensor, Tensor]) -> dict[str, float]:
-    """Differences of the logits and NLL of a lower-precision model from those in float64."""
-    logits = rounded[0] - exact[0]
-    nll = rounded[1] - exact[1]
-    return {
-        "logit_max": float(logits.abs().max()),
-        "logit_mean": float(logits.abs().mean()),
-        "nll_max": float(nll.abs().max()),
-        "nll_mean": float(nll.mean()),
-    }

@@ -11,8 +11,6 @@ like:
                  bucket), and uniform: the mass of uniform attention over the visible keys.
     pairs        rotary pairs: method, length, kind of layer, pair, wavelength (null: no rotation),
                  turns within that length, turns_trained within the trained length as trained.
-    precision    method, length, dtype, and differences of the model's outputs from float64 on the
-                 same windows: logit_max, logit_mean, nll_max, nll_mean (signed).
     absent       method, length, reason: cells that do not exist.
     mismatch     largest |weights·values − output of the model's own kernel| over all cells.
 
@@ -165,7 +163,7 @@ def attention_report(result: AttentionResult, name: str = "attention") -> Evalua
         attention_rows(record),
         lambda r: {
             "verdict": attention_verdict(r),
-            "details": [*_pairs_and_drift(r), details],
+            "details": [*_slow_pairs(r), details],
             "tables": [attention_table(r)],
             "draw": lambda: attention_figures(r),
         },
@@ -246,7 +244,6 @@ def attention_record(result: AttentionResult) -> dict:
         "cells": list(measure_cells(result)),
         "by_distance": list(distance_cells(result)),
         "pairs": records(pairs, "method", "length", "pair"),
-        "precision": records(result.drift, "method", "length", "dtype"),
         "absent": records(absent, "method", "length"),
         "mismatch": max((sample.mismatch for sample in result.seen.values()), default=None),
     }
@@ -285,23 +282,14 @@ def attention_verdict(r: ReportedResults) -> str:
     return f"From {lengths[0]:,} to {lengths[-1]:,} tokens: {'; '.join(parts)}."
 
 
-def _pairs_and_drift(r: ReportedResults) -> Iterator[str]:
-    """Rotary pairs that never complete a turn, and differences between types of numbers."""
+def _slow_pairs(r: ReportedResults) -> Iterator[str]:
+    """Rotary pairs that never complete a turn."""
     pairs = {pair["pair"]: pair for pair in r.facts["pairs"] if pair["method"] == TRAINED}
     if pairs:
         slow = sum(pair["turns_trained"] < 1 for pair in pairs.values())
         yield (
             f"{slow} of {len(pairs)} rotary pairs never completed a turn within "
             f"{r.trained_length:,} tokens."
-        )
-    drift = [row for row in r.facts["precision"] if row["method"] == TRAINED]
-    for dtype in dict.fromkeys(row["dtype"] for row in drift):
-        rows = [row for row in drift if row["dtype"] == dtype]
-        worst = max(rows, key=lambda row: abs(row["nll_mean"]))
-        single = max(row["nll_max"] for row in rows)
-        yield (
-            f"{dtype} against float64: mean NLL off by at most {abs(worst['nll_mean']):.1e} nats "
-            f"(at {worst['length']:,}), single targets by {single:.1e}."
         )
 
 

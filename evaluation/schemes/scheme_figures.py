@@ -6,6 +6,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -30,7 +32,6 @@ from evaluation.reports.figures import (
 )
 from evaluation.schemes import curves
 from evaluation.schemes.curves import SchemeShape
-from evaluation.schemes.encoding_figure import encoding_figure
 from model.position import PositionalScheme
 
 # The steps from counting to rotation, and what each does to a token x at position n.
@@ -51,6 +52,8 @@ DISTANCE = "distance $d$, tokens"
 DASHES = ((0, ()), (0, (6, 1.6)), (0, (2, 2)), (0, (7, 1.6, 1.6, 1.6)))
 FEW = 64  # up to this many points are drawn as markers
 SHADED = "#F4F4F4"
+PALE = "#CFCFCF"
+CENTERED: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 8.5}
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,6 @@ class FigureRequest:
         head: the head whose biases are drawn.
         schemes: settings of the schemes to draw; empty: the default ones.
         trained: schemes with trained parameters, drawn in addition to the others.
-        bare: without title, subtitle and note.
     """
 
     shape: SchemeShape = field(default_factory=SchemeShape)
@@ -76,14 +78,6 @@ class FigureRequest:
     head: int = 3
     schemes: Sequence[dict[str, Any]] = ()
     trained: dict[str, PositionalScheme] = field(default_factory=dict)
-    bare: bool = False
-
-    def text(self, title: str, subtitle: str, note: str = "") -> FigureText:
-        return (
-            FigureText(formula=True)
-            if self.bare
-            else FigureText(title, subtitle, note, formula=True)
-        )
 
     def rope(self, theta: float) -> PositionalScheme:
         return curves.build({"name": "rope", "theta": theta}, self.shape)
@@ -97,6 +91,9 @@ class FigureRequest:
     def frequencies(self, scheme: PositionalScheme) -> Tensor:
         """Frequencies at `factor` times the trained length."""
         return curves.frequencies(scheme, math.ceil(self.factor * self.shape.train_length))
+
+
+_text = partial(FigureText, formula=True)
 
 
 @dataclass(frozen=True)
@@ -121,7 +118,7 @@ def draw(
     heading: Callable[[Any], str] = str,
     name: Callable[[Any], str] = str,
     dotted: Iterable[str] = (),
-    step: float | None = None,
+    marked: bool = False,
     scales: Callable[[Axes], object] = lambda axes: axes.margins(x=0.03),
     height: float = 2.9,
     **layout: Any,
@@ -134,8 +131,7 @@ def draw(
         at: columns of the points; by default the last two.
         heading, name: of a panel and of a curve, by those values.
         dotted: names of curves that are dotted.
-        step: distance between markers along x; None: no markers, except for a first curve of few
-            points.
+        marked: whether every curve has markers; else a first curve of few points.
         layout: as in `figures.panels`.
     """
     place = {column: n for n, column in enumerate(header)}
@@ -150,15 +146,13 @@ def draw(
     for where, lines in by_panel.items():
         drawn = []
         for n, (key, (xs, ys)) in enumerate(lines.items()):
-            marked = ""
-            every = None
-            if step is not None:  # markers of consecutive lines do not coincide
-                count = max(1, round(step / (xs[1] - xs[0])))
-                marked = MARKERS[n % len(MARKERS)]
-                every = (n * count // len(lines), count)
             dash = (0, (1, 1)) if name(key) in dotted else DASHES[n % len(DASHES)]
-            style: dict[str, Any] = {"width": 1.4, "dash": dash, "marker": marked, "every": every}
-            if n == 0 and step is None and len(xs) <= FEW:
+            style: dict[str, Any] = {"width": 1.4, "dash": dash}
+            if marked:  # markers of consecutive lines do not coincide
+                count = max(1, len(xs) // 6)
+                every = (n * count // len(lines), count)
+                style |= {"marker": MARKERS[n % len(MARKERS)], "every": every}
+            elif n == 0 and len(xs) <= FEW:
                 style |= {"width": 0.9, "marker": "o", "size": 4.2, "order": 4}
             drawn.append(Curve(name(key), xs, ys, COLOURS[n % len(COLOURS)], **style))
         shown.append(Panel(drawn, heading(where), scales=scales, height=height))
@@ -179,7 +173,7 @@ def limits(rows: list[tuple]) -> Callable[[Axes], None]:
 def encodings(ask: FigureRequest) -> FigureSpec:
     choices = ask.schemes or [{"name": name} for name in STEPS]
     points = {label_of(c): curves.encodings(c, ask.tokens).numpy() for c in choices}
-    text = ask.text(
+    text = _text(
         f"The first {ask.tokens} positions"
         + ("" if ask.schemes else ", from counting to rotation"),
         "Encoded token x = (1, 1), or (1, 1, 1, ...) if the bits require more features.",
@@ -189,9 +183,42 @@ def encodings(ask: FigureRequest) -> FigureSpec:
         for name, at in points.items()
         for (n, k), value in np.ndenumerate(at)
     ]
-    return FigureSpec(
-        encoding_figure(points, STEPS, text), ("scheme", "position", "feature", "value"), rows
-    )
+    figure = panels([encoding_panel(name, at) for name, at in points.items()], text, columns=3)
+    return FigureSpec(figure, ("scheme", "position", "feature", "value"), rows)
+
+
+def encoding_panel(name: str, points: np.ndarray) -> Panel:
+    """Encodings (tokens, 2 or more), numbered and joined in order. More than two features: on the
+    edges of the box that contains them, the features before the last two into depth."""
+    tokens, features = points.shape
+    drawn = []
+    flat = points
+    if features > 2:
+        depth = points[:, -3::-1] @ 0.55 ** np.arange(features - 2)
+        flat = points[:, :-3:-1] + depth[:, None] * (0.46, 0.3)
+        for a, b in combinations(range(tokens), 2):
+            if (points[a] != points[b]).sum() == 1:
+                drawn.append(Curve("", *flat[[a, b]].T, color=PALE, width=0.8))
+    drawn.append(Curve("", *flat.T, color=COLOURS[5], width=1.0))
+    drawn.append(Curve("", *flat.T, color=COLOURS[0], dash="", marker="o", order=4))
+
+    def scales(axes: Axes) -> None:
+        axes.set_label(name)
+        axes.set_aspect("equal")
+        axes.margins(0.2)
+        # numbers across the path, away from its middle
+        across = np.gradient(flat, axis=0)[:, ::-1] * (-1, 1)
+        across /= np.maximum(np.linalg.norm(across, axis=1, keepdims=True), 1e-9)
+        is_inwards = (across * (flat - flat.mean(0))).sum(1) < -1e-9
+        across[is_inwards] *= -1
+        for n, (point, away) in enumerate(zip(flat, 8.5 * across, strict=True)):
+            axes.annotate(str(n), point, away, textcoords="offset points", **CENTERED)
+        if features > 2:
+            axes.set_axis_off()
+
+    heading = "\n".join([name.replace("_", " "), STEPS.get(name, "")])
+    x, y = ("feature 1", "feature 2") if features == 2 else ("", "")
+    return Panel(drawn, heading, x=x, y=y, scales=scales, height=2.3)
 
 
 def inner_product(ask: FigureRequest) -> FigureSpec:
@@ -204,7 +231,7 @@ def inner_product(ask: FigureRequest) -> FigureSpec:
     return draw(
         ("features", "distance", "inner_product"),
         rows,
-        ask.text(
+        _text(
             "Sinusoidal inner products depend on distance, not direction",
             r"$p_n\cdot p_{n+d} = \Sigma_k\,\cos(d\,\theta_k)$, the same for every $n$; "
             f"base {plainly(theta)}.",
@@ -244,7 +271,7 @@ def decay(ask: FigureRequest) -> FigureSpec:
     return draw(
         ("panel", "scheme", "distance", "bound"),
         rows,
-        ask.text(
+        _text(
             "Decay of the bound on attention scores with distance",
             r"Mean over $j$ of $|\Sigma_{k<j}\,e^{\,i\,d\,\theta_k}|$; "
             f"{ask.shape.dim} features a head, trained length {ask.shape.train_length:,}.",
@@ -274,7 +301,7 @@ def angles(ask: FigureRequest) -> FigureSpec:
     return draw(
         ("scheme", "pair", "distance", "angle_radians"),
         rows,
-        ask.text(
+        _text(
             "Angles that wrap around, and angles within a quarter turn",
             f"After figures 1 and 2 of He and Xu; b = {plainly(theta)}, D = {shape.dim}, N = "
             f"{shape.train_length:,}.",
@@ -302,7 +329,7 @@ def wavelengths(ask: FigureRequest) -> FigureSpec:
             (label, k, *row)
             for k, row in enumerate(zip(tokens.tolist(), whole.tolist(), strict=True))
         ]
-    text = ask.text(
+    text = _text(
         f"Pairs without a full rotation within {length:,} tokens of training",
         f"{ask.shape.dim} features a head. Hollow markers, counted on the right: longer "
         f"wavelengths.",
@@ -384,7 +411,7 @@ def biases(ask: FigureRequest) -> FigureSpec:
     return draw(
         ("scheme", "distance", "bias_nats", "against_distance_0"),
         rows,
-        ask.text(
+        _text(
             "Bias of a key at distance d",
             f"Relative to the bias at distance 0, head {ask.head} of 0–{shape.heads - 1}; query "
             f"position {longest:,}.",
@@ -449,7 +476,7 @@ def methods(ask: FigureRequest) -> FigureSpec:
     return draw(
         ("method", "pair", "frequency_ratio"),
         rows,
-        ask.text(
+        _text(
             f"Frequency scaling by method, for {ask.factor:g} × the trained length",
             f"RoPE, base {plainly(theta)}, {ask.shape.dim} features a head, trained length "
             f"{length:,}.",
@@ -460,7 +487,7 @@ def methods(ask: FigureRequest) -> FigureSpec:
         "pair $k$, fastest first",
         r"frequency $\theta'_k / \theta_k$",
         label="method",
-        step=max(1, len(plain) // 6),
+        marked=True,
         scales=scales,
         height=3.5,
         names="beside",

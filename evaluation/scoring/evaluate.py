@@ -1,12 +1,9 @@
 """Evaluate the loss of one checkpoint under every method at every length; finished cells are
 reused."""
 
-import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
-from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +26,6 @@ from evaluation.scoring.scoring import (
     unigram_nll,
 )
 from evaluation.scoring.session import CellSession, CellStore, EvaluationCell, MeasuredCells
-from evaluation.scoring.text import EvaluationText
 from evaluation.scoring.windows import TargetWindows
 from model import ModelError, Transformer
 from model.attention.sharding import is_broken_link
@@ -182,23 +178,6 @@ class EvaluationSession(CellSession):
             windows=windows,
         )
 
-    def _scorer(self, cell: EvaluationCell, model: Transformer) -> ModelScorer:
-        return ModelScorer(
-            model,
-            device=self.device,
-            chunk=cell.chunk,
-            length=cell.length,
-            shard=self.ranks.shard,
-        )
-
-    def _text(self, cell: EvaluationCell) -> EvaluationText | ControlText:
-        return self.control if cell.role == CONTROL else self.text
-
-    def _known(self, cell: EvaluationCell) -> np.ndarray:
-        """Losses of an earlier call, NaN where there are none."""
-        known = self.ranks.from_main(lambda: self.store.load_partial(cell.key))
-        return np.full(cell.windows.n_targets, np.nan) if known is None else known
-
     def score(
         self, cell: EvaluationCell, model: Transformer, batch: int, advance: Callable[[float], None]
     ) -> np.ndarray:
@@ -206,8 +185,15 @@ class EvaluationSession(CellSession):
         progress is estimated from this rank. Batch b belongs to group b mod (number of groups), so
         the result is bitwise equal for any number of them."""
         ranks = self.ranks
-        known = self._known(cell)
+        # of an earlier call, NaN where there are none
+        known = ranks.from_main(lambda: self.store.load_partial(cell.key))
+        if known is None:
+            known = np.full(cell.windows.n_targets, np.nan)
         out = known.copy()
+        text = self.control if cell.role == CONTROL else self.text
+        scorer = ModelScorer(
+            model, device=self.device, chunk=cell.chunk, length=cell.length, shard=ranks.shard
+        )
         groups = batches(cell.windows, batch)[ranks.data_rank :: ranks.data_world]
         total = sum(cell.windows.inputs[members].sum() for members in groups)
 
@@ -221,7 +207,7 @@ class EvaluationSession(CellSession):
 
         error = ""
         try:
-            measure(self._scorer(cell, model), self._text(cell), cell.windows, groups, out, after)
+            measure(scorer, text, cell.windows, groups, out, after)
         except KeyboardInterrupt:
             save(now=True)
             raise
@@ -241,40 +227,15 @@ class EvaluationSession(CellSession):
             raise CellFailed(next(filter(None, errors)))
         return merge_ranks(list(parts))
 
-    def measure(
-        self, missing: list[EvaluationCell], advance: Callable[[EvaluationCell, float], None]
-    ) -> None:
-        """With a time limit, measure window by window under all methods until it is over."""
-        if self.settings.minutes is None:
-            return super().measure(missing, advance)
-        stop = time.monotonic() + 60 * self.settings.minutes
-        self.values |= {cell.file: self._known(cell) for cell in missing}
-        for window, cell in product(range(len(self.plan.truncated)), missing):
-            if time.monotonic() > stop:
-                break
-            if cell.file in self.errors:
-                continue
-            values = self.values[cell.file]
-            scorer = self._scorer(cell, self.model(cell))
-            try:
-                measure(scorer, self.text, cell.windows, [np.array([window])], values)
-            except (CellFailed, ModelError) as error:
-                self.errors[cell.file] = str(error)
-                continue
-            is_finished = not np.isnan(values).any()
-            save = self.store.save if is_finished else partial(self.store.save_partial, now=True)
-            save(cell.key, values)
-            advance(cell, 1 / len(cell.windows))
-
     def keep(self, cell: EvaluationCell, values: np.ndarray) -> None:
         self.kept[cell.role][cell.where] = values
-        if cell.role != SAMPLE and not np.isnan(values).any():
+        if cell.role != SAMPLE:
             name = TRUNCATED if cell.role == TRUNCATED else cell.label
             self.result.files[f"{name}@{cell.length}"] = cell.file
 
     def run(self) -> EvaluationResult:
-        """Measure; drop the screened targets and unfinished documents, add the precision of
-        bfloat16, the truncation and the unigram baseline."""
+        """Measure; drop the screened targets, add the precision of bfloat16, the truncation and the
+        unigram baseline."""
         super().run()
         result = self.result
         plan = self.plan
@@ -287,8 +248,6 @@ class EvaluationSession(CellSession):
                 result.precision[where] = float((result.nll[where][here] - exact).mean())
         document = plan.truncated.target_documents()
         kept = result.screening.kept
-        if self.settings.minutes is not None:
-            kept = kept & self._finished(document, kept)
         result.nll = {where: nll[kept] for where, nll in result.nll.items()}
         for truncated in self.kept[TRUNCATED].values():
             result.truncated = truncated[kept]
@@ -335,24 +294,6 @@ class EvaluationSession(CellSession):
             result.control[where] = control
         self._add_truncated(result.repeated)
         self._add_truncated(result.control)
-
-    def _finished(self, document: np.ndarray, kept: np.ndarray) -> np.ndarray:
-        """(n_targets,) the targets of documents without a target that was not scored in time."""
-        losses = list(self.result.nll.values())
-        unfinished = np.unique(document[np.isnan(losses).any(axis=0)]) if losses else []
-        finished = ~np.isin(document, unfinished)
-        count = len(np.unique(document[kept & finished]))
-        if not count:
-            raise EvaluationError(
-                f"no document was scored under every method within {self.settings.minutes:g} "
-                "minutes; run the same command again to continue"
-            )
-        if len(unfinished):
-            self.result.notes.append(
-                f"{count} of {len(np.unique(document[kept]))} documents were scored under every "
-                "method within the time limit; the same command continues."
-            )
-        return finished
 
 
 def _sinks(

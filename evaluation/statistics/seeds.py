@@ -93,11 +93,6 @@ def change(a: np.ndarray, *, alpha: float = 0.05, family: int = 1) -> SeedInterv
     return _interval((a,), a.mean(axis=0), alpha / family, family)
 
 
-def upper(a: np.ndarray) -> float:
-    """One-sided 97.5% upper bound of mean(a), a as for `change`; NaN if no claim is made."""
-    return change(a).high
-
-
 def _interval(
     schemes: tuple[np.ndarray, ...], values: np.ndarray, alpha: float, family: int
 ) -> SeedInterval:

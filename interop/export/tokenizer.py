@@ -105,7 +105,7 @@ def _of_bytes(tokenizer: ByteTokenizer, library: Any) -> Any:
 
 def _of_sentencepiece(tokenizer: SentencePieceTokenizer, library: Any) -> Any:
     proto: Any = load_extra("sentencepiece.sentencepiece_model_pb2").ModelProto()
-    proto.ParseFromString(tokenizer.model)
+    proto.ParseFromString(tokenizer.content)
     kind = proto.trainer_spec.model_type
     spec = proto.normalizer_spec
     pieces = [(piece.piece, piece.score, piece.type) for piece in proto.pieces]

@@ -3,8 +3,6 @@ docstrings.
 
     python scripts/docs/document_positions.py            write docs/positions.md
     python scripts/docs/document_positions.py --check    exit with status 1 if the file is out of date
-
-The kernel of each scheme is determined by planning a small pass.
 """
 
 import inspect
@@ -12,37 +10,26 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
 
-import torch
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from data.data_settings import DataSettings
 from data.files import write_text
 from evaluation.reports.results_files import markdown_table
-from model import SCHEMES, ModelSettings, TokenPositions, Transformer
-from model.attention.kernels import choose
-from model.attention.weights import SOFTMAX
+from model import SCHEMES, ModelSettings
 from model.model_settings import LayerKindSettings
-from model.position import AttentionContext, PositionalScheme, PositionSettings
+from model.position import PositionalScheme, PositionSettings
 from settings.script import Parser, run_main
 
 ROOT = Path(__file__).resolve().parents[2]
 TARGET = ROOT / "docs" / "positions.md"
 COMMON = tuple(PositionSettings.model_fields)
-LOWERINGS = {
-    "sdpa": "fused causal",
-    "flex": "FlexAttention",
-    "blocks": "query blocks",
-    "biased": "query blocks, gradients of the bias",
-    "strided": "query blocks, strided mask",
-    "explicit": "query blocks, materialized scores",
-}
 INTRODUCTION = """\
 All schemes of `model.position`. *Cached* is the form in which keys are cached; logits are the same with
-and without a cache. *CPU* and *GPU* are the kernels of a long pass over a single document. *At test
-time* lists further settings that can be overridden on a trained checkpoint; `window`, `sinks` and a
-temperature that is not learned can be overridden for every scheme and are not listed. *Exempt from*
-lists conformance checks that do not apply to a scheme; its section gives the reason."""
+and without a cache. *At test time* lists further settings that can be overridden on a trained
+checkpoint; `window`, `sinks` and a temperature that is not learned can be overridden for every scheme
+and are not listed. *Exempt from* lists conformance checks that do not apply to a scheme; its section
+gives the reason."""
 
 KINDS = """\
 `model.pattern: [near, near, far]` names the kind of each layer and repeats over the depth; `model.kinds` describes
@@ -90,9 +77,8 @@ def document() -> str:
         "",
     ]
     rows = []
-    columns = ["scheme", "what it is", "cached", "CPU", "GPU", "at test time", "exempt from"]
+    columns = ["scheme", "what it is", "cached", "at test time", "exempt from"]
     for name, (settings, scheme) in SCHEMES.items():
-        cpu, gpu = kernels(name)
         legal = sorted(settings.test_time - PositionSettings.test_time)
         own = scheme.__dict__.get("exempt", {})
         exempt = ", ".join(own) if isinstance(own, dict) else ""
@@ -101,8 +87,6 @@ def document() -> str:
             f"[{name}](#{name})",
             summary,
             scheme.cached_form,
-            cpu,
-            gpu,
             ", ".join(legal),
             exempt,
         ]
@@ -139,35 +123,6 @@ def scheme_section(settings: type[PositionSettings], scheme: type[PositionalSche
     if isinstance(own, dict):
         facts += [f"Exempt from the check `{check}`: {reason}." for check, reason in own.items()]
     return lines + (["", *facts] if facts else [])
-
-
-def kernels(name: str) -> tuple[str, str]:
-    """The kernels of a small plain pass of the scheme on a CPU and on a GPU."""
-    settings = ModelSettings.model_validate(
-        {"dim": 64, "layers": 2, "heads": 2, "head_dim": 32, "position": {"name": name}}
-    )
-    model = Transformer(settings, vocab_size=8, train_length=16).initialize(0)
-    scheme = next(iter(model.position.values()))
-    positions = TokenPositions.plain(8)
-    assert isinstance(scheme, PositionalScheme)
-    tables = scheme.tables(positions, torch.float32)
-    context = AttentionContext(
-        positions,
-        positions,
-        positions,
-        1,
-        2,
-        torch.device("cpu"),
-        tables,
-    )
-    with torch.no_grad():
-        plan = scheme.plan(context).bind(torch.zeros(1, 8, 64), None)
-        values = torch.zeros(1, 2, 8, 32)
-        views = plan.read(torch.zeros(1, 2, 8, 32), plan.write(torch.zeros(1, 2, 8, 32)))
-    cpu, gpu = (choose(views, values, SOFTMAX, device) for device in ("cpu", "cuda"))
-    if cpu == "blocks" and views[0].mask.is_by_distance:
-        cpu = "strided"
-    return LOWERINGS[cpu], LOWERINGS[gpu]
 
 
 def prose(doc: str | None) -> str:

@@ -23,7 +23,7 @@ automatically.
 """
 
 import argparse
-from collections.abc import Callable
+import math
 from pathlib import Path
 from typing import Any, cast
 
@@ -72,22 +72,6 @@ def choice_of(text: str) -> dict[str, Any]:
     return choice
 
 
-def number(kind: type, low: float) -> Callable[[str], Any]:
-    """An argparse type for finite numbers of at least `low`."""
-
-    def read(text: str):
-        try:
-            value = kind(text)
-        except ValueError:
-            value = None
-        if value is None or not low <= value < float("inf"):
-            what = "a whole number" if kind is int else "a number"
-            raise argparse.ArgumentTypeError(f"{text!r} is not {what} of at least {low:g}")
-        return value
-
-    return read
-
-
 def parse() -> argparse.Namespace:
     parser = Parser(__doc__)
     add = parser.add_argument
@@ -95,17 +79,11 @@ def parse() -> argparse.Namespace:
     add(
         "--scheme", action="append", default=[], type=choice_of, metavar="YAML", help=HELP["scheme"]
     )
-    thetas = {"nargs": "+", "type": number(float, 1.0001), "default": [10_000.0, 500_000.0]}
-    add("--theta", **thetas, metavar="B", help=HELP["theta"])
-    for name, (kind, low, default, metavar, text) in NUMBERS.items():
+    thetas = [10_000.0, 500_000.0]
+    add("--theta", nargs="+", type=float, default=thetas, metavar="B", help=HELP["theta"])
+    for name, (kind, _, default, metavar, text) in NUMBERS.items():
         text = f"{text} ({default:g})"
-        add(
-            f"--{name}",
-            type=number(kind, low),
-            default=default,
-            metavar=metavar,
-            help=text,
-        )
+        add(f"--{name}", type=kind, default=default, metavar=metavar, help=text)
     add(
         "--run",
         action="append",
@@ -113,7 +91,6 @@ def parse() -> argparse.Namespace:
         metavar="RUN",
         help="biases: also plot a trained run",
     )
-    add("--bare", action="store_true", help="omit title, subtitle and note")
     add(
         "--out",
         type=Path,
@@ -125,6 +102,12 @@ def parse() -> argparse.Namespace:
     for name in args.figures:
         if name not in FIGURES:
             parser.error(f"unknown figure {name!r}; known: {', '.join(FIGURES)}")
+    for name, (_, low, *_) in NUMBERS.items():
+        value = getattr(args, name.replace("-", "_"))
+        if not low <= value < math.inf:
+            parser.error(f"--{name} must be at least {low:g}, got {value}")
+    if not all(1 < theta < math.inf for theta in args.theta):
+        parser.error(f"--theta must be above 1, got {args.theta}")
     if args.head >= args.heads:
         parser.error(f"--head must be less than --heads {args.heads}, got {args.head}")
     return args
@@ -142,7 +125,7 @@ def main() -> None:
             for run in args.run
             for layers, scheme in Run.open(run).load().model.position.items()
         },
-        **{key: getattr(args, key) for key in ("factor", "distance", "tokens", "head", "bare")},
+        **{key: getattr(args, key) for key in ("factor", "distance", "tokens", "head")},
     )
     for name in args.figures or FIGURES:
         drawn = FIGURES[name](request)

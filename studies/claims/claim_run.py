@@ -15,6 +15,7 @@ from data.hashing import canonical_hash
 from errors import StudyError
 from evaluation.evaluation_settings import MeasurementSettings
 from evaluation.reports.results_files import write_table
+from evaluation.scoring.methods import TRAINED
 from run_directory.console import Console
 from run_directory.parent_run import read_run_settings
 from run_directory.run_names import scheme_names
@@ -29,12 +30,20 @@ from studies.claims.claim_results import (
 )
 from studies.claims.claim_settings import ClaimSettings
 from studies.claims.expressions import DEFAULTS, values_in
-from studies.claims.verdicts import detectable, sd_bound
+from studies.claims.verdicts import (
+    ALPHA,
+    REPRODUCED,
+    PrimaryComparison,
+    decide,
+    detectable,
+    sd_bound,
+)
 from studies.grid import cells_of
 from studies.results.stored import SEED
 from studies.running.plan import PlannedCell
 from studies.running.session import StudySession
 from studies.running.study_call import StudyCall
+from training.checks import input_limit
 
 ROOT = Path("runs/claims")
 PUBLISHED = Path("docs/results/claims")
@@ -196,7 +205,24 @@ class Claim:
         }
 
     def check_power(self, console: Console) -> None:
-        """Raise StudyError if the seeds cannot show δ, by the SD of pilot seeds."""
+        """Raise StudyError if the seeds cannot show δ: by the SD of pilot seeds, or for a solved
+        task even if every seed is as predicted."""
+        seeds = len(self.settings.seeds)
+        comparisons = self.settings.comparisons
+        for name, comparison in comparisons.items():
+            if comparison.solved is None:
+                continue
+            is_difference = comparison.expect == "positive"
+            arms = (np.full(seeds, is_difference), np.zeros(seeds, dtype=bool))
+            solved = arms[: len(list(values_in(comparison.value)))]
+            best = PrimaryComparison(
+                comparison.delta, np.zeros(0), solved=solved, difference=is_difference
+            )
+            if decide([best], ALPHA / len(comparisons)) != REPRODUCED:
+                raise StudyError(
+                    f"{self.file}: {seeds} seeds cannot show primary.{name}.delta = "
+                    f"{comparison.delta:g}, even if all are as predicted; list more"
+                )
         file = self.root / f"{self.name}.pilot" / "results.json"
         if not file.is_file():
             console.info(f"{self.name}: no pilot; whether its seeds can show delta is not known")
@@ -204,12 +230,12 @@ class Claim:
         sds = {
             name: sd_bound(values) for name, values in self.pilot_values(read_object(file)).items()
         }
-        needed = detectable(len(self.settings.seeds), len(sds))
-        for name, comparison in self.settings.comparisons.items():
+        needed = detectable(seeds, len(sds))
+        for name, comparison in comparisons.items():
             if comparison.solved is None and comparison.delta < needed * sds[name]:
                 raise StudyError(
                     f"{self.file}: primary.{name}.delta = {comparison.delta:g} is below the "
-                    f"{needed * sds[name]:.3g} that {len(self.settings.seeds)} seeds can show "
+                    f"{needed * sds[name]:.3g} that {seeds} seeds can show "
                     f"(SD at most {sds[name]:.3g}); list more seeds, or raise delta"
                 )
 
@@ -250,6 +276,13 @@ class Claim:
                     f"{self.file}: {place} needs {key} {asked[key]}, which evaluations.{name} does "
                     f"not measure: {', '.join(map(str, known))}"
                 )
+        limit = input_limit(plan.settings)
+        inputs = plan.inputs(asked["length"] or 1)
+        if asked["method"] == TRAINED and limit is not None and inputs > limit:
+            raise StudyError(
+                f"{self.file}: {place} needs {inputs} positions at length {asked['length']}, but "
+                f"{plan.id} has {limit}; compare shorter lengths, or another scheme"
+            )
 
 
 def is_complete(results: dict) -> bool:

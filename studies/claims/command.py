@@ -11,7 +11,6 @@ from settings.load import load_settings
 from studies.claims.atlas import write_atlas
 from studies.claims.claim_run import PUBLISHED, Claim, is_complete
 from studies.claims.claim_settings import ClaimSettings
-from studies.claims.expressions import in_words
 from studies.running.study_call import StudyCall
 
 CLAIMS = Path("configs/claims")
@@ -109,8 +108,7 @@ def _print_pilot(claim: Claim, results: dict) -> None:
     for name, values in claim.pilot_values(results).items():
         numbers = ", ".join(f"{value:+.4f}" for value in values)
         sd = f", SD {values.std(ddof=1):.4f}" if len(values) > 1 else ""
-        print(f"{name}: {in_words(claim.settings.comparisons[name].value)}")
-        print(f"    mean {values.mean():+.4f}{sd}: {numbers}")
+        print(f"{name}: mean {values.mean():+.4f}{sd}: {numbers}")
 
 
 def _print_verdict(claim: Claim, results: dict, console: Console) -> None:

@@ -13,11 +13,11 @@ import numpy as np
 Expression = Any  # a number, or a mapping as above
 Read = Callable[[dict], Any]  # the values of one arm
 
-# Operands, function and sign of each operator.
-OPERATORS: dict[str, tuple[int, Callable[..., Any], str]] = {
-    "minus": (2, np.subtract, "−"),
-    "times": (2, np.multiply, "·"),
-    "absolute": (1, np.abs, ""),
+# Operands and function of each operator.
+OPERATORS: dict[str, tuple[int, Callable[..., Any]]] = {
+    "minus": (2, np.subtract),
+    "times": (2, np.multiply),
+    "absolute": (1, np.abs),
 }
 # Keys of a value besides the axes of the grid, and what they are where they are not given.
 DEFAULTS = {"evaluation": None, "metric": "nll", "method": "trained", "length": None}
@@ -71,21 +71,3 @@ def evaluate(tree: Expression, read: Read) -> Any:
     if name is not None:
         return OPERATORS[name][1](*(evaluate(operand, read) for operand in tree[name]))
     return read(tree) if isinstance(tree, dict) else tree
-
-
-def in_words(tree: Expression) -> str:
-    """`nll(rope, 256) − nll(rope, 64)`."""
-    name = operator_of(tree)
-    if name is not None:
-        operands = [in_words(operand) for operand in tree[name]]
-        if len(operands) == 1:
-            return f"|{operands[0]}|"
-        for i, operand in enumerate(tree[name]):
-            if operator_of(operand) == "minus":
-                operands[i] = f"({operands[i]})"
-        first, second = operands
-        return f"{first} {OPERATORS[name][2]} {second}"
-    if not isinstance(tree, dict):
-        return f"{tree:g}"
-    words = [str(word) for key, word in tree.items() if key not in ("metric", "evaluation")]
-    return f"{tree.get('metric', DEFAULTS['metric'])}({', '.join(words)})"

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import betaincinv, chdtri, nctdtr, stdtrit
+from scipy.special import betaincinv, chdtri, nctdtrinc, stdtrit
 
 from evaluation.statistics.intervals import half_width
 
@@ -133,15 +133,7 @@ def detectable(seeds: int, primaries: int, alpha: float = ALPHA, power: float = 
     seeds and one comparison."""
     df = seeds - 1
     t = float(stdtrit(df, 1 - alpha / (2 * primaries)))
-    low, high = 0.0, 1e4
-    for _ in range(60):
-        middle = (low + high) / 2
-        # SciPy's t distribution with noncentrality √n·effect
-        if 1 - float(nctdtr(df, math.sqrt(seeds) * middle, t)) < power:
-            low = middle
-        else:
-            high = middle
-    return high
+    return float(nctdtrinc(df, 1 - power, t)) / math.sqrt(seeds)
 
 
 def sd_bound(values: np.ndarray) -> float:

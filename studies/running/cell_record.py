@@ -51,10 +51,10 @@ class CellRecord:
         self.file = _file(folder, plan.cell)
         known = read_object(self.file) if self.file.is_file() else {}
         self.finished: dict[str, dict] = known.get("finished", {})
-        self.seconds: dict[str, float] = known.get("seconds", {})  # by the clock, of each part
-        self.cpu_seconds: dict[str, float] = known.get("cpu_seconds", {})
-        self.status: str = known.get("entry", {}).get("status", "pending")
-        self.error: str | None = known.get("entry", {}).get("error")
+        self.entry: dict[str, Any] = known.get("entry", pending_entry(plan.cell))
+        timing = self.entry["timing"]
+        self.seconds: dict[str, float] = timing.get("wall_seconds", {})  # of each part
+        self.cpu_seconds: dict[str, float] = timing.get("cpu_seconds", {})
         self._current: set[str] = set()  # evaluations done under the current settings
 
     def _results(self, evaluation: PlannedEvaluation) -> Path:
@@ -98,30 +98,16 @@ class CellRecord:
     ) -> None:
         """Write the state of the cell and its entry for results.json."""
         entry = pending_entry(self.plan.cell) | {"status": status, "error": error}
+        entry["timing"] = {"wall_seconds": self.seconds, "cpu_seconds": self.cpu_seconds}
         if checkpoint is not None:
             lines = read_metrics(self.plan.run / "metrics.jsonl")
             manifest = read_object(self.plan.run / MANIFEST)
-            entry["training"] = _training(
-                self.plan,
-                checkpoint,
-                manifest,
-                lines,
-            )
-            entry["timing"] = _timing(self.plan, manifest, lines) | {
-                "wall_seconds": self.seconds,
-                "cpu_seconds": self.cpu_seconds,
-            }
+            entry["training"] = _training(self.plan, checkpoint, manifest, lines)
+            entry["timing"] |= _timing(self.plan, manifest, lines)
             for evaluation in self.plan.evaluations:
                 if evaluation.name in self._current:
                     entry["evaluations"][evaluation.name] = self._evaluation(evaluation)
-        state = {
-            "format": 1,
-            "finished": self.finished,
-            "seconds": self.seconds,
-            "cpu_seconds": self.cpu_seconds,
-            "entry": entry,
-        }
-        write_json(self.file, state)
+        write_json(self.file, {"format": 1, "finished": self.finished, "entry": entry})
 
     def _evaluation(self, evaluation: PlannedEvaluation) -> dict:
         results = read_object(self._results(evaluation))

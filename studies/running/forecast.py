@@ -44,8 +44,9 @@ class StudyForecast:
     def add(self, plan: PlannedCell, folder: Path) -> None:
         """Take the times of a finished cell into account."""
         record = CellRecord(folder, plan)
-        for name, seconds in record.seconds.items() if record.status == "done" else ():
-            self._measured[_kind(plan)][name].append(seconds)
+        if record.entry["status"] == "done":
+            for name, seconds in record.seconds.items():
+                self._measured[_kind(plan)][name].append(seconds)
 
     def size(self, plan: PlannedCell) -> tuple[int, float]:
         """Parameters, and FLOPs of the training."""

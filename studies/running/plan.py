@@ -81,6 +81,13 @@ class PlannedCell:
             return [longest for _, longest in settings.ranges(self.trained_range)]
         return settings.grid(self.settings.train_length)
 
+    def inputs(self, length: int) -> int:
+        """The tokens of an input of a length: that of its problem, for a task on symbols."""
+        source = self.settings.data.source
+        if isinstance(source, SymbolSource):
+            return source.model_copy(update={"lengths": length}).inputs(self.settings.data.bos)
+        return length
+
 
 @dataclass(frozen=True)
 class StudyPlanner:

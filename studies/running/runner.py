@@ -14,7 +14,6 @@ from pathlib import Path
 from data.files import locked, write_text
 from errors import INTERRUPTED, REQUEUE
 from model import find_device
-from run_directory.run import Run, is_run
 from studies.running.cell_work import FAILED as CELL_FAILED
 from studies.running.cell_work import CellWork
 from studies.running.children import STOPPED as STOP_SIGNALS
@@ -31,7 +30,7 @@ from studies.running.progress import (
     StudyProgress,
 )
 from studies.running.study_call import StudyCall
-from training.precision import PRECISION, faster_precision
+from training.precision import faster_precision
 
 POLL = 0.05  # seconds between looks at the children
 RETRY = 2.0  # seconds after which a cell is tried again that another process works on
@@ -43,12 +42,7 @@ def auto_precision(folder: Path, plans: Sequence[PlannedCell]) -> str:
     file = folder / "precision.txt"
     if not file.exists():
         device = find_device("auto")
-        trained = next((plan.run for plan in plans if is_run(plan.run)), None)
-        if trained is not None:
-            chosen = Run(trained).manifest.get(PRECISION, "float32")
-        else:
-            chosen = faster_precision(plans[0].settings, None, device)
-        write_text(file, chosen)
+        write_text(file, faster_precision(plans[0].settings, None, device))
     return file.read_text(encoding="utf-8")
 
 
@@ -184,8 +178,8 @@ class StudyRunner:
     def _error(self, work: CellWork, status: int) -> str:
         """Why a child failed; recorded here if the child could not do so."""
         record = self._work(work.plan).record
-        if status == CELL_FAILED and record.error:
-            return record.error
+        if status == CELL_FAILED and record.entry["error"]:
+            return record.entry["error"]
         error = f"ended with status {status}; output: {work.log}"
         if status < 0:
             error = f"ended by {signal.Signals(-status).name}"

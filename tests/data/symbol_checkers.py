@@ -10,7 +10,8 @@ def split(item: SymbolItem) -> tuple[list[str], list[str]]:
     """Problem without its `=`, and answer without `<end>`."""
     cut = len(item.prompt)
     answer = item.symbols[cut:]
-    assert item.symbols[cut - 1] == "=" and answer[-1] == "<end>"
+    assert item.symbols[cut - 1] == "="
+    assert answer[-1] == "<end>"
     return item.symbols[: cut - 1], answer[:-1]
 
 
@@ -57,7 +58,8 @@ def sum_of(task, problem):
     digits = list(str(total).zfill(len(a) + 1))
     if task.hints:
         hints = sorted({h for h in problem if h[0] == "i"}, key=lambda h: int(h[1:]))
-        assert len(before) and len(hints) == len(a)
+        assert len(before)
+        assert len(hints) == len(a)
         hints.append(f"i{int(hints[-1][1:]) + 1}")  # of the leading digit
         digits = " ".join(f"{h} {d}" for h, d in zip(hints[::-1], digits, strict=True)).split(" ")
         pairs = [digits[i : i + 2] for i in range(0, len(digits), 2)]
@@ -79,7 +81,8 @@ def closed(task, problem):
     text = " ".join(problem) + " "
     while (shorter := re.sub(r"\((\d+) \)\1 ", "", text)) != text:
         text = shorter
-    assert ")" not in text and 0 < text.count("(") <= task.depth
+    assert ")" not in text
+    assert 0 < text.count("(") <= task.depth
     return text.replace("(", ")").split()[::-1]
 
 
@@ -98,7 +101,9 @@ CHECKERS = {
 
 def check_counting(task, item):
     *program, statement, name, value, end = item.symbols
-    assert statement == "print" and end == "<end>" and item.is_answer[-2:] == [True, True]
+    assert statement == "print"
+    assert end == "<end>"
+    assert item.is_answer[-2:] == [True, True]
     assert sum(item.is_answer) == 2
     text = " ".join(program)
     assert f"{name}=0" in text
@@ -110,7 +115,8 @@ def check_counting(task, item):
 
 def check_flip_flop(task, item):
     pairs = [item.symbols[i : i + 2] for i in range(0, len(item.symbols), 2)]
-    assert pairs[0][0] == "w" and pairs[-1][0] == "r"
+    assert pairs[0][0] == "w"
+    assert pairs[-1][0] == "r"
     for i, (instruction, bit) in enumerate(pairs):
         assert item.is_answer[2 * i : 2 * i + 2] == [False, instruction == "r"]
         if instruction == "r":
@@ -132,10 +138,12 @@ def check_indexing(task, item):
     text = " ".join(item.symbols)
     string, *questions = text.split(" ? ")
     string = string.split()
-    assert len(set(string)) == len(string) and len(questions) == task.queries
+    assert len(set(string)) == len(string)
+    assert len(questions) == task.queries
     for question in questions:
         source, shift, mark, target = question.split()
-        assert mark == "=" and string.index(target) - string.index(source) == int(shift) != 0
+        assert mark == "="
+        assert string.index(target) - string.index(source) == int(shift) != 0
     scored = [False] * 4 + [True]
     assert item.is_answer == [False] * len(string) + scored * task.queries
 

@@ -109,7 +109,8 @@ def test_long_runs_are_estimated_from_sampled_steps(store, monkeypatch):
     in_parts = [ledger.upto(step) for step in (1, 2, 250, steps)]
     assert in_parts[0].counted == 1
     sampled = ExposureLedger(batches, steps).upto(steps)
-    assert sampled.counted < steps / 3 and (sampled.steps, sampled.tokens) == (steps, whole.tokens)
+    assert sampled.counted < steps / 3
+    assert (sampled.steps, sampled.tokens) == (steps, whole.tokens)
     for key, value in vars(sampled).items():  # at checkpoints or at the end alone: the same
         assert np.array_equal(value, vars(in_parts[-1])[key])
     # 4 tokens or more at each of 30 positions a step: scaled counts are off by less than five

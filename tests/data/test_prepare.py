@@ -48,18 +48,21 @@ def test_prepared_text_round_trips(settings, corpus, monkeypatch):
         for i, name in enumerate(store.names):
             ids = store.document(i).astype(np.int64)
             text = (corpus / name).read_bytes()
-            assert ids[0] == tokenizer.bos_id and ids[-1] == tokenizer.eos_id
+            assert ids[0] == tokenizer.bos_id
+            assert ids[-1] == tokenizer.eos_id
             assert tokenizer.decode(ids.tolist()).encode() == text
             assert tokenizer.token_bytes[ids].sum() == len(text) == store.bytes[i]
         names += store.names
-    assert len(set(names)) == 37 and prepared.valid.n_documents == round(0.2 * 37)
+    assert len(set(names)) == 37
+    assert prepared.valid.n_documents == round(0.2 * 37)
     summary = prepared.summary
     assert summary["bytes_read"] == prepared.train.bytes.sum() + prepared.valid.bytes.sum()
     for split, store in (("train", prepared.train), ("valid", prepared.valid)):
         assert summary[split]["tokens"] == store.n_tokens
         assert summary[split]["bytes"] == store.bytes.sum()
         assert summary[split]["documents_at_least"]["512"] == (store.lengths >= 512).sum()
-    assert summary["lossy_documents"] == 0 and console.tables
+    assert summary["lossy_documents"] == 0
+    assert console.tables
     # A second call changes nothing.
     before = {path: path.stat().st_mtime_ns for path in prepared.folder.rglob("*")}
     monkeypatch.setattr("data.preparation.prepare._Preparation", None)
@@ -119,7 +122,8 @@ prepare(DataSettings.model_validate({settings.model_dump()!r}), workers=2)"""
     draft = prepared_folder(settings) / "train" / ".00000.tokens.77.tmp"
     draft.parent.mkdir(exist_ok=True)
     draft.write_text("half")
-    assert facts(prepare(settings, workers=1)) == whole and not draft.exists()
+    assert facts(prepare(settings, workers=1)) == whole
+    assert not draft.exists()
 
 
 def test_settings_determine_directory(settings, corpus):
@@ -166,7 +170,8 @@ def test_spans_of_a_single_document_are_held_out(settings, corpus):
     for store in (prepared.train, prepared.valid):
         for i, name in enumerate(store.names):
             span = prepared.tokenizer.decode(store.document(i))
-            assert store.bytes[i] <= 4096 and span.endswith("\n")
+            assert store.bytes[i] <= 4096
+            assert span.endswith("\n")
             spans[int(name.partition("@")[2])] = span
     assert "".join(spans[i] for i in sorted(spans)) == text
     book.write_text("one short line\n")
@@ -198,14 +203,17 @@ def test_near_duplicates_of_validation_text_are_excluded(settings, corpus, tmp_p
     copies[1].write_text(" ".join(unseen[100:400]))
     source = {"name": "files", "path": str(held_out)}
     prepared = prepare(changed(settings, valid_source=source), workers=1)
-    assert prepared.valid.names == ["v.txt"] and prepared.train.n_documents == 37
+    assert prepared.valid.names == ["v.txt"]
+    assert prepared.train.n_documents == 37
     assert not {"copy.txt", "part.txt"} & set(prepared.train.names)
     figures = prepared.summary["near_duplicates"]
-    assert figures["documents"] == 2 and figures["shingles_remaining"] == 0
+    assert figures["documents"] == 2
+    assert figures["shingles_remaining"] == 0
     sizes = [sum(path.stat().st_size for path in own) for own in (copies, corpus.rglob("*.txt"))]
     assert figures["share_of_bytes"] == pytest.approx(sizes[0] / sizes[1])
     off = prepare(changed(settings, valid_source=source, duplicate_threshold=2), workers=1)
-    assert off.train.n_documents == 39 and off.summary["near_duplicates"]["documents"] is None
+    assert off.train.n_documents == 39
+    assert off.summary["near_duplicates"]["documents"] is None
 
 
 def test_unusable_text_raises(settings, tmp_path):
@@ -234,10 +242,12 @@ def test_limits_of_reading_and_of_the_tokenizer_sample(settings):
 def test_byte_level_bpe(settings, corpus):
     """Trained, then read from the saved file, then with NFC, which composes an e and an accent."""
     trained = prepare(changed(settings, tokenizer=BPE), workers=2)
-    assert trained.tokenizer.name == "huggingface" and trained.summary["lossy_documents"] == 0
+    assert trained.tokenizer.name == "huggingface"
+    assert trained.summary["lossy_documents"] == 0
     file = trained.folder / "tokenizer" / "tokenizer.json"
     again = prepare(changed(settings, tokenizer=BPE | {"model": str(file)}), workers=1)
-    assert again.train.hash == trained.train.hash and again.folder != trained.folder
+    assert again.train.hash == trained.train.hash
+    assert again.folder != trained.folder
     nfc = corpus.parent / "nfc.json"
     nfc.write_text(json.dumps(json.loads(file.read_text()) | {"normalizer": {"type": "NFC"}}))
     (corpus / "accent.txt").write_text("cafe\u0301 " * 40)

@@ -37,5 +37,7 @@ def test_windows_match_sequential_walk(tokens, plan, windows):
         assert [int(start[0]) for _, start in one_by_one] == starts.tolist()
         for epoch, start in zip(own, starts.tolist(), strict=True):
             inputs = {(epoch, at) for at in range(start, start + length)}
-            assert not inputs & seen and start >= 0 and start + length < tokens
+            assert not inputs & seen
+            assert start >= 0
+            assert start + length < tokens
             seen |= inputs

@@ -125,7 +125,8 @@ def test_one_line_file_is_read_in_bounded_memory(tmp_path, ending):
     documents = files(path, max_document_bytes=1 << 20)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert [d.text for d in documents] == ["", "good"] and peak < 8 << 20
+    assert [d.text for d in documents] == ["", "good"]
+    assert peak < 8 << 20
 
 
 @pytest.mark.parametrize("block", [1, 3, 1 << 20])
@@ -173,8 +174,10 @@ def test_hub_calls_on_local_files(tmp_path, monkeypatch, streaming, ending):
 def test_standard_library_source():
     source = open_source(StdlibSource())
     names = source.files
-    assert names == sorted(names) and {"argparse.py", "json/decoder.py"} <= set(names)
+    assert names == sorted(names)
+    assert {"argparse.py", "json/decoder.py"} <= set(names)
     folders = {folder for name in names for folder in name.split("/")[:-1]}
     assert not {"site-packages", "encodings", "pydoc_data", "__pycache__"} & folders
     document = next(source.documents(names.index("argparse.py")))
-    assert document.name == "argparse.py" and document.text
+    assert document.name == "argparse.py"
+    assert document.text

@@ -15,11 +15,14 @@ DOCUMENTS = [[1, 2, 3], [65535], [4, 0, 4, 4, 4], [9, 8]]
 def test_round_trip(tmp_path):
     store = write_store(tmp_path, DOCUMENTS, [2, 0, 1, 1], U2)
     assert [store.document(i).tolist() for i in range(4)] == DOCUMENTS
-    assert store.lengths.tolist() == [3, 1, 5, 2] and store.lengths.dtype == np.int64
+    assert store.lengths.tolist() == [3, 1, 5, 2]
+    assert store.lengths.dtype == np.int64
     assert store.bytes.tolist() == [0, 3, 6, 9]
-    assert store.names == ["d0", "d1", "d2", "d3"] and store.clusters == [None, "A", None, "A"]
+    assert store.names == ["d0", "d1", "d2", "d3"]
+    assert store.clusters == [None, "A", None, "A"]
     assert (store.n_documents, store.n_tokens, store.dtype) == (4, 11, np.uint16)
-    assert store.has_bos and not store.has_eos
+    assert store.has_bos
+    assert not store.has_eos
     with pytest.raises(ValueError, match="read-only"):
         store.document(0)[0] = 7
     store.verify()

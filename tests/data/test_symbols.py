@@ -79,8 +79,8 @@ def data_of(task: dict, lengths=(3, 9), source=None, length=None, **more) -> Dat
 
 def batches_of(settings: DataSettings) -> ItemSampler:
     plan = [Segment(settings.source.inputs(settings.bos), 6, 3)]
-    positions = settings.positions
-    return ItemSampler(settings.source, plan, seed=4, bos=settings.bos, positions=positions)
+    items = generated(settings).training_items(4)
+    return ItemSampler(items, plan, seed=4, positions=settings.positions)
 
 
 def test_every_task_is_checked():
@@ -94,7 +94,9 @@ def test_checker_solves_items(task):
     alphabet = {*items.task.alphabet, "<end>"}
     assert len(set(items.task.alphabet)) == len(items.task.alphabet)
     lengths = items.length(np.arange(60))
-    assert lengths.min() >= 3 and lengths.max() <= 20 and len(set(lengths)) > 10
+    assert lengths.min() >= 3
+    assert lengths.max() <= 20
+    assert len(set(lengths)) > 10
     answers = set()
     for i, length in enumerate(lengths.tolist()):
         item = items.item(i)
@@ -115,7 +117,8 @@ def test_items_depend_on_purpose_seed_and_index(task):
             own = {tuple(first.item(i).symbols) for i in range(10)}
             assert own == {tuple(again.item(i).symbols) for i in range(10)}
             seen.update(own)
-    assert len(seen) >= 55 and max(seen.values()) <= 2
+    assert len(seen) >= 55
+    assert max(seen.values()) <= 2
 
 
 def test_draws_have_the_stated_probabilities():
@@ -191,13 +194,15 @@ def test_training_items_begin_at_random_positions_up_to_the_largest(task):
             n = int(row.count[0])
             given = np.array([0, *items.item(i).positions])[:n]
             shift = row.position[0, :n] - given
-            assert set(shift[given == 0]) <= {0} and len(set(shift[given > 0])) == 1
+            assert set(shift[given == 0]) <= {0}
+            assert len(set(shift[given > 0])) == 1
             if purpose == "training":
                 starts[int(shift.max())] += 1
                 assert row.position.max() <= 30
             else:
                 assert shift.max() == 0
-    assert len(starts) > 15 and settings.position_end(1) == 31
+    assert len(starts) > 15
+    assert settings.position_end(1) == 31
     # generation continues a prompt at the positions of the item
     item = items.item(3)
     ids = [1, *data.tokenizer.encode(" ".join(item.prompt))]
@@ -234,7 +239,8 @@ def test_batches_train_answers_and_never_padding(task, bos, loss):
             assert trained == wanted
             assert batch.document[row].tolist() == [0] * n + [-1] * (len(batch.tokens[0]) - n)
             expected += len(wanted)
-        assert batch.n_targets == expected and batch.layout == "plain"
+        assert batch.n_targets == expected
+        assert batch.layout == "plain"
         assert batch.order.tolist() == [list(range(batch.tokens.shape[1]))]
         parts = [batches_of(settings).batch(step, rank, 3) for rank in range(3)]
         for name in ("tokens", "targets"):
@@ -270,7 +276,8 @@ def test_tokenizer_round_trip(tmp_path):
     assert tokenizer.decode([1, *tokenizer.encode("7"), 0]) == "7"
     tokenizer.save(tmp_path)
     loaded = load_tokenizer(tmp_path)
-    assert loaded.hash == tokenizer.hash and loaded.encode(text) == tokenizer.encode(text)
+    assert loaded.hash == tokenizer.hash
+    assert loaded.encode(text) == tokenizer.encode(text)
     other = SymbolTokenizer(task.alphabet[::-1])
     assert other.hash != tokenizer.hash
     for wrong in ("3 99", "<end>"):

@@ -103,8 +103,11 @@ def test_reference_solver_agrees(task, tokenizer):
             answer = tokenizer.decode(item.answer)
             right, rivals = SOLVERS[task.name](prompt)
             others = [tokenizer.decode(other) for other in item.others]
-            assert answer == right and others and right not in others
-            assert len(set(others)) == len(others) and set(others) <= set(rivals)
+            assert answer == right
+            assert others
+            assert right not in others
+            assert len(set(others)) == len(others)
+            assert set(others) <= set(rivals)
             assert {len(other) for other in item.others} == {len(item.answer)}
             size = len(item.prompt) + len(item.answer)
             assert length - 20 < size <= length if task.name == "recall" else size == length
@@ -128,7 +131,8 @@ def test_scored_answer_occurs_only_at_the_reported_place(task, tokenizer):
         assert places == [len(prompt) - item.distance]
         if task.name == "passkey" and task.keys == 1:  # wrong answers that are in no fact
             text = tokenizer.decode(prompt)
-            assert len(re.findall(r"Key \w+ \d+\.", text)) == 1 and len(item.others) == 4
+            assert len(re.findall(r"Key \w+ \d+\.", text)) == 1
+            assert len(item.others) == 4
             assert not any(tokenizer.decode(other) in text for other in item.others)
 
 
@@ -165,7 +169,8 @@ def test_training_items_ask_several_times(task):
         repeated.append(len(statements) - len(set(statements)))
         start = len(item.prompt) - item.distance
         assert item.prompt[start : start + len(item.answer)] == item.answer
-    assert min(repeated) == 0 and max(repeated) == (7 if task.name == "passkey" else 2)
+    assert min(repeated) == 0
+    assert max(repeated) == (7 if task.name == "passkey" else 2)
     few = make(PasskeyTask(keys=1, digits=1, choices=20), ByteTokenizer(), "training")(0, 100)
     assert len(few.others) == 9  # training compares none
 

@@ -56,7 +56,8 @@ def test_items_are_mixed_with_text_and_are_no_duplicates(settings):
     prepared = prepare(alone, workers=1)
     assert prepared.train.n_documents == prepared.valid.n_documents == 30
     text = prepared.tokenizer.decode(prepared.train.document(0).tolist())
-    assert "Key " in text and "The grass is green." in text
+    assert "Key " in text
+    assert "The grass is green." in text
     mixture = [{"share": 0.25, "source": source}]
     mixed = DataSettings.model_validate(settings.model_dump() | {"mixture": mixture})
     (other,) = prepare(mixed, workers=1).others

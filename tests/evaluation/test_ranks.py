@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from errors import EvaluationError
 from evaluation.evaluation_settings import EvaluationSettings
-from evaluation.kinds import check_processes
+from evaluation.kinds import check_windows
 from evaluation.ranks import EvaluationRanks, joined, refuse_silent_launch
 from evaluation.scoring.scoring import ModelScorer
 from model import ContextShard
@@ -68,14 +68,8 @@ def together(world, work, context=1):
 def test_ranks_match_single_process_bitwise(measured, world, tmp_path):
     alone = measured(batch=2, cells="alone")
     results = together(world, lambda ranks: (ranks, measured(ranks, batch=2)))
-    for rank, answer in enumerate(results):
-        ranks, result = answer
-        assert (ranks.rank, ranks.world, ranks.local_rank, ranks.local_world) == (
-            rank,
-            world,
-            rank,
-            world,
-        )
+    for rank, (ranks, result) in enumerate(results):
+        assert (ranks.rank, ranks.world) == (ranks.local_rank, ranks.local_world) == (rank, world)
         assert set(result.nll) == set(alone.nll) and result.targets == alone.targets
         for where, nll in alone.nll.items():
             assert (result.nll[where] == nll).all(), where
@@ -185,9 +179,7 @@ def test_context_that_cannot_be_shared_is_refused(monkeypatch):
         ):
             pytest.fail("joined")
     with pytest.raises(EvaluationError, match=r"context = 9 .*18 tokens"):
-        check_processes(EvaluationSettings(lengths=[16, 32], context=9), 16, world=9)
-    with pytest.raises(EvaluationError, match="minutes"):
-        check_processes(EvaluationSettings(minutes=1), 16, world=2)
+        check_windows(EvaluationSettings(lengths=[16, 32], context=9), 16)
 
 
 def test_cell_failure_on_one_rank_fails_on_all(measured, monkeypatch):
@@ -254,11 +246,7 @@ def test_smallest_memory_budget_is_used(measured, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "environment",
-    [
-        {"SLURM_STEP_NUM_TASKS": "4"},
-        {"OMPI_COMM_WORLD_SIZE": "2"},
-    ],
+    "environment", [{"SLURM_STEP_NUM_TASKS": "4"}, {"OMPI_COMM_WORLD_SIZE": "2"}]
 )
 def test_uncoordinated_processes_are_rejected(environment):
     with pytest.raises(EvaluationError, match="torchrun --nproc_per_node"):

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from evaluation.reports.loss_report import loss_report, record_of
+from evaluation.reports.figures import FigureText
+from evaluation.reports.loss_report import gain_figure, loss_report, record_of, styles
 from evaluation.statistics.analysis import analyze
+from tests.artists import assert_shows, levels
 
 
 def test_results_record_units_and_their_contamination(do, make_store, tmp_path):
@@ -119,3 +121,11 @@ def test_absent_cells_are_not_in_the_family(do):
     assert {row.family for row in analysis.table.select("delta")} == {5}
     failed = replace(result, nll=left, absent={}, failed=absent)
     assert analyze(failed).family == 6
+
+
+def test_net_gains_are_drawn_around_truncated_context(do):
+    result = do()
+    results = loss_report(result, analyze(result)).results
+    (axes,) = gain_figure(results, FigureText(), styles(results)).axes
+    assert_shows(axes, [row.negated for row in results.table.select("delta")])
+    assert levels(axes) == [0]

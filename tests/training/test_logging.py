@@ -30,7 +30,7 @@ from settings.load import load_settings
 from settings.script import run_main
 from tests.training.conftest import ROOT
 from tests.training.net import Net, RecordingConsole
-from training.live_view import LiveView, mean, sparkline
+from training.live_view import LiveView
 from training.metrics import Metrics
 from training.step import NOT_FINITE, SPIKE, StepMetrics
 from training.trackers import Trackers, check_trackers
@@ -274,14 +274,6 @@ def test_unknown_values_are_omitted():
     assert "32: nan" in drawn(broken)
 
 
-def test_small_curves():
-    assert sparkline([0, 7], 24) == "▁█" and sparkline([3, 3, 3], 24) == "▁▁▁"
-    assert sparkline(range(8), 8) == "▁▂▃▄▅▆▇█"
-    assert sparkline([0, 2, 6, 8, math.inf, math.nan], 3) == "▁█ "  # means of pairs: 1, 7, none
-    assert sparkline([math.nan], 5) == " "
-    assert mean([1.0, math.inf, 2.0]) == 1.5 and math.isnan(mean([]))
-
-
 # Output of scripts
 
 
@@ -342,13 +334,6 @@ def test_progress_lines_without_terminal(capsys, monkeypatch, total):
             "train: 50% (100 of 200 step), 5 step/s, 20 s left",
             "train: 75% (150 of 200 step), 5 step/s, 10 s left",
         ]
-
-
-def test_progress_of_work_that_fails(capsys):
-    with pytest.raises(KeyError), Console().bar("train", 3) as bar:
-        bar.advance(2)
-        raise KeyError
-    assert capsys.readouterr().err.startswith("train: stopped, 2 it in 0.0 s")
 
 
 def test_duration():

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 import torch._dynamo
-from torch._dynamo.testing import CompileCounter
 
 from data.sampling.batches import Batch
 from errors import TrainingError
@@ -121,30 +120,6 @@ def test_micro_batches_use_their_own_rows(name, packing):
             ]
         assert len(parts) == -(-B // size)
         torch.testing.assert_close(torch.cat(parts), whole, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("name", "scheme"),
-    [
-        pytest.param(name, scheme, marks=() if n == m else pytest.mark.slow)
-        for n, name in enumerate(["random_offset", "cape", "pose"])
-        for m, scheme in enumerate(["rope", "alibi", "sinusoidal"])
-    ],
-)
-def test_sampled_positions_do_not_recompile(name, scheme):
-    torch._dynamo.reset()
-    net = build(scheme, layers=2).train()
-    plain = build(scheme, layers=2)
-    counter = CompileCounter()
-    net.compile(fullgraph=True, backend=counter)
-    for step in range(4):
-        batch = batch_of(name, step=step)
-        with torch.no_grad():
-            found = net(batch.tokens, parts_of(batch)[0].positions, targets=batch.targets)
-        torch.testing.assert_close(found, losses(plain, batch), rtol=0, atol=1e-10)
-    # The largest position of a step is known on the host: at most one more graph makes it dynamic.
-    assert counter.frame_count <= 2
-    torch._dynamo.reset()
 
 
 LEARNED = "model.position={name: learned, max_length: 300}"

@@ -5,7 +5,6 @@ import multiprocessing
 import os
 import subprocess
 import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -108,12 +107,8 @@ def test_new_run_writes_manifest(run, settings):
     assert manifest["tokenizer_hash"] == ByteTokenizer.hash and manifest["data_hash"] == "d" * 8
     (attempt,) = manifest["attempts"]
     machine = attempt["machine"]
-    meminfo = Path("/proc/meminfo").read_text().splitlines()
-    (total,) = [line.split()[1] for line in meminfo if line.startswith("MemTotal")]
     assert attempt["command"] == COMMAND and attempt["versions"]["torch"] == torch.__version__
-    assert machine["cores"] == os.cpu_count() and machine["processor"]
-    assert machine["memory"] == pytest.approx(int(total) * 1024, rel=0.01)
-    assert len(machine["gpus"]) == torch.cuda.device_count() and attempt["parallel"] is None
+    assert machine["cores"] == os.cpu_count() and machine["processor"] and machine["memory"] > 1e8
     git = ["git", "-C", str(ROOT), "rev-parse", "HEAD"]
     commit = subprocess.run(git, capture_output=True, text=True).stdout.strip()
     assert attempt["commit"] == (commit or None)

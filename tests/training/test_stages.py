@@ -3,7 +3,6 @@
 import pytest
 import torch
 import torch._dynamo
-from torch._dynamo.testing import CompileCounter
 
 from errors import ConfigError, TrainingError
 from model import ModelError, TokenPositions, Transformer
@@ -11,7 +10,7 @@ from run_directory.parent_run import check_fork
 from run_directory.run_settings import RunSettings
 from run_directory.stages import last_trained, stage_after, stage_of, stages_of
 from settings.load import identity, load_settings
-from tests.model.zoo import build, close, ids
+from tests.model.zoo import build, ids
 from training.checks import check_model
 from training.schedule import TrainingSchedule, learning_rate
 
@@ -170,7 +169,7 @@ def test_fork_keeps_stages_that_determine_data_order():
         (12, "{length: 12, duration: 10}, {length: 24, duration: 5}, {length: 12}"),
         (12, "{length: 12, duration: 9}, {length: 24}"),
     ):
-        with pytest.raises(TrainingError, match=rf"training.stages: .* after step {step} "):
+        with pytest.raises(TrainingError, match=f"training.stages before step {step} "):
             fork(step, stages)
 
 
@@ -197,21 +196,13 @@ def test_position_change_equals_model_built_with_it(case, changes):
     places = TokenPositions.plain(11)
     weights = dict(net.named_parameters())
     before = net(tokens, places)
-    state = torch.get_rng_state()
     net.reposition(asked)
-    assert torch.get_rng_state().equal(state) and net.settings == asked
+    assert net.settings == asked
     assert all(weight is weights[name] for name, weight in net.named_parameters())
     fresh = Transformer(asked, net.vocab_size, net.train_length).to(net.embed.weight.dtype).eval()
     fresh.load_state_dict(net.state_dict())
     assert torch.equal(net(tokens, places), fresh(tokens, places))
     assert not torch.allclose(net(tokens, places), before)
-    with torch.no_grad():
-        cache = net.make_cache(2, 11)
-        parts = [
-            net(tokens[:, a:b], TokenPositions.plain(b - a, offset=a), cache=cache)
-            for a, b in ((0, 7), (7, 11))
-        ]
-    close(torch.cat(parts, 1), fresh(tokens, places))
 
 
 def test_incompatible_change_keeps_model():
@@ -220,28 +211,3 @@ def test_incompatible_change_keeps_model():
     with pytest.raises(ModelError, match="fraction cannot be changed"):
         net.reposition(repositioned(net, fraction=0.5))
     assert net.settings == before
-
-
-def test_position_change_recompiles_at_most_once():
-    torch._dynamo.reset()
-    net = build("rope-sinks", layers=1).train()
-    plain = build("rope-sinks", layers=1)
-    counter = CompileCounter()
-    net.compile(fullgraph=True, backend=counter)
-    tokens = ids(2, 11)
-    places = TokenPositions.plain(11)
-    graphs = []
-    for changes in ({}, {"scaling": {"name": "drop"}, "window": 7}):
-        asked = repositioned(plain, **changes)
-        losses = []
-        for model in (net, plain):
-            model.reposition(asked)
-            model.zero_grad()
-            losses.append(model(tokens, places, targets=tokens.roll(1, 1)))
-            losses[-1].sum().backward()
-        close(*losses)
-        for a, b in zip(net.parameters(), plain.parameters(), strict=True):
-            torch.testing.assert_close(a.grad, b.grad, rtol=0, atol=1e-9)
-        graphs.append(counter.frame_count)
-    torch._dynamo.reset()
-    assert graphs == [1, 2]

@@ -76,9 +76,10 @@ def test_saved_model_is_verified(tmp_path):
     )
     first.save(tmp_path)
     loaded = load_tokenizer(tmp_path)
-    assert loaded.hash == first.hash and loaded.encode(TEXT) == first.encode(TEXT)
+    assert loaded.hash == first.hash
+    assert loaded.encode(TEXT) == first.encode(TEXT)
     damages = "is not a sentencepiece model|does not match its recorded hash"
-    for content in (other.model, b"", b"no model", first.model[: len(first.model) // 2]):
+    for content in (other.content, b"", b"no model", first.content[: len(first.content) // 2]):
         (tmp_path / "tokenizer.model").write_bytes(content)
         with pytest.raises(DataError, match=rf"tokenizer.model ({damages})"):
             load_tokenizer(tmp_path)

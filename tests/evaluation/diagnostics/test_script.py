@@ -59,7 +59,6 @@ def test_attention_diagnostics_end_to_end(root, monkeypatch, capsys):  # noqa: F
     spread = next(row for row in report["by_distance"] if row["length"] == 96)
     assert spread["edges"] == [0, 1, 2, 4, 8, 16, 24, 32, 64, 96]
     assert sum(spread["mass"]) == pytest.approx(1, abs=1e-4) == sum(spread["uniform"])
-    assert {row["dtype"] for row in report["precision"]} == {"float32", "bfloat16"}
     rotary = [row for row in report["pairs"] if (row["method"], row["length"]) == ("yarn", 96)]
     assert len(rotary) == 2
     monkeypatch.setattr(diagnostic_report, "attention_figures", lambda results: {})
@@ -71,11 +70,10 @@ def test_models_without_attention_or_positions(root, monkeypatch, capsys):  # no
     # figures take time
     monkeypatch.setattr(diagnostic_report, "attention_figures", lambda results: {})
     overrides = ["protocol=attention", "targets=8", "spans_per_document=1", "windows=2"]
-    overrides += ["precision=[]"]
     assert call(monkeypatch, root / "learned", *overrides, "lengths=[24,48]", "folder=a") == 0
     assert "trained at 48: its positions end after 24 tokens" in capsys.readouterr().out
     report = read(root / "learned" / "evaluation" / "a")
-    assert [row["length"] for row in report["absent"]] == [48] and not report["precision"]
+    assert [row["length"] for row in report["absent"]] == [48]
     assert call(monkeypatch, root / "pattern", *overrides, "lengths=[24,48]", "folder=a") == 0
     assert read(root / "pattern" / "evaluation" / "a")["layer_kinds"] == ["a", "b"]
     make_run(root, "linear", "model.mixer.name=linear")

@@ -5,8 +5,7 @@ import pytest
 
 from evaluation.schemes.curves import SchemeShape
 from evaluation.schemes.scheme_figures import FIGURES, FigureRequest
-from tests.artists import close, ends, labelled, levels, lines, points
-from tests.evaluation.schemes.test_figures import column
+from tests.artists import close, labelled, lines, points
 
 REQUEST = FigureRequest(
     SchemeShape(8, 4, 300), thetas=[100.0, 1e4], factor=4.0, distance=20, tokens=5, head=1
@@ -37,27 +36,3 @@ def test_lines_match_their_tables(name, panel, label, x, y):
         assert drawn.keys() == curves.keys()
         for line, numbers in curves.items():
             close(drawn[line], *zip(*numbers, strict=True))
-
-
-def test_encodings_are_numbered_points():
-    drawing = FIGURES["encodings"](REQUEST)
-    for axes in drawing.figure.axes:
-        values = column(drawing, "value", scheme=axes.get_label())
-        if len(values) == 2 * 5:
-            (dots,) = [points(line) for line in lines(axes) if line.get_marker() == "o"]
-            close(dots, values[::2], values[1::2])
-            numbered = {text.get_text(): text.xy for text in axes.texts}
-            assert [numbered[str(n)] for n in range(5)] == [pytest.approx(dot) for dot in dots]
-
-
-def test_wavelengths_are_grouped_by_full_rotation():
-    drawing = FIGURES["wavelengths"](REQUEST)
-    (axes,) = drawing.figure.axes
-    expected: dict[tuple, list] = {}
-    for base, pair, wavelength, whole in drawing.rows:
-        expected.setdefault((base, not whole), []).append((pair, wavelength))
-    for line, numbers in zip(lines(axes), expected.values(), strict=True):
-        close(points(line), *zip(*numbers, strict=True))
-    slow = {base: len(expected.get((base, True), [])) for base in ("base 10,000", "base 100")}
-    assert [end.name for end in ends(axes)] == [f"{base}: {n} of 4" for base, n in slow.items()]
-    assert levels(axes) == [300]

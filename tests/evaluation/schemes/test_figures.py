@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import math
-from itertools import combinations
 from typing import Literal
 
-import numpy as np
 import pytest
-from matplotlib.text import Text
 
-from evaluation.schemes import curves
 from evaluation.schemes import scheme_figures as drawings
 from evaluation.schemes.curves import SchemeShape
 from evaluation.schemes.scheme_figures import FIGURES, FigureRequest
 from model.attention.mask import AttentionView
 from model.position import SCHEMES, AttentionPlan, PositionalScheme, PositionSettings
-from tests.artists import ends
+from tests.artists import assert_text_is_readable, ends
 
 
 def column(drawing, value: str, **where) -> list:
@@ -124,27 +120,6 @@ def test_alibi_biases_match_slopes():
     assert drawn == pytest.approx({d: -d / 8 for d in drawn}, abs=1e-12)
 
 
-def test_other_biases_match_formulas():
-    shape = SchemeShape(dim=16, heads=4, train_length=200)
-    head = 1
-    drawing = drawings.biases(FigureRequest(shape, head=head))
-    start = curves.biased(shape, 200)
-    for d, value in biases(drawing, "sandwich").items():
-        product = sum(math.cos(d * 10_000 ** (-k / 64)) for k in range(64))
-        assert value == pytest.approx(4 / (8 * (head + 1)) * product, abs=1e-9)
-    for form in ("log", "power"):
-        numbers = start[f"kerple {form}"].state_dict()
-        r1, r2 = (max(0.01, float(numbers[name][head])) for name in ("r1", "r2"))
-        for d, value in biases(drawing, f"kerple {form}").items():
-            decay = math.log(1 + r2 * d) if form == "log" else d**r2
-            assert value == pytest.approx(-r1 * decay, abs=1e-9)
-    (table,) = start["t5"].state_dict().values()
-    # of each bucket
-    firsts = [*range(17), 19, 21, 24, 27, 31, 35, 40, 46, 52, 59, 67, 77, 87, 99, 113]
-    for d, value in biases(drawing, "t5").items():
-        assert value == float(table[sum(d >= first for first in firsts) - 1, head])
-
-
 class AddedSettings(PositionSettings):
     name: Literal["added"] = "added"
     form: Literal["root", "root_again", "square"] = "root"
@@ -164,15 +139,6 @@ def test_registered_scheme_appears_in_figures(monkeypatch):
     for label, power in (("added root", 0.5), ("added square", 2)):
         drawn = biases(drawing, label)
         assert drawn == pytest.approx({d: 5 - 2 * d**power for d in drawn})
-
-
-def test_only_schemes_with_bias_are_found():
-    found = curves.biased(SchemeShape(dim=8, heads=4, train_length=64), 64)
-    names = {label.split()[0] for label in found}
-    assert "alibi" in names and not names & {"none", "rope", "sinusoidal", "learned", "integer"}
-    for label, scheme in found.items():
-        values = curves.bias(scheme, 64)
-        assert values is not None and values.shape == (4, 65) and not values.isnan().any(), label
 
 
 def test_methods_match_frequency_formulas():
@@ -201,9 +167,7 @@ REQUESTS = {
     "small": FigureRequest(
         SchemeShape(8, 3, 300), thetas=[5e7], factor=32.0, distance=20, tokens=5, head=0
     ),
-    "bare": FigureRequest(
-        SchemeShape(64, 12, 5000), thetas=[100.0, 1e4, 5e5], factor=1.5, bare=True
-    ),
+    "large": FigureRequest(SchemeShape(64, 12, 5000), thetas=[100.0, 1e4, 5e5], factor=1.5),
 }
 
 
@@ -212,33 +176,12 @@ REQUESTS = {
     [
         ("decay", "usual"),
         ("biases", "usual"),
-        ("wavelengths", "bare"),
+        ("wavelengths", "large"),
         ("methods", "small"),
         ("angles", "usual"),
         ("encodings", "small"),
-        ("inner_product", "bare"),
+        ("inner_product", "large"),
     ],
 )
 def test_text_does_not_overlap_or_leave_the_figure(name, request_name):
-    figure = FIGURES[name](REQUESTS[request_name]).figure
-    figure.canvas.draw()
-    renderer = figure.canvas.get_renderer()
-    boxes = {}
-    for text in figure.findobj(Text):
-        # Ticks beyond the limits are kept, invisible to the reader; so are empty strings.
-        if text.get_text() and text.get_visible() and not _beyond(figure, text):
-            boxes[text] = Text.get_window_extent(text, renderer)
-    for text, box in boxes.items():
-        assert box.min.min() >= -0.5 and (box.max <= figure.bbox.max + 0.5).all(), text
-    for (text, a), (other, b) in combinations(boxes.items(), 2):
-        shared = np.minimum(a.max, b.max) - np.maximum(a.min, b.min)
-        assert shared.min() <= 2.0, (text, other)
-
-
-def _beyond(figure, text) -> bool:
-    for axes in figure.axes:
-        for axis, limits in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
-            for tick in [*axis.get_major_ticks(), *axis.get_minor_ticks()]:
-                if text in (tick.label1, tick.label2):
-                    return not (axes.axison and min(limits) <= tick.get_loc() <= max(limits))
-    return False
+    assert_text_is_readable(FIGURES[name](REQUESTS[request_name]).figure)

@@ -12,6 +12,7 @@ from evaluation.scoring.methods import resolve_methods
 from evaluation.stores import EvaluationStores
 from tests.evaluation.conftest import BUILTIN, MemoryStore
 
+SCORER = "evaluation.scoring.evaluate.ModelScorer"
 LENGTHS = [16, 32]
 
 
@@ -114,7 +115,7 @@ def test_losses_per_byte_do_not_depend_on_the_tokenizer(subject, monkeypatch, tm
     for run in runs:
         cost = 0.3 * run.tokenizer.token_bytes
         scorer = lambda windows, keep, cost=cost: cost[windows[:, -keep:]]  # noqa: E731
-        monkeypatch.setattr(EvaluationSession, "_scorer", lambda *_, scorer=scorer: scorer)
+        monkeypatch.setattr(SCORER, lambda *_, scorer=scorer, **__: scorer)
         methods = resolve_methods(["trained", "truncate"], BUILTIN, 16)
         result = EvaluationSession(
             settings, subject, run, methods, tmp_path / run.tokenizer.hash

@@ -38,7 +38,7 @@ BY_HASH = {
 OTHERS = {
     *("folder", "confidence", "memory", "least_documents", "shorten", "unreachable", "matrix"),
     "exposure",
-    *("tolerance", "batch", "context", "minutes"),
+    *("tolerance", "batch", "context"),
 }
 PROTOCOLS = ("fixed-targets", "sliding", "non-overlapping", "by-position")
 REPEATED = {"targets_by": "repetition", "ngram": 4}

@@ -6,13 +6,13 @@ from scipy import stats
 
 from errors import EvaluationError
 from evaluation.evaluation_settings import EvaluationSettings
-from evaluation.scoring.evaluate import EvaluationSession
 from evaluation.scoring.repetition import ControlText, draw_repeats, find_repeats
 from evaluation.scoring.text import EvaluationText
 from evaluation.statistics.analysis import analyze
 from tests.evaluation.conftest import BOS, EOS, MemoryStore, MemoryTokenizer, loss_session
 
 N = 3  # tokens before a target
+SCORER = "evaluation.scoring.evaluate.ModelScorer"
 LENGTHS = (16, 32, 64, 128)
 DISTANCES = (5, 9, 14, 20, 30, 33, 47, 60, 70, 90, 115)  # of the repetitions of every document
 
@@ -156,7 +156,7 @@ def measured(store, subject, tmp_path, monkeypatch):
     tokenizer.token_bytes = np.ones(20_000)
 
     def run(scorer, methods=("trained", "truncate", "yarn"), **settings):
-        monkeypatch.setattr(EvaluationSession, "_scorer", lambda *_: scorer)
+        monkeypatch.setattr(SCORER, lambda *_, **__: scorer)
         asked = {"lengths": LENGTHS, "targets": 4, "spans_per_document": 3, "device": "cpu"}
         asked |= {"contamination": {"check": False}}
         settings = EvaluationSettings(

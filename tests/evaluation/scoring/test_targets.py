@@ -127,14 +127,6 @@ def test_spans_avoid_excluded_ranges(excluded, span, spans):
     assert with_room == [*range(span, reaches(text, span, spans)[0] + 1)]
 
 
-def test_too_little_clean_text_error_suggests_longest_length():
-    text = bare([120, 90], [(0, 70, 119), (1, 60, 89)])
-    with pytest.raises(EvaluationError, match=r"longest usable length is 69\b"):
-        draw(text, longest=70, spans=1)
-    with pytest.raises(EvaluationError, match=r"longest usable length is 49\b"):
-        draw(text, longest=70, least_documents=2)
-
-
 @pytest.mark.parametrize(
     "asked, message",
     [

@@ -108,7 +108,7 @@ def test_claims_share_their_runs(claims, capsys):
 
 def test_a_pilot_has_other_seeds_and_bounds_delta(claims, capsys):
     status, _ = claims(CLAIM, "--pilot", 3)
-    assert status == 0 and "change: nll(rope, 48) − nll(rope, 24)" in capsys.readouterr().out
+    assert status == 0 and "change: mean " in capsys.readouterr().out
     assert not Path("runs/claims/tiny").exists()
     with pytest.raises(StudyError, match=r"primary.change.delta = 1e-05 is below"):
         claims(CLAIM.replace("delta: 0.5", "delta: 1e-5"), "--dry-run")

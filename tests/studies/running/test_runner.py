@@ -72,7 +72,3 @@ def test_precision_auto_is_resolved_once_for_all_cells(tmp_path, monkeypatch):
     monkeypatch.setattr(runner, "faster_precision", lambda *places: next(chosen))
     plan = SimpleNamespace(run=tmp_path / "run", settings=None)
     assert [runner.auto_precision(tmp_path, [plan]) for _ in range(2)] == ["bfloat16"] * 2
-    plan.run.mkdir()  # of an earlier version of this study
-    (plan.run / "manifest.json").write_text("{}")
-    (tmp_path / "precision.txt").unlink()
-    assert runner.auto_precision(tmp_path, [plan]) == "float32" and next(chosen) == "float32"
