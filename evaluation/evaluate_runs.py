@@ -74,16 +74,12 @@ def run_evaluation(
                 results.append(session.run())  # score every method at every length
         if dry_run or not ranks.main:
             return None
-        report = evaluation.report(results, provenance(command))
+        finished = datetime.now(UTC).isoformat(timespec="seconds")
+        report = evaluation.report(results, {"command": command, "finished": finished})
         folder = folders[0] / "evaluation" / (settings.folder or report.name)
         files = report.write_numbers(folder) if numbers_only else report.write(folder)
         write_text(folder / "settings.yaml", dump(evaluation.settings))
         return EvaluationOutput(report, folder, files)
-
-
-def provenance(command: str) -> dict:
-    """The command and date of an evaluation, for results.json."""
-    return {"command": command, "finished": datetime.now(UTC).isoformat(timespec="seconds")}
 
 
 def show(

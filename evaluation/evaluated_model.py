@@ -188,14 +188,12 @@ class EvaluatedRun:
         console: Console,
         dtype: str = "float32",
         weights: str | None = None,
-        checkpoint: int | None = None,
     ) -> "EvaluatedRun":
         """Read and verify a checkpoint, in float32 (float64 if it is stored or evaluated so)."""
         run = Run.open(folder)
         loaded = run.load(
             device=device,
             dtype=torch.float64 if dtype == "float64" else None,
-            checkpoint=checkpoint,
             weights=weights,
             console=console,
         )

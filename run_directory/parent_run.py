@@ -224,16 +224,12 @@ def with_table_length(
     return model.with_positions(schemes | extended) if extended else model
 
 
-def method_of(parent: RunSettings, settings: RunSettings) -> ModelSettings:
-    """The model under which the parent computes what the extension run computes at step 0."""
-    return with_table_length(settings.model, parent.model, lambda _, old: old.max_length)
-
-
 def not_at_test_time(parent: RunSettings, settings: RunSettings) -> str:
     """Why the method of the extension run cannot be applied to the parent at test time; '': it
     can."""
+    model = with_table_length(settings.model, parent.model, lambda _, old: old.max_length)
     try:
-        override(parent, method_of(parent, settings))
+        override(parent, model)
     except (ModelError, TrainingError) as error:
         return why(error)
     return ""

@@ -245,10 +245,10 @@ class ValidationSettings(StrictSettings):
                     "lower it"
                 )
             chosen.add(step)
-        is_auto = self.interval == "auto"
-        if interval := AUTO_INTERVAL if is_auto else self.interval:
+        interval = AUTO_INTERVAL if self.interval == "auto" else self.interval
+        if interval is not None:
             chosen.update(range(interval, steps + 1, interval))
-        if is_auto and steps < LEAST_VALIDATIONS * AUTO_INTERVAL:
+        if self.interval == "auto" and steps < LEAST_VALIDATIONS * AUTO_INTERVAL:
             chosen.update(i * steps // LEAST_VALIDATIONS for i in range(1, LEAST_VALIDATIONS))
         return frozenset(chosen - {0})
 

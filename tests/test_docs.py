@@ -342,7 +342,7 @@ class Clone:
             words = (*words, *text_for(words))
         if name == "evaluate":
             words = tuple(TRAINED.get(word, word) for word in words)
-        if name in ("evaluate", "compare_parent") and self.miniature and "--help" not in words:
+        if name == "evaluate" and self.miniature and "--help" not in words:
             known = settings_class(
                 [word for word in words if not word.startswith(("--", "runs/"))]
             ).model_fields

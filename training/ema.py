@@ -1,5 +1,7 @@
 """Exponential moving average of the weights, for evaluation."""
 
+# pyright: reportPrivateImportUsage=false
+
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -11,9 +13,8 @@ from run_directory.weights import named_weights, own_part
 
 
 class EMA:
-    """mean ← decay · mean + (1 − decay) · weights after every update, on the weights' device, in
-    float32 or float64. Up to step `start` the mean equals the weights. Each process averages its
-    own shards.
+    """mean ← decay · mean + (1 − decay) · weights after every update, on the weights' device. Up to
+    step `start` the mean equals the weights. Each process averages its own shards.
 
     Args:
         steps: updates of the whole run.
@@ -23,10 +24,7 @@ class EMA:
 
     def __init__(self, model: nn.Module, settings: EmaSettings, steps: int):
         weights = named_weights(model)
-        self.means = {
-            name: weight.detach().to(torch.promote_types(weight.dtype, torch.float32), copy=True)
-            for name, weight in weights.items()
-        }
+        self.means = {name: weight.detach().clone() for name, weight in weights.items()}
         # sharing the memory of weights and means
         self._own_weights = [own_part(weight.detach()) for weight in weights.values()]
         self._own_means = [own_part(mean) for mean in self.means.values()]
@@ -41,30 +39,24 @@ class EMA:
             self.follow()
             return
         means = self._own_means
-        present = [w.to(mean.dtype) for w, mean in zip(self._own_weights, means, strict=True)]
         share = (1 - self._decay) * (~skip).to(means[0].dtype)
-        difference = torch._foreach_sub(present, means)  # pyright: ignore[reportPrivateImportUsage]
-        torch._foreach_mul_(difference, share)  # pyright: ignore[reportPrivateImportUsage]
-        torch._foreach_add_(means, difference)  # pyright: ignore[reportPrivateImportUsage]
+        difference = torch._foreach_sub(self._own_weights, means)
+        torch._foreach_mul_(difference, share)
+        torch._foreach_add_(means, difference)
 
     @torch.no_grad()
     def follow(self) -> None:
         """Set the mean to the weights."""
-        _copy(self._own_means, self._own_weights)
+        torch._foreach_copy_(self._own_means, self._own_weights)
 
     @contextmanager
     def applied(self) -> Iterator[None]:
         """Use the means as the model's weights in the block."""
         with torch.no_grad():
             kept = [weight.clone() for weight in self._own_weights]
-            _copy(self._own_weights, self._own_means)
+            torch._foreach_copy_(self._own_weights, self._own_means)
         try:
             yield
         finally:
             with torch.no_grad():
-                _copy(self._own_weights, kept)
-
-
-def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:
-    for target, source in zip(targets, sources, strict=True):
-        target.copy_(source)
+                torch._foreach_copy_(self._own_weights, kept)

@@ -89,9 +89,8 @@ class Optimizer:
     def __init__(self, model: nn.Module, settings: OptimizerSettings):
         groups = parameter_groups(model, settings)
         self.parts: list[torch.optim.Optimizer] = []
-        adamw = settings
+        adamw: AdamWBase = settings.adamw if isinstance(settings, MuonSettings) else settings
         if isinstance(settings, MuonSettings):
-            adamw = settings.adamw
             matrices = [group for group in groups if group["name"] == "matrices"]
             groups = [group for group in groups if group["name"] != "matrices"]
             if matrices:
@@ -129,7 +128,7 @@ class Optimizer:
         grads = [weight.grad for weight in self.weights if weight.grad is not None]
         norm = nn.utils.get_total_norm(grads)
         if hasattr(norm, "full_tensor"):  # of sharded gradients
-            norm = norm.full_tensor()
+            norm = norm.full_tensor()  # type: ignore[operator]
         nn.utils.clip_grads_with_norm_(self.weights, max_norm or float("inf"), norm)
         return norm
 

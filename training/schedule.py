@@ -3,7 +3,6 @@ step."""
 
 import math
 
-from errors import TrainingError
 from run_directory.optimizer_settings import (
     ConstantSchedule,
     CosineSchedule,
@@ -68,8 +67,6 @@ def learning_rate(schedule: ScheduleSettings, peak: float, step: int, steps: int
     With a warm-up in steps, the rates before the decay do not depend on the length of the run, so
     runs of several lengths can share their first steps.
     """
-    if not 0 <= step < steps:
-        raise TrainingError(f"step {step} is outside the run's {steps} steps")
     warmup = as_steps(schedule.warmup, steps)
     if step < warmup:
         return peak * (step + 1) / warmup

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import stdtrit
 
-from data.preparation.summary import FEW_BELOW, POINTS_ONLY_BELOW
+from data.preparation.summary import POINTS_ONLY_BELOW
 
 MANY_UNITS = 10**7  # a larger number of units, or of spans, is not useful advice
 MANY_SPANS = 10_000
@@ -32,10 +32,6 @@ class MeanInterval:
     @property
     def half(self) -> float:
         return (self.high - self.low) / 2
-
-    @property
-    def few(self) -> bool:
-        return self.units < FEW_BELOW
 
 
 @dataclass(frozen=True)

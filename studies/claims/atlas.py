@@ -174,7 +174,7 @@ def claim_figure(verdict: ClaimVerdict) -> Figure:
     """The value of every seed, the mean with its interval, and the smallest effect that counts."""
     names = list(verdict.comparisons)
     curves = []
-    deltas = set()
+    deltas = {}  # by their place
     for i, name in enumerate(names):
         comparison = verdict.comparisons[name]
         low, high = verdict.ends[name]
@@ -182,19 +182,12 @@ def claim_figure(verdict: ClaimVerdict) -> Figure:
         curves += [
             Curve("", values, [i] * len(values), SOFT, dash="", marker="o", size=3.4),
             Curve(
-                "",
-                [comparison.estimate],
-                [i + 0.22],
-                COLOURS[0],
-                [low],
-                [high],
-                across=True,
-                marker="D",
+                "", [comparison.estimate], [i + 0.22], COLOURS[0], [low], [high], True, marker="D"
             ),
         ]
-        deltas.add((comparison.delta, "δ"))
+        deltas[comparison.delta] = "δ"
         if not comparison.difference:
-            deltas.add((-comparison.delta, "−δ"))
+            deltas[-comparison.delta] = "−δ"
 
     def scales(axes: Axes) -> None:
         axes.set_ylim(len(names) - 0.4, -0.5)
@@ -205,7 +198,7 @@ def claim_figure(verdict: ClaimVerdict) -> Figure:
         axes.grid(axis="x", color=GRID, lw=0.7, zorder=0)
         axes.spines["left"].set_visible(False)
         axes.axvline(0, color=INK, lw=1.0, ls=DASHED, zorder=2)
-        for delta, text in deltas:
+        for delta, text in deltas.items():
             mark(axes, delta, text)
 
     panel = Panel(curves, scales=scales, named=False, height=0.5 + 0.42 * len(names))
@@ -233,18 +226,18 @@ def write_atlas(claims: Sequence[Claim], docs: Path) -> list[Path]:
         for question, title in QUESTIONS.items()
     }
     grouped = {title: own for title, own in grouped.items() if own}
-    how = {"How to read the verdicts": [plain_text(METHODS)]}
     tables: dict[str, list[str | ReportTable]] = {}
     for title, own in grouped.items():
         rows = [entry.row for entry in own]
         table = ReportTable("Claims", COLUMNS, rows, numbers=len(COLUMNS))
         tables[title] = [table, *(entry.figure for entry in own)]
-    how_to_filter = {title: [*texts, filters(entries)] for title, texts in how.items()}
+    how = "How to read the verdicts"
+    methods = plain_text(METHODS)
     cards = {title: [entry.card for entry in own] for title, own in grouped.items()}
     title = "Atlas of claims about length"
     pages = {
-        "atlas.md": markdown(title, lead, how | tables),
-        "atlas.html": page(markdown(title, lead, how_to_filter | cards), docs),
+        "atlas.md": markdown(title, lead, {how: [methods]} | tables),
+        "atlas.html": page(markdown(title, lead, {how: [methods, filters(entries)]} | cards), docs),
     }
     for name, text in pages.items():
         write_text(docs / name, text)

@@ -80,56 +80,41 @@ def test_ranks_match_single_process_bitwise(measured, world, tmp_path):
     assert all((again.nll[where] == nll).all() for where, nll in alone.nll.items())
 
 
-SHARED = {
-    "context": 2,
-    "chunk": 10,
-    "batch": 2,
-    "dtype": "float64",
-    "documents": 3,
-}  # windows in several chunks per process
+# windows in several chunks per process
+SHARED = {"context": 2, "chunk": 10, "batch": 2, "dtype": "float64", "documents": 3}
 
 
-@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize(
+    ("world", "protocol", "more"),
+    [
+        (2, "fixed-targets", {}),
+        (4, "fixed-targets", {}),
+        (2, "sliding", {"stride": 16}),
+        (2, "non-overlapping", {}),
+        (2, "by-position", {"windows_per_document": 4}),
+    ],
+)
 def test_processes_that_share_windows_match_a_single_process(
-    measured, monkeypatch, world, tmp_path
+    measured, monkeypatch, world, protocol, more, tmp_path
 ):
-    alone = measured(cells="alone", **SHARED | {"context": 1})
+    asked = SHARED | {"protocol": protocol} | more
+    alone = measured(cells="alone", **asked | {"context": 1})
     read = []
     call = ModelScorer.__call__
     monkeypatch.setattr(
         ModelScorer, "__call__", lambda s, w, k: read.append(len(w)) or call(s, w, k)
     )
-    results = together(world, lambda ranks: (measured(ranks, **SHARED), sum(read)), context=2)
+    results = together(world, lambda ranks: (measured(ranks, **asked), sum(read)), context=2)
     for rank, (result, count) in enumerate(results):
         assert set(result.nll) == set(alone.nll) and result.targets == alone.targets
-        assert all(
-            np.abs(result.nll[where] - nll).max() < 1e-10 for where, nll in alone.nll.items()
-        )
-        # 3 documents × 2 spans in each of five cells; two groups divide their batches of two.
-        assert count == 5 * (6 if world == 2 else (4, 4, 2, 2)[rank])
+        for where, nll in alone.nll.items():
+            assert np.abs(result.nll[where] - nll).max() < 1e-10
+            assert (result.nll[where] == results[0][0].nll[where]).all()
+        if protocol == "fixed-targets":
+            # 3 documents × 2 spans in each of five cells; two groups divide their batches of two.
+            assert count == 5 * (6 if world == 2 else (4, 4, 2, 2)[rank])
     names = {path.name for path in (tmp_path / "alone").iterdir()}
-    assert {path.name for path in (tmp_path / "cells").iterdir()} == names and len(names) == 5
-
-
-def test_processes_share_windows_under_every_protocol(measured):
-    protocols = {
-        "sliding": {"stride": 16},
-        "non-overlapping": {},
-        "by-position": {"windows_per_document": 4},
-    }
-
-    def work(ranks=None, context=2):
-        how = SHARED | {"context": context, "batch": 16}
-        return {
-            name: measured(ranks, cells=f"{name}-{context}", protocol=name, **how, **more).nll
-            for name, more in protocols.items()
-        }
-
-    first, second = together(2, work, context=2)
-    for name, alone in work(context=1).items():
-        for where, nll in alone.items():
-            assert np.abs(first[name][where] - nll).max() < 1e-10
-            np.testing.assert_array_equal(first[name][where], second[name][where])
+    assert {path.name for path in (tmp_path / "cells").iterdir()} == names
 
 
 def interrupted_at(count: int):

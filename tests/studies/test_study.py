@@ -115,17 +115,6 @@ def test_finished_cells_are_not_run_again(clean, monkeypatch):
     assert (folder / "results.json").read_bytes() == text
 
 
-def test_an_existing_run_is_reused(clean, monkeypatch, tmp_path):
-    file, folder = clean
-    shutil.copytree(folder / "runs" / CELLS[0], tmp_path / "runs" / CELLS[0])
-    words = ["--run-dir", tmp_path, "--only", CELLS[0]]
-    assert call(monkeypatch, file, *words) == 0
-    record = results(tmp_path)
-    assert record["cells"][0]["timing"]["attempts"] == 1
-    assert [cell["status"] for cell in record["cells"]] == ["done", *["pending"] * 3]
-    assert lasting(results(folder))["cells"][0] == lasting(record)["cells"][0]
-
-
 def test_a_damaged_checkpoint_or_result_is_replaced(clean, copied, monkeypatch):
     file, folder = copied
     weights = next((folder / "runs" / CELLS[1] / "checkpoints").glob("step-*/model.safetensors"))

@@ -1,15 +1,13 @@
 """Runs that start from another: forks continue it, extension runs fine-tune its weights."""
 
-import json
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from data.sampling.exposure import read_exposure
-from errors import EvaluationError, TrainingError
+from errors import TrainingError
 from evaluation.monitor import monitor_targets
 from run_directory.checkpoints import find_checkpoint, save_weights
 from run_directory.exposure import exposure_of
@@ -17,7 +15,6 @@ from run_directory.parent_run import read_run_settings
 from run_directory.position_overrides import make_model
 from run_directory.run import Run
 from run_directory.run_settings import RunSettings
-from scripts import compare_parent
 from settings.load import identity
 from tests.training.conftest import ROOT
 from tests.training.tiny import cut, files_of, lines, same, trained, weights
@@ -339,48 +336,3 @@ def test_schemes_with_equal_parameters_and_learned_tables(parent, settings_of_ru
     assert trained("model.position.extend=interpolate", *longer) == 0
     assert Run(child).settings.model.position.max_length == 24
     assert same(weights(child, 0), weights(learned))
-
-
-def test_comparison_with_the_parent(parent, yarn, tmp_path, monkeypatch, capsys):
-    """The script compares an extension run with its parent, as trained and under its method; before
-    training they are equal."""
-    child = tmp_path / "child"
-    shutil.copytree(yarn, child)
-
-    def compare(*words):
-        monkeypatch.setattr(sys, "argv", ["compare_parent.py", *map(str, words)])
-        return compare_parent.main()
-
-    def cells():
-        small = ["lengths=[96]", "documents=8", "spans_per_document=2", "targets=8"]
-        assert compare(child, *small) == 0
-        rows = json.loads((child / "evaluation/parent/results.json").read_text())["cells"]
-        own = {row["length"]: row["nll"] for row in rows if row["difference"] is None}
-        theirs = {
-            (row["method"], row["length"]): row for row in rows if row["difference"] is not None
-        }
-        assert theirs.keys() == {(m, n) for m in ("trained", "same method") for n in (24, 48, 96)}
-        for (_, length), row in theirs.items():
-            assert row["difference"] == pytest.approx(row["nll"] - own[length])
-            assert row["low"] <= row["difference"] <= row["high"] and row["family"] == 6
-        return theirs
-
-    after = cells()
-    assert "NLL minus that of run" in capsys.readouterr().out
-    # Nothing is stretched at the parent's length, so that the method is what it was trained under.
-    assert after["trained", 24] | {"method": ""} == after["same method", 24] | {"method": ""}
-    assert after["trained", 48]["nll"] != after["same method", 48]["nll"]
-    cut(child, 0)
-    before = cells()
-    assert [before["same method", length]["difference"] for length in (24, 48, 96)] == [0, 0, 0]
-    assert before["trained", 96]["difference"] != 0
-
-    with pytest.raises(EvaluationError, match="parent is not an extension run"):
-        compare(parent)
-    with pytest.raises(EvaluationError, match="by-position has no lengths"):
-        compare(child, "protocol=by-position")
-    about = json.loads((child / "manifest.json").read_text())
-    about["lineage"][0]["checkpoint_hash"] = "0" * 64
-    (child / "manifest.json").write_text(json.dumps(about))
-    with pytest.raises(EvaluationError, match=r"checkpoint 12 of .*parent is not the parent"):
-        compare(child)

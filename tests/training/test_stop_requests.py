@@ -1,4 +1,4 @@
-"""Signals before and after the first step. In multi-process runs: distributed/test_ranks.py."""
+"""Signals before and after the first step. In several processes: test_processes.py."""
 
 import os
 import signal

@@ -177,3 +177,8 @@ def test_generation_stops_at_eos(sharp, make_store, tokenizer):
     other = measured(sharp, make_store, tokenizer, ROPE, temperatures=[2.0], seed=1)[1]
     assert (same.tokens["trained", "temperature 2"][0] == tokens).all()
     assert same.targets_hash != other.targets_hash
+    # Rows that end early leave later buckets without a number; the cell is measured.
+    tokenizer.eos_ids = tuple(range(0, tokenizer.vocab_size, 2))
+    _, ended = measured(sharp, make_store, tokenizer, ROPE, temperatures=[2.0])
+    nll = ended.values["trained", "temperature 2"]["nll"]
+    assert not ended.failed and np.isfinite(nll[:, 0]).any() and np.isnan(nll[:, -1]).all()

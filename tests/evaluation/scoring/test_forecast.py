@@ -94,6 +94,17 @@ def test_cache_of_every_row_is_counted(case):
         assert cache(batch) == pytest.approx(batch * expected, abs=2)
 
 
+def test_keys_of_a_pass_of_all_sharing_processes_are_counted(monkeypatch):
+    model = zoo_model("rope", torch.float32)
+
+    def needed(numbers):
+        monkeypatch.setattr(forecast, "gathered_numbers", lambda _, length, chunk: numbers * chunk)
+        return forecast.memory_needed(model, 96, 1, batch=3, chunk=8, context=4)
+
+    tokens = 4 * 8  # each process reads chunks of 8
+    assert needed(1000) - needed(0) == pytest.approx(forecast.SLACK * 3 * 1000 * tokens * 4, abs=2)
+
+
 def test_oversized_length_error_suggests_longest():
     for scheme, gib in (("rope", 0.2), ("fire", 0.5)):
         settings = ModelSettings(dim=192, layers=4, heads=6, kv_heads=2, position={"name": scheme})

@@ -153,6 +153,8 @@ def test_invalid_claims_are_rejected(write_study, old, new, phrase):
         ("length: 48", "length: 96", "needs length 96"),
         ("length: 48", "method: yarn, length: 48", "needs method yarn"),
         ("value: {{length: 24}}", "value: {{length: 48}}", "beyond the trained length 24"),
+        ("{configs}/position/rope.yaml", "model.position.name=learned", "needs 48 positions"),
+        ("delta: 9", "delta: 0.5\n    solved: 0.5", "3 seeds cannot show"),
     ],
 )
 def test_values_that_nothing_measures_are_rejected(claims, old, new, phrase):
