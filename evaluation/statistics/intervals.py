@@ -97,3 +97,18 @@ def spans_needed(
     allowed = (half / half_width(1.0, units, alpha)) ** 2 - rest
     needed = max(1, math.ceil(within / allowed)) if allowed > 0 else math.inf
     return int(needed) if needed <= MANY_SPANS else None
+
+
+def interval_columns(name: str, one: MeanInterval | None) -> dict[str, float | None]:
+    """`name`, `name_low` and `name_high` of an interval; None for what does not exist."""
+    ends = (None, None, None) if one is None else (one.estimate, one.low, one.high)
+    return dict(zip((name, f"{name}_low", f"{name}_high"), ends, strict=True))
+
+
+def mean_over_units(values: np.ndarray, unit: np.ndarray, confidence: float) -> dict:
+    """value, low and high: mean and interval over units of the finite values (n,)."""
+    known = np.isfinite(values)
+    if not known.any():
+        return {"value": math.nan}
+    mean = interval(unit_means(values[known], unit[known]), alpha=1 - confidence)
+    return {"value": mean.estimate, "low": mean.low, "high": mean.high}
