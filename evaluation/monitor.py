@@ -14,7 +14,7 @@ from data import GeneratedData, RunData
 from data.hashing import canonical_hash
 from data.sampling.items import PLAIN, ItemRows, place_items
 from data.sampling.packing import PositionedTokens
-from evaluation.scoring.scoring import CellFailed, ModelScorer, batches, merge_ranks
+from evaluation.scoring.scoring import ModelScorer, batches, merge_ranks
 from evaluation.scoring.targets import TargetSet, draw_targets, reaches, shorten_lengths
 from evaluation.scoring.text import EvaluationText
 from evaluation.scoring.windows import fixed_windows
@@ -67,16 +67,6 @@ class ValidationTargets(ABC):
             mean = float(nll.sum() / len(nll)) if np.isfinite(nll).all() else math.nan
             out[length] = mean, len(nll)
         return out
-
-    def nll(
-        self, model: Transformer, length: int, device: torch.device | str = "cpu"
-    ) -> np.ndarray:
-        """NLL in nats of every target with `length` tokens of context, (n,) float64. Raises
-        CellFailed if a loss is not finite."""
-        nll = self.share(model, length, device, rank=0, world=1)
-        if not np.isfinite(nll).all():
-            raise CellFailed(f"the loss is not finite at length {length}")
-        return nll
 
 
 @dataclass(frozen=True)
@@ -170,16 +160,16 @@ def text_targets(
     targets: int = 64,
     spans: int = 32,
     seed: int = 0,
-    spans_per_document: int = 1,
 ) -> TextTargets:
-    """Draw `spans` spans of `targets` tokens, the same for all `lengths` (input tokens), as stored.
+    """Draw `spans` spans of `targets` tokens, each in another document and the same for all
+    `lengths` (input tokens).
 
     Lengths that fewer than 8 documents reach (or fewer than reach the shortest length) are left
     out, and `note` says so. Raises EvaluationError where not even the shortest length is reached.
     """
     text = EvaluationText(store)
     span = min(targets, *lengths)
-    room = reaches(text, span, spans_per_document)
+    room = reaches(text, span, 1)
     reaching = int((room >= min(lengths)).sum())
     usable, note = shorten_lengths(room, lengths, min(LEAST_DOCUMENTS, reaching))
     drawn = draw_targets(
@@ -187,8 +177,8 @@ def text_targets(
         tokenizer_hash="",
         longest=usable[-1],
         span=span,
-        documents=max(1, spans // spans_per_document),
-        spans_per_document=spans_per_document,
+        documents=spans,
+        spans_per_document=1,
         seed=seed,
     )
     return TextTargets(text, drawn, usable, note)

@@ -54,10 +54,6 @@ class AttentionResult(DiagnosticResult):
     def edges(self, length: int) -> list[int]:
         return bucket_edges(length, self.subject.trained_length)
 
-    def lengths_of(self, method: str) -> list[int]:
-        """The lengths at which a method was measured."""
-        return [n for n in self.plan.lengths if (method, n) in self.seen]
-
 
 class AttentionSession(CellSession):
     """One attention evaluation: windows, memory budget and the model as trained.

@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 
+from data.preparation.summary import FEW_BELOW, POINTS_ONLY_BELOW
 from evaluation.evaluation_settings import MeasurementSettings
 from evaluation.reports.text import counted
 from evaluation.scoring.methods import name_of
-from evaluation.statistics.intervals import FEW_BELOW, POINTS_ONLY_BELOW
 
 
 def caveats(

@@ -271,24 +271,32 @@ def dots_panel(
     rows: Sequence[ResultRow],
     styles: Styles,
     *,
+    band: float,
     heading: str = "",
-    x: str = "",
-    band: float | None = None,
     shared: Iterable[ResultRow] = (),
 ) -> Panel:
-    """Values with intervals, one row each from top to bottom, hollow for a point estimate.
+    """Differences with intervals, one row each from top to bottom, hollow for a point estimate.
 
     Args:
-        band: values are differences; ± it is shaded, and the scale is linear inside and logarithmic
-            outside.
+        band: ± it is shaded, and the scale is linear inside and logarithmic outside.
         shared: all rows of the panels that have a common scale.
     """
     curves = []
     for at, row in enumerate(rows):
-        color, marker, _ = styles[row.variant]
-        curve = Curve("", [row.value], [at], color, [row.low], [row.high], across=True)
-        is_point = math.isnan(row.low)
-        curves.append(replace(curve, marker=marker, size=5.5, hollow=is_point))
+        style = styles[row.variant]
+        curve = Curve(
+            "",
+            x=[row.value],
+            y=[at],
+            color=style.color,
+            low=[row.low],
+            high=[row.high],
+            across=True,
+            marker=style.marker,
+            size=5.5,
+            hollow=math.isnan(row.low),
+        )
+        curves.append(curve)
     values = [value for row in [*rows, *shared] for value in (row.value, row.low, row.high)]
 
     def scales(axes: Axes) -> None:
@@ -300,15 +308,13 @@ def dots_panel(
         axes.grid(visible=False, axis="y")
         axes.grid(axis="x", color=GRID, lw=0.7, zorder=0)
         axes.spines["left"].set_visible(False)
-        if band:
-            axes.axvline(0, color=INK, lw=1.0, ls=DASHED, zorder=2)
+        axes.axvline(0, color=INK, lw=1.0, ls=DASHED, zorder=2)
         for at, (row, curve) in enumerate(zip(rows, curves, strict=True)):
-            text = (signed if band else plain)(row.value, 3)
             place = ((1, at), (5, 0), ("axes fraction", "data"), "offset points")
-            axes.annotate(text, *place, va="center", fontsize=8.5, color=curve.color)
+            axes.annotate(signed(row.value), *place, va="center", fontsize=8.5, color=curve.color)
 
     height = 0.215 * len(rows) + 0.55
-    return Panel(curves, heading, x=x, scales=scales, named=False, height=height)
+    return Panel(curves, heading, scales=scales, named=False, height=height)
 
 
 def heat_map(

@@ -49,21 +49,22 @@ from evaluation.reports.figures import FigureText
 from evaluation.reports.position_report import positions, tokens_seen
 from evaluation.reports.provenance import text_basis
 from evaluation.reports.reported_results import ReportedResults
-from evaluation.reports.results_files import clean, mean_over_units
+from evaluation.reports.results_files import clean
 from evaluation.reports.text import counted
 from evaluation.results_table import ResultRow, ResultsTable, number
 from evaluation.schemes.scheme_figures import wavelength_figure
 from evaluation.scoring.methods import TRAINED, name_of
+from evaluation.statistics.intervals import mean_over_units
 
 # Measures of tables and figures: heading, format.
 ATTENTION = {
     "entropy": ("entropy, nats", ".2f"),
-    "entropy_relative": ("entropy, share of ln n", ".0%"),
-    "first_token": ("mass on the first token", ".1%"),
-    "mass_beyond": ("mass beyond the trained distance", ".1%"),
-    "logit_std": ("standard deviation of logits", ".2f"),
+    "entropy_relative": ("entropy / ln n", ".0%"),
+    "first_token": ("mass on first token", ".1%"),
+    "mass_beyond": ("mass beyond L0", ".1%"),
+    "logit_std": ("sd of logits", ".2f"),
     "logit_max": ("largest logit", ".2f"),
-    "reach_90": ("tokens that hold 90% of the mass", ",.0f"),
+    "reach_90": ("reach of 90%, tokens", ",.0f"),
 }
 TEXT = {
     "repeated_4": ("4-grams repeated", ".1%"),

@@ -82,7 +82,11 @@ class EvaluationReport:
         that a user reads first: the report, the figures, the numbers."""
         numbers = self.write_numbers(folder)
         drawn = [save(figure, folder, name) for name, figure in self.figures.items()]
-        pictures = [picture(file.name, self.title, self.title) for file in drawn]
+        captions = [file.stem.replace("_", " ").capitalize() for file in drawn]
+        pictures = [
+            picture(file.name, caption, f"{self.title}: {caption}")
+            for file, caption in zip(drawn, captions, strict=True)
+        ]
         sections = {
             "Results": [*self.tables, *pictures, *self.more_tables],
             "Notes": [plain_text(line) for line in (*self.caveats, *self.details)],

@@ -218,7 +218,7 @@ def panels(
         figure, (low, high) = canvas(text, sum(heights) + key_height, width)
         under = low + key_height / figure.get_figheight()
         area = (0.008, under, 0.984, high - under)
-        figure.set_layout_engine(ConstrainedLayoutEngine(rect=area, h_pad=0.03, w_pad=0.02))
+        figure.set_layout_engine(ConstrainedLayoutEngine(rect=area, h_pad=0.06, w_pad=0.02))
         grid = figure.subplots(rows, columns, squeeze=False, height_ratios=heights)
         for axes in grid.flat[len(shown) :]:
             axes.remove()

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -560,10 +560,7 @@ def record_of(result: EvaluationResult, analysis: Analysis) -> dict:
             for length in result.plan.lengths
             if (method.label, length) in result.nll | result.absent | result.failed
         ],
-        "by_position": {
-            method: [asdict(bucket) for bucket in buckets]
-            for method, buckets in analysis.buckets.items()
-        },
+        "by_position": analysis.buckets,
         "per_target_nll": result.files,
         **read_gain_record(result, analysis),
     }

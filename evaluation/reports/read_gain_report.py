@@ -5,47 +5,19 @@ from collections.abc import Iterator
 from evaluation.reports.document import ReportTable, pivot
 from evaluation.reports.position_report import positions
 from evaluation.reports.reported_results import ReportedResults, melted
-from evaluation.reports.results_files import interval_columns
 from evaluation.reports.text import interval_text, listed
 from evaluation.results_table import ResultRow
 from evaluation.scoring.evaluate import EvaluationResult
 from evaluation.scoring.methods import TRUNCATE
 from evaluation.statistics.analysis import Analysis
-from evaluation.statistics.read_gain import ReadGain
-
-
-def read_gain_columns(each: ReadGain) -> dict:
-    """The numbers of repeated text at one length and distance."""
-    return {
-        "method": each.method,
-        "length": each.length,
-        "targets": each.targets,
-        "documents": each.documents,
-        "units": each.read_gain.units,
-        "nll": each.nll,
-        **interval_columns("gain", each.gain),
-        "distance_low": each.low,
-        "distance_high": each.high,
-        "readable": each.readable,
-        "control_nll": each.control,
-        **interval_columns("read_gain", each.read_gain),
-    }
 
 
 def read_gain_record(result: EvaluationResult, analysis: Analysis) -> dict:
-    """Repeated text in results.json; `units` are ids among the names of all units."""
-    if result.plan.repeats is None:
-        return {}
-    cells = [
-        {
-            **read_gain_columns(each),
-            "units": [result.unit_names[unit] for unit in each.unit],
-            "unit_nll": each.unit_nll.tolist(),
-            "unit_control_nll": each.unit_control.tolist(),
-        }
-        for each in analysis.read_gains
-    ]
+    """Repeated text in results.json."""
     repeats = result.plan.repeats
+    if repeats is None:
+        return {}
+    cells = analysis.read_gains
     return {"repeated": {"hash": repeats.hash, "ngram": repeats.ngram, "cells": cells}}
 
 

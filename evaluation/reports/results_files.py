@@ -6,12 +6,10 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
 from data.files import write_text
 from evaluation.results_table import ResultsTable
-from evaluation.statistics.intervals import MeanInterval, interval, unit_means
 
 # Facts about an evaluation that results.csv repeats in each row.
 FACTS = ("protocol", "trained_length", "bos", "dtype", "corpus", "corpus_hash", "tokenizer_hash")
@@ -63,21 +61,6 @@ def markdown_table(
     """A Markdown table; columns after the first `texts` are aligned as numbers."""
     rule = ["---"] * texts + ["---:"] * (len(columns) - texts)
     return "\n".join(f"| {' | '.join(map(str, row))} |" for row in (columns, rule, *rows))
-
-
-def interval_columns(name: str, one: MeanInterval | None) -> dict[str, float | None]:
-    """`name`, `name_low` and `name_high` of an interval; None for what does not exist."""
-    ends = (None, None, None) if one is None else (one.estimate, one.low, one.high)
-    return dict(zip((name, f"{name}_low", f"{name}_high"), ends, strict=True))
-
-
-def mean_over_units(values: np.ndarray, unit: np.ndarray, confidence: float) -> dict:
-    """value, low and high: mean and interval over units of the finite values (n,)."""
-    known = np.isfinite(values)
-    if not known.any():
-        return {"value": math.nan}
-    mean = interval(unit_means(values[known], unit[known]), alpha=1 - confidence)
-    return {"value": mean.estimate, "low": mean.low, "high": mean.high}
 
 
 def clean(value, digits: int | None = None):

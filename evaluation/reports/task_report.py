@@ -9,7 +9,7 @@ accuracy_by_distance, whose `at` is a depth, or tokens before the question.
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -29,7 +29,6 @@ from evaluation.reports.evaluation_report import EvaluationReport
 from evaluation.reports.figures import FigureText, panels
 from evaluation.reports.provenance import basis
 from evaluation.reports.reported_results import ReportedResults, melted
-from evaluation.reports.results_files import interval_columns
 from evaluation.reports.text import counted, percent, signed
 from evaluation.results_table import ResultRow, ResultsTable, number
 from evaluation.scoring.methods import TRAINED, name_of
@@ -40,7 +39,6 @@ from evaluation.tasks.task_analysis import (
     ABOVE_CHANCE,
     UNDECIDED,
     TaskAnalysis,
-    TaskRow,
     unit_interval,
 )
 from evaluation.tasks.task_session import TaskResult
@@ -158,31 +156,10 @@ def record_of(result: TaskResult, analysis: TaskAnalysis) -> dict:
         "task_settings": drawn.task.model_dump(mode="json"),
         "lengths": drawn.lengths,
         "units": {"kind": drawn.unit_kind, "names": drawn.unit_names},
-        "cells": [
-            {**row_columns(row), "unit_accuracy": row.unit_share, "unit_exact": row.unit_exact}
-            for row in analysis.rows
-        ],
-        "by_depth": [asdict(spot) for spot in analysis.by_depth],
-        "by_distance": [asdict(spot) for spot in analysis.by_distance],
+        "cells": analysis.rows,
+        "by_depth": analysis.by_depth,
+        "by_distance": analysis.by_distance,
         "per_item_nll": result.files,
-    }
-
-
-def row_columns(row: TaskRow) -> dict:
-    return {
-        "method": row.method,
-        "length": row.length,
-        "accuracy": row.share.share,
-        "accuracy_low": row.low,
-        "accuracy_high": row.high,
-        "against_chance": row.word,
-        "wilson_low": row.share.low,
-        "wilson_high": row.share.high,
-        "n_eff": row.share.n_eff,
-        "exact": row.exact.share,
-        "exact_low": row.exact.low,
-        "exact_high": row.exact.high,
-        **interval_columns("gain", row.gain),
     }
 
 

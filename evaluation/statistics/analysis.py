@@ -12,9 +12,8 @@ from evaluation.scoring.evaluate import EvaluationResult
 from evaluation.scoring.methods import TRAINED, TRUNCATE, name_of
 from evaluation.statistics.context_reach import add_reach, context_reach
 from evaluation.statistics.intervals import interval, unit_means
-from evaluation.statistics.read_gain import ReadGain, read_gains
+from evaluation.statistics.read_gain import read_gains
 from evaluation.statistics.verdicts import (
-    PositionBucket,
     VerdictRules,
     add_needed,
     add_verdicts,
@@ -35,14 +34,14 @@ class Analysis:
     Attributes:
         table: the long table; variants are the names of methods (`name_of`). `where` is `seen` or
             `unseen` for units whose cluster is in the training text, or not.
-        read_gains: of repeated text.
+        buckets, read_gains: parts of results.json by position, and of repeated text.
         learned: unigram NLL − NLL(as trained, L0) on the same targets.
         notes: about the methods without a verdict.
     """
 
     table: ResultsTable
-    buckets: dict[str, list[PositionBucket]]
-    read_gains: list[ReadGain]
+    buckets: dict[str, list[dict]]
+    read_gains: list[dict]
     family: int
     units: int
     unit_kind: str
@@ -210,7 +209,7 @@ def _add_reaches(table: ResultsTable, result: EvaluationResult) -> None:
         add_reach(table, name_of(method.label), reach)
 
 
-def _buckets(result: EvaluationResult) -> dict[str, list[PositionBucket]]:
+def _buckets(result: EvaluationResult) -> dict[str, list[dict]]:
     if result.plan.protocol != "by-position" or result.truncated is None:
         return {}
     (windows,) = result.plan.windows.values()
@@ -222,21 +221,20 @@ def _buckets(result: EvaluationResult) -> dict[str, list[PositionBucket]]:
     }
 
 
-def _read_gains(result: EvaluationResult) -> list[ReadGain]:
+def _read_gains(result: EvaluationResult) -> list[dict]:
     l0 = result.subject.trained_length
     truncated = result.repeated.get((TRAINED, l0))
     return [
-        bucket
+        {"method": method, "length": length, **cell}
         for (method, length), nll in result.repeated.items()
-        for bucket in read_gains(
-            method,
-            length,
+        for cell in read_gains(
             result.plan.repeats,
             context=min(length, l0) if method == TRUNCATE else length,
             nll=nll,
             control=result.control[method, length],
             truncated=truncated,
             units=result.units,
+            names=result.unit_names,
             alpha=1 - result.settings.confidence,
         )
     ]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import stdtrit
 
-from data.preparation.summary import FEW_BELOW, POINTS_ONLY_BELOW
+from data.preparation.summary import POINTS_ONLY_BELOW
 
 MANY_UNITS = 10**7  # a larger number of units, or of spans, is not useful advice
 MANY_SPANS = 10_000
@@ -32,10 +32,6 @@ class MeanInterval:
     @property
     def half(self) -> float:
         return (self.high - self.low) / 2
-
-    @property
-    def few(self) -> bool:
-        return self.units < FEW_BELOW
 
 
 @dataclass(frozen=True)
@@ -101,3 +97,18 @@ def spans_needed(
     allowed = (half / half_width(1.0, units, alpha)) ** 2 - rest
     needed = max(1, math.ceil(within / allowed)) if allowed > 0 else math.inf
     return int(needed) if needed <= MANY_SPANS else None
+
+
+def interval_columns(name: str, one: MeanInterval | None) -> dict[str, float | None]:
+    """`name`, `name_low` and `name_high` of an interval; None for what does not exist."""
+    ends = (None, None, None) if one is None else (one.estimate, one.low, one.high)
+    return dict(zip((name, f"{name}_low", f"{name}_high"), ends, strict=True))
+
+
+def mean_over_units(values: np.ndarray, unit: np.ndarray, confidence: float) -> dict:
+    """value, low and high: mean and interval over units of the finite values (n,)."""
+    known = np.isfinite(values)
+    if not known.any():
+        return {"value": math.nan}
+    mean = interval(unit_means(values[known], unit[known]), alpha=1 - confidence)
+    return {"value": mean.estimate, "low": mean.low, "high": mean.high}

@@ -7,13 +7,12 @@ gain.
 
 import math
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 
 from evaluation.results_table import ResultsTable
 from evaluation.statistics.intervals import (
-    Interval,
     MeanInterval,
     interval,
     spans_needed,
@@ -150,27 +149,16 @@ def _span_means(
     return ordered.reshape(len(counts), -1, span).mean(axis=2), unit[first]
 
 
-@dataclass(frozen=True)
-class PositionBucket:
-    """Targets whose position in the window lies in [low, high)."""
-
-    low: int
-    high: int
-    count: int
-    nll: float
-    gain: Interval  # truncation baseline - method on the same tokens, nats
-
-
 def by_position(
     nll: np.ndarray, truncated: np.ndarray, position: np.ndarray, unit: np.ndarray, alpha: float
-) -> list[PositionBucket]:
-    """NLL by position in geometric buckets [2^k, 2^(k+1)), the first being {0}; gain paired per
-    bucket."""
+) -> list[dict]:
+    """NLL by position in geometric buckets [2^k, 2^(k+1)), the first being {0}; gain over
+    truncation paired per bucket."""
     buckets = []
     exponents = np.frexp(position)[1]  # of the powers of two that lie above the positions
     for k in np.unique(exponents).tolist():
         inside = exponents == k
         gain = interval(unit_means((truncated - nll)[inside], unit[inside]), alpha=alpha)
-        low = 2**k // 2
-        buckets.append(PositionBucket(low, 2**k, int(inside.sum()), pooled(nll[inside]), gain))
+        bucket = {"low": 2**k // 2, "high": 2**k, "count": int(inside.sum())}
+        buckets.append({**bucket, "nll": pooled(nll[inside]), "gain": asdict(gain)})
     return buckets

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from evaluation.scoring.methods import TRAINED, TRUNCATE
+from evaluation.scoring.methods import TRUNCATE
 from evaluation.statistics.binomial import effective, wilson
-from evaluation.statistics.intervals import Interval, interval, unit_means
+from evaluation.statistics.intervals import interval, interval_columns, unit_means
 from evaluation.tasks.task_session import TaskResult
 
 ABOVE_CHANCE = "above chance"
@@ -21,52 +21,13 @@ UNDECIDED = "not distinguishable from chance"
 
 
 @dataclass(frozen=True)
-class Accuracy:
-    """Accuracy with Wilson's interval for `n_eff` independent items."""
-
-    n: int
-    share: float
-    low: float
-    high: float
-    n_eff: float
-
-
-@dataclass(frozen=True)
-class TaskRow:
-    """One method at one length. `low`, `high`: simultaneous, for `share.share`. `word`: compared
-    with chance. `gain`: accuracy minus that with the context truncated to L0, over the same
-    items."""
-
-    method: str
-    length: int
-    share: Accuracy
-    exact: Accuracy
-    low: float
-    high: float
-    word: str
-    gain: Interval | None
-    unit_share: list[float]
-    unit_exact: list[float]
-
-
-@dataclass(frozen=True)
-class DepthCell:
-    """One cell of a grid: a method, a length, and the place of the answer: a depth, or tokens
-    before the question, from `where` up to `until` (exclusive)."""
-
-    method: str
-    length: int
-    where: float
-    until: float | None
-    share: Accuracy
-    exact: Accuracy
-
-
-@dataclass(frozen=True)
 class TaskAnalysis:
-    rows: list[TaskRow]
-    by_depth: list[DepthCell]
-    by_distance: list[DepthCell]
+    """Cells of results.json: of each method and length, and of each place of the answer: a depth,
+    or tokens before the question, from `where` up to `until` (exclusive)."""
+
+    rows: list[dict]
+    by_depth: list[dict]
+    by_distance: list[dict]
     family: int
     units: int
 
@@ -86,7 +47,7 @@ def analyse_tasks(result: TaskResult) -> TaskAnalysis:
     return analysis
 
 
-def _row(result: TaskResult, method: str, length: int) -> TaskRow:
+def _row(result: TaskResult, method: str, length: int) -> dict:
     unit = result.drawn.unit
     chance = result.drawn.chance
     alpha = 1 - result.settings.confidence
@@ -107,23 +68,30 @@ def _row(result: TaskResult, method: str, length: int) -> TaskRow:
     truncated = result.answers.get((TRUNCATE, length))
     if method != TRUNCATE and length > result.subject.trained_length and truncated is not None:
         gain = interval(unit_means(right - truncated.right, unit), alpha=joint)
-    return TaskRow(
-        method=method,
-        length=length,
-        share=share_of(right, unit, alpha),
-        exact=share_of(exact, unit, alpha),
-        low=low,
-        high=high,
-        word=word,
-        gain=gain,
-        unit_share=shares.tolist(),
-        unit_exact=unit_means(exact, unit).tolist(),
-    )
+    share = share_of(right, unit, alpha)
+    of_exact = share_of(exact, unit, alpha)
+    return {
+        "method": method,
+        "length": length,
+        "accuracy": share["share"],
+        "accuracy_low": low,
+        "accuracy_high": high,
+        "against_chance": word,
+        "wilson_low": share["low"],
+        "wilson_high": share["high"],
+        "n_eff": share["n_eff"],
+        "exact": of_exact["share"],
+        "exact_low": of_exact["low"],
+        "exact_high": of_exact["high"],
+        **interval_columns("gain", gain),
+        "unit_accuracy": shares.tolist(),
+        "unit_exact": unit_means(exact, unit).tolist(),
+    }
 
 
 def _grid(
     result: TaskResult, method: str, length: int, places: np.ndarray, doubles: bool
-) -> list[DepthCell]:
+) -> list[dict]:
     """A cell for each place of an item (n,); `doubles`: up to twice the place, and not at 0."""
     unit = result.drawn.unit
     alpha = 1 - result.settings.confidence
@@ -131,34 +99,37 @@ def _grid(
     cells = []
     for where in np.unique(places[places > 0] if doubles else places).tolist():
         here = places == where
-        share = share_of(answers.right[here], unit[here], alpha)
-        exact = share_of(answers.exact[here], unit[here], alpha)
-        until = 2 * where if doubles else None
-        cells.append(DepthCell(method, length, where, until, share, exact))
+        cells.append(
+            {
+                "method": method,
+                "length": length,
+                "where": where,
+                "until": 2 * where if doubles else None,
+                "share": share_of(answers.right[here], unit[here], alpha),
+                "exact": share_of(answers.exact[here], unit[here], alpha),
+            }
+        )
     return cells
 
 
-def share_of(hits: np.ndarray, unit: np.ndarray, alpha: float) -> Accuracy:
-    """Wilson's interval for 0/1 `hits` (n,), whose haystacks `unit` (n,) may repeat."""
+def share_of(hits: np.ndarray, unit: np.ndarray, alpha: float) -> dict:
+    """The share of 0/1 `hits` (n,) with Wilson's interval; haystacks `unit` (n,) may repeat."""
     _, inverse = np.unique(unit, return_inverse=True)
     n = len(hits)
     total = float(hits.sum())
     n_eff = effective(np.bincount(inverse, weights=hits), np.bincount(inverse))
     low, high = wilson(total, n, alpha=alpha, n_eff=n_eff)
-    return Accuracy(n, total / n, low, high, n_eff)
+    return {"n": n, "share": total / n, "low": low, "high": high, "n_eff": n_eff}
 
 
 def unit_interval(
     means: np.ndarray, hits: np.ndarray, unit: np.ndarray, alpha: float
 ) -> tuple[float, float]:
     """Ends of the interval of a mean share over units, within 0 and 1; NaN with too few units."""
-    ends = interval(means, alpha=alpha)
-    if np.ptp(means) == 0 and not math.isnan(ends.low):
-        ends = share_of(hits, unit, alpha)
-    return float(np.clip(ends.low, 0, 1)), float(np.clip(ends.high, 0, 1))
-
-
-def reference(result: TaskResult, analysis: TaskAnalysis) -> TaskRow | None:
-    """The checkpoint as trained at its trained length."""
-    l0 = result.subject.trained_length
-    return next((row for row in analysis.rows if row.method == TRAINED and row.length == l0), None)
+    mean = interval(means, alpha=alpha)
+    ends = (mean.low, mean.high)
+    if np.ptp(means) == 0 and not math.isnan(mean.low):
+        share = share_of(hits, unit, alpha)
+        ends = (share["low"], share["high"])
+    low, high = np.clip(ends, 0, 1).tolist()
+    return low, high

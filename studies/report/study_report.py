@@ -12,6 +12,7 @@ import yaml
 from matplotlib.figure import Figure
 
 from data.files import write_text
+from data.preparation.summary import FEW_BELOW
 from evaluation.reports.charts import Styles, styles_of
 from evaluation.reports.diagnostic_report import (
     attention_figure,
@@ -36,7 +37,6 @@ from evaluation.reports.reported_results import ReportedResults, seed_counts
 from evaluation.reports.results_files import write_results
 from evaluation.reports.task_report import accuracy_figure, task_tables
 from evaluation.reports.text import counted, listed
-from evaluation.statistics.intervals import FEW_BELOW
 from evaluation.statistics.seeds import CLAIM_SEEDS
 from studies.report import study_tables
 from studies.results.loss_comparison import LossComparison, derive

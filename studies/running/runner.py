@@ -84,11 +84,8 @@ class StudyRunner:
         """Run all cells; the signal that stopped it, or None."""
         before = {number: signal.signal(number, self._on_signal) for number in STOP_SIGNALS}
         try:
-            with self.progress.console.live(self.progress) as draw:
-                while self._start_cells() or self._running:
-                    self._collect()
-                    if draw is not None:
-                        draw()
+            while self._start_cells() or self._running:
+                self._collect()
         finally:
             self._stop(signal.SIGKILL)
             for number, handler in before.items():
@@ -115,7 +112,7 @@ class StudyRunner:
         for plan in list(self._queue):
             if self._signals or len(self._running) == self._jobs:
                 break
-            if can_retry or self.progress.phase(plan) != BUSY:
+            if can_retry or self.progress.phases[plan.id] != BUSY:
                 self._queue.remove(plan)
                 self._start(plan)
         return bool(self._queue)
@@ -128,10 +125,10 @@ class StudyRunner:
         work = self._work(plan)
         if work.is_done():
             work.record.save("done", None, work.checkpoint)
-            self.progress.set(plan, DONE)
+            self.progress.phases[plan.id] = DONE
             return
         if time.monotonic() + self.forecast.seconds(plan, work) > self._deadline:
-            self.progress.set(plan, LEFT)
+            self.progress.phases[plan.id] = LEFT
             return
         slot = min(set(range(self._jobs)) - {each.slot for each in self._running.values()})
 
@@ -144,8 +141,8 @@ class StudyRunner:
                     return REQUEUE
                 return self._work(plan).run()  # what another process has done meanwhile is not left
 
-        if self.progress.phase(plan) != BUSY:
-            self.progress.set(plan, RUNNING, log=work.log)
+        if self.progress.phases[plan.id] != BUSY:
+            self.progress.phases[plan.id] = RUNNING
         pid = start_child(child, work.log)
         self._running[pid] = _RunningCell(work, slot, time.monotonic())
 
@@ -167,8 +164,8 @@ class StudyRunner:
         elif status == REQUEUE:
             self._queue.append(plan)
             self._retry = time.monotonic() + RETRY
-            if self.progress.phase(plan) != BUSY:
-                self.progress.set(plan, BUSY)
+            if self.progress.phases[plan.id] != BUSY:
+                self.progress.phases[plan.id] = BUSY
                 self.progress.info(f"{plan.id}: waiting for the process that works on it")
         elif status == INTERRUPTED or (self._signals and status < 0):
             self.progress.finish(plan, STOPPED, seconds)

@@ -225,10 +225,11 @@ def test_what_cannot_be_evaluated_raises_one_error(root, monkeypatch, runs, aske
 def test_runs_with_different_tokenizers_are_compared_by_bytes(root, monkeypatch, capsys):
     pieces = "data.tokenizer={name: sentencepiece, vocab_size: 300, train_bytes: 20k}"
     make_run(root, "pieces", "model.position={name: rope}", pieces)
-    other = json.loads((root / "pieces" / "manifest.json").read_text())["data"]
-    with pytest.raises(EvaluationError, match="another tokenizer"):
-        call(monkeypatch, root / "run", *SMALL, f"store={other}")
     runs = [root / "run", root / "pieces"]
+    for run, other in (runs, runs[::-1]):
+        store = json.loads((other / "manifest.json").read_text())["data"]
+        with pytest.raises(EvaluationError, match="another tokenizer"):
+            call(monkeypatch, run, *SMALL, f"store={store}")
     with pytest.raises(EvaluationError, match="protocol=fixed-targets"):
         call(monkeypatch, *runs, *SMALL, "protocol=sliding")
     asked = ["lengths=[24,48]", "targets=16", "spans_per_document=2", "device=cpu", "folder=bytes"]

@@ -42,8 +42,6 @@ def test_ranks_match_single_process_with_equal_batches(make_store, sharp, monkey
     passes = []
     monkeypatch.setattr("evaluation.monitor.rows_of", lambda length: 2)
     alone = monitor.measure(model)
-    plain = {length: float(monitor.nll(model, length).mean()) for length in monitor.lengths}
-    assert {length: nll for length, (nll, _) in alone.items()} == pytest.approx(plain, abs=1e-6)
     forward = model.forward
     monkeypatch.setattr(model, "forward", lambda *a, **k: passes.append(1) or forward(*a, **k))
     for world in (2, 3, 4, 7):

@@ -171,6 +171,8 @@ def test_generation_stops_at_eos(sharp, make_store, tokenizer):
     for row, end in zip(tokens, ends, strict=True):
         assert tokenizer.eos_id not in row[8:end]
         assert end == 60 or row[end] == tokenizer.eos_id
+    text = " ".join(map(str, tokens[0, 8 : ends[0]]))
+    assert result.text["trained", "temperature 2"] == text and len(set(ends)) > 1
     alive = np.isfinite(result.values["trained", "temperature 2"]["nll"])
     assert (alive == (np.array(result.edges[:-1]) < ends[:, None])).all()
     same = measured(sharp, make_store, tokenizer, ROPE, temperatures=[2.0])[1]

@@ -4,16 +4,13 @@ import math
 
 import numpy as np
 import pytest
-from matplotlib import colormaps
 from matplotlib.colors import to_hex
 
 from evaluation.reports.charts import (
     LengthAxis,
     difference_panel,
     dots_panel,
-    heat_map,
     length_panel,
-    multiples,
     styles_of,
     top_of_colored,
 )
@@ -71,7 +68,7 @@ def test_undertrained_variants_are_marked():
         to_hex(line.get_color()) for line in lines(axes) if line.get_markerfacecolor() == "white"
     }
     assert hollow == {styles["b"].color.lower()}
-    dots = drawn(dots_panel(rows[1::2], styles))
+    dots = drawn(dots_panel(rows[1::2], styles, band=0.02))
     assert [label.get_text() for label in dots.get_yticklabels()] == ["a", "b †"]
 
 
@@ -88,18 +85,6 @@ def test_differences_have_a_band_where_the_axis_is_linear():
     assert (band.y0, band.y1) == pytest.approx((-0.02, 0.02))
 
 
-@pytest.mark.parametrize("span", [(-0.06, 0.015), (-0.015, 0.06), (-3.0, 0.0), (0.0, 0.3)])
-def test_symlog_ticks_cover_the_data_without_crowding(span):
-    """At least three ticks lie where the lines are, none crowded by another."""
-    low, high = span
-    axes = drawn(length_panel(rows_of({"a": [0.0, low, high]}), styles_of(["a"]), AXIS, band=0.02))
-    ticks = axes.get_yticks()
-    inside = [tick for tick in ticks if min(low, 0) - 0.02 <= tick <= max(high, 0) + 0.02]
-    assert len(inside) >= 3 and 0 in inside
-    heights = sorted(axes.transData.transform([(256, tick) for tick in ticks])[:, 1])
-    assert min(np.diff(heights)) >= 0.07 * axes.bbox.height
-
-
 def test_dots_are_rows_with_intervals_from_top_to_bottom():
     rows = [
         ResultRow("a", "difference", -0.3, 64, low=-0.4, high=-0.2),
@@ -113,42 +98,6 @@ def test_dots_are_rows_with_intervals_from_top_to_bottom():
     assert dots[1].get_markerfacecolor() == "white"  # a point estimate
     (bar,) = [one for one in axes.collections if len(one.get_segments())]
     assert bar.get_segments()[0].tolist() == [[-0.4, 0], [-0.2, 0]]
-
-
-def test_heat_maps_shade_each_cell_by_its_share():
-    cells = {(0, 0): 0.25, (1, 0): 0.5, (0, 1): 1.0}
-    rows = [
-        ResultRow("a", "accuracy", share, (64, 128)[x], at=y / 2, low=0.1, high=0.9)
-        for (x, y), share in cells.items()
-    ]
-    axes = drawn(
-        heat_map(rows, lengths=[64, 128], name=lambda row: f"at {row.at}", y="", down=True)
-    )
-    assert [text.get_text() for text in axes.get_yticklabels()] == ["at 0.0", "at 0.5"]
-    assert [text.get_text() for text in axes.get_xticklabels()] == ["64", "128"]
-    assert axes.yaxis_inverted()
-    for patch, ((x, y), share) in zip(axes.patches, cells.items(), strict=True):
-        assert patch.get_xy().min(axis=0).tolist() == [x, y]
-        assert to_hex(patch.get_facecolor()) == to_hex(colormaps["cividis"](share))
-        labels = [
-            text.get_text() for text in axes.texts if text.get_position() == (x + 0.5, y + 0.5)
-        ]
-        assert labels == [f"{100 * share:.0f}\n(10–90)"]
-
-
-def test_multiples_have_one_key_and_their_own_scales():
-    by_heading = {
-        "small": rows_of({"a": [0.1, 0.2, 0.3], "b": [0.2, 0.1, 0.1]}, half=0.1),
-        "large": rows_of({"a": [1.0, 2.0, 3.0]}),
-    }
-    styles = styles_of(["a", "b"])
-    figure = multiples(by_heading, styles, AXIS, FigureText("t", "s"), x="x", shares=["small"])
-    (legend,) = figure.legends
-    assert [text.get_text() for text in legend.get_texts()] == ["a", "b"]
-    for axes, rows in zip(figure.axes, by_heading.values(), strict=True):
-        assert_shows(axes, rows)
-        assert axes.get_ylim()[0] <= 0 and not axes.collections
-    assert figure.axes[0].get_ylim()[1] < 0.4 and figure.axes[1].get_ylim()[1] > 3
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -74,6 +74,6 @@ def test_buckets_are_geometric_and_paired():
     nll = np.where(position < 4, 3.0, 2.0)
     buckets = by_position(nll, nll + 0.25, position, unit, 0.05)
     edges = [(0, 1, 7), (1, 2, 7), (2, 4, 14), (4, 8, 28), (8, 16, 21)]
-    assert [(b.low, b.high, b.count) for b in buckets] == edges
-    assert [b.nll for b in buckets] == [3, 3, 3, 2, 2]
-    assert all(b.gain.estimate == 0.25 and b.gain.units == 7 for b in buckets)
+    assert [(b["low"], b["high"], b["count"]) for b in buckets] == edges
+    assert [b["nll"] for b in buckets] == [3, 3, 3, 2, 2]
+    assert all(b["gain"]["estimate"] == 0.25 and b["gain"]["units"] == 7 for b in buckets)

@@ -1,6 +1,5 @@
 """The report of a study: its files, sentences and pages."""
 
-import copy
 import math
 import re
 from html.parser import HTMLParser
@@ -91,7 +90,7 @@ def test_each_number_is_printed_once_and_belongs_to_the_table(write, tmp_path):
     _, text = write(record)
     rows = pd.read_csv(tmp_path / "results.csv", keep_default_na=False, na_values=[""])
     printed = {}
-    for line in text.split("## Seen")[0].splitlines():
+    for line in text.split("## Training")[0].splitlines():
         if line.startswith("|"):
             name, *cells = [cell.strip(" *").replace("\\", "") for cell in line.split("|")[1:-1]]
             printed.setdefault(name, []).extend(cell for cell in cells if "." in cell)
@@ -149,17 +148,6 @@ def test_an_unfinished_study_has_a_report(write):
     for cell in record["cells"]:
         cell |= {"status": "pending", "training": None, "timing": {}, "evaluations": {}}
     assert "20 pending" in write(record)[1]
-
-
-def test_a_second_evaluation_has_its_own_figures_and_sections(write, figures):
-    record = results(schemes=("rope", "window"))
-    for cell in record["cells"][:-1]:
-        cell["evaluations"]["valid"] = copy.deepcopy(cell["evaluations"]["long"])
-    record["study"]["report"]["primary"] = "valid"
-    _, text = write(record)
-    assert {"nll_by_length", "long_nll_by_length", "difference", "long_difference"} <= set(figures)
-    titles = re.findall(r"^## (.+)$", text, flags=re.MULTILINE)
-    assert titles[0].endswith("(valid)") and titles[0].replace("valid", "long") in titles
 
 
 def test_the_same_results_give_the_same_bytes(tmp_path):
