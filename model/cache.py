@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from errors import ModelError
@@ -189,13 +188,13 @@ class CachedTail:
             stored.copy_(x)
 
 
-class LayerCache:
+class LayerCache(CachedTail):
     """Keys, values and extras of one layer, (B, ·, slots, ·), written in place at the slots of
     `index`, and a tail of features."""
 
     def __init__(self, index: CacheIndex, dtype: torch.dtype):
+        super().__init__()
         self.index = index
-        self.tail = CachedTail()
         self.dtype = dtype
         self._buffers: dict[str, Tensor] = {}
         self._filled: dict[str, int] = {}
@@ -216,21 +215,11 @@ class LayerCache:
         those of all keys (B, S, E)."""
         return self._append("extras", accumulate(features, self.extras(), new)[:, None])[:, 0]
 
-    def extend(self, x: Tensor, count: int) -> Tensor:
-        """See `CachedTail.extend`."""
-        return self.tail.extend(x, count)
-
     def select_rows(self, rows: Tensor) -> None:
         """Keep these rows of all buffers, in this order."""
-        self.tail.select_rows(rows)
+        super().select_rows(rows)
         for name, buffer in self._buffers.items():
             self._buffers[name] = buffer.index_select(0, rows.to(buffer.device))
-
-    def static(self, index: StaticSlots | None) -> StaticLayerCache:
-        """The cache of passes of one token with these slots, which takes over the keys. This one
-        must not be used afterwards."""
-        assert index is not None
-        return StaticLayerCache(self, index)
 
     def _append(self, name: str, x: Tensor) -> Tensor:
         step = self.index.step
@@ -259,36 +248,6 @@ class LayerCache:
         buffer[:, :, : left.shape[2]] = left
         self._filled[name] = left.shape[2]
         return everything
-
-
-class StaticSlots(Protocol):
-    """Slots of keys that never move."""
-
-    slots: int
-    slot: Tensor  # (1,) of the current pass
-
-
-class StaticLayerCache(LayerCache):
-    """Keys and values of one layer, written at the slot of the current pass. It takes over the
-    buffers of `source`."""
-
-    def __init__(self, source: LayerCache, index: StaticSlots):
-        self._static = index
-        self.dtype = source.dtype
-        self.tail = source.tail
-        self.tail.mark()
-        self._buffers = {}
-        for name, filled in source._filled.items():
-            stored = source._buffers.pop(name)[:, :, :filled]
-            # Zeros: empty slots are masked, but NaN times a weight of 0 would still be NaN.
-            self._buffers[name] = F.pad(stored, (0, 0, 0, index.slots - filled))
-
-    def restart(self) -> None:
-        """Undo all passes; later ones overwrite their slots."""
-        self.tail.restart()
-
-    def _append(self, name: str, x: Tensor) -> Tensor:
-        return self._buffers[name].index_copy_(2, self._static.slot, x)
 
 
 class Cache:

@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model.cache import Cache, CacheIndex
+from model.cache import Cache, CacheIndex, LayerCache
+from model.mixers.layer_state import LayerState
 from model.token_positions import TokenPositions
 
 BUCKET = 256  # slots and passes are rounded up to a multiple of this
@@ -73,6 +74,24 @@ class StaticIndex:
         return self.positions
 
 
+class StaticLayerCache(LayerCache):
+    """Keys and values of one layer, written at the slot of the current pass. It takes over the
+    buffers of `source`."""
+
+    def __init__(self, source: LayerCache, index: StaticIndex):
+        super().__init__(source.index, source.dtype)
+        self._static = index
+        self._stored = source._stored
+        self.mark()
+        for name, filled in source._filled.items():
+            stored = source._buffers.pop(name)[:, :, :filled]
+            # Zeros: empty slots are masked, but NaN times a weight of 0 would still be NaN.
+            self._buffers[name] = F.pad(stored, (0, 0, 0, index.slots - filled))
+
+    def _append(self, name: str, x: Tensor) -> Tensor:
+        return self._buffers[name].index_copy_(2, self._static.slot, x)
+
+
 class StaticCache:
     """A cache with slots for `passes` more tokens, which takes over the keys of `source`.
 
@@ -100,7 +119,9 @@ class StaticCache:
             for kind, index in source.indices.items()
         }
         self.layers = [
-            layer.static(self.indices.get(kind))
+            layer.static()
+            if isinstance(layer, LayerState)
+            else StaticLayerCache(layer, self.indices[kind])
             for layer, kind in zip(source.layers, kinds, strict=True)
         ]
         self.at = torch.zeros(1, dtype=torch.int64, device=source.last.order.device)

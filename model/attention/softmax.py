@@ -125,22 +125,17 @@ class Projection(Mixer):
             kind.dim,
             bias=kind.attention_bias == "all",
         )
-        q_features, k_features = (
-            heads if self.joint_norm else 1 for heads in (kind.heads, kind.kv_heads)
-        )
-        self.q_norm = (
-            HeadNorm(q_features * kind.head_dim, eps=kind.norm_eps)
-            if kind.qk_norm
-            else nn.Identity()
-        )
-        self.k_norm = (
-            HeadNorm(k_features * kind.head_dim, eps=kind.norm_eps)
-            if kind.qk_norm
-            else nn.Identity()
-        )
+        self.q_norm = self._norm(kind, kind.heads)
+        self.k_norm = self._norm(kind, kind.kv_heads)
         gates = {"none": 0, "head": kind.heads, "channel": kind.heads * kind.head_dim}[kind.gate]
         self.wg = nn.Linear(kind.dim, gates, bias=False) if gates else None
         self.position = Modifiers(kind.position, kind.heads, kind.dim)
+
+    def _norm(self, kind: LayerKind, heads: int) -> nn.Module:
+        """The norm of the queries or keys of this number of heads."""
+        if not kind.qk_norm:
+            return nn.Identity()
+        return HeadNorm(kind.head_dim * (heads if self.joint_norm else 1), eps=kind.norm_eps)
 
     def queries(self, x: Tensor) -> Tensor:
         """(B, K, C) → (B, H, K, D)."""

@@ -47,7 +47,7 @@ class LayerState(CachedTail):
         if state.document is not None:
             self._store("document", state.document)
 
-    def static(self, index: object) -> LayerState:
+    def static(self) -> LayerState:
         """The cache of passes of one token, which compare documents: this one, whose tensors stay
         at their addresses."""
         memory = self._stored.get("memory")

@@ -251,8 +251,9 @@ def chunks_of(
     reader = q * from_start
     writer = (k * to_end).mT
     kept = from_start[..., -1, :, None].expand(*k.shape[:3], -1, 1)
-    rows = torch.stack([q, k], dim=3) if inputs.is_delta else q[:, :, :, None]
-    pairs = _pair_products(rows, k, sums) * visible[..., None, :, :]
+    written_k = beta * k
+    rows = torch.stack([q, written_k], dim=3) if inputs.is_delta else q[:, :, :, None]
+    pairs = _pair_products(rows, k, sums, visible)
     of_queries = pairs[:, :, :, 0]
     if not inputs.is_delta:
         v = beta * v
@@ -260,8 +261,8 @@ def chunks_of(
         return Chunks(of_queries @ v, reader, transition, tokens, document)
     # u = values − erased S
     solved = torch.linalg.solve_triangular(
-        beta * pairs[:, :, :, 1],
-        beta * torch.cat([v, k * from_start], dim=-1),
+        pairs[:, :, :, 1],
+        torch.cat([beta * v, written_k * from_start], dim=-1),
         upper=False,
         unitriangular=True,
     )
@@ -298,20 +299,21 @@ def _decay(exponent: Tensor) -> Tensor:
     return exponent.clamp(max=0).exp()
 
 
-def _pair_products(rows: Tensor, k: Tensor, sums: Tensor) -> Tensor:
-    """Σ_c x_ic k_jc exp(G_ic − G_jc) for each token j up to i, without exponents above 0.
+def _pair_products(rows: Tensor, k: Tensor, sums: Tensor, visible: Tensor) -> Tensor:
+    """Σ_c x_ic k_jc exp(G_ic − G_jc) for each visible token j of i, without exponents above 0.
 
     Args:
         rows: x, (B, H, N, R, C, K).
         k: (B, H, N, C, K).
         sums: G, sums of log decays in the chunk, restarted in each document,
             (B, H, N, C, K or 1).
+        visible: (…, C, C) j ≤ i of the same document.
 
     Returns:
-        (B, H, N, R, C, C); finite but meaningless for j > i and tokens of other documents.
+        (B, H, N, R, C, C); 0 for other pairs.
     """
     if sums.shape[-1] == 1:
-        decay = _decay(sums - sums.mT)
+        decay = _decay(sums - sums.mT) * visible
         return rows @ k.mT[:, :, :, None] * decay[:, :, :, None]
     # exp(G_i) exp(−G_j) would overflow. A block of queries is anchored at its first token, a: for
     # earlier blocks exp(G_i − G_a) exp(G_a − G_j), within the block the differences themselves.
@@ -336,4 +338,4 @@ def _pair_products(rows: Tensor, k: Tensor, sums: Tensor) -> Tensor:
         near.movedim(-1, 3)[..., None, :],
         far.unflatten(-1, (count, width)),
     )
-    return pairs.flatten(-2).flatten(-3, -2)
+    return pairs.flatten(-2).flatten(-3, -2) * visible[..., None, :, :]

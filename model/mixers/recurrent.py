@@ -79,7 +79,7 @@ class RecurrentMixer(MixerSettings):
     )
     gate_rank: int | None = Field(None, ge=1, description="rank of the gate's matrix; null: full")
     gate_first: bool = Field(False, description="gate, then norm (Mamba-2), not norm, then gate")
-    chunk: int = Field(64, ge=1, description="tokens per chunk; does not change the result")
+    chunk: int = Field(32, ge=1, description="tokens per chunk; does not change the result")
 
     @model_validator(mode="after")
     def _agree(self) -> RecurrentMixer:

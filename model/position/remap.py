@@ -22,6 +22,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from errors import ModelError
+from model.position.scaling import Factor
 from settings.fields import StrictSettings
 
 # (query position, key position, key order in its document) -> does the branch cover the pair?
@@ -151,7 +152,7 @@ class LeakyReRope(ReRope):
     """
 
     name: Literal["leaky_rerope"] = "leaky_rerope"
-    factor: Annotated[float, Field(ge=1)] | Literal["auto"] = Field(
+    factor: Factor = Field(
         16.0,
         description="s; auto: max(1, (L − w) / (L0 − w)), which maps the largest distance L to L0",
     )

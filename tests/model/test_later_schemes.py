@@ -70,15 +70,6 @@ def entmax(logits: torch.Tensor) -> torch.Tensor:
     return Normalizer(is_sparse=True)(logits)
 
 
-def test_entmax_of_two_logits():
-    """With h a quarter of their difference: (h + √(½ − h²))², 0 or 1 from |h| = ½ on."""
-    difference = torch.linspace(-5, 5, 101, dtype=torch.float64)
-    h = (difference / 4).clamp(-0.5, 0.5)
-    weights = entmax(torch.stack([difference + 3, torch.full_like(h, 3.0)], dim=-1))
-    close(weights[:, 0], (h + (0.5 - h.square()).sqrt()).square(), atol=1e-12)
-    close(weights.sum(-1), torch.ones_like(h), atol=1e-12)
-
-
 @pytest.mark.parametrize("scale", [0.01, 1.0, 20.0])
 @pytest.mark.parametrize("count", [1, 2, 7, 3000])
 def test_entmax_maximizes_its_objective(count, scale):

@@ -58,12 +58,6 @@ def same(ours: Tensor, theirs: Tensor) -> None:
     torch.testing.assert_close(ours.float(), theirs, rtol=2e-6, atol=0)
 
 
-@pytest.mark.parametrize("dim", [10, 64, 128])
-def test_plain_frequencies(dim):
-    by_hand = [1 / THETA ** (2 * k / dim) for k in range(dim // 2)]
-    close(plain_frequencies(THETA, dim), doubles(by_hand), atol=1e-15)
-
-
 BETAS = {"factor": 16.0, "beta_fast": 20.0, "beta_slow": 2.0, "attention_factor": 1.7}
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 DIVISORS = {

@@ -120,14 +120,6 @@ def test_overrides_of_kinds_after_training():
         assert word in refusal(lambda asked=asked: check_override(pattern(), asked))
 
 
-@pytest.mark.parametrize(
-    "name", ["rope", "he_xu", "xpos", "fope", "learned_rope", "hyperbolic", "selective_rope"]
-)
-def test_rotations_need_an_even_head_dim(name):
-    message = refusal(lambda: Transformer(settings_of({"name": name}, head_dim=9), V, 11))
-    assert "model.head_dim" in message
-
-
 def test_a_kind_has_what_it_gives_and_the_rest_of_the_model():
     own = {"position": {"window": 4}, "gate": "head", "heads": 4, "kv_heads": 2}
     other = {"mixer": {"name": "linear"}, "position": {"name": "none"}}
