@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from errors import ModelError
@@ -16,6 +15,7 @@ from model.position.base import (
     HeadGeometry,
     PositionSettings,
 )
+from settings.fields import setting
 
 Layout = Literal["half", "interleaved"]
 Share = Literal["model", "layer", "head"]
@@ -27,27 +27,21 @@ Turns = tuple[Tensor, Tensor]  # cos and sin, each (B or 1, T, R), or (B or 1, G
 class RotationSettings(PositionSettings):
     """Settings of rotations whose initial frequencies are a geometric series."""
 
-    theta: float = Field(
-        10_000.0,
-        gt=1,
-        description="base b of the frequencies b^(−2k/r)",
-    )
-    layout: Layout = Field(
-        "half", description="features of a pair of r rotated ones: (k, k + r/2) or (2k, 2k + 1)"
+    theta: float = setting(10_000.0, "base b of the frequencies b^(−2k/r)", gt=1)
+    layout: Layout = setting(
+        "half", "features of a pair of r rotated ones: (k, k + r/2) or (2k, 2k + 1)"
     )
 
 
 class AngleSharingSettings(PositionSettings):
     """Settings shared by schemes with learned angles."""
 
-    share: Share = Field(
-        "model",
-        description="one set of parameters per model, per layer, or per key/value head of each "
-        "layer",
+    share: Share = setting(
+        "model", "one set of parameters per model, per layer, or per key/value head of each layer"
     )
 
     @property
-    def per_layer(self) -> bool:
+    def per_layer(self):
         return self.share != "model"
 
     def shape(

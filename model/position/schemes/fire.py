@@ -7,12 +7,12 @@ from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field
 from torch import Tensor, nn
 
 from model.attention.mask import BiasForms, BiasFunction, precise
 from model.position.base import AttentionContext, AttentionPlan, PositionalScheme, SharableSettings
 from model.position.pairwise import two_layers
+from settings.fields import setting
 
 COPIES = 32  # threads of a warp
 CELLS = 4096  # a power of two, so that their starts are exact
@@ -25,23 +25,14 @@ class FireSettings(SharableSettings):
     test_time = SharableSettings.test_time | {"threshold"}
 
     name: Literal["fire"] = "fire"
-    width: int = Field(32, ge=1, description="hidden units of the network")
-    init_length: float = Field(
+    width: int = setting(32, "hidden units of the network", ge=1)
+    init_length: float = setting(
         512.0,
+        "initial threshold T: distances are divided by the query position, or by T below T",
         gt=0,
-        allow_inf_nan=False,
-        description="initial threshold T: distances are divided by the query position, or by T "
-        "below T",
     )
-    init_scale: float = Field(
-        0.1,
-        gt=0,
-        allow_inf_nan=False,
-        description="initial value of the learned c in ln(1 + |c·x|)",
-    )
-    threshold: float | None = Field(
-        None, gt=0, allow_inf_nan=False, description="fixed T instead of the learned one"
-    )
+    init_scale: float = setting(0.1, "initial value of the learned c in ln(1 + |c·x|)", gt=0)
+    threshold: float | None = setting(None, "fixed T instead of the learned one", gt=0)
 
 
 class Fire(PositionalScheme):
@@ -61,7 +52,7 @@ class Fire(PositionalScheme):
     epsilon: ClassVar[float] = 1e-6
     settings: FireSettings
 
-    def setup(self) -> None:
+    def setup(self):
         self.inner = nn.Linear(1, self.settings.width)
         self.outer = nn.Linear(
             self.settings.width,
@@ -180,7 +171,7 @@ class Fire(PositionalScheme):
 
         return bias
 
-    def plan(self, context: AttentionContext) -> AttentionPlan:
+    def plan(self, context):
         q_position = context.q_position
         k_position = context.k_position
 

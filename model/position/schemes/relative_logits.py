@@ -5,21 +5,21 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from model.attention.mask import AttentionView, BiasFunction
 from model.position.base import AttentionContext, ContentScheme, constant, normal
 from model.position.content import ContentSettings, linear
+from settings.fields import setting
 
 
 class RelativeLogitsSettings(ContentSettings):
     """Learned logits by distance, which the query's token mixes (Inkling, 2026)."""
 
     name: Literal["relative_logits"] = "relative_logits"
-    profiles: int = Field(16, ge=1, description="R: number of profiles in each layer")
-    extent: int = Field(
-        128, ge=1, description="E: distances from here on add 0 to the logit; 1,024 in Inkling"
+    profiles: int = setting(16, "R: number of profiles in each layer", ge=1)
+    extent: int = setting(
+        128, "E: distances from here on add 0 to the logit; 1,024 in Inkling", ge=1
     )
 
 
@@ -36,7 +36,7 @@ class RelativeLogits(ContentScheme):
     caches_extras = False
     settings: RelativeLogitsSettings
 
-    def setup(self) -> None:
+    def setup(self):
         dim = self.geometry.dim
         profiles = self.settings.profiles
         shape = (self.geometry.heads * profiles, dim)

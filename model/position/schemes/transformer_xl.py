@@ -9,7 +9,6 @@ from torch import Tensor
 
 from model.attention.mask import AttentionView, QueryBlock, mask_dtype
 from model.position.base import (
-    AttentionContext,
     AttentionPlan,
     PositionalScheme,
     SharableSettings,
@@ -43,7 +42,7 @@ class TransformerXL(PositionalScheme):
     exempt: ClassVar[dict[str, str]] = UNROLLED
     settings: TransformerXLSettings
 
-    def setup(self) -> None:
+    def setup(self):
         heads = self.geometry.heads
         features = self.geometry.head_dim
         dim = self.geometry.dim
@@ -63,7 +62,7 @@ class TransformerXL(PositionalScheme):
         every = torch.arange(positions.position_end, device=positions.position.device)[None]
         return self._table.look_up(every, positions.position_end, dtype)
 
-    def plan(self, context: AttentionContext) -> AttentionPlan:
+    def plan(self, context):
         mask = mask_per_row(context)
         keys = context.keys
         r = context.tables[0][0]  # (N, C), N distances
