@@ -32,25 +32,15 @@ def _union(*choices: type[BaseModel]) -> Any:
 
 if TYPE_CHECKING:
     AnyPosition = PositionSettings
-else:
-    AnyPosition = _union(*(settings for settings, _ in SCHEMES.values()))
-
-
-if TYPE_CHECKING:
     AnyMixer = MixerSettings
 else:
+    AnyPosition = _union(*(settings for settings, _ in SCHEMES.values()))
     AnyMixer = _union(*(settings for settings, _ in MIXERS.values()))
-_COUNTS_IF_CHANGED: dict[str, Any] = {"counts_if_changed": True}
 
 
 def _own(description: str, **limits: Any) -> Any:
     """A setting that a layer kind may have of its own."""
-    return Field(
-        None,
-        description=f"{description}; null: that of the model",
-        json_schema_extra=_COUNTS_IF_CHANGED,
-        **limits,
-    )
+    return optional(f"{description}; null: that of the model", **limits)
 
 
 class LayerKindSettings(StrictSettings):
@@ -96,9 +86,6 @@ class MupSettings(StrictSettings):
 
 
 Activation = Literal["silu", "gelu_tanh"]
-_Multiplier = Annotated[
-    float, Field(gt=0, allow_inf_nan=False, json_schema_extra=_COUNTS_IF_CHANGED)
-]
 _DERIVED = ("kv_heads", "head_dim", "ffn_dim")
 _CHOICES = {"mixer", "position"}  # of a kind, with a name
 
@@ -145,13 +132,14 @@ class ModelSettings(StrictSettings):
         "activation of the MLP's gate: SiLU, or GELU by its tanh formula (Gemma 3)", "silu"
     )
     mlp_bias: bool = optional("biases of the MLP's projections", False)
-    embedding_multiplier: _Multiplier = setting(
-        1.0, "factor on token embeddings (Granite, Gemma 3)"
+    embedding_multiplier: float = optional(
+        "factor on token embeddings (Granite, Gemma 3)", 1.0, gt=0
     )
-    residual_multiplier: _Multiplier = setting(
-        1.0,
+    residual_multiplier: float = optional(
         "factor on the output of attention and MLP before it is added to the residual "
         "stream (Granite)",
+        1.0,
+        gt=0,
     )
     layer_scale: bool = optional(
         "multiply the output of each layer by a learned number (Gemma 4)", False
@@ -159,8 +147,8 @@ class ModelSettings(StrictSettings):
     attention_multiplier: float | None = optional(
         "factor on q·k (Granite, Gemma 3); null: 1/√D, or the scale of mup", gt=0
     )
-    logit_divisor: _Multiplier = setting(
-        1.0, "the head's output is divided by this (Granite's logits_scaling)"
+    logit_divisor: float = optional(
+        "the head's output is divided by this (Granite's logits_scaling)", 1.0, gt=0
     )
     tie_embeddings: bool = setting(False, "tie the output head to the token embedding")
     norm_eps: float = setting(1e-5, "epsilon of RMSNorm", gt=0)

@@ -140,7 +140,7 @@ class AttentionContext:
             keys=keys,
             device=self.device,
             mask_mod=visible if mask_mod is None else restricted,
-            separation=self._separation(),
+            separation=self.separation(),
             bias=bias,
             band=band,
             is_band=is_plain and mask_mod is None,
@@ -167,7 +167,7 @@ class AttentionContext:
                 are learned or expensive. The backward pass then adds to as many entries, instead of
                 to a few parameters.
         """
-        separation = self._separation()
+        separation = self.separation()
 
         def bias(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
             return distance(h, separation(b, i, j))
@@ -182,7 +182,7 @@ class AttentionContext:
         forms = BiasForms(distance=distance, make_flex=tabulated if has_table else None)
         return self.mask(bias=bias, forms=forms)
 
-    def _separation(self) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    def separation(self) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
         """Query position − key position, elementwise over (row, query, key)."""
         q_position = self.q_position
         k_position = self.k_position

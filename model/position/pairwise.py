@@ -58,13 +58,7 @@ class DistanceBias(PositionalScheme, ABC):
 
     def tables(self, positions, dtype):
         """(B or 1,) the stretch of each row, in float32 or float64."""
-        return (
-            on_device(
-                self.stretches(positions),
-                positions.position.device,
-                dtype,
-            ),
-        )
+        return (on_device(self.stretches(positions), positions.position.device, dtype),)
 
     @property
     def tabulate(self) -> bool:
@@ -81,10 +75,9 @@ class DistanceBias(PositionalScheme, ABC):
             return AttentionPlan.from_mask(
                 context.distance_mask(lambda h, d: bias(h * 0, h, d), tabulate=self.tabulate)
             )
-        q = context.q_position
-        k = context.k_position
+        separation = context.separation()
         return AttentionPlan.from_mask(
-            context.mask(bias=lambda b, h, i, j: bias(b, h, q[b, i] - k[b, j]), by_row=True)
+            context.mask(bias=lambda b, h, i, j: bias(b, h, separation(b, i, j)), by_row=True)
         )
 
 

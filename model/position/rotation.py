@@ -104,17 +104,13 @@ def rotate(
 
 
 def rotation_plan(
-    context: AttentionContext, queries: Turns, keys: Turns, layout: str
+    context: AttentionContext, layout: str, keys: Turns, queries: Turns | None = None
 ) -> AttentionPlan:
-    """Queries and keys are rotated, each by the cos and sin of the new tokens; keys are cached
-    rotated."""
+    """Keys are rotated by the cos and sin of the new tokens and cached so; queries are rotated by
+    the same, or by their own."""
     mask = context.mask()
     of_keys = rotation_factors(*keys, layout)
-    of_queries = (
-        of_keys
-        if queries[0] is keys[0] and queries[1] is keys[1]
-        else rotation_factors(*queries, layout)
-    )
+    of_queries = of_keys if queries is None else rotation_factors(*queries, layout)
     own, partner = (context.of_queries(x, dim=2) for x in of_queries)
     if own.shape[1] > 1:  # of key/value heads (B or 1, G, K, 2·R)
         own = repeated(own, context.heads)

@@ -21,7 +21,7 @@ from model.position.table import on_device
 from model.token_positions import TokenPositions
 from settings.fields import StrictSettings, setting
 
-Scale = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Scale = Annotated[float, Field(gt=0)]
 
 
 class Temperature(StrictSettings):

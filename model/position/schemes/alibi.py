@@ -22,7 +22,7 @@ class AlibiSettings(DistanceSettings):
     test_time = DistanceSettings.test_time | {"slopes"}
 
     name: Literal["alibi"] = "alibi"
-    slopes: list[Annotated[float, Field(ge=0, allow_inf_nan=False)]] | None = setting(
+    slopes: list[Annotated[float, Field(ge=0)]] | None = setting(
         None, "slope of each head in logits per token; null: geometric, 2^(−8/H) to 2^(−8)"
     )
     learned: bool = setting(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from torch import Tensor
 
@@ -40,7 +40,7 @@ class Cope(PositionalScheme):
     """
 
     uses_position = False
-    exempt: ClassVar[dict[str, str]] = UNROLLED
+    exempt = UNROLLED
     settings: CopeSettings
 
     def setup(self):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -47,7 +47,7 @@ class Dape(PositionalScheme):
     the bias B alone.
     """
 
-    exempt: ClassVar[dict[str, str]] = UNROLLED
+    exempt = UNROLLED
     settings: DapeSettings
 
     def setup(self):

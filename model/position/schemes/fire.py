@@ -97,12 +97,7 @@ class Fire(PositionalScheme):
         """f_h(x) (R, H, t, s) for x (R, 1, t, s) in [0, 1] and the indices of heads (H,)."""
         w1, b1, w2 = (precise(p) for p in (self.inner.weight, self.inner.bias, self.outer.weight))
         with torch.autocast(x.device.type, enabled=False):
-            out = two_layers(
-                x.reshape(1, -1),
-                w1,
-                b1[:, None],
-                w2[heads],
-            )
+            out = two_layers(x.reshape(1, -1), w1, b1[:, None], w2[heads])
             return out.view(-1, x.shape[0], *x.shape[2:]).transpose(0, 1)
 
     def segments(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -140,8 +135,7 @@ class Fire(PositionalScheme):
         def copies(x: Tensor) -> Tensor:
             return x[..., None].expand(-1, -1, COPIES).contiguous()
 
-        q_position = context.q_position
-        k_position = context.k_position
+        separation = context.separation()
         keys = context.keys
         far = self.far(context.queries.position).expand(context.batch, -1).contiguous()  # (B, T)
         edges, intercept, slope = self.segments()
@@ -149,18 +143,13 @@ class Fire(PositionalScheme):
         intercept = copies(intercept)
         slope = copies(slope)
         starts = torch.arange(CELLS + 1, device=context.device, dtype=edges.dtype) / CELLS
-        first = torch.searchsorted(
-            edges,
-            starts,
-            right=True,
-            out_int32=True,
-        )  # (CELLS + 1,)
+        first = torch.searchsorted(edges, starts, right=True, out_int32=True)  # (CELLS + 1,)
         real = keys.position.is_floating_point()
         near = None if real else self.near(torch.arange(keys.position_end, device=context.device))
         c = precise(self.c)
 
         def bias(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-            d = (q_position[b, i] - k_position[b, j]).clamp(min=0)
+            d = separation(b, i, j).clamp(min=0)
             x = (c[b * 0] * d.to(c.dtype)).abs().log1p() if near is None else near[d]
             x = x / far[b, i]
             s = first[(x * CELLS).to(torch.int32).clamp(0, CELLS)]
@@ -173,11 +162,11 @@ class Fire(PositionalScheme):
 
     def plan(self, context):
         q_position = context.q_position
-        k_position = context.k_position
+        separation = context.separation()
 
         def bias(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-            n = q_position[b, i]
-            return self.network(self.near(n - k_position[b, j]) / self.far(n), h.flatten())
+            x = self.near(separation(b, i, j)) / self.far(q_position[b, i])
+            return self.network(x, h.flatten())
 
         forms = BiasForms(
             make_flex=lambda: self._flex_bias(context),

@@ -109,10 +109,4 @@ class Fope(TabulatedScheme):
         rest = 1.0 if self.settings.clipped == "ones" else 0.0
         cos = self._mixed(context.tables[0], self.cos_mix, 1.0)
         sin = self._mixed(context.tables[1], self.sin_mix, rest)
-        turns = (cos, sin)
-        return rotation_plan(
-            context,
-            turns,
-            turns,
-            self.settings.layout,
-        )
+        return rotation_plan(context, self.settings.layout, (cos, sin))

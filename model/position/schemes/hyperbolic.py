@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from model.position.base import (
     constant,
 )
 from model.position.decay import decayed_scores
+from model.position.pairwise import UNROLLED
 from model.position.rotation import check_even
 from model.position.scaling import plain_frequencies
 from model.position.table import Constant, wide
@@ -59,9 +60,7 @@ class Hyperbolic(PositionalScheme):
     """
 
     cached_form = "plain keys, in the coordinates u and w"
-    exempt: ClassVar[dict[str, str]] = {
-        "graphs": "blocks of queries are unrolled: one graph per length"
-    }
+    exempt = UNROLLED
     settings: HyperbolicSettings
 
     def setup(self):

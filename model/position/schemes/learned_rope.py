@@ -92,10 +92,4 @@ class LearnedRope(PositionalScheme):
             # middle of each row.
             whole = (context.sequence or context.new).position
             position = position - (whole.amax(1, keepdim=True) + whole.amin(1, keepdim=True)) / 2
-        turns = self._turns(position, start)
-        return rotation_plan(
-            context,
-            turns,
-            turns,
-            self.settings.layout,
-        )
+        return rotation_plan(context, self.settings.layout, self._turns(position, start))

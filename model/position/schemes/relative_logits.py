@@ -59,12 +59,11 @@ class RelativeLogits(ContentScheme):
         return [AttentionView(q, k, mask)]
 
     def _bias(self, context: AttentionContext, rows: Tensor) -> BiasFunction:
-        q_position = context.q_position
-        k_position = context.k_position
+        separation = context.separation()
         extent = self.settings.extent
 
         def bias(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-            d = q_position[b, i] - k_position[b, j]
+            d = separation(b, i, j)
             return torch.where(d < extent, rows[b, i, h, d.clamp(0, extent - 1)], 0.0)
 
         return bias

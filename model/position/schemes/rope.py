@@ -50,12 +50,7 @@ class RotarySettings(RotationSettings):
             plain, scaling.stretch(length, original_length), original_length
         )
         # up to the rounding of interpolation
-        is_plain = torch.allclose(
-            scaled,
-            plain,
-            rtol=1e-12,
-            atol=0,
-        )
+        is_plain = torch.allclose(scaled, plain, rtol=1e-12, atol=0)
         if is_plain and amplitude == 1 and not scaling.untouched:
             changes["scaling"] = NoScaling()
         if self.remap.keeps(length, RemapContext(original_length, self.window, self.sinks)):
@@ -148,14 +143,14 @@ class Rope(PositionalScheme):
 
     def _rotating(self, frequencies: Tensor) -> Tensor:
         """The frequencies with resonance, and 0 for pairs that are not rotated."""
-        return (
-            resonant(frequencies) if self.settings.resonance else frequencies
-        ) * self.rotated_pairs()
+        if self.settings.resonance:
+            frequencies = resonant(frequencies)
+        return frequencies * self.rotated_pairs()
 
     def _rows(self, stretches: tuple[float, float]) -> Rows:
         stretch, remap_stretch = stretches
         remap = self.settings.remap
-        gain = self.settings.remap.amplitude(remap_stretch)
+        gain = remap.amplitude(remap_stretch)
         frequencies, amplitude = self.frequencies(stretch)
         untouched = self.settings.scaling.untouched
         scaled = Constant(frequencies)
@@ -194,12 +189,7 @@ class Rope(PositionalScheme):
             and self._branches[0].covers is None
         ):
             cos, sin = context.tables
-            return rotation_plan(
-                context,
-                (cos, sin),
-                (cos, sin),
-                layout,
-            )
+            return rotation_plan(context, layout, (cos, sin))
         by_map = zip(context.tables[0::2], context.tables[1::2], strict=True)
         keys = [rotation_factors(cos, sin, layout) for cos, sin in by_map]
         queries = {

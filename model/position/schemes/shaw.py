@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -39,7 +39,7 @@ class Shaw(PositionalScheme):
     """
 
     supports_fractions = False
-    exempt: ClassVar[dict[str, str]] = UNROLLED
+    exempt = UNROLLED
     settings: ShawSettings
 
     def setup(self):
@@ -79,11 +79,10 @@ class Shaw(PositionalScheme):
         rows = torch.cat(
             [rows[..., :clip], rows[..., clip:].expand(*rows.shape[:3], FAR_COPIES)], dim=-1
         )
-        q_position = context.q_position
-        k_position = context.k_position
+        separation = context.separation()
 
         def bias(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-            d = (q_position[b, i] - k_position[b, j]).clamp(min=0)
+            d = separation(b, i, j).clamp(min=0)
             return rows[b, h, i, torch.where(d < clip, d, clip + j % FAR_COPIES)]
 
         return bias

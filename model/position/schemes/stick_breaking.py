@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -34,7 +34,7 @@ class StickBreaking(PositionalScheme):
     """
 
     uses_position = False
-    exempt: ClassVar[dict[str, str]] = UNROLLED
+    exempt = UNROLLED
     settings: StickBreakingSettings
 
     def setup(self):

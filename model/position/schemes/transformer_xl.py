@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -39,7 +39,7 @@ class TransformerXL(PositionalScheme):
     """
 
     supports_fractions = False
-    exempt: ClassVar[dict[str, str]] = UNROLLED
+    exempt = UNROLLED
     settings: TransformerXLSettings
 
     def setup(self):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -11,6 +11,7 @@ from model.attention.mask import AttentionView, QueryBlock
 from model.position.base import ContentScheme, constant, normal
 from model.position.content import ContentSettings, latest, linear, running_sum
 from model.position.decay import decayed_scores
+from model.position.pairwise import UNROLLED
 from settings.fields import setting
 
 
@@ -34,9 +35,7 @@ class Wall(ContentScheme):
 
     cached_form = "plain keys and cumulative log gates of every feature"
     uses_position = False
-    exempt: ClassVar[dict[str, str]] = {
-        "graphs": "blocks of queries are unrolled: one graph per length"
-    }
+    exempt = UNROLLED
     settings: WallSettings
 
     def setup(self):

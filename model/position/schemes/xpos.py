@@ -69,9 +69,4 @@ class XPos(TabulatedScheme):
 
     def plan(self, context):
         q_cos, q_sin, k_cos, k_sin = context.tables
-        return rotation_plan(
-            context,
-            (q_cos, q_sin),
-            (k_cos, k_sin),
-            self.settings.layout,
-        )
+        return rotation_plan(context, self.settings.layout, (k_cos, k_sin), (q_cos, q_sin))
