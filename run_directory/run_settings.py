@@ -60,6 +60,9 @@ class RunSettings(StrictSettings):
         "training.checkpoint.best": RemovedSetting(
             None, "keep_interval keeps checkpoints to choose from"
         ),
+        "training.tensorboard": RemovedSetting(
+            False, "metrics.jsonl and Weights & Biases have the metrics"
+        ),
     }
 
     @classmethod

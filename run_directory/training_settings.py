@@ -374,7 +374,6 @@ class TrainingSettings(StrictSettings):
     validation: ValidationSettings = setting(ValidationSettings(), "held-out loss during training")
     samples: SampleSettings = setting(SampleSettings(), "text generated during training")
     wandb: WandbSettings = setting(WandbSettings(), "logging to Weights & Biases")
-    tensorboard: bool = free(False, "write the metrics as TensorBoard files to the run directory")
     profile: ProfileSettings | None = free(None, "trace some steps with torch.profiler; null: none")
 
     @model_validator(mode="after")

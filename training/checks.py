@@ -8,7 +8,6 @@ from run_directory.run_settings import RunSettings
 from run_directory.stages import stages_of
 from training.optimizer import role_of
 from training.parallel import Parallel
-from training.trackers import check_trackers
 
 
 def input_limit(settings: RunSettings) -> int | None:
@@ -62,7 +61,6 @@ def check_model(settings: RunSettings) -> None:
                 f"training.state = carry: positions follow the documents, and those of this scheme "
                 f"end at {limit - 1}; choose another scheme, or set training.state to reset"
             )
-    check_trackers(settings.training)
 
 
 def _end_of(settings: RunSettings, end: int) -> str:

@@ -1,4 +1,4 @@
-"""The metrics of a run while it trains: metrics.jsonl, trackers, and the terminal."""
+"""The metrics of a run while it trains: metrics.jsonl, Weights & Biases, and the terminal."""
 
 import math
 import os
@@ -17,13 +17,13 @@ from training.hardware import known_peak, peak_memory
 from training.live_view import LiveView
 from training.setup import TrainingRun
 from training.step import REASONS, SPIKE, StepMetrics, StepResult
-from training.trackers import Trackers
 from training.train_state import TrainState
+from training.wandb_log import WandbLog
 
 
 class Metrics:
     """Reads the results of steps on every rank; the main rank writes each line of metrics to
-    metrics.jsonl, the trackers and the terminal.
+    metrics.jsonl, Weights & Biases and the terminal.
 
     Every step is one line. On a GPU a result is read one step late, so that the host never waits
     inside a step. Speeds are measured every `log_interval` steps.
@@ -49,15 +49,15 @@ class Metrics:
         )
         self._open = ExitStack()
         self._file: MetricsFile | None = None
-        self._sinks: list[Trackers | LiveView] = []
+        self._sinks: list[WandbLog | LiveView] = []
         self._places: dict[Path, os.stat_result] = {}
         with error_barrier(run.parallel, "begin"):
             if run.parallel.main:
                 self._file = MetricsFile(run.folder / METRICS, state.step)
                 self._open.callback(self._file.close)
-                trackers = Trackers(settings, run.folder, state.step, run.console)
-                self._open.callback(trackers.close)
-                self._sinks = [trackers, self._view] if trackers.open else [self._view]
+                wandb = WandbLog(settings, run.folder, run.console)
+                self._open.callback(wandb.close)
+                self._sinks = [wandb, self._view]
                 places = (run.folder, run.folder / METRICS, run.folder / MANIFEST)
                 self._places = {path: path.stat() for path in places}
         self._queue: list[tuple[int, StepResult, dict, Stage]] = []

@@ -1,7 +1,6 @@
-"""metrics.jsonl, trackers, the live view, and the output of scripts."""
+"""metrics.jsonl, Weights & Biases, the live view, and the output of scripts."""
 
 import errno
-import importlib.util
 import io
 import json
 import math
@@ -33,7 +32,7 @@ from tests.training.net import Net, RecordingConsole
 from training.live_view import LiveView
 from training.metrics import Metrics
 from training.step import NOT_FINITE, SPIKE, StepMetrics
-from training.trackers import Trackers, check_trackers
+from training.wandb_log import WandbLog
 
 
 def write(file, start, *steps, **values):
@@ -138,7 +137,7 @@ def test_error_of_a_stopped_run_names_the_checkpoint_and_a_fix(
     )
 
 
-# Trackers
+# Weights & Biases
 
 LINES = (
     {"kind": "train", "step": 1, "attempt": 1, "loss": 2.0},
@@ -148,23 +147,22 @@ LINES = (
 )
 
 
-def trackers(folder, console, *words, step=0):
+def wandb_log(folder, console, *words):
     settings = load_settings(RunSettings, [f"training.{word}" for word in words])
-    return Trackers(settings, folder, step, console)
+    return WandbLog(settings, folder, console)
 
 
-def test_trackers_are_imported_on_request_only(tmp_path, monkeypatch):
-    for name in ("wandb", "torch.utils.tensorboard"):
-        monkeypatch.setitem(sys.modules, name, None)  # importing it would now raise
+def test_wandb_is_imported_on_request_only(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)  # importing it would now raise
     console = RecordingConsole()
-    trackers(tmp_path, console).write(LINES[0])
+    wandb_log(tmp_path, console).write(LINES[0])
     assert console.lines == []
-    failed = trackers(tmp_path, console, "wandb.mode=offline", "tensorboard=true")
-    assert [line.split()[0] for line in console.lines] == ["wandb", "tensorboard"]
-    assert all("training continues" in line for line in console.lines)
-    failed.write(LINES[0])  # they receive nothing any more
+    failed = wandb_log(tmp_path, console, "wandb.mode=offline")
+    (line,) = console.lines
+    assert line.startswith("wandb") and "training continues" in line
+    failed.write(LINES[0])  # it receives nothing any more
     failed.close()
-    assert len(console.lines) == 2
+    assert len(console.lines) == 1
 
 
 def test_wandb_logs_steps_and_is_disabled_after_error(tmp_path, monkeypatch):
@@ -182,7 +180,7 @@ def test_wandb_logs_steps_and_is_disabled_after_error(tmp_path, monkeypatch):
     wandb = SimpleNamespace(init=lambda **options: calls.update(options) or run)
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     console = RecordingConsole()
-    tracker = trackers(tmp_path / "run-1", console, "wandb.mode=offline", "wandb.project=p")
+    tracker = wandb_log(tmp_path / "run-1", console, "wandb.mode=offline", "wandb.project=p")
     for line in LINES:
         tracker.write(line)
     tracker.close()
@@ -196,27 +194,6 @@ def test_wandb_logs_steps_and_is_disabled_after_error(tmp_path, monkeypatch):
     assert 0 < calls["settings"]["finish_timeout"] < 30
     assert calls["settings"]["finish_timeout_raises"] is True
     assert console.lines == ["wandb is disabled; training continues: no route"]
-
-
-def test_tensorboard_purges_steps_repeated_on_resume(tmp_path, monkeypatch):
-    sent = []
-    calls = {}
-    writer = SimpleNamespace(add_scalar=lambda *a: sent.append(a), close=lambda: sent.append("end"))
-    tensorboard = SimpleNamespace(SummaryWriter=lambda **options: calls.update(options) or writer)
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", tensorboard)
-    tracker = trackers(tmp_path, RecordingConsole(), "tensorboard=true", step=7)
-    for line in LINES[:2]:
-        tracker.write(line)
-    tracker.close()
-    assert calls == {"log_dir": str(tmp_path / "tensorboard"), "purge_step": 8}
-    assert sent == [("train/loss", 2.0, 1), ("validation/nll/256", 3.0, 1), "end"]
-
-
-def test_missing_tracker_package_is_rejected(monkeypatch):
-    check_trackers(RunSettings().training)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(TrainingError, match="requires tensorboard: pip install -c constraints"):
-        check_trackers(load_settings(RunSettings, ["training.tensorboard=true"]).training)
 
 
 # The live view

@@ -58,7 +58,9 @@ def test_thresholds(family, t):
 
 
 @pytest.mark.parametrize(
-    ("units", "use"), [((5,), interval), ((2, 9), change), ((3, 5), change)], ids=str
+    ("units", "use"),
+    [((5,), interval), ((2, 9), change), ((3, 5), change)],
+    ids=["5", "2 and 9", "3 and 5"],
 )
 def test_few_units_or_seeds_give_point_estimates(units, use):
     changes = {8: np.zeros(units), 16: np.random.default_rng(0).normal(9, 1, units)}
