@@ -16,7 +16,7 @@ from model.attention.mask import AttentionView
 from model.attention.sharding import GatheredKeys
 from model.cache import CachedTail, LayerCache
 from model.mixers.base import AttentionPass, LayerKind, Mixer, MixerSettings, Modifiers
-from model.position import AttentionPlan, HeadGeometry
+from model.position import AttentionPlan
 
 
 class AttentionMixer(MixerSettings):
