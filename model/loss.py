@@ -1,8 +1,6 @@
 """The training loss, computed in chunks of tokens; `train.py` divides its sum by the number of
 targets."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -4,8 +4,6 @@ at column width and without color.
 `panels` draws any panels into one figure; `charts.py` makes panels of rows of results.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass

@@ -1,8 +1,6 @@
 """FlexAttention: any mask and bias on a GPU, as one compiled kernel; views are merged by
 log-sum-exp."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

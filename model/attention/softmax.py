@@ -1,7 +1,5 @@
 """Softmax attention, and the projections that it shares with linear attention."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from dataclasses import replace
 from typing import ClassVar, Literal

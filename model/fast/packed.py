@@ -8,8 +8,6 @@ operations, and matrix-vector products with (out, in) weights are up to 2.6 time
 The plain form is `model/block.py`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import Any

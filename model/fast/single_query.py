@@ -4,8 +4,6 @@ The CPU's fused kernel computes one head at a time; a GPU's takes a mask only wi
 heads as query heads. The plain form is `model/attention/explicit.py`.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -8,8 +8,6 @@ Su 2021 (kexue.fm/archives/8265, archives/8338); the feature elu + 1: Katharopou
 (arXiv:2006.16236).
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

@@ -1,7 +1,5 @@
 """Gated short convolutions as a token mixer: LFM2 (arXiv:2511.23404)."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from torch import Tensor, nn

@@ -1,7 +1,5 @@
 """Rotation of queries and keys by given angles, and the settings that rotary schemes share."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

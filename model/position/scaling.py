@@ -7,8 +7,6 @@ the given factor, or max(1, L / L0) for ``factor: auto``, with L the declared le
 and L0 the original length.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Annotated, Literal
 

@@ -1,7 +1,5 @@
 """Content-dependent rotations: each token adds an increment to a cumulative angle."""
 
-from __future__ import annotations
-
 import math
 from abc import abstractmethod
 from typing import ClassVar, Literal

@@ -1,7 +1,5 @@
 """FoPE: rotations whose cosines and sines are learned mixtures of frequencies."""
 
-from __future__ import annotations
-
 import math
 from typing import ClassVar, Literal
 

@@ -1,7 +1,5 @@
 """RoPE with learned frequencies."""
 
-from __future__ import annotations
-
 import math
 from typing import Literal
 
