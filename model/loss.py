@@ -78,12 +78,7 @@ def summed_nll(
 
 def nll(logits: Tensor, ids: Tensor) -> Tensor:
     logits = logits if logits.dtype == torch.float64 else logits.float()
-    return F.cross_entropy(
-        logits,
-        ids,
-        ignore_index=IGNORED,
-        reduction="none",
-    )
+    return F.cross_entropy(logits, ids, ignore_index=IGNORED, reduction="none")
 
 
 def chunks(

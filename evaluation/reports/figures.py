@@ -280,12 +280,7 @@ def fix_ticks(axes: Axes, ticks: Sequence[float]) -> None:
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
 
 
-def mark(
-    axes: Axes,
-    x: float,
-    text: str = "",
-    height: float = 1.0,
-) -> None:
+def mark(axes: Axes, x: float, text: str = "", height: float = 1.0) -> None:
     """A dotted vertical line, labelled at a share of the height."""
     axes.axvline(x, color=SOFT, lw=0.9, ls=DOTTED, zorder=1)
     place = ((x, height), (4, -3), ("data", "axes fraction"), "offset points")
