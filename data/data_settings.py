@@ -15,7 +15,7 @@ from data.tokenizers.tokenizer_settings import (
     SymbolsSettings,
     TokenizerSettings,
 )
-from settings.fields import StrictSettings
+from settings.fields import StrictSettings, free, optional, setting
 
 
 def ascending(lengths: int | tuple[int, int]) -> int | tuple[int, int]:
@@ -37,14 +37,14 @@ class TaskSource(StrictSettings):
     Evaluation uses other items and other haystack documents, whatever the seed."""
 
     name: Literal["task"] = "task"
-    task: TextTaskSettings = Field(default=PasskeyTask(), description="task")
-    items: PositiveInt = Field(20_000, description="number of items")
-    length: Lengths = Field(
+    task: TextTaskSettings = setting(PasskeyTask(), "task")
+    items: PositiveInt = setting(20_000, "number of items")
+    length: Lengths = setting(
         254,
-        description="bytes per item, thus at most as many tokens without BOS and EOS; or "
+        "bytes per item, thus at most as many tokens without BOS and EOS; or "
         "[minimum, maximum], drawn uniformly",
     )
-    seed: int = Field(0, ge=0, description="seed of the items")
+    seed: int = setting(0, "seed of the items", ge=0)
 
     @property
     def bounds(self) -> tuple[int, int]:
@@ -57,15 +57,13 @@ class SymbolSource(StrictSettings):
     end. Evaluation uses other items."""
 
     name: Literal["symbols"] = "symbols"
-    task: SymbolTaskSettings = Field(CopyTask(), description="task")
-    lengths: Lengths = Field(
+    task: SymbolTaskSettings = setting(CopyTask(), "task")
+    lengths: Lengths = setting(
         (1, 20),
-        description="length of the problems, as the task counts it; or [minimum, maximum], drawn "
-        "uniformly",
+        "length of the problems, as the task counts it; or [minimum, maximum], drawn uniformly",
     )
-    loss: Literal["answers", "all"] = Field(
-        "answers",
-        description="the symbols that are trained: those of the answers, or all of an item",
+    loss: Literal["answers", "all"] = setting(
+        "answers", "the symbols that are trained: those of the answers, or all of an item"
     )
 
     @property
@@ -90,8 +88,8 @@ class MixtureEntry(StrictSettings):
         gt=0, lt=1, description="fraction of the training tokens, at most four decimals"
     )
     source: SourceSettings = Field(description="source of the text")
-    max_bytes: int | None = Field(
-        None, ge=1, description="stop reading the source after this much text, in bytes"
+    max_bytes: int | None = setting(
+        None, "stop reading the source after this much text, in bytes", ge=1
     )
 
     @field_validator("share")
@@ -105,58 +103,46 @@ class MixtureEntry(StrictSettings):
 class DataSettings(StrictSettings):
     """Text, tokenizer and batches."""
 
-    source: AnySource = Field(StdlibSource(), description="source of the text")
-    valid_source: SourceSettings | None = Field(
-        None, description="separate validation text; null: hold out `valid_fraction` of the source"
+    source: AnySource = setting(StdlibSource(), "source of the text")
+    valid_source: SourceSettings | None = setting(
+        None, "separate validation text; null: hold out `valid_fraction` of the source"
     )
-    tokenizer: TokenizerSettings = Field(SentencePieceSettings(), description="tokenizer")
-    valid_fraction: float = Field(
+    tokenizer: TokenizerSettings = setting(SentencePieceSettings(), "tokenizer")
+    valid_fraction: float = setting(
         0.05,
+        "fraction of documents held out for validation (1: all, 0: none); at least 6 "
+        "if the source has 18",
         ge=0,
         le=1,
-        description="fraction of documents held out for validation (1: all, 0: none); at least 6 "
-        "if the source has 18",
     )
-    valid_seed: int = Field(0, ge=0, description="seed of the validation split")
-    duplicate_threshold: float = Field(
+    valid_seed: int = setting(0, "seed of the validation split", ge=0)
+    duplicate_threshold: float = setting(
         0.5,
+        "shared shingle fraction above which a document is a copy of validation text; > 1: off",
         gt=0,
-        description="shared shingle fraction above which a document is a copy of validation text; "
-        "> 1: off",
     )
-    max_bytes: int | None = Field(
-        None, ge=1, description="stop reading the source after this much text, in bytes"
+    max_bytes: int | None = setting(
+        None, "stop reading the source after this much text, in bytes", ge=1
     )
-    bos: bool = Field(True, description="store a begin-of-document token before each document")
-    eos: bool = Field(True, description="store an end-of-document token after each document")
-    shard_bytes: int = Field(
-        4 << 20,
-        ge=256,
-        description="text per shard, in bytes; doubles every 8 shards up to 16 times this",
+    bos: bool = setting(True, "store a begin-of-document token before each document")
+    eos: bool = setting(True, "store an end-of-document token after each document")
+    shard_bytes: int = setting(
+        4 << 20, "text per shard, in bytes; doubles every 8 shards up to 16 times this", ge=256
     )
-    mixture: list[MixtureEntry] = Field(
-        [],
-        description="additional training texts; data.source has the remaining share and provides "
+    mixture: list[MixtureEntry] = optional(
+        "additional training texts; data.source has the remaining share and provides "
         "tokenizer and validation text",
-        json_schema_extra={"counts_if_changed": True},
+        [],
     )
-    packing: Literal["concat", "intra_document"] = Field(
+    packing: Literal["concat", "intra_document"] = setting(
         "concat",
-        description="concat: attention across documents; intra_document: attention within "
-        "documents only",
+        "concat: attention across documents; intra_document: attention within documents only",
     )
-    positions: PositionsSettings = Field(
-        PlainPositions(),
-        description="positions in training; evaluation and generation count from 0",
+    positions: PositionsSettings = setting(
+        PlainPositions(), "positions in training; evaluation and generation count from 0"
     )
-    label: str | None = Field(
-        None,
-        description="first part of the prepared folder's name",
-        json_schema_extra={"may_change": True},
-    )
-    root: str = Field(
-        "prepared", description="folder of prepared data", json_schema_extra={"may_change": True}
-    )
+    label: str | None = free(None, "first part of the prepared folder's name")
+    root: str = free("prepared", "folder of prepared data")
 
     @property
     def is_generated(self) -> bool:

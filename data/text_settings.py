@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from settings.fields import StrictSettings
+from settings.fields import StrictSettings, optional, setting
 
 Paths = str | list[str]
 
@@ -27,12 +27,10 @@ class RecordSource(StrictSettings):
     """Base class of sources of records, with their keys or columns."""
 
     name: str
-    text_key: str = Field("text", description="key or column of the text")
-    name_key: str | None = Field(None, description="key or column naming a document")
-    cluster_key: str | None = Field(
-        None,
-        description="key or column that groups documents (author, series), for confidence "
-        "intervals",
+    text_key: str = setting("text", "key or column of the text")
+    name_key: str | None = setting(None, "key or column naming a document")
+    cluster_key: str | None = setting(
+        None, "key or column that groups documents (author, series), for confidence intervals"
     )
 
     @property
@@ -46,36 +44,29 @@ class FilesSource(RecordSource):
 
     name: Literal["files"] = "files"
     path: Paths = Field(description="a folder, a file, or a list of them")
-    patterns: list[str] = Field(
+    patterns: list[str] = setting(
         ["**/*.txt", "**/*.md", "**/*.jsonl", "**/*.jsonl.gz", "**/*.jsonl.zst", "**/*.parquet"],
-        description="glob patterns of files to read in folders",
+        "glob patterns of files to read in folders",
     )
-    exclude: list[str] = Field(
-        [], description="glob patterns of files to skip, relative to the folder"
-    )
-    separator: str | None = Field(
+    exclude: list[str] = setting([], "glob patterns of files to skip, relative to the folder")
+    separator: str | None = setting(
         None,
+        r"text between documents inside one plain text file; \n: line break, \t: tab",
         min_length=1,
-        description=r"text between documents inside one plain text file; \n: line break, \t: tab",
     )
-    split_bytes: int | None = Field(
-        None,
-        ge=256,
-        description="split plain text into documents of at most this many bytes, at line breaks; "
+    split_bytes: int | None = optional(
+        "split plain text into documents of at most this many bytes, at line breaks; "
         "null: only a source of a single document, so that spans of it can be held out",
-        json_schema_extra={"counts_if_changed": True},
-        exclude_if=lambda value: value is None,  # so that folders prepared earlier keep their names
+        ge=256,
+        exclude_if=lambda value: value is None,
     )
-    manifest: str | None = Field(
-        None,
-        description="jsonl file giving `cluster_key` for text files, matched by `file` = file name",
+    manifest: str | None = setting(
+        None, "jsonl file giving `cluster_key` for text files, matched by `file` = file name"
     )
-    max_document_bytes: int | None = Field(
-        None,
+    max_document_bytes: int | None = optional(
+        "skip documents, and lines of record files, with more bytes; null: 268,435,456",
         ge=1,
-        description="skip documents, and lines of record files, with more bytes; null: 268,435,456",
-        json_schema_extra={"counts_if_changed": True},
-        exclude_if=lambda value: value is None,  # so that folders prepared earlier keep their names
+        exclude_if=lambda value: value is None,
     )
 
     @field_validator("separator")
@@ -101,17 +92,11 @@ class HubSource(RecordSource):
     path: str = Field(
         description="data set on the hub (owner/name), or a format: parquet, json, text"
     )
-    subset: str | None = Field(None, description="configuration of the data set")
-    split: str = Field("train", description="split of the data set")
-    revision: str | None = Field(
-        None, description="commit or tag of the data set, for reproducibility"
-    )
-    data_files: Paths | None = Field(
-        None, description="files of the data set, or local files for a format"
-    )
-    streaming: bool = Field(
-        True, description="read over the network as needed instead of downloading first"
-    )
+    subset: str | None = setting(None, "configuration of the data set")
+    split: str = setting("train", "split of the data set")
+    revision: str | None = setting(None, "commit or tag of the data set, for reproducibility")
+    data_files: Paths | None = setting(None, "files of the data set, or local files for a format")
+    streaming: bool = setting(True, "read over the network as needed instead of downloading first")
 
 
 class PreparedSource(StrictSettings):
@@ -120,7 +105,7 @@ class PreparedSource(StrictSettings):
 
     name: Literal["prepared"] = "prepared"
     path: str = Field(description="folder created by scripts/prepare.py")
-    split: Literal["train", "valid"] = Field("train", description="split to read")
+    split: Literal["train", "valid"] = setting("train", "split to read")
 
 
 def with_text(overrides: list[str], path: str) -> list[str]:

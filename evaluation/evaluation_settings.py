@@ -5,19 +5,17 @@ import hashlib
 import json
 from typing import ClassVar, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import field_validator, model_validator
 
-from settings.fields import RemovedSetting, StrictSettings
+from settings.fields import RemovedSetting, StrictSettings, setting
 
 
 class ContaminationSettings(StrictSettings):
     """Passages that also occur in the training text, or in an earlier document of the same
     corpus."""
 
-    check: bool = Field(
-        default=True,
-        description="exclude repeated passages of 13 words (30 Chinese characters) from the "
-        "targets",
+    check: bool = setting(
+        True, "exclude repeated passages of 13 words (30 Chinese characters) from the targets"
     )
 
 
@@ -25,40 +23,27 @@ class MeasurementSettings(StrictSettings):
     """Settings shared by every kind of evaluation: methods, dtype, results folder."""
 
     protocol: str
-    folder: str | None = Field(
+    folder: str | None = setting(
         None,
+        "name of the results folder under RUN/evaluation/; default: protocol or task, and a hash",
         pattern=r"^\w[\w.+-]*$",
-        description="name of the results folder under RUN/evaluation/; default: protocol or task, "
-        "and a hash",
     )
-    methods: list[str] | dict[str, list[str]] = Field(
+    methods: list[str] | dict[str, list[str]] = setting(
         ["trained", "truncate"],
-        description="labels of configs/evaluation/methods.yaml, or label: [overrides of the model]",
+        "labels of configs/evaluation/methods.yaml, or label: [overrides of the model]",
     )
-    confidence: float = Field(
-        0.95, gt=0.5, lt=1, description="level of the intervals, simultaneous for verdicts"
+    confidence: float = setting(
+        0.95, "level of the intervals, simultaneous for verdicts", gt=0.5, lt=1
     )
-    seed: int = Field(
-        0,
-        ge=0,
-        description="seed for documents, spans and items",
+    seed: int = setting(0, "seed for documents, spans and items", ge=0)
+    dtype: Literal["float32", "float64", "bfloat16"] = setting("float32", "dtype of the model")
+    device: str = setting("auto", "auto (a GPU if there is one), cpu, cuda, cuda:1 ...")
+    weights: Literal["ema", "last"] | None = setting(
+        None, "the EMA of the weights, or those of the last step; null: the EMA if the run has one"
     )
-    dtype: Literal["float32", "float64", "bfloat16"] = Field(
-        "float32", description="dtype of the model"
-    )
-    device: str = Field("auto", description="auto (a GPU if there is one), cpu, cuda, cuda:1 ...")
-    weights: Literal["ema", "last"] | None = Field(
-        None,
-        description="the EMA of the weights, or those of the last step; null: the EMA if the run "
-        "has one",
-    )
-    chunk: int = Field(
-        4096, ge=1, description="longer inputs are prefilled in chunks of this many tokens"
-    )
-    memory: float | None = Field(
-        None,
-        gt=0,
-        description="memory limit of the evaluation in GiB; default: 80% of the free memory",
+    chunk: int = setting(4096, "longer inputs are prefilled in chunks of this many tokens", ge=1)
+    memory: float | None = setting(
+        None, "memory limit of the evaluation in GiB; default: 80% of the free memory", gt=0
     )
 
     @field_validator("methods")
@@ -99,46 +84,30 @@ class MeasurementSettings(StrictSettings):
 class TextSettings(MeasurementSettings):
     """Settings shared by the evaluations of text."""
 
-    store: str | None = Field(
-        None,
-        description="folder of another prepared corpus (same tokenizer); default: the run's own",
+    store: str | None = setting(
+        None, "folder of another prepared corpus (same tokenizer); default: the run's own"
     )
-    split: Literal["valid", "train"] = Field("valid", description="split of that corpus")
-    bos: Literal["as-trained", "none", "every-window"] = Field(
-        "as-trained", description="position of BOS: as stored, nowhere, or first in every window"
+    split: Literal["valid", "train"] = setting("valid", "split of that corpus")
+    bos: Literal["as-trained", "none", "every-window"] = setting(
+        "as-trained", "position of BOS: as stored, nowhere, or first in every window"
     )
-    least_documents: int = Field(
-        1, ge=1, description="fewer long enough documents than this are an error"
-    )
+    least_documents: int = setting(1, "fewer long enough documents than this are an error", ge=1)
 
 
 class TargetSettings(TextSettings):
     """Settings of fixed targets."""
 
-    lengths: list[int] | None = Field(
-        None,
-        description="input tokens; the trained length L0 is always added; default: L0 x 1, 2, 4, "
-        "8, 16",
+    lengths: list[int] | None = setting(
+        None, "input tokens; the trained length L0 is always added; default: L0 x 1, 2, 4, 8, 16"
     )
-    targets: int = Field(
+    targets: int = setting(
         64,
+        "target tokens per span (K), or queries per window of attention; no length is below it",
         ge=1,
-        description="target tokens per span (K), or queries per window of attention; no length is "
-        "below it",
     )
-    documents: int = Field(
-        200,
-        ge=1,
-        description="maximum number of documents, chosen by seed",
-    )
-    spans_per_document: int = Field(
-        4,
-        ge=1,
-        description="disjoint spans in each document",
-    )
-    shorten: bool = Field(
-        False, description="drop lengths that too few documents reach, with a warning"
-    )
+    documents: int = setting(200, "maximum number of documents, chosen by seed", ge=1)
+    spans_per_document: int = setting(4, "disjoint spans in each document", ge=1)
+    shorten: bool = setting(False, "drop lengths that too few documents reach, with a warning")
 
     def grid(self, trained_length: int) -> list[int]:
         """The lengths in ascending order, including the trained length."""
@@ -155,52 +124,40 @@ class EvaluationSettings(TargetSettings):
         "minutes": RemovedSetting(None, "all documents are scored: set documents to score fewer"),
     }
 
-    protocol: Literal["fixed-targets", "sliding", "non-overlapping", "by-position"] = Field(
-        "fixed-targets", description="which tokens are scored, and with how much context"
+    protocol: Literal["fixed-targets", "sliding", "non-overlapping", "by-position"] = setting(
+        "fixed-targets", "which tokens are scored, and with how much context"
     )
-    targets_by: Literal["repetition"] | None = Field(
+    targets_by: Literal["repetition"] | None = setting(
         None,
-        description="fixed-targets: repetition also scores tokens that repeat earlier text of "
+        "fixed-targets: repetition also scores tokens that repeat earlier text of "
         "their document, by distance, with and without that text",
     )
-    ngram: int = Field(
-        8, ge=1, description="targets_by=repetition: tokens before a target that occurred before"
+    ngram: int = setting(
+        8, "targets_by=repetition: tokens before a target that occurred before", ge=1
     )
-    unreachable: Literal["refuse", "dash"] = Field(
-        "refuse",
-        description="a length that no method supports is an error, or a dash in the table",
+    unreachable: Literal["refuse", "dash"] = setting(
+        "refuse", "a length that no method supports is an error, or a dash in the table"
     )
-    stride: int | None = Field(
-        None, ge=1, description="sliding: new targets per window; default: length / 8"
+    stride: int | None = setting(None, "sliding: new targets per window; default: length / 8", ge=1)
+    windows_per_document: int = setting(4, "by-position: windows at random offsets", ge=4)
+    matrix: bool = setting(
+        False, "add every built-in method that applies to this checkpoint; same as --matrix"
     )
-    windows_per_document: int = Field(
-        4,
-        ge=4,
-        description="by-position: windows at random offsets",
+    contamination: ContaminationSettings = setting(
+        ContaminationSettings(), "exclusion of text that was seen in training"
     )
-    matrix: bool = Field(
-        False,
-        description="add every built-in method that applies to this checkpoint; same as --matrix",
+    tolerance: float = setting(
+        0.02, "a method holds if the upper bound of its loss increase in nats is below this", gt=0
     )
-    contamination: ContaminationSettings = Field(
-        ContaminationSettings(), description="exclusion of text that was seen in training"
+    exposure: bool = setting(
+        False, "add a panel to the figure: how often training used each position"
     )
-    tolerance: float = Field(
-        0.02,
-        gt=0,
-        description="a method holds if the upper bound of its loss increase in nats is below this",
-    )
-    exposure: bool = Field(
-        False, description="add a panel to the figure: how often training used each position"
-    )
-    batch: int | None = Field(
-        None, ge=1, description="windows per batch; default: as the memory allows"
-    )
-    context: int = Field(
+    batch: int | None = setting(None, "windows per batch; default: as the memory allows", ge=1)
+    context: int = setting(
         1,
-        ge=1,
-        description="processes that share each window: each reads 1/N of its tokens, for lengths "
+        "processes that share each window: each reads 1/N of its tokens, for lengths "
         "that do not fit into the memory of one process; requires a launcher",
+        ge=1,
     )
 
     @model_validator(mode="after")

@@ -21,7 +21,7 @@ from model.mixers.base import Gate, LayerKind, MixerSettings, NormPlacement
 from model.mixers.registry import MIXERS
 from model.position import SCHEMES, PositionSettings
 from model.position.schemes.rope import RopeSettings
-from settings.fields import StrictSettings
+from settings.fields import StrictSettings, optional, setting
 from settings.load import identifying, merge
 
 
@@ -32,25 +32,15 @@ def _union(*choices: type[BaseModel]) -> Any:
 
 if TYPE_CHECKING:
     AnyPosition = PositionSettings
-else:
-    AnyPosition = _union(*(settings for settings, _ in SCHEMES.values()))
-
-
-if TYPE_CHECKING:
     AnyMixer = MixerSettings
 else:
+    AnyPosition = _union(*(settings for settings, _ in SCHEMES.values()))
     AnyMixer = _union(*(settings for settings, _ in MIXERS.values()))
-_COUNTS_IF_CHANGED: dict[str, Any] = {"counts_if_changed": True}
 
 
 def _own(description: str, **limits: Any) -> Any:
     """A setting that a layer kind may have of its own."""
-    return Field(
-        None,
-        description=f"{description}; null: that of the model",
-        json_schema_extra=_COUNTS_IF_CHANGED,
-        **limits,
-    )
+    return optional(f"{description}; null: that of the model", **limits)
 
 
 class LayerKindSettings(StrictSettings):
@@ -87,18 +77,15 @@ class MupSettings(StrictSettings):
     parametrization."""
 
     base_dim: int = Field(ge=1, description="width C at which learning rates were tuned")
-    base_head_dim: int | None = Field(
+    base_head_dim: int | None = setting(
         None,
-        ge=1,
-        description="head dimension at the base width: logits are q·k·√base_head_dim / D; null: "
+        "head dimension at the base width: logits are q·k·√base_head_dim / D; null: "
         "all widths have the same head dimension, and logits are q·k / √D",
+        ge=1,
     )
 
 
 Activation = Literal["silu", "gelu_tanh"]
-_Multiplier = Annotated[
-    float, Field(gt=0, allow_inf_nan=False, json_schema_extra=_COUNTS_IF_CHANGED)
-]
 _DERIVED = ("kv_heads", "head_dim", "ffn_dim")
 _CHOICES = {"mixer", "position"}  # of a kind, with a name
 
@@ -106,9 +93,9 @@ _CHOICES = {"mixer", "position"}  # of a kind, with a name
 class ModelSettings(StrictSettings):
     """A LLaMA-style decoder."""
 
-    dim: int = Field(256, ge=1, description="width C of the residual stream")
-    layers: int = Field(6, ge=1, description="number of blocks")
-    heads: int = Field(8, ge=1, description="query heads H")
+    dim: int = setting(256, "width C of the residual stream", ge=1)
+    layers: int = setting(6, "number of blocks", ge=1)
+    heads: int = setting(8, "query heads H", ge=1)
     kv_heads: int = Field(
         default_factory=lambda sizes: sizes["heads"],
         ge=1,
@@ -124,88 +111,66 @@ class ModelSettings(StrictSettings):
         ge=1,
         description="width of the gated MLP; null: 8/3 dim, rounded up to a multiple of 32",
     )
-    qk_norm: bool | Literal["all_heads"] = Field(
+    qk_norm: bool | Literal["all_heads"] = setting(
         False,
-        description="RMSNorm on queries and keys before positions: of each head, or of all heads "
+        "RMSNorm on queries and keys before positions: of each head, or of all heads "
         "together (OLMo 2)",
     )
-    value_norm: bool = Field(
-        False,
-        description="RMSNorm without a weight on the values of each head (Gemma 4)",
-        json_schema_extra=_COUNTS_IF_CHANGED,
+    value_norm: bool = optional(
+        "RMSNorm without a weight on the values of each head (Gemma 4)", False
     )
-    norm_placement: NormPlacement = Field(
-        "input",
-        description="RMSNorm on the input of attention and MLP (pre-norm), on their output before "
+    norm_placement: NormPlacement = optional(
+        "RMSNorm on the input of attention and MLP (pre-norm), on their output before "
         "it is added to the residual stream (OLMo 2), or both (Gemma 3)",
-        json_schema_extra=_COUNTS_IF_CHANGED,
+        "input",
     )
-    attention_bias: Literal["none", "qkv", "all"] = Field(
+    attention_bias: Literal["none", "qkv", "all"] = optional(
+        "biases of the attention projections: of queries, keys and values (Qwen2), or all four",
         "none",
-        description="biases of the attention projections: of queries, keys and values (Qwen2), or "
-        "all four",
-        json_schema_extra=_COUNTS_IF_CHANGED,
     )
-    activation: Activation = Field(
-        "silu",
-        description="activation of the MLP's gate: SiLU, or GELU by its tanh formula (Gemma 3)",
-        json_schema_extra=_COUNTS_IF_CHANGED,
+    activation: Activation = optional(
+        "activation of the MLP's gate: SiLU, or GELU by its tanh formula (Gemma 3)", "silu"
     )
-    mlp_bias: bool = Field(
-        False, description="biases of the MLP's projections", json_schema_extra=_COUNTS_IF_CHANGED
+    mlp_bias: bool = optional("biases of the MLP's projections", False)
+    embedding_multiplier: float = optional(
+        "factor on token embeddings (Granite, Gemma 3)", 1.0, gt=0
     )
-    embedding_multiplier: _Multiplier = Field(
-        1.0, description="factor on token embeddings (Granite, Gemma 3)"
-    )
-    residual_multiplier: _Multiplier = Field(
-        1.0,
-        description="factor on the output of attention and MLP before it is added to the residual "
+    residual_multiplier: float = optional(
+        "factor on the output of attention and MLP before it is added to the residual "
         "stream (Granite)",
-    )
-    layer_scale: bool = Field(
-        False,
-        description="multiply the output of each layer by a learned number (Gemma 4)",
-        json_schema_extra=_COUNTS_IF_CHANGED,
-    )
-    attention_multiplier: float | None = Field(
-        None,
-        gt=0,
-        allow_inf_nan=False,
-        description="factor on q·k (Granite, Gemma 3); null: 1/√D, or the scale of mup",
-        json_schema_extra=_COUNTS_IF_CHANGED,
-    )
-    logit_divisor: _Multiplier = Field(
         1.0,
-        description="the head's output is divided by this (Granite's logits_scaling)",
+        gt=0,
     )
-    tie_embeddings: bool = Field(False, description="tie the output head to the token embedding")
-    norm_eps: float = Field(1e-5, gt=0, description="epsilon of RMSNorm")
-    logit_softcap: float | None = Field(
-        None, gt=0, description="logits become c·tanh(logits / c); null: no cap"
+    layer_scale: bool = optional(
+        "multiply the output of each layer by a learned number (Gemma 4)", False
     )
-    mixer: AnyMixer = Field(AttentionMixer(), description="token mixer")
-    gate: Gate = Field(
-        "none",
-        description="gate of attention's output before its projection, sigmoid(x Wg) of the layer "
+    attention_multiplier: float | None = optional(
+        "factor on q·k (Granite, Gemma 3); null: 1/√D, or the scale of mup", gt=0
+    )
+    logit_divisor: float = optional(
+        "the head's output is divided by this (Granite's logits_scaling)", 1.0, gt=0
+    )
+    tie_embeddings: bool = setting(False, "tie the output head to the token embedding")
+    norm_eps: float = setting(1e-5, "epsilon of RMSNorm", gt=0)
+    logit_softcap: float | None = setting(
+        None, "logits become c·tanh(logits / c); null: no cap", gt=0
+    )
+    mixer: AnyMixer = setting(AttentionMixer(), "token mixer")
+    gate: Gate = optional(
+        "gate of attention's output before its projection, sigmoid(x Wg) of the layer "
         "input: one number per head or per channel",
-        json_schema_extra=_COUNTS_IF_CHANGED,
+        "none",
     )
-    mup: MupSettings | None = Field(
-        None,
-        description="learning rates that transfer across widths: matrices use lr · base_dim / "
-        "dim, and the head's input is divided by dim / base_dim; null: standard parametrization",
-        json_schema_extra=_COUNTS_IF_CHANGED,
+    mup: MupSettings | None = optional(
+        "learning rates that transfer across widths: matrices use lr · base_dim / "
+        "dim, and the head's input is divided by dim / base_dim; null: standard parametrization"
     )
-    position: AnyPosition = Field(RopeSettings.model_validate({}), description="positional scheme")
-    pattern: tuple[str, ...] = Field(
-        (),
-        description="kind of each layer from the first, repeated; empty: all layers are alike",
-        json_schema_extra=_COUNTS_IF_CHANGED,
+    position: AnyPosition = setting(RopeSettings.model_validate({}), "positional scheme")
+    pattern: tuple[str, ...] = optional(
+        "kind of each layer from the first, repeated; empty: all layers are alike", ()
     )
-    kinds: dict[str, LayerKindSettings] = Field(
-        {},
-        description="the kinds of layers in `pattern`: what differs from the settings of the model",
-        json_schema_extra=_COUNTS_IF_CHANGED,
+    kinds: dict[str, LayerKindSettings] = optional(
+        "the kinds of layers in `pattern`: what differs from the settings of the model", {}
     )
 
     @model_validator(mode="before")

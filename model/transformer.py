@@ -97,7 +97,8 @@ class Transformer(nn.Module):
         ]
         self._kind_of = dict(self.layer_schemes)
         self.position = self._make_schemes(s)
-        self._schemes = cast(dict[str, PositionalScheme], dict(self.position.items()))
+        # by layer kind, or by kind and layer
+        self.schemes = cast(dict[str, PositionalScheme], dict(self.position.items()))
         self.layers = nn.ModuleList(Block(s, self.kinds[kind]) for kind in s.layer_kinds)
         self.norm = nn.RMSNorm(s.dim, eps=s.norm_eps)
         self.head = None if s.tie_embeddings else nn.Linear(s.dim, vocab_size, bias=False)
@@ -183,7 +184,7 @@ class Transformer(nn.Module):
         self.position = schemes
         self.settings = settings
         self.kinds = kinds
-        self._schemes = cast(dict[str, PositionalScheme], dict(schemes.items()))
+        self.schemes = cast(dict[str, PositionalScheme], dict(schemes.items()))
 
     def compile(self, *, by_block: bool = False, **options) -> None:
         """Compile the training pass as a whole, or each block if weights are gathered between
@@ -541,11 +542,6 @@ class Transformer(nn.Module):
     def blocks(self) -> list[Block]:
         """The layers, typed."""
         return cast(list[Block], list(self.layers))
-
-    @property
-    def schemes(self) -> dict[str, PositionalScheme]:
-        """The scheme instances by layer kind, or by kind and layer."""
-        return self._schemes
 
     @property
     def limit(self) -> int | None:

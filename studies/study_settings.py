@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from evaluation.scoring.methods import TRAINED
-from settings.fields import StrictSettings
+from settings.fields import StrictSettings, setting
 from studies.results.stored import CONFIDENCE, SCHEME, TOLERANCE
 
 _LABEL = re.compile(r"^[^\s/\\,=.][^/\\,=]*$")  # part of a directory name: scheme=rope,seed=0
@@ -43,77 +43,65 @@ class VariantSettings(StrictSettings):
     """A row of the report besides the schemes as trained: the runs of a scheme under a method."""
 
     scheme: str = Field(description="label of the axis `scheme` whose runs are evaluated")
-    method: str = Field(
-        TRAINED,
-        description="label in configs/evaluation/methods.yaml or in the evaluation's own methods",
+    method: str = setting(
+        TRAINED, "label in configs/evaluation/methods.yaml or in the evaluation's own methods"
     )
 
 
 class EvaluationEntry(StrictSettings):
     """One call of evaluate.py on every run."""
 
-    overrides: list[str] = Field([], description="settings files and overrides of evaluate.py")
-    data: list[str] | None = Field(
+    overrides: list[str] = setting([], "settings files and overrides of evaluate.py")
+    data: list[str] | None = setting(
         None,
-        description="settings files and overrides (data.KEY=value) of a corpus to evaluate on, "
+        "settings files and overrides (data.KEY=value) of a corpus to evaluate on, "
         "all of it, prepared with each run's own tokenizer; null: the run's held-out data",
     )
-    skip: Skip = Field(
-        [],
-        description="cells to leave out, as in `skip`, such as schemes that cannot reach these "
-        "lengths",
+    skip: Skip = setting(
+        [], "cells to leave out, as in `skip`, such as schemes that cannot reach these lengths"
     )
 
 
 class ReportSettings(StrictSettings):
     """The comparisons that the report declares in advance."""
 
-    baseline: str | None = Field(
-        None, description="variant that all others are compared with; null: the first"
+    baseline: str | None = setting(
+        None, "variant that all others are compared with; null: the first"
     )
-    primary: str | None = Field(
-        None, description="evaluation summarized at the top; null: the first of `evaluations`"
+    primary: str | None = setting(
+        None, "evaluation summarized at the top; null: the first of `evaluations`"
     )
-    lengths: list[int] | None = Field(
-        None, description="lengths at which variants are compared with the baseline; null: all"
+    lengths: list[int] | None = setting(
+        None, "lengths at which variants are compared with the baseline; null: all"
     )
-    family: int | None = Field(
-        None,
-        ge=1,
-        description="number of simultaneous comparisons; null: schemes × primary lengths",
+    family: int | None = setting(
+        None, "number of simultaneous comparisons; null: schemes × primary lengths", ge=1
     )
-    tolerance: float = Field(
-        TOLERANCE,
-        gt=0,
-        description="nats; a scheme has held if the bound on its loss increase is below this",
+    tolerance: float = setting(
+        TOLERANCE, "nats; a scheme has held if the bound on its loss increase is below this", gt=0
     )
-    confidence: float = Field(
-        CONFIDENCE, gt=0.5, lt=1, description="simultaneous level of the intervals"
-    )
+    confidence: float = setting(CONFIDENCE, "simultaneous level of the intervals", gt=0.5, lt=1)
 
 
 class StudySettings(StrictSettings):
     """Training runs × evaluations → one report."""
 
-    base: list[str] = Field(
-        [], description="settings files and overrides of train.py for all cells"
-    )
+    base: list[str] = setting([], "settings files and overrides of train.py for all cells")
     grid: Grid = Field(
         description="axes. Each maps labels to settings files and overrides of train.py, or lists "
         "values of the setting with the axis's name; a cell has one label of each. `scheme` is "
         "compared, `seed` repeats"
     )
-    skip: Skip = Field(
-        [],
-        description="combinations to leave out: axis: label or list of labels; all axes must match",
+    skip: Skip = setting(
+        [], "combinations to leave out: axis: label or list of labels; all axes must match"
     )
-    variants: dict[str, VariantSettings] = Field(
-        {}, description="rows of the report besides the schemes as trained"
+    variants: dict[str, VariantSettings] = setting(
+        {}, "rows of the report besides the schemes as trained"
     )
-    evaluations: dict[str, EvaluationEntry] = Field(
-        {}, description="evaluations of every run, by the name of their results directory"
+    evaluations: dict[str, EvaluationEntry] = setting(
+        {}, "evaluations of every run, by the name of their results directory"
     )
-    report: ReportSettings = Field(ReportSettings(), description="what is compared")  # pyright: ignore[reportCallIssue]
+    report: ReportSettings = setting(ReportSettings(), "what is compared")  # pyright: ignore[reportCallIssue]
 
     @field_validator("grid", mode="before", json_schema_input_type=Any)
     @classmethod

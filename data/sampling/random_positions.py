@@ -18,7 +18,7 @@ from pydantic import Field
 
 from data.sampling.packing import PositionedTokens
 from data.sampling.random_draws import ROUNDS, below, bits, fractions, key_of, shuffled
-from settings.fields import StrictSettings
+from settings.fields import StrictSettings, setting
 
 
 @dataclass(frozen=True)
@@ -74,12 +74,7 @@ class OffsetPositions(PlainPositions):
     """
 
     name: Literal["random_offset"] = "random_offset"
-    max_offset: int = Field(
-        500,
-        ge=1,
-        le=1_000_000,
-        description="largest offset K",
-    )
+    max_offset: int = setting(500, "largest offset K", ge=1, le=1_000_000)
 
     def position_end(self, length: int) -> int:
         return length + self.max_offset
@@ -100,14 +95,11 @@ class SubsetPositions(PlainPositions):
     bound: ClassVar[str | None] = "max_length"
 
     name: Literal["random_subset"] = "random_subset"
-    max_length: int = Field(
-        2048,
-        ge=2,
-        le=1_000_000,
-        description="end of the range; should exceed all evaluated lengths",
+    max_length: int = setting(
+        2048, "end of the range; should exceed all evaluated lengths", ge=2, le=1_000_000
     )
-    per: Literal["row", "batch"] = Field(
-        "row", description="one draw per text, or one per batch as in the authors' code"
+    per: Literal["row", "batch"] = setting(
+        "row", "one draw per text, or one per batch as in the authors' code"
     )
 
     def apply(self, placed: PositionedTokens, draws: PositionDraws) -> PositionedTokens:
@@ -134,7 +126,7 @@ class FloatPositions(PlainPositions):
     fractional: ClassVar[bool] = True
 
     name: Literal["random_float"] = "random_float"
-    max_length: int = Field(2048, ge=1, le=1_000_000, description="end of the range")
+    max_length: int = setting(2048, "end of the range", ge=1, le=1_000_000)
 
     def position_end(self, length: int) -> int:
         return 1 + self.max_length
@@ -159,24 +151,15 @@ class CapePositions(PlainPositions):
     fractional: ClassVar[bool] = True
 
     name: Literal["cape"] = "cape"
-    global_shift: float = Field(
-        5.0,
-        ge=0,
-        le=1e6,
-        description="maximum shift of a text in tokens",
+    global_shift: float = setting(5.0, "maximum shift of a text in tokens", ge=0, le=1e6)
+    local_shift: float = setting(
+        0.25, "maximum jitter of a token; below 1/2, which preserves the order", ge=0, lt=0.5
     )
-    local_shift: float = Field(
-        0.25,
-        ge=0,
-        lt=0.5,
-        description="maximum jitter of a token; below 1/2, which preserves the order",
+    scale: float = setting(
+        1.03, "maximum factor on positions; the minimum is 1/scale", ge=1, le=100
     )
-    scale: float = Field(
-        1.03, ge=1, le=100, description="maximum factor on positions; the minimum is 1/scale"
-    )
-    center: bool = Field(
-        False,
-        description="subtract the mean first; for schemes that depend on distances only",
+    center: bool = setting(
+        False, "subtract the mean first; for schemes that depend on distances only"
     )
 
     def position_end(self, length: int) -> int:
@@ -210,7 +193,7 @@ class PosePositions(PlainPositions):
     bound: ClassVar[str | None] = "target"
 
     name: Literal["pose"] = "pose"
-    target: int = Field(2048, ge=2, le=1_000_000, description="target length T")
+    target: int = setting(2048, "target length T", ge=2, le=1_000_000)
 
     def apply(self, placed: PositionedTokens, draws: PositionDraws) -> PositionedTokens:
         n = placed.lengths()

@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from data.sampling.random_draws import NamedDraws
 from data.tasks.symbols import EQUALS, CoupledTask, SymbolItem
+from settings.fields import setting
 
 DIGITS = [*map(str, range(10))]
 
@@ -17,8 +18,8 @@ class ModularAdditionTask(CoupledTask):
     With a scratchpad, the answer is the sum after each number: `3 7 1`."""
 
     name: Literal["modular_addition"] = "modular_addition"
-    modulus: int = Field(10, ge=2, description="modulus")
-    scratchpad: bool = Field(False, description="answer with all partial sums")
+    modulus: int = setting(10, "modulus", ge=2)
+    scratchpad: bool = setting(False, "answer with all partial sums")
 
     @model_validator(mode="after")
     def _positions_need_scratchpad(self):
@@ -61,22 +62,21 @@ class AdditionTask(CoupledTask):
     from the last: `0 9 8 7 1 0 4 5`, then `:` and the sum."""
 
     name: Literal["addition"] = "addition"
-    positions: Literal["plain", "coupled", "abacus"] = Field(  # pyright: ignore
+    positions: Literal["plain", "coupled", "abacus"] = setting(
         "plain",
-        description="plain: 0, 1, 2, ..., or as data.positions draws them; coupled: the same "
+        "plain: 0, 1, 2, ..., or as data.positions draws them; coupled: the same "
         "position for digits of equal significance (arXiv:2405.20671); abacus: place of a digit in "
         "its number, 0 for other symbols (arXiv:2405.17399)",
     )
-    order: Literal["plain", "reversed", "reversed_answer"] = Field(
-        "plain",
-        description="reversed: all numbers, or the sum alone, from the last digit on",
+    order: Literal["plain", "reversed", "reversed_answer"] = setting(
+        "plain", "reversed: all numbers, or the sum alone, from the last digit on"
     )
-    scratchpad: bool = Field(False, description="write the columns before the sum")
-    hints: int = Field(
+    scratchpad: bool = setting(False, "write the columns before the sum")
+    hints: int = setting(
         0,
-        ge=0,
-        description="number of index symbols, one of which precedes each digit, the same for equal "
+        "number of index symbols, one of which precedes each digit, the same for equal "
         "significance (arXiv:2310.16028); 0: none. An item uses consecutive ones",
+        ge=0,
     )
 
     @model_validator(mode="after")

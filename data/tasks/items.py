@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 import numpy as np
-from pydantic import Field
 
 from data.sampling.random_draws import NamedDraws
 from data.tokenizers import Tokenizer
 from errors import DataError
-from settings.fields import StrictSettings
+from settings.fields import StrictSettings, setting
 
 CACHED = 100_000  # encodings kept
 NO_TEXT = np.zeros(0, dtype=np.int64)
@@ -42,11 +41,11 @@ class Task(StrictSettings):
     """Base class of tasks: their settings, and the items made from them."""
 
     name: str
-    queries: int = Field(
+    queries: int = setting(
         1,
-        ge=1,
-        description="maximum number of questions per training item; evaluation asks one, as "
+        "maximum number of questions per training item; evaluation asks one, as "
         "earlier ones could contain its answer",
+        ge=1,
     )
 
     @abstractmethod

@@ -3,10 +3,11 @@
 from typing import Literal
 
 import numpy as np
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import PositiveInt, model_validator
 
 from data.sampling.random_draws import NamedDraws, bits, fractions, key_of
 from data.tasks.symbols import EQUALS, SymbolItem, SymbolTask
+from settings.fields import setting
 
 
 class FlipFlopTask(SymbolTask):
@@ -14,12 +15,12 @@ class FlipFlopTask(SymbolTask):
     scored. Lengths count instructions, each with a bit. The first writes, the last reads."""
 
     name: Literal["flip_flop"] = "flip_flop"
-    ignore: float = Field(
+    ignore: float = setting(
         0.8,
+        "probability that an instruction is to be ignored; the others read or write "
+        "with equal probability. Sparse: 0.98, dense: 0.1",
         ge=0,
         lt=1,
-        description="probability that an instruction is to be ignored; the others read or write "
-        "with equal probability. Sparse: 0.98, dense: 0.1",
     )
 
     @property
@@ -61,9 +62,9 @@ class AssociativeRecallTask(SymbolTask):
     keys, each followed by its value. Lengths count the pairs; keys of an item are distinct."""
 
     name: Literal["associative_recall"] = "associative_recall"
-    keys: PositiveInt = Field(64, description="number of keys, k0, k1, ...")
-    values: int = Field(64, ge=2, description="number of values, v0, v1, ...")
-    queries: PositiveInt = Field(4, description="queried keys per item, or as many as it has")
+    keys: PositiveInt = setting(64, "number of keys, k0, k1, ...")
+    values: int = setting(64, "number of values, v0, v1, ...", ge=2)
+    queries: PositiveInt = setting(4, "queried keys per item, or as many as it has")
 
     @property
     def alphabet(self) -> list[str]:
@@ -98,9 +99,9 @@ class IndirectIndexingTask(SymbolTask):
     further questions. Lengths count the symbols of the string, which are distinct."""
 
     name: Literal["indirect_indexing"] = "indirect_indexing"
-    symbols: int = Field(52, ge=2, description="number of symbols, 0, 1, 2, ...")
-    shift: PositiveInt = Field(10, description="largest distance, to the left (-) or right (+)")
-    queries: PositiveInt = Field(1, description="questions per item")
+    symbols: int = setting(52, "number of symbols, 0, 1, 2, ...", ge=2)
+    shift: PositiveInt = setting(10, "largest distance, to the left (-) or right (+)")
+    queries: PositiveInt = setting(1, "questions per item")
 
     @property
     def alphabet(self) -> list[str]:
@@ -139,8 +140,8 @@ class DyckTask(SymbolTask):
     count pairs of brackets, those of the answer among them."""
 
     name: Literal["dyck"] = "dyck"
-    kinds: int = Field(2, ge=1, le=20, description="kinds of brackets")
-    depth: PositiveInt = Field(8, description="largest number of open brackets")
+    kinds: int = setting(2, "kinds of brackets", ge=1, le=20)
+    depth: PositiveInt = setting(8, "largest number of open brackets")
 
     @model_validator(mode="after")
     def _some_choice(self):

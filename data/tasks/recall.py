@@ -3,10 +3,10 @@
 from typing import Literal
 
 import numpy as np
-from pydantic import Field
 
 from data.tasks.items import Task, TaskItem, TaskRequest
 from errors import DataError
+from settings.fields import setting
 
 
 class RecallTask(Task):
@@ -15,13 +15,9 @@ class RecallTask(Task):
     42`"""
 
     name: Literal["recall"] = "recall"
-    letters: int = Field(
-        2, ge=1, le=4, description="letters per key; the keys of an item are distinct"
-    )
-    digits: int = Field(2, ge=1, le=9, description="digits per value")
-    choices: int = Field(
-        4, ge=2, le=64, description="number of values compared; chance is 1/choices"
-    )
+    letters: int = setting(2, "letters per key; the keys of an item are distinct", ge=1, le=4)
+    digits: int = setting(2, "digits per value", ge=1, le=9)
+    choices: int = setting(4, "number of values compared; chance is 1/choices", ge=2, le=64)
 
     def make(self, request: TaskRequest) -> TaskItem:
         most = 26**self.letters

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
-from pydantic import Field
 
 from data.tasks.items import Task, TaskItem, TaskRequest
 from data.text_settings import StdlibSource, TextSettings
+from settings.fields import setting
 
 _ANIMALS = """
 ant ape bat bear bee bird boar bug bull calf carp cat clam cod cow crab crow cub deer dog dove
@@ -37,7 +37,7 @@ class Statement(NamedTuple):
 class HaystackTask(Task):
     """Base class of tasks with an answer that is hidden in text."""
 
-    haystack: TextSettings = Field(StdlibSource(), description="source of the surrounding text")
+    haystack: TextSettings = setting(StdlibSource(), "source of the surrounding text")
 
     def facts(self, request: TaskRequest, stem: str, values: list[str], count: int) -> TaskItem:
         """Hide `count` facts, each a stem with a name and one of `values`, and query the first of
@@ -117,16 +117,11 @@ class PasskeyTask(HaystackTask):
     not in the text. `Key heron 48213`; `Key heron` → ` 48213`"""
 
     name: Literal["passkey"] = "passkey"
-    keys: int = Field(
-        3, ge=1, le=64, description="pass keys per item; with several, chance is 1/keys"
+    keys: int = setting(3, "pass keys per item; with several, chance is 1/keys", ge=1, le=64)
+    choices: int = setting(
+        4, "number of values compared if there is one key; chance is 1/choices", ge=2, le=64
     )
-    choices: int = Field(
-        4,
-        ge=2,
-        le=64,
-        description="number of values compared if there is one key; chance is 1/choices",
-    )
-    digits: int = Field(5, ge=1, le=18, description="digits per pass key")
+    digits: int = setting(5, "digits per pass key", ge=1, le=18)
 
     def make(self, request: TaskRequest) -> TaskItem:
         compared = self.keys if self.keys > 1 else self.choices
@@ -140,12 +135,7 @@ class NeedleTask(HaystackTask):
     (arXiv:2404.06654). `heron hid it in the attic`; `heron hid it in the` → ` attic`"""
 
     name: Literal["needle"] = "needle"
-    keys: int = Field(
-        3,
-        ge=2,
-        le=16,
-        description="facts per item; chance is 1/keys",
-    )
+    keys: int = setting(3, "facts per item; chance is 1/keys", ge=2, le=16)
 
     def make(self, request: TaskRequest) -> TaskItem:
         order = request.draws.distinct("values", len(PLACES), len(PLACES)).tolist()
@@ -159,16 +149,9 @@ class VariablesTask(HaystackTask):
     (arXiv:2404.06654). `x4 = 531`, later `q7 = x4`; `q7 =` → ` 531`"""
 
     name: Literal["variables"] = "variables"
-    chains: int = Field(
-        2,
-        ge=2,
-        le=16,
-        description="chains per item; chance is 1/chains",
-    )
-    hops: int = Field(
-        1, ge=0, le=16, description="assignments from variable to variable in a chain"
-    )
-    digits: int = Field(3, ge=1, le=18, description="digits per value")
+    chains: int = setting(2, "chains per item; chance is 1/chains", ge=2, le=16)
+    hops: int = setting(1, "assignments from variable to variable in a chain", ge=0, le=16)
+    digits: int = setting(3, "digits per value", ge=1, le=18)
 
     def make(self, request: TaskRequest) -> TaskItem:
         links = self.hops + 1

@@ -5,10 +5,11 @@ from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import PositiveInt, model_validator
 
 from data.sampling.random_draws import NamedDraws, bits, fractions, key_of
 from data.tasks.symbols import EQUALS, CoupledTask, SymbolItem, SymbolTask
+from settings.fields import setting
 
 # of counting: the weights of the statements, and the largest value of a variable
 SET = 1
@@ -22,8 +23,8 @@ class CopyTask(CoupledTask):
     false` and few symbols, copying is the repeated copy of arXiv:2410.02140."""
 
     name: Literal["copy", "reverse", "sort"] = "copy"
-    symbols: int = Field(150, ge=2, description="number of symbols, 0, 1, 2, ...")
-    distinct: bool = Field(True, description="no symbol occurs twice in a string")
+    symbols: int = setting(150, "number of symbols, 0, 1, 2, ...", ge=2)
+    distinct: bool = setting(True, "no symbol occurs twice in a string")
 
     @model_validator(mode="after")
     def _sorted_in_plain_positions(self):
@@ -62,8 +63,8 @@ class SelectiveCopyTask(SymbolTask):
     blanks and symbols."""
 
     name: Literal["selective_copy"] = "selective_copy"
-    symbols: int = Field(16, ge=2, description="number of symbols, 0, 1, 2, ...")
-    copied: PositiveInt = Field(16, description="symbols to copy in each item")
+    symbols: int = setting(16, "number of symbols, 0, 1, 2, ...", ge=2)
+    copied: PositiveInt = setting(16, "symbols to copy in each item")
 
     @property
     def alphabet(self) -> list[str]:
@@ -91,13 +92,13 @@ class MajorityTask(SymbolTask):
     strings have one answer each."""
 
     name: Literal["majority"] = "majority"
-    symbols: int = Field(2, ge=2, description="number of symbols, 0, 1, 2, ...")
-    even: bool = Field(
+    symbols: int = setting(2, "number of symbols, 0, 1, 2, ...", ge=2)
+    even: bool = setting(
         False,
-        description="true: all symbols are equally likely; false: every item has its own "
+        "true: all symbols are equally likely; false: every item has its own "
         "probabilities, so that all counts of the symbols are equally likely",
     )
-    interleaved: int = Field(1, ge=1, description="number of strings; symbols alternate among them")
+    interleaved: int = setting(1, "number of strings; symbols alternate among them", ge=1)
 
     @property
     def alphabet(self) -> list[str]:
@@ -147,7 +148,7 @@ class CountingTask(SymbolTask):
     to 10, and the last statement prints one of them."""
 
     name: Literal["counting"] = "counting"
-    variables: int = Field(3, ge=1, le=26, description="number of variables")
+    variables: int = setting(3, "number of variables", ge=1, le=26)
 
     @property
     def names(self) -> list[str]:

@@ -6,12 +6,10 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
-from pydantic import Field
-
 from data.sampling.random_draws import NamedDraws
 from data.tokenizers.symbols import END
 from errors import DataError
-from settings.fields import StrictSettings
+from settings.fields import StrictSettings, setting
 
 EQUALS = "="  # between a problem and its answer
 
@@ -104,16 +102,16 @@ class SymbolTask(StrictSettings):
 class CoupledTask(SymbolTask):
     """Base class of tasks that may give positions to their tokens."""
 
-    positions: Literal["plain", "coupled"] = Field(
+    positions: Literal["plain", "coupled"] = setting(
         "plain",
-        description="plain: 0, 1, 2, ..., or as data.positions draws them; coupled: the same "
+        "plain: 0, 1, 2, ..., or as data.positions draws them; coupled: the same "
         "position for a symbol of the problem and its symbol of the answer (arXiv:2405.20671)",
     )
-    max_position: int | None = Field(
+    max_position: int | None = setting(
         None,
-        ge=2,
-        description="training items begin at a random position and end at or below this one, which "
+        "training items begin at a random position and end at or below this one, which "
         "should cover all evaluated lengths; null: positions begin as in evaluation",
+        ge=2,
     )
 
     @property

@@ -3,18 +3,17 @@ line."""
 
 from typing import ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from evaluation.evaluation_settings import TargetSettings, TextSettings
-from settings.fields import RemovedSetting
+from settings.fields import RemovedSetting, setting
 
 
 class DiagnosticSettings(TextSettings):
     """Settings shared by the diagnostics."""
 
-    methods: list[str] | dict[str, list[str]] = Field(
-        ["trained"],
-        description="labels of configs/evaluation/methods.yaml, or label: [overrides of the model]",
+    methods: list[str] | dict[str, list[str]] = setting(
+        ["trained"], "labels of configs/evaluation/methods.yaml, or label: [overrides of the model]"
     )
 
 
@@ -28,31 +27,23 @@ class AttentionDiagnosticSettings(DiagnosticSettings, TargetSettings):
     }
 
     protocol: Literal["attention"] = "attention"
-    windows: int = Field(
-        16, ge=1, description="number of spans whose queries are recorded, evenly spread"
-    )
+    windows: int = setting(16, "number of spans whose queries are recorded, evenly spread", ge=1)
 
 
 class GenerationDiagnosticSettings(DiagnosticSettings):
     """Repetition and loss of the text that a model generates past its trained length."""
 
     protocol: Literal["generation"] = "generation"
-    prompt: int | None = Field(
+    prompt: int | None = setting(None, "tokens of each prompt; default: L0 / 2", ge=1)
+    length: int | None = setting(None, "total tokens, including the prompt; default: 4 x L0", ge=2)
+    prompts: int = setting(16, "maximum number of prompts, one of each document", ge=1)
+    bucket: int | None = setting(
         None,
-        ge=1,
-        description="tokens of each prompt; default: L0 / 2",
-    )
-    length: int | None = Field(
-        None, ge=2, description="total tokens, including the prompt; default: 4 x L0"
-    )
-    prompts: int = Field(16, ge=1, description="maximum number of prompts, one of each document")
-    bucket: int | None = Field(
-        None,
-        ge=8,
-        description="tokens per bucket of positions, and distance within which repetitions are "
+        "tokens per bucket of positions, and distance within which repetitions are "
         "counted; default: L0 / 2",
+        ge=8,
     )
-    temperatures: list[float] = Field([0.0, 1.0], description="sampling temperatures; 0 is greedy")
+    temperatures: list[float] = setting([0.0, 1.0], "sampling temperatures; 0 is greedy")
 
     @model_validator(mode="after")
     def _consistent(self) -> "GenerationDiagnosticSettings":

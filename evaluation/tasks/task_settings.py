@@ -2,55 +2,43 @@
 
 from typing import Literal
 
-from pydantic import Field
-
 from data.data_settings import Lengths, bounds_of
 from data.tasks import TaskSettings
 from errors import EvaluationError
 from evaluation.evaluation_settings import MeasurementSettings
+from settings.fields import setting
 
 
 class TaskEvaluationSettings(MeasurementSettings):
     """Items of one task at several lengths: accuracy by likelihood, and exact match."""
 
-    protocol: Literal["tasks"] = Field("tasks", description="items with one right answer each")
-    task: TaskSettings | None = Field(
-        None, description="the task; null: the one the run was trained on"
-    )
-    lengths: list[Lengths] | None = Field(
+    protocol: Literal["tasks"] = setting("tasks", "items with one right answer each")
+    task: TaskSettings | None = setting(None, "the task; null: the one the run was trained on")
+    lengths: list[Lengths] | None = setting(
         None,
-        description="input tokens; the trained length L0 is always added; default: L0 x 1, 2, 4. "
+        "input tokens; the trained length L0 is always added; default: L0 x 1, 2, 4. "
         "Tasks on symbols: length of the problems, or [minimum, maximum]; default: those of "
         "training up to N, N+1 to 2N, 2N+1 to 3N",
     )
-    items: int = Field(
-        200, ge=1, description="items per length; in text, the same questions in longer contexts"
+    items: int = setting(
+        200, "items per length; in text, the same questions in longer contexts", ge=1
     )
-    positions: Literal["fixed", "redrawn"] | None = Field(
+    positions: Literal["fixed", "redrawn"] | None = setting(
         None,
-        description="tasks on symbols: draw positions as data.positions of the run does, once for "
+        "tasks on symbols: draw positions as data.positions of the run does, once for "
         "all items (fixed) or for each item (redrawn); null: 0, 1, 2, ..., or those of the task",
     )
-    depths: int = Field(
-        5, ge=1, description="depths of the hidden fact, evenly from 0 (far) to 1 (near)"
-    )
-    haystacks: int = Field(
-        40,
-        ge=1,
-        description="maximum number of haystack texts, used evenly",
-    )
-    haystack_store: str | None = Field(
+    depths: int = setting(5, "depths of the hidden fact, evenly from 0 (far) to 1 (near)", ge=1)
+    haystacks: int = setting(40, "maximum number of haystack texts, used evenly", ge=1)
+    haystack_store: str | None = setting(
         None,
-        description="folder of a prepared corpus whose held-out text is the haystack; null: the "
+        "folder of a prepared corpus whose held-out text is the haystack; null: the "
         "run's own if it was trained on text, else task.haystack",
     )
-    unreachable: Literal["refuse", "dash"] = Field(
-        "refuse",
-        description="a length that no method supports is an error, or a dash in the table",
+    unreachable: Literal["refuse", "dash"] = setting(
+        "refuse", "a length that no method supports is an error, or a dash in the table"
     )
-    batch: int | None = Field(
-        None, ge=1, description="items per batch; default: as the memory allows"
-    )
+    batch: int | None = setting(None, "items per batch; default: as the memory allows", ge=1)
 
     def grid(self, trained_length: int) -> list[int]:
         """The lengths of a task in text in ascending order, including the trained length."""

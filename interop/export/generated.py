@@ -37,8 +37,15 @@ from __future__ import annotations
 '''
 # Replaces settings/fields.py: settings are plain objects.
 PRELUDE = '''
-def Field(default=None, **_):
+def Field(default=None, *_, **__):
     return default
+
+
+def optional(description, default=None, **_):
+    return default
+
+
+setting = Field
 
 
 class StrictSettings:
@@ -62,7 +69,7 @@ def _nested(key, value):
         return {name: _nested("kind", kind) for name, kind in value.items()}
     return settings_class(**value)
 '''
-PROVIDED = ("Field", "StrictSettings", "_nested")
+PROVIDED = ("Field", "StrictSettings", "_nested", "optional", "setting")
 
 
 def config(model: Transformer) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 
 from errors import ModelError
@@ -17,6 +16,7 @@ from model.attention.kernels import AttentionHook
 from model.attention.softmax import HeadNorm, KeyCache, KeyMixer
 from model.mixers.base import AttentionPass, LayerKind, MixerSettings, Modifiers
 from model.position import AttentionPlan, HeadGeometry
+from settings.fields import setting
 
 
 class LatentMixer(MixerSettings):
@@ -24,18 +24,18 @@ class LatentMixer(MixerSettings):
     features, whose keys all heads share; positional schemes act on the slice."""
 
     name: Literal["latent"] = "latent"
-    rank: int = Field(64, ge=1, description="features of the compressed keys and values")
-    query_rank: int | None = Field(
-        None, ge=1, description="features of compressed queries; null: queries are not compressed"
+    rank: int = setting(64, "features of the compressed keys and values", ge=1)
+    query_rank: int | None = setting(
+        None, "features of compressed queries; null: queries are not compressed", ge=1
     )
-    unrotated_dim: int = Field(
-        32, ge=1, description="features of each head's queries and keys without positions"
+    unrotated_dim: int = setting(
+        32, "features of each head's queries and keys without positions", ge=1
     )
-    value_dim: int | None = Field(
-        None, ge=1, description="dimension of each head of values; null: unrotated_dim"
+    value_dim: int | None = setting(
+        None, "dimension of each head of values; null: unrotated_dim", ge=1
     )
-    norm_eps: float | None = Field(
-        None, gt=0, description="epsilon of norms of compressed vectors; null: model.norm_eps"
+    norm_eps: float | None = setting(
+        None, "epsilon of norms of compressed vectors; null: model.norm_eps", gt=0
     )
 
     def describe(self) -> str:

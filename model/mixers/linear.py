@@ -14,7 +14,6 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field
 from torch import Tensor
 
 from model.attention.mask import mask_dtype
@@ -22,6 +21,7 @@ from model.attention.softmax import Projection
 from model.mixers.base import AttentionPass, LayerKind, MixerSettings
 from model.mixers.layer_state import GatheredState, LayerState, recurrent_outputs
 from model.mixers.recurrence import Inputs
+from settings.fields import setting
 
 
 class LinearMixer(MixerSettings):
@@ -29,12 +29,11 @@ class LinearMixer(MixerSettings):
     2021)."""
 
     name: Literal["linear"] = "linear"
-    form: Literal["numerator", "cosine"] = Field(
+    form: Literal["numerator", "cosine"] = setting(
         "numerator",
-        description="weights φ(q)·φ(k) with φ = elu + 1, positions in the numerator only; or 1 + "
-        "cos(q, k)",
+        "weights φ(q)·φ(k) with φ = elu + 1, positions in the numerator only; or 1 + cos(q, k)",
     )
-    chunk: int = Field(64, ge=1, description="tokens per chunk; does not change the result")
+    chunk: int = setting(64, "tokens per chunk; does not change the result", ge=1)
 
     def describe(self) -> str:
         return f"linear attention ({self.form})"

@@ -11,7 +11,7 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field, model_validator
+from pydantic import model_validator
 from torch import Tensor, nn
 
 from model.attention.mask import mask_dtype
@@ -20,6 +20,7 @@ from model.mixers.convolution import CausalConvolution
 from model.mixers.layer_state import GatheredState, LayerState, recurrent_outputs
 from model.mixers.recurrence import SUB_CHUNK, Inputs
 from model.position.base import Initializer, constant
+from settings.fields import setting
 
 STEP_RANGE = (1e-3, 0.1)  # initial Δ of softplus decays, as in Mamba-2
 
@@ -29,57 +30,50 @@ class RecurrentMixer(MixerSettings):
     heads of values."""
 
     name: Literal["recurrent"] = "recurrent"
-    decay: Literal["none", "constant", "head", "channel"] = Field(
+    decay: Literal["none", "constant", "head", "channel"] = setting(
         "none",
-        description="decay of the state per token: none (DeltaNet), 1 − 2^(−5−h) in head h "
+        "decay of the state per token: none (DeltaNet), 1 − 2^(−5−h) in head h "
         "(RetNet), or computed from the token for each head (Mamba-2, Gated DeltaNet) or each "
         "channel of the keys (GLA, KDA)",
     )
-    decay_form: Literal["softplus", "sigmoid"] = Field(
+    decay_form: Literal["softplus", "sigmoid"] = setting(
         "softplus",
-        description="log of a computed decay: −exp(A)·Δ with Δ = softplus(W x + b) (Mamba-2, "
+        "log of a computed decay: −exp(A)·Δ with Δ = softplus(W x + b) (Mamba-2, "
         "Gated DeltaNet, KDA), or log sigmoid(W x + b) / 16 (GLA)",
     )
-    decay_rank: int | None = Field(None, ge=1, description="rank of W in the decay; null: full")
-    delta: bool = Field(False, description="delta rule: erase β k kᵀ before writing β k vᵀ")
-    beta: Literal["one", "step", "sigmoid"] = Field(
+    decay_rank: int | None = setting(None, "rank of W in the decay; null: full", ge=1)
+    delta: bool = setting(False, "delta rule: erase β k kᵀ before writing β k vᵀ")
+    beta: Literal["one", "step", "sigmoid"] = setting(
         "one",
-        description="factor β of what a token writes: 1, Δ of the decay (Mamba-2), or "
-        "beta_max · sigmoid(W x)",
+        "factor β of what a token writes: 1, Δ of the decay (Mamba-2), or beta_max · sigmoid(W x)",
     )
-    beta_max: float = Field(
+    beta_max: float = setting(
         1.0,
+        "largest β of beta = sigmoid; above 1, transitions have negative eigenvalues",
         gt=0,
         le=2,
-        description="largest β of beta = sigmoid; above 1, transitions have negative eigenvalues",
     )
-    unit_qk: bool = Field(False, description="queries and keys of norm 1, after positions")
-    scale: float | None = Field(None, gt=0, description="factor on queries; null: 1/√head_dim")
-    value_dim: int | None = Field(
-        None, ge=1, description="dimension of each head of values; null: head_dim"
+    unit_qk: bool = setting(False, "queries and keys of norm 1, after positions")
+    scale: float | None = setting(None, "factor on queries; null: 1/√head_dim", gt=0)
+    value_dim: int | None = setting(None, "dimension of each head of values; null: head_dim", ge=1)
+    convolution: int = setting(
+        0, "width of the causal convolution, with SiLU, of queries, keys and values; 0: none", ge=0
     )
-    convolution: int = Field(
-        0,
-        ge=0,
-        description="width of the causal convolution, with SiLU, of queries, keys and values; "
-        "0: none",
-    )
-    convolution_bias: bool = Field(False, description="bias of the convolution")
-    skip: bool = Field(False, description="add D·v to the output, D learned per head (Mamba-2)")
-    output_norm: Literal["none", "head", "group"] = Field(
+    convolution_bias: bool = setting(False, "bias of the convolution")
+    skip: bool = setting(False, "add D·v to the output, D learned per head (Mamba-2)")
+    output_norm: Literal["none", "head", "group"] = setting(
         "head",
-        description="RMSNorm of the output of each head, or of the heads that share a key head "
-        "(Mamba-2)",
+        "RMSNorm of the output of each head, or of the heads that share a key head (Mamba-2)",
     )
-    output_norm_eps: float | None = Field(
-        None, gt=0, description="epsilon of this RMSNorm; null: model.norm_eps"
+    output_norm_eps: float | None = setting(
+        None, "epsilon of this RMSNorm; null: model.norm_eps", gt=0
     )
-    output_gate: Literal["none", "silu", "sigmoid"] = Field(
-        "none", description="activation of the gate that multiplies the output"
+    output_gate: Literal["none", "silu", "sigmoid"] = setting(
+        "none", "activation of the gate that multiplies the output"
     )
-    gate_rank: int | None = Field(None, ge=1, description="rank of the gate's matrix; null: full")
-    gate_first: bool = Field(False, description="gate, then norm (Mamba-2), not norm, then gate")
-    chunk: int = Field(32, ge=1, description="tokens per chunk; does not change the result")
+    gate_rank: int | None = setting(None, "rank of the gate's matrix; null: full", ge=1)
+    gate_first: bool = setting(False, "gate, then norm (Mamba-2), not norm, then gate")
+    chunk: int = setting(32, "tokens per chunk; does not change the result", ge=1)
 
     @model_validator(mode="after")
     def _agree(self) -> RecurrentMixer:

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
 from torch import Tensor, nn
 
 from model.mixers.base import AttentionPass, LayerKind, Mixer, MixerSettings, Modifiers
 from model.mixers.convolution import CausalConvolution
 from model.mixers.layer_state import GatheredState, LayerState
 from model.position.base import Initializer, constant
+from settings.fields import setting
 
 
 class ShortConvolutionMixer(MixerSettings):
     """A gated convolution over the last tokens of a document, without state or attention."""
 
     name: Literal["short_convolution"] = "short_convolution"
-    width: int = Field(3, ge=1, description="tokens that an output depends on, its own included")
-    bias: bool = Field(False, description="biases of the projections and the convolution")
+    width: int = setting(3, "tokens that an output depends on, its own included", ge=1)
+    bias: bool = setting(False, "biases of the projections and the convolution")
 
     def describe(self) -> str:
         return f"convolution of width {self.width}"

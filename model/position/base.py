@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import model_validator
 from torch import Tensor, nn
 
 from errors import ModelError
@@ -34,7 +34,7 @@ from model.attention.mask import (
 from model.position.table import LookupTable
 from model.position.temperature import AnyTemperature, NoTemperature
 from model.token_positions import TokenPositions
-from settings.fields import StrictSettings
+from settings.fields import StrictSettings, optional, setting
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ class AttentionContext:
             keys=keys,
             device=self.device,
             mask_mod=visible if mask_mod is None else restricted,
-            separation=self._separation(),
+            separation=self.separation(),
             bias=bias,
             band=band,
             is_band=is_plain and mask_mod is None,
@@ -167,7 +167,7 @@ class AttentionContext:
                 are learned or expensive. The backward pass then adds to as many entries, instead of
                 to a few parameters.
         """
-        separation = self._separation()
+        separation = self.separation()
 
         def bias(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
             return distance(h, separation(b, i, j))
@@ -182,7 +182,7 @@ class AttentionContext:
         forms = BiasForms(distance=distance, make_flex=tabulated if has_table else None)
         return self.mask(bias=bias, forms=forms)
 
-    def _separation(self) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    def separation(self) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
         """Query position − key position, elementwise over (row, query, key)."""
         q_position = self.q_position
         k_position = self.k_position
@@ -270,37 +270,30 @@ class PositionSettings(StrictSettings):
     test_time: ClassVar[frozenset[str]] = frozenset({"window", "sinks", "temperature"})
 
     name: str
-    window: int | None = Field(
-        None,
-        ge=1,
-        description="attend to this many most recent keys, the query's own included; null: all",
+    window: int | None = setting(
+        None, "attend to this many most recent keys, the query's own included; null: all", ge=1
     )
-    sinks: int = Field(
-        0,
-        ge=0,
-        description="tokens at the start of each document that stay visible outside the window",
+    sinks: int = setting(
+        0, "tokens at the start of each document that stay visible outside the window", ge=0
     )
-    temperature: AnyTemperature = Field(
-        NoTemperature(), description="factor on the q·k term of attention logits"
+    temperature: AnyTemperature = setting(
+        NoTemperature(), "factor on the q·k term of attention logits"
     )
-    sink_logit: Literal["none", "learned", "zero"] = Field(
-        "none",
-        description="extra softmax column without a value in each head: learned logit, or logit 0",
+    sink_logit: Literal["none", "learned", "zero"] = setting(
+        "none", "extra softmax column without a value in each head: learned logit, or logit 0"
     )
-    weights: Literal["softmax", "entmax"] = Field(
-        "softmax",
-        description="function from logits to weights: softmax, or entmax with α = 1.5, which gives "
+    weights: Literal["softmax", "entmax"] = optional(
+        "function from logits to weights: softmax, or entmax with α = 1.5, which gives "
         "low logits a weight of exactly 0 (arXiv:1905.05702)",
-        json_schema_extra={"counts_if_changed": True},
+        "softmax",
     )
-    shifted_keys: float = Field(
+    shifted_keys: float = optional(
+        "share of each head's key features, the last ones, that are those of the "
+        "previous token; with a rotation of the other features, one layer finds what followed an "
+        "earlier token (partial key offset, KellerJordan/modded-nanogpt#169)",
         0.0,
         ge=0,
         le=1,
-        description="share of each head's key features, the last ones, that are those of the "
-        "previous token; with a rotation of the other features, one layer finds what followed an "
-        "earlier token (partial key offset, KellerJordan/modded-nanogpt#169)",
-        json_schema_extra={"counts_if_changed": True},
     )
 
     @model_validator(mode="after")
@@ -357,10 +350,10 @@ class PositionSettings(StrictSettings):
 class SharableSettings(PositionSettings):
     """Settings of schemes whose parameters all layers can share."""
 
-    shared: bool = Field(False, description="share the learned parameters between all layers")
+    shared: bool = setting(False, "share the learned parameters between all layers")
 
     @property
-    def per_layer(self) -> bool:
+    def per_layer(self):
         return not self.shared
 
 
@@ -496,11 +489,7 @@ class TabulatedScheme(PositionalScheme):
     def rows(self, positions: Tensor) -> tuple[Tensor, ...]:
         """Tensors (..., ·) in float64 at positions (...) in float64."""
 
-    def tables(
-        self,
-        positions: TokenPositions,
-        dtype: torch.dtype,
-    ) -> tuple[Tensor, ...]:
+    def tables(self, positions, dtype):
         return self._table.look_up(positions.position, positions.position_end, dtype)
 
 
@@ -546,7 +535,7 @@ class ContentScheme(PositionalScheme):
         """New keys (B, G, T, D), with their extras, in the form in which they are cached."""
         return k
 
-    def plan(self, context: AttentionContext) -> ContentPlan:
+    def plan(self, context):
         return ContentPlan(self, context, context.mask())
 
 

@@ -21,7 +21,7 @@ class ContentSettings(PositionSettings):
     """Settings of schemes with per-layer parameters that read the layer input."""
 
     @property
-    def per_layer(self) -> bool:
+    def per_layer(self):
         return True
 
     @model_validator(mode="after")

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from model.attention.mask import AttentionMask, BiasForms, BiasFunction, QueryBlock
@@ -16,6 +15,7 @@ from model.position.base import AttentionContext, AttentionPlan, PositionalSchem
 from model.position.scaling import Factor, stretch_of
 from model.position.table import on_device
 from model.token_positions import TokenPositions
+from settings.fields import setting
 
 # `PositionalScheme.exempt` of schemes that compute weights per pair.
 UNROLLED = {"graphs": "blocks of queries are unrolled when compiled: one graph per length"}
@@ -31,8 +31,8 @@ class DistanceSettings(PositionSettings):
 
     test_time = PositionSettings.test_time | {"stretch"}
 
-    stretch: Factor = Field(
-        1.0, description="distances are divided by this; auto: max(1, L / original_length)"
+    stretch: Factor = setting(
+        1.0, "distances are divided by this; auto: max(1, L / original_length)"
     )
 
 
@@ -46,7 +46,7 @@ class DistanceBias(PositionalScheme, ABC):
     settings: DistanceSettings
 
     @property
-    def depends_on_length(self) -> bool:
+    def depends_on_length(self):
         return self.settings.stretch == "auto"
 
     def stretches(self, positions: TokenPositions) -> tuple[float, ...]:
@@ -58,13 +58,7 @@ class DistanceBias(PositionalScheme, ABC):
 
     def tables(self, positions, dtype):
         """(B or 1,) the stretch of each row, in float32 or float64."""
-        return (
-            on_device(
-                self.stretches(positions),
-                positions.position.device,
-                dtype,
-            ),
-        )
+        return (on_device(self.stretches(positions), positions.position.device, dtype),)
 
     @property
     def tabulate(self) -> bool:
@@ -75,16 +69,15 @@ class DistanceBias(PositionalScheme, ABC):
     def bias(self, context: AttentionContext) -> RowBias:
         """The bias function f of this pass."""
 
-    def plan(self, context: AttentionContext) -> AttentionPlan:
+    def plan(self, context):
         bias = self.bias(context)
         if context.tables[0].shape[0] == 1:
             return AttentionPlan.from_mask(
                 context.distance_mask(lambda h, d: bias(h * 0, h, d), tabulate=self.tabulate)
             )
-        q = context.q_position
-        k = context.k_position
+        separation = context.separation()
         return AttentionPlan.from_mask(
-            context.mask(bias=lambda b, h, i, j: bias(b, h, q[b, i] - k[b, j]), by_row=True)
+            context.mask(bias=lambda b, h, i, j: bias(b, h, separation(b, i, j)), by_row=True)
         )
 
 

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from errors import ModelError
 from model.position.scaling import Factor
-from settings.fields import StrictSettings
+from settings.fields import StrictSettings, setting
 
 # (query position, key position, key order in its document) -> does the branch cover the pair?
 # Elementwise.
@@ -125,9 +125,7 @@ class ReRope(Remap):
     """
 
     name: Literal["rerope"] = "rerope"
-    distance: int | None = Field(
-        None, ge=1, description="maximum distance w; null: half the original length"
-    )
+    distance: int | None = setting(None, "maximum distance w; null: half the original length", ge=1)
 
     def _w(self, context: RemapContext) -> int:
         return self.distance or max(1, context.original_length // 2)
@@ -152,9 +150,8 @@ class LeakyReRope(ReRope):
     """
 
     name: Literal["leaky_rerope"] = "leaky_rerope"
-    factor: Factor = Field(
-        16.0,
-        description="s; auto: max(1, (L − w) / (L0 − w)), which maps the largest distance L to L0",
+    factor: Factor = setting(
+        16.0, "s; auto: max(1, (L − w) / (L0 − w)), which maps the largest distance L to L0"
     )
 
     @property
@@ -192,13 +189,13 @@ class SelfExtend(Remap):
     exempt: ClassVar[dict[str, str]] = {"shift": "groups start at position 0: a shift changes them"}
 
     name: Literal["self_extend"] = "self_extend"
-    neighbors: int | None = Field(
+    neighbors: int | None = setting(
         None,
-        ge=1,
-        description="W: distances below it are unchanged; a multiple of group; null: half the "
+        "W: distances below it are unchanged; a multiple of group; null: half the "
         "original length, rounded down to a multiple of group",
+        ge=1,
     )
-    group: int = Field(8, ge=1, description="G: positions per group")
+    group: int = setting(8, "G: positions per group", ge=1)
 
     @model_validator(mode="after")
     def _whole_groups(self):
@@ -244,18 +241,15 @@ class DualChunk(Remap):
     }
 
     name: Literal["dual_chunk"] = "dual_chunk"
-    chunk: int | None = Field(
-        None, ge=2, description="maximum distance; null: three quarters of the original length"
+    chunk: int | None = setting(
+        None, "maximum distance; null: three quarters of the original length", ge=2
     )
-    local: int | None = Field(
-        None,
-        ge=1,
-        description="distances up to it are exact across chunks; null: original length / 8",
+    local: int | None = setting(
+        None, "distances up to it are exact across chunks; null: original length / 8", ge=1
     )
-    mscale: bool = Field(
+    mscale: bool = setting(
         False,
-        description="multiply cos and sin by 0.05 ln s + 1, s = max(1, L / L0); in the authors' "
-        "code only",
+        "multiply cos and sin by 0.05 ln s + 1, s = max(1, L / L0); in the authors' code only",
     )
 
     @model_validator(mode="after")
@@ -319,11 +313,7 @@ class LambdaLimit(Remap):
     needs_sinks = True
 
     name: Literal["lambda"] = "lambda"
-    limit: int | None = Field(
-        None,
-        ge=1,
-        description="maximum distance of sinks; null: window",
-    )
+    limit: int | None = setting(None, "maximum distance of sinks; null: window", ge=1)
 
     def _limit(self, context: RemapContext) -> int:
         return self.limit or context.window or context.original_length

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from errors import ModelError
@@ -16,6 +15,7 @@ from model.position.base import (
     HeadGeometry,
     PositionSettings,
 )
+from settings.fields import setting
 
 Layout = Literal["half", "interleaved"]
 Share = Literal["model", "layer", "head"]
@@ -27,27 +27,21 @@ Turns = tuple[Tensor, Tensor]  # cos and sin, each (B or 1, T, R), or (B or 1, G
 class RotationSettings(PositionSettings):
     """Settings of rotations whose initial frequencies are a geometric series."""
 
-    theta: float = Field(
-        10_000.0,
-        gt=1,
-        description="base b of the frequencies b^(−2k/r)",
-    )
-    layout: Layout = Field(
-        "half", description="features of a pair of r rotated ones: (k, k + r/2) or (2k, 2k + 1)"
+    theta: float = setting(10_000.0, "base b of the frequencies b^(−2k/r)", gt=1)
+    layout: Layout = setting(
+        "half", "features of a pair of r rotated ones: (k, k + r/2) or (2k, 2k + 1)"
     )
 
 
 class AngleSharingSettings(PositionSettings):
     """Settings shared by schemes with learned angles."""
 
-    share: Share = Field(
-        "model",
-        description="one set of parameters per model, per layer, or per key/value head of each "
-        "layer",
+    share: Share = setting(
+        "model", "one set of parameters per model, per layer, or per key/value head of each layer"
     )
 
     @property
-    def per_layer(self) -> bool:
+    def per_layer(self):
         return self.share != "model"
 
     def shape(
@@ -110,17 +104,13 @@ def rotate(
 
 
 def rotation_plan(
-    context: AttentionContext, queries: Turns, keys: Turns, layout: str
+    context: AttentionContext, layout: str, keys: Turns, queries: Turns | None = None
 ) -> AttentionPlan:
-    """Queries and keys are rotated, each by the cos and sin of the new tokens; keys are cached
-    rotated."""
+    """Keys are rotated by the cos and sin of the new tokens and cached so; queries are rotated by
+    the same, or by their own."""
     mask = context.mask()
     of_keys = rotation_factors(*keys, layout)
-    of_queries = (
-        of_keys
-        if queries[0] is keys[0] and queries[1] is keys[1]
-        else rotation_factors(*queries, layout)
-    )
+    of_queries = of_keys if queries is None else rotation_factors(*queries, layout)
     own, partner = (context.of_queries(x, dim=2) for x in of_queries)
     if own.shape[1] > 1:  # of key/value heads (B or 1, G, K, 2·R)
         own = repeated(own, context.heads)

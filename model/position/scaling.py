@@ -17,7 +17,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from errors import ModelError
-from settings.fields import StrictSettings
+from settings.fields import StrictSettings, setting
 
 Factor = Annotated[float, Field(ge=1)] | Literal["auto"]
 Divisors = list[Annotated[float, Field(gt=0)]]
@@ -110,15 +110,13 @@ class DropScaling(Scaling):
 class FactorScaling(Scaling):
     """Base class of methods with a stretch factor."""
 
-    factor: Factor = Field(
-        "auto", description="stretch factor s; auto: max(1, L / original_length)"
-    )
+    factor: Factor = setting("auto", "stretch factor s; auto: max(1, L / original_length)")
 
     @property
-    def depends_on_length(self) -> bool:
+    def depends_on_length(self):
         return self.factor == "auto"
 
-    def stretch(self, length: int, original_length: int) -> float:
+    def stretch(self, length, original_length):
         return stretch_of(self.factor, length, original_length)
 
 
@@ -163,12 +161,12 @@ class DynamicScaling(Scaling):
     """
 
     name: Literal["dynamic"] = "dynamic"
-    factor: float = Field(
-        1.0, gt=0, description="f; 1 equals `ntk` with factor auto, larger values stretch more"
+    factor: float = setting(
+        1.0, "f; 1 equals `ntk` with factor auto, larger values stretch more", gt=0
     )
 
     @property
-    def depends_on_length(self) -> bool:
+    def depends_on_length(self):
         return True
 
     def stretch(self, length, original_length):
@@ -267,26 +265,19 @@ class YaRNScaling(FactorScaling):
     """
 
     name: Literal["yarn"] = "yarn"
-    beta_fast: float = Field(
-        32.0, gt=0, description="pairs with more rotations within L0 are unchanged"
+    beta_fast: float = setting(32.0, "pairs with more rotations within L0 are unchanged", gt=0)
+    beta_slow: float = setting(1.0, "frequencies of pairs with fewer are divided by s", gt=0)
+    ramp: Literal["dim", "wavelength"] = setting("dim", "linear in pair index or in rotations")
+    truncate: bool = setting(True, "round the ends of the dim ramp outwards to integers")
+    attention_factor: float | None = setting(
+        None, "amplitude of cos and sin; null: 0.1 ln s + 1", gt=0
     )
-    beta_slow: float = Field(
-        1.0, gt=0, description="frequencies of pairs with fewer are divided by s"
-    )
-    ramp: Literal["dim", "wavelength"] = Field(
-        "dim", description="linear in pair index or in rotations"
-    )
-    truncate: bool = Field(True, description="round the ends of the dim ramp outwards to integers")
-    attention_factor: float | None = Field(
-        None, gt=0, description="amplitude of cos and sin; null: 0.1 ln s + 1"
-    )
-    mscale: float | None = Field(
+    mscale: float | None = setting(
         None,
+        "with mscale_all_dim: amplitude (0.1 mscale ln s + 1) / (0.1 mscale_all_dim ln s + 1)",
         gt=0,
-        description="with mscale_all_dim: amplitude (0.1 mscale ln s + 1) / (0.1 mscale_all_dim "
-        "ln s + 1)",
     )
-    mscale_all_dim: float | None = Field(None, gt=0, description="see mscale")
+    mscale_all_dim: float | None = setting(None, "see mscale", gt=0)
 
     @model_validator(mode="after")
     def _fields_agree(self):
@@ -329,30 +320,28 @@ class LongRoPEScaling(FactorScaling):
     """
 
     name: Literal["longrope"] = "longrope"
-    factor: Factor = Field(
-        "auto", description="stretch factor s of the amplitude; auto: max(1, L / original_length)"
+    factor: Factor = setting(
+        "auto", "stretch factor s of the amplitude; auto: max(1, L / original_length)"
     )
-    short_factor: Divisors | None = Field(
-        None, description="divisor λ̂ of each pair up to original_length; null: all 1"
+    short_factor: Divisors | None = setting(
+        None, "divisor λ̂ of each pair up to original_length; null: all 1"
     )
     long_factor: Divisors = Field(description="divisor λ̂ of each pair beyond original_length")
-    first: int = Field(
-        0, ge=0, description="number of first positions with trained frequencies (n̂)"
-    )
-    attention_factor: float | None = Field(
-        None, gt=0, description="amplitude of cos and sin; null: √(1 + ln s / ln original_length)"
+    first: int = setting(0, "number of first positions with trained frequencies (n̂)", ge=0)
+    attention_factor: float | None = setting(
+        None, "amplitude of cos and sin; null: √(1 + ln s / ln original_length)", gt=0
     )
 
     @property
-    def depends_on_length(self) -> bool:
+    def depends_on_length(self):
         return True
 
     @property
-    def untouched(self) -> int:
+    def untouched(self):
         return self.first
 
     @property
-    def pairs(self) -> int:
+    def pairs(self):
         return len(self.long_factor)
 
     def stretch(self, length, original_length):
@@ -388,14 +377,8 @@ class Llama3Scaling(FactorScaling):
     """
 
     name: Literal["llama3"] = "llama3"
-    low_freq_factor: float = Field(
-        1.0, gt=0, description="wavelengths above L0 / this are divided by s"
-    )
-    high_freq_factor: float = Field(
-        4.0,
-        gt=0,
-        description="wavelengths below L0 / this are kept",
-    )
+    low_freq_factor: float = setting(1.0, "wavelengths above L0 / this are divided by s", gt=0)
+    high_freq_factor: float = setting(4.0, "wavelengths below L0 / this are kept", gt=0)
 
     @model_validator(mode="after")
     def _factors_in_order(self):
@@ -424,10 +407,8 @@ class ClippedScaling(Scaling):
     """
 
     name: Literal["clipped"] = "clipped"
-    pairs_clipped: int | None = Field(
-        None,
-        ge=2,
-        description="c; null: the pairs that complete no turn within original_length",
+    pairs_clipped: int | None = setting(
+        None, "c; null: the pairs that complete no turn within original_length", ge=2
     )
 
     def frequencies(self, plain, stretch, original_length):

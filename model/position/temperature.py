@@ -19,9 +19,9 @@ from torch import Tensor
 from errors import ModelError
 from model.position.table import on_device
 from model.token_positions import TokenPositions
-from settings.fields import StrictSettings
+from settings.fields import StrictSettings, setting
 
-Scale = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Scale = Annotated[float, Field(gt=0)]
 
 
 class Temperature(StrictSettings):
@@ -104,10 +104,10 @@ class FixedTemperature(Temperature):
     (arXiv:2404.12224), for NoPE beyond the trained length, with λ chosen beforehand."""
 
     name: Literal["fixed"] = "fixed"
-    value: Scale | list[Scale] = Field(1.0, description="λ, or a list with one per query head")
+    value: Scale | list[Scale] = setting(1.0, "λ, or a list with one per query head")
 
     @property
-    def by_head(self) -> list[float] | None:
+    def by_head(self):
         return self.value if isinstance(self.value, list) else None
 
     def factor(self, count, original_length, lengths):
@@ -119,12 +119,8 @@ class LogNTemperature(Temperature):
     (arXiv:2202.12172)."""
 
     name: Literal["log_n"] = "log_n"
-    length: int | None = Field(
-        None,
-        ge=2,
-        description="L0; null: the original length",
-    )
-    clip: bool = Field(True, description="at least 1; use false when training from scratch")
+    length: int | None = setting(None, "L0; null: the original length", ge=2)
+    clip: bool = setting(True, "at least 1; use false when training from scratch")
 
     def factor(self, count, original_length, lengths):
         value = count.log() / math.log(self.length or original_length)
@@ -135,12 +131,8 @@ class Llama4Temperature(Temperature):
     """1 + α·ln(1 + ⌊n / N⌋), on Llama 4's layers without positions; n = position + 1."""
 
     name: Literal["llama4"] = "llama4"
-    alpha: float = Field(0.1, ge=0, description="α")
-    length: int = Field(
-        8192,
-        ge=1,
-        description="N: the factor is 1 below this many keys",
-    )
+    alpha: float = setting(0.1, "α", ge=0)
+    length: int = setting(8192, "N: the factor is 1 below this many keys", ge=1)
 
     def factor(self, count, original_length, lengths):
         return 1 + self.alpha * torch.log1p((count / self.length).floor())
@@ -153,12 +145,8 @@ class Ministral3Temperature(Temperature):
     ignores_window = True
 
     name: Literal["ministral3"] = "ministral3"
-    beta: float = Field(0.1, ge=0, description="β")
-    length: int | None = Field(
-        None,
-        ge=1,
-        description="L0; null: the original length",
-    )
+    beta: float = setting(0.1, "β", ge=0)
+    length: int | None = setting(None, "L0; null: the original length", ge=1)
 
     def factor(self, count, original_length, lengths):
         return 1 + self.beta * torch.log1p(((count - 1) / (self.length or original_length)).floor())
@@ -168,12 +156,8 @@ class InklingTemperature(Temperature):
     """1 + α·ln(max(n / N, 1)): as Llama 4's, without steps; as in Inkling."""
 
     name: Literal["inkling"] = "inkling"
-    alpha: float = Field(0.1, ge=0, description="α")
-    length: int | None = Field(
-        None,
-        ge=1,
-        description="N; null: the original length",
-    )
+    alpha: float = setting(0.1, "α", ge=0)
+    length: int | None = setting(None, "N; null: the original length", ge=1)
 
     def factor(self, count, original_length, lengths):
         return 1 + self.alpha * (count / (self.length or original_length)).clamp(min=1).log()
@@ -183,8 +167,8 @@ class PowerTemperature(Temperature):
     """(1 + n / N)^p, as in BEAM with N = 2048 and p = 0.1."""
 
     name: Literal["power"] = "power"
-    exponent: float = Field(0.1, ge=0, description="p")
-    length: int = Field(2048, ge=1, description="N")
+    exponent: float = setting(0.1, "p", ge=0)
+    length: int = setting(2048, "N", ge=1)
 
     def factor(self, count, original_length, lengths):
         return (1 + count / self.length) ** self.exponent
@@ -199,7 +183,7 @@ class StretchTemperature(Temperature):
     depends_on_length = True
 
     name: Literal["stretch"] = "stretch"
-    c: float = Field(0.412, ge=0, description="c")
+    c: float = setting(0.412, "c", ge=0)
 
     def factor(self, count, original_length, lengths):
         return 1 + self.c * (lengths / original_length).clamp(min=1).log()
@@ -215,13 +199,13 @@ class SsmaxTemperature(Temperature):
     learned = True
 
     name: Literal["ssmax"] = "ssmax"
-    init: float = Field(0.43, gt=0, description="initial s_h")
+    init: float = setting(0.43, "initial s_h", gt=0)
 
     def factor(self, count, original_length, lengths):
         return count.log()
 
     @property
-    def initial(self) -> float:
+    def initial(self):
         return self.init
 
 
@@ -244,12 +228,10 @@ class AdaptiveTemperature(Temperature):
     learned = True
 
     name: Literal["adaptive"] = "adaptive"
-    delta: float = Field(1.0, ge=0, description="δ")
-    gamma_range: float = Field(2.0, gt=0, description="r")
-    first_head: int = Field(
-        0,
-        ge=0,
-        description="heads before this one have factor 1: those with ALiBi in NAPE",
+    delta: float = setting(1.0, "δ", ge=0)
+    gamma_range: float = setting(2.0, "r", gt=0)
+    first_head: int = setting(
+        0, "heads before this one have factor 1: those with ALiBi in NAPE", ge=0
     )
 
     def factor(self, count, original_length, lengths):

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from settings.fields import StrictSettings
+from settings.fields import StrictSettings, setting
 from studies.claims.expressions import Expression, expanded, operator_of, values_in
 from studies.results.stored import SEED
 from studies.study_settings import StudySettings
@@ -40,15 +40,15 @@ class PrimaryComparisonSettings(StrictSettings):
         description="the prediction: a positive number, or none that counts in either direction"
     )
     delta: float = Field(gt=0, description="the smallest effect that counts, in the value's unit")
-    each: str | None = Field(
-        None, description="an axis: one comparison for each of its labels, such as corpora"
+    each: str | None = setting(
+        None, "an axis: one comparison for each of its labels, such as corpora"
     )
-    solved: float | None = Field(
+    solved: float | None = setting(
         None,
+        "for exact match: compare the share of seeds that reach this value instead of "
+        "the mean; `value` is then an arm, or minus of two",
         gt=0,
         le=1,
-        description="for exact match: compare the share of seeds that reach this value instead of "
-        "the mean; `value` is then an arm, or minus of two",
     )
 
 
@@ -58,8 +58,8 @@ class LearnedSettings(StrictSettings):
     value: dict[str, Any] = Field(
         description="a value, of all arms with the labels that it names: {metric: nll, length: 64}"
     )
-    at_least: float | None = Field(None, description="smallest value of a run that has learned")
-    at_most: float | None = Field(None, description="largest value of a run that has learned")
+    at_least: float | None = setting(None, "smallest value of a run that has learned")
+    at_most: float | None = setting(None, "largest value of a run that has learned")
 
     @model_validator(mode="after")
     def _one_bound(self) -> "LearnedSettings":
@@ -80,8 +80,8 @@ class ClaimSettings(StudySettings):
     )
     source: ClaimSource = Field(description="where it was published")
     published: str = Field(description="the number or sentence that was published")
-    as_reported_by: str | None = Field(
-        None, description="where `published` was read, if not in the source itself"
+    as_reported_by: str | None = setting(
+        None, "where `published` was read, if not in the source itself"
     )
     deviations: str = Field(description="how this study differs from the published one")
     primary: dict[str, PrimaryComparisonSettings] = Field(

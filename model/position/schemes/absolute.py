@@ -11,7 +11,6 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field
 from torch import Tensor
 
 from errors import ModelError
@@ -19,6 +18,7 @@ from model.position.base import PositionalScheme, PositionSettings, TabulatedSch
 from model.position.scaling import Factor, plain_frequencies, stretch_of
 from model.position.table import Constant, Rows, StretchedTables, on_device
 from model.token_positions import TokenPositions
+from settings.fields import setting
 
 INT64_BITS = 63  # of a position that is not negative
 # as large as token embeddings (1), rows are noise that drowns a short run's tokens
@@ -35,11 +35,9 @@ class IntegerSettings(PositionSettings):
     """The position, added to every feature."""
 
     name: Literal["integer"] = "integer"
-    scale: float = Field(
-        1.0, gt=0, allow_inf_nan=False, description="the number added is scale × position"
-    )
-    direction: Literal["ones", "learned"] = Field(
-        "ones", description="add the number to all features, or along a learned vector"
+    scale: float = setting(1.0, "the number added is scale × position", gt=0)
+    direction: Literal["ones", "learned"] = setting(
+        "ones", "add the number to all features, or along a learned vector"
     )
 
 
@@ -47,9 +45,9 @@ class UnitIntervalSettings(PositionSettings):
     """The position as a fraction of a length, added to every feature."""
 
     name: Literal["unit_interval"] = "unit_interval"
-    denominator: Literal["fixed", "current"] = Field(
+    denominator: Literal["fixed", "current"] = setting(
         "fixed",
-        description="fixed: the original length, so longer inputs exceed 1; current: the declared "
+        "fixed: the original length, so longer inputs exceed 1; current: the declared "
         "sequence length, so fractions stay below 1 but depend on the length",
     )
 
@@ -58,11 +56,11 @@ class BinarySettings(PositionSettings):
     """The bits of the position, most significant first, added to the last features."""
 
     name: Literal["binary"] = "binary"
-    max_length: int | None = Field(
+    max_length: int | None = setting(
         None,
-        ge=1,
-        description="number of positions that must be representable, checked at model creation; "
+        "number of positions that must be representable, checked at model creation; "
         "null: the trained length",
+        ge=1,
     )
 
 
@@ -70,12 +68,10 @@ class SineSettings(PositionSettings):
     """A sine of different frequency for each feature, without cosines."""
 
     name: Literal["sine"] = "sine"
-    base: float | None = Field(
+    base: float | None = setting(
         None,
+        "null: wavelengths double from feature to feature; b: they increase from 2π to 2π·b",
         gt=1,
-        allow_inf_nan=False,
-        description="null: wavelengths double from feature to feature; b: they increase from 2π "
-        "to 2π·b",
     )
 
 
@@ -85,22 +81,18 @@ class SinusoidalSettings(PositionSettings):
     test_time = PositionSettings.test_time | {"theta", "offset", "stretch"}
 
     name: Literal["sinusoidal"] = "sinusoidal"
-    theta: float = Field(
-        10_000.0,
-        gt=1,
-        description="base of the wavelengths, 2π to 2π·theta",
+    theta: float = setting(10_000.0, "base of the wavelengths, 2π to 2π·theta", gt=1)
+    layout: Literal["interleaved", "half"] = setting(
+        "interleaved", "alternate sin and cos, or all sines before all cosines"
     )
-    layout: Literal["interleaved", "half"] = Field(
-        "interleaved", description="alternate sin and cos, or all sines before all cosines"
+    scale_tokens: bool = setting(
+        False, "multiply token embeddings by √dim first; for small, tied embeddings"
     )
-    scale_tokens: bool = Field(
-        False, description="multiply token embeddings by √dim first; for small, tied embeddings"
+    offset: int = setting(
+        0, "added to every position; 2 in fairseq, whose padding has 0 and 1", ge=0
     )
-    offset: int = Field(
-        0, ge=0, description="added to every position; 2 in fairseq, whose padding has 0 and 1"
-    )
-    stretch: Factor = Field(
-        1.0, description="positions are divided by this; auto: max(1, L / original_length)"
+    stretch: Factor = setting(
+        1.0, "positions are divided by this; auto: max(1, L / original_length)"
     )
 
 
@@ -110,12 +102,10 @@ class LearnedSettings(PositionSettings):
     test_time = PositionSettings.test_time | {"extend"}
 
     name: Literal["learned"] = "learned"
-    max_length: int | None = Field(
-        None, ge=1, description="rows of the table; null: the trained length"
-    )
-    extend: Literal["none", "interpolate", "repeat", "clip"] = Field(
+    max_length: int | None = setting(None, "rows of the table; null: the trained length", ge=1)
+    extend: Literal["none", "interpolate", "repeat", "clip"] = setting(
         "none",
-        description="positions beyond the table: error; stretch the table over the declared "
+        "positions beyond the table: error; stretch the table over the declared "
         "length; wrap around to row 0; or use the last row",
     )
 
@@ -152,7 +142,7 @@ class IntegerEncoding(AdditiveEncoding):
 
     settings: IntegerSettings
 
-    def setup(self) -> None:
+    def setup(self):
         is_learned = self.settings.direction == "learned"
         self.direction = self.learned((self.geometry.dim,), normal(1.0)) if is_learned else None
 
@@ -181,7 +171,7 @@ class UnitIntervalEncoding(AdditiveEncoding):
     settings: UnitIntervalSettings
 
     @property
-    def depends_on_length(self) -> bool:
+    def depends_on_length(self):
         return self.settings.denominator == "current"
 
     def tables(self, positions, dtype):
@@ -201,7 +191,7 @@ class BinaryEncoding(AdditiveEncoding):
     settings: BinarySettings
     supports_fractions = False
 
-    def setup(self) -> None:
+    def setup(self):
         length = self.settings.max_length or self.geometry.train_length
         dim = self.geometry.dim
         needed = (length - 1).bit_length()  # ⌈log2 length⌉ without a logarithm's rounding
@@ -213,7 +203,7 @@ class BinaryEncoding(AdditiveEncoding):
             )
 
     @property
-    def limit(self) -> int | None:
+    def limit(self):
         # Wider models can represent any 64-bit position.
         return 2**self.geometry.dim if self.geometry.dim < INT64_BITS else None
 
@@ -237,7 +227,7 @@ class SineEncoding(AdditiveEncoding, TabulatedScheme):
 
     settings: SineSettings
 
-    def setup(self) -> None:
+    def setup(self):
         base = self.settings.base
         dim = self.geometry.dim
         features = torch.arange(dim, dtype=torch.float64, device="cpu")
@@ -260,11 +250,11 @@ class Sinusoidal(PositionalScheme):
 
     settings: SinusoidalSettings
 
-    def setup(self) -> None:
+    def setup(self):
         self._tables = StretchedTables(self._rows)
 
     @property
-    def depends_on_length(self) -> bool:
+    def depends_on_length(self):
         return self.settings.stretch == "auto"
 
     def _rows(self, stretch: float) -> Rows:
@@ -311,17 +301,17 @@ class Learned(PositionalScheme):
     fractions_hint = "use integer positions, or set model.position.extend to interpolate"
     settings: LearnedSettings
 
-    def setup(self) -> None:
+    def setup(self):
         rows = self.settings.max_length or self.geometry.train_length
         self.weight = self.learned((rows, self.geometry.dim), normal(TABLE_STD))
         self.supports_fractions = self.settings.extend == "interpolate"
 
     @property
-    def limit(self) -> int | None:
+    def limit(self):
         return self.weight.shape[0] if self.settings.extend == "none" else None
 
     @property
-    def depends_on_length(self) -> bool:
+    def depends_on_length(self):
         return self.settings.extend == "interpolate"
 
     def tables(self, positions, dtype):

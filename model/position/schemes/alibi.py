@@ -10,9 +10,10 @@ from torch import Tensor
 
 from errors import ModelError
 from model.attention.mask import precise
-from model.position.base import AttentionContext, constant
-from model.position.pairwise import DistanceBias, DistanceSettings, RowBias
+from model.position.base import constant
+from model.position.pairwise import DistanceBias, DistanceSettings
 from model.position.table import Constant
+from settings.fields import setting
 
 
 class AlibiSettings(DistanceSettings):
@@ -21,14 +22,13 @@ class AlibiSettings(DistanceSettings):
     test_time = DistanceSettings.test_time | {"slopes"}
 
     name: Literal["alibi"] = "alibi"
-    slopes: list[Annotated[float, Field(ge=0, allow_inf_nan=False)]] | None = Field(
-        None,
-        description="slope of each head in logits per token; null: geometric, 2^(−8/H) to 2^(−8)",
+    slopes: list[Annotated[float, Field(ge=0)]] | None = setting(
+        None, "slope of each head in logits per token; null: geometric, 2^(−8/H) to 2^(−8)"
     )
-    learned: bool = Field(
-        False, description="learn the slopes, initialized to the geometric ones; worse in the paper"
+    learned: bool = setting(
+        False, "learn the slopes, initialized to the geometric ones; worse in the paper"
     )
-    shared: bool = Field(True, description="share learned slopes between layers")
+    shared: bool = setting(True, "share learned slopes between layers")
 
     @model_validator(mode="after")
     def _slopes_are_given_or_learned(self):
@@ -39,7 +39,7 @@ class AlibiSettings(DistanceSettings):
         return self
 
     @property
-    def per_layer(self) -> bool:
+    def per_layer(self):
         return self.learned and not self.shared
 
 
@@ -67,7 +67,7 @@ class Alibi(DistanceBias):
 
     settings: AlibiSettings
 
-    def setup(self) -> None:
+    def setup(self):
         super().setup()
         given = self.settings.slopes
         heads = self.geometry.heads
@@ -88,10 +88,10 @@ class Alibi(DistanceBias):
         return (*stretches, self._fixed.to(positions.position.device, dtype))
 
     @property
-    def tabulate(self) -> bool:
+    def tabulate(self):
         return self.slopes is not None
 
-    def bias(self, context: AttentionContext) -> RowBias:
+    def bias(self, context):
         stretch = context.tables[0]
         slopes = context.tables[1][0] if self.slopes is None else precise(self.slopes)
         return lambda row, h, d: -slopes[h] * d / stretch[row]

@@ -8,7 +8,6 @@ from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field
 from torch import Tensor
 
 from model.attention.mask import AttentionView, repeated
@@ -25,6 +24,7 @@ from model.position.rotation import check_even, rotate
 from model.position.scaling import plain_frequencies
 from model.position.table import Constant
 from model.token_positions import TokenPositions
+from settings.fields import setting
 
 
 class ContentRotation(ContentScheme):
@@ -38,7 +38,7 @@ class ContentRotation(ContentScheme):
     cached_form = "rotated keys and cumulative angles"
     uses_position = False
 
-    def setup(self) -> None:
+    def setup(self):
         check_even(self.settings.name, self.geometry)
         self.angles = self.geometry.head_dim // 2  # per head
 
@@ -86,15 +86,9 @@ class SelectiveRopeSettings(ContentSettings):
     """Rotations by angles computed from the tokens (Selective RoPE, Movahedi et al. 2025)."""
 
     name: Literal["selective_rope"] = "selective_rope"
-    theta: float = Field(
-        500_000.0, gt=1, description="base b of the temperatures b^(−2k/D) of the pairs"
-    )
-    rank: int = Field(16, ge=1, description="rank of the projection to angles")
-    width: int = Field(
-        4,
-        ge=2,
-        description="kernel size of the convolution, with the token itself",
-    )
+    theta: float = setting(500_000.0, "base b of the temperatures b^(−2k/D) of the pairs", gt=1)
+    rank: int = setting(16, "rank of the projection to angles", ge=1)
+    width: int = setting(4, "kernel size of the convolution, with the token itself", ge=2)
 
 
 class SelectiveRope(ContentRotation):
@@ -113,7 +107,7 @@ class SelectiveRope(ContentRotation):
     }
     settings: SelectiveRopeSettings
 
-    def setup(self) -> None:
+    def setup(self):
         """Increments of the fastest pair start at about 0.1 rad."""
         super().setup()
         dim = self.geometry.dim
@@ -145,16 +139,12 @@ class CaropeSettings(ContentSettings):
     """Rotations with a base computed from each token, per head (CARoPE, Veisi et al. 2025)."""
 
     name: Literal["carope"] = "carope"
-    start: Literal["rope", "paper"] = Field(
+    start: Literal["rope", "paper"] = setting(
         "rope",
-        description="rope: a learned bias, initialized to RoPE of base theta; paper: no bias, "
+        "rope: a learned bias, initialized to RoPE of base theta; paper: no bias, "
         "initialized to f = 0.59, far from RoPE's 0.75 (D = 64)",
     )
-    theta: float = Field(
-        10_000.0,
-        gt=1,
-        description="initial base with `start: rope`",
-    )
+    theta: float = setting(10_000.0, "initial base with `start: rope`", gt=1)
 
 
 class Carope(ContentRotation):
@@ -168,7 +158,7 @@ class Carope(ContentRotation):
 
     settings: CaropeSettings
 
-    def setup(self) -> None:
+    def setup(self):
         """`start: rope` is RoPE exactly: w 0, and b with softplus(b) = base^(2/D) − 1."""
         super().setup()
         groups = self.geometry.kv_heads

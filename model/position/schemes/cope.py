@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
-from pydantic import Field
 from torch import Tensor
 
 from model.attention.mask import QueryBlock
 from model.position.base import (
-    AttentionContext,
     AttentionPlan,
     PositionalScheme,
     SharableSettings,
     constant,
 )
 from model.position.pairwise import UNROLLED, sum_from
+from settings.fields import setting
 
 
 class CopeSettings(SharableSettings):
@@ -23,11 +22,9 @@ class CopeSettings(SharableSettings):
     2024)."""
 
     name: Literal["cope"] = "cope"
-    positions: int = Field(
-        64, ge=2, description="P: number of positions; counts are clamped to P − 1"
-    )
-    gate: Literal["scaled", "unscaled"] = Field(
-        "scaled", description="gates are σ(q·k/√D), as released, or σ(q·k), as in the paper"
+    positions: int = setting(64, "P: number of positions; counts are clamped to P − 1", ge=2)
+    gate: Literal["scaled", "unscaled"] = setting(
+        "scaled", "gates are σ(q·k/√D), as released, or σ(q·k), as in the paper"
     )
 
 
@@ -43,13 +40,13 @@ class Cope(PositionalScheme):
     """
 
     uses_position = False
-    exempt: ClassVar[dict[str, str]] = UNROLLED
+    exempt = UNROLLED
     settings: CopeSettings
 
-    def setup(self) -> None:
+    def setup(self):
         self.weight = self.learned((self.settings.positions, self.geometry.head_dim), constant(0.0))
 
-    def plan(self, context: AttentionContext) -> AttentionPlan:
+    def plan(self, context):
         return AttentionPlan.from_mask(context.mask(), self._weights)
 
     def _weights(self, block: QueryBlock) -> Tensor:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field
 from torch import Tensor
 
 from model.attention.mask import QueryBlock
 from model.position.base import (
-    AttentionContext,
     AttentionPlan,
     PositionalScheme,
     SharableSettings,
@@ -23,6 +21,7 @@ from model.position.pairwise import UNROLLED, mask_per_row, over_pairs, pair_pro
 from model.position.schemes.alibi import alibi_slopes
 from model.position.schemes.kerple import SMALLEST
 from model.position.table import Constant
+from settings.fields import setting
 
 
 def kept_positive(r: Tensor) -> Tensor:
@@ -34,10 +33,8 @@ class DapeSettings(SharableSettings):
     """A bias of distance and a network over all heads' logits and biases (Zheng et al. 2024)."""
 
     name: Literal["dape"] = "dape"
-    base: Literal["kerple", "alibi"] = Field(
-        "kerple", description="bias B: logarithmic KERPLE, or ALiBi"
-    )
-    width: int = Field(32, ge=1, description="hidden features of the network")
+    base: Literal["kerple", "alibi"] = setting("kerple", "bias B: logarithmic KERPLE, or ALiBi")
+    width: int = setting(32, "hidden features of the network", ge=1)
 
 
 class Dape(PositionalScheme):
@@ -50,10 +47,10 @@ class Dape(PositionalScheme):
     the bias B alone.
     """
 
-    exempt: ClassVar[dict[str, str]] = UNROLLED
+    exempt = UNROLLED
     settings: DapeSettings
 
-    def setup(self) -> None:
+    def setup(self):
         heads = self.geometry.heads
         width = self.settings.width
         self.weight1 = self.learned((width, 2 * heads), normal((2 * heads) ** -0.5))
@@ -67,7 +64,7 @@ class Dape(PositionalScheme):
     def tables(self, positions, dtype):
         return (self._slopes.to(positions.position.device, dtype),)
 
-    def plan(self, context: AttentionContext) -> AttentionPlan:
+    def plan(self, context):
         mask = mask_per_row(context)
         slopes = context.tables[0][0]
 

@@ -7,12 +7,12 @@ from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field
 from torch import Tensor, nn
 
 from model.attention.mask import BiasForms, BiasFunction, precise
 from model.position.base import AttentionContext, AttentionPlan, PositionalScheme, SharableSettings
 from model.position.pairwise import two_layers
+from settings.fields import setting
 
 COPIES = 32  # threads of a warp
 CELLS = 4096  # a power of two, so that their starts are exact
@@ -25,23 +25,14 @@ class FireSettings(SharableSettings):
     test_time = SharableSettings.test_time | {"threshold"}
 
     name: Literal["fire"] = "fire"
-    width: int = Field(32, ge=1, description="hidden units of the network")
-    init_length: float = Field(
+    width: int = setting(32, "hidden units of the network", ge=1)
+    init_length: float = setting(
         512.0,
+        "initial threshold T: distances are divided by the query position, or by T below T",
         gt=0,
-        allow_inf_nan=False,
-        description="initial threshold T: distances are divided by the query position, or by T "
-        "below T",
     )
-    init_scale: float = Field(
-        0.1,
-        gt=0,
-        allow_inf_nan=False,
-        description="initial value of the learned c in ln(1 + |c·x|)",
-    )
-    threshold: float | None = Field(
-        None, gt=0, allow_inf_nan=False, description="fixed T instead of the learned one"
-    )
+    init_scale: float = setting(0.1, "initial value of the learned c in ln(1 + |c·x|)", gt=0)
+    threshold: float | None = setting(None, "fixed T instead of the learned one", gt=0)
 
 
 class Fire(PositionalScheme):
@@ -61,7 +52,7 @@ class Fire(PositionalScheme):
     epsilon: ClassVar[float] = 1e-6
     settings: FireSettings
 
-    def setup(self) -> None:
+    def setup(self):
         self.inner = nn.Linear(1, self.settings.width)
         self.outer = nn.Linear(
             self.settings.width,
@@ -106,12 +97,7 @@ class Fire(PositionalScheme):
         """f_h(x) (R, H, t, s) for x (R, 1, t, s) in [0, 1] and the indices of heads (H,)."""
         w1, b1, w2 = (precise(p) for p in (self.inner.weight, self.inner.bias, self.outer.weight))
         with torch.autocast(x.device.type, enabled=False):
-            out = two_layers(
-                x.reshape(1, -1),
-                w1,
-                b1[:, None],
-                w2[heads],
-            )
+            out = two_layers(x.reshape(1, -1), w1, b1[:, None], w2[heads])
             return out.view(-1, x.shape[0], *x.shape[2:]).transpose(0, 1)
 
     def segments(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -149,8 +135,7 @@ class Fire(PositionalScheme):
         def copies(x: Tensor) -> Tensor:
             return x[..., None].expand(-1, -1, COPIES).contiguous()
 
-        q_position = context.q_position
-        k_position = context.k_position
+        separation = context.separation()
         keys = context.keys
         far = self.far(context.queries.position).expand(context.batch, -1).contiguous()  # (B, T)
         edges, intercept, slope = self.segments()
@@ -158,18 +143,13 @@ class Fire(PositionalScheme):
         intercept = copies(intercept)
         slope = copies(slope)
         starts = torch.arange(CELLS + 1, device=context.device, dtype=edges.dtype) / CELLS
-        first = torch.searchsorted(
-            edges,
-            starts,
-            right=True,
-            out_int32=True,
-        )  # (CELLS + 1,)
+        first = torch.searchsorted(edges, starts, right=True, out_int32=True)  # (CELLS + 1,)
         real = keys.position.is_floating_point()
         near = None if real else self.near(torch.arange(keys.position_end, device=context.device))
         c = precise(self.c)
 
         def bias(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-            d = (q_position[b, i] - k_position[b, j]).clamp(min=0)
+            d = separation(b, i, j).clamp(min=0)
             x = (c[b * 0] * d.to(c.dtype)).abs().log1p() if near is None else near[d]
             x = x / far[b, i]
             s = first[(x * CELLS).to(torch.int32).clamp(0, CELLS)]
@@ -180,13 +160,13 @@ class Fire(PositionalScheme):
 
         return bias
 
-    def plan(self, context: AttentionContext) -> AttentionPlan:
+    def plan(self, context):
         q_position = context.q_position
-        k_position = context.k_position
+        separation = context.separation()
 
         def bias(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-            n = q_position[b, i]
-            return self.network(self.near(n - k_position[b, j]) / self.far(n), h.flatten())
+            x = self.near(separation(b, i, j)) / self.far(q_position[b, i])
+            return self.network(x, h.flatten())
 
         forms = BiasForms(
             make_flex=lambda: self._flex_bias(context),

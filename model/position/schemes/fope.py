@@ -6,40 +6,37 @@ import math
 from typing import ClassVar, Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 
 from errors import ModelError
 from model.attention.mask import mask_dtype
-from model.position.base import AttentionContext, AttentionPlan, TabulatedScheme
+from model.position.base import TabulatedScheme
 from model.position.rotation import RotationSettings, check_even, rotation_plan
 from model.position.scaling import plain_frequencies
 from model.position.table import Constant
+from settings.fields import setting
 
 
 class FopeSettings(RotationSettings):
     """Rotary positions whose cosines and sines are learned mixtures of frequencies (FoPE)."""
 
     name: Literal["fope"] = "fope"
-    max_length: int | None = Field(
+    max_length: int | None = setting(
         None,
+        "drop frequencies below 2π / max_length; fixed after training; null: original_length",
         ge=1,
-        description="drop frequencies below 2π / max_length; fixed after training; null: "
-        "original_length",
     )
-    gain: float = Field(
-        0.3,
-        ge=0,
-        description="Xavier gain of the noise added to the identity to initialize the mixtures",
+    gain: float = setting(
+        0.3, "Xavier gain of the noise added to the identity to initialize the mixtures", ge=0
     )
-    clipped: Literal["identity", "ones"] = Field(
+    clipped: Literal["identity", "ones"] = setting(
         "identity",
-        description="pairs of dropped frequencies: unchanged, or cos = sin = 1: rotated by 45° "
+        "pairs of dropped frequencies: unchanged, or cos = sin = 1: rotated by 45° "
         "and scaled by √2 at every position",
     )
 
     @property
-    def per_layer(self) -> bool:
+    def per_layer(self):
         return True
 
 
@@ -63,7 +60,7 @@ class Fope(TabulatedScheme):
     }
     settings: FopeSettings
 
-    def setup(self) -> None:
+    def setup(self):
         settings = self.settings
         geometry = self.geometry
         check_even(settings.name, geometry)
@@ -108,14 +105,8 @@ class Fope(TabulatedScheme):
             mixed = rows[:, None].to(dtype) @ mix.to(dtype)  # (B or 1, 1, T, J) @ (G, J, J)
         return nn.functional.pad(mixed, (0, self._dropped), value=dropped)
 
-    def plan(self, context: AttentionContext) -> AttentionPlan:
+    def plan(self, context):
         rest = 1.0 if self.settings.clipped == "ones" else 0.0
         cos = self._mixed(context.tables[0], self.cos_mix, 1.0)
         sin = self._mixed(context.tables[1], self.sin_mix, rest)
-        turns = (cos, sin)
-        return rotation_plan(
-            context,
-            turns,
-            turns,
-            self.settings.layout,
-        )
+        return rotation_plan(context, self.settings.layout, (cos, sin))

@@ -6,7 +6,6 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field
 from torch import Tensor
 
 from model.attention.mask import AttentionMask, AttentionView, BiasForms, mask_dtype
@@ -16,6 +15,7 @@ from model.position.rotation import rotate
 from model.position.schemes.alibi import alibi_slopes
 from model.position.schemes.rope import Rope, RopeSettings
 from model.position.table import Constant
+from settings.fields import setting
 
 
 class FoxSettings(ContentSettings):
@@ -24,17 +24,13 @@ class FoxSettings(ContentSettings):
     test_time = ContentSettings.test_time | {"theta"}
 
     name: Literal["fox"] = "fox"
-    gate: Literal["linear", "constant", "fixed"] = Field(
+    gate: Literal["linear", "constant", "fixed"] = setting(
         "linear",
-        description="computed from each token; a learned constant per head, initialized as in "
+        "computed from each token; a learned constant per head, initialized as in "
         "ALiBi; or the fixed ALiBi slopes",
     )
-    rotary: bool = Field(False, description="also apply RoPE")
-    theta: float = Field(
-        10_000.0,
-        gt=1,
-        description="base of the RoPE frequencies with rotary",
-    )
+    rotary: bool = setting(False, "also apply RoPE")
+    theta: float = setting(10_000.0, "base of the RoPE frequencies with rotary", gt=1)
 
 
 class Fox(ContentScheme):
@@ -50,7 +46,7 @@ class Fox(ContentScheme):
     cached_form = "plain (or rotated) keys and cumulative log gates"
     settings: FoxSettings
 
-    def setup(self) -> None:
+    def setup(self):
         """Linear gates start near σ(0) = ½; constant gates as in ALiBi, σ(β) = e^−slope."""
         heads = self.geometry.heads
         dim = self.geometry.dim

@@ -7,21 +7,20 @@ from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor
 
 from errors import ModelError
-from model.position.base import AttentionContext, AttentionPlan, PositionalScheme, PositionSettings
+from model.position.base import AttentionPlan, PositionalScheme, PositionSettings
 from model.position.table import Constant
-from model.token_positions import TokenPositions
+from settings.fields import setting
 
 
 class HardAlibiSettings(PositionSettings):
     """A window of its own for each head, without positions otherwise (Jelassi et al. 2024)."""
 
     name: Literal["hard_alibi"] = "hard_alibi"
-    windows: list[Annotated[int, Field(ge=1)] | None] | None = Field(
+    windows: list[Annotated[int, Field(ge=1)] | None] | None = setting(
         None,
-        description="for each head, the number of most recent positions it attends to, the "
+        "for each head, the number of most recent positions it attends to, the "
         "query's own included, or null for all; null: 1, 2, ... for the first half of the heads, "
         "all for the others",
     )
@@ -37,7 +36,7 @@ class HardAlibi(PositionalScheme):
 
     settings: HardAlibiSettings
 
-    def setup(self) -> None:
+    def setup(self):
         heads = self.geometry.heads
         given = self.settings.windows
         if given is None:
@@ -49,15 +48,11 @@ class HardAlibi(PositionalScheme):
         reach = [math.inf if window is None else window for window in given]
         self._reach = Constant(torch.tensor([reach], dtype=torch.float64))
 
-    def tables(
-        self,
-        positions: TokenPositions,
-        dtype: torch.dtype,
-    ) -> tuple[Tensor, ...]:
+    def tables(self, positions, dtype):
         """(1, H) the number of positions that each head attends to."""
         return (self._reach.to(positions.position.device, dtype),)
 
-    def plan(self, context: AttentionContext) -> AttentionPlan:
+    def plan(self, context):
         reach = context.tables[0][0]
         return AttentionPlan.from_mask(
             context.distance_mask(lambda h, d: torch.where(d < reach[h], 0.0, -math.inf))

@@ -5,18 +5,16 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-from pydantic import Field
-from torch import Tensor
-
 from model.position.schemes.rope import Rope, RotarySettings
+from settings.fields import setting
 
 
 class HeXuSettings(RotarySettings):
     """Rotary positions with angles below π/2 within max_length (He and Xu)."""
 
     name: Literal["he_xu"] = "he_xu"
-    max_length: int | None = Field(
-        None, ge=1, description="N of the angle π/(2N), fixed after training; null: original_length"
+    max_length: int | None = setting(
+        None, "N of the angle π/(2N), fixed after training; null: original_length", ge=1
     )
 
 
@@ -31,6 +29,6 @@ class HeXu(Rope):
 
     settings: HeXuSettings
 
-    def spectrum(self) -> Tensor:
+    def spectrum(self):
         length = self.settings.max_length or self.geometry.original_length
         return super().spectrum() * (math.pi / (2 * length))

@@ -3,51 +3,41 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from model.attention.mask import AttentionView, QueryBlock, mask_dtype
 from model.position.base import (
-    AttentionContext,
     AttentionPlan,
     PositionalScheme,
     PositionSettings,
     constant,
 )
 from model.position.decay import decayed_scores
+from model.position.pairwise import UNROLLED
 from model.position.rotation import check_even
 from model.position.scaling import plain_frequencies
 from model.position.table import Constant, wide
+from settings.fields import setting
 
 
 class HyperbolicSettings(PositionSettings):
     """Hyperbolic rotations, with scores that decay with distance (HoPE, Dai et al. 2025)."""
 
     name: Literal["hyperbolic"] = "hyperbolic"
-    theta: float = Field(
-        10_000.0,
-        gt=1,
-        description="base b of the frequencies fastest·b^(−2k/D)",
+    theta: float = setting(10_000.0, "base b of the frequencies fastest·b^(−2k/D)", gt=1)
+    fastest: float = setting(1.0, "largest frequency θ_0, per token", gt=0)
+    margin: float = setting(
+        0.1, "decay rate θ' = θ_0·(1 + margin); the slowest feature decays at θ_0·margin", gt=0
     )
-    fastest: float = Field(
-        1.0,
-        gt=0,
-        description="largest frequency θ_0, per token",
-    )
-    margin: float = Field(
-        0.1,
-        gt=0,
-        description="decay rate θ' = θ_0·(1 + margin); the slowest feature decays at θ_0·margin",
-    )
-    damping: Literal["fixed", "learned"] = Field(
-        "fixed", description="learned: one margin per layer, initialized to margin"
+    damping: Literal["fixed", "learned"] = setting(
+        "fixed", "learned: one margin per layer, initialized to margin"
     )
 
     @property
-    def per_layer(self) -> bool:
+    def per_layer(self):
         return self.damping == "learned"
 
 
@@ -70,12 +60,10 @@ class Hyperbolic(PositionalScheme):
     """
 
     cached_form = "plain keys, in the coordinates u and w"
-    exempt: ClassVar[dict[str, str]] = {
-        "graphs": "blocks of queries are unrolled: one graph per length"
-    }
+    exempt = UNROLLED
     settings: HyperbolicSettings
 
-    def setup(self) -> None:
+    def setup(self):
         settings = self.settings
         geometry = self.geometry
         check_even(settings.name, geometry)
@@ -97,7 +85,7 @@ class Hyperbolic(PositionalScheme):
             return rests + self.settings.fastest * self.settings.margin
         return rests + self.settings.fastest * self.log_margin.to(rests.dtype).exp()
 
-    def plan(self, context: AttentionContext) -> AttentionPlan:
+    def plan(self, context):
         rates = self.rates(context.tables[0][0])
         dtype = wide(context.device)
         q_position = context.queries.position.to(dtype)[:, None, :, None]

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from model.attention.mask import precise
-from model.position.base import AttentionContext, SharableSettings, uniform
-from model.position.pairwise import DistanceBias, DistanceSettings, RowBias
+from model.position.base import SharableSettings, uniform
+from model.position.pairwise import DistanceBias, DistanceSettings
+from settings.fields import setting
 
 SMALLEST = 1e-2  # minimum of all learned parameters, as in the released code
 LARGEST_POWER = 2.0  # beyond it the kernel is no longer conditionally positive definite
@@ -28,10 +28,10 @@ class KerpleSettings(DistanceSettings, SharableSettings):
     2022)."""
 
     name: Literal["kerple"] = "kerple"
-    form: Literal["log", "power", "log3"] = Field(
-        "log", description="r1·ln(1 + r2·d), r1·d^r2 or r1·ln(1 + r2·d^r3)"
+    form: Literal["log", "power", "log3"] = setting(
+        "log", "r1·ln(1 + r2·d), r1·d^r2 or r1·ln(1 + r2·d^r3)"
     )
-    shared: bool = Field(True, description="share the learned parameters between all layers")
+    shared: bool = setting(True, "share the learned parameters between all layers")
 
 
 def power_of(d: Tensor, exponent: Tensor) -> Tensor:
@@ -53,7 +53,7 @@ class Kerple(DistanceBias):
 
     settings: KerpleSettings
 
-    def setup(self) -> None:
+    def setup(self):
         super().setup()
         self._ranges = RANGES[self.settings.form]
         for name, (low, high, _) in self._ranges.items():
@@ -74,7 +74,7 @@ class Kerple(DistanceBias):
             for name, (_, _, largest) in self._ranges.items()
         ]
 
-    def bias(self, context: AttentionContext) -> RowBias:
+    def bias(self, context):
         stretch = context.tables[0]
         (r1, r2, *more) = self._values()
         if self.settings.form == "power":

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from model.attention.mask import mask_dtype
-from model.position.base import AttentionContext, AttentionPlan, PositionalScheme, constant
+from model.position.base import PositionalScheme, constant
 from model.position.rotation import (
     AngleSharingSettings,
     RotationSettings,
@@ -44,7 +44,7 @@ class LearnedRope(PositionalScheme):
     cached_form = "rotated keys"
     settings: LearnedRopeSettings
 
-    def setup(self) -> None:
+    def setup(self):
         features = self.geometry.head_dim
         check_even(self.settings.name, self.geometry)
         self.log_ratio = self.learned(
@@ -83,7 +83,7 @@ class LearnedRope(PositionalScheme):
             angles = torch.remainder(angles, 2 * math.pi).to(dtype)
         return angles.cos(), angles.sin()
 
-    def plan(self, context: AttentionContext) -> AttentionPlan:
+    def plan(self, context):
         position = context.new.position
         (start,) = context.tables[0]
         if self.training and torch.is_grad_enabled():
@@ -92,10 +92,4 @@ class LearnedRope(PositionalScheme):
             # middle of each row.
             whole = (context.sequence or context.new).position
             position = position - (whole.amax(1, keepdim=True) + whole.amin(1, keepdim=True)) / 2
-        turns = self._turns(position, start)
-        return rotation_plan(
-            context,
-            turns,
-            turns,
-            self.settings.layout,
-        )
+        return rotation_plan(context, self.settings.layout, self._turns(position, start))

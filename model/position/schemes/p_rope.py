@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
-from pydantic import Field
-from torch import Tensor
 
 from errors import ModelError
 from model.position.schemes.rope import Rope, RotarySettings
+from settings.fields import setting
 
 
 class PRopeSettings(RotarySettings):
@@ -19,14 +18,12 @@ class PRopeSettings(RotarySettings):
     test_time = RotarySettings.test_time - {"theta"}
 
     name: Literal["p_rope"] = "p_rope"
-    share: float = Field(
-        0.75, gt=0, le=1, description="fraction p of rotated pairs: those of highest frequency"
+    share: float = setting(
+        0.75, "fraction p of rotated pairs: those of highest frequency", gt=0, le=1
     )
-    reversed: bool = Field(False, description="rotate those of lowest frequency instead")
-    max_wavelength: float | None = Field(
-        None,
-        gt=0,
-        description="longest rotated wavelength, as a multiple of original_length; null: unlimited",
+    reversed: bool = setting(False, "rotate those of lowest frequency instead")
+    max_wavelength: float | None = setting(
+        None, "longest rotated wavelength, as a multiple of original_length; null: unlimited", gt=0
     )
 
 
@@ -41,7 +38,7 @@ class PRope(Rope):
 
     settings: PRopeSettings
 
-    def setup(self) -> None:
+    def setup(self):
         super().setup()
         if not self.rotated_pairs().any():
             raise ModelError(
@@ -49,7 +46,7 @@ class PRope(Rope):
                 f"({self.settings.share}) or max_wavelength ({self.settings.max_wavelength})"
             )
 
-    def rotated_pairs(self) -> Tensor:
+    def rotated_pairs(self):
         s = self.settings
         spectrum = self.spectrum()
         count = int(s.share * self.dims // 2)

@@ -6,12 +6,13 @@ from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field, model_validator
+from pydantic import model_validator
 from torch import Tensor
 
 from model.attention.mask import AttentionView, QueryBlock, repeated
 from model.position.base import ContentScheme, constant, normal
 from model.position.content import ContentSettings, causal_convolution, latest, linear, series_of
+from settings.fields import setting
 
 CHUNK = 128  # keys per chunk; the cost of a pair is D + CHUNK
 
@@ -20,16 +21,8 @@ class PathSettings(ContentSettings):
     """Products of Householder-like matrices between query and key (PaTH, Yang et al. 2025)."""
 
     name: Literal["path"] = "path"
-    rank: int = Field(
-        32,
-        ge=1,
-        description="rank of the projection to directions w",
-    )
-    width: int = Field(
-        3,
-        ge=2,
-        description="kernel size of the convolution, with the token itself",
-    )
+    rank: int = setting(32, "rank of the projection to directions w", ge=1)
+    width: int = setting(3, "kernel size of the convolution, with the token itself", ge=2)
 
     @model_validator(mode="after")
     def _caches_every_token(self):
@@ -63,7 +56,7 @@ class PathAttention(ContentScheme):
     }
     settings: PathSettings
 
-    def setup(self) -> None:
+    def setup(self):
         """Strengths β start near 1 (projections)."""
         groups = self.geometry.kv_heads
         dim = self.geometry.dim

@@ -7,13 +7,13 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field
 from torch import Tensor
 
 from model.attention.mask import AttentionView, mask_dtype
-from model.position.base import AttentionContext, AttentionPlan, TabulatedScheme, uniform
+from model.position.base import AttentionPlan, TabulatedScheme, uniform
 from model.position.rotation import AngleSharingSettings, Share
 from model.position.table import Constant
+from settings.fields import setting
 
 
 class PopeSettings(AngleSharingSettings):
@@ -22,18 +22,12 @@ class PopeSettings(AngleSharingSettings):
     test_time = AngleSharingSettings.test_time | {"theta"}
 
     name: Literal["pope"] = "pope"
-    theta: float = Field(
-        10_000.0,
-        gt=1,
-        description="base b of the D frequencies b^(−c/D)",
+    theta: float = setting(10_000.0, "base b of the D frequencies b^(−c/D)", gt=1)
+    share: Share = setting(
+        "layer", "one set of key phases per model, per layer, or per key/value head of each layer"
     )
-    share: Share = Field(
-        "layer",
-        description="one set of key phases per model, per layer, or per key/value head of each "
-        "layer",
-    )
-    phase: Literal["zero", "uniform"] = Field(
-        "zero", description="initial key phases: 0, or drawn from −2π to 0"
+    phase: Literal["zero", "uniform"] = setting(
+        "zero", "initial key phases: 0, or drawn from −2π to 0"
     )
 
 
@@ -52,7 +46,7 @@ class Pope(TabulatedScheme):
     cached_form = "polar keys, twice as wide"
     settings: PopeSettings
 
-    def setup(self) -> None:
+    def setup(self):
         lowest = -2 * math.pi if self.settings.phase == "uniform" else 0.0
         shape = self.settings.shape(self.geometry, self.geometry.head_dim)  # (D,) or (G, D)
         self.phase = self.learned(shape, uniform(0.0, lowest))  # δ
@@ -61,7 +55,7 @@ class Pope(TabulatedScheme):
         self._frequencies = Constant(self.settings.theta ** -(features / count))
 
     @property
-    def key_features(self) -> int:
+    def key_features(self):
         return 2 * self.geometry.head_dim
 
     def rows(self, positions):
@@ -69,7 +63,7 @@ class Pope(TabulatedScheme):
         angles = positions[..., None] * self._frequencies.to(positions.device)
         return angles.cos(), angles.sin()
 
-    def plan(self, context: AttentionContext) -> AttentionPlan:
+    def plan(self, context):
         cos, sin = (x[:, None] for x in context.tables)  # (B or 1, 1, T, D)
         q_cos = context.of_queries(cos, dim=2)
         q_sin = context.of_queries(sin, dim=2)

@@ -5,21 +5,21 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from model.attention.mask import AttentionView, BiasFunction
 from model.position.base import AttentionContext, ContentScheme, constant, normal
 from model.position.content import ContentSettings, linear
+from settings.fields import setting
 
 
 class RelativeLogitsSettings(ContentSettings):
     """Learned logits by distance, which the query's token mixes (Inkling, 2026)."""
 
     name: Literal["relative_logits"] = "relative_logits"
-    profiles: int = Field(16, ge=1, description="R: number of profiles in each layer")
-    extent: int = Field(
-        128, ge=1, description="E: distances from here on add 0 to the logit; 1,024 in Inkling"
+    profiles: int = setting(16, "R: number of profiles in each layer", ge=1)
+    extent: int = setting(
+        128, "E: distances from here on add 0 to the logit; 1,024 in Inkling", ge=1
     )
 
 
@@ -36,7 +36,7 @@ class RelativeLogits(ContentScheme):
     caches_extras = False
     settings: RelativeLogitsSettings
 
-    def setup(self) -> None:
+    def setup(self):
         dim = self.geometry.dim
         profiles = self.settings.profiles
         shape = (self.geometry.heads * profiles, dim)
@@ -59,12 +59,11 @@ class RelativeLogits(ContentScheme):
         return [AttentionView(q, k, mask)]
 
     def _bias(self, context: AttentionContext, rows: Tensor) -> BiasFunction:
-        q_position = context.q_position
-        k_position = context.k_position
+        separation = context.separation()
         extent = self.settings.extent
 
         def bias(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-            d = q_position[b, i] - k_position[b, j]
+            d = separation(b, i, j)
             return torch.where(d < extent, rows[b, i, h, d.clamp(0, extent - 1)], 0.0)
 
         return bias

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import model_validator
 from torch import Tensor
 
 from errors import ModelError
 from model.attention.mask import AttentionMask, AttentionView
-from model.position.base import AttentionContext, AttentionPlan, PositionalScheme, PositionSettings
+from model.position.base import AttentionContext, AttentionPlan, PositionalScheme
 from model.position.remap import AnyRemap, NoRemap, RemapBranch, RemapContext
 from model.position.rotation import (
     RotationSettings,
@@ -21,6 +21,7 @@ from model.position.rotation import (
 )
 from model.position.scaling import AnyScaling, NoScaling, plain_frequencies, resonant
 from model.position.table import Constant, Rows, StretchedTables
+from settings.fields import setting
 
 
 class RotarySettings(RotationSettings):
@@ -28,21 +29,20 @@ class RotarySettings(RotationSettings):
 
     test_time = RotationSettings.test_time | {"theta", "scaling", "resonance", "remap"}
 
-    fraction: float = Field(
-        1.0, gt=0, le=1, description="share of each head's features that is rotated (partial RoPE)"
+    fraction: float = setting(
+        1.0, "share of each head's features that is rotated (partial RoPE)", gt=0, le=1
     )
-    scaling: AnyScaling = Field(
-        NoScaling(), description="frequency scaling for lengths beyond the original length"
+    scaling: AnyScaling = setting(
+        NoScaling(), "frequency scaling for lengths beyond the original length"
     )
-    resonance: bool = Field(
-        False, description="round every wavelength to whole tokens, after scaling (Resonance RoPE)"
+    resonance: bool = setting(
+        False, "round every wavelength to whole tokens, after scaling (Resonance RoPE)"
     )
-    remap: AnyRemap = Field(
-        NoRemap(),
-        description="remap of positions beyond the original length; does not change frequencies",
+    remap: AnyRemap = setting(
+        NoRemap(), "remap of positions beyond the original length; does not change frequencies"
     )
 
-    def reduced(self, length: int, original_length: int) -> PositionSettings:
+    def reduced(self, length, original_length):
         changes = {}
         scaling = self.scaling
         plain = plain_frequencies(self.theta, 2 * (scaling.pairs or 512))
@@ -50,12 +50,7 @@ class RotarySettings(RotationSettings):
             plain, scaling.stretch(length, original_length), original_length
         )
         # up to the rounding of interpolation
-        is_plain = torch.allclose(
-            scaled,
-            plain,
-            rtol=1e-12,
-            atol=0,
-        )
+        is_plain = torch.allclose(scaled, plain, rtol=1e-12, atol=0)
         if is_plain and amplitude == 1 and not scaling.untouched:
             changes["scaling"] = NoScaling()
         if self.remap.keeps(length, RemapContext(original_length, self.window, self.sinks)):
@@ -95,7 +90,7 @@ class Rope(PositionalScheme):
 
     settings: RotarySettings
 
-    def setup(self) -> None:
+    def setup(self):
         settings = self.settings
         geometry = self.geometry
         check_even(settings.name, geometry)
@@ -123,11 +118,11 @@ class Rope(PositionalScheme):
         return self.settings.remap.exempt
 
     @property
-    def key_features(self) -> int:
+    def key_features(self):
         return self.geometry.head_dim * len(self._forms)
 
     @property
-    def depends_on_length(self) -> bool:
+    def depends_on_length(self):
         return self.settings.scaling.depends_on_length or self.settings.remap.depends_on_length
 
     def spectrum(self) -> Tensor:
@@ -148,14 +143,14 @@ class Rope(PositionalScheme):
 
     def _rotating(self, frequencies: Tensor) -> Tensor:
         """The frequencies with resonance, and 0 for pairs that are not rotated."""
-        return (
-            resonant(frequencies) if self.settings.resonance else frequencies
-        ) * self.rotated_pairs()
+        if self.settings.resonance:
+            frequencies = resonant(frequencies)
+        return frequencies * self.rotated_pairs()
 
     def _rows(self, stretches: tuple[float, float]) -> Rows:
         stretch, remap_stretch = stretches
         remap = self.settings.remap
-        gain = self.settings.remap.amplitude(remap_stretch)
+        gain = remap.amplitude(remap_stretch)
         frequencies, amplitude = self.frequencies(stretch)
         untouched = self.settings.scaling.untouched
         scaled = Constant(frequencies)
@@ -186,7 +181,7 @@ class Rope(PositionalScheme):
         stretches = [(self.stretch(n), remap.stretch(n, remap_context)) for n in positions.lengths]
         return self._tables.look_up(positions, stretches, dtype)
 
-    def plan(self, context: AttentionContext) -> AttentionPlan:
+    def plan(self, context):
         layout = self.settings.layout
         features = self.geometry.head_dim
         if (
@@ -194,12 +189,7 @@ class Rope(PositionalScheme):
             and self._branches[0].covers is None
         ):
             cos, sin = context.tables
-            return rotation_plan(
-                context,
-                (cos, sin),
-                (cos, sin),
-                layout,
-            )
+            return rotation_plan(context, layout, (cos, sin))
         by_map = zip(context.tables[0::2], context.tables[1::2], strict=True)
         keys = [rotation_factors(cos, sin, layout) for cos, sin in by_map]
         queries = {

@@ -7,13 +7,12 @@ from dataclasses import replace
 from typing import Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
-from model.position.base import AttentionContext
-from model.position.pairwise import DistanceBias, DistanceSettings, RowBias
+from model.position.pairwise import DistanceBias, DistanceSettings
 from model.position.scaling import plain_frequencies
 from model.position.table import Constant, Rows, StretchedTables
+from settings.fields import setting
 
 # minimum number of distances; doubled as needed, to limit the number of table shapes
 SMALLEST_TABLE = 512
@@ -23,9 +22,7 @@ class SandwichSettings(DistanceSettings):
     """The inner product of two sinusoidal embeddings, as a bias (Chi et al. 2022)."""
 
     name: Literal["sandwich"] = "sandwich"
-    dims: int = Field(
-        128, ge=2, le=65_536, multiple_of=2, description="width d̄ of the sinusoidal embeddings"
-    )
+    dims: int = setting(128, "width d̄ of the sinusoidal embeddings", ge=2, le=65_536, multiple_of=2)
 
 
 class Sandwich(DistanceBias):
@@ -38,7 +35,7 @@ class Sandwich(DistanceBias):
 
     settings: SandwichSettings
 
-    def setup(self) -> None:
+    def setup(self):
         super().setup()
         heads = self.geometry.heads
         self._theta = plain_frequencies(10_000.0, self.settings.dims)
@@ -71,10 +68,10 @@ class Sandwich(DistanceBias):
         return (sums, self._factors.to(device, dtype), *super().tables(positions, dtype))
 
     @property
-    def tabulate(self) -> bool:
+    def tabulate(self):
         return False  # `tables` are by distance already
 
-    def bias(self, context: AttentionContext) -> RowBias:
+    def bias(self, context):
         sums, (factors,), stretch = context.tables
         size = sums.shape[1]
         flat = sums.flatten()

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from model.attention.mask import AttentionView, BiasFunction, QueryBlock, mask_dtype
@@ -17,6 +16,7 @@ from model.position.base import (
     normal,
 )
 from model.position.pairwise import UNROLLED, distances, mask_per_row
+from settings.fields import setting
 
 FAR_COPIES = 32  # of the entry of all far keys
 
@@ -26,12 +26,8 @@ class ShawSettings(SharableSettings):
     2018)."""
 
     name: Literal["shaw"] = "shaw"
-    clip: int = Field(
-        16,
-        ge=0,
-        description="K: larger distances use the vector of distance K",
-    )
-    values: bool = Field(False, description="also add vectors to the values")
+    clip: int = setting(16, "K: larger distances use the vector of distance K", ge=0)
+    values: bool = setting(False, "also add vectors to the values")
 
 
 class Shaw(PositionalScheme):
@@ -43,16 +39,16 @@ class Shaw(PositionalScheme):
     """
 
     supports_fractions = False
-    exempt: ClassVar[dict[str, str]] = UNROLLED
+    exempt = UNROLLED
     settings: ShawSettings
 
-    def setup(self) -> None:
+    def setup(self):
         shape = (self.settings.clip + 1, self.geometry.head_dim)
         initial = normal(self.geometry.head_dim**-0.5)
         self.key = self.learned(shape, initial)
         self.value = self.learned(shape, initial) if self.settings.values else None
 
-    def plan(self, context: AttentionContext) -> AttentionPlan:
+    def plan(self, context):
         if self.value is not None:
             return AttentionPlan.from_mask(
                 mask_per_row(context),
@@ -83,11 +79,10 @@ class Shaw(PositionalScheme):
         rows = torch.cat(
             [rows[..., :clip], rows[..., clip:].expand(*rows.shape[:3], FAR_COPIES)], dim=-1
         )
-        q_position = context.q_position
-        k_position = context.k_position
+        separation = context.separation()
 
         def bias(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-            d = (q_position[b, i] - k_position[b, j]).clamp(min=0)
+            d = separation(b, i, j).clamp(min=0)
             return rows[b, h, i, torch.where(d < clip, d, clip + j % FAR_COPIES)]
 
         return bias

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch.nn.functional as F
-from pydantic import Field
 from torch import Tensor
 
 from errors import ModelError
 from model.attention.mask import MaskFunction, QueryBlock
 from model.position.base import AttentionContext, AttentionPlan, PositionalScheme, PositionSettings
 from model.position.pairwise import UNROLLED, sum_after
+from settings.fields import setting
 
 
 class StickBreakingSettings(PositionSettings):
@@ -19,8 +19,8 @@ class StickBreakingSettings(PositionSettings):
     2024)."""
 
     name: Literal["stick_breaking"] = "stick_breaking"
-    remainder: Literal["self", "drop"] = Field(
-        "self", description="add the remaining weight to the query's own value, or drop it"
+    remainder: Literal["self", "drop"] = setting(
+        "self", "add the remaining weight to the query's own value, or drop it"
     )
 
 
@@ -34,10 +34,10 @@ class StickBreaking(PositionalScheme):
     """
 
     uses_position = False
-    exempt: ClassVar[dict[str, str]] = UNROLLED
+    exempt = UNROLLED
     settings: StickBreakingSettings
 
-    def setup(self) -> None:
+    def setup(self):
         s = self.settings
         if (s.sink_logit, s.weights) != ("none", "softmax"):
             raise ModelError(
@@ -46,7 +46,7 @@ class StickBreaking(PositionalScheme):
                 "than 1"
             )
 
-    def plan(self, context: AttentionContext) -> AttentionPlan:
+    def plan(self, context):
         is_own = self._is_own_key(context)
         mask = context.mask(mask_mod=lambda b, h, i, j: ~is_own(b, h, i, j))
         keep = self.settings.remainder == "self"

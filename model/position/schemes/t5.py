@@ -6,18 +6,18 @@ import math
 from typing import Literal
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import model_validator
 from torch import Tensor
 
 from model.attention.mask import AttentionView, precise
 from model.position.base import (
-    AttentionContext,
     AttentionPlan,
     PositionalScheme,
     SharableSettings,
     normal,
 )
 from model.position.table import Constant
+from settings.fields import setting
 
 
 class T5Settings(SharableSettings):
@@ -26,19 +26,18 @@ class T5Settings(SharableSettings):
     test_time = SharableSettings.test_time | {"max_distance"}
 
     name: Literal["t5"] = "t5"
-    buckets: int = Field(
-        32, ge=2, description="number of buckets; those of the first half have one distance each"
+    buckets: int = setting(
+        32, "number of buckets; those of the first half have one distance each", ge=2
     )
-    max_distance: int = Field(
+    max_distance: int = setting(
         128,
+        "distances from here on are in the last bucket; must exceed buckets / 2",
         ge=1,
         le=1_000_000,
-        description="distances from here on are in the last bucket; must exceed buckets / 2",
     )
-    shared: bool = Field(True, description="share the learned parameters between all layers")
-    unscaled: bool = Field(
-        False,
-        description="omit the factor 1/√D on q·k, as in T5, whose queries are initialized smaller",
+    shared: bool = setting(True, "share the learned parameters between all layers")
+    unscaled: bool = setting(
+        False, "omit the factor 1/√D on q·k, as in T5, whose queries are initialized smaller"
     )
 
     @model_validator(mode="after")
@@ -75,7 +74,7 @@ class T5(PositionalScheme):
     supports_fractions = False
     settings: T5Settings
 
-    def setup(self) -> None:
+    def setup(self):
         s = self.settings
         geometry = self.geometry
         # as in T5
@@ -87,7 +86,7 @@ class T5(PositionalScheme):
         """(1, max_distance + 1) bucket of each distance."""
         return (self._buckets.to(positions.position.device),)
 
-    def plan(self, context: AttentionContext) -> AttentionPlan:
+    def plan(self, context):
         buckets = context.tables[0][0]
         weight = precise(self.weight)
         last = self.settings.max_distance

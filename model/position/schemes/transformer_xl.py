@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from model.attention.mask import AttentionView, QueryBlock, mask_dtype
 from model.position.base import (
-    AttentionContext,
     AttentionPlan,
     PositionalScheme,
     SharableSettings,
@@ -40,10 +39,10 @@ class TransformerXL(PositionalScheme):
     """
 
     supports_fractions = False
-    exempt: ClassVar[dict[str, str]] = UNROLLED
+    exempt = UNROLLED
     settings: TransformerXLSettings
 
-    def setup(self) -> None:
+    def setup(self):
         heads = self.geometry.heads
         features = self.geometry.head_dim
         dim = self.geometry.dim
@@ -63,7 +62,7 @@ class TransformerXL(PositionalScheme):
         every = torch.arange(positions.position_end, device=positions.position.device)[None]
         return self._table.look_up(every, positions.position_end, dtype)
 
-    def plan(self, context: AttentionContext) -> AttentionPlan:
+    def plan(self, context):
         mask = mask_per_row(context)
         keys = context.keys
         r = context.tables[0][0]  # (N, C), N distances

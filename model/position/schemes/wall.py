@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch.nn.functional as F
-from pydantic import Field
 from torch import Tensor
 
 from model.attention.mask import AttentionView, QueryBlock
 from model.position.base import ContentScheme, constant, normal
 from model.position.content import ContentSettings, latest, linear, running_sum
 from model.position.decay import decayed_scores
+from model.position.pairwise import UNROLLED
+from settings.fields import setting
 
 
 class WallSettings(ContentSettings):
@@ -19,10 +20,8 @@ class WallSettings(ContentSettings):
     2026)."""
 
     name: Literal["wall"] = "wall"
-    gate_bias: float = Field(
-        8.0,
-        allow_inf_nan=False,
-        description="initial bias of the gates; at 8 a feature keeps 0.9997 per token",
+    gate_bias: float = setting(
+        8.0, "initial bias of the gates; at 8 a feature keeps 0.9997 per token"
     )
 
 
@@ -36,12 +35,10 @@ class Wall(ContentScheme):
 
     cached_form = "plain keys and cumulative log gates of every feature"
     uses_position = False
-    exempt: ClassVar[dict[str, str]] = {
-        "graphs": "blocks of queries are unrolled: one graph per length"
-    }
+    exempt = UNROLLED
     settings: WallSettings
 
-    def setup(self) -> None:
+    def setup(self):
         dim = self.geometry.dim
         gates = self.geometry.heads * self.geometry.head_dim
         self.weight = self.learned((gates, dim), normal(dim**-0.5))

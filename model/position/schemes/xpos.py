@@ -6,12 +6,12 @@ import math
 from typing import Literal
 
 import torch
-from pydantic import Field
 
-from model.position.base import AttentionContext, AttentionPlan, TabulatedScheme
+from model.position.base import TabulatedScheme
 from model.position.rotation import Layout, RotationSettings, check_even, rotation_plan
 from model.position.scaling import plain_frequencies
 from model.position.table import Constant
+from settings.fields import setting
 
 # Natural logarithm of the largest factor on a key. The range of float32 and bfloat16 is e^±87; the
 # margin is for the keys themselves and for gradients, which are multiplied by the query's factor of
@@ -25,15 +25,9 @@ class XPosSettings(RotationSettings):
     test_time = RotationSettings.test_time | {"theta"}
 
     name: Literal["xpos"] = "xpos"
-    layout: Layout = Field(
-        "interleaved", description="features of a pair: (2k, 2k + 1) or (k, k + D/2)"
-    )
-    gamma: float = Field(
-        0.4, gt=0, description="γ of ζ_k = (2k + γD) / ((1 + γ)D): more decays less"
-    )
-    scale_base: float = Field(
-        512.0, gt=0, description="S: distance after which pair k has decayed to ζ_k"
-    )
+    layout: Layout = setting("interleaved", "features of a pair: (2k, 2k + 1) or (k, k + D/2)")
+    gamma: float = setting(0.4, "γ of ζ_k = (2k + γD) / ((1 + γ)D): more decays less", gt=0)
+    scale_base: float = setting(512.0, "S: distance after which pair k has decayed to ζ_k", gt=0)
 
 
 class XPos(TabulatedScheme):
@@ -51,7 +45,7 @@ class XPos(TabulatedScheme):
     cached_form = "rotated and scaled keys"
     settings: XPosSettings
 
-    def setup(self) -> None:
+    def setup(self):
         check_even(self.settings.name, self.geometry)
         dims = self.geometry.head_dim
         gamma = self.settings.gamma
@@ -61,7 +55,7 @@ class XPos(TabulatedScheme):
         self._growth = Constant(((shares + gamma) / (1 + gamma)).log() / self.settings.scale_base)
 
     @property
-    def limit(self) -> int | None:
+    def limit(self):
         zeta = self.settings.gamma / (1 + self.settings.gamma)
         return 1 + math.floor(LARGEST * self.settings.scale_base / -math.log(zeta))
 
@@ -73,11 +67,6 @@ class XPos(TabulatedScheme):
         sin = angles.sin()
         return cos * scale, sin * scale, cos / scale, sin / scale
 
-    def plan(self, context: AttentionContext) -> AttentionPlan:
+    def plan(self, context):
         q_cos, q_sin, k_cos, k_sin = context.tables
-        return rotation_plan(
-            context,
-            (q_cos, q_sin),
-            (k_cos, k_sin),
-            self.settings.layout,
-        )
+        return rotation_plan(context, self.settings.layout, (k_cos, k_sin), (q_cos, q_sin))
