@@ -336,6 +336,8 @@ class Clone:
             return self.train(*words)
         if name == "study" and "--report" in words:
             return 0  # of a study that was run: tests/studies
+        if name == "study" and ("configs/claims/" in words[0] or "new_scheme" in words[0]):
+            return 0  # reads texts that are not here; tests/studies/test_committed.py plans it
         if name == "study" and "--dry-run" not in words:
             return self.run(script, words[0], "--dry-run")
         if name == "prepare" and self.miniature:

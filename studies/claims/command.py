@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from errors import UserError
+from errors import StudyError, UserError
 from evaluation.reports.text import counted
 from run_directory.console import Console, duration
 from settings.load import load_settings
@@ -34,19 +34,24 @@ def run_claims(call: StudyCall) -> int:
         print(f"written: {', '.join(map(str, pages))}")
         return 0
     left = {}
+    absent = []
     rows = []
     for claim in claims:
-        cells = claim.record.get("cells", 0)
+        cells = str(claim.record.get("cells", ""))
         if not claim.is_decided:
-            session = claim.session(call)
-            seconds = [sum(parts.values()) for _, parts in session.left()]
-            cells = len(session.plans)
-            left[claim.name] = sum(seconds)
-            cells = f"{cells - len(seconds)} of {cells}"
+            try:
+                session = claim.session(call)
+            except StudyError:  # of this claim, such as a text that is not here
+                absent.append(claim)
+            else:
+                seconds = [sum(parts.values()) for _, parts in session.left()]
+                count = len(session.plans)
+                left[claim.name] = sum(seconds)
+                cells = f"{count - len(seconds)} of {count}"
         rows.append([
             claim.name,
             claim.settings.question,
-            str(cells),
+            cells,
             claim.status,
             f"{duration(claim.record['cpu_seconds'])} CPU" if claim.is_decided else "",
             duration(left[claim.name]) if claim.name in left else "",
@@ -54,6 +59,11 @@ def run_claims(call: StudyCall) -> int:
     console.table(counted(len(claims), "claim"), COLUMNS, rows)
     total = duration(sum(left.values()) / options.jobs)
     print(f"left: {total} with {counted(options.jobs, 'job')}; cells that claims share count twice")
+    if absent:
+        console.warn(
+            f"{counted(len(absent), 'claim')} cannot run here, most often for want of a text; why: "
+            f"python study.py {absent[0].file} --dry-run"
+        )
     if not options.all or options.dry_run:
         return 0
     cheapest_first = sorted(left, key=left.__getitem__)

@@ -47,7 +47,7 @@ def test_lines_of_keys():
         ("a:\n  x: 1\n  x: 2\n", ["f:3", "'x' is given twice"]),
         ("a: [1\nb: 2\n", ["f:2", "not valid YAML"]),
         ("a: 1\n\tb: 2\n", ["f:2", "not valid YAML"]),
-        ("a: &x {b: *x}\n", ["nested too deeply"]),
+        ("a: &x {b: *x}\n", ["alias that contains itself"]),
         ("? [a]\n: 1\n", ["f:1", "a key must be one word"]),
         ("a: !!python/name:os.system\n", ["f:1", "not valid YAML"]),
         ("a: 1\nb: x\0\n", ["f:2", r"'\x00'"]),
@@ -69,6 +69,14 @@ def test_errors_name_line(text, overrides):
         parse_yaml(text, "f")
     for word in overrides:
         assert word in str(error.value)
+
+
+def test_aliases_are_bounded():
+    lines = ["a0: &a0 [x]"] + [
+        f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 30)
+    ]
+    with pytest.raises(ConfigError, match=r"f:\d+: .* more than 100,000 values"):
+        parse_yaml("\n".join(lines), "f")
 
 
 def test_invalid_files(tmp_path):
