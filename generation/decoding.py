@@ -1,8 +1,6 @@
 """Decoding of a batch of prompts of different lengths: chunked prefill, then one token at a
 time."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 

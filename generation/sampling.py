@@ -1,8 +1,6 @@
 """Sampling of the next token from logits: temperature, top-k, top-p, min-p and repetition
 penalty."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Our model from a foreign checkpoint."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 

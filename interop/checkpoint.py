@@ -1,7 +1,5 @@
 """A checkpoint of another codebase, independent of its file format."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """GGUF files, converted by transformers to a Hugging Face folder and imported from there."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -5,8 +5,6 @@ Other readers allocate what the header declares; this one is run first and compa
 size with the size of the file.
 """
 
-from __future__ import annotations
-
 import math
 import mmap
 import struct

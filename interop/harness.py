@@ -1,8 +1,6 @@
 """A Sextant run as a model of EleutherAI's lm-evaluation-harness (0.4.13): its `hf` model around
 our decoder. Requires the extra `harness`."""
 
-from __future__ import annotations
-
 import json
 from datetime import timedelta
 from typing import Any

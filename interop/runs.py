@@ -4,8 +4,6 @@
 file.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

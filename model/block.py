@@ -1,7 +1,5 @@
 """One decoder layer: a token mixer and a gated MLP, with their norms."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Literal

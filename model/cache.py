@@ -4,8 +4,6 @@ A layer with a window keeps only the keys that can still be visible: the window 
 buffer that is compacted when it is full. Eviction is by token order, not by slot.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,8 +1,6 @@
 """What training carries from one window of a document to the next: states of recurrent layers, last
 inputs of convolutions, and keys of layers with a window."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

@@ -1,7 +1,5 @@
 """Functions recorded as CUDA graphs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 

@@ -1,8 +1,6 @@
 """The training loss, computed in chunks of tokens; `train.py` divides its sum by the number of
 targets."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,12 +78,7 @@ def summed_nll(
 
 def nll(logits: Tensor, ids: Tensor) -> Tensor:
     logits = logits if logits.dtype == torch.float64 else logits.float()
-    return F.cross_entropy(
-        logits,
-        ids,
-        ignore_index=IGNORED,
-        reduction="none",
-    )
+    return F.cross_entropy(logits, ids, ignore_index=IGNORED, reduction="none")
 
 
 def chunks(

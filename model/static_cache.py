@@ -5,8 +5,6 @@ Shapes and addresses are the same in every pass of one token, so a GPU can recor
 graph.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor

@@ -378,15 +378,7 @@ class Transformer(nn.Module):
         last_passes = passes
         if keep < tokens.shape[1]:
             queries = chunks[0].positions.last(keep)
-            last_passes = [
-                self.passes(
-                    batch,
-                    chunks[0],
-                    keys[0],
-                    queries,
-                    sequence,
-                )
-            ]
+            last_passes = [self.passes(batch, chunks[0], keys[0], queries, sequence)]
         for i, block in enumerate(self.blocks):
             is_last = i == len(self.layers) - 1
             name, _ = self.layer_schemes[i]

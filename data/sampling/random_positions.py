@@ -76,10 +76,10 @@ class OffsetPositions(PlainPositions):
     name: Literal["random_offset"] = "random_offset"
     max_offset: int = setting(500, "largest offset K", ge=1, le=1_000_000)
 
-    def position_end(self, length: int) -> int:
+    def position_end(self, length):
         return length + self.max_offset
 
-    def apply(self, placed: PositionedTokens, draws: PositionDraws) -> PositionedTokens:
+    def apply(self, placed, draws):
         # Steps stay 1, so schemes that use only distances keep their fast paths.
         offset = below(draws.draw("offset"), self.max_offset + 1)
         return placed._replace(position=placed.order + offset)
@@ -102,7 +102,7 @@ class SubsetPositions(PlainPositions):
         "row", "one draw per text, or one per batch as in the authors' code"
     )
 
-    def apply(self, placed: PositionedTokens, draws: PositionDraws) -> PositionedTokens:
+    def apply(self, placed, draws):
         """Map a text of n tokens to the sorted images of 0 ... n−1 under a random permutation."""
         if self.per == "batch":
             first = np.zeros_like(draws.document)
@@ -128,13 +128,13 @@ class FloatPositions(PlainPositions):
     name: Literal["random_float"] = "random_float"
     max_length: int = setting(2048, "end of the range", ge=1, le=1_000_000)
 
-    def position_end(self, length: int) -> int:
+    def position_end(self, length):
         return 1 + self.max_length
 
-    def check(self, length: int) -> None:
+    def check(self, length):
         """Texts of any length fit."""
 
-    def apply(self, placed: PositionedTokens, draws: PositionDraws) -> PositionedTokens:
+    def apply(self, placed, draws):
         drawn = fractions(draws.draw("float", placed.order)) * self.max_length
         return _sorted(placed, drawn, placed.document * float(self.max_length))
 
@@ -162,10 +162,10 @@ class CapePositions(PlainPositions):
         False, "subtract the mean first; for schemes that depend on distances only"
     )
 
-    def position_end(self, length: int) -> int:
+    def position_end(self, length):
         return 1 + math.ceil((length - 1 + self.global_shift + self.local_shift) * self.scale)
 
-    def apply(self, placed: PositionedTokens, draws: PositionDraws) -> PositionedTokens:
+    def apply(self, placed, draws):
         """Draw real positions, float64. They may be negative; with `center`, half of them are."""
 
         def symmetric(random: np.ndarray, most: float) -> np.ndarray:
@@ -195,7 +195,7 @@ class PosePositions(PlainPositions):
     name: Literal["pose"] = "pose"
     target: int = setting(2048, "target length T", ge=2, le=1_000_000)
 
-    def apply(self, placed: PositionedTokens, draws: PositionDraws) -> PositionedTokens:
+    def apply(self, placed, draws):
         n = placed.lengths()
         cut = 1 + below(draws.draw("cut"), (n + 1) // 2)
         leap = below(draws.draw("leap"), self.target - n + 1)

@@ -1,13 +1,11 @@
 """Arithmetic on symbols: sums of digits modulo a number, parity, sums of decimal numbers."""
 
-from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
 from pydantic import model_validator
 
-from data.sampling.random_draws import NamedDraws
-from data.tasks.symbols import EQUALS, CoupledTask, SymbolItem
+from data.tasks.symbols import EQUALS, CoupledTask
 from settings.fields import setting
 
 DIGITS = [*map(str, range(10))]
@@ -28,20 +26,20 @@ class ModularAdditionTask(CoupledTask):
         return self
 
     @property
-    def alphabet(self) -> list[str]:
+    def alphabet(self):
         return [*map(str, range(self.modulus)), EQUALS]
 
     @property
-    def choices(self) -> int:
+    def choices(self):
         return self.modulus
 
-    def make(self, draws: NamedDraws, length: int) -> SymbolItem:
+    def make(self, draws, length):
         numbers = draws.below("numbers", length, self.modulus)
         sums = [*map(str, (np.cumsum(numbers) % self.modulus).tolist())]
         prompt = [*map(str, numbers.tolist()), EQUALS]
         return self.answered(prompt, sums if self.scratchpad else sums[-1:])
 
-    def positions_of(self, prompt: Sequence[str], more: int) -> list[int]:
+    def positions_of(self, prompt, more):
         """As in arXiv:2405.20671: number i and partial sum i have position i + 2, `=` has 1."""
         n = prompt.index(EQUALS)
         return [*range(2, n + 2), 1, *range(2, len(prompt) + more - n + 1)]
@@ -87,18 +85,18 @@ class AdditionTask(CoupledTask):
         return self
 
     @property
-    def alphabet(self) -> list[str]:
+    def alphabet(self):
         return [*DIGITS, "+", EQUALS, ":", *(f"i{k}" for k in range(self.hints))]
 
     @property
-    def choices(self) -> int:
+    def choices(self):
         return 10
 
     @property
-    def longest(self) -> int | None:
+    def longest(self):
         return self.hints - 1 if self.hints else None
 
-    def make(self, draws: NamedDraws, length: int) -> SymbolItem:
+    def make(self, draws, length):
         a = draws.below("a", length, 10).tolist()  # the last digit first
         b = draws.below("b", length, 10).tolist()
         carry = 0
@@ -119,7 +117,7 @@ class AdditionTask(CoupledTask):
         answer = _written(total, hints, self.order != "plain")
         return self.answered(prompt, [*columns, ":", *answer] if self.scratchpad else answer)
 
-    def positions_of(self, prompt: Sequence[str], more: int) -> list[int]:
+    def positions_of(self, prompt, more):
         """Coupled: a digit of significance k = 0, 1, ... has position k + 2, `+` and `=` have 1;
         `=` before an answer that begins with its first digit is one beyond it."""
         sizes = [prompt.index("+"), prompt.index(EQUALS) - prompt.index("+") - 1]

@@ -5,7 +5,7 @@ from typing import Literal
 import numpy as np
 from pydantic import PositiveInt, model_validator
 
-from data.sampling.random_draws import NamedDraws, bits, fractions, key_of
+from data.sampling.random_draws import bits, fractions, key_of
 from data.tasks.symbols import EQUALS, SymbolItem, SymbolTask
 from settings.fields import setting
 
@@ -24,18 +24,18 @@ class FlipFlopTask(SymbolTask):
     )
 
     @property
-    def alphabet(self) -> list[str]:
+    def alphabet(self):
         return ["w", "r", "i", "0", "1"]
 
     @property
-    def choices(self) -> int:
+    def choices(self):
         return 2
 
     @property
-    def shortest(self) -> int:
+    def shortest(self):
         return 2
 
-    def make(self, draws: NamedDraws, length: int) -> SymbolItem:
+    def make(self, draws, length):
         uniform = fractions(bits(key_of(*draws.key, "instructions"), np.arange(length)))
         written = draws.below("bits", length, 2).tolist()
         symbols = []
@@ -67,19 +67,19 @@ class AssociativeRecallTask(SymbolTask):
     queries: PositiveInt = setting(4, "queried keys per item, or as many as it has")
 
     @property
-    def alphabet(self) -> list[str]:
+    def alphabet(self):
         keys = [f"k{i}" for i in range(self.keys)]
         return [*keys, *(f"v{i}" for i in range(self.values)), "?"]
 
     @property
-    def choices(self) -> int:
+    def choices(self):
         return self.values
 
     @property
-    def longest(self) -> int:
+    def longest(self):
         return self.keys
 
-    def make(self, draws: NamedDraws, length: int) -> SymbolItem:
+    def make(self, draws, length):
         keys = draws.distinct("keys", length, self.keys).tolist()
         values = draws.below("values", length, self.values).tolist()
         asked = draws.distinct("asked", min(self.queries, length), length).tolist()
@@ -104,23 +104,23 @@ class IndirectIndexingTask(SymbolTask):
     queries: PositiveInt = setting(1, "questions per item")
 
     @property
-    def alphabet(self) -> list[str]:
+    def alphabet(self):
         shifts = [f"{sign}{k}" for k in range(1, self.shift + 1) for sign in "+-"]
         return [*map(str, range(self.symbols)), *shifts, "?", EQUALS]
 
     @property
-    def choices(self) -> int:
+    def choices(self):
         return self.symbols
 
     @property
-    def shortest(self) -> int:
+    def shortest(self):
         return 2
 
     @property
-    def longest(self) -> int:
+    def longest(self):
         return self.symbols
 
-    def make(self, draws: NamedDraws, length: int) -> SymbolItem:
+    def make(self, draws, length):
         string = [str(i) for i in draws.distinct("symbols", length, self.symbols).tolist()]
         symbols = list(string)
         is_answer = [False] * length
@@ -150,14 +150,14 @@ class DyckTask(SymbolTask):
         return self
 
     @property
-    def alphabet(self) -> list[str]:
+    def alphabet(self):
         return [f"{side}{kind}" for kind in range(self.kinds) for side in "()"] + [EQUALS]
 
     @property
-    def choices(self) -> int:
+    def choices(self):
         return self.kinds
 
-    def make(self, draws: NamedDraws, length: int) -> SymbolItem:
+    def make(self, draws, length):
         kinds = draws.below("kinds", length, self.kinds).tolist()
         opens = draws.below("opens", 2 * length, 2).tolist()
         string: list[str] = []

@@ -4,7 +4,7 @@ from typing import Literal
 
 import numpy as np
 
-from data.tasks.items import Task, TaskItem, TaskRequest
+from data.tasks.items import Task, TaskItem
 from errors import DataError
 from settings.fields import setting
 
@@ -19,7 +19,7 @@ class RecallTask(Task):
     digits: int = setting(2, "digits per value", ge=1, le=9)
     choices: int = setting(4, "number of values compared; chance is 1/choices", ge=2, le=64)
 
-    def make(self, request: TaskRequest) -> TaskItem:
+    def make(self, request):
         most = 26**self.letters
         numbers = request.draws.distinct("keys", min(most, request.length), most).tolist()
         keys = [self._spelled(number) for number in numbers]

@@ -123,7 +123,7 @@ class PasskeyTask(HaystackTask):
     )
     digits: int = setting(5, "digits per pass key", ge=1, le=18)
 
-    def make(self, request: TaskRequest) -> TaskItem:
+    def make(self, request):
         compared = self.keys if self.keys > 1 else self.choices
         values = request.numbers(self.digits, compared, used=self.keys)
         return self.facts(request, "\nKey {}", values[:compared], self.keys)
@@ -137,7 +137,7 @@ class NeedleTask(HaystackTask):
     name: Literal["needle"] = "needle"
     keys: int = setting(3, "facts per item; chance is 1/keys", ge=2, le=16)
 
-    def make(self, request: TaskRequest) -> TaskItem:
+    def make(self, request):
         order = request.draws.distinct("values", len(PLACES), len(PLACES)).tolist()
         places = request.same_count([f" {PLACES[i]}" for i in order], self.keys)
         return self.facts(request, "\n{} hid it in the", places[: self.keys], self.keys)
@@ -153,7 +153,7 @@ class VariablesTask(HaystackTask):
     hops: int = setting(1, "assignments from variable to variable in a chain", ge=0, le=16)
     digits: int = setting(3, "digits per value", ge=1, le=18)
 
-    def make(self, request: TaskRequest) -> TaskItem:
+    def make(self, request):
         links = self.hops + 1
         values = request.numbers(self.digits, self.chains)
         numbers = request.draws.distinct("names", self.chains * links, 26 * 10).tolist()

@@ -1,14 +1,13 @@
 """Tasks on strings of symbols: copying, sorting, counting."""
 
 from collections import Counter
-from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
 from pydantic import PositiveInt, model_validator
 
 from data.sampling.random_draws import NamedDraws, bits, fractions, key_of
-from data.tasks.symbols import EQUALS, CoupledTask, SymbolItem, SymbolTask
+from data.tasks.symbols import EQUALS, CoupledTask, SymbolTask
 from settings.fields import setting
 
 # of counting: the weights of the statements, and the largest value of a variable
@@ -33,24 +32,24 @@ class CopyTask(CoupledTask):
         return self
 
     @property
-    def alphabet(self) -> list[str]:
+    def alphabet(self):
         return [*map(str, range(self.symbols)), EQUALS]
 
     @property
-    def choices(self) -> int:
+    def choices(self):
         return self.symbols
 
     @property
-    def longest(self) -> int | None:
+    def longest(self):
         return self.symbols if self.distinct else None
 
-    def make(self, draws: NamedDraws, length: int) -> SymbolItem:
+    def make(self, draws, length):
         draw = draws.distinct if self.distinct else draws.below
         drawn = draw("symbols", length, self.symbols).tolist()
         answers = {"copy": drawn, "reverse": drawn[::-1], "sort": sorted(drawn)}
         return self.answered([*map(str, drawn), EQUALS], [*map(str, answers[self.name])])
 
-    def positions_of(self, prompt: Sequence[str], more: int) -> list[int]:
+    def positions_of(self, prompt, more):
         n = prompt.index(EQUALS)
         answer = len(prompt) + more - n - 1
         if self.name == "reverse":
@@ -67,18 +66,18 @@ class SelectiveCopyTask(SymbolTask):
     copied: PositiveInt = setting(16, "symbols to copy in each item")
 
     @property
-    def alphabet(self) -> list[str]:
+    def alphabet(self):
         return [*map(str, range(self.symbols)), ".", EQUALS]
 
     @property
-    def choices(self) -> int:
+    def choices(self):
         return self.symbols
 
     @property
-    def shortest(self) -> int:
+    def shortest(self):
         return self.copied
 
-    def make(self, draws: NamedDraws, length: int) -> SymbolItem:
+    def make(self, draws, length):
         answer = [str(i) for i in draws.below("symbols", self.copied, self.symbols).tolist()]
         string = ["."] * length
         places = np.sort(draws.distinct("places", self.copied, length)).tolist()
@@ -101,18 +100,18 @@ class MajorityTask(SymbolTask):
     interleaved: int = setting(1, "number of strings; symbols alternate among them", ge=1)
 
     @property
-    def alphabet(self) -> list[str]:
+    def alphabet(self):
         return [*map(str, range(self.symbols)), EQUALS]
 
     @property
-    def choices(self) -> int:
+    def choices(self):
         return self.symbols
 
     @property
-    def shortest(self) -> int:
+    def shortest(self):
         return self.interleaved
 
-    def make(self, draws: NamedDraws, length: int) -> SymbolItem:
+    def make(self, draws, length):
         string = [""] * length
         answer = []
         for first in range(self.interleaved):
@@ -155,15 +154,15 @@ class CountingTask(SymbolTask):
         return [chr(ord("a") + i) for i in range(self.variables)]
 
     @property
-    def alphabet(self) -> list[str]:
+    def alphabet(self):
         statements = [name + end for name in self.names for end in ("=0", "++")]
         return [*map(str, range(MOST + 1)), *self.names, *statements, "pass", "print"]
 
     @property
-    def choices(self) -> int:
+    def choices(self):
         return MOST + 1
 
-    def make(self, draws: NamedDraws, length: int) -> SymbolItem:
+    def make(self, draws, length):
         attempt = 0
         values: dict[str, int] = {}
         while not values:

@@ -115,7 +115,7 @@ class CoupledTask(SymbolTask):
     )
 
     @property
-    def has_positions(self) -> bool:
+    def has_positions(self):
         return self.positions != "plain"
 
     def position_end(self, length: int, training: bool = False) -> int:

@@ -1,8 +1,6 @@
 """`protocol: attention`: attention of every method at every length, on windows of the fixed
 targets."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """What both diagnostics share: the text, the units of its documents, no stored cells."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

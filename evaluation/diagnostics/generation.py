@@ -3,8 +3,6 @@
 The true continuation is the reference. A row ends when the model generates EOS.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 

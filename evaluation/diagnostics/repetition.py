@@ -1,7 +1,5 @@
 """Repetition of text by position, from token ids."""
 
-from __future__ import annotations
-
 import numpy as np
 
 GRAMS = (1, 2, 3, 4)

@@ -1,7 +1,5 @@
 """Rotary pairs without a full rotation in training."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

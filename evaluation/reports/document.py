@@ -1,7 +1,5 @@
 """Reports as Markdown, and as one HTML page, without scripts or requests, that is made from it."""
 
-from __future__ import annotations
-
 import base64
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence

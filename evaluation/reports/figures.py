@@ -4,8 +4,6 @@ at column width and without color.
 `panels` draws any panels into one figure; `charts.py` makes panels of rows of results.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -282,12 +280,7 @@ def fix_ticks(axes: Axes, ticks: Sequence[float]) -> None:
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
 
 
-def mark(
-    axes: Axes,
-    x: float,
-    text: str = "",
-    height: float = 1.0,
-) -> None:
+def mark(axes: Axes, x: float, text: str = "", height: float = 1.0) -> None:
     """A dotted vertical line, labelled at a share of the height."""
     axes.axvline(x, color=SOFT, lw=0.9, ls=DOTTED, zorder=1)
     place = ((x, height), (4, -3), ("data", "axes fraction"), "offset points")

@@ -1,7 +1,5 @@
 """What a report is made from: the long table of one evaluation and the facts about it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 

@@ -4,8 +4,6 @@ Every number is computed through the interface of the registered schemes, so tha
 included.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The model card of an exported run."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from evaluation.reports.results_files import markdown_table

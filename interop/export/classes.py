@@ -4,8 +4,6 @@ A class qualifies if the model's settings, written as its config.json, are read 
 again. Models without such a class are exported with a generated modeling file.
 """
 
-from __future__ import annotations
-
 import itertools
 
 from errors import InteropError

@@ -1,7 +1,5 @@
 """Rotations by fixed frequencies as transformers' `rope_parameters`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

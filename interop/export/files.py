@@ -1,8 +1,6 @@
 """config.json, weights and, where no class of transformers represents the model, its modeling
 file."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """A run as a Hugging Face folder: configuration, weights, tokenizer, model card."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -6,8 +6,6 @@ Settings classes lose their validators, since config.json gives every value: the
 neither Sextant nor pydantic.
 """
 
-from __future__ import annotations
-
 import ast
 import inspect
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """config.json and weights of a model in a class of transformers."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Logits of an exported folder, loaded by transformers, compared with ours."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 import shutil

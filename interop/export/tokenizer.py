@@ -1,8 +1,6 @@
 """Our tokenizers as tokenizer.json, which transformers and others load without code of their
 own."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

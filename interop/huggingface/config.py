@@ -1,8 +1,6 @@
 """A Hugging Face config.json as our settings, and the reverse; what our decoder would compute
 otherwise is refused."""
 
-from __future__ import annotations
-
 import difflib
 import itertools
 from dataclasses import dataclass

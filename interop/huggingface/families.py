@@ -604,10 +604,7 @@ FAMILIES: dict[str, Family] = {
                 QWEN_DELTA, mixer=_DELTA, settings={"gate": "none"}, keys=_DELTA_KEYS
             ),
         },
-        defaults={
-            "partial_rotary_factor": 0.25,
-            "full_attention_interval": 4,
-        },
+        defaults={"partial_rotary_factor": 0.25, "full_attention_interval": 4},
         settings={"qk_norm": True, "gate": "channel"},
         layer_types=_periodic("full_attention_interval", -1, LINEAR),
         partial=True,
@@ -632,10 +629,7 @@ FAMILIES: dict[str, Family] = {
                 },
             ),
         },
-        defaults={
-            "attention_bias": False,
-            "linear_allow_neg_eigval": True,
-        },
+        defaults={"attention_bias": False, "linear_allow_neg_eigval": True},
         computed={
             "linear_num_key_heads": lambda config: config.size("num_attention_heads"),
             "linear_num_value_heads": lambda config: config.size("num_attention_heads"),
@@ -763,10 +757,7 @@ FAMILIES: dict[str, Family] = {
         types={FULL: _LATENT_LAYER, LINEAR: _KIMI_LAYER},
         keys=_LATENT_KEYS,
         computed={"max_position_embeddings": lambda config: config.get("model_max_length")},
-        defaults={
-            "rms_norm_eps": 1e-5,
-            "first_k_dense_replace": 1,
-        },
+        defaults={"rms_norm_eps": 1e-5, "first_k_dense_replace": 1},
         accepted={"linear_attn_config": (None,)},
         layer_types=lambda config: [
             FULL if i and i % 4 == 0 else LINEAR for i in range(_depth(config))

@@ -1,7 +1,5 @@
 """A Hugging Face folder: config.json and safetensors, in one file or in shards."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Models of the Hugging Face hub, by name."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

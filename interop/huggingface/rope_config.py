@@ -5,8 +5,6 @@ versions had `rope_theta` beside `rope_scaling`, whose kind was first called `ty
 overrides `rope_parameters`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -7,8 +7,6 @@ Qwen3.5). transformers' Llama pairs rotated features as our layout `half` does; 
 the rows of queries and keys.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 

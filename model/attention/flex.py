@@ -1,8 +1,6 @@
 """FlexAttention: any mask and bias on a GPU, as one compiled kernel; views are merged by
 log-sum-exp."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 
@@ -36,12 +34,7 @@ def _compiled(
         "isolate_recompiles": True,
         "recompile_limit": RECOMPILE_LIMIT,
     }
-    return torch.compile(
-        function,
-        dynamic=dynamic,
-        fullgraph=True,
-        **options,
-    )
+    return torch.compile(function, dynamic=dynamic, fullgraph=True, **options)
 
 
 def fused(
@@ -53,12 +46,7 @@ def fused(
     """`function` compiled on a GPU; `function` itself on a CPU and inside a compiled model."""
     if device.type != "cuda" or torch.compiler.is_compiling():
         return function
-    return _compiled(
-        function,
-        dynamic,
-        torch.is_grad_enabled(),
-        with_lse,
-    )
+    return _compiled(function, dynamic, torch.is_grad_enabled(), with_lse)
 
 
 def flex_attend(
@@ -73,12 +61,7 @@ def flex_attend(
     outputs = []
     logs = []
     for view in views:
-        out, aux = flex_view(
-            view,
-            v,
-            scale,
-            AuxRequest(lse=True),
-        )
+        out, aux = flex_view(view, v, scale, AuxRequest(lse=True))
         outputs.append(out)
         logs.append(aux.lse.to(mask_dtype(v))[..., None])  # (B, H, T, 1)
     if sink is not None:

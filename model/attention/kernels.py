@@ -19,8 +19,6 @@ with it.
 Shapes: q (B, H, T, D), k and v (B, G, S, D) with G dividing H; T queries, S keys.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -274,12 +274,7 @@ class AttentionMask:
             keys = torch.arange(keys.start, keys.stop, device=self.device)
         return b, h, i, keys[None, None, None, :]
 
-    def visible(
-        self,
-        start: int,
-        stop: int,
-        keys: slice | Tensor,
-    ) -> Tensor:
+    def visible(self, start: int, stop: int, keys: slice | Tensor) -> Tensor:
         """(R, 1, t, s) visible pairs of a block."""
         b, h, i, j = self.indices(start, stop, keys)
         return self.mask_mod(b, h[:, :1], i, j)

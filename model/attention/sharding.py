@@ -217,12 +217,7 @@ class GatheredLayer:
         chunk = self.shard.chunks[turn]
         return torch.cat([torch.stack(before)[chunk % self.shard.size], x], dim=1)
 
-    def _start(
-        self,
-        x: Tensor,
-        turn: int,
-        dim: int | None = None,
-    ) -> Tensor:
+    def _start(self, x: Tensor, turn: int, dim: int | None = None) -> Tensor:
         """Start to gather a tensor of pass `turn`, whose dimension `dim` is that of the tokens of a
         chunk; `_wait` waits for the result."""
         if dim is not None:

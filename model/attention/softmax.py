@@ -1,7 +1,5 @@
 """Softmax attention, and the projections that it shares with linear attention."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from dataclasses import replace
 from typing import ClassVar, Literal
@@ -87,14 +85,14 @@ class KeyMixer(Mixer):
             hook(views, v, self.scale, normalizer, out)
         return out
 
-    def pair_flops(self, length: int) -> float:
+    def pair_flops(self, length):
         """Training FLOPs per token without the projections: six per feature and visible key,
         averaged over a causal (windowed) sequence."""
         window = min(self.position.settings.window or length, length)
         visible = window - window * (window - 1) / (2 * length)
         return 6 * self.heads * self.pair_features * visible
 
-    def workspace(self, batch: int, tokens: int, length: int, blocks: int) -> int:
+    def workspace(self, batch, tokens, length, blocks):
         queries = min(tokens, query_block(batch * self.heads, length))
         # Keys and values are repeated for every head too; masks by distance are only vectors.
         per_key = blocks * queries + (self.pair_features if blocks else 0) + 8
@@ -235,6 +233,6 @@ class Attention(KeyMixer, Projection):
             for view in plan.read(q, k)
         ]
 
-    def cached_numbers(self, tokens: int, key_features: int) -> int:
+    def cached_numbers(self, tokens, key_features):
         tail = self.kv_heads * self.shifted_features
         return tokens * self.kv_heads * (key_features + self.head_dim) + tail

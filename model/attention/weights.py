@@ -1,7 +1,5 @@
 """Weights of keys from the logits of queries: softmax or entmax, with an optional sink."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -15,8 +15,6 @@ Shapes: q (B, H, T, D), k (B, G, S, D), v (B, G, S, E); the last T keys are thos
 masked. `sums` (B, H, S) are c in float64, or None.
 """
 
-from __future__ import annotations
-
 import re
 
 import torch

@@ -1,8 +1,6 @@
 """Weights of linear layers with the same input in one matrix, as single-token passes read them
 fastest."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -8,8 +8,6 @@ operations, and matrix-vector products with (out, in) weights are up to 2.6 time
 The plain form is `model/block.py`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -41,12 +39,7 @@ class JoinedLinear:
         out = torch.mm(x, self.weight)
         return out if self.bias is None else out + self.bias
 
-    def add_to(
-        self,
-        x: Tensor,
-        update: Tensor,
-        multiplier: float,
-    ) -> Tensor:
+    def add_to(self, x: Tensor, update: Tensor, multiplier: float) -> Tensor:
         """Add multiplier · self(update) to x (B, out) in place."""
         if self.bias is not None:
             return x.add_(self(update), alpha=multiplier)
@@ -72,12 +65,7 @@ class PackedNorm:
 
     def __call__(self, x: Tensor) -> Tensor:
         if not self._is_fast or x.dtype != self.weight.dtype:
-            return F.rms_norm(
-                x,
-                self.shape,
-                self.weight.to(x.dtype),
-                self.eps,
-            )
+            return F.rms_norm(x, self.shape, self.weight.to(x.dtype), self.eps)
         size = torch.linalg.vector_norm(x, dim=-1, keepdim=True).hypot_(self._least)
         return torch.addcdiv(
             self._zero,

@@ -6,8 +6,6 @@ tables, masks and slots of the cache; later slots are masked until they are writ
 is `decode_pass` in `model/decoding.py`.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

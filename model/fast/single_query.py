@@ -4,8 +4,6 @@ The CPU's fused kernel computes one head at a time; a GPU's takes a mask only wi
 heads as query heads. The plain form is `model/attention/explicit.py`.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
@@ -34,13 +32,7 @@ def single_attend(
     k = k.reshape(rows, -1, k.shape[3]).transpose(1, 2)
     v = v.reshape(rows, -1, v.shape[3])
     if q.dtype in PRECISE:
-        scores = torch.baddbmm(
-            bias,
-            q,
-            k,
-            beta=int(is_masked),
-            alpha=scale,
-        )
+        scores = torch.baddbmm(bias, q, k, beta=int(is_masked), alpha=scale)
     else:  # in bfloat16 the bias would round distances above 256
         scores = torch.bmm(q, k).float() * scale + bias
     return torch.bmm(scores.softmax(-1).to(v.dtype), v).view(

@@ -1,8 +1,6 @@
 """The interface of token mixers: what the decoder, its caches, memory estimates and exports require
 of one."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal

@@ -38,7 +38,7 @@ class LatentMixer(MixerSettings):
         None, "epsilon of norms of compressed vectors; null: model.norm_eps", gt=0
     )
 
-    def describe(self) -> str:
+    def describe(self):
         return f"latent attention of rank {self.rank}"
 
 
@@ -143,14 +143,14 @@ class LatentAttention(KeyMixer):
             self.mixer.rank * expanded
         )
 
-    def cached_numbers(self, tokens: int, key_features: int) -> int:
+    def cached_numbers(self, tokens, key_features):
         return tokens * (key_features + self.mixer.rank)
 
-    def workspace(self, batch: int, tokens: int, length: int, blocks: int) -> int:
+    def workspace(self, batch, tokens, length, blocks):
         expanded = self.pair_features * (1 if blocks else 2)  # keys and values of every head
         shared = super().workspace(batch, tokens, length, blocks)
         return shared + batch * self.heads * length * expanded
 
-    def saved_numbers(self, length: int) -> int:
+    def saved_numbers(self, length):
         features = self.mixer.unrotated_dim + self.head_dim
         return 2 * self.heads * (2 * features + 2 * self.value_dim) + 2 * self.mixer.rank

@@ -8,8 +8,6 @@ Su 2021 (kexue.fm/archives/8265, archives/8338); the feature elu + 1: Katharopou
 (arXiv:2006.16236).
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch
@@ -35,7 +33,7 @@ class LinearMixer(MixerSettings):
     )
     chunk: int = setting(64, "tokens per chunk; does not change the result", ge=1)
 
-    def describe(self) -> str:
+    def describe(self):
         return f"linear attention ({self.form})"
 
 
@@ -112,23 +110,23 @@ class LinearAttention(Projection):
         )
         return recurrent_outputs(inputs, layer_cache, self.mixer.chunk)[:, :, early:]
 
-    def pair_flops(self, length: int) -> float:
+    def pair_flops(self, length):
         """Training FLOPs per token without the projections: pairs within a chunk, and updates of
         the sums."""
         pairs = (min(self.mixer.chunk, length) + 1) / 2
         return 12 * self.heads * self.head_dim * (pairs + self.head_dim)
 
-    def cached_numbers(self, tokens: int, key_features: int) -> int:
+    def cached_numbers(self, tokens, key_features):
         size = self.head_dim
         return self.heads * ((size + 1) ** 2 if self.mixer.form == "cosine" else 2 * size**2)
 
-    def workspace(self, batch: int, tokens: int, length: int, blocks: int) -> int:
+    def workspace(self, batch, tokens, length, blocks):
         chunk = min(self.mixer.chunk, tokens)
         per_token = 4 * self.heads * (chunk + 2 * self.head_dim)
         states = (tokens // chunk + 2) * self.cached_numbers(tokens, self.head_dim)
         return batch * (tokens * per_token + 2 * states)
 
-    def saved_numbers(self, length: int) -> int:
+    def saved_numbers(self, length):
         return self.workspace(1, length, length, 0) // length
 
 

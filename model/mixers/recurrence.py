@@ -201,11 +201,7 @@ def chunked(
     return chunks_of(inputs, document, chunk).run(before)
 
 
-def chunks_of(
-    inputs: Inputs,
-    before: Tensor | None,
-    chunk: int = 64,
-) -> Chunks:
+def chunks_of(inputs: Inputs, before: Tensor | None, chunk: int = 64) -> Chunks:
     """The tokens of a pass in chunks of `chunk` tokens.
 
     Within a chunk, with G_t the sum of log decays up to token t, the delta rule writes k_t u_tᵀ

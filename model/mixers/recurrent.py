@@ -89,7 +89,7 @@ class RecurrentMixer(MixerSettings):
             raise ValueError("gate_first requires an output_gate: silu or sigmoid")
         return self
 
-    def describe(self) -> str:
+    def describe(self):
         rule = "delta rule" if self.delta else "sums"
         return f"recurrent ({rule}, decay: {self.decay})"
 
@@ -139,7 +139,7 @@ class Recurrent(Mixer):
             self.w_gate = _low_rank(kind.dim, of_values, m.gate_rank)
 
     @property
-    def initial_values(self) -> dict[str, Initializer]:
+    def initial_values(self):
         """Decay rates exp(A) in 1, ..., 16 over the heads, and Δ in STEP_RANGE, as in Mamba-2; both
         are evenly spaced, in the logarithm."""
         values: dict[str, Initializer] = {}
@@ -252,7 +252,7 @@ class Recurrent(Mixer):
             out = out * gate
         return out.flatten(2)
 
-    def pair_flops(self, length: int) -> float:
+    def pair_flops(self, length):
         """Training FLOPs per token without the projections: pairs within a chunk, and reads and
         updates of the state; with the delta rule about twice as many."""
         features = self.head_dim + self.value_dim
@@ -260,11 +260,11 @@ class Recurrent(Mixer):
         state = 12 * self.head_dim * self.value_dim
         return self.heads * (pairs + state) * (2 if self.mixer.delta else 1)
 
-    def cached_numbers(self, tokens: int, key_features: int) -> int:
+    def cached_numbers(self, tokens, key_features):
         tail = max(0, self.mixer.convolution - 1) * sum(self.sizes)
         return self.heads * self.head_dim * self.value_dim + tail
 
-    def workspace(self, batch: int, tokens: int, length: int, blocks: int) -> int:
+    def workspace(self, batch, tokens, length, blocks):
         chunk = min(self.mixer.chunk, tokens)
         per_token = 4 * chunk + 8 * (self.head_dim + self.value_dim)
         if self.mixer.decay == "channel":
@@ -272,7 +272,7 @@ class Recurrent(Mixer):
         state = self.head_dim * (self.head_dim + self.value_dim)
         return batch * self.heads * (tokens * per_token + 3 * (tokens // chunk + 1) * state)
 
-    def saved_numbers(self, length: int) -> int:
+    def saved_numbers(self, length):
         return self.workspace(1, length, length, 0) // length
 
 

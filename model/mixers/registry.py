@@ -1,7 +1,5 @@
 """The registry of token mixers. To add a mixer, add a file and an entry here."""
 
-from __future__ import annotations
-
 from model.attention import softmax
 from model.mixers import latent, linear, recurrent, short_convolution
 from model.mixers.base import Mixer, MixerSettings

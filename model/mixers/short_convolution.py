@@ -1,7 +1,5 @@
 """Gated short convolutions as a token mixer: LFM2 (arXiv:2511.23404)."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from torch import Tensor, nn
@@ -9,7 +7,7 @@ from torch import Tensor, nn
 from model.mixers.base import AttentionPass, LayerKind, Mixer, MixerSettings, Modifiers
 from model.mixers.convolution import CausalConvolution
 from model.mixers.layer_state import GatheredState, LayerState
-from model.position.base import Initializer, constant
+from model.position.base import constant
 from settings.fields import setting
 
 
@@ -20,7 +18,7 @@ class ShortConvolutionMixer(MixerSettings):
     width: int = setting(3, "tokens that an output depends on, its own included", ge=1)
     bias: bool = setting(False, "biases of the projections and the convolution")
 
-    def describe(self) -> str:
+    def describe(self):
         return f"convolution of width {self.width}"
 
 
@@ -39,7 +37,7 @@ class ShortConvolution(Mixer):
         self.wo = nn.Linear(kind.dim, kind.dim, bias=m.bias)
 
     @property
-    def initial_values(self) -> dict[str, Initializer]:
+    def initial_values(self):
         return {"convolution.bias": constant(0.0)} if self.mixer.bias else {}
 
     def forward(
@@ -53,14 +51,14 @@ class ShortConvolution(Mixer):
         mixed = self.convolution(extended, context.document_order)
         return self.wo(context.of_queries(c * mixed))
 
-    def pair_flops(self, length: int) -> float:
+    def pair_flops(self, length):
         return 6 * self.wo.in_features * (self.mixer.width + 1)
 
-    def cached_numbers(self, tokens: int, key_features: int) -> int:
+    def cached_numbers(self, tokens, key_features):
         return (self.mixer.width - 1) * self.wo.in_features
 
-    def workspace(self, batch: int, tokens: int, length: int, blocks: int) -> int:
+    def workspace(self, batch, tokens, length, blocks):
         return 6 * batch * tokens * self.wo.in_features
 
-    def saved_numbers(self, length: int) -> int:
+    def saved_numbers(self, length):
         return (4 + self.mixer.width) * self.wo.in_features

@@ -241,11 +241,7 @@ class AttentionPlan:
             is_uniform=weights_fn is None and extra_output is None,
         )
 
-    def bind(
-        self,
-        x: Tensor,
-        layer_cache: ExtrasCache | None,
-    ) -> AttentionPlan:
+    def bind(self, x: Tensor, layer_cache: ExtrasCache | None) -> AttentionPlan:
         """The plan for the layer input x (B, T, C)."""
         return self
 
@@ -547,11 +543,7 @@ class ContentPlan:
     context: AttentionContext
     mask: AttentionMask
 
-    def bind(
-        self,
-        x: Tensor,
-        layer_cache: ExtrasCache | None,
-    ) -> AttentionPlan:
+    def bind(self, x: Tensor, layer_cache: ExtrasCache | None) -> AttentionPlan:
         """The plan for the layer input x (B, T, C)."""
         scheme = self.scheme
         tables = self.context.tables

@@ -6,8 +6,6 @@ restart at each document, and neither other documents nor padding change the res
 float32 or float64: bfloat16 is too coarse for a sum of 50,000 gates.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from pydantic import model_validator

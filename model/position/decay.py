@@ -1,7 +1,5 @@
 """Scores of schemes in which each feature decays along the sequence at its own rate."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,8 +1,6 @@
 """Utilities of schemes that act on query-key pairs: biases and weights by distance, sums along
 keys."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any

@@ -1,8 +1,6 @@
 """The registry of positional schemes. To add a scheme, add a file to `schemes/` and an entry
 here."""
 
-from __future__ import annotations
-
 from model.position.base import PositionalScheme, PositionSettings
 from model.position.schemes import (
     absolute,

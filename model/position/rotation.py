@@ -1,7 +1,5 @@
 """Rotation of queries and keys by given angles, and the settings that rotary schemes share."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch
@@ -44,11 +42,7 @@ class AngleSharingSettings(PositionSettings):
     def per_layer(self):
         return self.share != "model"
 
-    def shape(
-        self,
-        geometry: HeadGeometry,
-        features: int,
-    ) -> tuple[int, ...]:
+    def shape(self, geometry: HeadGeometry, features: int) -> tuple[int, ...]:
         """(R,), or (G, R) if each key/value head has its own; q and k of a group share them."""
         return (geometry.kv_heads, features) if self.share == "head" else (features,)
 
@@ -92,12 +86,7 @@ def apply_rotation(x: Tensor, factors: Factors, layout: str) -> Tensor:
     return out if rest is None else torch.cat([out, rest], dim=-1)
 
 
-def rotate(
-    x: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    layout: str,
-) -> Tensor:
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, layout: str) -> Tensor:
     """Rotate the first 2·R features of each head of x (B, H, T, D) by the angles of
     `rotation_factors`."""
     return apply_rotation(x, rotation_factors(cos, sin, layout), layout)

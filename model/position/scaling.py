@@ -7,8 +7,6 @@ the given factor, or max(1, L / L0) for ``factor: auto``, with L the declared le
 and L0 the original length.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Annotated, Literal
 
@@ -23,11 +21,7 @@ Factor = Annotated[float, Field(ge=1)] | Literal["auto"]
 Divisors = list[Annotated[float, Field(gt=0)]]
 
 
-def stretch_of(
-    factor: float | str,
-    length: int,
-    original_length: int,
-) -> float:
+def stretch_of(factor: float | str, length: int, original_length: int) -> float:
     """s for a sequence of `length` tokens: `factor`, or max(1, L / L0) for ``auto``."""
     return max(1.0, length / original_length) if isinstance(factor, str) else factor
 

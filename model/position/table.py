@@ -1,8 +1,6 @@
 """Tables and constants of schemes: computed once in float64, cast on use, not part of the state
 dict."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache

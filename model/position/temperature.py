@@ -6,8 +6,6 @@ logit = factor_n · q_n·k_m·scale + bias. n is the number of visible keys of a
 included: min(order + 1, window + sinks), or order + 1 for temperatures that ignore the window.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Annotated, ClassVar, Literal
 

@@ -1,7 +1,5 @@
 """Tables about the cells of a study: training cost, provenance, missing results."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pandas as pd

@@ -11,8 +11,6 @@ of the table besides those of `LossResults`:
     unigram_nll                   of a unigram model on the same targets
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

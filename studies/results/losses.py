@@ -1,7 +1,5 @@
 """The losses of one evaluation as arrays: the NLL of every variant, length, seed and unit."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 

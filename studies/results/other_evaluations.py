@@ -4,8 +4,6 @@ Task accuracies have intervals over seeds and units, like losses. All other metr
 seeds.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """results.json of a study: its cells, its variants and what the report declares."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Training curves of runs: loss, held-out NLL by length and learning rate over tokens."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

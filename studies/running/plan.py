@@ -136,11 +136,7 @@ class StudyPlanner:
             settings,
         )
         # The source exists; this reads the list of its files.
-        self._once(
-            is_prepared,
-            settings.data.model_dump_json(),
-            settings.data,
-        )
+        self._once(is_prepared, settings.data.model_dump_json(), settings.data)
         if is_run(run):
             rows = differences(Run(run).settings, settings)
             if changed := [key for key, _, _, is_free in rows if not is_free]:

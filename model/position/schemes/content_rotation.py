@@ -1,7 +1,5 @@
 """Content-dependent rotations: each token adds an increment to a cumulative angle."""
 
-from __future__ import annotations
-
 import math
 from abc import abstractmethod
 from typing import ClassVar, Literal
@@ -60,12 +58,7 @@ class ContentRotation(ContentScheme):
         if (before := latest(past)) is not None:
             start = before[:, :count].double()
             history = before[:, count:]
-        added, kept_history = self.increments(
-            features,
-            history,
-            new,
-            tables,
-        )
+        added, kept_history = self.increments(features, history, new, tables)
         # In float64: in float32 the fastest pairs are off by 5e-3 after 100,000 radians.
         running = running_sum(added.flatten(2).double(), start, new).remainder(2 * math.pi)
         return torch.cat([running.to(features.dtype), kept_history], dim=-1)

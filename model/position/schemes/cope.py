@@ -1,7 +1,5 @@
 """CoPE: contextual positions, counted by gates between query and key."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from torch import Tensor

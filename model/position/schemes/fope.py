@@ -1,7 +1,5 @@
 """FoPE: rotations whose cosines and sines are learned mixtures of frequencies."""
 
-from __future__ import annotations
-
 import math
 from typing import ClassVar, Literal
 
@@ -92,12 +90,7 @@ class Fope(TabulatedScheme):
         angles = positions[..., None] * self._kept.to(positions.device)
         return angles.cos(), angles.sin()
 
-    def _mixed(
-        self,
-        rows: Tensor,
-        mix: Tensor,
-        dropped: float,
-    ) -> Tensor:
+    def _mixed(self, rows: Tensor, mix: Tensor, dropped: float) -> Tensor:
         """(B or 1, T, J) → (B or 1, G, T, R): the mixtures, and a constant for the dropped
         pairs."""
         dtype = mask_dtype(mix)

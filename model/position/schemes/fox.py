@@ -81,16 +81,7 @@ class Fox(ContentScheme):
         return running_sum(features.double(), latest(past), new)
 
     def write(self, k, extras, tables):
-        return (
-            rotate(
-                k,
-                tables[1],
-                tables[2],
-                "half",
-            )
-            if self.settings.rotary
-            else k
-        )
+        return rotate(k, tables[1], tables[2], "half") if self.settings.rotary else k
 
     def read(self, q, k, extras, plan):
         context = plan.context

@@ -1,7 +1,5 @@
 """A window of its own for each head."""
 
-from __future__ import annotations
-
 import math
 from typing import Annotated, Literal
 

@@ -1,7 +1,5 @@
 """Rotations by less than 90° within the trained length."""
 
-from __future__ import annotations
-
 import math
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """KERPLE: learned penalties that grow with the logarithm or a power of distance."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

@@ -1,7 +1,5 @@
 """RoPE with learned frequencies."""
 
-from __future__ import annotations
-
 import math
 from typing import Literal
 
@@ -66,11 +64,7 @@ class LearnedRope(PositionalScheme):
     def _learned(self, start: Tensor) -> Tensor:
         return self.log_ratio.to(start.dtype).exp() * start
 
-    def _turns(
-        self,
-        position: Tensor,
-        start: Tensor,
-    ) -> tuple[Tensor, Tensor]:
+    def _turns(self, position: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin (B or 1, T, R) or (B or 1, G, T, R) at positions (B or 1, T)."""
         frequencies = self._learned(start)
         position = position.to(start.dtype)

@@ -1,7 +1,5 @@
 """p-RoPE: rotation of some pairs only, selected by frequency."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

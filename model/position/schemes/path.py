@@ -100,14 +100,7 @@ class PathAttention(ContentScheme):
             )
             return block.weights_of(along_paths(block, *parts) * block.scale)
 
-        return [
-            AttentionView(
-                q,
-                k,
-                plan.mask,
-                weights_fn=weights_fn,
-            )
-        ]
+        return [AttentionView(q, k, plan.mask, weights_fn)]
 
 
 def along_paths(block: QueryBlock, w: Tensor, strength: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from model.position.base import (
     normal,
 )
 from model.position.pairwise import UNROLLED, distances, mask_per_row
+from model.position.scaling import plain_frequencies
 from model.position.table import LookupTable
 
 THETA = 10_000.0
@@ -53,8 +54,7 @@ class TransformerXL(PositionalScheme):
 
     def _rows(self, distance: Tensor) -> tuple[Tensor, ...]:
         dim = self.geometry.dim
-        speeds = THETA ** -(torch.arange(0, dim, 2, dtype=torch.float64) / dim)
-        angles = distance[..., None] * speeds
+        angles = distance[..., None] * plain_frequencies(THETA, dim)
         return (torch.cat([angles.sin(), angles.cos()], dim=-1)[..., :dim],)
 
     def tables(self, positions, dtype):
@@ -72,8 +72,8 @@ class TransformerXL(PositionalScheme):
         few = context.queries.order.shape[1] < self.geometry.head_dim
 
         def read(q: Tensor, k: Tensor) -> list[AttentionView]:
-            rows = r.to(mask_dtype(q))
             dtype = mask_dtype(q)
+            rows = r.to(dtype)
             weight = self.weight.to(dtype).unflatten(0, self.u.shape)  # (H, D, C)
             with torch.autocast(q.device.type, enabled=False):
                 projected = None if few else torch.einsum("hdc,nc->hdn", weight, rows)
@@ -85,13 +85,6 @@ class TransformerXL(PositionalScheme):
                 found = by_distance.gather(-1, distances(block, rows.shape[0] - 1))
                 return block.weights_of(content + found * block.scale)
 
-            return [
-                AttentionView(
-                    q,
-                    k,
-                    mask,
-                    weights_fn=weights_fn,
-                )
-            ]
+            return [AttentionView(q, k, mask, weights_fn)]
 
         return AttentionPlan(read=read)

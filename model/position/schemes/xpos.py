@@ -1,7 +1,5 @@
 """xPos: rotations with a decay factored into queries and keys."""
 
-from __future__ import annotations
-
 import math
 from typing import Literal
 
